@@ -1,11 +1,11 @@
 """The default run: a small pre-norm decoder on the Python standard library's own sources.
 
-Question: does this machine train, end to end, on real text it already holds?
+Question: does this machine train, end to end, on real text that it already has?
 Command:  uv run train.py --config=configs/default.py
 Cost:     under five minutes on two CPU cores, nothing downloaded.
 Result:   1.30 bits per byte on held-out modules, where a 5-gram model of bytes has 1.75.
 
-Flags and files also set fields that are not named here: the options of parts, which
+Flags and files may also set fields that are missing here: the options of parts, which
 `train.py --choices=model.norm` lists, and the other fields of lm/config/fields.py. Other configs
 start from this one:
 
@@ -26,29 +26,33 @@ def get_config() -> ConfigDict:
     config.model = ConfigDict()
     config.model.d_model = 256
     config.model.n_layers = 3
-    config.model.n_heads = 4  # and n_kv_heads, unless that is fewer: grouped-query attention
+    config.model.n_heads = (
+        4  # also n_kv_heads, unless that is set: fewer is grouped-query attention
+    )
     config.model.d_ff = 1024
-    config.model.norm = 'rmsnorm'  # of the blocks; at each site 'rmsnorm:scale=False' is a norm too
+    config.model.norm = 'rmsnorm'  # of the blocks; options may follow a name: 'rmsnorm:scale=False'
     config.model.placement = 'pre'
     config.model.embedding_norm = 'none'  # any norm
-    config.model.final_norm = 'auto'  # any norm; auto: model.norm where the placement has one
+    config.model.final_norm = 'auto'  # any norm; auto: model.norm if the placement has a final norm
     config.model.attention = 'softmax'
     config.model.qk_norm = 'rmsnorm'  # any norm, of queries and keys, per head
-    config.model.mlp = 'auto'  # dense, moe, random_features; auto: the placement's own
+    config.model.mlp = 'auto'  # dense, moe, random_features; auto: as the placement needs
     config.model.activation = 'gelu'  # a gated one ('swiglu') adds a third matrix
     config.model.position = 'rope'
-    config.model.reparam = 'auto'  # or one or several ('shared+sigma'), nearest to the model first
+    config.model.reparam = 'auto'  # or several ('shared+sigma'), the nearest to the model first
     config.model.tie_embeddings = False
     config.model.bias = False  # of the matrices in the blocks
-    config.model.readout = 'learned'  # or cosines; random or equiangular rows are never trained
+    config.model.readout = (
+        'learned'  # or cosines; random, equiangular: with rows that are never trained
+    )
     config.model.readout_bias = False
-    config.model.logit_softcap = 0.0  # c * tanh(logits / c); 0 leaves logits as they are
+    config.model.logit_softcap = 0.0  # c * tanh(logits / c); 0: no softcap
     config.model.dtype = 'auto'  # of the matmuls: bfloat16 on TPUs and GPUs, float32 on CPUs
     config.model.remat = 'none'
     config.model.scan_layers = False  # True compiles one layer for all: for deep models
 
-    # Nothing is set of these: `train.py --choices` lists their options, and which part reads which.
-    config.norm = ConfigDict()  # of all norms that have them
+    # No option of these is set: `train.py --choices` lists options and the parts that read them.
+    config.norm = ConfigDict()  # for all norms that have the option
     config.attention = ConfigDict()
     config.mlp = ConfigDict()
     config.reparam = ConfigDict()
@@ -59,36 +63,38 @@ def get_config() -> ConfigDict:
     config.optim = ConfigDict()
     config.optim.name = 'adamw'
     config.optim.lr = 5e-3
-    config.optim.others = 'adamw'  # of embeddings, readout and vectors; optim.name has the matrices
+    config.optim.others = (
+        'adamw'  # for embeddings, readout, vectors; optim.name: for hidden matrices
+    )
     config.optim.schedule = 'warmup_cosine'
     config.optim.weight_decay = 0.1
     config.optim.decay_rule = 'decoupled'
     config.optim.clip_norm = 1.0  # float('inf') turns clipping off
-    config.optim.average = 'none'  # of the weights, for evaluation: or ema, schedule_free
+    config.optim.average = 'none'  # of the weights, for evaluation; or ema, schedule_free
     config.optim.warmup_steps = 100
 
     config.scaling = ConfigDict()
     config.scaling.name = 'standard'
     config.scaling.init = 'fan_in'
     config.scaling.init_scale = 1.0
-    config.scaling.embedding_std = 1.0  # None: that of scaling.init
+    config.scaling.embedding_std = 1.0  # None: as scaling.init
     config.scaling.zero_init = 'none'  # or query, readout, both
 
     config.data = ConfigDict()
     config.data.source = 'python'  # or text:GLOB, hub:NAME, tfds:NAME, synthetic:NAME
-    # data.mixture has several instead, with weights:
+    # data.mixture replaces it by several sources with weights:
     # "{'wiki': (0.7, 'text:wiki/*.txt'), 'code': (0.3, ...)}".
     config.data.tokenizer = 'bpe:4096'  # or byte, hf:PATH
-    config.data.text_field = 'text'  # of .jsonl, .parquet and tfds: records
+    config.data.text_field = 'text'  # in records of .jsonl, .parquet and tfds:
     config.data.seq_len = 256
-    config.data.batch_size = 8  # sequences a step, over all devices and hosts
+    config.data.batch_size = 8  # sequences per step, over all devices and hosts
     config.data.packing = 'concat'  # or best_fit
     config.data.mask_documents = False  # True: attention stays within a document
-    config.data.epochs = 1  # of each source; more must be asked for
+    config.data.epochs = 1  # most passes over a source
     config.data.validation_fraction = 0.02  # of the documents
-    config.data.invalid_utf8 = 'replace'  # and count, or stop
+    config.data.invalid_utf8 = 'replace'  # and count them; or stop
     config.data.seed = 0  # of the order of sequences
-    config.data.prefetch = 8  # batches made ahead
+    config.data.prefetch = 8  # batches prepared in advance
     config.data.objective = 'causal'  # or a mixture: 'causal:0.5+span_corruption:0.5'
     config.data.cache_dir = ''  # empty: $XDG_CACHE_HOME/evenkeel, or ~/.cache/evenkeel
 
@@ -98,9 +104,9 @@ def get_config() -> ConfigDict:
     config.train.eval_every = 250
     config.train.eval_batches = 0  # 0: the whole validation split
     config.train.eval_objectives = 'causal'  # or several: 'causal+infill'
-    config.train.diagnose_every = 0  # what each layer does, from step 0 on; 0: not compiled in
-    config.train.profile = ''  # '100:3' traces steps 100 to 102, and says where a step goes
-    config.train.init_from = ''  # a workdir or checkpoint whose weights to start from
+    config.train.diagnose_every = 0  # steps between diagnostics of layers; 0: not compiled in
+    config.train.profile = ''  # '100:3' traces steps 100 to 102
+    config.train.init_from = ''  # a workdir or checkpoint with the initial weights
     config.train.trainable = 'all'  # or norms, or lora
     config.train.checkpoint_every = 125
     config.train.keep_last = 2
@@ -110,32 +116,32 @@ def get_config() -> ConfigDict:
     config.train.seed = 0  # of the initial parameters
 
     config.mesh = ConfigDict()
-    # Devices along each axis; one may be -1: every device that the others leave.
+    # Devices along each axis. One may be -1: all remaining devices.
     config.mesh.data = -1  # rows of the batch
     config.mesh.fsdp = 1  # rows too, and parameters along model.d_model
     config.mesh.expert = 1  # rows too, and experts of model.mlp=moe
     config.mesh.context = 1  # tokens of a row
     config.mesh.tensor = 1  # heads, hidden features of MLPs, vocabulary
-    config.mesh.run = -1  # devices that train different runs of a sweep; -1: as many as have work
-    config.mesh.axes = 'given'  # or auto: those that are 1 become what fits and sends least
+    config.mesh.run = -1  # devices for different runs of a sweep; -1: as many as have runs
+    config.mesh.axes = 'given'  # or auto: choose axes of size 1 to fit, and to send least
 
     config.kernels = ConfigDict()
     config.kernels.implementation = 'auto'  # xla, xla_cpu, xla_tpu; or reference, cudnn, splash
-    config.kernels.attention = 'auto'  # splash on TPUs, cudnn on GPUs where they serve; or by name
-    config.kernels.linear_attention = 'auto'  # of the implementation; or quadratic, chunked
+    config.kernels.attention = 'auto'  # splash on TPUs, cudnn on GPUs if supported; or by name
+    config.kernels.linear_attention = 'auto'  # as the implementation; or quadratic, chunked
     config.kernels.matmul = 'auto'  # or direct, einsum, narrow_first, wta_crs
-    config.kernels.rms_norm = 'auto'  # of the implementation; or reference, pallas (TPU, GPU)
-    config.kernels.softmax = 'auto'  # of dense attention, routers; or reference, pallas (TPU, GPU)
-    config.kernels.cross_entropy = 'auto'  # of the implementation; or reference, pallas (TPU, GPU)
+    config.kernels.rms_norm = 'auto'  # as the implementation; or reference, pallas (TPU, GPU)
+    config.kernels.softmax = 'auto'  # in dense attention, routers; or reference, pallas (TPU, GPU)
+    config.kernels.cross_entropy = 'auto'  # as the implementation; or reference, pallas (TPU, GPU)
     config.kernels.run_axis = 'auto'  # runs of a sweep on one device: loop on a CPU, else vmap
 
-    # Many runs: {'optim.lr': (1e-3, 3e-3), 'train.seed': (0, 1)} is four of them (lm/study).
+    # Many runs: {'optim.lr': (1e-3, 3e-3), 'train.seed': (0, 1)} is four runs (lm/study).
     config.sweep = placeholder(object)
-    # The best values of fields for each of them, by runs: {'optim.lr': None} (lm/study).
+    # Fields to tune for each arm of the sweep: {'optim.lr': None} (lm/study).
     config.tune = placeholder(object)
 
-    # Sections stay open for options that are left out here; a name that is none is refused when the
-    # config is resolved.
+    # Sections stay open for options that are left out here. Resolving the config refuses unknown
+    # names.
     config.lock()
     for name, section in config.items():
         if name not in ('sweep', 'tune'):

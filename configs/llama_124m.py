@@ -1,20 +1,20 @@
 """A LLaMA-like decoder of 124 million parameters, for pods; the base of llama_1b and llama_8b.
 
-Question: what does a pod make of it? `tpu.plan` says so without one (tpu/PLANS.md).
+Question: how does it fit and perform on a pod? `tpu.plan` answers without a pod (tpu/PLANS.md).
 Command:  uv run python -m tpu.plan --config=configs/llama_124m.py --topology=v5e:4x4
           uv run train.py --config=configs/llama_124m.py --config.data.source='text:corpus/*.jsonl'
-Cost:     2.5 billion tokens, 20 a parameter; tpu/PLANS.md has the hours.
+Cost:     2.5 billion tokens, 20 per parameter; tpu/PLANS.md has the hours.
 Result:   not trained; planned.
 
 RMSNorm, SwiGLU, rotary positions, grouped queries, no biases, rows of 8,192 tokens; attention is
-splash on TPUs and cudnn on GPUs, as `kernels.attention=auto` has it.
+splash on TPUs and cudnn on GPUs, by `kernels.attention=auto`.
 """
 
 from ml_collections import ConfigDict
 
 from configs import default
 
-ROWS = 256  # of 8,192 tokens: two million a step
+ROWS = 256  # of 8,192 tokens: two million per step
 
 
 def get_config() -> ConfigDict:

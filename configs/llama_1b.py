@@ -1,9 +1,9 @@
 """A LLaMA-like decoder of 1.3 billion parameters, for pods.
 
-Question: what does a pod make of it? `tpu.plan` says so without one (tpu/PLANS.md).
+Question: how does it fit and perform on a pod? `tpu.plan` answers without a pod (tpu/PLANS.md).
 Command:  uv run python -m tpu.plan --config=configs/llama_1b.py --topology=v5p:4x4x4
           uv run train.py --config=configs/llama_1b.py --config.data.source='text:corpus/*.jsonl'
-Cost:     26 billion tokens, 20 a parameter; tpu/PLANS.md has the hours.
+Cost:     26 billion tokens, 20 per parameter; tpu/PLANS.md has the hours.
 Result:   not trained; planned.
 """
 
@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from configs import llama_124m
 
-ROWS = 256  # of 8,192 tokens: two million a step
+ROWS = 256  # of 8,192 tokens: two million per step
 
 
 def get_config() -> ConfigDict:

@@ -1,9 +1,9 @@
-"""A decoder of the shape of LLaMA 3's with 8 billion parameters (arXiv:2407.21783), for pods.
+"""A decoder of 8 billion parameters, shaped like LLaMA 3 (arXiv:2407.21783), for pods.
 
-Question: what does a pod make of it? `tpu.plan` says so without one (tpu/PLANS.md).
+Question: how does it fit and perform on a pod? `tpu.plan` answers without a pod (tpu/PLANS.md).
 Command:  uv run python -m tpu.plan --config=configs/llama_8b.py --topology=v6e:16x16
           uv run train.py --config=configs/llama_8b.py --config.data.source='text:corpus/*.jsonl'
-Cost:     160 billion tokens, 20 a parameter; tpu/PLANS.md has the hours.
+Cost:     160 billion tokens, 20 per parameter; tpu/PLANS.md has the hours.
 Result:   not trained; planned.
 """
 
@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from configs import llama_1b
 
-ROWS = 512  # of 8,192 tokens: four millions a step
+ROWS = 512  # of 8,192 tokens: four million per step
 
 
 def get_config() -> ConfigDict:

@@ -1,4 +1,4 @@
-"""Pointwise activations of the MLP. A gated one multiplies by a second projection."""
+"""Pointwise activations of the MLP. A gated activation multiplies by a second projection."""
 
 import dataclasses
 import functools
@@ -12,13 +12,13 @@ import jax.numpy as jnp
 from modules.facts import accept_any
 from modules.options import Option
 
-# SELU is SELU_SCALE * (x where x > 0, else SELU_ALPHA * (exp(x) - 1)), with the numbers that keep
-# mean 0 and variance 1 (arXiv:1706.02515, equations 2 and 14). Layers do so where matrices start
-# with variance 1 / fan_in (LeCun), as with scaling.name=standard, and have no biases. Residual
-# connections add to the variance all the same.
+# SELU is SELU_SCALE * (x where x > 0, else SELU_ALPHA * (exp(x) - 1)). These numbers keep mean 0
+# and variance 1 (arXiv:1706.02515, equations 2 and 14) in layers without biases whose matrices
+# start with variance 1 / fan_in (LeCun), as with scaling.name=standard. Residual connections still
+# add to the variance.
 SELU_ALPHA, SELU_SCALE = 1.6732632423543772, 1.0507009873554805
 
-# Of gpt-oss (arXiv:2508.10925): x sigmoid(1.702 x) is near x Phi(x) (arXiv:1606.08415).
+# gpt-oss (arXiv:2508.10925): x sigmoid(1.702 x) is near x Phi(x) (arXiv:1606.08415).
 GLU_ALPHA, GLU_LIMIT = 1.702, 7.0
 
 DropoutFn = Callable[[jax.Array, jax.Array], jax.Array]  # (hidden activations, key)
@@ -26,15 +26,15 @@ DropoutFn = Callable[[jax.Array, jax.Array], jax.Array]  # (hidden activations, 
 
 @dataclasses.dataclass(frozen=True)
 class Activation:
-    """`fn` on the up projection or, where `gated`, fn(gate) * of_up(up) (GLU, arXiv:2002.05202)."""
+    """`fn` of the up projection; if `gated`, fn(gate) * up_fn(up) (GLU, arXiv:2002.05202)."""
 
-    summary: str  # one line of what it is, with its source
+    summary: str  # one line with the equation and the source
     fn: Callable[[jax.Array], jax.Array]
     gated: bool = False
     up_fn: Callable[[jax.Array], jax.Array] = lambda up: up
-    # Takes the options that it declares, and returns what training does to hidden activations.
+    # Takes its declared options, and returns a map of hidden activations in training.
     dropout: Callable[..., DropoutFn | None] = lambda: None
-    check: Callable[[Any, Any], None] = accept_any  # its own rule (`modules.facts`)
+    check: Callable[[Any, Any], None] = accept_any  # of the rest of a config (`modules.facts`)
 
 
 def selu_dropout(
@@ -46,15 +46,23 @@ def selu_dropout(
 
 
 def apply_alpha_dropout(rate: float, x: jax.Array, key: jax.Array) -> jax.Array:
-    """a (x or, with probability `rate`, l) + b, where l = -SELU_SCALE * SELU_ALPHA.
+    """Computes a (x or, with probability `rate`, l) + b, where l = -SELU_SCALE * SELU_ALPHA.
 
-    selu is l far below 0. a and b keep a mean of 0 and a variance of 1 (alpha-dropout,
-    arXiv:1706.02515, section 3).
+    SELU tends to l for large negative inputs. a and b keep a mean of 0 and a variance of 1
+    (alpha-dropout, arXiv:1706.02515, section 3).
+
+    Args:
+      rate: the probability that an activation is dropped.
+      x: hidden activations.
+      key: a random key.
+
+    Returns:
+      Activations of the shape and type of x.
     """
-    least, kept = -SELU_SCALE * SELU_ALPHA, 1 - rate
-    a = 1 / math.sqrt(kept + least**2 * kept * rate)
-    b = -a * rate * least
-    dropped = jnp.where(jax.random.bernoulli(key, rate, x.shape), least, x)
+    floor, keep_rate = -SELU_SCALE * SELU_ALPHA, 1 - rate
+    a = 1 / math.sqrt(keep_rate + floor**2 * keep_rate * rate)
+    b = -a * rate * floor
+    dropped = jnp.where(jax.random.bernoulli(key, rate, x.shape), floor, x)
     return (a * dropped + b).astype(x.dtype)
 
 
@@ -65,7 +73,7 @@ def clamped_silu(gate: jax.Array) -> jax.Array:
 
 
 def clamped_up(up: jax.Array) -> jax.Array:
-    """1 + up, cut at -GLU_LIMIT and GLU_LIMIT before."""
+    """1 + up, with up clipped to [-GLU_LIMIT, GLU_LIMIT]."""
     return 1 + jnp.clip(up, -GLU_LIMIT, GLU_LIMIT)
 
 

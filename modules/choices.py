@@ -1,12 +1,12 @@
-"""Lookup of a row in a table of named parts, with suggestions for a name that it lacks."""
+"""Lookup of a row in a table of named parts, with suggestions for unknown names."""
 
 import difflib
 import math
 import re
 from collections.abc import Iterable, Mapping
 
-# {row: other names for it}, letters and digits only, where `nearest` would not find the row. Such a
-# name is refused too; the error suggests the row.
+# {row: other names for it}, letters and digits only, for names that `suggest_nearest` would not
+# match with the row. An alias is refused too; the error suggests the row.
 _ALIASES = {
     'adversarial_comp_sum': 'advcompsum',
     'alibi': 'attentionwithlinearbiases',
@@ -49,7 +49,7 @@ _ALIASES = {
     'weight_standardization': 'ws',
     'wta_crs': 'columnrowsampling',
 }
-ROWS_BY_ALIAS = {usual: row for row, names in _ALIASES.items() for usual in names.split()}
+ROWS_BY_ALIAS = {alias: row for row, names in _ALIASES.items() for alias in names.split()}
 
 
 def closest_names(name: str, names: Iterable[str]) -> list[str]:
@@ -58,7 +58,7 @@ def closest_names(name: str, names: Iterable[str]) -> list[str]:
 
 
 def format_suggestion(names: Iterable[str]) -> str:
-    """Returns ' Did you mean X or Y?', or '' if there is no name."""
+    """Returns ' Did you mean X or Y?', or '' without names."""
     quoted = ' or '.join(map(repr, names))
     return f' Did you mean {quoted}?' if quoted else ''
 
@@ -69,25 +69,41 @@ def suggest_nearest(name: str, names: Iterable[str]) -> str:
 
 
 def choose[T](table: Mapping[str, T], name: str, field: str) -> T:
-    """Returns `table[name]`; raises a ValueError with the choices and the name that may be meant.
+    """Looks up `table[name]`.
 
-    `what` is the config field of the name, such as 'model.norm'.
+    Args:
+      table: the rows by name.
+      name: the name to look up.
+      field: the config field that has the name, such as 'model.norm'; for the error.
+
+    Returns:
+      The row.
+
+    Raises:
+      ValueError: for an unknown name, with the choices and the likeliest of them.
     """
     if name in table:
         return table[name]
-    usual = ROWS_BY_ALIAS.get(re.sub(r'[^a-z0-9]', '', str(name).lower()))
-    hint = format_suggestion([usual]) if usual in table else suggest_nearest(name, table)
+    row = ROWS_BY_ALIAS.get(re.sub(r'[^a-z0-9]', '', str(name).lower()), '')
+    hint = format_suggestion([row]) if row in table else suggest_nearest(name, table)
     raise ValueError(f'{field} must be one of {", ".join(sorted(table))}; got {name!r}.{hint}')
 
 
 def nearest_divisor(n: int, target: int) -> int:
-    """Returns the divisor d of n that is nearest to `wanted`, among d or n / d up to a million."""
+    """Returns the divisor d of n nearest to `target`, among d or n / d up to a million."""
     small = [d for d in range(1, min(math.isqrt(n), 10**6) + 1) if n % d == 0]
     return min(sorted([*small, *(n // d for d in small)]), key=lambda d: abs(d - target))
 
 
 def check_divides(field: str, size: int, whole_name: str, whole: int) -> None:
-    """Raises ValueError, with the nearest size that works, where one does not divide the whole."""
+    """Raises ValueError, with the nearest size that works, if a size does not divide the whole.
+
+    Args:
+      field: the name of the size.
+      size: the divisor.
+      whole_name: the name of the whole.
+      whole: the number to divide.
+    """
     if whole % size:
         raise ValueError(
             f'{field} must divide {whole_name}; got {size} for {whole}. Nearest that works: '

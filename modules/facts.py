@@ -1,16 +1,16 @@
-"""Facts that a row of a table declares beside its options, such as its rule for other parts.
+"""Facts that a row of a table declares beside its options, such as a check of the other parts.
 
-A row that is a class or a record has them as fields with defaults. A function gets them from a
-decorator, which sets every fact of the table, so that readers need not ask whether a row has one:
+A row that is a class or a record has its facts as fields with defaults. A function gets them from a
+decorator, which sets every fact of the table, so that readers need not test whether a row has it:
 
-    loss = marks(linear_readout=False, check=demands_nothing)
+    loss = row_decorator(linear_readout=False, check=accept_any)
 
     @loss(linear_readout=True)
     def spherical_z(...): ...
 
-`check(recipe, part)` is the row's own rule: it raises ValueError, before anything is compiled, if
-the rest of a config does not go with the row. `recipe` is the resolved config (`lm.config.recipe`),
-and `part` the row with its options, whose `path` names the field that chose it.
+`check(recipe, part)` raises ValueError, before anything is compiled, if the rest of a config does
+not fit the row. `recipe` is the resolved config (`lm.config.recipe`). `part` is the row with its
+options; `part.path` names the field that chose it.
 """
 
 from collections.abc import Callable
@@ -18,15 +18,15 @@ from typing import Any
 
 
 def accept_any(recipe: Any, part: Any) -> None:
-    """Accepts any config: the rule of a row that goes with everything."""
+    """Accepts any config: the check of a row that works with everything."""
 
 
 def longest_horizon(blocks: int, **lengths: int) -> int:
-    """Returns the steps or updates after which a row behaves as published: its longest length.
+    """Returns the steps or updates after which a row behaves as published: its longest horizon.
 
     Args:
-      blocks: those of the model.
-      **lengths: its options with `modules.options.Option.time_unit`.
+      blocks: the number of blocks of the model.
+      **lengths: the options of the row that have an `Option.time_unit` (`modules.options`).
     """
     return max(lengths.values())
 
@@ -37,15 +37,15 @@ def row_decorator(**defaults: Any) -> Callable[..., Callable[[Any], Any]]:
     The decorator raises TypeError for a fact that is not in `defaults`.
     """
 
-    def mark(**facts: Any) -> Callable[[Any], Any]:
+    def set_facts(**facts: Any) -> Callable[[Any], Any]:
         if unknown := sorted(set(facts) - set(defaults)):
             raise TypeError(f'rows of this table declare {sorted(defaults)}; got {unknown}')
 
-        def declared(row: Any) -> Any:
+        def decorate(row: Any) -> Any:
             for name, value in {**defaults, **facts}.items():
                 setattr(row, name, value)
             return row
 
-        return declared
+        return decorate
 
-    return mark
+    return set_facts

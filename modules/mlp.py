@@ -1,4 +1,4 @@
-"""The position-wise networks. A new one is a class here and a row in `MLPS`.
+"""The position-wise networks. A new network is a class here and a row in `MLPS`.
 
 Each is a Linen class called on (x [B, T, D], valid [B, T, 1] or None).
 """
@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
+from jax.typing import DTypeLike
 
 from modules.activations import Activation, DropoutFn
 from modules.facts import accept_any
@@ -36,33 +37,46 @@ class PositionWise(nn.Module):
     dropout: DropoutFn | None = None
     init_gain: float = 1.0
 
-    # The rows of AUXILIARIES that it sows (`modules.losses`).
+    # Rows of AUXILIARIES (`modules.losses`) whose inputs the network sows.
     auxiliary: ClassVar[tuple[str, ...]] = ()
 
     check = staticmethod(accept_any)
 
     def up_options(self) -> dict[str, Any]:
-        """Returns what `product` is told of the first matrix alone."""
+        """Returns the options of `product` that apply only to the first matrix."""
         return {}
 
-    def feed_forward(self, x: jax.Array, batch: tuple[str, ...] = (), bias: bool = False):
-        """Maps x [..., D] to [..., D]; each index of the axes `batch` has matrices of its own."""
-        matmul = {'matmul': self.kernels.matmul, 'dtype': self.dtype}
+    def feed_forward(
+        self, x: jax.Array, batch: tuple[str, ...] = (), bias: bool = False
+    ) -> jax.Array:
+        """Maps x [..., D] to [..., D].
 
-        def project(name, x, axes, features, **more):
-            options = matmul | {'bias': bias, 'init_gain': self.init_gain} | more
+        Args:
+          x: [batch axes, ..., D].
+          batch: names of the batch axes; each of their indices has separate matrices.
+          bias: whether each matmul has a bias.
+
+        Returns:
+          An array of the shape of x.
+        """
+        matmul: dict[str, Any] = {'matmul': self.kernels.matmul, 'dtype': self.dtype}
+
+        def project(name, x, axes, features, **overrides):
+            options: dict[str, Any] = (
+                matmul | {'bias': bias, 'init_gain': self.init_gain} | overrides
+            )
             y = product(self, name, x, (*batch, *axes), axes[:1], features, **options)
             return checkpoint_name(y, MLP_PRODUCTS)
 
         d_model = x.shape[-1]
-        x = prepare_input(self, 'input', x, n_batch=len(batch), **matmul)
-        up = project('up', x, ('embed', 'mlp'), self.d_ff, **self.up_options())
+        inputs = prepare_input(self, 'input', x, n_batch=len(batch), **matmul)
+        up = project('up', inputs, ('embed', 'mlp'), self.d_ff, **self.up_options())
         if self.activation.gated:
-            gate = project('gate', x, ('embed', 'mlp'), self.d_ff)
+            gate = project('gate', inputs, ('embed', 'mlp'), self.d_ff)
             hidden = self.activation.fn(gate) * self.activation.up_fn(up)
         else:
             hidden = self.activation.fn(up)
-        if self.dropout is not None:  # without one nothing is carried
+        if self.dropout is not None:  # without dropout no key is stored
             key = next_key(self, 'dropout_key')
             hidden = hidden if key is None else self.dropout(hidden, key)
         return project('down', hidden, ('mlp', 'embed'), d_model)
@@ -71,24 +85,25 @@ class PositionWise(nn.Module):
 class MLP(PositionWise):
     """act(x W_up) W_down, or, with a gated activation, (act(x W_gate) * x W_up) W_down.
 
-    `bias` adds one to each product. Sources: arXiv:1706.03762, equation 2; gated arXiv:2002.05202.
+    `bias` adds a bias to each matmul. Sources: arXiv:1706.03762, equation 2; gated
+    arXiv:2002.05202.
     """
 
     bias: bool = False
 
     @nn.compact
-    def __call__(self, x_BTD, valid_BT1=None):
+    def __call__(self, x_BTD: jax.Array, valid_BT1: jax.Array | None = None) -> jax.Array:
         return self.feed_forward(x_BTD, bias=self.bias)
 
 
 class RandomFeatures(PositionWise):
     """act(x G) W_down, with G drawn once and never trained: an MLP on random features.
 
-    The ReLU form of Scalable Neural Network Kernels (arXiv:2310.13225): a matrix that is trained
-    multiplies features max(0, g.x) of fixed directions g, whose mean over many estimates the kernel
-    of a ReLU layer of infinite width. G has neither gradients nor decay nor state of an optimizer.
-    Here W_down starts as any matrix does, where the source starts it at the features of trained
-    weights. `bias` adds one to the second product alone, as the features are fixed.
+    The ReLU form of Scalable Neural Network Kernels (arXiv:2310.13225): a trained matrix multiplies
+    features max(0, g.x) of fixed directions g. The mean of these features over many directions
+    estimates the kernel of a ReLU layer of infinite width. G has no gradients, no decay and no
+    optimizer state. Here W_down starts like any matrix; the source starts it at the features of
+    trained weights. `bias` adds a bias to the second matmul alone, as the features are fixed.
     """
 
     bias: bool = False
@@ -101,37 +116,46 @@ class RandomFeatures(PositionWise):
     ] = 'gaussian'
 
     @classmethod
-    def check(cls, recipe, part):
-        """Raises ValueError for an activation with a gate, which would be a matrix of its own."""
+    def check(cls, recipe: Any, part: Any) -> None:  # ty: ignore[incompatible-attribute-override]
+        """Raises ValueError for a gated activation, which needs another matrix."""
         if recipe.activation.row.gated:
             raise ValueError(
                 f'{part} has features of one matrix, and {recipe.activation} has a gate beside it. '
                 'Choose an activation without a gate, such as model.activation=relu.'
             )
 
-    def up_options(self):
+    def up_options(self) -> dict[str, Any]:
         return {'init': FEATURES[self.features], 'frozen': True, 'bias': False}
 
     @nn.compact
-    def __call__(self, x_BTD, valid_BT1=None):
+    def __call__(self, x_BTD: jax.Array, valid_BT1: jax.Array | None = None) -> jax.Array:
         return self.feed_forward(x_BTD, bias=self.bias)
 
 
 def orthogonal_features(
-    key: jax.Array, shape: tuple[int, int], dtype: jnp.dtype = jnp.float32
+    key: jax.Array, shape: tuple[int, int], dtype: DTypeLike = jnp.float32
 ) -> jax.Array:
-    """Returns directions [D, F] as long as Gaussian ones, at right angles within each D of them.
+    """Returns directions [D, F] as long as Gaussian vectors, orthogonal within each D of them.
 
-    Each alone is Gaussian: a column of a uniformly distributed orthogonal matrix, times the length
-    of an independent Gaussian vector (arXiv:1610.09072).
+    Each column alone is Gaussian: a column of a uniformly distributed orthogonal matrix, times the
+    length of an independent Gaussian vector (arXiv:1610.09072).
+
+    Args:
+      key: a random key.
+      shape: (D, F).
+      dtype: of the directions.
+
+    Returns:
+      The directions.
     """
     width, n_features = shape
-    of_turns, of_lengths = jax.random.split(key)
-    normal_ADD = jax.random.normal(of_turns, (-(-n_features // width), width, width))
+    rotation_key, length_key = jax.random.split(key)
+    normal_ADD = jax.random.normal(rotation_key, (-(-n_features // width), width, width))
     q_ADD, r_ADD = jnp.linalg.qr(normal_ADD)
+    # With a positive diagonal of R, Q is unique, and uniformly distributed.
     q_ADD = q_ADD * jnp.sign(jnp.diagonal(r_ADD, axis1=1, axis2=2))[:, None]
     directions_DF = jnp.moveaxis(q_ADD, 0, 1).reshape(width, -1)[:, :n_features]
-    lengths_1F = jnp.linalg.norm(jax.random.normal(of_lengths, shape), axis=0, keepdims=True)
+    lengths_1F = jnp.linalg.norm(jax.random.normal(length_key, shape), axis=0, keepdims=True)
     return (directions_DF * lengths_1F).astype(dtype)
 
 
@@ -146,17 +170,17 @@ class MoE(PositionWise):
     arXiv:2508.10925).
 
     In training each expert takes the first capacity = ceil(expert_capacity * k * M / E) of its
-    tokens, out of M = B * T; it adds nothing to later ones. Normal noise of deviation
-    router_noise / E is added to the router's logits, from a key that the layer carries, and
-    E^2 mean_e(mean(p_e) share_e), share_e being the expert's share of the k M choices, is sown as
-    an auxiliary loss, 1 where all is balanced. So a token's output depends on earlier tokens of the
-    batch, or of its row with the capacity over a row (as in MaxText; M = T then). Such rows stay on
-    their devices, and an all-to-all sends their tokens to the devices of their experts. Evaluation
-    drops no token and adds no noise. Router and gates are float32. Padding takes no place. `bias`
-    adds one to the product of the router, as in gpt-oss, and to those of each expert.
+    tokens, out of M = B * T; later tokens are dropped. Normal noise of deviation router_noise / E
+    is added to the router's logits, from a key that the layer stores. E^2 mean_e(mean(p_e)
+    share_e), with share_e the expert's share of the k M choices, is sown as an auxiliary loss,
+    which is 1 at balance. The output of a token thus depends on earlier tokens of the batch, or
+    only of its row if capacity_over is row (as in MaxText; M = T then). Such rows stay on their
+    devices, and an all-to-all sends their tokens to the devices of their experts. Evaluation drops
+    no token and adds no noise. Router and gates are float32. Padding takes no slot. `bias` adds a
+    bias to the matmul of the router, as in gpt-oss, and to the matmuls of each expert.
 
-    Source: the code of WideNet (arXiv:2107.11817), whose experts also apply the activation after
-    their second product; here they do not.
+    Source: the code of WideNet (arXiv:2107.11817). Its experts also apply the activation after
+    their second matmul; these do not.
     """
 
     bias: bool = False
@@ -187,33 +211,34 @@ class MoE(PositionWise):
     auxiliary = ('balance_loss',)
 
     @classmethod
-    def check(cls, recipe, part):
-        """Raises ValueError for too few experts."""
-        n_experts, taken = part.options['n_experts'], part.options['experts_per_token']
-        if taken > n_experts:
+    def check(cls, recipe: Any, part: Any) -> None:  # ty: ignore[incompatible-attribute-override]
+        """Raises ValueError for more experts per token than there are experts."""
+        n_experts, top_k = part.options['n_experts'], part.options['experts_per_token']
+        if top_k > n_experts:
             raise ValueError(
-                f'mlp.experts_per_token must be at most mlp.n_experts; got {taken} of {n_experts}'
+                f'mlp.experts_per_token must be at most mlp.n_experts; got {top_k} of {n_experts}'
             )
 
     @nn.compact
-    def __call__(self, x_BTD, valid_BT1=None):
+    def __call__(self, x_BTD: jax.Array, valid_BT1: jax.Array | None = None) -> jax.Array:
         x_MD = x_BTD.reshape(-1, x_BTD.shape[-1])
         valid_M1 = None if valid_BT1 is None else valid_BT1.reshape(-1, 1)
         tokens, d_model = x_MD.shape
         training = is_training(self)
         groups = x_BTD.shape[0] if self.capacity_over == 'row' else 1
-        axes, options = ('embed', 'router'), {'matmul': self.kernels.matmul, 'dtype': jnp.float32}
+        axes = ('embed', 'router')
+        options: dict[str, Any] = {'matmul': self.kernels.matmul, 'dtype': jnp.float32}
         options |= {'bias': self.bias}
         logits_ME = product(self, 'router', x_MD, axes, axes[:1], self.n_experts, **options)
-        key = next_key(self) if self.router_noise else None  # without noise no key is carried
+        key = next_key(self) if self.router_noise else None  # without noise no key is stored
         if key is not None:
             noise_ME = jax.random.normal(key, logits_ME.shape)
             logits_ME += self.router_noise * noise_ME / self.n_experts
         probs_ME = self.kernels.softmax(logits_ME)
-        gates_MK, chosen_MK = jax.lax.top_k(probs_ME, self.experts_per_token)
+        gates_MK, expert_MK = jax.lax.top_k(probs_ME, self.experts_per_token)
         if self.gates == 'renormalised':
             gates_MK = gates_MK / jnp.sum(gates_MK, -1, keepdims=True)
-        mask_ME = jnp.sum(jax.nn.one_hot(chosen_MK, self.n_experts), 1)
+        mask_ME = jnp.sum(jax.nn.one_hot(expert_MK, self.n_experts), 1)
         if valid_M1 is not None:
             mask_ME = mask_ME * valid_M1
         capacity = tokens // groups
@@ -222,22 +247,35 @@ class MoE(PositionWise):
             capacity = min(capacity, math.ceil(share * capacity))
             self.sow(AUXILIARY, 'balance_loss', self.balance(probs_ME, mask_ME, valid_M1))
 
-        def grouped(array_M_):
+        def group_rows(array_M_):
             return array_M_.reshape(groups, -1, *array_M_.shape[1:])
 
-        send = functools.partial(dispatch, capacity=capacity)
-        room_GECD, places_GMK = jax.vmap(send)(*map(grouped, (x_MD, chosen_MK, mask_ME)))
-        # The tokens of a row go to where their experts are, and back: an all-to-all each.
-        room_GECD = shard_activation(shard_activation(room_GECD, 'B_CD'), 'GECD')
-        room_ECD = jnp.swapaxes(room_GECD, 0, 1).reshape(self.n_experts, -1, d_model)
-        y_EGCD = self.feed_forward(room_ECD, batch=('expert',), bias=self.bias)
+        dispatch_group = functools.partial(dispatch, capacity=capacity)
+        buffer_GECD, slot_GMK = jax.vmap(dispatch_group)(
+            *map(group_rows, (x_MD, expert_MK, mask_ME))
+        )
+        # An all-to-all sends the tokens of a row to the devices of their experts, another back.
+        buffer_GECD = shard_activation(shard_activation(buffer_GECD, 'B_CD'), 'GECD')
+        buffer_ECD = jnp.swapaxes(buffer_GECD, 0, 1).reshape(self.n_experts, -1, d_model)
+        y_EGCD = self.feed_forward(buffer_ECD, batch=('expert',), bias=self.bias)
         y_EGCD = y_EGCD.reshape(self.n_experts, groups, capacity, d_model)
         y_GECD = shard_activation(shard_activation(jnp.swapaxes(y_EGCD, 0, 1), 'GECD'), 'B_CD')
-        mixed_GMD = jax.vmap(combine)(y_GECD, places_GMK, grouped(gates_MK.astype(self.dtype)))
-        return mixed_GMD.reshape(x_BTD.shape)
+        combined_GMD = jax.vmap(combine)(y_GECD, slot_GMK, group_rows(gates_MK.astype(self.dtype)))
+        return combined_GMD.reshape(x_BTD.shape)
 
-    def balance(self, probs_ME, mask_ME, valid_M1):
-        """Returns E sum_e mean(p_e) share_e, over the tokens that count."""
+    def balance(
+        self, probs_ME: jax.Array, mask_ME: jax.Array, valid_M1: jax.Array | None
+    ) -> jax.Array:
+        """Returns E sum_e mean(p_e) share_e, over the tokens that are not padding.
+
+        Args:
+          probs_ME: p, the probabilities of the router.
+          mask_ME: 1 where a token chose an expert.
+          valid_M1: 0 for padding; None: no padding.
+
+        Returns:
+          The auxiliary loss, a scalar.
+        """
         valid_M1 = jnp.ones_like(probs_ME[:, :1]) if valid_M1 is None else valid_M1
         count = jnp.maximum(jnp.sum(valid_M1), 1.0)
         proxy_E = jnp.sum(probs_ME * valid_M1, 0) / count
@@ -248,23 +286,43 @@ class MoE(PositionWise):
 def dispatch(
     x_MD: jax.Array, expert_MK: jax.Array, mask_ME: jax.Array, capacity: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the first C tokens of each expert in order, [E, C, D], and the place of each choice
-    among those E C rows, [M, K]; E C where it got none.
+    """Copies each token into the buffers of the experts that it chose, in token order.
+
+    An expert accepts at most `capacity` tokens; later choices are dropped.
+
+    Args:
+      x_MD: tokens.
+      expert_MK: the K experts of each token.
+      mask_ME: 1 where a token chose an expert.
+      capacity: C, slots per expert.
+
+    Returns:
+      (buffer_ECD, slot_MK): the experts' inputs, and the row of the flattened buffer that holds
+      each choice; E * C if it is dropped.
     """
     (_, d_model), n_experts = x_MD.shape, mask_ME.shape[1]
-    place_ME = jnp.cumsum(mask_ME, 0).astype(jnp.int32) - 1
-    place_MK = jnp.take_along_axis(place_ME, expert_MK, 1)
-    taken_MK = (jnp.take_along_axis(mask_ME, expert_MK, 1) > 0) & (place_MK < capacity)
-    # One row more than there is room for: what is not taken is written there.
-    row_MK = jnp.where(taken_MK, expert_MK * capacity + place_MK, n_experts * capacity)
-    sent_MKD = jnp.broadcast_to(x_MD[:, None], (*row_MK.shape, d_model))
-    room = jnp.zeros((n_experts * capacity + 1, d_model), x_MD.dtype)
-    room = room.at[row_MK.reshape(-1)].set(sent_MKD.reshape(-1, d_model))
-    return room[:-1].reshape(n_experts, capacity, d_model), row_MK
+    rank_ME = jnp.cumsum(mask_ME, 0).astype(jnp.int32) - 1
+    rank_MK = jnp.take_along_axis(rank_ME, expert_MK, 1)
+    fits_MK = (jnp.take_along_axis(mask_ME, expert_MK, 1) > 0) & (rank_MK < capacity)
+    # Dropped choices share one extra row, so that shapes stay static under jit.
+    slot_MK = jnp.where(fits_MK, expert_MK * capacity + rank_MK, n_experts * capacity)
+    copies_MKD = jnp.broadcast_to(x_MD[:, None], (*slot_MK.shape, d_model))
+    buffer = jnp.zeros((n_experts * capacity + 1, d_model), x_MD.dtype)
+    buffer = buffer.at[slot_MK.reshape(-1)].set(copies_MKD.reshape(-1, d_model))
+    return buffer[:-1].reshape(n_experts, capacity, d_model), slot_MK
 
 
 def combine(y_ECD: jax.Array, slot_MK: jax.Array, gates_MK: jax.Array) -> jax.Array:
-    """Returns sum_k gate_k y_k, [M, D], of what `sent` has sent; choices without a place add 0."""
+    """Computes sum_k gate_k y_k for each token; dropped choices contribute 0. Inverts `dispatch`.
+
+    Args:
+      y_ECD: the experts' outputs.
+      slot_MK: from `dispatch`.
+      gates_MK: the weight of each choice.
+
+    Returns:
+      The outputs, [M, D].
+    """
     d_model = y_ECD.shape[-1]
     rows = y_ECD.reshape(-1, d_model)
     y = jnp.concatenate([rows, jnp.zeros((1, d_model), rows.dtype)])

@@ -1,4 +1,4 @@
-"""Types of products, and rematerialization policies of blocks."""
+"""Types of matmuls, and rematerialization policies of blocks."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-# float64 is for exact comparisons, as eval.convert makes them; nothing trains in it.
+# float64 is for exact comparisons, as in eval.convert; nothing trains in it.
 DTYPES = {'bfloat16': jnp.bfloat16, 'float32': jnp.float32, 'float64': jnp.float64}
 
-# Names that policies know values by: the output and the log-sum-exp of an attention kernel, the
-# products of an attention layer with its weights, and those of a position-wise network.
+# Names of values for policies: the output and the log-sum-exp of an attention kernel, the products
+# of an attention layer with its weights, and the products of a position-wise network.
 ATTENTION_OUTPUT, ATTENTION_PRODUCTS, MLP_PRODUCTS = (
     'attended',
     'attention_products',
@@ -21,20 +21,22 @@ Policy = Callable[..., Any]
 
 
 def save_policy(*names: str) -> Policy:
-    """Makes the policy that keeps what bears one of the names.
+    """Makes the policy that saves the values with one of the names.
 
-    cuDNN's kernel has no names of ours: what it returns goes with ATTENDED by its primitive.
+    cuDNN's kernel has no such names: its output is saved with ATTENTION_OUTPUT, by its primitive.
     """
-    by_name = jax.checkpoint_policies.save_only_these_names(*names)
+    has_saved_name = jax.checkpoint_policies.save_only_these_names(*names)
 
     def policy(primitive: Any, *args: Any, **params: Any) -> bool:
-        by_cudnn = primitive.name.startswith('dot_product_attention_fwd')
-        return by_name(primitive, *args, **params) or (by_cudnn and ATTENTION_OUTPUT in names)
+        is_cudnn = primitive.name.startswith('dot_product_attention_fwd')
+        return has_saved_name(primitive, *args, **params) or (
+            is_cudnn and ATTENTION_OUTPUT in names
+        )
 
     return policy
 
 
-# What a block stores for its backward pass, which computes the rest again; from most to least.
+# Values that a block stores for its backward pass, which recomputes the rest; from most to least.
 REMAT_POLICIES = {
     'none': None,
     'dots': jax.checkpoint_policies.save_from_both_policies(
@@ -51,7 +53,7 @@ REMAT_POLICIES = {
     ),
     'full': jax.checkpoint_policies.nothing_saveable,
 }
-# {policy: the one that keeps on the device what it does}, where the host keeps the rest.
+# {policy: a policy that saves as much on the device}, for policies that save values on the host.
 DEVICE_POLICIES = {'offload': 'full'}
 REMAT_SUMMARIES = {
     'none': 'keeps everything that the backward pass reads',

@@ -1,10 +1,10 @@
-"""Options of parts, each declared once, in the part's own signature.
+"""Options of parts, each declared once, in the signature of its part.
 
     eps: Annotated[float, Option('added under the root', 0, 1)] = 1e-6
 
-An option is a field of a class, or a keyword of a function, with such an annotation; its default is
-the published one. Config sections, their checks, `train.py --choices` and the tables of docs/ are
-all read from there. Two parts that mean the same by a name share the annotation.
+An option is a field of a class, or a keyword of a function, with such an annotation. Its default is
+the published value. Config sections, their checks, `train.py --choices` and the tables of docs/ are
+all derived from these annotations. Two parts share an annotation if a name means the same in both.
 """
 
 import ast
@@ -27,18 +27,22 @@ LARGEST_INT = 2**31 - 1  # the bound of int options without one: programs hold 3
 class Option:
     """Description of an option besides its type and default."""
 
-    description: str = ''  # one line that says what it is
-    minimum: float = -math.inf  # bounds are included; NaN is never within them
+    description: str = ''  # one line
+    minimum: float = -math.inf  # inclusive bounds; NaN is never within them
     maximum: float = math.inf
     choices: tuple[str, ...] = ()  # the values that a str may have; empty: any
-    # 'steps' or 'updates' (one a microbatch) if it is a time in a run, which a short run may not
-    # reach (`lm.run.describe.notes_of`).
+    # 'steps' or 'updates' (one per microbatch) if the option is a time in a run, which a short run
+    # may not reach (`lm.run.describe.list_config_notes`).
     time_unit: str = ''
     off_value: float | None = (
         None  # a value of a traced field that leaves it out of the program, as None
     )
-    traced: bool = False  # whether runs that differ in it share one program, which takes it as data
-    is_observer: bool = False  # whether it only looks at a run, and is no part of its identity
+    traced: bool = (
+        False  # whether it is data to the program, so that runs with other values share it
+    )
+    is_observer: bool = (
+        False  # whether it only observes a run, so that it is not part of the run's identity
+    )
 
     def check(self, path: str, value: Any) -> None:
         """Raises ValueError if `value`, of the config field `path`, is out of bounds or unknown."""
@@ -46,14 +50,15 @@ class Option:
             choose(dict.fromkeys(self.choices), value, path)
             return
         is_open = type(value) is int and self.maximum == math.inf
-        most = LARGEST_INT if is_open else self.maximum
-        if not isinstance(value, bool | str) and not self.minimum <= value <= most:
-            raise ValueError(f'{path} must be between {self.minimum} and {most}; got {value}')
+        maximum = LARGEST_INT if is_open else self.maximum
+        # A bool is an int in Python, and has no bounds here.
+        if not isinstance(value, bool | str) and not self.minimum <= value <= maximum:
+            raise ValueError(f'{path} must be between {self.minimum} and {maximum}; got {value}')
 
 
 @dataclasses.dataclass(frozen=True)
 class OptionDeclaration:
-    """An option as a part declares it; `types` are those of its values, NoneType included."""
+    """An option as its part declares it. `types` are the types of its values, NoneType included."""
 
     types: tuple[type, ...]
     option: Option
@@ -61,23 +66,31 @@ class OptionDeclaration:
 
 
 def declared_options(part: Any) -> Mapping[str, OptionDeclaration]:
-    """Returns the options of a class, a function, or the fields of a row that is a record."""
-    return (
-        {} if isinstance(part, Mapping) else _declared_options(part)
-    )  # a mapping names other rows
+    """Returns the options of a class, a function, or the fields of a row that is a record.
+
+    A mapping has none: it names other rows.
+    """
+    return {} if isinstance(part, Mapping) else _declared_options(part)
 
 
 @functools.cache
 def _declared_options(part: Any) -> Mapping[str, OptionDeclaration]:
     if dataclasses.is_dataclass(part) and not isinstance(part, type):
-        held = [getattr(part, field.name) for field in dataclasses.fields(part)]
-        of_held = [declared_options(one) for one in held if callable(one)]
-        names = [name for of_one in of_held for name in of_one]
+        field_parts = [getattr(part, field.name) for field in dataclasses.fields(part)]
+        options_by_part = [
+            declared_options(field_part) for field_part in field_parts if callable(field_part)
+        ]
+        names = [name for field_options in options_by_part for name in field_options]
         if len(set(names)) < len(names):
             raise TypeError(f'two functions of {part} have options of one name, of {names}')
-        return {name: declared for of_one in of_held for name, declared in of_one.items()}
+        return {
+            name: declared
+            for field_options in options_by_part
+            for name, declared in field_options.items()
+        }
     if not isinstance(part, type | types.FunctionType):
         return {}
+    # Decorators such as `logits_loss` change the signature; the options are the wrapped function's.
     function = part if isinstance(part, type) else inspect.unwrap(part)
     hints = typing.get_type_hints(function, include_extras=True)
     if isinstance(part, type):
@@ -86,15 +99,15 @@ def _declared_options(part: Any) -> Mapping[str, OptionDeclaration]:
     else:
         parameters = inspect.signature(function).parameters
         defaults = {name: parameter.default for name, parameter in parameters.items()}
-    found = {}
+    declarations = {}
     for name, default in defaults.items():
         metadata = getattr(hints.get(name), '__metadata__', ())
         option = next((m for m in metadata if isinstance(m, Option)), None)
         if option is not None and default in (inspect.Parameter.empty, dataclasses.MISSING):
             raise TypeError(f'the option {name!r} of {part} has no default, the published value')
         if option is not None:
-            found[name] = OptionDeclaration(annotation_types(hints[name]), option, default)
-    return found
+            declarations[name] = OptionDeclaration(annotation_types(hints[name]), option, default)
+    return declarations
 
 
 def annotation_types(annotation: Any) -> tuple[type, ...]:
@@ -104,18 +117,18 @@ def annotation_types(annotation: Any) -> tuple[type, ...]:
     return typing.get_args(annotation) or (annotation,)
 
 
-def make_section(base: type, *tables: Mapping[str, Any]) -> type:
-    """Returns the frozen dataclass `own` with a field for each option of each part in the tables.
+def make_section(base: Any, *tables: Mapping[str, Any]) -> type:
+    """Returns the frozen dataclass `base` with a field for each option of each part in the tables.
 
-    Such a field is None unless given; None stands for the default in the part's signature. Raises
+    Such a field is None by default, which stands for the default in the part's signature. Raises
     TypeError if two parts mean different things by one name.
     """
-    found: dict[str, OptionDeclaration] = {}
+    declarations: dict[str, OptionDeclaration] = {}
     owners: dict[str, str] = {field.name: base.__name__ for field in dataclasses.fields(base)}
     for table in tables:
         for row, part in table.items():
             for name, declared in declared_options(part).items():
-                first = found.setdefault(name, declared)
+                first = declarations.setdefault(name, declared)
                 meaning = (set(first.types) - {types.NoneType}, first.option)
                 if (set(declared.types) - {types.NoneType}, declared.option) != meaning or (
                     owners.setdefault(name, row) == base.__name__
@@ -124,46 +137,63 @@ def make_section(base: type, *tables: Mapping[str, Any]) -> type:
                         f'the option {name!r} of {row} means another thing than that of '
                         f'{owners[name]}; give one of them another name, or both one annotation'
                     )
+    union: Any = typing.Union  # its arguments are known at run time only
     fields = [
-        (name, typing.Annotated[typing.Union[(*declared.types, None)], declared.option], None)
-        for name, declared in found.items()
+        (name, typing.Annotated[union[(*declared.types, None)], declared.option], None)
+        for name, declared in declarations.items()
     ]
-    made = dataclasses.make_dataclass(
+    section = dataclasses.make_dataclass(
         base.__name__, fields, bases=(base,), frozen=True, kw_only=True, module=base.__module__
     )
-    made.__doc__ = base.__doc__
-    return made
+    section.__doc__ = base.__doc__
+    return section
 
 
 def build_part(part: Any, option_values: Mapping[str, Any], **wiring: Any) -> Any:
-    """Returns part(...) with the given options and the entries of `wiring` that are its fields."""
-    known = set(getattr(part, '__dataclass_fields__', ()))
-    return part(**option_values, **{name: value for name, value in wiring.items() if name in known})
+    """Returns part(...) with the given options, and with the entries of `wiring` that are its
+    fields.
+    """
+    fields = set(getattr(part, '__dataclass_fields__', ()))
+    return part(
+        **option_values, **{name: value for name, value in wiring.items() if name in fields}
+    )
 
 
 def parse_part(path: str, text: str) -> tuple[str, dict[str, Any]]:
-    """Returns ('rmsnorm', {'scale': False}) for 'rmsnorm:scale=False'; several options with commas.
+    """Returns ('rmsnorm', {'scale': False}) for 'rmsnorm:scale=False'; commas separate options.
 
-    path: the config field that has the text, such as 'model.norm'. Raises ValueError if the text
-    has another form, or a value is no Python literal.
+    `path` is the config field of the text, such as 'model.norm'. Raises ValueError if the text has
+    another form, or a value is no Python literal.
     """
-    name, colon, rest = text.partition(':')
-    given: dict[str, Any] = {}
-    for pair in rest.split(',') if colon else []:
+    name, colon, pairs = text.partition(':')
+    option_values: dict[str, Any] = {}
+    for pair in pairs.split(',') if colon else []:
         match = re.fullmatch(r'\s*(\w+)\s*=\s*(\S+)\s*', pair)
         try:
-            if match is None or match[1] in given:
+            if match is None or match[1] in option_values:
                 raise ValueError
-            given[match[1]] = ast.literal_eval(match[2])
+            option_values[match[1]] = ast.literal_eval(match[2])
         except (SyntaxError, TypeError, ValueError):
             raise ValueError(
                 f'{path}: options follow a name as NAME:OPTION=VALUE,OPTION=VALUE; got {text!r}'
             ) from None
-    return name, given
+    return name, option_values
 
 
 def coerce_type(path: str, value: Any, allowed: Iterable[type]) -> Any:
-    """Returns the value, an int as a float if only float is allowed; ValueError for other types."""
+    """Checks the type of a value.
+
+    Args:
+      path: the config field, for the error.
+      value: the value.
+      allowed: the types that it may have.
+
+    Returns:
+      The value; an int as a float if only float is allowed.
+
+    Raises:
+      ValueError: for another type.
+    """
     allowed = tuple(allowed)
     if float in allowed and int not in allowed and type(value) is int:
         value = float(value) if abs(value) < 2**1000 else math.inf
@@ -176,21 +206,32 @@ def coerce_type(path: str, value: Any, allowed: Iterable[type]) -> Any:
 def check_inline_options(
     path: str, part: Any, name: str, option_values: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Returns the options written behind the name of a part, typed and checked.
+    """Checks options that are written behind the name of a part, as in 'rmsnorm:scale=False'.
 
-    None stands for the published default, as in a section: such an option is left out. Raises
-    ValueError for an option that the part does not have.
+    None stands for the published default, as in a section: such an option is left out.
+
+    Args:
+      path: the config field, for the error.
+      part: the part.
+      name: its name.
+      option_values: the options as given.
+
+    Returns:
+      The options, with types checked.
+
+    Raises:
+      ValueError: for an option that the part does not have, and for values out of bounds.
     """
-    known, checked = declared_options(part), {}
+    declared, checked = declared_options(part), {}
     for option, value in option_values.items():
-        where = f'{path}={name}:{option}'
-        if option not in known:
+        option_path = f'{path}={name}:{option}'
+        if option not in declared:
             raise ValueError(
-                f'{where}: {name} has no such option, only {", ".join(known) or "none"}.'
-                f'{suggest_nearest(option, known)}'
+                f'{option_path}: {name} has no such option, only {", ".join(declared) or "none"}.'
+                f'{suggest_nearest(option, declared)}'
             )
-        value = coerce_type(where, value, known[option].types)
+        value = coerce_type(option_path, value, declared[option].types)
         if value is not None:
-            known[option].option.check(where, value)
+            declared[option].option.check(option_path, value)
             checked[option] = value
     return checked

@@ -1,9 +1,9 @@
-"""Descriptions of parameters, each made where the parameter is created.
+"""Descriptions of parameters, made where each parameter is created.
 
 A layer calls `self.param(name, declare(init, role, axes, fan_in), shape)`. The description travels
-in a Flax metadata box through `nn.scan`, which adds the `layer` axis, and `split` separates it from
-the value after init. Parametrisation, weight decay, optimizer, sharding and reparametrisation all
-read it.
+in a Flax metadata box through `nn.scan`, which adds the `layer` axis. `split_boxes` separates it
+from the value after init. Parametrisation, weight decay, optimizer, sharding and reparametrisation
+all read it.
 """
 
 import dataclasses
@@ -18,24 +18,24 @@ from flax.core import meta
 
 ROLES = ('embedding', 'hidden', 'readout', 'vector')
 LAYER = 'layer'  # the axis along which nn.scan stacks parameters
-NORM, LORA = 'norm', 'lora'  # the parts of the model that train.trainable can pick out
+NORM, LORA = 'norm', 'lora'  # parts of the model that train.trainable can select
 
 
 @dataclasses.dataclass(frozen=True)
 class ParamSpec:
     """Description of a parameter.
 
-    Its role says how it scales: `embedding` (rows looked up), `hidden` (both sides grow with
-    width), `readout` (width in, vocabulary out) or `vector` (gains, biases, scalars).
+    Its role determines how it scales: `embedding` (rows are looked up), `hidden` (both sides grow
+    with width), `readout` (width in, vocabulary out) or `vector` (gains, biases, scalars).
     """
 
     role: str
     axes: tuple[str, ...]  # a logical name for each dimension, such as ('layer', 'embed', 'mlp')
-    fan_in: tuple[str, ...] = ()  # axes that the forward pass sums over; none for an embedding
+    fan_in: tuple[str, ...] = ()  # axes summed over in the forward pass; empty for an embedding
     part: str = ''  # NORM for parameters of a norm, LORA for the factors that model.reparam adds
     init_gain: float = 1.0  # a factor of its initial standard deviation
     decayed: bool = False  # whether a vector decays too; matrices and embeddings always do
-    frozen: bool = False  # whether it stays as it is drawn, whatever train.trainable says
+    frozen: bool = False  # whether it keeps its initial value, whatever train.trainable says
 
     def __post_init__(self):
         if self.role not in ROLES:
@@ -45,7 +45,7 @@ class ParamSpec:
             raise ValueError(f'fan_in names axes {sorted(unknown)} that are not in {self.axes}')
 
     def drop_axis(self, axis: str) -> 'ParamSpec':
-        """Returns the description of one slice along `axis`."""
+        """Returns the description of a slice along `axis`."""
         return dataclasses.replace(self, axes=tuple(a for a in self.axes if a != axis))
 
     def fan_in_size(self, shape: tuple[int, ...]) -> int:
@@ -54,22 +54,22 @@ class ParamSpec:
 
 
 class ParamBox(struct.PyTreeNode, meta.AxisMetadata):
-    """Box of a parameter with its description; `nn.scan` calls `add_axis` to stack layers."""
+    """A box of a parameter with its description. `nn.scan` calls `add_axis` to stack layers."""
 
     value: Any
     spec: ParamSpec = struct.field(pytree_node=False)
 
-    def unbox(self):
+    def unbox(self) -> Any:
         return self.value
 
-    def replace_boxed(self, val):
+    def replace_boxed(self, val: Any) -> 'ParamBox':  # `val` is Flax's name
         return self.replace(value=val)
 
-    def add_axis(self, index, params):
+    def add_axis(self, index: int, params: Any) -> 'ParamBox':
         axes = (*self.spec.axes[:index], LAYER, *self.spec.axes[index:])
         return self.replace(spec=dataclasses.replace(self.spec, axes=axes))
 
-    def remove_axis(self, index, params):
+    def remove_axis(self, index: int, params: Any) -> 'ParamBox':
         axes = (*self.spec.axes[:index], *self.spec.axes[index + 1 :])
         return self.replace(spec=dataclasses.replace(self.spec, axes=axes))
 
@@ -80,11 +80,19 @@ def declare(
     axes: tuple[str, ...],
     fan_in: tuple[str, ...] = (),
     **spec_fields: Any,
-) -> Callable[..., ParamBox]:
-    """Makes an initializer whose value carries ParamSpec(role, axes, fan_in, **more).
+) -> Callable[..., Any]:
+    """Makes an initializer whose value carries ParamSpec(role, axes, fan_in, **spec_fields).
 
-    `init(key, shape, dtype)` draws at unit scale; the parametrisation multiplies matrices by their
-    standard deviation afterwards (`modules.scaling`), so that no layer sets its own.
+    Args:
+      init: `init(key, shape, dtype)` draws at unit scale. The parametrisation multiplies matrices
+        by their standard deviation afterwards (`modules.scaling`), so that no layer sets a scale.
+      role: a row of ROLES.
+      axes: a logical name for each dimension.
+      fan_in: the axes summed over in the forward pass.
+      **spec_fields: other fields of `ParamSpec`.
+
+    Returns:
+      `initializer(key, shape, dtype)` -> `ParamBox`; `module.param` unboxes it, hence the type.
     """
     spec = ParamSpec(role, tuple(axes), tuple(fan_in), **spec_fields)
 
@@ -119,15 +127,15 @@ def matrix_axes(spec: ParamSpec) -> tuple[tuple[int, ...], tuple[int, ...], tupl
     """Returns the dimensions of a parameter that are (batch, rows, columns) of matrices.
 
     The forward pass sums over the rows, or looks them up in an embedding. Each index of the
-    dimensions before them (layer, expert) is a matrix. Raises ValueError for a vector.
+    dimensions before the rows (layer, expert) is a matrix. Raises ValueError for a vector.
     """
     rows = spec.fan_in or (spec.axes[-2:-1] if spec.role == 'embedding' else ())
     if not rows:
         raise ValueError(f'{spec} is no matrix: nothing is summed over')
     summed = tuple(i for i, axis in enumerate(spec.axes) if axis in rows)
-    others = tuple(i for i in range(len(spec.axes)) if i not in summed)
-    batch = tuple(i for i in others if i < summed[0])
-    return batch, summed, others[len(batch) :]
+    not_summed = tuple(i for i in range(len(spec.axes)) if i not in summed)
+    batch = tuple(i for i in not_summed if i < summed[0])
+    return batch, summed, not_summed[len(batch) :]
 
 
 def batch_axes(spec: ParamSpec) -> tuple[int, ...]:
@@ -138,27 +146,36 @@ def batch_axes(spec: ParamSpec) -> tuple[int, ...]:
 
 
 def root_mean_square(spec: ParamSpec, x: jax.Array) -> jax.Array:
-    """Returns sqrt(mean(x^2)) of each matrix or vector of a parameter; their axes keep size 1."""
+    """Returns sqrt(mean(x^2)) of each matrix or vector of a parameter; reduced axes keep size 1."""
     axes = tuple(i for i in range(x.ndim) if i not in batch_axes(spec))
     return jnp.sqrt(jnp.mean(jnp.square(x), axes, keepdims=True))
 
 
 def as_matrices(spec: ParamSpec, weight: jax.Array) -> jax.Array:
-    """Returns the matrices [..., I, O] of a parameter, one for each index of its batch axes.
+    """Returns the matrices [..., I, O] of a parameter, for each index of its batch axes.
 
     They are W in y = x W with x [I]. Queries, keys and values are separate parameters.
     """
     batch, rows, columns = matrix_axes(spec)
     sizes = [math.prod(weight.shape[i] for i in axes) for axes in (rows, columns)]
-    in_order = jnp.transpose(weight, (*batch, *rows, *columns))
-    return in_order.reshape(*(weight.shape[i] for i in batch), *sizes)
+    ordered = jnp.transpose(weight, (*batch, *rows, *columns))
+    return ordered.reshape(*(weight.shape[i] for i in batch), *sizes)
 
 
 def from_matrices(spec: ParamSpec, matrices: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Returns the parameter of `shape` whose `as_matrices` these are."""
+    """Inverts `as_matrices`.
+
+    Args:
+      spec: describes the parameter.
+      matrices: [..., I, O].
+      shape: the shape of the parameter.
+
+    Returns:
+      The parameter.
+    """
     order = [axis for axes in matrix_axes(spec) for axis in axes]
-    in_order = matrices.reshape([shape[i] for i in order])
-    return jnp.transpose(in_order, [order.index(i) for i in range(len(shape))])
+    ordered = matrices.reshape([shape[i] for i in order])
+    return jnp.transpose(ordered, [order.index(i) for i in range(len(shape))])
 
 
 def path_name(path: tuple[Any, ...]) -> str:

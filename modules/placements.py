@@ -1,8 +1,8 @@
-"""Placements of the norms in a residual block. A new one is functions here and a row below.
+"""Placements of the norms in a residual block. A new placement is some functions and a row below.
 
 `place(x, sublayer, norm, depth) -> x`: `sublayer` maps the stream to an update, `norm(name)` makes
-a new norm with that parameter name, and `depth` says which block this is. Each placement creates
-the norms it calls and no others. The rows have the equations with their sources.
+a new norm with that parameter name, and `depth` is the position of the block. Each placement
+creates only the norms that it calls. The rows have the equations with their sources.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ Norms = Callable[[str], Layer]
 
 
 class Depth(NamedTuple):
-    """The number of a block, and how many there are."""
+    """The number of a block, and the number of blocks."""
 
     block: jax.Array  # from 1, float32; traced where blocks are scanned
     blocks: int
@@ -56,7 +56,7 @@ def deepnorm(x: jax.Array, sublayer: Layer, norm: Norms, depth: Depth) -> jax.Ar
 def deepnorm_gain(blocks: int) -> float:
     """(8 L)^(-1/4), a factor of the deviation of value, output and MLP matrices.
 
-    The deviation itself is Xavier's as published; here the parametrisation gives it.
+    The published deviation is Xavier's; here the parametrisation determines it.
     """
     return (8 * blocks) ** -0.25
 
@@ -78,7 +78,7 @@ def normed_residual(x: jax.Array, sublayer: Layer, norm: Norms, depth: Depth) ->
 
 
 def parallel_attention(x: jax.Array, sublayer: Layer, norm: Norms, depth: Depth) -> Any:
-    """(x + A(N1(x)), x): the MLP reads what attention has read."""
+    """(x + A(N1(x)), x): the MLP reads the same x as attention."""
     return x + sublayer(norm('norm_in')(x)), x
 
 
@@ -99,8 +99,10 @@ def shared_mlp(streams: Any, sublayer: Layer, norm: Norms, depth: Depth) -> jax.
 
 
 class Blocks(NamedTuple):
-    """Equal blocks, scanned together. `name` is that of their parameters. What `attention` returns
-    is what `mlp` takes, and only that returns what goes on to the next block.
+    """Equal blocks, which are scanned together.
+
+    `name` names their parameters. `mlp` takes the return value of `attention`, and returns the
+    input of the next block.
     """
 
     name: str
@@ -118,7 +120,7 @@ def post_then_pre(
     mix_fraction: Annotated[float, Option('share of blocks that are post-norm', 0, 1)] = 0.25,
 ) -> list[Blocks]:
     """Post-norm in the first floor(mix_fraction * L) blocks, pre-norm in the rest."""
-    first = math.floor(mix_fraction * blocks + 1e-9)  # 0.3 * 10 is 2.9999999999999996 in some order
+    first = math.floor(mix_fraction * blocks + 1e-9)  # 0.3 * 10 may be 2.9999999999999996
     return _drop_empty(
         Blocks('layers_post', first, post, post), Blocks('layers_pre', blocks - first, pre, pre)
     )
@@ -135,10 +137,10 @@ def _drop_empty(*groups: Blocks) -> list[Blocks]:
 
 
 def check_needs(recipe: Any, part: Any) -> None:
-    """Raises ValueError where another choice is taken than the placement needs."""
+    """Raises ValueError if another part is not the one that the placement needs."""
     chosen = {
         'model.mlp': [recipe.mlp.name],
-        'model.reparam': [one.name for one in recipe.reparam],
+        'model.reparam': [row.name for row in recipe.reparam],
         'attention.norm_values': [recipe.attention.options['norm_values']],
     }
     for path, names in chosen.items():
@@ -150,21 +152,30 @@ def check_needs(recipe: Any, part: Any) -> None:
             )
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # a row is itself
+@dataclasses.dataclass(frozen=True, eq=False)  # rows are compared by identity
 class Placement:
-    """A row of `PLACEMENTS`: one line of what it is with its source, and blocks(L, **options).
+    """A row of `PLACEMENTS`.
 
-    norms_updates: whether what a sublayer adds is normalized first, so that factors do nothing.
-    split, join: map the embeddings to what the blocks carry, and that, with the final norm, to what
-      is read out.
+    summary: one line with the equation and the source.
+
+    blocks: blocks(L, **options) returns groups of equal blocks, in order.
+
+    norms_updates: whether the output of a sublayer is normalized before it is added, so that
+    factors have no effect.
+
+    split, join: split maps the embeddings to the carry of the blocks; join maps that carry, with
+    the final norm, to the input of the readout.
+
     init_gain: L -> a factor of the deviation of the matrices that `deepnorm_gain` names.
-    norms_before: {sublayer: the norm whose result alone its first matrices read}, where they read
-      nothing else, and what they add is added as it is.
+
+    norms_before: {sublayer: the norm whose output is the only input of its first matrices}, if the
+    output of the sublayer is added unchanged.
+
     needs: other choices that belong to the method, by the name of their option or table.
     """
 
     summary: str
-    blocks: Callable[..., list[Blocks]]  # in order, as groups of equal ones
+    blocks: Callable[..., list[Blocks]]
     final_norm: bool = True  # whether the stream is normalized before the readout
     norms_updates: bool = False
     split: Callable[[jax.Array], Any] = lambda x: x
@@ -172,7 +183,7 @@ class Placement:
     init_gain: Callable[[int], float] = lambda blocks: 1.0
     norms_before: Mapping[str, str] | None = None
     needs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    check: Callable[[Any, Any], None] = check_needs  # its own rule (`modules.facts`)
+    check: Callable[[Any, Any], None] = check_needs  # of the rest of a config (`modules.facts`)
 
 
 NORMED_VALUES = {'norm_values': True}

@@ -1,7 +1,7 @@
 """Positions: how a transformer learns the order of its tokens.
 
-A row of `POSITIONS` says what is added to the embeddings, how queries and keys are turned, and how
-the logits of a pair fall with its distance.
+A row of `POSITIONS` has a table that is added to the embeddings, a rotation of queries and keys, or
+slopes by which the logits of a pair fall with its distance.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ ABOVE_0 = 1e-37
 
 
 def no_rotation(x_BNTH: jax.Array, positions_BT: jax.Array, **layer: Any) -> jax.Array:
-    """Returns x: what positions that turn nothing do to queries and keys."""
+    """Returns x: the rotation of positions that leave queries and keys unchanged."""
     return x_BNTH
 
 
@@ -34,7 +34,7 @@ def rope(
     x_BNTH: jax.Array,
     positions_BT: jax.Array,
     block: jax.Array | float = 1.0,
-    is_full: jax.Array | None = None,
+    is_full: Any = None,
     capacity: int | None = None,
     rope_base: Annotated[
         float, Option('b of the frequencies b^(-2i/R), R being the features turned', 1, FINITE)
@@ -88,36 +88,44 @@ def rope(
     ] = 1.0,
     platform: str = 'cpu',
 ) -> jax.Array:
-    """Rotary embedding: of the first R features, pairs (x_i, x_{i+R/2}) turned by position * f_i.
+    """Rotary embedding: rotates pairs (x_i, x_{i+R/2}) of the first R features by position * f_i.
 
-    f_i = rope_base^(-2i/R), then `scaled`, or as of YaRN (`yarn_ramp`) or LongRoPE, which multiply
-    what is turned by m, so that logits have a factor m^2. x_BNTH is [B, N, T, H], and
-    R = rope_fraction * H is even; positions_BT is int32 and may have a batch of 1. The angles are
-    float32, float64 where x is. `block` is the number of the layer, from 1; is_full: whether it has
-    no window, None where all layers are alike in that; capacity: tokens that its cache has room
-    for, None without one. platform: of the devices; TPUs turn 16-bit types by a product
-    (`rotate_by_matmul`).
+    f_i = rope_base^(-2i/R), then scaled by `scale_frequencies`, YaRN (`yarn_ramp`) or LongRoPE. The
+    last two multiply the rotated features by m, so that logits have a factor m^2. R = rope_fraction
+    * H is even. Angles are float32, float64 if x is.
 
     Sources: arXiv:2104.09864, equation 34, in the half-split layout (rotate_half); a part of the
     features as in GPT-NeoX (arXiv:2204.06745); another base in windows as in Gemma 3
-    (arXiv:2503.19786); layers that are not turned as in SmolLM3, with 4 (arXiv:2501.18795).
-    LongRoPE (arXiv:2402.13753), as Phi-3 has it: f_i over the i-th of `rope_short_factor`, or of
+    (arXiv:2503.19786); layers without rotation as in SmolLM3, with 4 (arXiv:2501.18795). LongRoPE
+    (arXiv:2402.13753), as in Phi-3: f_i over the i-th `rope_short_factor`, or over the i-th
     `rope_long_factor` in rows, or for a cache, of more than rope_original_length tokens; with m =
     sqrt(1 + ln s / ln rope_original_length), s = rope_factor.
+
+    Args:
+      x_BNTH: queries or keys.
+      positions_BT: int32; its batch may be 1.
+      block: the number of the layer, from 1.
+      is_full: whether the layer has no window; None if no layer or every layer has one.
+      capacity: the tokens that the cache of the layer has room for; None without a cache.
+      platform: of the devices. TPUs rotate 16-bit types by a matmul (`rotate_by_matmul`).
+      rope_*, no_rope_every: options, described by their annotations.
+
+    Returns:
+      The rotated x, [B, N, T, H], in its type.
     """
     features = rotated_features(x_BNTH.shape[-1], rope_fraction)
     first, second = jnp.split(at_least_float32(x_BNTH[..., :features]), 2, axis=-1)
     half, exact = first.shape[-1], first.dtype
 
-    def plain(base):
+    def base_frequencies(base):
         return base ** (-jnp.arange(half, dtype=exact) / half)
 
-    frequency_H, m = plain(rope_base), 1.0
+    frequency_H, m = base_frequencies(rope_base), 1.0
     if rope_scaling == 'yarn':
         betas = rope_beta_fast, rope_beta_slow
-        kept_H = yarn_ramp(half, rope_base, rope_original_length, *betas, truncate=rope_truncate)
-        kept_H = jnp.asarray(kept_H, exact)
-        frequency_H = (1 - kept_H) * frequency_H / rope_factor + kept_H * frequency_H
+        ramp_H = yarn_ramp(half, rope_base, rope_original_length, *betas, truncate=rope_truncate)
+        ramp_H = jnp.asarray(ramp_H, exact)
+        frequency_H = (1 - ramp_H) * frequency_H / rope_factor + ramp_H * frequency_H
         m = 0.1 * math.log(rope_factor) + 1
     elif rope_scaling == 'longrope':
         is_long = (capacity or x_BNTH.shape[2]) > rope_original_length
@@ -130,9 +138,9 @@ def rope(
             frequency_H, rope_scaling, rope_factor, rope_original_length, *turns
         )
     m = m if rope_attention_factor is None else rope_attention_factor
-    has_m = True  # whether this layer does; traced where blocks are scanned
+    has_m: Any = True  # whether m applies to this layer; traced if blocks are scanned
     if rope_local_base is not None:
-        frequency_H = jnp.where(is_full, frequency_H, plain(rope_local_base))
+        frequency_H = jnp.where(is_full, frequency_H, base_frequencies(rope_local_base))
         has_m = is_full
     if no_rope_every:
         is_turned = jnp.mod(block, no_rope_every) != 0
@@ -153,22 +161,29 @@ def rope(
 
 
 def rotate_by_matmul(x_BNTH: jax.Array, cos_B1TH: jax.Array, sin_B1TH: jax.Array) -> jax.Array:
-    """Computes x cos + (x P) sin, with P x = (-second half, first half) of what is turned.
+    """Computes x cos + (x P) sin, with P x = (-second half, first half) of the rotated features.
 
-    cos, sin: float32, of half of the features that are turned. x P has one input in each sum, so
-    it is exact. TPUs hold features along lanes: moving half of them costs passes over memory and
-    copies around them, and a product fuses with all of this. The gradient of x P is in the type of
-    x; all other products are float32.
+    Each sum of x P has one term, so it is exact. TPUs hold features along lanes: moving half of
+    them costs passes over memory and copies around them, and a matmul fuses with all of this. The
+    gradient of x P is in the type of x; all other products are float32.
+
+    Args:
+      x_BNTH: queries or keys.
+      cos_B1TH: float32, over half of the rotated features.
+      sin_B1TH: likewise.
+
+    Returns:
+      The rotated x, [B, N, T, H], in its type.
     """
     half, width = cos_B1TH.shape[-1], x_BNTH.shape[-1]
     swap_HH = np.zeros((width, width), x_BNTH.dtype)
-    places = np.arange(half)
-    swap_HH[places + half, places], swap_HH[places, places + half] = -1, 1
-    # An axis `o` of one: of products with a batch axis remat policies keep nothing.
+    pairs = np.arange(half)
+    swap_HH[pairs + half, pairs], swap_HH[pairs, pairs + half] = -1, 1
+    # The batch axis `o` of size 1: remat policies save no products that have a batch axis.
     swapped_BNTH = jnp.einsum('obnth,ohi->obnti', x_BNTH[None], swap_HH[None])[0]
-    rest = [(0, 0)] * 3 + [(0, width - 2 * half)]  # not turned
-    cos_B1TH = jnp.pad(jnp.concatenate([cos_B1TH] * 2, -1), rest, constant_values=1)
-    sin_B1TH = jnp.pad(jnp.concatenate([sin_B1TH] * 2, -1), rest)
+    padding = [(0, 0)] * 3 + [(0, width - 2 * half)]  # features that are not rotated
+    cos_B1TH = jnp.pad(jnp.concatenate([cos_B1TH] * 2, -1), padding, constant_values=1)
+    sin_B1TH = jnp.pad(jnp.concatenate([sin_B1TH] * 2, -1), padding)
     x32_BNTH, swapped_BNTH = x_BNTH.astype(jnp.float32), swapped_BNTH.astype(jnp.float32)
     return (x32_BNTH * cos_B1TH + swapped_BNTH * sin_B1TH).astype(x_BNTH.dtype)
 
@@ -181,17 +196,29 @@ def scale_frequencies(
     low: float,
     high: float,
 ) -> jax.Array:
-    """Scales frequencies, in radians a token, for rows `factor` times as long as in training.
+    """Scales frequencies for rows `factor` times as long as in training.
 
-    linear: f / factor (arXiv:2306.15595). llama3: f makes n = f original_length / 2 pi turns; it is
-    f / factor for n below `low`, f for n above `high`, and interpolated linearly in n between
-    (arXiv:2407.21783; the rule is in its code, https://github.com/meta-llama/llama-models).
+    linear: f / factor (arXiv:2306.15595). llama3: f makes n = f original_length / 2 pi turns in a
+    row; it becomes f / factor for n below `low`, stays f for n above `high`, and is interpolated
+    linearly in n between (arXiv:2407.21783; the rule is in its code,
+    https://github.com/meta-llama/llama-models).
+
+    Args:
+      frequency_H: f, in radians per token.
+      scaling: 'linear' or 'llama3'.
+      factor: the growth of the length.
+      original_length: tokens of a row in training.
+      low: turns.
+      high: turns.
+
+    Returns:
+      The scaled frequencies.
     """
     if scaling == 'linear':
         return frequency_H / factor
     turns_H = frequency_H * (original_length / (2 * math.pi))
-    kept_H = jnp.clip((turns_H - low) / (high - low), 0, 1)
-    return (1 - kept_H) * frequency_H / factor + kept_H * frequency_H
+    ramp_H = jnp.clip((turns_H - low) / (high - low), 0, 1)
+    return (1 - ramp_H) * frequency_H / factor + ramp_H * frequency_H
 
 
 def yarn_ramp(
@@ -200,9 +227,20 @@ def yarn_ramp(
     """Returns the share of each frequency, [R/2], that YaRN keeps; the rest is divided by s.
 
     Pair d(r) = R ln(original_length / 2 pi r) / (2 ln base) makes r turns. The share is 1 up to
-    d(fast), 0 from d(slow) on, and linear in the number of the pair between; with `truncate` both
-    ends are rounded outwards. Cos and sin are multiplied by m = 0.1 ln s + 1. Source:
-    arXiv:2309.00071, and its code, which rounds; gpt-oss does not.
+    d(fast), 0 from d(slow) on, and linear in the index of the pair between. Cos and sin are
+    multiplied by m = 0.1 ln s + 1. Source: arXiv:2309.00071, and its code, which rounds; gpt-oss
+    does not.
+
+    Args:
+      half: R / 2, the number of pairs.
+      base: of the frequencies.
+      original_length: tokens of a row in training.
+      fast: turns.
+      slow: turns.
+      truncate: whether both ends of the ramp are rounded outwards.
+
+    Returns:
+      The shares.
     """
     low, high = (
         half * math.log(original_length / (2 * math.pi * turns)) / math.log(base)
@@ -211,12 +249,12 @@ def yarn_ramp(
     if truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, 2 * half - 1)
-    width = high - low or 0.001  # as the code has it where both are one pair
+    width = high - low or 0.001  # as in the code, if both ends are the same pair
     return 1 - np.clip((np.arange(half) - low) / width, 0, 1)
 
 
 def parse_numbers(text: str) -> list[float]:
-    """Returns [1.0, 1.5] for '1.0,1.5'; raises ValueError for what is no number."""
+    """Returns [1.0, 1.5] for '1.0,1.5'. Raises ValueError for text that is no number."""
     return [float(number) for number in text.split(',')]
 
 
@@ -236,22 +274,22 @@ SCALINGS_BY_OPTION = {
 
 
 def check_rope(recipe: Any, part: Any) -> None:
-    """Raises ValueError where turned features make no pairs, or a scaling is half given."""
-    head_dim, given = recipe.head_dim, part.options
-    if given['rope_fraction'] == 1 and head_dim % 2:
+    """Raises ValueError if features make no pairs, or a scaling lacks some of its options."""
+    head_dim, option_values = recipe.head_dim, part.options
+    if option_values['rope_fraction'] == 1 and head_dim % 2:
         raise ValueError(
             f'{part} turns pairs: the head width, model.head_dim, must be even; got {head_dim}. '
             'Set it, change n_heads, or use position=learned.'
         )
-    features = rotated_features(head_dim, given['rope_fraction'])
-    scaling, published = given['rope_scaling'], declared_options(rope)
+    features = rotated_features(head_dim, option_values['rope_fraction'])
+    scaling, declared = option_values['rope_scaling'], declared_options(rope)
     for name, scalings in SCALINGS_BY_OPTION.items():
-        if scaling not in scalings and given[name] != published[name].default:
+        if scaling not in scalings and option_values[name] != declared[name].default:
             raise ValueError(
-                f'attention.{name}={given[name]} is read with attention.rope_scaling='
+                f'attention.{name}={option_values[name]} is read with attention.rope_scaling='
                 f'{"|".join(scalings)} alone, and that is {scaling}. Leave it out, or None.'
             )
-    if scaling not in ('none', 'longrope') and given['rope_factor'] == 1:
+    if scaling not in ('none', 'longrope') and option_values['rope_factor'] == 1:
         raise ValueError(
             f'attention.rope_scaling={scaling} divides frequencies by attention.rope_factor, which '
             'is 1: nothing would change. Set it to how much longer rows are, or leave both out.'
@@ -260,20 +298,20 @@ def check_rope(recipe: Any, part: Any) -> None:
         ('llama3', 'rope_low_frequency_factor', 'rope_high_frequency_factor'),
         ('yarn', 'rope_beta_slow', 'rope_beta_fast'),
     ):
-        if scaling == rule and given[low] >= given[high]:
+        if scaling == rule and option_values[low] >= option_values[high]:
             raise ValueError(
-                f'attention.{low} must be below attention.{high}; got {given[low]} and '
-                f'{given[high]}'
+                f'attention.{low} must be below attention.{high}; got {option_values[low]} and '
+                f'{option_values[high]}'
             )
-    if scaling == 'yarn' and given['rope_base'] == 1:
+    if scaling == 'yarn' and option_values['rope_base'] == 1:
         raise ValueError('attention.rope_scaling=yarn needs attention.rope_base above 1; got 1')
     if scaling == 'longrope':
-        _check_longrope(given, features)
+        _check_longrope(option_values, features)
     _check_layer_rope(recipe, part)
 
 
 def _check_longrope(option_values: Mapping[str, Any], features: int) -> None:
-    """Raises ValueError for lists of factors that do not have one above 0 for each pair."""
+    """Raises ValueError if a list of factors does not have a positive number for each pair."""
     for name in ('rope_short_factor', 'rope_long_factor'):
         try:
             numbers = parse_numbers(option_values[name])
@@ -282,23 +320,23 @@ def _check_longrope(option_values: Mapping[str, Any], features: int) -> None:
         if len(numbers) != features // 2 or not all(0 < n < math.inf for n in numbers):
             raise ValueError(
                 f'attention.{name} has a number above 0 for each of the {features // 2} pairs that '
-                f'are turned, joined by commas; got {option_values[name]!r}, from which {len(numbers)} are '
-                'read'
+                f'are turned, joined by commas; got {option_values[name]!r}, from which '
+                f'{len(numbers)} are read'
             )
     if option_values['rope_original_length'] == 1:
         raise ValueError('attention.rope_original_length must be above 1 for longrope; got 1')
 
 
 def _check_layer_rope(recipe: Any, part: Any) -> None:
-    """Raises ValueError where a rule for some layers would be one for all, or for none."""
-    given, attention = part.options, recipe.attention.options
-    if given['rope_local_base'] is not None and not attention.get('full_every'):
+    """Raises ValueError if an option for some layers would apply to all of them, or to none."""
+    values, attention = part.options, recipe.attention.options
+    if values['rope_local_base'] is not None and not attention.get('full_every'):
         raise ValueError(
-            f'attention.rope_local_base={given["rope_local_base"]:g} is for layers with a window '
+            f'attention.rope_local_base={values["rope_local_base"]:g} is for layers with a window '
             'among layers without: set attention.window and attention.full_every. For all layers '
             'there is attention.rope_base.'
         )
-    if given['no_rope_every'] == 1:
+    if values['no_rope_every'] == 1:
         raise ValueError(
             'attention.no_rope_every=1 turns no layer: that is model.position=none. Leave it out, '
             'or choose 2 or more.'
@@ -306,25 +344,25 @@ def _check_layer_rope(recipe: Any, part: Any) -> None:
 
 
 def rotated_features(head_dim: int, fraction: float) -> int:
-    """Returns fraction * head_dim; raises ValueError unless that is even and not 0."""
+    """Returns fraction * head_dim. Raises ValueError unless that is even and not 0."""
     features = fraction * head_dim
     if head_dim < 2:
         raise ValueError(f'rope turns pairs of features, and a head has {head_dim}')
     if abs(features - round(features)) > 1e-6 or round(features) % 2 or round(features) < 2:
-        near = min(max(2, 2 * round(features / 2)), head_dim // 2 * 2)
+        nearest = min(max(2, 2 * round(features / 2)), head_dim // 2 * 2)
         raise ValueError(
             f'attention.rope_fraction={fraction:g} of the head width, model.head_dim = '
             f'{head_dim}, is {features:g} features, and rope turns pairs: it must be an even '
-            f'number, 2 at least. Nearest that works: {near / head_dim!r} ({near} features).'
+            f'number, 2 at least. Nearest that works: {nearest / head_dim!r} ({nearest} features).'
         )
     return round(features)
 
 
 def alibi_slopes(n_heads: int) -> jax.Array:
-    """2^(-8 n / N), [N], for the heads n = 1 to N where N is a power of two.
+    """2^(-8 n / N), [N], for the heads n = 1 to N if N is a power of two.
 
-    Otherwise these are the slopes of the power P below N, then the first, third, ... of the slopes
-    of 2 P, as in the code of arXiv:2108.12409.
+    Otherwise: the slopes of the power P below N, then the first, third, ... of the slopes of 2 P,
+    as in the code of arXiv:2108.12409.
     """
     power = 2 ** (n_heads.bit_length() - 1)
     slopes = [2.0 ** (-8 * n / power) for n in range(1, power + 1)]
@@ -333,12 +371,12 @@ def alibi_slopes(n_heads: int) -> jax.Array:
 
 
 def check_takes_slopes(recipe: Any, part: Any) -> None:
-    """Raises ValueError for attention without logits to add slopes to."""
+    """Raises ValueError for attention without logits to which slopes can be added."""
     if not recipe.attention.row.takes_slopes:
-        able = [name for name, row in ATTENTIONS.items() if row.takes_slopes]
+        supported = [name for name, row in ATTENTIONS.items() if row.takes_slopes]
         raise ValueError(
             f'{part} adds to the logits of softmax attention, and {recipe.attention} has none. '
-            f'Choose model.attention={"|".join(able)}, or another position.'
+            f'Choose model.attention={"|".join(supported)}, or another position.'
         )
 
 
@@ -349,7 +387,7 @@ class LearnedPositions(nn.Module):
     features: int
 
     @nn.compact
-    def __call__(self, positions_BT):
+    def __call__(self, positions_BT: jax.Array) -> jax.Array:
         init = declare(nn.initializers.normal(1.0), role='embedding', axes=('position', 'embed'))
         table_TD = self.param('table', init, (self.length, self.features))
         return table_TD[positions_BT]
@@ -357,13 +395,13 @@ class LearnedPositions(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Position:
-    """A row of `POSITIONS`: one line of what it is with its source, and what it does."""
+    """A row of `POSITIONS`: one line with its source, and the functions of the method."""
 
     summary: str
     rotate: Callable[..., jax.Array] = no_rotation  # called as `rope` is
     table: type[nn.Module] | None = None  # added to the embeddings
     slopes: Callable[[int], jax.Array] | None = None  # N -> [N], by which logits fall with distance
-    check: Callable[[Any, Any], None] = accept_any  # its own rule (`modules.facts`)
+    check: Callable[[Any, Any], None] = accept_any  # of a config (`modules.facts`)
 
 
 POSITIONS = {

@@ -1,4 +1,4 @@
-"""Products of activations and parameters, which layers compute here and nowhere else.
+"""Matmuls of activations and parameters, which layers compute here and nowhere else.
 
 Activations are [B, T, D] in the model and flattened here, because XLA:CPU multiplies [B*T, D] far
 faster than [B, T, D] in the backward pass. A matrix is a float32 parameter, cast where it is used.
@@ -39,13 +39,28 @@ def make_matrix(
     role: str = 'hidden',
     **spec_fields: Any,
 ) -> jax.Array:
-    """Makes the parameter `name` of `module`, declared (`modules.params`), at unit scale."""
+    """Makes the parameter `name` of `module`, declared (`modules.params`), at unit scale.
+
+    Args:
+      module: the module that gets the parameter.
+      name: its name.
+      shape: its shape.
+      axes: a logical name for each dimension.
+      fan_in: the axes summed over in the forward pass.
+      init: draws at unit scale.
+      role: a row of `modules.params.ROLES`.
+      **spec_fields: other fields of its `ParamSpec`.
+
+    Returns:
+      The parameter, float32.
+    """
     return module.param(name, declare(init, role, axes, fan_in, **spec_fields), shape)
 
 
 class SharedInput(struct.PyTreeNode):
-    """x [..., D] in the type of products, and the rows that stand for it in weight gradients; None:
-    all do.
+    """x [..., D] in the type of matmuls, and the rows that stand for it in weight gradients.
+
+    rows: None if all rows are kept.
     """
 
     x: jax.Array
@@ -53,24 +68,28 @@ class SharedInput(struct.PyTreeNode):
 
 
 class RowSampler(nn.Module):
-    """Draws the rows of an input by a key of its own, another for each layer and update. It is a
-    module, so that the keys of parameters do not change.
+    """Samples rows of an input by a random key of this module, another for each layer and update.
+
+    It is a module so that the keys of parameters do not change.
     """
 
     matmul: WTACRS
 
     @nn.compact
-    def __call__(self, flat_x):
-        """Draws from each [M, I] of [..., M, I]; None in evaluation, and where all are kept."""
+    def __call__(self, flat_x: jax.Array) -> SampledRows | None:
+        """Samples from each [M, I] of [..., M, I].
+
+        Returns None in evaluation, and if all rows are kept.
+        """
         if not (is_training(self) or self.is_initializing()):
-            return None  # there may be no key
+            return None  # evaluation may have no key
         key = next_key(self)
         if key is None:
             return None
-        rows_of = self.matmul.sample_rows
+        sample_rows = self.matmul.sample_rows
         if flat_x.ndim == 3:
-            key, rows_of = jax.random.split(key, len(flat_x)), jax.vmap(rows_of)
-        return rows_of(key, flat_x)
+            key, sample_rows = jax.random.split(key, len(flat_x)), jax.vmap(sample_rows)
+        return sample_rows(key, flat_x)
 
 
 def prepare_input(
@@ -83,9 +102,21 @@ def prepare_input(
     n_batch: int = 0,
     n_summed: int = 1,
 ) -> jax.Array | SharedInput:
-    """Prepares x, with `n_batch` batch axes and `n_summed` summed ones, for several products.
+    """Prepares x for several matmuls.
 
-    Where `matmul` keeps some rows of x for weight gradients, one set serves them all.
+    If `matmul` keeps only some rows of x for weight gradients, all matmuls share one sample.
+
+    Args:
+      module: the layer.
+      name: of the input; the sampler is called `name`_rows.
+      x: [batch axes, ..., summed axes].
+      matmul: a row of `modules.kernels.matmul`.
+      dtype: the type of the matmul.
+      n_batch: the number of batch axes.
+      n_summed: the number of summed axes.
+
+    Returns:
+      x, or a `SharedInput` for a matmul that samples rows.
     """
     if not isinstance(matmul, WTACRS):
         return x
@@ -96,19 +127,36 @@ def prepare_input(
 
 
 def flatten_tokens(x: jax.Array, n_batch: int, n_summed: int) -> jax.Array:
-    """Flattens x to [batch axes, M, I]; to [B, T, I] where T is cut over devices, as XLA cannot cut
-    B and T as one axis.
+    """Flattens x to [batch axes, M, I].
+
+    If T is sharded, the shape is [B, T, I]: XLA cannot shard B and T as a single axis.
+
+    Args:
+      x: [batch axes, ..., summed axes].
+      n_batch: the number of batch axes.
+      n_summed: the number of summed axes.
+
+    Returns:
+      The flattened x.
     """
-    kept = n_batch
+    n_leading = n_batch
     if n_batch == 0 and x.ndim - n_summed > 1 and count_axis_shards('T') > 1:
-        kept = 1
-    return x.reshape(*x.shape[:kept], -1, math.prod(x.shape[x.ndim - n_summed :]))
+        n_leading = 1
+    return x.reshape(*x.shape[:n_leading], -1, math.prod(x.shape[x.ndim - n_summed :]))
 
 
 def record_inputs(module: nn.Module, name: str, x: jax.Array, n_batch: int, n_summed: int) -> None:
-    """Records sums over tokens under the name of the parameter: in INPUTS of x^2, [batch axes,
-    summed axes], and in INPUT_MOMENTS of x_i x_j, [batch axes, I, I], with the summed axes as one.
-    Each is computed where its collection is mutable.
+    """Records sums over tokens under the name of a parameter, for collections that are mutable.
+
+    In INPUTS: of x^2, [batch axes, summed axes]. In INPUT_MOMENTS: of x_i x_j, [batch axes, I, I],
+    with the summed axes flattened.
+
+    Args:
+      module: the layer.
+      name: of the parameter.
+      x: [batch axes, ..., summed axes].
+      n_batch: the number of batch axes.
+      n_summed: the number of summed axes.
     """
     if module.is_initializing():
         return
@@ -130,28 +178,42 @@ def product(
     fan_in: tuple[str, ...],
     features: int | tuple[int, ...],
     *,
-    matmul: Callable[..., jax.Array],
+    matmul: Any,
     dtype: jnp.dtype,
     bias: bool = False,
     **matrix_options: Any,
 ) -> jax.Array:
     """Computes x W, or x W + b, in `dtype`, with the parameters `name` and `name`_bias.
 
-    `axes` are those of W: batch axes, then `fan_in`, then those of the result, of sizes `features`.
-    x has the batch axes first and those of `fan_in` last, for example
+        x             axes of W                          fan_in                       result
+        [B, T, D]     ('embed', 'heads', 'head_dim')     ('embed',)                   [B, T, N, H]
+        [B, T, N, H]  ('heads', 'head_dim', 'embed')     ('heads', 'head_dim')        [B, T, D]
+        [E, C, D]     ('expert', 'embed', 'mlp')         ('embed',)                   [E, C, F]
 
-        [B, T, D]     ('embed', 'heads', 'head_dim')     over ('embed',)              [B, T, N, H]
-        [B, T, N, H]  ('heads', 'head_dim', 'embed')     over ('heads', 'head_dim')   [B, T, D]
-        [E, C, D]     ('expert', 'embed', 'mlp')         over ('embed',)              [E, C, F]
+    Args:
+      module: the layer.
+      name: of the parameter.
+      x: batch axes first, the axes of `fan_in` last; from `prepare_input` if several matmuls share
+        it.
+      axes: of W: batch axes, then `fan_in`, then the axes of the result.
+      fan_in: the summed axes.
+      features: the sizes of the result's axes.
+      matmul: a row of `modules.kernels.matmul`. It sees two dimensions and is mapped over batch
+        axes, or all dimensions if it is not flat.
+      dtype: the type of the matmul.
+      bias: whether b is added.
+      **matrix_options: init, init_gain and frozen, as in `make_matrix`.
 
-    `matmul` (`modules.kernels.matmul`) sees two dimensions and is mapped over batch axes, or all
-    where it is not flat. An input of several products comes from `prepare_input`. `more` is that of
-    `matrix`: init, init_gain, frozen.
+    Returns:
+      The result, [batch axes, ..., features].
+
+    Raises:
+      ValueError: for axes in another order.
     """
     features = (features,) if isinstance(features, int) else features
     n_batch = axes.index(fan_in[0])
-    after = n_batch + len(fan_in)
-    if axes[n_batch:after] != tuple(fan_in) or len(axes) != after + len(features):
+    end = n_batch + len(fan_in)
+    if axes[n_batch:end] != tuple(fan_in) or len(axes) != end + len(features):
         raise ValueError(
             f'axes must be batch axes, then fan_in, then one for each of the features; got {axes} '
             f'with fan_in={fan_in} and features={features}'
@@ -169,19 +231,19 @@ def product(
     shape = (*batch, *summed, *features)
     w = make_matrix(module, name, shape, axes, fan_in, **matrix_options)
     if bias:
-        zeros = declare(nn.initializers.zeros, 'vector', (*axes[:n_batch], *axes[after:]))
+        zeros = declare(nn.initializers.zeros, 'vector', (*axes[:n_batch], *axes[end:]))
         b = module.param(f'{name}_bias', zeros, (*batch, *features)).astype(dtype)
-    of_result = (*x.shape[: x.ndim - len(fan_in)], *features)
-    if module.is_initializing():  # of which the parameters alone are wanted
-        return jnp.zeros(of_result, dtype)
+    result_shape = (*x.shape[: x.ndim - len(fan_in)], *features)
+    if module.is_initializing():  # only the parameters matter
+        return jnp.zeros(result_shape, dtype)
     if flat:
         flat_x = flatten_tokens(x.astype(dtype), n_batch, len(fan_in))
         flat_w = w.reshape(*batch, math.prod(summed), -1).astype(dtype)
-        if flat_x.ndim > n_batch + 2:
+        if flat_x.ndim > n_batch + 2:  # [B, T, I], where T is sharded
             matmul = jax.vmap(matmul, (0, None))
         for _ in batch:
             matmul = jax.vmap(matmul)
-        groups = [*([axis] for axis in axes[:n_batch]), fan_in, axes[after:]]
+        groups = [*([axis] for axis in axes[:n_batch]), fan_in, axes[end:]]
         y = gather_weights(matmul, groups)(flat_x, flat_w, *rows)
     else:
         matmul = functools.partial(matmul, n_batch=n_batch, n_summed=len(fan_in))
@@ -190,15 +252,19 @@ def product(
         last = (-1,) if flat else features
         ones = [1] * (y.ndim - n_batch - len(last))
         y = y + jnp.broadcast_to(b.reshape(*batch, *ones, *last), y.shape)
-    return y.reshape(of_result)
+    return y.reshape(result_shape)
 
 
 class Readout(struct.PyTreeNode):
-    """logits = x W + b, float32 at least; softcap * tanh(logits / softcap) where that is not 0.
+    """logits = x W + b, float32 at least; softcap * tanh(logits / softcap) if softcap is not 0.
 
-    A loss calls it on the activations of some tokens at a time. weight_DV: as stored, cast to
-    `dtype` for the product. bias_V: None for none. is_table: the weight is the table of embeddings,
-    transposed, and cut over devices as that is.
+    A loss calls it on the activations of a chunk of tokens.
+
+    weight_DV: as stored, cast to `dtype` for the matmul.
+
+    bias_V: None without a bias.
+
+    is_table: whether the weight is the transposed table of embeddings, and sharded as that table.
     """
 
     weight_DV: jax.Array

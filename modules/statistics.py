@@ -1,12 +1,12 @@
-"""State of layers that no gradient trains: two Linen collections.
+"""State of layers that is not trained by gradients: two Linen collections.
 
-STATS is measured in the forward pass: running means, counts, keys. A layer is in training while it
-may change them and in evaluation otherwise, so that no flag has to be handed down. BACKWARD_STATS
+STATS is measured in the forward pass: running means, counts, keys. A layer is in training while
+STATS is mutable, and in evaluation otherwise, so that no flag has to be passed down. BACKWARD_STATS
 is measured in the backward pass: a layer reads such a statistic through a `custom_vjp`, which
 returns its next value in place of its gradient; the step stores the value.
 
-Each microbatch is one update, in order. Computing a block again under remat is no update: only what
-the forward pass and the backward pass return is stored.
+Each microbatch is one update, in order. Recomputing a block under remat is no update: only the
+return values of the forward and the backward pass are stored.
 """
 
 import jax
@@ -17,8 +17,8 @@ STATS = 'stats'
 BACKWARD_STATS = 'bwd_stats'
 AUXILIARY = 'auxiliary_losses'  # sown scalars that layers add to the objective
 DIAGNOSTICS = 'diagnostics'  # measurements that layers record on demand
-INPUTS = 'inputs'  # sums over tokens of the squares of what products multiply, on demand
-INPUT_MOMENTS = 'input_moments'  # those of the products of any two inputs, on demand
+INPUTS = 'inputs'  # sums over tokens of the squared inputs of matmuls, on demand
+INPUT_MOMENTS = 'input_moments'  # sums over tokens of the products of two inputs, on demand
 
 
 def is_training(module: nn.Module) -> bool:
@@ -26,7 +26,7 @@ def is_training(module: nn.Module) -> bool:
 
 
 def is_recording(module: nn.Module) -> bool:
-    """Whether DIAGNOSTICS are asked for; otherwise they are not traced."""
+    """Whether DIAGNOSTICS are requested; otherwise they are not traced."""
     return module.is_mutable_collection(DIAGNOSTICS) and not module.is_initializing()
 
 
@@ -38,7 +38,7 @@ def at_least_float32(x: jax.Array) -> jax.Array:
 def token_mean(x: jax.Array, valid: jax.Array | None) -> jax.Array:
     """Returns the mean [D] of x [..., D] over all axes but the last.
 
-    valid [..., 1] weights the tokens, 0 for those that do not count; None: all count.
+    valid [..., 1] weights the tokens, 0 for padding; None: all tokens count.
     """
     axes = tuple(range(x.ndim - 1))
     if valid is None:
@@ -48,17 +48,17 @@ def token_mean(x: jax.Array, valid: jax.Array | None) -> jax.Array:
 
 
 def next_key(module: nn.Module, name: str = 'key') -> jax.Array | None:
-    """Returns a new random key from the one that `module` stores as `name`; None in evaluation."""
-    carried = module.variable(STATS, name, lambda: key_to_int(module.make_rng('params')))
+    """Returns a new random key from the key that `module` stores as `name`; None in evaluation."""
+    stored = module.variable(STATS, name, lambda: key_to_int(module.make_rng('params')))
     if not is_training(module):
         return None
-    now, later = jax.random.split(key_from_int(carried.value))
-    carried.value = key_to_int(later)
-    return now
+    key, next_stored = jax.random.split(key_from_int(stored.value))
+    stored.value = key_to_int(next_stored)
+    return key
 
 
 def key_to_int(key: jax.Array) -> jax.Array:
-    """Returns a random key as int32 [2], which can be stored with the other statistics."""
+    """Returns a random key as int32 [2], to be stored with the other statistics."""
     return jax.lax.bitcast_convert_type(jax.random.key_data(key), jnp.int32)
 
 

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-SINK_SHARE = 0.01  # the share of the coordinates that is taken for the sink
+SINK_SHARE = 0.01  # the share of the coordinates that forms the sink
 
 
 @jax.named_scope('diagnostics')
@@ -13,18 +13,18 @@ def moments(x_BTD: jax.Array, valid_BT: jax.Array | None = None) -> dict[str, ja
         rms = sqrt(mean x^2)    largest = max |x|    kurtosis = mean (x - m)^4 / (mean (x - m)^2)^2
 
     with m = mean x. Kurtosis is 3 for a normal distribution, more with outliers (arXiv:2405.19279).
-    valid_BT is 0 for padding; None: there is none.
+    valid_BT is 0 for padding; None: no padding.
     """
     x_BTD, weights_BT1 = _mask_padding(x_BTD, valid_BT)
     count = jnp.maximum(jnp.sum(weights_BT1), 1.0) * x_BTD.shape[-1]
     rms = jnp.sqrt(jnp.sum(jnp.square(x_BTD)) / count)
     unit_BTD = x_BTD / jnp.where(rms > 0, rms, 1.0)  # the fourth power of x may overflow
-    apart_BTD = (unit_BTD - jnp.sum(unit_BTD) / count) * weights_BT1
-    variance = jnp.sum(jnp.square(apart_BTD)) / count
+    centered_BTD = (unit_BTD - jnp.sum(unit_BTD) / count) * weights_BT1
+    variance = jnp.sum(jnp.square(centered_BTD)) / count
     return {
         'rms': rms,
         'largest': jnp.max(jnp.abs(x_BTD)),
-        'kurtosis': jnp.sum(jnp.square(jnp.square(apart_BTD))) / count / jnp.square(variance),
+        'kurtosis': jnp.sum(jnp.square(jnp.square(centered_BTD))) / count / jnp.square(variance),
     }
 
 
@@ -32,8 +32,9 @@ def moments(x_BTD: jax.Array, valid_BT: jax.Array | None = None) -> dict[str, ja
 def sink_share(x_BTD: jax.Array, valid_BT: jax.Array | None = None) -> jax.Array:
     """Returns the share of the squared norm in the largest SINK_SHARE of coordinates, at least one.
 
-    The sum of the largest e_d = mean over tokens of x_td^2, over the sum of all: SINK_SHARE if all
-    are equal. Coordinates that stand out in every token are the residual sinks of arXiv:2601.22966.
+    This is the sum of the largest e_d = mean over tokens of x_td^2, over the sum of all e_d:
+    SINK_SHARE if all are equal. Coordinates that stand out in every token are the residual sinks of
+    arXiv:2601.22966.
     """
     x_BTD, _ = _mask_padding(x_BTD, valid_BT)
     x_BTD = x_BTD / jnp.maximum(jnp.max(jnp.abs(x_BTD)), jnp.finfo(jnp.float32).tiny)
@@ -43,7 +44,7 @@ def sink_share(x_BTD: jax.Array, valid_BT: jax.Array | None = None) -> jax.Array
 
 
 def _mask_padding(x_BTD, valid_BT):
-    """Returns (x in float32, 0 for padding; 1 for tokens that count [B, T, 1]); no gradient."""
+    """Returns (x in float32, 0 for padding; token weights [B, T, 1], 0 or 1); no gradient."""
     x_BTD = jax.lax.stop_gradient(x_BTD).astype(jnp.float32)
     if valid_BT is None:
         return x_BTD, jnp.ones((*x_BTD.shape[:2], 1))

@@ -156,7 +156,7 @@ def poison_at(step: int, slot: int = 0, times: int = 1) -> Callable[[Wave], None
     def act(wave):
         if left[0] and wave.slots[slot].journal.step == step - 1:
             left[0] -= 1
-            state = wave.state(slot)
+            state = wave.take_state(slot)
             infinite = jax.tree.map(lambda weight: weight * np.inf, state.params)
             spoilt = state.replace(params=infinite)
             wave.states = wave.program.put(wave.states, spoilt, slot)

@@ -100,7 +100,7 @@ def test_faults_name_the_function_or_constant():
 
 def test_the_build_stops_at_a_fault(monkeypatch):
     monkeypatch.setattr(python_pages, 'lacks', lambda function: ['lacks words'])
-    with pytest.raises(ValueError, match=r'modules\.optim\.unboxed lacks words'):
+    with pytest.raises(ValueError, match=r'modules\.optim\.unbox_state lacks words'):
         python_pages.pages()
 
 

@@ -10,6 +10,7 @@ from tests.words import Counts, count_words, read_sources
 PRODUCT = ('lm', 'modules', 'eval', 'tpu', 'configs', 'train.py')
 LAUNCHERS = {'Launch', 'Options'}  # each launcher has both, in a module of its own
 MANY_ARGUMENTS = 3
+DEFINITIONS = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @functools.cache
@@ -48,10 +49,10 @@ def public_functions(source: str):
     """Yields (name, node) of the functions and methods of a module that others may call."""
     for node in ast.parse(source).body:
         owner = f'{node.name}.' if isinstance(node, ast.ClassDef) else ''
-        if getattr(node, 'name', '_').startswith('_'):
+        if not isinstance(node, DEFINITIONS) or node.name.startswith('_'):
             continue
         for function in node.body if owner else [node]:
-            is_function = isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+            is_function = isinstance(function, DEFINITIONS) and hasattr(function, 'args')
             if is_function and not function.name.startswith('_'):
                 yield f'{owner}{function.name}', function
 

@@ -1,12 +1,12 @@
 """Which attention, activation, position or reparametrisation lowers the loss, each tuned?
 
-Question: one change of the block at a time, each with a learning rate of its own at equal budgets:
-          which are better than RMSNorm in pre-norm, GELU, RoPE and plain softmax attention?
+Question: one change of the block at a time, each with a tuned learning rate at equal budgets: which
+          are better than RMSNorm in pre-norm, GELU, RoPE and plain softmax attention?
 Command:  uv run train.py --config=configs/studies/blocks_tuned.py --workdir=runs/blocks_tuned
 Cost:     sixteen programs, some thirty-seven runs of 0.26 million parameters each.
-Result:   SwiGLU, by 0.04 nats, and sigmaReparam, by 0.02, alone are better; ReLU, ELU, linear
-          attention, query-key norms and no positions are worse; what it says of learned ones is
-          withdrawn: configs/studies/results/blocks_tuned.md
+Result:   only SwiGLU, by 0.04 nats, and sigmaReparam, by 0.02, are better; ReLU, ELU, linear
+          attention, query-key norms and no positions are worse; the statement on learned positions
+          is withdrawn: configs/studies/results/blocks_tuned.md
 
 Embeddings start at a deviation of 1, so that no first update drowns them.
 """
@@ -17,7 +17,7 @@ from configs.studies import small
 
 ARMS = (
     {'model.attention': 'softmax'},  # the baseline
-    {'model.activation': 'swiglu', 'model.d_ff': 168},  # of as many parameters, nearly
+    {'model.activation': 'swiglu', 'model.d_ff': 168},  # with nearly as many parameters
     {'model.activation': 'squared_relu'},
     {'model.activation': 'relu'},
     {'model.activation': 'elu'},

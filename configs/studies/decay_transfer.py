@@ -1,19 +1,19 @@
 """Which rule keeps the best weight decay, and the size of matrices, the same at every width?
 
 Question: with muP's rates of 1 / m at m times the width, is the best decay constant, or does it
-          grow as sqrt(m) (arXiv:2510.15262) or as m; and under which of these are the largest
-          singular values in steady state those of the base model?
+          grow as sqrt(m) (arXiv:2510.15262) or as m? Under which rule do the largest singular
+          values in steady state equal the base model's?
 Command:  uv run train.py --config=configs/studies/decay_transfer.py --workdir=runs/decay_transfer
           uv run python -m eval.runs --workdir=runs/decay_transfer "select d_model, weight_decay,
           avg(ce), count(*) from runs group by all order by all"
 Cost:     108 runs of two blocks in four programs, half an hour on two CPU cores.
-Result:   the best moves least under linear_width and sqrt_width, where it hardly matters; sizes of
-          matrices stay between the two: configs/studies/results/decay_transfer.md
+Result:   the best decay moves least under linear_width and sqrt_width, where it hardly matters;
+          sizes of matrices stay between the two: configs/studies/results/decay_transfer.md
 
 The three rules are one axis: for hidden matrices `linear_width` at a decay of x is `sqrt_width` at
-x sqrt(m) and `constant` at x m. So one rule is swept, and the others are read off; of embeddings
-and readout the decay is x itself. The rate is constant after the warm-up
-and large, so that the steady state, some multiples of 1 / (rate decay) steps, is reached in 400.
+x sqrt(m) and `constant` at x m. Therefore one rule is swept, and the others are read off; for
+embeddings and readout the decay is x itself. The rate is constant after the warm-up and large, so
+that the steady state, after some multiples of 1 / (rate decay) steps, is reached in 400.
 """
 
 from ml_collections import ConfigDict

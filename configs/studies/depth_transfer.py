@@ -1,16 +1,16 @@
-"""Does the best learning rate of a shallow model hold for one eight times as deep?
+"""Does the best learning rate of a shallow model hold for a model eight times as deep?
 
-Question: where is the best rate at each of four depths, with blocks that add what they compute, and
-          with CompleteP (arXiv:2505.01618), which has them add 1 / L of it, and Depth-muP, which
-          has 1 / sqrt(L) and rates in blocks that fall as 1 / sqrt(L)?
+Question: where is the best rate at each of four depths, with blocks that add their full output,
+          with CompleteP (arXiv:2505.01618), whose blocks add 1 / L of it, and with Depth-muP, whose
+          blocks add 1 / sqrt(L), at rates that fall as 1 / sqrt(L)?
 Command:  uv run train.py --config=configs/studies/depth_transfer.py --workdir=runs/depth_transfer
           uv run python -m eval.report --workdir=runs/depth_transfer --figures=figures
 Cost:     216 runs of width 32 in twelve programs, a quarter of an hour on two CPU cores.
-Result:   all hold within a step; CompleteP alone gets better with depth:
+Result:   all hold within a step; only CompleteP improves with depth:
           configs/studies/results/depth_transfer.md
 
-The width is that of the base model, so that the three differ in depth alone; at two blocks they are
-one model.
+The width is the base model's, so that the three differ in depth alone; at two blocks they are the
+same model.
 """
 
 from ml_collections import ConfigDict

@@ -1,28 +1,28 @@
 """How do activations and gradients change with depth under each placement of the norms?
 
-Question: the variance of the residual stream behind each block and the gradient norm of each block,
+Question: the variance of the residual stream after each block and the gradient norm of each block,
           before and after training, for every placement at 6, 12 and 24 layers: does pre-norm grow
-          with depth, do peri and layernorm_scaling grow no faster than linearly, does post-norm
-          keep to 1 while its gradients fade, and are mix's gradients flatter than both?
+          with depth, do peri and layernorm_scaling grow at most linearly, does post-norm stay at 1
+          while its gradients vanish, and are the gradients of mix flatter than both?
 Command:  uv run train.py --config=configs/studies/depth_variance.py --workdir=runs/depth
           uv run python -m eval.report --workdir=runs/depth --figures=figures
 Cost:     66 runs of 0.3 to 1.3 million parameters, half an hour on two CPU cores.
-Result:   as theory has it at the start; in training peri grows quadratically as pre does, and
-          post-norm's gradients fade: configs/studies/results/depth_variance.md
+Result:   as theory predicts at the start; in training peri grows quadratically like pre, and
+          post-norm's gradients vanish: configs/studies/results/depth_variance.md
 
-Matrices start at a deviation of 1/sqrt(fan_in), as anywhere here, without published depth factors
-but deepnorm's own. Embeddings start at 1/sqrt(d_model): a variance of 1/64, small against what a
-branch adds, so that the first block alone would take the stream to 33 times that. Theory takes a
-variance of 1 in front of the first block, and embedding_norm gives all that. Queries and keys are
-normalized for all, since hybrid must. One learning rate for all, at which post-norm trains at 6
-layers. At 24 it does not.
+Matrices start at a deviation of 1/sqrt(fan_in), as everywhere here, without published depth factors
+except deepnorm's. With embeddings at 1/sqrt(d_model), a variance of 1/64, small against the output
+of a branch, the first block alone would raise the stream to 33 times that. Theory assumes a
+variance of 1 in front of the first block, and embedding_norm provides it for all placements.
+Queries and keys are normalized for all, since hybrid requires it. All share a learning rate at
+which post-norm trains at 6 layers. At 24 it does not.
 """
 
 from ml_collections import ConfigDict
 
 from configs import default
 
-PLACEMENTS = (  # all whose blocks are two steps of depth
+PLACEMENTS = (  # all placements with blocks of two steps of depth
     'pre',
     'post',
     'peri',
@@ -44,7 +44,7 @@ def get_config() -> ConfigDict:
     config.model.d_ff = 256
     config.model.embedding_norm = 'rmsnorm'
     config.model.scan_layers = True
-    config.scaling.embedding_std = None  # 1 / sqrt(d_model), as scaling.init has it
+    config.scaling.embedding_std = None  # 1 / sqrt(d_model), by scaling.init
     config.data.tokenizer = 'bpe:1024'
     config.data.seq_len = 128
     config.data.batch_size = 8

@@ -9,8 +9,8 @@ Cost:     18 runs of 0.26 million parameters, about eight minutes on two CPU cor
 Result:   in pre-norm plain attention stalls with entropies near 0; sigma trains in pre- and
           post-norm, qk-norm in pre-norm alone: configs/studies/results/entropy_collapse.md
 
-entropy_collapse.py:search is how the setting was found: plain attention alone, over placements,
-warm-ups and learning rates, one seed.
+entropy_collapse.py:search found the setting: plain attention alone, over placements, warm-ups and
+learning rates, one seed.
 """
 
 from ml_collections import ConfigDict
@@ -30,7 +30,7 @@ SEARCH = {
 
 
 def get_config(which: str = 'compare') -> ConfigDict:
-    """which: 'compare' the variants at the setting found, or 'search' for it."""
+    """which: 'compare' the variants at the chosen setting, or 'search' for it."""
     config = small.get_config()
     config.optim.lr = 1e-1
     config.train.steps = 400

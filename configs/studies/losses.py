@@ -1,18 +1,18 @@
-"""What do the options of the loss change: z-loss at high learning rates, smoothing, comp-sum's tau?
+"""How do options of the loss matter: z-loss at high learning rates, smoothing, comp-sum's tau?
 
 Question: without z-loss and weight decay log Z drifts at high learning rates and the loss suffers;
-          does a z-loss of 1e-4 hold it, and is more better (arXiv:2309.14322, section 3.1.2)?
-          :forms asks at equal tokens what label smoothing and tau, which weighs tokens by
-          p^(tau - 1), do to cross-entropy (arXiv:2304.07288 finds tau = 1 best on clean labels).
+          does a z-loss of 1e-4 prevent it, and is more better (arXiv:2309.14322, section 3.1.2)?
+          :forms compares, at equal tokens, label smoothing and tau, which weights tokens by p^(tau
+          - 1), with cross-entropy (arXiv:2304.07288 finds tau = 1 best on clean labels).
 Command:  uv run train.py --config=configs/studies/losses.py --workdir=runs/z_loss
           uv run train.py --config=configs/studies/losses.py:forms --workdir=runs/losses
           uv run python -m eval.report --workdir=runs/z_loss --figures=figures
 Cost:     36 and 54 runs of 200 steps, 0.26 million parameters each: three and seven minutes on
           two CPU cores.
-Result:   no drift to hold in runs as short as these; tau = 1 is best on both sides, smoothing
-          costs 0.06 nats at 0.1: configs/studies/results/losses.md
+Result:   no drift in runs as short as these; tau = 1 is best on both sides, smoothing costs 0.06
+          nats at 0.1: configs/studies/results/losses.md
 
-Models are compared on `ce`, which every loss records, and not on what they minimise.
+Models are compared on `ce`, which every loss records, and not on their objectives.
 """
 
 from ml_collections import ConfigDict

@@ -1,17 +1,17 @@
-"""What makes a model forgive a wrong learning rate, and does it hold as models grow?
+"""What makes a model tolerate a wrong learning rate, and does it hold as models grow?
 
 Question: the protocol of the small-scale proxies (arXiv:2309.14322) scaled down: over three decades
-          of learning rates, how do normalized queries and keys, a z-loss, warm-up and its three
-          muP variants change learning rate sensitivity, the mean over rates of how much worse the
-          loss is than at the best one, at two widths?
+          of learning rates, how do normalized queries and keys, a z-loss, warm-up and the three muP
+          variants change learning rate sensitivity, the mean over rates of the excess of the loss
+          over the best loss, at two widths?
 Command:  uv run train.py --config=configs/studies/lr_sensitivity.py --workdir=runs/lr_sensitivity
           uv run python -m eval.report --workdir=runs/lr_sensitivity --figures=figures
 Cost:     336 runs of two blocks in sixteen programs, twenty minutes on two CPU cores.
-Result:   qk-norm forgives large rates; muP's variants keep the best one, not the sensitivity:
+Result:   qk-norm tolerates large rates; muP's variants keep the best rate, not the sensitivity:
           configs/studies/results/lr_sensitivity.md
 
-As published decay is independent of the rate, and the baseline of the muP variants has normalized
-queries and keys and the z-loss. The loss of a run that diverged is that of its start.
+As published, decay is independent of the rate, and the baseline of the muP variants has normalized
+queries and keys and the z-loss. A run that diverged counts with its initial loss.
 """
 
 from ml_collections import ConfigDict

@@ -1,4 +1,4 @@
-"""Does the best learning rate of a narrow model hold for one eight times as wide?
+"""Does the best learning rate of a narrow model hold for a model eight times as wide?
 
 Question: where is the best rate at each of four widths, under `standard`, muP's rates of linear
           layers alone (`mup_simple`), muP, and Muon with the spectral condition; does it move by
@@ -6,11 +6,12 @@ Question: where is the best rate at each of four widths, under `standard`, muP's
 Command:  uv run train.py --config=configs/studies/mup_transfer.py --workdir=runs/mup_transfer
           uv run python -m eval.report --workdir=runs/mup_transfer --figures=figures
 Cost:     336 runs of two blocks in sixteen programs, half an hour on two CPU cores.
-Result:   standard's falls as 1 / width, by three steps; the others' hold within one:
-          configs/studies/results/mup_transfer.md
+Result:   the best rate of standard falls as 1 / width, by three steps; the others hold within one
+          step: configs/studies/results/mup_transfer.md
 
-Heads are 16 wide at every width, so that there are more of them; the base model is the narrowest.
-Steps of the grid are a factor of two, so that an optimum that goes as 1 / width moves by three.
+Heads have width 16 at every model width, so that wider models have more of them; the base model is
+the narrowest. Steps of the grid are a factor of two, so that an optimum that falls as 1 / width
+moves by three.
 """
 
 from ml_collections import ConfigDict

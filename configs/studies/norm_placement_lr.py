@@ -1,8 +1,7 @@
-"""How do norm layers and their placement change the loss, and how much it depends on the learning
-rate?
+"""How do norm layers and their placement change the loss, and its sensitivity to the learning rate?
 
 Question: each norm layer in pre-norm, and RMSNorm at each placement, over three decades of learning
-          rates: which reaches the lowest loss, and which forgives a learning rate that is off by a
+          rates: which reaches the lowest loss, and which tolerates a learning rate that is off by a
           factor of ten?
 Command:  uv run train.py --config=configs/studies/norm_placement_lr.py --workdir=runs/norms
           uv run train.py --config=configs/studies/norm_placement_lr.py:longer \\
@@ -11,24 +10,23 @@ Command:  uv run train.py --config=configs/studies/norm_placement_lr.py --workdi
             --topology=v6e:4x4
 Cost:     588 runs of 0.26 million parameters, half an hour on two CPU cores; 72 longer ones, 24
           minutes; 72 of 124 million on a pod: tpu/PLANS.md.
-Result:   ahead is what keeps the first update from drowning the embeddings; where they start at 1,
-          pre-norm is as good as any and post-norm alone is worse; LayerNorm, RMSNorm equal:
+Result:   variants lead that keep the first update from drowning the embeddings; if embeddings start
+          at 1, pre-norm is as good as any and only post-norm is worse; LayerNorm, RMSNorm equal:
           configs/studies/results/norm_placement_lr.md
 
 Every cell sees the same text in the same order; the seeds draw other initial parameters. The
-hybrids normalize queries and keys, which is a part of them; the others do not, since it would hide
-much of what a norm does. The published warm-ups of PowerNorm (10,000 updates) and of Unified
+hybrids normalize queries and keys, which is part of the method; the others do not, since it would
+hide much of a norm's effect. The published warm-ups of PowerNorm (10,000 updates) and of Unified
 Normalization (4,000) are longer than these runs, in which both would be norms over the batch: here
 they are a quarter and a fifth of the run. The compensation in Unified Normalization's backward pass
-still is not reached: the authors' code begins it after 1,000 updates. Peri-LN normalizes the
-embeddings too; `peri` stands here with that and without.
+is still not reached: the authors' code begins it after 1,000 updates. Peri-LN normalizes the
+embeddings too; `peri` is included with that and without.
 
 norm_placement_lr.py:fitted is the baseline and those three alone: 84 runs, five minutes.
-norm_placement_lr.py:longer asks eight variants again, for twice as many steps and with embeddings
-that start at a deviation of 1, where no first update drowns them: 72 runs.
-norm_placement_lr.py:pod is planned and not trained: 24 variants of a model of 124 million
-parameters, each from three seeds at one learning rate, 20 tokens a parameter; all but the four
-whose statistics are those of the batch at hand.
+norm_placement_lr.py:longer repeats eight variants, for twice as many steps and with embeddings that
+start at a deviation of 1, where no first update drowns them: 72 runs. norm_placement_lr.py:pod is
+planned and not trained: 24 variants of a model of 124 million parameters, each with three seeds at
+one learning rate, 20 tokens per parameter; all except the four norms over the current batch.
 """
 
 from ml_collections import ConfigDict
@@ -38,7 +36,7 @@ from configs.studies import small
 from configs.studies.depth_variance import PLACEMENTS
 
 DECADES = (-4.0, -3.5, -3.0, -2.5, -2.0, -1.5, -1.0)
-NORMS = (  # all there were, but those that remove the norms of a trained model
+NORMS = (  # all norms of the time, except those that remove norms of a trained model
     'rmsnorm',
     'layernorm',
     'crmsnorm',
@@ -73,31 +71,31 @@ LONGER_VARIANTS = (  # norm, placement
 
 
 def variants() -> tuple[dict[str, str], ...]:
-    found = [{'model.norm': norm, 'model.placement': 'pre'} for norm in NORMS]
+    rows = [{'model.norm': norm, 'model.placement': 'pre'} for norm in NORMS]
     for placement in PLACEMENTS:
         if placement != 'pre':
             hybrid = {'model.qk_norm': 'rmsnorm'} if placement.startswith('hybrid') else {}
-            found.append({'model.norm': 'rmsnorm', 'model.placement': placement} | hybrid)
+            rows.append({'model.norm': 'rmsnorm', 'model.placement': placement} | hybrid)
     peri_ln = {'model.placement': 'peri', 'model.embedding_norm': 'rmsnorm'}
-    return (*found, {'model.norm': 'rmsnorm'} | peri_ln)
+    return (*rows, {'model.norm': 'rmsnorm'} | peri_ln)
 
 
 def is_fitted(variant: dict[str, str]) -> bool:
-    """Whether it is the baseline, or has a warm-up or an embedding norm of its own."""
+    """Whether it is the baseline, or has a warm-up or an embedding norm."""
     baseline = {'model.norm': 'rmsnorm', 'model.placement': 'pre'}
     has_warmup = ':warmup=' in variant['model.norm']
     return variant == baseline or has_warmup or 'model.embedding_norm' in variant
 
 
 def get_config(which: str = 'all') -> ConfigDict:
-    """which: 'all' variants, those that are 'fitted', LONGER ones ('longer'), or for a 'pod'."""
+    """which: 'all' variants, the 'fitted' ones, 'longer' (LONGER_VARIANTS), or for a 'pod'."""
     if which == 'pod':
         return _get_pod_config()
     config = small.get_config()
     config.train.diagnose_every = 100
     rates = tuple(10**exponent for exponent in DECADES)
     if which == 'longer':
-        chosen = tuple(
+        selected = tuple(
             {'model.norm': norm, 'model.placement': place} for norm, place in LONGER_VARIANTS
         )
         rates = rates[3:6]
@@ -105,8 +103,8 @@ def get_config(which: str = 'all') -> ConfigDict:
         config.train.steps = config.train.eval_every = 400
         config.train.diagnose_every = 200
     else:
-        chosen = {'all': variants(), 'fitted': tuple(filter(is_fitted, variants()))}[which]
-    config.sweep = {'list': chosen, 'optim.lr': rates, 'train.seed': (0, 1, 2)}
+        selected = {'all': variants(), 'fitted': tuple(filter(is_fitted, variants()))}[which]
+    config.sweep = {'list': selected, 'optim.lr': rates, 'train.seed': (0, 1, 2)}
     return config
 
 
@@ -120,10 +118,10 @@ def _get_pod_config() -> ConfigDict:
         'powernorm:warmup=50': 'powernorm:warmup=2375',
         'unified:warmup=40': 'unified:warmup=1900',
     }
-    chosen = tuple(
+    selected = tuple(
         variant | {'model.norm': warmups.get(variant['model.norm'], variant['model.norm'])}
         for variant in variants()
         if variant['model.norm'] not in BATCH_NORMS
     )
-    config.sweep = {'list': chosen, 'train.seed': (0, 1, 2)}
+    config.sweep = {'list': selected, 'train.seed': (0, 1, 2)}
     return config

@@ -5,10 +5,10 @@ Question: norm layers in pre-norm and RMSNorm at other placements, embeddings st
           equal budgets: which are better than RMSNorm in pre-norm?
 Command:  uv run train.py --config=configs/studies/norms_tuned.py --workdir=runs/norms_tuned
 Cost:     twelve programs, some thirty runs of 0.26 million parameters each.
-Result:   DeepNorm alone is better, by 0.04 nats; most that were ahead with small embeddings
-          fall behind with these: configs/studies/results/norms_tuned.md
+Result:   only DeepNorm is better, by 0.04 nats; most variants that led with small embeddings fall
+          behind with these: configs/studies/results/norms_tuned.md
 
-configs/studies/norm_placement_lr.py asks more variants over one grid of rates.
+configs/studies/norm_placement_lr.py compares more variants over a shared grid of rates.
 """
 
 from ml_collections import ConfigDict

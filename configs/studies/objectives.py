@@ -1,23 +1,24 @@
-"""What does filling holes cost a causal model, and how much of it is enough (CodeGen2's mixture)?
+"""What does infilling cost a causal model, and how much of it is enough (CodeGen2's mixture)?
 
-Question: at equal tokens read, with a share p of causal rows and the rest with holes, how do the
-          causal loss and the loss of what fills holes move as p goes from 1 to 0; is a mixture
-          free, as arXiv:2207.14255 has it for prefix-suffix-middle, or does it cost a little, as
-          arXiv:2305.02309 found; and what does a prefix that is read both ways do?
+Question: at equal tokens, with a share p of causal rows and the rest with holes, how do the causal
+          loss and the loss of holes change as p goes from 1 to 0; is a mixture free, as
+          arXiv:2207.14255 finds for prefix-suffix-middle, or does it cost a little, as
+          arXiv:2305.02309 finds; and what is the effect of a prefix that is read both ways?
 Command:  uv run train.py --config=configs/studies/objectives.py --workdir=runs/objectives
           uv run python -m eval.runs --workdir=runs/objectives "select data_objective,
           count(*) n, avg(ce) ce, avg(infill_ce) infill, avg(span_corruption_ce) spans,
           avg(prefix_ce) prefix, avg(tokens) targets from runs group by 1 order by 1"
 Cost:     27 runs of 0.26 million parameters in nine programs, ten minutes on two CPU cores.
-Result:   half of the rows with one hole costs nothing that seeds would not, spans cost the targets
-          they lack, a prefix does not pay: configs/studies/results/objectives.md
+Result:   half of the rows with one hole costs no more than the spread of seeds, spans cost the
+          targets that they lack, a prefix does not pay: configs/studies/results/objectives.md
 
-`ce` is of the unchanged text for all. The other losses are of the same validation rows with holes,
-or with a prefix: of what fills holes, or stands behind the prefix. A model that was trained on
-causal rows alone has never met a mark, so its losses there say how much of the task is the format.
-Marks are in every vocabulary, used or not, and the seeds draw other initial parameters: every cell
-reads the same rows in the same order. `targets` counts the tokens that the loss was of: by
-step * 8 * 128 it is their share, and small where the loss is of holes alone.
+`ce` is the loss of the unchanged text for all. The other losses are for the same validation rows
+with holes, or with a prefix: the loss of the holes' contents, or of the text after the prefix. A
+model that was trained on causal rows alone has never seen a special token, so its losses there show
+how much of the task is the format. Special tokens are in every vocabulary, used or not, and the
+seeds draw other initial parameters: every cell reads the same rows in the same order. `targets`
+counts the target tokens of the loss: over step * 8 * 128 it is their share, and small if the loss
+is on holes alone.
 """
 
 from ml_collections import ConfigDict

@@ -1,27 +1,27 @@
-"""Which direction of the hidden matrices learns fastest, where all updates are equally large?
+"""Which direction of the hidden matrices learns fastest, if all updates are equally large?
 
-Question: with one AdamW for embeddings, readout and vectors, and updates of hidden matrices of one
-          root mean square, 0.2 of the learning rate, how do optimizers compare in the best loss, in
-          its spread over learning rates, in memory and in time?
-          :equal_time gives each, at its best rate, as many steps as AdamW's 200 take.
+Question: with one AdamW for embeddings, readout and vectors, and updates of hidden matrices with a
+          root mean square of 0.2 times the learning rate, how do optimizers compare in the best
+          loss, in its spread over learning rates, in memory and in time? :equal_time gives each, at
+          its best rate, as many steps as fit into the time of 200 steps of AdamW.
 Command:  uv run train.py --config=configs/studies/optimizers.py --workdir=runs/optimizers
           uv run train.py --config=configs/studies/optimizers.py:equal_time --workdir=runs/timed
           uv run python -m eval.report --workdir=runs/optimizers --figures=figures
-Cost:     210 runs of 0.26 million parameters in fourteen programs, an hour on two CPU
-          cores that did other work too.
-Result:   Muon, ARO and SOAP are 0.2 to 0.3 nats ahead of AdamW, columns of one size 0.14 at a
+Cost:     210 runs of 0.26 million parameters in fourteen programs, an hour on two CPU cores that
+          were shared with other work.
+Result:   Muon, ARO and SOAP lead AdamW by 0.2 to 0.3 nats, columns of equal size by 0.14 at a
           quarter of its state: configs/studies/results/optimizers.md
 
-0.2 is about the size of AdamW's own updates, so that its row changes little by it (the protocol of
-arXiv:2502.16982 and arXiv:2602.09006). Every cell sees the same text in the same order. Learning
-rates move the hidden matrices alone: the rest has 1e-2 in all cells.
+0.2 is about the root mean square of AdamW's updates, so that its row hardly changes (the protocol
+of arXiv:2502.16982 and arXiv:2602.09006). Every cell sees the same text in the same order. Learning
+rates apply to the hidden matrices alone: other parameters have 1e-2 in all cells.
 """
 
 from ml_collections import ConfigDict
 
 from configs.studies import small
 
-OPTIMIZERS = (
+OPTIMIZERS: tuple[dict, ...] = (
     {'optim.name': 'adamw'},
     {'optim.name': 'adafactor'},
     {'optim.name': 'adamp'},
@@ -31,15 +31,18 @@ OPTIMIZERS = (
     {'optim.name': 'muon'},
     {'optim.name': 'auon'},
     {'optim.name': 'soap'},
-    {'optim.name': 'shampoo', 'optim.shampoo_every': 10},  # published with 1, ten times as long
+    {
+        'optim.name': 'shampoo',
+        'optim.shampoo_every': 10,
+    },  # published with 1, which takes ten times as long
     {'optim.name': 'conda'},
     {'optim.name': 'aro'},
     {'optim.name': 'galore'},
     {'optim.name': 'apollo'},
 )
 LEARNING_RATES = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
-# Best rates of the sweep, and milliseconds a step: `tests.bench.optim --shapes=study --rounds=5`,
-# the lower mean of two times, since at this size a mean can be a third above another.
+# Best rates of the sweep, and milliseconds per step: `tests.bench.optim --shapes=study --rounds=5`,
+# the lower of two means, since at this size means can differ by a third.
 BEST_LR_AND_MS = {
     'adamw': (3e-3, 38.0),
     'adafactor': (1e-2, 36.9),
@@ -59,7 +62,7 @@ BEST_LR_AND_MS = {
 
 
 def equal_time() -> tuple[dict, ...]:
-    """Each optimizer at its best rate, for the time of 200 steps of AdamW's."""
+    """Each optimizer at its best rate, for the time of 200 steps of AdamW."""
     cells = []
     for optimizer in OPTIMIZERS:
         lr, ms = BEST_LR_AND_MS[optimizer['optim.name']]
@@ -69,7 +72,7 @@ def equal_time() -> tuple[dict, ...]:
 
 
 def get_config(which: str = 'rates') -> ConfigDict:
-    """which: 'rates', each optimizer at all of them, or 'equal_time'."""
+    """which: 'rates', each optimizer at all LEARNING_RATES, or 'equal_time'."""
     config = small.get_config()
     config.optim.others = 'adamw'
     config.optim.others_lr = 1e-2

@@ -1,18 +1,19 @@
-"""Which optimizer of the hidden matrices reaches the lowest loss, each at the rate that suits it?
+"""Which optimizer of the hidden matrices reaches the lowest loss, each at its best rate?
 
-Question: the optimizers of the study at equal update sizes again, with updates of their own size
-          and each with a learning rate tuned for it, at equal budgets: what changes in the order,
-          and does the order at half of the length hold at the whole?
+Question: the optimizers of the study at equal update sizes again, with unscaled updates and each
+          with a tuned learning rate, at equal budgets: how does the order change, and does the
+          order at half of the length hold at the full length?
 Command:  uv run train.py --config=configs/studies/optimizers_tuned.py --workdir=runs/tuned
           uv run train.py --config=configs/studies/optimizers_tuned.py:half --workdir=runs/half
 Cost:     eleven programs, some forty runs of 0.26 million parameters each.
-Result:   Muon is ahead by 0.32 nats, then ARO, SOAP, Shampoo and Conda; half of the length has the
-          same sides; what it says of AuON, SCALE and Schedule-Free is withdrawn:
+Result:   Muon leads by 0.32 nats, then ARO, SOAP, Shampoo and Conda; half of the length gives the
+          same verdicts; statements on AuON, SCALE and Schedule-Free are withdrawn:
           configs/studies/results/optimizers_tuned.md
 
-Model, text and the AdamW of embeddings, readout and vectors are those of
-configs/studies/optimizers.py. A rate is that of the hidden matrices alone, searched around a centre
-near the best of one seed's octaves at half of the length; a scan that ends at an edge goes on.
+Model, text and the AdamW of embeddings, readout and vectors are as in
+configs/studies/optimizers.py. A rate applies to the hidden matrices alone. It is searched around a
+centre near the best octave of one seed at half of the length; a scan whose best rate is at an edge
+is extended.
 """
 
 from ml_collections import ConfigDict

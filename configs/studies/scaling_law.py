@@ -1,14 +1,14 @@
 """How does the loss fall with parameters and tokens, and can it be predicted?
 
 Question: of sixteen runs, four widths times four lengths, do the constants of a law fitted to
-          twelve of them (arXiv:2203.15556, approach 3) predict the others, the largest?
+          twelve of them (arXiv:2203.15556, approach 3) predict the largest four?
 Command:  uv run train.py --config=configs/studies/scaling_law.py --workdir=runs/scaling_law
           uv run python -m eval.fit --workdir=runs/scaling_law --law=chinchilla --hold_out=0.25
 Cost:     seven minutes on two CPU cores: 16 runs in four programs.
-Result:   met to 0.3%, held-out runs predicted 1.6 to 5% too high:
+Result:   fitted to 0.3%, held-out runs predicted 1.6 to 5% too high:
           configs/studies/results/scaling_law.md
 
-muP has the rate of the narrowest model hold for all; each length has a cosine of its own.
+muP makes the rate of the narrowest model hold for all widths; each length has its cosine.
 """
 
 from ml_collections import ConfigDict

@@ -1,6 +1,6 @@
-"""The model that studies of many runs have in common: 0.26 million parameters.
+"""The shared model of studies with many runs: 0.26 million parameters.
 
-Question: none of its own; studies start from it.
+Question: none; studies start from it.
 Command:  uv run train.py --config=configs/studies/small.py
 Cost:     200 steps, a few seconds on two CPU cores.
 Result:   see the studies.
@@ -17,7 +17,7 @@ def get_config() -> ConfigDict:
     config.model.n_layers = 4
     config.model.d_ff = 256
     config.model.qk_norm = 'none'
-    config.scaling.embedding_std = None  # 1 / sqrt(d_model), as scaling.init has it
+    config.scaling.embedding_std = None  # 1 / sqrt(d_model), by scaling.init
     config.data.tokenizer = 'bpe:512'
     config.data.seq_len = 128
     config.data.batch_size = 8

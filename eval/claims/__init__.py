@@ -1,1 +1,1 @@
-"""A board of claims: what papers say, and what runs that anyone can repeat say of it."""
+"""The board of claims: statements of papers, and the verdicts of runs that anyone can repeat."""

@@ -1,12 +1,13 @@
-"""The board of claims: what papers say, and what runs say of it; a line a claim.
+"""Prints the board of claims: statements of papers and the verdicts of runs, a line each.
 
     python -m eval.claims [--workdir=runs/claims] [--only=NAME[,NAME]]
-    python -m eval.claims --run [--hours=H]     trains what is open, cheapest first; goes on later
+    python -m eval.claims --run [--hours=H]     trains open claims, cheapest first; resumes later
     python -m eval.claims --pages=DIR           writes the board, a page a claim, and board.json
-    python -m eval.claims --record=docs/claims/board.json      what that board has, without its runs
+    python -m eval.claims --record=docs/claims/board.json      a recorded board, without its runs
 
-The board is made of records alone. A claim whose studies have no records, or unfinished ones, is
-open; one whose config has changed since is stale; one whose file says WITHDRAWN has no verdict.
+The board is computed from records alone. A claim is open if its studies have no records or
+unfinished records, stale if a config has changed since, and without verdict if its file says
+WITHDRAWN.
 """
 
 from lm.launch.before_jax import prepare_process
@@ -33,39 +34,46 @@ from lm.study.tables.text import FORMATS, format_table
 def read_board(
     claims: list[Claim], workdir: Path, record: Path | None = None
 ) -> tuple[list[Decision], register.Entries]:
-    """Returns what is known of claims, and when what counts for each went on record.
+    """Returns the decision on each claim, and the register entries of all claims.
 
-    record: board.json of a board, for claims that the workdir has no records of.
+    Args:
+      claims: claims to decide, in order.
+      workdir: folder with a record of each study and measure.
+      record: a board.json, used for claims without records in the workdir.
+
+    Returns:
+      (decisions, entries): entries by claim name, as `register.add_entries` returns them.
     """
-    names = dict.fromkeys(which for claim in claims for which in claim.studies.values())
+    names = dict.fromkeys(study for claim in claims for study in claim.studies.values())
     evidence = {name: open_evidence(name, workdir) for name in names}
-    decided = {one.name: decide(one, evidence) for one in claims}  # refuses an arm that is none
+    # Claims of the record too: their conditions must name arms that exist.
+    decisions = {claim.name: decide(claim, evidence) for claim in claims}
     recorded, entries = read_record(record, claims) if record else ({}, {})
     for name in list(recorded):
-        if any(each.has_records for each in decided[name].evidence.values()):
+        if any(evidence[study].has_records for study in decisions[name].claim.studies.values()):
             del recorded[name]
             entries.pop(name, None)
-    own = [claim for claim in claims if claim.name not in recorded]
-    entries |= register.add_entries(workdir, own, evidence)
-    return list((decided | recorded).values()), entries
+    missing = [claim for claim in claims if claim.name not in recorded]
+    entries |= register.add_entries(workdir, missing, evidence)
+    return list((decisions | recorded).values()), entries
 
 
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise ValueError(f'flags begin with --; claims are named by --only={argv[1]}')
-    given = flags.FLAGS
-    claims, workdir = read_claims(Path(given.claims), given.only), Path(given.workdir)
-    record = Path(given.record) if given.record else None
-    found, entries = read_board(claims, workdir, record)
-    if given.run:
-        train_open_claims(found, given.hours)
-        found, entries = read_board(claims, workdir, record)
-    rows = board.table_rows(found, entries)
-    print(format_table(rows, list(rows[0]), given.format))
-    is_text = given.format in ('table', 'markdown')  # others are read by programs
-    print('\n'.join(board.summary_lines(found)), file=sys.stdout if is_text else sys.stderr)
-    if given.pages:
-        for path in board.write_pages(Path(given.pages), found, entries):
+    args = flags.FLAGS
+    claims, workdir = read_claims(Path(args.claims), args.only), Path(args.workdir)
+    record = Path(args.record) if args.record else None
+    decisions, entries = read_board(claims, workdir, record)
+    if args.run:
+        train_open_claims(decisions, args.hours)
+        decisions, entries = read_board(claims, workdir, record)
+    rows = board.table_rows(decisions, entries)
+    print(format_table(rows, list(rows[0]), args.format))
+    is_text = args.format in ('table', 'markdown')  # programs read the others
+    print('\n'.join(board.summary_lines(decisions)), file=sys.stdout if is_text else sys.stderr)
+    if args.pages:
+        for path in board.write_pages(Path(args.pages), decisions, entries):
             print(path, file=sys.stdout if is_text else sys.stderr)
 
 

@@ -1,4 +1,4 @@
-"""The board and its pages: rows of what is known of each claim, in words that a reader needs."""
+"""The board and its pages: a row and a page for each claim, in text for readers."""
 
 import collections
 import math
@@ -12,7 +12,7 @@ from typing import Any
 from eval.claims.claim import HEADINGS, PARTS
 from eval.claims.decide import STANDING, UNFINISHED, VERDICTS, WITHDRAWN, ConditionResult, Decision
 from eval.claims.estimates import UNDECIDED
-from eval.claims.evidence import MEASURE, OUT_OF_REACH, Evidence
+from eval.claims.evidence import MEASURE, OUT_OF_REACH, Evidence, MeasureEvidence
 from eval.claims.left_out import NOT_YET_TESTED, OUT_OF_SCOPE
 from eval.claims.record import FILE, RecordedEvidence, board_record
 from eval.claims.register import Entries, entry_note
@@ -28,7 +28,7 @@ OPENING = (
     'not refuted: its page says first what differs. Intervals are of 95%: of twenty verdicts one',
     'may be wrong.',
 )
-TRAINING, COMPUTING = 'training', 'computing alone'  # what a claim's evidence is made by
+TRAINING, COMPUTING = 'training', 'computing alone'  # kinds of evidence
 WITHDRAWN_INTRO = (
     'These verdicts do not stand, and the board does not count them until the claims are tried',
     'again. What was measured is on each page.',
@@ -42,66 +42,71 @@ HEADING_LABELS = {
 
 
 def table_rows(decisions: Sequence[Decision], entries: Entries) -> list[dict[str, Any]]:
-    """Returns a row a claim, in the order of VERDICTS."""
+    """Returns one row for each claim, in the order of VERDICTS."""
     return [
         {
-            'claim': one.claim.name,
-            'part': one.claim.part,
-            'by': TRAINING if one.trains else COMPUTING,
-            'verdict': one.verdict,
-            'effect': _format_effect(one.conditions[0]),
-            'runs': sum(own.runs for own in one.evidence.values()),
-            'core_hours': round(core_hours(one), 3),
-            'note': one.why
-            or one.claim.caution
-            or entry_note(one.claim, entries)
-            or '; '.join(power_notes(one)),
+            'claim': decision.claim.name,
+            'part': decision.claim.part,
+            'by': TRAINING if decision.trains else COMPUTING,
+            'verdict': decision.verdict,
+            'effect': _format_effect(decision.conditions[0]),
+            'runs': sum(evidence.runs for evidence in decision.evidence.values()),
+            'core_hours': round(core_hours(decision), 3),
+            'note': decision.why
+            or decision.claim.caution
+            or entry_note(decision.claim, entries)
+            or '; '.join(power_notes(decision)),
         }
-        for one in sorted(decisions, key=lambda one: VERDICTS.index(one.verdict))
+        for decision in sorted(decisions, key=lambda decision: VERDICTS.index(decision.verdict))
     ]
 
 
 def core_hours(decision: Decision) -> float:
-    """Returns the hours that the runs of a claim's studies took, times the cores they had; runs
-    that several claims speak of count for each.
+    """Returns the core-hours of a claim's studies: wall time times cores of each run.
+
+    A run that serves several claims counts for each of them.
     """
     return sum(study.core_seconds for study in decision.evidence.values()) / 3600
 
 
 def summary_lines(decisions: Sequence[Decision]) -> list[str]:
-    """Returns how many claims have which verdict, by whether anything was trained for them and
-    without those that are withdrawn, and what all runs took: each once.
+    """Returns the lines below the board: claims by verdict, then the total cost.
+
+    Claims that were trained for and claims that were only computed are counted separately,
+    withdrawn claims only in the total. Each study counts once.
     """
-    standing = [one for one in decisions if one.verdict != WITHDRAWN]
+    standing = [decision for decision in decisions if decision.verdict != WITHDRAWN]
     counts = [
-        f'{len(own)} by {by}: {_count_verdicts(own)}'
+        f'{len(group)} by {by}: {_count_verdicts(group)}'
         for by, trains in ((TRAINING, True), (COMPUTING, False))
-        if (own := [one for one in standing if one.trains == trains])
+        if (group := [decision for decision in standing if decision.trains == trains])
     ]
-    studies = {s.name: s for one in decisions for s in one.evidence.values()}.values()
+    studies = {
+        evidence.name: evidence for decision in decisions for evidence in decision.evidence.values()
+    }.values()
     runs, hours = sum(s.runs for s in studies), sum(s.core_seconds for s in studies) / 3600
-    measures = sum(one.name.startswith(MEASURE) for one in studies)
-    many = 'claim' if len(decisions) == 1 else 'claims'
+    measures = sum(study.name.startswith(MEASURE) for study in studies)
+    noun = 'claim' if len(decisions) == 1 else 'claims'
     withdrawn = len(decisions) - len(standing)
     return [
-        f'{len(decisions)} {many}' + f', of which {withdrawn} withdrawn' * bool(withdrawn),
+        f'{len(decisions)} {noun}' + f', of which {withdrawn} withdrawn' * bool(withdrawn),
         *counts,
         f'{runs} runs of studies and {measures} measures, {hours:.3g} core-hours',
     ]
 
 
 def _count_verdicts(decisions: Sequence[Decision]) -> str:
-    count = collections.Counter(one.verdict for one in decisions)
+    count = collections.Counter(decision.verdict for decision in decisions)
     return ', '.join(f'{count[verdict]} {verdict}' for verdict in STANDING if count[verdict])
 
 
 def _format_effect(condition: ConditionResult) -> str:
-    found = condition.estimate
-    if found is None:
+    estimate = condition.estimate
+    if estimate is None:
         return ''
-    if math.isinf(found.value):
-        return f'{"it" if found.value > 0 else "the other"} diverges at every rate'
-    return f'{found.value:+.3f} [{_format_bound(found.low)}, {_format_bound(found.high)}]'
+    if math.isinf(estimate.value):
+        return f'{"it" if estimate.value > 0 else "the other"} diverges at every rate'
+    return f'{estimate.value:+.3f} [{_format_bound(estimate.low)}, {_format_bound(estimate.high)}]'
 
 
 def _format_bound(value: float) -> str:
@@ -109,24 +114,37 @@ def _format_bound(value: float) -> str:
 
 
 def power_notes(decision: Decision) -> Iterator[str]:
-    """Returns what would decide each undecided condition."""
-    for own in decision.conditions:
-        if own.outcome != UNDECIDED or own.estimate is None:
+    """Yields a note for each undecided condition: what would decide it."""
+    for condition in decision.conditions:
+        if condition.outcome != UNDECIDED or condition.estimate is None:
             continue
-        if own.seeds:
-            yield f'{own.text}: about {own.seeds} seeds would tell in {POWER:.0%} of cases'
+        if condition.seeds:
+            yield (
+                f'{condition.text}: about {condition.seeds} seeds would tell in {POWER:.0%} '
+                'of cases'
+            )
         else:
-            yield f'{own.text}: a finer or wider search of the rate, or longer runs would tell'
+            yield (
+                f'{condition.text}: a finer or wider search of the rate, or longer runs would tell'
+            )
 
 
 def write_pages(folder: Path, decisions: Sequence[Decision], entries: Entries) -> list[Path]:
-    """Writes index.md, the board, NAME.md of each claim, and the record of all; returns their
-    paths.
+    """Writes the pages of a board and its record.
+
+    Args:
+      folder: where to write index.md (the board), NAME.md for each claim, and board.json.
+      decisions: the claims with their verdicts.
+      entries: register entries by claim name.
+
+    Returns:
+      The paths written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     texts = {folder / 'index.md': _render_index(decisions, entries)}
     texts |= {
-        folder / f'{one.claim.name}.md': _render_page(one, folder, entries) for one in decisions
+        folder / f'{decision.claim.name}.md': _render_page(decision, folder, entries)
+        for decision in decisions
     }
     texts[folder / FILE] = format_json(board_record(decisions, entries))
     for path, text in texts.items():
@@ -135,8 +153,8 @@ def write_pages(folder: Path, decisions: Sequence[Decision], entries: Entries) -
 
 
 def _render_index(decisions: Sequence[Decision], entries: Entries) -> str:
-    told = table_rows(decisions, entries)
-    by_name = {one.claim.name: one for one in decisions}
+    rows = table_rows(decisions, entries)
+    by_name = {decision.claim.name: decision for decision in decisions}
     lines = [
         '# Claims',
         '',
@@ -145,25 +163,30 @@ def _render_index(decisions: Sequence[Decision], entries: Entries) -> str:
         *(f'- {line}.' for line in summary_lines(decisions)),
         '',
     ]
-    standing = [row for row in told if row['verdict'] != WITHDRAWN]
+    standing = [row for row in rows if row['verdict'] != WITHDRAWN]
     for by in (TRAINING, COMPUTING):
-        if own := [row for row in standing if row['by'] == by]:
-            lines += [f'## By {by}', '', _render_table(own, by_name), '']
-    if withdrawn := [row for row in told if row['verdict'] == WITHDRAWN]:
+        if group := [row for row in standing if row['by'] == by]:
+            lines += [f'## By {by}', '', _render_table(group, by_name), '']
+    if withdrawn := [row for row in rows if row['verdict'] == WITHDRAWN]:
         lines += ['## Withdrawn', '', *WITHDRAWN_INTRO, '', _render_table(withdrawn, by_name), '']
     lines += ['## By part']
     for part in PARTS:
-        if own := [row for row in standing if row['part'] == part]:
-            lines += ['', f'### {part.capitalize()}', '', _render_table(own, by_name)]
-    for head, left in (
+        if group := [row for row in standing if row['part'] == part]:
+            lines += ['', f'### {part.capitalize()}', '', _render_table(group, by_name)]
+    for head, reasons in (
         ('has no place here', OUT_OF_SCOPE),
         ('waits for work, or for hours of training', NOT_YET_TESTED),
     ):
-        lines += ['', f'## What {head}', '', format_markdown([['paper', 'why'], *left.items()])]
+        lines += [
+            '',
+            f'## What {head}',
+            '',
+            format_markdown([['paper', 'why'], *map(list, reasons.items())]),
+        ]
     return '\n'.join(lines) + '\n'
 
 
-def _render_table(told: Sequence[dict[str, Any]], by_name: dict[str, Decision]) -> str:
+def _render_table(rows: Sequence[dict[str, Any]], by_name: dict[str, Decision]) -> str:
     head = ['claim', 'verdict', 'effect, 95%', 'runs', 'core-hours', 'note']
     body = [
         [
@@ -174,7 +197,7 @@ def _render_table(told: Sequence[dict[str, Any]], by_name: dict[str, Decision]) 
             f'{row["core_hours"]:.2f}',
             row['note'],
         ]
-        for row in told
+        for row in rows
     ]
     return format_markdown([head, *body])
 
@@ -191,28 +214,37 @@ def _render_page(decision: Decision, folder: Path, entries: Entries) -> str:
         lines += [f'**Caution.** {_link_study_pages(_format_sentence(claim.caution), folder)}', '']
     for heading in HEADINGS:
         lines += [f'**{HEADING_LABELS[heading]}.** {_format_sentence(claim.texts[heading])}', '']
-    if told := entry_note(claim, entries):
-        lines += [f'Of the record: {told}.', '']
+    if note := entry_note(claim, entries):
+        lines += [f'Of the record: {note}.', '']
     if decision.verdict == WITHDRAWN:
         lines += ['**Measured**, and no verdict:', '']
     else:
         lines += [
-            f'**Found: {decision.verdict}.** {_format_sentence(decision.why) if decision.why else ""}'.rstrip(),
+            f'**Found: {decision.verdict}.** '
+            f'{_format_sentence(decision.why) if decision.why else ""}'.rstrip(),
             '',
         ]
     head = ['condition', 'found, 95%', 'seeds', 'it']
     body = [
-        [own.text, _format_effect(own), str(own.estimate.n) if own.estimate else '', own.outcome]
-        for own in decision.conditions
+        [
+            condition.text,
+            _format_effect(condition),
+            str(condition.estimate.n) if condition.estimate else '',
+            condition.outcome,
+        ]
+        for condition in decision.conditions
     ]
     lines += [format_markdown([head, *body]), '']
     if decision.verdict not in (*UNFINISHED, WITHDRAWN):
         lines += [f'- {_format_sentence(text)}' for text in power_notes(decision)]
         lines += [''] * bool(list(power_notes(decision)))
     lines += ['**Runs.** Each study once, for all claims that speak of it:', '']
-    for own in decision.evidence.values():
-        commands = [own.plan_command] if own.state == OUT_OF_REACH else []
-        lines += [f'    uv run python {shlex.join(each)}' for each in [*commands, own.command]]
+    for evidence in decision.evidence.values():
+        is_planned = not isinstance(evidence, MeasureEvidence) and evidence.state == OUT_OF_REACH
+        commands = [evidence.plan_command] if is_planned else []
+        lines += [
+            f'    uv run python {shlex.join(command)}' for command in [*commands, evidence.command]
+        ]
     lines += [f'    uv run python -m eval.claims --only={claim.name}', '']
     lines += [
         f'{_format_cost(study)}{_study_link(study, folder)}' for study in decision.evidence.values()
@@ -221,7 +253,7 @@ def _render_page(decision: Decision, folder: Path, entries: Entries) -> str:
 
 
 def _link_study_pages(text: str, folder: Path) -> str:
-    """Returns a text in which pages of studies are links."""
+    """Returns the text with a link for each result page of a study that it mentions."""
     return RESULT_PAGE.sub(lambda m: f'[{m[0]}]({os.path.relpath(m[0], folder)})', text)
 
 
@@ -236,6 +268,6 @@ def _format_cost(study: Evidence | RecordedEvidence) -> str:
 
 
 def _study_link(study: Evidence | RecordedEvidence, folder: Path) -> str:
-    """A link to the page of a study, where it has one."""
+    """Returns a link to the result page of a study; '' if it has none."""
     page = RESULTS / f'{Path(study.name).name.partition(".")[0]}.md'
     return f'; [its table]({os.path.relpath(page, folder)})' if page.exists() else ''

@@ -1,15 +1,16 @@
-"""A claim, as its file says it: what a paper says, which runs show it, what counts as reproduced.
+"""A claim as its file states it: what a paper says, which runs test it, and what counts as
+reproduced.
 
     PART = 'optimizers'
     STUDIES = {'whole': 'configs/studies/optimizers_tuned.py'}
     HOLDS = ({'study': 'whole', 'arm': {'optim.name': 'muon'}, 'difference': (None, 0.0)},)
 
-A study is a config file with config.tune, or `measure:NAME`, and several claims may speak of one. A
-condition is a quantity (`eval.claims.evidence`) and the range in which it has to lie; a claim holds
-where all of them do. WITHDRAWN = 'why' takes a verdict back that does not stand, whatever the
-evidence says, and CAUTION = 'what' says what a reader of the verdict has to know first: a sentence
-each. The docstring has the claim in a line, and under HEADINGS whose it is, what is
-said, what differs here, and what counts, in words.
+A study is a config file with config.tune, or `measure:NAME`; several claims may share one. A
+condition is a quantity (`eval.claims.evidence`) and the range in which it must lie. A claim holds
+if all its conditions do. WITHDRAWN = 'reason' takes back a verdict that does not stand, whatever
+the evidence; CAUTION = 'text' states what a reader must know before the verdict. Both are one
+sentence. The docstring of the file has the claim in its first line, then a text for each of
+HEADINGS: the paper, its statement, the differences here, and the criterion in words.
 """
 
 import dataclasses
@@ -31,16 +32,18 @@ PARTS = (
     *('optimizers', 'norms', 'placements', 'attention', 'activations', 'reparametrisations'),
     *('recipes', 'losses', 'scaling', 'data', 'weights', 'evaluation'),
 )
-REQUIRED_CONSTANTS, SENTENCE_CONSTANTS = (
-    ('PART', 'STUDIES', 'HOLDS'),
-    ('WITHDRAWN', 'CAUTION'),
-)  # constants of a file
+# Constants of a file.
+REQUIRED_CONSTANTS = ('PART', 'STUDIES', 'HOLDS')
+SENTENCE_CONSTANTS = ('WITHDRAWN', 'CAUTION')
 STUDY_KEYS, MEASURE_KEYS = {'study', 'arm', 'against'}, {'study', 'value'}  # keys of conditions
 
 
 @dataclasses.dataclass(frozen=True)
 class Condition:
-    """A quantity of a study that has to lie in a range. of: what says which, such as its arms."""
+    """A quantity of a study and the range in which it must lie.
+
+    of: selects the quantity, such as {'arm': {...}} or {'value': 'x'}.
+    """
 
     study: str
     quantity: str
@@ -58,8 +61,10 @@ class Condition:
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """A claim of a file. studies: {name: config file, as train.py takes it}. withdrawn: why the
-    verdict does not stand, caution: what qualifies it; '' for neither.
+    """A claim of a file.
+
+    studies: {name: config file, as train.py takes it}. withdrawn: why the verdict does not stand,
+    '' if it does. caution: what qualifies the verdict, '' for nothing.
     """
 
     name: str
@@ -73,17 +78,16 @@ class Claim:
 
     @property
     def digest(self) -> str:
-        """Returns the digest of what counts: it changes with a condition or a study."""
-        found = [self.studies, *(dataclasses.asdict(one) for one in self.conditions)]
-        return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:12]
+        """Returns a digest of the criterion; it changes with any condition or study."""
+        criteria = [self.studies, *(dataclasses.asdict(condition) for condition in self.conditions)]
+        return hashlib.sha256(json.dumps(criteria, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def read_claims(folder: Path = FOLDER, only: Iterable[str] = ()) -> list[Claim]:
-    """Returns the claims of a folder, by name; of `only` where any are given.
+    """Returns the claims of a folder by name, or only the named ones.
 
     Raises:
-      ValueError: for a folder without claims, a name that none has, and a file that says less or
-        other than a claim does.
+      ValueError: if the folder has no claims, a name is unknown, or a file is not a valid claim.
     """
     files = {path.stem: path for path in sorted(folder.glob('[!_]*.py'))}
     if not files:
@@ -96,7 +100,11 @@ def read_claims(folder: Path = FOLDER, only: Iterable[str] = ()) -> list[Claim]:
 
 
 def read_claim(path: Path) -> Claim:
-    """Returns the claim of a file, a Python module that is run. Raises ValueError, naming it."""
+    """Returns the claim of a file, a Python module that is run.
+
+    Raises:
+      ValueError: for a file that fails or is not a valid claim; the message has the path.
+    """
     try:
         return _build_claim(path.stem, runpy.run_path(str(path)))
     except SyntaxError as error:
@@ -107,23 +115,25 @@ def read_claim(path: Path) -> Claim:
 
 def _build_claim(name: str, module: Mapping[str, Any]) -> Claim:
     title, texts = _parse_docstring(inspect.cleandoc(module['__doc__'] or ''))
-    found = {constant: value for constant, value in module.items() if constant[0] != '_'}
-    for constant in found:  # a WITHDRAWN that is misspelt would leave the verdict on the board
+    constants = {constant: value for constant, value in module.items() if constant[0] != '_'}
+    for constant in constants:  # a misspelt WITHDRAWN would leave the verdict on the board
         choose(
             dict.fromkeys(REQUIRED_CONSTANTS + SENTENCE_CONSTANTS),
             constant,
             'a constant of a claim',
         )
-    if missing := [one for one in REQUIRED_CONSTANTS if not found.get(one)]:
+    if missing := [constant for constant in REQUIRED_CONSTANTS if not constants.get(constant)]:
         raise ValueError(f'{" and ".join(missing)} missing; as configs/claims/muon.py has')
-    if found['PART'] not in PARTS:
-        raise ValueError(f'PART must be one of {", ".join(PARTS)}; got {found["PART"]!r}')
-    studies = found['STUDIES']
-    conditions = tuple(_parse_condition(one, studies) for one in found['HOLDS'])
+    if constants['PART'] not in PARTS:
+        raise ValueError(f'PART must be one of {", ".join(PARTS)}; got {constants["PART"]!r}')
+    studies = constants['STUDIES']
+    conditions = tuple(_parse_condition(fields, studies) for fields in constants['HOLDS'])
     sentences = {
-        one.lower(): _parse_sentence(found[one], one) for one in SENTENCE_CONSTANTS if one in found
+        constant.lower(): _parse_sentence(constants[constant], constant)
+        for constant in SENTENCE_CONSTANTS
+        if constant in constants
     }
-    return Claim(name, title, texts, found['PART'], studies, conditions, **sentences)
+    return Claim(name, title, texts, constants['PART'], studies, conditions, **sentences)
 
 
 def _parse_sentence(value: Any, name: str) -> str:
@@ -133,17 +143,17 @@ def _parse_sentence(value: Any, name: str) -> str:
 
 
 def _parse_docstring(doc: str) -> tuple[str, dict[str, str]]:
-    """The first line, and what stands behind each heading, on one line."""
+    """Returns the first line, and the text under each heading joined to one line."""
     title, texts = doc.partition('\n')[0], {}
     for line in doc.splitlines()[1:]:
-        heading, colon, rest = line.partition(':')
+        heading, colon, content = line.partition(':')
         if colon and heading in HEADINGS:
-            texts[heading] = rest.strip()
+            texts[heading] = content.strip()
         elif texts:
             texts[list(texts)[-1]] += f' {line.strip()}'
     texts = {heading: text.strip() for heading, text in texts.items()}
-    if missing := [one for one in HEADINGS if not texts.get(one)]:
-        raise ValueError(f'its docstring has no {", ".join(f"{one}:" for one in missing)}')
+    if missing := [heading for heading in HEADINGS if not texts.get(heading)]:
+        raise ValueError(f'its docstring has no {", ".join(f"{heading}:" for heading in missing)}')
     return title, texts
 
 
@@ -153,15 +163,15 @@ def _parse_condition(fields: Any, studies: Mapping[str, str]) -> Condition:
     if fields.get('study') not in studies:
         raise ValueError(f'a condition must name one of {", ".join(studies)}; got {fields!r}')
     is_measure = studies[fields['study']].startswith(MEASURE)
-    known, needed = (MEASURE_KEYS, 'value') if is_measure else (STUDY_KEYS, 'arm')
+    allowed, needed = (MEASURE_KEYS, 'value') if is_measure else (STUDY_KEYS, 'arm')
     quantities = ('within',) if is_measure else QUANTITIES
-    named = fields.keys() & {*quantities}
-    if len(named) != 1 or fields.keys() - known - named or needed not in fields:
+    present = fields.keys() & {*quantities}
+    if len(present) != 1 or fields.keys() - allowed - present or needed not in fields:
         raise ValueError(
-            f'a condition has {", ".join(sorted(known))} and one of {", ".join(quantities)}; got '
+            f'a condition has {", ".join(sorted(allowed))} and one of {", ".join(quantities)}; got '
             f'{", ".join(fields)}'
         )
-    (quantity,) = named
+    (quantity,) = present
     of = {key: value for key, value in fields.items() if key not in ('study', quantity)}
     return Condition(fields['study'], quantity, of, *_parse_range(fields[quantity], quantity))
 

@@ -1,15 +1,22 @@
-"""Verdicts: conditions hold, fail or are undecided by their evidence, and so are claims. A claim
-that is withdrawn has no verdict, whatever its evidence says.
+"""Verdicts: conditions hold, fail or are undecided by their evidence, and so are claims.
+
+A withdrawn claim has no verdict, whatever its evidence.
 """
+
+from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from eval.claims.claim import Claim, Condition
 from eval.claims.estimates import FAILS, HOLDS, UNDECIDED, Estimate
 from eval.claims.evidence import OPEN, OUT_OF_REACH, STALE, Evidence
 from lm.study.statistics import CONFIDENCE, MAX_SEEDS, seeds_needed, t_quantile
+
+if TYPE_CHECKING:  # record imports this module
+    from eval.claims.record import RecordedEvidence
 
 REPRODUCED, NOT_REPRODUCED, IN_PART = 'reproduced', 'not reproduced', 'in part'
 WITHDRAWN = 'withdrawn'
@@ -20,8 +27,10 @@ UNFINISHED = (STALE, OPEN, OUT_OF_REACH)  # states of evidence that decide nothi
 
 @dataclasses.dataclass(frozen=True)
 class ConditionResult:
-    """A condition and what is known of it. seeds: which would decide it where it is undecided; None
-    where no number of them would, or it is not known.
+    """A condition and its outcome.
+
+    seeds: about how many would decide an undecided condition; None if no number would, or if the
+    number is unknown.
     """
 
     condition: Condition
@@ -33,55 +42,80 @@ class ConditionResult:
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """A claim and its verdict. why: of UNFINISHED and WITHDRAWN ones. evidence: by the claim's
-    names for it.
+    """A claim and its verdict.
+
+    why: the reason for UNFINISHED and WITHDRAWN verdicts. evidence: by the names that the claim
+    gives its studies.
     """
 
     claim: Claim
     verdict: str
     why: str
     conditions: Sequence[ConditionResult]
-    evidence: Mapping[str, Evidence]
+    evidence: Mapping[str, Evidence | RecordedEvidence]
 
     @property
     def trains(self) -> bool:
-        """Whether any of the evidence has trained weights: other claims are computed."""
-        return any(one.trains for one in self.evidence.values())
+        """Whether any of the evidence trained weights; other claims are only computed."""
+        return any(evidence.trains for evidence in self.evidence.values())
 
 
 def decide(claim: Claim, evidence: Mapping[str, Evidence]) -> Decision:
-    """Returns what is known of a claim. evidence: by what the claim's STUDIES say. Raises
-    ValueError where a condition names no arm, or no value.
+    """Returns the decision on a claim.
+
+    Args:
+      claim: the claim.
+      evidence: evidence by study, named as in the claim's STUDIES.
+
+    Raises:
+      ValueError: if a condition names an unknown arm or value.
     """
-    own = {name: evidence[which] for name, which in claim.studies.items()}
-    judged = [_decide_condition(one, own[one.study]) for one in claim.conditions]
-    if len(own) > 1:  # a condition is told apart from that of another study
-        judged = [
-            dataclasses.replace(one, text=f'{one.condition.study}: {one.text}') for one in judged
+    by_name = {name: evidence[study] for name, study in claim.studies.items()}
+    conditions = [
+        _decide_condition(condition, by_name[condition.study]) for condition in claim.conditions
+    ]
+    if len(by_name) > 1:  # a condition is told apart from that of another study
+        conditions = [
+            dataclasses.replace(condition, text=f'{condition.condition.study}: {condition.text}')
+            for condition in conditions
         ]
-    return conclude(claim, judged, own)
+    return conclude(claim, conditions, by_name)
 
 
 def conclude(
-    claim: Claim, conditions: Sequence[ConditionResult], evidence: Mapping[str, Evidence]
+    claim: Claim,
+    conditions: Sequence[ConditionResult],
+    evidence: Mapping[str, Evidence | RecordedEvidence],
 ) -> Decision:
-    """Returns a claim with the verdict of its conditions and of the states of its evidence, by the
-    claim's names for it; WITHDRAWN where its file says so.
+    """Returns a claim with its verdict.
+
+    Args:
+      claim: the claim; WITHDRAWN if its file says so.
+      conditions: the outcome of each of its conditions.
+      evidence: by the names that the claim gives its studies. If one is unfinished, its state is
+          the
+        verdict.
     """
     if claim.withdrawn:
         return Decision(claim, WITHDRAWN, claim.withdrawn, conditions, evidence)
     for state in UNFINISHED:
-        why = [one.why for one in evidence.values() if one.state == state]
-        if why:
-            return Decision(claim, state, why[0], conditions, evidence)
+        reasons = [study.why for study in evidence.values() if study.state == state]
+        if reasons:
+            return Decision(claim, state, reasons[0], conditions, evidence)
     return Decision(
-        claim, combine_outcomes([one.outcome for one in conditions]), '', conditions, evidence
+        claim,
+        combine_outcomes([condition.outcome for condition in conditions]),
+        '',
+        conditions,
+        evidence,
     )
 
 
 def combine_outcomes(outcomes: Sequence[str]) -> str:
-    """Returns the verdict on a claim that says that all its conditions hold; UNDECIDED where one
-    that is undecided can still change it.
+    """Returns the verdict of a claim from the outcomes of its conditions.
+
+    A claim asserts that all conditions hold. It is UNDECIDED if an undecided condition can still
+    change the verdict.
     """
     if HOLDS in outcomes and FAILS in outcomes:
         return IN_PART
@@ -92,29 +126,42 @@ def combine_outcomes(outcomes: Sequence[str]) -> str:
 
 def _decide_condition(condition: Condition, evidence: Evidence) -> ConditionResult:
     quantity, unit = evidence.describe(condition.quantity, condition.of)
-    found = evidence.estimate(condition.quantity, condition.of)
-    said = found.outcome(condition.low, condition.high) if found else UNDECIDED
-    words = f'{quantity} {condition.range_text} {unit}'.strip()
+    estimate = evidence.estimate(condition.quantity, condition.of)
+    outcome = estimate.outcome(condition.low, condition.high) if estimate else UNDECIDED
+    text = f'{quantity} {condition.range_text} {unit}'.strip()
     return ConditionResult(
-        condition, words, said, found, count_needed_seeds(found, condition, said)
+        condition, text, outcome, estimate, count_needed_seeds(estimate, condition, outcome)
     )
 
 
 def count_needed_seeds(estimate: Estimate | None, condition: Condition, outcome: str) -> int | None:
-    """Returns the seeds that tell a number that is where it seems to be from the nearest end of the
-    range, with a chance of 80%; None where no number of them would, as what tuning left open is
-    wider, and where that is not known.
+    """Estimates how many seeds would decide an undecided condition with a probability of 80%.
+
+    Assumes that the true value is the estimated one, and asks when it is told from the nearest end
+    of the range.
+
+    Args:
+      estimate: the quantity, if it is known.
+      condition: the range.
+      outcome: the condition's outcome by this estimate.
+
+    Returns:
+      The number of seeds; None if the condition is decided, if the deviation is unknown, or if more
+      seeds would not help because tuning left a wider gap.
     """
     if outcome != UNDECIDED or estimate is None or not estimate.deviation > 0:
         return None
     ends = {abs(estimate.value - end): end for end in (condition.low, condition.high)}
-    nearest, end = min(ends.items())
-    half = (
+    distance, end = min(ends.items())
+    sampling_half_width = (
         t_quantile((1 + CONFIDENCE) / 2, estimate.n - 1)
         * estimate.deviation
         / math.sqrt(estimate.n)
     )
-    side = estimate.value - estimate.low if end < estimate.value else estimate.high - estimate.value
-    effect = nearest - max(side - half, 0.0)
+    half_width = (
+        estimate.value - estimate.low if end < estimate.value else estimate.high - estimate.value
+    )
+    # The part of the interval that tuning adds does not shrink with more seeds.
+    effect = distance - max(half_width - sampling_half_width, 0.0)
     needed = seeds_needed(effect, estimate.deviation) if effect > 0 else MAX_SEEDS + 1
     return needed if needed <= MAX_SEEDS else None

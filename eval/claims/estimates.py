@@ -1,4 +1,4 @@
-"""An estimate: a number, its interval, and what it would take to narrow it."""
+"""An estimate: a number, its interval, and the deviation that tells how to narrow it."""
 
 import dataclasses
 import math
@@ -11,8 +11,10 @@ HOLDS, FAILS, UNDECIDED = 'holds', 'fails', 'undecided'
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """A number and its interval of 95%. n: seeds. deviation: of the number of one seed; nan where
-    seeds have none of their own.
+    """A number and its 95% interval.
+
+    n: seeds. deviation: standard deviation between seeds; nan if the number does not vary with the
+    seed.
     """
 
     value: float
@@ -22,7 +24,7 @@ class Estimate:
     deviation: float = math.nan
 
     def outcome(self, low: float, high: float) -> str:
-        """Returns HOLDS where all of the interval lies in a range, FAILS where none of it does."""
+        """Returns HOLDS if all of the interval lies in the range, FAILS if none of it does."""
         if math.isnan(self.value):
             return UNDECIDED
         if low <= self.low and self.high <= high:
@@ -31,12 +33,12 @@ class Estimate:
 
 
 def exact_estimate(value: float) -> Estimate:
-    """Returns the estimate of a number that no seed has a part in."""
+    """Returns the estimate of a number that does not depend on a seed."""
     return Estimate(value, value, value, 1)
 
 
 def mean_over_seeds(values: Iterable[float]) -> Estimate:
     """Returns the mean over seeds with Student's interval."""
-    found = t_interval(values)
-    low, high = found.mean - found.half_width, found.mean + found.half_width
-    return Estimate(found.mean, low, high, found.n, found.std)
+    interval = t_interval(values)
+    low, high = interval.mean - interval.half_width, interval.mean + interval.half_width
+    return Estimate(interval.mean, low, high, interval.n, interval.std)

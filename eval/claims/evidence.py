@@ -1,9 +1,9 @@
 """Evidence for claims: studies, which are tuned sweeps, and measures, which are computed.
 
-A study is named by its config file, as train.py takes it, and a measure by `measure:NAME`. Both say
-what they have cost, whether they are still as they were asked for, and estimates of quantities. A
-study that takes chips nobody here may hold is named `CONFIG on TOPOLOGY`: without records of runs
-it is out of reach, and has the cost that `tpu.plan` gives it.
+A study is named by its config file, as train.py takes it, a measure by `measure:NAME`. Both report
+their cost, whether their records are current, and estimates of quantities. A study on accelerators
+that are not available here is named `CONFIG on TOPOLOGY`. Without records of runs it is out of
+reach, and its cost is the one that `tpu.plan` estimates.
 """
 
 import dataclasses
@@ -35,15 +35,18 @@ from modules.choices import choose
 OPEN, STALE, OUT_OF_REACH = 'open', 'stale', 'out of reach here'
 MEASURE = 'measure:'
 CHANGED = '{} has changed since it was computed'
-TOPOLOGY_SEPARATOR = ' on '  # between the config of a study and the chips that it takes
+TOPOLOGY_SEPARATOR = ' on '  # between the config of a study and its topology
 Selection = Mapping[
     str, Any
-]  # what a condition says of its quantity: {'arm': {...}}, {'value': 'x'}
+]  # how a condition selects its quantity: {'arm': {...}}, {'value': 'x'}
 
 
 @dataclasses.dataclass(frozen=True)
 class Quantity:
-    """A row of QUANTITIES: a number of arms of a study. words: with the names of both arms."""
+    """A row of QUANTITIES: a number computed from two arms of a study.
+
+    label: text with places for the names of both arms.
+    """
 
     estimate: Callable[[Ablation, int, int], Estimate | None]
     label: str
@@ -51,30 +54,50 @@ class Quantity:
 
 
 def loss_difference(ablation: Ablation, arm: int, against: int) -> Estimate | None:
-    """Returns the loss of an arm less that of another, each at its best values, by fresh seeds.
+    """Returns the loss of an arm minus the loss of another, each at its best values, on fresh
+    seeds.
 
-    The interval has the allowances of both: an end is infinite where an arm is still at an edge of
-    what was tried, which could make it better without bound. An arm that diverges at every value is
-    infinitely worse than one that does not.
+    The interval includes the tuning allowances of both arms. An end is infinite if an arm is still
+    at an edge of the values tried, as it could be better without bound. An arm that diverges at
+    every value is infinitely worse than an arm that does not.
+
+    Args:
+      ablation: the study.
+      arm: index of the arm.
+      against: index of the arm to subtract.
+
+    Returns:
+      The difference in nats per token; None if it is not known yet.
     """
     if ablation.study.tuning.open_wave is None:
         dead, other_dead = (ablation.is_dead(i) for i in (arm, against))
         if dead != other_dead:
             value = math.inf if dead else -math.inf
             return Estimate(value, value, value, 0)
-    found = compare_pair(ablation, arm, against)
-    if found is None:
+    comparison = compare_pair(ablation, arm, against)
+    if comparison is None:
         return None
-    return Estimate(found.difference, found.low, found.high, found.n, found.deviation)
+    return Estimate(
+        comparison.difference, comparison.low, comparison.high, comparison.n, comparison.deviation
+    )
 
 
 def speedup(ablation: Ablation, arm: int, against: int) -> Estimate | None:
-    """Returns the tokens the baseline needs for the arm's loss over the arm's
-    (`lm.study.speedup`); against: the baseline, 0.
+    """Returns the tokens that the baseline needs for the arm's loss, over the arm's tokens.
+
+    Args:
+      ablation: the study.
+      arm: index of the arm.
+      against: index of the baseline, 0; speed-ups over other arms are not defined.
+
+    Returns:
+      The ratio (`lm.study.speedup`), or None.
     """
-    found = ablation.speedup(arm) if against == 0 else None
-    return found and Estimate(
-        found.value, found.low, found.high, len(ablation.arms[arm].fresh_losses)
+    ratio = ablation.speedup(arm) if against == 0 else None
+    return (
+        None
+        if ratio is None
+        else Estimate(ratio.value, ratio.low, ratio.high, len(ablation.arms[arm].fresh_losses))
     )
 
 
@@ -88,8 +111,9 @@ QUANTITIES: Mapping[str, Quantity] = {
 class StudyEvidence:
     """A tuned sweep.
 
-    state: OPEN, STALE, OUT_OF_REACH or '', ended. why: of a state, in words. ablation: None before
-    its first run, and where it is stale. topology: the chips that it takes, '' for none.
+    state: OPEN, STALE, OUT_OF_REACH, or '' if the study has ended. why: the reason for the state.
+    ablation: None before the first run, and if the study is stale. topology: the accelerators it
+    needs, '' for none.
     """
 
     name: str
@@ -103,44 +127,49 @@ class StudyEvidence:
 
     @property
     def has_records(self) -> bool:
-        """Whether its folder has runs, begun or ended, or there is a plan of it."""
+        """Whether its folder has runs, started or ended, or a plan of it exists."""
         return (self.folder / SWEEP).exists() or (bool(self.topology) and self.plan.exists())
 
     @property
     def runs(self) -> int:
-        """Returns how many runs have ended."""
-        every = range(len(self.arms.arms)) if self.ablation else ()
-        return sum(sum(self.ablation.count_runs(i)) for i in every)
+        """Returns the number of runs that have ended."""
+        if self.ablation is None:
+            return 0
+        return sum(sum(self.ablation.count_runs(i)) for i in range(len(self.arms.arms)))
 
     @property
     def fresh_runs(self) -> int:
-        """Returns how many runs of fresh seeds, which verdicts are of, have ended."""
-        every = range(len(self.arms.arms)) if self.ablation else ()
-        return sum(self.ablation.count_runs(i)[1] for i in every)
+        """Returns the number of ended runs on fresh seeds, the only ones that verdicts use."""
+        if self.ablation is None:
+            return 0
+        return sum(self.ablation.count_runs(i)[1] for i in range(len(self.arms.arms)))
 
     @property
     def core_seconds(self) -> float:
-        """Returns the seconds that its runs took, times the cores of each's machine."""
-        every = self.ablation.arms if self.ablation else ()
-        records = [record for arm in every for record in arm.records.values()]
+        """Returns the wall time of its runs times the cores of their machines."""
+        arms = self.ablation.arms if self.ablation else ()
+        records = [record for arm in arms for record in arm.records.values()]
         return sum(
-            (r['wall_sec'] or 0.0) / (r['side_by_side'] or 1) * count_cores(r['device'])
-            for r in records
+            (record['wall_sec'] or 0.0)
+            / (record['side_by_side'] or 1)
+            * count_cores(record['device'])
+            for record in records
         )
 
     @property
     def cost(self) -> float:
-        """Returns about the operations that it takes: 6 a token and weight of its blocks."""
-        found = 0.0
+        """Estimates its FLOPs: 6 per token and block weight."""
+        operations = 0.0
         for cell in self.arms.first_cells:
-            model, data = cell.recipe.model, cell.recipe.data
+            model, batch = cell.recipe.model, cell.recipe.data
+            # 4 d^2 weights of attention and 8 d^2 of the MLP; 2 FLOPs a weight forward, 4 backward.
             weights = 12 * model.n_layers * model.d_model**2
-            found += 6 * weights * cell.recipe.train.steps * data.batch_size * data.seq_len
-        return found * self.arms.tune.typical_runs
+            operations += 6 * weights * cell.recipe.train.steps * batch.batch_size * batch.seq_len
+        return operations * self.arms.tune.typical_runs
 
     @property
     def command(self) -> list[str]:
-        """Returns what `python` trains it with."""
+        """Returns the arguments of `python` that train it."""
         return ['train.py', f'--config={self.config}', f'--workdir={self.folder}']
 
     @property
@@ -150,27 +179,27 @@ class StudyEvidence:
 
     @property
     def plan(self) -> Path:
-        """Returns the file of its plan, whose name changes with what would be trained."""
-        asked = json.dumps([cell.name for cell in self.arms.first_cells] + [self.arms.record()])
-        digest = hashlib.sha256(f'{asked} {self.topology}'.encode()).hexdigest()[:8]
-        return self.folder.with_name('plans') / f'{self.folder.name}-{digest}.json'
+        """Returns the path of its plan; the name changes with the runs to train."""
+        planned = json.dumps([cell.name for cell in self.arms.first_cells] + [self.arms.record()])
+        plan_digest = hashlib.sha256(f'{planned} {self.topology}'.encode()).hexdigest()[:8]
+        return self.folder.with_name('plans') / f'{self.folder.name}-{plan_digest}.json'
 
     @property
     def plan_command(self) -> list[str]:
-        """Returns what `python` plans it with."""
+        """Returns the arguments of `python` that plan it."""
         chips = f'--topology={self.topology}'
         return ['-m', 'tpu.plan', f'--config={self.config}', chips, f'--out={self.plan}']
 
     def describe(self, quantity: str, selection: Selection) -> tuple[str, str]:
-        """Returns a quantity in words, and its unit. Raises ValueError where it names no arm."""
-        places = self._select_arms(selection)
-        known = self.ablation or self.arms
-        arm, against = (known.arms[i].name for i in places)
+        """Returns the label of a quantity and its unit. Raises ValueError for an unknown arm."""
+        indices = self._select_arms(selection)
+        study = self.ablation or self.arms
+        arm, against = (study.arms[i].name for i in indices)
         row = QUANTITIES[quantity]
         return row.label.format(arm=arm, against=against), row.unit
 
     def estimate(self, quantity: str, selection: Selection) -> Estimate | None:
-        """Returns a quantity; None where it is not known, or not defined."""
+        """Returns a quantity; None if it is unknown or undefined."""
         if self.ablation is None:
             return None
         return QUANTITIES[quantity].estimate(self.ablation, *self._select_arms(selection))
@@ -179,25 +208,30 @@ class StudyEvidence:
         return self.select_arm(selection['arm']), self.select_arm(selection.get('against'))
 
     def select_arm(self, changes: Selection | None) -> int:
-        """Returns the arm that these changes name; 0, the baseline, for None. Of several that have
-        them among their own, it is the one that has fewest. Raises ValueError where that is none,
-        or not one alone.
+        """Returns the index of the arm with these changes; 0, the baseline, for None.
+
+        If several arms contain the changes, the arm with the fewest changes is selected. Raises
+        ValueError if there is none, or no single one.
         """
         if changes is None:
             return 0
-        every = [one.changes for one in self.arms.arms if one.is_judged]
-        found = [i for i, own in enumerate(every) if changes.items() <= own.items()]
-        least = min((len(every[i]) for i in found), default=0)
-        found = [i for i in found if len(every[i]) == least]
-        if len(found) != 1:
-            many = 'no arm' if not found else f'{len(found)} arms'
-            raise ValueError(f'{self.name} has {many} with {dict(changes)}; its arms: {every}')
-        return found[0]
+        arm_changes = [arm.changes for arm in self.arms.arms if arm.is_judged]
+        matches = [
+            i for i, arm_change in enumerate(arm_changes) if changes.items() <= arm_change.items()
+        ]
+        fewest = min((len(arm_changes[i]) for i in matches), default=0)
+        matches = [i for i in matches if len(arm_changes[i]) == fewest]
+        if len(matches) != 1:
+            count = 'no arm' if not matches else f'{len(matches)} arms'
+            raise ValueError(
+                f'{self.name} has {count} with {dict(changes)}; its arms: {arm_changes}'
+            )
+        return matches[0]
 
 
 @dataclasses.dataclass(frozen=True)
 class MeasureEvidence:
-    """A computation, without runs. values: {} before it has been made, and where it is stale."""
+    """A computation without runs. values: {} until it is computed, and if it is stale."""
 
     name: str
     path: Path
@@ -207,11 +241,11 @@ class MeasureEvidence:
     core_seconds: float = 0.0
     runs: int = 0
     fresh_runs: int = 0
-    cost: float = 0.0  # seconds, against the minutes of any study
+    cost: float = 0.0  # takes seconds, any study takes minutes
 
     @property
-    def current_digest(self) -> str:
-        """Returns the digest of what computes it now."""
+    def code(self) -> str:
+        """Returns the digest of the code that computes it now."""
         return measure_digest(self.name.removeprefix(MEASURE))
 
     @property
@@ -221,23 +255,23 @@ class MeasureEvidence:
 
     @property
     def trains(self) -> bool:
-        """Whether it fits weights; others are closed forms and numbers of what is drawn."""
+        """Whether it fits weights; other measures are closed forms, or numbers of random draws."""
         return MEASURES[self.name.removeprefix(MEASURE)].trains
 
     @property
     def command(self) -> list[str]:
-        """Returns what `python` computes it with."""
+        """Returns the arguments of `python` that compute it."""
         return ['-m', 'eval.claims.measures', self.name.removeprefix(MEASURE), str(self.path)]
 
     def describe(self, quantity: str, selection: Selection) -> tuple[str, str]:
-        """Returns a value in words, without a unit. Raises ValueError for one it does not have."""
+        """Returns the label of a value, without a unit. Raises ValueError for an unknown value."""
         del quantity
-        known = MEASURES[self.name.removeprefix(MEASURE)].values
-        choose(dict.fromkeys(known), selection['value'], self.name)
+        names = MEASURES[self.name.removeprefix(MEASURE)].values
+        choose(dict.fromkeys(names), selection['value'], self.name)
         return selection['value'].replace('_', ' '), ''
 
     def estimate(self, quantity: str, selection: Selection) -> Estimate | None:
-        """Returns a value; None before it is known."""
+        """Returns a value; None before it is computed."""
         del quantity
         return self.values.get(selection['value'])
 
@@ -246,17 +280,16 @@ Evidence = StudyEvidence | MeasureEvidence
 
 
 def count_cores(device: str | None) -> int:
-    """Returns 2 of '2-core x86_64 CPU', and 8 of '8 x TPU v5e', whose devices are counted."""
-    known = re.match(r'(\d+)(-core| x )', device or '')
-    return int(known[1]) if known else 1
+    """Returns 2 for '2-core x86_64 CPU', and 8 for '8 x TPU v5e': a device counts as a core."""
+    match = re.match(r'(\d+)(-core| x )', device or '')
+    return int(match[1]) if match else 1
 
 
 def open_evidence(name: str, workdir: Path) -> Evidence:
-    """Returns a study or a measure with the records that it has.
+    """Returns a study or a measure with its records.
 
     Raises:
-      ValueError: for a config without config.tune, a measure that is none, and a record that
-        cannot be read.
+      ValueError: for a config without config.tune, an unknown measure, and an unreadable record.
     """
     if name.startswith(MEASURE):
         return _open_measure(name, workdir)
@@ -268,36 +301,38 @@ def _open_study(name: str, workdir: Path) -> StudyEvidence:
     base, sweep, tune = split_sweep(ConfigParser('config').parse(config))
     if tune is None:
         raise ValueError(f'{config} has no config.tune, so that its arms have no verdicts')
-    path, _, given = config.partition(':')
-    folder = workdir / '-'.join(filter(None, (Path(path).stem, given)))
+    path, _, variant = config.partition(':')
+    folder = workdir / '-'.join(filter(None, (Path(path).stem, variant)))
     arms = ArmPlan(base, sweep, tune)
     study = StudyEvidence(name, folder, arms, OPEN, 'no run has begun', None, topology)
     if not (folder / SWEEP).exists():
         return _read_plan(study) if topology else study
     record = read_sweep(folder)
     ablation = read_ablation(record, gather(folder))
-    if changed := _list_changes(record, base, arms):
-        why = f'{config} has changed since its runs in {folder} in {", ".join(changed)}; move that '
+    if changes := _list_changes(record, base, arms):
+        why = f'{config} has changed since its runs in {folder} in {", ".join(changes)}; move that '
         return dataclasses.replace(study, state=STALE, why=why + 'away to train it anew')
+    assert ablation is not None, 'a record without arms differs from the config'
     why = describe_progress(ablation)
     return dataclasses.replace(study, state=OPEN if why else '', why=why, ablation=ablation)
 
 
 def _list_changes(record: Mapping[str, Any], base: Mapping[str, Any], arms: ArmPlan) -> list[str]:
-    """Names what makes another study of it than the one on record: fields, or its arms.
+    """Returns what separates the study on record from the current config: fields, or the arms.
 
-    A field that an older version did not have is none, and neither is where it is trained: a mesh,
-    or the type of products that a device has by default.
+    A field that an older version did not have does not count. Neither does the place of training: a
+    mesh, or the default matmul dtype of a device.
     """
-    was = resolve_stored(record['base'])
-    now = resolve(with_dtype(base, was.model.dtype))
-    found = [*drop_mesh_fields(differences(was, now))]
+    # The default matmul dtype depends on the device, so the current config takes the stored one.
+    stored = resolve_stored(record['base'])
+    current = resolve(with_dtype(base, stored.model.dtype))
+    changes = [*drop_mesh_fields(differences(stored, current))]
     is_same = _drop_search_version(record.get('tune') or {}) == _drop_search_version(arms.record())
-    return found if is_same else [*found, 'config.tune or its arms']
+    return changes if is_same else [*changes, 'config.tune or its arms']
 
 
 def _read_plan(study: StudyEvidence) -> StudyEvidence:
-    """A study without runs, and what they would cost on the chips that they take."""
+    """Returns a study without runs, with the planned cost on the accelerators that it needs."""
     why = f'it takes {study.topology}, and is not planned yet'
     if study.plan.exists():
         record = read_json(study.plan)
@@ -307,7 +342,9 @@ def _read_plan(study: StudyEvidence) -> StudyEvidence:
 
 
 def _drop_search_version(tune: Mapping[str, Any]) -> Any:
-    """The part of a record that makes another study of it: without the version of the search."""
+    """Returns a record of tuning without the version of the search, which does not change the
+    study.
+    """
     return json.loads(json.dumps({k: v for k, v in tune.items() if k != 'search_version'}))
 
 
@@ -319,33 +356,36 @@ def _open_measure(name: str, workdir: Path) -> MeasureEvidence:
     if not path.exists():
         return measure
     record = read_json(path)
-    if record['code'] != measure.current_digest:
+    if record['code'] != measure.code:
         return dataclasses.replace(measure, state=STALE, why=CHANGED.format(name))
-    values = {key: _parse_estimate(given) for key, given in record['values'].items()}
-    sec = record['core_seconds']
-    return dataclasses.replace(measure, state='', why='', values=values, core_seconds=sec)
+    values = {key: _parse_estimate(numbers) for key, numbers in record['values'].items()}
+    core_seconds = record['core_seconds']
+    return dataclasses.replace(measure, state='', why='', values=values, core_seconds=core_seconds)
 
 
 def _parse_estimate(numbers: Mapping[str, Any]) -> Estimate:
-    """Reads one back: JSON has null for what is no number."""
-    return Estimate(**{key: math.nan if value is None else value for key, value in numbers.items()})
+    """Reads an estimate of a record, where null stands for nan."""
+    fields: dict[str, Any] = {name: math.nan if x is None else x for name, x in numbers.items()}
+    return Estimate(**fields)
 
 
 @functools.cache
 def measure_digest(name: str) -> str:
-    """Returns the digest of a measure, by what it runs through in eval.claims."""
+    """Returns the digest of a measure's code within eval.claims."""
     function = choose(MEASURES, name, 'measure').function
     return digest(function.__module__, function.__name__)
 
 
 def compute_measure(name: str, path: Path) -> None:
     """Computes a measure and writes its record."""
-    began = time.process_time()
-    found = choose(MEASURES, name, 'measure').compute()
+    start = time.process_time()  # of all cores: core-seconds
+    estimates = choose(MEASURES, name, 'measure').compute()
     values = {
-        key: {name: None if math.isnan(x) else x for name, x in dataclasses.asdict(one).items()}
-        for key, one in found.items()
+        key: {
+            name: None if math.isnan(x) else x for name, x in dataclasses.asdict(estimate).items()
+        }
+        for key, estimate in estimates.items()
     }
     record = {'values': values, 'code': measure_digest(name)}
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, seal_record(record | {'core_seconds': time.process_time() - began}))
+    write_json(path, seal_record(record | {'core_seconds': time.process_time() - start}))

@@ -1,6 +1,7 @@
-"""The laboratory of the board: data, starts, training over seeds and rates, and estimates.
+"""The laboratory of the board: random tasks, initial weights, training over seeds and rates,
+estimates.
 
-A measure is a function without arguments that returns numbers; `measure` names them:
+A measure is a function without arguments that returns or yields numbers; `measure` names them:
 
     @measure('gain_of_norms_over_weights')
     def norms_alone():
@@ -12,6 +13,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import jax
@@ -32,32 +34,37 @@ SMALL = 'configs/studies/small.py'
 
 @dataclasses.dataclass(frozen=True)
 class Measure:
-    """A function that computes values of claims, and what `measure` says of it."""
+    """A function that computes values of claims, with their names and whether it trains."""
 
-    function: Callable[[], Iterable[Any]]
+    function: FunctionType
     values: tuple[str, ...]
     trains: bool
 
     def compute(self) -> dict[str, Estimate]:
-        """Returns the values by name: those of seeds with their interval, single ones as exact.
+        """Returns the values by name: an interval for values over seeds, exact estimates for single
+        numbers.
 
-        Raises ValueError where the function gives more values, or fewer, than it names.
+        Raises:
+          ValueError: if the function returns more or fewer values than it names.
         """
-        found = list(self.function())
-        if len(found) != len(self.values):
+        numbers = list(self.function())
+        if len(numbers) != len(self.values):
             raise ValueError(
-                f'{self.function.__name__} names {len(self.values)} values and gives {len(found)}'
+                f'{self.function.__name__} names {len(self.values)} values and gives {len(numbers)}'
             )
-        return {name: _as_estimate(one) for name, one in zip(self.values, found, strict=True)}
+        return {
+            name: _as_estimate(number) for name, number in zip(self.values, numbers, strict=True)
+        }
 
 
-def measure(*values: str, trains: bool = True) -> Callable[[Callable], Measure]:
+def measure(*values: str, trains: bool = True) -> Callable[[FunctionType], Measure]:
     """Makes a measure of a function.
 
     Args:
-      values: the names by which claims ask for what the function gives, in its order.
-      trains: whether it fits weights; others are closed forms, and numbers of drawn matrices or of
-        models at their start.
+      values: names of the function's values, in order; claims refer to these.
+      trains: whether it fits weights. Other measures are closed forms, or numbers of random
+          matrices
+        or untrained models.
     """
     return lambda function: Measure(function, values, trains)
 
@@ -69,7 +76,7 @@ def _as_estimate(value: Any) -> Estimate:
 
 
 class KeyedRng:
-    """Draws of jax.random by methods of numpy's Generator, each with the next of some keys."""
+    """A generator with methods of numpy's Generator that draws by jax.random, one key a draw."""
 
     def __init__(self, keys: Iterable[jax.Array]):
         self._keys = iter(keys)
@@ -82,15 +89,17 @@ class KeyedRng:
 
 
 Rng = KeyedRng | np.random.Generator
+Array = Any  # jax.Array drawn by a KeyedRng, np.ndarray drawn by a Generator
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """Inputs in Gaussians of deviation `spread`, whose centres are from N(0, 1) and of one class:
-    cluster n is of class n % classes.
+    """A classification task with Gaussian clusters of deviation `spread` around centres from N(0,
+    1).
 
-    rare: the share of class 1 of two; 0: classes are equally frequent. wrong: the share of labels
-    to train on that are those of another class.
+    Cluster n is of class n % classes. rare: the share of class 1 in a task of two classes; 0 makes
+    classes equally frequent. wrong: the share of training labels that are replaced by another
+    class.
     """
 
     classes: int
@@ -104,22 +113,28 @@ class Task:
 
 
 class LabeledSplit(NamedTuple):
-    """Inputs to train on and their labels, and those that are held out, whose labels are right."""
+    """Training inputs with their labels, and held-out inputs with correct labels."""
 
-    x: jax.Array
-    labels: jax.Array
-    held_out: jax.Array
-    held_out_labels: jax.Array
+    x: Array
+    labels: Array
+    held_out: Array
+    held_out_labels: Array
 
 
 def draw_clusters(
     rng: Rng, task: Task, assign_clusters: Callable[[Rng, int], Any] | None = None
-) -> tuple[jax.Array, jax.Array]:
-    """Draws (inputs [M, I], the cluster of each [M]) of a task, those to train on first.
+) -> tuple[Array, Array]:
+    """Draws the inputs of a task and their clusters, training rows first.
 
-    draw_places: (rng, M) -> clusters, behind the centres and before the noise; without it all are
-    as likely.
+    Args:
+      rng: generator; draws the centres, the clusters and the noise in this order.
+      task: the task; M = n_train + n_held_out rows.
+      assign_clusters: (rng, M) -> clusters [M]; uniform by default.
+
+    Returns:
+      (inputs [M, I], clusters [M]).
     """
+    # The order of the draws is part of a measure: another order gives other numbers on record.
     rows = task.n_train + task.n_held_out
     assign_clusters = assign_clusters or (
         lambda rng, rows: rng.integers(task.clusters, size=(rows,))
@@ -130,62 +145,74 @@ def draw_clusters(
     return centres[cluster_M] + task.spread * noise, cluster_M
 
 
-def split_rows(task: Task, x: jax.Array, labels: jax.Array) -> LabeledSplit:
-    """Splits rows into those to train on, which come first, and the others."""
+def split_rows(task: Task, x: Array, labels: Array) -> LabeledSplit:
+    """Splits rows into training rows, which come first, and held-out rows.
+
+    Args:
+      task: has the number of training rows.
+      x: inputs [M, I].
+      labels: classes [M].
+    """
     count = task.n_train
     return LabeledSplit(x[:count], labels[:count], x[count:], labels[count:])
 
 
 def draw_rows(key: jax.Array, task: Task) -> LabeledSplit:
-    """Draws the rows of a task, with its share of a rare class and its wrong labels."""
-    of_centres, of_clusters, of_rare, of_noise, of_wrong, of_others = jax.random.split(key, 6)
+    """Draws the rows of a task, including its rare class and its wrong labels."""
+    centre_key, cluster_key, rare_key, noise_key, wrong_key, other_key = jax.random.split(key, 6)
 
     def assign_clusters(rng, rows):
         cluster_M = rng.integers(task.clusters, size=(rows,))
         if task.rare:
-            is_rare_M = jax.random.bernoulli(of_rare, task.rare, (rows,))
+            is_rare_M = jax.random.bernoulli(rare_key, task.rare, (rows,))
             cluster_M = cluster_M - cluster_M % task.classes + is_rare_M
         return cluster_M
 
     x, cluster_M = draw_clusters(
-        KeyedRng([of_centres, of_clusters, of_noise]), task, assign_clusters
+        KeyedRng([centre_key, cluster_key, noise_key]), task, assign_clusters
     )
     rows = split_rows(task, x, cluster_M % task.classes)
-    is_wrong = jax.random.bernoulli(of_wrong, task.wrong, (task.n_train,))
-    others = jax.random.randint(of_others, (task.n_train,), 1, task.classes)
-    return rows._replace(labels=(rows.labels + is_wrong * others) % task.classes)
+    is_wrong = jax.random.bernoulli(wrong_key, task.wrong, (task.n_train,))
+    shifts = jax.random.randint(other_key, (task.n_train,), 1, task.classes)
+    return rows._replace(labels=(rows.labels + is_wrong * shifts) % task.classes)
 
 
-def he_matrix(rng: Rng, shape: tuple[int, int], gain: float = 2.0) -> jax.Array:
-    """Draws a matrix [I, O] of variance gain / I; 2 keeps sizes behind ReLUs (arXiv:1502.01852)."""
+def he_matrix(rng: Rng, shape: tuple[int, int], gain: float = 2.0) -> Array:
+    """Draws a matrix [I, O] of variance gain / I.
+
+    Args:
+      rng: generator.
+      shape: (I, O).
+      gain: 2 preserves the scale of activations behind ReLUs (arXiv:1502.01852).
+    """
     return rng.standard_normal(shape) * (gain / shape[0]) ** 0.5
 
 
-def he_matrices(key: jax.Array, sizes: Sequence[int]) -> list[jax.Array]:
-    """Draws `he_matrix` of [sizes[i], sizes[i + 1]], each with a key of its own."""
+def he_matrices(key: jax.Array, sizes: Sequence[int]) -> list[Array]:
+    """Draws a `he_matrix` of [sizes[i], sizes[i + 1]] for each layer, each from its own key."""
     rng = KeyedRng(jax.random.split(key, len(sizes) - 1))
     return [he_matrix(rng, shape) for shape in pairwise(sizes)]
 
 
-def features(params: Sequence[jax.Array], x: jax.Array) -> jax.Array:
-    """Returns what the last hidden layer gives, matrices and ReLUs one after the other."""
+def features(params: Sequence[Array], x: Array) -> Array:
+    """Returns the activations of the last hidden layer of an MLP with ReLUs."""
     for matrix in params[:-1]:
         x = jax.nn.relu(x @ matrix)
     return x
 
 
-def logits(params: Sequence[jax.Array], x: jax.Array) -> jax.Array:
+def logits(params: Sequence[Array], x: Array) -> Array:
     """Returns the product of `features` and the last matrix."""
     return features(params, x) @ params[-1]
 
 
-def accuracy(logits_BV: jax.Array, labels_B: jax.Array) -> jax.Array:
-    """Returns the share of rows whose label has the largest logit."""
+def accuracy(logits_BV: Array, labels_B: Array) -> jax.Array:
+    """Returns the share of rows for which the label has the largest logit."""
     return jnp.mean(jnp.argmax(logits_BV, -1) == labels_B)
 
 
 class TrainOutput(NamedTuple):
-    """Parameters after training, what the loss has kept, and what was seen on the way."""
+    """Parameters after training, the final state of the loss, and the stacked observations."""
 
     params: Any
     loss_state: Any
@@ -201,27 +228,28 @@ def train(
     observe: Callable[[Any], Any] = lambda params: None,
     stages: int | None = None,
 ) -> TrainOutput:
-    """Trains parameters, a step for each batch, in one loop that is traced once.
+    """Trains parameters, one step for each batch, in one loop that is traced once.
 
     Args:
-      loss: (params, batch) -> loss; with `kept`, (params, batch, kept) -> (loss, kept).
-      params: the start.
-      optimizer: what makes updates of gradients, the learning rate among it.
-      batches: a tree of arrays [steps, ...], whose rows are the batches.
-      kept: what the loss hands on from step to step.
-      see: what is returned of the parameters after each stage, stacked.
-      stages: into how many stages of as many steps training is cut; every step is one by default.
+      loss: (params, batch) -> loss; with a loss_state, (params, batch, loss_state) -> (loss,
+        loss_state).
+      params: initial parameters.
+      optimizer: the transformation of gradients, including the learning rate.
+      batches: a tree of arrays [steps, ...] with one row for each step.
+      loss_state: initial value of a state that the loss carries from step to step.
+      observe: params -> observation, stacked over stages.
+      stages: the number of equal stages; by default every step is a stage.
     """
 
     def step(carry, batch):
-        params, state, kept = carry
-        if kept is None:
+        params, state, loss_state = carry
+        if loss_state is None:
             grads = jax.grad(loss)(params, batch)
         else:
-            grads, kept = jax.grad(loss, has_aux=True)(params, batch, kept)
+            grads, loss_state = jax.grad(loss, has_aux=True)(params, batch, loss_state)
         updates, state = optimizer.update(grads, state, params)
         params = optax.apply_updates(params, updates)
-        return (params, state, kept), None if stages else observe(params)
+        return (params, state, loss_state), None if stages else observe(params)
 
     def stage(carry, batches):
         carry, _ = jax.lax.scan(step, carry, batches)
@@ -230,28 +258,43 @@ def train(
     if stages:
         batches = jax.tree.map(lambda x: x.reshape(stages, -1, *x.shape[1:]), batches)
     carry = params, optimizer.init(params), loss_state
-    (params, _, loss_state), seen = jax.lax.scan(stage if stages else step, carry, batches)
-    return TrainOutput(params, loss_state, seen)
+    (params, _, loss_state), history = jax.lax.scan(stage if stages else step, carry, batches)
+    return TrainOutput(params, loss_state, history)
 
 
 def cosine_adam(rate: jax.Array | float, steps: int) -> optax.GradientTransformation:
-    """Returns Adam at a rate, which may be a tracer, that falls to 0 as a cosine."""
+    """Returns Adam with a cosine schedule to 0. The peak rate may be a tracer."""
+    # The rate is applied after the schedule, so that it may be a tracer.
     return optax.chain(optax.adam(optax.cosine_decay_schedule(1.0, steps)), optax.scale(rate))
 
 
 def draw_batches(key: jax.Array, steps: int, batch: int, rows: int) -> jax.Array:
-    """Draws the rows of all batches, [steps, batch]."""
+    """Draws the row indices of all batches, [steps, batch].
+
+    Args:
+      key: random key.
+      steps: number of batches.
+      batch: rows of a batch.
+      rows: number of rows to draw from, with replacement.
+    """
     return jax.random.randint(key, (steps, batch), 0, rows)
 
 
 def map_seeds(run_seed: Callable, seeds: Any) -> Any:
-    """Returns of_seed(seed) of all seeds, or keys, one after the other in one program."""
+    """Returns run_seed(seed) for all seeds, or keys, one after the other in one program."""
     return jax.device_get(jax.jit(lambda seeds: jax.lax.map(run_seed, seeds))(seeds))
 
 
 def map_rates(prepare: Callable, seeds: Any, rates: Sequence[float]) -> Any:
-    """Returns prepare(seed)(rate) of all seeds and rates in one program, [seed, rate, ...] in
-    float64. prepare: makes data and start once for all rates.
+    """Returns prepare(seed)(rate) for all seeds and rates, computed in one program.
+
+    Args:
+      prepare: seed -> (rate -> values); makes data and initial weights once for all rates.
+      seeds: seeds or keys, stacked.
+      rates: learning rates.
+
+    Returns:
+      A tree of float64 arrays [seed, rate, ...].
     """
 
     def run_seed(seed):
@@ -261,7 +304,7 @@ def map_rates(prepare: Callable, seeds: Any, rates: Sequence[float]) -> Any:
 
 
 def best_rate_index(values_SR: np.ndarray, lowest: bool = False) -> int:
-    """Returns the place of the rate whose mean over seeds is largest; with `least`, least."""
+    """Returns the index of the rate with the largest mean over seeds; the smallest if `lowest`."""
     return int((np.argmin if lowest else np.argmax)(values_SR.mean(0)))
 
 
@@ -272,12 +315,19 @@ def _read_base(config: str) -> Recipe:
 
 
 def read_recipe(changes: dict, config: str = SMALL) -> Recipe:
-    """Returns the recipe of a config, that of the studies' model, with changes."""
+    """Returns the recipe of a config, by default of the studies' small model, with changes."""
     return update_recipe(_read_base(config), changes)
 
 
 def train_model(learner: Learner, hyper: Hyper, state: State, batches: Any) -> State:
-    """Returns the state after the model's own train step on each batch, [steps, ...]."""
+    """Returns the state after one train step of the model on each batch.
+
+    Args:
+      learner: the model and its loss.
+      hyper: traced options.
+      state: initial state.
+      batches: a tree of arrays [steps, ...].
+    """
     step = make_train_step(learner)
 
     def update(state, batch):
@@ -287,6 +337,12 @@ def train_model(learner: Learner, hyper: Hyper, state: State, batches: Any) -> S
 
 
 def build_small_learner(changes: dict, vocab: int, bos: int = 0) -> tuple[Learner, Hyper]:
-    """Returns the learner of the studies' model with changes, and its numbers."""
+    """Returns the learner of the studies' small model and its traced options.
+
+    Args:
+      changes: changes of the config, by path.
+      vocab: size of the vocabulary.
+      bos: token id of the beginning of a row.
+    """
     recipe = read_recipe(changes)
     return build_learner(recipe, vocab, bos, jax.default_backend()), make_hyper(recipe)

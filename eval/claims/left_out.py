@@ -1,6 +1,6 @@
-"""Claims that the board does not have, and why: what does not fit, and what waits.
+"""Papers whose claims the board does not have, and why: out of scope, or not yet tested.
 
-A paper is here by its title. One that is asked in part is on both: what is not asked stands here.
+A paper is listed by its title. If only a part of it is tested, the other part is listed here.
 """
 
 from collections.abc import Mapping

@@ -1,14 +1,14 @@
-"""Digests of measures: what would change a number changes them, and what only tells does not.
+"""Digests of measures, which change with any code that may change a number, and with nothing else.
 
-The digest of a measure is that of the normal form of its function with every function, class and
+The digest of a measure covers the normal form of its function and of every function, class and
 constant of `eval.claims` that it reaches by name. The normal form has no comments, docstrings,
-annotations and places; local names, arguments and names of definitions are numbers, so that they
-may be changed, and definitions may move from module to module. An argument that is passed by its
-name anywhere in what is reached keeps it.
+annotations or positions. Local names, arguments and names of definitions are numbers, so they may
+be renamed, and definitions may move between modules. An argument that is passed by keyword anywhere
+in the reached code keeps its name.
 
-What the product computes (modules, lm, and the rest of eval) counts by its name alone: with its
-code each commit would make every verdict stale. A product that gives other numbers is noticed by
-numbers: tests compute the measures that take seconds, and compare them with those on record.
+Code outside of the package (modules, lm, and the rest of eval) counts by name alone: otherwise
+every commit would make every verdict stale. Tests notice if it computes other numbers: they repeat
+the measures that take seconds, and compare the numbers with the record.
 """
 
 import ast
@@ -19,17 +19,11 @@ import importlib.util
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 INSIDE = 'eval.claims'  # the package whose definitions count by their code
-IGNORED_FIELDS = {
-    'annotation',
-    'returns',
-    'type_comment',
-    'type_params',
-    'ctx',
-    'kind',
-}  # fields of nodes
+# Fields of nodes that cannot change a number.
+IGNORED_FIELDS = {'annotation', 'returns', 'type_comment', 'type_params', 'ctx', 'kind'}
 COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 SCOPES = COMPREHENSIONS | FUNCTIONS | ast.ClassDef
@@ -40,19 +34,34 @@ ReadSource = Callable[[str], str]
 
 @functools.cache
 def read_source(module: str) -> str:
-    """Returns the source of a module, which need not be imported."""
-    return Path(importlib.util.find_spec(module).origin).read_text()
+    """Returns the source of a module without importing it."""
+    spec = importlib.util.find_spec(module)
+    assert spec and spec.origin, module
+    return Path(spec.origin).read_text()
 
 
 def digest(module: str, function: str, load_source: ReadSource = read_source) -> str:
-    """Returns the digest of a measure, a function of a module, whose source `read` returns."""
+    """Returns the digest of a measure.
+
+    Args:
+      module: name of its module.
+      function: name of its function.
+      load_source: module name -> source.
+    """
     return hashlib.sha256(repr(normal_form(module, function, load_source)).encode()).hexdigest()[
         :12
     ]
 
 
 def normal_form(module: str, function: str, load_source: ReadSource = read_source) -> list[Any]:
-    """Returns the normal forms of a measure and of all that it reaches in INSIDE."""
+    """Returns the normal forms of a measure and of all code that it reaches in INSIDE.
+
+    Args:
+      module: name of its module.
+      function: name of its function.
+      load_source: module name -> source.
+    """
+    # Only a first pass over all code finds which arguments are passed by keyword anywhere.
     first = _Reader(load_source, frozenset())
     first.read_all(module, function)
     return _Reader(load_source, frozenset(first.passed_keywords)).read_all(module, function)
@@ -62,25 +71,25 @@ def normal_form(module: str, function: str, load_source: ReadSource = read_sourc
 class Bindings:
     """Statements by the names that they bind, and the origin of imported names."""
 
-    definitions: dict[str, list[ast.AST]]
+    definitions: dict[str, list[Any]]  # nodes
     imports: dict[str, Definition]
 
 
 @functools.cache
 def parse_module(source: str) -> Bindings:
-    """Reads the source of a module. Each name of `A, B = 1, 2` has its own number alone."""
+    """Returns the bindings of a module's source. In `A, B = 1, 2` each name has its own value."""
     definitions, imports = {}, {}
     for statement in ast.parse(source).body:
         match statement:
             case ast.Import(names):
-                for one in names:
-                    name = one.name if one.asname else one.name.partition('.')[0]
-                    imports[one.asname or name] = name, ''
+                for alias in names:
+                    name = alias.name if alias.asname else alias.name.partition('.')[0]
+                    imports[alias.asname or name] = name, ''
             case ast.ImportFrom(origin, names):
-                imports |= {one.asname or one.name: (origin, one.name) for one in names}
+                imports |= {alias.asname or alias.name: (origin, alias.name) for alias in names}
             case ast.Assign([ast.Tuple(targets)], ast.Tuple(values)) if len(targets) == len(values):
                 for target, value in zip(targets, values, strict=True):
-                    definitions.setdefault(target.id, []).append(value)
+                    definitions.setdefault(cast(ast.Name, target).id, []).append(value)
             case _:
                 for name in _bound_names([statement]):
                     definitions.setdefault(name, []).append(statement)
@@ -88,7 +97,7 @@ def parse_module(source: str) -> Bindings:
 
 
 def _bound_names(nodes: Sequence[ast.AST]) -> Iterator[str]:
-    """Yields the names that statements bind in the scope that they stand in."""
+    """Yields the names that statements bind in their own scope."""
     for node in nodes:
         match node:
             case ast.Name(name, ast.Store()) | ast.ExceptHandler(name=str(name)):
@@ -103,14 +112,16 @@ def _bound_names(nodes: Sequence[ast.AST]) -> Iterator[str]:
 
 @dataclasses.dataclass(frozen=True)
 class _Scope:
-    """Names of a function, a comprehension or a class, with the form of each."""
+    """The names of a function, a comprehension or a class, with the form of each."""
 
     names: dict[str, Any]
     is_class: bool = False
 
 
 class _Reader:
-    """Reads definitions. keep: names of arguments that stay, as they are passed by name."""
+    """Reads definitions. kept_keywords: arguments that keep their names, as they are passed by
+    keyword.
+    """
 
     def __init__(self, load_source: ReadSource, kept_keywords: frozenset[str]):
         self.load_source, self.kept_keywords = load_source, kept_keywords
@@ -119,8 +130,10 @@ class _Reader:
         self.locals = itertools.count()
 
     def read_all(self, module: str, name: str) -> list[Any]:
-        """Returns the forms of a measure and of what it reaches, in the order of mention. Of its
-        decorator the values count; how they become estimates is for tests of `lab.Measure`.
+        """Returns the forms of a measure and of all code that it reaches, in order of mention.
+
+        Of the measure's decorator only the values count; `lab.Measure`, which makes estimates of
+        numbers, has its own tests.
         """
         self.definition_ids[module, name] = 0
         forms = []
@@ -129,9 +142,13 @@ class _Reader:
             statements = self.parse(self.module).definitions[name]
             if not forms:
                 (measure,) = statements
-                values = [one.args + one.keywords for one in measure.decorator_list]
-                bare = ast.FunctionDef(**dict(ast.iter_fields(measure)) | {'decorator_list': []})
-                statements = [*itertools.chain(*values), bare]
+                values = [
+                    decorator.args + decorator.keywords for decorator in measure.decorator_list
+                ]
+                fields: dict[str, Any] = dict(ast.iter_fields(measure))
+                fields['decorator_list'] = []
+                undecorated = ast.FunctionDef(**fields)
+                statements = [*itertools.chain(*values), undecorated]
             forms.append(self.form(statements, ()))
         return forms
 
@@ -140,18 +157,18 @@ class _Reader:
 
     def resolve_global(self, module: str, name: str) -> Any:
         """Resolves a global name: ('reached', i), ('module', its name), or a name outside."""
-        found = self.parse(module)
-        if name in found.definitions:
+        bindings = self.parse(module)
+        if name in bindings.definitions:
             return 'reached', self.definition_ids.setdefault(
                 (module, name), len(self.definition_ids)
             )
-        if name not in found.imports:
+        if name not in bindings.imports:
             return name
-        source, name = found.imports[name]
+        source, name = bindings.imports[name]
         if not f'{source}.'.startswith(f'{INSIDE}.'):
             return name or source
-        found = self.parse(source)
-        if name in found.definitions or name in found.imports:
+        bindings = self.parse(source)
+        if name in bindings.definitions or name in bindings.imports:
             return self.resolve_global(source, name)
         return 'module', f'{source}.{name}'.rstrip('.')
 
@@ -162,16 +179,20 @@ class _Reader:
         return self.resolve_global(self.module, name)
 
     def form(self, node: Any, scopes: tuple[_Scope, ...]) -> Any:
-        """The normal form of a node, a list of nodes, or a value in one."""
+        """Returns the normal form of a node, a list of nodes, or a value in a node."""
         match node:
             case list():
-                return [self.form(one, scopes) for one in node]
+                return [self.form(child, scopes) for child in node]
             case ast.Name(name) | ast.arg(name):
                 return self.lookup(name, scopes)
-            case ast.Attribute(ast.Name(name), of):
-                found = self.lookup(name, scopes)
-                is_module = isinstance(found, tuple) and found[0] == 'module'
-                return self.resolve_global(found[1], of) if is_module else (found, of)
+            case ast.Attribute(ast.Name(name), attribute):
+                value_form = self.lookup(name, scopes)
+                is_module = isinstance(value_form, tuple) and value_form[0] == 'module'
+                return (
+                    self.resolve_global(value_form[1], attribute)
+                    if is_module
+                    else (value_form, attribute)
+                )
             case ast.keyword(name, value):
                 self.passed_keywords.add(name)
                 return name, self.form(value, scopes)
@@ -188,15 +209,15 @@ class _Reader:
                 return type(node).__name__, *((name, self.form(x, scopes)) for name, x in fields)
         return repr(node)
 
-    def scope_form(self, node: ast.AST, scopes: tuple[_Scope, ...]) -> Any:
-        """The form of what has names of its own."""
+    def scope_form(self, node: Any, scopes: tuple[_Scope, ...]) -> Any:
+        """Returns the normal form of a node that has its own scope."""
         kind = type(node).__name__, self.lookup(getattr(node, 'name', ''), scopes)
         outside = []
         if isinstance(node, COMPREHENSIONS):
-            first, *others = node.generators
+            first, *generators = node.generators
             outside = [self.form(first.iter, scopes)]
-            results = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
-            body = [first.target, *first.ifs, *others, *results]
+            elements = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
+            body = [first.target, *first.ifs, *generators, *elements]
             names = dict.fromkeys(_bound_names(body))
         elif isinstance(node, ast.ClassDef):
             outside = self.form([*node.decorator_list, *node.bases, *node.keywords], scopes)
@@ -212,17 +233,23 @@ class _Reader:
             )
             stars = [arguments.vararg, arguments.kwarg]
             by_kind = [arguments.posonlyargs, arguments.args, arguments.kwonlyargs]
-            every = [*itertools.chain(*by_kind), *filter(None, stars)]
-            outside += [[len(one) for one in by_kind], [one is not None for one in stars]]
+            parameters = [*itertools.chain(*by_kind), *filter(None, stars)]
+            outside += [
+                [len(parameter) for parameter in by_kind],
+                [parameter is not None for parameter in stars],
+            ]
             body = [node.body] if isinstance(node, ast.Lambda) else _without_docstring(node)
-            names = dict.fromkeys([*(one.arg for one in every), *_bound_names(body)])
+            names = dict.fromkeys(
+                [*(parameter.arg for parameter in parameters), *_bound_names(body)]
+            )
             names |= {
-                name: ('argument', name) for name in self.kept_keywords & {one.arg for one in every}
+                name: ('argument', name)
+                for name in self.kept_keywords & {parameter.arg for parameter in parameters}
             }
-            body = [*every, *body]
-        names = {name: of or ('local', next(self.locals)) for name, of in names.items()}
+            body = [*parameters, *body]
+        names = {name: form or ('local', next(self.locals)) for name, form in names.items()}
         return kind, outside, self.form(body, (_Scope(names), *scopes))
 
 
-def _without_docstring(node: ast.AST) -> list[ast.AST]:
+def _without_docstring(node: Any) -> list[ast.AST]:
     return node.body[ast.get_docstring(node, clean=False) is not None :]

@@ -1,8 +1,8 @@
-"""The record of a board: what its pages are made of, so that they can be made without the runs.
+"""The record of a board, from which its pages can be made without the runs.
 
-`--pages` writes board.json beside the pages, and `--record=board.json` takes from it what a workdir
-has no records of. It holds estimates and what they say of each condition. The verdict is not in it:
-it follows from these, and from the claim's file, which may have withdrawn it since.
+`--pages` writes board.json beside the pages, and `--record=board.json` reads from it the evidence
+that a workdir lacks. It holds estimates and the outcome of each condition, but no verdicts: these
+follow from the outcomes and from the claim's file, which may have been withdrawn since.
 """
 
 import dataclasses
@@ -13,7 +13,16 @@ from typing import Any
 from eval.claims.claim import Claim
 from eval.claims.decide import ConditionResult, Decision, conclude
 from eval.claims.estimates import Estimate
-from eval.claims.evidence import CHANGED, MEASURE, OUT_OF_REACH, STALE, Evidence, measure_digest
+from eval.claims.evidence import (
+    CHANGED,
+    MEASURE,
+    OUT_OF_REACH,
+    STALE,
+    Evidence,
+    MeasureEvidence,
+    StudyEvidence,
+    measure_digest,
+)
 from eval.claims.measures.rows import MEASURES
 from eval.claims.register import Entries
 from lm.storage.files import read_json
@@ -24,8 +33,10 @@ EVIDENCE_FIELDS = ('state', 'why', 'runs', 'core_seconds', 'command', 'trains')
 
 @dataclasses.dataclass(frozen=True)
 class RecordedEvidence:
-    """Evidence of a study or a measure as a board had it. Fields: as of `StudyEvidence` and
-    `MeasureEvidence`; plan_command: of what is out of reach. code: of a measure, its digest then.
+    """Evidence of a study or a measure on a board.
+
+    The fields are those that `StudyEvidence` and `MeasureEvidence` have. plan_command: of a study
+    out of reach. code: the digest of a measure when it was recorded.
     """
 
     name: str
@@ -41,23 +52,26 @@ class RecordedEvidence:
 
 def board_record(decisions: Sequence[Decision], entries: Entries) -> dict[str, Any]:
     """Returns the record of a board, for `write_json`."""
-    evidence = {one.name: one for each in decisions for one in each.evidence.values()}
+    evidence = {study.name: study for decision in decisions for study in decision.evidence.values()}
     return {
-        'evidence': {name: _evidence_record(one) for name, one in sorted(evidence.items())},
+        'evidence': {name: _evidence_record(study) for name, study in sorted(evidence.items())},
         'claims': {
-            one.claim.name: {
-                'asked': one.claim.digest,
-                'entry': entries.get(one.claim.name),
-                'conditions': [_condition_record(each) for each in one.conditions],
+            decision.claim.name: {
+                'asked': decision.claim.digest,
+                'entry': entries.get(decision.claim.name),
+                'conditions': [_condition_record(condition) for condition in decision.conditions],
             }
-            for one in sorted(decisions, key=lambda one: one.claim.name)
+            for decision in sorted(decisions, key=lambda decision: decision.claim.name)
         },
     }
 
 
 def _evidence_record(evidence: Evidence | RecordedEvidence) -> dict[str, Any]:
-    plan = {'plan_command': evidence.plan_command} if evidence.state == OUT_OF_REACH else {}
-    code = {'code': evidence.current_digest} if evidence.name.startswith(MEASURE) else {}
+    plan, code = {}, {}
+    if not isinstance(evidence, MeasureEvidence) and evidence.state == OUT_OF_REACH:
+        plan = {'plan_command': evidence.plan_command}
+    if not isinstance(evidence, StudyEvidence) and evidence.name.startswith(MEASURE):
+        code = {'code': evidence.code}
     return {name: getattr(evidence, name) for name in EVIDENCE_FIELDS} | plan | code
 
 
@@ -75,43 +89,58 @@ def _condition_record(condition: ConditionResult) -> dict[str, Any]:
 
 
 def read_record(path: Path, claims: Sequence[Claim]) -> tuple[dict[str, Decision], Entries]:
-    """Returns ({name: the claim with its verdict}, entries) of the claims that a record has. One
-    whose conditions or studies have changed since is not among them.
+    """Returns the claims that a record decides.
 
-    Raises OSError or ValueError for a file that cannot be read, or is no record of a board.
+    A claim is left out if its conditions or studies have changed since.
+
+    Returns:
+      ({name: decision}, entries by claim name).
+
+    Raises:
+      OSError: if the file cannot be read.
+      ValueError: if it is not the record of a board.
     """
     record = read_json(path)
     if record.keys() != {'evidence', 'claims'}:
         raise ValueError(f'{path} is no {FILE} of eval.claims --pages; it has {", ".join(record)}')
     evidence = {name: _parse_evidence(name, fields) for name, fields in record['evidence'].items()}
-    decided, entries = {}, {}
+    decisions, entries = {}, {}
     for claim in claims:
         row = record['claims'].get(claim.name)
         if row is None or row['asked'] != claim.digest:
             continue
-        judged = [
+        conditions = [
             ConditionResult(
-                condition, one['words'], one['said'], _parse_estimate(one['estimate']), one['seeds']
+                condition,
+                saved['words'],
+                saved['said'],
+                _parse_estimate(saved['estimate']),
+                saved['seeds'],
             )
-            for condition, one in zip(claim.conditions, row['conditions'], strict=True)
+            for condition, saved in zip(claim.conditions, row['conditions'], strict=True)
         ]
-        of_claim = {name: evidence[which] for name, which in claim.studies.items()}
-        decided[claim.name] = conclude(claim, judged, of_claim)
+        by_name = {name: evidence[study] for name, study in claim.studies.items()}
+        decisions[claim.name] = conclude(claim, conditions, by_name)
         if row['entry']:
             entries[claim.name] = row['entry']
-    return decided, entries
+    return decisions, entries
 
 
 def _parse_evidence(name: str, fields: Mapping[str, Any]) -> RecordedEvidence:
-    """Reads one back; a measure that is computed by other code now is STALE."""
-    found = RecordedEvidence(name, **fields)
+    """Reads the evidence of a record; a measure that other code computes now is STALE."""
+    evidence = RecordedEvidence(name, **fields)
     short = name.removeprefix(MEASURE)
-    if short == name or found.state or (short in MEASURES and found.code == measure_digest(short)):
-        return found
-    return dataclasses.replace(found, state=STALE, why=CHANGED.format(name))
+    if (
+        short == name
+        or evidence.state
+        or (short in MEASURES and evidence.code == measure_digest(short))
+    ):
+        return evidence
+    return dataclasses.replace(evidence, state=STALE, why=CHANGED.format(name))
 
 
 def _parse_estimate(numbers: Mapping[str, Any] | None) -> Estimate | None:
     if numbers is None:
         return None
-    return Estimate(**{name: x if name == 'n' else float(x) for name, x in numbers.items()})
+    fields: dict[str, Any] = {n: x if n == 'n' else float(x) for n, x in numbers.items()}
+    return Estimate(**fields)

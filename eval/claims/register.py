@@ -1,8 +1,9 @@
-"""The record of what counted for each claim when it was first read, and what was known then.
+"""The register: what counted for each claim when it was first read, and how many runs had ended by
+then.
 
-claims.json of the workdir has an entry a claim: the digest of its conditions and studies, the day,
-and how many fresh seeds of its studies, which verdicts are of, had ended by then. Conditions that
-change afterwards, or that were written with the outcome at hand, are told on the board.
+claims.json of the workdir has one entry for each claim: the digest of its conditions and studies,
+the day, and the number of ended runs on fresh seeds, which decide the verdict. The board reports
+conditions that changed later, or that were written after runs had ended.
 """
 
 import datetime
@@ -19,7 +20,7 @@ Entries = dict[str, dict[str, Any]]
 
 
 def read_entries(workdir: Path) -> Entries:
-    """Returns the entries of a workdir; {} before there are any."""
+    """Returns the entries of a workdir; {} if there are none."""
     path = workdir / FILE
     return read_json(path) if path.exists() else {}
 
@@ -27,25 +28,31 @@ def read_entries(workdir: Path) -> Entries:
 def add_entries(
     workdir: Path, claims: Sequence[Claim], evidence: Mapping[str, Evidence]
 ) -> Entries:
-    """Adds claims that have no entry yet, and returns all entries."""
+    """Adds an entry for each claim that has none, and returns all entries.
+
+    Args:
+      workdir: folder of claims.json.
+      claims: claims to register.
+      evidence: evidence by study.
+    """
     entries, day = read_entries(workdir), datetime.date.today().isoformat()
-    new = {
+    added = {
         claim.name: {
             'asked': claim.digest,
             'day': day,
-            'fresh_seeds': sum(evidence[which].fresh_runs for which in claim.studies.values()),
+            'fresh_seeds': sum(evidence[study].fresh_runs for study in claim.studies.values()),
         }
         for claim in claims
         if claim.name not in entries
     }
-    if new:
+    if added:
         workdir.mkdir(parents=True, exist_ok=True)
-        write_json(workdir / FILE, seal_record(entries | new))
-    return entries | new
+        write_json(workdir / FILE, seal_record(entries | added))
+    return entries | added
 
 
 def entry_note(claim: Claim, entries: Entries) -> str:
-    """Says what a reader has to know of when a claim's conditions were written; '' for nothing."""
+    """Returns a note on when a claim's conditions were written; '' if nothing is worth a note."""
     entry = entries.get(claim.name)
     if entry is None:
         return 'what counts was not on record before'

@@ -1,5 +1,5 @@
-"""Trains the studies that open claims wait for, each by the command of its page; those that are out
-of reach are planned.
+"""Trains the studies that open claims need, by the commands on their pages, and plans the studies
+that are out of reach.
 """
 
 import shlex
@@ -9,47 +9,56 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from eval.claims.decide import WITHDRAWN, Decision
 from eval.claims.evidence import OPEN, OUT_OF_REACH
 from lm.launch.exit_status import DONE
 
 TRAIN = Path('train.py')
-GRACE_SEC = 120.0  # for the checkpoints of runs that are stopped
+GRACE_SEC = 120.0  # a stopped run writes a checkpoint first
 
 
 def train_open_claims(decisions: Sequence[Decision], hours: float | None = None) -> None:
-    """Trains studies of OPEN claims, cheapest first, until `hours` are over: the one that trains is
-    stopped then, with what it has, and goes on with the next call. Studies that are OUT_OF_REACH
-    get the plan that they have none of. Claims that are WITHDRAWN wait for nothing.
+    """Trains the studies of OPEN claims, cheapest first.
 
-    Raises ValueError where train.py is not in the folder of the command, and where it fails.
+    After `hours` the current study is stopped; it keeps its checkpoints, and the next call resumes
+    it. Studies that are OUT_OF_REACH get a plan if they have none. WITHDRAWN claims are skipped.
+
+    Raises:
+      ValueError: if train.py is not in the current folder, or if a command fails.
     """
     if not TRAIN.exists():
         raise ValueError('train.py is not here: run this in the folder of the project')
-    until = None if hours is None else time.monotonic() + 3600 * hours
-    waits = [one for one in decisions if one.verdict != WITHDRAWN]
-    every = [own for one in waits for own in one.evidence.values()]
-    waiting = {own.name: own for own in every if own.state == OPEN}
-    for own in sorted(waiting.values(), key=lambda own: own.cost):
-        if until is not None and time.monotonic() >= until:
-            print(f'out of time before {own.name}: the same command goes on', file=sys.stderr)
+    deadline = None if hours is None else time.monotonic() + 3600 * hours
+    standing = [decision for decision in decisions if decision.verdict != WITHDRAWN]
+    studies: list[Any] = [study for decision in standing for study in decision.evidence.values()]
+    open_studies = {study.name: study for study in studies if study.state == OPEN}
+    for study in sorted(open_studies.values(), key=lambda study: study.cost):
+        if deadline is not None and time.monotonic() >= deadline:
+            print(f'out of time before {study.name}: the same command goes on', file=sys.stderr)
             return
-        _run_command(own.command, until)
-    far = {own.name: own for own in every if own.state == OUT_OF_REACH and not own.plan.exists()}
-    for own in far.values():
-        own.plan.parent.mkdir(parents=True, exist_ok=True)
-        _run_command(own.plan_command, until)
+        _run_command(study.command, deadline)
+    unplanned = {
+        study.name: study
+        for study in studies
+        if study.state == OUT_OF_REACH and not study.plan.exists()
+    }
+    for study in unplanned.values():
+        study.plan.parent.mkdir(parents=True, exist_ok=True)
+        _run_command(study.plan_command, deadline)
 
 
-def _run_command(command: Sequence[str], until: float | None) -> None:
-    """Runs a command, and stops it where its time is over. Raises ValueError where it fails."""
+def _run_command(command: Sequence[str], deadline: float | None) -> None:
+    """Runs a command, and stops it at the deadline. Raises ValueError if it fails."""
     line = f'python {shlex.join(command)}'
     print(line, file=sys.stderr, flush=True)
-    to_stderr = {'stdout': sys.stderr}  # what is printed is the board
+    to_stderr: dict[str, Any] = {'stdout': sys.stderr}  # stdout is for the board alone
     with subprocess.Popen([sys.executable, *command], **to_stderr) as process:
         try:
-            status = process.wait(None if until is None else max(0.0, until - time.monotonic()))
+            status = process.wait(
+                None if deadline is None else max(0.0, deadline - time.monotonic())
+            )
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGTERM)
             process.wait(GRACE_SEC)

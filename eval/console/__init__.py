@@ -1,1 +1,1 @@
-"""Prints what train.py shows besides training: listings of parts, configs and schedules."""
+"""Listings that train.py prints in place of training: parts, configs and schedules."""

@@ -2,10 +2,10 @@
 
     python train.py --choices               every field, its names, a line each
     python train.py --choices=model.norm    one field, with the options and sources of its rows
-    python train.py --choices=model.norm=rmsnorm    one row, with all that its docstring says
+    python train.py --choices=model.norm=rmsnorm    one row, with its whole docstring
 
-A row is described by its `summary`, or else by the first sentence of its docstring; its sources are
-the papers and the code that these name.
+A row is described by its `summary`, or else by the first sentence of its docstring. Its sources are
+the papers and the code named there.
 """
 
 import dataclasses
@@ -47,7 +47,7 @@ HINT = '--choices=model.norm lists the options and sources of one field, model.n
 
 
 def define_flags() -> None:
-    """Defines the flags that ask for a listing."""
+    """Defines the flags that request a listing."""
     text = 'List all parts, or the options of some: --choices=model.norm.'
     # A boolean may stand alone: it is 'true' then.
     flags.DEFINE_flag(flags.Flag(flags.ArgumentParser(), None, 'choices', None, text, boolean=True))
@@ -56,45 +56,54 @@ def define_flags() -> None:
 
 
 def print_parts() -> bool:
-    """Prints the listing that --choices asks for; returns whether it was given."""
-    asked = flags.FLAGS.choices
-    if asked is not None:
-        print(format_listing(None if asked == 'true' else asked), end='')
-    return asked is not None
+    """Prints the listing that --choices requests; returns whether the flag was given."""
+    selection = flags.FLAGS.choices
+    if selection is not None:
+        print(format_listing(None if selection == 'true' else selection), end='')
+    return selection is not None
 
 
 def print_config(recipe: Recipe, base: dict[str, Any], sweep: Any, tune: Any = None) -> bool:
-    """Prints the config or the schedule, as the flags ask; returns whether either was given.
+    """Prints the config or the schedule, as the flags request, after checking the config and its
+    cells.
 
-    The config is checked first, and so is every cell of its sweep, which start from `base`.
+    Args:
+      recipe: the resolved config.
+      base: the config without its sweep, from which the cells start.
+      sweep: config.sweep, or None.
+      tune: config.tune, or None.
+
+    Returns:
+      Whether a flag was given.
     """
-    of_config, of_schedule = flags.FLAGS.print_config, flags.FLAGS.print_schedule
-    if not of_config and not of_schedule:
+    shows_config, shows_schedule = flags.FLAGS.print_config, flags.FLAGS.print_schedule
+    if not shows_config and not shows_schedule:
         return False
-    (check_run if of_config else check)(recipe)
-    found = [] if sweep is None else expand_sweep(base, sweep)
+    (check_run if shows_config else check)(recipe)
+    cells = [] if sweep is None else expand_sweep(base, sweep)
     resolve_protocol(base, sweep)
-    words = f'{len(found)} cells start from this' if found else ''
+    description = f'{len(cells)} cells start from this' if cells else ''
     if tune is not None:
         arms = ArmPlan(base, sweep, tune)
-        found, words = arms.first_cells, f'{arms.description}, from this start'
-    if of_config:
-        check_sources(found)
+        cells, description = arms.first_cells, f'{arms.description}, from this start'
+    if shows_config:
+        check_sources(cells)
         print(to_json(recipe), end='')
-    if of_schedule:
+    if shows_schedule:
         print(format_schedule(recipe), end='')
-    if words:
-        print(words, file=sys.stderr)
-    for note in describe_ignored(found):
+    if description:
+        print(description, file=sys.stderr)
+    for note in describe_ignored(cells):
         print(f'NOTE: {note}', file=sys.stderr)
     return True
 
 
 @dataclasses.dataclass(frozen=True)
 class PartRow:
-    """A name that a field may have. words: one line of what it is. source: such as
-    'arXiv:1910.07467' or 'code', several with commas; '' where none is named. options: by config
-    path, such as 'norm.eps'. text: all that is said of it.
+    """A name that a field may have.
+
+    summary: one line. source: such as 'arXiv:1910.07467' or 'code', several with commas; '' if none
+    is named. options: by config path, such as 'norm.eps'. text: the whole description.
     """
 
     name: str
@@ -105,25 +114,33 @@ class PartRow:
 
 
 def part_rows(field: str) -> list[PartRow]:
-    """The rows of the table that `field` names one of; ValueError with the nearest field."""
+    """Returns the rows of a field's table. Raises ValueError with the nearest field for an unknown
+    one.
+    """
     choice = choose(CHOICES, field, '--choices')
     rows = []
     for name, part in choice.table.items():
         text = SUMMARIES[field][name] if field in SUMMARIES else describe_part(part)
-        words, source = first_sentence(text), find_sources(text)
-        words = words.removesuffix(f' ({find_sources(words)})')  # it is in `source` too
-        found = {
-            f'{choice.section}.{n}': declared for n, declared in declared_options(part).items()
+        summary, source = first_sentence(text), find_sources(text)
+        summary = summary.removesuffix(f' ({find_sources(summary)})')  # it is in `source` too
+        options = {
+            f'{choice.section}.{option}': declaration
+            for option, declaration in declared_options(part).items()
         }
         for term in sown_losses(choice, part).values():
-            found |= {f'loss.{n}': d for n, d in declared_options(term).items()}
-        rows.append(PartRow(name, words, text, source, found))
+            options |= {
+                f'loss.{option}': declaration
+                for option, declaration in declared_options(term).items()
+            }
+        rows.append(PartRow(name, summary, text, source, options))
     return rows
 
 
 def format_listing(selection: str | None = None) -> str:
-    """The rows of a field, or one of them, FIELD=NAME, with their options; the rows of every field
-    without. Lines have WIDTH.
+    """Returns the rows of a field, or one row, FIELD=NAME, with their options; without selection
+    all fields.
+
+    Lines are at most WIDTH wide.
     """
     lines = _overview() if selection is None else _details(*selection.split('=', 1))
     return '\n'.join(lines).rstrip() + '\n'
@@ -159,23 +176,26 @@ def _details(field: str, name: str = '') -> Iterator[str]:
             yield from ('', textwrap.indent(row.text, '  '), '')
         else:
             yield from _wrap_hanging('', row.summary, 2)
-        lines = [(f'  {path}={d.default}', option_type(d), d) for path, d in row.options.items()]
+        lines = [
+            (f'  {path}={declaration.default}', option_type(declaration), declaration)
+            for path, declaration in row.options.items()
+        ]
         first, second = (max((len(line[i]) for line in lines), default=0) + 2 for i in (0, 1))
-        for given, of_kind, declared in lines:
-            start = f'{given:{first}}{of_kind}'
-            yield from _wrap_hanging(start, declared.option.description, first + second)
+        for setting, type_text, declaration in lines:
+            start = f'{setting:{first}}{type_text}'
+            yield from _wrap_hanging(start, declaration.option.description, first + second)
         yield ''
 
 
 def _wrap_hanging(start: str, text: str, column: int) -> list[str]:
-    """`start`, then `words` from `column` on, over as many lines as they need."""
+    """Returns `start`, followed by the text from `column` on, on as many lines as needed."""
     wrapper = textwrap.TextWrapper(WIDTH, f'{start:{column}}', ' ' * column)
     wrapper.break_long_words = wrapper.break_on_hyphens = False
     return wrapper.wrap(text) or [start.rstrip()]
 
 
 def value_form(choice: Choice) -> str:
-    """The form of the field's value: NAME, NAME+NAME, ..."""
+    """Returns the form of a field's value: NAME, NAME+NAME, ..."""
     forms = ['NAME']
     if choice.inline:
         forms.append('NAME:OPTION=VALUE,...')
@@ -186,15 +206,15 @@ def value_form(choice: Choice) -> str:
     return ' or '.join(forms)
 
 
-def option_type(declared: OptionDeclaration) -> str:
-    """'float, 0 to 1, traced': the type of an option, its bounds, whether it is traced."""
-    names = ['None' if t is type(None) else t.__name__ for t in declared.types]
-    traced = 'traced' if declared.option.traced else ''
-    return ', '.join(filter(None, (' or '.join(names), format_bounds(declared.option), traced)))
+def option_type(declaration: OptionDeclaration) -> str:
+    """Returns 'float, 0 to 1, traced': the type of an option, its bounds, whether it is traced."""
+    names = ['None' if t is type(None) else t.__name__ for t in declaration.types]
+    traced = 'traced' if declaration.option.traced else ''
+    return ', '.join(filter(None, (' or '.join(names), format_bounds(declaration.option), traced)))
 
 
 def format_bounds(option: Option) -> str:
-    """'0 to 1', '1 to any', 'any finite', 'a|b'; '' where there are none."""
+    """Returns '0 to 1', '1 to any', 'any finite', 'a|b'; '' for no bounds."""
     if option.choices:
         return '|'.join(option.choices)
     largest = sys.float_info.max
@@ -202,43 +222,45 @@ def format_bounds(option: Option) -> str:
         return ''
     if (option.minimum, option.maximum) == (-largest, largest):
         return 'any finite'
-    least = 'any' if option.minimum == -math.inf else option.minimum
-    most = {math.inf: 'any', largest: 'any finite'}.get(option.maximum, option.maximum)
-    return f'{least} to {most}'
+    low = 'any' if option.minimum == -math.inf else option.minimum
+    high = {math.inf: 'any', largest: 'any finite'}.get(option.maximum, option.maximum)
+    return f'{low} to {high}'
 
 
 def describe_part(part: Any) -> str:
-    """The text that says what a row is: its summary, its docstring, that of the first function it
-    holds, or the names of what it holds.
+    """Returns the description of a row: its summary, its docstring, the docstring of its first
+    function, or the names of its members.
     """
     if isinstance(part, Mapping):
-        held = part
+        members = part
     elif dataclasses.is_dataclass(part) and not isinstance(part, type):
         if hasattr(part, 'summary'):
             return part.summary
-        held = vars(part)
-        functions = [value for value in held.values() if inspect.isfunction(value)]
+        members = vars(part)
+        functions = [value for value in members.values() if inspect.isfunction(value)]
         if functions:
             return describe_part(functions[0])
     else:
         return docstring(part)
     names: dict[str, list[str]] = {}
-    for name, value in held.items():
+    for name, value in members.items():
         names.setdefault(getattr(value, '__name__', value), []).append(name)
-    usual = max(names, key=lambda value: len(names[value]), default=None)
-    others = [usual] if usual is not None and len(names[usual]) > 1 else []
-    alone = [f'{name} {value}' for value in names if value not in others for name in names[value]]
-    return ', '.join([*alone, *(f'others {value}' for value in others)])
+    commonest = max(names, key=lambda value: len(names[value]), default=None)
+    shared = [commonest] if commonest is not None and len(names[commonest]) > 1 else []
+    single = [f'{name} {value}' for value in names if value not in shared for name in names[value]]
+    return ', '.join([*single, *(f'others {value}' for value in shared)])
 
 
 def first_sentence(text: str) -> str:
-    """The first sentence on one line, without the full stop."""
+    """Returns the first sentence on one line, without the full stop."""
     paragraph = ' '.join(text.split('\n\n')[0].split())
     return re.split(r'\.\s+(?=[A-Z])', paragraph)[0].removesuffix('.')
 
 
 def find_sources(text: str) -> str:
-    """'arXiv:1910.07467, code': the papers in the text, in order, and whether it follows code."""
+    """Returns 'arXiv:1910.07467, code': the papers in the text, in order, and 'code' if it follows
+    code.
+    """
     papers = dict.fromkeys(re.findall(r'arXiv:\d{4}\.\d{4,5}', text))
     code = ['code'] if re.search(r'\bcode\s+(of|beside)\b', text) else []
     return ', '.join([*papers, *code])

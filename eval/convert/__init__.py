@@ -1,8 +1,11 @@
-"""Converts checkpoints: folding makes norms and reparametrisations part of the matrices, merging
-makes one of several, pruning leaves weights out, and models of Hugging Face come in and go out.
+"""Converts checkpoints: folds, merges and prunes them, and imports and exports Hugging Face
+models.
 
-Called by `python -m eval.convert` alone. Calls eval.load, lm.model and lm.training for the models,
-lm.record for what is written, and modules.norms.fold for the algebra of folding; means and scores
-have that of merging and pruning. hf_families has the tables of names, hf_config and
-hf_positions their fields, layouts, mxfp4 and safetensors the bytes.
+Folding writes norms and reparametrisations into the matrices, merging combines several checkpoints
+into one, and pruning sets weights to 0.
+
+Called by `python -m eval.convert` alone. Calls eval.load, lm.model and lm.training for models,
+lm.record for files, and modules.norms.fold for the algebra of folding. `means` and `scores` hold
+the algebra of merging and pruning, `hf_families` the tables of tensor names, `hf_config` and
+`hf_positions` the config fields, and `layouts`, `mxfp4` and `safetensors` the file formats.
 """

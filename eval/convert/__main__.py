@@ -9,15 +9,16 @@ python -m eval.convert prune --checkpoint=RUN --out=DIR --remove=important --sha
 
 fold: the same function with simpler norms, or none, and without reparametrisation
 (`eval.convert.fold`).
-import-hf: a model that transformers has saved, as a run (`eval.convert.import_hf`). On several
-hosts, the same command on each with --coordinator=HOST:PORT --num_processes=N --process_id=I, or by
-a launcher, as train.py: each reads and keeps its part of the weights.
+import-hf: a model saved by transformers, as a run (`eval.convert.import_hf`). On several hosts,
+run the same command on each with --coordinator=HOST:PORT --num_processes=N --process_id=I, or use
+a launcher, as for train.py. Each process then reads and holds only its part of the weights.
 export-hf: a checkpoint as a folder that transformers loads (`eval.convert.export_hf`).
 export-peft: the factors of model.reparam=lora as an adapter (`eval.convert.export_peft`).
-merge: the mean of runs of one architecture; or, with --basis, each of them rebuilt from the base
-and P directions a matrix, as DIR/1, DIR/2, ..., and these in a file (`eval.convert.merge`).
-prune: a checkpoint without a share of the weights of its blocks, the least or the most important to
-a text (`eval.convert.prune`).
+merge: the mean of runs of one architecture. With --basis, rebuilds each run from the base and P
+directions per matrix as DIR/1, DIR/2, ..., and writes the directions to a file
+(`eval.convert.merge`).
+prune: a checkpoint without a share of the weights of its blocks, chosen by their importance for a
+text (`eval.convert.prune`).
 """
 
 import sys
@@ -56,85 +57,114 @@ from lm.storage.files import expand_home
 from lm.storage.filling import check_empty, fill_folder
 from lm.training.state import Weights
 
-REPEATED = '...'  # the last of a command's names, where it takes any number of the one before
+REPEATED = '...'  # in argument_names: the argument before it may be repeated
 
 
 class Command(NamedTuple):
-    """A command: what follows its name, the flags that it needs, and what it does."""
+    """A command of the program.
+
+    argument_names: the positional arguments after the command's name. required_flags: flags that
+    must be given. run: the function that executes it. writes_runs: whether it writes workdirs with
+    checkpoints.
+    """
 
     argument_names: tuple[str, ...]
     required_flags: tuple[str, ...]
     run: Callable[..., None]
-    writes_runs: bool = True  # and so checkpoints
+    writes_runs: bool = True
 
     def accepts(self, arguments: Sequence[str]) -> bool:
-        """Whether so many names follow the command's own."""
+        """Whether the number of positional arguments fits the command."""
         if REPEATED in self.argument_names:
             return len(arguments) >= len(self.argument_names) - 1
         return len(arguments) == len(self.argument_names)
 
 
 def run(arguments: Sequence[str], options: Mapping[str, Any]) -> None:
-    """Converts as the flags say; ValueError for another command, or where a flag is missing."""
-    name, given = ' '.join(arguments[:1]), arguments[1:]
-    command = COMMANDS.get(name)
-    if command is None or not command.accepts(given):
-        wanted = ', '.join(' '.join((n, *c.argument_names)) for n, c in COMMANDS.items())
+    """Executes the command that the arguments name.
+
+    Raises ValueError for an unknown command, and if a required flag is missing.
+    """
+    command_name, positional = ' '.join(arguments[:1]), arguments[1:]
+    command = COMMANDS.get(command_name)
+    if command is None or not command.accepts(positional):
+        usage = ', '.join(' '.join((n, *c.argument_names)) for n, c in COMMANDS.items())
         raise ValueError(
-            f'eval.convert takes one command ({wanted}), then flags; got '
+            f'eval.convert takes one command ({usage}), then flags; got '
             f'{" ".join(arguments) or "none"}'
         )
     if missing := [f'--{flag}' for flag in command.required_flags if options[flag] is None]:
-        raise ValueError(f'eval.convert {name} needs {", ".join(missing)} too')
-    out = parse_local_path(options['out'], '--out')
+        raise ValueError(f'eval.convert {command_name} needs {", ".join(missing)} too')
+    target = parse_local_path(options['out'], '--out')
     if command.writes_runs:
-        check_path(out)
-    check_empty(out)
-    command.run(*map(expand_home, given), out=out, options=options)
+        check_path(target)
+    check_empty(target)
+    command.run(*map(expand_home, positional), target=target, options=options)
 
 
-def fold_run(out: Path, options: Mapping[str, Any]) -> None:
-    """Folds a checkpoint, and says by how much its logits changed."""
+def fold_run(target: Path, options: Mapping[str, Any]) -> None:
+    """Folds a checkpoint, and prints by how much its logits changed."""
     checkpoint = load(options['checkpoint'])
     folded = fold_checkpoint(checkpoint, options['to'], options['untie'])
     meta = checkpoint.meta | {'folded_from': str(checkpoint.path)}
-    write_workdir(out, folded.recipe, folded.weights, checkpoint.tokenizer, checkpoint.step, meta)
-    of = ', '.join(f'{value:.1e} in {dtype}' for dtype, value in folded.differences.items())
+    write_workdir(
+        target, folded.recipe, folded.weights, checkpoint.tokenizer, checkpoint.step, meta
+    )
+    differences = ', '.join(
+        f'{value:.1e} in {dtype}' for dtype, value in folded.differences.items()
+    )
     before, after = checkpoint.recipe.model, folded.recipe.model
-    print(f'{out}: model.norm={before.norm} -> {after.norm}')
+    print(f'{target}: model.norm={before.norm} -> {after.norm}')
     if before.reparam != after.reparam:
         print(f'model.reparam={before.reparam} -> {after.reparam}')
     if folded.norm_obstacle:
         print(f'the norms stay: {folded.norm_obstacle}')
-    print(f'largest difference of logits, relative to the largest logit: {of}')
+    print(f'largest difference of logits, relative to the largest logit: {differences}')
 
 
-def import_folder(folder: str, out: Path, options: Mapping[str, Any]) -> None:
-    """Imports a folder, prints its config, and compares logits where a reference is given."""
+def import_folder(folder: str, target: Path, options: Mapping[str, Any]) -> None:
+    """Imports a folder and prints its config. With a reference file, also compares logits.
+
+    Args:
+      folder: of the model to import.
+      target: the workdir to write.
+      options: the flags.
+    """
     base, source = options['config'].to_dict(), Path(folder)
     join_hosts(source, base, options['reference'])
-    imported = import_hf.import_folder(source, base, out, import_hf.all_devices_mesh())
-    import_hf.write_run(source, out, imported)
+    imported = import_hf.import_folder(source, base, target, import_hf.all_devices_mesh())
+    import_hf.write_run(source, target, imported)
     if is_first():
         print(*import_hf.format_flags(imported.recipe, base), sep='\n')
         for note in imported.notes:
             print(f'NOTE: {note}')
-    read, there = imported.n_bytes_read / 1e6, imported.file_bytes / 1e6
+    read_mb, total_mb = imported.n_bytes_read / 1e6, imported.file_bytes / 1e6
     if is_multiprocess():
-        print(f'host {jax.process_index()} has read {read:,.3f} MB of {there:,.3f} MB of weights')
+        print(
+            f'host {jax.process_index()} has read {read_mb:,.3f} MB of {total_mb:,.3f} MB of '
+            'weights'
+        )
     if is_first():
-        print(f'{out}: to train on, --config.train.init_from={out}')
+        print(f'{target}: to train on, --config.train.init_from={target}')
     if options['reference']:
         with np.load(options['reference']) as reference:
-            tokens_BT, wanted = reference['tokens'], reference['logits']
-        found = np.asarray(load(out).logits(tokens_BT.astype(np.int32)))
-        difference = import_hf.largest_difference(found, wanted)
+            tokens_BT, reference_logits = reference['tokens'], reference['logits']
+        logits = np.asarray(load(target).logits(tokens_BT.astype(np.int32)))
+        difference = import_hf.largest_difference(logits, reference_logits)
         print(f'largest difference of logits, relative to the largest logit: {difference:.1e}')
 
 
 def join_hosts(folder: Path, base: Mapping[str, Any], reference: str | None) -> None:
-    """Joins the other processes of the job, if there are any. Raises ValueError where they do not
-    see the same files, and where logits are to be compared, which one process does.
+    """Joins the other processes of the job, if there are any.
+
+    Args:
+      folder: of the model to import, which all hosts must see.
+      base: the config of the import.
+      reference: file of reference logits, or None.
+
+    Raises:
+      ValueError: if the hosts see different files, or if there is a reference on several hosts,
+        since a single process compares the logits.
     """
     if child_host() is None:
         return
@@ -142,17 +172,17 @@ def join_hosts(folder: Path, base: Mapping[str, Any], reference: str | None) -> 
         raise ValueError(
             '--reference compares the logits of the whole model on one host; leave it out here'
         )
-    of_run = single_run_config(base)
-    distributed.join(digest(resolve(of_run)))
+    run_config = single_run_config(base)
+    distributed.join(digest(resolve(run_config)))
     check_same_everywhere(f'what {folder} holds', import_hf.digest_folder(folder))
 
 
-def export_run(out: Path, options: Mapping[str, Any]) -> None:
-    """Exports a checkpoint, and says as what and by how much its logits changed."""
+def export_run(target: Path, options: Mapping[str, Any]) -> None:
+    """Exports a checkpoint, and prints its model type and by how much its logits changed."""
     checkpoint, dtype = load(options['checkpoint']), options['dtype']
     exported = export_hf.export_checkpoint(checkpoint, dtype)
-    notes = export_hf.write_folder(out, checkpoint, exported, dtype)
-    print(f'{out}: model_type={exported.model_type}, weights in {dtype}')
+    notes = export_hf.write_folder(target, checkpoint, exported, dtype)
+    print(f'{target}: model_type={exported.model_type}, weights in {dtype}')
     for note in notes:
         print(f'NOTE: {note}')
     print(
@@ -162,61 +192,75 @@ def export_run(out: Path, options: Mapping[str, Any]) -> None:
     )
 
 
-def export_adapter(out: Path, options: Mapping[str, Any]) -> None:
-    """Exports the factors of a checkpoint, and says of which modules."""
+def export_adapter(target: Path, options: Mapping[str, Any]) -> None:
+    """Exports the factors of a checkpoint, and prints their modules."""
     adapter = export_peft.export_adapter(load(options['checkpoint']), options['base'])
-    export_peft.write_folder(out, adapter)
+    export_peft.write_folder(target, adapter)
     modules, n = adapter.config['target_modules'], sum(x.size for x in adapter.tensors.values())
-    print(f'{out}: {n:,} parameters, r={adapter.config["r"]}, of {", ".join(modules)}')
+    print(f'{target}: {n:,} parameters, r={adapter.config["r"]}, of {", ".join(modules)}')
 
 
-def merge_runs(*runs: str, out: Path, options: Mapping[str, Any]) -> None:
-    """Merges runs to one, or to a basis from which each is rebuilt, and says what that costs."""
+def merge_runs(*runs: str, target: Path, options: Mapping[str, Any]) -> None:
+    """Merges runs into one, or into a basis from which each is rebuilt, and prints the errors."""
     keep, p, base = (options[name] for name in ('keep', 'basis', 'base'))
     merge.check_arguments(runs, keep, p, base)
     checkpoints = [load(path) for path in runs]
     if p is None:
         weights = merge.merge_checkpoints(checkpoints, keep)
-        parts = [str(one.path) for one in checkpoints]
-        write_like(checkpoints[0], out, weights, {'merged_from': parts})
-        print(f'{out}: the mean of {len(runs)} models{", each matrix rescaled" if keep else ""}')
+        sources = [str(checkpoint.path) for checkpoint in checkpoints]
+        write_like(checkpoints[0], target, weights, {'merged_from': sources})
+        print(f'{target}: the mean of {len(runs)} models{", each matrix rescaled" if keep else ""}')
         return
     start = load(base)
-    found = merge.compress_to_basis(start, checkpoints, p)
-    with fill_folder(out):
-        merge.write_bases(out / merge.BASIS, found.bases)
-        for i, (one, weights) in enumerate(zip(checkpoints, found.weights, strict=True)):
-            write_like(one, out / str(i + 1), weights, {'rebuilt_from': [str(start.path), p]})
-            print(f'{out / str(i + 1)}: {runs[i]}, relative error {found.errors[i]:.3g}')
+    compressed = merge.compress_to_basis(start, checkpoints, p)
+    with fill_folder(target):
+        merge.write_bases(target / merge.BASIS, compressed.bases)
+        for i, (checkpoint, weights) in enumerate(
+            zip(checkpoints, compressed.weights, strict=True)
+        ):
+            write_like(
+                checkpoint,
+                target / str(i + 1),
+                weights,
+                {'rebuilt_from': [str(start.path), p]},
+            )
+            print(f'{target / str(i + 1)}: {runs[i]}, relative error {compressed.errors[i]:.3g}')
     whole = sum(x.nbytes for x in merge.flat_params(start).values())
     print(
-        f'{out / merge.BASIS}: {found.n_bytes / 1e6:,.3f} MB beside the base; the {len(runs)} '
-        f'models have {len(runs) * whole / 1e6:,.3f} MB'
+        f'{target / merge.BASIS}: {compressed.n_bytes / 1e6:,.3f} MB beside the base; the '
+        f'{len(runs)} models have {len(runs) * whole / 1e6:,.3f} MB'
     )
 
 
-def prune_run(out: Path, options: Mapping[str, Any]) -> None:
-    """Prunes a checkpoint, and says how many weights it lost."""
-    asked = prune.Pruning(**{field.name: options[field.name] for field in fields(prune.Pruning)})
+def prune_run(target: Path, options: Mapping[str, Any]) -> None:
+    """Prunes a checkpoint, and prints how many weights were removed."""
+    pruning = prune.Pruning(**{field.name: options[field.name] for field in fields(prune.Pruning)})
     text, general = options['text'], options['general']
-    asked.check_general(general)
+    pruning.check_general(general)
     checkpoint = load(options['checkpoint'])
     tokens_BT = prune.read_text_rows(checkpoint, text, '--text')
     general_BT = prune.read_text_rows(checkpoint, general, '--general') if general else None
-    found = prune.prune_checkpoint(checkpoint, tokens_BT, asked, general_BT)
-    from_where = {'pruned_from': str(checkpoint.path), 'removed': asdict(asked) | {'text': text}}
-    from_where['removed']['general'] = general
-    write_like(checkpoint, out, prune.to_weights(checkpoint, found), from_where)
+    pruned = prune.prune_checkpoint(checkpoint, tokens_BT, pruning, general_BT)
+    origin = {'pruned_from': str(checkpoint.path), 'removed': asdict(pruning) | {'text': text}}
+    origin['removed']['general'] = general
+    write_like(checkpoint, target, prune.to_weights(checkpoint, pruned), origin)
     print(
-        f'{out}: {found.n_removed:,} of {found.n_weights:,} weights of the blocks set to 0, by '
-        f'{tokens_BT.size:,} tokens of {text}'
+        f'{target}: {pruned.n_removed:,} of {pruned.n_weights:,} weights of the blocks set to 0, '
+        f'by {tokens_BT.size:,} tokens of {text}'
     )
 
 
 def write_like(
-    checkpoint: Checkpoint, workdir: Path, weights: Weights, origin: Mapping[str, Any]
+    checkpoint: Checkpoint, workdir: Path, weights: Weights, origin: dict[str, Any]
 ) -> None:
-    """Writes a workdir with other weights of a checkpoint's model, at its step."""
+    """Writes a workdir with new weights for the model of a checkpoint, at the same step.
+
+    Args:
+      checkpoint: gives the recipe, tokenizer, step and metadata.
+      workdir: an empty or new folder.
+      weights: the new weights.
+      origin: metadata that record where the weights come from.
+    """
     recipe, meta = merge.standalone_recipe(checkpoint.recipe), checkpoint.meta | origin
     write_workdir(workdir, recipe, weights, checkpoint.tokenizer, checkpoint.step, meta)
 

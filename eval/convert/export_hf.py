@@ -1,7 +1,8 @@
-"""Exports a checkpoint as a folder that transformers loads, the inverse of `import_hf`.
+"""Exports a checkpoint as a folder that transformers loads. The inverse of `import_hf`.
 
-What their models have no word for becomes part of the weights first: a reparametrisation, factors
-of a parametrisation, the factor of embeddings, norms without gains or biases.
+Whatever the families of transformers cannot express is first written into the weights: a
+reparametrisation, factors of a parametrisation, the factor of embeddings, and norms without gains
+or biases.
 """
 
 import dataclasses
@@ -52,15 +53,15 @@ from lm.storage.filling import fill_folder
 from modules.params import named_leaves
 from modules.positions import parse_numbers
 
-Params = dict[str, np.ndarray]
+Params = dict[str, Any]  # {'layers/mlp/up': array, ...}; embedding_scale is a float32 scalar
 TOLERANCE = 1e-5  # of float32 logits, relative to the largest
 MAX_FILE_BYTES = 5 << 30  # of a file, as transformers has it
 MAX_LOGIT_TOKENS = 64  # tokens of the rows that logits are compared on
 DTYPES = {'float32': np.dtype(np.float32), 'bfloat16': np.dtype(ml_dtypes.bfloat16)}
-# A model has these or not; what it lacks of them is filled with what changes nothing.
+# Fields that may differ: parameters that our model lacks are filled with neutral values.
 OPTIONAL_FIELDS = ('model.bias', 'model.qkv_bias', 'model.readout_bias', 'model.embedding_scale')
 OPTIONAL_FIELDS += ('norm.scale', 'norm.bias')
-# These do not change what evaluation computes, but for rounding.
+# Fields that change nothing in evaluation, except for rounding.
 TRAINING_FIELDS = (
     'model.dropout',
     'model.attention_dropout',
@@ -78,10 +79,11 @@ GAIN, BIAS = 'final_norm/scale', 'final_norm/bias'
 
 @dataclasses.dataclass(frozen=True)
 class ExportedModel:
-    """A model of ours as theirs. recipe, params: what an import of it will be.
+    """Our model as one of their families.
 
-    difference: of the float32 logits of both, relative to the largest; stored_difference: of the
-    same with the weights as the files hold them, rounded to their dtype.
+    model_type, config: as in their config.json. recipe, params: an import of the export.
+    difference: the largest difference of float32 logits, relative to the largest logit.
+    stored_difference: the same with weights rounded to the dtype of the files.
     """
 
     model_type: str
@@ -93,18 +95,18 @@ class ExportedModel:
 
 
 def export_checkpoint(checkpoint: Checkpoint, dtype: str = 'float32') -> ExportedModel:
-    """Returns the model of a checkpoint as one of the FAMILIES; nothing is written.
+    """Returns the model of a checkpoint as one of the FAMILIES, without writing files.
 
-    Raises ValueError for a model that no family has, with what the nearest lacks, and where logits
-    would change.
+    Raises ValueError if no family has the model (the error lists the fields that the nearest
+    family lacks), and if the logits would change.
     """
     exported, vocab_size = convert_checkpoint(checkpoint, dtype), checkpoint.meta['vocab_size']
-    name, found = exported.model_type, unflatten_dict(exported.params, sep='/')
+    name, nested = exported.model_type, unflatten_dict(exported.params, sep='/')
     length = min(MAX_LOGIT_TOKENS, checkpoint.recipe.data.seq_len)
     before = jax.device_get(checkpoint.variables)
-    wanted = compute_logits(checkpoint.recipe, vocab_size, before, 'float32', length)
-    logits = compute_logits(exported.recipe, vocab_size, {'params': found}, 'float32', length)
-    difference = largest_difference(logits, wanted)
+    expected = compute_logits(checkpoint.recipe, vocab_size, before, 'float32', length)
+    logits = compute_logits(exported.recipe, vocab_size, {'params': nested}, 'float32', length)
+    difference = largest_difference(logits, expected)
     if not difference <= TOLERANCE:
         raise ValueError(
             f'as a {name} the model is another one: its logits differ by {difference:.1e} of the '
@@ -114,12 +116,12 @@ def export_checkpoint(checkpoint: Checkpoint, dtype: str = 'float32') -> Exporte
     if dtype != 'float32':
         rounded = unflatten_dict(round_params(exported, dtype), sep='/')
         logits = compute_logits(exported.recipe, vocab_size, {'params': rounded}, 'float32', length)
-        stored = largest_difference(logits, wanted)
+        stored = largest_difference(logits, expected)
     return dataclasses.replace(exported, difference=difference, stored_difference=stored)
 
 
 def round_params(exported: ExportedModel, dtype: str) -> Params:
-    """Returns the parameters that an import of the files reads, after rounding to `dtype`."""
+    """Returns the parameters after rounding to `dtype`, as an import of the files reads them."""
     rounded = dict(exported.params)
     for row in FAMILIES[exported.model_type].rows:
         for path in set(row.paths) & rounded.keys():
@@ -129,7 +131,7 @@ def round_params(exported: ExportedModel, dtype: str) -> Params:
 
 
 def convert_checkpoint(checkpoint: Checkpoint, dtype: str) -> ExportedModel:
-    """Returns the model of a checkpoint as one of the FAMILIES, its logits not yet compared."""
+    """Returns the model of a checkpoint as one of the FAMILIES. Its logits are not compared yet."""
     source, params = build_plain_model(checkpoint)
     name, config, recipe = select_family(source, params, find_source_family(checkpoint))
     shapes = param_shapes(build_cpu_learner(recipe, checkpoint.meta['vocab_size']))
@@ -138,26 +140,27 @@ def convert_checkpoint(checkpoint: Checkpoint, dtype: str) -> ExportedModel:
 
 
 def find_source_family(checkpoint: Checkpoint) -> str | None:
-    """Returns the family that a model was imported from, by its own record or by that of the run
-    that train.init_from names, and so on; None where there is no such record.
+    """Returns the family that a model was imported from, or None if no record names it.
+
+    Looks into the checkpoint's own record, then follows train.init_from from run to run.
     """
-    meta, source, seen = checkpoint.meta, checkpoint.recipe.train.init_from, set()
-    while MODEL_TYPE not in meta and source and source not in seen:
-        seen.add(source)
+    meta, source, visited = checkpoint.meta, checkpoint.recipe.train.init_from, set()
+    while MODEL_TYPE not in meta and source and source not in visited:
+        visited.add(source)
         try:
             meta = read_meta(*find_checkpoint(source))
-        except (ValueError, OSError):  # it is not there any more
+        except (ValueError, OSError):  # the source has been deleted
             return None
         source = resolve_stored(meta['config']).train.init_from
     return meta.get(MODEL_TYPE)
 
 
 def build_plain_model(checkpoint: Checkpoint) -> tuple[Recipe, Params]:
-    """Returns the model with the weights that it uses, without reparametrisation or factors."""
+    """Returns the model with its effective weights, without reparametrisation or factors."""
     recipe = checkpoint.recipe
-    carried = named_leaves(checkpoint.weights.stats)
-    carried = [path for path, x in carried.items() if np.issubdtype(x.dtype, np.floating)]
-    if carried:  # keys of random numbers are for training alone
+    stats = named_leaves(checkpoint.weights.stats)
+    carried = [path for path, x in stats.items() if np.issubdtype(x.dtype, np.floating)]
+    if carried:  # PRNG keys are integers and matter only in training
         raise ValueError(f'layers of this model carry what theirs cannot: {format_list(carried)}')
     mapped = recipe.model.reparam != 'none' or recipe.scaling.name != 'standard'
     used = float64_variables(checkpoint) if mapped else jax.device_get(checkpoint.variables)
@@ -169,17 +172,23 @@ def build_plain_model(checkpoint: Checkpoint) -> tuple[Recipe, Params]:
         scale_queries(params, math.sqrt(base / head_dim))
     if recipe.model.tie_embeddings and (factor := tied_factor(recipe)) != 1:
         multiply_readout(params, recipe, factor)
-    of_scaling = [path for path in flatten(recipe) if path.startswith('scaling.')]
-    own = ('scaling.name', 'scaling.init_scale', 'scaling.init', 'scaling.zero_init')
-    changes = reparam_removal() | dict.fromkeys({*of_scaling} - {*own})
+    scaling_fields = [path for path in flatten(recipe) if path.startswith('scaling.')]
+    standard_fields = ('scaling.name', 'scaling.init_scale', 'scaling.init', 'scaling.zero_init')
+    changes = reparam_removal() | dict.fromkeys({*scaling_fields} - {*standard_fields})
     changes |= {'scaling.name': 'standard', 'train.init_from': ''}
     if recipe.attention.options.get('logit_scale') == 'mup':
         changes['attention.logit_scale'] = None
     return resolve_config(update_config(recipe.config, changes)), cast(params, np.float32)
 
 
-def multiply_readout(params: Params, recipe: Recipe, factor: float) -> None:
-    """Multiplies the logits of a model whose readout is its table, by its last norm."""
+def multiply_readout(params: Params, recipe: Recipe, factor: float | np.floating) -> None:
+    """Multiplies the logits of a model with tied embeddings, by scaling its last norm.
+
+    Args:
+      params: changed in place.
+      recipe: of the model.
+      factor: of the logits.
+    """
     width = recipe.stream_width
     params[GAIN] = params.get(GAIN, np.ones(width)) * factor
     if BIAS in params:
@@ -187,70 +196,83 @@ def multiply_readout(params: Params, recipe: Recipe, factor: float) -> None:
 
 
 def describe_model(recipe: Recipe) -> dict[str, Any]:
-    """Returns the fields that say what is computed, options in full, for two models to compare."""
-    found = {
+    """Returns the fields that determine the computation, options included, to compare models."""
+    fields = {
         path: value for path, value in flatten(recipe).items() if path.startswith(MODEL_PREFIXES)
     }
     for part in recipe.parts:
-        given = {f'{part.section}.{name}': value for name, value in part.options.items()}
-        found |= {path: value for path, value in given.items() if path in found}
+        options = {f'{part.section}.{name}': value for name, value in part.options.items()}
+        fields |= {path: value for path, value in options.items() if path in fields}
     for path, part in recipe.norms.items():
-        found[path] = part.name
+        fields[path] = part.name
     for path in ('attention.rope_short_factor', 'attention.rope_long_factor'):
-        if found.get(path):  # '1,2' is '1.0,2.0'
-            found[path] = ','.join(map(repr, parse_numbers(found[path])))
+        if fields.get(path):  # '1,2' is '1.0,2.0'
+            fields[path] = ','.join(map(repr, parse_numbers(fields[path])))
     eps = {part.options['eps'] for part in recipe.norms.values() if 'eps' in part.options}
     if len(eps) == 1:
-        found['norm.eps'] = next(iter(eps))
+        fields['norm.eps'] = next(iter(eps))
     return {
-        path: v for path, v in found.items() if path not in (*OPTIONAL_FIELDS, *TRAINING_FIELDS)
+        path: v for path, v in fields.items() if path not in (*OPTIONAL_FIELDS, *TRAINING_FIELDS)
     }
 
 
 def select_family(
     recipe: Recipe, params: Params, preferred: str | None = None
 ) -> tuple[str, dict[str, Any], Recipe]:
-    """Returns (model_type, config.json, our recipe of it) of the family that has this model.
+    """Returns the first family that has this model.
 
-    first: the family that is asked before the others. Raises ValueError, with what the nearest
-    family has instead, where there is none.
+    Args:
+      recipe: of the model.
+      params: its parameters. Biases that are all 0 need no place in the family.
+      preferred: the family that is tried first.
+
+    Returns:
+      (model_type, config.json, the recipe of the same model after an import).
+
+    Raises:
+      ValueError: if no family has the model. The error names the fields of the nearest family.
     """
-    own, biased, best = describe_model(recipe), list_nonzero_biases(params), None
+    own_fields, biased, best = describe_model(recipe), list_nonzero_biases(params), None
     unbiased = {} if biased else {'model.bias': False, 'model.qkv_bias': False}
-    variants, refusals = [own], []
+    variants, refusals = [own_fields], []
     if recipe.norm.name == 'rmsnorm' and is_centred(params):
-        # Of a stream without a mean both norms are the same.
+        # RMSNorm and LayerNorm are equal on a stream with zero mean.
         as_norm = {path: 'layernorm' for path in ('model.norm', 'model.final_norm')}
-        variants.append(own | as_norm)
-    for wanted in variants:
-        for name, family in sorted(FAMILIES.items(), key=lambda item: item[0] != preferred):
+        variants.append(own_fields | as_norm)
+    for wanted_fields in variants:
+        for name, family in sorted(FAMILIES.items(), key=lambda entry: entry[0] != preferred):
             try:
-                config = family.write(flatten(recipe) | wanted | unbiased)
+                config = family.write(flatten(recipe) | wanted_fields | unbiased)
                 fields = family.read(config)
-                found = recipe_for(fields, to_dict(recipe), recipe.data.tokenizer)
+                converted = recipe_for(fields, to_dict(recipe), recipe.data.tokenizer)
             except ValueError as error:  # a value that their class, or its code, does not take
                 refusals.append(f'{name}: {error}')
                 continue
-            there = describe_model(found)
-            lacks = [path for path in wanted if wanted[path] != there.get(path)]
-            lacks += [path for path in biased if not has_bias(family, found, path)]
+            family_fields = describe_model(converted)
+            lacks = [
+                path for path in wanted_fields if wanted_fields[path] != family_fields.get(path)
+            ]
+            lacks += [path for path in biased if not has_bias(family, converted, path)]
             if not lacks:
                 check_eps(recipe)
-                return name, {'model_type': name} | config, found
+                return name, {'model_type': name} | config, converted
             if best is None or len(lacks) < len(best[1]):
-                best = name, lacks, there
+                best = name, lacks, family_fields
     if best is None:
         raise ValueError(f'no family of theirs has this model; {"; ".join(refusals)}')
-    name, lacks, there = best
-    said = [f'{p}={own[p]!r} (there {there.get(p)!r})' if p in own else p for p in lacks]
+    name, lacks, family_fields = best
+    missing = [
+        f'{p}={own_fields[p]!r} (there {family_fields.get(p)!r})' if p in own_fields else p
+        for p in lacks
+    ]
     raise ValueError(
-        f'no family of theirs has this model; {name} is nearest, and lacks {format_list(said)}. Known: '
-        f'{", ".join(FAMILIES)}.'
+        f'no family of theirs has this model; {name} is nearest, and lacks '
+        f'{format_list(missing)}. Known: {", ".join(FAMILIES)}.'
     )
 
 
 def check_eps(recipe: Recipe) -> None:
-    """Raises ValueError for norms with several eps: a config.json has one for all of them."""
+    """Raises ValueError if the norms have different eps, since a config.json has a single eps."""
     eps = {
         path: part.options['eps'] for path, part in recipe.norms.items() if 'eps' in part.options
     }
@@ -263,19 +285,27 @@ def check_eps(recipe: Recipe) -> None:
 
 
 def list_nonzero_biases(params: Params) -> list[str]:
-    """Returns the paths of biases of matrices in the blocks that are not 0."""
+    """Returns the paths of the matrix biases in the blocks that are not 0."""
     return [p for p in params if p.endswith('_bias') and '/' in p and np.any(params[p])]
 
 
 def has_bias(family: Family, recipe: Recipe, path: str) -> bool:
-    """Whether a model of the family with this recipe has a bias."""
-    of_input = recipe.model.qkv_bias and path.endswith(('query_bias', 'key_bias', 'value_bias'))
-    has_it = recipe.model.bias or of_input
-    return has_it and any(path in row.paths for row in family.rows)
+    """Whether a model of the family with this recipe has a bias.
+
+    Args:
+      family: of transformers.
+      recipe: of the imported model.
+      path: of the bias in our tree.
+    """
+    has_input_bias = recipe.model.qkv_bias and path.endswith(
+        ('query_bias', 'key_bias', 'value_bias')
+    )
+    has_model_bias = recipe.model.bias or has_input_bias
+    return has_model_bias and any(path in row.paths for row in family.rows)
 
 
 def is_centred(params: Params) -> bool:
-    """Whether all that is written to the stream has a mean of 0, to rounding."""
+    """Whether everything written to the stream has a mean of 0, up to rounding."""
     writers = [
         path
         for path in params
@@ -296,24 +326,30 @@ def _rms(x: np.ndarray) -> float:
 def convert_params(
     params: Params, shapes: Mapping[str, Any], recipe: Recipe, dtype: np.dtype
 ) -> None:
-    """Makes the parameters those of `recipe`, in place, with the same logits.
+    """Changes parameters in place to those of `recipe`, with the same logits.
 
-    dtype: of the files, in which transformers rounds the factor of embeddings. Raises ValueError
-    for parameters that they have no place for.
+    Args:
+      params: by path; changed in place.
+      shapes: of the parameters of `recipe`, by path.
+      recipe: the model in the family.
+      dtype: of the files, to which transformers rounds the factor of embeddings.
+
+    Raises:
+      ValueError: for parameters that have no place in the family.
     """
     for path, shape in shapes.items():
         if path.endswith('/scale') and path not in params:
             params[path] = np.ones(shape, np.float32)
         elif path.endswith('bias') and path not in params:
             params[path] = np.zeros(shape, np.float32)
-    there = embedding_factor(recipe, dtype) if SCALE in shapes else np.float32(1)
-    factor = params.pop(SCALE, np.float32(1)) / there
+    stored_factor = embedding_factor(recipe, dtype) if SCALE in shapes else np.float32(1)
+    factor = params.pop(SCALE, np.float32(1)) / stored_factor
     if factor != 1:
         params['embedding'] = params['embedding'] * factor
         if recipe.model.tie_embeddings:
             multiply_readout(params, recipe, 1 / factor)
     if SCALE in shapes:
-        params[SCALE] = there
+        params[SCALE] = stored_factor
     bias = params.pop('readout_bias', np.zeros(1))
     if np.any(bias):
         add_readout_bias(params, bias)
@@ -329,9 +365,10 @@ def convert_params(
 
 
 def add_readout_bias(params: Params, bias_V: np.ndarray) -> None:
-    """Moves a bias of the logits to the last norm: b with b W = bias_V.
+    """Moves a bias of the logits into the last norm: finds b with b W = bias_V.
 
-    There is one where it came from there, as in a folded LayerNorm. ValueError where there is none.
+    Such a b exists if the bias came from the norm, as in a folded LayerNorm. Raises ValueError if
+    there is none.
     """
     weight_DV = params.get('readout', params['embedding'].T).astype(np.float64)
     bias_V = bias_V.astype(np.float64)
@@ -346,9 +383,9 @@ def add_readout_bias(params: Params, bias_V: np.ndarray) -> None:
 
 
 def export_tensors(exported: ExportedModel, dtype: str) -> dict[str, safetensors.Tensor]:
-    """Returns the tensors of the files by name, each made when it is written."""
+    """Returns the tensors of the files by name. Each is computed when it is written."""
     params, family = exported.params, FAMILIES[exported.model_type]
-    shapes, kind, found = {p: x.shape for p, x in params.items()}, DTYPES[dtype], {}
+    shapes, kind, tensors = {p: x.shape for p, x in params.items()}, DTYPES[dtype], {}
     for place in family.list_tensors(shapes, exported.recipe.model.n_layers):
 
         def make(place=place):
@@ -357,12 +394,14 @@ def export_tensors(exported: ExportedModel, dtype: str) -> dict[str, safetensors
             return (joined - np.float32(row.offset)) if row.offset else joined
 
         shape = place.row.layout.file_shape(place.shapes(shapes))
-        found[place.name] = safetensors.Tensor(kind, shape, make)
-    return found
+        tensors[place.name] = safetensors.Tensor(kind, shape, make)
+    return tensors
 
 
 def tokenizer_config(tokenizer: SubwordTokenizer) -> dict[str, Any]:
-    """Returns the tokenizer_config.json of a tokenizer; BOS and EOS may have no spelling."""
+    """Returns the tokenizer_config.json of a tokenizer. BOS and EOS without a spelling are left
+    out.
+    """
     ids = {'bos_token': tokenizer.bos_id, 'eos_token': tokenizer.eos_id}
     spelt = {name: tokenizer.library.id_to_token(i) for name, i in ids.items()}
     return {'tokenizer_class': 'PreTrainedTokenizerFast'} | {n: t for n, t in spelt.items() if t}
@@ -375,10 +414,22 @@ def write_folder(
     dtype: str,
     max_bytes: int = MAX_FILE_BYTES,
 ) -> list[str]:
-    """Writes the weights in files of at most `most` bytes, the tokenizer, and config.json, without
-    which transformers takes the folder for none.
+    """Writes the weights, the tokenizer, and config.json.
 
-    Returns notes of what could not come along. ValueError where `out` holds something.
+    config.json comes last: transformers does not take a folder without it for a model.
+
+    Args:
+      folder: an empty or new folder.
+      checkpoint: gives the tokenizer and its files.
+      exported: the model.
+      dtype: of the weights in the files.
+      max_bytes: of a file of weights.
+
+    Returns:
+      Notes on things that could not be exported.
+
+    Raises:
+      ValueError: if `folder` is not empty.
     """
     tokenizer = checkpoint.tokenizer
     ids = {'bos_token_id': tokenizer.bos_id, 'eos_token_id': tokenizer.eos_id}
@@ -387,7 +438,7 @@ def write_folder(
         **exported.config,
         'vocab_size': checkpoint.meta['vocab_size'],
         **ids,
-        'pad_token_id': None,  # that of a class may be no id of this vocabulary
+        'pad_token_id': None,  # the default of the class may be outside this vocabulary
         'dtype': dtype,
         'torch_dtype': dtype,
     }
@@ -400,7 +451,7 @@ def write_folder(
             for name in (*TOKENIZER_FILES[1:], *OTHER_FILES):
                 if (beside / name).is_file():
                     shutil.copyfile(beside / name, folder / name)
-            # A tokenizer that a run has trained keeps the first file alone.
+            # A tokenizer trained by a run has only tokenizer.json.
             if not (folder / TOKENIZER_FILES[1]).is_file():
                 write_json(folder / TOKENIZER_FILES[1], tokenizer_config(tokenizer))
         else:

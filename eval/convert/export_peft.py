@@ -1,7 +1,7 @@
 """Exports the factors of a model with model.reparam=lora as an adapter that PEFT loads.
 
-The adapter goes on the model that `export_hf` makes of the weights which the factors left alone:
-those of `train.init_from`, if the factors alone were trained.
+The adapter belongs on the model that `export_hf` makes of the weights without the factors: the
+weights of `train.init_from`, if only the factors were trained.
 """
 
 import dataclasses
@@ -22,8 +22,8 @@ from lm.storage.filling import fill_folder
 from modules.params import LORA, ParamSpec, matrix_axes, named_leaves, path_name
 
 CONFIG, WEIGHTS = 'adapter_config.json', 'adapter_model.safetensors'
-PREFIX = 'base_model.model.'  # what PEFT writes before the name of each module
-TOLERANCE = 1e-5  # of a matrix and its factors' product, relative to its largest element
+PREFIX = 'base_model.model.'  # of module names in PEFT
+TOLERANCE = 1e-5  # of a matrix against base plus product, relative to its largest element
 
 
 class Adapter(NamedTuple):
@@ -34,11 +34,19 @@ class Adapter(NamedTuple):
 
 
 def export_adapter(checkpoint: Checkpoint, base: str) -> Adapter:
-    """Returns the factors of a checkpoint by PEFT's names; nothing is written.
+    """Returns the factors of a checkpoint under PEFT's names, without writing files.
 
-    base: a name or folder of the model without them, which PEFT reads from the adapter. Raises
-    ValueError for a model without factors or with others than those of matrices in blocks, for one
-    that no family has, and where a matrix is not the base's plus its factors' product.
+    Args:
+      checkpoint: of a model with model.reparam=lora.
+      base: name or folder of the model without the factors, which PEFT reads from the adapter.
+
+    Returns:
+      The adapter.
+
+    Raises:
+      ValueError: for a model without factors, for factors of other parameters than matrices in
+        blocks, for a model that no family has, and if a matrix is not the base's plus the product
+        of its factors.
     """
     recipe = checkpoint.recipe
     if recipe.model.reparam != 'lora':
@@ -54,31 +62,35 @@ def export_adapter(checkpoint: Checkpoint, base: str) -> Adapter:
     used = named_leaves(checkpoint.learner.description.used_specs)
     family, layers = FAMILIES[merged.model_type], merged.recipe.model.n_layers
     shapes = {path: x.shape for path, x in merged.params.items()}
-    tensors, modules, ranks, turned = {}, set(), {}, False
+    tensors, modules, ranks, is_transposed = {}, set(), {}, False
     for place in family.list_tensors(shapes, layers):
         paths = place.row.paths
         if not any(f'{path}/a' in stored for path in paths):
             continue
         _check_factors(place, [used[path] for path in paths], stored)
         pairs = [tuple(stored[f'{path}/{name}'][place.index] for name in 'ab') for path in paths]
-        in_a, in_b, turned = join_factors(place.row.layout, used[paths[0]], pairs)
-        new, old = (
-            place.row.layout.join([np.float64(of.params[path][place.index]) for path in paths])
-            for of in (merged, without)
+        in_a, in_b, is_transposed = join_factors(place.row.layout, used[paths[0]], pairs)
+        merged_weight, base_weight = (
+            place.row.layout.join(
+                [np.asarray(model.params[path][place.index], np.float64) for path in paths]
+            )
+            for model in (merged, without)
         )
         product = scale * np.float64(in_b) @ np.float64(in_a)
-        off = np.max(np.abs(new - old - (product.T if turned else product)))
-        if not off <= TOLERANCE * np.max(np.abs(new)):
+        error = np.max(
+            np.abs(merged_weight - base_weight - (product.T if is_transposed else product))
+        )
+        if not error <= TOLERANCE * np.max(np.abs(merged_weight)):
             raise ValueError(
                 f'{place.name} is not the base plus the product of its factors: what '
                 f'{merged.model_type} multiplies it by comes between. Merge them: eval.convert '
                 'export-hf.'
             )
         module = place.name.removesuffix('.weight')
-        short = '.'.join(module.split('.')[-2:])
-        modules.add(short)
+        module_name = '.'.join(module.split('.')[-2:])
+        modules.add(module_name)
         if len(paths) > 1:
-            ranks[short] = options['rank'] * len(paths)
+            ranks[module_name] = options['rank'] * len(paths)
         tensors[f'{PREFIX}{module}.lora_A.weight'] = in_a
         tensors[f'{PREFIX}{module}.lora_B.weight'] = in_b
     config = {
@@ -88,7 +100,7 @@ def export_adapter(checkpoint: Checkpoint, base: str) -> Adapter:
         'r': options['rank'],
         'lora_alpha': options['alpha'],
         'rank_pattern': ranks,
-        # So that what the product is multiplied by stays the same.
+        # PEFT divides alpha by the rank of the module, so that the scale stays the same.
         'alpha_pattern': {
             name: scale * rank ** (0.5 if options['rslora'] else 1) for name, rank in ranks.items()
         },
@@ -96,7 +108,7 @@ def export_adapter(checkpoint: Checkpoint, base: str) -> Adapter:
         'use_dora': False,
         'lora_dropout': 0.0,
         'target_modules': sorted(modules),
-        'fan_in_fan_out': turned,
+        'fan_in_fan_out': is_transposed,
         'bias': 'none',
         'inference_mode': True,
     }
@@ -106,36 +118,45 @@ def export_adapter(checkpoint: Checkpoint, base: str) -> Adapter:
 def join_factors(
     layout: Layout, spec: ParamSpec, pairs: Sequence[tuple[np.ndarray, np.ndarray]]
 ) -> tuple[np.ndarray, np.ndarray, bool]:
-    """Returns (A [R, I], B [O, R], whether the file's tensor is [I, O]) of one tensor of a file.
+    """Returns the factors of one tensor of a file, which may hold several matrices.
 
-    pairs: (a, b) of each matrix that the tensor holds, which read the same inputs; spec: of one of
-    them. a has its rows and r, b has r and its columns. R is r for each matrix: a column of B has
-    the outputs of one matrix, and 0 for the others. B A is the product, laid out as [O, I].
+    B A is the product, laid out as [O, I]. R is r times the number of matrices: a column of B has
+    the outputs of one matrix, and 0 for the others.
+
+    Args:
+      layout: of the tensor.
+      spec: of one of the matrices, which all read the same inputs.
+      pairs: (a, b) of each matrix. a has the matrix's rows and r, b has r and its columns.
+
+    Returns:
+      (A [R, I], B [O, R], whether the file's tensor is [I, O]).
     """
     n_rows, rank = len(matrix_axes(spec)[1]), pairs[0][1].shape[0]
     n_columns = pairs[0][1].ndim - 1
-    total = rank * len(pairs)
+    total_rank = rank * len(pairs)
 
     def as_rows(a):
-        """Puts the factors' number in the place of outputs, in the order of the file."""
+        """Puts the rank in the place of the outputs, in the order of the file."""
         return a.reshape(*a.shape[:n_rows], rank, *(1,) * (n_columns - 1))
 
     def as_columns(part, b):
-        """Puts the factors' number in the place of inputs."""
-        columns = np.zeros((total, *b.shape[1:]), b.dtype)
-        columns[of_part == part] = b
-        return columns.reshape(total, *(1,) * (n_rows - 1), *b.shape[1:])
+        """Puts the rank in the place of the inputs."""
+        columns = np.zeros((total_rank, *b.shape[1:]), b.dtype)
+        columns[part_of_column == part] = b
+        return columns.reshape(total_rank, *(1,) * (n_rows - 1), *b.shape[1:])
 
-    numbers = [np.full((*(1,) * n_rows, rank), part) for part in range(len(pairs))]
-    of_part = layout.join([as_rows(one) for one in numbers]).reshape(total)
+    part_numbers = [np.full((*(1,) * n_rows, rank), part) for part in range(len(pairs))]
+    part_of_column = layout.join([as_rows(part_number) for part_number in part_numbers]).reshape(
+        total_rank
+    )
     in_a = layout.join([as_rows(a) for a, _ in pairs])
     in_b = layout.join([as_columns(part, b) for part, (_, b) in enumerate(pairs)])
-    turned = layout.groups[0] == layout.ours[:n_rows]
-    return (in_a.T, in_b.T, True) if turned else (in_a, in_b, False)
+    is_transposed = layout.groups[0] == layout.ours[:n_rows]
+    return (in_a.T, in_b.T, True) if is_transposed else (in_a, in_b, False)
 
 
 def write_folder(folder: Path, adapter: Adapter) -> None:
-    """Writes the two files of an adapter. ValueError where `out` holds something."""
+    """Writes the two files of an adapter. Raises ValueError if `folder` is not empty."""
     tensors = {name: x.astype(np.float32) for name, x in adapter.tensors.items()}
     with fill_folder(folder):
         safetensors.write_file(folder / WEIGHTS, safetensors.make_tensors(tensors))
@@ -145,25 +166,26 @@ def write_folder(folder: Path, adapter: Adapter) -> None:
 def _zero_factors(checkpoint: Checkpoint) -> Checkpoint:
     specs, weights = checkpoint.learner.description.specs, checkpoint.weights
 
-    def zeroed(path, spec, weight):
+    def zero_b(path, spec, weight):
+        # With b = 0 the product of the factors is 0, and the base model remains.
         is_b = spec.part == LORA and path_name(path).endswith('/b')
         return np.zeros_like(weight) if is_b else weight
 
-    params = jax.tree_util.tree_map_with_path(zeroed, specs, weights.params)
+    params = jax.tree_util.tree_map_with_path(zero_b, specs, weights.params)
     return dataclasses.replace(checkpoint, weights=weights.replace(params=params))
 
 
 def _check_factors(place: TensorPlace, specs: Sequence[ParamSpec], stored: Container[str]) -> None:
-    """Raises ValueError for a tensor whose factors PEFT has no place for, or in another form."""
-    why = ''
+    """Raises ValueError for a tensor whose factors PEFT does not support."""
+    reason = ''
     if '.experts.' in place.row.name:
-        why = 'is an expert, which transformers keeps in one module with the others'
-    elif other := [spec.role for spec in specs if spec.role != 'hidden']:
-        why = f'has the role {other[0]}: leave it out of reparam.roles'
-    elif lacking := [path for path in place.row.paths if f'{path}/a' not in stored]:
-        why = f'also holds {", ".join(lacking)}, without factors'
-    if why:
+        reason = 'is an expert, which transformers keeps in one module with the others'
+    elif other_roles := [spec.role for spec in specs if spec.role != 'hidden']:
+        reason = f'has the role {other_roles[0]}: leave it out of reparam.roles'
+    elif without_factors := [path for path in place.row.paths if f'{path}/a' not in stored]:
+        reason = f'also holds {", ".join(without_factors)}, without factors'
+    if reason:
         raise ValueError(
-            f'the factors of {place.name} are none of PEFT: it {why}. eval.convert export-hf '
+            f'the factors of {place.name} are none of PEFT: it {reason}. eval.convert export-hf '
             'writes the whole model, merged.'
         )

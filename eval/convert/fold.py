@@ -1,7 +1,6 @@
-"""Folds checkpoints: without the norms, or the parts of norms, that the matrices beside them take
-over, and without reparametrisations.
+"""Folds checkpoints: writes norms, or parts of norms, and reparametrisations into the matrices.
 
-The conversion is made and checked in float64 on the CPU, then stored in float32.
+The conversion is computed and checked in float64 on the CPU, then stored in float32.
 """
 
 import contextlib
@@ -39,11 +38,11 @@ from modules.norms.removal import removal_update
 from modules.params import NORM, ParamSpec, named_leaves
 from modules.placements import PLACEMENTS
 
-TOLERANCE = 1e-10  # of logits in float64, where the algebra itself costs about 1e-14
+TOLERANCE = 1e-10  # of float64 logits; the algebra itself costs about 1e-14
 ROWS = 2  # sequences of random tokens that logits are compared on
 Flat = dict[str, np.ndarray]  # {'layers/mlp/up': ..., ...}
 
-# --to -> {model.norm: what of that norm is an affine map}; what is left is the norm --to.
+# --to -> {model.norm: the affine map in that norm}. The rest of the norm is the norm --to.
 TARGETS = {
     'crmsnorm': {'layernorm': fold.LEARNED_AFFINE['layernorm']},
     'none': fold.CONSTANT_AFFINE,
@@ -61,10 +60,10 @@ HINTS = {
 
 @dataclasses.dataclass(frozen=True)
 class FoldedModel:
-    """A model whose logits are those of another one.
+    """A model with the same logits as its source.
 
     differences: {'float64': max |logit - source's| / max |source's|, 'float32': ...}.
-    kept: why the norms are those of the source, where they are; '' where they are not.
+    norm_obstacle: the reason why the norms could not be folded; '' if they were.
     """
 
     recipe: Recipe
@@ -74,19 +73,31 @@ class FoldedModel:
 
 
 def fold_checkpoint(checkpoint: Checkpoint, to: str, untie: bool = False) -> FoldedModel:
-    """The model of a checkpoint with model.norm = `to` and the same logits.
+    """Returns the model of a checkpoint with model.norm = `to` and the same logits.
 
-    rmsnorm: from layernorm, whose writers are recentred, or from rmsnorm. Gains and biases go into
-    the matrices that follow, and the norm has scale=False; model.qk_norm stays as it is. crmsnorm:
-    from layernorm; the stream loses its last coordinate. none: from norms that are affine maps in
-    evaluation; of a model with other norms they stay, if it has a reparametrisation to fold. Biases
-    that arise are those of model.bias and model.readout_bias. model.reparam becomes none: what is
-    stored is what evaluation uses. `untie` gives a model with tied embeddings a readout of its own.
+    rmsnorm: from layernorm, after recentring the matrices that write to the stream, or from
+    rmsnorm. Gains and biases go into the matrices that follow, and the norm has scale=False.
+    model.qk_norm does not change.
+    crmsnorm: from layernorm. The stream loses its last coordinate.
+    none: from norms that are affine maps in evaluation. A model with other norms keeps them, if it
+    has a reparametrisation to fold.
 
-    Raises ValueError for a model that cannot be folded so, and where its logits change.
+    Biases that arise use model.bias and model.readout_bias. model.reparam becomes none: the stored
+    weights are the effective weights of evaluation.
+
+    Args:
+      checkpoint: the source.
+      to: a key of TARGETS.
+      untie: whether to give tied embeddings a separate readout.
+
+    Returns:
+      The folded model.
+
+    Raises:
+      ValueError: for a model that cannot be folded, and if its logits change.
     """
-    if kept := find_norm_obstacle(checkpoint, to):
-        return fold_reparam(checkpoint, untie, kept)
+    if obstacle := find_norm_obstacle(checkpoint, to):
+        return fold_reparam(checkpoint, untie, obstacle)
     check_foldable(checkpoint, to, untie)
     source, vocab = checkpoint.recipe, checkpoint.meta['vocab_size']
     before = float64_variables(checkpoint)
@@ -99,10 +110,10 @@ def fold_checkpoint(checkpoint: Checkpoint, to: str, untie: bool = False) -> Fol
     unfolded = update_recipe(source, reparam_removal() | {'model.tie_embeddings': False})
     specs = named_leaves(build_cpu_learner(unfolded, vocab).description.specs)
     params = fold_params(params, specs, maps, source, recipe)
-    carried = {name: named_leaves(tree) for name, tree in before.items()}  # what layers carry
+    before_leaves = {name: named_leaves(tree) for name, tree in before.items()}
     after = {
-        n: {p: x for p, x in own.items() if parent_path(p) not in maps}
-        for n, own in carried.items()
+        n: {p: x for p, x in leaf_by_path.items() if parent_path(p) not in maps}
+        for n, leaf_by_path in before_leaves.items()
     }
     after['params'] = params
     after = {name: unflatten_dict(leaves, sep='/') for name, leaves in after.items() if leaves}
@@ -110,7 +121,13 @@ def fold_checkpoint(checkpoint: Checkpoint, to: str, untie: bool = False) -> Fol
 
 
 def fold_reparam(checkpoint: Checkpoint, untie: bool, norm_obstacle: str) -> FoldedModel:
-    """The model of a checkpoint with model.reparam = none and all else as it is."""
+    """Returns the model of a checkpoint with model.reparam = none and no other change.
+
+    Args:
+      checkpoint: the source.
+      untie: whether to give tied embeddings a separate readout.
+      norm_obstacle: the reason why its norms stay.
+    """
     source, before = checkpoint.recipe, float64_variables(checkpoint)
     after, changes = dict(before), reparam_removal() | {'train.init_from': ''}
     if untie and source.model.tie_embeddings:
@@ -124,29 +141,35 @@ def fold_reparam(checkpoint: Checkpoint, untie: bool, norm_obstacle: str) -> Fol
 
 
 def find_norm_obstacle(checkpoint: Checkpoint, to: str) -> str:
-    """The reason why only the reparametrisation of a model can be folded, and its norms stay.
+    """Returns the reason why the norms of a model stay while its reparametrisation is folded.
 
-    '' where the norms can be folded too, there is no reparametrisation, or `to` is a norm. Raises
-    ValueError for a placement that is made of the reparametrisation.
+    Returns '' if the norms can be folded too, if there is no reparametrisation, or if `to` is a
+    norm. Raises ValueError for a placement that is built on the reparametrisation.
     """
-    source, kept = checkpoint.recipe, ''
+    source, obstacle = checkpoint.recipe, ''
     if to != 'none' or source.model.reparam == 'none':
-        return kept
+        return obstacle
     try:
         check_norms_foldable(source, to)
         check_removal_finished(source, checkpoint.weights.stats)
     except ValueError as error:
-        kept = str(error)
+        obstacle = str(error)
     if needed := source.placement.row.needs.get('reparam'):
         raise ValueError(
             f'a model with {source.placement} cannot be folded: it is made of model.reparam='
             f'{needed}'
         )
-    return kept
+    return obstacle
 
 
 def check_foldable(checkpoint: Checkpoint, to: str, untie: bool) -> None:
-    """Raises ValueError, with what would work, for a model that cannot be folded so."""
+    """Raises ValueError for a model that cannot be folded, with a remedy.
+
+    Args:
+      checkpoint: the source.
+      to: a key of TARGETS.
+      untie: whether tied embeddings get a separate readout.
+    """
     recipe = checkpoint.recipe
     check_norms_foldable(recipe, to)
     if recipe.model.tie_embeddings and not untie:
@@ -158,20 +181,20 @@ def check_foldable(checkpoint: Checkpoint, to: str, untie: bool) -> None:
 
 
 def check_norms_foldable(recipe: Recipe, to: str) -> None:
-    """Raises ValueError, with what would work, for norms that cannot be folded so."""
+    """Raises ValueError for norms that cannot be folded, with a remedy."""
     sources, norm, model = choose(TARGETS, to, '--to'), recipe.norm.name, recipe.model
     able = ', '.join(name for name, row in PLACEMENTS.items() if row.norms_before)
-    found = able if recipe.placement.row.norms_before else model.placement
-    wanted = {
-        'model.placement': (found, able, 'its norms are not alone before a matrix'),
+    placement = able if recipe.placement.row.norms_before else model.placement
+    demands = {
+        'model.placement': (placement, able, 'its norms are not alone before a matrix'),
         'model.mlp': (model.mlp, 'dense', 'what reads the norm is not one matrix that may change'),
         'model.readout': (model.readout, 'learned', 'it reads directions, and not products'),
         'model.embedding_norm': (model.embedding_norm, 'none', 'no matrix follows that norm'),
         'model.final_norm': (model.final_norm, model.norm, 'all norms must be of one kind'),
     }
-    for path, (found, works, why) in wanted.items():
-        if found != works:
-            raise ValueError(f'a model with {path}={found} cannot be folded: {why}; {works} can')
+    for path, (value, works, reason) in demands.items():
+        if value != works:
+            raise ValueError(f'a model with {path}={value} cannot be folded: {reason}; {works} can')
     if norm not in sources:
         works = [name for name in TARGETS if norm in TARGETS[name]]
         hint = HINTS.get((norm, to), '')
@@ -183,17 +206,17 @@ def check_norms_foldable(recipe: Recipe, to: str) -> None:
 
 
 def check_removal_finished(recipe: Recipe, stats: Any) -> None:
-    """Raises ValueError where norms are left to remove."""
-    given = recipe.norm.options
-    if 'removal_start' not in given:
+    """Raises ValueError if norms are still to be removed by training."""
+    options = recipe.norm.options
+    if 'removal_start' not in options:
         return
-    start, gap = given['removal_start'], given['removal_gap']
+    start, gap = options['removal_start'], options['removal_gap']
     updates = int(stats['stats']['final_norm']['updates'])
     due = [removal_update(start, gap, order) for order in range(2 * recipe.model.n_layers + 1)]
-    left = sum(updates < update for update in due)
-    if left:
+    n_remaining = sum(updates < update for update in due)
+    if n_remaining:
         raise ValueError(
-            f'{left} of {len(due)} norms are not removed yet: after {updates} updates, '
+            f'{n_remaining} of {len(due)} norms are not removed yet: after {updates} updates, '
             f'{due[-1] - updates} are to go. Fine-tune on, or remove them sooner '
             f'(norm.removal_start={start}, norm.removal_gap={gap}).'
         )
@@ -202,33 +225,50 @@ def check_removal_finished(recipe: Recipe, stats: Any) -> None:
 def affine_maps(
     kind: fold.AffineFunction, recipe: Recipe, params: Flat, carried: Any
 ) -> dict[str, Affine]:
-    """{'layers/mlp_norm_in': the affine map behind its normalisation, ...} of all norms."""
+    """Returns {'layers/mlp_norm_in': the affine map after the normalisation, ...} for all norms.
+
+    Args:
+      kind: computes the map of a norm from its parameters.
+      recipe: of the model.
+      params: by path, in float64.
+      carried: variables other than parameters, such as the statistics of norms.
+    """
     (blocks,) = block_groups(recipe)
-    eps = recipe.norm.options.get('eps')
+    eps: Any = recipe.norm.options.get('eps')  # None for norms without it, which do not read it
     before = recipe.placement.row.norms_before.values()
     sites = [*dict.fromkeys(f'{blocks.name}/{norm}' for norm in before), 'final_norm']
     stats = named_leaves(carried.get('stats', {}))
 
-    def of(site: str, leaves: Mapping[str, Any]) -> Flat:
-        own = {path: leaf for path, leaf in leaves.items() if parent_path(path) == site}
-        return {path.rpartition('/')[2]: leaf for path, leaf in own.items()}
+    def select_leaves(site: str, leaves: Mapping[str, Any]) -> Flat:
+        site_leaves = {path: leaf for path, leaf in leaves.items() if parent_path(path) == site}
+        return {path.rpartition('/')[2]: leaf for path, leaf in site_leaves.items()}
 
-    return {site: kind(of(site, params), of(site, stats), eps) for site in sites}
+    return {
+        site: kind(select_leaves(site, params), select_leaves(site, stats), eps) for site in sites
+    }
 
 
 def parent_path(path: str) -> str:
-    """The part that has a leaf: 'layers/mlp' has 'layers/mlp/up'."""
+    """Returns the path of the module that has a leaf: 'layers/mlp' for 'layers/mlp/up'."""
     return path.rpartition('/')[0]
 
 
 def fold_config(source: Recipe, to: str, biased: bool) -> Recipe:
-    """The source's config with norm `to`. biased: whether matrices take biases up."""
+    """Returns the source's recipe with norm `to`.
+
+    Args:
+      source: the recipe before folding.
+      to: the new norm.
+      biased: whether matrices get biases.
+    """
     no_norm = {'model.norm': 'none', 'model.final_norm': 'none'}
-    others = build_recipe(
+    read_fields = build_recipe(
         update_config(source.config, no_norm)
-    ).readers  # as those of model.qk_norm
-    unread = [path for path in FIELDS if path.startswith('norm.') and path not in others]
-    config = update_config(source.config, dict.fromkeys(unread) | reparam_removal())
+    ).readers  # for example by model.qk_norm
+    unread_fields = [
+        path for path in FIELDS if path.startswith('norm.') and path not in read_fields
+    ]
+    config = update_config(source.config, dict.fromkeys(unread_fields) | reparam_removal())
     norm = fold_norm(source, to, build_recipe(update_config(config, no_norm | {'model.norm': to})))
     changes = {
         'model.norm': norm,
@@ -237,7 +277,7 @@ def fold_config(source: Recipe, to: str, biased: bool) -> Recipe:
         'model.qkv_bias': source.model.qkv_bias and not biased,
         'model.readout_bias': source.model.readout_bias or biased,
         'model.tie_embeddings': False,
-        # The weights are here now, and what was trained alone may be gone.
+        # The weights are complete, and the parameters of train.trainable may be gone.
         'train.init_from': '',
         'train.trainable': 'all',
     }
@@ -245,14 +285,18 @@ def fold_config(source: Recipe, to: str, biased: bool) -> Recipe:
 
 
 def fold_norm(source: Recipe, to: str, unfolded_recipe: Recipe) -> str:
-    """model.norm with the options of the source's norm, but for its gains: 'rmsnorm:scale=False'.
+    """Returns model.norm with the options of the source's norm except its gains:
+    'rmsnorm:scale=False'.
 
-    folded: has the norm `to` with the options that do not stand behind its name.
+    Args:
+      source: the recipe before folding.
+      to: the new norm.
+      unfolded_recipe: has the norm `to` with the default options.
     """
-    wanted, usual = {**source.norm.options, 'scale': False}, unfolded_recipe.norm.options
-    behind = {name: wanted.get(name) for name in usual}
-    behind = {n: value for n, value in behind.items() if value not in (None, usual[n])}
-    text = ','.join(f'{name}={value!r}' for name, value in behind.items())
+    options, defaults = {**source.norm.options, 'scale': False}, unfolded_recipe.norm.options
+    changes = {name: options.get(name) for name in defaults}
+    changes = {n: value for n, value in changes.items() if value not in (None, defaults[n])}
+    text = ','.join(f'{name}={value!r}' for name, value in changes.items())
     return f'{to}:{text}' if text else to
 
 
@@ -263,33 +307,44 @@ def fold_params(
     source: Recipe,
     recipe: Recipe,
 ) -> Flat:
-    """The parameters of `recipe`'s model, from those of `source`'s: each matrix that reads the
-    stream takes a norm's map up, and each that writes it is recentred where the norm was centred.
+    """Returns the parameters of `recipe`'s model, computed from the parameters of `source`'s.
+
+    Each matrix that reads the stream absorbs the affine map of its norm. Each matrix that writes
+    to the stream is recentred if the norm subtracted the mean.
+
+    Args:
+      params: of the source, by path.
+      specs: of the source's parameters.
+      maps: the affine map of each norm.
+      source: the recipe before folding.
+      recipe: the recipe after folding.
     """
     drops = recipe.norm.row.dropped_coordinates
-    new = {path: weight for path, weight in params.items() if parent_path(path) not in maps}
+    folded = {path: weight for path, weight in params.items() if parent_path(path) not in maps}
     for path, spec in specs.items():
         if spec.part == NORM or 'embed' not in spec.axes:
             continue
         if 'embed' not in spec.fan_in:
             if source.norm.name == 'layernorm':
-                new[path] = fold.recentre_writer(new[path])
+                folded[path] = fold.recentre_writer(folded[path])
             if drops:
-                new[path] = fold.compress_writer(new[path])
+                folded[path] = fold.compress_writer(folded[path])
             if spec.role == 'hidden' and recipe.model.bias:
-                layers, width = len(new[path]), new[path].shape[-1]
-                new.setdefault(f'{path}_bias', np.zeros((layers, width)))
+                layers, width = len(folded[path]), folded[path].shape[-1]
+                folded.setdefault(f'{path}_bias', np.zeros((layers, width)))
             continue
         norm = norm_before(path, source)
         axis, bias, affine = spec.axes.index('embed'), f'{path}_bias', maps[norm]
-        new[path], taken_up = fold_reader(new[path], new.get(bias), axis, affine, drops)
-        if taken_up is not None:
-            new[bias] = taken_up
-    return new
+        folded[path], folded_bias = fold_reader(folded[path], folded.get(bias), axis, affine, drops)
+        if folded_bias is not None:
+            folded[bias] = folded_bias
+    return folded
 
 
 def norm_before(path: str, recipe: Recipe) -> str:
-    """The norm before a matrix that reads the stream: 'layers/mlp_norm_in' of 'layers/mlp/up'."""
+    """Returns the norm before a matrix that reads the stream: 'layers/mlp_norm_in' for
+    'layers/mlp/up'.
+    """
     if not parent_path(path):
         return 'final_norm'
     blocks, sublayer = path.split('/')[:2]
@@ -297,30 +352,44 @@ def norm_before(path: str, recipe: Recipe) -> str:
 
 
 def fold_reader(kernel: Any, bias: Any, axis: int, affine: Affine, drops: int) -> tuple[Any, Any]:
-    """The matrix and bias of whatever reads `axis` of the kernel; its outputs may have several."""
+    """Returns the kernel and bias of a layer that reads the stream, with the norm folded in.
+
+    Args:
+      kernel: its outputs may have several axes.
+      bias: of the layer, or None.
+      axis: of the kernel that reads the stream.
+      affine: the map of the norm before the layer.
+      drops: coordinates that the stream loses.
+
+    Returns:
+      (kernel, bias or None).
+    """
     shape = kernel.shape
-    leading, outputs = shape[:axis], shape[axis + 1 :]
+    leading, output_shape = shape[:axis], shape[axis + 1 :]
     kernel = kernel.reshape(*shape[: axis + 1], -1)
     bias = None if bias is None else bias.reshape(*leading, -1)
     kernel, bias = fold.fold_into_reader(affine, kernel, bias)
     if drops:
         kernel = fold.compress_reader(kernel)
-    bias = None if bias is None else bias.reshape(*leading, *outputs)
-    return kernel.reshape(*leading, -1, *outputs), bias
+    bias = None if bias is None else bias.reshape(*leading, *output_shape)
+    return kernel.reshape(*leading, -1, *output_shape), bias
 
 
 def cast(tree: Any, dtype: Any) -> Any:
-    """Returns numpy arrays: floats in `dtype`, counters and keys as they are."""
+    """Returns the leaves as NumPy arrays, floats in `dtype`, without changing counters and keys."""
 
-    def one(leaf):
+    def cast_leaf(leaf):
         leaf = np.asarray(leaf)
         return leaf.astype(dtype) if np.issubdtype(leaf.dtype, np.floating) else leaf
 
-    return jax.tree.map(one, tree)
+    return jax.tree.map(cast_leaf, tree)
 
 
 def run_on_cpu(dtype: str, function: Callable[[], Any]) -> Any:
-    """function() on the CPU, where it can compute in `dtype`, as numpy arrays."""
+    """Returns function() computed on the CPU, which supports float64, as NumPy arrays.
+
+    dtype: 'float64' enables float64 in JAX meanwhile.
+    """
     cpu = jax.local_devices(backend='cpu')[0]
     with jax.enable_x64(dtype == 'float64'), jax.default_device(cpu):
         return jax.device_get(function())
@@ -329,8 +398,14 @@ def run_on_cpu(dtype: str, function: Callable[[], Any]) -> Any:
 def compute_logits(
     recipe: Recipe, vocab: int, variables: Any, dtype: str, length: int | None = None
 ) -> np.ndarray:
-    """Logits of fixed random tokens, all in `dtype`, whatever model.dtype is, by the reference
-    kernels. length: of the rows; None: data.seq_len.
+    """Returns the logits of fixed random tokens, computed in `dtype` by the reference kernels.
+
+    Args:
+      recipe: of the model; its model.dtype is replaced.
+      vocab: size of the vocabulary.
+      variables: of the model.
+      dtype: 'float32' or 'float64'.
+      length: tokens of a row; None: data.seq_len.
     """
     shape = (ROWS, length or recipe.data.seq_len)
     tokens_BT = np.random.default_rng(0).integers(0, vocab, shape, dtype=np.int32)
@@ -340,30 +415,38 @@ def compute_logits(
 
 
 def use_reference_kernels(recipe: Recipe) -> Recipe:
-    """The recipe with the reference kernels, which run anywhere: its own may not run on a CPU. Its
-    matmul product stays: it runs on a CPU, and may carry state.
+    """Returns the recipe with the reference kernels, which run anywhere; its own may need a GPU or
+    TPU.
+
+    The matmul product stays: it runs on a CPU, and may carry state.
     """
     kernels = vars(KernelsConfig(implementation='reference', matmul=recipe.config.kernels.matmul))
     return update_recipe(recipe, {f'kernels.{name}': value for name, value in kernels.items()})
 
 
 def build_cpu_learner(recipe: Recipe, vocab: int) -> Learner:
-    """Describes parameters or makes them; it is never trained."""
+    """Returns a learner that describes or initialises parameters. It is never trained."""
     return build_learner(use_reference_kernels(recipe), vocab, 0, 'cpu')
 
 
 def float64_variables(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The variables of its model, computed from the stored weights in float64."""
+    """Returns the variables of the model, computed from the stored weights in float64."""
     exact = cast(jax.device_get(checkpoint.weights), np.float64)
     return run_on_cpu('float64', lambda: jax.jit(checkpoint.learner.variables)(exact))
 
 
 def build_folded(checkpoint: Checkpoint, recipe: Recipe, before: Any, after: Any) -> FoldedModel:
-    """The folded model with the variables `after`, in float64, stored in float32; those of the
-    source are `before`.
+    """Checks a folded model, and returns it with weights in float32.
 
-    ValueError where they are not those of the recipe, or where the logits in float64 differ by more
-    than TOLERANCE.
+    Args:
+      checkpoint: the source.
+      recipe: of the folded model.
+      before: variables of the source, in float64.
+      after: variables of the folded model, in float64.
+
+    Raises:
+      ValueError: if the variables do not fit the recipe, or if the logits in float64 differ by
+        more than TOLERANCE.
     """
     vocab, differences = checkpoint.meta['vocab_size'], {}
     stored = cast(after, np.float32)
@@ -372,11 +455,9 @@ def build_folded(checkpoint: Checkpoint, recipe: Recipe, before: Any, after: Any
     fresh = jax.eval_shape(lambda: init_state(learner, make_hyper(recipe), jax.random.key(0)))
     check_tree(state_record(weights), state_record(fresh.weights), checkpoint.path)
     for dtype, source in (('float64', before), ('float32', checkpoint.variables)):
-        wanted = compute_logits(checkpoint.recipe, vocab, jax.device_get(source), dtype)
-        found = compute_logits(
-            recipe, vocab, after, dtype
-        )  # which rounds to float32 as storing does
-        differences[dtype] = float(np.max(np.abs(found - wanted)) / np.max(np.abs(wanted)))
+        expected = compute_logits(checkpoint.recipe, vocab, jax.device_get(source), dtype)
+        logits = compute_logits(recipe, vocab, after, dtype)  # rounds to float32 as storing does
+        differences[dtype] = float(np.max(np.abs(logits - expected)) / np.max(np.abs(expected)))
     if not differences['float64'] <= TOLERANCE:
         raise ValueError(
             f'the folded model is another one: in float64 its logits differ by up to '
@@ -388,11 +469,11 @@ def build_folded(checkpoint: Checkpoint, recipe: Recipe, before: Any, after: Any
 
 
 def reparam_removal() -> dict[str, Any]:
-    """The changes that leave a config without reparametrisation, its options, and what is trained
-    of it alone.
+    """Returns the changes that remove the reparametrisation, its options, and training of it
+    alone.
     """
-    options_of_it = [path for path in FIELDS if path.startswith('reparam.')]
-    return {'model.reparam': 'none', 'train.trainable': 'all'} | dict.fromkeys(options_of_it)
+    reparam_options = [path for path in FIELDS if path.startswith('reparam.')]
+    return {'model.reparam': 'none', 'train.trainable': 'all'} | dict.fromkeys(reparam_options)
 
 
 def write_workdir(
@@ -404,27 +485,28 @@ def write_workdir(
     meta: dict,
     tokenizer_files: Sequence[Path] = (),
 ) -> None:
-    """Writes a workdir with one checkpoint, whose optimizer state and average of the weights are
-    new; all processes that hold parts of the weights must call it. It is marked as incomplete
-    (`lm.storage.fill_folder`) until all of it is there.
+    """Writes a workdir with one checkpoint; its optimizer state and averaged weights are new.
+
+    All processes that hold parts of the weights must call it. The folder is marked as incomplete
+    (`lm.storage.filling`) until everything is written.
 
     Args:
-      out: the workdir, a folder that is empty or not there.
+      workdir: an empty or new folder.
       recipe: its config.
       weights: its weights.
       tokenizer: its tokenizer.
       step: of the checkpoint.
-      meta: that of another checkpoint, or its like (`lm.run.journal`).
-      beside: files to be copied into the folder of the tokenizer.
+      meta: metadata of a checkpoint (`lm.run.journal`).
+      tokenizer_files: further files to be copied into the tokenizer's folder.
 
     Raises:
-      ValueError: where `out` holds something, or hosts do not see the same folder.
+      ValueError: if `workdir` is not empty, or if hosts do not see the same folder.
     """
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         with raise_on_all(ValueError, OSError):
             if is_first():
                 check_path(workdir)
-                held.enter_context(fill_folder(workdir))
+                stack.enter_context(fill_folder(workdir))
                 tokenizer.save(workdir / 'tokenizer')
                 for file in tokenizer_files:
                     shutil.copyfile(file, workdir / 'tokenizer' / file.name)
@@ -445,18 +527,18 @@ def write_workdir(
 
 
 def replicate_state(state: State) -> State:
-    """Lays arrays that each process has by itself over the devices of all, as they are saved."""
+    """Replicates process-local arrays over the devices of all processes, as checkpoints need."""
     if not is_multiprocess():
         return state
     everywhere = replicated_sharding(make_mesh(MeshConfig(data=-1)))
 
-    def laid(x):
+    def replicate(x):
         return jax.device_put(np.asarray(x), everywhere) if x.is_fully_addressable else x
 
-    return jax.tree.map(laid, state)
+    return jax.tree.map(replicate, state)
 
 
 def largest_shard_gb(state: State) -> float:
-    """Returns just more than the largest part of an array on a device, which Orbax writes whole."""
+    """Returns slightly more than the size of the largest shard in GB. Orbax writes shards whole."""
     sizes = [s.data.nbytes for x in jax.tree.leaves(state) for s in x.addressable_shards]
     return (max(sizes) + 1000) / 1e9

@@ -1,8 +1,8 @@
-"""config.json of transformers (4 or 5) to fields of ours, and back.
+"""Converts fields of a config.json of transformers (4 or 5) to our fields, and back.
 
-A family (`eval.convert.hf_families`) lists entries, each of which reads fields of theirs and writes
-them again. A field of theirs that no entry reads is an error that names it, unless nothing of what
-a model computes depends on it (`IGNORED_FIELDS`).
+A family (`eval.convert.hf_families`) lists entries. Each entry reads fields of config.json and
+writes them again. A field that no entry reads is an error that names it, unless the computation
+does not depend on it (`IGNORED_FIELDS`).
 """
 
 import dataclasses
@@ -14,12 +14,12 @@ from lm.config.fields import FIELDS
 
 Flat = dict[str, Any]  # {'model.d_model': 256, ...}
 FILE = 'config.json'
-QUERY_SCALAR = '@query_scalar'  # the q of q k / sqrt(q), where that is not the width of a head
+QUERY_SCALAR = '@query_scalar'  # the s of q k / sqrt(s), if it is not the width of a head
 MAX_POSITIONS = '@max_positions'
-ZERO_BIASES = '@zero_biases'  # the part of a block whose biases are not in the files, and 0 here
+ZERO_BIASES = '@zero_biases'  # the part of a block that has biases of 0 here and none in the files
 NOTES = '@notes'  # fields of the file that transformers does not read
 
-# Nothing of what a model computes in evaluation depends on these.
+# The computation of a model in evaluation does not depend on these.
 _IGNORED_FIELDS = (
     'architectures auto_map bos_token_id chunk_size_feed_forward dtype eos_token_id '
     'gradient_checkpointing id2label initializer_range is_decoder is_encoder_decoder '
@@ -30,7 +30,7 @@ _IGNORED_FIELDS = (
     'initial_context_length original_max_position_embeddings output_attentions '
     'output_hidden_states sliding_window_size'
 )
-IGNORED_FIELDS = frozenset(_IGNORED_FIELDS.split())
+IGNORED_FIELDS: frozenset[str] = frozenset(_IGNORED_FIELDS.split())
 IGNORED_PREFIXES = ('_', 'summary_')
 MISSING = object()
 
@@ -38,26 +38,27 @@ MISSING = object()
 class ConfigFields:
     """The fields of a config.json, each of which must be taken.
 
-    notes: sentences on those that transformers does not read either.
+    raw: the parsed file. taken: names of the fields that were taken. notes: sentences about fields
+    that transformers does not read either.
     """
 
     def __init__(self, raw: Mapping[str, Any]):
         self.raw, self.taken, self.notes = raw, set(IGNORED_FIELDS), []
 
     def take(self, name: str, default: Any = MISSING) -> Any:
-        """Returns a field, or `default` where it is left out. ValueError where there is neither."""
+        """Returns a field, or `default` if it is missing. Raises ValueError without a default."""
         self.taken.add(name)
         if name not in self.raw and default is MISSING:
             raise ValueError(f'{FILE} lacks {name}')
         return self.raw.get(name, default)
 
     def ignore(self, name: str, used: Any, section: Mapping[str, Any] | None = None) -> None:
-        """Leaves out a field that the code of transformers does not read in this family.
+        """Ignores a field that the code of transformers does not read in this family.
 
         Args:
           name: the field.
-          used: its value in what that code computes; another one in the file makes a note.
-          section: the object of config.json that holds it; default all of it.
+          used: the value that the code uses; a different value in the file makes a note.
+          section: the object of config.json that holds the field; None: the whole file.
         """
         if section is None:
             self.taken.add(name)
@@ -70,7 +71,7 @@ class ConfigFields:
             )
 
     def list_unread(self) -> list[str]:
-        """Returns 'name=value' of the fields that nothing took."""
+        """Returns 'name=value' for the fields that were not taken."""
         return [
             f'{name}={format_value(value)}'
             for name, value in self.raw.items()
@@ -80,15 +81,17 @@ class ConfigFields:
 
 
 def list_dropouts(raw: Mapping[str, Any]) -> list[str]:
-    """Returns 'name=value' of the dropouts that a model was trained with."""
-    of = {name: value for name, value in raw.items() if is_dropout(name) and value}
+    """Returns 'name=value' for the dropouts that a model was trained with."""
+    dropouts = {name: value for name, value in raw.items() if is_dropout(name) and value}
     return [
-        f'{name}={value}' for name, value in of.items() if not name.startswith(IGNORED_PREFIXES)
+        f'{name}={value}'
+        for name, value in dropouts.items()
+        if not name.startswith(IGNORED_PREFIXES)
     ]
 
 
 class ConfigEntry:
-    """Reads fields of theirs as fields of ours, and writes them again; none, unless it says so."""
+    """Converts fields of a config.json to our fields, and back. The default is no fields."""
 
     def read(self, fields: ConfigFields) -> Flat:
         return {}
@@ -99,10 +102,10 @@ class ConfigEntry:
 
 @dataclasses.dataclass(frozen=True)
 class SharedField(ConfigEntry):
-    """A number or a flag that both have.
+    """A number or a flag of both.
 
-    default: that of their class. none: what their null is. also: another name of it, which other
-    versions read.
+    name: in config.json. path: our field. default: of their class. null_value: the meaning of null.
+    alias: another name in config.json, read by other versions.
     """
 
     name: str
@@ -127,17 +130,17 @@ class SharedField(ConfigEntry):
 
 @dataclasses.dataclass(frozen=True)
 class FixedField(ConfigEntry):
-    """A field that must have this value, since our models have no other; others mean the same."""
+    """A field that must have this value, or an equivalent value, since our models have no other."""
 
     name: str
     value: Any
     equivalents: tuple[Any, ...] = ()
 
     def read(self, fields: ConfigFields) -> Flat:
-        found = fields.take(self.name, self.value)
-        if found not in (self.value, *self.equivalents):
+        value = fields.take(self.name, self.value)
+        if value not in (self.value, *self.equivalents):
             raise ValueError(
-                f'{FILE} has {self.name}={found!r}, and our models know {self.value!r} alone'
+                f'{FILE} has {self.name}={value!r}, and our models know {self.value!r} alone'
             )
         return {}
 
@@ -147,7 +150,7 @@ class FixedField(ConfigEntry):
 
 @dataclasses.dataclass(frozen=True)
 class IgnoredField(FixedField):
-    """A field that their class has and the code of its model does not read."""
+    """A field of their class that the code of its model does not read."""
 
     def read(self, fields: ConfigFields) -> Flat:
         fields.ignore(self.name, self.value)
@@ -156,7 +159,7 @@ class IgnoredField(FixedField):
 
 @dataclasses.dataclass(frozen=True)
 class AliasField(ConfigEntry):
-    """Another name of a field that transformers does not read, beside the one that it does."""
+    """Another name of a field. transformers reads only `read_name`."""
 
     name: str
     read_name: str
@@ -168,29 +171,29 @@ class AliasField(ConfigEntry):
 
 @dataclasses.dataclass(frozen=True)
 class ChoiceField(ConfigEntry):
-    """A choice that has other names here. The first of equal ones is written."""
+    """A choice with other names here. Of several equal names the first is written."""
 
     name: str
     path: str
-    names: Mapping[Any, str]
+    names: dict[Any, str]
     default: Any
 
     def read(self, fields: ConfigFields) -> Flat:
-        found = fields.take(self.name, self.default)
-        if found not in self.names:
+        theirs = fields.take(self.name, self.default)
+        if theirs not in self.names:
             raise ValueError(
-                f'{FILE} has {self.name}={found!r}; known: {", ".join(map(str, self.names))}'
+                f'{FILE} has {self.name}={theirs!r}; known: {", ".join(map(str, self.names))}'
             )
-        return {self.path: self.names[found]}
+        return {self.path: self.names[theirs]}
 
     def write(self, flat: Flat) -> Flat:
-        there = {ours: name for name, ours in reversed(self.names.items())}
-        return {self.name: there.get(flat[self.path], self.default)}
+        to_theirs = {ours: name for name, ours in reversed(self.names.items())}
+        return {self.name: to_theirs.get(flat[self.path], self.default)}
 
 
 @dataclasses.dataclass(frozen=True)
 class HiddenWidth(ConfigEntry):
-    """The hidden width of the MLP, four times the model's where it is left out (GPT-2)."""
+    """The hidden width of the MLP; four times the model's width if it is missing (GPT-2)."""
 
     name: str
     width: str
@@ -205,8 +208,9 @@ class HiddenWidth(ConfigEntry):
 
 @dataclasses.dataclass(frozen=True)
 class MaxPositions(ConfigEntry):
-    """The longest row. default: of their class. is_table: of a table of positions, which has just
-    so many.
+    """The maximum length of a row.
+
+    default: of their class. is_table: whether positions are a table of exactly this length.
     """
 
     name: str = 'max_position_embeddings'
@@ -227,7 +231,7 @@ class MaxPositions(ConfigEntry):
 
 @dataclasses.dataclass(frozen=True)
 class NoDropout(ConfigEntry):
-    """A dropout of training: not read, and 0 where it is written."""
+    """A dropout of training: not read, and written as 0."""
 
     name: str
 
@@ -237,7 +241,7 @@ class NoDropout(ConfigEntry):
 
 @dataclasses.dataclass(frozen=True)
 class HeadDim(ConfigEntry):
-    """The width of a head. default: that of their class; None: d_model / n_heads."""
+    """The width of a head. default: of their class; None: d_model / n_heads."""
 
     default: int | None = None
 
@@ -251,7 +255,10 @@ class HeadDim(ConfigEntry):
 
 @dataclasses.dataclass(frozen=True)
 class QueryScalar(ConfigEntry):
-    """q of logits q k / sqrt(q). Ours are by the width of a head: weights take up the rest."""
+    """The s of logits q k / sqrt(s).
+
+    Our models divide by the width of a head, so that the weights absorb the rest.
+    """
 
     default: int
 
@@ -264,18 +271,19 @@ class QueryScalar(ConfigEntry):
 
 @dataclasses.dataclass(frozen=True)
 class Biases(ConfigEntry):
-    """attention_bias and mlp_bias. Ours are of both or of none: where theirs are of one, those of
-    the other are 0.
+    """attention_bias and mlp_bias.
+
+    Our models have both biases or neither: with only one in config.json, the other is 0.
     """
 
     def read(self, fields: ConfigFields) -> Flat:
-        there = {
+        has_biases = {
             'attention': fields.take('attention_bias', False),
             'mlp': fields.take('mlp_bias', False),
         }
-        lacking = [part for part, has in there.items() if not has]
-        found = {'model.bias': len(lacking) < len(there)}
-        return found | ({ZERO_BIASES: lacking[0]} if len(lacking) == 1 else {})
+        lacking = [part for part, has in has_biases.items() if not has]
+        fields_read = {'model.bias': len(lacking) < len(has_biases)}
+        return fields_read | ({ZERO_BIASES: lacking[0]} if len(lacking) == 1 else {})
 
     def write(self, flat: Flat) -> Flat:
         return {'attention_bias': flat['model.bias'], 'mlp_bias': flat['model.bias']}
@@ -283,10 +291,10 @@ class Biases(ConfigEntry):
 
 @dataclasses.dataclass(frozen=True)
 class Mxfp4(ConfigEntry):
-    """quantization_config of weights in four bits, which are read and never written (gpt-oss)."""
+    """quantization_config of 4-bit weights, which are read and never written (gpt-oss)."""
 
     def read(self, fields: ConfigFields) -> Flat:
-        given = fields.take('quantization_config', None) or {}
-        if (method := given.get('quant_method', 'mxfp4')) != 'mxfp4':
+        quantization = fields.take('quantization_config', None) or {}
+        if (method := quantization.get('quant_method', 'mxfp4')) != 'mxfp4':
             raise ValueError(f'{FILE} has quant_method={method!r}, and mxfp4 alone is read')
         return {}

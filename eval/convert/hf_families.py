@@ -1,9 +1,9 @@
-"""Families of models that transformers has, and where each of their tensors is in our tree.
+"""Families of models in transformers, and the place of each of their tensors in our tree.
 
 A row is a tensor of their files: its name, our path, and its layout (`eval.convert.layouts`). {L}
-is the number of a layer and {E} that of an expert, along which ours are stacked. Letters are those
-of all our code: D model, N heads, K heads of keys, H features of a head, F hidden features of the
-MLP, V vocabulary, T positions, E experts.
+is the number of a layer and {E} the number of an expert; our arrays are stacked along both. The
+letters are the usual ones: D model, N heads, K heads of keys, H features of a head, F hidden
+features of the MLP, V vocabulary, T positions, E experts.
 """
 
 import dataclasses
@@ -33,7 +33,11 @@ from modules.choices import choose
 
 
 class TensorRow(NamedTuple):
-    """A tensor of a file. paths: of the arrays that it holds. plus: what ours are more than it."""
+    """A tensor of a file.
+
+    name: with {L} and {E}. paths: of the arrays that it holds. layout: of the arrays in the tensor.
+    offset: our values minus the file's.
+    """
 
     name: str
     paths: tuple[str, ...]
@@ -42,24 +46,40 @@ class TensorRow(NamedTuple):
 
 
 def make_row(name: str, paths: str, axes: str, offset: float = 0.0) -> TensorRow:
-    """Makes a row. 'a/{b,c}' are the paths a/b and a/c."""
-    stem, _, several = paths.partition('{')
-    names = several.rstrip('}').split(',') if several else ['']
-    return TensorRow(name, tuple(stem + one for one in names), Layout(axes), offset)
+    """Returns a row. The paths 'a/{b,c}' stand for a/b and a/c.
+
+    Args:
+      name: of the tensor in the files.
+      paths: of our arrays.
+      axes: of the layout.
+      offset: our values minus the file's.
+    """
+    stem, _, suffixes = paths.partition('{')
+    names = suffixes.rstrip('}').split(',') if suffixes else ['']
+    return TensorRow(name, tuple(stem + suffix for suffix in names), Layout(axes), offset)
 
 
 def rows_with_bias(name: str, paths: str, axes: str, bias_axes: str) -> tuple[TensorRow, TensorRow]:
-    """Returns the rows of a matrix, NAME.weight, and of its bias, NAME.bias."""
+    """Returns the rows of a matrix, NAME.weight, and of its bias, NAME.bias.
+
+    Args:
+      name: of the module in their files.
+      paths: of our matrices.
+      axes: of the matrix.
+      bias_axes: of the bias.
+    """
     weight = make_row(f'{name}.weight', paths, axes)
-    of_bias = tuple(f'{path}_bias' for path in weight.paths)
-    return weight, TensorRow(f'{name}.bias', of_bias, Layout(bias_axes))
+    bias_paths = tuple(f'{path}_bias' for path in weight.paths)
+    return weight, TensorRow(f'{name}.bias', bias_paths, Layout(bias_axes))
 
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """A model_type of theirs. entries: of its config.json; always: fields of ours that each model
-    of it has. prefix: of names, which files of the model without its head lack. unused: names of
-    tensors that hold no weights.
+    """A model_type of transformers.
+
+    architecture: the class. entries: of its config.json. constants: our fields that are the same in
+    all models of the family. rows: its tensors. prefix: of tensor names; files of the model without
+    its head lack it. unused_suffixes: of the names of tensors that hold no weights.
     """
 
     architecture: str
@@ -70,19 +90,21 @@ class Family:
     unused_suffixes: tuple[str, ...] = ('.rotary_emb.inv_freq',)
 
     def read(self, raw: Mapping[str, Any]) -> Flat:
-        """Returns fields of ours. ValueError for a field that they lack, which it names."""
-        fields, found = ConfigFields(raw), dict(self.constants)
+        """Returns our fields of a config.json. Raises ValueError, with the names, for unknown
+        fields.
+        """
+        fields, flat = ConfigFields(raw), dict(self.constants)
         for entry in self.entries:
-            found |= entry.read(fields)
-        if left := fields.list_unread():
+            flat |= entry.read(fields)
+        if unread := fields.list_unread():
             raise ValueError(
-                f'config.json has {", ".join(left)}, which our models lack or the importer does '
+                f'config.json has {", ".join(unread)}, which our models lack or the importer does '
                 'not know'
             )
-        return found | ({NOTES: tuple(dict.fromkeys(fields.notes))} if fields.notes else {})
+        return flat | ({NOTES: tuple(dict.fromkeys(fields.notes))} if fields.notes else {})
 
     def write(self, flat: Flat) -> dict[str, Any]:
-        """Returns fields of theirs; the inverse of `read` for a model that the family has."""
+        """Returns the fields of config.json. The inverse of `read` for a model of this family."""
         written: dict[str, Any] = {}
         for entry in self.entries:
             written |= entry.write(flat)
@@ -90,33 +112,33 @@ class Family:
 
     def list_tensors(self, paths: Mapping[str, Any], layers: int) -> Iterator['TensorPlace']:
         """Yields the tensors of a model with these parameters, {path: shape}."""
-        for one in self.rows:
-            if not all(path in paths for path in one.paths):
+        for row in self.rows:
+            if not all(path in paths for path in row.paths):
                 continue
             experts = 1
-            if '{E}' in one.name:
-                experts = paths[one.paths[0]][1]
-            for layer in range(layers if '{L}' in one.name else 1):
+            if '{E}' in row.name:
+                experts = paths[row.paths[0]][1]
+            for layer in range(layers if '{L}' in row.name else 1):
                 for expert in range(experts):
-                    index = (layer,) * ('{L}' in one.name) + (expert,) * ('{E}' in one.name)
-                    yield TensorPlace(one.name.format(L=layer, E=expert), one, index)
+                    index = (layer,) * ('{L}' in row.name) + (expert,) * ('{E}' in row.name)
+                    yield TensorPlace(row.name.format(L=layer, E=expert), row, index)
 
 
 class TensorPlace(NamedTuple):
-    """A tensor of one layer and expert: index is where it is in our stacked arrays."""
+    """A tensor of one layer and expert, at `index` in our stacked arrays."""
 
     name: str
     row: TensorRow
     index: tuple[int, ...]
 
     def shapes(self, paths: Mapping[str, tuple[int, ...]]) -> list[tuple[int, ...]]:
-        """Returns the shapes of its arrays, from those of all our parameters."""
+        """Returns the shapes of its arrays, given the shapes of all parameters."""
         return [paths[path][len(self.index) :] for path in self.row.paths]
 
 
 ATTENTION, MLP = 'layers/attention/', 'layers/mlp/'
 
-# What all families have, unless their row says otherwise.
+# The defaults of all families.
 DECODER = {
     'model.norm': 'rmsnorm',
     'model.placement': 'pre',
@@ -138,10 +160,10 @@ def size_entries(
     """Returns the entries that nearly all families have.
 
     Args:
-      longest: tokens of a row, where a file leaves that out, as in their class; so are the others.
+      max_positions: default of the tokens in a row, as in their class; so are the other arguments.
       kv_heads: heads of keys; None: as many as of queries.
       eps: of the norms.
-      tied: whether the table of embeddings is the readout.
+      tied: whether the embedding is the readout.
     """
     return (
         SharedField('hidden_size', 'model.d_model'),
@@ -172,7 +194,14 @@ GPT2_ACTIVATIONS = {
 def norm_rows(
     name: str, path: str, offset: float = 0.0, bias: bool = False
 ) -> tuple[TensorRow, ...]:
-    """Returns the rows of a norm's gain and, with `bias`, of its bias."""
+    """Returns the rows of a norm's gain and, with `bias`, of its bias.
+
+    Args:
+      name: of the norm in the files.
+      path: of the norm in our tree.
+      offset: our gains minus the file's.
+      bias: whether the norm has a bias.
+    """
     rows = (make_row(f'{name}.weight', f'{path}/scale', 'D -> D', offset),)
     return rows + ((make_row(f'{name}.bias', f'{path}/bias', 'D -> D'),) if bias else ())
 
@@ -211,7 +240,7 @@ LLAMA_ROWS = (*ENDS, *QKV, *OUT, *GATED, *PRE)
 
 
 def four_norms(offset: float) -> tuple[TensorRow, ...]:
-    """Returns the norms of Gemma 2 and 3: before and behind each part."""
+    """Returns the norms of Gemma 2 and 3: before and after each part."""
     return (
         *norm_rows(BLOCK + 'input_layernorm', 'layers/attention_norm_in', offset),
         *norm_rows(BLOCK + 'post_attention_layernorm', 'layers/attention_norm_out', offset),
@@ -395,7 +424,7 @@ GEMMA3 = Family(
         *OUT,
         *GATED,
         *four_norms(1.0),
-        *(one._replace(offset=1.0) for one in QK_NORMS),
+        *(row._replace(offset=1.0) for row in QK_NORMS),
     ),
 )
 SMOLLM3 = Family(
@@ -556,7 +585,7 @@ GPT_OSS = Family(
     ),
 )
 
-# By model_type. Export takes the first that has all of a model.
+# By model_type. Export takes the first family that fits.
 FAMILIES = {
     'gpt2': GPT2,
     'llama': LLAMA,
@@ -576,7 +605,7 @@ FAMILIES = {
 
 
 def find_family(raw: Mapping[str, Any]) -> Family:
-    """Returns the family of a config.json. ValueError, with the known ones, for another."""
+    """Returns the family of a config.json. Raises ValueError, with the known types, for another."""
     if 'model_type' not in raw:
         raise ValueError('config.json lacks model_type')
     return choose(FAMILIES, str(raw['model_type']), 'model_type of config.json')

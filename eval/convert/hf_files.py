@@ -1,10 +1,9 @@
-"""Reads files of models that others made: regular ones alone, of bounded sizes, with typed fields.
+"""Reads files of models from other programs: only regular files of bounded sizes and typed fields.
 
-A folder may come from anyone. A pipe in place of a file would be waited for, a size of 10**9 would
-be built, and a text in place of a number would end as an error of some library. So each field of
-config.json that a family takes has a `Kind` here, which is checked before the family sees it. The
-other fields are numbers that are finite, texts and flags, and nothing of what a model computes
-depends on them.
+A folder may come from anyone. A pipe in place of a file would block, a size of 10**9 would be
+allocated, and a text in place of a number would end as an error of some library. So each field of
+config.json that a family takes has a `FieldKind` here, which is checked before the family reads it.
+The other fields must be finite numbers, texts or flags; the computation does not depend on them.
 """
 
 import dataclasses
@@ -21,14 +20,10 @@ from lm.storage.files import open_regular, parse_json
 CONFIG, GENERATION, TEMPLATE = 'config.json', 'generation_config.json', 'chat_template.jinja'
 SETTINGS = ('tokenizer_config.json', 'special_tokens_map.json', GENERATION)
 TOKENIZER, ADAPTER = 'tokenizer.json', 'adapter_config.json'
-MAX_CONFIG_BYTES = (
-    1 << 24
-)  # bytes; those of the Hub have some 1,000, with long factors of RoPE 5,000
-MAX_SETTINGS_BYTES = 1 << 26  # bytes; a tokenizer_config.json with 100,000 added tokens has 20 MB
-MAX_TOKENIZER_BYTES = (
-    1 << 28
-)  # bytes of a tokenizer.json; that of a vocabulary of 262,000 has 33 MB
-MAX_TEMPLATE_BYTES = 1 << 22  # bytes
+MAX_CONFIG_BYTES = 1 << 24  # files on the Hub have some 1,000, with long factors of RoPE 5,000
+MAX_SETTINGS_BYTES = 1 << 26  # a tokenizer_config.json with 100,000 added tokens has 20 MB
+MAX_TOKENIZER_BYTES = 1 << 28  # a tokenizer.json with a vocabulary of 262,000 has 33 MB
+MAX_TEMPLATE_BYTES = 1 << 22
 MAX_FIELDS = 1000  # of an object in config.json; id2label is not read
 MAX_DIGITS = 40  # of a whole number; model_max_length of many tokenizers is 10**30
 MAX_SIZE = (1 << 31) - 1
@@ -41,7 +36,7 @@ _short_repr.maxlevel = 2
 
 
 def format_value(value: Any) -> str:
-    """Returns a value as an error shows it: in one line, and short."""
+    """Returns a value as a short line for an error."""
     return _short_repr.repr(value)
 
 
@@ -49,8 +44,8 @@ def has_file(path: Path) -> bool:
     """Whether there is a regular file, perhaps behind a link, as in the cache of the Hub.
 
     Raises:
-      ValueError: for anything else of this name: a pipe, a folder, a link to nothing. It is not
-        opened, as a pipe would wait for who writes it.
+      ValueError: for anything else with this name: a pipe, a folder, a dangling link. It is not
+        opened, since opening a pipe blocks until somebody writes to it.
     """
     try:
         mode = path.stat().st_mode
@@ -64,30 +59,31 @@ def has_file(path: Path) -> bool:
 
 
 def read_bytes(path: Path, max_bytes: int) -> bytes:
-    """Returns the content of a file. Raises ValueError where it is larger than `most` bytes, not
-    there, or no regular file.
+    """Returns the content of a file.
+
+    Raises ValueError if the file has more than `max_bytes`, is missing, or is not a regular file.
     """
     if not has_file(path):
         raise ValueError(f'{path.parent} holds no {path.name}')
     with open_regular(path) as file:
-        data = file.read(max_bytes + 1)
-    if len(data) > max_bytes:
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
         raise ValueError(
             f'{path} has more than {max_bytes:,} bytes: too many for a file of its kind'
         )
-    return data
+    return content
 
 
 def read_object(path: Path, max_bytes: int) -> dict[str, Any]:
-    """Returns the object in a JSON file, of which a number of very many digits is infinite.
+    """Returns the object in a JSON file. Numbers with more than MAX_DIGITS digits are infinite.
 
     Raises:
-      ValueError: as `read_bytes` does, and for what is no JSON object: no UTF-8, cut, nested deeper
-        than `MAX_NESTING`, or with a field twice that has two values.
+      ValueError: as `read_bytes` does, and for anything but a JSON object: not UTF-8, truncated,
+        nested deeper than `MAX_NESTING`, or with a field that occurs twice with two values.
     """
-    data = read_bytes(path, max_bytes)
+    content = read_bytes(path, max_bytes)
     try:
-        value = parse_json(data, parse_int=_parse_integer, object_pairs_hook=_refuse_duplicates)
+        value = parse_json(content, parse_int=_parse_integer, object_pairs_hook=_refuse_duplicates)
     except ValueError as error:
         raise ValueError(f'{path} is no JSON ({error})') from error
     if not isinstance(value, dict):
@@ -96,6 +92,7 @@ def read_object(path: Path, max_bytes: int) -> dict[str, Any]:
 
 
 def _parse_integer(text: str) -> int | float:
+    # int() refuses more than 4,300 digits. Infinity fails the check for finite numbers.
     return int(text) if len(text) <= MAX_DIGITS else float(text)
 
 
@@ -112,10 +109,10 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 class FieldKind:
     """The values that a field may have.
 
-    types: of Python, where bool is no int. words: what they are, for an error. least, most: of
-    numbers; above: they must be more than `least`. null: whether null is one of them too. items: of
-    a list. fields: of an object, where a name that is not listed may have any value. texts: of
-    characters at most MOST_TEXT.
+    types: of Python, where bool is not an int. description: for an error. minimum, maximum: of
+    numbers. is_exclusive: whether numbers must be above `minimum`. nullable: whether null is
+    allowed. element: the kind of the elements of a list. fields: the kinds of an object's fields; a
+    name that is not listed may have any value. Texts have at most MAX_TEXT characters.
     """
 
     types: tuple[type, ...]
@@ -128,7 +125,7 @@ class FieldKind:
     fields: Mapping[str, 'FieldKind'] | None = None
 
     def find_errors(self, path: str, value: Any) -> Iterator[str]:
-        """Yields what is wrong with a value, and with those in it. path: of the field."""
+        """Yields the errors of a value and of the values in it. path: of the field."""
         if value is None and self.nullable:
             return
         if type(value) not in self.types or not self._is_in_bounds(value):
@@ -144,12 +141,19 @@ class FieldKind:
 
     def _is_in_bounds(self, value: Any) -> bool:
         if isinstance(value, int | float):
-            above = self.minimum < value if self.is_exclusive else self.minimum <= value
-            return math.isfinite(value) and above and value <= self.maximum
+            is_above = self.minimum < value if self.is_exclusive else self.minimum <= value
+            return math.isfinite(value) and is_above and value <= self.maximum
         return not isinstance(value, str) or len(value) <= MAX_TEXT
 
 
 def integer_kind(minimum: int = 1, maximum: int = MAX_SIZE, nullable: bool = False) -> FieldKind:
+    """Returns the kind of integers in a range.
+
+    Args:
+      minimum: the least value.
+      maximum: the largest value.
+      nullable: whether null is allowed.
+    """
     return FieldKind(
         (int,), f'a whole number from {minimum} to {maximum}', minimum, maximum, nullable=nullable
     )
@@ -158,6 +162,13 @@ def integer_kind(minimum: int = 1, maximum: int = MAX_SIZE, nullable: bool = Fal
 def number_kind(
     minimum: float = -math.inf, maximum: float = math.inf, *, nullable: bool = False
 ) -> FieldKind:
+    """Returns the kind of finite numbers in a range.
+
+    Args:
+      minimum: the least value.
+      maximum: the largest value.
+      nullable: whether null is allowed.
+    """
     bounds = (
         f' from {minimum:g} to {maximum:g}'
         if math.isfinite(maximum)
@@ -191,7 +202,7 @@ SIZE, SIZE_OR_NULL = integer_kind(), integer_kind(nullable=True)
 ID = FieldKind((int,), 'an id', -1, MAX_SIZE)
 IDS = FieldKind((int, list), 'an id or a list of ids', -1, MAX_SIZE, nullable=True, element=ID)
 DROPOUT = FieldKind((int, float, bool), 'a number from 0 to 1', 0, 1, nullable=True)
-LENGTH = integer_kind(maximum=1 << 40)  # positions: a number in sums alone
+LENGTH = integer_kind(maximum=1 << 40)  # positions are never allocated by this number
 
 ROPE_FIELDS = {
     'rope_type': TEXT_OR_NULL,
@@ -288,8 +299,10 @@ FIELDS: dict[str, FieldKind] = {
 
 
 def check_fields(raw: Mapping[str, Any]) -> None:
-    """Raises ValueError, naming the first of them, for fields of config.json that are too many, of
-    another type, out of their bounds or not finite.
+    """Raises ValueError for the first invalid field of config.json, or if there are too many
+    fields.
+
+    A field is invalid if it has another type, is out of its bounds or is not finite.
     """
     if len(raw) > MAX_FIELDS:
         raise ValueError(f'{CONFIG} has {len(raw):,} fields, and at most {MAX_FIELDS:,} are read')
@@ -308,20 +321,20 @@ def is_dropout(name: str) -> bool:
 
 
 def _find_nonfinite(path: str, value: Any) -> Iterator[str]:
-    """Yields 'a.b=nan' for numbers in a value."""
+    """Yields 'a.b=nan' for each number in a value that is not finite."""
     if isinstance(value, float) and not math.isfinite(value):
         yield f'{path}={value}'
     elif isinstance(value, dict | list):
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        for name, inner in items:
+        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+        for name, inner in pairs:
             yield from _find_nonfinite(f'{path}.{format_value(name)}', inner)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Returns the config.json of a folder, with the text model's of one that reads images too.
+    """Returns the config.json of a folder, after checking it and the text_config in it.
 
     Raises:
-      ValueError: where there is no such folder or file, and as `read_object` and `check_fields` do.
+      ValueError: if there is no such folder or file, and as `read_object` and `check_fields` do.
     """
     if not folder.is_dir():
         raise ValueError(f'{folder} is no folder; nothing is downloaded')
@@ -334,10 +347,10 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def check_settings(folder: Path) -> None:
-    """Checks the files beside the weights, which an import takes along as they are.
+    """Checks the files beside the weights, which an import copies.
 
-    Raises ValueError where one is no regular file, no JSON object, no UTF-8 or too large, and where
-    the tokens that end a text are no ids.
+    Raises ValueError if a file is not a regular file, not a JSON object, not UTF-8 or too large,
+    and if the tokens that end a text are not ids.
     """
     for name in SETTINGS:
         if has_file(folder / name):
@@ -357,14 +370,14 @@ def check_settings(folder: Path) -> None:
 
 
 def list_settings_notes(folder: Path, eos: int) -> list[str]:
-    """Returns notes on files that transformers would use otherwise.
+    """Returns notes on files that transformers would use differently.
 
     Args:
-      folder: as `check_settings` takes it.
+      folder: the model's.
       eos: the id that ends a document here.
 
     Returns:
-      A note for an adapter, and one where the model's own settings end a text with other tokens.
+      A note for an adapter, and a note if the model's settings end a text with other tokens.
     """
     notes = []
     if has_file(folder / ADAPTER):
@@ -377,7 +390,7 @@ def list_settings_notes(folder: Path, eos: int) -> list[str]:
         ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
         if ends and eos not in ends:
             notes.append(
-                f'{GENERATION} ends a text with eos_token_id={format_value(ends)}, and documents end with '
-                f'{eos} here; a chat of eval.serve ends with either'
+                f'{GENERATION} ends a text with eos_token_id={format_value(ends)}, and documents '
+                f'end with {eos} here; a chat of eval.serve ends with either'
             )
     return notes

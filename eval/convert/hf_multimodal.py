@@ -1,7 +1,7 @@
-"""Text models inside of models that read images too, as Gemma 3 of 4B and more.
+"""Text models inside models that also read images, such as Gemma 3 of 4B and more.
 
-The text model's config.json is the field text_config there, and its tensors have names that begin
-with language_model. What reads images is left out.
+The text model's config.json is the field text_config, and its tensors have names that begin with
+language_model. Everything that reads images is left out.
 """
 
 from collections import Counter
@@ -11,7 +11,7 @@ from typing import Any
 from eval.convert.hf_config import FILE
 from eval.convert.safetensors import StoredTensor
 
-# The class that fills in what a text_config leaves out: Gemma3TextConfig of transformers.
+# Defaults of a text_config, as in Gemma3TextConfig of transformers.
 GEMMA3_TEXT = {
     'hidden_size': 2304,
     'intermediate_size': 9216,
@@ -22,11 +22,11 @@ GEMMA3_TEXT = {
     'eos_token_id': 1,
     'bos_token_id': 2,
 }
-# model_type of the whole -> that of the text model, and the fields of its class.
+# model_type of the whole model -> model_type of the text model, and the defaults of its class.
 TEXT_MODELS = {'gemma3': ('gemma3_text', GEMMA3_TEXT)}
-# Fields of the whole that are of the text model too.
+# Fields of the whole model that apply to the text model too.
 SHARED_FIELDS = ('bos_token_id', 'eos_token_id', 'tie_word_embeddings', 'quantization_config')
-# Beginnings of names, as transformers 4 and 5 write them -> those of the text model alone.
+# Prefixes of names, as transformers 4 and 5 write them -> prefixes in a text model.
 PREFIXES = {
     'model.language_model.': 'model.',
     'language_model.model.': 'model.',
@@ -36,36 +36,36 @@ IMAGE_MODULES = ('vision_tower', 'multi_modal_projector')
 
 
 def find_text_config(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the config.json of the text model; `raw` itself where that is one.
+    """Returns the config.json of the text model; `raw` itself if it has no other modality.
 
-    Raises ValueError where the whole has no text_config.
+    Raises ValueError if a multimodal config has no text_config.
     """
     if raw.get('model_type') not in TEXT_MODELS:
         return raw
-    name, of_class = TEXT_MODELS[raw['model_type']]
-    own = raw.get('text_config')
-    if not isinstance(own, dict):
+    name, class_defaults = TEXT_MODELS[raw['model_type']]
+    text_fields = raw.get('text_config')
+    if not isinstance(text_fields, dict):
         raise ValueError(f'{FILE} has model_type={raw["model_type"]!r} and no text_config')
     shared = {field: raw[field] for field in SHARED_FIELDS if raw.get(field) is not None}
-    return of_class | shared | own | {'model_type': name}
+    return class_defaults | shared | text_fields | {'model_type': name}
 
 
 def select_text_tensors(
     raw: Mapping[str, Any], stored: Mapping[str, StoredTensor]
 ) -> tuple[dict[str, StoredTensor], list[str]]:
-    """Returns (the tensors of the text model by its own names, notes of what was left out).
+    """Returns (the tensors of the text model by its own names, notes on tensors that are left out).
 
-    raw: the config.json of the whole.
+    raw: the config.json of the whole model.
     """
     if raw.get('model_type') not in TEXT_MODELS:
         return dict(stored), []
-    kept, left = {}, Counter()
-    for name, where in stored.items():
+    text_tensors, left_out = {}, Counter()
+    for name, tensor in stored.items():
         part = name.removeprefix('model.').partition('.')[0]
         if part in IMAGE_MODULES:
-            left[part] += 1
+            left_out[part] += 1
             continue
-        start = next((one for one in PREFIXES if name.startswith(one)), '')
-        kept[PREFIXES.get(start, '') + name.removeprefix(start)] = where
-    said = ', '.join(f'{part} ({count} tensors)' for part, count in left.items())
-    return kept, [f'left out, as it reads images: {said}'] if left else []
+        prefix = next((candidate for candidate in PREFIXES if name.startswith(candidate)), '')
+        text_tensors[PREFIXES.get(prefix, '') + name.removeprefix(prefix)] = tensor
+    counts = ', '.join(f'{part} ({count} tensors)' for part, count in left_out.items())
+    return text_tensors, [f'left out, as it reads images: {counts}'] if left_out else []

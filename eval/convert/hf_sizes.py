@@ -1,7 +1,7 @@
-"""Holds the sizes in config.json against the headers of the tensors, before anything is built.
+"""Checks the sizes in config.json against the headers of the tensors, before anything is built.
 
-A model of 10**9 layers, or experts, is a list of so many names, and one of a wrong width is a trace
-of a model that no file has. Both are refused by the numbers alone.
+A model of 10**9 layers or experts would be a list of so many names, and a model of a wrong width
+would be traced in vain. Both are refused by the numbers alone.
 """
 
 from collections.abc import Mapping
@@ -22,22 +22,29 @@ LETTERS = {
     'E': 'mlp.n_experts',
     'T': 'data.seq_len',
 }
-LAYER_LISTS = ('layer_types', 'no_rope_layers')  # an entry a layer
+LAYER_LISTS = ('layer_types', 'no_rope_layers')  # with an entry for each layer
 
 
 def check_counts(
     family: Family, raw: Mapping[str, Any], stored: Mapping[str, StoredTensor]
 ) -> None:
-    """Raises ValueError where config.json has more layers, or more experts whose tensors have
-    numbers, than there are tensors, and for a list with an entry a layer that has others.
+    """Raises ValueError if config.json and the tensors disagree on the number of layers or experts.
+
+    There may not be more layers, or more experts with numbered tensors, than tensors. A list with
+    an entry for each layer must have the right length.
+
+    Args:
+      family: of the model.
+      raw: the config.json.
+      stored: the tensors by name.
     """
     names = size_names(family, raw)
     layers, experts = names['model.n_layers'], names.get('mlp.n_experts')
-    for name, what, letter in ((layers, 'layers', '{L}'), (experts, 'experts', '{E}')):
-        there = count_numbers(family, letter, stored)
-        if name in raw and there is not None and raw[name] > there:
+    for name, unit, letter in ((layers, 'layers', '{L}'), (experts, 'experts', '{E}')):
+        n_stored = count_numbers(family, letter, stored)
+        if name is not None and name in raw and n_stored is not None and raw[name] > n_stored:
             raise ValueError(
-                f'{CONFIG} has {name}={raw[name]}, and the files hold tensors of {there} {what}'
+                f'{CONFIG} has {name}={raw[name]}, and the files hold tensors of {n_stored} {unit}'
             )
     for name in LAYER_LISTS:
         if raw.get(name) and layers in raw and len(raw[name]) != raw[layers]:
@@ -47,8 +54,17 @@ def check_counts(
 
 
 def count_numbers(family: Family, letter: str, stored: Mapping[str, StoredTensor]) -> int | None:
-    """Returns how many numbers stand for a letter in the names of tensors; None for a family whose
-    names do not have it. The numbers may be any: a name with 10**9 is one layer.
+    """Returns the number of values that a letter takes in the names of tensors.
+
+    The values may be any: a name with the number 10**9 is one layer.
+
+    Args:
+      family: of the model.
+      letter: '{L}' or '{E}'.
+      stored: the tensors by name.
+
+    Returns:
+      The number; None if the names of the family do not have the letter.
     """
     places = {}
     for row in family.rows:
@@ -81,16 +97,15 @@ def size_names(family: Family, raw: Mapping[str, Any]) -> dict[str, str]:
 def check_shapes(
     family: Family, fields: Flat, raw: Mapping[str, Any], stored: Mapping[str, StoredTensor]
 ) -> None:
-    """Raises ValueError for a matrix of the first layer that is of another shape than the config
-    says.
+    """Raises ValueError for a matrix of the first layer with another shape than the config's.
 
     Args:
       family: of the model.
-      fields: what it has read, by our names.
-      raw: the config.json, whose names the error has.
+      fields: our fields, as the family has read them.
+      raw: the config.json; its names appear in the error.
       stored: the tensors by the names of the whole model.
     """
-    sizes = {letter: fields.get(path) for letter, path in LETTERS.items()}
+    sizes: dict[str, Any] = {letter: fields.get(path) for letter, path in LETTERS.items()}
     sizes['K'] = sizes['K'] or sizes['N']
     sizes['H'] = sizes['H'] or sizes['D'] // sizes['N']
     names = size_names(family, raw)
@@ -101,12 +116,18 @@ def check_shapes(
         if name not in stored or len(letters) < 2:
             continue  # a norm of queries may be over a head or over all
         shape = stored[name].shape
-        known = sizes | {'V': max((1, *shape[:1]))}
-        wanted = row.layout.file_shape([[known[letter] for letter in axes] for axes in parts])
-        if wanted != shape:
-            of = [(names.get(LETTERS.get(letter, '')), sizes.get(letter)) for letter in letters]
-            said = ', '.join(sorted(f'{field}={size}' for field, size in of if field))
+        letter_sizes = sizes | {'V': max((1, *shape[:1]))}
+        expected = row.layout.file_shape(
+            [[letter_sizes[letter] for letter in axes] for axes in parts]
+        )
+        if expected != shape:
+            size_fields = [
+                (names.get(LETTERS.get(letter, '')), sizes.get(letter)) for letter in letters
+            ]
+            sizes_text = ', '.join(
+                sorted(f'{field}={size}' for field, size in size_fields if field)
+            )
             raise ValueError(
-                f'the tensors do not fit {CONFIG}: {name} is {list(shape)}, and {list(wanted)} is '
-                f'wanted by {said}'
+                f'the tensors do not fit {CONFIG}: {name} is {list(shape)}, and {list(expected)} '
+                f'is wanted by {sizes_text}'
             )

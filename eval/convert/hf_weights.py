@@ -1,8 +1,8 @@
-"""Reads our parameters from tensors of files, an index range at a time.
+"""Reads our parameters from tensors of files, one range of indices at a time.
 
-Each process reads what its own devices hold: a tensor is mapped into memory, brought into our
-layout as a view, and of that view a range is copied. Where a range takes less than a page (4 KB) of
-each row of a tensor, the disk reads whole pages all the same.
+Each process reads only what its own devices hold: a tensor is memory-mapped, brought into our
+layout as a view, and a range of that view is copied. If a range takes less than a page (4 KB) of
+each row of a tensor, the disk still reads whole pages.
 """
 
 import math
@@ -25,10 +25,10 @@ ALIGNMENT = 64  # bytes
 
 
 class WeightReader:
-    """Reads float32 ranges of our parameters, which lie in `places` of the files.
+    """Reads float32 ranges of our parameters from tensors at `places` in the files.
 
-    shapes: of all our parameters. packed: tensors of four bits. factors: {path: what the array is
-    multiplied by}. constants: {path: what fills it}. n_bytes: of the files, read until now.
+    shapes: of all our parameters. stored: the tensors by name. packed: 4-bit tensors. factors:
+    {path: factor of the array}. constants: {path: fill value}. n_bytes_read: of the files so far.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class WeightReader:
         stored: Mapping[str, StoredTensor],
         packed: Mapping[str, StoredTensor],
         factors: Mapping[str, float],
-        constants: Mapping[str, float],
+        constants: Mapping[str, float | np.floating],
     ):
         for place in places:
             dtype = stored[place.name].dtype
@@ -54,27 +54,43 @@ class WeightReader:
 
     @property
     def file_bytes(self) -> int:
-        """Returns the bytes of all parameters in the files."""
+        """The size of all parameters in the files."""
         names = {place.name for parts in self._parts.values() for place, _ in parts}
-        whole = [name for name in names if name + mxfp4.BLOCKS not in self._packed]
-        of_packed = sum(tensor.n_bytes for tensor in self._packed.values())
-        return of_packed + sum(self._stored[name].n_bytes for name in whole)
+        unpacked_names = [name for name in names if name + mxfp4.BLOCKS not in self._packed]
+        packed_bytes = sum(tensor.n_bytes for tensor in self._packed.values())
+        return packed_bytes + sum(self._stored[name].n_bytes for name in unpacked_names)
 
     def read_array(self, path: str, spec: ParamSpec, mesh: Mesh) -> jax.Array:
-        """Returns a parameter laid over a mesh; all processes of the mesh must call it."""
+        """Returns a parameter sharded over a mesh. All processes of the mesh must call it.
+
+        Args:
+          path: of the parameter.
+          spec: its axes, which determine the sharding.
+          mesh: the devices.
+        """
         shape = self.shapes[path]
         sharding = param_sharding(mesh, spec, shape)
-        return jax.make_array_from_callback(shape, sharding, lambda at: self.read_block(path, at))
+        # JAX passes a tuple of slices, though its annotation also allows None.
+        return jax.make_array_from_callback(
+            shape,
+            sharding,
+            lambda slices: self.read_block(path, slices),  # ty: ignore[invalid-argument-type]
+        )
 
     def read_block(self, path: str, slices: Sequence[slice]) -> np.ndarray:
-        """Returns the range `at` of a parameter."""
-        ranges = [range(n)[one] for n, one in zip(self.shapes[path], slices, strict=True)]
-        block = empty_aligned([len(one) for one in ranges])
+        """Returns a range of a parameter. slices: a slice for each axis."""
+        ranges = [
+            range(n)[index_slice] for n, index_slice in zip(self.shapes[path], slices, strict=True)
+        ]
+        block = empty_aligned([len(index_range) for index_range in ranges])
         if path in self._constants:
             block[...] = self._constants[path]
         for place, part in self._parts[path]:
-            if all(i in one for i, one in zip(place.index, ranges, strict=False)):
-                index = tuple(i - one.start for i, one in zip(place.index, ranges, strict=False))
+            if all(i in index_range for i, index_range in zip(place.index, ranges, strict=False)):
+                index = tuple(
+                    i - index_range.start
+                    for i, index_range in zip(place.index, ranges, strict=False)
+                )
                 self._fill(block[index], place, part, ranges[len(index) :])
         if path in self._factors:
             block *= np.float32(self._factors[path])
@@ -83,53 +99,61 @@ class WeightReader:
     def _fill(
         self, target: np.ndarray, place: TensorPlace, part: int, ranges: Sequence[range]
     ) -> None:
-        """Fills the range of one tensor; target: a view of the block."""
-        row, ours = place.row, place.shapes(self.shapes)
+        """Fills the range of one tensor. target: a view of the block."""
+        row, array_shapes = place.row, place.shapes(self.shapes)
         if place.name + mxfp4.BLOCKS in self._packed:
             self._unpack(target, place, part, ranges)
         else:
-            tensor = row.layout.take(safetensors.map_tensor(self._stored[place.name]), ours, part)
-            found = tensor[tuple(slice(one.start, one.stop) for one in ranges)]
-            self.n_bytes_read += found.nbytes
-            target[...] = found
+            tensor = row.layout.take(
+                safetensors.map_tensor(self._stored[place.name]), array_shapes, part
+            )
+            block = tensor[
+                tuple(slice(index_range.start, index_range.stop) for index_range in ranges)
+            ]
+            self.n_bytes_read += block.nbytes
+            target[...] = block
         if row.offset:
             target += np.float32(row.offset)
 
     def _unpack(
         self, target: np.ndarray, place: TensorPlace, part: int, ranges: Sequence[range]
     ) -> None:
-        """Fills a range [E, I, O] of a tensor of four bits, an expert at a time.
+        """Fills a range [E, I, O] of a 4-bit tensor, one expert at a time.
 
-        A byte has two neighbours along I, and a scale GROUP of them: both lie in the files as
-        tensors with a shorter I, which the same layout brings into ours.
+        A byte holds two neighbours along I, and each scale belongs to GROUP of them. Both are
+        tensors with a shorter I in the files, and the same layout brings them into ours.
         """
-        experts, inputs, outputs = ranges
-        groups = slice(inputs.start // mxfp4.GROUP, -(-inputs.stop // mxfp4.GROUP))
-        first = inputs.start - mxfp4.GROUP * groups.start
+        expert_range, input_range, output_range = ranges
+        groups = slice(input_range.start // mxfp4.GROUP, -(-input_range.stop // mxfp4.GROUP))
+        first = input_range.start - mxfp4.GROUP * groups.start
 
-        def of(end: str, values_of_group: int) -> np.ndarray:
-            whole = safetensors.map_tensor(self._packed[place.name + end])
+        def read_end(suffix: str, values_of_group: int) -> np.ndarray:
+            whole = safetensors.map_tensor(self._packed[place.name + suffix])
             whole = whole.reshape(*whole.shape[:2], -1).swapaxes(1, 2)
             shapes = [
                 (n_experts, values_of_group * (n_inputs // mxfp4.GROUP), n_outputs)
                 for n_experts, n_inputs, n_outputs in place.shapes(self.shapes)
             ]
-            along = slice(values_of_group * groups.start, values_of_group * groups.stop)
-            taken = place.row.layout.take(whole, shapes, part)
-            return taken[experts.start : experts.stop, along, outputs.start : outputs.stop]
+            group_slice = slice(values_of_group * groups.start, values_of_group * groups.stop)
+            transposed = place.row.layout.take(whole, shapes, part)
+            return transposed[
+                expert_range.start : expert_range.stop,
+                group_slice,
+                output_range.start : output_range.stop,
+            ]
 
-        blocks, scales = of(mxfp4.BLOCKS, mxfp4.GROUP // 2), of(mxfp4.SCALES, 1)
+        blocks, scales = read_end(mxfp4.BLOCKS, mxfp4.GROUP // 2), read_end(mxfp4.SCALES, 1)
         self.n_bytes_read += blocks.nbytes + scales.nbytes
-        for expert in range(len(experts)):
-            bytes_OGB = blocks[expert].T.reshape(len(outputs), -1, mxfp4.GROUP // 2)
+        for expert in range(len(expert_range)):
+            bytes_OGB = blocks[expert].T.reshape(len(output_range), -1, mxfp4.GROUP // 2)
             numbers_OI = mxfp4.dequantise(bytes_OGB, scales[expert].T)
-            target[expert] = numbers_OI[:, first : first + len(inputs)].T
+            target[expert] = numbers_OI[:, first : first + len(input_range)].T
 
 
 def empty_aligned(shape: Sequence[int]) -> np.ndarray:
-    """Returns an empty float32 array where JAX takes arrays as they are, on a CPU: no copy is made.
+    """Returns an empty float32 array that JAX on a CPU takes without a copy.
 
-    It must not be changed after it was handed over.
+    It must not be changed after it was passed to JAX.
     """
     size = 4 * math.prod(shape)
     buffer = np.empty(size + ALIGNMENT, np.uint8)
@@ -138,5 +162,11 @@ def empty_aligned(shape: Sequence[int]) -> np.ndarray:
 
 
 def read_params(reader: WeightReader, specs: Mapping[str, ParamSpec], mesh: Mesh) -> dict[str, Any]:
-    """Returns all parameters {path: array} laid over a mesh."""
+    """Returns all parameters {path: array}, sharded over a mesh.
+
+    Args:
+      reader: of the files.
+      specs: of all parameters, by path.
+      mesh: the devices.
+    """
     return {path: reader.read_array(path, specs[path], mesh) for path in reader.shapes}

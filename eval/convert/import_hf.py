@@ -1,7 +1,7 @@
-"""Imports a folder that transformers saved (save_pretrained, or a snapshot of the Hub) as a run.
+"""Imports a folder saved by transformers (save_pretrained, or a snapshot of the Hub) as a run.
 
-Headers are checked before any weight is read. Weights become float32, and a process has those of
-its own devices alone (`eval.convert.hf_weights`), with one tensor of the files beside them.
+Headers are checked before any weight is read. Weights become float32. A process holds only the
+weights of its own devices (`eval.convert.hf_weights`), plus one tensor of the files at a time.
 """
 
 import dataclasses
@@ -44,13 +44,13 @@ from modules.params import named_leaves
 
 SCALE = 'embedding_scale'
 MODEL_TYPE = 'model_type'  # in the record of a checkpoint: the family it came from
-MAX_SEQ_LEN = 2048  # tokens of a row of data, where the model can read longer ones
+MAX_SEQ_LEN = 2048  # tokens of a row of data, even if the model can read longer rows
 MAX_LISTED = 12  # names in an error
-CHUNK_ROWS = 1024  # of a table that is compared with another one
-# Files of a tokenizer that go with the weights; ours is made of the first.
+CHUNK_ROWS = 1024  # rows of two tables that are compared at once
+# Files of a tokenizer that are copied with the weights; our tokenizer reads the first.
 TOKENIZER_FILES = ('tokenizer.json', 'tokenizer_config.json', 'special_tokens_map.json')
 OTHER_FILES = ('generation_config.json', 'chat_template.jinja')
-# What an import has of its own. No optimizer's state is written: those who train on start anew.
+# Fields that every import sets. Its optimizer state is not written, and training starts afresh.
 IMPORT_FIELDS = {
     'model.embedding_norm': 'none',
     'model.final_norm': 'auto',
@@ -73,9 +73,10 @@ MODEL_PREFIXES = ('model.', 'norm.', 'attention.', 'mlp.', 'reparam.')
 
 @dataclasses.dataclass(frozen=True)
 class ImportedModel:
-    """A model of others as ours. params: {path: float32 array on a mesh}. notes: what differs.
+    """A model of transformers as ours.
 
-    n_bytes: what this process has read of the files' n_bytes_of_files.
+    params: {path: float32 array on a mesh}. notes: on differences. n_bytes_read: bytes that this
+    process has read of the file_bytes of weights.
     """
 
     model_type: str
@@ -91,26 +92,27 @@ class ImportedModel:
 def import_folder(
     folder: Path, base: Mapping[str, Any], workdir: Path, mesh: Mesh | None = None
 ) -> ImportedModel:
-    """Reads a folder of theirs.
+    """Reads a folder of transformers.
 
     Args:
       folder: has config.json, and safetensors files.
-      base: a config, as nested dicts, for all but the model; its data and its steps stand.
-      out: where it will be written, which data.tokenizer names.
-      mesh: the devices that hold the weights, of all processes; default the first of this one.
+      base: a config, as nested dicts, for everything but the model; its data and steps are kept.
+      workdir: will be written later; data.tokenizer names it.
+      mesh: the devices of all processes that hold the weights; default: the first device of this
+        process.
 
     Returns:
       The `ImportedModel`.
 
     Raises:
-      ValueError: for files that cannot be read, a field that our models lack, and for tensors that
-        are left over, missing or of other shapes, all listed.
+      ValueError: for files that cannot be read, for a field that our models lack, and for tensors
+        that are left over, missing or of another shape, with a list of all.
     """
-    whole = hf_files.read_config(folder)
-    raw = hf_multimodal.find_text_config(whole)
+    full_config = hf_files.read_config(folder)
+    raw = hf_multimodal.find_text_config(full_config)
     family = find_family(raw)
     hf_files.check_settings(folder)
-    tensors, notes = hf_multimodal.select_text_tensors(whole, safetensors.read_folder(folder))
+    tensors, notes = hf_multimodal.select_text_tensors(full_config, safetensors.read_folder(folder))
     notes += safetensors.list_unread_files(folder)
     stored, packed = mxfp4.unpack_tensors(select_weights(family, tensors))
     hf_sizes.check_counts(family, raw, stored)
@@ -124,20 +126,20 @@ def import_folder(
         check(recipe)
     except ValueError as error:
         theirs = hf_sizes.size_names(family, raw)
-        said = [f'{name} there' for path, name in theirs.items() if path in str(error)]
+        fields_there = [f'{name} there' for path, name in theirs.items() if path in str(error)]
         raise ValueError(
             f'{hf_config.FILE} is of no model that ours can be: {error}'
-            + (f' ({", ".join(said)})' if said else '')
+            + (f' ({", ".join(fields_there)})' if fields_there else '')
         ) from error
     learner = build_cpu_learner(recipe, vocab_size)
     shapes = param_shapes(learner)
     constants = constant_params(recipe, dtype)
     if part := fields.get(hf_config.ZERO_BIASES):
-        own = [p for p in shapes if p.startswith(f'layers/{part}/') and p.endswith('_bias')]
-        constants |= dict.fromkeys(own, 0.0)
+        zero_biases = [p for p in shapes if p.startswith(f'layers/{part}/') and p.endswith('_bias')]
+        constants |= dict.fromkeys(zero_biases, 0.0)
         notes.append(f'no biases of {part} there: they are 0, and are trained with the others')
-    of_files = {path: shape for path, shape in shapes.items() if path not in constants}
-    places = match_tensors(family, recipe, of_files, stored)
+    stored_shapes = {path: shape for path, shape in shapes.items() if path not in constants}
+    places = match_tensors(family, recipe, stored_shapes, stored)
     factors = {}
     if (scalar := fields.get(hf_config.QUERY_SCALAR)) not in (None, recipe.head_dim):
         factors = dict.fromkeys(query_paths(shapes), math.sqrt(recipe.head_dim / scalar))
@@ -147,8 +149,8 @@ def import_folder(
         notes.append(f'vocab_size={raw["vocab_size"]}, and the table has {vocab_size} rows: taken')
     notes += fields.get(hf_config.NOTES, ())
     notes += factor_notes(recipe, dtype, constants)
-    if found := hf_config.list_dropouts(raw):
-        notes.append(f'trained with {", ".join(found)}: no dropout is set here')
+    if dropouts := hf_config.list_dropouts(raw):
+        notes.append(f'trained with {", ".join(dropouts)}: no dropout is set here')
     if isinstance(tokenizer, tokenizers.TokenIds):
         notes.append(f'no {TOKENIZER_FILES[0]} there: texts are token ids, data.tokenizer={spec}')
     return ImportedModel(
@@ -164,10 +166,10 @@ def import_folder(
 
 
 def digest_folder(folder: Path) -> str:
-    """Returns a digest of config.json and of the headers, which all hosts must see alike."""
+    """Returns a digest of config.json and of the headers, which must be equal on all hosts."""
     stored = safetensors.read_folder(folder)
-    of_files = {n: (x.file.name, str(x.dtype), x.shape, x.begin) for n, x in stored.items()}
-    text = json.dumps([hf_files.read_config(folder), of_files], sort_keys=True)
+    headers = {n: (x.file.name, str(x.dtype), x.shape, x.begin) for n, x in stored.items()}
+    text = json.dumps([hf_files.read_config(folder), headers], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -176,28 +178,37 @@ def one_device_mesh() -> Mesh:
 
 
 def all_devices_mesh() -> Mesh:
-    """Returns a mesh that cuts parameters over the devices of all processes, `fsdp` alone."""
+    """Returns a mesh that shards parameters over the devices of all processes, by `fsdp` alone."""
     return make_mesh(MeshConfig(data=1, fsdp=-1))
 
 
 def recipe_for(fields: Mapping[str, Any], base: Mapping[str, Any], tokenizer: str) -> Recipe:
-    """Returns the recipe of a model with these fields, whatever model `base` has.
+    """Returns the recipe of a model with these fields, whatever model `base` describes.
 
-    Options, and sizes of a base model, that nothing reads are left out. Raises ValueError for a
-    field that we do not have.
+    Args:
+      fields: of the model, by path; names that begin with '@' are skipped.
+      base: a config, as nested dicts. Options and base sizes that nothing reads are dropped.
+      tokenizer: data.tokenizer.
+
+    Raises:
+      ValueError: for a field that our models do not have.
     """
     config = build_config(single_run_config(base))
     options = [
         p for p, field in FIELDS.items() if field.is_part_option and p.startswith(MODEL_PREFIXES)
     ]
-    of_data = {}
+    data_fields = {}
     if (longest := fields.get(hf_config.MAX_POSITIONS)) is not None:
-        of_data['data.seq_len'] = min(longest, MAX_SEQ_LEN)
-    given = {path: value for path, value in fields.items() if not path.startswith('@')}
-    if lacking := given.keys() - FIELDS.keys():
-        raise ValueError(f'our models lack {", ".join(sorted(lacking))}')
+        data_fields['data.seq_len'] = min(longest, MAX_SEQ_LEN)
+    model_fields = {path: value for path, value in fields.items() if not path.startswith('@')}
+    if unknown := model_fields.keys() - FIELDS.keys():
+        raise ValueError(f'our models lack {", ".join(sorted(unknown))}')
     values = (
-        dict.fromkeys(options) | IMPORT_FIELDS | of_data | given | {'data.tokenizer': tokenizer}
+        dict.fromkeys(options)
+        | IMPORT_FIELDS
+        | data_fields
+        | model_fields
+        | {'data.tokenizer': tokenizer}
     )
     config = resolve_auto(update_config(config, values))
     return resolve_config(update_config(config, dict.fromkeys(unused_fields(config))))
@@ -205,17 +216,17 @@ def recipe_for(fields: Mapping[str, Any], base: Mapping[str, Any], tokenizer: st
 
 def select_weights(family: Family, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
     """Returns the tensors that are weights, by the names of the whole model."""
-    prefix, kept = family.prefix, {}
+    prefix, selected = family.prefix, {}
     heads = {row.name for row in family.rows if not row.name.startswith(prefix)}
-    lacks = not any(name.startswith(prefix) for name in stored)
-    for name, where in stored.items():
+    lacks_prefix = not any(name.startswith(prefix) for name in stored)
+    for name, tensor in stored.items():
         if not name.endswith(family.unused_suffixes):
-            kept[prefix + name if lacks and name not in heads else name] = where
-    return kept
+            selected[prefix + name if lacks_prefix and name not in heads else name] = tensor
+    return selected
 
 
 def read_embedding_size(family: Family, stored: Mapping[str, StoredTensor]) -> tuple[int, np.dtype]:
-    """Returns the rows of the embedding, which may be more than the vocabulary, and its dtype."""
+    """Returns (rows of the embedding, its dtype). There may be more rows than tokens."""
     name = next(row.name for row in family.rows if row.paths == ('embedding',))
     if name not in stored:
         raise ValueError(f'the files hold no {name}; they have {format_list(stored)}')
@@ -225,7 +236,7 @@ def read_embedding_size(family: Family, stored: Mapping[str, StoredTensor]) -> t
 
 
 def param_shapes(learner: Learner) -> Shapes:
-    """Returns the shapes of the weights that a model uses, by path."""
+    """Returns the shapes of the effective weights of a model, by path."""
     shapes = learner.description.used_shapes
     return {path: tuple(leaf.shape) for path, leaf in named_leaves(shapes).items()}
 
@@ -233,32 +244,41 @@ def param_shapes(learner: Learner) -> Shapes:
 def match_tensors(
     family: Family, recipe: Recipe, shapes: Shapes, stored: Mapping[str, StoredTensor]
 ) -> list[TensorPlace]:
-    """Returns the places of the tensors that fill arrays of these shapes, as the files have them.
+    """Returns the places of the tensors that fill arrays of these shapes, in the order of the
+    files.
 
-    Raises ValueError, with lists, for tensors that are left over, missing, or of another shape.
+    Args:
+      family: of the model.
+      recipe: of the model.
+      shapes: of the arrays, by path.
+      stored: the tensors by name.
+
+    Raises:
+      ValueError: for tensors that are left over, missing, or of another shape, with lists.
     """
     expected = {place.name: place for place in family.list_tensors(shapes, recipe.model.n_layers)}
     missing = [name for name in expected if name not in stored]
-    left = [name for name in stored if name not in expected]
+    left_over = [name for name in stored if name not in expected]
     if recipe.model.tie_embeddings:  # some files hold the table twice
-        left = [n for n in left if not _is_second_table(family, n, stored)]
+        left_over = [n for n in left_over if not _is_second_table(family, n, stored)]
     wrong = [
-        f'{name} is {list(stored[name].shape)}, and {list(wanted)} is wanted'
+        f'{name} is {list(stored[name].shape)}, and {list(expected_shape)} is wanted'
         for name, place in expected.items()
         if name in stored
-        if stored[name].shape != (wanted := place.row.layout.file_shape(place.shapes(shapes)))
+        if stored[name].shape
+        != (expected_shape := place.row.layout.file_shape(place.shapes(shapes)))
     ]
     covered = {path for place in expected.values() for path in place.row.paths}
-    unfilled = sorted(shapes.keys() - covered)
-    said = {
+    without_tensor = sorted(shapes.keys() - covered)
+    problems = {
         'missing': missing,
-        'left over': left,
+        'left over': left_over,
         'of another shape': wrong,
-        'without a tensor in the files': unfilled,
+        'without a tensor in the files': without_tensor,
     }
-    found = [f'{what}: {format_list(names)}' for what, names in said.items() if names]
-    if found:
-        raise ValueError(f'the tensors do not fit config.json; {"; ".join(found)}')
+    reports = [f'{problem}: {format_list(names)}' for problem, names in problems.items() if names]
+    if reports:
+        raise ValueError(f'the tensors do not fit config.json; {"; ".join(reports)}')
     return [expected[name] for name in stored if name in expected]
 
 
@@ -267,11 +287,11 @@ def _is_second_table(family: Family, name: str, stored: Mapping[str, StoredTenso
     rows = {row.paths: row.name for row in family.rows}
     if name != rows.get(('readout',)):
         return False
-    one, other = (safetensors.map_tensor(stored[n]) for n in (name, rows['embedding',]))
-    starts = range(0, len(one), CHUNK_ROWS) if one.shape == other.shape else ()
+    readout, embedding = (safetensors.map_tensor(stored[n]) for n in (name, rows['embedding',]))
+    starts = range(0, len(readout), CHUNK_ROWS) if readout.shape == embedding.shape else ()
     parts = (slice(start, start + CHUNK_ROWS) for start in starts)
     if starts and broadcast_from_first(
-        is_first() and all(np.array_equal(one[p], other[p]) for p in parts)
+        is_first() and all(np.array_equal(readout[p], embedding[p]) for p in parts)
     ):
         return True
     raise ValueError(
@@ -281,38 +301,46 @@ def _is_second_table(family: Family, name: str, stored: Mapping[str, StoredTenso
 
 
 def format_list(names: Any) -> str:
+    """Returns names as a list for an error, at most MAX_LISTED of them."""
     names = list(names)
-    more = f' and {len(names) - MAX_LISTED} more' if len(names) > MAX_LISTED else ''
-    return ', '.join(names[:MAX_LISTED]) + more
+    suffix = f' and {len(names) - MAX_LISTED} more' if len(names) > MAX_LISTED else ''
+    return ', '.join(names[:MAX_LISTED]) + suffix
 
 
 def embedding_factor(recipe: Recipe, dtype: np.dtype) -> np.float32:
-    """Returns sqrt(D), rounded to the dtype of the weights as transformers rounds it."""
+    """Returns sqrt(D), rounded to the dtype of the weights as in transformers."""
     return np.float32(np.float64(math.sqrt(recipe.model.d_model)).astype(dtype))
 
 
-def constant_params(recipe: Recipe, dtype: np.dtype) -> dict[str, float]:
-    """Returns the factor of embeddings, if the model has one."""
+def constant_params(recipe: Recipe, dtype: np.dtype) -> dict[str, float | np.floating]:
+    """Returns {path: value} for the factor of embeddings, if the model has one."""
     if not recipe.model.embedding_scale:
         return {}
     return {SCALE: embedding_factor(recipe, dtype)}
 
 
 def factor_notes(recipe: Recipe, dtype: np.dtype, constants: Container[str]) -> list[str]:
-    """Returns a note if transformers has another factor of embeddings once weights are float32."""
-    here, there = (embedding_factor(recipe, d) for d in (dtype, np.dtype(np.float32)))
-    if SCALE not in constants or here == there:
+    """Returns a note if the factor of embeddings in transformers depends on the dtype of loading.
+
+    Args:
+      recipe: of the model.
+      dtype: of the weights in the files.
+      constants: parameters that are not in the files; without SCALE there is no factor.
+    """
+    factor, float32_factor = (embedding_factor(recipe, d) for d in (dtype, np.dtype(np.float32)))
+    if SCALE not in constants or factor == float32_factor:
         return []
     return [
         f'transformers multiplies embeddings by sqrt({recipe.model.d_model}) rounded to the dtype '
-        f'it loads weights in: {here:.8g} in {dtype}, that of the files, and so here; '
-        f'{there:.8g} if they are loaded in float32, where its logits are others'
+        f'it loads weights in: {factor:.8g} in {dtype}, that of the files, and so here; '
+        f'{float32_factor:.8g} if they are loaded in float32, where its logits are others'
     ]
 
 
 def query_paths(paths: Container[str]) -> list[str]:
-    """Returns the parameters that the logits of attention are multiplied by: the gain of the norm
-    of queries, or their matrix and its bias.
+    """Returns the parameters that scale the logits of attention.
+
+    These are the gain of the norm of queries, or else the query matrix and its bias.
     """
     gain = 'layers/attention/query_norm/scale'
     matrix = 'layers/attention/query'
@@ -322,7 +350,7 @@ def query_paths(paths: Container[str]) -> list[str]:
 
 
 def scale_queries(params: dict[str, np.ndarray], factor: float) -> None:
-    """Multiplies the logits of attention, by a factor of what `of_queries` names."""
+    """Multiplies the logits of attention by a factor, through the parameters of `query_paths`."""
     for path in query_paths(params):
         params[path] = (params[path] * factor).astype(np.float32)
 
@@ -330,37 +358,48 @@ def scale_queries(params: dict[str, np.ndarray], factor: float) -> None:
 def load_tokenizer(
     folder: Path, raw: Mapping[str, Any], vocab_size: int, workdir: Path
 ) -> tuple[Tokenizer, str]:
-    """Returns the tokenizer and what data.tokenizer says of it.
+    """Returns the tokenizer and its spelling in data.tokenizer.
 
-    BOS and EOS are those that tokenizer_config.json names, or else the ids in config.json. Without
-    a tokenizer.json texts are token ids.
+    BOS and EOS are the tokens named by tokenizer_config.json, or else the ids in config.json.
+    Without a tokenizer.json, texts are token ids.
+
+    Args:
+      folder: of transformers.
+      raw: the config.json.
+      vocab_size: rows of the embedding.
+      workdir: where the tokenizer's files will be.
     """
 
-    def id_of(name: str) -> int | None:
-        found = raw.get(name)
-        found = found[0] if isinstance(found, list) and found else found
-        return found if type(found) is int and 0 <= found < vocab_size else None
+    def find_id(name: str) -> int | None:
+        token_id = raw.get(name)
+        token_id = token_id[0] if isinstance(token_id, list) and token_id else token_id
+        return token_id if type(token_id) is int and 0 <= token_id < vocab_size else None
 
-    bos, eos = id_of('bos_token_id'), id_of('eos_token_id')
+    bos, eos = find_id('bos_token_id'), find_id('eos_token_id')
     if (folder / TOKENIZER_FILES[0]).is_file():
         return tokenizers.load_for_model(
             folder, vocab_size, bos, eos
         ), f'hf:{workdir / "tokenizer"}'
     eos = vocab_size - 1 if eos is None else eos
     bos = eos if bos is None else bos
-    found = tokenizers.TokenIds(vocab_size, bos, eos)
-    return found, found.spec
+    tokenizer = tokenizers.TokenIds(vocab_size, bos, eos)
+    return tokenizer, tokenizer.spec
 
 
 def write_run(folder: Path, workdir: Path, imported: ImportedModel) -> None:
-    """Writes the workdir, with the files of the tokenizer. ValueError where `out` holds something.
+    """Writes the workdir, with the files of the tokenizer.
 
-    All processes that hold its arrays must call it.
+    All processes that hold its arrays must call it. Raises ValueError if `workdir` is not empty.
+
+    Args:
+      folder: of transformers.
+      workdir: an empty or new folder.
+      imported: the model.
     """
     params = unflatten_dict(imported.params, sep='/')
     meta = {
         'counters': {},
-        'data': None,  # what it was trained on is not known
+        'data': None,  # unknown
         'vocab_size': imported.vocab_size,
         'imported_from': str(folder),
         MODEL_TYPE: imported.model_type,
@@ -373,7 +412,7 @@ def write_run(folder: Path, workdir: Path, imported: ImportedModel) -> None:
 
 
 def format_flags(recipe: Recipe, base: Mapping[str, Any]) -> list[str]:
-    """Returns the flags that make a config with the model of `recipe` of the config `base`."""
+    """Returns the flags that turn the config `base` into a config with the model of `recipe`."""
     before = flatten(build_config(single_run_config(base)))
     return [
         f'--config.{path}={value!r}'.replace("'", '')
@@ -383,5 +422,5 @@ def format_flags(recipe: Recipe, base: Mapping[str, Any]) -> list[str]:
 
 
 def largest_difference(actual: np.ndarray, expected: np.ndarray) -> float:
-    """Returns max |found - wanted| / max |wanted|."""
+    """Returns max |actual - expected| / max |expected|."""
     return float(np.max(np.abs(actual - expected)) / np.max(np.abs(expected)))

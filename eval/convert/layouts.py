@@ -1,8 +1,9 @@
-"""Layouts: how a tensor of a file holds one array of ours, or several.
+"""Layouts: how a tensor of a file holds one or several of our arrays.
 
-'(N H) D -> D N H' reads: the file's tensor has two axes, the first of heads times features; ours
-has three. A|B|C is an axis of length A in the first array, of B in the second, of C in the third:
-in the file they lie one after another. A digit counts arrays that are interleaved there.
+'(N H) D -> D N H' means: the file's tensor has two axes, the first of which is heads times
+features, and our array has three. A|B|C is an axis of length A in the first array, of B in the
+second, and of C in the third; the arrays are concatenated in the file. A digit is the number of
+arrays that are interleaved in the file.
 """
 
 import math
@@ -15,11 +16,11 @@ Sizes = Mapping[str, int]
 
 
 class Layout:
-    """One axes string, used both ways."""
+    """The layout given by an axes string, in both directions."""
 
     def __init__(self, axes: str):
-        there, _, ours = axes.partition('->')
-        groups = [one.strip('()').split() for one in re.findall(r'\([^)]*\)|\S+', there)]
+        theirs, _, ours = axes.partition('->')
+        groups = [group.strip('()').split() for group in re.findall(r'\([^)]*\)|\S+', theirs)]
         self.groups, self.ours = groups, ours.split()
 
     def _names(self, names: Sequence[str], part: int) -> list[str]:
@@ -30,65 +31,83 @@ class Layout:
         return self._names(self.ours, part)
 
     def sizes(self, shapes: Sequence[Sequence[int]]) -> list[dict[str, int]]:
-        """Returns the length of each axis in each of our arrays, from their shapes."""
-        found = []
+        """Returns the length of each axis in each of our arrays, given their shapes."""
+        sizes = []
         for part, shape in enumerate(shapes):
             names = self.axes(part)
             lengths = dict(zip(names, shape, strict=True))
             digits = {name for group in self.groups for name in group if name.isdigit()}
-            found.append(lengths | {name: int(name) for name in digits})
-        return found
+            sizes.append(lengths | {name: int(name) for name in digits})
+        return sizes
 
     def _lengths(self, sizes: Sequence[Sizes], part: int) -> list[int]:
-        """Returns the shape of the file's tensor as if it held this array alone."""
+        """Returns the shape of the file's tensor if it held only this array."""
         lengths = sizes[part]
         named = [self._names(group, part) for group in self.groups]
         return [math.prod(lengths[name] for name in group) for group in named]
 
     @property
     def _concat_axis(self) -> int | None:
-        """Returns the axis of the file along which arrays follow each other."""
+        """The axis of the file along which arrays are concatenated."""
         has = [any('|' in name for name in group) for group in self.groups]
         return has.index(True) if any(has) else None
 
     @property
     def _interleave_axis(self) -> int | None:
-        """Returns the axis, with groups split, along which arrays are interleaved."""
+        """The axis, with groups split, along which arrays are interleaved."""
         flat = [name for group in self.groups for name in group]
         return next((i for i, name in enumerate(flat) if name.isdigit()), None)
 
     def file_shape(self, shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
         """Returns the shape of the file's tensor that holds arrays of these shapes."""
-        sizes, joined = self.sizes(shapes), self._concat_axis
+        sizes, concat_axis = self.sizes(shapes), self._concat_axis
         shape = self._lengths(sizes, 0)
-        if joined is not None:
-            shape[joined] = sum(self._lengths(sizes, i)[joined] for i in range(len(shapes)))
+        if concat_axis is not None:
+            shape[concat_axis] = sum(
+                self._lengths(sizes, i)[concat_axis] for i in range(len(shapes))
+            )
         return tuple(shape)
 
     def take(self, tensor: np.ndarray, shapes: Sequence[Sequence[int]], part: int) -> np.ndarray:
-        """Returns our array number `part` of a file's tensor, a view where numpy can make one."""
-        sizes, joined, apart = self.sizes(shapes), self._concat_axis, self._interleave_axis
+        """Returns one of our arrays from a file's tensor, as a view if NumPy can make one.
+
+        Args:
+          tensor: of the file.
+          shapes: of all our arrays in it.
+          part: number of the array.
+        """
+        sizes, concat_axis, interleave_axis = (
+            self.sizes(shapes),
+            self._concat_axis,
+            self._interleave_axis,
+        )
         lengths = self._lengths(sizes, part)
-        if joined is not None:
-            begin = sum(self._lengths(sizes, i)[joined] for i in range(part))
-            tensor = tensor[(slice(None),) * joined + (slice(begin, begin + lengths[joined]),)]
+        if concat_axis is not None:
+            begin = sum(self._lengths(sizes, i)[concat_axis] for i in range(part))
+            tensor = tensor[
+                (slice(None),) * concat_axis + (slice(begin, begin + lengths[concat_axis]),)
+            ]
         flat = [n for group in self.groups for n in self._names(group, part)]
         split = tensor.reshape([sizes[part][name] for name in flat])
-        if apart is not None:
-            split = split[(slice(None),) * apart + (part,)]
-            flat = flat[:apart] + flat[apart + 1 :]
+        if interleave_axis is not None:
+            split = split[(slice(None),) * interleave_axis + (part,)]
+            flat = flat[:interleave_axis] + flat[interleave_axis + 1 :]
         return split.transpose([flat.index(name) for name in self._names(self.ours, part)])
 
     def join(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
-        """Returns the file's tensor that holds these arrays: the inverse of `take`."""
+        """Returns the file's tensor that holds these arrays. The inverse of `take`."""
         shapes = [array.shape for array in arrays]
-        sizes, joined, apart = self.sizes(shapes), self._concat_axis, self._interleave_axis
+        sizes, concat_axis, interleave_axis = (
+            self.sizes(shapes),
+            self._concat_axis,
+            self._interleave_axis,
+        )
         split = []
         for part, array in enumerate(arrays):
             flat = [n for group in self.groups for n in self._names(group, part)]
             names = self._names(self.ours, part)
             split.append(array.transpose([names.index(n) for n in flat if not n.isdigit()]))
-        if apart is not None:
-            return np.stack(split, apart).reshape(self.file_shape(shapes))
+        if interleave_axis is not None:
+            return np.stack(split, interleave_axis).reshape(self.file_shape(shapes))
         flattened = [s.reshape(self._lengths(sizes, part)) for part, s in enumerate(split)]
-        return flattened[0] if joined is None else np.concatenate(flattened, joined)
+        return flattened[0] if concat_axis is None else np.concatenate(flattened, concat_axis)

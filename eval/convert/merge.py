@@ -1,6 +1,4 @@
-"""Merges checkpoints: to their mean, or to a basis of what they differ by, from which each is
-rebuilt.
-"""
+"""Merges checkpoints into their mean, or into a basis from which each is rebuilt."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -29,7 +27,7 @@ from lm.training.state import Weights
 from modules.params import named_leaves
 
 BASIS = 'basis.safetensors'
-# Fields of the model's sections that its function in evaluation does not depend on.
+# Fields that do not change the function of a model in evaluation.
 TRAINING_FIELDS = (
     *('model.dtype', 'model.remat', 'model.scan_layers'),
     *('model.dropout', 'model.attention_dropout', 'model.embedding_dropout'),
@@ -38,9 +36,13 @@ TRAINING_FIELDS = (
 
 
 def check_arguments(runs: Sequence[str], keep: str | None, basis: int | None, base: str) -> None:
-    """Raises ValueError, before anything is loaded, for what merges to nothing new, or not at all.
+    """Raises ValueError, before anything is loaded, for arguments that cannot be merged.
 
-    runs: the checkpoints; keep, basis, base: as their flags.
+    Args:
+      runs: the checkpoints.
+      keep: the flag --keep.
+      basis: the flag --basis.
+      base: the flag --base.
     """
     if len(runs) < 2:
         raise ValueError(f'merge takes two checkpoints or more; got {", ".join(runs)} alone')
@@ -60,48 +62,51 @@ def check_arguments(runs: Sequence[str], keep: str | None, basis: int | None, ba
 
 
 def check_alike(checkpoints: Sequence[Checkpoint]) -> None:
-    """Raises ValueError where one is of another architecture or tokenizer than the first, or is
-    stored by a map of its weights, whose mean is another map.
+    """Raises ValueError if the checkpoints differ in architecture or tokenizer.
+
+    Also raises ValueError for a reparametrisation: the mean of stored weights is not the mean of
+    the effective weights.
     """
-    first, *others = checkpoints
-    for one in checkpoints:
-        check_stored_as_used(one, 'merged')
-    for other in others:
-        of_both = differences(first.recipe, other.recipe).items()
-        apart = [
-            f'{path}={there!r} and {here!r}'
-            for path, (there, here) in of_both
+    first, *later_checkpoints = checkpoints
+    for checkpoint in checkpoints:
+        check_stored_as_used(checkpoint, 'merged')
+    for checkpoint in later_checkpoints:
+        field_pairs = differences(first.recipe, checkpoint.recipe).items()
+        different = [
+            f'{path}={first_value!r} and {value!r}'
+            for path, (first_value, value) in field_pairs
             if path.split('.')[0] in (*WEIGHT_SECTIONS, 'scaling') and path not in TRAINING_FIELDS
         ]
-        if apart:
+        if different:
             raise ValueError(
-                f'only models of one architecture can be merged; {first.path} and {other.path} '
-                f'have {", ".join(apart)}'
+                f'only models of one architecture can be merged; {first.path} and '
+                f'{checkpoint.path} have {", ".join(different)}'
             )
-        if read_tokenizer_files(first.tokenizer) != read_tokenizer_files(other.tokenizer):
+        if read_tokenizer_files(first.tokenizer) != read_tokenizer_files(checkpoint.tokenizer):
             raise ValueError(
-                f'{first.path} and {other.path} have different tokenizers, so that equal rows of '
-                'their embeddings are different tokens. Train them with one data.tokenizer.'
+                f'{first.path} and {checkpoint.path} have different tokenizers, so that equal rows '
+                'of their embeddings are different tokens. Train them with one data.tokenizer.'
             )
-        check_tree(state_record(other.weights), state_record(first.weights), other.path)
+        check_tree(state_record(checkpoint.weights), state_record(first.weights), checkpoint.path)
 
 
 def check_stored_as_used(checkpoint: Checkpoint, action: str) -> None:
-    """Raises ValueError for a model with a reparametrisation. done: what was to be."""
+    """Raises ValueError for a model with a reparametrisation. action: the verb in the error."""
     if (name := checkpoint.recipe.model.reparam) != 'none':
         raise ValueError(
             f'{checkpoint.path} has model.reparam={name}, and the weights that it uses are to be '
-            f'{action}, not those that it stores: "python -m eval.convert fold --to=none" stores them'
+            f'{action}, not those that it stores: "python -m eval.convert fold --to=none" stores '
+            'them'
         )
 
 
 def merge_checkpoints(checkpoints: Sequence[Checkpoint], keep: str | None) -> Weights:
     """Returns the mean of the weights of models (`eval.convert.means`).
 
-    Statistics that layers carry are means too; their counters and keys are those of the first.
+    Statistics of layers are averaged too. Counters and keys come from the first model.
     """
     check_alike(checkpoints)
-    models = [flat_params(one) for one in checkpoints]
+    models = [flat_params(checkpoint) for checkpoint in checkpoints]
     params = merge_params(flat_specs(checkpoints[0]), models, keep)
     stats = jax.tree.map(average_stats, *(jax.device_get(c.weights.stats) for c in checkpoints))
     return Weights(unflatten_dict(params, sep='/'), (), stats)
@@ -116,8 +121,10 @@ def average_stats(*leaves: Any) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class BasisModels:
-    """Models in bases, and rebuilt from them. errors: of each, of what it differs by from the
-    base.
+    """Models in bases, and rebuilt from them.
+
+    bases: by path. weights: rebuilt, of each model. errors: of each model, relative to its
+    difference from the base.
     """
 
     bases: Mapping[str, Basis]
@@ -126,29 +133,34 @@ class BasisModels:
 
     @property
     def n_bytes(self) -> int:
-        """Returns the bytes of the bases; the base is not among them."""
+        """The bytes of the bases, without the base model."""
         return sum(x.nbytes for basis in self.bases.values() for x in basis)
 
 
 def compress_to_basis(base: Checkpoint, checkpoints: Sequence[Checkpoint], p: int) -> BasisModels:
-    """Returns models in the p principal directions, a matrix, of what they differ by from a base.
+    """Returns models in p principal directions of their differences from a base, for each matrix.
 
-    Statistics that layers carry stay those of each.
+    Statistics of layers are not compressed.
+
+    Args:
+      base: the checkpoint that all models started from.
+      checkpoints: the models.
+      p: directions per matrix.
     """
     check_alike([base, *checkpoints])
-    start, models = flat_params(base), [flat_params(one) for one in checkpoints]
+    start, models = flat_params(base), [flat_params(checkpoint) for checkpoint in checkpoints]
     bases = compute_bases(flat_specs(base), start, models, p)
     rebuilt = [rebuild_params(start, bases, i) for i in range(len(models))]
-    errors = [relative_error(start, *both) for both in zip(models, rebuilt, strict=True)]
+    errors = [relative_error(start, *pair) for pair in zip(models, rebuilt, strict=True)]
     weights = [
-        Weights(unflatten_dict(own, sep='/'), (), jax.device_get(checkpoint.weights.stats))
-        for own, checkpoint in zip(rebuilt, checkpoints, strict=True)
+        Weights(unflatten_dict(params, sep='/'), (), jax.device_get(checkpoint.weights.stats))
+        for params, checkpoint in zip(rebuilt, checkpoints, strict=True)
     ]
     return BasisModels(bases, weights, errors)
 
 
 def write_bases(path: Path, bases: Mapping[str, Basis]) -> None:
-    """Writes 'PARAMETER/directions' [..., p, S] and 'PARAMETER/coefficients' [..., n, p] of all."""
+    """Writes PARAMETER/directions [..., p, S] and PARAMETER/coefficients [..., n, p] to a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     arrays = {
         f'{parameter}/{name}': array
@@ -159,7 +171,7 @@ def write_bases(path: Path, bases: Mapping[str, Basis]) -> None:
 
 
 def standalone_recipe(recipe: Recipe) -> Recipe:
-    """Returns the recipe of a model whose weights are here now: it starts from no other."""
+    """Returns the recipe without the run that the model was initialised from."""
     return resolve_config(
         update_config(recipe.config, {'train.init_from': '', 'train.trainable': 'all'})
     )

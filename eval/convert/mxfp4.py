@@ -1,8 +1,8 @@
-"""Weights of four bits with a scale for each 32 of them (MXFP4), as gpt-oss is released in.
+"""4-bit weights with a scale for every 32 of them (MXFP4), the format in which gpt-oss is released.
 
-A tensor [E, I, O] is two in the files: `_blocks` [E, O, I / 32, 16], each byte two numbers, the
-lower half first, and `_scales` [E, O, I / 32], exponents of two plus 127. Sources: Open Compute
-Project, Microscaling Formats 1.0; the layout is of transformers' integrations/mxfp4.py.
+A tensor [E, I, O] is stored as two: `_blocks` [E, O, I / 32, 16], with two numbers in each byte,
+the lower half first, and `_scales` [E, O, I / 32], exponents of two plus 127. Sources: Open Compute
+Project, Microscaling Formats 1.0; the layout is that in transformers' integrations/mxfp4.py.
 """
 
 from collections.abc import Mapping
@@ -12,10 +12,10 @@ import numpy as np
 from eval.convert.safetensors import StoredTensor
 
 BLOCKS, SCALES = '_blocks', '_scales'
-NUMBERS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)  # of one sign bit, then these three
+NUMBERS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)  # by the three bits after the sign
 TABLE = np.concatenate([NUMBERS, -NUMBERS])
 BIAS = 127
-GROUP = 32  # numbers that a scale is of
+GROUP = 32  # numbers that share a scale
 
 
 def dequantise(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
@@ -31,7 +31,7 @@ def unpack_tensors(
 ) -> tuple[dict[str, StoredTensor], dict[str, StoredTensor]]:
     """Returns (the tensors with one float32 tensor for each pair, the tensors of the pairs).
 
-    Raises ValueError for a pair whose shapes do not agree.
+    Raises ValueError for a pair of blocks and scales with incompatible shapes.
     """
     packed = {
         name: stored[name]
@@ -39,7 +39,7 @@ def unpack_tensors(
         if name.endswith((BLOCKS, SCALES))
         if {name[:-7] + BLOCKS, name[:-7] + SCALES} <= stored.keys()
     }
-    found = {name: where for name, where in stored.items() if name not in packed}
+    tensors = {name: tensor for name, tensor in stored.items() if name not in packed}
     for name, blocks in packed.items():
         if name.endswith(BLOCKS):
             stem = name.removesuffix(BLOCKS)
@@ -48,7 +48,7 @@ def unpack_tensors(
                 raise ValueError(
                     f'{name} is {list(blocks.shape)}, and its scales are {list(shape)}'
                 )
-            n_experts, outputs, groups = shape
-            whole = (n_experts, GROUP * groups, outputs)
-            found[stem] = StoredTensor(blocks.file, np.dtype(np.float32), whole, blocks.begin)
-    return found, packed
+            n_experts, n_outputs, groups = shape
+            whole = (n_experts, GROUP * groups, n_outputs)
+            tensors[stem] = StoredTensor(blocks.file, np.dtype(np.float32), whole, blocks.begin)
+    return tensors, packed

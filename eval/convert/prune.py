@@ -1,11 +1,10 @@
-"""Prunes checkpoints: sets a share of the weights of their blocks to 0, by what texts do with
-them.
-"""
+"""Prunes checkpoints: sets a share of the weights of their blocks to 0, by scores on a text."""
 
 import codecs
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,24 +32,25 @@ from modules.params import ParamSpec, as_matrices, from_matrices, named_leaves
 
 @dataclasses.dataclass(frozen=True)
 class PrunedModel:
-    """A model, or its parameters, without some weights. n_removed: how many were set to 0, of the
-    n_weights that its matrices have.
+    """A model, or its parameters, without some weights.
+
+    n_removed: weights that were set to 0, of the n_weights in its matrices.
     """
 
-    params: Mapping[str, np.ndarray]
+    params: Mapping[str, Any]
     n_removed: int
     n_weights: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Pruning:
-    """A request for what to remove, by which scores; ValueError for a choice that is none.
+    """The weights to remove and their scores. Raises ValueError for an unknown choice.
 
     Args:
       remove: a row of REMOVE.
       share: of the inputs of every output, or of the weights of a matrix; above 0 and below 1.
       score: a row of SCORES.
-      per: a row of PER; None for that of the score.
+      per: a row of PER; None: the default of the score.
       strength: of the general importance in the gradients of a dual score.
       seed: of the row `random`.
     """
@@ -73,8 +73,9 @@ class Pruning:
             raise ValueError(f'--strength must be 0 or above; got {self.strength}')
 
     def check_general(self, source: str | None) -> None:
-        """Raises ValueError where a score that reads a general text has none, or another has one.
-        source: as --general names it.
+        """Raises ValueError if a score needs a general text and has none, or the reverse.
+
+        source: the flag --general.
         """
         if SCORES[self.score].needs_general and not source:
             raise ValueError(
@@ -97,20 +98,20 @@ def prune_checkpoint(
 ) -> PrunedModel:
     """Returns a model without a share of the weights of all matrices of its blocks.
 
-    All masks are of the model as it was, once, and no weight makes up for those removed.
+    All masks are computed once, on the unpruned model, and the remaining weights do not compensate.
     Embeddings, readout, norms and biases stay. The code of Antidote (arXiv:2408.09600) prunes the
-    factors of LoRA, or queries, keys and values where all weights were fine-tuned, and that of
-    D-Pruner (arXiv:2405.06275) trains while it adds up scores; here it is every matrix that
-    multiplies activations within a block, as it is.
+    factors of LoRA, or queries, keys and values if all weights were fine-tuned, and the code of
+    D-Pruner (arXiv:2405.06275) trains while it accumulates scores. Here every matrix that
+    multiplies activations within a block is pruned.
 
     Args:
-      checkpoint: as `load` gives it.
-      tokens_BT: the text that the scores are of, each row one document.
-      asked: what is removed.
-      general_BT: the general text of a score that reads two.
+      checkpoint: a loaded checkpoint.
+      tokens_BT: the text for the scores, one document per row.
+      pruning: the weights to remove.
+      general_BT: the general text of a dual score.
 
     Raises:
-      ValueError: for a share that removes nothing of a matrix, and for a model with a
+      ValueError: for a share that removes no weight of a matrix, and for a model with a
         reparametrisation.
     """
     check_stored_as_used(checkpoint, 'pruned')
@@ -127,18 +128,24 @@ def remove_weights(
     pruning: Pruning,
     rng: np.random.Generator,
 ) -> PrunedModel:
-    """Returns parameters without what masks choose of each that has `scores`, as matrices [..., I,
-    O]. All are by path. rng: of the row `random`.
+    """Returns the parameters with the masked weights set to 0.
+
+    Args:
+      specs: of the parameters, by path.
+      params: by path.
+      scores: of the parameters that are pruned, as matrices [..., I, O], by path.
+      pruning: the weights to remove.
+      rng: of the row `random`.
     """
-    masked = PER[pruning.per or SCORES[pruning.score].per]
-    left, n_removed, n_weights = dict(params), 0, 0
-    for path, own_IO in scores.items():
+    make_mask = PER[pruning.per or SCORES[pruning.score].per]
+    pruned_params, n_removed, n_weights = dict(params), 0, 0
+    for path, scores_IO in scores.items():
         weight = np.asarray(params[path])
-        mask_IO = masked(REMOVE[pruning.remove](own_IO, rng), pruning.share)
+        mask_IO: Any = make_mask(REMOVE[pruning.remove](scores_IO, rng), pruning.share)
         mask = np.asarray(from_matrices(specs[path], mask_IO, weight.shape))
-        left[path] = np.where(mask, np.zeros_like(weight), weight)
+        pruned_params[path] = np.where(mask, np.zeros_like(weight), weight)
         n_removed, n_weights = n_removed + int(mask.sum()), n_weights + mask.size
-    return PrunedModel(left, n_removed, n_weights)
+    return PrunedModel(pruned_params, n_removed, n_weights)
 
 
 def prune_params(
@@ -149,16 +156,24 @@ def prune_params(
     share: float,
     rng: np.random.Generator,
 ) -> PrunedModel:
-    """Returns parameters without a share of the inputs of every output, by `wanda` of the
-    `squares` of inputs (`lm.inference.probes.input_squares`). All are by path.
+    """Returns parameters without a share of the inputs of every output, by the score `wanda`.
+
+    Args:
+      specs: of the parameters, by path.
+      params: by path.
+      squares: mean squares of inputs (`lm.inference.probes.input_squares`), by path.
+      remove: a row of REMOVE.
+      share: of the inputs.
+      rng: of the row `random`.
     """
     scores = matrix_scores('wanda', specs, params, squares)
     return remove_weights(specs, params, scores, Pruning(remove, share, 'wanda', per='output'), rng)
 
 
 class ScoreReader:
-    """The model of a learner, which reads texts for scores, some rows at a time. One that is kept
-    for other weights compiles nothing again.
+    """Computes scores by reading texts with the model of a learner, some rows at a time.
+
+    Reuse the object for other weights: its programs are compiled once.
     """
 
     def __init__(self, learner: Learner, rows: int):
@@ -167,9 +182,10 @@ class ScoreReader:
         self._squares = functools.partial(input_squares, learner)
         programs = {SQUARES: self._squares, MOMENTS: functools.partial(input_moments, learner)}
         self._means = {name: jax.jit(program) for name, program in programs.items()}
-        of_gradients = {row.compute for row in SCORES.values() if row.statistic == GRADIENTS}
+        gradient_scores = {row.compute for row in SCORES.values() if row.statistic == GRADIENTS}
         self._of_gradients = {
-            of: jax.jit(functools.partial(average_over_rows, learner, of)) for of in of_gradients
+            score: jax.jit(functools.partial(average_over_rows, learner, score))
+            for score in gradient_scores
         }
 
     def compute_scores(
@@ -179,8 +195,13 @@ class ScoreReader:
         tokens_BT: np.ndarray,
         general_BT: np.ndarray | None = None,
     ) -> dict[str, np.ndarray]:
-        """Returns the scores that are asked for of every matrix of the blocks, as matrices [..., I,
-        O], by path.
+        """Returns the scores of every matrix of the blocks, as matrices [..., I, O], by path.
+
+        Args:
+          weights: of the model.
+          pruning: names the score.
+          tokens_BT: the text for the scores.
+          general_BT: the general text of a dual score.
         """
         row, params = SCORES[pruning.score], named_leaves(jax.device_get(weights.params))
         if row.statistic != GRADIENTS:
@@ -189,51 +210,64 @@ class ScoreReader:
         paths = jax.eval_shape(self._squares, weights, tokens_BT[:1])
         general = {path: np.zeros_like(params[path]) for path in paths}
         if row.needs_general:
+            assert general_BT is not None  # `Pruning.check_general`
             moments = self.compute_means(MOMENTS, weights, general_BT)
             general = {
                 path: from_matrices(self.specs[path], scores_IO, params[path].shape)
                 for path, scores_IO in matrix_scores('obs', self.specs, params, moments).items()
             }
         program = self._of_gradients[row.compute]
-        found = self._mean(
+        mean_scores = self._mean(
             lambda rows_BT: program(weights, general, pruning.strength, rows_BT), tokens_BT
         )
-        return {path: np.asarray(as_matrices(self.specs[path], x)) for path, x in found.items()}
+        return {
+            path: np.asarray(as_matrices(self.specs[path], x)) for path, x in mean_scores.items()
+        }
 
     def compute_means(
         self, statistic: str, weights: Weights, tokens_BT: np.ndarray
     ) -> dict[str, np.ndarray]:
-        """Returns the means over all tokens of the SQUARES or MOMENTS of what each product
-        multiplies, by the path of its parameter.
+        """Returns means over all tokens of the inputs' squares or moments, by the path of the
+        parameter.
+
+        Args:
+          statistic: SQUARES or MOMENTS.
+          weights: of the model.
+          tokens_BT: the text.
         """
         return self._mean(lambda rows_BT: self._means[statistic](weights, rows_BT), tokens_BT)
 
-    def _mean(self, compute: Callable, tokens_BT: np.ndarray) -> dict[str, np.ndarray]:
-        found = {}
+    def _mean(self, compute: Callable, tokens_BT: np.ndarray) -> dict[str, Any]:
+        means = {}
         for start in range(0, len(tokens_BT), self._rows):
             rows_BT = tokens_BT[start : start + self._rows]
             share = len(rows_BT) / len(tokens_BT)
             for path, mean in jax.device_get(compute(rows_BT)).items():
-                found[path] = found.get(path, 0.0) + share * np.asarray(mean, np.float64)
-        return found
+                means[path] = means.get(path, 0.0) + share * np.asarray(mean, np.float64)
+        return means
 
 
 def matrix_scores(
     score: str,
     specs: Mapping[str, ParamSpec],
-    params: Mapping[str, np.ndarray],
+    params: Mapping[str, Any],
     means: Mapping[str, np.ndarray],
-) -> dict[str, np.ndarray]:
-    """Returns the scores, as matrices [..., I, O], of parameters that have `means` of what a row
-    of SCORES reads, SQUARES or MOMENTS. All are by path.
+) -> dict[str, Any]:
+    """Returns the scores, as matrices [..., I, O], of parameters, by path.
+
+    Args:
+      score: a row of SCORES that reads SQUARES or MOMENTS.
+      specs: of the parameters, by path.
+      params: by path.
+      means: of the inputs' squares or moments, by path.
     """
-    row, found = SCORES[score], {}
+    row, scores = SCORES[score], {}
     for path, mean in means.items():
         matrices_IO = np.asarray(as_matrices(specs[path], params[path]))
-        inputs = matrices_IO.shape[:-1]
-        shape = inputs if row.statistic == SQUARES else (*inputs, inputs[-1])
-        found[path] = row.compute(matrices_IO, np.reshape(mean, shape))
-    return found
+        input_shape = matrices_IO.shape[:-1]
+        shape = input_shape if row.statistic == SQUARES else (*input_shape, input_shape[-1])
+        scores[path] = row.compute(matrices_IO, np.reshape(mean, shape))
+    return scores
 
 
 def average_over_rows(
@@ -244,19 +278,26 @@ def average_over_rows(
     strength: jax.Array,
     tokens_BT: jax.Array,
 ) -> dict[str, jax.Array]:
-    """Returns the means over rows of scores of(weights, gradients of the loss of a row), shaped as
-    the parameters that have a `general` importance, by path. 0 for none.
+    """Returns the mean of gradient scores over rows, by path, shaped like the parameters.
+
+    Args:
+      learner: of the model.
+      score: maps (weights, gradients of the loss of a row) to scores.
+      weights: of the model.
+      general: importance for the general text, by path; 0 for none.
+      strength: of the general importance.
+      tokens_BT: the rows.
     """
     params = named_leaves(weights.params)
 
     def add(total, tokens_T):
-        found, _ = gradients(learner, weights, tokens_T[None])
-        grads = named_leaves(found)
-        own = {
+        row_gradients, _ = gradients(learner, weights, tokens_T[None])
+        grads = named_leaves(row_gradients)
+        row_scores = {
             path: score(params[path], regularise(grads[path], importance, strength))
             for path, importance in general.items()
         }
-        return jax.tree.map(jnp.add, total, own), None
+        return jax.tree.map(jnp.add, total, row_scores), None
 
     zeros = {path: jnp.zeros_like(params[path]) for path in general}
     total, _ = jax.lax.scan(add, zeros, tokens_BT)
@@ -264,11 +305,18 @@ def average_over_rows(
 
 
 def read_text_rows(checkpoint: Checkpoint, source: str, flag: str) -> np.ndarray:
-    """Returns the tokens [B, T] of the documents of a `data.source`, in rows of data.seq_len, each
-    document behind the token that begins one. What is left behind the last whole row is not read; a
-    text of less than one row is one. flag: that names it.
+    """Returns the tokens [B, T] of the documents of a `data.source`, in rows of data.seq_len.
 
-    Raises ValueError for a source that cannot be read, or holds no text.
+    Each document follows BOS. The tokens after the last full row are dropped; a text shorter than a
+    row is one row.
+
+    Args:
+      checkpoint: gives the tokenizer and the length.
+      source: of the text.
+      flag: names the source in errors.
+
+    Raises:
+      ValueError: for a source that cannot be read, or holds no text.
     """
     fields, tokenizer, tokens = checkpoint.recipe.data, checkpoint.tokenizer, []
     for _, parts in open_source(source, fields.text_field).documents():
@@ -282,6 +330,6 @@ def read_text_rows(checkpoint: Checkpoint, source: str, flag: str) -> np.ndarray
 
 
 def to_weights(checkpoint: Checkpoint, pruned_model: PrunedModel) -> Weights:
-    """Returns the weights that a checkpoint is written with."""
+    """Returns the weights to write for a pruned checkpoint."""
     stats = jax.device_get(checkpoint.weights.stats)
     return Weights(unflatten_dict(dict(pruned_model.params), sep='/'), (), stats)

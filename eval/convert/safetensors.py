@@ -2,12 +2,12 @@
 
 A file is the length of a header in 8 bytes (little-endian), the header, a JSON object {name:
 {dtype, shape, data_offsets}}, and the data. Tensors are read through `numpy.memmap`, so that only
-what is looked at takes memory. Format: https://github.com/huggingface/safetensors.
+the parts that are read take memory. Format: https://github.com/huggingface/safetensors.
 
-The library (0.8) would not do. Reading: `get_tensor` copies, float8 has no dtype in its numpy, a
-name that stands twice is read as its last entry, a name may move the cursor of a terminal, and
-most errors name neither tensor nor numbers. Writing: `save_file` takes all tensors at once, where a
-model that is larger than memory is written one tensor at a time.
+The library (0.8) is not enough. Reading: `get_tensor` copies, float8 has no dtype in its numpy, a
+duplicate name is read as its last entry, a name may move the cursor of a terminal, and most errors
+name neither tensor nor numbers. Writing: `save_file` takes all tensors at once, while a model that
+is larger than memory must be written one tensor at a time.
 """
 
 import json
@@ -25,7 +25,7 @@ from eval.convert.hf_files import format_value, has_file, read_object
 from lm.storage.files import open_regular, replace_file, write_json
 
 MAX_HEADER_BYTES = 100_000_000  # bytes, as in the library
-MAX_FILE_BYTES = 1 << 63  # of a file, and so of an axis
+MAX_FILE_BYTES = 1 << 63  # also bounds an axis
 MAX_AXES = 32  # numpy has 64
 MAX_TENSORS = 100_000  # of a file; one of DeepSeek-V3, in 163 files, has some 600
 MOST_NAME, MOST_FILE = 1000, 255  # bytes of the names of tensors and of files
@@ -53,7 +53,7 @@ NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
 
 
 class StoredTensor(NamedTuple):
-    """The place of a tensor. begin: the first of its bytes in the file."""
+    """The place of a tensor in a file. begin: the offset of its first byte."""
 
     file: Path
     dtype: np.dtype
@@ -62,103 +62,107 @@ class StoredTensor(NamedTuple):
 
     @property
     def n_bytes(self) -> int:
+        """The bytes of the tensor in the file."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """Returns {name: where it lies} of one file, in the order of the data.
+    """Returns {name: its place} for one file, in the order of the data.
 
-    Raises ValueError for a header that is cut, too long, no JSON object or has a name twice; for a
-    dtype that numpy and ml_dtypes lack; and where shapes, offsets and the length of the file do not
-    agree: each byte of the data must belong to one tensor.
+    Raises ValueError for a header that is truncated, too long, not a JSON object or has a name
+    twice; for a dtype that numpy and ml_dtypes lack; and if shapes, offsets and the length of the
+    file do not agree: each byte of the data must belong to one tensor.
     """
 
-    def refused(why: str) -> ValueError:
-        return ValueError(f'{path} is no safetensors file that can be read: {why}')
+    def make_error(reason: str) -> ValueError:
+        return ValueError(f'{path} is no safetensors file that can be read: {reason}')
 
     if not has_file(path):
         raise ValueError(f'{path.parent} holds no {path.name}')
     size = path.stat().st_size
     with open_regular(path) as file:
         if size < 8:
-            raise refused(f'it has {size} bytes, and the length of its header alone takes 8')
+            raise make_error(f'it has {size} bytes, and the length of its header alone takes 8')
         length = int.from_bytes(file.read(8), 'little')
         if length > MAX_HEADER_BYTES:
-            raise refused(f'its header would have {length:,} bytes, over {MAX_HEADER_BYTES:,}')
+            raise make_error(f'its header would have {length:,} bytes, over {MAX_HEADER_BYTES:,}')
         if length > size - 8:
-            raise refused(f'its header has {length:,} bytes, and the file {size:,}: it is cut')
+            raise make_error(f'its header has {length:,} bytes, and the file {size:,}: it is cut')
         try:
             text = file.read(length).decode()
             header = json.loads(text, object_pairs_hook=_refuse_duplicates)
         except (ValueError, RecursionError) as error:
-            raise refused(f'its header is no JSON of names that differ ({error})') from error
+            raise make_error(f'its header is no JSON of names that differ ({error})') from error
     if not isinstance(header, dict):
-        raise refused('its header is no JSON object')
+        raise make_error('its header is no JSON object')
     header.pop(METADATA, None)
     if len(header) > MAX_TENSORS:
-        raise refused(f'it has {len(header):,} tensors, over {MAX_TENSORS:,}')
-    found, data = {}, size - 8 - length
+        raise make_error(f'it has {len(header):,} tensors, over {MAX_TENSORS:,}')
+    tensors, data_bytes = {}, size - 8 - length
     for name, entry in header.items():
         if not is_name(name, MOST_NAME):
-            raise refused(f'{format_value(name)} is no name of a tensor')
+            raise make_error(f'{format_value(name)} is no name of a tensor')
         match entry:
             case {'dtype': str(code), 'shape': list(shape), 'data_offsets': [begin, end]}:
                 pass
             case _:
-                raise refused(f'{name} lacks dtype, shape or two data_offsets')
+                raise make_error(f'{name} lacks dtype, shape or two data_offsets')
         if not all(type(n) is int and 0 <= n < MAX_FILE_BYTES for n in (*shape, begin, end)):
-            raise refused(f'shape and data_offsets of {name} must be numbers of at least 0')
+            raise make_error(f'shape and data_offsets of {name} must be numbers of at least 0')
         if len(shape) > MAX_AXES:
-            raise refused(f'{name} has {len(shape):,} axes, over {MAX_AXES}')
+            raise make_error(f'{name} has {len(shape):,} axes, over {MAX_AXES}')
         if code not in DTYPES:
-            raise refused(
+            raise make_error(
                 f'{name} has dtype {format_value(code)[1:-1]}; known are {", ".join(DTYPES)}'
             )
         dtype = np.dtype(DTYPES[code])
-        wanted = math.prod(shape) * dtype.itemsize
-        if wanted != end - begin:
-            raise refused(
-                f'{name} is {code}{list(shape)}, {wanted:,} bytes, and its data_offsets '
+        n_bytes = math.prod(shape) * dtype.itemsize
+        if n_bytes != end - begin:
+            raise make_error(
+                f'{name} is {code}{list(shape)}, {n_bytes:,} bytes, and its data_offsets '
                 f'{begin}:{end} have {end - begin:,}'
             )
-        found[name] = StoredTensor(path, dtype, tuple(shape), begin + 8 + length)
-    found = dict(sorted(found.items(), key=lambda item: (item[1].begin, item[1].n_bytes)))
-    reached, last = 8 + length, 'the header'
-    for name, stored in found.items():
-        if stored.begin != reached:
-            what = 'overlap' if stored.begin < reached else 'have a hole between them'
-            raise refused(f'{last} and {name} {what}')
-        reached, last = stored.begin + stored.n_bytes, name
-    if reached != size:
-        rest = reached - 8 - length
-        what = 'it is cut' if reached > size else 'bytes follow the last tensor'
-        raise refused(f'its tensors have {rest:,} bytes, and {data:,} are there: {what}')
-    return found
+        tensors[name] = StoredTensor(path, dtype, tuple(shape), begin + 8 + length)
+    tensors = dict(sorted(tensors.items(), key=lambda pair: (pair[1].begin, pair[1].n_bytes)))
+    position, previous = 8 + length, 'the header'
+    for name, stored in tensors.items():
+        if stored.begin != position:
+            defect = 'overlap' if stored.begin < position else 'have a hole between them'
+            raise make_error(f'{previous} and {name} {defect}')
+        position, previous = stored.begin + stored.n_bytes, name
+    if position != size:
+        tensor_bytes = position - 8 - length
+        defect = 'it is cut' if position > size else 'bytes follow the last tensor'
+        raise make_error(
+            f'its tensors have {tensor_bytes:,} bytes, and {data_bytes:,} are there: {defect}'
+        )
+    return tensors
 
 
 def is_name(text: str, max_bytes: int) -> bool:
-    """Whether a text may name a tensor or a file: of at most `most` bytes, none of which moves the
-    cursor of a terminal.
+    """Whether a text may name a tensor or a file.
+
+    It may have at most `max_bytes` bytes, none of which moves the cursor of a terminal.
     """
     return text.isprintable() and len(text.encode()) <= max_bytes
 
 
 def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    merged = dict(pairs)
+    if len(merged) < len(pairs):
         ((name, _),) = Counter(name for name, _ in pairs).most_common(1)
         raise ValueError(f'{format_value(name)} twice')
-    return found
+    return merged
 
 
 def read_folder(folder: Path) -> dict[str, StoredTensor]:
-    """Returns {name: where it lies} of model.safetensors, or of the files that an index names.
+    """Returns {name: its place} for model.safetensors, or for the files that an index names.
 
-    The one file goes first where both are there, as in transformers.
+    model.safetensors takes precedence, as in transformers.
 
-    Raises ValueError where there is neither, for an index that names a path, a file that is not
-    there, or a tensor that its file has not, and for a tensor that two files or no index has; and
-    as `read_header` does.
+    Raises ValueError if there is neither, for an index that names a path, a file that is missing,
+    or a tensor that its file lacks, for a tensor that is in two files or not in the index, and as
+    `read_header` does.
     """
     index = folder / INDEX
     if has_file(folder / ONE_FILE):
@@ -168,42 +172,48 @@ def read_folder(folder: Path) -> dict[str, StoredTensor]:
             f'{folder} holds neither {ONE_FILE} nor {INDEX}. Weights in other forms (.bin, .pth, '
             '.gguf) are not read; save_pretrained of transformers writes safetensors.'
         )
-    named = read_object(index, MAX_HEADER_BYTES).get('weight_map')
-    if not isinstance(named, dict) or not named:
+    file_names = read_object(index, MAX_HEADER_BYTES).get('weight_map')
+    if not isinstance(file_names, dict) or not file_names:
         raise ValueError(f'{index} is no index with a weight_map')
-    for name, file in named.items():
+    for name, file in file_names.items():
         is_file = isinstance(file, str) and is_name(file, MOST_FILE) and '\\' not in file
         if not is_file or file in ('', '..') or file != Path(file).name:
             raise ValueError(
-                f'{index} names {format_value(file)} for {format_value(name)}: a file beside it is wanted, and '
-                'no path'
+                f'{index} names {format_value(file)} for {format_value(name)}: a file beside it is '
+                'wanted, and no path'
             )
         if not is_name(name, MOST_NAME):
             raise ValueError(f'{index} has {format_value(name)}, which is no name of a tensor')
-    found: dict[str, StoredTensor] = {}
-    for file in sorted({*named.values()}):
+    tensors: dict[str, StoredTensor] = {}
+    for file in sorted({*file_names.values()}):
         if not has_file(folder / file):
             raise ValueError(f'{index} names {file}, which is not there')
-        there = read_header(folder / file)
-        if twice := sorted(there.keys() & found.keys()):
-            raise ValueError(f'{folder / file} holds tensors of another file: {twice[0]}')
-        found |= there
-    wrong = [n for n in named.keys() | found.keys() if n not in found or n not in named]
-    wrong += [n for n in named.keys() & found.keys() if found[n].file.name != named[n]]
+        file_tensors = read_header(folder / file)
+        if duplicates := sorted(file_tensors.keys() & tensors.keys()):
+            raise ValueError(f'{folder / file} holds tensors of another file: {duplicates[0]}')
+        tensors |= file_tensors
+    wrong = [
+        n for n in file_names.keys() | tensors.keys() if n not in tensors or n not in file_names
+    ]
+    wrong += [
+        n for n in file_names.keys() & tensors.keys() if tensors[n].file.name != file_names[n]
+    ]
     if wrong:
         raise ValueError(f'{index} and its files do not agree on {", ".join(sorted(wrong)[:5])}')
-    return found
+    return tensors
 
 
 def list_unread_files(folder: Path) -> list[str]:
-    """Returns notes on files of weights that another choice would have read."""
+    """Returns notes on files of weights that are not read."""
     if has_file(folder / ONE_FILE) and os.path.lexists(folder / INDEX):
         return [f'{ONE_FILE} is read, as transformers does, and not the files of {INDEX} beside it']
     return []
 
 
 def map_tensor(tensor: StoredTensor) -> np.ndarray:
-    """Returns a view of the file, whose pages are given back with the last array that shows it."""
+    """Returns a memory-mapped view of the file. Its pages are freed with the last array that uses
+    it.
+    """
     if tensor.n_bytes == 0:
         return np.empty(tensor.shape, tensor.dtype)
     whole = np.memmap(tensor.file, np.uint8, 'r', tensor.begin, (tensor.n_bytes,))
@@ -217,7 +227,7 @@ def map_tensors(tensors: Mapping[str, StoredTensor]) -> Iterator[tuple[str, np.n
 
 
 class Tensor(NamedTuple):
-    """A tensor to be written; make() computes it when its turn comes."""
+    """A tensor to be written. make() computes it when it is due."""
 
     dtype: np.dtype
     shape: tuple[int, ...]
@@ -229,17 +239,18 @@ class Tensor(NamedTuple):
 
 
 def make_tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
-    """Returns arrays that are there as tensors to be written, by name."""
+    """Returns arrays as tensors to be written, by name."""
     return {name: Tensor(x.dtype, x.shape, lambda x=x: x) for name, x in arrays.items()}
 
 
 def write_file(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Writes one file, of which one tensor at a time is in memory."""
-    header, begin = {METADATA: {'format': 'pt'}}, 0
+    """Writes one file. Only one tensor at a time is in memory."""
+    header: dict[str, Any] = {METADATA: {'format': 'pt'}}
+    begin = 0
     for name, tensor in tensors.items():
         end = begin + tensor.n_bytes
-        of = {'dtype': NAMES[np.dtype(tensor.dtype)], 'shape': list(tensor.shape)}
-        header[name], begin = of | {'data_offsets': [begin, end]}, end
+        entry = {'dtype': NAMES[np.dtype(tensor.dtype)], 'shape': list(tensor.shape)}
+        header[name], begin = entry | {'data_offsets': [begin, end]}, end
     text = json.dumps(header).encode()
     text += b' ' * (-len(text) % 8)  # so that the data is aligned
     with replace_file(path) as temporary, temporary.open('wb') as file:
@@ -253,7 +264,13 @@ def write_file(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def write_folder(folder: Path, tensors: Mapping[str, Tensor], max_bytes: int) -> None:
-    """Writes model.safetensors or, for more than `most` bytes, several files and their index."""
+    """Writes model.safetensors, or several files and their index.
+
+    Args:
+      folder: exists.
+      tensors: by name.
+      max_bytes: of a file, unless a single tensor is larger.
+    """
     parts: list[dict[str, Tensor]] = [{}]
     for name, tensor in tensors.items():
         if parts[-1] and sum(t.n_bytes for t in parts[-1].values()) + tensor.n_bytes > max_bytes:
@@ -262,11 +279,11 @@ def write_folder(folder: Path, tensors: Mapping[str, Tensor], max_bytes: int) ->
     if len(parts) == 1:
         write_file(folder / ONE_FILE, parts[0])
         return
-    named = {}
+    file_names = {}
     for i, part in enumerate(parts, 1):
         file = f'model-{i:05d}-of-{len(parts):05d}.safetensors'
         write_file(folder / file, part)
-        named |= dict.fromkeys(part, file)
+        file_names |= dict.fromkeys(part, file)
     total = sum(tensor.n_bytes for tensor in tensors.values())
-    record = {'metadata': {'total_size': total}, 'weight_map': named}
+    record = {'metadata': {'total_size': total}, 'weight_map': file_names}
     write_json(folder / INDEX, record)

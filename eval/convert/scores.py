@@ -1,4 +1,4 @@
-"""Scores of single weights, and the masks that choose some weights of every output or matrix."""
+"""Scores of single weights, and masks that choose weights of every output or matrix by them."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
-# How masks choose: the largest of (scores [..., I, O], a generator) are removed.
+# (scores [..., I, O], a generator) -> ranks; the weights of the largest ranks are removed.
 Ranking = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 REMOVE: Mapping[str, Ranking] = {
-    'important': lambda scores, rng: scores,  # of unwanted text: Antidote, arXiv:2408.09600
-    'random': lambda scores, rng: rng.random(scores.shape),  # the control: as many, whichever
-    'unimportant': lambda scores, rng: -scores,  # of wanted text: Wanda, arXiv:2306.11695
+    'important': lambda scores, rng: scores,  # for unwanted text: Antidote, arXiv:2408.09600
+    'random': lambda scores, rng: rng.random(scores.shape),  # the control
+    'unimportant': lambda scores, rng: -scores,  # for wanted text: Wanda, arXiv:2306.11695
 }
 DAMPING = 0.01  # of the mean of the diagonal of H, added to it, as in SparseGPT
-# 2 lambda lr^2 / 1000 of D-Pruner's code, whose H is twice the sum over the 2,048 tokens of a row.
+# 2 lambda lr^2 / 1000 in D-Pruner's code; its H is twice the sum over the 2,048 tokens of a row.
 STRENGTH = 2 * 0.1 * 0.03**2 / 1000 * (2 * 2048)
 
 
@@ -27,7 +27,7 @@ def wanda(weights_IO: np.ndarray, squares_I: np.ndarray) -> np.ndarray:
 
 
 def magnitude(weights_IO: np.ndarray, squares_I: np.ndarray) -> np.ndarray:
-    """Returns |w_io|, whatever the text."""
+    """Returns |w_io|, which does not depend on the text."""
     del squares_I
     return np.abs(weights_IO)
 
@@ -35,10 +35,10 @@ def magnitude(weights_IO: np.ndarray, squares_I: np.ndarray) -> np.ndarray:
 def obs(weights_IO: np.ndarray, moments_II: np.ndarray) -> np.ndarray:
     """Returns w_io^2 / U_ii^2, the scores of SparseGPT (arXiv:2301.00774) of matrices [..., I, O].
 
-    U is the upper triangle with U' U = H^-1, and H has the means of x_i x_j and DAMPING. That is
-    the mean square by which output o changes where w_io is removed and the weights of the inputs
-    behind i make up for it. An input that is always 0 scores 0. moments_II: means over the tokens
-    of a text, [..., I, I].
+    U is the upper triangle with U' U = H^-1, and H has the means of x_i x_j and DAMPING. The score
+    is the mean square by which output o changes if w_io is removed and the weights of the inputs
+    after i compensate. An input that is always 0 scores 0. moments_II: means over the tokens of a
+    text, [..., I, I].
     """
     h_II, eye_II = np.asarray(moments_II, np.float64), np.eye(moments_II.shape[-1])
     squares_I = np.diagonal(h_II, axis1=-2, axis2=-1)
@@ -49,40 +49,46 @@ def obs(weights_IO: np.ndarray, moments_II: np.ndarray) -> np.ndarray:
     return np.where(dead_I[..., None], 0.0, weights_IO**2 / u_I[..., None] ** 2)
 
 
-def regularise(gradients: Any, general: Any, strength: float) -> Any:
-    """Returns g + strength G g^2: gradients of a domain, with the general importance G (`obs`) of
-    the same weights, as in the code of D-Pruner (arXiv:2405.06275).
+def regularise(gradients: Any, general: Any, strength: Any) -> Any:
+    """Returns g + strength G g^2, as in the code of D-Pruner (arXiv:2405.06275).
+
+    Args:
+      gradients: g, on the text of a domain.
+      general: the importance G (`obs`) of the same weights for a general text.
+      strength: of the general importance.
     """
     return gradients + strength * general * gradients**2
 
 
 def taylor(weights: Any, gradients: Any) -> Any:
-    """Returns |g w| + (g w)^2 / 2: what removing each weight changes the loss by, to second order
-    with g^2 for the curvature.
+    """Returns |g w| + (g w)^2 / 2: the change of the loss from removing each weight.
+
+    It is of second order, with g^2 for the curvature.
     """
     change = gradients * weights
     return abs(change) + change**2 / 2
 
 
 def taylor_published(weights: Any, gradients: Any) -> Any:
-    """Returns |g w + (g w)^2 / 2000 + w^3|, which the code of D-Pruner computes: w^3 stands where
-    the order of what is left out would.
+    """Returns |g w + (g w)^2 / 2000 + w^3|, as in the code of D-Pruner.
+
+    w^3 stands in place of the order of the remainder.
     """
     change = gradients * weights
     return abs(change + change**2 / 2000 + weights**3)
 
 
-SQUARES, MOMENTS, GRADIENTS = 'squares', 'moments', 'gradients'  # what a text is read for
+SQUARES, MOMENTS, GRADIENTS = 'squares', 'moments', 'gradients'  # statistics of a text
 
 
 @dataclasses.dataclass(frozen=True)
 class WeightScore:
     """A row of SCORES.
 
-    of: (weights, what is read) -> scores. reads: means of x_i^2 or x_i x_j, with which weights are
-    matrices [..., I, O], or the gradient of one row, each shaped as the parameter. per: the row of
-    PER that a share is taken of where it was published. general: whether the gradients are
-    `regularise`, which takes a second text.
+    compute: (weights, statistic) -> scores. statistic: SQUARES or MOMENTS, the means of x_i^2 or
+    x_i x_j, for which weights are matrices [..., I, O]; or GRADIENTS of one row, shaped like the
+    parameter. per: the published row of PER. needs_general: whether gradients are `regularise`d,
+    which takes a second text.
     """
 
     compute: Callable[[Any, Any], Any]
@@ -102,28 +108,29 @@ SCORES: Mapping[str, WeightScore] = {
 
 
 def largest_per_output(ranks_IO: np.ndarray, share: float) -> np.ndarray:
-    """Returns a mask of the floor(share I) largest of the I numbers of every output, of [..., I,
-    O]; of equal ones the first are taken, so that the number is exact.
+    """Returns a mask of the floor(share I) largest of the I numbers of every output, [..., I, O].
 
-    Raises ValueError for a share of less than one of them.
+    Of equal numbers the first are taken, so that the count is exact. Raises ValueError for a share
+    of less than one number.
     """
     return _largest(ranks_IO, share, 'inputs of an output')
 
 
 def largest_per_matrix(ranks_IO: np.ndarray, share: float) -> np.ndarray:
-    """Returns a mask of the floor(share I O) largest numbers of each matrix of [..., I, O], as
-    `largest_per_output` of each output.
+    """Returns a mask of the floor(share I O) largest numbers of each matrix of [..., I, O].
+
+    Otherwise like `largest_per_output`.
     """
-    of_one = ranks_IO.reshape(*ranks_IO.shape[:-2], -1, 1)
-    return _largest(of_one, share, 'weights of a matrix').reshape(ranks_IO.shape)
+    flat_ranks = ranks_IO.reshape(*ranks_IO.shape[:-2], -1, 1)
+    return _largest(flat_ranks, share, 'weights of a matrix').reshape(ranks_IO.shape)
 
 
-def _largest(ranks_IO: np.ndarray, share: float, what: str) -> np.ndarray:
+def _largest(ranks_IO: np.ndarray, share: float, unit: str) -> np.ndarray:
     n_inputs = ranks_IO.shape[-2]
     n_chosen = int(share * n_inputs + 1e-9)  # 0.29 * 100 is below 29 in float64
     if n_chosen == 0:
         raise ValueError(
-            f'a share of {share} of the {n_inputs} {what} is less than one of them; '
+            f'a share of {share} of the {n_inputs} {unit} is less than one of them; '
             f'give {1 / n_inputs:.3g} or more'
         )
     order = np.argsort(-ranks_IO, axis=-2, kind='stable')[..., :n_chosen, :]

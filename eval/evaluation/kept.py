@@ -1,7 +1,7 @@
-"""Results of a suite as files: WORKDIR/evaluations/STEP/NAME-OPTIONS.json, sealed.
+"""Results of suites as files: WORKDIR/evaluations/STEP/NAME-OPTIONS.json, sealed.
 
-A file has the digest of the checkpoint that it is of: another checkpoint of the same step, as after
---start_over, is evaluated anew.
+A file has the digest of its checkpoint: a different checkpoint of the same step, as after
+--start_over, is evaluated again.
 """
 
 import json
@@ -21,12 +21,14 @@ from lm.record.names import EVALUATIONS
 from lm.storage.files import UnreadableFile, first_line, read_json, seal_record, write_text
 
 MAX_ERROR_LENGTH = 200  # of an error
-NOT_FINITE = 'float'  # the only key of an object that stands for nan, inf or -inf
+NOT_FINITE = 'float'  # the only key of an object that represents nan, inf or -inf
 
 
 def to_json(value: Any) -> Any:
-    """Returns a value as JSON has it: arrays are lists, and a number that is not finite, for which
-    JSON has no word, is {'float': 'nan'} or 'inf' or '-inf'.
+    """Returns a value for JSON, with arrays as lists.
+
+    A number that is not finite, which JSON cannot express, becomes {'float': 'nan'}, 'inf' or
+    '-inf'.
     """
     if isinstance(value, Mapping):
         return {str(name): to_json(inner) for name, inner in value.items()}
@@ -40,7 +42,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """Returns what `plain` was given, with lists and Python's numbers."""
+    """Returns the argument of `to_json`, with lists and Python numbers."""
     if isinstance(value, dict):
         if value.keys() == {NOT_FINITE}:
             return float(value[NOT_FINITE])
@@ -49,14 +51,27 @@ def from_json(value: Any) -> Any:
 
 
 def result_path(workdir: Path, step: int, request: SuiteRequest) -> Path:
-    """Returns the file of a result."""
+    """Returns the file of a result.
+
+    Args:
+      workdir: of the run.
+      step: of the checkpoint.
+      request: the suite and its options.
+    """
     return workdir / EVALUATIONS / str(step) / f'{request.name}-{request.digest}.json'
 
 
 def write_result(
     path: Path, request: SuiteRequest, meta: Mapping[str, Any], suite_result: SuiteResult
 ) -> None:
-    """Writes a result, all or nothing. Raises OSError where the folder cannot be written."""
+    """Writes a result atomically. Raises OSError if the folder is not writable.
+
+    Args:
+      path: from `result_path`.
+      request: the suite and its options.
+      meta: metadata of the checkpoint.
+      suite_result: the result.
+    """
     record = {
         'suite': request.name,
         'options': dict(request.options),
@@ -73,36 +88,44 @@ def write_result(
         },
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    # A line for all: an indented one of a hundred thousand documents would be a million lines.
+    # A single line: with indentation, a hundred thousand documents would be a million lines.
     write_text(path, json.dumps(seal_record(to_json(record)), allow_nan=False) + '\n')
 
 
 def read_result(path: Path, request: SuiteRequest, meta: Mapping[str, Any]) -> SuiteResult | None:
-    """Returns the result in a file; None where there is none, or one of another checkpoint.
+    """Returns the stored result; None if there is none, or one for another checkpoint.
 
-    Raises Unreadable where it is damaged.
+    Args:
+      path: from `result_path`.
+      request: the suite and its options.
+      meta: metadata of the checkpoint.
+
+    Raises:
+      UnreadableFile: if the file is damaged.
     """
     try:
         record = read_json(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
-        mine = (request.name, to_json(dict(request.options)), hash_record(meta))
-        if (record['suite'], record['options'], record['checkpoint']) != mine:
+        expected = (request.name, to_json(dict(request.options)), hash_record(meta))
+        if (record['suite'], record['options'], record['checkpoint']) != expected:
             return None
         stored = from_json({name: record[name] for name in ('numbers', 'items', 'tables')})
         tables = {title: Table(**table) for title, table in stored['tables'].items()}
-        result = SuiteResult(stored['numbers'], stored['items'], tables)
-        check_result(result, request.suite)
-        return result
+        suite_result = SuiteResult(stored['numbers'], stored['items'], tables)
+        check_result(suite_result, request.suite)
+        return suite_result
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         text = first_line(error, MAX_ERROR_LENGTH)
         raise UnreadableFile(f'{path} cannot be read: it is no result ({text})') from error
 
 
 def check_result(suite_result: SuiteResult, suite: Suite) -> None:
-    """Raises ValueError for a result that no suite has made: other types, columns of other lengths,
-    and where items lack what the suite compares.
+    """Raises ValueError for a result that no suite can have made.
+
+    Types are wrong, columns have different lengths, or items lack the columns that the suite
+    compares.
     """
     if not isinstance(suite_result.numbers, dict) or not suite_result.numbers:
         raise ValueError('numbers is no object with a number')
@@ -135,8 +158,10 @@ def check_result(suite_result: SuiteResult, suite: Suite) -> None:
 
 
 def check_columns(columns: Any, what: str) -> None:
-    """Raises ValueError for what are no columns of equal length."""
-    if not isinstance(columns, dict) or not all(isinstance(one, list) for one in columns.values()):
+    """Raises ValueError for anything but columns of equal length."""
+    if not isinstance(columns, dict) or not all(
+        isinstance(values, list) for values in columns.values()
+    ):
         raise ValueError(f'{what} is no object of columns')
     for name in columns:
         check_name(name)
@@ -151,7 +176,7 @@ def check_name(name: str) -> None:
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a number. Raises OverflowError for one that no double holds."""
+    """Whether a value is a number. Raises OverflowError for a number beyond float64."""
     if not isinstance(value, int | float):
         return False
     float(value)

@@ -1,4 +1,4 @@
-"""The page of an evaluation: each suite's numbers, its tables and charts, and traces over steps."""
+"""The page of an evaluation: numbers, tables and charts of each suite, and traces over steps."""
 
 import dataclasses
 import shlex
@@ -25,7 +25,7 @@ TEMPLATES = Path(__file__).parent
 MAX_NAMED = 4  # runs of a title
 MAX_ROWS = 100  # of a table on the page
 FEW_ROWS = 12
-RUN, SERIES = 'run', 'of which run'  # columns of several runs' tables
+RUN, SERIES = 'run', 'of which run'  # columns of a table that joins several runs
 WIDTH, HEIGHT, PANEL = 420, 260, 260
 PER_ROW = 3
 
@@ -33,16 +33,25 @@ PER_ROW = 3
 def write_evaluation_page(
     path: Path, evaluations: Sequence[Evaluation], requests: Sequence[SuiteRequest]
 ) -> dict[str, Chart]:
-    """Writes the page to `path`, and returns its charts by the ids of their elements."""
+    """Writes the page.
+
+    Args:
+      path: of the HTML file.
+      evaluations: of all checkpoints.
+      requests: the suites, in the order of the page.
+
+    Returns:
+      The charts by the ids of their elements.
+    """
     evaluations = shorten_names(evaluations)
     charts: dict[str, Chart] = {}
     traces, sections = collect_traces(evaluations), []
     for i, request in enumerate(requests):
-        of_suite = [
+        suite_traces = [
             trace for trace in traces if trace.suite == request.label and not trace.is_constant
         ]
-        if any(len(trace.steps) > 1 for trace in of_suite):
-            charts[f'traces_{i}'] = draw_traces(of_suite)
+        if any(len(trace.steps) > 1 for trace in suite_traces):
+            charts[f'traces_{i}'] = draw_traces(suite_traces)
         parts = []
         for j, (title, table) in enumerate(collect_tables(evaluations, request.label).items()):
             name = f'table_{i}_{j}'
@@ -73,22 +82,30 @@ def write_evaluation_page(
 
 
 def shorten_names(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
-    """Returns the evaluations with the last part of each run's path, where that is its own."""
-    runs = dict.fromkeys(one.run for one in evaluations)
+    """Returns the evaluations with the last part of each run's path, if it is unique."""
+    runs = dict.fromkeys(evaluation.run for evaluation in evaluations)
     counts = Counter(Path(run).name for run in runs)
     short = {run: Path(run).name if counts[Path(run).name] == 1 else run for run in runs}
-    return [dataclasses.replace(one, run=short[one.run]) for one in evaluations]
+    return [
+        dataclasses.replace(evaluation, run=short[evaluation.run]) for evaluation in evaluations
+    ]
 
 
 def format_title(evaluations: Sequence[Evaluation]) -> str:
-    runs = list(dict.fromkeys(one.run for one in evaluations))
+    runs = list(dict.fromkeys(evaluation.run for evaluation in evaluations))
     return ', '.join(runs) if len(runs) <= MAX_NAMED else f'{len(runs)} runs'
 
 
 def number_rows(
     evaluations: Sequence[Evaluation], traces: Sequence[NumberTrace], label: str
 ) -> list[dict[str, Any]]:
-    """Returns the rows of a suite's numbers: of one checkpoint, or as `rows_of` has them."""
+    """Returns the rows of a suite's numbers: of one checkpoint, or as in `format_traces`.
+
+    Args:
+      evaluations: of all checkpoints.
+      traces: of all suites.
+      label: of the suite.
+    """
     if len(evaluations) == 1:
         numbers = evaluations[0].results[label].numbers
         return [{'number': name, 'value': value} for name, value in numbers.items()]
@@ -97,18 +114,22 @@ def number_rows(
 
 
 def format_rows(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Returns a head and the values of rows with equal keys, as text."""
+    """Returns a header and the values of rows with equal keys, as text."""
     return [list(rows[0]), *([format_number(value) for value in row.values()] for row in rows)]
 
 
 def collect_tables(evaluations: Sequence[Evaluation], label: str) -> dict[str, Table]:
-    """Returns the tables of a suite by title, of each run's last checkpoint; those of several runs
-    are one table, with a column of runs.
+    """Returns the tables of a suite by title, for each run's last checkpoint.
+
+    Tables of several runs are joined, with a column for the run.
     """
-    last = {one.run: one for one in sorted(evaluations, key=lambda one: one.step)}
+    last = {
+        evaluation.run: evaluation
+        for evaluation in sorted(evaluations, key=lambda evaluation: evaluation.step)
+    }
     by_title: dict[str, dict[str, Table]] = {}
-    for run, one in last.items():
-        for title, table in one.results[label].tables.items():
+    for run, evaluation in last.items():
+        for title, table in evaluation.results[label].tables.items():
             by_title.setdefault(title, {})[run] = table
     if len(last) == 1:
         return {title: table for title, by_run in by_title.items() for table in by_run.values()}
@@ -131,23 +152,27 @@ def _join_tables(tables: Mapping[str, Table]) -> Table:
 
 
 def describe_table(title: str, table: Table, chart: str) -> dict[str, Any]:
-    """Returns a table as the template takes it, with at most MOST_ROWS rows; more than FEW_ROWS are
-    folded.
+    """Returns a table for the template, with at most MAX_ROWS rows.
+
+    Args:
+      title: of the table.
+      table: its columns. A table of more than FEW_ROWS rows is collapsed.
+      chart: id of its chart, or ''.
     """
     columns = {name: column for name, column in table.columns.items() if name != SERIES}
     rows = [[format_number(value) for value in row] for row in zip(*columns.values(), strict=True)]
-    shown = rows[:MAX_ROWS]
+    visible = rows[:MAX_ROWS]
     return {
         'title': title,
         'chart': chart,
-        'rows': [list(columns), *shown],
-        'left': len(rows) - len(shown),
+        'rows': [list(columns), *visible],
+        'left': len(rows) - len(visible),
         'folded': len(rows) > FEW_ROWS,
     }
 
 
 def draw_table(table: Table) -> Chart:
-    """Draws y over x: a line where x are numbers, else bars; a colour for each value of `by`."""
+    """Draws y over x: a line if x are numbers, else bars. Each value of `by` has a colour."""
     rows = [
         dict(zip(('x', 'y', 'by'), values, strict=True))
         for values in zip(
@@ -158,7 +183,7 @@ def draw_table(table: Table) -> Chart:
         )
         if _is_number(values[1])
     ]
-    chart = alt.Chart(alt.Data(values=rows)).properties(width=WIDTH)
+    chart: Any = alt.Chart(alt.Data(values=rows)).properties(width=WIDTH)
     y = alt.Y('y:Q', title=table.y)
     colour = _colour([row['by'] for row in rows], table.by)
     tooltips = [alt.Tooltip('by:N', title=table.by or ' ')] if table.by else []
@@ -166,10 +191,10 @@ def draw_table(table: Table) -> Chart:
         x = alt.X('x:Q', title=table.x, scale=alt.Scale(zero=False, nice=False))
         tooltips += [alt.Tooltip('x:Q', title=table.x), alt.Tooltip('y:Q', title=table.y)]
         is_short = len({row['x'] for row in rows}) < 30
-        drawn = chart.mark_line(point=is_short).encode(
+        curve = chart.mark_line(point=is_short).encode(
             x=x, y=y.scale(zero=False), color=colour, tooltip=tooltips
         )
-        return drawn.properties(height=HEIGHT, usermeta={'log': {'x': 'log x', 'y': 'log y'}})
+        return curve.properties(height=HEIGHT, usermeta={'log': {'x': 'log x', 'y': 'log y'}})
     names = list(dict.fromkeys(row['x'] for row in rows))
     side = alt.Y('x:N', title=table.x, sort=names, axis=alt.Axis(labelLimit=300))
     tooltips += [alt.Tooltip('x:N', title=table.x), alt.Tooltip('y:Q', title=table.y)]
@@ -180,21 +205,24 @@ def draw_table(table: Table) -> Chart:
 
 
 def draw_traces(traces: Sequence[NumberTrace]) -> Chart:
-    """Draws each number over the steps, a panel each; a line for each run, a colour for a group."""
-    several = len({trace.group for trace in traces}) > 1
+    """Draws each number over the steps in its own panel, with a line for each run.
+
+    Colours distinguish groups, if there are several, or else runs.
+    """
+    has_groups = len({trace.group for trace in traces}) > 1
     panels = []
     for name in dict.fromkeys(trace.number for trace in traces):
         rows = [
-            {'step': step, 'value': value, 'run': run, 'line': trace.group if several else run}
+            {'step': step, 'value': value, 'run': run, 'line': trace.group if has_groups else run}
             for trace in traces
             if trace.number == name
-            for run, own in trace.values.items()
-            for step, value in own.items()
+            for run, value_by_step in trace.values.items()
+            for step, value in value_by_step.items()
             if _is_number(value)
         ]
         y = alt.Y('value:Q', title=name, scale=alt.Scale(zero=False))
         tooltips = [alt.Tooltip('run:N'), alt.Tooltip('step:Q'), alt.Tooltip('value:Q')]
-        panel = alt.Chart(alt.Data(values=rows)).mark_line(point=True)
+        panel: Any = alt.Chart(alt.Data(values=rows)).mark_line(point=True)
         panel = panel.encode(
             x=alt.X('step:Q', scale=alt.Scale(nice=False)),
             y=y,
@@ -214,4 +242,6 @@ def _colour(values: Sequence[Any], title: str, field: str = 'by') -> alt.Color |
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and abs(value) < float('inf')
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    return abs(value) < float('inf')  # ty: ignore[unsupported-operator]  abs of a Real is a Real

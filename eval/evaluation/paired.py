@@ -1,7 +1,7 @@
-"""Paired comparison of two models by the items that both were asked: difference, interval, p-value.
+"""Paired comparison of two models on the same items: difference, interval, p-value.
 
 A model's number is sum_i s_i / sum_i w_i over items i: nats over bytes of documents, or hits over
-questions. Items are drawn, and pairs stay pairs: what makes an item hard is in both.
+questions. Items are resampled in pairs, since the difficulty of an item affects both models.
 """
 
 import dataclasses
@@ -15,18 +15,18 @@ from eval.suites.base import Suite, SuiteResult
 
 CONFIDENCE = 0.95
 RESAMPLES = 10_000
-MIN_RESAMPLES = 2_000  # of very many items
-MAX_DRAWS = 200_000_000  # resamples times items, before there are fewer resamples
-CHUNK_DRAWS = 1 << 22  # draws that are in memory
+MIN_RESAMPLES = 2_000  # even for very many items
+MAX_DRAWS = 200_000_000  # resamples times items; above it there are fewer resamples
+CHUNK_DRAWS = 1 << 22  # draws in memory at once
 SEED = 0
-MIN_ITEMS = 2  # fewer have no spread
+MIN_ITEMS = 2  # a single item has no spread
 
 
 @dataclasses.dataclass(frozen=True)
 class Pairs:
-    """Scores and weights of the items that two models share, [n] each; others are counted.
+    """Scores and weights of the items that two models share, [n] each.
 
-    only_first, only_second: how many items the other model lacks.
+    only_first, only_second: number of items that the other model lacks.
     """
 
     scores: tuple[np.ndarray, np.ndarray]
@@ -40,7 +40,7 @@ class Pairs:
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """second - first, with its interval and the p-value that there is none."""
+    """second - first, with its interval and the p-value of no difference."""
 
     value: float
     low: float
@@ -49,18 +49,24 @@ class Difference:
 
 
 def pair_items(first: SuiteResult, second: SuiteResult, suite: Suite) -> Pairs:
-    """Returns the items of both by their names.
+    """Returns the items of both results, matched by name.
 
-    Raises ValueError where they have none in common, or one has an item twice.
+    Args:
+      first: of the first model.
+      second: of the second model.
+      suite: names the columns of scores and weights.
+
+    Raises:
+      ValueError: if they have no item in common, or a result has an item twice.
     """
-    tables = [_scores_by_item(result.items, suite) for result in (first, second)]
-    shared = [item for item in tables[0] if item in tables[1]]
+    tables = [_scores_by_item(suite_result.items, suite) for suite_result in (first, second)]
+    shared = [name for name in tables[0] if name in tables[1]]
     if not shared:
         raise ValueError(
             f'they have no {suite.item_noun} in common, of {len(tables[0])} and {len(tables[1])}: '
             'other text, or another split of it, does not compare'
         )
-    values = [np.array([own[item] for item in shared], float) for own in tables]
+    values = [np.array([table[name] for name in shared], float) for table in tables]
     return Pairs(
         scores=(values[0][:, 0], values[1][:, 0]),
         weights=(values[0][:, 1], values[1][:, 1]),
@@ -74,38 +80,49 @@ def _scores_by_item(
 ) -> dict[Any, tuple[float, float]]:
     names = columns['item']
     weights = columns[suite.weight] if suite.weight else [1.0] * len(names)
-    found = dict(zip(names, zip(columns[suite.score], weights, strict=True), strict=True))
-    if len(found) < len(names):
+    scores = dict(zip(names, zip(columns[suite.score], weights, strict=True), strict=True))
+    if len(scores) < len(names):
         raise ValueError(
-            f'of {len(names)} {suite.item_noun} only {len(found)} have a name of their own'
+            f'of {len(names)} {suite.item_noun} only {len(scores)} have a name of their own'
         )
-    return found
+    return scores
 
 
 def compute_difference(
     pairs: Pairs, scale: float = 1.0, seed: int = SEED, resamples: int = RESAMPLES
 ) -> Difference:
-    """Compares the ratios of sums: sum s / sum w of the second, less that of the first, by `scale`.
+    """Compares the ratios of sums, sum s / sum w, of the second model and the first.
 
-    The interval is between percentiles of a bootstrap over items. p is two-sided, of random swaps
-    of the two models within items, and counts the observed one: at least 1 / (resamples + 1). Of
-    very many items there are fewer resamples (MOST_DRAWS). nan with fewer than FEW_ITEMS items, or
-    where a score is not finite.
+    The interval lies between percentiles of a bootstrap over items. p is two-sided, from random
+    swaps of the two models within items, and counts the observed difference: at least 1 /
+    (resamples + 1). For very many items there are fewer resamples (MAX_DRAWS).
+
+    Args:
+      pairs: the shared items.
+      scale: factor of both ratios.
+      seed: of the resamples.
+      resamples: of the bootstrap and of the swaps.
+
+    Returns:
+      The difference. Interval and p are nan for fewer than MIN_ITEMS items, or if a score is not
+        finite.
     """
-    table = np.stack([*(scale * own for own in pairs.scores), *pairs.weights], 1)  # [n, 4]
+    table = np.stack([*(scale * scores for scores in pairs.scores), *pairs.weights], 1)  # [n, 4]
     n, value = len(table), float(_ratio_difference(table.sum(0)))
     if n < MIN_ITEMS or not np.isfinite(table).all():
         return Difference(value, math.nan, math.nan, math.nan)
     rng = np.random.default_rng((seed, n))
     resamples = min(resamples, max(MAX_DRAWS // n, MIN_RESAMPLES))
-    drawn = np.concatenate([_bootstrap(table, size, rng) for size in _chunk_sizes(resamples, n)])
-    low, high = np.quantile(drawn, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    bootstrapped = np.concatenate(
+        [_bootstrap(table, size, rng) for size in _chunk_sizes(resamples, n)]
+    )
+    low, high = np.quantile(bootstrapped, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     swapped = np.concatenate(
         [_swap_randomly(table, size, rng) for size in _chunk_sizes(resamples, n)]
     )
-    # The last digits differ between equal sums in another order.
-    as_far = np.abs(swapped) >= abs(value) * (1 - 1e-12)
-    p = (1 + np.count_nonzero(as_far)) / (1 + resamples)
+    # Equal sums in a different order may differ in the last digits.
+    is_extreme = np.abs(swapped) >= abs(value) * (1 - 1e-12)
+    p = (1 + np.count_nonzero(is_extreme)) / (1 + resamples)
     return Difference(value, float(low), float(high), float(p))
 
 
@@ -115,21 +132,22 @@ def _ratio_difference(sums: np.ndarray) -> np.ndarray:
 
 
 def _chunk_sizes(resamples: int, n: int) -> Iterator[int]:
-    """Yields how many resamples are drawn at once."""
-    most = max(1, CHUNK_DRAWS // n)
-    for start in range(0, resamples, most):
-        yield min(most, resamples - start)
+    """Yields the numbers of resamples that are drawn at once."""
+    max_size = max(1, CHUNK_DRAWS // n)
+    for start in range(0, resamples, max_size):
+        yield min(max_size, resamples - start)
 
 
 def _bootstrap(table: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
-    """Returns the difference of each of `size` resamples of as many items."""
+    """Returns the difference for each of `size` resamples of n items."""
     n = len(table)
-    drawn = rng.integers(n, size=(size, n), dtype=np.int32)
-    counts = np.bincount((drawn + n * np.arange(size)[:, None]).ravel(), minlength=n * size)
+    choices = rng.integers(n, size=(size, n), dtype=np.int32)
+    # Counts each item in each resample: row i of `choices` is offset by n i.
+    counts = np.bincount((choices + n * np.arange(size)[:, None]).ravel(), minlength=n * size)
     return _ratio_difference(counts.reshape(size, n) @ table)
 
 
 def _swap_randomly(table: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
-    """Returns the difference after each of `size` random choices of items that are swapped."""
+    """Returns the difference after each of `size` random swaps of the models within items."""
     swaps = rng.integers(2, size=(size, len(table)), dtype=np.int8)
     return _ratio_difference(table.sum(0) + swaps @ (table[:, [1, 0, 3, 2]] - table))

@@ -1,4 +1,6 @@
-"""Evaluates what the flags of `python -m eval` name: what is printed, written, and drawn."""
+"""Evaluates the checkpoints and suites of `python -m eval`, and prints, writes and draws the
+results.
+"""
 
 import json
 from collections.abc import Sequence
@@ -21,22 +23,22 @@ def evaluate_checkpoints(
     page_path: Path | None = None,
     say: Say = print,
 ) -> str:
-    """Evaluates checkpoints, and writes the record and the page where they are asked for.
+    """Evaluates checkpoints, and writes the record and the page if their paths are given.
 
     Args:
       checkpoints: workdirs, sweeps, WORKDIR/checkpoints/STEP, or URLs.
       requests: the suites.
-      step: of which checkpoint; 'all'; None: the newest.
-      again: whether what is kept is computed too.
-      out: JSON file for the numbers.
-      page: HTML file; None: beside `out` where there are several checkpoints, otherwise none.
-      say: is told of results that are read, and of what is left out.
+      step: of the checkpoints; 'all'; None: the newest.
+      again: whether stored results are computed again.
+      json_path: JSON file for the numbers.
+      page_path: HTML file; None: beside `json_path` for several checkpoints, otherwise no page.
+      say: receives messages about stored results and skipped checkpoints.
 
     Returns:
-      What is printed: the numbers of one checkpoint as JSON, or a table of those of several.
+      The text to print: the numbers of one checkpoint as JSON, or a table for several.
 
     Raises:
-      ValueError: where a checkpoint is not there or cannot be read.
+      ValueError: if a checkpoint is missing or unreadable.
     """
     targets = find_targets(checkpoints, step, say)
     if not all(target.keeps_results for target in targets) and not json_path:
@@ -48,19 +50,22 @@ def evaluate_checkpoints(
     if json_path:
         json_path.parent.mkdir(parents=True, exist_ok=True)
         write_json(json_path, to_json(record))
-    if page_path or (json_path and len(evaluations) > 1):
-        from eval.evaluation.page import write_evaluation_page  # Altair takes its time
+    if not page_path and json_path and len(evaluations) > 1:
+        page_path = json_path.with_suffix('.html')
+    if page_path:
+        from eval.evaluation.page import write_evaluation_page  # importing Altair is slow
 
-        path = page_path or json_path.with_suffix('.html')
-        write_evaluation_page(path, evaluations, requests)
-        say(f'page: {path}')
+        write_evaluation_page(page_path, evaluations, requests)
+        say(f'page: {page_path}')
     return text
 
 
 def make_record(evaluation: Evaluation) -> dict[str, Any]:
     """Returns the record of a checkpoint: its numbers by suite."""
-    results = {label: dict(result.numbers) for label, result in evaluation.results.items()}
-    return {'checkpoint': evaluation.run, 'step': evaluation.step} | results
+    numbers = {
+        label: dict(suite_result.numbers) for label, suite_result in evaluation.results.items()
+    }
+    return {'checkpoint': evaluation.run, 'step': evaluation.step} | numbers
 
 
 def summarise_one(evaluation: Evaluation) -> tuple[dict[str, Any], str]:
@@ -71,12 +76,12 @@ def summarise_one(evaluation: Evaluation) -> tuple[dict[str, Any], str]:
 
 def summarise_many(evaluations: Sequence[Evaluation]) -> tuple[dict[str, Any], str]:
     """Returns the record of several checkpoints, and a table over steps and seeds."""
-    from eval.evaluation.traces import collect_traces, format_traces  # brings Arrow
+    from eval.evaluation.traces import collect_traces, format_traces  # imports Arrow
 
     traces = collect_traces(evaluations)
     rows = format_traces(traces)
     record = {
-        'evaluations': [make_record(one) for one in evaluations],
+        'evaluations': [make_record(evaluation) for evaluation in evaluations],
         'traces': [trace.record for trace in traces],
     }
     return record, format_table(rows, list(rows[0]), 'table')

@@ -1,4 +1,4 @@
-"""Suites as a command asks for them: --suite=NAME[,NAME[:VALUE]] and --NAME.OPTION=VALUE."""
+"""Flags for suites: --suite=NAME[,NAME[:VALUE]] and --NAME.OPTION=VALUE."""
 
 import dataclasses
 import sys
@@ -20,15 +20,16 @@ from lm.record.digests import hash_record
 from modules.choices import choose, suggest_nearest
 from modules.options import OptionDeclaration, coerce_type, declared_options
 
-flags.disclaim_key_flags()  # those that are defined here are of the program that asks for them
+flags.disclaim_key_flags()  # flags defined here belong to the program that defines suites
 
-DIGITS = 8  # of the digest of options, in names of files
+DIGITS = 8  # of the digest of options in file names
 
 
 @dataclasses.dataclass(frozen=True)
 class SuiteRequest:
-    """A suite with a value for each of its options. `label` is its name, and the value behind it
-    where one was given: what its results are called.
+    """A suite with a value for each of its options.
+
+    label: the name of its results: the suite's name, and its VALUE if --suite gives one.
     """
 
     name: str
@@ -46,7 +47,7 @@ class SuiteRequest:
 
 
 class OptionParser(flags.ArgumentParser):
-    """Reads the value of an option, of its types and within its bounds."""
+    """Parses the value of an option, and checks its type and bounds."""
 
     def __init__(self, path: str, declared: OptionDeclaration):
         super().__init__()
@@ -60,7 +61,16 @@ class OptionParser(flags.ArgumentParser):
 
 
 def parse_value(path: str, text: str, declared: OptionDeclaration) -> Any:
-    """Returns the value that a text gives an option. Raises ValueError where it cannot have it."""
+    """Returns the value of an option from text.
+
+    Args:
+      path: NAME.OPTION, for errors.
+      text: of the flag.
+      declared: types and bounds of the option.
+
+    Raises:
+      ValueError: if the option cannot have the value.
+    """
     if types.NoneType in declared.types and text == 'None':
         return None
     value: Any = text
@@ -74,30 +84,32 @@ def parse_value(path: str, text: str, declared: OptionDeclaration) -> Any:
 
 
 def define_suites(default: str | None = None) -> flags.FlagHolder[str | None]:
-    """Defines --suite, and --NAME.OPTION for each option of each suite; returns that of --suite."""
+    """Defines --suite, and --NAME.OPTION for each option of each suite. Returns --suite."""
     text = f'Of {", ".join(SUITES)}; several with commas; NAME:VALUE where it has an argument.'
     holder = flags.DEFINE_string('suite', default, text)
     for name, suite in SUITES.items():
         for option, declared in declared_options(suite.function).items():
             path = f'{name}.{option}'
-            words = declared.option.description + (
+            description = declared.option.description + (
                 ' (NAME:VALUE)' if option == suite.argument else ''
             )
             parser = OptionParser(path, declared)
-            one = flags.Flag(
+            flag = flags.Flag(
                 parser,
                 None,
                 path,
                 declared.default,
-                words,
+                description,
                 boolean=bool in declared.types,
             )
-            flags.DEFINE_flag(one)
+            flags.DEFINE_flag(flag)
     return holder
 
 
 def parse_suite_flags(argv: list[str]) -> list[str]:
-    """Parses flags as `parse_flags` does; an option of no suite is refused with the nearest."""
+    """Parses flags like `parse_flags`. Exits with the nearest name for an unknown option of a
+    suite.
+    """
     try:
         check_options(argv)
     except ValueError as error:
@@ -107,55 +119,62 @@ def parse_suite_flags(argv: list[str]) -> list[str]:
 
 
 def check_options(argv: Sequence[str]) -> None:
-    """Raises ValueError for flags --NAME.OPTION that no suite has, with the nearest."""
-    words = argv[1 : argv.index('--') if '--' in argv else None]
-    for word in words:
-        flag = word.lstrip('-').partition('=')[0]
+    """Raises ValueError for flags --NAME.OPTION that no suite has, with the nearest name."""
+    arguments = argv[1 : argv.index('--') if '--' in argv else None]
+    for argument in arguments:
+        flag = argument.lstrip('-').partition('=')[0]
         name, dot, option = flag.partition('.')
-        if not word.startswith('--') or not dot:
+        if not argument.startswith('--') or not dot:
             continue
+        # absl spells a false flag --noNAME.OPTION.
         name = name.removeprefix('no') if name not in SUITES else name
         if name not in SUITES:
             hint = suggest_nearest(name, SUITES)
             raise ValueError(f'--{flag}: there is no suite {name!r}.{hint}')
-        known = declared_options(SUITES[name].function)
-        if option not in known:
+        suite_options = declared_options(SUITES[name].function)
+        if option not in suite_options:
             raise ValueError(
-                f'--{flag}: {name} has no such option, only {", ".join(known) or "none"}.'
-                f'{suggest_nearest(option, known)}'
+                f'--{flag}: {name} has no such option, only {", ".join(suite_options) or "none"}.'
+                f'{suggest_nearest(option, suite_options)}'
             )
 
 
 def read_option_flags() -> dict[str, Any]:
-    """Returns {'NAME.OPTION': value} of the flags that the command gives."""
-    paths = [f'{name}.{one}' for name in SUITES for one in declared_options(SUITES[name].function)]
+    """Returns {'NAME.OPTION': value} of the flags on the command line."""
+    paths = [
+        f'{name}.{option}' for name in SUITES for option in declared_options(SUITES[name].function)
+    ]
     return {path: flags.FLAGS[path].value for path in paths if flags.FLAGS[path].present}
 
 
 def read_suites(text: str, option_values: Mapping[str, Any]) -> list[SuiteRequest]:
     """Returns the suites of --suite=NAME[,NAME[:VALUE]] with their options.
 
-    Text behind a comma that is no suite's name belongs to the VALUE before it.
+    Text after a comma that is not a suite's name belongs to the VALUE before it.
 
     Args:
-      text: what --suite is given.
-      given: options by 'NAME.OPTION'; the others have their defaults.
+      text: of --suite.
+      option_values: by 'NAME.OPTION'; other options have their defaults.
 
     Raises:
-      ValueError: for an unknown suite, with the nearest; a value behind one that takes none; a
-        suite that is there twice; and an option of a suite that is not asked for.
+      ValueError: for an unknown suite, with the nearest name; a value for a suite that takes none;
+        a suite that occurs twice; and an option of a suite that is not in `text`.
     """
     pieces: list[str] = []
     for piece in text.split(','):
-        is_more = pieces and ':' in pieces[-1] and piece.partition(':')[0].strip() not in SUITES
-        if is_more:
+        is_continuation = (
+            pieces and ':' in pieces[-1] and piece.partition(':')[0].strip() not in SUITES
+        )
+        if is_continuation:
             pieces[-1] += f',{piece}'
         else:
             pieces.append(piece.strip())
     requests = [read_suite(piece, option_values) for piece in pieces]
-    twice = [label for label, n in Counter(request.label for request in requests).items() if n > 1]
-    if twice:
-        raise ValueError(f'--suite has {twice[0]} twice; give each once')
+    duplicates = [
+        label for label, n in Counter(request.label for request in requests).items() if n > 1
+    ]
+    if duplicates:
+        raise ValueError(f'--suite has {duplicates[0]} twice; give each once')
     names = {request.name for request in requests}
     for path in option_values:
         if path.partition('.')[0] not in names:
@@ -169,25 +188,26 @@ def read_suite(piece: str, option_values: Mapping[str, Any]) -> SuiteRequest:
     """Reads one NAME or NAME:VALUE."""
     name, colon, value = piece.partition(':')
     suite = choose(SUITES, name, '--suite')
-    known = declared_options(suite.function)
+    suite_options = declared_options(suite.function)
     values = {
-        option: option_values.get(f'{name}.{option}', own.default) for option, own in known.items()
+        option: option_values.get(f'{name}.{option}', declared.default)
+        for option, declared in suite_options.items()
     }
     if colon and not suite.argument:
         raise ValueError(
             f'--suite={piece}: {name} takes no value behind its name; its options are '
-            f'{", ".join(f"--{name}.{option}" for option in known) or "none"}.'
+            f'{", ".join(f"--{name}.{option}" for option in suite_options) or "none"}.'
         )
     if colon:
         path = f'{name}.{suite.argument}'
         if path in option_values:
             raise ValueError(f'--suite={piece} and --{path} both give {path}; give it once')
-        values[suite.argument] = parse_value(path, value, known[suite.argument])
+        values[suite.argument] = parse_value(path, value, suite_options[suite.argument])
     return SuiteRequest(name, piece, values)
 
 
 def format_suites() -> str:
-    """Returns a line for each suite: its name, and the first sentence of what it says of itself."""
+    """Returns a line for each suite: its name, and the first sentence of its docstring."""
     width = max(map(len, SUITES))
     lines = [(name, first_sentence(docstring(suite.function))) for name, suite in SUITES.items()]
-    return '\n'.join(f'  {name:{width}}  {words}' for name, words in lines)
+    return '\n'.join(f'  {name:{width}}  {summary}' for name, summary in lines)

@@ -1,4 +1,4 @@
-"""Checkpoints that a command names, and their results: read where they are kept, else computed."""
+"""The checkpoints that a command names, and their results, read from files or computed."""
 
 import dataclasses
 from collections import Counter
@@ -27,8 +27,8 @@ Say = Callable[[str], None]
 class Target:
     """A checkpoint to evaluate: the first of `steps` that can be read.
 
-    run: the workdir as it is called. folder: WORKDIR/checkpoints. keeps: whether results are kept
-    in the workdir, which a local copy of a bucket does not.
+    run: the workdir as named by the command. folder: WORKDIR/checkpoints. keeps_results: whether
+    results are stored in the workdir, which does not apply to a local copy of a bucket.
     """
 
     run: str
@@ -48,15 +48,15 @@ class Evaluation:
 
 
 def find_targets(checkpoints: Sequence[str], step: str | None, say: Say) -> list[Target]:
-    """Returns the checkpoints that --checkpoint and --step name; of a sweep those of its cells.
+    """Returns the checkpoints that --checkpoint and --step name; for a sweep, those of its cells.
 
     Args:
-      given: workdirs, sweeps, WORKDIR/checkpoints/STEP, or URLs.
+      checkpoints: workdirs, sweeps, WORKDIR/checkpoints/STEP, or URLs.
       step: a number; 'all'; or None for the newest.
-      say: is told of cells that have no such step.
+      say: receives messages about cells without the step.
 
     Raises:
-      ValueError: where one holds no checkpoint, or not that step; it says which there are.
+      ValueError: if a path has no checkpoint, or not that step; the error lists the steps.
     """
     if step not in (None, ALL) and not step.isdecimal():
         raise ValueError(f'--step is a number of updates, or {ALL}; got {step!r}')
@@ -68,8 +68,8 @@ def find_targets(checkpoints: Sequence[str], step: str | None, say: Say) -> list
             else _find_path_targets(Path(path), step, say)
         )
     counts = Counter((target.folder.resolve(), target.steps[0]) for target in targets)
-    if twice := [folder.parent for (folder, _), n in counts.items() if n > 1]:
-        raise ValueError(f'{twice[0]} is given twice; give each --checkpoint once')
+    if duplicates := [folder.parent for (folder, _), n in counts.items() if n > 1]:
+        raise ValueError(f'{duplicates[0]} is given twice; give each --checkpoint once')
     return targets
 
 
@@ -77,15 +77,17 @@ def _find_url_targets(url: str, step: str | None) -> list[Target]:
     if step == ALL:
         places = sorted(fetch_checkpoints(url), key=lambda place: place[1])
         if not places:
-            find_checkpoint(url)  # says that there is none
+            find_checkpoint(url)  # raises the error of a folder without checkpoints
         return [Target(url, folder, (at,), keeps_results=False) for folder, at in places]
     folder, at = find_checkpoint(url if step is None else f'{url.rstrip("/")}/{FOLDER}/{step}')
     return [Target(url, folder, (at,), keeps_results=False)]
 
 
 def _find_path_targets(path: Path, step: str | None, say: Say) -> list[Target]:
-    own = list_steps(path / FOLDER)
-    cells = [] if own else [one for one in sorted(path.glob('*')) if list_steps(one / FOLDER)]
+    steps_here = list_steps(path / FOLDER)
+    cells = (
+        [] if steps_here else [cell for cell in sorted(path.glob('*')) if list_steps(cell / FOLDER)]
+    )
     if cells and (path / SWEEP).exists():
         lacking = [cell for cell in cells if not _has_step(cell, step)]
         if len(lacking) == len(cells):
@@ -93,10 +95,10 @@ def _find_path_targets(path: Path, step: str | None, say: Say) -> list[Target]:
         for cell in lacking:
             say(f'NOTE: {cell} has no checkpoint of step {step}, and is left out')
         return [
-            one
+            target
             for cell in cells
             if cell not in lacking
-            for one in _find_path_targets(cell, step, say)
+            for target in _find_path_targets(cell, step, say)
         ]
     folder, newest = find_checkpoint(path)
     if folder == path.parent:
@@ -116,17 +118,25 @@ def _has_step(workdir: Path, step: str | None) -> bool:
 
 def _check_step(workdir: Path, step: str | None) -> None:
     if not _has_step(workdir, step):
-        there = ', '.join(map(str, list_steps(workdir / FOLDER)))
-        raise ValueError(f'{workdir} has no checkpoint of --step={step}; there are {there}')
+        steps = ', '.join(map(str, list_steps(workdir / FOLDER)))
+        raise ValueError(f'{workdir} has no checkpoint of --step={step}; there are {steps}')
 
 
 def evaluate_all(
     targets: Sequence[Target], requests: Sequence[SuiteRequest], again: bool, say: Say
 ) -> Iterator[Evaluation]:
-    """Yields what each target's checkpoint gives, as `evaluate` does; one that cannot be read is
-    said and left out where there are others.
+    """Yields the evaluation of each target.
 
-    Raises ValueError where none can be read.
+    An unreadable checkpoint is reported and skipped if there are others.
+
+    Args:
+      targets: the checkpoints.
+      requests: the suites.
+      again: whether stored results are computed again.
+      say: receives messages.
+
+    Raises:
+      ValueError: if no checkpoint can be read.
     """
     loaded: Checkpoint | None = None
     damaged: list[DamagedCheckpoint] = []
@@ -151,9 +161,9 @@ def evaluate_all(
 
 
 class Evaluator:
-    """Evaluates one checkpoint, which is loaded where a result is not kept.
+    """Evaluates one checkpoint, which is loaded only if a result is not stored.
 
-    loaded: another checkpoint, whose programs serve this one if it is of the same run.
+    checkpoint: another checkpoint, whose compiled programs are reused for the same run.
     """
 
     def __init__(
@@ -163,34 +173,35 @@ class Evaluator:
         self.checkpoint, self.meta = checkpoint, read_meta(target.folder, step)
 
     def evaluate(self, requests: Sequence[SuiteRequest]) -> Evaluation:
-        """Returns the results of the suites that are asked for; each is kept when it is there."""
-        results = {request.label: self._result(request) for request in requests}
+        """Returns the results of the requested suites, and stores each as it is computed."""
+        results_by_label = {request.label: self._result(request) for request in requests}
         config = flatten(to_dict(resolve_stored(self.meta['config'])))
-        return Evaluation(self.target.run, self.step, config, results)
+        return Evaluation(self.target.run, self.step, config, results_by_label)
 
     def _result(self, request: SuiteRequest) -> SuiteResult:
         path = kept.result_path(self.target.folder.parent, self.step, request)
         if self.target.keeps_results and not self.again:
             try:
-                result_kept = kept.read_result(path, request, self.meta)
+                stored = kept.read_result(path, request, self.meta)
             except (UnreadableFile, OSError) as error:
                 self.say(f'NOTE: {error}; computed anew')
-                result_kept = None
-            if result_kept is not None:
+                stored = None
+            if stored is not None:
                 self.say(f'NOTE: {request.label} at step {self.step} is read from {path}')
-                return result_kept
-        result = request.suite.function(self._load_checkpoint(), **request.options)
+                return stored
+        computed = request.suite.function(self._load_checkpoint(), **request.options)
         if self.target.keeps_results:
             try:
-                kept.write_result(path, request, self.meta, result)
+                kept.write_result(path, request, self.meta, computed)
             except OSError as error:
                 self.say(f'NOTE: the result is not kept beside the checkpoint ({error})')
-        return result
+        return computed
 
     def _load_checkpoint(self) -> Checkpoint:
         path, loaded = self.target.folder / str(self.step), self.checkpoint
         if loaded is None or loaded.path.parent != path.parent:
-            self.checkpoint = load(path, self.say)
+            loaded = load(path, self.say)
         elif loaded.step != self.step:
-            self.checkpoint = load_step(loaded, self.step)
-        return self.checkpoint
+            loaded = load_step(loaded, self.step)
+        self.checkpoint = loaded
+        return loaded

@@ -1,5 +1,5 @@
 """Scaling laws and laws of loss curves, fitted to runs or to a table of numbers.
 
-Called by `python -m eval.fit` alone. Calls lm.study.tables for the runs, SciPy for the fits, and
-eval.charts for the look of figures.
+Called only by `python -m eval.fit`. Uses lm.study.tables to read runs, SciPy for the fits, and
+eval.charts for the style of figures.
 """

@@ -3,12 +3,12 @@
     python -m eval.fit --workdir=runs/sizes --law=chinchilla [--hold_out=0.25] [--figures=DIR]
     python -m eval.fit --table=numbers.csv --law=annealing --hold_out_where="run = 'wsd'"
 
-chinchilla, kaplan and data_constrained are of the final loss of runs: columns parameters, tokens
-(and unique_tokens) and the loss. mixture is of the loss of one domain, with a column share, and
-two_parts of first_parameters and second_parameters. annealing and multi_power are of the loss along
-runs of one model, of which the config or, in a table of run, step, lr and loss, the rows have the
-learning rate. downstream is of a score in the loss. Intervals are of 95%, by a bootstrap over runs
-that is widened for few of them.
+chinchilla, kaplan and data_constrained describe the final loss of runs: columns parameters, tokens
+(and unique_tokens) and the loss. mixture describes the loss of one domain, with a column share,
+two_parts a loss in first_parameters and second_parameters. annealing and multi_power describe the
+loss along runs of one model; the learning rate comes from the config or, for a table of run, step,
+lr and loss, from the rows. downstream describes a score by the loss. Intervals of 95% are from a
+bootstrap over runs, widened if there are few runs.
 """
 
 from lm.launch.before_jax import prepare_process
@@ -56,25 +56,25 @@ def main(_) -> None:
     if bool(WORKDIR.value) == bool(TABLE.value):
         raise ValueError('give --workdir=SWEEP or --table=FILE, and not both')
     law = LAWS[LAW.value]
-    usual = 'loss' if TABLE.value else 'ce' if law.curve is None else 'validation_ce'
-    column = LOSS.value or usual
+    default_column = 'loss' if TABLE.value else 'ce' if law.curve is None else 'validation_ce'
+    column = LOSS.value or default_column
     options = PointOptions(column, SCORE.value, WHERE.value, HOLD_OUT_WHERE.value, MOMENTUM.value)
     if TABLE.value:
         points = points_from_table(law, Path(TABLE.value), options)
     else:
         points = points_from_workdir(law, WORKDIR.value, options)
     share = None if HOLD_OUT_WHERE.value else HOLD_OUT.value
-    found = fit_points(law, points, share, STARTS.value, BOOTSTRAP.value, SEED.value)
+    report = fit_points(law, points, share, STARTS.value, BOOTSTRAP.value, SEED.value)
     for line in points.left_out:
         print(f'left out {line}', file=sys.stderr)
-    print(format_report(found))
+    print(format_report(report))
     if OUT.value:
         with replace_file(Path(OUT.value)) as temporary:
-            temporary.write_text(json.dumps(report_record(found), indent=2) + '\n')
+            temporary.write_text(json.dumps(report_record(report), indent=2) + '\n')
     if FIGURES.value:
         from eval.fit.figures import write_figures
 
-        for path in write_figures(Path(FIGURES.value), found):
+        for path in write_figures(Path(FIGURES.value), report):
             print(path, file=sys.stderr)
 
 

@@ -1,13 +1,14 @@
-"""A law fitted to points: many starts, intervals by the bootstrap, and points held out; the fit as
-text and as JSON.
+"""Fits of a law to points, from many starts, with bootstrap intervals and held-out points; the fit
+as text and as JSON.
 """
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from scipy.optimize import least_squares, minimize
 from scipy.special import huber
 from scipy.stats import binom, norm, t
@@ -28,8 +29,11 @@ BOUNDS = 50 * (1 - CONFIDENCE), 50 * (1 + CONFIDENCE)  # percentiles
 
 @dataclasses.dataclass(frozen=True)
 class FittedLaw:
-    """theta [P]; resampled [boots, P]; residuals [points] in `value`, of the points fitted;
-    widening: by which intervals are wider than the spread of either (`small_sample_factor`).
+    """A law with its constants.
+
+    theta: constants [P]. resampled_thetas: from the bootstrap, [boots, P]. residuals: of the fitted
+    points, [points], in units of `value`. widening: factor by which intervals are wider than the
+    spread of resamples and residuals (`small_sample_factor`).
     """
 
     law: Law
@@ -42,56 +46,76 @@ class FittedLaw:
 
     @property
     def widened_thetas(self) -> np.ndarray:
-        """The resampled constants [boots, P], as far from `theta` as intervals take them."""
+        """Returns the resampled constants [boots, P], moved away from `theta` by the widening."""
         return self.theta + self.widening * (self.resampled_thetas - self.theta)
 
     @property
     def residual_rms(self) -> float:
+        """Returns the root mean square of the residuals."""
         return float(np.sqrt(np.mean(self.residuals**2)))
 
     def constants(self) -> dict[str, tuple[float, float, float]]:
-        """{name: (value, low, high)}, the interval by percentiles of the widened bootstrap."""
-        best = self.law.named_constants(self.theta, self.units)
-        each = self.law.named_constants(self.widened_thetas.T, self.units)
-        found = {}
-        for name, value in best.items():
-            ends = percentile_interval(each[name]) if len(each[name]) else (np.nan, np.nan)
-            found[name] = (float(value), *map(float, ends))
-        return found
+        """Returns {name: (value, low, high)}, with intervals of the widened bootstrap."""
+        values = self.law.named_constants(self.theta, self.units)
+        resampled = self.law.named_constants(self.widened_thetas.T, self.units)
+        constants = {}
+        for name, value in values.items():
+            draws = resampled[name]
+            low, high = percentile_interval(draws) if len(draws) else (np.nan, np.nan)
+            constants[name] = (float(value), float(low), float(high))
+        return constants
 
     def predict(self, columns: Columns) -> np.ndarray:
-        """The loss (or score) at other points."""
+        """Returns the loss (or score) at other points."""
         return self.law.to_target(self.law.value(self.theta, self.law.inputs(columns, self.units)))
 
     def predict_interval(self, columns: Columns, seed: int) -> np.ndarray:
-        """The interval [2, points] in which a new run's loss is expected: from each resampled fit,
-        with one of the fit's residuals, both widened.
+        """Returns the interval [2, points] for the loss of new runs.
+
+        It combines each resampled fit with a random residual of the fit, both widened.
         """
-        x, draw = self.law.inputs(columns, self.units), np.random.default_rng(seed)
+        x, rng = self.law.inputs(columns, self.units), np.random.default_rng(seed)
         values = np.array([self.law.value(theta, x) for theta in self.widened_thetas])
         if len(values) == 0:
             return np.full((2, len(next(iter(x.values())))), np.nan)
-        values += self.widening * draw.choice(self.residuals, values.shape)
+        values += self.widening * rng.choice(self.residuals, values.shape)
         return self.law.to_target(percentile_interval(values))
 
 
 def percentile_interval(values: np.ndarray) -> np.ndarray:
-    """The ends [2, ...] between which CONFIDENCE of further draws like values [boots, ...] lie.
+    """Returns the ends [2, ...] that contain CONFIDENCE of further draws like values [boots, ...].
 
-    The value in place p (boots + 1) in order, which p of further draws are below. Of numpy's
-    default, place p (boots - 1) + 1, they are more: 93% would be within those of 80, 90% of 40.
+    Uses the value at position p (boots + 1) in order, which a share p of further draws is below.
+    With numpy's default, p (boots - 1) + 1, intervals are too narrow: 80 draws cover 93%, 40 draws
+    90%.
     """
     return np.percentile(values, BOUNDS, axis=0, method='weibull')
 
 
 def value_and_jacobian(law: Law, theta: np.ndarray, x: Columns) -> tuple[np.ndarray, np.ndarray]:
-    """value [points] and d value / d theta [points, P], exact to rounding: by complex steps."""
-    moved = theta[:, None] + 1j * STEP * np.eye(len(theta))  # [P, P]: a column a step
-    found = law.value(moved[:, :, None], x)
-    return found[0].real, found.imag.T / STEP
+    """Returns the value and its Jacobian by complex steps, exact to rounding.
+
+    Args:
+      law: the law.
+      theta: constants [P].
+      x: its inputs.
+
+    Returns:
+      (value [points], d value / d theta [points, P]).
+    """
+    shifted = theta[:, None] + 1j * STEP * np.eye(len(theta))  # [P, P]: a column a step
+    values = law.value(shifted[:, :, None], x)
+    return values[0].real, values.imag.T / STEP
 
 
 def jacobian(law: Law, theta: np.ndarray, x: Columns) -> np.ndarray:
+    """Returns d value / d theta, [points, P].
+
+    Args:
+      law: the law.
+      theta: constants [P].
+      x: its inputs.
+    """
     return value_and_jacobian(law, theta, x)[1]
 
 
@@ -101,68 +125,82 @@ def fit(
     target: np.ndarray,
     starts: int,
     boots: int = 0,
-    groups: Sequence[int] | None = None,
+    groups: npt.ArrayLike | None = None,
     seed: int = 0,
 ) -> FittedLaw:
-    """Minimises the sum of Huber's loss of value - observed, as arXiv:2203.15556 does.
+    """Minimises the sum of Huber's loss of value - observed, as in arXiv:2203.15556.
 
-    L-BFGS follows the `starts` points of the law's grid with the lowest sums; Gauss-Newton steps on
-    the same sum bring the best ends to the minimum.
+    L-BFGS follows the `starts` points of the law's grid with the lowest sums. Gauss-Newton steps on
+    the same sum bring the best of them to the minimum.
 
     Args:
-        boots: the number of resamples, with replacement; each is fitted from the best constants.
-        groups: what is resampled: a number for each point, points that share one stay together;
-            None: each point alone.
+      law: the law.
+      columns: columns that the law reads, [points] each.
+      target: loss or score, [points].
+      starts: number of starts to follow.
+      boots: number of resamples with replacement; each is fitted from the best constants.
+      groups: an id for each point; points with the same id are resampled together. By default each
+        point is a group.
+      seed: seed of the bootstrap.
 
-    Raises ValueError where no start leads to finite constants, or where one of them changes no
-    value.
+    Raises:
+      ValueError: if no start leads to finite constants, or if a constant changes no value.
     """
     units = law.units(columns)
     x, y = law.inputs(columns, units), law.from_target(target)
     with np.errstate(all='ignore'):  # starts far off overflow, and lose
         grid = law.starts(x, y, units)
         sums = np.array([objective(law, theta, x, y) for theta in grid])
-        begun = grid[np.argsort(sums, kind='stable')[:starts]]
-        ends = sorted((descend(law, theta, x, y) for theta in begun), key=lambda end: end[0])
+        selected = grid[np.argsort(sums, kind='stable')[:starts]]
+        ends = sorted((descend(law, theta, x, y) for theta in selected), key=lambda end: end[0])
         polished = [polish(law, theta, x, y) for _, theta in ends[:POLISHED]]
         value, theta = min(polished, key=lambda end: end[0])
         if not value < NO_VALUE or not np.isfinite(theta).all():
             raise ValueError(f'{law.name} fits no start to these {len(y)} points')
         check_sensitivity(law, theta, x, units)
-        resampled = bootstrap(law, theta, x, y, boots, groups, seed)
-    groups = len(y) if groups is None else len(np.unique(groups))
-    widening = small_sample_factor(len(y), groups, len(theta))
+        resampled_thetas = bootstrap(law, theta, x, y, boots, groups, seed)
+    n_groups = len(y) if groups is None else len(np.unique(groups))
+    widening = small_sample_factor(len(y), n_groups, len(theta))
     residuals = y - law.value(theta, x)
-    return FittedLaw(law, theta, units, resampled, residuals, value * law.delta**2, widening)
+    return FittedLaw(law, theta, units, resampled_thetas, residuals, value * law.delta**2, widening)
 
 
 def small_sample_factor(points: int, groups: int, constants: int) -> float:
-    """sqrt(G / (G - 1) (n - 1) / (n - P)) t / z, above 1: what a bootstrap of few runs lacks.
+    """Returns sqrt(G / (G - 1) (n - 1) / (n - P)) t / z, above 1: a correction for a bootstrap of
+    few runs.
 
-    The constants are fitted to the errors too, which leaves residuals too small by the root, n / (n
-    - P) where each point is a group; and their size is known from few, so that Student's t quantile
-    for min(G - 1, n - P) degrees of freedom replaces the normal one, z. Source: the corrections of
-    cluster-robust errors in Cameron and Miller, Journal of Human Resources 50 (2015), section VI.
+    Residuals are too small because the constants are fitted to the errors too: by the root, n / (n
+    - P) if each point is a group. As their size is estimated from few groups, Student's t quantile
+    for min(G - 1, n - P) degrees of freedom replaces the normal quantile z. Source: the corrections
+    of cluster-robust errors in Cameron and Miller, Journal of Human Resources 50 (2015), section
+    VI.
 
     Args:
-        points: n, those fitted.
-        groups: G, of points that are resampled together.
-        constants: P, those fitted.
+      points: n, fitted points.
+      groups: G, groups of points that are resampled together.
+      constants: P, fitted constants.
     """
-    free, others = max(points - constants, 1), max(groups - 1, 1)
-    residual = math.sqrt(groups / others * (points - 1) / free)
-    end = (1 + CONFIDENCE) / 2
-    return float(residual * t.ppf(end, min(others, free)) / norm.ppf(end))
+    free, free_groups = max(points - constants, 1), max(groups - 1, 1)
+    residual = math.sqrt(groups / free_groups * (points - 1) / free)
+    quantile = (1 + CONFIDENCE) / 2
+    return float(residual * t.ppf(quantile, min(free_groups, free)) / norm.ppf(quantile))
 
 
 def check_sensitivity(law: Law, theta: np.ndarray, x: Columns, units: Mapping) -> None:
-    """Raises ValueError for constants that no point depends on, such as those of repeated tokens
-    where no run has repeated any.
+    """Raises ValueError for constants that no point depends on.
+
+    An example are the constants of repeated tokens if no run has repeated any.
+
+    Args:
+      law: the law.
+      theta: its constants.
+      x: its inputs.
+      units: units of its columns.
     """
     matters = (np.abs(jacobian(law, theta, x)) > 0).any(axis=0)
     if not matters.all():
-        now, then = (law.named_constants(at, units) for at in (theta, theta + ~matters))
-        names = ', '.join(name for name in law.constants if now[name] != then[name])
+        before, after = (law.named_constants(point, units) for point in (theta, theta + ~matters))
+        names = ', '.join(name for name in law.constants if before[name] != after[name])
         raise ValueError(
             f'{law.name}: no point depends on {names}, which would be as they were started. Add '
             'runs that do, or choose a law without'
@@ -170,11 +208,31 @@ def check_sensitivity(law: Law, theta: np.ndarray, x: Columns, units: Mapping) -
 
 
 def objective(law: Law, theta: np.ndarray, x: Columns, y: np.ndarray) -> float:
-    found = float(np.sum(huber(1.0, (law.value(theta, x) - y) / law.delta)))
-    return found if np.isfinite(found) else NO_VALUE
+    """Returns the sum of Huber's losses; NO_VALUE if it is not finite.
+
+    Args:
+      law: the law.
+      theta: constants [P].
+      x: its inputs.
+      y: observed values [points].
+    """
+    total = float(np.sum(huber(1.0, (law.value(theta, x) - y) / law.delta)))
+    return total if np.isfinite(total) else NO_VALUE
 
 
 def descend(law: Law, theta: np.ndarray, x: Columns, y: np.ndarray) -> tuple[float, np.ndarray]:
+    """Minimises the objective by L-BFGS for DESCENT_STEPS.
+
+    Args:
+      law: the law.
+      theta: initial constants [P].
+      x: its inputs.
+      y: observed values [points].
+
+    Returns:
+      (the sum, the constants).
+    """
+
     def value_and_slope(theta):
         value, slopes = value_and_jacobian(law, theta, x)
         residuals = (value - y) / law.delta
@@ -191,7 +249,18 @@ def descend(law: Law, theta: np.ndarray, x: Columns, y: np.ndarray) -> tuple[flo
 def polish(
     law: Law, theta: np.ndarray, x: Columns, y: np.ndarray, tolerance: float = 1e-13
 ) -> tuple[float, np.ndarray]:
-    """Takes Gauss-Newton steps. SciPy's `huber` loss is twice the sum of the objective here."""
+    """Minimises the objective by Gauss-Newton steps. SciPy's `huber` loss is twice this sum.
+
+    Args:
+      law: the law.
+      theta: initial constants [P].
+      x: its inputs.
+      y: observed values [points].
+      tolerance: relative changes at which to stop.
+
+    Returns:
+      (the sum, the constants); NO_VALUE and theta if they are not finite.
+    """
     if objective(law, theta, x, y) == NO_VALUE or not np.isfinite(jacobian(law, theta, x)).all():
         return NO_VALUE, theta
     end = least_squares(
@@ -212,32 +281,49 @@ def bootstrap(
     x: Columns,
     y: np.ndarray,
     boots: int,
-    groups: Sequence[int] | None,
+    groups: npt.ArrayLike | None,
     seed: int,
 ) -> np.ndarray:
-    """Fits resamples of the points: [at most boots, P]. One that does not determine the constants
-    is drawn again: it has no more different points than constants, or fewer different values of a
-    column than the law needs. One that no fit is found for is left out.
+    """Fits resamples of the points.
+
+    A resample that does not determine the constants is drawn again: it has no more different points
+    than constants, or fewer different values of a column than the law needs. A resample without a
+    fit is left out.
+
+    Args:
+      law: the law.
+      theta: constants from which each fit starts.
+      x: its inputs.
+      y: observed values [points].
+      boots: number of resamples.
+      groups: ids of points that are resampled together; None if each point is a group.
+      seed: seed of the draws.
+
+    Returns:
+      Constants [at most boots, P].
     """
-    groups = np.arange(len(y)) if groups is None else np.asarray(groups)
-    members = [np.flatnonzero(groups == group) for group in np.unique(groups)]
-    draw, found = np.random.default_rng(seed), []
+    ids = np.arange(len(y)) if groups is None else np.asarray(groups)
+    members = [np.flatnonzero(ids == group) for group in np.unique(ids)]
+    rng, thetas = np.random.default_rng(seed), []
     for _ in range(boots):
         for _ in range(MOST_TRIES):
-            drawn = draw.integers(len(members), size=len(members))
-            index = np.concatenate([members[i] for i in drawn])
-            at = {name: column[index] for name, column in x.items()}
-            values = min(len(np.unique(column)) for column in at.values())
-            if len(np.unique(index)) > len(theta) and values >= law.min_distinct:
-                end, own = polish(law, theta, at, y[index], RESAMPLED_TOLERANCE)
-                found += [own] if end < NO_VALUE else []
+            group_ids = rng.integers(len(members), size=len(members))
+            index = np.concatenate([members[i] for i in group_ids])
+            columns = {name: column[index] for name, column in x.items()}
+            n_distinct = min(len(np.unique(column)) for column in columns.values())
+            if len(np.unique(index)) > len(theta) and n_distinct >= law.min_distinct:
+                error, resampled_theta = polish(law, theta, columns, y[index], RESAMPLED_TOLERANCE)
+                thetas += [resampled_theta] if error < NO_VALUE else []
                 break
-    return np.array(found).reshape(len(found), len(theta))
+    return np.array(thetas).reshape(len(thetas), len(theta))
 
 
 @dataclasses.dataclass(frozen=True)
 class FitReport:
-    """A fit and its points. held_interval [2, held points]; resampled: what the bootstrap drew."""
+    """A fit with its points.
+
+    held_out_interval: [2, held-out points]. resampling_unit: what the bootstrap draws, in words.
+    """
 
     fit: FittedLaw
     fitted_points: Points
@@ -249,29 +335,40 @@ class FitReport:
 def fit_points(
     law: Law, points: Points, share: float | None, starts: int, boots: int, seed: int
 ) -> FitReport:
-    """The fit without the runs held out: the largest `share`, or those named where it is None."""
-    fitted, held = split_held_out(points, law, share or 0.0, by_name=share is None)
-    together, resampled = resampling_groups(fitted, law)
-    found = fit(law, fitted.columns, fitted.target, starts, boots, together, seed)
-    return FitReport(found, fitted, held, found.predict_interval(held.columns, seed), resampled)
+    """Fits a law to all but the held-out runs.
+
+    Args:
+      law: the law.
+      points: all points.
+      share: share of the largest runs to hold out; None to hold out the runs that points name.
+      starts: number of starts to follow.
+      boots: number of resamples.
+      seed: seed of the bootstrap.
+    """
+    fitted, held_out = split_held_out(points, law, share or 0.0, by_name=share is None)
+    groups, unit = resampling_groups(fitted, law)
+    fitted_law = fit(law, fitted.columns, fitted.target, starts, boots, groups, seed)
+    return FitReport(
+        fitted_law, fitted, held_out, fitted_law.predict_interval(held_out.columns, seed), unit
+    )
 
 
 def report_record(report: FitReport) -> dict[str, Any]:
-    """The fit for JSON; numbers that are not finite are None."""
-    best, law = report.fit, report.fit.law
+    """Returns the fit for JSON; numbers that are not finite are None."""
+    fitted_law, law = report.fit, report.fit.law
     return {
         'law': law.name,
         'equation': law.equation,
         'source': law.source,
         'constants': {
             name: dict(zip(('value', 'low', 'high'), map(finite_or_none, values), strict=True))
-            for name, values in best.constants().items()
+            for name, values in fitted_law.constants().items()
         },
         'confidence': CONFIDENCE,
-        'bootstrap': len(best.resampled_thetas),
+        'bootstrap': len(fitted_law.resampled_thetas),
         'resampled': report.resampling_unit,
-        'objective': best.objective,
-        'residual_rms': best.residual_rms,
+        'objective': fitted_law.objective,
+        'residual_rms': fitted_law.residual_rms,
         'fitted': sorted(set(report.fitted_points.runs.tolist())),
         'left_out': report.fitted_points.left_out,
         'held_out': held_out_rows(report),
@@ -283,76 +380,84 @@ def finite_or_none(value: float) -> float | None:
 
 
 def held_out_rows(report: FitReport) -> list[dict[str, Any]]:
-    """The last point of each run held out: measured, predicted, their difference and interval; for
-    laws of curves also the mean of |relative error| along the run.
+    """Returns a row for the last point of each held-out run.
+
+    It has the measured and predicted loss, their relative difference and the interval; for laws of
+    curves also the mean of |relative error| along the run.
     """
-    held, rows = report.held_out_points, []
-    if not len(held.target):
+    points, rows = report.held_out_points, []
+    if not len(points.target):
         return rows
-    predicted = report.fit.predict(held.columns)
-    errors = predicted / held.target - 1
+    predicted = report.fit.predict(points.columns)
+    errors = predicted / points.target - 1
     low, high = report.held_out_interval
-    for name in dict.fromkeys(held.runs.tolist()):
-        (own,) = np.nonzero(held.runs == name)
-        last = own[-1]
+    for name in dict.fromkeys(points.runs.tolist()):
+        (indices,) = np.nonzero(points.runs == name)
+        last = indices[-1]
         row = {'run': name} | {
-            key: float(column[last]) for key, column in held.figure_columns.items()
+            key: float(column[last]) for key, column in points.figure_columns.items()
         }
-        row |= {'measured': float(held.target[last]), 'predicted': float(predicted[last])}
+        row |= {'measured': float(points.target[last]), 'predicted': float(predicted[last])}
         row |= {'low': finite_or_none(low[last]), 'high': finite_or_none(high[last])}
         row['relative_error'] = float(errors[last])
         if report.fit.law.curve is not None:
-            row['mean_relative_error'] = float(np.mean(np.abs(errors[own])))
+            row['mean_relative_error'] = float(np.mean(np.abs(errors[indices])))
         rows.append(row)
     return rows
 
 
 def is_outside(row: Mapping[str, Any]) -> bool:
-    """Whether a run held out has a loss outside of its interval, where it has one."""
+    """Whether a held-out run has a loss outside of its interval, if it has an interval."""
     return row['low'] is not None and not row['low'] <= row['measured'] <= row['high']
 
 
 def judge_intervals(report: FitReport) -> tuple[str, bool]:
-    """Says how many runs held out are within their intervals, and whether these are too few:
-    fewer than they would be by chance in all but 5% of fits.
+    """Returns how many held-out runs are within their intervals, in words, and whether these are
+    too few.
+
+    Too few: fewer than by chance in all but 5% of fits.
     """
     rows = held_out_rows(report)
     if not rows or rows[0]['low'] is None:
-        lacking = 'intervals, which --bootstrap gives' if rows else 'run held out'
-        return f'Not judged: without {lacking}', True
+        missing = 'intervals, which --bootstrap gives' if rows else 'run held out'
+        return f'Not judged: without {missing}', True
     within = len(rows) - sum(map(is_outside, rows))
     largest = max(abs(row['relative_error']) for row in rows)
     is_bad = bool(binom.cdf(within, len(rows), CONFIDENCE) < 1.001 * (1 - CONFIDENCE))
-    words = (
+    text = (
         f'{within} of {len(rows)} runs held out are within their {CONFIDENCE:.0%} intervals'
         f'{", too few" if is_bad else ""}; the largest error is {largest:.2%}'
     )
-    return words, is_bad
+    return text, is_bad
 
 
 def describe_fit(report: FitReport) -> str:
-    best, points = report.fit, report.fitted_points
-    of = 'log loss' if best.law.target == 'loss' else 'score'
+    """Returns the number of points and resamples, and the residual, in words."""
+    fitted_law, points = report.fit, report.fitted_points
+    unit = 'log loss' if fitted_law.law.target == 'loss' else 'score'
     return (
         f'{len(points.target)} points of {len(np.unique(points.runs))} runs, residual '
-        f'{best.residual_rms:.2g} in {of}; {len(best.resampled_thetas)} resamples of {report.resampling_unit}'
+        f'{fitted_law.residual_rms:.2g} in {unit}; {len(fitted_law.resampled_thetas)} resamples '
+        f'of {report.resampling_unit}'
     )
 
 
 def constant_rows(fitted_law: FittedLaw) -> list[dict[str, str]]:
+    """Returns a table of the constants with their intervals."""
     return [
         {
             'constant': name,
-            'value': format_number(value, 6),
+            'value': format_number(estimate, 6),
             f'{CONFIDENCE:.0%} interval': f'{format_number(low)} to {format_number(high)}'
             if math.isfinite(low + high)
             else '',
         }
-        for name, (value, low, high) in fitted_law.constants().items()
+        for name, (estimate, low, high) in fitted_law.constants().items()
     ]
 
 
 def format_report(report: FitReport) -> str:
+    """Returns the fit as text for a terminal."""
     law, constants = report.fit.law, constant_rows(report.fit)
     lines = [
         f'{law.name}: {law.equation} ({law.source})',
@@ -361,7 +466,7 @@ def format_report(report: FitReport) -> str:
         format_table(constants, list(constants[0]), 'table'),
     ]
     if rows := held_out_rows(report):
-        shown = [
+        formatted = [
             {key: format_number(value) for key, value in row.items() if not key.endswith('error')}
             | {key: f'{row[key]:.3%}' for key in row if key.endswith('error')}
             for row in rows
@@ -369,7 +474,7 @@ def format_report(report: FitReport) -> str:
         lines += [
             '',
             'held out:',
-            format_table(shown, list(shown[0]), 'table'),
+            format_table(formatted, list(formatted[0]), 'table'),
             judge_intervals(report)[0],
         ]
     return '\n'.join(lines)

@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from lm.study.tables import sql
 from lm.study.tables.results import gather, to_arrow
 from modules.choices import suggest_nearest
 
-Row = Mapping[str, Any]
+Row = dict[str, Any]
 TABLE, RUN, STEP, RATE, HELD_OUT = 'runs', 'run', 'step', 'lr', 'is_held_out'
 MOST_LISTED = 20  # columns
 FEW_RUNS = 5  # below which the runs of a law of curves are resampled in blocks
@@ -29,7 +29,10 @@ BLOCKS = 10  # of a run's points, each in one piece, since neighbours err alike
 
 @dataclasses.dataclass(frozen=True)
 class Points:
-    """runs [points]: the name of each one's run; at: columns that the figures are over."""
+    """Points of runs.
+
+    runs [points]: the name of each point's run. figure_columns: columns of the figures' x axes.
+    """
 
     runs: np.ndarray
     columns: Columns
@@ -40,16 +43,17 @@ class Points:
     left_out: list[str]
 
     def arrays(self) -> dict[str, Any]:
-        """Everything that has an entry for each point."""
+        """Returns the fields with an entry for each point."""
         return {name: value for name, value in vars(self).items() if name != 'left_out'}
 
     def take(self, index: np.ndarray) -> 'Points':
+        """Returns some of the points."""
         return Points(**jax.tree.map(lambda x: x[index], self.arrays()), left_out=self.left_out)
 
 
 @dataclasses.dataclass(frozen=True)
 class PointOptions:
-    """loss and score: names of columns. where and held_out: conditions in SQL on runs."""
+    """loss and score: names of columns. where and held_out: SQL conditions on runs."""
 
     loss: str
     score: str = 'score'
@@ -59,14 +63,26 @@ class PointOptions:
 
 
 def select_rows(table: pa.Table, options: PointOptions) -> list[Row]:
-    """The rows for which `where` holds in SQL, with HELD_OUT: whether `held_out` does."""
-    held, where = options.held_out or 'false', f' where {options.where}' if options.where else ''
-    select = f'select *, coalesce(({held}), false) as {HELD_OUT} from {TABLE}{where}'
+    """Returns the rows that fulfil `where`, with HELD_OUT: whether they fulfil `held_out`."""
+    held_out, where = (
+        options.held_out or 'false',
+        f' where {options.where}' if options.where else '',
+    )
+    select = f'select *, coalesce(({held_out}), false) as {HELD_OUT} from {TABLE}{where}'
     return sql.run_query(select, {TABLE: table}).to_pylist()
 
 
 def points_from_table(law: Law, path: Path, options: PointOptions) -> Points:
-    """The points of a CSV or Parquet file. Raises ValueError where it is neither."""
+    """Reads the points of a CSV or Parquet file.
+
+    Args:
+      law: the law to fit.
+      path: the file.
+      options: columns and conditions.
+
+    Raises:
+      ValueError: if the file is neither, or lacks rows or columns.
+    """
     try:
         table = (pa.parquet.read_table if path.suffix == '.parquet' else pa.csv.read_csv)(path)
     except pa.ArrowException as error:
@@ -82,49 +98,66 @@ def points_from_table(law: Law, path: Path, options: PointOptions) -> Points:
     curves: dict[str, list[Row]] = {}
     for row in rows:
         curves.setdefault(str(row[RUN]), []).append(row)
-    found = []
-    for name, own in curves.items():
-        for row in own:
+    curves_with_rates = []
+    for name, run_rows in curves.items():
+        for row in run_rows:
             if type(row[STEP]) is not int or row[STEP] < 1:
                 raise ValueError(f'{name} has a row of {STEP} {row[STEP]!r}; they count from 1')
-        known = sorted((row[STEP], row[RATE]) for row in own if is_number(row[RATE]))
-        if not known:
+        known_rates = sorted((row[STEP], row[RATE]) for row in run_rows if is_number(row[RATE]))
+        if not known_rates:
             raise ValueError(f'{name} has no {RATE} in any row')
-        every = np.arange(1, max(row[STEP] for row in own) + 1)
-        found.append((own[0] | {RUN: name}, np.interp(every, *np.array(known, float).T), own))
-    return points_from_curves(law, found, options, [])
+        steps = np.arange(1, max(row[STEP] for row in run_rows) + 1)
+        curves_with_rates.append(
+            (run_rows[0] | {RUN: name}, np.interp(steps, *np.array(known_rates, float).T), run_rows)
+        )
+    return points_from_curves(law, curves_with_rates, options, [])
 
 
 def points_from_workdir(law: Law, workdir: str | Path, options: PointOptions) -> Points:
-    """The points of runs that have ended; `left_out` says why the others are left out."""
+    """Reads the points of finished runs; `left_out` has the reasons why others are left out.
+
+    Args:
+      law: the law to fit.
+      workdir: a sweep, a folder of runs, or a URL.
+      options: columns and conditions.
+    """
     rows = select_rows(to_arrow(gather(workdir)), options)
-    often = collections.Counter(row['cell'] for row in rows)
-    rows = [row | {RUN: row['cell'] if often[row['cell']] == 1 else row['workdir']} for row in rows]
+    counts = collections.Counter(row['cell'] for row in rows)
+    rows = [
+        row | {RUN: row['cell'] if counts[row['cell']] == 1 else row['workdir']} for row in rows
+    ]
     left_out = [f'{row[RUN]}: {row["status"]}' for row in rows if row['status'] != 'done']
     ended = [row for row in rows if row['status'] == 'done']
     if law.curve is None:
         return points_from_runs(law, ended, options, left_out)
-    found = []
+    curves = []
     for row in ended:
         run = Run(Path(row['workdir']))
         recipe = run.read_recipe()
-        every = recipe.optim.lr * schedule_fractions(recipe, np.arange(1, recipe.train.steps + 1))
-        found.append((row, every, run.rows()))
-    return points_from_curves(law, found, options, left_out)
+        rates = recipe.optim.lr * schedule_fractions(recipe, np.arange(1, recipe.train.steps + 1))
+        curves.append((row, rates, run.rows()))
+    return points_from_curves(law, curves, options, left_out)
 
 
 def check_columns(law: Law, rows: Sequence[Row], names: Sequence[str]) -> None:
-    """Raises ValueError for a column that no row has."""
-    there = dict.fromkeys(name for row in rows for name in row if name != HELD_OUT)
+    """Raises ValueError for a column that no row has.
+
+    Args:
+      law: the law that needs the columns.
+      rows: rows of runs.
+      names: the columns.
+    """
+    present = dict.fromkeys(name for row in rows for name in row if name != HELD_OUT)
     for name in names:
-        if rows and name not in there:
-            listed = f'; there are {", ".join(there)}.' if len(there) < MOST_LISTED else '.'
+        if rows and name not in present:
+            listed = f'; there are {", ".join(present)}.' if len(present) < MOST_LISTED else '.'
             raise ValueError(
-                f'{law.name} needs a column {name!r}{listed}{suggest_nearest(name, there)}'
+                f'{law.name} needs a column {name!r}{listed}{suggest_nearest(name, present)}'
             )
 
 
 def is_number(value: Any, above: float = -math.inf) -> bool:
+    """Whether a value is a finite number above a bound."""
     is_real = isinstance(value, int | float) and not isinstance(value, bool)
     return is_real and math.isfinite(value) and value > above
 
@@ -132,25 +165,34 @@ def is_number(value: Any, above: float = -math.inf) -> bool:
 def points_from_runs(
     law: Law, rows: Sequence[Row], options: PointOptions, left_out: list[str]
 ) -> Points:
-    """One point a run."""
+    """Returns one point for each run.
+
+    Args:
+      law: the law to fit.
+      rows: a row for each run.
+      options: columns and conditions.
+      left_out: reasons so far why runs are left out.
+    """
     columns = {name: options.loss if name == LOSS else name for name in law.columns}
     target = options.loss if law.target == LOSS else options.score
     check_columns(law, rows, (*columns.values(), target))
-    left_out, kept = list(left_out), []
+    left_out, complete = list(left_out), []
     for row in rows:
         lowest = dict.fromkeys(columns.values(), 0.0)
         lowest[target] = 0.0 if law.target == LOSS else -math.inf
-        bad = [name for name, least in lowest.items() if not is_number(row[name], least)]
+        bad = [name for name, lower in lowest.items() if not is_number(row[name], lower)]
         left_out += [f'{row[RUN]}: its {name} is {row[name]}' for name in bad[:1]]
-        kept += [] if bad else [row]
-    values = {name: np.array([row[c] for row in kept], float) for name, c in columns.items()}
+        complete += [] if bad else [row]
+    values = {
+        name: np.array([row[column] for row in complete], float) for name, column in columns.items()
+    }
     return Points(
-        runs=np.array([row[RUN] for row in kept]),
+        runs=np.array([row[RUN] for row in complete]),
         columns=values,
-        target=np.array([row[target] for row in kept], float),
+        target=np.array([row[target] for row in complete], float),
         size=law.size(values),
         figure_columns=values,
-        is_held_out=np.array([row[HELD_OUT] for row in kept], bool),
+        is_held_out=np.array([row[HELD_OUT] for row in complete], bool),
         left_out=left_out,
     )
 
@@ -161,9 +203,18 @@ def points_from_curves(
     options: PointOptions,
     left_out: list[str],
 ) -> Points:
-    """The losses along runs (row, rate at each step, rows with `step` and the loss). The size of a
-    point is its run's number of steps.
+    """Returns the points along loss curves. The size of a point is the number of steps of its run.
+
+    Args:
+      law: the law to fit.
+      curves: for each run its row, the rate at each step, and rows with `step` and the loss.
+      options: columns and conditions.
+      left_out: reasons so far why runs are left out.
+
+    Raises:
+      ValueError: if no run has the loss, or if runs are of several models.
     """
+    assert law.curve is not None, law.name
     left_out, parts = list(left_out), []
     for row, rates, recorded in curves:
         name, first = row[RUN], peak_step(rates)
@@ -171,24 +222,24 @@ def points_from_curves(
             left_out.append(f'{name}: its {RATE} is {rates.max()}')
             continue
         losses = {r[STEP]: r[options.loss] for r in recorded if options.loss in r}
-        seen = {s: v for s, v in losses.items() if is_number(v, 0.0) and first <= s <= len(rates)}
+        usable = {s: v for s, v in losses.items() if is_number(v, 0.0) and first <= s <= len(rates)}
         if broken := [s for s, v in losses.items() if v is not None and not is_number(v, 0.0)]:
             left_out.append(f'{name}, {len(broken)} steps: its {options.loss} is no loss')
-        if not seen:
+        if not usable:
             left_out.append(f'{name}: no {options.loss} behind the warm-up, of {first} steps')
             continue
-        steps = np.array(sorted(seen))
+        steps = np.array(sorted(usable))
         is_named = any(r.get(HELD_OUT) for r in (row, *recorded))
-        own = Points(
+        part = Points(
             runs=np.array([name] * len(steps)),
             columns=law.curve(rates, steps, options.momentum),
-            target=np.array([seen[step] for step in steps], float),
+            target=np.array([usable[step] for step in steps], float),
             size=np.full(len(steps), float(len(rates))),
             figure_columns={STEP: steps.astype(float)},
             is_held_out=np.full(len(steps), is_named),
             left_out=[],
         )
-        parts.append(own)
+        parts.append(part)
     sizes = {row[N] for row, _, _ in curves if is_number(row.get(N))}
     if len(sizes) > 1:
         listed = ', '.join(f'{size:,}' for size in sorted(sizes))
@@ -198,39 +249,49 @@ def points_from_curves(
         )
     if not parts:
         raise ValueError(f'{law.name}: no run has a {options.loss}' + format_left_out(left_out))
-    arrays = jax.tree.map(lambda *each: np.concatenate(each), *(part.arrays() for part in parts))
+    arrays = jax.tree.map(
+        lambda *columns: np.concatenate(columns), *(part.arrays() for part in parts)
+    )
     return Points(**arrays, left_out=left_out)
 
 
 def format_left_out(left_out: Sequence[str]) -> str:
-    """The first reasons of those left out, in parentheses."""
-    more = f' and {len(left_out) - 3} more' if len(left_out) > 3 else ''
-    return f' (left out: {"; ".join(left_out[:3])}{more})' if left_out else ''
+    """Returns the first reasons in parentheses."""
+    ending = f' and {len(left_out) - 3} more' if len(left_out) > 3 else ''
+    return f' (left out: {"; ".join(left_out[:3])}{ending})' if left_out else ''
 
 
 def resampling_groups(points: Points, law: Law) -> tuple[np.ndarray, str]:
-    """A number for each point, shared by points that are resampled together, and the word for
-    these groups.
+    """Returns an id for each point, shared by points that are resampled together, and the word for
+    a group.
     """
     names, run = np.unique(points.runs, return_inverse=True)
     if law.curve is None or len(names) >= FEW_RUNS:
         return run, 'runs'
-    place = np.empty(len(run), int)
+    block = np.empty(len(run), int)
     for i in range(len(names)):
-        (own,) = np.nonzero(run == i)
-        place[own] = np.arange(len(own)) * BLOCKS // len(own)
-    return run * BLOCKS + place, f'blocks of a run, {BLOCKS} each'
+        (indices,) = np.nonzero(run == i)
+        block[indices] = np.arange(len(indices)) * BLOCKS // len(indices)
+    return run * BLOCKS + block, f'blocks of a run, {BLOCKS} each'
 
 
 def split_held_out(points: Points, law: Law, share: float, by_name: bool) -> tuple[Points, Points]:
-    """Points to fit and points held out: the named ones, or else the largest `share` of the runs.
+    """Splits points into those to fit and those held out. Runs of equal size stay together.
 
-    Runs of one size go together. Raises ValueError where too few are left to fit: laws need more
-    runs than constants, those of curves more points.
+    Args:
+      points: all points.
+      law: the law to fit.
+      share: share of the largest runs to hold out, if not by name.
+      by_name: whether to hold out the runs that a condition names.
+
+    Raises:
+      ValueError: if too few points are left: laws need more runs than constants, laws of curves
+          more
+        points.
     """
     names, first = np.unique(points.runs, return_index=True)
-    held = points.is_held_out
-    if by_name and len(held) and not held.any():
+    is_held_out = points.is_held_out
+    if by_name and len(is_held_out) and not is_held_out.any():
         listed = ', '.join(names[:5]) + (', ...' if len(names) > 5 else '')
         raise ValueError(
             f'--hold_out_where holds for none of the runs ({listed}). Correct it, or leave it out'
@@ -238,18 +299,21 @@ def split_held_out(points: Points, law: Law, share: float, by_name: bool) -> tup
     if not by_name:
         count = max(round(share * len(names)), 1) if share and len(names) else 0
         largest = np.sort(points.size[first])[::-1]
-        held = points.size >= largest[count - 1] if count else np.zeros(len(points.runs), bool)
-    if held.all() and len(held):
+        is_held_out = (
+            points.size >= largest[count - 1] if count else np.zeros(len(points.runs), bool)
+        )
+    if is_held_out.all() and len(is_held_out):
         raise ValueError(
             f'all {len(names)} runs would be held out: none is larger than the others, or the '
             'condition holds for all. Say which by --hold_out_where, or --hold_out=0'
         )
-    fitted, what = points.take(~held), 'runs' if law.curve is None else 'points'
+    fitted, unit = points.take(~is_held_out), 'runs' if law.curve is None else 'points'
     if len(fitted.target) <= len(law.constants):
         raise ValueError(
-            f'{law.name} has {len(law.constants)} constants and needs more {what} than that to be '
-            f'fitted to, besides those held out: {len(law.constants) + 1} + {int(held.sum())}, got '
-            f'{len(held)}' + format_left_out(points.left_out)
+            f'{law.name} has {len(law.constants)} constants and needs more {unit} than that to be '
+            f'fitted to, besides those held out: {len(law.constants) + 1} + '
+            f'{int(is_held_out.sum())}, got '
+            f'{len(is_held_out)}' + format_left_out(points.left_out)
         )
     for name, column in fitted.columns.items():
         if law.min_distinct > (different := len(np.unique(column))):
@@ -262,4 +326,4 @@ def split_held_out(points: Points, law: Law, share: float, by_name: bool) -> tup
             raise ValueError(
                 f'{law.name} needs a run whose learning rate falls; those to fit hold it constant'
             )
-    return fitted, points.take(held)
+    return fitted, points.take(is_held_out)

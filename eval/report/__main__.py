@@ -16,8 +16,8 @@ from lm.launch.path_flags import define_path
 
 
 def main(_) -> None:
-    own = flags.FLAGS
-    print(write_report(own.workdir, own.out, own.figures, own.baseline, say=print))
+    args = flags.FLAGS
+    print(write_report(args.workdir, args.out, args.figures, args.baseline, say=print))
 
 
 if __name__ == '__main__':

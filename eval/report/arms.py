@@ -1,4 +1,4 @@
-"""The answer of a tuned sweep: the table of its arms, and what is said above it."""
+"""The answer of a tuned sweep: the table of its arms, and the sentences above it."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -36,23 +36,25 @@ FEW = 3  # verdicts that the answer has as sentences
 
 
 def arm_rows(ablation: Ablation, colors: Sequence[str]) -> list[TableRow]:
-    """Returns the table of arms, the baseline first, without columns that say nothing here."""
-    every = arm_results(ablation)
+    """Returns the table of arms, the baseline first, without columns that are empty or constant."""
+    rows = arm_results(ablation)
     hidden = {
-        'verdict': len(every) < 2,
-        'difference': len(every) < 2,
-        'sensitivity': all(math.isnan(row.sensitivity) for row in every),
-        'speed-up': all(row.speedup is None for row in every),
-        'steps': len({row.steps for row in every}) < 2,
+        'verdict': len(rows) < 2,
+        'difference': len(rows) < 2,
+        'sensitivity': all(math.isnan(row.sensitivity) for row in rows),
+        'speed-up': all(row.speedup is None for row in rows),
+        'steps': len({row.steps for row in rows}) < 2,
     }
-    found = []
-    for row, color in zip(every, colors, strict=True):
+    table = []
+    for row, color in zip(rows, colors, strict=True):
         cells = {'arm': TableCell(row.arm.name)} | _row_cells(ablation, row)
-        shown = {head: cell for head, cell in cells.items() if not hidden.get(head)}
-        found.append(
-            TableRow(color, shown, row.outcome, [_format_sentence(one) for one in row.caveats])
+        visible = {head: cell for head, cell in cells.items() if not hidden.get(head)}
+        table.append(
+            TableRow(
+                color, visible, row.outcome, [_format_sentence(caveat) for caveat in row.caveats]
+            )
         )
-    return found
+    return table
 
 
 def _row_cells(ablation: Ablation, row: ArmResult) -> dict[str, TableCell]:
@@ -100,14 +102,16 @@ def _difference_cell(row: ArmResult) -> TableCell:
 
 
 def _loss_cell(row: ArmResult, seeds: int) -> TableCell:
-    """The loss over fresh seeds; until there are any that which the values were chosen by."""
+    """Returns the loss on fresh seeds, or on the seeds that chose the values until there are fresh
+    runs.
+    """
     if math.isnan(row.loss.mean):
         return TableCell('')
     if not row.is_fresh:
         return TableCell(f'{row.loss.mean:.4f}', ('by the seeds that chose it',))
     half = () if math.isnan(row.loss.half_width) else (f'± {row.loss.half_width:.4f}',)
-    left = (f'{row.loss.n} of {seeds} fresh seeds',) if row.loss.n + row.diverged < seeds else ()
-    return TableCell(f'{row.loss.mean:.4f}', half + left)
+    missing = (f'{row.loss.n} of {seeds} fresh seeds',) if row.loss.n + row.diverged < seeds else ()
+    return TableCell(f'{row.loss.mean:.4f}', half + missing)
 
 
 def _speedup_cell(row: ArmResult) -> TableCell:
@@ -137,47 +141,61 @@ def _format_sentence(text: str) -> str:
 
 def findings(ablation: Ablation) -> list[str]:
     """Returns the answer in a few lines."""
-    every, lines = arm_results(ablation), []
-    if going := describe_progress(ablation):
-        lines.append(f'Not finished: {going}. What follows is known so far.')
-    groups = {said: [row.arm.name for row in every if row.outcome == said] for said in ORDER}
-    told = [f'{len(own)} {said} ({", ".join(own)})' for said, own in groups.items() if own]
-    if told and len(every) <= FEW + 1:
-        lines += [_format_sentence(one) for one in format_verdicts(ablation, with_caveats=False)]
-    elif told:
-        lines.append(f'Against {every[0].arm.name}, each at its best values: {"; ".join(told)}.')
-    known = [row for row in every if row.is_fresh and row.outcome != LENGTH and not row.diverged]
-    if len(known) > 1:
-        best = min(known, key=lambda row: row.loss.mean)
-        values = ', '.join(f'{p} {format_number(v, VALUE_DIGITS)}' for p, v in best.values.items())
+    rows, lines = arm_results(ablation), []
+    if progress := describe_progress(ablation):
+        lines.append(f'Not finished: {progress}. What follows is known so far.')
+    groups = {
+        outcome: [row.arm.name for row in rows if row.outcome == outcome] for outcome in ORDER
+    }
+    counts = [
+        f'{len(names)} {outcome} ({", ".join(names)})' for outcome, names in groups.items() if names
+    ]
+    if counts and len(rows) <= FEW + 1:
+        lines += [
+            _format_sentence(sentence) for sentence in format_verdicts(ablation, with_caveats=False)
+        ]
+    elif counts:
+        lines.append(f'Against {rows[0].arm.name}, each at its best values: {"; ".join(counts)}.')
+    finished = [row for row in rows if row.is_fresh and row.outcome != LENGTH and not row.diverged]
+    if len(finished) > 1:
+        best = min(finished, key=lambda row: row.loss.mean)
+        values = ', '.join(
+            f'{path} {format_number(value, VALUE_DIGITS)}' for path, value in best.values.items()
+        )
         lines.append(
             f'Lowest tuned loss: {best.loss.mean:.4f} {ablation.unit}, of {best.arm.name} at '
             f'{values}.'
         )
-    edges = [row.arm.name for row in every if EDGE in row.states]
+    edges = [row.arm.name for row in rows if EDGE in row.states]
     if edges:
         lines.append(
             f'At the edge of what was tried: {", ".join(edges)}. The loss there is a bound, as the '
             'best values lie further out.'
         )
-    if every[0].outcome == BASELINE and DIVERGED in every[0].states:
-        lines.append(f'The baseline, {every[0].arm.name}, diverged at every value tried.')
+    if rows[0].outcome == BASELINE and DIVERGED in rows[0].states:
+        lines.append(f'The baseline, {rows[0].arm.name}, diverged at every value tried.')
     return lines
 
 
 def build_context(
     ablation: Ablation, base: Mapping[str, Any], colors: Sequence[str]
 ) -> dict[str, Any]:
-    """Returns what the templates show of the arms."""
+    """Returns the template variables of the arms.
+
+    Args:
+      ablation: the tuned sweep.
+      base: its base config.
+      colors: a colour for each arm.
+    """
     rows = arm_rows(ablation, colors)
     settings = {
-        name: ', '.join(f'{path} {_format_centre(value)}' for path, value in given.items())
+        name: ', '.join(f'{path} {_format_centre(value)}' for path, value in setting.items())
         if name == 'fields'
-        else ', '.join(map(format_number, given))
-        if isinstance(given, list)
-        else format_number(given)
-        for name, given in ablation.settings.items()
-        if given not in (None, [], '')
+        else ', '.join(map(format_number, setting))
+        if isinstance(setting, list)
+        else format_number(setting)
+        for name, setting in ablation.settings.items()
+        if setting not in (None, [], '')
     }
     return {
         'rows': rows,
@@ -185,7 +203,7 @@ def build_context(
         'confidence': f'{CONFIDENCE:.0%}',
         'heads': list(rows[0].cells),
         'remains': {row.cells['arm'].text: row.notes for row in rows if row.notes},
-        'sentences': [_format_sentence(one) for one in format_verdicts(ablation)],
+        'sentences': [_format_sentence(sentence) for sentence in format_verdicts(ablation)],
         'settings': settings,
         'length': describe_run_length(ablation, base),
         'tried': trial_table(ablation),
@@ -202,51 +220,55 @@ def _format_centre(value: Any) -> str:
 
 
 def trial_table(ablation: Ablation) -> list[list[str]]:
-    """Returns a head and a line for each arm and value that chose its best: mean loss and seeds."""
+    """Returns a head and a line for each arm and value of the search: mean loss and seeds."""
     rows = [['arm', *ablation.tune.fields, 'mean loss', 'seeds', 'diverged']]
     for arm in ablation.arms:
-        by_place: dict[tuple[int, ...], list[float]] = {}
+        by_position: dict[tuple[int, ...], list[float]] = {}
         for point, loss in sorted(arm.tuning_losses.items()):
-            by_place.setdefault(point.k, []).append(loss)
-        for k, losses in by_place.items():
+            by_position.setdefault(point.k, []).append(loss)
+        for k, losses in by_position.items():
             finite = [loss for loss in losses if math.isfinite(loss)]
             values = [format_number(value, VALUE_DIGITS) for value in arm.grid.values(k).values()]
             mean = f'{np.mean(finite):.4f}' if finite else ''
-            lost = str(len(losses) - len(finite))
-            rows.append([arm.name, *values, mean, str(len(losses)), lost])
+            n_diverged = str(len(losses) - len(finite))
+            rows.append([arm.name, *values, mean, str(len(losses)), n_diverged])
     return rows
 
 
 def build_comparisons(ablation: Ablation) -> list[Comparison]:
-    """Returns the arms as what a page draws: without differences, which `results` has. Their runs
-    at the chosen values are the fresh ones, if there are any yet.
+    """Returns the arms as comparisons, for the charts of a page.
+
+    They have no differences; `arm_results` has those. The runs at the selected values are the fresh
+    ones, if there are any.
     """
-    found, metric, every = [], ablation.metric, make_variants(ablation)
-    initials = initial_losses(every, metric)
-    for row, own, initial in zip(arm_results(ablation), every, initials, strict=True):
-        fresh = [r for p, r in row.arm.records.items() if p.seed >= FIRST_FRESH_SEED]
-        one = Comparison(
-            variant=own,
-            losses=losses_by_lr(own, metric, initial),
+    comparisons, metric, variants = [], ablation.metric, make_variants(ablation)
+    initials = initial_losses(variants, metric)
+    for row, variant, initial in zip(arm_results(ablation), variants, initials, strict=True):
+        fresh: list[Any] = [
+            record for point, record in row.arm.records.items() if point.seed >= FIRST_FRESH_SEED
+        ]
+        comparison = Comparison(
+            variant=variant,
+            losses=losses_by_lr(variant, metric, initial),
             initial=initial,
             best_lr=row.values.get(LR),
             loss=row.loss,
             sensitivity=row.sensitivity,
             difference=t_interval([]),
             notes=[],
-            chosen_records=fresh or _nearest_records(row, own.records),
-            **summarize_runs(fresh, own.records),
+            chosen_records=fresh or _nearest_records(row, variant.records),
+            **summarize_runs(fresh, variant.records),
         )
-        found.append(one)
-    return found
+        comparisons.append(comparison)
+    return comparisons
 
 
 def _nearest_records(row: ArmResult, records: Sequence[Record]) -> list[Record]:
-    """The runs with the values that are nearest to the chosen ones."""
+    """Returns the runs with the values nearest to the selected ones."""
 
     def distance(record: Record) -> float:
         pairs = ((record[columns()[path]], value) for path, value in row.values.items())
-        return sum(abs(math.log(one / other)) for one, other in pairs)
+        return sum(abs(math.log(tried / selected)) for tried, selected in pairs)
 
-    least = min(map(distance, records), default=0.0)
-    return [record for record in records if distance(record) == least] if row.values else []
+    nearest = min(map(distance, records), default=0.0)
+    return [record for record in records if distance(record) == nearest] if row.values else []

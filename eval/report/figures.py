@@ -1,6 +1,6 @@
 """Charts of losses; `eval.report.layers` has those of other quantities.
 
-The page shows them live, and papers take the same ones as PNG and SVG.
+The page shows them live; for papers they are written as PNG and SVG.
 """
 
 import dataclasses
@@ -9,7 +9,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-import altair as alt
+import altair
 import numpy as np
 
 from eval.charts import COLOURS, INK, Chart
@@ -29,13 +29,20 @@ from lm.study.tables.comparison import Comparison
 from lm.study.tables.text import format_number
 from lm.study.tables.variants import SIZE_DEPENDENT, SIZES
 
+alt: Any = altair  # the types of its decorated methods are lost
+
 GREEN, ORANGE, GREY = '#009E73', '#D55E00', '#8a929a'
 VERDICTS = {BETTER: GREEN, WORSE: ORANGE, WITHIN_NOISE: GREY, ONE_SEED: GREY}
 DASHES = ([1, 0], [6, 3], [2, 2], [7, 2, 2, 2])
 ONE_PANEL, PANELS_PER_ROW = 8, 4
 LEGEND_ROWS = 5  # above a chart; a longer legend stands below it
 SMOOTHING = {'none': 0.0, '1% of the steps': 0.01, '5%': 0.05}
-CROSS = {'shape': 'cross', 'angle': 45, 'size': 70, 'filled': True}  # of a run that diverged
+CROSS: dict[str, Any] = {
+    'shape': 'cross',
+    'angle': 45,
+    'size': 70,
+    'filled': True,
+}  # of a run that diverged
 SeriesByRun = Mapping[str, Series]  # by workdir
 Rows = list[dict[str, Any]]
 
@@ -44,8 +51,8 @@ Rows = list[dict[str, Any]]
 class RunLines:
     """A run as charts show it.
 
-    line: what runs of one colour share: the name of the variant, or the seed of its only one.
-    is_best: whether it has its variant's best learning rate.
+    line: the name of its colour: the variant, or the seed if there is a single variant. is_best:
+    whether it has its variant's best learning rate.
     """
 
     line: str
@@ -56,30 +63,32 @@ class RunLines:
 
     @property
     def row(self) -> dict[str, Any]:
-        told = {'line': self.line, 'lr': self.record['lr'], 'seed': self.seed}
-        return told | {'best': self.is_best, 'cell': self.record['cell']}
+        """Returns the columns that all rows of the run have."""
+        row = {'line': self.line, 'lr': self.record['lr'], 'seed': self.seed}
+        return row | {'best': self.is_best, 'cell': self.record['cell']}
 
 
 def collect_runs(comparisons: Sequence[Comparison], series: SeriesByRun) -> list[RunLines]:
-    """Returns the runs of all variants, in the order of these."""
-    every = [record for c in comparisons for record in c.variant.records]
-    seeds, found = seed_columns(every), []
+    """Returns the runs of all variants, in the order of the comparisons."""
+    records = [record for c in comparisons for record in c.variant.records]
+    seeds, runs = seed_columns(records), []
     for c in comparisons:
         for record in c.variant.records:
             seed = ', '.join(f'{name} {record[name]}' for name in seeds)
-            line = c.variant.name if len(comparisons) > 1 or len(every) == 1 else seed
+            line = c.variant.name if len(comparisons) > 1 or len(records) == 1 else seed
             is_best = record['workdir'] in c.display_workdirs
-            found.append(RunLines(line, record, seed, is_best, series[record['workdir']]))
-    return found
+            runs.append(RunLines(line, record, seed, is_best, series[record['workdir']]))
+    return runs
 
 
 def line_styles(are_baselines: Sequence[bool]) -> list[dict[str, Any]]:
-    """Returns a colour and a dash for each line: the baseline has the colour of the text, the
-    others differ in colour, then in dash.
+    """Returns a colour and a dash for each line.
+
+    The baseline has the colour of the text; the others differ in colour, then in dash.
     """
-    others = itertools.cycle({'color': c, 'dash': dash} for dash in DASHES for c in COLOURS)
+    styles = itertools.cycle({'color': c, 'dash': dash} for dash in DASHES for c in COLOURS)
     ink = {'color': INK, 'dash': DASHES[0]}
-    return [ink if is_baseline else next(others) for is_baseline in are_baselines]
+    return [ink if is_baseline else next(styles) for is_baseline in are_baselines]
 
 
 def variant_styles(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
@@ -88,14 +97,14 @@ def variant_styles(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
 
 
 def line_encodings(names: Sequence[str], baselines: Collection[str]) -> dict[str, Any]:
-    """Returns the encodings that tell the lines `names` apart, with a legend of them."""
+    """Returns the encodings that distinguish the lines `names`, with a legend."""
     styles = line_styles([name in baselines for name in names])
     columns = 1 if max(map(len, names), default=0) > 40 else 2 if len(names) > 3 else 3
     place = 'top' if len(names) <= columns * LEGEND_ROWS else 'bottom'
     legend = alt.Legend(title=None, symbolType='stroke', orient=place, columns=columns)
     domain = {'domain': list(names)}
-    colour = alt.Scale(range=[look['color'] for look in styles], **domain)
-    dash = alt.Scale(range=[look['dash'] for look in styles], **domain)
+    colour = alt.Scale(range=[style['color'] for style in styles], **domain)
+    dash = alt.Scale(range=[style['dash'] for style in styles], **domain)
     legend = legend if len(names) > 1 else None
     return {
         'color': alt.Color('line:N', scale=colour, legend=legend),
@@ -118,62 +127,72 @@ def draw_loss_charts(
     series: SeriesByRun,
     metric: str,
 ) -> dict[str, Chart]:
-    """Returns every chart of losses that there are numbers for, by name.
+    """Draws every chart of losses with numbers.
 
-    by_variant: the same comparisons; where they are of learning rates, those of the variants.
+    Args:
+      comparisons: the variants, or the learning rates if only these vary.
+      by_variant: the variants in any case.
+      series: the recorded series by workdir.
+      metric: column of the final loss.
+
+    Returns:
+      Charts by name.
     """
-    found: dict[str, Chart] = {}
+    charts: dict[str, Chart] = {}
     runs = collect_runs(comparisons, series)
     if rank_comparisons(comparisons):
-        found['differences'] = draw_differences(comparisons, metric)
+        charts['differences'] = draw_differences(comparisons, metric)
     if any(len(c.losses) > 1 for c in by_variant):
-        found['learning_rates'] = draw_learning_rates(by_variant, metric)
+        charts['learning_rates'] = draw_learning_rates(by_variant, metric)
         if sizes := group_by_size(by_variant):
-            found['rates_by_size'] = draw_rates_by_size(sizes, metric)
+            charts['rates_by_size'] = draw_rates_by_size(sizes, metric)
     elif any(c.losses for c in comparisons) and len(runs) > 1:
-        found['final_losses'] = draw_final_losses(comparisons, metric)
+        charts['final_losses'] = draw_final_losses(comparisons, metric)
     if any(run.series.training[0] for run in runs):
-        found['loss_curves'] = draw_loss_curves(comparisons, runs)
-    return found
+        charts['loss_curves'] = draw_loss_curves(comparisons, runs)
+    return charts
 
 
-def rate_parameter(runs: Sequence[RunLines], with_all: bool = True) -> alt.Parameter | None:
-    """Returns the choice of a learning rate, for rows as `RunLines.row` has them; None for one."""
+def rate_parameter(runs: Sequence[RunLines], with_all: bool = True) -> altair.Parameter | None:
+    """Returns the selector of a learning rate, for rows as in `RunLines.row`; None for a single
+    rate.
+    """
     rates = sorted({run.record['lr'] for run in runs if run.record['lr'] is not None})
     if len(rates) < 2 or all(run.is_best for run in runs):
         return None
-    more = ['all'] * with_all
+    all_option = ['all'] * with_all
     options, labels = (
-        ['best', *more, *map(str, rates)],
-        ['best of each', *more, *map(format_number, rates)],
+        ['best', *all_option, *map(str, rates)],
+        ['best of each', *all_option, *map(format_number, rates)],
     )
-    bound = alt.binding_select(options=options, labels=labels, name='learning rate ')
-    return alt.param('rate', bind=bound, value='best')
+    binding = alt.binding_select(options=options, labels=labels, name='learning rate ')
+    return alt.param('rate', bind=binding, value='best')
 
 
 AT_RATE = 'rate == "all" || (rate == "best" ? datum.best : toString(datum.lr) == rate)'
 
 
-def zoom_parameter(name: str) -> alt.Parameter:
-    """Returns what lets a reader drag a chart, and zoom with shift and the wheel."""
+def zoom_parameter(name: str) -> altair.Parameter:
+    """Returns the selection for dragging a chart, and zooming with shift and the wheel."""
     return alt.selection_interval(name, bind='scales', zoom='wheel![event.shiftKey]')
 
 
-def tooltips(*fields: str) -> list[alt.Tooltip]:
+def tooltips(*fields: str) -> list[altair.Tooltip]:
+    """Returns tooltips of fields of the rows."""
     kinds = {'line': 'N', 'seed': 'N', 'cell': 'N', 'lr': 'N'}
-    return [alt.Tooltip(f'{one}:{kinds.get(one, "Q")}') for one in fields]
+    return [alt.Tooltip(f'{field}:{kinds.get(field, "Q")}') for field in fields]
 
 
 def draw_loss_curves(comparisons: Sequence[Comparison], runs: Sequence[RunLines]) -> Chart:
-    """Draws each run's curves, in training and in validation, with a cross where one diverged.
+    """Draws the training and validation curves of each run, with a cross at divergence.
 
-    Where there is one variant alone, its seeds have a colour and a name each.
+    With a single variant every seed has its own colour and name.
     """
     look, rate = run_line_encodings(comparisons, runs), rate_parameter(runs)
     pick = alt.selection_point('pick', fields=['line'], bind='legend')
     options, labels = list(range(len(SMOOTHING))), list(SMOOTHING)
-    bound = alt.binding_select(options=options, labels=labels, name='smoothing ')
-    smoothing = alt.param('smoothing', bind=bound, value=0)
+    binding = alt.binding_select(options=options, labels=labels, name='smoothing ')
+    smoothing = alt.param('smoothing', bind=binding, value=0)
     panels = []
     for kind in ('training', 'validation'):
         rows, ends = [], []
@@ -182,13 +201,14 @@ def draw_loss_curves(comparisons: Sequence[Comparison], runs: Sequence[RunLines]
             if not steps:
                 continue
             smoothed = {
-                f'y{i}': smooth((steps, values), t) for i, t in enumerate(SMOOTHING.values())
+                f'y{i}': smooth((steps, values), share)
+                for i, share in enumerate(SMOOTHING.values())
             }
             smoothed = smoothed if kind == 'training' else dict.fromkeys(smoothed, values)
             rows.append(run.row | {'step': steps} | smoothed)
-            last = [i for i, value in enumerate(values) if value is not None]
-            if run.record['status'] == 'diverged' and last:
-                ends.append(run.row | {'step': steps[last[-1]], 'loss': values[last[-1]]})
+            finite = [i for i, value in enumerate(values) if value is not None]
+            if run.record['status'] == 'diverged' and finite:
+                ends.append(run.row | {'step': steps[finite[-1]], 'loss': values[finite[-1]]})
         if not rows:
             continue
         curve = alt.Chart(alt.Data(values=rows)).transform_flatten(['step', *smoothed])
@@ -216,33 +236,38 @@ def draw_loss_curves(comparisons: Sequence[Comparison], runs: Sequence[RunLines]
     return with_log(chart, x='log steps', y='log loss')
 
 
-def build_scale(kind: str, **more: Any) -> alt.Scale:
-    """Returns a scale of a kind, 'linear' or 'log', that need not reach 0."""
-    return alt.Scale(type=kind, **more | ({'zero': False} if kind == 'linear' else {}))
+def build_scale(kind: str, **options: Any) -> altair.Scale:
+    """Returns a scale of a kind, 'linear' or 'log', that need not include 0."""
+    return alt.Scale(type=kind, **options | ({'zero': False} if kind == 'linear' else {}))
 
 
 def with_log(chart: Chart, **channels: str) -> Chart:
-    """Adds to the chart what a page offers: to make the axis of a channel logarithmic."""
+    """Marks axes that a page may make logarithmic: labels by channel."""
     return chart.properties(usermeta={'log': channels})
 
 
 def draw_learning_rates(comparisons: Sequence[Comparison], metric: str) -> Chart:
     """Draws the mean final loss over log(lr), each seed, and a band from the least to the greatest.
 
-    Crosses on top stand for runs that diverged. More variants than ONE_PANEL have a panel each,
-    with the baseline in each.
+    Crosses on top stand for runs that diverged. More than ONE_PANEL variants get a panel each, with
+    the baseline in each panel.
     """
     names = [c.variant.name for c in comparisons]
     baselines = [c for c in comparisons if c.variant.is_baseline]
-    others = [c for c in comparisons if not c.variant.is_baseline]
+    rivals = [c for c in comparisons if not c.variant.is_baseline]
     panels = {'': comparisons}
     if len(comparisons) > ONE_PANEL:
-        panels = {c.variant.name: [*baselines, c] for c in others}
-    every = [v for c in comparisons for own in finished_losses(c, metric).values() for v in own]
+        panels = {c.variant.name: [*baselines, c] for c in rivals}
+    losses = [
+        loss
+        for c in comparisons
+        for values in finished_losses(c, metric).values()
+        for loss in values
+    ]
     # As in the sensitivity, what is worse than no training at all is as bad as that.
     initial = max((c.initial for c in comparisons if math.isfinite(c.initial)), default=math.inf)
-    low, high = min(every, default=0.0), min(max(every, default=1.0), 1.1 * initial)
-    room = 0.05 * (high - low) or 1.0
+    low, high = min(losses, default=0.0), min(max(losses, default=1.0), 1.1 * initial)
+    margin = 0.05 * (high - low) or 1.0
     points, crosses, stacked = [], [], 0
     for panel, members in panels.items():
         heights: dict[float, int] = {}
@@ -253,63 +278,73 @@ def draw_learning_rates(comparisons: Sequence[Comparison], metric: str) -> Chart
                 points += [row | {'loss': value} for value in values]
                 if diverged[lr]:
                     heights[lr] = heights.get(lr, 0) + 1
-                    told = {'at': high + heights[lr] * room, 'runs': f'{diverged[lr]} diverged'}
-                    crosses.append(row | told)
+                    mark = {'at': high + heights[lr] * margin, 'runs': f'{diverged[lr]} diverged'}
+                    crosses.append(row | mark)
         stacked = max(stacked, *heights.values(), 0)
-    top = high + (stacked + 0.5) * room if stacked else high
+    top = high + (stacked + 0.5) * margin if stacked else high
     rates = sorted({rate for c in comparisons for rate in c.variant.rates if rate})
     scale = alt.Scale(type='log' if rates else 'linear', nice=False, padding=12)
     numbers = alt.Axis(values=rates, format='.3~g', grid=True)
     y = alt.Y(
         'loss:Q',
         title=f'final {UNITS[metric]}',
-        scale=alt.Scale(zero=False, nice=False, domain=[low - room / 2, top]),
+        scale=alt.Scale(zero=False, nice=False, domain=[low - margin / 2, top]),
     )
     x = alt.X('lr:Q', title='learning rate', scale=scale, axis=numbers)
     # A facet wants one table for all of its layers: crosses stand in it in a column of their own.
     chart = alt.Chart(alt.Data(values=points + crosses))
-    shown = {'x': x, **line_encodings(names, [c.variant.name for c in baselines])}
-    mean, least = (y.aggregate(how) for how in ('mean', 'min'))
-    seen = tooltips('line', 'lr', 'loss')
-    plain = {'x': x, 'color': shown['color']}
+    line_encoding = {'x': x, **line_encodings(names, [c.variant.name for c in baselines])}
+    mean, lowest = (y.aggregate(operation) for operation in ('mean', 'min'))
+    tooltip = tooltips('line', 'lr', 'loss')
+    encoding = {'x': x, 'color': line_encoding['color']}
     layers = [
-        chart.mark_area(opacity=0.13, clip=True).encode(y=least, y2='max(loss):Q', **plain),
+        chart.mark_area(opacity=0.13, clip=True).encode(y=lowest, y2='max(loss):Q', **encoding),
         chart.mark_point(opacity=0.45, size=14, filled=True, clip=True).encode(
-            y=y, tooltip=seen, **plain
+            y=y, tooltip=tooltip, **encoding
         ),
-        chart.mark_line(point=alt.OverlayMarkDef(size=36), clip=True).encode(y=mean, **shown),
+        chart.mark_line(point=alt.OverlayMarkDef(size=36), clip=True).encode(
+            y=mean, **line_encoding
+        ),
     ]
     if crosses:
         cross = chart.transform_filter('isValid(datum.at)').mark_point(**CROSS)
-        seen = [*tooltips('line', 'lr'), 'runs:N']
-        layers.append(cross.encode(y='at:Q', tooltip=seen, **plain))
+        tooltip = [*tooltips('line', 'lr'), 'runs:N']
+        layers.append(cross.encode(y='at:Q', tooltip=tooltip, **encoding))
     wide, tall = (520, 320) if '' in panels else (200, 150)
-    found = alt.layer(*layers).properties(width=wide, height=tall)
+    figure = alt.layer(*layers).properties(width=wide, height=tall)
     if '' not in panels:
         title = f'{baselines[0].variant.name}, the baseline, is in each' if baselines else None
         facet = alt.Facet('panel:N', title=title, sort=list(panels))
-        found = found.facet(facet=facet, columns=PANELS_PER_ROW)
-    return with_log(found, x='log learning rate', y='log loss')
+        figure = figure.facet(facet=facet, columns=PANELS_PER_ROW)
+    return with_log(figure, x='log learning rate', y='log loss')
 
 
 Sizes = dict[str, list[tuple[str, Comparison]]]
 
 
 def group_by_size(comparisons: Sequence[Comparison]) -> Sizes:
-    """Returns {what is chosen besides the size: [(size, its runs)]}, smallest first; {} where there
-    is one size alone.
+    """Groups comparisons that differ in size alone.
+
+    Returns:
+      {text of the other choices: [(size, comparison), smallest first]}; {} if all have one size.
     """
     values = [comparison.variant.values for comparison in comparisons]
-    varied = [name for name in SIZES if len({repr(one.get(name)) for one in values}) > 1]
+    varied = [
+        name
+        for name in SIZES
+        if len({repr(variant_values.get(name)) for variant_values in values}) > 1
+    ]
     if not varied:
         return {}
-    found: dict[str, list[Comparison]] = {}
-    for comparison, one in zip(comparisons, values, strict=True):
+    groups: dict[str, list[Comparison]] = {}
+    for comparison, variant_values in zip(comparisons, values, strict=True):
         chosen = {
-            n: v for n, v in one.items() if n not in (*SIZES, *SIZE_DEPENDENT) and v is not None
+            n: v
+            for n, v in variant_values.items()
+            if n not in (*SIZES, *SIZE_DEPENDENT) and v is not None
         }
-        others = ', '.join(f'{name} {format_number(value)}' for name, value in chosen.items())
-        found.setdefault(others, []).append(comparison)
+        choice = ', '.join(f'{name} {format_number(value)}' for name, value in chosen.items())
+        groups.setdefault(choice, []).append(comparison)
 
     def size(comparison: Comparison) -> tuple:
         return tuple(comparison.variant.values[name] for name in varied)
@@ -317,19 +352,24 @@ def group_by_size(comparisons: Sequence[Comparison]) -> Sizes:
     def label(comparison: Comparison) -> str:
         return ', '.join(f'{name} {comparison.variant.values[name]}' for name in varied)
 
-    return {others: [(label(c), c) for c in sorted(own, key=size)] for others, own in found.items()}
+    return {
+        choice: [(label(c), c) for c in sorted(members, key=size)]
+        for choice, members in groups.items()
+    }
 
 
 def draw_rates_by_size(sizes: Sizes, metric: str) -> Chart:
-    """Draws a panel for each choice, a line for each size, its lowest mean ringed; a band from the
-    least to the greatest seed. It shows whether the best learning rate moves with the size.
+    """Draws the loss over the learning rate: a panel for each choice, a line for each size.
+
+    The lowest mean is ringed, a band spans the seeds. It shows whether the best rate depends on the
+    size.
     """
     points, rings = [], []
-    for others, lines in sizes.items():
+    for choice, lines in sizes.items():
         for size, c in lines:
-            losses = {lr: own for lr, own in finished_losses(c, metric).items() if own}
-            row = {'panel': others, 'size': size}
-            points += [row | {'lr': lr, 'loss': v} for lr, own in losses.items() for v in own]
+            losses = {lr: values for lr, values in finished_losses(c, metric).items() if values}
+            row = {'panel': choice, 'size': size}
+            points += [row | {'lr': lr, 'loss': v} for lr, values in losses.items() for v in values]
             if losses:
                 best = min(losses, key=lambda lr: np.mean(losses[lr]))
                 rings.append(row | {'lr': best, 'ring': float(np.mean(losses[best]))})
@@ -343,25 +383,28 @@ def draw_rates_by_size(sizes: Sizes, metric: str) -> Chart:
     legend = alt.Legend(title=None, orient='top', columns=4, symbolType='circle')
     color = alt.Color('size:O', scale=shades, legend=legend)
     chart = alt.Chart(alt.Data(values=points + rings)).encode(x=x, color=color)
-    low, mean = (y.aggregate(how) for how in ('min', 'mean'))
+    low, mean = (y.aggregate(operation) for operation in ('min', 'mean'))
     layers = (
         chart.mark_area(opacity=0.15).encode(y=low, y2='max(loss):Q'),
         chart.mark_line(point=alt.OverlayMarkDef(size=20)).encode(y=mean),
         chart.transform_filter('isValid(datum.ring)').mark_point(size=130).encode(y='ring:Q'),
     )
-    found = alt.layer(*layers).properties(width=230, height=200)
+    figure = alt.layer(*layers).properties(width=230, height=200)
     facet = alt.Facet('panel:N', title=None, sort=list(sizes))
-    return with_log(found.facet(facet=facet, columns=PANELS_PER_ROW), y='log loss')
+    return with_log(figure.facet(facet=facet, columns=PANELS_PER_ROW), y='log loss')
 
 
 def draw_final_losses(comparisons: Sequence[Comparison], metric: str) -> Chart:
-    """Draws each seed's final loss, runs that diverged as crosses at the loss at initialisation,
-    and the mean of both with its interval: a line for each variant.
+    """Draws each seed's final loss and the mean with its interval, one line for each variant.
+
+    Runs that diverged are crosses at the loss at initialisation.
     """
     seeds, crosses, means = [], [], []
     for c in comparisons:
         row = {'line': c.variant.name}
-        seeds += [row | {'loss': v} for own in finished_losses(c, metric).values() for v in own]
+        seeds += [
+            row | {'loss': v} for values in finished_losses(c, metric).values() for v in values
+        ]
         if c.diverged and math.isfinite(c.initial):
             crosses.append(row | {'loss': c.initial, 'runs': f'{c.diverged} diverged'})
         if math.isfinite(c.loss.mean):
@@ -381,8 +424,8 @@ def draw_final_losses(comparisons: Sequence[Comparison], metric: str) -> Chart:
     x = alt.X('loss:Q', scale=scale, title=title)
     layers[0] = layers[0].encode(x=alt.X('low:Q', scale=scale, title=title))
     layers[1:] = [layer.encode(x=x, tooltip=tooltips('line', 'loss')) for layer in layers[1:]]
-    found = alt.layer(*layers).encode(y=y, color=colour)
-    return with_log(found.properties(width=520, height=alt.Step(26)), x='log loss')
+    figure = alt.layer(*layers).encode(y=y, color=colour)
+    return with_log(figure.properties(width=520, height=alt.Step(26)), x='log loss')
 
 
 def _interval_row(interval: Any) -> dict[str, float]:
@@ -391,35 +434,41 @@ def _interval_row(interval: Any) -> dict[str, float]:
 
 
 def draw_differences(comparisons: Sequence[Comparison], metric: str) -> Chart:
-    """Draws a line for each variant: its difference and interval in the colour of its verdict, and
-    the verdict in words.
+    """Draws the difference and interval of each variant in the colour of its verdict, with the
+    verdict.
     """
-    rows = []
+    rows: list[dict[str, Any]] = []
     for c in rank_comparisons(comparisons):
         needed = needed_seeds_text(c)
-        told = (c.verdict, format_p_value(c.p), f'{needed} would settle it' if needed else '')
+        verdict_parts = (
+            c.verdict,
+            format_p_value(c.p),
+            f'{needed} would settle it' if needed else '',
+        )
         row = {'variant': c.variant.name, 'verdict': c.verdict, 'seeds': c.difference.n}
-        rows.append(row | _interval_row(c.difference) | {'told': ', '.join(filter(None, told))})
+        rows.append(
+            row | _interval_row(c.difference) | {'told': ', '.join(filter(None, verdict_parts))}
+        )
     names = [row['variant'] for row in rows]
     baseline = next(c.variant.name for c in comparisons if c.variant.is_baseline)
     ends = [0.0, *(row[end] for row in rows for end in ('low', 'high'))]
-    room = 0.04 * (max(ends) - min(ends)) or 1.0
-    scale = alt.Scale(domain=[min(ends) - room, max(ends) + room], nice=False)
+    margin = 0.04 * (max(ends) - min(ends)) or 1.0
+    scale = alt.Scale(domain=[min(ends) - margin, max(ends) + margin], nice=False)
     title = f'difference from {baseline}, {SHORT_UNITS[metric]}'
     color = alt.Color(
         'verdict:N',
         scale=alt.Scale(domain=list(VERDICTS), range=list(VERDICTS.values())),
         legend=None,
     )
-    seen = [alt.Tooltip('variant:N'), alt.Tooltip('loss:Q', format='+.4f', title='difference')]
+    tooltip = [alt.Tooltip('variant:N'), alt.Tooltip('loss:Q', format='+.4f', title='difference')]
     chart = alt.Chart(alt.Data(values=rows)).encode(
         y=alt.Y('variant:N', sort=names, title=None, axis=alt.Axis(labelLimit=420)), color=color
     )
     point = chart.encode(
         x=alt.X('loss:Q', scale=scale, title=title),
-        tooltip=[*seen, alt.Tooltip('seeds:Q'), alt.Tooltip('told:N', title='verdict')],
+        tooltip=[*tooltip, alt.Tooltip('seeds:Q'), alt.Tooltip('told:N', title='verdict')],
     )
-    alone = alt.datum.verdict == ONE_SEED
+    has_one_seed = alt.datum.verdict == ONE_SEED
     zero = alt.Chart(alt.Data(values=[{'loss': 0}])).mark_rule(strokeDash=[3, 3])
     word = chart.mark_text(align='left', dx=8, limit=330).encode(
         x=alt.value('width'), text='told:N'
@@ -429,8 +478,8 @@ def draw_differences(comparisons: Sequence[Comparison], metric: str) -> Chart:
         chart.mark_rule(strokeWidth=2).encode(
             x=alt.X('low:Q', scale=scale, title=title), x2='high:Q'
         ),
-        point.transform_filter(~alone).mark_point(filled=True, size=60),
-        point.transform_filter(alone).mark_point(filled=False, size=60),
+        point.transform_filter(~has_one_seed).mark_point(filled=True, size=60),
+        point.transform_filter(has_one_seed).mark_point(filled=False, size=60),
         word,
     )
     return alt.layer(*layers).properties(width=300, height=alt.Step(26))

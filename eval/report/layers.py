@@ -1,4 +1,4 @@
-"""Quantities recorded besides losses: tables by depth, and charts over steps, layers and both."""
+"""Quantities other than losses: tables by depth, and charts over steps, layers and both."""
 
 import dataclasses
 import math
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import altair as alt
+import altair
 import numpy as np
 
 from eval.charts import Chart
@@ -25,19 +25,21 @@ from eval.report.figures import (
 from eval.report.series import HeatMap, Series, flatten_values, mean_map, select_fitting, thin_map
 from lm.study.tables.comparison import Comparison
 
+alt: Any = altair  # the types of its decorated methods are lost
+
 DEPTH = 'n_layers'  # the column in which variants that make one line differ
-HEAD = 'variant,layers,step,first,middle,last,last / first,over seeds,most / least,exponent'
+HEAD: str = 'variant,layers,step,first,middle,last,last / first,over seeds,most / least,exponent'
 RATE = 'learning_rate'
 MEAN = 'mean'  # over seeds
 
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """A quantity of one variant by layer, mean over seeds, nan where there is no number.
+    """A quantity of one variant by layer, mean over seeds, nan for missing numbers.
 
-    line: the variant's name without its number of layers, which is `layers`.
-    values: step -> [layers], of the first step that has a number other than 0, as an update has
-        none at a learning rate of 0, and of the last.
+    line: the variant's name without its number of layers, which is `layers`. values: step ->
+    [layers], of the first step with a number other than 0 (an update has none at a
+        learning rate of 0), and of the last.
     seeds: step -> [layers] of each seed.
     """
 
@@ -49,31 +51,50 @@ class Profile:
 
 
 def shown_maps(comparison: Comparison, series: Mapping[str, Series], name: str) -> list[HeatMap]:
-    """The quantity `name` of each run that is shown and has it."""
-    each = (series[workdir].layers.get(name) for workdir in comparison.display_workdirs)
-    return [one for one in each if one is not None]
+    """Returns a quantity of each run that is shown and has it.
+
+    Args:
+      comparison: the variant.
+      series: recorded series by workdir.
+      name: the quantity.
+    """
+    maps = (series[workdir].layers.get(name) for workdir in comparison.display_workdirs)
+    return [quantity_map for quantity_map in maps if quantity_map is not None]
 
 
 def build_profiles(
     comparisons: Sequence[Comparison], series: Mapping[str, Series], name: str
 ) -> list[Profile]:
-    """The quantity `name` of each variant that has numbers of it."""
-    found = []
+    """Returns a quantity of each variant that recorded it.
+
+    Args:
+      comparisons: the variants.
+      series: recorded series by workdir.
+      name: the quantity.
+    """
+    profiles = []
     for comparison in comparisons:
         maps = shown_maps(comparison, series, name)
-        means = [(step, np.array(v, float)) for step, v in zip(*mean_map(maps), strict=True)]
-        moves = [one for one in means if np.nan_to_num(one[1]).any()] or means
-        ends = dict((*moves[:1], *means[-1:]))
+        means = [
+            (step, np.array(values, float)) for step, values in zip(*mean_map(maps), strict=True)
+        ]
+        nonzero = [
+            step_and_mean for step_and_mean in means if np.nan_to_num(step_and_mean[1]).any()
+        ] or means
+        ends = dict((*nonzero[:1], *means[-1:]))
         if any(np.isfinite(values_L).any() for values_L in ends.values()):
-            by_step = [dict(zip(*one, strict=True)) for one in maps]
-            seeds = {step: [np.array(own[step], float) for own in by_step] for step in ends}
+            by_step = [dict(zip(*quantity_map, strict=True)) for quantity_map in maps]
+            seeds = {
+                step: [np.array(values_by_step[step], float) for values_by_step in by_step]
+                for step in ends
+            }
             line, is_baseline = line_name(comparison), comparison.variant.is_baseline
-            found.append(Profile(line, is_baseline, len(means[0][1]), ends, seeds))
-    return found
+            profiles.append(Profile(line, is_baseline, len(means[0][1]), ends, seeds))
+    return profiles
 
 
 def line_name(comparison: Comparison) -> str:
-    """The variant's name beside others of its number of layers."""
+    """Returns the variant's name without its number of layers."""
     variant = comparison.variant
     if DEPTH not in variant.values:
         return variant.name
@@ -83,14 +104,14 @@ def line_name(comparison: Comparison) -> str:
 
 
 def last_over_first(values_L: np.ndarray) -> float:
-    """Last layer over first; nan where one is missing or the first is 0."""
+    """Returns the last layer over the first; nan if one is missing or the first is 0."""
     return float(values_L[-1] / values_L[0]) if values_L[0] else math.nan
 
 
 def depth_exponent(values_L: np.ndarray) -> float:
-    """p of the power law v = c l^p, the least squares line through log v over log l, l from 1.
+    """Returns p of the power law v = c l^p, by least squares of log v over log l, l from 1.
 
-    nan with fewer than two layers, or where a value is missing or not positive.
+    nan with fewer than two layers, or if a value is missing or not positive.
     """
     if len(values_L) < 2 or not (values_L > 0).all() or not np.isfinite(values_L).all():
         return math.nan
@@ -98,19 +119,19 @@ def depth_exponent(values_L: np.ndarray) -> float:
     return float(np.polyfit(np.log(layers_L), np.log(values_L), 1)[0])
 
 
-def depth_table(found: Sequence[Profile]) -> list[list[str]]:
-    """A head and a row for each profile and step, as text."""
-    rows = (_depth_row(profile, step) for profile in found for step in profile.values)
-    return [HEAD.split(','), *rows]
+def depth_table(profiles: Sequence[Profile]) -> list[list[str]]:
+    """Returns a head and a row for each profile and step, as text."""
+    head = HEAD.split(',')
+    return [head, *(_depth_row(profile, step) for profile in profiles for step in profile.values)]
 
 
 def _depth_row(profile: Profile, step: int) -> list[str]:
-    values_L, least = profile.values[step], profile.values[step].min()
+    values_L, lowest = profile.values[step], profile.values[step].min()
     middle = values_L[(len(values_L) - 1) // 2]
     numbers = (values_L[0], middle, values_L[-1], last_over_first(values_L))
     seeds = [r for r in map(last_over_first, profile.seeds[step]) if math.isfinite(r)]
     spread = f'{_format_short(min(seeds))} to {_format_short(max(seeds))}' if len(seeds) > 1 else ''
-    ends = _format_short(values_L.max() / least if least > 0 else math.nan)
+    ends = _format_short(values_L.max() / lowest if lowest > 0 else math.nan)
     power, names = (
         _format_short(depth_exponent(values_L), '+.2f'),
         (profile.line, str(profile.layers)),
@@ -128,55 +149,64 @@ def draw_quantity_charts(
     names: Sequence[str],
     by_head: Sequence[str],
 ) -> dict[str, Chart]:
-    """Returns every chart of the quantities `names`, and of RATE, that there are numbers for.
+    """Draws every chart with numbers of the quantities `names`, and of RATE.
 
-    by_head: those of which each head is shown too.
+    Args:
+      comparisons: the variants.
+      series: recorded series by workdir.
+      names: the quantities.
+      by_head: quantities to show for each head, too.
+
+    Returns:
+      Charts by name.
     """
     runs, steps = collect_runs(comparisons, series), select_fitting(list(series.values()))[0]
-    found: dict[str, Chart] = {}
+    charts: dict[str, Chart] = {}
     for name in (*names, RATE):
         file = re.sub(r'\W+', '_', name)
-        is_still = name == RATE and all(len({*run.series.rates[1]}) < 2 for run in runs)
-        if not is_still and (rows := step_rows(runs, name)):
-            found[f'steps_{file}'] = draw_over_steps(
+        is_constant = name == RATE and all(len({*run.series.rates[1]}) < 2 for run in runs)
+        if not is_constant and (rows := step_rows(runs, name)):
+            charts[f'steps_{file}'] = draw_over_steps(
                 rows, run_line_encodings(comparisons, runs), name
             )
         if maps := list(_iterate_maps(comparisons, runs, 'layers', name, steps)):
             if lines := build_profiles(comparisons, series, name):
-                found[f'depth_{file}'] = draw_by_depth(lines, name)
-            found[f'layers_{file}'] = draw_layer_maps(maps, runs, name)
+                charts[f'depth_{file}'] = draw_by_depth(lines, name)
+            charts[f'layers_{file}'] = draw_layer_maps(maps, runs, name)
         if name in by_head and (
             maps := list(_iterate_maps(comparisons, runs, 'heads', name, steps))
         ):
-            found[f'heads_{file}'] = draw_head_maps(maps, runs, name)
-    return found
+            charts[f'heads_{file}'] = draw_head_maps(maps, runs, name)
+    return charts
 
 
 def _iterate_maps(
     comparisons: Sequence[Comparison], runs: Sequence[RunLines], kind: str, name: str, steps: int
 ) -> Iterator[tuple[dict[str, Any], Any]]:
-    """Yields the variant, learning rate and seed of a map, and the map at so many steps: of the
-    mean over the seeds of a learning rate, then of each where there are several.
+    """Yields (variant, learning rate and seed; map thinned to `steps`): the mean over seeds of each
+    rate, then each seed if there are several.
     """
     by_workdir = {run.record['workdir']: run for run in runs}
     for c in comparisons:
         for lr in c.variant.rates:
-            here = [by_workdir[record['workdir']] for record in c.variant.records_at(lr)]
-            here = [run for run in here if name in getattr(run.series, kind)]
-            maps = [getattr(run.series, kind)[name] for run in here]
-            told = {'line': c.variant.name, 'lr': lr, 'best': any(run.is_best for run in here)}
+            lr_runs = [by_workdir[record['workdir']] for record in c.variant.records_at(lr)]
+            lr_runs = [run for run in lr_runs if name in getattr(run.series, kind)]
+            maps = [getattr(run.series, kind)[name] for run in lr_runs]
+            row = {'line': c.variant.name, 'lr': lr, 'best': any(run.is_best for run in lr_runs)}
             mean = mean_map(maps)
             if any(value is not None for value in flatten_values(mean[1])):
-                yield told | {'seed': MEAN}, thin_map(mean, steps)
-            for run, own in zip(here, maps, strict=True) if len(maps) > 1 else ():
-                yield told | {'seed': run.seed}, thin_map(own, steps)
+                yield row | {'seed': MEAN}, thin_map(mean, steps)
+            for run, map_of_run in zip(lr_runs, maps, strict=True) if len(maps) > 1 else ():
+                yield row | {'seed': run.seed}, thin_map(map_of_run, steps)
 
 
 def _draw_heat_map(
-    rows: list[dict], runs: Sequence[RunLines], name: str, y: alt.Y, size: tuple
+    rows: list[dict], runs: Sequence[RunLines], name: str, y: altair.Y, size: tuple
 ) -> Chart:
-    """Draws `rows` over steps, all variants on one scale of colours: logarithmic where all values
-    are positive. A reader chooses learning rate and seed.
+    """Draws `rows` over steps, all variants on one colour scale, logarithmic if all values are
+    positive.
+
+    A reader selects learning rate and seed.
     """
     rate, seeds = rate_parameter(runs, with_all=False), list(dict.fromkeys(r['seed'] for r in rows))
     seed = alt.param('seed', bind=alt.binding_select(options=seeds, name='seed '), value=MEAN)
@@ -188,14 +218,14 @@ def _draw_heat_map(
     chart = chart.transform_filter('datum.seed == seed') if len(seeds) > 1 else chart
     chart = chart.transform_flatten(['step', 'y']).transform_filter('isValid(datum.y)')
     axis = alt.Axis(labelAngle=0, labelOverlap='greedy', ticks=False)
-    seen = [*tooltips('line', 'lr', 'seed', 'layer', 'step'), alt.Tooltip('y:Q', title='value')]
+    tooltip = [*tooltips('line', 'lr', 'seed', 'layer', 'step'), alt.Tooltip('y:Q', title='value')]
     if 'head' in rows[0]:
-        seen.insert(4, alt.Tooltip('head:Q'))
+        tooltip.insert(4, alt.Tooltip('head:Q'))
     chart = chart.mark_rect().encode(
         x=alt.X('step:O', title='step', axis=axis),
         y=y,
         color=alt.Color('y:Q', scale=scale, legend=legend),
-        tooltip=seen,
+        tooltip=tooltip,
     )
     names = list(dict.fromkeys(row['line'] for row in rows))
     facet = alt.Facet('line:N', title=None, sort=names)
@@ -205,10 +235,16 @@ def _draw_heat_map(
 
 
 def draw_layer_maps(maps: Sequence[tuple], runs: Sequence[RunLines], name: str) -> Chart:
-    """Draws one quantity over steps and depth, all variants on one scale of colours."""
+    """Draws one quantity over steps and depth, all variants on one colour scale.
+
+    Args:
+      maps: (columns of a row, map) pairs.
+      runs: the runs, for the learning rates.
+      name: the quantity.
+    """
     rows = [
-        told | {'layer': i + 1, 'step': steps, 'y': list(values)}
-        for told, (steps, by_step) in maps
+        row | {'layer': i + 1, 'step': steps, 'y': list(values)}
+        for row, (steps, by_step) in maps
         for i, values in enumerate(zip(*by_step, strict=True))
     ]
     y = alt.Y('layer:O', title='layer, from 1', sort='descending')
@@ -216,42 +252,51 @@ def draw_layer_maps(maps: Sequence[tuple], runs: Sequence[RunLines], name: str) 
 
 
 def draw_head_maps(maps: Sequence[tuple], runs: Sequence[RunLines], name: str) -> Chart:
-    """Draws one quantity over steps for each head of each layer, counted from 1."""
+    """Draws one quantity over steps for each head of each layer, counted from 1.
+
+    Args:
+      maps: (columns of a row, map) pairs.
+      runs: the runs, for the learning rates.
+      name: the quantity.
+    """
     rows = [
-        told | {'layer': i + 1, 'head': n + 1, 'place': f'{i + 1}.{n + 1}', 'step': steps, 'y': y}
-        for told, (steps, by_step) in maps
+        row | {'layer': i + 1, 'head': n + 1, 'place': f'{i + 1}.{n + 1}', 'step': steps, 'y': y}
+        for row, (steps, by_step) in maps
         for i in range(len(by_step[0]))
-        for n, y in enumerate(map(list, zip(*(at[i] for at in by_step), strict=True)))
+        for n, y in enumerate(
+            map(list, zip(*(heads_by_layer[i] for heads_by_layer in by_step), strict=True))
+        )
     ]
     places = list(dict.fromkeys(row['place'] for row in rows))
     y = alt.Y('place:N', title='layer.head', sort=places[::-1])
     return _draw_heat_map(rows, runs, name, y, (260, min(480, max(150, 9 * len(places)))))
 
 
-def draw_by_depth(found: Sequence[Profile], name: str) -> Chart:
-    """Draws one quantity over the layers, a line for each variant and thin ones for its seeds: a
-    row of panels for each number of layers, with the first recorded step on the left and the last
-    on the right.
+def draw_by_depth(profiles: Sequence[Profile], name: str) -> Chart:
+    """Draws one quantity over the layers: a line for each variant and thin lines for its seeds.
+
+    There is a row of panels for each number of layers, with the first recorded step on the left and
+    the last on the right.
     """
     rows, panels = [], {}
-    ends = max(len(profile.values) for profile in found)
-    for profile in sorted(found, key=lambda profile: profile.layers):
-        same = [other for other in found if other.layers == profile.layers]
+    ends = max(len(profile.values) for profile in profiles)
+    for profile in sorted(profiles, key=lambda profile: profile.layers):
+        peers = [peer for peer in profiles if peer.layers == profile.layers]
         for end, step in zip(range(-ends, 0), profile.values, strict=False):
-            steps = {list(other.values)[end] for other in same if len(other.values) == ends}
+            steps = {list(peer.values)[end] for peer in peers if len(peer.values) == ends}
             when = f'step {step}' if len(steps) == 1 else ('last step', 'first step')[end + 1]
             panel = f'{profile.layers} layers, {when}'
             panels[panel] = None
-            each = {MEAN: profile.values[step]} | dict(enumerate(profile.seeds[step]))
-            for seed, values_L in each.items():
+            values_by_seed = {MEAN: profile.values[step]} | dict(enumerate(profile.seeds[step]))
+            for seed, values_L in values_by_seed.items():
                 row = {'line': profile.line, 'panel': panel, 'seed': str(seed)}
-                kept = [(i + 1, float(v)) for i, v in enumerate(values_L) if math.isfinite(v)]
-                rows += [row | {'layer': layer, 'y': value} for layer, value in kept]
-    names = list(dict.fromkeys(profile.line for profile in found))
-    look = line_encodings(names, {profile.line for profile in found if profile.is_baseline})
+                finite = [(i + 1, float(v)) for i, v in enumerate(values_L) if math.isfinite(v)]
+                rows += [row | {'layer': layer, 'y': value} for layer, value in finite]
+    names = list(dict.fromkeys(profile.line for profile in profiles))
+    look = line_encodings(names, {profile.line for profile in profiles if profile.is_baseline})
     kind = 'log' if min(row['y'] for row in rows) > 0 else 'linear'
     y = alt.Y('y:Q', title=name.replace('_', ' '), scale=build_scale(kind, nice=False))
-    layers = list(range(1, max(profile.layers for profile in found) + 1))
+    layers = list(range(1, max(profile.layers for profile in profiles) + 1))
     x = alt.X('layer:Q', title='layer, from 1', axis=alt.Axis(values=layers, format='d'))
     chart = alt.Chart(alt.Data(values=rows)).encode(
         x=x, y=y, tooltip=tooltips('line', 'layer', 'y')
@@ -259,10 +304,10 @@ def draw_by_depth(found: Sequence[Profile], name: str) -> Chart:
     is_mean = alt.datum.seed == MEAN
     seeds = chart.transform_filter(~is_mean).mark_line(strokeWidth=0.7, opacity=0.6)
     means = chart.transform_filter(is_mean).mark_line(point=alt.OverlayMarkDef(size=24))
-    found = alt.layer(seeds.encode(detail='seed:N', **look), means.encode(**look))
+    figure = alt.layer(seeds.encode(detail='seed:N', **look), means.encode(**look))
     facet = alt.Facet('panel:N', title=None, sort=list(panels))
-    found = found.properties(width=330, height=190).facet(facet=facet, columns=ends)
-    return with_log(found.resolve_scale(x='independent'), y='log scale')
+    figure = figure.properties(width=330, height=190).facet(facet=facet, columns=ends)
+    return with_log(figure.resolve_scale(x='independent'), y='log scale')
 
 
 def step_rows(runs: Sequence[RunLines], name: str) -> list[dict]:
@@ -278,32 +323,39 @@ def step_rows(runs: Sequence[RunLines], name: str) -> list[dict]:
 
 
 def draw_over_steps(rows: list[dict], look: dict[str, Any], name: str) -> Chart:
-    """Draws the mean over layers over steps: a line for each variant, thin ones for its seeds, and
-    a band from the least to the greatest layer. Logarithmic where all values are positive and the
-    greatest is a hundred times the least.
+    """Draws the mean over layers over steps, thin lines for seeds, and a band over the layers.
+
+    The scale is logarithmic if all values are positive and the greatest exceeds the least a
+    hundredfold.
+
+    Args:
+      rows: rows of `step_rows`.
+      look: encodings of the lines.
+      name: the quantity.
     """
     low, high = min(min(row['low']) for row in rows), max(max(row['high']) for row in rows)
     kind = 'log' if 0 < 100 * low < high else 'linear'
     y = alt.Y('y:Q', title=name.replace('_', ' '), scale=build_scale(kind))
-    data = alt.Chart(alt.Data(values=rows)).transform_flatten(['step', 'y', 'low', 'high'])
-    chart = data.encode(x=alt.X('step:Q', title='step', scale=alt.Scale(nice=False)))
-    plain = {'color': look['color']}
-    seen = tooltips('line', 'lr', 'seed', 'cell', 'step', 'y')
-    band = chart.mark_area(opacity=0.1).encode(y=alt.Y('min(low):Q'), y2='max(high):Q', **plain)
+    flattened = alt.Chart(alt.Data(values=rows)).transform_flatten(['step', 'y', 'low', 'high'])
+    chart = flattened.encode(x=alt.X('step:Q', title='step', scale=alt.Scale(nice=False)))
+    encoding = {'color': look['color']}
+    tooltip = tooltips('line', 'lr', 'seed', 'cell', 'step', 'y')
+    band = chart.mark_area(opacity=0.1).encode(y=alt.Y('min(low):Q'), y2='max(high):Q', **encoding)
     runs = chart.mark_line(strokeWidth=0.8, opacity=0.6)
     means = chart.mark_line(point=len(rows[0]['step']) < 12).encode(y=y.aggregate('mean'), **look)
-    layers = [band, runs.encode(y=y, detail='cell:N', tooltip=seen, **look), means]
+    layers = [band, runs.encode(y=y, detail='cell:N', tooltip=tooltip, **look), means]
     has_layers = any(row['low'] != row['high'] for row in rows)
-    drawn = layers if has_layers else layers[1:]
-    return with_log(alt.layer(*drawn).properties(width=430, height=220), y='log scale')
+    shown_layers = layers if has_layers else layers[1:]
+    return with_log(alt.layer(*shown_layers).properties(width=430, height=220), y='log scale')
 
 
 def _finite_values(series: Series, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """[S] steps and [S, L] values, of the steps at which all layers have one; one column for a
-    quantity of the whole model.
+    """Returns steps [S] and values [S, L] at which all layers have a number.
+
+    A quantity of the whole model has a single column.
     """
-    of_model = series.rates if name == RATE else series.scalars.get(name)
-    steps, values = of_model or series.layers.get(name) or ([], [])
+    model_values = series.rates if name == RATE else series.scalars.get(name)
+    steps, values = model_values or series.layers.get(name) or ([], [])
     values_SL = np.array(values, float).reshape(len(steps), -1 if steps else 0)
-    kept_S = np.isfinite(values_SL).all(1)
-    return np.array(steps)[kept_S], values_SL[kept_S]
+    is_finite_S = np.isfinite(values_SL).all(1)
+    return np.array(steps)[is_finite_S], values_SL[is_finite_S]

@@ -1,6 +1,6 @@
 """Tables and plots of a run or of sweeps, finished or not, in one page that needs no network.
 
-Next to the page (DIR/report.html) lies the same in Markdown; --figures adds PNG and SVG for papers.
+The same is written in Markdown beside the page (DIR/report.html); --figures adds PNG and SVG.
 """
 
 import re
@@ -61,21 +61,26 @@ def write_report(
     baseline: str = '',
     say: Callable[[str], None] = lambda text: None,
 ) -> Path:
-    """Writes the page to `out`, the tables in Markdown beside it, and figures to the folder
-    `figures` where that is given; returns the page's path.
+    """Writes the page, its tables in Markdown beside it, and optionally figures.
 
     Args:
         workdir: a run or a sweep, or several to compare, the first with the baseline.
-        out: WORKDIR/report.html by default; of several, report-with-OTHERS.html in the first.
+        out: path of the page. By default WORKDIR/report.html; for several,
+            report-with-OTHERS.html in the first.
+        figures: folder for figures; none by default.
         baseline: a variant, as the page names it, or one of its cells; the first by default.
-        say: is told the main results, for a terminal.
+        say: called with the main results, for a terminal.
 
-    Raises ValueError where a workdir holds neither a run nor a sweep, or what cannot be read, and
-    where the losses of several do not compare (`eval.report.subject`), no variant has the name
-    `baseline`, or one is asked for in a tuned sweep.
+    Returns:
+        The path of the page.
+
+    Raises:
+        ValueError: if a workdir has no readable run or sweep, if the losses of several are not
+            comparable (`eval.report.subject`), if no variant is called `baseline`, or if a baseline
+            is given for a tuned sweep.
     """
-    several = [workdir] if isinstance(workdir, str | Path) else list(workdir)
-    subject = read_subject(several)
+    workdirs = [workdir] if isinstance(workdir, str | Path) else list(workdir)
+    subject = read_subject(workdirs)
     series, unread = _read_all_series(subject.records)
     comparisons, by_rate = _build_comparisons(subject)
     if baseline and subject.ablation:
@@ -85,16 +90,16 @@ def write_report(
             'config.sweep'
         )
     if baseline:
-        asked = select_baseline([c.variant for c in by_rate or comparisons], baseline)
-        again = compare_variants(asked, subject.metric)
-        by_rate, comparisons = (again, comparisons) if by_rate else ([], again)
-    shown = by_rate or comparisons
-    charts, shows = _draw_charts(shown, comparisons, series, subject)
+        variants = select_baseline([c.variant for c in by_rate or comparisons], baseline)
+        compared = compare_variants(variants, subject.metric)
+        by_rate, comparisons = (compared, comparisons) if by_rate else ([], compared)
+    displayed = by_rate or comparisons
+    charts, choices = _draw_charts(displayed, comparisons, series, subject)
     content = _build_context(subject, comparisons, by_rate, series)
-    content |= {'unread': unread, 'charts': list(charts), 'shows': shows}
+    content |= {'unread': unread, 'charts': list(charts), 'shows': choices}
     content |= {'losses': [*LOSSES, f'steps_{RATE_OF_STEPS}']}
-    others = [folder.resolve().name for folder in subject.folders[1:]]
-    name = '-'.join(['report', 'with', *others] if others else ['report']) + '.html'
+    other_names = [folder.resolve().name for folder in subject.folders[1:]]
+    name = '-'.join(['report', 'with', *other_names] if other_names else ['report']) + '.html'
     page = parse_local_path(out, '--out') if out else subject.folders[0] / name
     page.parent.mkdir(parents=True, exist_ok=True)
     write_text(page, _render(PAGE, content | {'scripts': render_scripts(charts)}))
@@ -103,8 +108,8 @@ def write_report(
     write_text(page.with_suffix('.md'), text.rstrip() + '\n')
     say(_format_summary(content, subject.is_sweep))
     if figures:
-        kept = select_figures(list(series.values()))
-        files = {re.sub(r'\W+', '_', name) for name in (*kept, RATE_OF_STEPS)}
+        quantities = select_figures(list(series.values()))
+        files = {re.sub(r'\W+', '_', name) for name in (*quantities, RATE_OF_STEPS)}
         for name, chart in charts.items():
             if name in LOSSES or name.partition('_')[2] in files:
                 save_chart(chart, Path(figures) / f'{name}.png')
@@ -113,11 +118,11 @@ def write_report(
 
 
 def _format_summary(content: Mapping[str, Any], is_sweep: bool) -> str:
-    """Returns the findings and, of a sweep, the verdict on each variant."""
-    told = content['arms']['rows'] if content['arms'] else content['variants']
+    """Returns the findings and, for a sweep, the verdict on each variant."""
+    table_rows = content['arms']['rows'] if content['arms'] else content['variants']
     rows = [
         {name: str(cell) for name, cell in row.cells.items()} | {'notes': '; '.join(row.notes)}
-        for row in told
+        for row in table_rows
     ]
     names = [
         n for n in (rows[0] if rows else ()) if n in (*SUMMARY_COLUMNS, content['what'], 'notes')
@@ -127,7 +132,7 @@ def _format_summary(content: Mapping[str, Any], is_sweep: bool) -> str:
 
 
 def _build_comparisons(subject: Subject) -> tuple[list[Comparison], list[Comparison]]:
-    """Returns the variants compared, and the learning rates where these alone were swept."""
+    """Returns the variants compared, and the learning rates if only these were swept."""
     if subject.ablation:
         return arms.build_comparisons(subject.ablation), []
     by_rate = compare_rates(subject.records, subject.sweep) if len(subject.folders) == 1 else []
@@ -135,31 +140,31 @@ def _build_comparisons(subject: Subject) -> tuple[list[Comparison], list[Compari
 
 
 def _draw_charts(
-    shown: Sequence[Comparison],
+    displayed: Sequence[Comparison],
     comparisons: Sequence[Comparison],
     series: Mapping[str, Series],
     subject: Subject,
 ) -> tuple[dict[str, Chart], list[dict[str, Any]]]:
-    """Returns the charts of a page by name, and the choices among those of quantities."""
+    """Returns the charts of a page by name, and the choices among the charts of quantities."""
     _, fitting, by_head = select_fitting(list(series.values()))
-    still = constant_quantities(list(series.values()))
-    names = [name for name in fitting if name not in still]
-    of_losses = draw_loss_charts(shown, comparisons, series, subject.metric)
+    constants = constant_quantities(list(series.values()))
+    names = [name for name in fitting if name not in constants]
+    loss_charts = draw_loss_charts(displayed, comparisons, series, subject.metric)
     if subject.ablation:  # whose losses at best values are those of fresh seeds alone
-        of_losses = {n: chart for n, chart in of_losses.items() if n == 'loss_curves'}
+        loss_charts = {n: chart for n, chart in loss_charts.items() if n == 'loss_curves'}
         if any(arm.tuning_losses for arm in subject.ablation.arms):
-            of_losses = {'tuned_losses': draw_tuned_losses(subject.ablation)} | of_losses
-    of_quantities = draw_quantity_charts(shown, series, names, by_head)
-    offered = build_choices(names)
-    for choice in offered:
+            loss_charts = {'tuned_losses': draw_tuned_losses(subject.ablation)} | loss_charts
+    quantity_charts = draw_quantity_charts(displayed, series, names, by_head)
+    choices = build_choices(names)
+    for choice in choices:
         files = [re.sub(r'\W+', '_', name) for name in choice.pop('names')]
-        every = [f'{kind}_{file}' for file in files for kind in KINDS]
-        choice['charts'] = ' '.join(name for name in every if name in of_quantities)
-    return of_losses | of_quantities, [choice for choice in offered if choice['charts']]
+        chart_names = [f'{kind}_{file}' for file in files for kind in KINDS]
+        choice['charts'] = ' '.join(name for name in chart_names if name in quantity_charts)
+    return loss_charts | quantity_charts, [choice for choice in choices if choice['charts']]
 
 
 def _read_all_series(records: Sequence[Record]) -> tuple[dict[str, Series], list[str]]:
-    """The series of each run, by workdir; and the reasons why some are empty."""
+    """Returns the series of each run by workdir, and the reasons why some are empty."""
     series, unread = {}, []
     for record in records:
         try:
@@ -176,18 +181,20 @@ def _build_context(
     by_rate: Sequence[Comparison],
     series: Mapping[str, Series],
 ) -> dict[str, Any]:
-    """Everything on the page but its plots."""
+    """Returns the template variables of the page except its plots."""
     axes, base = subject.sweep['axes'], flatten(subject.sweep['base'])
-    shown, what = (by_rate, RATE) if by_rate else (comparisons, VARIANT)
-    if tuned := subject.ablation:
-        what = ARM
-        kept = {path for arm in tuned.arms if arm.length == 1 for path in arm.changes}
-        axes = {path: values for path, values in axes.items() if path in kept}
-    colors = [look['color'] for look in variant_styles(shown)]
-    every, named = list(series.values()), _name_runs(subject, shown)
-    names, fitting = quantity_names(every), select_fitting(every)[1]
-    still = constant_quantities(every)
-    by_depth = {n: depth_table(build_profiles(shown, series, n)) for n in names if n not in still}
+    displayed, row_kind = (by_rate, RATE) if by_rate else (comparisons, VARIANT)
+    if ablation := subject.ablation:
+        row_kind = ARM
+        paths = {path for arm in ablation.arms if arm.length == 1 for path in arm.changes}
+        axes = {path: values for path, values in axes.items() if path in paths}
+    colors = [style['color'] for style in variant_styles(displayed)]
+    all_series, run_names = list(series.values()), _name_runs(subject, displayed)
+    names, fitting = quantity_names(all_series), select_fitting(all_series)[1]
+    constants = constant_quantities(all_series)
+    by_depth = {
+        n: depth_table(build_profiles(displayed, series, n)) for n in names if n not in constants
+    }
     return {
         'title': subject.title,
         'workdir': ','.join(map(str, subject.folders)),
@@ -199,13 +206,13 @@ def _build_context(
         'confidence': f'{CONFIDENCE:.0%}',
         'level': f'{1 - CONFIDENCE:.2g}',
         'power': f'{POWER:.0%}',
-        'what': what,
-        'choice': '' if tuned else describe_lr_choice(comparisons, by_rate, base),
-        'findings': arms.findings(tuned)
-        if tuned
+        'what': row_kind,
+        'choice': '' if ablation else describe_lr_choice(comparisons, by_rate, base),
+        'findings': arms.findings(ablation)
+        if ablation
         else tables.findings(subject, comparisons, by_rate),
-        'arms': arms.build_context(tuned, base, colors) if tuned else None,
-        'variants': [] if tuned else tables.variant_rows(shown, colors, what),
+        'arms': arms.build_context(ablation, base, colors) if ablation else None,
+        'variants': [] if ablation else tables.variant_rows(displayed, colors, row_kind),
         'cells': [tables.cell_row(record, subject) for record in subject.records],
         'axes': {path: list(map(format_number, values)) for path, values in axes.items()},
         'combinations': _count_combinations(subject, axes),
@@ -213,50 +220,53 @@ def _build_context(
             path: list(map(format_number, values))
             for path, values in subject.base_differences.items()
         },
-        'changes': tables.list_changes(shown, subject.sweep),
+        'changes': tables.list_changes(displayed, subject.sweep),
         'base': {path: format_number(value) for path, value in base.items()},
-        'warnings': tables.warning_rows(subject.records, named),
-        'lasts': tables.list_last_diagnostics(subject.records, series, named),
+        'warnings': tables.warning_rows(subject.records, run_names),
+        'lasts': tables.list_last_diagnostics(subject.records, series, run_names),
         'most_lasts': tables.MOST_RUNS,
-        'traced': trace_tables(subject.records, named),
+        'traced': trace_tables(subject.records, run_names),
         'left_out': [name for name in names if name not in fitting],
-        'constants': {name: format_number(value) for name, value in still.items()},
-        'by_rate': [[]] if tuned else tables.rates_table(comparisons, subject.metric),
+        'constants': {name: format_number(value) for name, value in constants.items()},
+        'by_rate': [[]] if ablation else tables.rates_table(comparisons, subject.metric),
         'by_depth': {name: lines for name, lines in by_depth.items() if len(lines) > 1},
     }
 
 
 def _count_combinations(subject: Subject, axes: Mapping[str, Any]) -> int:
-    """Returns how many combinations of values a zip or a list makes; 0 where all are combined."""
+    """Returns the number of combinations if the sweep is a zip or a list; 0 for a full grid."""
     names = [columns()[path] for path in axes]
-    found = {tuple(record[name] for name in names) for record in subject.records}
-    return len(found) if is_partial_grid(found) else 0
+    combinations = {tuple(record[name] for name in names) for record in subject.records}
+    return len(combinations) if is_partial_grid(combinations) else 0
 
 
-def _name_runs(subject: Subject, shown: Sequence[Comparison]) -> dict[str, str]:
-    """workdir -> what makes the run, and its cell."""
+def _name_runs(subject: Subject, displayed: Sequence[Comparison]) -> dict[str, str]:
+    """Returns workdir -> the run's variant, rate and seeds, and its cell."""
     if not subject.is_sweep:
         return {record['workdir']: record['cell'] for record in subject.records}
-    variants = {r['workdir']: c.variant.name for c in shown for r in c.variant.records}
-    varied, found = tables.seed_columns(subject.records), {}
+    variants = {r['workdir']: c.variant.name for c in displayed for r in c.variant.records}
+    varied_columns, run_names = tables.seed_columns(subject.records), {}
     for record in subject.records:
-        seeds = [f'{column} {record[column]}' for column in varied]
+        seeds = [f'{column} {record[column]}' for column in varied_columns]
         parts = (variants.get(record['workdir'], ''), f'lr {format_number(record["lr"])}', *seeds)
-        found[record['workdir']] = f'{", ".join(filter(None, parts))} ({record["cell"]})'
-    return found
+        run_names[record['workdir']] = f'{", ".join(filter(None, parts))} ({record["cell"]})'
+    return run_names
 
 
 def _table_lines(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Rows with equal keys as a head and their values."""
-    values = ([', '.join(v) if isinstance(v, list) else str(v) for v in r.values()] for r in rows)
+    """Returns rows with equal keys as a head and lines of values."""
+    values = (
+        [', '.join(value) if isinstance(value, list) else str(value) for value in row.values()]
+        for row in rows
+    )
     return [list(rows[0]), *values]
 
 
 def _render(template: str, content: Mapping[str, Any]) -> str:
-    found = build_environment(TEMPLATES, is_html=template == PAGE)
-    found.filters |= {
+    environment = build_environment(TEMPLATES, is_html=template == PAGE)
+    environment.filters |= {
         'lines': _table_lines,
         'markdown': format_markdown,
-        'with_notes': lambda rows: [r.cells | {'notes': '; '.join(r.notes)} for r in rows],
+        'with_notes': lambda rows: [row.cells | {'notes': '; '.join(row.notes)} for row in rows],
     }
-    return found.get_template(template).render(content)
+    return environment.get_template(template).render(content)

@@ -24,8 +24,8 @@ class Subject:
     """The runs and variants that a page shows.
 
     sweep: the sweep.json; for several, the base of the first with the axes of all.
-    apart: field -> values, where the bases of several differ, learning rate and seeds aside.
-    ablation: of a tuned sweep, whose arms are the variants.
+    base_differences: field -> values, if the bases of several differ, except learning rate and
+    seeds. ablation: of a tuned sweep; its arms are the variants.
     """
 
     folders: list[Path]
@@ -38,19 +38,22 @@ class Subject:
 
     @property
     def is_sweep(self) -> bool:
+        """Whether the page shows a sweep or several folders."""
         return len(self.folders) > 1 or (self.folders[0] / SWEEP).exists()
 
     @property
     def title(self) -> str:
+        """Returns the names of the folders."""
         return ', '.join(folder.resolve().name for folder in self.folders)
 
 
 def read_subject(workdirs: Sequence[str | Path]) -> Subject:
     """Reads the folders. The baseline is that of the first.
 
-    Raises ValueError where one holds neither a run nor a sweep, where one is given twice, where
-    losses per token do not compare and there are no bits per byte, and where one of several is a
-    tuned sweep.
+    Raises:
+      ValueError: if a folder has neither a run nor a sweep or is given twice, if losses per token
+          are
+        not comparable and there are no bits per byte, or if one of several is a tuned sweep.
     """
     folders = [fetch_records(workdir) for workdir in workdirs]
     for folder in folders:
@@ -59,12 +62,16 @@ def read_subject(workdirs: Sequence[str | Path]) -> Subject:
                 f'{folder} holds no run and no sweep: there is no {SWEEP} or {CONFIG}. Give a '
                 '--workdir of one; the train.py command of a sweep writes a lost sweep.json anew'
             )
-    twice = [f for f, n in collections.Counter(f.resolve() for f in folders).items() if n > 1]
-    if twice:
-        raise ValueError(f'{twice[0]} is given twice; give each --workdir once')
-    each = [gather(folder) for folder in folders]
+    duplicates = [
+        folder
+        for folder, count in collections.Counter(folder.resolve() for folder in folders).items()
+        if count > 1
+    ]
+    if duplicates:
+        raise ValueError(f'{duplicates[0]} is given twice; give each --workdir once')
+    records_by_folder = [gather(folder) for folder in folders]
     sweeps = [read_sweep(folder) for folder in folders]
-    records = [record for own in each for record in own]
+    records = [record for folder_records in records_by_folder for record in folder_records]
     if len(folders) == 1:
         (sweep,) = sweeps
         if ablation := read_ablation(sweep, records):
@@ -78,24 +85,37 @@ def read_subject(workdirs: Sequence[str | Path]) -> Subject:
             select_metric(sweep['axes']),
             {},
         )
-    if tuned := [folder for folder, one in zip(folders, sweeps, strict=True) if 'tune' in one]:
+    if tuned := [folder for folder, sweep in zip(folders, sweeps, strict=True) if 'tune' in sweep]:
         raise ValueError(
             f'{tuned[0]} is a sweep with config.tune: its arms are judged by fresh seeds, which '
             'other runs lack. Make a page of it alone, or add an arm to its config.sweep'
         )
     bases = [flatten(sweep['base']) for sweep in sweeps]
     paths = dict.fromkeys(path for base in bases for path in base if path not in (LR, *SEEDS))
-    found = {path: [base.get(path) for base in bases] for path in paths}
-    apart = {path: own for path, own in found.items() if any(value != own[0] for value in own)}
+    values_by_path = {path: [base.get(path) for base in bases] for path in paths}
+    base_differences = {
+        path: values
+        for path, values in values_by_path.items()
+        if any(value != values[0] for value in values)
+    }
     axes: dict[str, list[Any]] = {}
     for path, values in (axis for sweep in sweeps for axis in sweep['axes'].items()):
-        known = axes.setdefault(path, [])
-        known += [value for value in values if value not in known]
+        axis_values = axes.setdefault(path, [])
+        axis_values += [value for value in values if value not in axis_values]
     sweep = {'base': sweeps[0]['base'], 'axes': axes, 'cells': []}
-    metric = BITS_PER_BYTE if PER_BYTE_FIELDS & apart.keys() else select_metric(sweep['axes'])
+    metric = (
+        BITS_PER_BYTE if PER_BYTE_FIELDS & base_differences.keys() else select_metric(sweep['axes'])
+    )
     if metric == BITS_PER_BYTE:
-        _check_bits_per_byte(folders, each, apart)
-    return Subject(folders, records, sweep, _join_variants(folders, each, sweeps), metric, apart)
+        _check_bits_per_byte(folders, records_by_folder, base_differences)
+    return Subject(
+        folders,
+        records,
+        sweep,
+        _join_variants(folders, records_by_folder, sweeps),
+        metric,
+        base_differences,
+    )
 
 
 def _check_bits_per_byte(
@@ -104,8 +124,8 @@ def _check_bits_per_byte(
     base_differences: dict[str, list[Any]],
 ) -> None:
     for folder, records in zip(folders, records_by_folder, strict=True):
-        ended = [record for record in records if record['ce'] is not None]
-        if ended and not any(record[BITS_PER_BYTE] for record in ended):
+        finished = [record for record in records if record['ce'] is not None]
+        if finished and not any(record[BITS_PER_BYTE] for record in finished):
             values = [
                 f'{path} ({", ".join(map(format_number, base_differences[path]))})'
                 for path in sorted(PER_BYTE_FIELDS & base_differences.keys())
@@ -120,16 +140,18 @@ def _check_bits_per_byte(
 def _join_variants(
     folders: list[Path], records_by_folder: list[list[Record]], sweeps: list[dict[str, Any]]
 ) -> list[Variant]:
-    """The variants of all sweeps, with the name of their sweep where two would share a name."""
+    """Returns the variants of all sweeps; the name of the sweep is added where names are shared."""
     names = [folder.resolve().name for folder in folders]
     if len(set(names)) < len(names):
         names = [str(folder) for folder in folders]
-    found = [
+    variants = [
         dataclasses.replace(variant, sweep=name, is_baseline=variant.is_baseline and i == 0)
-        for i, (name, own, sweep) in enumerate(zip(names, records_by_folder, sweeps, strict=True))
-        for variant in split_variants(own, sweep)
+        for i, (name, records, sweep) in enumerate(
+            zip(names, records_by_folder, sweeps, strict=True)
+        )
+        for variant in split_variants(records, sweep)
     ]
-    counts = collections.Counter(variant.name for variant in found)
+    counts = collections.Counter(variant.name for variant in variants)
 
     def name(variant: Variant) -> str:
         if not variant.values:
@@ -137,4 +159,4 @@ def _join_variants(
         is_shared = counts[variant.name] > 1
         return f'{variant.name} ({variant.sweep})' if is_shared else variant.name
 
-    return [dataclasses.replace(variant, name=name(variant)) for variant in found]
+    return [dataclasses.replace(variant, name=name(variant)) for variant in variants]

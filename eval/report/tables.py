@@ -61,97 +61,109 @@ MARKS = {BETTER: '▼', WORSE: '▲', WITHIN_NOISE: '≈', ONE_SEED: '·'}
 def count_statuses(records: Sequence[Record]) -> dict[str, int]:
     """Counts the runs of each status, in the order of STATUSES."""
     counts = collections.Counter(record['status'] for record in records)
-    known = [status for status in STATUSES if status in counts]
-    return {status: counts[status] for status in dict.fromkeys([*known, *counts])}
+    ordered = [status for status in STATUSES if status in counts]
+    return {status: counts[status] for status in dict.fromkeys([*ordered, *counts])}
 
 
 def shared_facts(records: Sequence[Record], sweep: Mapping[str, Any]) -> dict[str, str]:
-    """Facts that the runs share, or all values that they have; and the protocol of the sweep, as
-    its sweep.json names it.
-    """
-    found = {}
+    """Returns facts of the runs, with all values if they differ, and the protocol in sweep.json."""
+    facts = {}
     if protocol := sweep.get('protocol'):
-        options = ', '.join(f'{name} {format_number(v)}' for name, v in protocol['options'].items())
-        found['protocol'] = f'{protocol["name"]} ({options})' if options else protocol['name']
+        options = ', '.join(
+            f'{name} {format_number(value)}' for name, value in protocol['options'].items()
+        )
+        facts['protocol'] = f'{protocol["name"]} ({options})' if options else protocol['name']
     for name in FACTS:
-        values = dict.fromkeys(r[columns().get(name, name)] for r in records)
-        texts = [f'{v:,}' if isinstance(v, int) else v for v in values if v]
-        found[FACTS[name]] = ', '.join(texts) or 'not recorded yet'
+        values = dict.fromkeys(record[columns().get(name, name)] for record in records)
+        texts = [f'{value:,}' if isinstance(value, int) else value for value in values if value]
+        facts[FACTS[name]] = ', '.join(texts) or 'not recorded yet'
     if len(records) == 1 and records[0]['wall_sec']:  # runs beside each other share their time
         seconds = records[0]['wall_sec']
-        found['wall time'] = f'{seconds / 3600:.2f} h' if seconds >= 3600 else f'{seconds:.0f} s'
-    return found
+        facts['wall time'] = f'{seconds / 3600:.2f} h' if seconds >= 3600 else f'{seconds:.0f} s'
+    return facts
 
 
 def seed_columns(records: Sequence[Record]) -> list[str]:
-    """The columns of the seeds that differ between runs, or the first where none does."""
+    """Returns the columns of the seeds that differ between runs, or the first if none does."""
     names = [columns()[path] for path in SEEDS]
-    varied = [name for name in names if len({record[name] for record in records}) > 1]
-    return varied or names[:1]
+    varying = [name for name in names if len({record[name] for record in records}) > 1]
+    return varying or names[:1]
 
 
 def finished_losses(comparison: Comparison, metric: str) -> dict[float, list[float]]:
-    """lr -> the final losses of the runs that finished; [] where none did."""
-    found: dict[float, list[float]] = {}
+    """Returns lr -> the final losses of the finished runs; [] if none finished."""
+    losses: dict[float, list[float]] = {}
     for record in sorted(comparison.variant.records, key=lambda record: record['lr']):
-        values = found.setdefault(record['lr'], [])
+        values = losses.setdefault(record['lr'], [])
         if record['status'] == 'done' and record[metric] is not None:
             values.append(record[metric])
-    return found
+    return losses
 
 
 def count_diverged(comparison: Comparison) -> dict[float, int]:
-    """lr -> the number of runs that diverged."""
-    return collections.Counter(r['lr'] for r in comparison.variant.records if has_diverged(r))
+    """Returns lr -> the number of runs that diverged."""
+    return collections.Counter(
+        record['lr'] for record in comparison.variant.records if has_diverged(record)
+    )
 
 
 def rank_comparisons(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """The comparisons that have a difference, from the best to the worst."""
-    found = [c for c in comparisons if c.difference.n and not c.variant.is_baseline]
-    return sorted(found, key=lambda c: c.difference.mean)
+    """Returns the comparisons with a difference, from the best to the worst."""
+    ranked = [c for c in comparisons if c.difference.n and not c.variant.is_baseline]
+    return sorted(ranked, key=lambda c: c.difference.mean)
 
 
 def findings(
     subject: Subject, comparisons: Sequence[Comparison], by_rate: Sequence[Comparison]
 ) -> list[str]:
-    """The main results in words. `by_rate`: the learning rates compared, where they alone vary."""
-    ended, lines = [c for c in comparisons if c.best_lr is not None], []
-    if not ended:
+    """Returns the main results in words.
+
+    Args:
+      subject: the runs and variants.
+      comparisons: the variants compared.
+      by_rate: the learning rates compared, if only these vary.
+    """
+    finished, lines = [c for c in comparisons if c.best_lr is not None], []
+    if not finished:
         return lines
-    if any(values for c in ended for values in finished_losses(c, subject.metric).values()):
-        best = min(ended, key=lambda c: c.loss.mean)
-        which, seeds = (
-            'Lowest final' if len(ended) > 1 else 'Final',
+    if any(values for c in finished for values in finished_losses(c, subject.metric).values()):
+        best = min(finished, key=lambda c: c.loss.mean)
+        label, seeds = (
+            'Lowest final' if len(finished) > 1 else 'Final',
             format_count(best.loss.n, 'seed'),
         )
         lines.append(
-            f'{which} validation loss: {interval_cell(best.loss)} {SHORT_UNITS[subject.metric]}, '
+            f'{label} validation loss: {interval_cell(best.loss)} {SHORT_UNITS[subject.metric]}, '
             f'of {best.variant.name} at learning rate {format_number(best.best_lr)}, {seeds}.'
         )
         verdicts = [c.verdict for c in by_rate or comparisons]
         if any(verdicts):
             baseline = next(c.variant for c in by_rate or comparisons if c.variant.is_baseline)
-            each = ', '.join(f'{verdicts.count(v)} {v}' for v in MARKS if v in verdicts)
-            lines.append(f'Against the baseline ({baseline.values_text}): {each}.')
+            counts = ', '.join(
+                f'{verdicts.count(verdict)} {verdict}' for verdict in MARKS if verdict in verdicts
+            )
+            lines.append(f'Against the baseline ({baseline.values_text}): {counts}.')
             lines.append(describe_lr_choice(comparisons, by_rate, subject.sweep['base']))
     else:
         lines.append('Every run that has ended diverged.')
     if by_rate:  # the table has no line for what they make together
-        (everything,) = comparisons
-        if not math.isnan(everything.sensitivity):
-            lines.append(f'Sensitivity to the learning rate: {everything.sensitivity:.4f}.')
-        lines += [f'{note[0].upper()}{note[1:]}.' for note in everything.notes]
+        (comparison,) = comparisons
+        if not math.isnan(comparison.sensitivity):
+            lines.append(f'Sensitivity to the learning rate: {comparison.sensitivity:.4f}.')
+        lines += [f'{note[0].upper()}{note[1:]}.' for note in comparison.notes]
     return lines
 
 
 def needed_seeds_text(comparison: Comparison) -> str:
-    """'about 14 seeds', which would find what is within noise; '' for other verdicts."""
+    """Returns 'about 14 seeds', which would resolve a difference within noise; '' for other
+    verdicts.
+    """
     n = comparison.seeds_needed
     return '' if n is None else format_seeds(n)
 
 
 def format_p_value(p: float) -> str:
-    """'p 0.012', '' without one."""
+    """Returns 'p 0.012'; '' for nan."""
     if math.isnan(p):
         return ''
     return f'p {p:.2g}' if p >= 1e-4 else 'p < 0.0001'
@@ -163,7 +175,7 @@ def _format_fixed(value: float | None, form: str = '.4f') -> str:
 
 @dataclasses.dataclass(frozen=True)
 class TableCell:
-    """A cell of a table: `text`, and what stands below it in small print."""
+    """A cell of a table: `text`, and lines below it in small print."""
 
     text: str
     small: tuple[str, ...] = ()
@@ -174,6 +186,8 @@ class TableCell:
 
 @dataclasses.dataclass(frozen=True)
 class TableRow:
+    """A row of a table, with its colour and notes."""
+
     color: str
     cells: dict[str, TableCell]  # by the head of their column
     verdict: str
@@ -183,20 +197,26 @@ class TableRow:
 def variant_rows(
     comparisons: Sequence[Comparison], colors: Sequence[str], name: str
 ) -> list[TableRow]:
-    """The table of variants, without the columns that say nothing here. `name` heads the first."""
+    """Returns the table of variants, without columns that are empty or constant.
+
+    Args:
+      comparisons: the variants, or the learning rates if only these vary.
+      colors: a colour for each.
+      name: head of the first column.
+    """
     rates = [set(c.variant.rates) for c in comparisons]
     is_hidden = {
         **dict.fromkeys(('verdict', 'difference'), len(comparisons) < 2),
         'best lr': len(set().union(*rates)) < 2 or name == 'learning rate',
-        'sensitivity': all(len(own) < 2 for own in rates),
+        'sensitivity': all(len(lrs) < 2 for lrs in rates),
         'diverged': not any(c.diverged for c in comparisons),
         'steps': len({_format_steps(c) for c in comparisons}) < 2,
     }
     rows = []
     for c, color in zip(comparisons, colors, strict=True):
         cells = {name: TableCell(c.variant.name)} | _result_cells(c)
-        shown = {head: cell for head, cell in cells.items() if not is_hidden.get(head)}
-        rows.append(TableRow(color, shown, c.verdict, c.notes))
+        visible = {head: cell for head, cell in cells.items() if not is_hidden.get(head)}
+        rows.append(TableRow(color, visible, c.verdict, c.notes))
     return rows
 
 
@@ -221,12 +241,12 @@ def _result_cells(c: Comparison) -> dict[str, TableCell]:
 
 
 def _format_steps(c: Comparison) -> str:
-    found = sorted({record['steps'] for record in c.variant.records if record['steps']})
-    return ', '.join(f'{steps:,}' for steps in found)
+    counts = sorted({record['steps'] for record in c.variant.records if record['steps']})
+    return ', '.join(f'{steps:,}' for steps in counts)
 
 
 def interval_cell(interval: Interval, sign: str = '') -> TableCell:
-    """'2.8900 ± 0.0248', '2.8900' without an interval, '' without a value."""
+    """Returns '2.8900 ± 0.0248', '2.8900' without an interval, '' without a value."""
     has_half = not math.isnan(interval.half_width)
     return TableCell(
         _format_fixed(interval.mean, f'{sign}.4f'), (f'± {interval.half_width:.4f}',) * has_half
@@ -234,7 +254,7 @@ def interval_cell(interval: Interval, sign: str = '') -> TableCell:
 
 
 def cell_row(record: Record, subject: Subject) -> dict[str, Any]:
-    """A row of the table of all cells."""
+    """Returns a row of the table of all cells."""
     sweep = {'sweep': record['sweep'] or ''} if len(subject.folders) > 1 else {}
     return {
         'cell': record['cell'],
@@ -261,24 +281,25 @@ def cell_row(record: Record, subject: Subject) -> dict[str, Any]:
 def list_changes(
     comparisons: Sequence[Comparison], sweep: Mapping[str, Any]
 ) -> dict[str, list[str]]:
-    """variant -> 'field: base -> here' for each config field that differs: lr, seeds and what was
-    tuned aside.
+    """Returns variant -> 'field: base → value' for each config field that differs.
+
+    Learning rate, seeds and tuned fields are excluded.
     """
-    base, found = flatten(sweep['base']), {}
-    aside = {LR, *SEEDS, *sweep.get('tune', {}).get('fields', ())}
+    base, changes = flatten(sweep['base']), {}
+    excluded = {LR, *SEEDS, *sweep.get('tune', {}).get('fields', ())}
     for comparison in comparisons:
         lines = []
         for path, column in columns().items():
             values = dict.fromkeys(record[column] for record in comparison.variant.records)
-            if path not in aside and path in base and set(values) != {base[path]}:
-                here = ', '.join(format_number(value) or UNSET for value in values)
-                lines.append(f'{path}: {format_number(base[path]) or UNSET} → {here}')
-        found[comparison.variant.name] = lines
-    return found
+            if path not in excluded and path in base and set(values) != {base[path]}:
+                current = ', '.join(format_number(value) or UNSET for value in values)
+                lines.append(f'{path}: {format_number(base[path]) or UNSET} → {current}')
+        changes[comparison.variant.name] = lines
+    return changes
 
 
 def rates_table(comparisons: Sequence[Comparison], metric: str) -> list[list[str]]:
-    """Final losses by learning rate: a head and a row for each variant, as text."""
+    """Returns the final losses by learning rate: a head and a row for each variant, as text."""
     losses = [finished_losses(comparison, metric) for comparison in comparisons]
     rates = sorted({lr for by_lr in losses for lr in by_lr})
     rows = [['variant', *map(format_number, rates)]]
@@ -295,8 +316,8 @@ def rates_table(comparisons: Sequence[Comparison], metric: str) -> list[list[str
 
 
 def read_warnings(record: Record) -> list[dict[str, Any]]:
-    """The warnings in its summary; without one, those that its rows so far give rise to. [] where
-    nothing can be read.
+    """Returns the warnings in the summary of a run, or those of its rows so far; [] if none can be
+    read.
     """
     run = Run(Path(record['workdir']))
     try:
@@ -311,7 +332,9 @@ def read_warnings(record: Record) -> list[dict[str, Any]]:
 def warning_rows(
     records: Sequence[Record], run_names: Mapping[str, str]
 ) -> list[dict[str, str | list[str]]]:
-    """The table of warnings, by `WARNINGS`; what helps is a list of lines with their sources."""
+    """Returns the table of warnings, with columns WARNINGS; remedies are a list of lines with
+    sources.
+    """
     rows = []
     for record in records:
         for warning in read_warnings(record):
@@ -330,7 +353,7 @@ def warning_rows(
 
 @dataclasses.dataclass(frozen=True)
 class LastDiagnostics:
-    """The last diagnostics of a run that diverged: `table` has a head and a row for each layer."""
+    """The last diagnostics of a diverged run: `table` has a head and a row for each layer."""
 
     run: str
     reason: str
@@ -342,13 +365,19 @@ class LastDiagnostics:
 def list_last_diagnostics(
     records: Sequence[Record], series: Mapping[str, Series], run_names: Mapping[str, str]
 ) -> list[LastDiagnostics]:
-    """The last diagnostics of every run that diverged and recorded any of `BY_LAYER`."""
-    found = []
+    """Returns the last diagnostics of every diverged run that recorded any of `BY_LAYER`.
+
+    Args:
+      records: records of the runs.
+      series: recorded series by workdir.
+      run_names: names of the runs by workdir.
+    """
+    diagnostics = []
     for record in filter(has_diverged, records):
-        one, name = series[record['workdir']], run_names[record['workdir']]
-        if any(quantity in one.layers for _, quantity, _ in BY_LAYER):
-            found.append(_read_last_diagnostics(record, one, name))
-    return found
+        run_series, name = series[record['workdir']], run_names[record['workdir']]
+        if any(quantity in run_series.layers for _, quantity, _ in BY_LAYER):
+            diagnostics.append(_read_last_diagnostics(record, run_series, name))
+    return diagnostics
 
 
 def _read_last_diagnostics(record: Record, series: Series, name: str) -> LastDiagnostics:
@@ -358,20 +387,25 @@ def _read_last_diagnostics(record: Record, series: Series, name: str) -> LastDia
         return dict(zip(*recorded.get(quantity, ([], [])), strict=True)).get(step, ABSENT)
 
     columns = {}
-    for head, quantity, over in BY_LAYER:
-        values = last_value(series.heads if over else series.layers, quantity)
+    for head, quantity, reduction in BY_LAYER:
+        values = last_value(series.heads if reduction else series.layers, quantity)
         if values is not ABSENT:
-            of_layers = np.array(values, float)
-            columns[head] = OVER_HEADS[over](of_layers, -1) if over else of_layers
+            values_L = np.array(values, float)
+            columns[head] = OVER_HEADS[reduction](values_L, -1) if reduction else values_L
     scalars = {
         quantity.replace('_', ' '): last_value(series.scalars, quantity)
         for quantity in MODEL_QUANTITIES
     }
-    scalars = {name: _format_value(value) for name, value in scalars.items() if value is not ABSENT}
+    scalar_texts: dict[str, str] = {
+        name: _format_value(value) for name, value in scalars.items() if value is not ABSENT
+    }
     layers = len(next(iter(columns.values()), ()))
-    rows = [[str(i + 1), *(_format_value(c[i]) for c in columns.values())] for i in range(layers)]
+    rows = [
+        [str(i + 1), *(_format_value(column[i]) for column in columns.values())]
+        for i in range(layers)
+    ]
     return LastDiagnostics(
-        name, record['reason'] or '', step, scalars, [['layer', *columns], *rows]
+        name, record['reason'] or '', step, scalar_texts, [['layer', *columns], *rows]
     )
 
 

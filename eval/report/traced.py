@@ -1,4 +1,4 @@
-"""A table of where a step goes: the summaries of traced steps (train.profile), for a page."""
+"""Tables of the time of a step: summaries of traced steps (train.profile), for a page."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,52 +13,56 @@ MOST_ROWS = 12  # of operations; summary.json has more
 
 
 def trace_tables(records: Sequence[Record], run_names: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Returns what a page shows of each run that has a summary: `run`, `said`, and two tables, each
-    a list of lines with its head first. named: what to call a run, by its workdir.
+    """Returns the template variables of each run with a trace: `run`, `said`, and its tables.
+
+    A table is a list of lines, the head first. run_names: names of the runs by workdir.
     """
-    found = []
+    tables = []
     for record in records:
         summary = Run(Path(record['workdir'])).profile
         if summary is None:
             continue  # most runs have none
-        found.append({'run': run_names[record['workdir']], **_summary_tables(summary)})
-    return found
+        tables.append({'run': run_names[record['workdir']], **_summary_tables(summary)})
+    return tables
 
 
 def _summary_tables(summary: Mapping[str, Any]) -> dict[str, Any]:
     steps, runs = summary['steps'], summary['runs']
-    beside = f' of {runs} runs side by side' if runs > 1 else ''
-    said = (
-        f'Steps {steps[0]["step"]} to {steps[-1]["step"]}{beside} on {summary["device"]}: '
+    group_text = f' of {runs} runs side by side' if runs > 1 else ''
+    text = (
+        f'Steps {steps[0]["step"]} to {steps[-1]["step"]}{group_text} on {summary["device"]}: '
         f'{format_number(summary["step_ms"], DIGITS)} ms a step. Devices are idle for '
         f'{summary["idle_share"]:.1%} of it, and {summary["data_wait_share"]:.1%} goes by waiting '
         'for data.'
     )
-    of_steps = [('step', 'ms', 'ms busy', 'ms waiting for data')]
-    of_steps += [
+    step_rows: list[tuple[str, ...]] = [('step', 'ms', 'ms busy', 'ms waiting for data')]
+    step_rows += [
         (
-            str(one['step']),
-            *(format_number(one[k], DIGITS) for k in ('wall_ms', 'busy_ms', 'data_wait_ms')),
+            str(step['step']),
+            *(format_number(step[k], DIGITS) for k in ('wall_ms', 'busy_ms', 'data_wait_ms')),
         )
-        for one in steps
+        for step in steps
     ]
-    parts = [('part', 'pass', 'self ms', 'share')]
+    parts: list[tuple[str, ...]] = [('part', 'pass', 'self ms', 'share')]
     parts += [
-        (one['part'] or 'other', one['pass'], *_time_cells(one, steps)) for one in summary['parts']
+        (part['part'] or 'other', part['pass'], *_time_cells(part, steps))
+        for part in summary['parts']
     ]
-    operations = [('operation', 'part', 'pass', 'times', 'total ms', 'self ms', 'share')]
+    operations: list[tuple[str, ...]] = [
+        ('operation', 'part', 'pass', 'times', 'total ms', 'self ms', 'share')
+    ]
     operations += [
         (
-            one['name'],
-            one['part'],
-            one['pass'],
-            f'{one["count"] / len(steps):.4g}',
-            format_number(one['total_ms'] / len(steps), DIGITS),
-            *_time_cells(one, steps),
+            operation['name'],
+            operation['part'],
+            operation['pass'],
+            f'{operation["count"] / len(steps):.4g}',
+            format_number(operation['total_ms'] / len(steps), DIGITS),
+            *_time_cells(operation, steps),
         )
-        for one in summary['operations'][:MOST_ROWS]
+        for operation in summary['operations'][:MOST_ROWS]
     ]
-    return {'said': said, 'tables': {'parts': parts, 'operations': operations, 'steps': of_steps}}
+    return {'said': text, 'tables': {'parts': parts, 'operations': operations, 'steps': step_rows}}
 
 
 def _time_cells(row: Mapping[str, Any], steps: Sequence[Any]) -> tuple[str, str]:

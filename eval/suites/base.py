@@ -1,4 +1,4 @@
-"""Suites: rows of a table, and the result that each returns."""
+"""The rows of the table of suites, and the results that suites return."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -9,18 +9,18 @@ Columns = Mapping[str, Sequence[Any]]  # of equal length
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A table of a result's page, drawn as a chart where `x` and `y` name two of its columns."""
+    """A table of a result's page, drawn as a chart if `x` and `y` name two of its columns."""
 
     columns: Columns
     x: str = ''
     y: str = ''
-    by: str = ''  # a column that tells the lines or bars of the chart apart
+    by: str = ''  # a column with a line or bar of the chart for each value
 
     @classmethod
     def from_rows(
         cls, heads: Sequence[str], rows: Sequence[Sequence[Any]], **chart: str
     ) -> 'Table':
-        """Returns the table of rows, with a column for each head; without rows it has none.
+        """Returns a table from rows, with a column for each head. Without rows it has no columns.
 
         chart: x, y and by.
         """
@@ -30,12 +30,12 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class SuiteResult:
-    """Numbers of one checkpoint, with what they are made of.
+    """The numbers of one checkpoint, with details.
 
-    `numbers` are recorded, printed, and traced over checkpoints. `items` has an entry for each
-    document, pair or question in each of its columns; the column `item` names it, equally for all
-    checkpoints that are asked the same, so that two of them compare pair by pair. `tables` are of
-    the page, by their titles. All of it can be written as JSON.
+    `numbers` are recorded, printed, and traced over checkpoints. `items` has columns with an entry
+    for each document, pair or question. The column `item` names the entry, equally for all
+    checkpoints with the same request, so that two of them are compared pair by pair. `tables` are
+    for the page, by title. Everything can be written as JSON.
     """
 
     numbers: Mapping[str, float]
@@ -47,20 +47,20 @@ class SuiteResult:
 class Suite:
     """A row of SUITES: `function(checkpoint, **options) -> SuiteResult`.
 
-    The options are keywords of the function, each with its default and an `Option`
-    (`modules.options`), and a flag --NAME.OPTION each.
+    The options are keyword arguments of the function, each with a default, an `Option`
+    (`modules.options`), and a flag --NAME.OPTION.
     """
 
     function: Callable[..., SuiteResult]
     #: The option that --suite=NAME:VALUE gives.
     argument: str = ''
-    #: Columns of `items` whose ratio of sums is compared: a score, and what it is counted in, ''
-    #: for items that count alike; '' where there is nothing to compare.
+    #: Columns of `items`: models are compared by sum(score) / sum(weight). An empty `weight` is 1
+    #: for each item; without a `score` there is no comparison.
     score: str = ''
     weight: str = ''
     lower_is_better: bool = True
-    #: That ratio times `scale` is in this unit; '': `score` per `weight`.
+    #: The ratio times `scale` is in this unit; '': `score` per `weight`.
     unit: str = ''
     scale: float = 1.0
-    #: Entries of `items` in words, in the plural.
+    #: The word for entries of `items`, in the plural.
     item_noun: str = 'items'

@@ -1,4 +1,4 @@
-"""Bits per byte of the bytes themselves, whatever the tokenizer makes of them."""
+"""Bits per byte of the bytes themselves, independent of the tokenizer."""
 
 import itertools
 import math
@@ -15,9 +15,9 @@ from lm.inference.bytes import ContextFinder, ContextTree, node_log_probs, prefi
 from lm.inference.scoring import next_power_2
 from modules.options import Option
 
-MAX_DOCUMENTS = 16  # documents that are read side by side
-MIN_COLUMNS = 2  # columns of a part that is read: few widths, few programs
-MAX_TOKENS = 8  # tokens of the encoding that are read at once where no other context branches off
+MAX_DOCUMENTS = 16  # documents in a batch
+MIN_COLUMNS = 2  # tokens of a segment, at least: few widths mean few programs
+MAX_TOKENS = 8  # tokens of the encoding that are read at once, if no other context branches off
 
 
 def bytes_(
@@ -28,21 +28,26 @@ def bytes_(
 ) -> SuiteResult:
     """bits_per_byte by exact probabilities of bytes, and by tokens on the same text.
 
-    The probability of a text sums over all its covers, not over the tokenizer's encoding alone
-    (`lm.inference.bytes`), so that models with different tokenizers compare byte by byte. By bytes
-    there are never more bits than by tokens. Ends of documents are not counted. One token is read
-    for about each byte, and the tokenizer asked about each token that could follow. Source: Phan et
-    al. 2025 (arXiv:2410.09303).
+    The probability of a text is the sum over all token sequences that cover it, not only the
+    tokenizer's encoding (`lm.inference.bytes`), so that models with different tokenizers compare
+    byte by byte. There are never more bits by bytes than by tokens. Ends of documents are not
+    counted. About one token is read for each byte, and the tokenizer is asked about each token that
+    could follow. Source: Phan et al. 2025 (arXiv:2410.09303).
+
+    Args:
+      checkpoint: a loaded checkpoint.
+      documents: validation documents of each source.
+      length: bytes of each document, from its beginning.
     """
-    covers = ContextFinder(checkpoint.tokenizer)
-    most = checkpoint.recipe.data.seq_len
+    contexts = ContextFinder(checkpoint.tokenizer)
+    max_tokens = checkpoint.recipe.data.seq_len
     names, trees = [], []
     for source, rows in split_by_source(open_data(checkpoint).validation).items():
         texts = (checkpoint.tokenizer.decode(tokens.tolist()) for tokens in rows.documents())
-        begun = (text for text in (_truncate_text(text, length) for text in texts) if text)
-        for i, text in enumerate(itertools.islice(begun, documents)):
+        beginnings = (text for text in (_truncate_text(text, length) for text in texts) if text)
+        for i, text in enumerate(itertools.islice(beginnings, documents)):
             names.append(f'{source}/{i}' if source else f'{i}')
-            trees.append(_fit_tree(covers, text, most))
+            trees.append(_fit_tree(contexts, text, max_tokens))
     bits, token_bits = [], []
     for tree, log_ps in zip(trees, score_trees(checkpoint, trees), strict=True):
         bits.append(-prefix_log_probs(tree, log_ps)[-1] / math.log(2))
@@ -64,12 +69,13 @@ def _truncate_text(text: str, length: int) -> bytes:
     return text.encode()[:length].decode('utf-8', 'ignore').encode()
 
 
-def _fit_tree(covers: ContextFinder, text: bytes, max_tokens: int) -> ContextTree:
-    """Returns the tree of a text, or of as much of it as has contexts of fewer than `most` tokens:
-    BOS comes before them.
+def _fit_tree(contexts: ContextFinder, text: bytes, max_tokens: int) -> ContextTree:
+    """Returns the tree of a text, or of its longest prefix with contexts that fit.
+
+    A context has fewer than `max_tokens` tokens, since BOS precedes it.
     """
     while True:
-        tree = covers.build_tree(text)
+        tree = contexts.build_tree(text)
         too_deep = np.array(tree.ends)[tree.depths() >= max_tokens]
         if not len(too_deep):
             return tree
@@ -77,18 +83,18 @@ def _fit_tree(covers: ContextFinder, text: bytes, max_tokens: int) -> ContextTre
 
 
 class TreeSegment(NamedTuple):
-    """Tokens that are read in one go, behind those that the cache holds, and their nodes."""
+    """Tokens that are read in one call, after the tokens in the cache, and their nodes."""
 
     tokens: list[int]
     nodes: list[int]
-    is_cached: bool  # whether the cache is to hold them
+    is_cached: bool  # whether the tokens stay in the cache
 
 
 def score_trees(checkpoint: Checkpoint, trees: Sequence[ContextTree]) -> Iterator[list[np.ndarray]]:
-    """Yields of each tree what `prefix_log_probs` takes: log p of what may follow each node.
+    """Yields for each tree the log probabilities of the tokens that may follow each node.
 
-    The tokenizer's own encoding is read into a cache, each token once; other contexts are read
-    behind the part of it that they share, and forgotten.
+    This is the argument of `prefix_log_probs`. The tokenizer's encoding is read into a cache, each
+    token once. Other contexts are read after the part of it that they share, and are not cached.
     """
     depth = 1 + max((int(tree.depths().max()) for tree in trees), default=0)
     capacity = min(next_power_2(depth), checkpoint.recipe.data.seq_len)
@@ -101,44 +107,54 @@ def score_trees(checkpoint: Checkpoint, trees: Sequence[ContextTree]) -> Iterato
     for start in range(0, len(trees), size):
         group = trees[start : start + size]
         parts = [split_tree(tree, checkpoint.tokenizer.bos_id) for tree in group]
-        found = [[np.zeros(0)] * len(tree.parents) for tree in group]
+        log_probs = [[np.zeros(0)] * len(tree.parents) for tree in group]
         cache = checkpoint.init_cache(size, capacity)
         while any(parts):
-            for is_kept in (False, True):
-                now = {r: own.pop(0) for r, own in enumerate(parts) if own and own[0][2] == is_kept}
-                if not now:
+            # Branches are read before the cache grows beyond the node where they start.
+            for is_cached in (False, True):
+                due = {
+                    r: queue.pop(0)
+                    for r, queue in enumerate(parts)
+                    if queue and queue[0][2] == is_cached
+                }
+                if not due:
                     continue
-                longest = max(len(part.tokens) for part in now.values())
+                max_length = max(len(part.tokens) for part in due.values())
                 width = (
                     MIN_COLUMNS
-                    if longest <= MIN_COLUMNS
-                    else next_power_2(max(longest, MAX_TOKENS))
+                    if max_length <= MIN_COLUMNS
+                    else next_power_2(max(max_length, MAX_TOKENS))
                 )
                 tokens_BT, counts_B = np.zeros((size, width), np.int32), np.zeros(size, np.int32)
-                for r, part in now.items():
+                for r, part in due.items():
                     counts_B[r] = len(part.tokens)
                     tokens_BT[r, : counts_B[r]] = part.tokens
-                logits_BTV, after = checkpoint.extend(cache, tokens_BT, counts_B)
-                cache = after if is_kept else cache
+                # `extend` is jitted and takes NumPy arrays.
+                logits_BTV, after = checkpoint.extend(
+                    cache,
+                    tokens_BT,  # ty: ignore[invalid-argument-type]
+                    counts_B,  # ty: ignore[invalid-argument-type]
+                )
+                cache = after if is_cached else cache
                 log_p_BTV = jax.device_get(log_softmax(logits_BTV))
-                for r, part in now.items():
+                for r, part in due.items():
                     for column, node in enumerate(part.nodes):
-                        found[r][node] = log_p_BTV[r, column, group[r].next_tokens[node]].astype(
-                            np.float64
-                        )
-        yield from found
+                        log_probs[r][node] = log_p_BTV[
+                            r, column, group[r].next_tokens[node]
+                        ].astype(np.float64)
+        yield from log_probs
 
 
 def split_tree(tree: ContextTree, bos_id: int) -> list[TreeSegment]:
-    """Returns in what parts the nodes of a tree are read, each node at least once."""
-    on_trunk = dict(zip(tree.trunk, range(len(tree.trunk)), strict=True))
+    """Returns segments that contain each node of a tree at least once."""
+    trunk_index = dict(zip(tree.trunk, range(len(tree.trunk)), strict=True))
     has_child = set(tree.parents) | {tree.trunk[-1]}
     branches: dict[int, list[TreeSegment]] = {}
     for node in range(len(tree.parents)):
-        if node in on_trunk or node in has_child:
+        if node in trunk_index or node in has_child:
             continue
         path = [node]
-        while (parent := tree.parents[path[0]]) not in on_trunk:
+        while (parent := tree.parents[path[0]]) not in trunk_index:
             path.insert(0, parent)
         part = TreeSegment([tree.tokens[n] for n in path], path, is_cached=False)
         branches.setdefault(parent, []).append(part)

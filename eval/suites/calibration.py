@@ -47,11 +47,20 @@ def calibration(
 ) -> SuiteResult:
     """Measures how far the probability of the likeliest token is from how often it is right.
 
-    ece has bins of equal width, ece_adaptive and the debiased l2_debiased of equal mass; intervals
-    (_low, _high) are of 95%, by a bootstrap over documents. temperature is fitted on one half of
-    the documents, and the numbers held_out_ are of the other, before and after (_scaled); so is a
-    `calibrator` (_calibrated), which maps the `candidates` and all other tokens as one. Tokens of
-    all sources of a mixture count alike.
+    ece has bins of equal width, ece_adaptive and the debiased l2_debiased have bins of equal mass.
+    Intervals (_low, _high) are at 95%, by a bootstrap over documents. temperature is fitted on one
+    half of the documents. The numbers held_out_ are of the other half, before and after (_scaled).
+    A `calibrator` is fitted and held out in the same way (_calibrated); it maps the `candidates`
+    and all other tokens as one. Tokens of all sources of a mixture have equal weight.
+
+    Args:
+      checkpoint: a loaded checkpoint.
+      bins: of probabilities.
+      candidates: likeliest tokens of each place in h_error.
+      classes: most frequent tokens in ece_classwise.
+      tokens: approximate number of validation tokens to read; 0: all.
+      resamples: of the bootstrap.
+      calibrator: a row of CALIBRATORS, or 'none'.
     """
     rows = validation_rows(checkpoint, tokens)
     unit = bootstrap_units(rows)
@@ -60,9 +69,9 @@ def calibration(
     top = min(candidates, checkpoint.learner.model.vocab_size)
     temperature = fit_temperature(checkpoint, rows, is_fitted)
     statistic = functools.partial(token_statistics, frequent, top, 1 / temperature)
-    found = score_targets(Scorer(checkpoint, statistic), rows)
-    events = Events(found['confidence'], found['correct'], unit)
-    scaled = Events(found['scaled_confidence'], found['correct'], unit).where(~is_fitted)
+    scores = score_targets(Scorer(checkpoint, statistic), rows)
+    events = Events(scores['confidence'], scores['correct'], unit)
+    scaled = Events(scores['scaled_confidence'], scores['correct'], unit).where(~is_fitted)
     widths = equal_width(bins)
     plain, balanced = correctness_losses(events.p, events.o)
     numbers = {
@@ -70,33 +79,33 @@ def calibration(
         'units': unit.max() + 1,
         'accuracy': events.o.mean(),
         'confidence': events.p.mean(dtype=np.float64),
-        'nll': found['nll'].mean(dtype=np.float64),
-        'brier': found['brier'].mean(dtype=np.float64),
-        **compute_intervals(events, bin_classes(found, frequent, unit, widths), bins, resamples),
-        'h_error': h_error(found['top'].ravel(), found['is_next'].ravel()),
+        'nll': scores['nll'].mean(dtype=np.float64),
+        'brier': scores['brier'].mean(dtype=np.float64),
+        **compute_intervals(events, bin_classes(scores, frequent, unit, widths), bins, resamples),
+        'h_error': h_error(scores['top'].ravel(), scores['is_next'].ravel()),
         'correctness_loss': plain,
         'correctness_balanced': balanced,
         'temperature': temperature,
         'held_out_tokens': (~is_fitted).sum(),
-        'held_out_nll': found['nll'][~is_fitted].mean(dtype=np.float64),
-        'held_out_nll_scaled': found['scaled_nll'][~is_fitted].mean(dtype=np.float64),
+        'held_out_nll': scores['nll'][~is_fitted].mean(dtype=np.float64),
+        'held_out_nll_scaled': scores['scaled_nll'][~is_fitted].mean(dtype=np.float64),
         'held_out_ece': expected_error(bin_events(*events.where(~is_fitted), widths).total),
         'held_out_ece_scaled': expected_error(bin_events(*scaled, widths).total),
     }
     diagram = {'all tokens': events, f'the half held out, T = {temperature:.3f}': scaled}
     if calibrator != 'none':
-        calibrated = calibrate_events(calibrator, found, unit, is_fitted)
+        calibrated = calibrate_events(calibrator, scores, unit, is_fitted)
         numbers['held_out_ece_calibrated'] = expected_error(bin_events(*calibrated, widths).total)
         diagram[f'the half held out, by {calibrator}'] = calibrated
     return SuiteResult(
         {name: float(value) for name, value in numbers.items() if np.isfinite(value)},
-        row_items(rows, found),
+        row_items(rows, scores),
         {'Reliability': reliability_table(diagram, widths)},
     )
 
 
 class Events(NamedTuple):
-    """Probabilities, whether each came true, and the unit of the bootstrap that each is of, [M]."""
+    """Probabilities, whether each event happened, and its unit of the bootstrap, [M] each."""
 
     p: np.ndarray
     o: np.ndarray
@@ -109,8 +118,13 @@ class Events(NamedTuple):
 def calibrate_events(
     calibrator: str, scores: dict[str, np.ndarray], unit: np.ndarray, is_fitted: np.ndarray
 ) -> Events:
-    """Returns the events that the likeliest token comes next of the half held out, as a row of
-    CALIBRATORS maps their probabilities that is fitted on the other half.
+    """Returns the events that the likeliest token comes next, with calibrated probabilities.
+
+    Args:
+      calibrator: a row of CALIBRATORS, fitted on the targets of `is_fitted`.
+      scores: of all targets, by name.
+      unit: of the bootstrap, of each target.
+      is_fitted: whether a target is in the first half; the events are of the second half.
     """
     log_p_ME, place_M = make_events(scores['top'], scores['is_next'])
     to_calibrated = CALIBRATORS[calibrator].fit(log_p_ME[is_fitted], place_M[is_fitted])
@@ -119,7 +133,14 @@ def calibrate_events(
 
 
 def compute_intervals(events: Events, classes: Bins, bins: int, resamples: int) -> dict[str, float]:
-    """Returns each binned error with the ends of its interval, by name."""
+    """Returns each binned error with the ends of its interval, by name.
+
+    Args:
+      events: of the likeliest tokens.
+      classes: bins of ece_classwise.
+      bins: number of bins.
+      resamples: of the bootstrap.
+    """
     widths = bin_events(*events, equal_width(bins))
     masses = bin_events(*events, equal_mass(events.p, bins))
     errors = {
@@ -128,34 +149,41 @@ def compute_intervals(events: Events, classes: Bins, bins: int, resamples: int) 
         'l2_debiased': (debiased_error, masses),
         'ece_classwise': (expected_error, classes),
     }
-    found = {}
+    numbers = {}
     for name, (error, sums) in errors.items():
         value, low, high = bootstrap_interval(error, sums, resamples)
-        found |= {name: value, f'{name}_low': low, f'{name}_high': high}
-    return found
+        numbers |= {name: value, f'{name}_low': low, f'{name}_high': high}
+    return numbers
 
 
 def bin_classes(
     scores: dict[str, np.ndarray], classes: np.ndarray, unit: np.ndarray, edges: np.ndarray
 ) -> Bins:
-    """Returns the bins of all classes as those of one, whose error is the mean of theirs; that of a
-    token is the event that it comes next.
+    """Returns the bins of all classes as bins of a single class, whose error is their mean.
+
+    The event of a class is that its token comes next.
+
+    Args:
+      scores: of all targets, by name.
+      classes: tokens.
+      unit: of the bootstrap, of each target.
+      edges: between bins.
     """
-    each = [
+    class_bins = [
         bin_events(scores['of_classes'][:, i], scores['next'] == token, unit, edges)
         for i, token in enumerate(classes)
     ]
-    return Bins(*(np.concatenate(sums, -1) for sums in zip(*each, strict=True)))
+    return Bins(*(np.concatenate(sums, -1) for sums in zip(*class_bins, strict=True)))
 
 
 def bootstrap_units(rows: Sequence[TargetRow]) -> np.ndarray:
-    """Returns the number of the document of each target, or of its row where there is only one.
+    """Returns the number of the document of each target, or of its row if there is one document.
 
-    Raises ValueError where there is one of either: nothing can be fitted on the one half.
+    Raises ValueError if there is also only one row: both halves need a unit.
     """
     document = np.concatenate([row.document[row.is_target] for row in rows])
-    own_row = np.repeat(np.arange(len(rows)), [row.is_target.sum() for row in rows])
-    for number in (document, own_row):
+    row_number = np.repeat(np.arange(len(rows)), [row.is_target.sum() for row in rows])
+    for number in (document, row_number):
         values, unit = np.unique(number, return_inverse=True)
         if len(values) > 1:
             return unit
@@ -168,18 +196,18 @@ def bootstrap_units(rows: Sequence[TargetRow]) -> np.ndarray:
 def split_halves(unit: np.ndarray) -> np.ndarray:
     """Returns whether each target is in the first of two halves, which share no unit.
 
-    Units go, in order, to the half with fewer targets so far.
+    Units are assigned in order to the half with fewer targets so far.
     """
-    filled, first = [0, 0], []
+    filled, is_first = [0, 0], []
     for size in np.bincount(unit).tolist():
-        half = int(filled[1] < filled[0])
-        filled[half] += size
-        first.append(half == 0)
-    return np.array(first)[unit]
+        smaller = int(filled[1] < filled[0])
+        filled[smaller] += size
+        is_first.append(smaller == 0)
+    return np.array(is_first)[unit]
 
 
 def frequent_tokens(rows: Sequence[TargetRow], max_tokens: int) -> np.ndarray:
-    """Returns the tokens that are most often targets, at most so many."""
+    """Returns the most frequent targets, at most `max_tokens` of them."""
     targets = np.concatenate([row.tokens[1:][row.is_target] for row in rows])
     values, counts = np.unique(targets, return_counts=True)
     return values[np.argsort(-counts, kind='stable')[:max_tokens]].astype(np.int32)
@@ -187,48 +215,60 @@ def frequent_tokens(rows: Sequence[TargetRow], max_tokens: int) -> np.ndarray:
 
 def score_targets(scorer: Scorer, rows: Sequence[TargetRow]) -> dict[str, np.ndarray]:
     """Returns the scores of all targets, [M, ...] by name, in the order of the rows."""
-    found = scorer([row.tokens for row in rows])
+    row_scores = scorer([row.tokens for row in rows])  # ty: ignore[invalid-argument-type]  arrays
     return {
         name: np.concatenate(
-            [own[name][row.is_target] for own, row in zip(found, rows, strict=True)]
+            [scores[name][row.is_target] for scores, row in zip(row_scores, rows, strict=True)]
         )
-        for name in found[0]
+        for name in row_scores[0]
     }
 
 
 def fit_temperature(
     checkpoint: Checkpoint, rows: Sequence[TargetRow], is_fitted: np.ndarray
 ) -> float:
-    """Returns the temperature of the least mean loss over the targets that `is_fitted` names."""
+    """Returns the temperature that minimises the mean loss over some targets.
+
+    Args:
+      checkpoint: a loaded checkpoint.
+      rows: of the validation split.
+      is_fitted: whether each target is among these.
+    """
     scorer = Scorer(checkpoint, functools.partial(compute_slopes, BETAS))
-    found = score_targets(scorer, list(select_targets(rows, is_fitted)))
-    slopes, curvatures = (found[name].mean(0, np.float64) for name in ('slope', 'curvature'))
+    derivatives = score_targets(scorer, list(select_targets(rows, is_fitted)))
+    slopes, curvatures = (derivatives[name].mean(0, np.float64) for name in ('slope', 'curvature'))
     return solve_temperature(BETAS, slopes, curvatures)
 
 
 def select_targets(rows: Sequence[TargetRow], chosen: np.ndarray) -> Iterator[TargetRow]:
-    """Yields the rows that have chosen targets, with no others; chosen [M] is over all targets."""
+    """Yields the rows that have chosen targets, without the others. chosen: of all targets, [M]."""
     edges = np.cumsum([row.is_target.sum() for row in rows])[:-1]
-    for row, own in zip(rows, np.split(chosen, edges), strict=True):
-        if own.any():
+    for row, chosen_in_row in zip(rows, np.split(chosen, edges), strict=True):
+        if chosen_in_row.any():
             is_target = row.is_target.copy()
-            is_target[is_target] = own
+            is_target[is_target] = chosen_in_row
             yield row._replace(is_target=is_target)
 
 
 def compute_slopes(
     betas: np.ndarray, logits_BCV: jax.Array, next_BC: jax.Array
 ) -> dict[str, jax.Array]:
-    """Returns {'slope', 'curvature'} [B, C, K] of each token's loss of logits beta z, in beta."""
-    own_BC1 = jnp.take_along_axis(logits_BCV, next_BC[..., None], -1)
-    centred_BCV = logits_BCV - own_BC1
+    """Returns {'slope', 'curvature'} [B, C, K] of each token's loss of logits beta z, in beta.
 
-    def at(beta):
+    Args:
+      betas: K inverse temperatures.
+      logits_BCV: z.
+      next_BC: the true tokens.
+    """
+    true_BC1 = jnp.take_along_axis(logits_BCV, next_BC[..., None], -1)
+    centred_BCV = logits_BCV - true_BC1
+
+    def derivatives_at(beta):
         p_BCV = jax.nn.softmax(beta * logits_BCV)
         mean_BC = jnp.sum(p_BCV * centred_BCV, -1)
         return mean_BC, jnp.sum(p_BCV * (centred_BCV - mean_BC[..., None]) ** 2, -1)
 
-    slope_KBC, curvature_KBC = jax.lax.map(at, jnp.asarray(betas, jnp.float32))
+    slope_KBC, curvature_KBC = jax.lax.map(derivatives_at, jnp.asarray(betas, jnp.float32))
     return {
         'slope': jnp.moveaxis(slope_KBC, 0, -1),
         'curvature': jnp.moveaxis(curvature_KBC, 0, -1),
@@ -238,24 +278,30 @@ def compute_slopes(
 def token_statistics(
     classes: np.ndarray, top: int, beta: float, logits_BCV: jax.Array, next_BC: jax.Array
 ) -> dict[str, jax.Array]:
-    """Returns what the suite keeps of the probabilities of each place, [B, C, ...].
+    """Returns the statistics of the probabilities at each place, [B, C, ...], by name.
 
-    nll, brier and confidence are also there by the name scaled_ for logits beta z. `top` are the
-    probabilities of the likeliest tokens, of_classes those of the tokens `classes`.
+    nll, brier and confidence also have the prefix scaled_, for logits beta z.
+
+    Args:
+      classes: tokens whose probabilities are `of_classes`.
+      top: number of the likeliest tokens whose probabilities are `top`.
+      beta: inverse temperature.
+      logits_BCV: z.
+      next_BC: the true tokens.
     """
-    found = {}
+    statistics = {}
     for prefix, scale in (('', 1.0), ('scaled_', beta)):
         z_BCV = scale * logits_BCV
-        own_BC = jnp.take_along_axis(z_BCV, next_BC[..., None], -1)[..., 0]
+        true_BC = jnp.take_along_axis(z_BCV, next_BC[..., None], -1)[..., 0]
         log_z_BC = jax.nn.logsumexp(z_BCV, -1)
         squares_BC = jnp.exp(jax.nn.logsumexp(2 * z_BCV, -1) - 2 * log_z_BC)
-        found[f'{prefix}nll'] = log_z_BC - own_BC
-        found[f'{prefix}brier'] = squares_BC - 2 * jnp.exp(own_BC - log_z_BC) + 1
-        found[f'{prefix}confidence'] = jnp.exp(jnp.max(z_BCV, -1) - log_z_BC)
+        statistics[f'{prefix}nll'] = log_z_BC - true_BC
+        statistics[f'{prefix}brier'] = squares_BC - 2 * jnp.exp(true_BC - log_z_BC) + 1
+        statistics[f'{prefix}confidence'] = jnp.exp(jnp.max(z_BCV, -1) - log_z_BC)
     log_p_BCV = jax.nn.log_softmax(logits_BCV)
     log_top_BCK, tokens_BCK = jax.lax.top_k(log_p_BCV, top)
     is_next_BCK = tokens_BCK == next_BC[..., None]
-    return found | {
+    return statistics | {
         'correct': is_next_BCK[..., 0],
         'next': next_BC,
         'top': jnp.exp(log_top_BCK),
@@ -265,25 +311,25 @@ def token_statistics(
 
 
 def row_items(rows: Sequence[TargetRow], scores: dict[str, np.ndarray]) -> dict[str, list]:
-    """Returns, of each row, its sums over targets."""
+    """Returns the sums over the targets of each row, as columns."""
     starts = np.cumsum([0, *(row.is_target.sum() for row in rows)])
     sizes = np.diff(starts)
-    kept = np.flatnonzero(sizes)
-    items = {'item': [f'row {i}' for i in kept], 'tokens': sizes[kept].tolist()}
+    nonempty = np.flatnonzero(sizes)
+    columns = {'item': [f'row {i}' for i in nonempty], 'tokens': sizes[nonempty].tolist()}
     for name in ('nll', 'correct', 'confidence'):
         sums = np.concatenate([[0.0], np.cumsum(scores[name], dtype=np.float64)])
-        items[name] = np.diff(sums[starts])[kept].tolist()
-    return items
+        columns[name] = np.diff(sums[starts])[nonempty].tolist()
+    return columns
 
 
 def reliability_table(series: dict[str, Events], edges: np.ndarray) -> Table:
-    """Returns the mean confidence and accuracy of each bin that has tokens, of each series."""
+    """Returns the mean confidence and accuracy of each nonempty bin of each series."""
     columns = {'tokens of': [], 'confidence': [], 'accuracy': [], 'tokens': []}
     for name, events in series.items():
         bins = bin_events(*events, edges).total
-        kept = bins.count > 0
-        columns['tokens of'] += [name] * int(kept.sum())
-        columns['confidence'] += (bins.p[kept] / bins.count[kept]).tolist()
-        columns['accuracy'] += (bins.o[kept] / bins.count[kept]).tolist()
-        columns['tokens'] += bins.count[kept].astype(int).tolist()
+        is_filled = bins.count > 0
+        columns['tokens of'] += [name] * int(is_filled.sum())
+        columns['confidence'] += (bins.p[is_filled] / bins.count[is_filled]).tolist()
+        columns['accuracy'] += (bins.o[is_filled] / bins.count[is_filled]).tolist()
+        columns['tokens'] += bins.count[is_filled].astype(int).tolist()
     return Table(columns, x='confidence', y='accuracy', by='tokens of')

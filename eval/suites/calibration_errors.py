@@ -1,7 +1,7 @@
-"""Errors of probabilities: how far what a model says is from how often it happens.
+"""Errors of probabilities: how far predictions are from observed frequencies.
 
-An event is a probability p and whether it happened, o. Bins of events keep sums alone, so that a
-bootstrap over groups of events (documents) adds them up again.
+An event is a probability p and whether it happened, o. Bins of events are sums, so that a bootstrap
+over groups of events (documents) only adds them up again.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ class Bins(NamedTuple):
 
     @property
     def total(self) -> 'Bins':
-        """Returns the sums over all groups, [bins]."""
+        """The sums over all groups, [bins]."""
         return Bins(*(sums.sum(0) for sums in self))
 
 
@@ -38,22 +38,26 @@ def equal_width(bins: int) -> np.ndarray:
 
 
 def equal_mass(p: np.ndarray, bins: int) -> np.ndarray:
-    """Returns edges between bins that each hold as many of the probabilities, [bins - 1]."""
+    """Returns the edges between bins with equal numbers of the probabilities, [bins - 1]."""
     return np.quantile(p, equal_width(bins))
 
 
 def bin_events(p: np.ndarray, o: np.ndarray, group: np.ndarray, edges: np.ndarray) -> Bins:
-    """Returns the sums of events [M] by group, numbered from 0, and by bin.
+    """Returns the sums of events [M] by group and by bin. Bin b has edges[b - 1] < p <= edges[b].
 
-    Bin b has edges[b - 1] < p <= edges[b].
+    Args:
+      p: probabilities.
+      o: whether the events happened.
+      group: number of each event's group, from 0.
+      edges: between bins.
     """
     n_bins, n_groups = len(edges) + 1, int(group.max()) + 1
     place = group * n_bins + np.searchsorted(edges, p)
 
-    def total(values):
+    def sum_by_bin(values):
         return np.bincount(place, values, n_groups * n_bins).reshape(n_groups, n_bins)
 
-    return Bins(total(np.ones_like(p, float)), total(p), total(o.astype(float)))
+    return Bins(sum_by_bin(np.ones_like(p, float)), sum_by_bin(p), sum_by_bin(o.astype(float)))
 
 
 def expected_error(bins: Bins) -> np.ndarray:
@@ -64,45 +68,60 @@ def expected_error(bins: Bins) -> np.ndarray:
 def debiased_square(bins: Bins) -> np.ndarray:
     """Returns sum_b n_b / n [(mean o - mean p)^2 - a (1 - a) / (n_b - 1)] with a = mean o.
 
-    The mean square over events of what bins are off, without the part that chance adds to a square
-    in bins of finitely many independent events: it may be below 0. Bins with one event or none are
-    left out of the sum. Source: arXiv:1909.10155, section 4.
+    The mean square error of bins over events, minus the contribution of chance in bins of finitely
+    many independent events: it may be below 0. Bins with fewer than two events are left out of the
+    sum. Source: arXiv:1909.10155, section 4.
     """
-    several = bins.count > 1
-    n = np.where(several, bins.count, 2.0)
+    has_several = bins.count > 1
+    n = np.where(has_several, bins.count, 2.0)
     a = bins.o / n
     squares = ((bins.o - bins.p) / n) ** 2 - a * (1 - a) / (n - 1)
-    return np.where(several, n * squares, 0.0).sum(-1) / bins.count.sum(-1)
+    return np.where(has_several, n * squares, 0.0).sum(-1) / bins.count.sum(-1)
 
 
 def debiased_error(bins: Bins) -> np.ndarray:
-    """Returns the root of `debiased_square`, 0 where that is below 0."""
+    """Returns the root of `debiased_square`, or 0 if that is negative."""
     return np.sqrt(np.maximum(debiased_square(bins), 0.0))
 
 
 def bootstrap_interval(
     error: Callable[[Bins], np.ndarray], bins: Bins, resamples: int, seed: int = 0
 ) -> tuple[float, float, float]:
-    """Returns (error of all events, low, high), 95% of a bootstrap over groups.
+    """Returns an error with its 95% interval by a bootstrap over groups.
 
-    The interval is 2 e - q, with q quantiles of the resamples: absolute values of noise make the
-    error larger than it is, and that of a resample larger once more by as much. It is cut at 0.
+    The interval is 2 e - q, with q quantiles of the resamples: absolute values of noise inflate the
+    error, and inflate the error of a resample once more by as much. It is cut at 0.
+
+    Args:
+      error: computes the error of bins.
+      bins: of all groups.
+      resamples: of the bootstrap.
+      seed: of the resamples.
+
+    Returns:
+      (error of all events, low, high).
     """
     n_groups = len(bins.count)
     rng = np.random.default_rng(seed)
     weights_RG = rng.multinomial(n_groups, np.full(n_groups, 1 / n_groups), resamples)
-    found = error(bins.resample(weights_RG))
+    resampled = error(bins.resample(weights_RG))
     whole = float(error(bins.total))
-    high, low = 2 * whole - np.quantile(found, [0.025, 0.975])
+    high, low = 2 * whole - np.quantile(resampled, [0.025, 0.975])
     return whole, max(0.0, float(low)), max(0.0, float(high))
 
 
 def h_error(p: np.ndarray, o: np.ndarray, window: int = WINDOW, clusters: int = CLUSTERS) -> float:
-    """Returns the mean over clusters of p of the mean over their events of |T|, where T is the mean
-    of p - o over the `window` events nearest in the order of p, those beyond the ends counting 0.
+    """Returns the mean over clusters of p of the mean over their events of |T|.
 
-    The error of h-calibration (arXiv:2506.17968) of all events at once, with its bound eps = 0 and
-    without its factor of 1e5; clusters are those of 1-D k-means, as in the code beside it.
+    T is the mean of p - o over the `window` events nearest in the order of p; events beyond the
+    ends count 0. This is the error of h-calibration (arXiv:2506.17968) over all events at once,
+    with bound eps = 0 and without its factor of 1e5. Clusters are from 1-D k-means, as in its code.
+
+    Args:
+      p: probabilities [M].
+      o: whether the events happened [M].
+      window: events in a mean.
+      clusters: of probabilities.
     """
     order = np.argsort(p, kind='stable')
     p, off = p[order], (p - o)[order]
@@ -120,29 +139,29 @@ def h_error(p: np.ndarray, o: np.ndarray, window: int = WINDOW, clusters: int = 
 
 
 def cluster_ends(p: np.ndarray, clusters: int) -> np.ndarray:
-    """Returns where each cluster of sorted p [M] ends, [clusters], by k-means (Lloyd's rounds).
+    """Returns the end of each cluster of sorted p [M], [clusters], by k-means (Lloyd's rounds).
 
-    The first centres are spread evenly between the least and the largest.
+    The initial centres are evenly spaced between the smallest and the largest p.
     """
     sums = np.concatenate([[0.0], np.cumsum(p)])
     centres = p[0] + (p[-1] - p[0]) * (np.arange(clusters) + 0.5) / clusters
-    before = None
+    previous_ends = None
     for _ in range(ROUNDS):
-        inner = np.searchsorted(p, (centres[1:] + centres[:-1]) / 2)
-        ends = np.concatenate([inner, [len(p)]])
-        if before is not None and np.array_equal(ends, before):
+        inner_edges = np.searchsorted(p, (centres[1:] + centres[:-1]) / 2)
+        ends = np.concatenate([inner_edges, [len(p)]])
+        if previous_ends is not None and np.array_equal(ends, previous_ends):
             break
-        starts, before = np.concatenate([[0], inner]), ends
+        starts, previous_ends = np.concatenate([[0], inner_edges]), ends
         count = ends - starts
         centres = np.where(count > 0, (sums[ends] - sums[starts]) / np.maximum(count, 1), centres)
     return ends
 
 
 def correctness_losses(confidence: np.ndarray, correct: np.ndarray) -> tuple[float, float]:
-    """Returns the loss of correctness-aware calibration, plain and as its authors' code weighs it:
-    (the mean of (confidence - correct)^2, the mean of its means over the correct and the wrong).
+    """Returns the loss of correctness-aware calibration, plain and balanced as in its code.
 
-    NaN where all are correct, or none. Source: arXiv:2404.13016 and the code beside it.
+    Plain is the mean of (confidence - correct)^2. Balanced is the mean of its means over the
+    correct and the wrong; NaN if all or none are correct. Source: arXiv:2404.13016 and its code.
     """
     squares = (confidence - correct) ** 2
     if correct.all() or not correct.any():
@@ -152,10 +171,11 @@ def correctness_losses(confidence: np.ndarray, correct: np.ndarray) -> tuple[flo
 
 
 def solve_temperature(betas: np.ndarray, slopes: np.ndarray, curvatures: np.ndarray) -> float:
-    """Returns the T = 1 / beta at which the mean loss of logits beta z is least.
+    """Returns the T = 1 / beta that minimises the mean loss of logits beta z.
 
-    The loss is convex in beta: its slope, mean(E_p[z] - z_y), is interpolated between the betas by
-    cubics with its own derivative, mean(Var_p[z]), and T is where it is 0, or the end of the range.
+    The loss is convex in beta. Its slope, mean(E_p[z] - z_y), is interpolated between the betas by
+    cubics with its derivative, mean(Var_p[z]). T is at the root of the slope, or at the end of the
+    range.
 
     Args:
       betas: ascending.
@@ -167,7 +187,7 @@ def solve_temperature(betas: np.ndarray, slopes: np.ndarray, curvatures: np.ndar
     if slopes[-1] <= 0:
         return float(1 / betas[-1])
     last = int(np.flatnonzero(slopes < 0)[-1])
-    around = slice(last, last + 2)
-    cubic = CubicHermiteSpline(betas[around], slopes[around], curvatures[around])
+    bracket = slice(last, last + 2)
+    cubic = CubicHermiteSpline(betas[bracket], slopes[bracket], curvatures[bracket])
     (root, *_) = cubic.solve(0.0, extrapolate=False)
     return float(1 / root)

@@ -1,8 +1,9 @@
-"""Calibrators beside a temperature: maps of what a model says of a place to other probabilities.
+"""Calibrators beside a temperature: maps from a model's probabilities to other probabilities.
 
-Each is fitted as fit(log_p [M, E], place [M]) -> map, where E are the events of a place, such as
-its likeliest tokens and all others as one, the likeliest first, and `place` the one that came true.
-map(log_p) are probabilities [M, E]. A new one is a function here and a row in CALIBRATORS.
+Each is fitted as fit(log_p [M, E], place [M]) -> map. E are the events of a place, such as its
+likeliest tokens and all others as one, the likeliest first, and `place` is the event that happened.
+map(log_p) are probabilities [M, E]. To add a calibrator, write a function here and add a row to
+CALIBRATORS.
 """
 
 import functools
@@ -16,10 +17,10 @@ import optax
 
 from eval.suites.calibration_errors import CLUSTERS, WINDOW
 
-TINY = 1e-20  # the least probability: its logarithm is taken
-TEMPERATURES = 16  # that h mixes
+TINY = 1e-20  # lower bound of probabilities before a logarithm
+TEMPERATURES = 16  # in the mixture of h
 H_BATCH, H_RATE, H_STEPS = 5000, 5e-3, 2000
-H_SCALE = 1e5  # of the loss, which Adam's epsilon is small beside
+H_SCALE = 1e5  # of the loss, so that Adam's epsilon is negligible
 MEANS_ROUNDS = 20  # of k-means in a step
 
 FEATURES, HIDDEN = 10, 5  # likeliest events that a temperature is computed from; units
@@ -30,13 +31,18 @@ ProbabilityMap = Callable[[np.ndarray], np.ndarray]
 
 
 def fit_h(log_p_ME: np.ndarray, place_M: np.ndarray, steps: int = H_STEPS) -> ProbabilityMap:
-    """Returns sum_j w_j softmax(b_j log_p), whose weights and b_j > 0 make `h_loss` small.
+    """Returns sum_j w_j softmax(b_j log_p), with weights and b_j > 0 that minimise `h_loss`.
 
-    h-calibration (arXiv:2506.17968) with the map, the start, the batches and Adam of the code
-    beside it, for a fixed number of steps. All places count at once: leaving out those of one class
-    after another has no meaning where an event is a rank. The order of events does not change.
+    h-calibration (arXiv:2506.17968) with the map, initialisation, batches and Adam of its code, for
+    a fixed number of steps. All places count at once: leaving out the places of one class after
+    another has no meaning if an event is a rank. The order of events does not change.
+
+    Args:
+      log_p_ME: log probabilities of events.
+      place_M: the event that happened.
+      steps: of Adam.
     """
-    bound = TEMPERATURES**-0.5  # of PyTorch's default start
+    bound = TEMPERATURES**-0.5  # PyTorch's default initialisation
     keys = jax.random.split(jax.random.key(0))
     draw = functools.partial(jax.random.uniform, shape=(TEMPERATURES,), minval=-bound, maxval=bound)
     start = {'inverse': draw(keys[0]), 'weight': draw(keys[1])}
@@ -49,7 +55,7 @@ def _h_objective(params: dict, log_p_ME: jax.Array, place_M: jax.Array) -> jax.A
 
 
 def h_loss(p_ME: jax.Array, place_M: jax.Array) -> jax.Array:
-    """Returns `calibration_errors.h_error` of all events, with a gradient in p; clusters have none.
+    """Returns `calibration_errors.h_error` of all events, with a gradient in p but not in clusters.
 
     A cluster without events counts 0, as in the code of arXiv:2506.17968.
     """
@@ -65,17 +71,17 @@ def h_loss(p_ME: jax.Array, place_M: jax.Array) -> jax.Array:
 
 
 def _cluster_means(p: jax.Array) -> jax.Array:
-    """The centres of k-means of sorted p, as `calibration_errors.cluster_ends` finds them."""
+    """Returns the k-means centres of sorted p, as in `calibration_errors.cluster_ends`."""
     sums = jnp.pad(jnp.cumsum(p), (1, 0))
     start = p[0] + (p[-1] - p[0]) * (jnp.arange(CLUSTERS) + 0.5) / CLUSTERS
 
-    def one(_, centres):
+    def lloyd_round(_, centres):
         inner = jnp.searchsorted(p, _midpoints(centres))
         edges = jnp.concatenate([jnp.zeros(1, int), inner, jnp.full(1, len(p))])
         count = jnp.diff(edges)
         return jnp.where(count > 0, jnp.diff(sums[edges]) / jnp.maximum(count, 1), centres)
 
-    return jax.lax.fori_loop(0, MEANS_ROUNDS, one, start)
+    return jax.lax.fori_loop(0, MEANS_ROUNDS, lloyd_round, start)
 
 
 def _midpoints(centres: jax.Array) -> jax.Array:
@@ -84,20 +90,26 @@ def _midpoints(centres: jax.Array) -> jax.Array:
 
 def _mix_temperatures(params: dict, log_p_ME: jax.Array) -> jax.Array:
     inverse, weight = (jnp.abs(params[name]) for name in ('inverse', 'weight'))
-    each_MET = jax.nn.softmax(log_p_ME[..., None] * inverse[None, None], 1)
-    return each_MET @ (weight / jnp.sum(weight))
+    p_MET = jax.nn.softmax(log_p_ME[..., None] * inverse[None, None], 1)
+    return p_MET @ (weight / jnp.sum(weight))
 
 
 def fit_correctness(
     log_p_ME: np.ndarray, place_M: np.ndarray, balanced: bool, steps: int = C_STEPS
 ) -> ProbabilityMap:
-    """Returns softmax(log_p / T(u)), T of LEAST to MOST from a small network, which makes the
-    squared distance of the first event's probability from whether it came true small.
+    """Returns softmax(log_p / T(u)), with T from a small network.
 
-    u are the FEATURES largest probabilities of the place. arXiv:2404.13016 has them of transformed
-    images, and the code beside it Adam at 1e-4 for ten epochs from a random T; here T starts at 1,
-    and moves faster. `balanced` weighs a place by 1 - accuracy where it is right and by accuracy
-    where it is wrong, as that code does: confidence is then drawn to 1/2 where u says nothing.
+    T is from MIN_TEMPERATURE to MAX_TEMPERATURE. The network minimises the squared distance of the
+    first event's probability from whether it happened. u are the FEATURES largest probabilities of
+    the place. In arXiv:2404.13016 they come from transformed images, and its code trains by Adam at
+    1e-4 for ten epochs from a random T; here T starts at 1, and learns faster.
+
+    Args:
+      log_p_ME: log probabilities of events.
+      place_M: the event that happened.
+      balanced: whether to weight a place by 1 - accuracy if it is right and by accuracy if it is
+        wrong, as that code does. Confidence then tends to 1/2 if u carries no information.
+      steps: of Adam.
     """
     rng = np.random.default_rng(0)
     features = min(FEATURES, log_p_ME.shape[1])
@@ -143,9 +155,9 @@ def _minimise(
     rate: float,
     steps: int,
 ) -> Any:
-    """Returns parameters after steps of Adam, each on a batch of drawn places."""
-    given = jnp.asarray(log_p_ME, jnp.float32), jnp.asarray(place_M, jnp.int32)
-    return _run_adam(loss, start, *given, min(batch, len(place_M)), rate, steps)
+    """Returns parameters after some steps of Adam, each on a random batch of places."""
+    arrays = jnp.asarray(log_p_ME, jnp.float32), jnp.asarray(place_M, jnp.int32)
+    return _run_adam(loss, start, *arrays, min(batch, len(place_M)), rate, steps)
 
 
 @functools.partial(jax.jit, static_argnames=('loss', 'size', 'rate', 'steps'))
@@ -168,7 +180,7 @@ def _as_map(function: Callable[[Any, jax.Array], jax.Array], params: Any) -> Pro
 
 
 class Calibrator(NamedTuple):
-    """A row of CALIBRATORS. words: what it is, in a line."""
+    """A row of CALIBRATORS. description: in a line."""
 
     fit: Callable[[np.ndarray, np.ndarray], ProbabilityMap]
     words: str
@@ -188,7 +200,7 @@ CALIBRATORS = {
 
 
 def make_events(top_MK: np.ndarray, is_next_MK: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (log_p [M, K + 1], place [M]) of the likeliest tokens and of all others as one."""
+    """Returns (log_p [M, K + 1], place [M]) of the likeliest tokens and all others as one event."""
     rest_M1 = 1 - top_MK.sum(1, keepdims=True)
     log_p_ME = np.log(np.maximum(np.concatenate([top_MK, rest_M1], 1), TINY))
     place_M = np.where(is_next_MK.any(1), is_next_MK.argmax(1), top_MK.shape[1])

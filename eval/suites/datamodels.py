@@ -1,9 +1,9 @@
-"""Datamodels: what models give as a linear function of which documents they were trained on.
+"""Datamodels: the outputs of models as a linear function of their training documents.
 
-A model unlearns documents by being fine-tuned to what its datamodel predicts without them
-(datamodel matching), and KLoM says how far models are then from models that never had them. All
-are functions of arrays: outputs of N documents may be logits, margins, or one number a document.
-Source: arXiv:2410.23232, and https://github.com/RoyRin/data-unlearning-bench.
+A model unlearns documents by fine-tuning to the predictions of its datamodel without them
+(datamodel matching). KLoM measures how far such models are from models that never saw the
+documents. Everything is a function of arrays: outputs of N documents may be logits, margins, or one
+number per document. Source: arXiv:2410.23232, and https://github.com/RoyRin/data-unlearning-bench.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ BINS, CLIP, FLOOR = 20, 100.0, 1e-5  # of `klom`, as in the authors' code
 
 
 class Datamodel(NamedTuple):
-    """f(S) = constant [...] + sum over the documents i of S of effects_i, effects [N, ...]."""
+    """f(S) = constant [...] + sum of effects_i over the documents i of S, effects [N, ...]."""
 
     constant: np.ndarray
     effects: np.ndarray
@@ -27,21 +27,21 @@ class Datamodel(NamedTuple):
 def fit_datamodel(
     included_RN: np.ndarray, model_outputs: np.ndarray, ridge: float = 0.0
 ) -> Datamodel:
-    """Least squares of what models give on which documents each was trained on.
+    """Fits the outputs of models to their training documents by least squares.
 
     min sum_r (outputs_r - f(S_r))^2 + ridge sum_i effects_i^2; the constant has no penalty. The
-    paper estimates datamodels (arXiv:2202.00622) by models of random halves of the documents.
+    paper estimates datamodels (arXiv:2202.00622) from models of random halves of the documents.
 
     Args:
-      kept_RN: whether model r was trained on document n.
-      outputs: what each model gives, [R, ...].
+      included_RN: whether model r was trained on document n.
+      model_outputs: of each model, [R, ...].
       ridge: the penalty, 0 or more.
 
     Returns:
       The datamodel, in float64.
 
     Raises:
-      ValueError: where the models do not tell the documents apart, and ridge is 0.
+      ValueError: if the models do not distinguish the documents, and ridge is 0.
     """
     included_RN, model_outputs = (
         np.asarray(included_RN, np.float64),
@@ -52,8 +52,8 @@ def fit_datamodel(
     count = included_RN.shape[1]
     if ridge == 0 and (rank := np.linalg.matrix_rank(centred_RN)) < count:
         raise ValueError(
-            f'{len(included_RN)} models tell {rank} of {count} documents apart: a datamodel takes more '
-            'models, each without some documents, or a ridge above 0'
+            f'{len(included_RN)} models tell {rank} of {count} documents apart: a datamodel takes '
+            'more models, each without some documents, or a ridge above 0'
         )
     gram_NN = centred_RN.T @ centred_RN + ridge * np.eye(count)
     effects_NO = np.linalg.solve(gram_NN, centred_RN.T @ (flat_RO - mean_O))
@@ -65,11 +65,15 @@ def fit_datamodel(
 def predict_without(
     model_outputs: np.ndarray, datamodel: Datamodel, forgotten: np.ndarray
 ) -> np.ndarray:
-    """Returns what models that give `outputs` [..., one shape of the datamodel] would give if they
-    had been trained without the documents `forgotten`: outputs - sum of their effects.
+    """Returns the outputs of models if they had been trained without some documents.
 
-    It is a difference from what each model gives, as in the authors' code, and not f of the
-    documents that are left, so that models which differ by their starts still differ.
+    Subtracts the sum of effects from each model's outputs, as in the authors' code. f of the
+    remaining documents would be the same for models that differ by their initialisation.
+
+    Args:
+      model_outputs: [..., one shape of the datamodel].
+      datamodel: gives the effects.
+      forgotten: the documents.
     """
     return model_outputs - datamodel.effects[forgotten].sum(0)
 
@@ -80,7 +84,14 @@ def descend(
     transform: optax.GradientTransformation,
     steps: int,
 ) -> Any:
-    """Returns the parameters after `steps` updates of a transform on the gradient of a loss."""
+    """Returns the parameters after some updates of a transform on the gradient of a loss.
+
+    Args:
+      loss: of the parameters.
+      params: the initial parameters.
+      transform: of optax.
+      steps: number of updates.
+    """
 
     def step(_, carry):
         params, state = carry
@@ -97,11 +108,17 @@ def match_targets(
     transform: optax.GradientTransformation,
     steps: int,
 ) -> Any:
-    """Returns the parameters of a model fine-tuned to give `targets`, by their mean square error.
+    """Returns the parameters of a model fine-tuned to `targets`, by the mean square error.
 
-    Datamodel matching: outputs(params) and targets, as `without` predicts them, are of all that is
-    to be forgotten and of some that is to be retained; the authors take logits, and thrice as many
-    documents to retain.
+    Datamodel matching: the documents are all that are to be forgotten and some that are to be
+    retained. The authors take logits, and three times as many documents to retain.
+
+    Args:
+      predict: outputs of the documents, given parameters.
+      params: the initial parameters.
+      targets: outputs, as from `predict_without`.
+      transform: of optax.
+      steps: number of updates.
     """
     return descend(lambda p: jnp.mean((predict(p) - targets) ** 2), params, transform, steps)
 
@@ -109,25 +126,25 @@ def match_targets(
 def margins(logits: jax.Array, labels: jax.Array) -> jax.Array:
     """Returns z_y - log sum_{k != y} exp(z_k), the log odds of the label, for logits [..., K]."""
     is_label = jax.nn.one_hot(labels, logits.shape[-1], dtype=bool)
-    others = jax.nn.logsumexp(jnp.where(is_label, -jnp.inf, logits), -1)
-    return jnp.sum(jnp.where(is_label, logits, 0.0), -1) - others
+    other_logits = jax.nn.logsumexp(jnp.where(is_label, -jnp.inf, logits), -1)
+    return jnp.sum(jnp.where(is_label, logits, 0.0), -1) - other_logits
 
 
 def klom(unlearned_RN: np.ndarray, retrained_RN: np.ndarray) -> np.ndarray:
-    """KLoM: KL(unlearned | retrained) of the margins that models give each document, [N], in nats.
+    """Returns KLoM: KL(unlearned | retrained) of the margins of each document, [N], in nats.
 
-    Both are histograms over models, of BINS of equal width from the least to the largest margin
-    that either gives the document, margins being clipped at CLIP. A share of the retrained below
-    FLOOR counts as that where there are unlearned ones, so that it is log(1 / FLOOR) at most.
-    Histograms of few models differ by chance: compare with KLoM of other retrained models. The
+    Both are histograms over models, with BINS of equal width from the smallest to the largest
+    margin of the document, after clipping at CLIP. A retrained share below FLOOR counts as FLOOR if
+    there are unlearned margins in the bin, so that its logarithm is at most log(1 / FLOOR).
+    Histograms of few models differ by chance: compare with the KLoM of other retrained models. The
     largest margin is in the last bin; the authors' code leaves it out.
 
     Args:
       unlearned_RN: margins of R unlearned models.
-      retrained_RN: margins of as many models or others, trained without what is forgotten.
+      retrained_RN: margins of any number of models trained without the forgotten documents.
 
     Raises:
-      ValueError: where the two are not of the same documents.
+      ValueError: if the two have different documents.
     """
     if unlearned_RN.shape[1:] != retrained_RN.shape[1:]:
         raise ValueError(
@@ -139,11 +156,14 @@ def klom(unlearned_RN: np.ndarray, retrained_RN: np.ndarray) -> np.ndarray:
 
 
 def _divergence(unlearned_R: np.ndarray, retrained_R: np.ndarray) -> float:
-    both = [np.clip(np.float64(x), -CLIP, CLIP) for x in (unlearned_R, retrained_R)]
-    ends = min(x.min() for x in both), max(x.max() for x in both)
-    edges = np.linspace(*ends, BINS + 1) if ends[0] < ends[1] else ends[0] + np.arange(BINS + 1)
-    p, q = (np.histogram(x, edges)[0] / len(x) for x in both)
-    is_there = p > 0
-    q = np.where(is_there, np.maximum(q, FLOOR), q)
+    clipped = [np.clip(np.float64(x), -CLIP, CLIP) for x in (unlearned_R, retrained_R)]
+    bounds = min(x.min() for x in clipped), max(x.max() for x in clipped)
+    edges = (
+        np.linspace(*bounds, BINS + 1) if bounds[0] < bounds[1] else bounds[0] + np.arange(BINS + 1)
+    )
+    # NumPy's stubs take np.float64(array) for a scalar.
+    p, q = (np.histogram(x, edges)[0] / len(x) for x in clipped)  # ty: ignore[invalid-argument-type]
+    is_filled = p > 0
+    q = np.where(is_filled, np.maximum(q, FLOOR), q)
     q /= q.sum()
-    return float(np.sum(p[is_there] * np.log(p[is_there] / q[is_there])))
+    return float(np.sum(p[is_filled] * np.log(p[is_filled] / q[is_filled])))

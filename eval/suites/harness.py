@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +20,7 @@ from lm.storage.files import expand_home, first_line
 from modules.choices import suggest_nearest
 from modules.options import Option
 
-RESAMPLES = 1000  # for standard errors that have no closed form, as those of word_perplexity
+RESAMPLES = 1000  # for standard errors without a closed form, such as word_perplexity's
 OFFLINE = (
     'What was downloaded before is read again without a network under HF_DATASETS_OFFLINE=1 and '
     'HF_HUB_OFFLINE=1, from HF_DATASETS_CACHE and HF_HUB_CACHE (by default in HF_HOME). A task '
@@ -43,8 +43,17 @@ def harness(
 ) -> SuiteResult:
     """every metric of tasks of lm-evaluation-harness, as TASK/METRIC with TASK/METRIC_stderr.
 
-    Requests are documents: BOS, the context, and what is scored or generated, cut on the left to
-    data.seq_len. Needs the extra `harness`. Source: github.com/EleutherAI/lm-evaluation-harness.
+    Requests are documents: BOS, the context, and the text that is scored or generated, truncated on
+    the left to data.seq_len. Needs the extra `harness`. Source:
+    github.com/EleutherAI/lm-evaluation-harness.
+
+    Args:
+      checkpoint: a loaded checkpoint.
+      tasks: names joined by +; * matches any text.
+      include_path: folder with YAML files of further tasks.
+      limit: documents of each task; 0: all.
+      num_fewshot: examples before each question; -1: the task's default.
+      cache: folder that stores the answers by checkpoint; '': none.
     """
     evaluator = _import_library('lm_eval.evaluator')
     from eval.suites.harness_lm import CheckpointLM
@@ -52,7 +61,7 @@ def harness(
     names, manager = _find_tasks(tasks, include_path)
     with _silence_harness():
         loaded = _load_tasks(manager, names)
-        found = evaluator.simple_evaluate(
+        evaluation = evaluator.simple_evaluate(
             CheckpointLM(checkpoint),
             tasks=loaded,
             task_manager=manager,
@@ -61,11 +70,11 @@ def harness(
             use_cache=_cache_path(checkpoint, cache) if cache else None,
             bootstrap_iters=RESAMPLES,
         )
-    return _to_suite_result(found)
+    return _to_suite_result(evaluation)
 
 
 def _import_library(name: str) -> Any:
-    """Returns a module of lm_eval. Raises ValueError where it is not installed."""
+    """Returns a module of lm_eval. Raises ValueError if it is not installed."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -76,14 +85,14 @@ def _import_library(name: str) -> Any:
 
 
 def _find_tasks(tasks: str, include_path: str) -> tuple[list[str], Any]:
-    """Returns the names of the tasks, with those that patterns match, and the TaskManager.
+    """Returns the names of the tasks, with patterns expanded, and the TaskManager.
 
-    The harness's own 14,000 names take 20 s to list: only where they are needed.
+    The harness takes 20 s to list its 14,000 names, so that it is done only if needed.
 
-    Raises ValueError for a name that is none, and a folder that is not there.
+    Raises ValueError for an unknown name, and for a folder that does not exist.
     """
-    asked = [name for name in re.split(r'[+,\s]+', tasks) if name]
-    if not asked:
+    requested = [name for name in re.split(r'[+,\s]+', tasks) if name]
+    if not requested:
         raise ValueError(
             'the harness needs names of tasks: --suite=harness:TASK, or TASK+TASK, such as '
             'harness:hellaswag+arc_easy; --harness.include_path=FOLDER has tasks of your own.'
@@ -91,16 +100,18 @@ def _find_tasks(tasks: str, include_path: str) -> tuple[list[str], Any]:
     include_path = expand_home(include_path)
     if include_path and not Path(include_path).is_dir():
         raise ValueError(f'--harness.include_path={include_path} is no folder.')
-    make = _import_library('lm_eval.tasks').TaskManager
-    own = make(include_path=include_path, include_defaults=False) if include_path else None
-    # A group or tag of one's own may name tasks of the harness.
-    if own is not None and set(asked) <= set(own.all_subtasks):
-        return asked, own
-    manager = make(include_path=include_path or None)
+    task_manager = _import_library('lm_eval.tasks').TaskManager
+    folder_manager = (
+        task_manager(include_path=include_path, include_defaults=False) if include_path else None
+    )
+    # A group or tag in the folder may refer to tasks of the harness.
+    if folder_manager is not None and set(requested) <= set(folder_manager.all_subtasks):
+        return requested, folder_manager
+    manager = task_manager(include_path=include_path or None)
     names: dict[str, None] = {}
-    for name in asked:
+    for name in requested:
         matches = manager.match_tasks([name]) if '*' in name else [name]
-        unknown = [one for one in matches if one not in manager.task_index]
+        unknown = [match for match in matches if match not in manager.task_index]
         if unknown or not matches:
             raise ValueError(
                 f'the harness has no task {name!r} among its {len(manager.all_tasks):,} tasks, '
@@ -111,45 +122,46 @@ def _find_tasks(tasks: str, include_path: str) -> tuple[list[str], Any]:
 
 
 def _load_tasks(manager: Any, names: list[str]) -> list[Any]:
-    """Returns the tasks and groups with their data. Raises ValueError for one that has none."""
-    found = []
+    """Returns the tasks and groups with their data. Raises ValueError if a task has no data."""
+    tasks = []
     for name in names:
         try:
             loaded = manager.load([name])
-        except Exception as error:  # of several libraries, each with kinds of its own
+        except Exception as error:  # several libraries raise errors of their own types
             raise ValueError(
                 f'the harness cannot read the task {name!r}: {type(error).__name__}: '
                 f'{first_line(error, 300)}. {OFFLINE}'
             ) from error
         groups = loaded['groups']
-        found += [groups[name]] if name in groups else loaded['tasks'].values()
-    return found
+        tasks += [groups[name]] if name in groups else loaded['tasks'].values()
+    return tasks
 
 
 @contextlib.contextmanager
-def _silence_harness() -> Iterator[None]:
-    """Keeps what the harness prints off stdout, and its resampling in this process: JAX has threads
-    that a forked one lacks.
+def _silence_harness() -> Generator[None]:
+    """Redirects the harness's output to stderr, and keeps its resampling in this process.
+
+    A forked process would lack the threads of JAX.
     """
-    before = os.environ.get('DISABLE_MULTIPROC')
+    previous = os.environ.get('DISABLE_MULTIPROC')
     os.environ['DISABLE_MULTIPROC'] = '1'
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield
     finally:
-        if before is None:
+        if previous is None:
             del os.environ['DISABLE_MULTIPROC']
         else:
-            os.environ['DISABLE_MULTIPROC'] = before
+            os.environ['DISABLE_MULTIPROC'] = previous
 
 
 def _cache_path(checkpoint: Checkpoint, folder: str) -> str:
-    """Returns the beginning of a path that no other model has: the harness's keys lack it."""
+    """Returns a path prefix that is unique to the model, which the harness's keys do not name."""
     config = repr(sorted(flatten(checkpoint.recipe).items()))
     digest = hash_record({'arrays': hash_arrays(checkpoint.weights), 'config': config})
-    place = Path(expand_home(folder))
-    place.mkdir(parents=True, exist_ok=True)
-    return str(place / f'{checkpoint.step}-{digest[:16]}')
+    cache_folder = Path(expand_home(folder))
+    cache_folder.mkdir(parents=True, exist_ok=True)
+    return str(cache_folder / f'{checkpoint.step}-{digest[:16]}')
 
 
 def _to_suite_result(evaluation: Mapping[str, Any]) -> SuiteResult:
@@ -158,7 +170,7 @@ def _to_suite_result(evaluation: Mapping[str, Any]) -> SuiteResult:
         for key, value in metrics.items():
             metric, _, kind = key.partition(',')
             if not kind or not isinstance(value, int | float):
-                continue  # its name, or an error that is not estimated
+                continue  # the task's name, or an error without an estimate
             metric = metric if kind == 'none' else f'{metric},{kind}'
             numbers[f'{task}/{metric}'] = float(value)
             if '_stderr' not in metric:
@@ -172,26 +184,28 @@ def _to_suite_result(evaluation: Mapping[str, Any]) -> SuiteResult:
 
 
 def _document_items(evaluation: Mapping[str, Any]) -> dict[str, list]:
-    """Returns a row for each document: `value` is its first metric that is better if higher, or the
-    log-probability that a perplexity is made of, and `metrics` are all of them.
+    """Returns a row for each document, as columns.
+
+    `value` is its first metric for which higher is better, or the log-probability in a perplexity.
+    `metrics` has all metrics.
     """
-    items = {'item': [], 'task': [], 'metric': [], 'value': [], 'metrics': []}
+    columns = {'item': [], 'task': [], 'metric': [], 'value': [], 'metrics': []}
     for task, documents in evaluation.get('samples', {}).items():
-        is_better = evaluation['higher_is_better'].get(task, {})
+        higher_is_better = evaluation['higher_is_better'].get(task, {})
         for document in documents:
             metrics = {name: document[name] for name in document['metrics']}
-            first = {
+            scalar_metrics = {
                 name: value[0] if isinstance(value, tuple) else value
                 for name, value in metrics.items()
-                if isinstance(value, tuple) or is_better.get(name)
+                if isinstance(value, tuple) or higher_is_better.get(name)
             }
-            name, value = next(iter(first.items()), ('', None))
+            name, value = next(iter(scalar_metrics.items()), ('', None))
             if not isinstance(value, int | float | np.number):
-                continue  # what means something only for all documents together
+                continue  # the metric is defined only for all documents together
             kind = '' if document['filter'] == 'none' else f',{document["filter"]}'
-            items['item'].append(f'{task}/{document["doc_id"]}{kind}')
-            items['task'].append(task)
-            items['metric'].append(f'{name}{kind}')
-            items['value'].append(float(value))
-            items['metrics'].append(json.loads(json.dumps(metrics, default=str)))
-    return items
+            columns['item'].append(f'{task}/{document["doc_id"]}{kind}')
+            columns['task'].append(task)
+            columns['metric'].append(f'{name}{kind}')
+            columns['value'].append(float(value))
+            columns['metrics'].append(json.loads(json.dumps(metrics, default=str)))
+    return columns

@@ -1,4 +1,4 @@
-"""Regression in context: what a model predicts from pairs alone, beside what algorithms would."""
+"""Regression in context: predictions of a model from pairs alone, compared with algorithms."""
 
 from typing import Annotated, NamedTuple
 
@@ -15,7 +15,7 @@ from lm.inference.scoring import Scorer
 from modules.options import Option
 
 SOURCE, TOKENIZER = 'synthetic:', 'byte'
-# Seeds of random numbers that no document of the source is made of: these have one number each.
+# Seeds that no document of the source uses: its seeds are single numbers.
 FRESH_SEED, TUNING_SEED = (1, 2208), (1, 2212)
 TUNING_TASKS = 4096
 MODEL, ZERO, GD1, RIDGE, LEAST_SQUARES = (
@@ -26,14 +26,14 @@ MODEL, ZERO, GD1, RIDGE, LEAST_SQUARES = (
     'least squares',
 )
 POSTERIOR = 'the posterior'
-# What numbers are called.
+# Suffixes of the numbers.
 SHORT = {MODEL: 'model', ZERO: 'zero', GD1: 'gd1', RIDGE: 'ridge', LEAST_SQUARES: 'least_squares'}
 
 
 class PairContext(NamedTuple):
-    """N tasks of which P - 1 pairs and one further x are known, for each P: sums over the pairs.
+    """N tasks, with P - 1 known pairs and one further x for each P: sums over the pairs.
 
-    xx_NPDD and xy_NPD: sums of x x and x y over the pairs before each; x_NPD: the x that is asked.
+    xx_NPDD and xy_NPD: sums of x x and x y over the pairs before each; x_NPD: the query.
     """
 
     xx_NPDD: np.ndarray
@@ -49,48 +49,59 @@ def in_context(
     """Squared error of a linear regression from the pairs in the context, beside gradient descent.
 
     A model trained on synthetic:linear_regression reads fresh tasks x1 y1 x2 y2 ... (Garg et al.
-    2022, arXiv:2208.01066). The mean of what it predicts for y, given k pairs, is compared with w x
-    without noise, and with what algorithms predict from the same pairs: nothing (zero), least
-    squares, ridge, which is the posterior mean and has the least error there can be, and one step
-    of gradient descent from w = 0, at the best learning rate for each k (von Oswald et al. 2023,
+    2022, arXiv:2208.01066). The mean of its prediction for y, given k pairs, is compared with w x
+    without noise, and with predictions of algorithms from the same pairs: nothing (zero), least
+    squares, ridge, which is the posterior mean and has the smallest possible error, and one step of
+    gradient descent from w = 0, at the best learning rate for each k (von Oswald et al. 2023,
     arXiv:2212.07677). error_NAME, distance_NAME (the mean squared difference between the model and
-    an algorithm) and correlation_NAME are of the largest k, `pairs`, and so are nats_model and
+    an algorithm) and correlation_NAME are at the largest k, `pairs`, and so are nats_model and
     nats_posterior, of y itself; the tables have each k.
+
+    Args:
+      checkpoint: a loaded checkpoint.
+      tasks: number of fresh regressions.
     """
-    learnt = find_regression(checkpoint)
+    regression_task = find_regression(checkpoint)
     scorer = Scorer(checkpoint, expected_value)
-    known = min(learnt.n_pairs, (scorer.max_length - 1) // learnt.pair_bytes)
-    if known < 2:
+    n_pairs = min(regression_task.n_pairs, (scorer.max_length - 1) // regression_task.pair_bytes)
+    if n_pairs < 2:
         raise ValueError(
-            f'a pair takes {learnt.pair_bytes} tokens, and the model reads '
-            f'data.seq_len={scorer.max_length - 1}: there is no room for pairs before the one that is '
-            'asked.'
+            f'a pair takes {regression_task.pair_bytes} tokens, and the model reads '
+            f'data.seq_len={scorer.max_length - 1}: there is no room for pairs before the one that '
+            'is asked.'
         )
-    drawn = learnt.sample_tasks(np.random.default_rng(FRESH_SEED), tasks)
-    drawn = Tasks(*(part[:, :known] for part in drawn))
+    fresh_tasks = regression_task.sample_tasks(np.random.default_rng(FRESH_SEED), tasks)
+    fresh_tasks = Tasks(*(part[:, :n_pairs] for part in fresh_tasks))
     bos = checkpoint.tokenizer.bos_id
-    rows = [[bos, *text.tolist()] for text in regression.encode_tasks(drawn)]
-    at_y = np.arange(known) * learnt.pair_bytes + learnt.dim  # of the token that is predicted
-    found = scorer(rows)
-    rates_P = best_rates(learnt.sample_tasks(np.random.default_rng(TUNING_SEED), TUNING_TASKS))
+    rows = [[bos, *text.tolist()] for text in regression.encode_tasks(fresh_tasks)]
+    # Scores begin at the second token, so that this is the index of y in each pair.
+    y_positions = np.arange(n_pairs) * regression_task.pair_bytes + regression_task.dim
+    row_scores = scorer(rows)
+    rates_P = best_rates(
+        regression_task.sample_tasks(np.random.default_rng(TUNING_SEED), TUNING_TASKS)
+    )
     predictions = {
-        MODEL: np.array([scores['value'][at_y] for scores in found]),
-        **predict_algorithms(build_context(drawn), rates_P[:known], learnt.w_variance),
+        MODEL: np.array([scores['value'][y_positions] for scores in row_scores]),
+        **predict_algorithms(
+            build_context(fresh_tasks), rates_P[:n_pairs], regression_task.w_variance
+        ),
     }
-    result = compare_predictions(predictions, drawn.clean_NP)
+    comparison = compare_predictions(predictions, fresh_tasks.clean_NP)
     nats = {
-        MODEL: -np.mean([scores['log_p'][at_y] for scores in found], 0),
-        POSTERIOR: posterior_nats(drawn, learnt.w_variance).mean(0),
+        MODEL: -np.mean([scores['log_p'][y_positions] for scores in row_scores], 0),
+        POSTERIOR: posterior_nats(fresh_tasks, regression_task.w_variance).mean(0),
     }
-    is_number = float(np.mean([scores['is_number'][at_y[-1]] for scores in found]))
+    is_number = float(np.mean([scores['is_number'][y_positions[-1]] for scores in row_scores]))
     numbers = {'is_number': is_number, 'nats_model': float(nats[MODEL][-1])}
     numbers |= {'nats_posterior': float(nats[POSTERIOR][-1])}
     table = {'Nats of y by pairs in the context': pairs_table(nats, 'nats')}
-    return SuiteResult(dict(result.numbers) | numbers, result.items, dict(result.tables) | table)
+    return SuiteResult(
+        dict(comparison.numbers) | numbers, comparison.items, dict(comparison.tables) | table
+    )
 
 
 def find_regression(checkpoint: Checkpoint) -> Regression:
-    """Returns the tasks that a checkpoint was trained on. Raises ValueError for any other data."""
+    """Returns the tasks that a checkpoint was trained on. Raises ValueError for other data."""
     fields = checkpoint.recipe.data
     name = fields.source.removeprefix(SOURCE)
     if fields.mixture is None and fields.tokenizer == TOKENIZER and name in REGRESSIONS:
@@ -103,8 +114,10 @@ def find_regression(checkpoint: Checkpoint) -> Regression:
 
 
 def expected_value(logits_BCV: jax.Array, next_BC: jax.Array) -> dict[str, jax.Array]:
-    """Returns `value`, the mean of the number that follows, given that it is one, `is_number`, the
-    probability that it is, and `log_p` of what does follow.
+    """Returns statistics of the next number, [B, C] each.
+
+    `value` is its mean, given that it is a number; `is_number` is the probability of that; `log_p`
+    is the log probability of the next token.
     """
     first, stop = regression.FIRST, regression.FIRST + regression.LEVELS
     log_p_BCV = jax.nn.log_softmax(logits_BCV)
@@ -116,28 +129,30 @@ def expected_value(logits_BCV: jax.Array, next_BC: jax.Array) -> dict[str, jax.A
 
 
 def build_context(tasks: Tasks) -> PairContext:
-    """Returns what is known before each y."""
+    """Returns the sums over the pairs before each y."""
     x_NPD, y_NP = tasks.x_NPD, tasks.y_NP
 
-    def before(terms):
+    def exclusive_sum(terms):
         return np.cumsum(terms, 1) - terms
 
-    xx_NPDD = before(np.einsum('npd,npe->npde', x_NPD, x_NPD))
-    return PairContext(xx_NPDD, before(x_NPD * y_NP[..., None]), x_NPD)
+    xx_NPDD = exclusive_sum(np.einsum('npd,npe->npde', x_NPD, x_NPD))
+    return PairContext(xx_NPDD, exclusive_sum(x_NPD * y_NP[..., None]), x_NPD)
 
 
 def predict_gradient_step(context: PairContext) -> np.ndarray:
-    """Returns what a step of gradient descent from w = 0 predicts at a learning rate of 1, [N, P].
+    """Returns the predictions of one gradient step from w = 0 at a learning rate of 1, [N, P].
 
-    The loss is 1 / (2 k) sum_i (w x_i - y_i)^2, whose gradient there is -1/k sum_i y_i x_i; without
-    a pair there is none.
+    The loss is 1 / (2 k) sum_i (w x_i - y_i)^2, with gradient -1/k sum_i y_i x_i at 0; without a
+    pair it is 0.
     """
     k_P = np.maximum(np.arange(context.x_NPD.shape[1]), 1)
     return np.einsum('npd,npd->np', context.xy_NPD, context.x_NPD) / k_P
 
 
 def best_rates(tasks: Tasks) -> np.ndarray:
-    """Returns for each number of pairs [P] the learning rate of least squared error over tasks."""
+    """Returns the learning rate with the smallest squared error over tasks, by the number of pairs
+    [P].
+    """
     step_NP = predict_gradient_step(build_context(tasks))
     return (step_NP * tasks.clean_NP).sum(0) / np.maximum((step_NP**2).sum(0), 1e-30)
 
@@ -145,10 +160,15 @@ def best_rates(tasks: Tasks) -> np.ndarray:
 def predict_algorithms(
     context: PairContext, rates_P: np.ndarray, w_variance: float
 ) -> dict[str, np.ndarray]:
-    """Returns what each algorithm predicts from the pairs before, [N, P].
+    """Returns the predictions of each algorithm from the pairs before, [N, P].
 
     ridge is (X'X + s^2 / v I)^-1 X'y with the variances s^2 of the noise and v of w: the posterior
-    mean. least squares has the shortest w where several fit.
+    mean. least squares has the shortest w if several fit.
+
+    Args:
+      context: of the tasks.
+      rates_P: of the gradient step, by the number of pairs.
+      w_variance: v.
     """
     penalty = regression.NOISE_VARIANCE / w_variance * np.eye(context.x_NPD.shape[-1])
     ridge_NPD = np.linalg.solve(context.xx_NPDD + penalty, context.xy_NPD[..., None])[..., 0]
@@ -163,8 +183,9 @@ def predict_algorithms(
 
 
 def posterior_nats(tasks: Tasks, w_variance: float) -> np.ndarray:
-    """Returns -log p(y) [N, P] given the pairs before and its x, for who knows how tasks are drawn:
-    a normal distribution around what ridge predicts, as a probability of its level.
+    """Returns -log p(y) [N, P] given the pairs before and x, under the true distribution of tasks.
+
+    This is a normal distribution around the prediction of ridge, as a probability of y's level.
     """
     context, noise = build_context(tasks), regression.NOISE_VARIANCE
     precision = context.xx_NPDD / noise + np.eye(context.x_NPD.shape[-1]) / w_variance
@@ -176,41 +197,47 @@ def posterior_nats(tasks: Tasks, w_variance: float) -> np.ndarray:
 
 
 def compare_predictions(predictions: dict[str, np.ndarray], clean_NP: np.ndarray) -> SuiteResult:
-    """Returns the errors of all, and how far the model is from each algorithm."""
+    """Returns the errors of all predictions, and the model's distance from each algorithm."""
     model_NP = predictions[MODEL]
     errors = {name: (values - clean_NP) ** 2 for name, values in predictions.items()}
-    others = {name: values for name, values in predictions.items() if name != MODEL}
-    apart = {name: np.mean((model_NP - values) ** 2, 0) for name, values in others.items()}
-    alike = {n: correlate(model_NP, values) for n, values in others.items() if n != ZERO}
+    algorithms = {name: values for name, values in predictions.items() if name != MODEL}
+    distances = {name: np.mean((model_NP - values) ** 2, 0) for name, values in algorithms.items()}
+    correlations = {n: correlate(model_NP, values) for n, values in algorithms.items() if n != ZERO}
     last = clean_NP.shape[1] - 1
     numbers = {'pairs': last}
     numbers |= {f'error_{SHORT[n]}': float(e[:, last].mean()) for n, e in errors.items()}
-    numbers |= {f'distance_{SHORT[n]}': float(d[last]) for n, d in apart.items()}
-    numbers |= {f'correlation_{SHORT[n]}': float(r[last]) for n, r in alike.items()}
+    numbers |= {f'distance_{SHORT[n]}': float(d[last]) for n, d in distances.items()}
+    numbers |= {f'correlation_{SHORT[n]}': float(r[last]) for n, r in correlations.items()}
     tables = {
         'Squared error by pairs in the context': pairs_table(
             {name: e.mean(0) for name, e in errors.items()}, 'squared error'
         ),
-        'Mean squared difference from the model': pairs_table(apart, 'squared difference'),
-        'Correlation with the model': pairs_table(alike, 'correlation', first=1),
+        'Mean squared difference from the model': pairs_table(distances, 'squared difference'),
+        'Correlation with the model': pairs_table(correlations, 'correlation', first=1),
     }
     n = len(clean_NP)
-    items = {
+    columns = {
         'item': [f'task {i}' for i in range(n)],
         'squared error': errors[MODEL][:, last].tolist(),
     }
-    return SuiteResult(numbers, items, tables)
+    return SuiteResult(numbers, columns, tables)
 
 
 def correlate(a_NP: np.ndarray, b_NP: np.ndarray) -> np.ndarray:
-    """Returns Pearson's correlation over tasks by the number of pairs; 0 where one is constant."""
+    """Returns Pearson's correlation over tasks by the number of pairs; 0 if either is constant."""
     a_NP, b_NP = a_NP - a_NP.mean(0), b_NP - b_NP.mean(0)
     scale_P = np.sqrt((a_NP**2).sum(0) * (b_NP**2).sum(0))
     return (a_NP * b_NP).sum(0) / np.where(scale_P > 0, scale_P, 1.0)
 
 
 def pairs_table(values: dict[str, np.ndarray], quantity: str, first: int = 0) -> Table:
-    """Returns a table of values [P] by predictor, from `first` pairs on."""
+    """Returns a table of values by predictor and number of pairs.
+
+    Args:
+      values: [P], by predictor.
+      quantity: the name of their column.
+      first: the smallest number of pairs.
+    """
     rows = [
         (n_pairs, value, name)
         for name, values_P in values.items()

@@ -1,4 +1,4 @@
-"""Influence of training documents: scores from errors and gradients, without a run trained anew."""
+"""Influence of training documents: scores from errors and gradients, without training again."""
 
 import functools
 import itertools
@@ -26,12 +26,12 @@ from modules.numerics import DTYPES
 from modules.options import Option
 
 GROUP_ROWS = 16  # documents of a program, one after another: it holds one gradient at a time
-HOST_BYTES = 1 << 30  # of gradients in embeddings: documents beyond are done in a further pass
-TEXT = 80  # characters of a document that are shown
+HOST_BYTES = 1 << 30  # of gradients in embeddings: further documents need a further pass
+TEXT = 80  # characters of a document in the table
 TABLE_ROWS = 10  # documents of a table
 SCORES = ('loss', 'el2n', 'vog', 'tracin_self', 'tracin_validation')
 
-DocumentRows = dict[str, np.ndarray]  # tokens, segments [N, T + 1]: a document each
+DocumentRows = dict[str, np.ndarray]  # tokens, segments [N, T + 1]: a document in each row
 
 
 def influence(
@@ -44,113 +44,146 @@ def influence(
     """Scores of training documents by which data are chosen: EL2N, VoG and TracIn; means and ranks.
 
     A document is read from its beginning, up to data.seq_len tokens. el2n: the mean over tokens of
-    ||softmax - onehot||, at this checkpoint (arXiv:2107.07075). vog: the variance, over checkpoints
-    of the run, of the gradient of the sum of the logits of the true tokens in the embeddings, the
-    mean over tokens and features (arXiv:2008.11600, for language arXiv:2311.16298); in `items` also
-    less its mean, over its deviation. tracin_self: sum over checkpoints of eta ||gradient||^2 of
-    the mean loss in all weights, eta being the learning rate at the checkpoint; tracin_validation:
-    with the mean gradient of validation documents in place of one of the two (arXiv:2002.08484).
-    spearman_A_B are rank correlations. With one checkpoint there is no vog.
+    ||softmax - onehot||, at this checkpoint (arXiv:2107.07075). vog: the variance over checkpoints
+    of the run of the gradient of the sum of the true tokens' logits in the embeddings, averaged
+    over tokens and features (arXiv:2008.11600, for language arXiv:2311.16298); `items` also has it
+    normalised to mean 0 and deviation 1. tracin_self: sum over checkpoints of eta ||gradient||^2 of
+    the mean loss in all weights, with the learning rate eta at the checkpoint. tracin_validation:
+    the same with the mean gradient of validation documents in place of one of the two gradients
+    (arXiv:2002.08484). spearman_A_B are rank correlations. With one checkpoint there is no vog.
+
+    Args:
+      checkpoint: a loaded checkpoint.
+      documents: number of training documents.
+      checkpoints: number of steps, up to this one.
+      validation: number of validation documents.
     """
-    data = open_data(checkpoint)
-    there = [step for step in list_steps(checkpoint.path.parent) if step <= checkpoint.step]
-    steps = [there[i] for i in spaced_indices(len(there), checkpoints)]
-    named = select_documents(data.train, documents)
-    rows = pad_documents(checkpoint, [tokens for _, tokens in named])
+    dataset = open_data(checkpoint)
+    available_steps = [
+        step for step in list_steps(checkpoint.path.parent) if step <= checkpoint.step
+    ]
+    steps = [available_steps[i] for i in spaced_indices(len(available_steps), checkpoints)]
+    named_tokens = select_documents(dataset.train, documents)
+    rows = pad_documents(checkpoint, [tokens for _, tokens in named_tokens])
     held_out = pad_documents(
-        checkpoint, [tokens for _, tokens in select_documents(data.validation, validation)]
+        checkpoint, [tokens for _, tokens in select_documents(dataset.validation, validation)]
     )
     scores = score_documents(checkpoint, steps, rows, held_out)
     if len(steps) < 2:
         del scores['vog']
-    numbers = {'checkpoints': len(steps), 'documents': len(named)}
+    numbers: dict[str, float] = {'checkpoints': len(steps), 'documents': len(named_tokens)}
     numbers |= {name: float(values.mean()) for name, values in scores.items()}
     for a, b in itertools.combinations(scores, 2):
         rank = scipy.stats.spearmanr(scores[a], scores[b]).statistic
-        if np.isfinite(rank):  # it is not where all are equal
+        if np.isfinite(rank):  # nan if all scores are equal
             numbers[f'spearman_{a}_{b}'] = float(rank)
     decode = checkpoint.tokenizer.decode
-    items = {
-        'item': [name for name, _ in named],
+    columns = {
+        'item': [name for name, _ in named_tokens],
         **{name: values.tolist() for name, values in scores.items()},
         **({'vog_normalised': normalise(scores['vog']).tolist()} if 'vog' in scores else {}),
-        'tokens': [len(tokens) for _, tokens in named],
-        'text': [' '.join(decode(own[: 4 * TEXT].tolist()).split())[:TEXT] for _, own in named],
+        'tokens': [len(tokens) for _, tokens in named_tokens],
+        'text': [
+            ' '.join(decode(tokens[: 4 * TEXT].tolist()).split())[:TEXT]
+            for _, tokens in named_tokens
+        ],
     }
-    return SuiteResult(numbers, items, {'Documents of most self-influence': top_documents(items)})
+    return SuiteResult(
+        numbers, columns, {'Documents of most self-influence': top_documents(columns)}
+    )
 
 
 def spaced_indices(count: int, max_count: int) -> list[int]:
-    """Returns up to `most` of the numbers 0 to count - 1 at equal distances, the last included."""
+    """Returns up to `max_count` of the numbers 0 to count - 1 at equal distances, with the last."""
     max_count = min(count, max_count)
     return [round((i + 1) * count / max_count) - 1 for i in range(max_count)]
 
 
 def select_documents(rows: Any, max_count: int) -> list[tuple[str, np.ndarray]]:
-    """Returns up to `most` documents of a split at equal distances, as (name, tokens)."""
+    """Returns up to `max_count` documents of a split at equal distances, as (name, tokens)."""
     sources = split_by_source(rows)
-    every = [(name, i) for name, own in sources.items() for i in range(own.n_documents)]
-    chosen = [every[i] for i in spaced_indices(len(every), max_count)]
+    all_documents = [
+        (name, i) for name, source_rows in sources.items() for i in range(source_rows.n_documents)
+    ]
+    chosen = [all_documents[i] for i in spaced_indices(len(all_documents), max_count)]
     return [(f'{name} {i}'.strip(), sources[name].document(i)) for name, i in chosen]
 
 
 def pad_documents(checkpoint: Checkpoint, documents: Sequence[np.ndarray]) -> DocumentRows:
-    """Returns documents as rows of one length, BOS before them, cut after data.seq_len tokens."""
-    longest = checkpoint.recipe.data.seq_len
-    width = min(longest, next_power_2(max(2, *(len(tokens) for tokens in documents))))
+    """Returns documents as padded rows, with BOS first, truncated after data.seq_len tokens."""
+    max_length = checkpoint.recipe.data.seq_len
+    width = min(max_length, next_power_2(max(2, *(len(tokens) for tokens in documents))))
     tokens, segments = np.zeros((2, len(documents), width + 1), np.int32)
-    for i, own in enumerate(documents):
-        own = [checkpoint.tokenizer.bos_id, *own[:width].tolist()]
-        tokens[i, : len(own)], segments[i, : len(own)] = own, 1
+    for i, row_tokens in enumerate(documents):
+        row_tokens = [checkpoint.tokenizer.bos_id, *row_tokens[:width].tolist()]
+        tokens[i, : len(row_tokens)], segments[i, : len(row_tokens)] = row_tokens, 1
     return {'tokens': tokens, 'segments': segments}
 
 
 def score_documents(
     checkpoint: Checkpoint, steps: Sequence[int], rows: DocumentRows, held_out: DocumentRows
 ) -> dict[str, np.ndarray]:
-    """Returns SCORES [N] of rows, from the checkpoints of `steps`, the last of which is this one.
+    """Returns SCORES [N] of rows.
 
-    Gradients in embeddings are kept as sums over checkpoints, for as many rows at a time as
-    HOST_BYTES has room for; the weights are read again for each such pass.
+    Gradients in embeddings are accumulated over checkpoints, for as many rows at a time as fit in
+    HOST_BYTES. The weights are read again for each such pass.
+
+    Args:
+      checkpoint: a loaded checkpoint.
+      steps: of the checkpoints; the last is this one.
+      rows: the documents.
+      held_out: validation documents.
     """
     learner = checkpoint.learner
     width = rows['tokens'].shape[1] - 1
-    each = 2 * 4 * width * learner.recipe.stream_width
-    size = max(GROUP_ROWS, HOST_BYTES // each)
+    row_bytes = 2 * 4 * width * learner.recipe.stream_width
+    size = max(GROUP_ROWS, HOST_BYTES // row_bytes)
     rates = checkpoint.recipe.optim.lr * schedule_fractions(checkpoint.recipe, np.maximum(steps, 1))
-    of_rows, mean_gradient = compile_programs(checkpoint)
+    score_rows, sum_gradients = compile_programs(checkpoint)
     parts = []
     for start in range(0, len(rows['tokens']), size):
         part = {name: x[start : start + size] for name, x in rows.items()}
-        found, variance = {}, RunningVariance()
-        traced = np.zeros((2, len(part['tokens'])))
+        group_scores, variance = {}, RunningVariance()
+        tracin_2N = np.zeros((2, len(part['tokens'])))
         for step, rate in zip(steps, rates, strict=True):
-            own = step == checkpoint.step
-            weights = checkpoint.weights if own else load_weights(checkpoint, step)
-            direction = validation_gradient(mean_gradient, weights, held_out)
-            results = [of_rows(weights, direction, group) for group in split_groups(part)]
-            found = {k: np.concatenate([r[k] for r in jax.device_get(results)]) for k in results[0]}
-            found = {name: values[: len(part['tokens'])] for name, values in found.items()}
-            variance.add(found.pop('embedding_gradient'))
-            traced += rate * np.array([found.pop('squared_norm'), found.pop('along')])
-        counts_N = found.pop('targets')
+            is_last = step == checkpoint.step
+            weights = checkpoint.weights if is_last else load_weights(checkpoint, step)
+            direction = validation_gradient(sum_gradients, weights, held_out)
+            outputs_by_group = [
+                score_rows(weights, direction, group) for group in split_groups(part)
+            ]
+            group_scores = {
+                k: np.concatenate([r[k] for r in jax.device_get(outputs_by_group)])
+                for k in outputs_by_group[0]
+            }
+            group_scores = {
+                name: values[: len(part['tokens'])] for name, values in group_scores.items()
+            }
+            variance.add(group_scores.pop('embedding_gradient'))
+            tracin_2N += rate * np.array(
+                [group_scores.pop('squared_norm'), group_scores.pop('along')]
+            )
+        counts_N = group_scores.pop('targets')
         vog_N = variance.value().sum((1, 2)) / (counts_N * learner.recipe.stream_width)
-        tracin = {'tracin_self': traced[0], 'tracin_validation': traced[1]}
-        parts.append(found | {'vog': vog_N} | tracin)
+        tracin = {'tracin_self': tracin_2N[0], 'tracin_validation': tracin_2N[1]}
+        parts.append(group_scores | {'vog': vog_N} | tracin)
     return {name: np.concatenate([part[name] for part in parts]) for name in SCORES}
 
 
 class RunningVariance:
-    """The variance of arrays that come one after another, without keeping them (Welford)."""
+    """The variance of arrays that arrive one after another, without storing them (Welford)."""
 
     def __init__(self):
-        self.count, self.mean, self.squares = 0, 0.0, 0.0
+        self.count = 0
+        self.mean: Any = 0.0  # arrays after the first `add`
+        self.squares: Any = 0.0
 
     def add(self, values: np.ndarray) -> None:
+        """Adds an array."""
         self.count += 1
-        apart = values - self.mean
-        self.mean = self.mean + apart / self.count
-        self.squares = self.squares + apart * (values - self.mean)
+        difference = values - self.mean
+        self.mean = self.mean + difference / self.count
+        self.squares = self.squares + difference * (values - self.mean)
 
     def value(self) -> np.ndarray:
         """Returns the mean squared distance from the mean."""
@@ -158,7 +191,7 @@ class RunningVariance:
 
 
 def split_groups(rows: DocumentRows) -> Iterator[DocumentRows]:
-    """Yields AT_ONCE rows at a time; the last ones are filled up with padding."""
+    """Yields GROUP_ROWS rows at a time; the last group is padded."""
     for start in range(0, len(rows['tokens']), GROUP_ROWS):
         part = {name: x[start : start + GROUP_ROWS] for name, x in rows.items()}
         missing = GROUP_ROWS - len(part['tokens'])
@@ -166,17 +199,19 @@ def split_groups(rows: DocumentRows) -> Iterator[DocumentRows]:
 
 
 def compile_programs(checkpoint: Checkpoint) -> tuple[Any, Any]:
-    """Returns jitted (weights, direction, rows) -> `of_document` of each row, and (weights, rows)
-    -> the sum of the rows' gradients.
+    """Returns two jitted functions of rows.
+
+    The first maps (weights, direction, rows) to `score_document` of each row, the second maps
+    (weights, rows) to the sum of the rows' gradients.
     """
     learner, mesh = checkpoint.learner, checkpoint.mesh
-    weights, all_of_it = state_shardings(learner, mesh).weights, replicated_sharding(mesh)
+    weights, replicated = state_shardings(learner, mesh).weights, replicated_sharding(mesh)
 
-    def of_rows(weights, direction, rows):
-        one = functools.partial(score_document, learner, weights, direction)
-        return jax.lax.map(one, rows)
+    def score_rows(weights, direction, rows):
+        score_row = functools.partial(score_document, learner, weights, direction)
+        return jax.lax.map(score_row, rows)
 
-    def summed(weights, rows):
+    def sum_gradients(weights, rows):
         def add(total, row):
             gradient, _ = compute_document_gradients(learner, weights, row)
             return jax.tree.map(jnp.add, total, gradient), None
@@ -185,54 +220,76 @@ def compile_programs(checkpoint: Checkpoint) -> tuple[Any, Any]:
 
     return (
         jax.jit(
-            trace_on_mesh(mesh, of_rows),
-            in_shardings=(weights, weights.params, all_of_it),
-            out_shardings=all_of_it,
+            trace_on_mesh(mesh, score_rows),
+            in_shardings=(weights, weights.params, replicated),
+            out_shardings=replicated,
         ),
         jax.jit(
-            trace_on_mesh(mesh, summed),
-            in_shardings=(weights, all_of_it),
+            trace_on_mesh(mesh, sum_gradients),
+            in_shardings=(weights, replicated),
             out_shardings=weights.params,
         ),
     )
 
 
 def validation_gradient(sum_gradients: Any, weights: Weights, rows: DocumentRows) -> Any:
-    """Returns the mean over rows of the gradient of each; rows of padding have none."""
+    """Returns the mean gradient over rows. Rows of padding have a gradient of 0.
+
+    Args:
+      sum_gradients: from `compile_programs`.
+      weights: of the model.
+      rows: of validation documents.
+    """
     parts = [sum_gradients(weights, group) for group in split_groups(rows)]
     total = functools.reduce(lambda a, b: jax.tree.map(jnp.add, a, b), parts)
     return jax.tree.map(lambda x: x / len(rows['tokens']), total)
 
 
 def score_document(
-    learner: Learner, weights: Weights, direction: Any, row: DocumentRows
+    learner: Learner, weights: Weights, direction: Any, row: dict[str, jax.Array]
 ) -> dict[str, Any]:
-    """Returns what the scores of one row are made of: its own errors and gradients."""
-    gradient, seen = compute_document_gradients(learner, weights, row)
+    """Returns the errors and gradients of one row from which its scores are computed.
+
+    Args:
+      learner: of the model.
+      weights: of the model.
+      direction: the mean gradient of validation documents.
+      row: [T + 1].
+    """
+    gradient, statistics = compute_document_gradients(learner, weights, row)
 
     def dot(a, b):
         return sum(jnp.vdot(x, y) for x, y in zip(*map(jax.tree.leaves, (a, b)), strict=True))
 
-    return seen | {'squared_norm': dot(gradient, gradient), 'along': dot(gradient, direction)}
+    return statistics | {'squared_norm': dot(gradient, gradient), 'along': dot(gradient, direction)}
 
 
 def compute_document_gradients(
-    learner: Learner, weights: Weights, row: DocumentRows
+    learner: Learner, weights: Weights, row: dict[str, jax.Array]
 ) -> tuple[Any, dict[str, jax.Array]]:
-    """Returns (the gradient of the mean loss of a row [T + 1] in the stored weights, {`loss`,
-    `el2n`, `targets`, and `embedding_gradient` [T, D], that of the sum of the true tokens' logits
-    in the stream that enters the first block}). Padding takes no part.
+    """Returns the gradients of a row. Padding takes no part.
+
+    Args:
+      learner: of the model.
+      weights: of the model.
+      row: [T + 1].
+
+    Returns:
+      (the gradient of the mean loss in the stored weights, statistics). Statistics are `loss`,
+        `el2n`, `targets`, and `embedding_gradient` [T, D], the gradient of the sum of the true
+        tokens' logits in the stream that enters the first block.
     """
     batch = {name: x[None] for name, x in row.items()}
-    tokens_1T, read_1T = batch['tokens'][:, :-1], batch['segments'][:, :-1]
+    tokens_1T, segments_1T = batch['tokens'][:, :-1], batch['segments'][:, :-1]
     weights_T = text_weights(batch, learner.bos_id)[0]
     count = jnp.sum(weights_T)
 
     def forward(params, shift_TD):
         variables = learner.variables(weights.replace(params=params))
         variables = variables | {SHIFTS: {EMBEDDING: shift_TD[None]}}
-        given = (tokens_1T, read_1T, read_1T > 0)
-        x_1TD, readout = learner.model.apply(variables, *given, method='activations')
+        inputs = (tokens_1T, segments_1T, segments_1T > 0)
+        activations: Any = learner.model.apply(variables, *inputs, method='activations')
+        x_1TD, readout = activations
         logits_TV = readout(x_1TD)[0].astype(jnp.float32)
         true_T = jnp.take_along_axis(logits_TV, batch['tokens'][0, 1:, None], -1)[:, 0]
         losses_T = jax.nn.logsumexp(logits_TV, -1) - true_T
@@ -244,12 +301,12 @@ def compute_document_gradients(
 
     width, dtype = learner.recipe.stream_width, DTYPES[learner.recipe.model.dtype]
     zeros_TD = jnp.zeros((tokens_1T.shape[1], width), dtype)
-    (loss, _), pull, el2n = jax.vjp(forward, weights.params, zeros_TD, has_aux=True)
-    one, none = jnp.ones_like(loss), jnp.zeros_like(loss)
-    gradient, _ = pull((one, none))
-    _, in_embedding_TD = pull((none, one))
-    seen = {'loss': loss, 'el2n': el2n, 'targets': count}
-    return gradient, seen | {'embedding_gradient': in_embedding_TD.astype(jnp.float32)}
+    (loss, _), vjp, el2n = jax.vjp(forward, weights.params, zeros_TD, has_aux=True)
+    unit, zero = jnp.ones_like(loss), jnp.zeros_like(loss)
+    gradient, _ = vjp((unit, zero))
+    _, in_embedding_TD = vjp((zero, unit))
+    statistics = {'loss': loss, 'el2n': el2n, 'targets': count}
+    return gradient, statistics | {'embedding_gradient': in_embedding_TD.astype(jnp.float32)}
 
 
 def compute_error_norms(logits_TV: jax.Array, losses_T: jax.Array) -> jax.Array:
@@ -259,12 +316,12 @@ def compute_error_norms(logits_TV: jax.Array, losses_T: jax.Array) -> jax.Array:
 
 
 def normalise(values: np.ndarray) -> np.ndarray:
-    """Returns (values - mean) / deviation over all documents; 0 where all are equal."""
+    """Returns (values - mean) / deviation over all documents; 0 if all are equal."""
     deviation = values.std()
     return (values - values.mean()) / (deviation if deviation > 0 else 1.0)
 
 
 def top_documents(columns: dict[str, list[Any]]) -> Table:
-    """Returns the documents whose self-influence is the largest."""
+    """Returns a table of the documents with the largest self-influence."""
     order = np.argsort(columns['tracin_self'])[::-1][:TABLE_ROWS]
     return Table({name: [values[i] for i in order] for name, values in columns.items()})

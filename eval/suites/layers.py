@@ -1,4 +1,4 @@
-"""Layers: what the loss is without each block, and how far the blocks turn the residual stream."""
+"""Layers: the loss without each block, and how far the blocks turn the residual stream."""
 
 from typing import Annotated
 
@@ -32,32 +32,38 @@ def layers(
 ) -> SuiteResult:
     """Measures what each block adds, and how far it turns the residual stream.
 
-    removal_ is the loss without one block less the loss, in nats a token; angle_ is (1 / pi) arccos
-    of the cosine between what enters a block and what leaves it, and influence_ is 1 - cosine, each
-    a mean over tokens; _max, _mean and _last are over blocks (arXiv:2403.17887, arXiv:2403.03853).
-    Of two streams the angles are of the one that the next block reads.
+    removal_ is the loss without one block minus the loss, in nats per token. angle_ is (1 / pi)
+    arccos of the cosine between input and output of a block, and influence_ is 1 - cosine; both are
+    means over tokens. _max, _mean and _last are over blocks (arXiv:2403.17887, arXiv:2403.03853).
+    With two streams the angles are of the stream that the next block reads.
+
+    Args:
+      checkpoint: a loaded checkpoint.
+      tokens: approximate number of validation tokens to read; 0: all.
+      gap: most blocks between two streams; 0: any number.
     """
     c = checkpoint
     L = c.recipe.model.n_layers
-    loss, turned = jit_statistic(c, sum_cross_entropy), jit_statistic(c, sum_stream_angles)
-    kept = [np.ones(L, bool), *~np.eye(L, dtype=bool)]
+    loss, angles = jit_statistic(c, sum_cross_entropy), jit_statistic(c, sum_stream_angles)
+    # All blocks, then all blocks but one.
+    masks = [np.ones(L, bool), *~np.eye(L, dtype=bool)]
     ce, sums, n_tokens = np.zeros(L + 1), np.zeros((2, L + 1, L + 1)), 0.0
     for batch in validation_batches(c, open_data(c).validation, tokens):
-        ce += list(fetch_pipelined(loss(c.weights, batch, c.hyper, kept_L) for kept_L in kept))
-        of_batch, n = jax.device_get(turned(c.weights, batch, c.hyper))
-        sums, n_tokens = sums + of_batch, n_tokens + float(n)
+        ce += list(fetch_pipelined(loss(c.weights, batch, c.hyper, mask_L) for mask_L in masks))
+        batch_sums, n = jax.device_get(angles(c.weights, batch, c.hyper))
+        sums, n_tokens = sums + batch_sums, n_tokens + float(n)
     angle, influence = sums / n_tokens
-    of_blocks = {
+    by_block = {
         'removal': (ce[1:] - ce[0]) / n_tokens,
         'angle': np.diagonal(angle, 1),
         'influence': np.diagonal(influence, 1),
     }
     numbers = {'ce': float(ce[0]) / n_tokens, 'tokens': n_tokens}
-    for name, values in of_blocks.items():
+    for name, values in by_block.items():
         summaries = {'max': values.max(), 'mean': values.mean(), 'last': values[-1]}
-        numbers |= {f'{name}_{how}': float(value) for how, value in summaries.items()}
+        numbers |= {f'{name}_{statistic}': float(value) for statistic, value in summaries.items()}
     columns = {'layer': list(range(1, L + 1))}
-    columns |= {TITLES[name]: values.tolist() for name, values in of_blocks.items()}
+    columns |= {TITLES[name]: values.tolist() for name, values in by_block.items()}
     tables = {
         'Loss without each block': Table(columns, x='layer', y=TITLES['removal']),
         'Angular distance of the streams before blocks': distance_table(angle, gap or L),
@@ -68,7 +74,15 @@ def layers(
 def sum_cross_entropy(
     learner: Learner, weights: Weights, batch: Batch, hyper: Hyper, kept_L: jax.Array
 ) -> jax.Array:
-    """Returns the sum of the cross-entropy over targets, of the blocks at which kept_L is True."""
+    """Returns the sum of the cross-entropy over targets, with some blocks removed.
+
+    Args:
+      learner: of the model.
+      weights: of the model.
+      batch: of tokens.
+      hyper: of the learner.
+      kept_L: whether each block stays.
+    """
     variables = select_blocks(learner, learner.variables(weights), kept_L)
     return token_sums(learner, variables, batch, hyper)['ce']
 
@@ -76,39 +90,49 @@ def sum_cross_entropy(
 def sum_stream_angles(
     learner: Learner, weights: Weights, batch: Batch, hyper: Hyper
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns (`turns` between the L + 1 streams before and behind blocks, over targets; how many
-    targets there are).
+    """Returns (`sum_angles` of the L + 1 streams before and after blocks, the number of targets).
+
+    Args:
+      learner: of the model.
+      weights: of the model.
+      batch: of tokens.
+      hyper: of the learner.
     """
     variables = learner.variables(weights)
     _, filled = compute_activations(learner, variables, batch, (ACTIVATIONS,), hyper)
-    found = join_blocks(learner.recipe, filled[ACTIVATIONS])
-    streams_LBTD = jnp.concatenate([found[EMBEDDING][None], found[AFTER_MLP]])
+    activations = join_blocks(learner.recipe, filled[ACTIVATIONS])
+    streams_LBTD = jnp.concatenate([activations[EMBEDDING][None], activations[AFTER_MLP]])
     weights_BT = target_weights(batch, learner.bos_id)
     return sum_angles(streams_LBTD, weights_BT), jnp.sum(weights_BT)
 
 
 def sum_angles(streams: jax.Array, weights: jax.Array) -> jax.Array:
-    """Returns sums over tokens of the angle over pi and of 1 - cosine, [2, L, L], between streams
-    [L, ..., D], each token counted with its weight [...].
+    """Returns sums over tokens of the angle over pi and of 1 - cosine between streams, [2, L, L].
 
     The angle between unit vectors u and v is 2 arctan(|u - v| / |u + v|), which is exact where the
     arccos of a cosine near 1 has lost all digits. A vector of zeros is at a right angle to all.
+
+    Args:
+      streams: [L, ..., D].
+      weights: of the tokens, [...].
     """
     streams = streams.astype(jnp.float32)
     lengths = jnp.linalg.norm(streams, axis=-1, keepdims=True)
     units = streams / jnp.where(lengths > 0, lengths, 1.0)
 
-    def between(u, v):
-        apart, together = jnp.linalg.norm(u - v, axis=-1), jnp.linalg.norm(u + v, axis=-1)
-        angle = 2 / jnp.pi * jnp.arctan2(apart, together)
+    def compare(u, v):
+        difference, total = jnp.linalg.norm(u - v, axis=-1), jnp.linalg.norm(u + v, axis=-1)
+        angle = 2 / jnp.pi * jnp.arctan2(difference, total)
         return jnp.sum(weights * angle), jnp.sum(weights * (1 - jnp.sum(u * v, -1)))
 
-    return jnp.stack(jax.lax.map(lambda u: jax.lax.map(lambda v: between(u, v), units), units))
+    return jnp.stack(jax.lax.map(lambda u: jax.lax.map(lambda v: compare(u, v), units), units))
 
 
 def distance_table(angle_LL: np.ndarray, gap: int) -> Table:
-    """Returns the distance between what enters block l and block l + n (behind the last: n blocks
-    on), for all l and n up to `gap`.
+    """Returns the distance between the inputs of blocks l and l + n, for all l and all n up to
+    `gap`.
+
+    The stream after the last block counts as the input of a further block.
     """
     n_streams = len(angle_LL)
     rows = [

@@ -1,4 +1,4 @@
-"""Minimal pairs: whether a model finds the better of two sentences the likelier one."""
+"""Minimal pairs: whether a model assigns more probability to the better of two sentences."""
 
 import glob
 import math
@@ -23,7 +23,7 @@ SUFFIX = '.jsonl'
 
 
 class SentencePair(NamedTuple):
-    """Two sentences of a paradigm, and the line they are from."""
+    """Two sentences of a paradigm. location: the file and line that they come from."""
 
     paradigm: str
     good: str
@@ -43,21 +43,30 @@ def minimal_pairs(
     """accuracy on minimal pairs: log p(good sentence) > log p(bad sentence), each a document.
 
     A sentence's score is the sum of log p of its tokens after BOS, without EOS unless `end`. The
-    accuracy is the mean over paradigms; p_value is that of the one-sided binomial test of all pairs
+    accuracy is the mean over paradigms. p_value is from the one-sided binomial test of all pairs
     against 1/2. A tie is wrong. Source: Warstadt et al. 2020 (arXiv:1912.00582).
+
+    Args:
+      checkpoint: a loaded checkpoint.
+      path: .jsonl file, folder, or glob, in the format of BLiMP.
+      limit: pairs of each paradigm; 0: all.
+      end: whether the end of the document is scored.
     """
     pairs = list(read_pairs(path, limit))
     rows = _encode_pairs(checkpoint, pairs, end)
     log_p = [scores['log_p'].astype(np.float64) for scores in Scorer(checkpoint)(rows)]
-    sums, means = (np.reshape([f(one) for one in log_p], (-1, 2)) for f in (np.sum, np.mean))
+    sums, means = (
+        np.reshape([f(sentence_log_p) for sentence_log_p in log_p], (-1, 2))
+        for f in (np.sum, np.mean)
+    )
     margins, is_right = sums[:, 0] - sums[:, 1], sums[:, 0] > sums[:, 1]
     is_right_by_mean = means[:, 0] > means[:, 1]
-    names, paradigm_of, counts = np.unique(
+    names, paradigm_index, counts = np.unique(
         [pair.paradigm for pair in pairs], return_inverse=True, return_counts=True
     )
 
     def by_paradigm(values):
-        return np.bincount(paradigm_of, values) / counts
+        return np.bincount(paradigm_index, values) / counts
 
     accuracies, by_mean = by_paradigm(is_right), by_paradigm(is_right_by_mean)
     test = scipy.stats.binomtest(int(is_right.sum()), len(pairs), alternative='greater')
@@ -95,37 +104,39 @@ def minimal_pairs(
 
 
 def read_pairs(path: str, limit: int = 0) -> Iterator[SentencePair]:
-    """Yields the pairs of a .jsonl file, of those in a folder, or of those that match a glob.
+    """Yields the pairs of a .jsonl file, of the files in a folder, or of the files that match a
+    glob.
 
     Args:
-      path: the files; their lines have `sentence_good` and `sentence_bad`, and may have `UID`, the
-        paradigm, in whose place the name of the file stands.
-      limit: the first so many of each paradigm; 0: all.
+      path: the files. Their lines have `sentence_good` and `sentence_bad`, and may have `UID`, the
+        paradigm; the default is the name of the file.
+      limit: number of pairs of each paradigm, from the first; 0: all.
 
     Raises:
-      ValueError: where there is no such file, or a line that is no pair.
+      ValueError: if there is no such file, or for a line that is not a pair.
     """
-    taken: dict[str, int] = {}
+    n_by_paradigm: dict[str, int] = {}
     for file in _find_pair_files(path):
         stem = file.name[: file.name.index(SUFFIX)]
-        for where, record in read_json_lines(file):
+        for location, record in read_json_lines(file):
             paradigm = record.get(PARADIGM, stem)
-            pair = SentencePair(paradigm, record.get(GOOD), record.get(BAD), where)
-            for name, value in ((GOOD, pair.good), (BAD, pair.bad), (PARADIGM, paradigm)):
+            good: Any = record.get(GOOD)
+            bad: Any = record.get(BAD)
+            for name, value in ((GOOD, good), (BAD, bad), (PARADIGM, paradigm)):
                 if not _is_text(value):
                     raise ValueError(
-                        f'{where} is no minimal pair: {name!r} must be a text, and the line has '
+                        f'{location} is no minimal pair: {name!r} must be a text, and the line has '
                         f'{", ".join(map(repr, record)) or "nothing"}.'
                     )
-            if not limit or taken.get(paradigm, 0) < limit:
-                taken[paradigm] = taken.get(paradigm, 0) + 1
-                yield pair
-    if not taken:
+            if not limit or n_by_paradigm.get(paradigm, 0) < limit:
+                n_by_paradigm[paradigm] = n_by_paradigm.get(paradigm, 0) + 1
+                yield SentencePair(paradigm, good, bad, location)
+    if not n_by_paradigm:
         raise ValueError(f'--minimal_pairs.path={path} has no lines.')
 
 
 def _is_text(value: Any) -> bool:
-    # A byte that is no UTF-8 comes as half of a surrogate pair, which no tokenizer takes.
+    # An invalid UTF-8 byte is read as half of a surrogate pair, which no tokenizer takes.
     return isinstance(value, str) and value != '' and value.isprintable()
 
 
@@ -138,15 +149,15 @@ def _find_pair_files(path: str) -> list[Path]:
     pattern = expand_home(path)
     if os.path.isdir(pattern):
         pattern = f'{glob.escape(pattern)}/*'
-        found = [p for p in sorted(map(Path, glob.glob(pattern))) if file_format(p) == SUFFIX]
+        files = [p for p in sorted(map(Path, glob.glob(pattern))) if file_format(p) == SUFFIX]
     else:
-        found = [*find_files(pattern).files]
-    if not found:
+        files = [*find_files(pattern).files]
+    if not files:
         raise ValueError(f'--minimal_pairs.path={path} matches no {SUFFIX} file.')
-    for file in found:
+    for file in files:
         if file_format(file) != SUFFIX:
             raise ValueError(f'minimal pairs are lines of {SUFFIX} files; got {file}.')
-    return found
+    return files
 
 
 def _encode_pairs(
@@ -155,23 +166,23 @@ def _encode_pairs(
     """Returns the tokens of good, bad, good, bad, ..."""
     tokenizer = checkpoint.tokenizer
     encoded = tokenizer.encode_batch([text for pair in pairs for text in (pair.good, pair.bad)])
-    last = [tokenizer.eos_id] if end else []
-    rows = [[tokenizer.bos_id, *tokens.tolist(), *last] for tokens in encoded]
-    most = checkpoint.recipe.data.seq_len + 1
+    suffix = [tokenizer.eos_id] if end else []
+    rows = [[tokenizer.bos_id, *tokens.tolist(), *suffix] for tokens in encoded]
+    max_tokens = checkpoint.recipe.data.seq_len + 1
     for i, row in enumerate(rows):
-        if not 2 <= len(row) <= most:
+        if not 2 <= len(row) <= max_tokens:
             raise ValueError(
                 f'{pairs[i // 2].location}: a sentence has {len(row) - 1} tokens, and this model '
-                f'scores 1 to {most - 1} (data.seq_len). Leave the line out.'
+                f'scores 1 to {max_tokens - 1} (data.seq_len). Leave the line out.'
             )
     return rows
 
 
 def _item_names(pairs: Sequence[SentencePair]) -> list[str]:
-    """Returns PARADIGM/N of each pair, N from 0 in each paradigm."""
-    seen: dict[str, int] = {}
+    """Returns PARADIGM/N for each pair, with N from 0 in each paradigm."""
+    last_number: dict[str, int] = {}
     names = []
     for pair in pairs:
-        seen[pair.paradigm] = seen.get(pair.paradigm, -1) + 1
-        names.append(f'{pair.paradigm}/{seen[pair.paradigm]}')
+        last_number[pair.paradigm] = last_number.get(pair.paradigm, -1) + 1
+        names.append(f'{pair.paradigm}/{last_number[pair.paradigm]}')
     return names

@@ -1,4 +1,6 @@
-"""Neural collapse: how far features before one next token are one, and their means a frame."""
+"""Neural collapse: how close features before the same token are, and whether their means are a
+frame.
+"""
 
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -25,21 +27,30 @@ def neural_collapse(
 ) -> SuiteResult:
     """Measures NC1 to NC4 of the last features h, whose class is the token that comes next.
 
-    nc1: (s_c^2 + s_d^2) / (2 |m_c - m_d|^2), mean over pairs of classes, with means m_c and s_c^2
-    the mean of |h - m_c|^2: 0 where features of a class are one (arXiv:2112.15121). nc2_norms,
-    nc2_distances: the deviation over the mean of |m_c - m|, and of log |u_c - u_d|, u_c the unit
-    vector along m_c - m; nc2_cosines: the deviation of u_c.u_d. All are 0 where means are a
-    simplex. nc3: the mean of cos(w_c, m_c - m), w_c the readout's, nc3_spread its deviation over
-    its mean: 1 and 0 where both are one frame. nc4: the share of tokens whose nearest mean is that
-    of the class of the largest logit. m is the mean of the m_c. For language arXiv:2405.17767.
+    nc1: (s_c^2 + s_d^2) / (2 |m_c - m_d|^2), the mean over pairs of classes, with means m_c and
+    s_c^2 the mean of |h - m_c|^2: 0 if all features of a class are equal (arXiv:2112.15121).
+    nc2_norms, nc2_distances: the deviation over the mean of |m_c - m|, and of log |u_c - u_d|, with
+    u_c the unit vector along m_c - m. nc2_cosines: the deviation of u_c.u_d. All are 0 if means
+    form a simplex. nc3: the mean of cos(w_c, m_c - m), with w_c of the readout; nc3_spread: its
+    deviation over its mean. They are 1 and 0 if both are the same frame. nc4: the share of tokens
+    for which the class of the largest logit has the nearest mean. m is the mean of the m_c. For
+    language arXiv:2405.17767.
+
+    Args:
+      checkpoint: a loaded checkpoint.
+      tokens: approximate number of validation tokens to read; 0: all.
+      classes: number of the most frequent next tokens that are classes.
+      least: tokens of a class, at least.
     """
-    every = ValidationFeatures(checkpoint, tokens)
-    sums_VD, counts_V = every.sum_statistic(sums_by_class)
+    features = ValidationFeatures(checkpoint, tokens)
+    sums_VD, counts_V = features.sum_statistic(sums_by_class)
     chosen_C = frequent_tokens(counts_V, classes, least)
     counts_C = counts_V[chosen_C]
     means_CD = sums_VD[chosen_C] / counts_C[:, None]
-    squares_C, agreeing = every.sum_statistic(sums_around_means, chosen_C, np.float32(means_CD))
-    readout_CD = np.float64(every.first_statistic(readout_rows, chosen_C))
+    squares_C, n_agreeing = features.sum_statistic(
+        sums_around_means, chosen_C, np.float32(means_CD)
+    )
+    readout_CD: Any = np.float64(features.first_statistic(readout_rows, chosen_C))
     variances_C, centred_CD = squares_C / counts_C, means_CD - means_CD.mean(0)
     cosines_C = np.sum(normalise_rows(readout_CD) * normalise_rows(centred_CD), 1)
     numbers = {
@@ -49,7 +60,7 @@ def neural_collapse(
         **measure_frame(centred_CD),
         'nc3': cosines_C.mean(),
         'nc3_spread': cosines_C.std() / cosines_C.mean(),
-        'nc4': agreeing / counts_C.sum(),
+        'nc4': n_agreeing / counts_C.sum(),
     }
     columns = {
         'token': [checkpoint.tokenizer.decode([int(token)]) for token in chosen_C],
@@ -70,11 +81,11 @@ class ValidationFeatures:
         self._split = open_data(checkpoint).validation
 
     def sum_statistic(self, statistic: Callable[..., Any], *arguments: Any) -> tuple[Any, ...]:
-        """Returns the sums of statistic(learner, weights, batch, hyper, *more), in float64."""
-        each = self._iterate(statistic, arguments, self._tokens)
-        sums = [np.float64(x) for x in next(each)]
-        for of_batch in each:
-            sums = [total + np.float64(x) for total, x in zip(sums, of_batch, strict=True)]
+        """Returns the sums of statistic(learner, weights, batch, hyper, *arguments), in float64."""
+        statistics = self._iterate(statistic, arguments, self._tokens)
+        sums = [np.float64(x) for x in next(statistics)]
+        for batch_statistics in statistics:
+            sums = [total + np.float64(x) for total, x in zip(sums, batch_statistics, strict=True)]
         return tuple(sums)
 
     def first_statistic(self, statistic: Callable[..., Any], *arguments: Any) -> Any:
@@ -90,7 +101,14 @@ class ValidationFeatures:
 def read_features(
     learner: Learner, weights: Weights, batch: Batch, hyper: Hyper
 ) -> tuple[Any, ...]:
-    """Returns (features [M, D] float32, the token behind each, its weight, the readout)."""
+    """Returns (features [M, D] float32, the next token of each, its weight, the readout).
+
+    Args:
+      learner: of the model.
+      weights: of the model.
+      batch: of tokens.
+      hyper: of the learner.
+    """
     (x_BTD, readout), _ = compute_activations(learner, learner.variables(weights), batch, (), hyper)
     weights_BT = target_weights(batch, learner.bos_id).astype(jnp.float32)
     x_MD = x_BTD.reshape(-1, x_BTD.shape[-1]).astype(jnp.float32)
@@ -100,7 +118,14 @@ def read_features(
 def sums_by_class(
     learner: Learner, weights: Weights, batch: Batch, hyper: Hyper
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns (the sum of the features before each token [V, D], how many there are [V])."""
+    """Returns (the sum of the features before each token [V, D], their number [V]).
+
+    Args:
+      learner: of the model.
+      weights: of the model.
+      batch: of tokens.
+      hyper: of the learner.
+    """
     x_MD, next_M, weights_M, _ = read_features(learner, weights, batch, hyper)
     vocab = learner.model.vocab_size
     sums_VD = jnp.zeros((vocab, x_MD.shape[-1])).at[next_M].add(weights_M[:, None] * x_MD)
@@ -115,8 +140,19 @@ def sums_around_means(
     chosen_C: jax.Array,
     means_CD: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns (sums of |h - m_c|^2 by class [C], at how many targets of these classes the largest
-    of their logits is of the class with the nearest mean).
+    """Returns sums over the targets of some classes.
+
+    Args:
+      learner: of the model.
+      weights: of the model.
+      batch: of tokens.
+      hyper: of the learner.
+      chosen_C: tokens of the classes.
+      means_CD: of the features of each class.
+
+    Returns:
+      (sums of |h - m_c|^2 by class [C], the number of targets for which the class of the largest
+        logit has the nearest mean).
     """
     x_MD, next_M, weights_M, readout = read_features(learner, weights, batch, hyper)
     place_V = jnp.full(learner.model.vocab_size, -1).at[chosen_C].set(jnp.arange(len(chosen_C)))
@@ -125,14 +161,14 @@ def sums_around_means(
     square_M = jnp.sum(jnp.square(x_MD - means_CD[place_M]), -1)
     squares_C = jnp.zeros(len(chosen_C)).at[place_M].add(weights_M * square_M)
     bias_V = readout.bias_V
-    own = readout.replace(
+    class_readout = readout.replace(
         weight_DV=readout.weight_DV[:, chosen_C],
         bias_V=None if bias_V is None else bias_V[chosen_C],
         is_table=False,
     )
-    # |h - m|^2 less |h|^2, which is the same for all means
+    # |h - m|^2 - |h|^2: the term |h|^2 is the same for all means.
     from_means_MC = jnp.sum(jnp.square(means_CD), 1)[None] - 2 * x_MD @ means_CD.T
-    is_same_M = jnp.argmax(own(x_MD), -1) == jnp.argmin(from_means_MC, -1)
+    is_same_M = jnp.argmax(class_readout(x_MD), -1) == jnp.argmin(from_means_MC, -1)
     return squares_C, jnp.sum(weights_M * is_same_M)
 
 
@@ -143,15 +179,29 @@ def readout_rows(
     hyper: Hyper,
     chosen_C: jax.Array,
 ) -> jax.Array:
-    """Returns the vectors [C, D] whose products with features are the logits of some tokens."""
+    """Returns the vectors [C, D] whose products with features are the logits of some tokens.
+
+    Args:
+      learner: of the model.
+      weights: of the model.
+      batch: of tokens.
+      hyper: of the learner.
+      chosen_C: the tokens.
+    """
     *_, readout = read_features(learner, weights, batch, hyper)
     return readout.weight_DV[:, chosen_C].T
 
 
 def frequent_tokens(counts_V: np.ndarray, max_classes: int, min_count: int) -> np.ndarray:
-    """Returns the tokens that come next most often, `most` of them at most.
+    """Returns the most frequent next tokens.
 
-    Raises ValueError where fewer than three come `least` times: a frame has three vectors.
+    Args:
+      counts_V: of each token.
+      max_classes: number of tokens, at most.
+      min_count: of each returned token.
+
+    Raises:
+      ValueError: if there are fewer than three: a frame has three vectors.
     """
     order = np.argsort(-counts_V, kind='stable')[:max_classes]
     chosen = order[counts_V[order] >= min_count]
@@ -165,7 +215,7 @@ def frequent_tokens(counts_V: np.ndarray, max_classes: int, min_count: int) -> n
 
 
 def normalise_rows(x_CD: np.ndarray) -> np.ndarray:
-    """Returns rows of length 1; those of zeros stay."""
+    """Returns the rows scaled to length 1; zeros stay zeros."""
     lengths_C1 = np.linalg.norm(x_CD, axis=1, keepdims=True)
     return x_CD / np.where(lengths_C1 > 0, lengths_C1, 1)
 
@@ -174,8 +224,8 @@ def compute_variability(means_CD: np.ndarray, variances_C: np.ndarray) -> float:
     """Returns the mean over pairs of (s_c^2 + s_d^2) / (2 |m_c - m_d|^2) (arXiv:2112.15121)."""
     c, d = np.triu_indices(len(means_CD), 1)
     squares = np.sum(means_CD**2, 1)
-    apart = squares[c] + squares[d] - 2 * (means_CD @ means_CD.T)[c, d]
-    return float(np.mean((variances_C[c] + variances_C[d]) / (2 * apart)))
+    squared_distances = squares[c] + squares[d] - 2 * (means_CD @ means_CD.T)[c, d]
+    return float(np.mean((variances_C[c] + variances_C[d]) / (2 * squared_distances)))
 
 
 def measure_frame(centred_CD: np.ndarray) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Loss on the validation split the run held out, by document and by domain."""
+"""Loss on the validation split that the run held out, by document and by domain."""
 
 import dataclasses
 import functools
@@ -20,7 +20,7 @@ from lm.inference.scoring import Scorer, fetch_pipelined, jit_score_batch, log_p
 from lm.run.evaluate import validation_losses
 from modules.options import Option
 
-CHUNK_TOKENS = 1 << 22  # tokens of windows that are packed together
+CHUNK_TOKENS = 1 << 22  # tokens of windows that are scored at once
 
 Stride = Annotated[int, Option('tokens a window moves on; 0: rows as training reads them', 0)]
 Documents = Annotated[int, Option('how many are read, the first of each source; 0: all', 0)]
@@ -28,7 +28,7 @@ Documents = Annotated[int, Option('how many are read, the first of each source; 
 
 @dataclasses.dataclass
 class ScoredDocument:
-    """A document of the split: nats of its tokens, how many they are, and its text's bytes."""
+    """A document of the split: the nats and the number of its tokens, and the bytes of its text."""
 
     domain: str
     number: int
@@ -51,13 +51,19 @@ def perplexity(
 ) -> SuiteResult:
     """validation_ce in nats per token, bits_per_byte, and perplexity = exp(validation_ce).
 
-    The validation split counts, every token once. Without a stride it is read as in training: rows
-    of data.seq_len tokens, whose documents see each other unless data.mask_documents is set. With
-    one each document is read alone, in windows of data.seq_len tokens that move on by `stride`: a
-    token has at least data.seq_len - stride tokens of context, or its whole document before it.
+    Every token of the validation split counts once. Without a stride the split is read as in
+    training: rows of data.seq_len tokens, whose documents see each other unless data.mask_documents
+    is set. With a stride each document is read alone, in windows of data.seq_len tokens that
+    advance by `stride`: a token has at least data.seq_len - stride tokens of context, or its whole
+    document before it.
 
-    For a mixture the numbers are means over its sources, weighted by data.mixture, and each has its
-    own ce; `items` has the nats of each document, of whatever source.
+    For a mixture the numbers are means over its sources, weighted by data.mixture, and each source
+    has its own ce. `items` has the nats of each document of any source.
+
+    Args:
+      checkpoint: a loaded checkpoint.
+      stride: tokens between two windows; 0: rows as in training.
+      documents: number of documents of each source, from the first; 0: all.
     """
     length = checkpoint.recipe.data.seq_len
     if stride > length:
@@ -79,14 +85,19 @@ def perplexity(
     for source, rows in sources.items():
         n_documents = min(documents or rows.n_documents, rows.n_documents)
         nats_D, tokens_D = score(checkpoint, rows, n_documents)
-        of_source = list(describe_documents(checkpoint, source, rows, nats_D, tokens_D))
+        source_documents = list(describe_documents(checkpoint, source, rows, nats_D, tokens_D))
         sums[source] = [{'ce': math.fsum(nats_D), 'tokens': tokens_D.sum()}]
+        # A capped source is counted by its scored documents; the split's totals would include
+        # documents without a score.
         sizes[source] = (
-            SplitSize(sum(doc.tokens for doc in of_source), sum(doc.bytes for doc in of_source))
+            SplitSize(
+                sum(doc.tokens for doc in source_documents),
+                sum(doc.bytes for doc in source_documents),
+            )
             if n_documents < rows.n_documents
             else SplitSize(rows.n_tokens, rows.n_bytes)
         )
-        scored += of_source
+        scored += source_documents
     is_mixture = isinstance(split, MixedRows)
     size = dataclasses.replace(split, sources=(*sizes.values(),)) if is_mixture else sizes['']
     numbers = validation_losses(sums, size) | {'tokens': size.n_tokens, 'bytes': size.n_bytes}
@@ -97,17 +108,24 @@ def perplexity(
 def score_rows(
     checkpoint: Checkpoint, rows: Rows, n_documents: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (nats, target tokens) of the first documents [D], read in the rows and batches of the
-    training loop.
+    """Scores the first documents in the rows and batches of the training loop.
+
+    Args:
+      checkpoint: a loaded checkpoint.
+      rows: of the split.
+      n_documents: D, number of documents.
+
+    Returns:
+      (nats, target tokens) of the documents, [D].
     """
-    bos_id, masks = checkpoint.tokenizer.bos_id, checkpoint.recipe.data.mask_documents
+    bos_id, mask_documents = checkpoint.tokenizer.bos_id, checkpoint.recipe.data.mask_documents
     document_RT = [rows.document_ids(i)[1:] for i in range(len(rows))]
     is_counted_RT = [(document_T >= 0) & (document_T < n_documents) for document_T in document_RT]
     chosen = [i for i, is_counted_T in enumerate(is_counted_RT) if is_counted_T.any()]
-    step = jit_score_batch(checkpoint.learner, checkpoint.mesh, log_probabilities, masks)
+    step = jit_score_batch(checkpoint.learner, checkpoint.mesh, log_probabilities, mask_documents)
     batches = validation_batches(checkpoint, RowSubset(rows, chosen), tokens=0)
     scores = fetch_pipelined(step(checkpoint.weights, batch) for batch in batches)
-    log_p_RT = itertools.chain.from_iterable(of_batch['log_p'] for of_batch in scores)
+    log_p_RT = itertools.chain.from_iterable(batch_scores['log_p'] for batch_scores in scores)
     nats_D, tokens_D = np.zeros(n_documents), np.zeros(n_documents, np.int64)
     for i, log_p_T in zip(chosen, log_p_RT, strict=False):  # the last batch is padded
         is_target_T = is_counted_RT[i] & (rows[i]['tokens'][1:] != bos_id)
@@ -133,7 +151,17 @@ class RowSubset:
 def score_windows(
     checkpoint: Checkpoint, rows: Rows, n_documents: int, stride: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (nats, target tokens) of the first documents [D], each read alone."""
+    """Scores the first documents, each alone.
+
+    Args:
+      checkpoint: a loaded checkpoint.
+      rows: of the split.
+      n_documents: D, number of documents.
+      stride: tokens between two windows.
+
+    Returns:
+      (nats, target tokens) of the documents, [D].
+    """
     score, bos_id = Scorer(checkpoint), checkpoint.tokenizer.bos_id
     nats_D, tokens_D = np.zeros(n_documents), np.zeros(n_documents, np.int64)
     documents = itertools.islice(rows.documents(with_marks=True), n_documents)
@@ -143,17 +171,24 @@ def score_windows(
         for window in split_windows(tokens, rows.seq_len, stride)
     )
     while group := list(itertools.islice(windows, max(1, CHUNK_TOKENS // rows.seq_len))):
-        scores = score([tokens for _, tokens, _ in group])
-        for (number, tokens, before), of_window in zip(group, scores, strict=True):
-            is_target = tokens[1 + before :] != bos_id
-            nats_D[number] -= of_window['log_p'][before:][is_target].sum(dtype=np.float64)
+        scores = score([tokens for _, tokens, _ in group])  # ty: ignore[invalid-argument-type]  arrays
+        for (number, tokens, n_context), window_scores in zip(group, scores, strict=True):
+            is_target = tokens[1 + n_context :] != bos_id
+            nats_D[number] -= window_scores['log_p'][n_context:][is_target].sum(dtype=np.float64)
             tokens_D[number] += is_target.sum()
     return nats_D, tokens_D
 
 
 def split_windows(tokens: np.ndarray, length: int, stride: int) -> Iterator[tuple[np.ndarray, int]]:
-    """Yields (length + 1 tokens of a document at most, how many of their scores an earlier window
-    has). Each token but the first has a score that no earlier window has, once.
+    """Yields windows in which each token but the first is scored exactly once.
+
+    Args:
+      tokens: of a document.
+      length: tokens of a window that are scored or context.
+      stride: tokens between two windows.
+
+    Yields:
+      (at most length + 1 tokens, the number of their scores that an earlier window has).
     """
     for start in range(0, max(1, len(tokens) - 1 - length + stride), stride):
         yield tokens[start : start + length + 1], (length - stride if start else 0)
@@ -162,7 +197,15 @@ def split_windows(tokens: np.ndarray, length: int, stride: int) -> Iterator[tupl
 def describe_documents(
     checkpoint: Checkpoint, domain: str, rows: Rows, nats_D: np.ndarray, tokens_D: np.ndarray
 ) -> Iterator[ScoredDocument]:
-    """Yields the documents of a source, which have these nats and target tokens."""
+    """Yields the documents of a source.
+
+    Args:
+      checkpoint: gives the tokenizer.
+      domain: the source.
+      rows: of the split.
+      nats_D: of each document.
+      tokens_D: target tokens of each document.
+    """
     decode = checkpoint.tokenizer.decode
     for number, (tokens, nats, n) in enumerate(
         zip(rows.documents(), nats_D.tolist(), tokens_D.tolist(), strict=False)
@@ -173,8 +216,10 @@ def describe_documents(
 
 
 def document_items(documents: Sequence[ScoredDocument]) -> dict[str, list[Any]]:
-    """Returns a column of each quantity. A document is named by its text, so that runs with other
-    tokenizers, or with the text in another mixture, name it equally.
+    """Returns a column for each quantity.
+
+    A document is named by its text, so that its name does not depend on the tokenizer or the
+    mixture.
     """
     copies: Counter[str] = Counter()
     names = []
@@ -187,15 +232,15 @@ def document_items(documents: Sequence[ScoredDocument]) -> dict[str, list[Any]]:
 
 
 def domain_table(documents: Sequence[ScoredDocument], source: str) -> Table:
-    """Returns the table of domains, the sources of a mixture; `source` names a single one."""
+    """Returns the table of domains, the sources of a mixture. `source` names a single domain."""
     rows = []
     for domain in dict.fromkeys(document.domain for document in documents):
-        of_domain = [document for document in documents if document.domain == domain]
+        domain_documents = [document for document in documents if document.domain == domain]
         nats, tokens, n_bytes = (
-            sum(getattr(document, field) for document in of_domain)
+            sum(getattr(document, field) for document in domain_documents)
             for field in ('nats', 'tokens', 'bytes')
         )
         bits = nats / math.log(2) / n_bytes if n_bytes else math.nan
-        rows.append((domain or source, len(of_domain), tokens, n_bytes, bits))
+        rows.append((domain or source, len(domain_documents), tokens, n_bytes, bits))
     heads = ('domain', 'documents', 'tokens', 'bytes', 'bits per byte')
     return Table.from_rows(heads, rows, x='domain', y='bits per byte')

@@ -1,4 +1,4 @@
-"""The validation split as suites read it: batches of the training loop, and rows for `Scorer`."""
+"""The validation split for suites: batches as in the training loop, and rows for `Scorer`."""
 
 import functools
 import itertools
@@ -15,7 +15,7 @@ from lm.devices.mesh import batch_parts, put_batch, trace_on_mesh
 
 
 def batch_rows(checkpoint: Checkpoint) -> int:
-    """Returns the rows of a batch: those of a microbatch, or as many more as the mesh cuts."""
+    """Returns the rows of a batch: a microbatch, rounded up to a multiple of the mesh's parts."""
     parts = batch_parts(checkpoint.mesh)
     return -(-checkpoint.recipe.microbatch_size // parts) * parts
 
@@ -24,9 +24,9 @@ def validation_batches(checkpoint: Checkpoint, split: Any, tokens: int) -> Itera
     """Yields the first batches of a split, on the devices.
 
     Args:
-      checkpoint: as `load` gives it.
+      checkpoint: a loaded checkpoint.
       split: rows of tokens.
-      tokens: how many are read, about; 0: all.
+      tokens: approximate number to read; 0: all.
     """
     size = batch_rows(checkpoint)
     limit = -(-tokens // (size * checkpoint.recipe.data.seq_len))
@@ -35,13 +35,15 @@ def validation_batches(checkpoint: Checkpoint, split: Any, tokens: int) -> Itera
 
 
 def jit_statistic(checkpoint: Checkpoint, statistic: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the jitted statistic(learner, weights, batch, hyper, ...) without its learner."""
+    """Returns the jitted statistic(learner, weights, batch, hyper, ...), with the learner bound."""
     return jax.jit(trace_on_mesh(checkpoint.mesh, functools.partial(statistic, checkpoint.learner)))
 
 
 class TargetRow(NamedTuple):
-    """A row of T + 1 tokens. Of its tokens 1 to T: whether each is a target, and the number of its
-    document, counted from 0 over all rows.
+    """A row of T + 1 tokens, with arrays over its tokens 1 to T.
+
+    is_target: whether a token is a target. document: the number of its document, from 0 over all
+    rows.
     """
 
     tokens: np.ndarray  # int [T + 1]
@@ -50,41 +52,48 @@ class TargetRow(NamedTuple):
 
 
 def validation_rows(checkpoint: Checkpoint, tokens: int) -> list[TargetRow]:
-    """Returns the first rows of the validation split that hold so many targets, at least one row.
+    """Returns the first rows of the validation split that hold a number of targets, at least one
+    row.
 
-    A row has what `suites.perplexity` has as context: whole rows, or with data.mask_documents its
-    documents, each a row here. A mixture gives each source its share of the tokens.
+    Context is as in `suites.perplexity`: whole rows, or with data.mask_documents single documents,
+    each in its own row. A mixture gives each source its share of the tokens.
 
     Args:
-      checkpoint: as `load` gives it.
-      tokens: targets to be read, about; 0: all.
+      checkpoint: a loaded checkpoint.
+      tokens: approximate number of targets to read; 0: all.
     """
     split = open_data(checkpoint).validation
     sources = list(split_by_source(split).values())
     shares = split.shares.fractions if isinstance(split, MixedRows) else (1.0,)
-    found, n_documents = [], 0
+    target_rows, n_documents = [], 0
     for rows, share in zip(sources, shares, strict=True):
-        read = 0
+        n_read = 0
         for row in split_rows(
             rows, checkpoint.recipe.data.mask_documents, checkpoint.learner.bos_id
         ):
-            found.append(row._replace(document=row.document + n_documents))
-            read += int(row.is_target.sum())
-            if tokens and read >= share * tokens:
+            target_rows.append(row._replace(document=row.document + n_documents))
+            n_read += int(row.is_target.sum())
+            if tokens and n_read >= share * tokens:
                 break
-        n_documents = int(found[-1].document[-1]) + 1
-    return found
+        n_documents = int(target_rows[-1].document[-1]) + 1
+    return target_rows
 
 
 def split_rows(rows, mask_documents: bool, bos_id: int) -> Iterator[TargetRow]:
-    """Yields the rows of a split, in order; a row that begins without bos_id goes on with the
-    document before it.
+    """Yields the rows of a split, in order.
+
+    A row that begins without bos_id continues the document before it.
+
+    Args:
+      rows: of the split.
+      mask_documents: whether each document becomes a row.
+      bos_id: the first token of a document.
     """
     number = -1
     for i in range(len(rows)):
-        one = rows[i]
-        length = int((one['segments'] > 0).sum())  # padding is at the end
-        tokens, segments = one['tokens'][:length], one['segments'][:length]
+        stored_row = rows[i]
+        length = int((stored_row['segments'] > 0).sum())  # padding is at the end
+        tokens, segments = stored_row['tokens'][:length], stored_row['segments'][:length]
         begins = np.diff(segments, prepend=segments[0]) != 0
         begins[0] = tokens[0] == bos_id or number < 0
         document = number + np.cumsum(begins)
@@ -92,5 +101,5 @@ def split_rows(rows, mask_documents: bool, bos_id: int) -> Iterator[TargetRow]:
         edges = np.flatnonzero(begins[1:]) + 1 if mask_documents else []
         for start, stop in itertools.pairwise([0, *edges, length]):
             if stop - start > 1:
-                own = tokens[start:stop]
-                yield TargetRow(own, own[1:] != bos_id, document[start + 1 : stop])
+                row_tokens = tokens[start:stop]
+                yield TargetRow(row_tokens, row_tokens[1:] != bos_id, document[start + 1 : stop])

@@ -1,4 +1,4 @@
-"""Sharpness: how strongly the loss curves in the weights and the logits, and blocks stretch."""
+"""Sharpness: curvature of the loss in weights and logits, and Lipschitz bounds of blocks."""
 
 import functools
 import math
@@ -35,7 +35,7 @@ from modules.kernels import OPERATIONS
 from modules.optim.base import jvp_along
 from modules.options import Option
 
-# Kernels whose gradient can be differentiated in forward mode, and kernels that can be themselves.
+# Kernels with a gradient that supports forward-mode differentiation, and kernels that support it.
 GRADIENT_KERNELS, VALUE_KERNELS = 'xla', 'reference'
 
 
@@ -57,72 +57,98 @@ def sharpness(
     """Measures how strongly the loss of some validation rows curves, and how far blocks stretch.
 
     sharpness is the largest eigenvalue of the Hessian of the mean loss in the stored weights that
-    are trained (sharpness_2, ... the next, sharpness_least the least); preconditioned_sharpness is
-    that of D^-1/2 H D^-1/2, D = sqrt(v_hat) + eps of AdamW as stored, and _times_lr is times the
-    last learning rate. logit_curvature is the largest eigenvalue in a token's logits,
-    logit_sharpness what a small box of logits adds to its loss. lipschitz_ is a lower bound of each
-    block's local Lipschitz constant. All is float32, with kernels that have the derivatives.
+    are trained (sharpness_2, ... are the next, sharpness_least is the smallest).
+    preconditioned_sharpness is the largest eigenvalue of D^-1/2 H D^-1/2, with D = sqrt(v_hat) +
+    eps of AdamW as stored; _times_lr is multiplied by the last learning rate. logit_curvature is
+    the largest eigenvalue in a token's logits. logit_sharpness is the increase of its loss within a
+    small box of logits. lipschitz_ is a lower bound of each block's local Lipschitz constant.
+    Everything is in float32, with kernels that have the derivatives.
+
+    Args:
+      checkpoint: a loaded checkpoint.
+      rows: of the validation split.
+      eigenvalues: number of the largest eigenvalues.
+      iterations: products with the Hessian; as many vectors of the size of the weights are stored.
+      rounds: of the power iteration through each block.
+      box: half width of the box of a logit, relative to its size and 1.
     """
     split = open_data(checkpoint).validation
     batch = next(data.evaluation_batches(split, batch_size=min(rows, len(split)), limit=1))
     batch = jax.tree.map(jnp.asarray, batch)
-    in_weights, of_hessian = measure_curvature(checkpoint, batch, eigenvalues, iterations)
-    in_logits = measure_logits(checkpoint, batch, box)
-    stretched, of_blocks = measure_lipschitz(checkpoint, batch, rounds)
-    return SuiteResult(in_weights | in_logits | stretched, {}, of_hessian | of_blocks)
+    weight_numbers, hessian_tables = measure_curvature(checkpoint, batch, eigenvalues, iterations)
+    logit_numbers = measure_logits(checkpoint, batch, box)
+    block_numbers, block_tables = measure_lipschitz(checkpoint, batch, rounds)
+    return SuiteResult(
+        weight_numbers | logit_numbers | block_numbers, {}, hessian_tables | block_tables
+    )
 
 
 def measure_curvature(
     checkpoint: Checkpoint, batch: Batch, eigenvalues: int, iterations: int
 ) -> tuple[dict[str, float], dict[str, Table]]:
-    """Returns numbers and a table of the Hessian, plain and preconditioned."""
-    c, numbers, lines = checkpoint, {}, []
+    """Returns numbers and a table of the Hessian, plain and preconditioned.
+
+    Args:
+      checkpoint: a loaded checkpoint.
+      batch: of the loss.
+      eigenvalues: number of the largest eigenvalues.
+      iterations: of Lanczos.
+    """
+    c, numbers, table_rows = checkpoint, {}, []
     learner = build_float32_learner(c, GRADIENT_KERNELS)
     spectrum = build_spectrum(learner, iterations)
 
     def measure(name, scales):
         values, bounds = spectrum(c.weights, batch, c.hyper, scales)
-        kept = min(eigenvalues, len(values))
-        names = [name, *(f'{name}_{i}' for i in range(2, kept + 1))]
-        numbers.update(zip(names, values[:kept].tolist(), strict=True))
+        n_recorded = min(eigenvalues, len(values))
+        names = [name, *(f'{name}_{i}' for i in range(2, n_recorded + 1))]
+        numbers.update(zip(names, values[:n_recorded].tolist(), strict=True))
         numbers[f'{name}_least'] = float(values[-1])
-        for i, one in enumerate(names):
-            lines.append((one, float(values[i]), f'within {bounds[i]:.2g} of an eigenvalue'))
+        for i, label in enumerate(names):
+            table_rows.append((label, float(values[i]), f'within {bounds[i]:.2g} of an eigenvalue'))
 
-    trained = [w for w, t in leaves_with(c.weights.params, learner.description.trainable) if t]
-    measure('sharpness', [jnp.ones_like(w, jnp.float32) for w in trained])
+    trained_leaves = [
+        w for w, t in leaves_with(c.weights.params, learner.description.trainable) if t
+    ]
+    measure('sharpness', [jnp.ones_like(w, jnp.float32) for w in trained_leaves])
     scales, why_not = preconditioner(c)
     if scales is None:
-        lines.append(('preconditioned_sharpness', None, why_not))
+        table_rows.append(('preconditioned_sharpness', None, why_not))
     else:
         measure('preconditioned_sharpness', scales)
         lr = learning_rate(c.recipe, c.hyper, c.step - 1)
         numbers['preconditioned_sharpness_times_lr'] = lr * numbers['preconditioned_sharpness']
-    table = Table.from_rows(('what', 'value', 'how'), lines)
+    table = Table.from_rows(('what', 'value', 'how'), table_rows)
     return numbers, {'Eigenvalues of the Hessian': table}
 
 
 def measure_lipschitz(
     checkpoint: Checkpoint, batch: Batch, rounds: int
 ) -> tuple[dict[str, float], dict[str, Table]]:
-    """Returns numbers and a table of how far each block stretches a small change of its input."""
+    """Returns numbers and a table of how far each block stretches a small change of its input.
+
+    Args:
+      checkpoint: a loaded checkpoint.
+      batch: gives the streams.
+      rounds: of the power iteration.
+    """
     c = checkpoint
-    found_LB = np.array(
+    stretch_LB = np.array(
         measure_stretches(
             build_float32_learner(c, VALUE_KERNELS), c.weights, batch, c.hyper, rounds
         )
     )
-    most_L = found_LB.max(1)
+    max_L = stretch_LB.max(1)
     numbers = {
-        'lipschitz_max': float(most_L.max()),
-        'lipschitz_mean': float(found_LB.mean()),
-        'lipschitz_last': float(most_L[-1]),
+        'lipschitz_max': float(max_L.max()),
+        'lipschitz_mean': float(stretch_LB.mean()),
+        'lipschitz_last': float(max_L[-1]),
     }
     largest = 'largest of the rows'
     columns = {
-        'layer': list(range(1, len(most_L) + 1)),
-        largest: most_L.tolist(),
-        'mean of the rows': found_LB.mean(1).tolist(),
+        'layer': list(range(1, len(max_L) + 1)),
+        largest: max_L.tolist(),
+        'mean of the rows': stretch_LB.mean(1).tolist(),
     }
     return numbers, {'Local Lipschitz constants, at least': Table(columns, x='layer', y=largest)}
 
@@ -130,14 +156,21 @@ def measure_lipschitz(
 def build_float32_learner(checkpoint: Checkpoint, implementation: str) -> Learner:
     """Returns the learner of a checkpoint in float32, with the kernels of an implementation."""
     c = checkpoint
-    chosen = {f'kernels.{operation}': AUTO for operation in OPERATIONS}
-    chosen |= {'kernels.implementation': implementation, 'model.dtype': 'float32'}
-    recipe = drop_unread_options(update_recipe(c.recipe, chosen))
+    kernel_changes = {f'kernels.{operation}': AUTO for operation in OPERATIONS}
+    kernel_changes |= {'kernels.implementation': implementation, 'model.dtype': 'float32'}
+    recipe = drop_unread_options(update_recipe(c.recipe, kernel_changes))
     return build_learner(recipe, c.model.vocab_size, c.learner.bos_id, c.model.kernels.platform)
 
 
 def mean_loss(learner: Learner, weights: Weights, batch: Batch, hyper: Hyper) -> jax.Array:
-    """Returns the objective of a batch for each target token, as evaluation computes it."""
+    """Returns the objective of a batch per target token, as in evaluation.
+
+    Args:
+      learner: of the model.
+      weights: of the model.
+      batch: of tokens.
+      hyper: of the learner.
+    """
     sums = token_sums(learner, learner.variables(weights), batch, hyper)
     return sums['objective'] / jnp.maximum(sums['tokens'], 1.0)
 
@@ -145,14 +178,14 @@ def mean_loss(learner: Learner, weights: Weights, batch: Batch, hyper: Hyper) ->
 def build_spectrum(
     learner: Learner, iterations: int, loss: Callable[..., jax.Array] = mean_loss
 ) -> Callable[..., Any]:
-    """Returns spectrum(weights, batch, hyper, scales) -> `ritz_values` of S H S, one program for all.
+    """Returns spectrum(weights, batch, hyper, scales) -> `ritz` of S H S, compiled once.
 
     H is the Hessian of the loss in the leaves of weights.params that are trained, and `scales` has
-    the diagonal S of each such leaf, shaped like it.
+    the diagonal of S for each such leaf, in its shape.
 
     Args:
-      learner: with kernels whose gradient has a derivative in forward mode.
-      iterations: of Lanczos; fewer where there are fewer weights.
+      learner: its kernels have gradients that support forward-mode differentiation.
+      iterations: of Lanczos; fewer if there are fewer weights.
       loss: (learner, weights, batch, hyper) -> a scalar.
     """
     described = learner.description
@@ -163,11 +196,11 @@ def build_spectrum(
     @jax.jit
     def run(weights, batch, hyper, scales):
         leaves, structure = jax.tree.flatten(weights.params)
-        counted = [w.astype(jnp.float32) for w, t in zip(leaves, trained, strict=True) if t]
+        trained_leaves = [w.astype(jnp.float32) for w, t in zip(leaves, trained, strict=True) if t]
 
-        def of_counted(counted):
-            left = iter(counted)
-            full = [next(left) if t else w for w, t in zip(leaves, trained, strict=True)]
+        def trained_loss(trained_leaves):
+            remaining = iter(trained_leaves)
+            full = [next(remaining) if t else w for w, t in zip(leaves, trained, strict=True)]
             params = jax.tree.unflatten(structure, full)
             return loss(learner, weights.replace(params=params), batch, hyper)
 
@@ -177,20 +210,22 @@ def build_spectrum(
         def product(v):
             name = 'gradient of this model'
             return scale(
-                jvp_along(jax.grad(of_counted), counted, scale(v), name, GRADIENT_KERNELS)[1]
+                jvp_along(jax.grad(trained_loss), trained_leaves, scale(v), name, GRADIENT_KERNELS)[
+                    1
+                ]
             )
 
-        return lanczos(product, random_like(counted), steps)
+        return lanczos(product, random_like(trained_leaves), steps)
 
     return lambda *arguments: ritz_values(*jax.device_get(run(*arguments)))
 
 
 def random_like(tree: Any) -> Any:
-    """Returns the same normal numbers for each tree of these shapes."""
+    """Returns the same normal numbers for all trees of these shapes."""
     leaves, structure = jax.tree.flatten(tree)
     keys = jax.random.split(jax.random.key(0), len(leaves))
-    drawn = [jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)]
-    return jax.tree.unflatten(structure, drawn)
+    samples = [jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)]
+    return jax.tree.unflatten(structure, samples)
 
 
 def leaves_with(*trees: Any) -> Iterator[tuple[Any, ...]]:
@@ -199,7 +234,7 @@ def leaves_with(*trees: Any) -> Iterator[tuple[Any, ...]]:
 
 
 def preconditioner(checkpoint: Checkpoint) -> tuple[list[jax.Array] | None, str]:
-    """Returns (the `adam_scales` of a checkpoint, ''), or (None, why there are none)."""
+    """Returns (the `adam_scales` of a checkpoint, ''), or (None, the reason why there are none)."""
     c = checkpoint
     try:
         state, _ = read_state(c.path.parent, c.step, abstract_state(c.learner, c.mesh))
@@ -209,12 +244,20 @@ def preconditioner(checkpoint: Checkpoint) -> tuple[list[jax.Array] | None, str]
 
 
 def adam_scales(learner: Learner, hyper: Hyper, state: State) -> tuple[list[jax.Array] | None, str]:
-    """Returns (sqrt(f / D) of each trained leaf, ''), or (None, why there are none).
+    """Returns the square roots of AdamW's preconditioner.
 
-    D = sqrt(v_hat) + eps is what AdamW divides the first moment by, and f the factor that the
-    parametrisation gives the learning rate of the parameter. v is of clipped gradients.
+    D = sqrt(v_hat) + eps is AdamW's divisor of the first moment, and f the parametrisation's factor
+    of the parameter's learning rate. v is the second moment of clipped gradients.
+
+    Args:
+      learner: of the model.
+      hyper: of the learner.
+      state: gives the moments.
+
+    Returns:
+      (sqrt(f / D) of each trained leaf, ''), or (None, the reason why there are none).
     """
-    described, found = learner.description, []
+    described, scales = learner.description, []
     moments = adam_moments(state.opt_state, state.params)
     trees = described.specs, described.scalings, described.trainable
     for (spec, scaling, trained), moment in zip(leaves_with(*trees), moments, strict=True):
@@ -226,14 +269,14 @@ def adam_scales(learner: Learner, hyper: Hyper, state: State) -> tuple[list[jax.
         numbers, (count, v) = part.option_values(hyper), moment
         if not int(count):
             return None, 'the optimizer has made no update'
-        root = jnp.sqrt(v / (1 - numbers['b2'] ** count)) + numbers['eps']
-        found.append(jnp.sqrt(scaling.lr_factor / (scaling.eps_factor * root)))
-    return found, ''
+        denominator = jnp.sqrt(v / (1 - numbers['b2'] ** count)) + numbers['eps']
+        scales.append(jnp.sqrt(scaling.lr_factor / (scaling.eps_factor * denominator)))
+    return scales, ''
 
 
 def adam_moments(opt_state: Any, params: Any) -> list[tuple[jax.Array, jax.Array] | None]:
-    """Returns (updates done, second moment) of each leaf of params; None where AdamW has none."""
-    found: list[Any] = [None] * len(jax.tree.leaves(params))
+    """Returns (number of updates, second moment) of each leaf of params; None if AdamW has none."""
+    moments: list[Any] = [None] * len(jax.tree.leaves(params))
     structure = jax.tree.structure(params)
 
     def is_adam(node):
@@ -243,18 +286,30 @@ def adam_moments(opt_state: Any, params: Any) -> list[tuple[jax.Array, jax.Array
         if is_adam(node):
             for i, v in enumerate(structure.flatten_up_to(node.nu)):
                 if not isinstance(v, optax.MaskedNode):
-                    found[i] = node.count, v
-    return found
+                    moments[i] = node.count, v
+    return moments
 
 
 def learning_rate(recipe: Recipe, hyper: Hyper, step: int) -> float:
-    """Returns the learning rate of the update after `step`, without factors of parameters."""
+    """Returns the learning rate of the update after `step`, without factors of parameters.
+
+    Args:
+      recipe: gives the schedule.
+      hyper: of the learner.
+      step: number of updates so far.
+    """
     fraction = bind_rows(recipe, hyper)['optim.schedule'](step, hyper['train.steps'])
     return float(peak_lrs(hyper)['optim.name'] * fraction)
 
 
 def measure_logits(checkpoint: Checkpoint, batch: Batch, box: float) -> dict[str, float]:
-    """Returns means over the targets of a batch of what its logits alone say."""
+    """Returns means over the targets of a batch of statistics of the logits alone.
+
+    Args:
+      checkpoint: a loaded checkpoint.
+      batch: of tokens.
+      box: half width of the box of a logit, relative to its size and 1.
+    """
 
     def statistic(logits_BCV, next_BC):
         return {
@@ -264,34 +319,46 @@ def measure_logits(checkpoint: Checkpoint, batch: Batch, box: float) -> dict[str
 
     c = checkpoint
     segments = batch['segments']
-    read = segments if c.recipe.data.mask_documents else (segments > 0).astype(segments.dtype)
+    segments_seen = (
+        segments if c.recipe.data.mask_documents else (segments > 0).astype(segments.dtype)
+    )
     score = jax.jit(functools.partial(score_batch, c.learner, statistic))
-    found = score(c.weights, batch | {'segments': read})
+    statistics = score(c.weights, batch | {'segments': segments_seen})
     weights_BT = target_weights(batch, c.learner.bos_id)
     n = jnp.sum(weights_BT)
-    return {name: float(jnp.sum(weights_BT * value) / n) for name, value in found.items()}
+    return {name: float(jnp.sum(weights_BT * value) / n) for name, value in statistics.items()}
 
 
 def measure_stretches(
     learner: Learner, weights: Weights, batch: Batch, hyper: Hyper, rounds: int
 ) -> list[np.ndarray]:
-    """Returns `jacobian_gains` [B] of each block at the streams of each row, all of its tokens
-    together; of two streams both count.
+    """Returns `largest_stretches` [B] of each block at the streams of each row.
+
+    All tokens of a row, and both streams if there are two, count together.
+
+    Args:
+      learner: of the model.
+      weights: of the model.
+      batch: gives the streams.
+      hyper: of the learner.
+      rounds: of the power iteration.
     """
     variables = learner.variables(weights)
     _, filled = compute_activations(learner, variables, batch, (ACTIVATIONS,), hyper)
     streams = learner.recipe.placement.row.split(filled[ACTIVATIONS][EMBEDDING])
     sequence = make_sequence(learner, batch['segments'][:, :-1])
-    start, found = random_like(streams), []
+    start, stretch_by_block = random_like(streams), []
 
     @functools.partial(jax.jit, static_argnums=0)
-    def stretch(apply, own, number, streams, sequence):
+    def stretch(apply, params, number, streams, sequence):
         def block(streams):
-            return apply(own, number, streams, sequence)
+            return apply(params, number, streams, sequence)
 
         return jacobian_gains(block, streams, start, rounds)
 
-    for one in iterate_blocks(learner, variables):
-        found.append(np.asarray(stretch(one.apply, one.variables, one.number, streams, sequence)))
-        streams = one.apply(one.variables, one.number, streams, sequence)
-    return found
+    for layer in iterate_blocks(learner, variables):
+        stretch_by_block.append(
+            np.asarray(stretch(layer.apply, layer.variables, layer.number, streams, sequence))
+        )
+        streams = layer.apply(layer.variables, layer.number, streams, sequence)
+    return stretch_by_block

@@ -41,55 +41,55 @@ def say(text: str) -> None:
 
 
 def wait_for_eof(seconds: float) -> bool:
-    """Waits so many seconds, or until the process that trains has ended and its pipe with it."""
+    """Waits some seconds, or until the training process has ended and its pipe is closed."""
     return bool(select.select([sys.stdin], [], [], seconds)[0])
 
 
 def main() -> int:
-    """Sends, or follows, as the flags say; the exit status."""
-    given = flags.FLAGS
-    if not given.workdir or not given.to:
+    """Sends or follows, depending on the flags, and returns the exit status."""
+    args = flags.FLAGS
+    if not args.workdir or not args.to:
         raise ValueError('--workdir=DIR and --to=mlflow or wandb are needed')
-    if '://' in given.workdir:
+    if '://' in args.workdir:
         raise ValueError(
-            f'{given.workdir}: rows are sent from a disk, as what was sent is noted beside them. '
+            f'{args.workdir}: rows are sent from a disk, as what was sent is noted beside them. '
             'train.py --track sends those of a run in a bucket.'
         )
-    workdir = Path(given.workdir)
-    if not given.until_eof:
-        check(workdir, given.follow)
-    place = make_tracker(given.to, given.uri, given.project)
-    with follower.hold_follower_lock(workdir, given.to, place.destination):
-        sender = follower.Follower(workdir, given.to, place, say)
-        if given.until_eof:
+    workdir = Path(args.workdir)
+    if not args.until_eof:
+        check(workdir, args.follow)
+    target = make_tracker(args.to, args.uri, args.project)
+    with follower.hold_follower_lock(workdir, args.to, target.destination):
+        sender = follower.Follower(workdir, args.to, target, say)
+        if args.until_eof:
             os.nice(BELOW_TRAINING)
             is_sent = follower.follow(sender, wait_for_eof)
-        elif given.follow:
+        elif args.follow:
             is_sent = follower.follow(sender, follower.Watch(workdir))
         else:
             is_sent = follower.send_all(sender)
-    left = f', with rows left {len(sender.errors)}' if sender.errors else ''
-    say(f'{given.to}: {sender.sent} steps sent to {place.destination}; runs {sender.runs}{left}')
+    unsent = f', with rows left {len(sender.errors)}' if sender.errors else ''
+    say(f'{args.to}: {sender.sent} steps sent to {target.destination}; runs {sender.runs}{unsent}')
     return DONE if is_sent else BAD_INPUT
 
 
 def check(workdir: Path, may_come_later: bool) -> None:
-    """Raises ValueError where there is nothing to send. is_to_come: rows may be there later."""
+    """Raises ValueError if there is nothing to send. may_come_later: rows may appear later."""
     runs = list_runs(workdir)
     if not runs:
         raise ValueError(f'{workdir} holds no run and no sweep; give a --workdir of train.py')
-    if not may_come_later and not any((run.folder / FILE).exists() for run in runs):
+    if not may_come_later and not any((tracked.folder / FILE).exists() for tracked in runs):
         raise ValueError(f'{workdir} has no rows yet: there is no {FILE}. --follow waits for them')
 
 
 def run(argv: list[str]) -> None:
-    streams.ignore_output_loss()  # where training was killed, its last rows are sent
+    streams.ignore_output_loss()  # after training was killed, its last rows are still sent
     try:
         if len(argv) > 1:
             raise ValueError(f'flags begin with --, as in --to=mlflow; got {argv[1:]}')
         status = main()
     except (ValueError, OSError) as error:
-        # Training passes on what comes here; libraries write to the other stream.
+        # Training forwards standard output; libraries write to standard error.
         stream = sys.stdout if flags.FLAGS.until_eof else sys.stderr
         print(f'error: {error}', file=stream, flush=True)
         status = BAD_INPUT

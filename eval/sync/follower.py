@@ -1,15 +1,15 @@
-"""Follows the runs of a workdir, a run or a sweep, and sends what is new to one tracker.
+"""Follows the runs of a workdir, a run or a sweep, and sends new rows to one tracker.
 
-Runs are served in turns, each with so many rows at a time, so that none waits for long. A run costs
-its place in the files, its mark, and a session where the tracker has so many at once. An error of
-one run leaves the others; it is tried again in later rounds.
+Runs take turns, each with a limited number of rows, so that none waits for long. A run costs its
+position in the files, its mark, and a session if the tracker has a free one. An error of one run
+does not affect the others; it is retried in later rounds.
 """
 
 import collections
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
 from eval.sync.marks import TrackerMark, file_name, read_mark
@@ -32,9 +32,9 @@ PACE_SEC = 5.0  # between rounds
 TRIES = 4  # rounds without an answer, at the end
 SLOWEST_SEC = 120.0  # between rounds while the tracker does not answer
 FAILURES = 3  # runs in a row that fail: the tracker does not answer, and the round ends
-PATIENCE_SEC = 60.0  # with a follower that is about to end, as its training was killed
+PATIENCE_SEC = 60.0  # for a follower that is about to end because its training was killed
 MAX_ERROR_CHARS = 300  # of an error
-QUIET_SEC = 60.0  # without a process that trains, after which a run has ended
+QUIET_SEC = 60.0  # without a training process, after which a run has ended
 WATCHED = (CONFIG, FILE, SUMMARY)
 
 
@@ -43,20 +43,29 @@ class FollowedRun:
     """A run that is followed."""
 
     tail: StepTail
-    stats: tuple = ()  # of its files, when it was last served
+    stats: tuple = ()  # of its files at its last turn
     source: TrackedRun | None = None
     mark: TrackerMark | None = None
-    closed_at: float = -float('inf')  # when its session had to make room
+    closed_at: float = -float('inf')  # when its session was closed for another
 
 
 class Follower:
-    """Sends what runs have left on disk since it was last sent. sent: how many steps so far."""
+    """Sends rows that runs have written since the last rows were sent.
+
+    `sent` counts the steps sent so far; `errors` maps folders to the error of their last turn.
+
+    Args:
+      workdir: a run or a sweep.
+      name: the tracker's name in TRACKERS.
+      tracker: the tracker.
+      say: prints a line.
+    """
 
     def __init__(self, workdir: Path, name: str, tracker: Tracker, say: Callable[[str], None]):
         self._workdir, self._name, self._tracker, self._say = workdir, name, tracker, say
         self._followed: dict[Path, FollowedRun] = {}
         self._sessions: collections.OrderedDict[Path, Session] = collections.OrderedDict()
-        self._last: Path | None = None  # the next round begins behind it
+        self._last: Path | None = None  # the next round begins after it
         self._reported: set[str] = set()
         self.errors: dict[Path, str] = {}
         self.sent = 0
@@ -66,9 +75,9 @@ class Follower:
         return len(self._followed)
 
     def serve_round(self, is_last: bool = False) -> bool:
-        """Serves each run once; returns whether some run has more that can be sent now.
+        """Serves each run once; returns whether some run has more to send now.
 
-        is_last: nothing is put off to a later round.
+        is_last: postpone nothing to a later round.
         """
         folders = [run.folder for run in list_runs(self._workdir)]
         start = folders.index(self._last) + 1 if self._last in folders else 0
@@ -77,12 +86,12 @@ class Follower:
             followed = self._followed.setdefault(folder, FollowedRun(StepTail(Run(folder))))
             try:
                 has_more |= self._serve(folder, followed, is_last)
-                failures = 0 if self.errors.pop(folder, None) is None else failures
+                had_error = self.errors.pop(folder, None) is not None
+                failures = failures if had_error else 0
             except Exception as error:  # of any kind: trackers have errors of their own
                 self._handle_failure(folder, error)
-                failures += not isinstance(
-                    error, UnreadableFile
-                )  # which says nothing of the tracker
+                # A damaged file is no failure of the tracker.
+                failures += not isinstance(error, UnreadableFile)
             if failures == FAILURES:
                 self._last = folder
                 return False
@@ -96,18 +105,19 @@ class Follower:
         if followed.mark is None or stats[:1] != followed.stats[:1]:
             self._identify_run(folder, followed)
         mark, summary = followed.mark, read_summary(Run(folder))
+        assert mark is not None  # set by `_identify_run`
         steps, has_more = followed.tail.read()
         if not has_more and summary.get('status') in COMPLETE:
             steps += followed.tail.read_last()
         digest = short_digest(summary)
-        is_ended = bool(summary) and not has_more and digest != mark.summary
-        if is_ended or any(step.step > mark.step for step in steps):
-            read = followed.tail
+        has_ended = bool(summary) and not has_more and digest != mark.summary
+        if has_ended or any(step.step > mark.step for step in steps):
+            tail = followed.tail
             session = self._sessions.get(folder) or self._open(folder, followed)
-            if followed.tail is not read:  # the tracker lacks what the mark counts
+            if followed.tail is not tail:  # the tracker lacks what the mark counts
                 return True
             self._send(folder, followed, session, steps)
-            if is_ended:
+            if has_ended:
                 session.end(summary['status'], summary)
                 mark.summary = digest
                 self._write_mark(folder, 'send')
@@ -116,13 +126,16 @@ class Follower:
         return has_more
 
     def _has_room(self, folder: Path, followed: FollowedRun) -> bool:
-        """Whether the run may have a session now, though others may have to make room for it."""
+        """Returns whether the run may have a session now.
+
+        Another session may have to be closed for it.
+        """
         if folder in self._sessions or len(self._sessions) < self._tracker.most_open:
             return True
         return time.monotonic() - followed.closed_at >= self._tracker.reopen_sec
 
     def _identify_run(self, folder: Path, followed: FollowedRun) -> None:
-        """Reads which run the folder holds; one of another config than before is a new one."""
+        """Reads which run the folder holds; another config than before means a new run."""
         source, mark = read_source(Run(folder)), read_mark(self._path(folder))
         if mark is None or mark.config != source.digest:
             self._close(folder)
@@ -137,37 +150,43 @@ class Follower:
 
     def _write_mark(self, folder: Path, after: str) -> None:
         if after == self._tracker.certain_after:
-            self._followed[folder].mark.write(self._path(folder))
+            mark = self._followed[folder].mark
+            assert mark is not None  # a run with a session has one
+            mark.write(self._path(folder))
 
     def _open(self, folder: Path, followed: FollowedRun) -> Session:
-        """Opens the run. Its mark then has what the tracker says that it has."""
+        """Opens the run. Its mark then has the last step that the tracker has."""
         while len(self._sessions) >= self._tracker.most_open:
             oldest = next(iter(self._sessions))
             self._close(oldest)
             self._followed[oldest].closed_at = time.monotonic()
-        mark = followed.mark
-        session = self._tracker.open(followed.source, mark.run, mark.began)
+        source, mark = followed.source, followed.mark
+        assert source is not None and mark is not None  # set by `_identify_run`
+        session = self._tracker.open(source, mark.run, mark.began)
         self._sessions[folder] = session
-        there = session.last_step()
-        if there is not None and there < mark.step:
+        # The tracker's own count decides: a killed process may have noted too much or too little.
+        last_step = session.last_step()
+        if last_step is not None and last_step < mark.step:
             followed.tail, mark.summary = StepTail(Run(folder)), ''
-        mark.step = mark.step if there is None else there
+        mark.step = mark.step if last_step is None else last_step
         return session
 
     def _send(
         self, folder: Path, followed: FollowedRun, session: Session, steps: Sequence[StepValues]
     ) -> None:
-        """Sends steps that the tracker lacks: those behind the last one that it has."""
+        """Sends the steps that the tracker lacks: those after its last step."""
+        mark = followed.mark
+        assert mark is not None  # a run with a session has one
         self._sessions.move_to_end(folder)
-        new: list[StepValues] = []
+        unsent: list[StepValues] = []
         for step in steps:
-            if step.step > (new[-1].step if new else followed.mark.step):
-                new.append(step)
-        if new:
-            session.send(new)
-            followed.mark.step = new[-1].step
+            if step.step > (unsent[-1].step if unsent else mark.step):
+                unsent.append(step)
+        if unsent:
+            session.send(unsent)
+            mark.step = unsent[-1].step
             self._write_mark(folder, 'send')
-            self.sent += len(new)
+            self.sent += len(unsent)
 
     def _close(self, folder: Path) -> None:
         if session := self._sessions.pop(folder, None):
@@ -178,7 +197,7 @@ class Follower:
                 self._handle_failure(folder, error)
 
     def _handle_failure(self, folder: Path, error: Exception) -> None:
-        """Says it once, and forgets what is not on disk: the run is read again from its mark."""
+        """Reports the error once, and drops unsent state: the run is read again from its mark."""
         if session := self._sessions.pop(folder, None):
             with contextlib.suppress(Exception):
                 session.close()
@@ -189,22 +208,22 @@ class Follower:
         self._reported.add(text)
 
     def close(self) -> None:
-        """Closes all sessions: rows are then where the tracker keeps them, or `errors` says it."""
+        """Closes all sessions. The tracker then has their rows, or `errors` has the reason."""
         for folder in [*self._sessions]:
             self._close(folder)
 
 
 def _read_stat(path: Path) -> tuple[int, int] | None:
-    with contextlib.suppress(OSError):  # a link to itself is none of a run either
-        found = path.stat()
-        return found.st_size, found.st_mtime_ns
+    with contextlib.suppress(OSError):  # such as a link to itself
+        status = path.stat()
+        return status.st_size, status.st_mtime_ns
     return None
 
 
 def follow(follower: Follower, has_ended: Callable[[float], bool]) -> bool:
-    """Serves all runs until training has ended, and all that is left then; whether all was sent.
+    """Serves all runs until training has ended, then sends the rest; returns whether all was sent.
 
-    has_ended: waits so many seconds, or until training has ended; returns whether it has.
+    has_ended: waits some seconds, or until training has ended; returns whether it has.
     """
     pace = PACE_SEC
     while True:
@@ -215,22 +234,29 @@ def follow(follower: Follower, has_ended: Callable[[float], bool]) -> bool:
 
 
 def send_all(follower: Follower, sleep: Callable[[float], None] = time.sleep) -> bool:
-    """Sends all that is on disk; returns whether the tracker has it. Tries TRIES times."""
-    for wait in range(TRIES):
+    """Sends all rows on disk; returns whether the tracker has them. Tries TRIES times."""
+    for attempt in range(TRIES):
         while follower.serve_round(is_last=True):
             pass
         follower.close()
         if not follower.errors:
             return True
-        if wait < TRIES - 1:
-            sleep(2.0**wait)
+        if attempt < TRIES - 1:
+            sleep(2.0**attempt)
     return False
 
 
 @contextlib.contextmanager
-def hold_follower_lock(workdir: Path, name: str, destination: str) -> Iterator[None]:
-    """Holds the lock for rows of this folder to this place; a cell has that of its sweep. Raises
-    InUse where another process holds it.
+def hold_follower_lock(workdir: Path, name: str, destination: str) -> Generator[None]:
+    """Holds the lock for sending rows of a folder to a destination; a cell uses its sweep's lock.
+
+    Args:
+      workdir: a run or a sweep.
+      name: the tracker's name in TRACKERS.
+      destination: the tracker's destination.
+
+    Raises:
+      InUseError: if another process holds it.
     """
     parent = workdir.absolute().parent
     folder = parent if (parent / SWEEP).exists() else workdir
@@ -243,15 +269,16 @@ def hold_follower_lock(workdir: Path, name: str, destination: str) -> Iterator[N
 
 
 def is_training(workdir: Path) -> bool:
-    """Whether a process holds a run of the folder."""
+    """Returns whether a process holds a run of the folder."""
     folders = {workdir, *(run.folder for run in list_runs(workdir))}
     return any(is_locked(folder / LOCK) for folder in folders)
 
 
 class Watch:
-    """Waits for the end of training that another process does: `has_ended` for `follow`.
+    """Waits for the end of another process's training: `has_ended` for `follow`.
 
-    It has ended when no process holds a run for QUIET_SEC; between two groups of a sweep none does.
+    Training has ended when no process has held a run for QUIET_SEC; between two groups of a sweep
+    none does.
     """
 
     def __init__(self, workdir: Path):

@@ -1,9 +1,9 @@
 """Marks: what a tracker has of a run, as a file in the run's folder.
 
-Before the tracker hears of a run, the mark gets the name that the run has there, so that a process
-that comes after one that was killed finds the same run again. When the tracker has kept rows it
-gets their last step. What was kept and not yet noted, as a process was killed in between, the
-tracker itself knows (`eval.sync.trackers.Session`).
+Before the tracker hears of a run, the mark records the run's name there, so that the successor of a
+killed process finds the same run again. When the tracker has stored rows, the mark records their
+last step. Rows that were stored but not yet noted, because a process was killed in between, are
+known to the tracker itself (`eval.sync.trackers.Session`).
 """
 
 import dataclasses
@@ -11,16 +11,17 @@ import hashlib
 import re
 import secrets
 from pathlib import Path
+from typing import cast
 
 from eval.sync.records import MAX_SECONDS, MAX_STEPS, TrackedRun
 from lm.storage.files import UnreadableFile, read_json, seal_record, write_json
 
-NOTHING = -1  # the step of a run of which no row was sent
+NOTHING = -1  # the step of a run without sent rows
 
 
 @dataclasses.dataclass
 class TrackerMark:
-    """Says what a tracker has of a run. run: its name there; began: where its time axis starts."""
+    """A tracker's progress with a run. run: its name there; began: the start of its time axis."""
 
     tracker: str
     where: str
@@ -28,12 +29,18 @@ class TrackerMark:
     config: str  # the digest of its config
     began: float
     step: int = NOTHING
-    summary: str = ''  # the digest of what was sent of summary.json
+    summary: str = ''  # the digest of the sent summary.json
 
     @classmethod
     def new(cls, tracker: str, destination: str, source: TrackedRun) -> 'TrackerMark':
-        """Returns the mark of a run that the tracker does not have; two runs of one config, in two
-        folders, are two.
+        """Returns the mark of a run that the tracker does not have.
+
+        Two runs of one config, in two folders, get different names.
+
+        Args:
+          tracker: the tracker's name in TRACKERS.
+          destination: the tracker's destination.
+          source: the run.
         """
         name = f'{source.digest}-{secrets.token_hex(4)}'
         return cls(tracker, destination, name, source.digest, source.began)
@@ -43,7 +50,7 @@ class TrackerMark:
 
 
 def read_mark(path: Path) -> TrackerMark | None:
-    """Returns what is noted, None if nothing is. Raises Unreadable for a damaged file."""
+    """Returns the mark in a file, None if there is none. Raises UnreadableFile if it is damaged."""
     try:
         mark = TrackerMark(**read_json(path))
         check(mark)
@@ -57,11 +64,12 @@ def read_mark(path: Path) -> TrackerMark | None:
 
 
 def check(mark: TrackerMark) -> None:
-    """Raises TypeError for a mark that nobody has written: of other types, or out of bounds."""
+    """Raises TypeError for a mark that was not written by us: of other types, or out of bounds."""
     for field in dataclasses.fields(TrackerMark):
         value = getattr(mark, field.name)
         if type(value) is not field.type and (type(value), field.type) != (int, float):
-            raise TypeError(f'its {field.name} is no {field.type.__name__}')
+            kind = cast(type, field.type)  # no string: this file evaluates its annotations
+            raise TypeError(f'its {field.name} is no {kind.__name__}')
     if not re.fullmatch(r'[\w-]{1,64}', mark.run, re.ASCII):  # it is part of queries and paths
         raise TypeError('its run is no name')
     if not NOTHING <= mark.step < MAX_STEPS or not 0 <= mark.began < MAX_SECONDS:
@@ -69,11 +77,17 @@ def check(mark: TrackerMark) -> None:
 
 
 def file_name(tracker: str, destination: str, ending: str = 'json') -> str:
-    """sync-mlflow-1a2b3c4d.json: a file for each place that rows are sent to."""
+    """Returns a name such as sync-mlflow-1a2b3c4d.json: a file for each destination.
+
+    Args:
+      tracker: the tracker's name in TRACKERS.
+      destination: the tracker's destination.
+      ending: 'json' for the mark, 'lock' for its lock.
+    """
     digest = hashlib.sha256(destination.encode()).hexdigest()[:8]
     return f'sync-{tracker}-{digest}.{ending}'
 
 
 def without_password(uri: str) -> str:
-    """Returns a URI as it may be printed, and stored beside a run that others read."""
+    """Returns a URI without its password, to be printed and stored where others read it."""
     return re.sub(r'//[^/@]*@', '//', uri)

@@ -15,13 +15,15 @@ from lm.storage.files import UnreadableFile
 
 MAX_STEPS = 1 << 63  # trackers count them in 64 bits
 MAX_SECONDS = 1e10  # three hundred years
-COMPLETE = (*FINAL, 'stopped')  # a run that failed may have got no further than half of its step
+COMPLETE = (*FINAL, 'stopped')  # a failed run's last step may be incomplete
 
 
 @dataclasses.dataclass(frozen=True)
 class TrackedRun:
-    """A run as a tracker gets it. config: by path. digest: of the config but for the mesh, on which
-    a run may go on. began: seconds since 1970, of the tracker's time axis.
+    """A run in the form that a tracker gets.
+
+    config: by path. digest: of the config without the mesh, which may change when a run resumes.
+    began: seconds since 1970, the start of the tracker's time axis.
     """
 
     run: Run
@@ -31,29 +33,28 @@ class TrackedRun:
 
 
 def read_source(run: Run) -> TrackedRun:
-    """Reads config.json. Raises Unreadable, naming the file, if it is damaged or no file."""
+    """Reads config.json. Raises UnreadableFile, naming the file, if it is damaged or not a file."""
     path = run.folder / CONFIG
     try:
         config = flatten_tree(run.read_config())
     except OSError as error:
         raise UnreadableFile(f'{path} cannot be read ({error.strerror})') from error
-    kept = {path: value for path, value in config.items() if not is_mesh(path)}
-    return TrackedRun(run, config, short_digest(kept), path.stat().st_mtime)
+    fields = {path: value for path, value in config.items() if not is_mesh(path)}
+    return TrackedRun(run, config, short_digest(fields), path.stat().st_mtime)
 
 
 def short_digest(record: Mapping[str, Any]) -> str:
+    """Returns eight hexadecimal digits of the SHA-256 of a record."""
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def is_mesh(path: str) -> bool:
-    """Whether a field says on which devices a run trains: it may change as a run goes on."""
+    """Returns whether a field describes the devices of a run, which may change when it resumes."""
     return path.startswith('mesh.')
 
 
 def read_summary(run: Run) -> dict[str, Any]:
-    """Returns the summary by path, lists as JSON text; {} if there is none to be read, or one
-    without a status.
-    """
+    """Returns the summary by path, lists as JSON text; {} if it cannot be read or has no status."""
     with contextlib.suppress(OSError):
         summary = {
             name: json.dumps(value) if isinstance(value, list) else value
@@ -65,26 +66,29 @@ def read_summary(run: Run) -> dict[str, Any]:
 
 
 def flatten_tree(tree: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
-    """Returns {'optim.lr': 0.001, ...}. `lm.config.resolve` has this too, and brings JAX."""
-    found: dict[str, Any] = {}
+    """Returns {'optim.lr': 0.001, ...}. `lm.config.resolve` has this too, but imports JAX."""
+    fields: dict[str, Any] = {}
     for name, value in tree.items():
         value = escape_surrogates(value) if isinstance(value, str) else value
         name = escape_surrogates(name)
         is_section = isinstance(value, Mapping)
-        found |= (
+        fields |= (
             flatten_tree(value, f'{prefix}{name}.') if is_section else {f'{prefix}{name}': value}
         )
-    return found
+    return fields
 
 
 def escape_surrogates(text: str) -> str:
-    """Returns a text with escapes for halves of pairs, which JSON may have and no tracker takes."""
+    """Returns a text with lone surrogates escaped.
+
+    JSON may contain them, and no tracker accepts them.
+    """
     return text.encode(errors='backslashreplace').decode()
 
 
 @dataclasses.dataclass
 class StepValues:
-    """All numbers of one step, by tag. seconds: of training until then, by its own clock."""
+    """All numbers of one step, by tag. seconds: of training until then, by the run's own clock."""
 
     step: int
     seconds: float
@@ -92,8 +96,10 @@ class StepValues:
 
 
 class StepTail:
-    """The steps of a run as they are appended. Where the file is written anew, as by a run that
-    goes on from a checkpoint, steps are given a second time.
+    """The steps of a run as they are appended.
+
+    If the file is written anew, for instance by a run that resumes from a checkpoint, steps are
+    returned a second time.
     """
 
     def __init__(self, run: Run):
@@ -106,14 +112,17 @@ class StepTail:
         self._last: StepValues | None = None  # an evaluation of this step may follow
 
     def read(self) -> tuple[list[StepValues], bool]:
-        """Returns (steps that are complete, as a later one has begun; whether more is there)."""
+        """Returns (complete steps, whether there is more).
+
+        A step is complete once a later one has begun.
+        """
         rows, has_more = self._rows.read()
         if self._rows.restarts != self._restarts:
             self._begin()
         return list(self._steps(rows)), has_more
 
     def read_last(self) -> list[StepValues]:
-        """Returns the last step, which is complete where the run has ended."""
+        """Returns the last step, which is complete if the run has ended."""
         return [self._last] if self._last else []
 
     def _steps(self, rows: Iterable[dict[str, Any]]) -> Iterator[StepValues]:
@@ -124,6 +133,7 @@ class StepTail:
                 continue
             if type(step) is not int or not 0 <= step < MAX_STEPS:
                 continue
+            # A step has several rows: training, evaluation, diagnosis. A later step completes it.
             if self._last and step > self._last.step:
                 yield self._last
             if not self._last or step != self._last.step:
@@ -137,7 +147,7 @@ class StepTail:
 
 
 def _to_floats(values: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the numbers of a row. Raises OverflowError for one that no double holds."""
+    """Returns the numbers of a row. Raises OverflowError for a number that no double holds."""
     kinds = int, float
     return {
         tag: float(x) for tag, x in values.items() if type(x) in kinds and tag and tag.isprintable()

@@ -1,10 +1,10 @@
 """MLflow: a server, or a database such as sqlite:///mlflow.db.
 
-A run carries its name in a tag, by which it is found again. Points have times that follow from the
-rows, and a database keeps one of two equal points. No server is trusted with that: of a run that
-was found, each metric goes on behind the last step that the server has of it.
+A run is found again by a tag with its name. Points have times that follow from the rows, and a
+database stores only one of two equal points. We do not rely on servers to do so: for an existing
+run, each metric is sent only after the last step that the server has of it.
 
-Databases hold no infinity: what MLflow gives back for one is LARGEST. NaN stays NaN.
+Databases hold no infinity: MLflow returns LARGEST for it. NaN stays NaN.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ import re
 import sqlite3
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from eval.sync.marks import NOTHING, without_password
 from eval.sync.records import StepValues, TrackedRun, is_mesh
@@ -26,9 +26,9 @@ LARGEST = 1.7976931348623157e308
 MAX_POINTS, MAX_PARAMS = 1000, 100  # in a request
 MAX_PARAM_CHARS, MAX_TAG_CHARS, MAX_NAME_CHARS = 6000, 8000, 250  # characters
 RUN_STATUS = {'done': 'FINISHED', 'diverged': 'FAILED', 'failed': 'FAILED', 'stopped': 'KILLED'}
-SQLITE, MIGRATIONS = 'sqlite:///', 'alembic_version'  # the table that MLflow's database has
-LOCKED_SEC = 10.0  # that another process may hold a database
-# MLflow would try for four minutes, report its use, and wait for each answer for two minutes.
+SQLITE, MIGRATIONS = 'sqlite:///', 'alembic_version'  # a table of every MLflow database
+LOCKED_SEC = 10.0  # to wait for another process's lock of the database
+# By default MLflow retries for four minutes, waits two minutes for an answer, and reports its use.
 DEFAULTS = {
     'MLFLOW_HTTP_REQUEST_MAX_RETRIES': '2',
     'MLFLOW_HTTP_REQUEST_TIMEOUT': '20',
@@ -37,8 +37,9 @@ DEFAULTS = {
 
 
 def check_database(uri: str) -> None:
-    """Raises ValueError for a file of sqlite that is no database, is locked, or is that of another
-    program: MLflow would try it for a hundred seconds. One that is not there is made.
+    """Raises ValueError for an sqlite file that is no database, is locked, or has other tables.
+
+    MLflow would try it for a hundred seconds. A missing file is no error: it will be created.
     """
     path = Path(uri.removeprefix(SQLITE).partition('?')[0])
     if not uri.startswith(SQLITE) or path.name in ('', ':memory:') or not os.path.lexists(path):
@@ -57,8 +58,9 @@ def check_database(uri: str) -> None:
 class Mlflow:
     """An experiment; `project` is its name, by default $MLFLOW_EXPERIMENT_NAME or evenkeel."""
 
-    most_open, reopen_sec = 100_000, 0.0  # a session holds no connection
-    certain_after = 'send'
+    most_open: ClassVar[int] = 100_000  # a session holds no connection
+    reopen_sec: ClassVar[float] = 0.0
+    certain_after: ClassVar[str] = 'send'
 
     def __init__(self, uri: str | None, project: str | None):
         for name, value in DEFAULTS.items():
@@ -75,18 +77,29 @@ class Mlflow:
         self.destination = f'{without_password(uri)} ({self._project})'
 
     def open(self, source: TrackedRun, name: str, began: float) -> 'MlflowSession':
+        """Opens a run, which is created if the server has none with this tag.
+
+        Args:
+          source: the run.
+          name: its name in the mark.
+          began: start of its time axis, in seconds since 1970.
+        """
         if self._experiment is None:
-            found = self.client.get_experiment_by_name(self._project)
-            ours = found.experiment_id if found else self.client.create_experiment(self._project)
-            self._experiment = ours
+            experiment = self.client.get_experiment_by_name(self._project)
+            experiment_id = (
+                experiment.experiment_id
+                if experiment
+                else self.client.create_experiment(self._project)
+            )
+            self._experiment = experiment_id
         query = f"tags.`{TAG}` = '{name}'"
-        there = self.client.search_runs([self._experiment], query, max_results=1)
+        runs = self.client.search_runs([self._experiment], query, max_results=1)
         tags = {TAG: name, 'evenkeel.workdir': str(source.run.folder.absolute())}
         if source.run.sweep:
             tags['evenkeel.sweep'] = source.run.sweep
-        how = {'tags': tags, 'run_name': source.run.name, 'start_time': round(began * 1000)}
-        one = there[0] if there else self.client.create_run(self._experiment, **how)
-        session = MlflowSession(self.client, one, began, is_new=not there)
+        options = {'tags': tags, 'run_name': source.run.name, 'start_time': round(began * 1000)}
+        run = runs[0] if runs else self.client.create_run(self._experiment, **options)
+        session = MlflowSession(self.client, run, began, is_new=not runs)
         session.describe(source.config)
         return session
 
@@ -98,24 +111,24 @@ class MlflowSession:
         self._client, self._id, self._began = client, run.info.run_id, began
         self._is_new, self._params = is_new, run.data.params
         self._is_running = run.info.status == 'RUNNING'
-        # The last step of each metric, as the server has them; what is sent from here on is behind.
-        self._last_steps = {one.key: one.step for one in run.data.to_proto().metrics}
+        # The server's last step of each metric; only later steps are sent.
+        self._last_steps = {metric.key: metric.step for metric in run.data.to_proto().metrics}
 
     def describe(self, config: Mapping[str, Any]) -> None:
-        """Sends the config as params. A param cannot change, so that the mesh is tags."""
+        """Sends the config as params. A param cannot change, so the fields of the mesh are tags."""
         from mlflow.entities import Param, RunTag
 
         texts = {path: str(x)[:MAX_PARAM_CHARS] for path, x in config.items() if x is not None}
         changed = {p for p, text in texts.items() if self._params.get(p, text) != text}
-        new = [
+        new_params = [
             Param(path, text)
             for path, text in texts.items()
             if not is_mesh(path) and path not in self._params
         ]
-        as_tags = [RunTag(path, text) for path, text in texts.items() if is_mesh(path)]
-        as_tags += [RunTag(f'changed.{path}', texts[path]) for path in sorted(changed)]
-        self._log(params=new, size=MAX_PARAMS)
-        self._log(tags=as_tags, size=MAX_PARAMS)
+        new_tags = [RunTag(path, text) for path, text in texts.items() if is_mesh(path)]
+        new_tags += [RunTag(f'changed.{path}', texts[path]) for path in sorted(changed)]
+        self._log(params=new_params, size=MAX_PARAMS)
+        self._log(tags=new_tags, size=MAX_PARAMS)
 
     def last_step(self) -> int | None:
         return NOTHING if self._is_new else None
@@ -135,9 +148,9 @@ class MlflowSession:
         self._log(metrics=points, size=MAX_POINTS)
 
     def _log(self, size: int, **entities: list[Any]) -> None:
-        ((kind, found),) = entities.items()
-        for start in range(0, len(found), size):
-            self._client.log_batch(self._id, **{kind: found[start : start + size]})
+        ((kind, entries),) = entities.items()
+        for start in range(0, len(entries), size):
+            self._client.log_batch(self._id, **{kind: entries[start : start + size]})
 
     def end(self, status: str, summary: Mapping[str, Any]) -> None:
         from mlflow.entities import RunTag
@@ -152,15 +165,15 @@ class MlflowSession:
     def close(self) -> None: ...
 
     def read_points(self, name: str) -> dict[int, list[float]]:
-        """Returns all values that the server has of a metric by step, infinities as they were."""
-        found: dict[int, list[float]] = {}
-        for one in self._client.get_metric_history(self._id, name):
-            is_infinite = abs(one.value) >= LARGEST
-            value = math.copysign(math.inf, one.value) if is_infinite else one.value
-            found.setdefault(one.step, []).append(value)
-        return found
+        """Returns all values that the server has of a metric by step, with infinities restored."""
+        points: dict[int, list[float]] = {}
+        for point in self._client.get_metric_history(self._id, name):
+            is_infinite = abs(point.value) >= LARGEST
+            value = math.copysign(math.inf, point.value) if is_infinite else point.value
+            points.setdefault(point.step, []).append(value)
+        return points
 
 
 def metric_name(tag: str) -> str:
-    """Returns a tag with characters that MLflow takes, such as 'entropy/layer_0/head_1'."""
+    """Returns a tag in characters that MLflow accepts, such as 'entropy/layer_0/head_1'."""
     return re.sub(r'[^\w./ -]', '_', tag)[:MAX_NAME_CHARS]

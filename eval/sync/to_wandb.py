@@ -1,8 +1,8 @@
-"""W&B: its cloud, a server of one's own, or files that `wandb sync` sends later.
+"""W&B: its cloud, a private server, or files that `wandb sync` sends later.
 
-A run has the name of its mark as its id, and `resume='allow'`. The server says which step is next;
-offline, the files of earlier processes do. Both know more than the mark where a process was killed.
-The step of a point is that of training.
+A run has the name in its mark as its id, and `resume='allow'`. The server reports the next step;
+offline, the files of earlier processes do. Both know more than the mark if a process was killed.
+The step of a point is the step of training.
 """
 
 import contextlib
@@ -12,43 +12,48 @@ import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 from eval.sync.marks import NOTHING, without_password
 from eval.sync.records import StepValues, TrackedRun
 from lm.storage.files import open_regular
 
-OFFLINE = 'offline'
-# Upload that does not end: what is missing is sent by the next session.
+OFFLINE: Literal['offline'] = 'offline'
+# Time for an upload to end; the next session sends the rest.
 FINISH_SEC = 120.0
-# W&B writes by a process of its own, which ends two seconds after one that was killed, and what it
-# had in memory is lost.
+# W&B writes in its own process, which ends two seconds after a killed parent and loses the rows in
+# its memory.
 SETTLE_SEC = 5.0
-# Of a log of LevelDB, which these files are: a header of 7 bytes, then blocks of records, each
-# behind its CRC, length and kind. A record that crosses blocks is first, middle ones, and last.
+# The files are logs of LevelDB: a header of 7 bytes, then blocks of records, each after its CRC,
+# length and kind. A record that crosses blocks has a first part, middle parts and a last part.
 HEADER, BLOCK, RECORD_HEADER = 7, 1 << 15, struct.Struct('<IHB')
 WHOLE, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 
 
 class Wandb:
-    """A project; `project` is its name, or ENTITY/NAME, by default $WANDB_PROJECT or evenkeel. uri:
-    of the server, or 'offline'.
+    """A project; `project` is its name, or ENTITY/NAME, by default $WANDB_PROJECT or evenkeel.
+
+    uri: address of the server, or 'offline'.
     """
 
-    most_open, reopen_sec = 8, 300.0  # to open one takes seconds, and offline makes a folder
-    certain_after = 'close'  # a process of its own writes and sends meanwhile
+    # Opening a session takes seconds, and offline each one makes a folder.
+    most_open: ClassVar[int] = 8
+    reopen_sec: ClassVar[float] = 300.0
+    certain_after: ClassVar[str] = 'close'  # W&B's own process writes and sends until then
 
     def __init__(self, uri: str | None, project: str | None):
         os.environ.setdefault('WANDB_ERROR_REPORTING', 'false')
-        os.environ.pop('WANDB_SERVICE', None)  # a process of W&B's that ends when another one does
+        os.environ.pop(
+            'WANDB_SERVICE', None
+        )  # a W&B process that would end with the process that started it
         import wandb
 
         self._wandb = wandb
-        given = uri or (OFFLINE if os.environ.get('WANDB_MODE') == OFFLINE else None)
-        self._mode = OFFLINE if given == OFFLINE else None
-        how = {} if self._mode or not uri else {'base_url': uri}
+        address = uri or (OFFLINE if os.environ.get('WANDB_MODE') == OFFLINE else None)
+        self._mode: Literal['offline'] | None = OFFLINE if address == OFFLINE else None
+        options: dict[str, Any] = {} if self._mode or not uri else {'base_url': uri}
         self._settings = wandb.Settings(
-            **how,
+            **options,
             console='off',
             silent=True,
             disable_code=True,
@@ -62,12 +67,19 @@ class Wandb:
         entity, _, name = (project or '').rpartition('/')
         self._entity = entity or None
         self._project = name or os.environ.get('WANDB_PROJECT') or 'evenkeel'
-        server = given or os.environ.get('WANDB_BASE_URL') or 'https://api.wandb.ai'
+        server = address or os.environ.get('WANDB_BASE_URL') or 'https://api.wandb.ai'
         self.destination = f'{without_password(server)} ({project or self._project})'
 
     def open(self, source: TrackedRun, name: str, began: float) -> 'WandbSession':
-        before = _read_last_step(source.run.folder, name) if self._mode == OFFLINE else None
-        opened = self._wandb.init(
+        """Opens a run, which is created if the server has none with this id.
+
+        Args:
+          source: the run.
+          name: its name in the mark.
+          began: start of its time axis, in seconds since 1970.
+        """
+        last_step = _read_last_step(source.run.folder, name) if self._mode == OFFLINE else None
+        run = self._wandb.init(
             entity=self._entity,
             project=self._project,
             id=name,
@@ -79,10 +91,10 @@ class Wandb:
             reinit='create_new',
             settings=self._settings,
         )
-        opened.config.update(
+        run.config.update(
             {path: x for path, x in source.config.items() if x is not None}, allow_val_change=True
         )
-        return WandbSession(opened, began, before)
+        return WandbSession(run, began, last_step)
 
 
 class WandbSession:
@@ -97,10 +109,10 @@ class WandbSession:
 
     def send(self, steps: Sequence[StepValues]) -> None:
         for step in steps:
-            at = {'_timestamp': self._began + step.seconds}
-            self._run.log(step.values | at, step=step.step, commit=True)
+            timestamp = {'_timestamp': self._began + step.seconds}
+            self._run.log(step.values | timestamp, step=step.step, commit=True)
         if steps:
-            _ = self._run.step  # its process answers once it has taken what was logged before
+            _ = self._run.step  # W&B's process answers once it has the logged rows
 
     def end(self, status: str, summary: Mapping[str, Any]) -> None:
         self._run.summary.update(dict(summary))
@@ -111,46 +123,48 @@ class WandbSession:
 
 
 def _read_last_step(folder: Path, name: str) -> int:
-    """Returns the last step in the files of a run, NOTHING for none; waits while one is written."""
+    """Returns the last step in the files of a run, or NOTHING; waits while one is being written."""
     paths = list_offline_files(folder, name)
-    # From now on, as a clock may have been wrong when one was written, and then in the future.
+    # A file from the future was written with a wrong clock, and is not waited for.
     while any(0 <= time.time() - path.stat().st_mtime < SETTLE_SEC for path in paths):
         time.sleep(0.1)
     return max((step for path in paths for step, _ in read_points(path)), default=NOTHING)
 
 
 def list_offline_files(folder: Path, name: str) -> list[Path]:
-    """Returns the files that sessions offline have left of a run, oldest first."""
+    """Returns the files that offline sessions have left of a run, oldest first."""
     return sorted((folder / 'wandb').glob(f'offline-run-*-{name}/run-{name}.wandb'))
 
 
 def read_points(path: Path) -> Iterator[tuple[int, dict[str, float]]]:
-    """Yields (step, numbers by tag) from a file of W&B, as far as it was written."""
+    """Yields (step, numbers by tag) from a file of W&B, up to where it was written."""
     from google.protobuf.message import DecodeError
-    from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.proto.wandb_internal_pb2 import Record  # ty: ignore[missing-module-member]
 
     with open_regular(path) as file:
         content = file.read()
-    for data in _split_records(content):
-        with contextlib.suppress(DecodeError):  # the last one may be cut
-            record = Record.FromString(data)
+    for record_bytes in _split_records(content):
+        with contextlib.suppress(DecodeError):  # the last record may be truncated
+            record = Record.FromString(record_bytes)
             if record.WhichOneof('record_type') == 'history':
-                items = {one.key or '/'.join(one.nested_key): one for one in record.history.item}
-                values = {key: json.loads(one.value_json) for key, one in items.items()}
+                entries = {
+                    entry.key or '/'.join(entry.nested_key): entry for entry in record.history.item
+                }
+                values = {key: json.loads(entry.value_json) for key, entry in entries.items()}
                 yield record.history.step.num, {k: x for k, x in values.items() if k[0] != '_'}
 
 
 def _split_records(data: bytes) -> Iterator[bytes]:
-    at, parts = HEADER, b''
-    while at + RECORD_HEADER.size <= len(data):
-        left = BLOCK - at % BLOCK
-        if left < RECORD_HEADER.size:
-            at += left
+    position, parts = HEADER, b''
+    while position + RECORD_HEADER.size <= len(data):
+        block_left = BLOCK - position % BLOCK
+        if block_left < RECORD_HEADER.size:  # the rest of the block is padding
+            position += block_left
             continue
-        _, length, kind = RECORD_HEADER.unpack_from(data, at)
-        start, at = at + RECORD_HEADER.size, at + RECORD_HEADER.size + length
+        _, length, kind = RECORD_HEADER.unpack_from(data, position)
+        start, position = position + RECORD_HEADER.size, position + RECORD_HEADER.size + length
         if kind not in (WHOLE, FIRST, MIDDLE, LAST):
             return
-        parts = data[start:at] if kind in (WHOLE, FIRST) else parts + data[start:at]
+        parts = data[start:position] if kind in (WHOLE, FIRST) else parts + data[start:position]
         if kind in (WHOLE, LAST):
             yield parts

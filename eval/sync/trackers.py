@@ -1,4 +1,4 @@
-"""The trackers, and what one has to offer."""
+"""The trackers, and the protocols that they implement."""
 
 import importlib.util
 from collections.abc import Mapping, Sequence
@@ -14,54 +14,69 @@ from modules.choices import choose
 
 
 class Session(Protocol):
-    """A run that is open at a tracker. All methods may raise any error; a session that has raised
-    one is closed, and another opened.
-    """
+    """An open run of a tracker. All methods may raise any error; the session is then replaced."""
 
     def last_step(self) -> int | None:
-        """The last step that the tracker has, NOTHING for none; None if only the mark knows."""
+        """Returns the tracker's last step, NOTHING if it has none; None if only the mark knows."""
 
     def send(self, steps: Sequence[StepValues]) -> None:
-        """Sends all numbers of these steps, which rise; returns once the tracker has taken them.
+        """Sends all numbers of these steps, in ascending order; returns once the tracker has them.
 
-        Steps of which it has a part already, as of a process that was killed, are completed:
-        nothing is there twice.
+        Steps that it has in part, for instance from a killed process, are completed; no value is
+        stored twice.
         """
 
     def end(self, status: str, summary: Mapping[str, Any]) -> None:
-        """Sends the summary of a run that has ended, perhaps for now: then it is called again."""
+        """Sends the summary of a run that has ended.
+
+        It is called again if the run resumes and ends later.
+        """
 
     def close(self) -> None: ...
 
 
 class Tracker(Protocol):
-    """A place that runs are sent to. Raises ValueError where it cannot be used, before any run."""
+    """A service that stores runs. Raises ValueError at once if it cannot be used."""
 
     most_open: ClassVar[int]  # sessions at once
-    reopen_sec: ClassVar[float]  # between two sessions of a run that goes on, where more are wanted
-    certain_after: ClassVar[str]  # 'send' or 'close' of a session: when it has kept the rows
-    destination: str  # the place, as it is printed and stored
+    reopen_sec: ClassVar[float]  # between two sessions of a run, if other runs need sessions
+    certain_after: ClassVar[str]  # 'send' or 'close': the call after which rows are stored
+    destination: str  # printed, and stored in marks
 
     def __init__(self, uri: str | None, project: str | None): ...
 
     def open(self, source: TrackedRun, name: str, began: float) -> Session:
-        """Opens the run that is called `name` there, which may be new."""
+        """Opens the run called `name` at the tracker, which may be new.
+
+        Args:
+          source: the run.
+          name: its name in the mark.
+          began: start of its time axis, in seconds since 1970.
+        """
 
 
 TRACKERS: dict[str, type[Tracker]] = {'mlflow': Mlflow, 'wandb': Wandb}
 
 
 def make_tracker(name: str, uri: str | None = None, project: str | None = None) -> Tracker:
-    """Returns a tracker. Raises ValueError for an unknown name, and where its package lacks."""
-    kind = choose(TRACKERS, name, '--to')
-    if lacking := [one for one in PACKAGES[name] if importlib.util.find_spec(one) is None]:
-        raise ValueError(format_missing(name, lacking))
+    """Returns a tracker. Raises ValueError for an unknown name, and if its package is missing.
+
+    Args:
+      name: a key of TRACKERS.
+      uri: server or database; the tracker's default if None.
+      project: project or experiment; the tracker's default if None.
+    """
+    tracker_class = choose(TRACKERS, name, '--to')
+    if missing_packages := [
+        package for package in PACKAGES[name] if importlib.util.find_spec(package) is None
+    ]:
+        raise ValueError(format_missing(name, missing_packages))
     try:
-        return kind(uri, project)
+        return tracker_class(uri, project)
     except Exception as error:  # of any kind
-        place = '' if uri is None else f' at {without_password(uri)}'
-        said = first_line(error) or type(error).__name__
-        raise ValueError(f'{name}{place} cannot be used: {said}') from error
+        at_uri = '' if uri is None else f' at {without_password(uri)}'
+        reason = first_line(error) or type(error).__name__
+        raise ValueError(f'{name}{at_uri} cannot be used: {reason}') from error
 
 
 def format_missing(name: str, packages: Sequence[str]) -> str:

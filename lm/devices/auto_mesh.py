@@ -1,16 +1,16 @@
-"""Chooses the mesh for mesh.axes=auto: the one that sends least among those that the run fits on.
+"""Selects the mesh for mesh.axes=auto: the one that sends least, among those that fit in memory.
 
-`tensor` and `context` are cut only where rows and parameters cannot be cut enough: their traffic
-stands between products, where nothing hides it.
+`tensor` and `context` are cut only if rows and parameters cannot be cut enough: their traffic lies
+between matrix products, where nothing hides it.
 
 A device holds parameters, gradients, optimizer state and averages, by the table that shards them
-(`lm.devices.shardings`), and the residuals of the forward pass that the backward pass needs. Those
-are found by tracing a vector-Jacobian product, before XLA fuses anything and not cut over `tensor`:
-an estimate from above.
+(`lm.devices.shardings`), and the residuals of the forward pass that the backward pass needs. The
+residuals are found by tracing a vector-Jacobian product, before XLA fuses anything and not cut over
+`tensor`: an upper estimate.
 
-A device sends and receives in a step, with n the size of the axis, P and G the bytes of parameters
-(in the type of computation) and gradients, and A those of one activation [B, T, D] on the device
-(1910.02054, 1909.08053):
+In a step a device sends and receives, with n the size of the axis, P and G the bytes of parameters
+(in the type of computation) and gradients, and A the bytes of one activation [B, T, D] on the
+device (1910.02054, 1909.08053):
 
     data and context    2 G (n - 1) / n            the sum of gradients
     fsdp                (2 P + G) (n - 1) / n      gathered twice, gradients scattered
@@ -18,7 +18,7 @@ A device sends and receives in a step, with n the size of the axis, P and G the 
     context             6 C (n - 1) a layer        keys and values, of C bytes each, gathered
                                                    twice, and back
 
-On a TPU slice of two or more torus dimensions `fsdp` over all of it costs twice that: XLA has no
+On a TPU slice of two or more torus dimensions, `fsdp` over all of it costs twice that: XLA has no
 reduce-scatter over a whole torus.
 """
 
@@ -41,16 +41,16 @@ from lm.training.state import Learner, build_learner, make_hyper
 from lm.training.step import TRAINING, apply_loss
 from modules.numerics import DEVICE_POLICIES
 
-CHOSEN_AXES = ('fsdp', 'tensor', 'context')  # `data` has the devices that these leave
+CHOSEN_AXES = ('fsdp', 'tensor', 'context')  # `data` gets the remaining devices
 USABLE_SHARE = 0.9  # share of memory; the rest is for programs, batches and XLA's own buffers
 
 
 @dataclasses.dataclass(frozen=True)
 class MeshCandidate:
-    """A mesh, and what a device holds and sends on it.
+    """A mesh, with the bytes that a device holds and sends on it.
 
-    words: the axes. held: bytes of the state with its gradient. kept: bytes that the backward pass
-    needs of the forward pass. moved: bytes sent in a step.
+    axes: the mesh as text. state_bytes: bytes of the state with its gradient. residual_bytes: bytes
+    of the forward pass that the backward pass needs. sent_bytes: bytes sent in a step.
     """
 
     mesh: MeshConfig
@@ -61,19 +61,21 @@ class MeshCandidate:
 
     @property
     def total_bytes(self) -> int:
+        """Bytes that a device holds."""
         return self.state_bytes + self.residual_bytes
 
     @property
     def n_blocking(self) -> int:
-        """Devices that sum or gather between products, where nothing hides it."""
+        """Number of devices that sum or gather between matrix products, where nothing hides it."""
         return self.mesh.tensor * self.mesh.context
 
     @property
     def n_parts(self) -> int:
-        """Parts that the model, or a row of tokens, is cut into."""
+        """Number of parts into which the model, or a row of tokens, is cut."""
         return math.prod(getattr(self.mesh, axis) for axis in CHOSEN_AXES)
 
     def format(self) -> str:
+        """Returns a line with the axes and the bytes."""
         return (
             f'{self.axes}: {self.state_bytes / 1e9:,.3g} GB a device of parameters, gradients and '
             f'optimizer state, about {self.residual_bytes / 1e9:,.3g} GB of activations, and '
@@ -84,31 +86,52 @@ class MeshCandidate:
 def select_mesh(
     recipe: Recipe, learner: Learner, devices: list[jax.Device], memory: int, runs: int = 1
 ) -> tuple[MeshConfig, list[str]]:
-    """Returns (the mesh, lines that say why it was chosen).
+    """Selects a mesh by estimated memory and traffic.
 
-    Axes with a size in the config keep it. Each of many runs, which lie side by side (`mesh.run`),
-    gets as few devices as it fits on. memory: bytes of a device. Where the run fits on no mesh, the
-    one that needs least is chosen and a line says so, as the estimate may be too high.
+    Axes with a size in the config keep it. With many runs side by side (`mesh.run`), each gets as
+    few devices as it fits on. If the run fits on no mesh, the mesh that needs least memory is
+    selected and a line says so, as the estimate may be too high.
 
-    Raises ValueError where no mesh cuts batch and model evenly.
+    Args:
+      recipe: the config of the run.
+      learner: its learner, for the shapes.
+      devices: the devices to use.
+      memory: bytes of a device.
+      runs: the number of runs that will share the program.
+
+    Returns:
+      (mesh, lines): the mesh, and lines that explain the choice.
+
+    Raises:
+      ValueError: if no mesh cuts batch and model evenly.
     """
-    found = _list_candidates(recipe, learner, devices, runs)
-    fitting = [one for one in found if one.total_bytes <= USABLE_SHARE * memory]
-    simplest = min(found, key=lambda one: (one.n_parts, one.n_blocking, one.sent_bytes))
+    candidates = _list_candidates(recipe, learner, devices, runs)
+    fitting = [
+        candidate for candidate in candidates if candidate.total_bytes <= USABLE_SHARE * memory
+    ]
+    simplest = min(
+        candidates,
+        key=lambda candidate: (candidate.n_parts, candidate.n_blocking, candidate.sent_bytes),
+    )
+    # A single run avoids blocking traffic first, then sends least. Many runs need no communication
+    # among each other, so that each gets as few devices as possible.
     if not fitting:
-        best = min(found, key=lambda one: one.total_bytes)
+        best = min(candidates, key=lambda candidate: candidate.total_bytes)
     elif runs > 1:
-        best = min(fitting, key=lambda one: (one.n_parts, one.n_blocking, one.sent_bytes))
+        best = min(
+            fitting,
+            key=lambda candidate: (candidate.n_parts, candidate.n_blocking, candidate.sent_bytes),
+        )
     else:
-        best = min(fitting, key=lambda one: (one.n_blocking, one.sent_bytes))
-    lines, there = [f'mesh.axes=auto: {best.format()}'], f'{memory / 1e9:,.3g} GB there are'
+        best = min(fitting, key=lambda candidate: (candidate.n_blocking, candidate.sent_bytes))
+    lines, available = [f'mesh.axes=auto: {best.format()}'], f'{memory / 1e9:,.3g} GB there are'
     if best is not simplest:
-        why = 'more' if simplest in fitting else f'and does not fit into the {there}'
-        lines.append(f'  {simplest.format()}: {why}')
+        reason = 'more' if simplest in fitting else f'and does not fit into the {available}'
+        lines.append(f'  {simplest.format()}: {reason}')
     if not fitting:
         lines.append(
-            f'NOTE: {best.total_bytes / 1e9:,.3g} GB may not fit into the {there}, and no mesh needs '
-            'less. More devices, a higher train.microbatches, or model.remat=full may help.'
+            f'NOTE: {best.total_bytes / 1e9:,.3g} GB may not fit into the {available}, and no mesh '
+            'needs less. More devices, a higher train.microbatches, or model.remat=full may help.'
         )
     return best.mesh, lines
 
@@ -116,30 +139,38 @@ def select_mesh(
 def _list_candidates(
     recipe: Recipe, learner: Learner, devices: list[jax.Device], runs: int
 ) -> list[MeshCandidate]:
-    """Returns the meshes that model, batch and hosts allow, with what they need."""
-    n, layout, kept = len(devices), state_layout(learner), estimate_residual_bytes(learner)
+    """Returns the meshes that model, batch and hosts allow, with their costs."""
+    n, layout, residual_bytes = (
+        len(devices),
+        state_layout(learner),
+        estimate_residual_bytes(learner),
+    )
     divisors = [size for size in range(1, n + 1) if n % size == 0]
-    given = {axis: getattr(recipe.mesh, axis) for axis in CHOSEN_AXES}
-    sizes = [[given[axis]] if given[axis] > 1 else divisors for axis in CHOSEN_AXES]
-    found, refusals = [], []
-    for of_axes in itertools.product(*sizes):
-        asked = dataclasses.replace(recipe.mesh, **dict(zip(CHOSEN_AXES, of_axes, strict=True)))
+    configured = {axis: getattr(recipe.mesh, axis) for axis in CHOSEN_AXES}
+    sizes = [[configured[axis]] if configured[axis] > 1 else divisors for axis in CHOSEN_AXES]
+    candidates, refusals = [], []
+    for axis_sizes in itertools.product(*sizes):
+        config = dataclasses.replace(recipe.mesh, **dict(zip(CHOSEN_AXES, axis_sizes, strict=True)))
         try:
-            mesh = make_mesh(asked, devices, runs)
+            mesh = make_mesh(config, devices, runs)
             if runs == 1:
-                check_idle_devices(asked, mesh, n)
+                check_idle_devices(config, mesh, n)
             check_devices(recipe, mesh, jax.process_count())
             process_share(mesh)
         except ValueError as error:
             refusals.append(error)
             continue
         parts = mesh.size // (mesh.shape['run'] * mesh.shape['tensor'])
-        moved = estimate_sent_bytes(recipe, learner, mesh)
-        held = estimate_state_bytes(layout, mesh)
-        found.append(MeshCandidate(asked, format_mesh(mesh), held, kept // parts, moved))
-    if not found:
+        sent_bytes = estimate_sent_bytes(recipe, learner, mesh)
+        state_bytes = estimate_state_bytes(layout, mesh)
+        candidates.append(
+            MeshCandidate(
+                config, format_mesh(mesh), state_bytes, residual_bytes // parts, sent_bytes
+            )
+        )
+    if not candidates:
         raise ValueError(f'mesh.axes=auto finds no mesh of {n} devices: {refusals[0]}')
-    return found
+    return candidates
 
 
 def estimate_state_bytes(layout: Any, mesh: Mesh) -> int:
@@ -154,24 +185,25 @@ def estimate_state_bytes(layout: Any, mesh: Mesh) -> int:
 
 
 def estimate_residual_bytes(learner: Learner) -> int:
-    """Returns the bytes of residuals of a microbatch, on all devices together; with model.remat
-    including those of the one layer that is computed again, and without what the host keeps.
+    """Returns the bytes of residuals of a microbatch, summed over all devices.
+
+    With model.remat they include the layer that is computed again, and exclude residuals on the
+    host.
     """
     recipe, model = learner.recipe, learner.model
     rows = recipe.data.batch_size // recipe.train.microbatches
 
     def residual_bytes_with(remat):
-        as_asked = update_recipe(recipe, {'model.remat': remat})
-        again = build_learner(as_asked, model.vocab_size, learner.bos_id, model.kernels.platform)
-        return _trace_residual_bytes(again, 2 * rows) - _trace_residual_bytes(
-            again, rows
-        )  # parameters are kept too
+        config = update_recipe(recipe, {'model.remat': remat})
+        traced = build_learner(config, model.vocab_size, learner.bos_id, model.kernels.platform)
+        # Parameters are residuals too, and cancel in the difference.
+        return _trace_residual_bytes(traced, 2 * rows) - _trace_residual_bytes(traced, rows)
 
     remat = recipe.model.remat
     if remat == 'none':
         return residual_bytes_with(remat)
-    kept = residual_bytes_with(DEVICE_POLICIES.get(remat, remat))
-    return kept + residual_bytes_with('none') // recipe.model.n_layers
+    total = residual_bytes_with(DEVICE_POLICIES.get(remat, remat))
+    return total + residual_bytes_with('none') // recipe.model.n_layers
 
 
 def _trace_residual_bytes(learner: Learner, rows: int) -> int:
@@ -181,31 +213,37 @@ def _trace_residual_bytes(learner: Learner, rows: int) -> int:
     batch = batch_shapes(update_recipe(recipe, {'data.batch_size': rows, 'train.microbatches': 1}))
 
     def backward(state, batch, hyper):
-        used, _ = learner.description.reparam.apply(state.params, state.reparam, True)
+        weights, _ = learner.description.reparam.apply(state.params, state.reparam, True)
 
-        def loss(used):
-            variables = {'params': used, **state.stats}
+        def loss(weights):
+            variables = {'params': weights, **state.stats}
             return apply_loss(learner, variables, batch, hyper, TRAINING)[0]['objective']
 
-        return jax.vjp(loss, used)[1]
+        return jax.vjp(loss, weights)[1]
 
-    kept = jax.tree.leaves(jax.eval_shape(backward, shapes, batch, hyper))
-    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in kept)
+    residuals = jax.tree.leaves(jax.eval_shape(backward, shapes, batch, hyper))
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in residuals)
 
 
 def estimate_sent_bytes(recipe: Recipe, learner: Learner, mesh: Mesh) -> float:
-    """Returns the bytes that a device sends in a step, by the formulas above."""
+    """Returns the bytes that a device sends in a step, by the formulas above.
+
+    Args:
+      recipe: the config.
+      learner: its learner.
+      mesh: the mesh.
+    """
     n, model = mesh.shape, recipe.model
     shapes = jax.tree.leaves(learner.description.shapes)
     elements = sum(math.prod(leaf.shape) for leaf in shapes) / n['tensor']
-    item = jnp.dtype(model.dtype).itemsize
+    itemsize = jnp.dtype(model.dtype).itemsize
     gradients = 4 * elements
-    gathered = (2 * item + 4) * elements * missing_share(n['fsdp'])
+    gathered = (2 * itemsize + 4) * elements * missing_share(n['fsdp'])
     torus = torus_shape(mesh.devices.flat)
     if len(torus) > 1 and n['fsdp'] == math.prod(torus):
         gathered *= 2
     rows = recipe.data.batch_size / (n['data'] * n['fsdp'] * n['expert'])
-    feature = item * rows * recipe.data.seq_len / n['context']
+    feature = itemsize * rows * recipe.data.seq_len / n['context']
     activation = feature * model.d_model
     keys = 6 * feature * model.n_kv_heads * model.head_dim * (n['context'] - 1)
     return (

@@ -1,6 +1,6 @@
-"""A Blueprint: all that a program is compiled from. Its devices need not be here.
+"""A Blueprint: everything that a program is compiled from. Its devices may be elsewhere.
 
-`lm.run.program` adds the text and what can be run; `tpu.plan` compiles it for pods.
+`lm.run.program` adds the text and the compiled functions; `tpu.plan` compiles it for pods.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,11 +19,19 @@ from lm.training.state import build_learner, check_learner
 class Blueprint:
     """A config, a vocabulary and devices, with the learner, mesh and state shapes that follow.
 
-    state_shapes: shapes, types and shardings of one run's state. vocab_size: the tokenizer's tokens
-    and the marks of objectives. bos_id: the token that begins a document. runs: the number that
-    will share the program. memory: gives the bytes of a device, for mesh.axes=auto.
+    `state_shapes` are shapes, types and shardings of one run's state.
 
-    Raises ValueError where the devices do not fill the mesh, or no mesh serves the config.
+    Args:
+      recipe: the config.
+      vocab_size: number of the tokenizer's tokens and the marks of objectives.
+      bos_id: the token that begins a document.
+      devices: the devices to compile for.
+      memory: returns the bytes of a device, for mesh.axes=auto.
+      say: prints a line.
+      runs: number of runs that will share the program.
+
+    Raises:
+      ValueError: if the devices do not fill the mesh, or no mesh suits the config.
     """
 
     def __init__(
@@ -42,11 +50,12 @@ class Blueprint:
         check_learner(self.learner)
         axes = recipe.mesh
         if axes.axes == AUTO:
-            axes, why = select_mesh(recipe, self.learner, list(devices), memory(), runs)
-            for line in why:
+            axes, reasons = select_mesh(recipe, self.learner, list(devices), memory(), runs)
+            for line in reasons:
                 say(line)
-            if axes.tensor != recipe.mesh.tensor:  # which kernels of the model and its loss go by
-                kept = update_recipe(recipe, {'mesh.tensor': axes.tensor})
-                self.learner = build_learner(kept, vocab_size, bos_id, self.platform)
+            # The kernels of the model and its loss depend on mesh.tensor.
+            if axes.tensor != recipe.mesh.tensor:
+                with_tensor = update_recipe(recipe, {'mesh.tensor': axes.tensor})
+                self.learner = build_learner(with_tensor, vocab_size, bos_id, self.platform)
         self.mesh = make_mesh(axes, list(devices), runs)
         self.state_shapes = abstract_state(self.learner, self.mesh)

@@ -1,7 +1,8 @@
-"""Checks, before anything is compiled, that a config can be laid over the devices at hand."""
+"""Checks, before anything is compiled, that a config can be laid over the available devices."""
 
 import math
 from collections.abc import Iterator
+from typing import cast
 
 import jax
 from jax.sharding import Mesh
@@ -19,8 +20,9 @@ from modules.parallel.axes import BATCH
 
 
 def check_single_run(recipe: Recipe) -> None:
-    """Raises ValueError as `check_devices`, and where a single run would leave devices idle. With
-    mesh.axes=auto, `lm.devices.auto_mesh` checks when it chooses the mesh.
+    """Raises ValueError as `check_devices` does, and if a single run would leave devices idle.
+
+    With mesh.axes=auto, `lm.devices.auto_mesh` checks when it selects the mesh.
     """
     if recipe.mesh.axes == AUTO:
         return
@@ -30,17 +32,25 @@ def check_single_run(recipe: Recipe) -> None:
 
 
 def check_devices(recipe: Recipe, mesh: Mesh, n_processes: int = 1) -> None:
-    """Raises ValueError where a microbatch or a width of the model cannot be cut evenly over the
-    mesh, or where the model has nothing that one of its axes could cut.
+    """Checks that a config fits a mesh.
+
+    Args:
+      recipe: the config.
+      mesh: the mesh of its devices.
+      n_processes: number of processes that hold the devices.
+
+    Raises:
+      ValueError: if a microbatch or a width of the model cannot be cut evenly over the mesh, or if
+        the model has nothing that one of its axes could cut.
     """
     _check_rows(recipe, mesh)
     _check_width(mesh, 'fsdp', 'model.d_model', recipe.model.d_model)
     _check_width(mesh, 'context', 'data.seq_len', recipe.data.seq_len)
     _check_width(mesh, 'tensor', 'model.n_heads', recipe.model.n_heads)
     _check_width(mesh, 'tensor', 'model.d_ff', recipe.model.d_ff)
-    for asker in recipe.forward_mode_targets if mesh.shape['fsdp'] > 1 else ():
+    for part in recipe.forward_mode_targets if mesh.shape['fsdp'] > 1 else ():
         raise ValueError(
-            f'{asker} differentiates in forward mode, which the table of embeddings has not where '
+            f'{part} differentiates in forward mode, which the table of embeddings has not where '
             f'it is cut: mesh.fsdp={mesh.shape["fsdp"]}. Lay these devices along mesh.data.'
         )
     _check_experts(recipe, mesh)
@@ -53,9 +63,9 @@ def _check_rows(recipe: Recipe, mesh: Mesh) -> None:
     rows, parts, n = recipe.data.batch_size, recipe.train.microbatches, batch_parts(mesh)
     if rows % (parts * n):
         fitting = max(1, round(rows / (parts * n))) * parts * n
-        over = [f'mesh.{axis}' for axis in BATCH if mesh.shape[axis] > 1] or ['devices']
+        axes = [f'mesh.{axis}' for axis in BATCH if mesh.shape[axis] > 1] or ['devices']
         raise ValueError(
-            f'data.batch_size must be a multiple of train.microbatches * {" * ".join(over)} = '
+            f'data.batch_size must be a multiple of train.microbatches * {" * ".join(axes)} = '
             f'{parts} * {n}; got {rows}. Nearest that works: {fitting}.'
         )
 
@@ -74,10 +84,10 @@ def _check_experts(recipe: Recipe, mesh: Mesh) -> None:
         return
     n_experts = recipe.mlp.options.get('n_experts')
     if n_experts is None:
-        able = [name for name, row in MLPS.items() if 'n_experts' in declared_options(row)]
+        choices = [name for name, row in MLPS.items() if 'n_experts' in declared_options(row)]
         raise ValueError(
             f'mesh.expert={mesh.shape["expert"]} cuts experts, and {recipe.mlp} has none; choose '
-            f'one of {", ".join(able)}, or lay these devices along mesh.data.'
+            f'one of {", ".join(choices)}, or lay these devices along mesh.data.'
         )
     _check_width(mesh, 'expert', 'mlp.n_experts', n_experts)
 
@@ -88,25 +98,31 @@ def _check_context(recipe: Recipe, mesh: Mesh) -> None:
     if n == 1:
         return
     if not recipe.attention.row.supports_context_axis:
-        able = [name for name, row in ATTENTIONS.items() if row.supports_context_axis]
+        choices = [name for name, row in ATTENTIONS.items() if row.supports_context_axis]
         raise ValueError(
             f'mesh.context={n} cuts rows of tokens, which {recipe.attention} reads in order; '
-            f'choose {" or ".join(able)}, or mesh.context=1.'
+            f'choose {" or ".join(choices)}, or mesh.context=1.'
         )
     name = select_kernels(recipe, mesh.devices.flat[0].platform).kernel_name('attention')
     refuse_cut = ATTENTION_KERNELS[name].check_context_axis
     if refuse_cut is None:
-        able = [other for other, row in ATTENTION_KERNELS.items() if row.check_context_axis]
+        choices = [
+            candidate for candidate, row in ATTENTION_KERNELS.items() if row.check_context_axis
+        ]
         raise ValueError(
             f'mesh.context={n} cuts rows of tokens, which kernels.attention={name} must have '
-            f'whole; choose one of {", ".join(able)}.'
+            f'whole; choose one of {", ".join(choices)}.'
         )
     refuse_cut(recipe.data.seq_len, n)
 
 
 def list_mesh_notes(recipe: Recipe, mesh: Mesh, vocab_size: int) -> Iterator[str]:
-    """Yields a note for each array that stays whole although an axis could cut it, and for devices
-    without work.
+    """Yields a note for each array that an axis fails to cut, and for idle devices.
+
+    Args:
+      recipe: the config.
+      mesh: the mesh of its devices.
+      vocab_size: number of tokens with an embedding.
     """
     if mesh.size < (n := jax.device_count()):
         yield f'{n - mesh.size} of {n} devices are idle: mesh.data=-1 is for all of them.'
@@ -118,12 +134,12 @@ def list_mesh_notes(recipe: Recipe, mesh: Mesh, vocab_size: int) -> Iterator[str
             f'mesh.fsdp={max(torus)} with mesh.data=-1 has them scattered.'
         )
     tensor = mesh.shape['tensor']
-    for what, size, name in (
-        ('keys and values', recipe.model.n_kv_heads, 'model.n_kv_heads'),
+    for arrays, size, name in (
+        ('keys and values', cast(int, recipe.model.n_kv_heads), 'model.n_kv_heads'),
         ('embeddings and logits', vocab_size, 'the vocabulary'),
     ):
         if size % tensor:
             yield (
-                f'{what} are whole on every device: mesh.tensor={tensor} does not divide {name}, '
+                f'{arrays} are whole on every device: mesh.tensor={tensor} does not divide {name}, '
                 f'{size}. {-(-size // tensor) * tensor} would be cut.'
             )

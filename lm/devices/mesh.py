@@ -18,12 +18,19 @@ from modules.params import LAYER, ParamSpec
 
 
 def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None, runs: int = 1) -> Mesh:
-    """Returns a mesh with the axes `AXES`, of the sizes in the config; one may be -1, for all
-    devices that the others leave.
+    """Returns a mesh with the axes `AXES`, of the sizes in the config.
 
-    `run`, along which runs of one program lie, is at most `runs` and config.run, and divides the
-    devices that the others leave. `data` crosses the slices of a pod. Raises ValueError where the
-    devices do not fill the mesh.
+    One size may be -1, for all devices that the other axes leave. `run`, along which the runs of a
+    program lie, is at most `runs` and config.run, and divides the devices that the others leave.
+    `data` crosses the slices of a pod.
+
+    Args:
+      config: the sizes of the axes.
+      devices: the devices; all by default.
+      runs: the number of runs that share the program.
+
+    Raises:
+      ValueError: if the devices do not fill the mesh.
     """
     devices = jax.devices() if devices is None else devices
     n = len(devices)
@@ -36,15 +43,16 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None, runs:
         'tensor': config.tensor,
     }
     _check_sizes(sizes, n)
-    most = min(runs, n if sizes['run'] == -1 else sizes['run'])
-    rest = [axis for axis, size in sizes.items() if size == -1 and axis != 'run']
-    fixed = math.prod(size for axis, size in sizes.items() if axis not in ('run', *rest))
-    if rest:
-        left = n // fixed
-        sizes['run'] = max(size for size in range(1, most + 1) if left % size == 0)
-        sizes[rest[0]] = left // sizes['run']
+    max_runs = min(runs, n if sizes['run'] == -1 else sizes['run'])
+    open_axes = [axis for axis, size in sizes.items() if size == -1 and axis != 'run']
+    fixed = math.prod(size for axis, size in sizes.items() if axis not in ('run', *open_axes))
+    if open_axes:
+        # Runs side by side need no communication: `run` is as large as the devices allow.
+        remaining = n // fixed
+        sizes['run'] = max(size for size in range(1, max_runs + 1) if remaining % size == 0)
+        sizes[open_axes[0]] = remaining // sizes['run']
     else:
-        sizes['run'] = min(most, n // fixed)
+        sizes['run'] = min(max_runs, n // fixed)
     shape = [sizes[axis] for axis in AXES]
     return Mesh(
         _arrange_devices(devices[: math.prod(shape)], shape), AXES, (AxisType.Auto,) * len(AXES)
@@ -58,28 +66,30 @@ def _check_sizes(sizes: dict[str, int], n: int) -> None:
                 f'mesh.{axis} must be between 1 and the {n} devices there are, or -1 for all; '
                 f'got {size}'
             )
-    rest = [axis for axis, size in sizes.items() if size == -1 and axis != 'run']
-    if len(rest) > 1:
+    open_axes = [axis for axis, size in sizes.items() if size == -1 and axis != 'run']
+    if len(open_axes) > 1:
         raise ValueError(
             f'one axis of the mesh may be -1, for all devices that the others leave; got '
-            f'{", ".join(f"mesh.{axis}=-1" for axis in rest)}. Set all but one to numbers'
-            + (' (mesh.data is -1 unless it is set).' if 'data' in rest else '.')
+            f'{", ".join(f"mesh.{axis}=-1" for axis in open_axes)}. Set all but one to numbers'
+            + (' (mesh.data is -1 unless it is set).' if 'data' in open_axes else '.')
         )
-    asked = _explicit_sizes(sizes)
-    product = math.prod(asked.values())
-    if product > n or (rest and n % product):
-        largest = max(asked, key=asked.get)
-        others = product // asked[largest]
-        nearest = nearest_divisor(n // others, asked[largest]) if n % others == 0 else None
-        works = f' Nearest that works: mesh.{largest}={nearest}.' if nearest else ''
+    explicit = _explicit_sizes(sizes)
+    product = math.prod(explicit.values())
+    if product > n or (open_axes and n % product):
+        largest = max(explicit, key=explicit.__getitem__)
+        other_sizes = product // explicit[largest]
+        nearest = (
+            nearest_divisor(n // other_sizes, explicit[largest]) if n % other_sizes == 0 else None
+        )
+        advice = f' Nearest that works: mesh.{largest}={nearest}.' if nearest else ''
         raise ValueError(
-            f'{_format_sizes(asked)} is of {product} devices, and there are {n}: they do not divide '
-            f'them.{works}'
+            f'{_format_sizes(explicit)} is of {product} devices, and there are {n}: they do not '
+            f'divide them.{advice}'
         )
 
 
 def min_devices(config: MeshConfig) -> int:
-    """Returns the number of devices that the axes with a size need."""
+    """Returns the number of devices that the axes with an explicit size need."""
     return math.prod(_explicit_sizes({axis: getattr(config, axis) for axis in AXES}).values())
 
 
@@ -92,20 +102,27 @@ def _format_sizes(sizes: Mapping[str, int]) -> str:
 
 
 def check_idle_devices(config: MeshConfig, mesh: Mesh, n_devices: int) -> None:
-    """Raises ValueError where a single run on several devices leaves others idle."""
+    """Raises ValueError if a single run on several devices leaves others idle.
+
+    Args:
+      config: the configured sizes of the axes.
+      mesh: the mesh.
+      n_devices: the number of available devices.
+    """
     if 1 < mesh.size < n_devices:
-        rest = next((axis for axis in BATCH if getattr(config, axis) != 1), 'data')
-        fitting = mesh.shape[rest] * (n_devices // mesh.size)
+        free_axis = next((axis for axis in BATCH if getattr(config, axis) != 1), 'data')
+        size = mesh.shape[free_axis] * (n_devices // mesh.size)
         raise ValueError(
             f'{_format_sizes(mesh.shape)} is of {mesh.size} devices, and there are {n_devices}: '
-            f'{n_devices - mesh.size} would be idle. Set mesh.{rest}=-1 for all of them, which is '
-            f'{fitting} here, or let the program see fewer (CUDA_VISIBLE_DEVICES).'
+            f'{n_devices - mesh.size} would be idle. Set mesh.{free_axis}=-1 for all of them, '
+            f'which is {size} here, or let the program see fewer (CUDA_VISIBLE_DEVICES).'
         )
 
 
 def _arrange_devices(devices: list[jax.Device], shape: list[int]) -> np.ndarray:
-    """Returns the devices in mesh order: on TPUs by their links, with `data` across slices, and
-    elsewhere in the given order.
+    """Returns the devices in mesh order: on TPUs by their links, with `data` across slices.
+
+    Other devices keep the given order.
     """
     slices = {getattr(device, 'slice_index', 0) for device in devices}
     data = AXES.index('data')
@@ -116,7 +133,7 @@ def _arrange_devices(devices: list[jax.Device], shape: list[int]) -> np.ndarray:
                 f'crosses; got {shape[data]}.'
             )
         across = [len(slices) if i == data else 1 for i in range(len(shape))]
-        within = [size // over for size, over in zip(shape, across, strict=True)]
+        within = [size // n_slices for size, n_slices in zip(shape, across, strict=True)]
         return mesh_utils.create_hybrid_device_mesh(within, across, devices)
     if devices[0].platform == 'tpu' and math.prod(shape) > 1:
         return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
@@ -125,20 +142,28 @@ def _arrange_devices(devices: list[jax.Device], shape: list[int]) -> np.ndarray:
 
 def torus_shape(devices: Iterable[jax.Device]) -> list[int]:
     """Returns the lengths above 1 of the torus that TPUs form; [] for other devices."""
-    places = {tuple(device.coords) for device in devices if device.platform == 'tpu'}
-    lengths = [len(set(along)) for along in zip(*places, strict=True)]
+    coordinates = {tuple(device.coords) for device in devices if device.platform == 'tpu'}
+    lengths = [len(set(positions)) for positions in zip(*coordinates, strict=True)]
     return [length for length in lengths if length > 1]
 
 
 def format_mesh(mesh: Mesh) -> str:
-    """Returns 'data=4 tensor=2', or 'of one device'."""
+    """Returns a text such as 'data=4 tensor=2', or 'of one device'."""
     return ' '.join(f'{a}={n}' for a, n in mesh.shape.items() if n > 1) or 'of one device'
 
 
 def param_sharding(mesh: Mesh, spec: ParamSpec, shape: tuple[int, ...]) -> NamedSharding:
-    """Shards a parameter by the logical names of its axes. A vector is small, and replicated.
+    """Returns the sharding of a parameter, by the logical names of its axes.
 
-    Raises ValueError for a name that `RULES` does not list.
+    Vectors are small, and are replicated.
+
+    Args:
+      mesh: the mesh.
+      spec: role and axes of the parameter.
+      shape: its shape.
+
+    Raises:
+      ValueError: for an axis that `RULES` does not list.
     """
     unknown = [axis for axis in spec.axes if axis not in RULES]
     if unknown:
@@ -152,44 +177,49 @@ def param_sharding(mesh: Mesh, spec: ParamSpec, shape: tuple[int, ...]) -> Named
 
 
 def replicated_sharding(mesh: Mesh) -> NamedSharding:
+    """Returns the sharding of arrays that every device holds whole."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Cuts the rows of a batch over the axes `BATCH` of the mesh."""
+    """Returns the sharding of a batch: its rows are cut over the axes `BATCH` of the mesh."""
     return NamedSharding(mesh, PartitionSpec(tuple(a for a in BATCH if a in mesh.axis_names)))
 
 
 def batch_parts(mesh: Mesh) -> int:
-    """Returns the number of parts that the rows of a batch are cut into."""
+    """Returns the number of parts into which the rows of a batch are cut."""
     return math.prod(mesh.shape.get(axis, 1) for axis in BATCH)
 
 
 def process_share(mesh: Mesh, process: int | None = None) -> tuple[int, int]:
-    """Returns (i, n): the devices of a process (default: this one) hold the i-th of n equal parts
-    of each batch's rows. Processes that differ only in other axes hold the same part.
+    """Returns (i, n): the devices of a process hold the i-th of n equal parts of each batch's rows.
 
-    Raises ValueError where the parts of a process do not lie side by side.
+    Processes that differ only in other axes hold the same part. The default is this process. Raises
+    ValueError if the parts of a process are not adjacent.
     """
     process = jax.process_index() if process is None else process
     by_part = np.moveaxis(mesh.devices, AXES.index('run'), -1)
     by_part = by_part.reshape(batch_parts(mesh), -1)
-    own = [i for i, row in enumerate(by_part) if any(d.process_index == process for d in row)]
-    aligned = own and own == list(range(own[0], own[0] + len(own))) and own[0] % len(own) == 0
-    if not aligned or len(by_part) % len(own):
+    parts = [i for i, row in enumerate(by_part) if any(d.process_index == process for d in row)]
+    is_aligned = (
+        parts
+        and parts == list(range(parts[0], parts[0] + len(parts)))
+        and parts[0] % len(parts) == 0
+    )
+    if not is_aligned or len(by_part) % len(parts):
         raise ValueError(
-            f'the devices of host {process} hold parts {own} of the {len(by_part)} parts that the '
-            'batch is cut into; they must lie side by side. Give the axes of the mesh sizes that '
-            'the devices of a host divide, or are divided by.'
+            f'the devices of host {process} hold parts {parts} of the {len(by_part)} parts that '
+            'the batch is cut into; they must lie side by side. Give the axes of the mesh sizes '
+            'that the devices of a host divide, or are divided by.'
         )
-    return own[0] // len(own), len(by_part) // len(own)
+    return parts[0] // len(parts), len(by_part) // len(parts)
 
 
 def trace_on_mesh(mesh: Mesh, function: Callable) -> Callable:
     """Returns `function` with `mesh` as the abstract mesh while it is traced.
 
-    Kernels that XLA cannot partition cut their rows by it, and layers shard activations by it. The
-    result is to be jitted with shardings of `mesh`.
+    Kernels that XLA cannot partition cut their rows by it, and layers shard activations by it. Jit
+    the returned function with shardings of `mesh`.
     """
 
     @functools.wraps(function)
@@ -201,13 +231,24 @@ def trace_on_mesh(mesh: Mesh, function: Callable) -> Callable:
 
 
 def stacked_sharding(sharding: NamedSharding) -> NamedSharding:
-    """Returns the sharding of many runs' arrays, stacked along a leading axis, from one run's."""
+    """Returns the sharding of runs stacked along a leading axis, from the sharding of one run."""
     return NamedSharding(sharding.mesh, PartitionSpec('run', *sharding.spec))
 
 
 def put_batch(
     mesh: Mesh, batch: dict[str, np.ndarray], sharding: NamedSharding | None = None
 ) -> dict[str, Any]:
-    """Makes global arrays from this process's rows, cut over `BATCH` or as `sharding` says."""
+    """Makes global arrays from this process's rows.
+
+    Args:
+      mesh: the mesh.
+      batch: this process's rows, by field.
+      sharding: sharding of the arrays; by default rows are cut over `BATCH`.
+
+    Returns:
+      The arrays by field.
+    """
     sharding = sharding or batch_sharding(mesh)
-    return {k: jax.make_array_from_process_local_data(sharding, v) for k, v in batch.items()}
+    return {
+        name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()
+    }

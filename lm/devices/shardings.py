@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from typing import cast
 
 import jax
 from jax.sharding import Mesh
@@ -13,11 +14,11 @@ from lm.training.state import Learner, State, init_state, make_hyper
 from lm.training.update import build_average, build_optimizer
 from modules.optim import state_specs, unbox_state
 
-# The initial state is computed once, in 5 ms. At the usual level it compiles longer than the step:
-# 4.2 s for four layers, and 1.8 s at this one.
+# The initial state is computed once, in 5 ms. At the default level it takes longer to compile than
+# the step: 4.2 s for four layers, and 1.8 s at this level.
 INIT_ON_CPU = {'xla_backend_optimization_level': 1}
 # Compiler options of the step, by kind of device. SparseCores of a v6e exchange parameters and
-# gradients while its matrix unit goes on; by itself its compiler makes that wait (libtpu 0.0.51).
+# gradients while its matrix unit computes; by default the matrix unit waits (libtpu 0.0.51).
 OFFLOAD = 'xla_tpu_enable_sparse_core_collective_offload_'
 ON_SPARSE_CORES = {f'{OFFLOAD}{k}': 'true' for k in ('all_gather', 'reduce_scatter', 'all_reduce')}
 STEP_OPTIONS = {
@@ -35,42 +36,51 @@ def batch_shapes(recipe: Recipe, *leading: int) -> dict[str, jax.ShapeDtypeStruc
 
 
 def weights_layout(learner: Learner) -> tuple[State, State]:
-    """Returns (shapes and types, a ParamSpec or WHOLE for each) of a state without what training
-    alone has: its step and the optimizer's state are None. Nothing is computed.
+    """Returns (shapes and types, specs) of a state for inference. Nothing is computed.
 
-    Parameters and their average have specs; the rest is WHOLE.
+    Its step and the optimizer's state are None. The specs are a ParamSpec for parameters and their
+    average, and WHOLE for the rest.
     """
-    recipe, described = learner.recipe, learner.description
-    _, reparam = jax.eval_shape(described.reparam.init, described.used_shapes)
-    init_average = build_average(recipe, described, make_hyper(recipe)).init
-    average = jax.eval_shape(init_average, described.shapes)
-    shapes = State(None, described.shapes, reparam, described.stats, None, average)
-    reparam, stats = jax.tree.map(lambda _: WHOLE, (reparam, described.stats))
-    of_average = state_specs(average, described.shapes, described.specs)
-    return shapes, State(None, described.specs, reparam, stats, None, of_average)
+    recipe, description = learner.recipe, learner.description
+    _, reparam = jax.eval_shape(description.reparam.init, description.used_shapes)
+    init_average = build_average(recipe, description, make_hyper(recipe)).init
+    average = jax.eval_shape(init_average, description.shapes)
+    no_step = cast(jax.Array, None)  # inference has no step
+    shapes = State(no_step, description.shapes, reparam, description.stats, None, average)
+    reparam, stats = jax.tree.map(lambda _: WHOLE, (reparam, description.stats))
+    average_specs = state_specs(average, description.shapes, description.specs)
+    return shapes, State(no_step, description.specs, reparam, stats, None, average_specs)
 
 
-@functools.lru_cache(maxsize=8)  # a run asks three times
+@functools.lru_cache(maxsize=8)  # a run needs it three times
 def state_layout(learner: Learner) -> tuple[State, State]:
     """Returns `weights_layout` with the step, which is WHOLE, and the optimizer's state."""
-    recipe, described = learner.recipe, learner.description
-    transform = build_optimizer(recipe, described, make_hyper(recipe))
-    boxed = jax.eval_shape(transform.init, described.shapes)
+    recipe, description = learner.recipe, learner.description
+    transform = build_optimizer(recipe, description, make_hyper(recipe))
+    boxed_state = jax.eval_shape(transform.init, description.shapes)
     shapes, specs = weights_layout(learner)
     step = jax.ShapeDtypeStruct((), jax.numpy.int32)
-    of_optimizer = state_specs(boxed, described.shapes, described.specs)
+    opt_specs = state_specs(boxed_state, description.shapes, description.specs)
     return (
-        shapes.replace(step=step, opt_state=unbox_state(boxed)),
-        specs.replace(step=WHOLE, opt_state=of_optimizer),
+        shapes.replace(step=step, opt_state=unbox_state(boxed_state)),
+        specs.replace(step=WHOLE, opt_state=opt_specs),
     )
 
 
 def add_shardings(shapes: State, specs: State, mesh: Mesh) -> State:
-    """Returns shapes and types with shardings."""
+    """Returns shapes and types with shardings.
+
+    Args:
+      shapes: shapes and types of a state.
+      specs: a ParamSpec or WHOLE for each array.
+      mesh: the mesh.
+    """
 
     def add_sharding(s, spec):
-        over = replicated_sharding(mesh) if spec is WHOLE else param_sharding(mesh, spec, s.shape)
-        return jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=over)
+        sharding = (
+            replicated_sharding(mesh) if spec is WHOLE else param_sharding(mesh, spec, s.shape)
+        )
+        return jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding)
 
     return jax.tree.map(add_sharding, shapes, specs)
 
@@ -81,17 +91,17 @@ def state_shardings(learner: Learner, mesh: Mesh) -> State:
 
 
 def abstract_state(learner: Learner, mesh: Mesh) -> State:
-    """Returns shapes, types and shardings of the state, as checkpoints are read."""
+    """Returns shapes, types and shardings of the state, for reading checkpoints."""
     return add_shardings(*state_layout(learner), mesh)
 
 
 def abstract_weights(learner: Learner, mesh: Mesh) -> State:
-    """Returns `abstract_state` of what a model is run with: without that of its optimizer."""
+    """Returns `abstract_state` of the arrays for inference, without the optimizer's state."""
     return add_shardings(*weights_layout(learner), mesh)
 
 
 def jit_init(learner: Learner, mesh: Mesh) -> Callable:
-    """Returns `init(key, hyper) -> State`, sharded as the step takes it."""
+    """Returns `init(key, hyper) -> State`, with the shardings of the step."""
     on_cpu = mesh.devices.flat[0].platform == 'cpu'
     return jax.jit(
         trace_on_mesh(mesh, lambda key, hyper: init_state(learner, hyper, key)),
@@ -101,5 +111,5 @@ def jit_init(learner: Learner, mesh: Mesh) -> Callable:
 
 
 def step_options(mesh: Mesh) -> dict[str, str] | None:
-    """Returns the compiler options of a step on devices of this kind; None for none."""
+    """Returns the compiler options of a step on devices of this kind; None if there are none."""
     return STEP_OPTIONS.get(mesh.devices.flat[0].device_kind)

@@ -1,6 +1,6 @@
-"""One checkpoint: self-describing, with digests of all it holds, strict when read.
+"""A checkpoint: self-describing, with digests of its content, and checked strictly when it is read.
 
-It holds three items: `weights` (parameters, the state of their reparametrisation, and their
+A checkpoint has three items: `weights` (parameters, the state of their reparametrisation, and their
 average), `training` (step and optimizer), and `meta`, a JSON record with the config, the tree of
 parameter shapes, the digests of all arrays, and the counters that are not arrays.
 """
@@ -10,7 +10,7 @@ import errno
 import functools
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,8 @@ from lm.training.state import State, Weights
 from modules.params import named_leaves
 
 FOLDER = 'checkpoints'
-FORBIDDEN_IN_PATHS = '[]\\'  # TensorStore takes these for patterns and separators
-# Errors with these numbers, or words in their text, say nothing of the checkpoint.
+FORBIDDEN_IN_PATHS = '[]\\'  # TensorStore interprets them as patterns and separators
+# Errors with these numbers, or messages in their text, have causes outside the checkpoint.
 ENVIRONMENT_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM)
 ENVIRONMENT_MESSAGES = (
     'RESOURCE_EXHAUSTED',
@@ -38,17 +38,17 @@ ENVIRONMENT_MESSAGES = (
     *map(os.strerror, ENVIRONMENT_ERRNOS),
 )
 MAX_ERROR_CHARS = 200  # characters of another library's error
-# Sections whose fields decide which arrays there are.
+# The fields of these sections determine which arrays a checkpoint has.
 WEIGHT_SECTIONS = ('model', 'norm', 'attention', 'mlp', 'reparam')
 STATE_SECTIONS = (*WEIGHT_SECTIONS, 'optim')
 
 
 class TreeMismatch(ValueError):
-    """The checkpoint is of another model."""
+    """The checkpoint belongs to another model."""
 
 
 def check_path(path: Path) -> None:
-    """Raises ValueError if no checkpoint could be written to `path`, or read back from there."""
+    """Raises ValueError if checkpoints cannot be written to `path`, or read back from it."""
     try:
         str(path.absolute()).encode()
     except UnicodeEncodeError as error:
@@ -56,27 +56,27 @@ def check_path(path: Path) -> None:
             f'{str(path.absolute())!a} is not UTF-8, and checkpoints cannot be written to such a '
             'path. Give another --workdir.'
         ) from error
-    if found := sorted(set(FORBIDDEN_IN_PATHS) & set(str(path.absolute()))):
+    if forbidden := sorted(set(FORBIDDEN_IN_PATHS) & set(str(path.absolute()))):
         raise ValueError(
-            f'{path.absolute()} holds {" and ".join(found)}, and checkpoints cannot be read from a '
-            'path with one of [ ] \\. Give another --workdir.'
+            f'{path.absolute()} holds {" and ".join(forbidden)}, and checkpoints cannot be read '
+            'from a path with one of [ ] \\. Give another --workdir.'
         )
 
 
 def is_damage(error: Exception) -> bool:
-    """Whether an error of reading means damage, and not a lack of memory, descriptors or rights."""
-    # Orbax and TensorStore raise errors of any type for files that are cut, changed or gone.
+    """Returns whether a read error means damage, not a lack of memory, descriptors or rights."""
+    # Orbax and TensorStore raise errors of any type for truncated, changed or missing files.
     if (
         isinstance(error, MemoryError | TreeMismatch)
         or getattr(error, 'errno', 0) in ENVIRONMENT_ERRNOS
     ):
         return False
-    return not any(words in str(error) for words in ENVIRONMENT_MESSAGES)
+    return not any(message in str(error) for message in ENVIRONMENT_MESSAGES)
 
 
 @contextlib.contextmanager
-def _translate_damage(path: Path) -> Iterator[None]:
-    """Turns errors that mean damage, of whatever type, into DamagedCheckpoint."""
+def _translate_damage(path: Path) -> Generator[None]:
+    """Raises errors that mean damage, whatever their type, as DamagedCheckpoint."""
     try:
         yield
     except Exception as error:
@@ -95,7 +95,7 @@ def tree_record(tree: Any) -> dict[str, str]:
 
 
 def state_record(state: State | Weights) -> dict[str, str]:
-    """Returns the `tree_record` of all that a model is run with, and of its average."""
+    """Returns the `tree_record` of the arrays that a model computes with, and of their average."""
     average = state.average if isinstance(state, State) else {}
     return tree_record(state.params) | tree_record({'stats': state.stats, 'average': average})
 
@@ -103,7 +103,17 @@ def state_record(state: State | Weights) -> dict[str, str]:
 def check_tree(
     stored: dict[str, str], expected: dict[str, str], checkpoint_path: Path, subject: str = 'model'
 ) -> None:
-    """Raises TreeMismatch with every missing, extra and reshaped array; of: what is configured."""
+    """Raises TreeMismatch if a checkpoint's tree differs from the configured one.
+
+    Args:
+      stored: the `tree_record` in the checkpoint.
+      expected: the `tree_record` that follows from the config.
+      checkpoint_path: path of the checkpoint, for the error.
+      subject: the part that is configured, 'model' or 'optimizer', for the error.
+
+    Raises:
+      TreeMismatch: lists every missing, extra and reshaped array.
+    """
     lines = [f'missing  {path} {expected[path]}' for path in expected.keys() - stored.keys()]
     lines += [f'extra    {path} {stored[path]}' for path in stored.keys() - expected.keys()]
     lines += [
@@ -121,10 +131,19 @@ def check_tree(
 def format_differences(
     stored: Recipe, current: Recipe, sections: Sequence[str] = STATE_SECTIONS
 ) -> str:
-    """Returns lines of an error: the fields of these sections that differ, or ''."""
+    """Formats the fields that differ between two recipes, as lines of an error.
+
+    Args:
+      stored: the recipe of the checkpoint.
+      current: the recipe of this run.
+      sections: the sections to compare.
+
+    Returns:
+      A headline and one line for each field, or '' if no field differs.
+    """
     changed = differences(stored, current).items()
-    of_model = [(name, both) for name, both in changed if name.split('.')[0] in sections]
-    lines = [f'  {name}: {a!r} -> {b!r}' for name, (a, b) in of_model]
+    relevant = [(name, values) for name, values in changed if name.split('.')[0] in sections]
+    lines = [f'  {name}: {a!r} -> {b!r}' for name, (a, b) in relevant]
     return '\n'.join(['the model differs in (there -> here):', *lines, '']) if lines else ''
 
 
@@ -134,11 +153,19 @@ def list_steps(folder: Path) -> list[int]:
 
 
 def build_items(state: State, meta: Mapping[str, Any]) -> ocp.args.Composite | None:
-    """Returns state and `meta` with digests; None on a process whose arrays process 0 writes."""
+    """Returns the Orbax items of a checkpoint; None if process 0 writes the arrays of this process.
+
+    Args:
+      state: the state to save.
+      meta: the record to save beside it; digests and trees are added.
+    """
     weights, training = _weights(state), _training(state)
-    arrays = {'weights': digests.hash_arrays(weights), 'training': digests.hash_arrays(training)}
+    array_digests = {
+        'weights': digests.hash_arrays(weights),
+        'training': digests.hash_arrays(training),
+    }
     trees = {'tree': state_record(state), 'training_tree': tree_record(training)}
-    record = {**meta, **trees, 'digests': arrays}
+    record = {**meta, **trees, 'digests': array_digests}
     if has_private_disks():
         weights, training = gather_to_first((weights, training))
         if not is_first():
@@ -151,7 +178,7 @@ def build_items(state: State, meta: Mapping[str, Any]) -> ocp.args.Composite | N
 
 
 def read_meta(folder: Path, step: int) -> dict[str, Any]:
-    """Returns the record of one checkpoint; of an older version it may lack digests."""
+    """Returns the record of a checkpoint. Older versions wrote records without digests."""
     with _translate_damage(folder / str(step)):
         raw = read_items(folder / str(step), meta=ocp.args.JsonRestore())['meta']
         if 'config' in raw and 'sha256' not in raw:
@@ -162,21 +189,33 @@ def read_meta(folder: Path, step: int) -> dict[str, Any]:
 
 
 def read_state(folder: Path, step: int, shapes: State) -> tuple[State, dict[str, Any]]:
-    """Returns the state of one checkpoint, laid out as `shapes`, and its meta; called by all.
+    """Reads a state; all processes must call it.
 
-    Raises TreeMismatch if the parameters or the optimizer's state do not fit, DamagedCheckpoint if
-    anything is not what was written, on all processes if on one.
+    Args:
+      folder: the folder of checkpoints.
+      step: the step of the checkpoint.
+      shapes: shapes, types and shardings of the state.
+
+    Returns:
+      (state, meta), with the arrays sharded like `shapes`.
+
+    Raises:
+      TreeMismatch: if the parameters or the optimizer state do not fit.
+      DamagedCheckpoint: if the content has changed since it was written. An error of one process is
+        raised by all.
     """
     if has_private_disks():
         items, meta = {}, None
         with raise_on_all(TreeMismatch, DamagedCheckpoint):
             if is_first():
-                zero = jax.tree.map(
+                zeros = jax.tree.map(
                     lambda s: np.broadcast_to(np.zeros((), s.dtype), s.shape), shapes
                 )
-                items, meta = _read_state_items(folder, step, zero)
-        wanted = {'weights': _stored_weights(shapes), 'training': _training(shapes)}
-        items = {name: scatter_from_first(items.get(name), item) for name, item in wanted.items()}
+                items, meta = _read_state_items(folder, step, zeros)
+        targets = {'weights': _stored_weights(shapes), 'training': _training(shapes)}
+        items = {
+            name: scatter_from_first(items.get(name), target) for name, target in targets.items()
+        }
         meta = broadcast_from_first(meta)
     else:
         with raise_on_all(DamagedCheckpoint):
@@ -186,33 +225,41 @@ def read_state(folder: Path, step: int, shapes: State) -> tuple[State, dict[str,
 
 
 def read_weights(folder: Path, step: int, shapes: State) -> tuple[Weights, Any]:
-    """Returns weights and their average as `read_state` does.
+    """Reads the weights of a checkpoint and their average, as `read_state` reads a state.
 
-    Where the arrays lie on devices of several processes, all must call it; otherwise it is for this
-    process alone.
+    If the arrays are sharded over the devices of several processes, all of these must call it;
+    otherwise only this process does.
+
+    Args:
+      folder: the folder of checkpoints.
+      step: the step of the checkpoint.
+      shapes: shapes, types and shardings of the state.
+
+    Returns:
+      (weights, average).
     """
-    is_own = all(leaf.sharding.is_fully_addressable for leaf in jax.tree.leaves(shapes))
-    with contextlib.nullcontext() if is_own else raise_on_all(TreeMismatch, DamagedCheckpoint):
+    is_local = all(leaf.sharding.is_fully_addressable for leaf in jax.tree.leaves(shapes))
+    with contextlib.nullcontext() if is_local else raise_on_all(TreeMismatch, DamagedCheckpoint):
         items, meta = _read_state_items(folder, step, shapes, with_training=False)
     _check_digests(folder / str(step), items, meta)
-    found = _fill_missing(items['weights'], shapes)
-    average = found.pop('average')
-    return Weights(**found), average
+    fields = _fill_missing(items['weights'], shapes)
+    average = fields.pop('average')
+    return Weights(**fields), average
 
 
 def _read_state_items(
     folder: Path, step: int, shapes: State, with_training: bool = True
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the items and the meta of a checkpoint, without waiting for other processes."""
+    """Returns (items, meta) of a checkpoint, without waiting for other processes."""
     path, meta = folder / str(step), read_meta(folder, step)
     weights = _stored_weights(shapes)
     with _translate_damage(path):
-        # The model first: another model has another state of its optimizer too.
+        # The model is checked first: another model's optimizer state would differ as well.
         check_tree(meta['tree'], state_record(shapes), path)
         items = {'weights': ocp.args.StandardRestore(weights)}
         if 'reparam' not in weights:
-            how = ocp.checkpoint_utils.construct_restore_args(weights)
-            items['weights'] = ocp.args.PyTreeRestore(weights, how, partial_restore=True)
+            restore_args = ocp.checkpoint_utils.construct_restore_args(weights)
+            items['weights'] = ocp.args.PyTreeRestore(weights, restore_args, partial_restore=True)
         if with_training:
             training = _training(shapes)
             if 'training_tree' in meta:  # records of older versions lack it
@@ -222,7 +269,10 @@ def _read_state_items(
 
 
 def _check_digests(path: Path, items: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
-    """Raises DamagedCheckpoint if a digest differs; called by all that hold parts of the arrays."""
+    """Raises DamagedCheckpoint if a digest differs.
+
+    All processes that hold parts of the arrays must call it.
+    """
     with _translate_damage(path):
         for name in ('weights', 'training'):
             if 'digests' in meta and items.get(name) is not None:
@@ -232,21 +282,21 @@ def _check_digests(path: Path, items: Mapping[str, Any], meta: Mapping[str, Any]
 def _weights(state: State) -> dict[str, Any]:
     """Returns the weights as a dict, without `stats` and `average` if they are empty."""
     weights = {'params': state.params, 'reparam': state.reparam}
-    more = {'stats': state.stats, 'average': state.average}
-    return weights | {name: tree for name, tree in more.items() if tree}
+    optional = {'stats': state.stats, 'average': state.average}
+    return weights | {name: tree for name, tree in optional.items() if tree}
 
 
 def _stored_weights(shapes: State) -> dict[str, Any]:
     weights = _weights(shapes)
-    # A reparametrisation without arrays is stored as empty tuples, nested as the version that wrote
-    # them chained it.
+    # A reparametrisation without arrays is stored as nested empty tuples, with a nesting that
+    # depends on the version that wrote it.
     if not jax.tree.leaves(weights['reparam']):
         del weights['reparam']
     return weights
 
 
 def _fill_missing(weights: dict[str, Any], shapes: State) -> dict[str, Any]:
-    """Adds what `_weights` and `_stored_weights` leave out."""
+    """Adds the entries that `_weights` and `_stored_weights` leave out."""
     return {'stats': {}, 'average': {}, 'reparam': shapes.reparam} | weights
 
 
@@ -254,33 +304,37 @@ def _training(state: State) -> dict[str, Any]:
     return {'step': state.step, 'opt_state': state.opt_state}
 
 
-def read_items(path: Path, **items: Any):
-    """Reads the part of this process's devices, or raises, without waiting for other processes.
-    A pipe among the files would be read for ever.
+def read_items(path: Path, **items: Any) -> Any:
+    """Reads items of a checkpoint, without waiting for other processes.
+
+    Only the parts on this process's devices are read. A file that is not regular raises
+    DamagedCheckpoint: reading a pipe would never end.
     """
     for file in path.rglob('*'):
         if not (file.is_file() or file.is_dir()):
             raise DamagedCheckpoint(f'{file} is no regular file')
     ignore_late_callbacks()
-    own = ocp.options.MultiprocessingOptions(
+    multiprocessing = ocp.options.MultiprocessingOptions(
         primary_host=jax.process_index(), active_processes={jax.process_index()}
     )
     handler = ocp.CompositeCheckpointHandler(
-        composite_options=ocp.CompositeOptions(multiprocessing_options=own)
+        composite_options=ocp.CompositeOptions(multiprocessing_options=multiprocessing)
     )
-    with ocp.Checkpointer(handler, multiprocessing_options=own) as reader:
+    with ocp.Checkpointer(handler, multiprocessing_options=multiprocessing) as reader:
         return reader.restore(path.absolute(), args=ocp.args.Composite(**items))
 
 
-@functools.cache  # once a process
+@functools.cache  # once per process
 def ignore_late_callbacks() -> None:
-    """Silences late reads and writes, which report to an event loop that Orbax has closed after an
-    error, such as that of a full disk: a traceback for each array.
+    """Silences callbacks of reads and writes that finish after an error.
+
+    They report to an event loop that Orbax has closed after an error, such as a full disk, which
+    prints a traceback for each array.
     """
-    before = sys.unraisablehook
+    previous_hook = sys.unraisablehook
 
     def hook(unraisable):
         if str(unraisable.exc_value) != 'Event loop is closed':
-            before(unraisable)
+            previous_hook(unraisable)
 
     sys.unraisablehook = hook

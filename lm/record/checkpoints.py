@@ -1,6 +1,6 @@
-"""The checkpoints of a run: written in the background, the last and the best ones kept.
+"""The checkpoints of a run: written in the background; the newest and the best are kept.
 
-A run is read from the newest one that is intact.
+A run resumes from its newest intact checkpoint.
 """
 
 import contextlib
@@ -8,7 +8,7 @@ import dataclasses
 import math
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,29 +27,39 @@ DAMAGED_FOLDER = 'checkpoints_damaged'
 LOSS = 'validation_ce'  # decides which checkpoints are the best
 ALL_PROCESSES = ocp.options.MultiprocessingOptions()
 PROCESS_0_ONLY = ocp.options.MultiprocessingOptions(primary_host=0, active_processes={0})
-MAX_WRITERS = 4  # at once in a process; each has threads and descriptors of its own
+MAX_WRITERS = 4  # per process; each writer has its own threads and descriptors
 
 
 @dataclasses.dataclass
 class LowestLoss:
-    """Orbax's policy that keeps the n checkpoints of lowest loss, of those with a finite one."""
+    """Orbax policy that keeps the `n` checkpoints with the lowest finite loss."""
 
     n: int
     losses: dict[int, float]  # by step
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        known = [c.step for c in checkpoints if math.isfinite(self.losses.get(c.step, math.inf))]
-        best = sorted(known, key=self.losses.get)[: self.n]
-        return [one.step in best for one in checkpoints]
+        finite_steps = [
+            c.step for c in checkpoints if math.isfinite(self.losses.get(c.step, math.inf))
+        ]
+        best = sorted(finite_steps, key=self.losses.__getitem__)[: self.n]
+        return [candidate.step in best for candidate in checkpoints]
 
 
 class Checkpoints:
-    """The checkpoints of one workdir: the `keep_last` newest and the `keep_best` of lowest loss.
+    """The checkpoints of a workdir: the `keep_last` newest and the `keep_best` best by loss.
 
-    Several processes save and restore together, from the listing of process 0; if the disk is its
-    own, it writes and reads for all. At most MOST_WRITERS of a process write at a time; a further
-    one waits for the first of them. gb_at_once: of arrays that are being written, beside which the
-    writer needs as much memory again; more than any of them has on a device. None: all of them.
+    Several processes save and restore together, from the listing of process 0. If only process 0
+    has the disk, it writes and reads for all. At most MAX_WRITERS objects of a process write at a
+    time; a further one first closes the oldest writer.
+
+    Args:
+      workdir: the folder of the run.
+      keep_last: number of newest checkpoints to keep.
+      keep_best: number of checkpoints with the lowest validation loss to keep.
+      say: prints a line.
+      save_concurrent_gb: limit on the arrays that are being written at a time, in GB; the writer
+        needs as much host memory again. It must exceed the largest array on a device. None for no
+        limit.
     """
 
     _writers: ClassVar[list['Checkpoints']] = []
@@ -70,7 +80,7 @@ class Checkpoints:
             save_concurrent_gb,
         )
         self._manager: ocp.CheckpointManager | None = None
-        self._failure: OSError | None = None  # of a write that ended after its run had moved on
+        self._failure: OSError | None = None  # of a write that failed after `save` had returned
         self._losses: dict[int, float] = {}
         self._saving_step = -1
 
@@ -82,9 +92,15 @@ class Checkpoints:
         return list_steps(self.folder)
 
     def save(self, state: State, meta: dict[str, Any], loss: float | None) -> None:
-        """Starts writing; the state may change as soon as this returns. loss: on validation data.
+        """Starts writing a checkpoint; the state may change as soon as this returns.
 
-        Raises OSError if this checkpoint, or the one still being written, cannot be written.
+        Args:
+          state: the state to save.
+          meta: the record to save beside it.
+          loss: the validation loss of the state, if it was measured.
+
+        Raises:
+          OSError: if this checkpoint, or the previous one, cannot be written.
         """
         step = int(state.step)
         with _translate_errors():
@@ -102,26 +118,27 @@ class Checkpoints:
         """Returns Orbax's manager, or None if another process writes the arrays of this one."""
         if self._failure:
             raise self._failure
-        alone = has_private_disks()
-        if alone and not is_first():
+        first_only = has_private_disks()
+        if first_only and not is_first():
             return None
+        # Opened at the first save: a run that only reads needs no writing threads.
         if self._manager is None:
             checkpoint.ignore_late_callbacks()
             while len(self._writers) >= MAX_WRITERS:
                 self._writers[0]._close_manager()
             policies = [LatestN(self._keep_last)]
             if self._keep_best:
-                stored = list(self._read_losses().items())
-                stored = stored if alone else broadcast_from_first(stored)
-                self._losses |= {step: loss for step, loss in stored}
+                losses = list(self._read_losses().items())
+                losses = losses if first_only else broadcast_from_first(losses)
+                self._losses |= {step: loss for step, loss in losses}
                 policies.append(LowestLoss(self._keep_best, self._losses))
-            if alone:  # Orbax makes the folder for all or for none
+            if first_only:  # Orbax creates it for all processes or for none
                 self.folder.mkdir(parents=True, exist_ok=True)
-            barrier = _make_barrier() if is_multiprocess() and not alone else None
+            barrier = _make_barrier() if is_multiprocess() and not first_only else None
             options = ocp.CheckpointManagerOptions(
                 preservation_policy=AnyPreservationPolicy(policies),
-                create=not alone,
-                multiprocessing_options=PROCESS_0_ONLY if alone else ALL_PROCESSES,
+                create=not first_only,
+                multiprocessing_options=PROCESS_0_ONLY if first_only else ALL_PROCESSES,
                 async_options=ocp.AsyncOptions(
                     post_finalization_callback=self._sync, barrier_sync_fn=barrier
                 ),
@@ -137,28 +154,31 @@ class Checkpoints:
             return None
         registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
         for item in ('weights', 'training'):
-            handler = ocp.StandardCheckpointHandler(save_concurrent_gb=self._save_concurrent_gb)
+            handler = ocp.StandardCheckpointHandler(
+                # Orbax only multiplies it by 10**9, so that a fraction is fine.
+                save_concurrent_gb=self._save_concurrent_gb  # ty: ignore[invalid-argument-type]
+            )
             for args in (ocp.args.StandardSave, ocp.args.StandardRestore):
                 registry.add(item, args, handler)
         return registry
 
     def _read_losses(self) -> dict[int, float]:
-        found: dict[int, float] = {}
+        losses: dict[int, float] = {}
         for step in self.steps():
             try:
                 meta = read_meta(self.folder, step)
             except DamagedCheckpoint:
-                continue  # what cannot be read is never the best one
-            if best := meta['counters'].get('best', {}):  # all that older versions recorded
-                found[best['best_step']] = best['best_validation_ce']
+                continue  # a damaged checkpoint is never the best
+            if best := meta['counters'].get('best', {}):  # older versions recorded no other loss
+                losses[best['best_step']] = best['best_validation_ce']
             if meta.get('loss') is not None:
-                found[step] = meta['loss']
-        return found
+                losses[step] = meta['loss']
+        return losses
 
     def _sync(self) -> None:
-        """Flushes what Orbax has written to the disk, so that it outlasts a power cut.
+        """Flushes the written files to the disk, so that they outlast a power cut.
 
-        Orbax calls it on process 0, before it renames the folder and removes older ones;
+        Orbax calls it on process 0, before it renames the folder and removes older ones.
         TensorStore syncs the arrays of each process.
         """
         for unfinished in self.folder.glob(f'{self._saving_step}.*'):
@@ -166,9 +186,10 @@ class Checkpoints:
                 sync(path)
 
     def restore(self, shapes: State) -> tuple[State, dict[str, Any]] | None:
-        """Returns the newest intact checkpoint, laid out as `shapes`; None if there is none.
+        """Returns (state, meta) of the newest intact checkpoint; None if there is none.
 
-        Damaged ones are moved to `checkpoints_damaged`, with a note. Raises TreeMismatch.
+        Damaged checkpoints are moved to `checkpoints_damaged`, with a note. The arrays are sharded
+        like `shapes`. Raises TreeMismatch.
         """
         for step in reversed(broadcast_from_first(self.steps())):
             try:
@@ -185,7 +206,7 @@ class Checkpoints:
         return None
 
     def find_newest_intact(self, shapes: State) -> Path | None:
-        """Returns the newest checkpoint that can be read."""
+        """Returns the path of the newest checkpoint that can be read; None if there is none."""
         for step in reversed(broadcast_from_first(self.steps())):
             with contextlib.suppress(DamagedCheckpoint):
                 read_state(self.folder, step, shapes)
@@ -200,7 +221,7 @@ class Checkpoints:
         self.say(
             f'{error}; moved to {self.workdir / DAMAGED_FOLDER}, falling back to the one before'
         )
-        self._close_manager()  # a manager remembers what is there
+        self._close_manager()  # a manager caches its listing
         if is_first():
             target = self.workdir / DAMAGED_FOLDER / str(step)
             shutil.rmtree(target, ignore_errors=True)
@@ -208,14 +229,16 @@ class Checkpoints:
             shutil.move(self.folder / str(step), target)
 
     def wait(self) -> None:
-        """Waits until all that was saved is on disk. Raises OSError if it cannot be written."""
+        """Waits until all checkpoints are on disk. Raises OSError if one cannot be written."""
         if self._failure:
             raise self._failure
         with _translate_errors():
             if self._manager:
                 self._manager.wait_until_finished()
         if has_private_disks():
-            broadcast_from_first(None)  # the others have nothing to write, and must not end before
+            broadcast_from_first(
+                None
+            )  # the others write nothing, but must not end before process 0
 
     def _close_manager(self) -> None:
         """Ends the writing threads; keeps an error for the next `save` or `wait`."""
@@ -230,13 +253,16 @@ class Checkpoints:
             self._failure = error
 
     def close(self) -> None:
-        """Ends all writing. Raises OSError if what was saved cannot be written."""
+        """Ends all writing. Raises OSError if a saved checkpoint cannot be written."""
         self._close_manager()
         self.wait()
 
 
 def _make_barrier() -> Callable[..., None]:
-    """Returns Orbax's barrier, skipped after a failed write: it waits 20 minutes for others."""
+    """Returns Orbax's barrier, skipped after a failed write.
+
+    It would wait 20 minutes for the other processes.
+    """
     wait = ocp.multihost.get_barrier_sync_fn()
 
     def barrier(**arguments: Any) -> None:
@@ -247,8 +273,8 @@ def _make_barrier() -> Callable[..., None]:
 
 
 @contextlib.contextmanager
-def _translate_errors() -> Iterator[None]:
-    """Turns the error of a write, of whatever type Orbax gives it, into an OSError."""
+def _translate_errors() -> Generator[None]:
+    """Raises an error of a write, whatever type Orbax gives it, as an OSError."""
     try:
         yield
     except (OSError, ValueError, RuntimeError) as error:

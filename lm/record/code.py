@@ -1,7 +1,7 @@
-"""The code that trains: its commit, and a digest of its sources, by which an edit is noticed.
+"""The code that trains: its commit, and a digest of its sources, which reveals an edit.
 
-A run keeps a list of them, {'step', 'commit', 'sources'}: from `step` on it was trained by that
-code. Its first entry is the code that began it, at step 0.
+A run keeps a list of entries {'step', 'commit', 'sources'}: the code that trained it from `step`
+on. The first entry is the code that began the run, at step 0.
 """
 
 import collections
@@ -14,23 +14,24 @@ from typing import Any
 
 from lm.record.machine import ROOT, UNKNOWN, git_commit
 
-PROGRAM, PACKAGES = 'train.py', ('lm', 'modules')  # what a step is computed with
+PROGRAM, PACKAGES = 'train.py', ('lm', 'modules')  # the code that computes a step
 DIGITS = 8  # of a commit and of a digest, in a message
 
 Code = dict[str, Any]
 
 
-@functools.cache  # at the first call: files that change later are not what this process runs
+@functools.cache  # read once: this process does not run files that change later
 def running_code() -> Code:
-    """Returns {'commit', 'sources'} of this process: `git_commit`, and `sources_digest`."""
+    """Returns {'commit', 'sources'} of this process: `git_commit` and `sources_digest`."""
     return {'commit': git_commit(), 'sources': sources_digest(ROOT)}
 
 
 def sources_digest(root: Path) -> str:
-    """Returns a digest of the Python files that train, by name and content (10 ms)."""
+    """Returns a digest of the names and contents of the Python files that train (takes 10 ms)."""
     state = hashlib.blake2b(digest_size=8)
     for path in _list_sources(root):
-        # Editors leave links to nothing beside a file, and replace a file by renaming another one.
+        # Editors leave dangling links beside a file, and replace files by renaming: a listed path
+        # may be unreadable.
         with contextlib.suppress(OSError):
             content = path.read_bytes()
             state.update(f'{path.relative_to(root).as_posix()} {len(content)} '.encode() + content)
@@ -44,40 +45,40 @@ def _list_sources(root: Path) -> Iterator[Path]:
 
 
 def find_other_code(history: Any, summary: Mapping[str, Any]) -> Code | None:
-    """Returns the last code that trained a run, if it is known and not this one.
+    """Returns the last code that trained a run, if it is known and is not this process's code.
 
     Args:
-      history: as the run keeps it; None or empty if an older version trained it.
-      summary: its summary.json, of which an older version names the commit alone.
+      history: the list in the run's counters; None or empty if an older version trained it.
+      summary: the run's summary.json; older versions recorded the commit alone.
     """
-    now = running_code()
+    current = running_code()
     match history:
         case [*_, {'commit': str(), 'sources': str(sources)} as last]:
-            return None if sources == now['sources'] else last
+            return None if sources == current['sources'] else last
     commit = summary.get('git_commit')
-    is_known = isinstance(commit, str) and UNKNOWN not in (commit, now['commit'])
-    return {'commit': commit} if is_known and commit != now['commit'] else None
+    is_known = isinstance(commit, str) and UNKNOWN not in (commit, current['commit'])
+    return {'commit': commit} if is_known and commit != current['commit'] else None
 
 
 def extend_code_history(history: Sequence[Code], step: int) -> list[Code]:
     """Returns the history of a run that this process trains from `step` on."""
-    now = running_code()
-    if history and history[-1]['sources'] == now['sources']:
+    current = running_code()
+    if history and history[-1]['sources'] == current['sources']:
         return list(history)
-    return [*history, {'step': step, **now}]
+    return [*history, {'step': step, **current}]
 
 
 def summarize_codes(codes: Iterable[Code | None]) -> str:
-    """Returns the words of the codes of several runs, each with the number of its runs; '' if none
-    is another one.
-    """
+    """Returns how many runs each code has trained, as text; '' if no run has another code."""
     counts = collections.Counter(describe_code(code) for code in codes if code is not None)
-    return ', '.join(f'{n} by {words}' for words, n in counts.most_common())
+    return ', '.join(f'{n} by {description}' for description, n in counts.most_common())
 
 
 def describe_code(code: Mapping[str, Any]) -> str:
-    """Returns, for instance, 'commit 1a2b3c4d with uncommitted changes (sources 9f8e7d6c)'."""
+    """Returns a text such as 'commit 1a2b3c4d with uncommitted changes (sources 9f8e7d6c)'."""
     commit, _, dirty = code['commit'].partition('-')
-    named = 'code without git' if commit == UNKNOWN else f'commit {commit[:DIGITS]}'
-    named += ' with uncommitted changes' if dirty else ''
-    return f'{named} (sources {code["sources"][:DIGITS]})' if 'sources' in code else named
+    description = 'code without git' if commit == UNKNOWN else f'commit {commit[:DIGITS]}'
+    description += ' with uncommitted changes' if dirty else ''
+    return (
+        f'{description} (sources {code["sources"][:DIGITS]})' if 'sources' in code else description
+    )

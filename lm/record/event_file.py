@@ -6,16 +6,18 @@ import struct
 import time
 from pathlib import Path
 
-from tensorboardX.proto.event_pb2 import Event, SessionLog
-from tensorboardX.proto.summary_pb2 import Summary
+# Modules of protocol buffers define their classes at run time.
+from tensorboardX.proto.event_pb2 import Event, SessionLog  # ty: ignore[missing-module-member]
+from tensorboardX.proto.summary_pb2 import Summary  # ty: ignore[missing-module-member]
 from tensorboardX.record_writer import masked_crc32c
 
 
 class EventFile:
     """Scalars for TensorBoard, appended event by event.
 
-    The format is TFRecord: length, its CRC, an Event as protocol buffer, its CRC. The SummaryWriter
-    of tensorboardX is not used: its thread dies on a full disk, and the next write waits for ever.
+    The format is TFRecord: length, its CRC, an Event as protocol buffer, its CRC. We do not use the
+    SummaryWriter of tensorboardX: its thread dies on a full disk, and the next write waits for
+    ever.
     """
 
     def __init__(self, folder: Path, purge_step: int):
@@ -31,8 +33,8 @@ class EventFile:
         self._append(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
 
     def _append(self, event: Event) -> None:
-        data = event.SerializeToString()
-        length = struct.pack('<Q', len(data))
-        sums = (struct.pack('<I', masked_crc32c(part)) for part in (length, data))
+        payload = event.SerializeToString()
+        length = struct.pack('<Q', len(payload))
+        sums = (struct.pack('<I', masked_crc32c(part)) for part in (length, payload))
         with self._path.open('ab') as file:
-            file.write(length + next(sums) + data + next(sums))
+            file.write(length + next(sums) + payload + next(sums))

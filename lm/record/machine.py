@@ -1,4 +1,4 @@
-"""The machine and the software that a record was made with."""
+"""The machine and the software that made a record."""
 
 import os
 import platform
@@ -7,17 +7,18 @@ import subprocess
 import tomllib
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import jax
 import psutil
 
-ROOT = Path(__file__).parents[2]  # the checkout, or the folder that packages are installed in
+ROOT = Path(__file__).parents[2]  # the checkout, or the folder of installed packages
 UNKNOWN = 'unknown'  # a version, or a commit
 PACKAGES = ('evenkeel', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain', 'numpy')
 
 
 def peak_memory_bytes() -> int:
-    """Returns the peak of the first device if it counts, otherwise that of this process."""
+    """Returns the peak memory of the first device, or of this process if it is not counted."""
     stats = jax.local_devices()[0].memory_stats() or {}
     if 'peak_bytes_in_use' in stats:
         return stats['peak_bytes_in_use']
@@ -26,19 +27,22 @@ def peak_memory_bytes() -> int:
 
 
 def device_memory_bytes() -> int:
-    """Returns the limit of the first device; on a CPU nine tenths of the memory that is free."""
+    """Returns the memory limit of the first device; on a CPU, nine tenths of the free memory."""
     stats = jax.local_devices()[0].memory_stats() or {}
     return stats.get('bytes_limit', psutil.virtual_memory().available * 9 // 10)
 
 
 def versions() -> dict[str, str]:
+    """Returns the versions of Python and of `PACKAGES`, by name."""
     packages = {name: package_version(name) for name in PACKAGES}
     return {'python': platform.python_version()} | packages
 
 
 def package_version(name: str) -> str:
-    """Returns the version of a package, 'unknown' where it has no metadata; of this project, which
-    may run from a checkout that is not installed, the one in pyproject.toml.
+    """Returns the version of a package; 'unknown' if it has no metadata.
+
+    This project may run from a checkout that is not installed; its version is then read from
+    pyproject.toml.
     """
     try:
         return metadata.version(name)
@@ -52,17 +56,17 @@ def package_version(name: str) -> str:
 
 
 def git_commit() -> str:
-    """Returns the commit of this checkout, '-dirty' if files differ; 'unknown' without git."""
+    """Returns the commit of this checkout, with '-dirty' if files differ; 'unknown' without git."""
     command = ['git', 'describe', '--always', '--dirty', '--abbrev=40']
-    how = {'cwd': Path(__file__).parent, 'timeout': 10, 'text': True}
+    options: dict[str, Any] = {'cwd': Path(__file__).parent, 'timeout': 10, 'text': True}
     try:
-        return subprocess.check_output(command, stderr=subprocess.DEVNULL, **how).strip()
+        return subprocess.check_output(command, stderr=subprocess.DEVNULL, **options).strip()
     except (OSError, subprocess.SubprocessError):
         return UNKNOWN
 
 
 def device_name() -> str:
-    """Returns, for instance, '8 x TPU v5e' or '2-core x86_64 CPU'."""
+    """Returns a name such as '8 x TPU v5e' or '2-core x86_64 CPU'."""
     device, count = jax.devices()[0], jax.device_count()
     if device.platform == 'cpu':
         cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()

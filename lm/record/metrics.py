@@ -12,20 +12,28 @@ from lm.storage.files import UnreadableFile, open_regular, parse_json, write_tex
 
 FILE = 'metrics.jsonl'
 DAMAGED_LINES = 'metrics_damaged.jsonl'
-MAX_READ_BYTES = (
-    1 << 20
-)  # of lines that `Tail` reads at once: what a run may hold in memory, and its turn
-NOT_FINITE = 'not_finite'  # in a line of the file: what the nulls beside it were, by their tags
-TIME_FIELDS = ('tokens_per_sec', 'mfu', 'step_sec', 'data_wait_sec')  # differ from run to run
+# `Tail` reads so much at a time, which bounds the memory and the turn of a run.
+MAX_READ_BYTES = 1 << 20
+# JSON has no NaN and no infinity: a line has null instead, and the number's text by tag in here.
+NOT_FINITE = 'not_finite'
+TIME_FIELDS = ('tokens_per_sec', 'mfu', 'step_sec', 'data_wait_sec')  # not reproducible
 
 
 class Recorder:
-    """Writes rows of a run that resumes after `step`; `rows` counts those in the file.
+    """Writes the rows of a run that resumes after `step`.
 
-    Rows beyond `step` are dropped first, since those steps will be done again; so are all where it
-    is 0, whose diagnosis will be too. expected: the number of rows when the checkpoint of `step`
-    was made, if known. Damaged lines are moved to metrics_damaged.jsonl. No file is open between
-    rows. Raises OSError if one cannot be written.
+    Rows after `step` are dropped first, since those steps will be repeated. If `step` is 0, all
+    rows are dropped, since the diagnosis before the first step is repeated too. Damaged lines are
+    moved to metrics_damaged.jsonl. The file is not kept open between rows. Raises OSError if it
+    cannot be written.
+
+    Args:
+      workdir: the folder of the run.
+      step: the last step to keep.
+      expected_rows: the number of rows when the checkpoint of `step` was made, if known.
+      say: prints a line.
+
+    `rows` counts the rows in the file.
     """
 
     def __init__(
@@ -33,12 +41,13 @@ class Recorder:
     ):
         self._path = workdir / FILE
         lines = list(_read_lines(self._path))
-        known = [line for line, row in lines if step and row and row['step'] <= step]
-        kept = [line.rstrip() + b'\n' for line in known]
-        self.rows = len(kept)
+        intact = [line for line, row in lines if step and row and row['step'] <= step]
+        rewritten = [line.rstrip() + b'\n' for line in intact]
+        self.rows = len(rewritten)
         damaged = [line for line, row in lines if row is None]
         if lines and lines[-1][1] is None and not lines[-1][0].endswith(b'\n'):
-            damaged.pop()  # cut short when the process was killed: steps to be done again
+            # Cut short when the process was killed, which is no damage: the step is repeated.
+            damaged.pop()
         if damaged:
             say(
                 f'NOTE: {len(damaged)} of {len(lines)} lines of {self._path} are damaged; moved to '
@@ -48,22 +57,22 @@ class Recorder:
                 file.writelines(damaged)
         if expected_rows is not None and self.rows < expected_rows:
             say(
-                f'NOTE: {self._path} lacks {expected_rows - self.rows} of the {expected_rows} rows up to '
-                f'step {step}; the run itself goes on as if they were there'
+                f'NOTE: {self._path} lacks {expected_rows - self.rows} of the {expected_rows} rows '
+                f'up to step {step}; the run itself goes on as if they were there'
             )
-        if kept != [line for line, _ in lines] or not lines:
-            write_text(self._path, b''.join(kept).decode())
-        from lm.record.event_file import EventFile  # it brings tensorboardX
+        if rewritten != [line for line, _ in lines] or not lines:
+            write_text(self._path, b''.join(rewritten).decode())
+        from lm.record.event_file import EventFile  # imports tensorboardX
 
         self._board = EventFile(workdir / 'tensorboard', purge_step=step + 1)
 
     def write(self, row: dict[str, Any]) -> None:
         finite, numbers = replace_non_finite(row), flatten_row(row)
-        lost = {tag: str(x) for tag, x in numbers.items() if not math.isfinite(x)}
+        non_finite = {tag: str(x) for tag, x in numbers.items() if not math.isfinite(x)}
         with self._path.open('a') as file:
-            file.write(json.dumps(finite | ({NOT_FINITE: lost} if lost else {})) + '\n')
+            file.write(json.dumps(finite | ({NOT_FINITE: non_finite} if non_finite else {})) + '\n')
         self.rows += 1
-        self._board.write(row['step'], {t: x for t, x in numbers.items() if t not in lost})
+        self._board.write(row['step'], {t: x for t, x in numbers.items() if t not in non_finite})
 
     def sync(self) -> None:
         """Flushes all rows to the disk, so that they outlast a power cut."""
@@ -72,7 +81,7 @@ class Recorder:
 
 
 class NoRecorder:
-    """The Recorder of all processes but 0: it writes nothing."""
+    """The Recorder of all processes but process 0: it writes nothing."""
 
     rows = 0
 
@@ -92,7 +101,7 @@ def _read_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
 
 
 def _parse_object(line: bytes) -> dict[str, Any] | None:
-    """Returns the object in a line; None for one that is damaged."""
+    """Returns the JSON object in a line; None if the line is damaged."""
     try:
         row = parse_json(line)
     except ValueError:
@@ -101,8 +110,9 @@ def _parse_object(line: bytes) -> dict[str, Any] | None:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Returns the intact rows of a metrics.jsonl, None for numbers that are not finite; [] if there
-    is no file.
+    """Returns the intact rows of a metrics.jsonl; [] if there is no file.
+
+    Numbers that are not finite are None.
     """
     rows = [row for _, row in _read_lines(path) if row]
     for row in rows:
@@ -111,23 +121,29 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 class Tail:
-    """Reads the lines of a metrics.jsonl as they are appended; no file is open between two reads.
+    """Reads the lines of a metrics.jsonl as they are appended.
 
-    A run that goes on from a checkpoint writes the file anew, without later rows. It is then read
-    from its start, and `restarts` is one more.
+    The file is not kept open between reads. A run that resumes from a checkpoint rewrites the file
+    without its later rows. The file is then read from its start, and `restarts` increases by one.
     """
 
     def __init__(self, path: Path):
         self._path, self.restarts = path, 0
-        self._offset, self._last_line = 0, b''  # read so far, and the last line of that
+        self._offset, self._last_line = 0, b''  # bytes read so far, and their last line
 
     def _restart(self) -> None:
         self._offset, self._last_line = 0, b''
         self.restarts += 1
 
     def read(self) -> tuple[list[dict[str, Any]], bool]:
-        """Returns (the objects in new lines, as they stand there; whether more is there). Damaged
-        lines are left out. Raises Unreadable where the file cannot be read.
+        """Reads the new lines. Damaged lines are left out.
+
+        Returns:
+          (objects, has_more): the objects in the new lines, unchanged, and whether the file holds
+            more.
+
+        Raises:
+          UnreadableFile: if the file cannot be read.
         """
         try:
             file = open_regular(self._path)
@@ -137,52 +153,59 @@ class Tail:
         except OSError as error:
             raise UnreadableFile(f'{self._path} cannot be read ({error.strerror})') from error
         with file:
+            # A file that was written anew has another line before the offset.
             file.seek(self._offset - len(self._last_line))
             if file.read(len(self._last_line)) != self._last_line:
                 self._restart()
                 file.seek(0)
-            data = file.read(MAX_READ_BYTES)
-            if b'\n' not in data and len(data) == MAX_READ_BYTES:
-                data += file.readline()
-        whole = data[: data.rfind(b'\n') + 1]
+            chunk = file.read(MAX_READ_BYTES)
+            # A line longer than the limit is read whole, or reading would never pass it.
+            if b'\n' not in chunk and len(chunk) == MAX_READ_BYTES:
+                chunk += file.readline()
+        whole = chunk[: chunk.rfind(b'\n') + 1]
         lines = whole.splitlines(keepends=True)
         if lines:
             self._offset, self._last_line = self._offset + len(whole), lines[-1]
         return [row for line in lines if (row := _parse_object(line)) is not None], len(
-            data
+            chunk
         ) >= MAX_READ_BYTES
 
 
 def replace_non_finite(value: Any) -> Any:
-    """Returns the value with None for numbers that are not finite, which JSON cannot spell."""
+    """Returns the value with None for numbers that are not finite, which JSON cannot represent."""
     if isinstance(value, dict):
-        return {name: replace_non_finite(inner) for name, inner in value.items()}
+        return {name: replace_non_finite(entry) for name, entry in value.items()}
     if isinstance(value, list):
-        return [replace_non_finite(inner) for inner in value]
+        return [replace_non_finite(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def flatten_row(row: dict[str, Any]) -> dict[str, float]:
-    """Returns the numbers of a row, or of a line of the file, by tags such as 'loss' and
-    'entropy/layer_0/head_1', without the step. Of a line, those too that are not finite.
+    """Returns the numbers of a row by tags such as 'loss' and 'entropy/layer_0/head_1'.
+
+    The step is left out. A line of the file is accepted too, and its numbers that are not finite
+    are restored.
     """
-    named = {name: value for name, value in row.items() if name not in ('step', NOT_FINITE)}
-    lost = {tag: float(text) for tag, text in row.get(NOT_FINITE, {}).items()}
-    return dict(_flatten_lists(named, ('layer', 'head'))) | lost
+    values = {name: value for name, value in row.items() if name not in ('step', NOT_FINITE)}
+    non_finite = {tag: float(text) for tag, text in row.get(NOT_FINITE, {}).items()}
+    return dict(_flatten_lists(values, ('layer', 'head'))) | non_finite
 
 
 def _flatten_lists(values: dict[str, Any], axes: tuple[str, ...]) -> Iterator[tuple[str, float]]:
     """Yields ('name/layer_0/head_1', number) for each number in nested lists with these `axes`."""
     for name, value in values.items():
         if isinstance(value, list):
-            inner = {f'{name}/{axes[0]}_{i}': one for i, one in enumerate(value)}
+            inner = {f'{name}/{axes[0]}_{i}': element for i, element in enumerate(value)}
             yield from _flatten_lists(inner, axes[1:])
         elif value is not None:
             yield name, value
 
 
 class Throughput:
-    """Rates of `tokens` and `steps` since `read`, without the time from `pause` to `go_on`."""
+    """Rates of `tokens` and `steps` since the last `read`.
+
+    Time between `pause` and `resume` is excluded.
+    """
 
     def __init__(self, flops_per_token: float, utilisation: Callable[[float], float]):
         self._flops_per_token, self._utilisation = flops_per_token, utilisation
@@ -205,7 +228,7 @@ class Throughput:
         self.wait_seconds += seconds
 
     def read(self) -> dict[str, float]:
-        """Returns `TIME_FIELDS`: tokens/s, model FLOP utilisation, seconds and data wait a step."""
+        """Returns `TIME_FIELDS`: tokens/s, FLOP utilisation, seconds and data wait per step."""
         self.pause()
         rate = self.tokens / self.seconds
         mfu = self._utilisation(rate * self._flops_per_token)

@@ -1,4 +1,4 @@
-"""Names of the files in a workdir, for readers that need nothing else of it. Imports nothing."""
+"""Names of the files in a workdir, for readers that need nothing else from it. Imports nothing."""
 
 CONFIG = 'config.json'
 SWEEP = 'sweep.json'
@@ -6,4 +6,4 @@ SUMMARY = 'summary.json'
 PROFILE = 'profile'  # a folder: traced steps and their summary
 EVALUATIONS = 'evaluations'  # a folder: results of suites
 LOCK = '.lock'
-FINAL = ('done', 'diverged')  # a cell of a sweep that failed is tried again
+FINAL = ('done', 'diverged')  # a failed cell of a sweep is tried again

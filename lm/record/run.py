@@ -1,8 +1,8 @@
-"""The record of a run: what its folder holds, read when it is asked for.
+"""The record of a run: the content of its folder, read on demand.
 
-Every reader of a run goes through it: sweeps, tables, reports, fits, trackers. A run that trains
-changes its files, so that nothing is kept between two questions. Needs no JAX, but for
-`read_recipe` and `config`.
+All readers of runs use it: sweeps, tables, reports, fits, trackers. Nothing is cached between
+calls, as a run changes its files while it trains. It needs no JAX, except for `read_recipe` and
+`config`.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]  # of metrics.jsonl, or by the names of summary.json
 METRICS = {'ce': 'validation_ce', 'bits_per_byte': 'bits_per_byte'}  # column: in summary.json
-# Errors of reading a record that was written over: it holds other things than it should.
+# A record that something has written over may parse, with other types than expected.
 READ_ERRORS = (ValueError, KeyError, TypeError, AttributeError, OSError)
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """The folder of a run, of a cell of a sweep too; it need not exist yet."""
+    """The folder of a run or of a sweep's cell; it need not exist yet."""
 
     folder: Path
 
@@ -39,7 +39,7 @@ class Run:
 
     @property
     def sweep(self) -> str | None:
-        """The name of the sweep that the run is a cell of; None for a run alone."""
+        """The name of the sweep to which the run belongs as a cell; None for a single run."""
         parent = self.folder.absolute().parent
         return parent.name if (parent / SWEEP).exists() else None
 
@@ -49,14 +49,16 @@ class Run:
         return (self.folder / CONFIG).exists()
 
     def read_config(self) -> dict[str, Any]:
-        """Returns config.json as nested sections. Raises Unreadable if damaged, OSError if there is
-        none.
+        """Returns config.json as nested sections.
+
+        Raises UnreadableFile if it is damaged, OSError if it does not exist.
         """
         return read_json(self.folder / CONFIG)
 
     def read_recipe(self) -> 'Recipe':
-        """Returns the config in the present form. Raises ValueError without one, Unreadable if
-        it is damaged.
+        """Returns the config in its present form.
+
+        Raises ValueError if there is none, UnreadableFile if it is damaged.
         """
         from lm.record.upgrade import resolve_stored
 
@@ -72,15 +74,17 @@ class Run:
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The config by path, in the present form; of one that is no config of this version what is
-        in it, and the defaults of fields that were added since. Raises ValueError, naming the file.
+        """The config by path, in its present form.
+
+        For a config that this version does not accept: its own fields, and the defaults of fields
+        that were added since. Raises ValueError, naming the file.
         """
         with annotate_errors(self.folder / CONFIG):
             return _flat_config(json.dumps(self.read_config()))
 
     @property
     def summary(self) -> Row:
-        """The summary; an empty one if there is none that can be read."""
+        """The summary; empty if it does not exist or cannot be read."""
         try:
             return read_json(self.folder / SUMMARY)
         except (FileNotFoundError, NotADirectoryError, UnreadableFile):
@@ -88,24 +92,26 @@ class Run:
 
     @property
     def status(self) -> str | None:
-        """The status in the summary; None before there is one that can be read."""
+        """The status in the summary; None if there is no readable summary yet."""
         return self.summary.get('status')
 
     @property
     def is_final(self) -> bool:
-        """Whether the run has ended for good; one with a damaged summary goes on."""
+        """Whether the run has ended for good. A run with a damaged summary is resumed."""
         return self.status in FINAL
 
     def loss(self, metric: str) -> float | None:
-        """Returns the last validation loss, by the names of METRICS, once the run has ended for
-        good: inf if it diverged. None before.
+        """Returns the last validation loss of a run that has ended for good; None before.
+
+        The loss is inf if the run diverged. metric: a key of METRICS.
         """
         summary = self.summary
         return final_loss(summary.get('status'), summary.get(METRICS[metric]))
 
     def rows(self) -> list[Row]:
-        """Returns the intact rows of metrics.jsonl so far, None for numbers that are not finite.
-        Raises ValueError, naming the file, where it cannot be read.
+        """Returns the intact rows of metrics.jsonl so far; numbers that are not finite are None.
+
+        Raises ValueError, naming the file, if it cannot be read.
         """
         with annotate_errors(self.folder / FILE):
             rows = read_rows(self.folder / FILE)
@@ -116,8 +122,9 @@ class Run:
         return Tail(self.folder / FILE)
 
     def results(self) -> Row:
-        """Returns results by the names of summary.json; what is not in it is found from the rows so
-        far. Raises ValueError for a file that cannot be read.
+        """Returns results by the names of summary.json, or derived from the rows so far.
+
+        Raises ValueError if a file cannot be read.
         """
         if not self.folder.exists():
             return {'status': 'waiting'}
@@ -136,7 +143,7 @@ class Run:
 
     @property
     def profile(self) -> Row | None:
-        """The summary of traced steps (`lm.run.profile`); None without one that can be read."""
+        """The summary of traced steps (`lm.run.profile`); None if there is no readable one."""
         try:
             return read_json(self.folder / PROFILE / SUMMARY)
         except (OSError, UnreadableFile):
@@ -144,9 +151,9 @@ class Run:
 
     @property
     def evaluations(self) -> list[Path]:
-        """The kept results of suites, by step (`eval.evaluation.kept`)."""
-        found = (self.folder / EVALUATIONS).glob('*/*.json')
-        return sorted(found, key=lambda path: (len(path.parent.name), path))
+        """The stored results of suites, ordered by step (`eval.evaluation.kept`)."""
+        paths = (self.folder / EVALUATIONS).glob('*/*.json')
+        return sorted(paths, key=lambda path: (len(path.parent.name), path))
 
 
 def list_runs(workdir: Path) -> list[Run]:
@@ -157,8 +164,9 @@ def list_runs(workdir: Path) -> list[Run]:
 
 
 def final_loss(status: str | None, loss: float | None) -> float | None:
-    """Returns the loss of a run that has ended for good: inf if it diverged, or has none that is a
-    number. None for one that has not ended.
+    """Returns the loss of a run that has ended for good, or None if it has not.
+
+    The loss is inf if the run diverged, or has no number as its loss.
     """
     if status not in FINAL:
         return None
@@ -166,36 +174,46 @@ def final_loss(status: str | None, loss: float | None) -> float | None:
 
 
 def run_seconds(summary: Mapping[str, Any]) -> float:
-    """Returns the seconds of a run, divided by the runs that trained beside it in its program."""
+    """Returns the seconds of a run, divided by the number of runs that shared its program."""
     return (summary.get('wall_sec') or 0.0) / (summary.get('side_by_side') or 1)
 
 
 @contextlib.contextmanager
 def annotate_errors(
     path: Path, advice: str = '', errors: tuple[type[Exception], ...] = READ_ERRORS
-) -> Iterator[None]:
-    """Adds the name of `path`, where it lacks, and advice to errors of reading it."""
+) -> Generator[None]:
+    """Raises errors of reading a file as ValueError, with the path and advice.
+
+    Args:
+      path: the file that is read in the block.
+      advice: a sentence that is appended to the error.
+      errors: the exceptions to catch.
+    """
     try:
         yield
     except errors as error:
-        is_told = isinstance(error, ValueError | OSError)  # others say no more than a name
-        text = str(error) if is_told else f'{type(error).__name__}: {error}'
+        has_text = isinstance(error, ValueError | OSError)  # messages of other types are mere names
+        text = str(error) if has_text else f'{type(error).__name__}: {error}'
         if str(path) not in text:
             text = f'{path} cannot be read ({text})'
         raise ValueError(f'{text}. {advice}' if advice else text) from error
 
 
 def is_warning_list(value: Any) -> bool:
-    """Whether it is a list of warnings, as `lm.run.warnings` gives them and JSON holds them."""
+    """Returns whether a value read from JSON is a list of warnings of `lm.run.warnings`."""
     return isinstance(value, list) and all(map(_is_warning, value))
 
 
 def _is_warning(value: Any) -> bool:
     match value:
         case {'kind': str(), 'step': int(), 'layer': layer, 'head': head, 'seen': str(), 'help': h}:
-            places = all(one is None or isinstance(one, int) for one in (layer, head))
-            lines = isinstance(h, list) and all(isinstance(one, list | tuple) for one in h)
-            return places and lines and all(list(map(type, one)) == [str, str] for one in h)
+            has_places = all(entry is None or isinstance(entry, int) for entry in (layer, head))
+            has_lines = isinstance(h, list) and all(isinstance(entry, list | tuple) for entry in h)
+            return (
+                has_places
+                and has_lines
+                and all(list(map(type, entry)) == [str, str] for entry in h)
+            )
     return False
 
 
@@ -215,7 +233,7 @@ def _flat_config(text: str) -> Mapping[str, Any]:
 
 
 def _summarize_rows(rows: list[Row]) -> Row:
-    """The summary of a run that has got as far as these rows."""
+    """Returns the summary of a run that has progressed as far as these rows."""
     results: Row = {'step': rows[-1]['step']} if rows else {}
     trained = [row for row in rows if 'ce' in row]
     validated = [row for row in rows if 'validation_ce' in row]

@@ -1,8 +1,8 @@
-"""A tiny checkpoint that is written before training, to find out whether real ones can be.
+"""A tiny checkpoint that is written before training, to test whether the folder can hold real ones.
 
-It goes through the library, to the folder and with the kind of metadata of a real one, in some
-hundred file operations (30 ms of CPU time) and without a program to compile. Its name is no step:
-nothing takes it for a checkpoint, and the next start removes what a killed process leaves of it.
+It goes through the same library, folder and kind of metadata as a real checkpoint, in about a
+hundred file operations (30 ms of CPU time), and compiles no program. Its name is not a step, so
+that nothing takes it for a checkpoint. The next start removes the files of a killed process.
 """
 
 import shutil
@@ -26,22 +26,22 @@ NAME = 'trial'
 def try_checkpoint(workdir: Path, meta: Mapping[str, Any]) -> None:
     """Writes a tiny checkpoint with this metadata, reads it back and removes it; called by all.
 
-    Several processes each write a part, unless process 0 writes for all. Raises OSError, with the
-    reason and before anything is compiled, if it cannot be written or read.
+    Several processes each write a part, unless process 0 writes for all. Raises OSError with the
+    reason, before anything is compiled, if it cannot be written or read.
     """
-    alone = has_private_disks()
-    if alone and not is_first():
+    first_only = has_private_disks()
+    if first_only and not is_first():
         return
     folder = workdir.absolute() / FOLDER
-    path, options = folder / NAME, PROCESS_0_ONLY if alone else ALL_PROCESSES
+    path, options = folder / NAME, PROCESS_0_ONLY if first_only else ALL_PROCESSES
     try:
         if is_first():
             folder.mkdir(parents=True, exist_ok=True)
             _remove(folder)
-        if not alone:
+        if not first_only:
             broadcast_from_first(None)
-        # Process 0 writes NumPy arrays for all, and otherwise each the part of its devices.
-        weights = {'zeros': np.zeros(1, np.float32) if alone else _zeros()}
+        # If process 0 writes for all, it writes NumPy arrays; else each writes its devices' part.
+        weights = {'zeros': np.zeros(1, np.float32) if first_only else _zeros()}
         items = ocp.args.Composite(
             weights=ocp.args.StandardSave(weights), meta=ocp.args.JsonSave(dict(meta))
         )
@@ -51,11 +51,11 @@ def try_checkpoint(workdir: Path, meta: Mapping[str, Any]) -> None:
         with ocp.Checkpointer(handler, multiprocessing_options=options) as writer:
             writer.save(path, args=items)
         read_items(path, weights=ocp.args.StandardRestore(weights), meta=ocp.args.JsonRestore())
-        if not alone:
+        if not first_only:
             gather_values(None)  # all have read it
         if is_first():
             _remove(folder)
-    except Exception as error:  # of whatever type a library gives it
+    except Exception as error:  # libraries raise any type
         reason = f'{type(error).__name__}: {first_line(error, MAX_ERROR_CHARS)}'
         raise OSError(
             f'{workdir} cannot hold checkpoints: a tiny one could not be written there and read '
@@ -69,7 +69,7 @@ def _remove(folder: Path) -> None:
 
 
 def _zeros() -> jax.Array:
-    """Returns a vector of which each device has an element, so that each process writes a part."""
+    """Returns a vector with one element for each device, so that each process writes a part."""
     mesh = Mesh(np.array(jax.devices()), ('devices',))
-    along = NamedSharding(mesh, PartitionSpec('devices'))
-    return jax.make_array_from_callback((mesh.size,), along, lambda _: np.zeros(1, np.float32))
+    sharding = NamedSharding(mesh, PartitionSpec('devices'))
+    return jax.make_array_from_callback((mesh.size,), sharding, lambda _: np.zeros(1, np.float32))

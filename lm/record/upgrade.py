@@ -1,7 +1,7 @@
-"""Configs of older versions, in their present form.
+"""Upgrades configs of older versions to their present form.
 
-Until commit 0447279 options of parts stood in other sections, had values whether or not a part
-read them, and nothing was filled in for 'auto'. Records of that form lack some sections.
+Until commit 0447279 options of parts stood in other sections, had values whether or not a part read
+them, and 'auto' was not filled in. Records of that form lack some sections.
 """
 
 from collections.abc import Mapping
@@ -18,19 +18,19 @@ from lm.config.resolve import (
     update_config,
 )
 
-NEW_SECTION = 'attention'  # in every config that is written now, and in none that was then
+NEW_SECTION = 'attention'  # present configs have this section, old ones do not
 RENAMED_FIELDS = {
     'model.norm_eps': 'norm.eps',
     'model.n_experts': 'mlp.n_experts',
     'model.experts_per_token': 'mlp.experts_per_token',
     'model.expert_capacity': 'mlp.expert_capacity',
 }
-# One field once was both: the share by which statistics move, and the share of them that is kept.
+# One field was both once: the share by which running statistics move, and the share that remains.
 STATISTICS_FIELDS = ('norm.momentum', 'norm.ema_decay')
 
 
 def resolve_stored(raw: Mapping[str, Any]) -> Recipe:
-    """Resolves a recorded config. Raises ValueError if it has neither the present nor old form."""
+    """Resolves a recorded config. Raises ValueError unless it has the present or the old form."""
     if not is_old(raw):
         return resolve(raw)
     config = resolve_auto(build_config(_unflatten(_upgrade_fields(flatten(raw)))))
@@ -40,11 +40,14 @@ def resolve_stored(raw: Mapping[str, Any]) -> Recipe:
 
 
 def is_old(raw: Mapping[str, Any]) -> bool:
+    """Returns whether a recorded config has the old form."""
     return 'model' in raw and NEW_SECTION not in raw
 
 
-def resolve_stored_cell(base: Mapping, changes: Mapping[str, Any]) -> tuple[Recipe, dict[str, Any]]:
-    """Returns the config and the changes of a cell of an old sweep.json, by present names."""
+def resolve_stored_cell(
+    base: Mapping[str, Any], changes: dict[str, Any]
+) -> tuple[Recipe, dict[str, Any]]:
+    """Returns (recipe, changes) of a cell in an old sweep.json, by present field names."""
     recipe = resolve_stored(_unflatten(flatten(base) | changes))
     values = flatten(recipe)
     paths = [_upgrade_path(path, values) for path in changes]
@@ -57,22 +60,22 @@ def rename_fields(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _upgrade_fields(flat: Mapping[str, Any]) -> dict[str, Any]:
-    found = rename_fields(flat)
-    moved, kept = STATISTICS_FIELDS
-    found[kept] = found.get(moved)
-    if found.get('model.placement') == 'wide':
-        reparam = found['model.reparam']
-        found['model.reparam'] = 'shared' if reparam == 'none' else f'shared+{reparam}'
-        if found.get('model.mlp') == 'dense':  # not WideNet, and refused now
-            found['model.placement'] = 'pre'
-    return found
+    fields = rename_fields(flat)
+    momentum, ema_decay = STATISTICS_FIELDS
+    fields[ema_decay] = fields.get(momentum)
+    if fields.get('model.placement') == 'wide':
+        reparam = fields['model.reparam']
+        fields['model.reparam'] = 'shared' if reparam == 'none' else f'shared+{reparam}'
+        if fields.get('model.mlp') == 'dense':  # that is not WideNet, and is refused today
+            fields['model.placement'] = 'pre'
+    return fields
 
 
 def _upgrade_path(path: str, values: Mapping[str, Any]) -> str:
     """Returns the present name of a field, in a config with these values."""
-    moved, kept = STATISTICS_FIELDS
-    if path == moved and values[moved] is None:
-        return kept
+    momentum, ema_decay = STATISTICS_FIELDS
+    if path == momentum and values[momentum] is None:
+        return ema_decay
     return RENAMED_FIELDS.get(path, path)
 
 

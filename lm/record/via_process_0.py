@@ -1,13 +1,13 @@
-"""Gathers and scatters sharded arrays through process 0, if only that one sees the disk.
+"""Gathers and scatters sharded arrays through process 0, if only its disk is used.
 
-The arrays of a state follow each other. Besides their own parts, devices hold at most MOST_BYTES of
-an array at a time, or all of one whose first axis is sharded.
+The arrays of a state are moved one after another. Besides their own parts, devices hold at most
+MAX_BYTES of an array at a time, or all of an array with a sharded first axis.
 """
 
 import functools
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -25,22 +25,23 @@ def gather_to_first(tree: Any) -> Any:
 
 
 def scatter_from_first(tree: Any, shapes: Any) -> Any:
-    """Returns arrays laid out as `shapes`, from `tree` of process 0; called by all."""
+    """Returns arrays sharded like `shapes`, with the values of `tree` on process 0; all call it."""
     leaves, structure = jax.tree.flatten(shapes)
-    given = jax.tree.leaves(tree) if is_first() else [None] * len(leaves)
-    pairs = zip(given, leaves, strict=True)
-    return structure.unflatten([_scatter_array(array, wanted) for array, wanted in pairs])
+    host_leaves = jax.tree.leaves(tree) if is_first() else [None] * len(leaves)
+    pairs = zip(host_leaves, leaves, strict=True)
+    return structure.unflatten([_scatter_array(array, like) for array, like in pairs])
 
 
 def _gather_array(array: jax.Array) -> np.ndarray | None:
-    if array.is_fully_replicated:
+    if array.is_fully_replicated:  # needs no communication
         return np.asarray(array.addressable_data(0)) if is_first() else None
     whole = np.empty(array.shape, array.dtype) if is_first() else None
-    spec = array.sharding.spec
-    is_cut = bool(spec) and spec[0] is not None
-    for start, stop in _row_ranges(array, whole=is_cut):
-        part = _make_gather(stop - start, array.sharding.mesh)(array, start)
-        if is_first():
+    sharding = cast(NamedSharding, array.sharding)  # states have no other kind
+    spec = sharding.spec
+    is_sharded = bool(spec) and spec[0] is not None
+    for start, stop in _row_ranges(array, whole=is_sharded):
+        part = _make_gather(stop - start, sharding.mesh)(array, start)
+        if whole is not None:
             whole[start:stop] = np.asarray(part.addressable_data(0))
         part.delete()
     return whole
@@ -60,17 +61,20 @@ def _scatter_array(array: np.ndarray | None, like: jax.ShapeDtypeStruct) -> jax.
     whole = np.empty(like.shape, like.dtype)
     if is_first():
         whole[...] = array
-    # As integers: the broadcast adds to zeros, which turns -0.0 into 0.0.
+    # Broadcast as integers: it adds to zeros, which would turn -0.0 into 0.0.
     rows = whole.reshape(like.shape or (1,)).view(f'u{whole.itemsize}')
     for start, stop in _row_ranges(rows):
         rows[start:stop] = multihost_utils.broadcast_one_to_all(rows[start:stop])
-    return jax.make_array_from_callback(like.shape, like.sharding, lambda at: whole[at])
+    return jax.make_array_from_callback(like.shape, like.sharding, lambda index: whole[index])
 
 
 def _row_ranges(array: Any, whole: bool = False) -> Iterator[tuple[int, int]]:
-    """Yields ranges of the first axis, of at most MOST_BYTES each."""
+    """Yields (start, stop) ranges of the first axis, of at most MAX_BYTES each.
+
+    whole: yield one range for all rows.
+    """
     length = array.shape[0]
-    of_row = math.prod(array.shape[1:]) * array.dtype.itemsize
-    size = length if whole else max(1, MAX_BYTES // max(1, of_row))
+    row_bytes = math.prod(array.shape[1:]) * array.dtype.itemsize
+    size = length if whole else max(1, MAX_BYTES // max(1, row_bytes))
     for start in range(0, length, size):
         yield start, min(length, start + size)

@@ -1,4 +1,4 @@
-"""The folder of a run. Its config.json says which run that is.
+"""The folder of a run. Its config.json identifies the run.
 
 A folder of another run is refused, and so is a second process that would train the same run.
 """
@@ -6,7 +6,7 @@ A folder of another run is refused, and so is a second process that would train 
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,9 @@ from lm.storage.files import (
 )
 from lm.storage.filling import check_complete
 
-NFS_DELAY_SEC = 60.0  # until another host sees a new file: NFS caches its absence for so long
-PATIENCE_SEC = 20.0  # with a process that was killed and has not ended yet, such as Ray's workers
-MESH_PREFIX = 'mesh.'  # the devices that a run goes on with change its sums by rounding alone
+NFS_DELAY_SEC = 60.0  # NFS caches the absence of a file for so long on other hosts
+PATIENCE_SEC = 20.0  # killed processes, such as Ray's workers, may take a while to end
+MESH_PREFIX = 'mesh.'  # a run may resume on other devices: its sums change by rounding alone
 
 
 @contextlib.contextmanager
@@ -42,21 +42,30 @@ def open_workdir(
     say: Callable[[str], None] = print,
     wait_until: float | None = None,
     per_process: bool = False,
-) -> Iterator[None]:
-    """Makes the folder, or checks that it holds a run of this config, and locks it for the block.
+) -> Generator[None]:
+    """Creates the folder, or checks that it holds a run of this config, and locks it for the block.
 
-    Of several processes the first does this, for all; with `alone` each for itself. config.json is
-    written when the run begins (`lm.run.journal`), so that a start that fails leaves none.
-    wait_until: how long to wait for another process to leave the folder, by `time.monotonic`; by
-    default PATIENCE_SEC from now.
+    With several processes the first does this for all, unless `per_process`. config.json is written
+    when the run begins (`lm.run.journal`), so that a start that fails leaves none.
 
-    Raises ValueError, listing the fields that differ, for a folder of another run unless
-    `continue_changed`, for a path that checkpoints cannot be read from, for a folder that an
-    interrupted command has left incomplete, and if hosts do not see the same folder; InUse if
-    another process has it; OSError if it cannot be written.
+    Args:
+      path: the workdir.
+      recipe: the config of the run.
+      continue_changed: accept a folder of a run with another config.
+      say: prints a line.
+      wait_until: time (`time.monotonic`) until which to wait for another process to leave the
+        folder; by default PATIENCE_SEC from now.
+      per_process: each process opens a folder of its own.
+
+    Raises:
+      ValueError: if the folder holds another run (with the fields that differ), if checkpoints
+        cannot be read from the path, if an interrupted command has left the folder incomplete, or
+        if hosts do not see the same folder.
+      InUseError: if another process has the folder.
+      OSError: if the folder cannot be written.
     """
     check_path(path)
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         if per_process or is_first():
             if (path / SWEEP).exists():
                 raise ValueError(f'{path} holds a sweep; give another --workdir for a single run')
@@ -65,25 +74,27 @@ def open_workdir(
             lock = hold_lock(
                 path / LOCK,
                 waiting_message=f'{path} is in use by another process: waiting for it to end',
-                in_use_message=f'another process trains in {path}; wait for it, or give another --workdir',
+                in_use_message=(
+                    f'another process trains in {path}; wait for it, or give another --workdir'
+                ),
                 say=say,
                 wait_until=time.monotonic() + PATIENCE_SEC if wait_until is None else wait_until,
             )
             with annotate_write_errors(path):
                 path.mkdir(parents=True, exist_ok=True)
-                held.enter_context(lock)
-            before = _read_previous_config(path, say)
-            changed = drop_mesh_fields(differences(before, recipe)) if before else {}
-            if changed and not continue_changed:
-                raise ValueError(format_refusal(path, 'a run with another config', changed))
+                stack.enter_context(lock)
+            previous = _read_previous_config(path, say)
+            differing = drop_mesh_fields(differences(previous, recipe)) if previous else {}
+            if differing and not continue_changed:
+                raise ValueError(format_refusal(path, 'a run with another config', differing))
         if not per_process:
             check_shared(path / LOCK)
         yield
 
 
 def check_no_links(path: Path) -> None:
-    """Raises ValueError for a link in place of a file that is written, which may lie anywhere."""
-    links = [one for one in path.glob('*') if one.is_symlink() and not one.is_dir()]
+    """Raises ValueError if a written file is a link, which may point anywhere."""
+    links = [entry for entry in path.glob('*') if entry.is_symlink() and not entry.is_dir()]
     if links:
         raise ValueError(
             f'{links[0]} is a link to {os.readlink(links[0])}, and nothing is written through '
@@ -92,12 +103,15 @@ def check_no_links(path: Path) -> None:
 
 
 def drop_mesh_fields(changed: dict[str, Any]) -> dict[str, Any]:
-    """Returns the fields that make a run another one."""
-    return {field: both for field, both in changed.items() if not field.startswith(MESH_PREFIX)}
+    """Returns the differences that make a run another run: all but the fields of the mesh."""
+    return {field: values for field, values in changed.items() if not field.startswith(MESH_PREFIX)}
 
 
 def _read_previous_config(path: Path, say: Callable[[str], None]) -> Recipe | None:
-    """Returns the config of the run, from a checkpoint if config.json is damaged; None for none."""
+    """Returns the config of the run in a folder; None if there is none.
+
+    If config.json is damaged, the config is read from a checkpoint.
+    """
     if not (path / CONFIG).exists():
         return None
     try:
@@ -111,22 +125,30 @@ def _read_previous_config(path: Path, say: Callable[[str], None]) -> Recipe | No
 
 
 def check_shared(file: Path, flag: str = '--workdir') -> None:
-    """Raises ValueError, on all processes, if one does not see the file of process 0. flag: what
-    named its folder.
+    """Raises ValueError, on all processes, if a process does not see the file of process 0.
+
+    flag: the flag that names the folder.
     """
     if has_private_disks():
         return
-    # By its time, as another host may have a folder of the same name.
-    made = broadcast_from_first(_read_mtime(file))
+    # Compare times of change, as another host may have a local folder of the same name.
+    mtime = broadcast_from_first(_read_mtime(file))
     deadline = time.monotonic() + NFS_DELAY_SEC
-    while not (seen := _read_mtime(file) == made) and time.monotonic() < deadline:
+    while not (is_visible := _read_mtime(file) == mtime) and time.monotonic() < deadline:
         time.sleep(1.0)
-    blind = [f'host {i}' for i, sees in enumerate(gather_values(seen)) if not sees]
+    blind = [f'host {i}' for i, can_see in enumerate(gather_values(is_visible)) if not can_see]
     if blind:
         raise ValueError(format_not_shared(file.parent, blind, flag))
 
 
 def format_not_shared(path: Path, blind: Sequence[str], flag: str = '--workdir') -> str:
+    """Returns the error for a folder that some hosts do not share.
+
+    Args:
+      path: the folder on host 0.
+      blind: names of the hosts that do not see it.
+      flag: the flag that names the folder.
+    """
     return (
         f'{path.absolute()} is not the same folder on all hosts: {", ".join(blind)} cannot see '
         f'what host 0 writes there. Give a {flag} on a disk that all hosts share.'
@@ -134,15 +156,23 @@ def format_not_shared(path: Path, blind: Sequence[str], flag: str = '--workdir')
 
 
 def _read_mtime(path: Path) -> int | None:
-    """Returns the time of change in whole seconds, as some network disks keep no more."""
+    """Returns the modification time in whole seconds, as some network disks store no fractions."""
     with contextlib.suppress(OSError):
         return int(path.stat().st_mtime)
     return None
 
 
 def format_refusal(path: Path, content: str, changed: dict[str, tuple[Any, Any]]) -> str:
-    """Returns the error for a folder that holds something else."""
-    lines = '\n'.join(f'  {name}: {old!r} -> {new!r}' for name, (old, new) in changed.items())
+    """Returns the error for a folder that holds something else.
+
+    Args:
+      path: the folder.
+      content: name of its content.
+      changed: {field: (value in the folder, value here)}.
+    """
+    lines = '\n'.join(
+        f'  {name}: {before!r} -> {after!r}' for name, (before, after) in changed.items()
+    )
     return (
         f'{path} holds {content} (there -> here):\n{lines}\n'
         'Give another --workdir, or --continue_changed to go on from it with these.'
@@ -150,28 +180,34 @@ def format_refusal(path: Path, content: str, changed: dict[str, tuple[Any, Any]]
 
 
 @contextlib.contextmanager
-def annotate_write_errors(path: Path) -> Iterator[None]:
-    """Adds the name of the folder, and what to do, to errors of writing."""
+def annotate_write_errors(path: Path) -> Generator[None]:
+    """Adds the name of the folder, and advice, to errors of writing."""
     try:
         yield
     except OSError as error:
-        says = f'workdir {path} cannot be written ({error}); give another --workdir'
-        raise OSError(says) from error
+        message = f'workdir {path} cannot be written ({error}); give another --workdir'
+        raise OSError(message) from error
 
 
 def write_config(path: Path, recipe: Recipe) -> None:
-    """Writes config.json, unless it is there as it should be."""
+    """Writes config.json, unless the file has this content already."""
     text = format_json(seal_record(to_dict(recipe)))
     if not (path / CONFIG).is_file() or (path / CONFIG).read_bytes() != text.encode():
         write_text(path / CONFIG, text)
 
 
 def record_failure(folder: Path, error: Exception, say: Callable[[str], None]) -> None:
-    """Says that a run failed, and writes it to the summary if the folder can be written."""
+    """Prints that a run failed, and records it in the summary if the folder can be written.
+
+    Args:
+      folder: the folder of the run.
+      error: the error that ended it.
+      say: prints a line.
+    """
     reason = f'{type(error).__name__}: {error}'
     say(f'{folder.name} FAILED: {reason}')
     try:
-        folder.mkdir(exist_ok=True)  # but not that of a sweep, which may have been moved away
+        folder.mkdir(exist_ok=True)  # without parents: a sweep's folder may have been moved away
         write_json(folder / SUMMARY, seal_record({'status': 'failed', 'reason': reason}))
-    except OSError as another:
-        say(f'{folder.name}: and that could not be recorded ({another})')
+    except OSError as write_error:
+        say(f'{folder.name}: and that could not be recorded ({write_error})')

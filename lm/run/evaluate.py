@@ -14,11 +14,13 @@ from lm.inference.scoring import fetch_pipelined
 from lm.run.program import Experiment
 from lm.training.state import Hyper, Weights
 
-Sums = dict[str, list[dict[str, Any]]]  # of each batch of each source; a single source is ''
+Sums = dict[str, list[dict[str, Any]]]  # batch sums by source; a single source is ''
 
 
 def validation_batches(experiment: Experiment, rows: Rows | MixedRows) -> Iterator[data.Batch]:
-    """This process's share of the batches, as large as microbatches: they fit in memory."""
+    """Yields this process's share of the batches, which are as large as microbatches to fit in
+    memory.
+    """
     recipe = experiment.recipe
     process_index, process_count = process_share(experiment.mesh)
     return data.evaluation_batches(
@@ -38,7 +40,19 @@ def evaluate(
     batches: Callable[[Rows], Iterable[dict]],
     rows: Rows | MixedRows,
 ) -> dict[str, float]:
-    """`validation_losses` of one run over batches(rows) of each source."""
+    """Computes `validation_losses` of one run.
+
+    Args:
+      eval_step: (weights, batch, hyper) -> sums of a batch.
+      weights: the weights.
+      hyper: the hyperparameters.
+      mesh: the mesh of the weights.
+      batches: (rows) -> batches of a source.
+      rows: the validation split.
+
+    Returns:
+      The losses by name.
+    """
     sums = sums_by_source(
         lambda batch: eval_step(weights, put_batch(mesh, batch), hyper), batches, rows
     )
@@ -46,42 +60,65 @@ def evaluate(
 
 
 def sums_by_source(step: Callable, batches: Callable, rows: Rows | MixedRows) -> Sums:
-    """Returns step(batch) of batches(rows) of each source."""
-    named = split_by_source(rows).items()
-    return {name: list(fetch_pipelined(map(step, batches(own)))) for name, own in named}
+    """Returns the sums of every batch, by source.
+
+    Args:
+      step: (batch) -> sums of a batch.
+      batches: (rows) -> batches of a source.
+      rows: the validation split.
+    """
+    sources = split_by_source(rows).items()
+    return {
+        name: list(fetch_pipelined(map(step, batches(source_rows))))
+        for name, source_rows in sources
+    }
 
 
 def validation_losses(sums: Sums, rows: Rows | MixedRows) -> dict[str, float]:
-    """validation_ce (nats per token), bits_per_byte and perplexity, from the sums of each batch.
+    """Returns validation_ce (nats per token), bits_per_byte and perplexity.
 
-    bits_per_byte = ce / ln 2 * (target tokens / bytes of text they stand for) of the whole split:
-    exact where the batches cover it, and then comparable between tokenizers. For a mixture both are
-    the means of its sources' own, weighted by data.mixture, and each source's ce is there by
+    bits_per_byte = ce / ln 2 * (target tokens / bytes of their text) of the whole split: exact if
+    the batches cover it, and then comparable between tokenizers. For a mixture both are means over
+    its sources, weighted by data.mixture, and each source's ce is included by
     `objective_loss_name`; perplexity is exp(validation_ce).
+
+    sums: the sums of each batch, by source. rows: the validation split.
     """
-    ces = {name: mean_ce(of_source) for name, of_source in sums.items()}
-    named, ce = split_by_source(rows), mean_by_share(ces, rows)
-    bits = {k: ces[k] / math.log(2) * own.n_tokens / own.n_bytes for k, own in named.items()}
+    ces = {name: mean_ce(source_sums) for name, source_sums in sums.items()}
+    sources, ce = split_by_source(rows), mean_by_share(ces, rows)
+    bits = {
+        name: ces[name] / math.log(2) * source_rows.n_tokens / source_rows.n_bytes
+        for name, source_rows in sources.items()
+    }
     return {
         'validation_ce': ce,
         'bits_per_byte': mean_by_share(bits, rows),
-        'perplexity': math.exp(min(ce, 700.0)),  # beyond that exp overflows
-        **{objective_loss_name(name): ces[name] for name in named if name},
+        'perplexity': math.exp(min(ce, 700.0)),  # exp overflows beyond 709
+        **{objective_loss_name(name): ces[name] for name in sources if name},
     }
 
 
 def objective_loss(name: str, sums: Sums, rows: Any) -> dict[str, float]:
-    """Nats per target token of an objective, by its name in records; for a mixture the mean."""
-    means = {source: mean_ce(of_source) for source, of_source in sums.items()}
+    """Returns the nats per target token of an objective, by its name in records.
+
+    Args:
+      name: the objective.
+      sums: the sums of each batch, by source.
+      rows: its rows; for a mixture, the loss is the mean over sources.
+    """
+    means = {source: mean_ce(source_sums) for source, source_sums in sums.items()}
     return {objective_loss_name(name): mean_by_share(means, rows)}
 
 
 def objective_loss_name(name: str) -> str:
-    """The name in records of the loss of an objective, or of a source of a mixture."""
+    """Returns the name in records of the loss of an objective, or of a source of a mixture."""
     return f'validation_{name}_ce'
 
 
 def mean_ce(sums: list[dict[str, Any]]) -> float:
-    """NaN where nothing was a target, as where all documents are too short for their marks."""
-    tokens = sum(float(s['tokens']) for s in sums)
-    return sum(float(s['ce']) for s in sums) / tokens if tokens else math.nan
+    """Returns the mean loss per token.
+
+    It is NaN if no token is a target, as in documents that are too short.
+    """
+    tokens = sum(float(batch_sums['tokens']) for batch_sums in sums)
+    return sum(float(batch_sums['ce']) for batch_sums in sums) / tokens if tokens else math.nan

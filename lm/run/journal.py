@@ -1,8 +1,8 @@
-"""The records of one run: its workdir, its counters, and what is due at each step.
+"""The records of one run: its workdir, its counters, and the work due at each step.
 
 Each run of a wave (`lm.run.wave`) has one Journal, which restores and saves checkpoints, watches
-losses, records and sums up. Several processes have one each, and save and restore together; records
-are read and written by process 0 alone.
+losses, records and sums up. With several processes each has a Journal, and they save and restore
+together; process 0 alone reads and writes records.
 """
 
 import dataclasses
@@ -35,11 +35,11 @@ from lm.storage.files import describe_full_disk, seal_record, write_json
 from lm.training.state import State
 from lm.training.step import MUST_BE_FINITE
 
-MAX_REPEATS = 5  # rollbacks in all, or skipped steps in a row: beyond that something else is wrong
+MAX_REPEATS = 5  # rollbacks in all, or skipped steps in a row; more would not help
 
 
 class DivergenceError(Exception):
-    """A step whose loss or update is not finite."""
+    """A step with a loss or update that is not finite."""
 
 
 class CheckpointsLost(OSError):
@@ -50,7 +50,7 @@ class CheckpointsLost(OSError):
 class Counters:
     """Numbers and events that a checkpoint holds beside arrays."""
 
-    batch_index: int = 0  # the next batch of the stream; ahead of the step after a rollback alone
+    batch_index: int = 0  # the next batch; ahead of the step only after a rollback
     tokens: float = 0.0
     wall_sec: float = 0.0
     skipped_in_a_row: int = 0
@@ -62,9 +62,17 @@ class Counters:
 
 
 class Journal:
-    """One run's records. step: the last one dispatched; saved_step: of its newest checkpoint, 0 for
-    none; last: the newest value of everything recorded; other_code: what trained the checkpoint
-    that it goes on from, if that is other code than this.
+    """The records of one run.
+
+    `step` is the last dispatched step; `saved_step` is the step of its newest checkpoint, 0 if
+    there is none; `last` is the newest value of everything recorded; `other_code` is the code that
+    trained the checkpoint from which the run resumes, if it differs from this code.
+
+    Args:
+      recipe: the config of the run.
+      workdir: its folder.
+      experiment: the text, devices and model.
+      terminal: prints progress and events.
     """
 
     def __init__(self, recipe: Recipe, workdir: Path, experiment: Experiment, terminal: Terminal):
@@ -77,9 +85,9 @@ class Journal:
         self.throughput = Throughput(experiment.flops_per_token, experiment.utilisation)
         if is_first():
             experiment.dataset.tokenizer.save(workdir / TOKENIZER)
-        kept = recipe.train.keep_last, recipe.train.keep_best
-        self.checkpoints = Checkpoints(workdir, *kept, terminal.say)
-        self.recorder: Recorder | NoRecorder | None = None
+        retention = recipe.train.keep_last, recipe.train.keep_best
+        self.checkpoints = Checkpoints(workdir, *retention, terminal.say)
+        self.recorder: Recorder | NoRecorder  # set by `open`
         self.detector = Detector(recipe, [])
         self._bad_step: int | None = None
         self._noted_output_loss = False
@@ -87,39 +95,50 @@ class Journal:
     def restore(
         self, template: State, continue_changed: bool = False, start_over: bool = False
     ) -> State | None:
-        """Returns the state of the newest checkpoint, and takes its counters; None without one.
+        """Restores the state and the counters of the newest checkpoint.
 
-        template: shapes, types and shardings of the state. Raises ValueError where it was trained
-        on other data, unless `continue_changed`, or is one of another model; CheckpointsLost where
-        the run must have had checkpoints and none is left, unless `start_over`.
+        Args:
+          template: shapes, types and shardings of the state.
+          continue_changed: accept a checkpoint that was trained on other data.
+          start_over: accept that all checkpoints are lost.
+
+        Returns:
+          The state; None if there is no checkpoint.
+
+        Raises:
+          ValueError: if the checkpoint was trained on other data, or belongs to another model.
+          CheckpointsLost: if the run must have had checkpoints and none is left.
         """
         try:
-            found = self.checkpoints.restore(template)
+            restored = self.checkpoints.restore(template)
         except TreeMismatch as error:
             raise TreeMismatch(self._describe_differences() + str(error)) from error
-        if found is None:
+        if restored is None:
             if not start_over and is_first():
                 self._refuse_to_start_over()
             return None
-        state, meta = found
-        digest, source = self.experiment.dataset.digest, source_flag(self.recipe.data)
+        state, meta = restored
+        digest, data_source = self.experiment.dataset.digest, source_flag(self.recipe.data)
         if meta['data'] != digest and not continue_changed:
             raise ValueError(
-                f'{self.workdir} was trained on data {meta["data"]}, and {source} is now {digest}. '
-                'Give another --workdir, or --continue_changed.'
+                f'{self.workdir} was trained on data {meta["data"]}, and {data_source} is now '
+                f'{digest}. Give another --workdir, or --continue_changed.'
             )
         self.counters = Counters(**meta['counters'])
         self.step = self.saved_step = int(state.step)
         self.other_code = find_other_code(self.counters.code, Run(self.workdir).summary)
         self.last = broadcast_from_first(self._read_newest_values() if is_first() else None)
         self.terminal.say(f'resuming after step {self.step}')
-        source = self.recipe.train.init_from
-        if source and not is_url(source) and not Path(source).exists():
-            self.terminal.say(f'NOTE: train.init_from={source} is gone, and not needed any more')
+        init_from = self.recipe.train.init_from
+        if init_from and not is_url(init_from) and not Path(init_from).exists():
+            self.terminal.say(f'NOTE: train.init_from={init_from} is gone, and not needed any more')
         return state
 
     def _read_newest_values(self) -> dict[str, Any]:
-        """The newest of every value recorded up to the present step; with `validated_step`."""
+        """Returns the newest value of each recorded name up to the present step.
+
+        `validated_step` is the step of the last evaluation.
+        """
         newest: dict[str, Any] = {}
         for row in Run(self.workdir).rows():
             if row['step'] <= self.step:
@@ -129,32 +148,32 @@ class Journal:
         return newest
 
     def _describe_differences(self) -> str:
-        """The fields in which the newest checkpoint's config differs, for an error."""
+        """Returns the fields in which the newest checkpoint's config differs, to print."""
         if not (steps := self.checkpoints.steps()):
-            return ''  # it is on the disk of process 0
+            return ''  # the checkpoint is on the disk of process 0
         meta = read_meta(self.checkpoints.folder, steps[-1])
         return format_differences(resolve_stored(meta['config']), self.recipe)
 
     def _refuse_to_start_over(self) -> None:
-        """Raises CheckpointsLost where step 1 would write over what a run has recorded."""
-        aside, rows = self.checkpoints.damaged_steps(), Run(self.workdir).rows()
-        last, every = rows[-1]['step'] if rows else 0, self.recipe.train.checkpoint_every
-        # A run may have been killed before its first checkpoint was written, until the second one
-        # is due, which waits for the first.
-        had_one = 0 < 2 * every < last or Run(self.workdir).status == 'done'
-        if not aside and not had_one:
+        """Raises CheckpointsLost if step 1 would write over the records of a run."""
+        damaged, rows = self.checkpoints.damaged_steps(), Run(self.workdir).rows()
+        last, interval = rows[-1]['step'] if rows else 0, self.recipe.train.checkpoint_every
+        # A run may have been killed before its first checkpoint was complete. The second waits for
+        # the first, so a run beyond the second must have had one.
+        had_one = 0 < 2 * interval < last or Run(self.workdir).status == 'done'
+        if not damaged and not had_one:
             return
-        where = f'{self.checkpoints.folder} holds none'
-        if aside:
-            where = f'its checkpoints {aside} are damaged and in {self.workdir / DAMAGED_FOLDER}'
+        place = f'{self.checkpoints.folder} holds none'
+        if damaged:
+            place = f'its checkpoints {damaged} are damaged and in {self.workdir / DAMAGED_FOLDER}'
         raise CheckpointsLost(
             f'{self.workdir} has trained to step {last}, and none of its checkpoints can be read: '
-            f'{where}. Put one back, or give another --workdir, or --start_over to begin at step 1 '
+            f'{place}. Put one back, or give another --workdir, or --start_over to begin at step 1 '
             f'and write over the {len(rows)} rows recorded.'
         )
 
     def open(self) -> None:
-        """Takes the folder over: records from `step` on, and removes later rows and a summary."""
+        """Takes over the folder: drops the summary and rows after `step`, and starts recording."""
         self.counters.code = extend_code_history(self.counters.code, self.step)
         if is_first():
             write_config(self.workdir, self.recipe)
@@ -175,18 +194,20 @@ class Journal:
         return self._is_at(self.recipe.train.eval_every)
 
     def is_diagnosis_due(self) -> bool:
-        every = self.recipe.train.diagnose_every
-        return every > 0 and self._is_at(every)
+        interval = self.recipe.train.diagnose_every
+        return interval > 0 and self._is_at(interval)
 
     def is_save_due(self) -> bool:
         return self._is_at(self.recipe.train.checkpoint_every)
 
     def _is_at(self, interval: int) -> bool:
-        """Whether this is the last step, or a multiple of `every`, which never holds for 0."""
+        """Returns whether this is the last step, or a multiple of `interval` (never for 0)."""
         return self.is_finished or (interval > 0 and self.step % interval == 0)
 
     def is_due(self) -> bool:
-        """Whether the run is to be evaluated, diagnosed, saved or ended before the next step."""
+        """Returns whether the run must be evaluated, diagnosed, saved or ended before the next
+        step.
+        """
         return self.is_evaluation_due() or self.is_diagnosis_due() or self.is_save_due()
 
     @property
@@ -194,27 +215,29 @@ class Journal:
         return self.step >= self.recipe.train.steps
 
     def next_place(self) -> data.Cursor:
-        """The batch that the next step takes."""
+        """Returns the position of the next step's batch."""
         index = self.counters.batch_index
         return data.Cursor(
             self.recipe.data.seed, index, index + self.recipe.train.steps - self.step
         )
 
     def advance(self) -> None:
+        """Counts a dispatched step."""
         self.step += 1
         self.counters.batch_index += 1
 
     def record(self, step: int, row: dict[str, float]) -> None:
-        """Records the fetched metrics of one step. Raises Diverged."""
+        """Records the fetched metrics of one step. Raises DivergenceError."""
         tokens = row.pop('batch_tokens')
-        share = row.get('target_share', 1.0)  # tokens that are no target are work all the same
-        self.throughput.tokens += tokens / share if share else 0.0
+        # Tokens that are no target cost the same work, and count in tokens/s.
+        target_share = row.get('target_share', 1.0)
+        self.throughput.tokens += tokens / target_share if target_share else 0.0
         self.throughput.steps += 1
         self.counters.tokens += tokens
         self._check_finite(step, row)
         self._note_output_loss(step)
-        every, steps = self.recipe.train.log_every, self.recipe.train.steps
-        if step == 1 or step % every == 0 or step == steps:
+        interval, steps = self.recipe.train.log_every, self.recipe.train.steps
+        if step == 1 or step % interval == 0 or step == steps:
             row = {'step': step, **row, 'tokens': self.counters.tokens, **self.throughput.read()}
             self.recorder.write(row)
             self.terminal.show_row(row, steps)
@@ -222,25 +245,28 @@ class Journal:
             self._warn(row)
 
     def _check_finite(self, step: int, row: dict[str, float]) -> None:
-        """Raises Diverged for a step that is not finite, and for MAX_REPEATS skipped in a row."""
-        seen = ', '.join(f'{name} {row[name]}' for name in MUST_BE_FINITE)
-        said, counters = f'step {step}: {seen}', self.counters
+        """Raises DivergenceError for a step that is not finite.
+
+        A skipped step is accepted, up to MAX_REPEATS in a row.
+        """
+        losses = ', '.join(f'{name} {row[name]}' for name in MUST_BE_FINITE)
+        message, counters = f'step {step}: {losses}', self.counters
         counters.skipped_in_a_row = counters.skipped_in_a_row + 1 if row.get('skipped') else 0
         if counters.skipped_in_a_row:
-            self._event('skip_step', step, seen)
+            self._event('skip_step', step, losses)
             if counters.skipped_in_a_row < MAX_REPEATS:
                 return
-            said = f'{MAX_REPEATS} steps in a row skipped; {said}'
+            message = f'{MAX_REPEATS} steps in a row skipped; {message}'
         elif all(math.isfinite(row[name]) for name in MUST_BE_FINITE):
             return
         self._bad_step = step
-        raise DivergenceError(said)
+        raise DivergenceError(message)
 
     def _note_output_loss(self, step: int) -> None:
-        """Notes once that what is printed is dropped (`lm.launch.streams`)."""
-        if not self._noted_output_loss and (why := output_loss()):
+        """Notes once that printed output is lost (`lm.launch.streams`)."""
+        if not self._noted_output_loss and (reason := output_loss()):
             self._noted_output_loss = True
-            self._event('output_lost', step, f'standard output is gone: {why}')
+            self._event('output_lost', step, f'standard output is gone: {reason}')
 
     def _event(self, kind: str, step: int, text: str) -> None:
         self.counters.events.append({'kind': kind, 'step': step, 'seen': text})
@@ -259,11 +285,11 @@ class Journal:
         )
         self.last |= losses | {'validated_step': self.step}
         if ce < best.get('best_validation_ce', math.inf):
-            found = {'best_validation_ce': ce, 'best_bits_per_byte': bits}
-            self.counters.best = found | {'best_step': self.step}
+            best_losses = {'best_validation_ce': ce, 'best_bits_per_byte': bits}
+            self.counters.best = best_losses | {'best_step': self.step}
 
     def record_diagnosis(self, diagnostics: dict[str, Any]) -> None:
-        """Records what `lm.training.diagnostics` found: by name a number, one per layer or head."""
+        """Records `lm.training.diagnostics`: numbers for each layer or head, by name."""
         row = {'step': self.step} | {name: value.tolist() for name, value in diagnostics.items()}
         self.recorder.write(row)
         self.last |= _drop_lists(row)
@@ -276,7 +302,7 @@ class Journal:
 
     def save(self, state: State) -> None:
         """Starts a checkpoint of the present step."""
-        self.recorder.sync()  # first, so that no checkpoint is ahead of the records
+        self.recorder.sync()  # before the checkpoint, which must not be ahead of the records
         self.counters.rows = self.recorder.rows
         meta = {
             'counters': dataclasses.asdict(self.counters) | {'wall_sec': self.wall_sec()},
@@ -285,18 +311,18 @@ class Journal:
             'vocab_size': self.experiment.vocab_size,
             'versions': versions(),
         }
-        validated = self.last.get('validated_step') == self.step
-        self.checkpoints.save(state, meta, self.last[LOSS] if validated else None)
+        is_validated = self.last.get('validated_step') == self.step
+        self.checkpoints.save(state, meta, self.last[LOSS] if is_validated else None)
         self.saved_step = self.step
 
     def find_last_good(self) -> str:
-        """The newest checkpoint that can be read, as a reading of it shows."""
+        """Returns the newest checkpoint that can be read, found by reading it."""
         self.checkpoints.wait()
-        found = self.checkpoints.find_newest_intact(self.experiment.state_shapes)
-        return str(found) if found else 'none was saved'
+        checkpoint = self.checkpoints.find_newest_intact(self.experiment.state_shapes)
+        return str(checkpoint) if checkpoint else 'none was saved'
 
     def explain_error(self, error: OSError) -> OSError:
-        """Adds to an error of writing what it means for the run."""
+        """Adds the consequences for the run to an error of writing."""
         if not (self.workdir / CONFIG).exists():
             return OSError(
                 f'{self.workdir.absolute()} is not there any more ({error}): it was moved or '
@@ -304,14 +330,16 @@ class Journal:
                 'it back, or give its new place by --workdir: the same command then goes on from '
                 'its newest checkpoint. If it was deleted, the same command begins anew.'
             )
-        what, then = f'{self.workdir} cannot be written', 'When it can be'
-        if full := describe_full_disk(error, self.workdir):
-            what, then = full, 'With more room'
-        newest, where = 'no checkpoint has been saved', 'anew'
+        problem, condition = f'{self.workdir} cannot be written', 'When it can be'
+        if full_disk := describe_full_disk(error, self.workdir):
+            problem, condition = full_disk, 'With more room'
+        newest, start = 'no checkpoint has been saved', 'anew'
         if steps := self.checkpoints.steps():
             newest = f'the newest checkpoint is {self.checkpoints.folder / str(steps[-1])}'
-            where = 'from there'
-        return OSError(f'{what} ({error}); {newest}. {then}, the same command goes on {where}.')
+            start = 'from there'
+        return OSError(
+            f'{problem} ({error}); {newest}. {condition}, the same command goes on {start}.'
+        )
 
     def _describe_newest(self) -> str:
         if not self.saved_step:
@@ -319,25 +347,36 @@ class Journal:
         return f'its last checkpoint is of step {self.saved_step}, if that was written by then'
 
     def roll_back(self, error: DivergenceError, template: State) -> State:
-        """Returns the state of the last checkpoint, and leaves out the batches since. Raises
-        Diverged where there is none, or after MAX_REPEATS times.
+        """Returns the state of the last checkpoint, and skips the batches since.
+
+        Raises DivergenceError if there is none, or after MAX_REPEATS times.
         """
-        bad, counters = self.step, self.counters
-        times = sum(event['kind'] == 'rollback' for event in counters.events)
+        bad_step, counters = self.step, self.counters
+        n_rollbacks = sum(event['kind'] == 'rollback' for event in counters.events)
         self.checkpoints.wait()
-        state = None if times >= MAX_REPEATS else self.restore(template, True, start_over=True)
+        state = (
+            None if n_rollbacks >= MAX_REPEATS else self.restore(template, True, start_over=True)
+        )
         if state is None:
-            why = f'{times} rollbacks did not help' if times else 'no checkpoint to roll back to'
-            raise DivergenceError(f'{error}; {why}')
-        kept = {name: getattr(self.counters, name) for name in ('tokens', 'best', 'rows')}
-        self.counters = dataclasses.replace(counters, **kept)
-        self._event('rollback', bad, f'{error}; back to step {self.step}, batches since left out')
+            reason = (
+                f'{n_rollbacks} rollbacks did not help'
+                if n_rollbacks
+                else 'no checkpoint to roll back to'
+            )
+            raise DivergenceError(f'{error}; {reason}')
+        restored = {name: getattr(self.counters, name) for name in ('tokens', 'best', 'rows')}
+        self.counters = dataclasses.replace(counters, **restored)
+        self._event(
+            'rollback', bad_step, f'{error}; back to step {self.step}, batches since left out'
+        )
         self._open_recorder()
         self.throughput.reset()
         return state
 
     def wall_sec(self) -> float:
-        """Seconds that this process, and those before it that saved, have taken."""
+        """Returns the seconds of training by this process, and by earlier ones up to their last
+        save.
+        """
         return self.counters.wall_sec + time.perf_counter() - self.start_time
 
     def summarize(self, status: str, reason: str = '') -> None:
@@ -345,8 +384,8 @@ class Journal:
         if not is_first():
             return
         self._note_output_loss(self.step)
-        trained, experiment = self.throughput, self.experiment
-        seconds, code = trained.total_seconds or math.nan, self.counters.code
+        throughput, experiment = self.throughput, self.experiment
+        seconds, code = throughput.total_seconds or math.nan, self.counters.code
         record = {
             'status': status,
             'reason': reason,
@@ -356,8 +395,8 @@ class Journal:
             **({'diverged_step': self._bad_step} if status == 'diverged' else {}),
             'parameters': parameter_count(experiment.learner),
             'optimizer_state_bytes': optimizer_state_bytes(experiment.state_shapes),
-            'tokens_per_sec_mean': trained.total_tokens / seconds,
-            'data_wait_fraction': trained.total_wait_seconds / seconds,
+            'tokens_per_sec_mean': throughput.total_tokens / seconds,
+            'data_wait_fraction': throughput.total_wait_seconds / seconds,
             'compile_sec': self.compile_sec,
             'wall_sec': self.wall_sec(),
             'side_by_side': self.side_by_side,
@@ -374,12 +413,12 @@ class Journal:
         write_json(self.workdir / SUMMARY, seal_record(replace_non_finite(record)))
 
     def end(self, status: str) -> None:
-        """Writes the summary, once all that was saved is on disk."""
+        """Writes the summary, once all checkpoints are on disk."""
         self.checkpoints.wait()
         self.summarize(status)
 
     def close(self) -> None:
-        """Waits for checkpoints. Raises OSError where one cannot be written."""
+        """Waits for checkpoints. Raises OSError if one cannot be written."""
         self.checkpoints.close()
 
 

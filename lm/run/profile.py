@@ -1,7 +1,7 @@
-"""Traces the steps that train.profile names, and sums up where their time goes.
+"""Traces the steps that train.profile names, and summarizes their time.
 
-`WORKDIR/profile` gets what `jax.profiler` writes, for xprof and Perfetto, and summary.json. Runs of
-a sweep that share a program are traced together, once, in the folder of the first of them; of
+`WORKDIR/profile` gets the files of `jax.profiler`, for xprof and Perfetto, and summary.json. Runs
+of a sweep that share a program are traced together, once, in the folder of the first of them; with
 several processes the first one traces.
 """
 
@@ -21,14 +21,14 @@ from lm.run import trace
 from lm.storage.files import first_line, write_json
 
 FAILURES = OSError, RuntimeError, ValueError  # of the profiler, or of writing
-PRINTED_OPERATIONS = 5  # operations that a terminal shows
+PRINTED_OPERATIONS = 5  # in the terminal
 
 
 class Tracer:
     """The trace of one program: begun and ended between steps, while nothing is in flight.
 
-    A trace that cannot be made ends no run: what went wrong is among the lines for a terminal. All
-    processes go through the same calls, as they have to wait for their devices at the same steps.
+    A failing trace ends no run: its error is among the lines for a terminal. All processes make the
+    same calls, as they have to wait for their devices at the same steps.
     """
 
     def __init__(self, recipe: Recipe):
@@ -43,11 +43,11 @@ class Tracer:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the last step that was asked for has been started."""
+        """Whether the last step to be traced has been started."""
         return self.is_tracing and self._steps_left == 0
 
     def is_first_step(self, step: int) -> bool:
-        """Whether the trace begins with this step."""
+        """Returns whether the trace begins with this step."""
         return (
             self._traced_steps is not None
             and not self.is_tracing
@@ -55,7 +55,7 @@ class Tracer:
         )
 
     def list_missed_notes(self, step: int, workdir: Path) -> list[str]:
-        """Returns a note where a run goes on after the first step, and that was never traced."""
+        """Returns a note if a run resumes after the first step to trace and has no trace."""
         if (
             self._traced_steps is None
             or step < self._traced_steps.first
@@ -72,7 +72,7 @@ class Tracer:
         if not is_first():
             return
         options = jax.profiler.ProfileOptions()
-        options.python_tracer_level = 0  # each call of Python would be an event
+        options.python_tracer_level = 0  # otherwise each Python call is an event
         try:
             shutil.rmtree(self._folder, ignore_errors=True)
             jax.profiler.start_trace(str(self._folder), profiler_options=options)
@@ -86,10 +86,11 @@ class Tracer:
     def end(self, program_text: Callable[[], str], runs: int) -> list[str]:
         """Ends the trace, writes its summary, and returns lines for a terminal.
 
-        program_text: gives the HLO of the step, which knows the part of the model that an operation
-        is of. runs: how many share the program.
+        program_text: returns the HLO of the step, which maps operations to parts of the model.
+        runs: number of runs that share the program.
         """
         folder = self._folder
+        assert folder is not None  # set by `begin`
         self.abandon()
         if not is_first():
             return []
@@ -97,15 +98,15 @@ class Tracer:
             if self._error is not None:
                 raise self._error
             (file, *_) = sorted(folder.rglob('*.xplane.pb'))
-            found = trace.summarize(trace.read_trace(file), trace.parse_sources(program_text()))
-            found |= {'runs': runs, 'device': device_name()}
-            write_json(folder / SUMMARY, found)
+            summary = trace.summarize(trace.read_trace(file), trace.parse_sources(program_text()))
+            summary |= {'runs': runs, 'device': device_name()}
+            write_json(folder / SUMMARY, summary)
         except FAILURES as error:
             return [f'NOTE: train.profile: no summary in {folder} ({first_line(error)})']
-        return format_summary(found, folder)
+        return format_summary(summary, folder)
 
     def abandon(self) -> None:
-        """Ends a trace without a summary, as where an error cuts it short."""
+        """Ends a trace without a summary, for instance after an error."""
         if self.is_tracing and is_first() and self._error is None:
             try:
                 jax.profiler.stop_trace()
@@ -115,7 +116,7 @@ class Tracer:
 
 
 def format_summary(summary: dict[str, Any], folder: Path) -> list[str]:
-    """Returns the main numbers of a summary, a line each."""
+    """Returns the main numbers of a summary, one line each."""
     steps = summary['steps']
     lines = [
         f'profile: steps {steps[0]["step"]} to {steps[-1]["step"]}, {summary["step_ms"]:.2f} ms '
@@ -123,6 +124,6 @@ def format_summary(summary: dict[str, Any], folder: Path) -> list[str]:
         f'{summary["data_wait_share"]:.1%}; trace in {folder}'
     ]
     for op in summary['operations'][:PRINTED_OPERATIONS]:
-        where = ', '.join(filter(None, (op['part'], op['pass'])))
-        lines.append(f'  {op["share"]:6.1%}  {op["name"]}' + (f'  ({where})' if where else ''))
+        part = ', '.join(filter(None, (op['part'], op['pass'])))
+        lines.append(f'  {op["share"]:6.1%}  {op["name"]}' + (f'  ({part})' if part else ''))
     return lines

@@ -1,4 +1,4 @@
-"""Everything that runs of one program share: text, devices, model (Experiment), compiled steps."""
+"""Everything that the runs of a program share: text, devices, model, compiled steps."""
 
 import dataclasses
 import functools
@@ -37,14 +37,19 @@ TOKENIZER = 'tokenizer'  # the folder of a workdir that holds it
 def open_text(
     recipe: Recipe, say: Callable[[str], None], workdir: Path | None = None
 ) -> data.Dataset:
-    """Opens the text of config.data as rows of tokens, prepared where that is not done yet.
-    workdir: of a run, which may have a copy of its tokenizer (`locate_data`).
+    """Opens the text of config.data as rows of tokens, and prepares it if necessary.
 
-    Raises ValueError where it is too short for config.train.steps, or processes have other text.
+    Args:
+      recipe: the config.
+      say: prints a line.
+      workdir: the folder of a run, which may have a copy of its tokenizer (`locate_data`).
+
+    Raises:
+      ValueError: if the text is too short for config.train.steps, or processes have other text.
     """
-    fields = recipe.data if workdir is None else locate_data(recipe, workdir)
-    # Where the cache is shared, so is the work (`lm.data.prepare`).
-    dataset = data.open_dataset(fields, say=say)
+    config = recipe.data if workdir is None else locate_data(recipe, workdir)
+    # Processes that share the cache also share the work (`lm.data.prepare`).
+    dataset = data.open_dataset(config, say=say)
     check_same_everywhere('the digest of the prepared data', dataset.digest)
     data.check_epochs(recipe.data, recipe.train.steps, dataset.train)
     return dataset
@@ -54,13 +59,13 @@ def build_without_text(recipe: Recipe, tokenizer: str, platform: str) -> Learner
     """Builds the learner of a checked recipe before its text is read; nothing is compiled.
 
     Args:
-      recipe: a recipe that `lm.model.check.check` takes.
-      tokenizer: as data.tokenizer names it; it decides the size of the vocabulary.
-      platform: of the devices, such as 'cpu'.
+      recipe: a recipe that `lm.model.check.check` accepts.
+      tokenizer: the value of data.tokenizer; it determines the size of the vocabulary.
+      platform: platform of the devices, such as 'cpu'.
 
     Raises:
-      ValueError: if its parameters cannot be described: a reparametrisation that finds no matrix,
-        a parametrisation without a rule for one, an optimizer with too many parameters, or a kernel
+      ValueError: if its parameters cannot be described: a reparametrisation that finds no matrix, a
+        parametrisation without a rule for one, an optimizer with too many parameters, or a kernel
         that lacks a derivative.
     """
     vocab_size = data.tokenizers.vocab_size(tokenizer) + count_marks(recipe)
@@ -70,8 +75,10 @@ def build_without_text(recipe: Recipe, tokenizer: str, platform: str) -> Learner
 
 
 def locate_data(recipe: Recipe, workdir: Path) -> DataConfig:
-    """Returns config.data; with the run's own copy of the tokenizer if the run has a checkpoint,
-    and the one that it began from (train.init_from) has been moved with its tokenizer.
+    """Returns config.data, with the run's own copy of the tokenizer if the original is gone.
+
+    The copy is used if the run has a checkpoint, and the checkpoint that it began from
+    (train.init_from) has been moved with its tokenizer.
     """
     kind, _, path = recipe.data.tokenizer.partition(':')
     is_gone = kind == 'hf' and not Path(expand_home(path)).exists()
@@ -81,18 +88,26 @@ def locate_data(recipe: Recipe, workdir: Path) -> DataConfig:
 
 
 def step_flops(recipe: Recipe, platform: str) -> float:
-    """Returns the FLOPs of a step by `flops_per_token`, for devices of `platform`; no text is read,
-    and nothing is compiled.
+    """Returns the FLOPs of a step by `flops_per_token`, for devices of `platform`.
+
+    No text is read, and nothing is compiled.
     """
     learner = build_without_text(recipe, recipe.data.tokenizer, platform)
     return flops_per_token(learner) * recipe.data.batch_size * recipe.data.seq_len
 
 
 class Experiment(Blueprint):
-    """The model and its text on the devices at hand; `runs` is how many will share it.
+    """The model and its text on the available devices.
 
-    mixture: what training makes of rows; evaluated: the validation split as other objectives have
-    it, by name (`lm.model.objectives`). init: (key, hyper) -> the state of a run at step 0.
+    `mixture` transforms rows for training. `objective_rows` maps other objectives to their
+    validation rows (`lm.model.objectives`). `init` maps (key, hyper) to the state of a run at step
+    0.
+
+    Args:
+      recipe: the config.
+      dataset: its text.
+      say: prints a line.
+      runs: number of runs that will share the experiment.
     """
 
     def __init__(
@@ -104,7 +119,7 @@ class Experiment(Blueprint):
         vocab_size = tokenizer.vocab_size + count_marks(recipe)
         devices, bos_id = jax.devices(), tokenizer.bos_id
 
-        def memory() -> int:  # of process 0; devices of a CPU share its machine's
+        def memory() -> int:  # of process 0; the devices of a CPU share the machine's memory
             return broadcast_from_first(
                 device_memory_bytes() // (len(devices) if self.platform == 'cpu' else 1)
             )
@@ -115,8 +130,10 @@ class Experiment(Blueprint):
         self.init = jit_init(self.learner, self.mesh)
 
     def utilisation(self, flops_per_sec: float) -> float:
-        """Returns the share of the peak. One that is exceeded, as if the machine was busy when it
-        was measured, is measured again; where that is exceeded too, it is unknown from then on.
+        """Returns a speed as a share of the peak.
+
+        A peak that is exceeded was measured on a busy machine, and is measured again. If the new
+        peak is exceeded too, it is unknown (NaN) from then on.
         """
         if flops_per_sec > self.peak:
             self.peak, source = peak_flops(self.mesh.size, remeasure=True)
@@ -128,11 +145,14 @@ class Experiment(Blueprint):
 
 
 class Program:
-    """The step, evaluation and diagnosis of `experiment`, for any number of slots. A Blueprint is
-    enough to compile it.
+    """The step, evaluation and diagnosis of `experiment`, for any number of slots.
 
-    how: SINGLE for one run alone; or a row of `lm.devices.run_axis.RUN_AXES`, where states, hypers,
-    batches and metrics have a leading axis R.
+    A Blueprint is enough to compile it.
+
+    Args:
+      experiment: the model and devices.
+      axis_name: SINGLE for one run alone; or a row of `lm.devices.run_axis.RUN_AXES`, with which
+        states, hypers, batches and metrics have a leading axis R.
     """
 
     def __init__(self, experiment: Blueprint, axis_name: str = SINGLE):
@@ -166,24 +186,24 @@ class Program:
         self.put, self.take, self.pick = self.layout.put, self.layout.take, self.layout.pick
 
     def _jit_on_batch(self, function: Callable) -> Callable:
-        """Jits function(state, batch, hyper) as (batch, active, states, hypers) of one batch."""
+        """Jits function(state, batch, hyper) as (batch, active, states, hypers), with one batch."""
         mesh, states, scalars = (
             self.experiment.mesh,
             self.layout.states_sharding,
             self.layout.scalars_sharding,
         )
-        of_runs = self.layout.map_runs(
+        map_function = self.layout.map_runs(
             lambda batch, state, hyper: function(state, batch, hyper), n_shared=1
         )
         return jax.jit(
-            trace_on_mesh(mesh, of_runs),
+            trace_on_mesh(mesh, map_function),
             in_shardings=(batch_sharding(mesh), scalars, states, scalars),
             out_shardings=scalars,
         )
 
     @functools.cache  # noqa: B019 - one Program lives as long as its group trains
     def compile_step(self, slots: int) -> Any:
-        """step(active, states, batch, hypers) -> (states, metrics), compiled once for `slots`."""
+        """Compiles step(active, states, batch, hypers) -> (states, metrics), once per `slots`."""
         start = time.perf_counter()
         experiment, shapes = self.experiment, self.layout.shapes
         hyper = jax.eval_shape(lambda: make_hyper(experiment.recipe))
@@ -197,13 +217,13 @@ class Program:
         return compiled
 
     def memory_bytes(self, slots: int) -> int:
-        """Bytes that one device needs for a step, from the compiler's own report."""
+        """Returns the bytes that one device needs for a step, from the compiler's own report."""
         report = self.compile_step(slots).memory_analysis()
         arguments = report.argument_size_in_bytes - report.alias_size_in_bytes
         return arguments + report.output_size_in_bytes + report.temp_size_in_bytes
 
     def make_buffer(self, slots: int) -> Any:
-        """Makes the buffer that the states of `slots` runs are put into."""
+        """Makes the buffer for the states of `slots` runs."""
         return self.layout.make_buffer(self.experiment.state_shapes, slots)
 
     def stack_hypers(self, recipes: list[Recipe]) -> Hyper:
@@ -222,29 +242,59 @@ class Program:
         return put_batch(self.experiment.mesh, batch, sharding)
 
     def evaluate(self, batch: data.Batch, active: np.ndarray, states: Any, hypers: Hyper) -> dict:
-        """Sums `lm.training.step.token_sums` of every active slot, all on the same batch."""
+        """Sums `lm.training.step.token_sums` of every active slot, all on the same batch.
+
+        Args:
+          batch: the batch.
+          active: a mask of the slots.
+          states: the states of all slots.
+          hypers: the hyperparameters of all slots.
+
+        Returns:
+          The sums by name.
+        """
         return self._evaluate(self._put(batch), active, states, hypers)
 
     def diagnose(self, batch: data.Batch, active: np.ndarray, states: Any, hypers: Hyper) -> dict:
-        """Diagnoses every active slot with `lm.training.diagnostics`, all on the same batch."""
+        """Diagnoses every active slot with `lm.training.diagnostics`, all on the same batch.
+
+        Args:
+          batch: the batch.
+          active: a mask of the slots.
+          states: the states of all slots.
+          hypers: the hyperparameters of all slots.
+
+        Returns:
+          The diagnostics by name.
+        """
         return self._diagnose(self._put(batch), active, states, hypers)
 
 
 def find_max_runs(
     max_runs: int, multiple: int, limit: float, bytes_for: Callable[[int], float]
 ) -> int:
-    """The most runs, up to `wanted`, a multiple of `multiple`, that need `limit` bytes at most.
-    bytes_for(n) compiles for n runs; as memory grows about linearly, one or two tries are enough.
-    Raises ValueError where not even `multiple` runs fit.
+    """Returns the largest number of runs that fit in memory.
+
+    As memory grows about linearly, one or two tries are enough.
+
+    Args:
+      max_runs: the number of runs to fit.
+      multiple: the result is a multiple of this.
+      limit: available bytes.
+      bytes_for: compiles for a number of runs, and returns their bytes.
+
+    Raises:
+      ValueError: if not even `multiple` runs fit.
     """
     runs = -(-max_runs // multiple) * multiple
-    while (needed := bytes_for(runs)) > limit:
+    while (needed_bytes := bytes_for(runs)) > limit:
         if runs == multiple:
             raise ValueError(
-                f'{runs} runs need {needed / 1e9:.2f} GB a device, and there are '
+                f'{runs} runs need {needed_bytes / 1e9:.2f} GB a device, and there are '
                 f'{limit / 1e9:.2f} GB. Make the model or data.batch_size smaller, raise '
                 'train.microbatches, or set model.remat=full.'
             )
-        guess = int(runs * limit / needed) // multiple * multiple
-        runs = max(multiple, min(guess, runs - multiple))
+        # Proportional: too many, if anything, as some memory does not depend on `runs`.
+        estimate = int(runs * limit / needed_bytes) // multiple * multiple
+        runs = max(multiple, min(estimate, runs - multiple))
     return runs

@@ -14,7 +14,7 @@ Flat = dict[str, Any]
 
 
 class Remedy(NamedTuple):
-    """value(flat config): what to set the field `path` to; None where the run has it already."""
+    """A value for the field `path`; value(flat config) is None if the run has it already."""
 
     path: str
     value: Callable[[Flat], Any]
@@ -22,24 +22,28 @@ class Remedy(NamedTuple):
 
 
 def _longer_warmup(flat: Flat) -> int | None:
-    """Twice as long, and at least a tenth of the run; None where that is over half of it."""
-    wanted = max(2 * (flat['optim.warmup_steps'] or 0), math.ceil(flat['train.steps'] / 10))
-    return wanted if wanted <= flat['train.steps'] / 2 else None
+    """Returns twice the warmup, at least a tenth of the run; None if that exceeds half of it."""
+    steps = max(2 * (flat['optim.warmup_steps'] or 0), math.ceil(flat['train.steps'] / 10))
+    return steps if steps <= flat['train.steps'] / 2 else None
 
 
 def _set_unless(path: str, value: Any, source: str, has_it: Callable[[Any], bool]) -> Remedy:
-    """Sets the field to `value`, unless has_it(the run's own value)."""
+    """Sets the field to `value`, unless has_it(the run's value)."""
     return Remedy(path, lambda flat: None if has_it(flat[path]) else value, source)
 
 
 def _lower_to(path: str, bound: float, source: str) -> Remedy:
-    """Sets the field to `bound`, unless the run has that or a lower one; 0 stands for none."""
-    return _set_unless(path, bound, source, lambda now: bool(now) and now <= bound)
+    """Sets the field to `bound`, unless the run has a value up to that; 0 stands for no bound."""
+    return _set_unless(path, bound, source, lambda current: bool(current) and current <= bound)
 
 
 def _add_sigma(flat: Flat) -> str | None:
-    now = flat['model.reparam'].split('+')
-    return None if 'sigma' in now else '+'.join(['sigma', *(n for n in now if n != 'none')])
+    parts = flat['model.reparam'].split('+')
+    return (
+        None
+        if 'sigma' in parts
+        else '+'.join(['sigma', *(part for part in parts if part != 'none')])
+    )
 
 
 def _use_peri(flat: Flat) -> str | None:
@@ -48,17 +52,17 @@ def _use_peri(flat: Flat) -> str | None:
 
 LOWER_LR = Remedy('optim.lr', lambda flat: float(f'{flat["optim.lr"] / 3:.2g}'), 'arXiv:2309.14322')
 LONGER_WARMUP = Remedy('optim.warmup_steps', _longer_warmup, 'arXiv:2309.14322')
-QK_NORM = _set_unless('model.qk_norm', 'rmsnorm', 'arXiv:2302.05442', lambda now: now != 'none')
+QK_NORM = _set_unless('model.qk_norm', 'rmsnorm', 'arXiv:2302.05442', lambda norm: norm != 'none')
 SIGMA = Remedy('model.reparam', _add_sigma, 'arXiv:2303.06296')
 SOFTCAP = _lower_to('attention.softcap', 50.0, 'arXiv:2408.00118')
-Z_LOSS = _set_unless('loss.z_loss', 1e-4, 'arXiv:2204.02311', lambda now: now >= 1e-4)
+Z_LOSS = _set_unless('loss.z_loss', 1e-4, 'arXiv:2204.02311', lambda weight: weight >= 1e-4)
 LOGIT_SOFTCAP = _lower_to('model.logit_softcap', 30.0, 'arXiv:2408.00118')
 CLIPPING = _lower_to('optim.clip_norm', 1.0, 'arXiv:1211.5063')
 SHORTER_MEMORY = _lower_to('optim.b2', 0.95, 'arXiv:2304.13013')
 PERI = Remedy('model.placement', _use_peri, 'arXiv:2502.02732')
-NORM = _set_unless('model.norm', 'rmsnorm', 'arXiv:1910.07467', lambda now: now != 'none')
+NORM = _set_unless('model.norm', 'rmsnorm', 'arXiv:1910.07467', lambda norm: norm != 'none')
 SCALED_LAYERS = _set_unless(
-    'model.placement', 'layernorm_scaling', 'arXiv:2502.05795', lambda now: now != 'pre'
+    'model.placement', 'layernorm_scaling', 'arXiv:2502.05795', lambda placement: placement != 'pre'
 )
 
 REMEDIES = {
@@ -72,8 +76,8 @@ REMEDIES = {
 
 
 def list_remedies(kind: str, recipe: Recipe) -> list[list[str]]:
-    """Lines that the config would be accepted with: ['--config.optim.b2=0.95', source], ..."""
-    flat, found = flatten(recipe), []
+    """Returns config lines that the config would accept: ['--config.optim.b2=0.95', source], ..."""
+    flat, remedies = flatten(recipe), []
     for path, value_of, source in REMEDIES[kind]:
         # An option that no chosen part reads is None.
         is_read = path in FIELDS and (flat[path] is not None or not FIELDS[path].is_part_option)
@@ -82,5 +86,5 @@ def list_remedies(kind: str, recipe: Recipe) -> list[list[str]]:
         with contextlib.suppress(ValueError):
             check(resolve_config(update_config(recipe.config, {path: value})))
             text = f'{value:g}' if isinstance(value, float) else str(value)
-            found.append([f'--config.{path}={text}', source])
-    return found
+            remedies.append([f'--config.{path}={text}', source])
+    return remedies

@@ -1,4 +1,4 @@
-"""The runs of a wave: RunSpec asks for one, a Slot holds it. And what a single run says."""
+"""The runs of a wave (RunSpec requests a run, Slot holds it), and the messages of a single run."""
 
 import dataclasses
 import enum
@@ -23,7 +23,7 @@ from lm.run.start import check_run
 
 
 class Status(enum.StrEnum):
-    """State of a run of a wave."""
+    """Status of a run of a wave."""
 
     TRAINING = enum.auto()
     DONE = enum.auto()
@@ -40,7 +40,7 @@ class RunSpec:
     folder: Path
     terminal: Terminal
     continue_changed: bool = False  # resume from a checkpoint that was trained on other data
-    start_over: bool = False  # begin anew where all checkpoints are damaged or gone
+    start_over: bool = False  # begin anew if all checkpoints are damaged or lost
 
 
 @dataclasses.dataclass
@@ -61,9 +61,9 @@ class Slot:
 
 
 def check(recipe: Recipe, workdir: Path) -> None:
-    """Raises ValueError if the config does not suit the text and the devices at hand.
+    """Raises ValueError if the config does not suit the text and the available devices.
 
-    Comes before the run's folder is opened and its text prepared, which can take minutes.
+    Called before the run's folder is opened and its text prepared, which can take minutes.
     """
     check_run(recipe, workdir)
     check_single_run(recipe)
@@ -71,8 +71,9 @@ def check(recipe: Recipe, workdir: Path) -> None:
 
 
 def try_storage(recipe: Recipe, workdir: Path) -> None:
-    """Raises OSError where the folder cannot hold the run's checkpoints; called by all processes.
-    A run that is done, and may have none to write, is left alone.
+    """Raises OSError if the folder cannot hold the run's checkpoints; all processes call it.
+
+    A run that is done is skipped, as it may have no checkpoint to write.
     """
     if not broadcast_from_first(Run(workdir).status == Status.DONE if is_first() else None):
         record = {'config': to_dict(recipe), 'versions': versions(), 'code': running_code()}
@@ -80,17 +81,17 @@ def try_storage(recipe: Recipe, workdir: Path) -> None:
 
 
 def open_terminal() -> Terminal:
-    """The terminal of a single run, on which process 0 alone speaks."""
+    """Returns the terminal of a single run; only process 0 prints."""
     return Terminal(silent=not is_first())
 
 
 def format_header(workdir: Path) -> str:
-    """The first line of a run."""
+    """Returns the first line of a run."""
     return f'{workdir} on {device_name()}, jax {jax.__version__}'
 
 
 def report_finished(slot: Slot) -> int:
-    """Says that a single run has ended before, and returns its exit status."""
+    """Prints that a single run has ended before, and returns its exit status."""
     journal, steps = slot.journal, slot.recipe.train.steps
     journal.terminal.say(
         f'{journal.workdir} is at step {journal.step} of {steps}: nothing left to do'
@@ -99,15 +100,15 @@ def report_finished(slot: Slot) -> int:
 
 
 def report_exit(slot: Slot, signals: list[int]) -> int:
-    """Says how a single run ended, and returns its exit status. caught: the signals that came."""
+    """Prints how a single run ended, and returns its exit status. signals: the received signals."""
     journal, say = slot.journal, slot.journal.terminal.say
     if slot.status == Status.DIVERGED:
         say(f'last good checkpoint: {journal.find_last_good()}')
         return DIVERGED
     if slot.status == Status.STOPPED:
         name = signal.Signals(signals[0]).name
-        what = f'saved step {journal.step}' if journal.step else 'nothing trained yet'
-        say(f'{name}: {what} in {journal.workdir}; the same command goes on')
+        outcome = f'saved step {journal.step}' if journal.step else 'nothing trained yet'
+        say(f'{name}: {outcome} in {journal.workdir}; the same command goes on')
         return SIGNALLED + signals[0]
     say(f'done: {journal.workdir}, {journal.wall_sec() / 60:.1f} min')
     return DONE

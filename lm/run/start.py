@@ -1,4 +1,4 @@
-"""The state a run starts from: random weights, or those of a checkpoint (train.init_from)."""
+"""The state a run starts from: random weights, or the weights of a checkpoint (train.init_from)."""
 
 import functools
 import tempfile
@@ -50,16 +50,16 @@ from lm.training.update import build_average
 from modules.dropout import KEY_NAME
 from modules.params import named_leaves
 
-# What decides what a model computes from its weights, and over how many tokens.
+# These fields determine the function that a model computes from its weights, and its context.
 MODEL_FIELDS = (*(f'{section}.' for section in (*WEIGHT_SECTIONS, 'scaling')), 'data.seq_len')
-MAX_STORED_ERROR = (
-    1e-5  # how far rounding may move a weight that is stored anew, of its largest element
-)
+# Rounding may change a weight that is stored in another form by this share of its largest element.
+MAX_STORED_ERROR = 1e-5
 
 
 def check_run(recipe: Recipe, workdir: Path | None = None) -> None:
-    """Raises ValueError for a config that cannot be trained, or whose text or start is missing.
-    workdir: of the run, which may have begun.
+    """Raises ValueError for a config that cannot be trained, or if its text or start is missing.
+
+    workdir: the folder of the run, which may have begun.
     """
     check(recipe)
     data.check(recipe.data if workdir is None else locate_data(recipe, workdir))
@@ -67,65 +67,77 @@ def check_run(recipe: Recipe, workdir: Path | None = None) -> None:
 
 
 def check_init_from(recipe: Recipe, workdir: Path | None = None) -> None:
-    """Raises ValueError where train.init_from names no checkpoint, and the run has none of its own,
-    which have all that it goes on from.
+    """Raises ValueError if train.init_from names no checkpoint.
+
+    A run that has a checkpoint of its own resumes from it and needs no other.
     """
     if not recipe.train.init_from:
         return
-    # Of hosts without a common disk the first alone has the run's folder.
-    has_own = workdir is not None and broadcast_from_first(bool(list_steps(workdir / FOLDER)))
-    if not has_own:
+    # If hosts share no disk, only the first has the run's folder.
+    has_checkpoint = workdir is not None and broadcast_from_first(
+        bool(list_steps(workdir / FOLDER))
+    )
+    if not has_checkpoint:
         find_source(recipe.train.init_from)
 
 
 def find_source(path: str) -> tuple[Path, int]:
-    """Returns (folder of checkpoints, step) of train.init_from; its ValueError says what to do."""
+    """Returns (folder of checkpoints, step) of train.init_from. Its ValueError gives advice."""
     try:
         return find_checkpoint(path)
     except ValueError as error:
         absent = foreign_names().absent.get(normalize_name(path))
-        said = f'{absent}.' if absent else error
+        reason = f'{absent}.' if absent else error
         raise ValueError(
-            f'train.init_from={path}: {said} A run that has begun goes on without it, from its own '
-            'checkpoints: give its folder by --workdir.'
+            f'train.init_from={path}: {reason} A run that has begun goes on without it, from its '
+            'own checkpoints: give its folder by --workdir.'
         ) from error
 
 
 def merge_source_model(
     raw: Mapping[str, Any], explicit_paths: Collection[str], workdir: str | Path | None = None
 ) -> tuple[Mapping[str, Any], dict[str, Any]]:
-    """Returns (a config, as nested dicts, with the model of the checkpoint of train.init_from,
-    {path: value} of what it changes).
+    """Takes the model of the checkpoint of train.init_from over into a config.
 
-    These are the fields of MODEL and data.tokenizer, which is the one beside the checkpoint if it
-    is of a file or of another text; but none of the paths `given`. Where that checkpoint is gone,
-    they are those of the run in `workdir` that began from it. Raises ValueError where there is
-    neither.
+    The fields of MODEL_FIELDS are copied, and data.tokenizer: the tokenizer beside the checkpoint
+    if it comes from a file or another text. If that checkpoint is gone, the fields of the run in
+    `workdir` that began from it are used.
+
+    Args:
+      raw: the config as nested dicts.
+      explicit_paths: paths that keep their value in `raw`.
+      workdir: the folder of the run.
+
+    Returns:
+      (config, {path: value} of the changed fields).
+
+    Raises:
+      ValueError: if neither the checkpoint nor such a run exists.
     """
     start = build_config(single_run_config(raw))
     if not start.train.init_from:
         return raw, {}
-    # From config.json: to read a checkpoint starts JAX; hosts have not joined yet.
+    # From config.json, as reading a checkpoint would start JAX before the hosts have joined.
     try:
         folder, _ = find_source(start.train.init_from)
-        there = Run(folder.parent).read_recipe()
-        tokenizer = _choose_tokenizer(folder.parent, there, start)
+        source = Run(folder.parent).read_recipe()
+        tokenizer = _choose_tokenizer(folder.parent, source, start)
     except ValueError:
-        there = None if workdir is None else _read_begun_run(start.train.init_from, workdir)
-        if there is None:
+        source = None if workdir is None else _read_begun_run(start.train.init_from, workdir)
+        if source is None:
             raise
-        tokenizer = there.data.tokenizer
-    fields = {p: v for p, v in unresolve_fields(there).items() if p.startswith(MODEL_FIELDS)}
+        tokenizer = source.data.tokenizer
+    fields = {p: v for p, v in unresolve_fields(source).items() if p.startswith(MODEL_FIELDS)}
     fields['data.tokenizer'] = tokenizer
     fields = {path: value for path, value in fields.items() if path not in explicit_paths}
     fields |= dict.fromkeys(fields.keys() & {*unused_fields(update_config(start, fields))})
-    now, config = flatten(start), to_dict(update_config(start, fields))
-    differ = {path: value for path, value in fields.items() if value != now[path]}
-    return config | {name: raw.get(name) for name in MULTI_RUN_SECTIONS}, differ
+    current, config = flatten(start), to_dict(update_config(start, fields))
+    changes = {path: value for path, value in fields.items() if value != current[path]}
+    return config | {name: raw.get(name) for name in MULTI_RUN_SECTIONS}, changes
 
 
 def _choose_tokenizer(folder: Path, source_recipe: Recipe, start: Config) -> str:
-    """Returns the data.tokenizer of a run that starts from the one in a folder."""
+    """Returns the data.tokenizer of a run that starts from the run in a folder."""
     tokenizer, is_other_text = (
         source_recipe.data.tokenizer,
         source_flag(source_recipe.data) != source_flag(start.data),
@@ -136,97 +148,123 @@ def _choose_tokenizer(folder: Path, source_recipe: Recipe, start: Config) -> str
 
 
 def _read_begun_run(source: str, workdir: str | Path) -> Recipe | None:
-    """Returns the config of a run that began from `source` and has saved a checkpoint since; None
-    where the workdir holds no such run.
+    """Returns the config of a run that began from `source` and has saved a checkpoint since.
+
+    None if the workdir holds no such run.
     """
     try:
         folder, _ = find_checkpoint(workdir)
-        there = Run(folder.parent).read_recipe()
+        recipe = Run(folder.parent).read_recipe()
     except ValueError:
         return None
-    return there if there.train.init_from == source else None
+    return recipe if recipe.train.init_from == source else None
 
 
 def initial_state(
     recipe: Recipe, experiment: Experiment, say: Callable[[str], None] = print
 ) -> State:
-    """Returns the state of step 0, laid out on the mesh.
+    """Returns the state of step 0, sharded over the mesh.
 
     With train.init_from the model uses the weights that the checkpoint's model used in evaluation,
-    stored as the present model.reparam stores them; under the same model.reparam they are copied,
-    with what it carries. What layers carry is copied where all of it fits, and fresh otherwise; the
-    optimizer, and an average of the weights, start anew. Raises ValueError where there is no
-    checkpoint, a parameter has no counterpart of its shape, model.reparam cannot hold the weights,
-    or the tokenizers differ.
+    stored in the form of the present model.reparam. Under the same model.reparam they are copied
+    together with its state. The state of layers is copied if all of it fits, and fresh otherwise.
+    The optimizer and an average of the weights start anew.
+
+    Args:
+      recipe: the config of the run.
+      experiment: the model and its devices.
+      say: prints a line.
+
+    Raises:
+      ValueError: if there is no checkpoint, a parameter has no counterpart of its shape,
+        model.reparam cannot hold the weights, or the tokenizers differ.
     """
     source = _load_source(recipe, experiment) if recipe.train.init_from else None
     state = experiment.init(jax.random.key(recipe.train.seed), make_hyper(recipe))
     if source is None:
         return state
-    if (there := source.recipe.model.dtype) != recipe.model.dtype:
-        say(f'NOTE: products are in {recipe.model.dtype}; in {source.path} they were in {there}')
+    if (source_dtype := source.recipe.model.dtype) != recipe.model.dtype:
+        say(
+            f'NOTE: products are in {recipe.model.dtype}; in {source.path} they were in '
+            f'{source_dtype}'
+        )
     variables = dict(_jit_if_distributed(source.learner.variables)(source.weights))
     stored, reparam = store_weights(experiment.learner, source, variables.pop('params'))
     stats = carry_over(variables, state.stats)
-    there = state.params, state.reparam, state.stats
-    params, reparam, stats = _place_like((stored, reparam, stats), there)
+    fresh = state.params, state.reparam, state.stats
+    params, reparam, stats = _place_like((stored, reparam, stats), fresh)
     average = build_average(recipe, experiment.learner.description, make_hyper(recipe))
     average = _place_like(_jit_if_distributed(average.init)(params), state.average)
     return state.replace(params=params, reparam=reparam, stats=stats, average=average)
 
 
 def _jit_if_distributed(function: Callable) -> Callable:
-    """Returns the function as one program where several processes hold the arrays: what they make
-    one operation at a time would be arrays of each process by itself, which do not mix with others.
+    """Returns the function as one program if several processes hold the arrays.
+
+    Computed one operation at a time, arrays would belong to one process, and could not be combined
+    with global arrays.
     """
     return jax.jit(function) if is_multiprocess() else function
 
 
 def carry_over(source: Any, fresh: Any) -> Any:
-    """Returns what layers carry: that of the source where all of it fits, else `fresh`.
+    """Returns the state of layers: the source's if all of it fits, else `fresh`.
 
-    Keys of dropout count for nothing in that: a run that drops, from one that did not or the other
-    way round, has fresh keys or none beside all else that the source carried.
+    Dropout keys are ignored in the comparison: a run with dropout that starts from a run without
+    it, or the reverse, has fresh keys or none, and the rest of the source's state.
     """
-    found, wanted = named_leaves(source), named_leaves(fresh)
+    source_leaves, fresh_leaves = named_leaves(source), named_leaves(fresh)
     if tree_record(source) == tree_record(fresh):
         return source
 
     def without_keys(leaves):
         return {p: leaf for p, leaf in leaves.items() if p.rpartition('/')[2] != KEY_NAME}
 
-    if tree_record(without_keys(found)) != tree_record(without_keys(wanted)):
+    if tree_record(without_keys(source_leaves)) != tree_record(without_keys(fresh_leaves)):
         return fresh
-    return unflatten_dict(wanted | without_keys(found), sep='/')
+    return unflatten_dict(fresh_leaves | without_keys(source_leaves), sep='/')
 
 
 def _place_like(arrays: Any, like: Any) -> Any:
-    """Puts arrays, which each process has whole or in part, on the devices of those in `old`."""
+    """Puts arrays, which each process has whole or in part, on the devices of `like`."""
     leaves, tree = jax.tree.flatten(arrays)
-    wanted = [leaf.sharding for leaf in jax.tree.leaves(like)]
+    shardings = [leaf.sharding for leaf in jax.tree.leaves(like)]
     if not is_multiprocess():
-        return tree.unflatten(jax.device_put(leaves, wanted))
+        return tree.unflatten(jax.device_put(leaves, shardings))
     for i, leaf in enumerate(leaves):
         if leaf.is_fully_addressable:
             host = np.asarray(leaf)
             at_index = functools.partial(np.ndarray.__getitem__, host)
-            leaves[i] = jax.make_array_from_callback(host.shape, wanted[i], at_index)
-    # In one program: each has its links between the hosts to make.
-    moved = [i for i, x in enumerate(leaves) if not x.sharding.is_equivalent_to(wanted[i], x.ndim)]
-    to = [wanted[i] for i in moved]
-    found = jax.jit(lambda x: x, out_shardings=to)([leaves[i] for i in moved]) if moved else []
-    for i, leaf in zip(moved, found, strict=True):
+            leaves[i] = jax.make_array_from_callback(host.shape, shardings[i], at_index)
+    # In one program, since every program sets up its own links between the hosts.
+    moved = [
+        i for i, x in enumerate(leaves) if not x.sharding.is_equivalent_to(shardings[i], x.ndim)
+    ]
+    targets = [shardings[i] for i in moved]
+    moved_leaves = (
+        jax.jit(lambda x: x, out_shardings=targets)([leaves[i] for i in moved]) if moved else []
+    )
+    for i, leaf in zip(moved, moved_leaves, strict=True):
         leaves[i] = leaf
     return tree.unflatten(leaves)
 
 
 def store_weights(learner: Learner, source: Checkpoint, used: Any) -> tuple[Any, Any]:
-    """Returns (stored, state) of the learner's reparametrisation for the weights a source used.
+    """Stores a source's weights in the form of the learner's reparametrisation.
 
-    Raises ValueError where it cannot hold them, as one that fixes lengths cannot.
+    Args:
+      learner: the learner that will train them.
+      source: the checkpoint.
+      used: the weights that its model used.
+
+    Returns:
+      (stored, state) of the reparametrisation.
+
+    Raises:
+      ValueError: if it cannot hold the weights; one that fixes lengths cannot.
     """
-    reparam, there = learner.description.reparam, source.weights
-    stored, state = there.params, there.reparam
+    reparam, weights = learner.description.reparam, source.weights
+    stored, state = weights.params, weights.reparam
     if not _has_same_reparam(learner, source):
 
         def store(used, key):
@@ -234,15 +272,17 @@ def store_weights(learner: Learner, source: Checkpoint, used: Any) -> tuple[Any,
             return reparam.draw(stored, key), state
 
         stored, state = _jit_if_distributed(store)(used, jax.random.key(learner.recipe.train.seed))
-    found, _ = _jit_if_distributed(lambda *both: reparam.apply(*both, False))(stored, state)
-    errors = _relative_errors(found, used)
-    worst = max(errors, key=errors.get, default=None)
+    restored, _ = _jit_if_distributed(lambda *arrays: reparam.apply(*arrays, False))(stored, state)
+    errors = _relative_errors(restored, used)
+    worst = max(errors, key=errors.__getitem__, default=None)
     if worst is not None and not errors[worst] <= MAX_STORED_ERROR:
-        options = vars(learner.recipe.config.reparam).items()
-        given = ''.join(f', reparam.{name}={v}' for name, v in options if v is not None)
+        reparam_options = vars(learner.recipe.config.reparam).items()
+        options_text = ''.join(
+            f', reparam.{name}={v}' for name, v in reparam_options if v is not None
+        )
         raise ValueError(
-            f'model.reparam={learner.recipe.model.reparam}{given} cannot hold the weights of '
-            f'train.init_from={source.path}, whose model.reparam is '
+            f'model.reparam={learner.recipe.model.reparam}{options_text} cannot hold the weights '
+            f'of train.init_from={source.path}, whose model.reparam is '
             f'{source.recipe.model.reparam}: {worst} would differ by {errors[worst]:.1e} of its '
             'largest element. Take the reparametrisation and its options from there, or one that '
             'any weights can be stored with: none, lora, weight_norm, sigma with '
@@ -252,29 +292,25 @@ def store_weights(learner: Learner, source: Checkpoint, used: Any) -> tuple[Any,
 
 
 def _relative_errors(actual: Any, expected: Any) -> dict[str, float]:
-    """Returns {path: largest difference, of the largest element} of the arrays that differ."""
+    """Returns {path: largest difference / largest element} of the arrays that differ."""
 
-    def error(now, before):
-        return jnp.max(jnp.abs(now - before)) / jnp.max(jnp.abs(before))
+    def error(x, y):
+        return jnp.max(jnp.abs(x - y)) / jnp.max(jnp.abs(y))
 
     if is_multiprocess():
-        compared = jax.jit(
+        compare = jax.jit(
             lambda *trees: jax.tree.map(
-                lambda now, before: jnp.where(jnp.all(now == before), 0, error(now, before)), *trees
+                lambda x, y: jnp.where(jnp.all(x == y), 0, error(x, y)), *trees
             )
         )
-        actual = named_leaves(jax.device_get(compared(actual, expected)))
-        return {path: float(apart) for path, apart in actual.items() if apart != 0}
+        actual = named_leaves(jax.device_get(compare(actual, expected)))
+        return {path: float(difference) for path, difference in actual.items() if difference != 0}
     pairs = zip(named_leaves(actual).items(), jax.tree.leaves(expected), strict=True)
-    return {
-        path: float(error(now, before))
-        for (path, now), before in pairs
-        if not np.array_equal(now, before)
-    }
+    return {path: float(error(x, y)) for (path, x), y in pairs if not np.array_equal(x, y)}
 
 
 def _has_same_reparam(learner: Learner, source: Checkpoint) -> bool:
-    """Whether what the source stores and carries is valid here as it is."""
+    """Returns whether the source's stored weights and reparametrisation state are valid here."""
 
     def reparam_settings(recipe):  # by model.reparam, and by the factors of the forward pass
         scaling = recipe.config.scaling
@@ -284,8 +320,8 @@ def _has_same_reparam(learner: Learner, source: Checkpoint) -> bool:
 
     shapes = jax.eval_shape(learner.description.reparam.init, learner.description.used_shapes)
     weights = source.weights.params, source.weights.reparam
-    same = reparam_settings(learner.recipe) == reparam_settings(source.recipe)
-    return same and tree_record(shapes) == tree_record(weights)
+    has_same_settings = reparam_settings(learner.recipe) == reparam_settings(source.recipe)
+    return has_same_settings and tree_record(shapes) == tree_record(weights)
 
 
 def _load_source(recipe: Recipe, experiment: Experiment) -> Checkpoint:
@@ -302,9 +338,9 @@ def _load_source(recipe: Recipe, experiment: Experiment) -> Checkpoint:
             f'has {recipe.data.tokenizer} of {source_flag(recipe.data)}. A bpe is that of its '
             'corpus; byte, and an hf:PATH, are the same with any text.'
         )
-    wanted = _used_record(experiment.learner, experiment.state_shapes)
+    expected = _used_record(experiment.learner, experiment.state_shapes)
     try:
-        check_tree(_used_record(source.learner, source.weights), wanted, source.path)
+        check_tree(_used_record(source.learner, source.weights), expected, source.path)
     except TreeMismatch as error:
         fields = format_differences(source.recipe, recipe, WEIGHT_SECTIONS)
         raise TreeMismatch(fields + str(error)) from error
@@ -312,21 +348,24 @@ def _load_source(recipe: Recipe, experiment: Experiment) -> Checkpoint:
 
 
 def _load_source_distributed(recipe: Recipe, experiment: Experiment) -> Checkpoint:
-    """Returns the checkpoint of train.init_from, of which each process reads what its devices hold.
+    """Returns the checkpoint of train.init_from; each process reads the parts of its devices.
 
-    Process 0 says which are there, as the run that it is from may still train, and save.
+    Process 0 lists the candidates, as their run may still train and save.
     """
     path = recipe.train.init_from
-    for one in broadcast_from_first(list_candidates(path) if is_first() else None):
+    for checkpoint in broadcast_from_first(list_candidates(path) if is_first() else None):
         try:
-            return load(one, mesh=experiment.mesh)
+            return load(checkpoint, mesh=experiment.mesh)
         except DamagedCheckpoint as error:
             to_stderr(f'{error}; taking the one before')
     raise ValueError(f'none of the checkpoints of train.init_from={path} can be read')
 
 
 def list_candidates(path: str) -> list[str]:
-    """Returns the checkpoints that `path` stands for, the newest first; of a bucket that alone."""
+    """Returns the checkpoints that `path` stands for, the newest first.
+
+    For a bucket it is only the newest.
+    """
     path = path if is_url(path) else expand_home(path)
     folder, newest = find_checkpoint(path)
     if is_url(path):
@@ -336,14 +375,14 @@ def list_candidates(path: str) -> list[str]:
 
 
 def _used_record(learner: Learner, state: State | Weights) -> dict[str, str]:
-    """The tree record of the weights that a model uses."""
+    """Returns the tree record of the weights that a model computes with."""
     apply = learner.description.reparam.apply
     used, _ = jax.eval_shape(lambda *stored: apply(*stored, False), state.params, state.reparam)
     return tree_record(used)
 
 
 def read_tokenizer_files(tokenizer: Tokenizer) -> dict[str, bytes]:
-    """The files that a tokenizer saves, equal for two that give the same ids to every text."""
+    """Returns the files that a tokenizer saves; equal files mean equal ids for every text."""
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save(folder)
         return {path.name: path.read_bytes() for path in Path(folder).iterdir()}

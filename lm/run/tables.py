@@ -19,30 +19,32 @@ from modules.params import LAYER, LORA, ParamSpec, named_leaves
 from modules.reparam.matrices import parse_roles
 
 ROWS, BAR_WIDTH = 21, 40
-MAX_CORNER_STEPS = 10**6  # steps: of longer runs only rows at equal distances are looked at
+MAX_CORNER_STEPS = 10**6  # longer runs show evenly spaced steps alone
 
 
 def parameter_rows(learner: Learner, mesh: Mesh) -> list[dict[str, str]]:
-    """One row for each parameter: everything that is decided about it.
+    """Returns a row for each parameter, with all settings that apply to it.
 
     `decay` is the share that a step takes off at the peak of the schedule, `over steps` the number
-    of steps whose updates the weight is then an average of.
+    of steps whose updates the weight then averages.
     """
     recipe, described = learner.recipe, learner.description
     shapes, scalings = named_leaves(described.shapes), named_leaves(described.scalings)
-    trainable, used = named_leaves(described.trainable), named_leaves(described.used_specs)
+    trainable, used_specs = named_leaves(described.trainable), named_leaves(described.used_specs)
     rows, flat = [], flatten(recipe)
     peaks, embedding_std = peak_lrs(flat), recipe.config.scaling.embedding_std
     rule = bind_rows(recipe, flat)['optim.decay_rule']
     shares = named_leaves(decay_shares(described, rule, flat, 1.0, peaks))
     for path, spec in named_leaves(described.specs).items():
-        scaling, weight, share = scalings[path], _used_path(path, used), float(shares[path])
+        scaling, weight, share = scalings[path], _used_path(path, used_specs), float(shares[path])
         shape, std = shapes[path].shape, 'declared'
-        if scaling.init_std is not None and spec.part != LORA:  # whose start is its own
+        if (
+            scaling.init_std is not None and spec.part != LORA
+        ):  # adapters have their own initial values
             is_given = spec.role == 'embedding' and embedding_std is not None
-            drawn = embedding_std if is_given else scaling.init_std
-            drawn = 0.0 if is_zero_init(recipe, weight, spec) else drawn
-            std = f'{recipe.config.scaling.init_scale * drawn:.4g}'
+            init_std = embedding_std if is_given else scaling.init_std
+            init_std = 0.0 if is_zero_init(recipe, weight, spec) else init_std
+            std = f'{recipe.config.scaling.init_scale * init_std:.4g}'
         rows.append(
             {
                 'parameter': path,
@@ -53,7 +55,7 @@ def parameter_rows(learner: Learner, mesh: Mesh) -> list[dict[str, str]]:
                 'lr': f'{trainable[path] * peaks[optimizer_field(spec)] * scaling.lr_factor:.4g}',
                 'decay': f'{share:.4g}',
                 'over steps': f'{1 / share:,.0f}' if share else '-',
-                'reparam': _format_reparam(recipe, used[weight], spec),
+                'reparam': _format_reparam(recipe, used_specs[weight], spec),
                 'sharding': _format_sharding(param_sharding(mesh, spec, shape).spec),
             }
         )
@@ -61,22 +63,22 @@ def parameter_rows(learner: Learner, mesh: Mesh) -> list[dict[str, str]]:
 
 
 def _format_sharding(over: PartitionSpec) -> str:
-    """'fsdp, -, tensor+expert': the mesh axes of each dimension."""
+    """Returns the mesh axes of each dimension, such as 'fsdp, -, tensor+expert'."""
     if not any(over):
         return 'replicated'
-    of_each = [(axes,) if isinstance(axes, str) else axes or '-' for axes in over]
-    return ', '.join('+'.join(axes) for axes in of_each)
+    mesh_axes = [(axes,) if isinstance(axes, str) else axes or '-' for axes in over]
+    return ', '.join('+'.join(axes) for axes in mesh_axes)
 
 
 def _used_path(path: str, used: Collection[str]) -> str:
-    """'layers/mlp/up' of 'layers/mlp/up/gain': the weight that it is stored for."""
+    """Returns the weight to which a parameter belongs: 'layers/mlp/up' for 'layers/mlp/up/gain'."""
     while path not in used:
         path = path.rpartition('/')[0]
     return path
 
 
 def _format_reparam(recipe: Recipe, used: ParamSpec, stored: ParamSpec) -> str:
-    """The rows of model.reparam that map a weight: 'shared+weight_norm'."""
+    """Returns the rows of model.reparam that map a weight, such as 'shared+weight_norm'."""
 
     def maps(part):
         roles = part.options.get('roles')
@@ -92,23 +94,23 @@ def parameter_count(learner: Learner) -> int:
 
 
 def trained_count(learner: Learner) -> int:
-    """The parameters that training changes."""
+    """Returns the number of parameters that training changes."""
     pairs = zip(
         jax.tree.leaves(learner.description.shapes),
         jax.tree.leaves(learner.description.trainable),
         strict=True,
     )
-    return sum(math.prod(shape.shape) for shape, trained in pairs if trained)
+    return sum(math.prod(leaf.shape) for leaf, is_trained in pairs if is_trained)
 
 
 def optimizer_state_bytes(state_shapes: State) -> int:
-    """Bytes that the optimizer and the average of a run keep beside its parameters."""
+    """Returns the bytes that the optimizer and the average of a run hold beside its parameters."""
     leaves = jax.tree.leaves((state_shapes.opt_state, state_shapes.average))
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
 
 
 def make_table(rows: list[dict[str, str]]) -> Table:
-    """Rows with equal keys, ready to print."""
+    """Returns a table to print, from rows with equal keys."""
     table = Table(box=None, pad_edge=False, header_style='bold')
     for column in rows[0]:
         table.add_column(column, no_wrap=True)
@@ -118,7 +120,7 @@ def make_table(rows: list[dict[str, str]]) -> Table:
 
 
 def format_schedule(recipe: Recipe) -> str:
-    """The learning rates at steps of equal distances, and where the slope changes; with a bar."""
+    """Returns the learning rates at evenly spaced steps and where the slope changes, with bars."""
     steps, peaks = recipe.train.steps, {'lr': recipe.optim.lr}
     if recipe.optim.others_lr is not None:
         peaks['others_lr'] = recipe.optim.others_lr
@@ -137,22 +139,23 @@ def format_schedule(recipe: Recipe) -> str:
 
 
 def schedule_fractions(recipe: Recipe, steps: np.ndarray) -> np.ndarray:
-    """Fractions of the peak at steps counted from 1, as metrics.jsonl counts them."""
+    """Returns fractions of the peak at steps counted from 1, like those of metrics.jsonl."""
     hyper = make_hyper(recipe)
     schedule = bind_rows(recipe, hyper)['optim.schedule']
-    found = schedule(jnp.asarray(steps - 1, jnp.int32), hyper['train.steps'])
-    return np.asarray(jax.device_get(found), float)
+    fractions = schedule(jnp.asarray(steps - 1, jnp.int32), hyper['train.steps'])
+    return np.asarray(jax.device_get(fractions), float)
 
 
 def find_corners(fractions: np.ndarray) -> np.ndarray:
-    """Steps, from 1, at which the slope changes by half or more; none where there are many.
+    """Returns the steps, from 1, at which the slope changes by half or more.
 
-    A change of less than a tenth of one fall over the whole run belongs to a curve.
+    None are returned if there are many. A change of less than a tenth of one fall over the whole
+    run is part of a curve.
     """
     slopes = np.diff(fractions)
     if len(slopes) < 2:
         return np.array([], np.int64)
     steeper = np.maximum(np.abs(slopes[1:]), np.abs(slopes[:-1]))
     change = np.abs(np.diff(slopes))
-    (found,) = np.nonzero((change > 0.5 * steeper) & (change > 0.1 / len(fractions)))
-    return found + 2 if len(found) <= ROWS else found[:0]
+    (indices,) = np.nonzero((change > 0.5 * steeper) & (change > 0.1 / len(fractions)))
+    return indices + 2 if len(indices) <= ROWS else indices[:0]

@@ -1,5 +1,6 @@
-"""Warnings of what goes wrong in a run, from the rows it records: one of a kind for each layer.
-Thresholds without a source are our own reading of what runs record.
+"""Detects what goes wrong in a run from its recorded rows: one warning of a kind for each layer.
+
+Thresholds without a source are our own reading of recorded runs.
 """
 
 import collections
@@ -12,27 +13,26 @@ from lm.config.recipe import Recipe
 from lm.run.remedies import list_remedies
 
 # A head's entropy over its maximum. arXiv:2303.06296 calls it collapsed near 0 and names no number;
-# a head at 0.05 reads 1.3 of 256 tokens.
+# a head at 0.05 attends to 1.3 of 256 tokens.
 COLLAPSED_ENTROPY = 0.05
 FALL, FALL_STEPS = 0.5, 100  # a layer's mean that halves within so many steps collapses
-LARGEST_LOGIT = 1e4  # runs beyond diverge (arXiv:2309.14322)
-JUMP = 5.0  # over the median of the last UPDATES; noise alone stays within 2
+LARGEST_LOGIT = 1e4  # runs beyond it diverge (arXiv:2309.14322)
+JUMP = 5.0  # relative to the median of the last UPDATES; noise stays within 2
 UPDATES, FEWEST_UPDATES = 20, 10
-# bfloat16 tells logits apart by 2^-8 of their size, which at 32 is 0.125 nats: more than what most
+# bfloat16 tells logits apart by 2^-8 of their size, which at 32 is 0.125 nats: more than most
 # methods differ by. log Z starts at about log V, 12 at most.
 LOG_Z, LOG_Z_GROWTH = 32.0, 2.0
-DEAD_SHARE = (
-    1e-6  # of the stream's rms: below the rounding of float32, so that adding it changes nothing
-)
-# Over the start. Streams grow tenfold to a hundredfold in healthy runs, and single coordinates to
-# some thousandfold (arXiv:2601.22966 has 6,000 in a healthy one).
+# A branch's share of the stream's rms: below the rounding of float32, adding it changes nothing.
+DEAD_SHARE = 1e-6
+# Relative to the start. Streams grow tenfold to a hundredfold in healthy runs, and single
+# coordinates to some thousandfold (arXiv:2601.22966 has 6,000 in a healthy run).
 EXPLOSION_FACTORS = {'residual_rms': 1e3, 'residual_largest': 1e4}
 
 WarningRecord = dict[str, Any]
 
 
 class Symptom(NamedTuple):
-    """Something that went wrong. layer, head: from 1; None where it concerns all."""
+    """Something that went wrong. layer, head: from 1; None if it concerns all of them."""
 
     kind: str
     text: str
@@ -41,30 +41,34 @@ class Symptom(NamedTuple):
 
 
 class Detector:
-    """Detects what goes wrong, from the rows of metrics.jsonl in their order.
+    """Detects symptoms in the rows of metrics.jsonl, in their order.
 
-    warned: the warnings so far. A warning is {'kind', 'step', 'layer', 'head', 'seen', 'help'}:
-    layer and head as in Seen; seen in words; help as [config line, source] each.
+    A warning is {'kind', 'step', 'layer', 'head', 'seen', 'help'}: layer and head as in Symptom;
+    seen as text; help as a list of [config line, source].
+
+    Args:
+      recipe: the config of the run.
+      previous: the warnings so far.
     """
 
     def __init__(self, recipe: Recipe, previous: list[WarningRecord]):
         self._config = recipe
-        self._reported = {(one['kind'], one['layer']) for one in previous}
+        self._reported = {(warning['kind'], warning['layer']) for warning in previous}
         self._first: dict[str, np.ndarray] = {}
         self._entropies: list[tuple[int, np.ndarray]] = []  # of layers, over FALL_STEPS
         self._updates: collections.deque[float] = collections.deque(maxlen=UPDATES)
 
     def detect(self, row: dict[str, Any]) -> list[WarningRecord]:
-        """The warnings that this row gives rise to."""
-        found = []
-        for one in self._find_symptoms(row['step'], _to_arrays(row)):
-            if (one.kind, one.layer) not in self._reported:
-                self._reported.add((one.kind, one.layer))
-                where = {'layer': one.layer, 'head': one.head}
-                text = {'seen': one.text, 'help': list_remedies(one.kind, self._config)}
-                found.append({'kind': one.kind, 'step': row['step'], **where, **text})
+        """Returns the warnings that this row gives rise to."""
+        warnings = []
+        for symptom in self._find_symptoms(row['step'], _to_arrays(row)):
+            if (symptom.kind, symptom.layer) not in self._reported:
+                self._reported.add((symptom.kind, symptom.layer))
+                location = {'layer': symptom.layer, 'head': symptom.head}
+                text = {'seen': symptom.text, 'help': list_remedies(symptom.kind, self._config)}
+                warnings.append({'kind': symptom.kind, 'step': row['step'], **location, **text})
         self.observe(row)
-        return found
+        return warnings
 
     def observe(self, row: dict[str, Any]) -> None:
         """Takes note of a row that was recorded before, without a warning."""
@@ -97,7 +101,7 @@ class Detector:
             low_N = np.where(
                 (share_N < COLLAPSED_ENTROPY) & ~(first_N < COLLAPSED_ENTROPY), share_N, np.inf
             )
-            before, then = max(
+            before, peak_step = max(
                 ((past_L[layer - 1], past) for past, past_L in recent),
                 key=lambda pair: np.nan_to_num(pair[0]),
                 default=(np.nan, step),
@@ -106,15 +110,15 @@ class Detector:
                 head = int(low_N.argmin())
                 text = (
                     f'the attention of layer {layer}, head {head + 1}, has {share_N[head]:.3g} of '
-                    f'the most entropy it can have at step {step}, less than {COLLAPSED_ENTROPY:g}; it '
-                    f'began with {first_N[head]:.3g}'
+                    f'the most entropy it can have at step {step}, less than '
+                    f'{COLLAPSED_ENTROPY:g}; it began with {first_N[head]:.3g}'
                 )
             elif before >= COLLAPSED_ENTROPY and share_N.mean() < FALL * before:
                 head = int(share_N.argmin())
                 text = (
                     f'the mean attention entropy of layer {layer} fell from {before:.3g} of the '
-                    f'most it can be at step {then} to {share_N.mean():.3g} at step {step}; head '
-                    f'{head + 1} is lowest, at {share_N[head]:.3g}'
+                    f'most it can be at step {peak_step} to {share_N.mean():.3g} at step {step}; '
+                    f'head {head + 1} is lowest, at {share_N[head]:.3g}'
                 )
             else:
                 continue
@@ -123,36 +127,36 @@ class Detector:
     def _find_update_jump(self, step: int, values: dict[str, np.ndarray]) -> Iterator[Symptom]:
         if 'update_norm' not in values or len(self._updates) < FEWEST_UPDATES:
             return
-        usual, now = float(np.median(self._updates)), float(values['update_norm'])
-        if now > JUMP * usual > 0:
+        median, norm = float(np.median(self._updates)), float(values['update_norm'])
+        if norm > JUMP * median > 0:
             text = (
-                f'the update norm jumped to {now:.3g} at step {step}, {now / usual:.3g} times the '
-                f'median of the {len(self._updates)} recorded before'
+                f'the update norm jumped to {norm:.3g} at step {step}, {norm / median:.3g} times '
+                f'the median of the {len(self._updates)} recorded before'
             )
             yield Symptom('update_jump', text)
 
     def _find_log_z_drift(self, step: int, values: dict[str, np.ndarray]) -> Iterator[Symptom]:
-        now = float(values.get('log_z_mean', 0.0))
-        first = float(self._first.get('log_z_mean', now))
-        if abs(now) > LOG_Z and abs(now) > LOG_Z_GROWTH * abs(first):
+        log_z = float(values.get('log_z_mean', 0.0))
+        first = float(self._first.get('log_z_mean', log_z))
+        if abs(log_z) > LOG_Z and abs(log_z) > LOG_Z_GROWTH * abs(first):
             text = (
-                f'the mean log Z of the readout has drifted from {first:.3g} to {now:.3g} at step '
-                f'{step}, beyond {LOG_Z:g}'
+                f'the mean log Z of the readout has drifted from {first:.3g} to {log_z:.3g} at '
+                f'step {step}, beyond {LOG_Z:g}'
             )
             yield Symptom('log_z_drift', text)
 
     def _find_explosion(self, step: int, values: dict[str, np.ndarray]) -> Iterator[Symptom]:
         for name, factor in EXPLOSION_FACTORS.items():
-            if (now_L := values.get(name)) is None:
+            if (value_L := values.get(name)) is None:
                 continue
-            first_L = self._first.get(name, now_L)
-            for layer, (now, first) in enumerate(zip(now_L, first_L, strict=True), start=1):
-                what = f'the {name.replace("_", " ")} of layer {layer}'
-                if not np.isfinite(now):
-                    text = f'{what} is not finite at step {step}'
+            first_L = self._first.get(name, value_L)
+            for layer, (value, first) in enumerate(zip(value_L, first_L, strict=True), start=1):
+                subject = f'the {name.replace("_", " ")} of layer {layer}'
+                if not np.isfinite(value):
+                    text = f'{subject} is not finite at step {step}'
                     yield Symptom('exploding_layer', text, layer)
-                elif now > factor * first > 0:
-                    text = f'{what} grew from {first:.3g} to {now:.3g} at step {step}'
+                elif value > factor * first > 0:
+                    text = f'{subject} grew from {first:.3g} to {value:.3g} at step {step}'
                     yield Symptom('exploding_layer', f'{text}, beyond {factor:g} times', layer)
 
 
@@ -171,12 +175,12 @@ def _find_dead_layers(step: int, values: dict[str, np.ndarray]) -> Iterator[Symp
     for name in ('attention_output_rms', 'mlp_output_rms'):
         if name not in values or 'residual_rms' not in values:
             continue
-        both_L = zip(values[name], values['residual_rms'], strict=True)
-        for layer, (own, stream) in enumerate(both_L, start=1):
-            if own < DEAD_SHARE * stream:
+        rms_L = zip(values[name], values['residual_rms'], strict=True)
+        for layer, (branch, stream) in enumerate(rms_L, start=1):
+            if branch < DEAD_SHARE * stream:
                 text = (
-                    f'the {name.replace("_", " ")} of layer {layer} is {own:.3g} at step {step}, '
-                    f'less than {DEAD_SHARE:g} of its stream, {stream:.3g}'
+                    f'the {name.replace("_", " ")} of layer {layer} is {branch:.3g} at step '
+                    f'{step}, less than {DEAD_SHARE:g} of its stream, {stream:.3g}'
                 )
                 yield Symptom('dead_layer', text, layer)
     for layer, norm in enumerate(values.get('layer_grad_norm', ()), start=1):
@@ -185,7 +189,7 @@ def _find_dead_layers(step: int, values: dict[str, np.ndarray]) -> Iterator[Symp
 
 
 def _to_arrays(row: dict[str, Any]) -> dict[str, np.ndarray]:
-    """The values as arrays, with nan for None."""
+    """Returns the values as arrays, with nan for None."""
     return {
         name: np.array(value, float)
         for name, value in row.items()
@@ -194,7 +198,7 @@ def _to_arrays(row: dict[str, Any]) -> dict[str, np.ndarray]:
 
 
 def format_warning(warning: WarningRecord) -> str:
-    """The warning in one line, for a log."""
+    """Returns the warning in one line, for a log."""
     lines = [f'{line} ({source})' for line, source in warning['help']]
     return f'{warning["seen"]}. {format_help(lines)}'
 

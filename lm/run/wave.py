@@ -1,16 +1,17 @@
-"""A wave: runs that train side by side in one program, a slot each. A run alone is a wave of one.
+"""A wave: runs that train side by side in one program, each in a slot.
 
-Every run keeps its own step, batches, journal and checkpoints, so it may resume, end, roll back or
-diverge on its own. Several processes go through the same steps with the same decisions: they agree
-on what a clock, a disk or a signal decides (`lm.launch.distributed`).
+A single run is a wave of size one. Every run has its own step, batches, journal and checkpoints, so
+it may resume, end, roll back or diverge on its own. Several processes go through the same steps
+with the same decisions: they agree on everything that a clock, a disk or a signal decides
+(`lm.launch.distributed`).
 """
 
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -21,7 +22,7 @@ from lm.launch.distributed import StopAgreement, broadcast_from_first, is_first,
 from lm.record.run import Run
 from lm.run import evaluate
 from lm.run.journal import DivergenceError, Journal
-from lm.run.program import Program
+from lm.run.program import Experiment, Program
 from lm.run.runs import RunSpec, Slot, Status
 from lm.run.start import initial_state
 from lm.run.trace import ASIDE, DATA_WAIT, FETCH, STEP
@@ -29,9 +30,10 @@ from lm.training.state import State
 
 
 @contextlib.contextmanager
-def closing(wave: 'Wave') -> Iterator['Wave']:
-    """Closes the wave at the end of the block, but not after an error of one of several processes:
-    checkpoints are closed together, and such a process ends at once.
+def closing(wave: 'Wave') -> Generator['Wave']:
+    """Closes the wave at the end of the block; after an error only if this is the only process.
+
+    Checkpoints are closed together, and a process with an error ends at once.
     """
     try:
         yield wave
@@ -45,9 +47,14 @@ def closing(wave: 'Wave') -> Iterator['Wave']:
 class Wave:
     """Runs of one program, each opened at its newest checkpoint or freshly initialised.
 
-    size: how many slots the program has; some may be empty. on_failure(folder, error) is called for
-    an error that concerns one run; unless it raises, as by default, the others go on. To be
-    compiled, trained and closed, in this order.
+    Call compile, train and close, in this order.
+
+    Args:
+      program: the program.
+      runs: the runs to train.
+      size: number of slots of the program; some may be empty.
+      on_failure: on_failure(folder, error) is called for an error that concerns one run. The other
+        runs continue unless it raises, which is the default.
     """
 
     def __init__(
@@ -57,13 +64,14 @@ class Wave:
         size: int,
         on_failure: Callable[[Path, Exception], None] | None = None,
     ):
-        self.program, self.experiment = program, program.experiment
+        # Only tpu.plan compiles programs of a mere Blueprint.
+        self.program, self.experiment = program, cast(Experiment, program.experiment)
         self.size, self._on_failure = size, on_failure
         self.slots: list[Slot] = []
         self.states = program.make_buffer(size)
         self._pending: tuple[list[tuple[int, int]], Any] | None = None
         self._stopping = StopAgreement([])
-        self._traced_journal: Journal | None = None  # of the run whose folder has the trace
+        self._traced_journal: Journal | None = None  # its folder gets the trace
         fields = self.experiment.recipe.data
         process_index, process_count = process_share(self.experiment.mesh)
         self.feed = data.Feed(
@@ -77,7 +85,7 @@ class Wave:
         for run in runs:
             try:
                 self._open_slot(run)
-            except (OSError, ValueError) as error:  # such as a checkpoint that cannot be read
+            except (OSError, ValueError) as error:  # such as a damaged checkpoint
                 self._fail(run.folder, error)
 
     def _open_slot(self, run: RunSpec) -> None:
@@ -87,7 +95,7 @@ class Wave:
         if state is None:
             state = initial_state(run.recipe, self.experiment, run.terminal.say)
         if journal.is_finished and is_first() and Run(run.folder).status is None:
-            journal.summarize(Status.DONE)  # it was killed before it wrote its summary
+            journal.summarize(Status.DONE)  # killed before it wrote its summary
         self.states = self.program.put(self.states, state, len(self.slots))
         self.slots.append(Slot(journal, Status.DONE if journal.is_finished else Status.TRAINING))
 
@@ -105,10 +113,13 @@ class Wave:
 
     @property
     def active_slots(self) -> list[int]:
+        """Indices of the slots that still train."""
         return [i for i, slot in enumerate(self.slots) if slot.is_active]
 
     def train(self, signals: list[int], tick: Callable[[], None] = lambda: None) -> None:
-        """Makes steps until every run has ended, or a signal is in `caught`: then saves those left.
+        """Trains until every run has ended, or a signal is in `signals`; then saves unfinished
+        runs.
+
         Calls `tick` after every step.
         """
         self._stopping = StopAgreement(signals)
@@ -147,16 +158,18 @@ class Wave:
             self._end_runs(self.active_slots, Status.STOPPED)
 
     def _select_slots(self, test: Callable[[Journal], bool]) -> list[int]:
-        """Active runs that pass `test`, but for those just rolled back to a step already done."""
+        """Returns active slots that pass `test`, except runs that were just rolled back."""
         slots = self.slots
         return [
             i for i in self.active_slots if not slots[i].is_rolled_back and test(slots[i].journal)
         ]
 
     def dispatch(self) -> None:
-        """Starts a step of all active runs, then fetches the one before: no device is idle."""
+        """Starts a step of all active runs, then fetches the previous step, to keep the devices
+        busy.
+        """
         active = self.active_slots
-        step = self.slots[active[0]].journal.step + 1
+        step = self.slots[active[0]].journal.step + 1  # the trace names one run's step
         with jax.profiler.StepTraceAnnotation(STEP, step_num=step):
             batch = self._take_batches(active)
             self.states, metrics = self._step(self._mask(active), self.states, batch, self.hypers)
@@ -165,14 +178,15 @@ class Wave:
                 self.slots[i].journal.advance()
             self.program.tracer.count_step()
             steps = [(i, self.slots[i].journal.step) for i in active]
-            before, self._pending = (
+            previous, self._pending = (
                 self._pending,
                 (steps, (metrics, self._stopping.begin_exchange())),
             )
-            self._record_metrics(before)
+            # Only now, with the next step queued, wait for the metrics of the previous one.
+            self._record_metrics(previous)
 
     def _begin_trace(self) -> None:
-        """Begins the trace of train.profile where the next step is its first."""
+        """Begins the trace of train.profile if the next step is its first."""
         if not self.active_slots:
             return
         journal = self.slots[self.active_slots[0]].journal
@@ -183,25 +197,29 @@ class Wave:
             self._traced_journal = journal
 
     def _end_trace(self) -> None:
-        """Ends the trace once its last step is done, and says where the time of its steps went."""
+        """Ends the trace once its last step is done, and prints a summary of its time."""
         self.fetch_pending()
         with self._pause_clocks():
+            assert self._traced_journal is not None  # set by `_begin_trace`
             program_text = self.program.compile_step(self.size).as_text
             for line in self.program.tracer.end(program_text, self.size):
                 self._traced_journal.terminal.say(line)
 
     def _take_batches(self, active: list[int]) -> dict[str, jax.Array]:
-        """The next batch of each active run, in its own order of the text; others repeat one."""
+        """Returns the next batch of each active run, in its own order of the text.
+
+        Other slots repeat one of them.
+        """
         start = time.perf_counter()
         with jax.profiler.TraceAnnotation(DATA_WAIT):
-            taken = self.feed.take([self.slots[i].journal.next_place() for i in active])
-        of_each = [taken[0]] * self.size
-        for i, batch in zip(active, taken, strict=True):
-            of_each[i] = batch
+            batches = self.feed.take([self.slots[i].journal.next_place() for i in active])
+        slot_batches = [batches[0]] * self.size
+        for i, batch in zip(active, batches, strict=True):
+            slot_batches[i] = batch
         waited = time.perf_counter() - start
         for i in active:
             self.slots[i].journal.throughput.add_wait(waited)
-        return self.program.stack_batches(of_each)
+        return self.program.stack_batches(slot_batches)
 
     def _mask(self, slots: list[int]) -> np.ndarray:
         mask = np.zeros(self.size, bool)
@@ -210,26 +228,29 @@ class Wave:
 
     def fetch_pending(self) -> None:
         """Fetches the metrics of the last step too; runs that are still active were finite."""
-        before, self._pending = self._pending, None
-        self._record_metrics(before)
+        previous, self._pending = self._pending, None
+        self._record_metrics(previous)
 
     def _record_metrics(self, pending: tuple[list[tuple[int, int]], Any] | None) -> None:
         if pending is None:
             return
         steps, metrics = pending
-        step = steps[0][1] if steps else 0  # none are left of a run that was rolled back
+        step = steps[0][1] if steps else 0  # a rolled-back run leaves none
         with jax.profiler.TraceAnnotation(FETCH, step=step):
             fetched, answer = jax.device_get(metrics)
         self._stopping.finish_exchange(answer)
         for i, step in steps:
             if self.slots[i].is_active:
-                own = self.program.pick(fetched, i).items()
+                row = self.program.pick(fetched, i).items()
                 self._call_journal(
-                    i, Journal.record, step, {name: float(value) for name, value in own}
+                    i, Journal.record, step, {name: float(value) for name, value in row}
                 )
 
     def _call_journal(self, i: int, method: Callable, *arguments) -> None:
-        """Calls act(journal, *arguments). An error ends the run, and all if `on_failure` raises."""
+        """Calls method(journal, *arguments).
+
+        An error ends the run, and all runs if `on_failure` raises.
+        """
         journal = self.slots[i].journal
         try:
             try:
@@ -246,7 +267,7 @@ class Wave:
         self._on_failure(folder, error)
 
     def _recover(self, i: int, error: DivergenceError) -> None:
-        """Rolls a run back, or ends it where its config does not ask for that or it cannot be."""
+        """Rolls a run back, or ends it if its config does not ask for that or it is impossible."""
         slot, journal = self.slots[i], self.slots[i].journal
         try:
             if journal.recipe.train.on_divergence != 'rollback':
@@ -258,7 +279,7 @@ class Wave:
             journal.terminal.show_divergence(str(final))
             return
         self.states = self.program.put(self.states, state, i)
-        if self._pending:  # the step in flight was made from the state that is replaced
+        if self._pending:  # the step in flight used the replaced state
             steps, metrics = self._pending
             self._pending = ([pair for pair in steps if pair[0] != i], metrics)
         slot.is_rolled_back = True
@@ -275,34 +296,35 @@ class Wave:
             return self.program.evaluate(batch, mask, self.states, self.hypers)
 
         with self._pause_clocks():
-            sums, evaluated = (
-                evaluate.sums_by_source(step, batches, rows),
-                self.experiment.objective_rows,
-            )
-            others = {
-                name: evaluate.sums_by_source(step, batches, own) for name, own in evaluated.items()
+            sums = evaluate.sums_by_source(step, batches, rows)
+            objective_sums = {
+                name: evaluate.sums_by_source(step, batches, objective_rows)
+                for name, objective_rows in self.experiment.objective_rows.items()
             }
             for i in slots:
                 losses = evaluate.validation_losses(self.program.pick(sums, i), rows)
-                for name, of_batches in others.items():
-                    losses |= evaluate.objective_loss(name, self.program.pick(of_batches, i), rows)
+                for name, batch_sums in objective_sums.items():
+                    losses |= evaluate.objective_loss(name, self.program.pick(batch_sums, i), rows)
                 self._call_journal(i, Journal.record_evaluation, losses)
 
     def _diagnose(self, slots: list[int]) -> None:
-        """Records what each layer does on the first validation batch, which is always the same."""
+        """Records diagnostics of each layer on the first validation batch, always the same."""
         if not slots:
             return
         batch = next(
             evaluate.validation_batches(self.experiment, self.experiment.dataset.validation)
         )
         with self._pause_clocks():
-            seen = self.program.diagnose(batch, self._mask(slots), self.states, self.hypers)
-            seen = jax.device_get(seen)
+            diagnostics = self.program.diagnose(batch, self._mask(slots), self.states, self.hypers)
+            diagnostics = jax.device_get(diagnostics)
             for i in slots:
-                self._call_journal(i, Journal.record_diagnosis, self.program.pick(seen, i))
+                self._call_journal(i, Journal.record_diagnosis, self.program.pick(diagnostics, i))
 
     def save_run(self, i: int) -> None:
-        """Starts a checkpoint of run i, unless it has one of this step. Needs `settle` before."""
+        """Starts a checkpoint of run i, unless it has one of this step.
+
+        Call `fetch_pending` before.
+        """
         if self.slots[i].journal.saved_step != self.slots[i].journal.step:
             with self._pause_clocks():
                 self._call_journal(i, Journal.save, self.take_state(i))
@@ -317,15 +339,15 @@ class Wave:
                 self.slots[i].status = status
 
     def compact(self) -> None:
-        """Goes on with fewer slots where empty ones would cost more time than compiling anew."""
-        multiple = self.experiment.mesh.shape['run']
+        """Continues with fewer slots if empty slots would cost more time than compiling again."""
+        multiple = self.experiment.mesh.shape['run']  # the mesh cuts slots evenly
         fewer = max(1, -(-len(self.active_slots) // multiple)) * multiple
         skipped = self.program.layout.skips_inactive
         if skipped or not self.active_slots or fewer > self.size // 2:
             return
-        left = max(s.recipe.train.steps - s.journal.step for s in self.slots if s.is_active)
+        steps_left = max(s.recipe.train.steps - s.journal.step for s in self.slots if s.is_active)
         step_sec = self.slots[self.active_slots[0]].journal.last.get('step_sec') or 0.0
-        worth_it = left * step_sec * (1 - fewer / self.size) >= self.program.compile_sec
+        worth_it = steps_left * step_sec * (1 - fewer / self.size) >= self.program.compile_sec
         if not broadcast_from_first(worth_it):
             return
         states = [self.take_state(i) for i in self.active_slots]
@@ -344,11 +366,11 @@ class Wave:
 
     def _close_journals(self, slots: list[Slot]) -> None:
         for slot in slots:
-            with contextlib.suppress(OSError):  # which ended that run, and was reported
+            with contextlib.suppress(OSError):  # it has ended that run, and was reported
                 slot.journal.close()
 
     @contextlib.contextmanager
-    def _pause_clocks(self) -> Iterator[None]:
+    def _pause_clocks(self) -> Generator[None]:
         """Leaves the time of the block out of every run's tokens/s."""
         for i in self.active_slots:
             self.slots[i].journal.throughput.pause()

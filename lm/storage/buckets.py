@@ -13,29 +13,28 @@ import dataclasses
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeGuard
 
 from lm.storage.files import expand_home, first_line, user_cache
 
-# The variable with the address of a store other than Google's or Amazon's.
+# Environment variables with the address of a store other than Google's or Amazon's.
 ENDPOINTS = {'gs': 'GOOGLE_BASE_URL', 's3': 'AWS_ENDPOINT_URL'}
 FORM = 'gs://BUCKET/PATH or s3://BUCKET/PATH'
-CONCURRENT_REQUESTS = 16  # requests of one job
-TRY_SEC = 20.0  # for one request with its repetitions by the library
-REQUEST_SEC = 30.0  # for one repetition, which moves a part at most
-PART_BYTES = 5 << 20  # the least that S3 takes
-MAX_PARTS = 9_000  # S3 takes 10,000 of an object
+CONCURRENT_REQUESTS = 16  # per job
+TRY_SEC = 20.0  # for a request with the library's repetitions
+REQUEST_SEC = 30.0  # for one repetition, which moves at most one part
+PART_BYTES = 5 << 20  # the smallest part that S3 accepts
+MAX_PARTS = 9_000  # S3 accepts 10,000 for an object
 CONCURRENT_PARTS = 4  # while an object is written
-READ_ATTEMPTS = 5  # attempts at an object that is replaced while it is read
-RANGE_BYTES = 16 << 20  # of an object, read in one request
-METADATA_ADDRESS = (
-    '169.254.169.254'  # the address that knows a cloud machine's role; asked as a last resort
-)
-# Amazon answers 400 to a token that has expired. Google's files are read before any request.
+READ_ATTEMPTS = 5  # an object may be replaced while it is read
+RANGE_BYTES = 16 << 20  # read in one request
+# The library asks this address for a cloud machine's role if it finds no other credentials.
+METADATA_ADDRESS = '169.254.169.254'
+# Amazon answers 400 to an expired token. Google's credential files are read before any request.
 REFUSAL_PATTERNS = (
     '401 Unauthorized',
     '403 Forbidden',
@@ -48,11 +47,11 @@ MAX_ERROR_CHARS = 300  # characters of the library's error
 
 
 class BucketError(OSError):
-    """The store did not do what it was asked to."""
+    """The store did not carry out a request."""
 
 
 class RequestRefused(BucketError):
-    """The store will not do it however often it is asked: credentials, or no such bucket."""
+    """The store refuses a request for good: wrong credentials, or no such bucket."""
 
 
 class PreconditionFailed(BucketError):
@@ -63,24 +62,24 @@ class PreconditionFailed(BucketError):
 class Times:
     """Seconds; $EVENKEEL_BUCKET_PACE_SEC sets `pace`, and so on."""
 
-    pace: float = 15.0  # between looks at the local folder of a run
-    retry: float = 180.0  # for which a bucket that is out of reach is tried again
-    lease: float = 60.0  # without renewal, after which another process may take a workdir
+    pace: float = 15.0  # between pushes of a run's local folder
+    retry: float = 180.0  # for retrying an unreachable bucket
+    lease: float = 60.0  # without renewal until another process may take a workdir
 
 
 def read_times() -> Times:
-    """Returns the times, as the environment sets them. Raises ValueError for no positive number."""
-    found = {}
+    """Returns the times that the environment sets. Raises ValueError unless they are positive."""
+    seconds = {}
     for field in dataclasses.fields(Times):
         name = f'EVENKEEL_BUCKET_{field.name.upper()}_SEC'
         text = os.environ.get(name) or field.default
         try:
-            found[field.name] = float(text)
+            seconds[field.name] = float(text)  # ty: ignore[invalid-argument-type] - has a default
         except ValueError:
-            found[field.name] = 0.0
-        if not 0.0 < found[field.name] < 1e6:
+            seconds[field.name] = 0.0
+        if not 0.0 < seconds[field.name] < 1e6:
             raise ValueError(f'{name} must be a positive number of seconds; got {text!r}')
-    return Times(**found)
+    return Times(**seconds)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,8 +91,8 @@ class ObjectMeta:
     version: str | None
 
 
-def is_url(path: str | Path) -> bool:
-    """Whether a path names a store, of whatever kind, rather than a folder."""
+def is_url(path: str | Path) -> TypeGuard[str]:
+    """Returns whether a path names a store, of any kind, rather than a folder."""
     return isinstance(path, str) and re.match(r'[A-Za-z][\w+.-]*://', path) is not None
 
 
@@ -109,8 +108,8 @@ def parse_local_path(path: str | Path, name: str) -> Path:
 
 def parse_url(url: str) -> tuple[str, str, str]:
     """Returns (scheme, bucket, path). Raises ValueError for any other kind of URL."""
-    scheme, _, rest = url.partition('://')
-    bucket, _, path = rest.partition('/')
+    scheme, _, location = url.partition('://')
+    bucket, _, path = location.partition('/')
     path = path.strip('/')
     if scheme not in ENDPOINTS:
         raise ValueError(f'{url}: folders in object storage are {FORM}, others are plain paths.')
@@ -120,26 +119,33 @@ def parse_url(url: str) -> tuple[str, str, str]:
 
 
 def join_url(url: str, *names: str | int) -> str:
+    """Returns a URL with names appended to its path."""
     return '/'.join([url.rstrip('/'), *map(str, names)])
 
 
 def cache_folder(url: str, kind: str) -> Path:
-    """Returns the local folder of a URL, $EVENKEEL_CACHE/KIND/DIGEST or below the user's cache."""
+    """Returns the local folder of a URL.
+
+    It is $EVENKEEL_CACHE/KIND/DIGEST, or a folder in the user's cache.
+    """
     scheme, bucket, path = parse_url(url)
     endpoint = os.environ.get(ENDPOINTS[scheme], '')
     identity = f'{endpoint} {scheme}://{bucket}/{path}'
-    given = os.environ.get('EVENKEEL_CACHE')
-    root = Path(expand_home(given)).absolute() if given else user_cache() / 'buckets'
+    cache = os.environ.get('EVENKEEL_CACHE')
+    root = Path(expand_home(cache)).absolute() if cache else user_cache() / 'buckets'
     return root / kind / hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()
 
 
 def local_name(url: str) -> str:
-    """Returns the last part of a URL's path, with _ for what a local path may not hold."""
+    """Returns the last part of a URL's path, with _ in place of special characters."""
     return re.sub(r'[^\w.-]', '_', parse_url(url)[2].split('/')[-1])
 
 
 def for_each(function: Callable[[Any], Any], arguments: Iterable[Any]) -> list[Any]:
-    """Calls `act` on every item, AT_ONCE at a time; after an error it begins no further one."""
+    """Calls `function` on each argument, CONCURRENT_REQUESTS at a time.
+
+    After an error no further call is started.
+    """
     pool = ThreadPoolExecutor(CONCURRENT_REQUESTS)
     try:
         return list(pool.map(function, arguments))
@@ -148,33 +154,35 @@ def for_each(function: Callable[[Any], Any], arguments: Iterable[Any]) -> list[A
 
 
 class Bucket:
-    """The objects below a URL, by names relative to it.
+    """The objects under a URL, by names relative to it.
 
-    Every method raises BucketError, in words, if the store cannot be reached or refuses, and
-    FileNotFoundError for an object that is not there.
+    Every method raises BucketError if the store cannot be reached or refuses, and FileNotFoundError
+    for an object that does not exist.
     """
 
     def __init__(self, url: str, store: Any):
         self.url, self._store = url.rstrip('/'), store
 
     def list(self, folder: str = '') -> dict[str, ObjectMeta]:
-        """Returns all objects, or those below a folder, as they are now; but for the empty ones by
-        which consoles show folders.
+        """Returns all current objects, or those in a folder.
+
+        The empty objects by which consoles show folders are left out.
         """
         with self._translate_errors(folder):
-            listed = self._store.list(folder or None, chunk_size=1000).collect()
-        found = {one['path']: _parse_meta(one) for one in listed}
-        folders = {'', *(str(parent) for name in found for parent in PurePosixPath(name).parents)}
-        return {name: one for name, one in found.items() if one.size or name not in folders}
+            metas = self._store.list(folder or None, chunk_size=1000).collect()
+        objects = {meta['path']: _parse_meta(meta) for meta in metas}
+        folders = {'', *(str(parent) for name in objects for parent in PurePosixPath(name).parents)}
+        return {name: meta for name, meta in objects.items() if meta.size or name not in folders}
 
     def read(self, name: str) -> tuple[bytes, ObjectMeta]:
+        """Returns the content and the metadata of an object."""
         with self._translate_errors(name):
-            found = self._store.get(name)
-            stored = _parse_meta(found.meta)
-            return bytes(found.bytes()), stored
+            response = self._store.get(name)
+            meta = _parse_meta(response.meta)
+            return bytes(response.bytes()), meta
 
     def fetch(self, name: str, path: Path) -> ObjectMeta:
-        """Reads an object into a file, again if it is replaced meanwhile."""
+        """Reads an object into a file, and repeats this if the object is replaced meanwhile."""
         for _ in range(READ_ATTEMPTS - 1):
             with contextlib.suppress(PreconditionFailed):
                 return self._fetch(name, path)
@@ -182,16 +190,18 @@ class Bucket:
 
     def _fetch(self, name: str, path: Path) -> ObjectMeta:
         with path.open('wb') as file, self._translate_errors(name):
-            found = self._store.get(name)
-            stored = _parse_meta(found.meta)
-            if stored.size <= RANGE_BYTES:
-                file.write(found.bytes())
-                return stored
-            for start in range(0, stored.size, RANGE_BYTES):  # all of the same object
-                part = start, min(start + RANGE_BYTES, stored.size)
-                same = {'range': part, 'if_match': stored.e_tag}
-                file.write(self._store.get(name, options=same).bytes())
-        return stored
+            response = self._store.get(name)
+            meta = _parse_meta(response.meta)
+            if meta.size <= RANGE_BYTES:
+                file.write(response.bytes())
+                return meta
+            for start in range(
+                0, meta.size, RANGE_BYTES
+            ):  # `if_match`: all ranges of the same object
+                part = start, min(start + RANGE_BYTES, meta.size)
+                options = {'range': part, 'if_match': meta.e_tag}
+                file.write(self._store.get(name, options=options).bytes())
+        return meta
 
     def write(self, name: str, content: bytes | Path) -> ObjectMeta:
         """Writes bytes, or the content of a file."""
@@ -201,23 +211,35 @@ class Bucket:
         return self._put(name, content)
 
     def create(self, name: str, content: bytes) -> ObjectMeta:
-        """Writes a new object. Raises Changed if it exists."""
+        """Writes a new object. Raises PreconditionFailed if it exists."""
         return self._put(name, content, mode='create')
 
     def replace(self, name: str, content: bytes, before: ObjectMeta) -> ObjectMeta:
-        """Overwrites an object. Raises Changed if it is not `before` any more."""
-        known = {'e_tag': before.e_tag, 'version': before.version}  # GCS goes by the latter
-        how = {key: value for key, value in known.items() if value is not None}
-        return self._put(name, content, mode=how)
+        """Overwrites an object.
+
+        Args:
+          name: the name of the object.
+          content: the new content.
+          before: the metadata of the content to replace.
+
+        Returns:
+          The new metadata.
+
+        Raises:
+          PreconditionFailed: if the object is no longer `before`.
+        """
+        conditions = {'e_tag': before.e_tag, 'version': before.version}  # GCS compares the version
+        mode = {key: value for key, value in conditions.items() if value is not None}
+        return self._put(name, content, mode=mode)
 
     def _put(self, name: str, content: bytes | Path, **options: Any) -> ObjectMeta:
         size = content.stat().st_size if isinstance(content, Path) else len(content)
         with self._translate_errors(name):
-            found = self._store.put(name, content, **options)
-        return ObjectMeta(size, found.get('e_tag'), found.get('version'))
+            response = self._store.put(name, content, **options)
+        return ObjectMeta(size, response.get('e_tag'), response.get('version'))
 
     def delete(self, names: Iterable[str]) -> None:
-        """Deletes objects; one that is not there is no error."""
+        """Deletes objects; an object that does not exist is no error."""
 
         def delete_object(name: str) -> None:
             with contextlib.suppress(FileNotFoundError), self._translate_errors(name):
@@ -226,47 +248,48 @@ class Bucket:
         for_each(delete_object, names)
 
     @contextlib.contextmanager
-    def _translate_errors(self, name: str) -> Iterator[None]:
-        """Turns the library's errors into ours, with the URL and one line of its text."""
+    def _translate_errors(self, name: str) -> Generator[None]:
+        """Raises the library's errors as ours, with the URL and one line of its text."""
         from obstore import exceptions
 
-        where = join_url(self.url, name) if name else self.url
+        url = join_url(self.url, name) if name else self.url
         try:
             yield
         except (exceptions.AlreadyExistsError, exceptions.PreconditionError) as error:
-            raise PreconditionFailed(f'{where} has been changed by another process') from error
+            raise PreconditionFailed(f'{url} has been changed by another process') from error
         except (exceptions.BaseError, FileNotFoundError) as error:
-            # All errors of a listing have one type, and the store's answer in their text.
-            said, line = str(error), first_line(error, MAX_ERROR_CHARS)
-            if 'NoSuchBucket' in said:
+            # Errors of a listing all have one type, so the store's answer is found in their text.
+            message, line = str(error), first_line(error, MAX_ERROR_CHARS)
+            if 'NoSuchBucket' in message:
                 raise RequestRefused(
-                    f'there is no bucket {parse_url(self.url)[1]} for {self.url}: make it, or correct '
-                    'the URL.'
+                    f'there is no bucket {parse_url(self.url)[1]} for {self.url}: make it, or '
+                    'correct the URL.'
                 ) from error
-            if 'invalid path' in said:
+            if 'invalid path' in message:
                 raise BucketError(
-                    f'{where} holds an object that no path names ({line}): delete it, as the store '
+                    f'{url} holds an object that no path names ({line}): delete it, as the store '
                     'can list nothing beside it.'
                 ) from error
-            if METADATA_ADDRESS in said or any(status in said for status in REFUSAL_PATTERNS):
-                kind = (
-                    BucketError if METADATA_ADDRESS in said else RequestRefused
-                )  # that address may answer later
+            if METADATA_ADDRESS in message or any(status in message for status in REFUSAL_PATTERNS):
+                # The metadata server may answer later; other refusals are final.
+                kind = BucketError if METADATA_ADDRESS in message else RequestRefused
                 raise kind(
-                    f'{where}: these credentials may not do that, or there are none '
-                    f'({"none were found" if METADATA_ADDRESS in said else line}). For s3:// set '
-                    'AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and, if it has one, '
+                    f'{url}: these credentials may not do that, or there are none '
+                    f'({"none were found" if METADATA_ADDRESS in message else line}). For s3:// '
+                    'set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and, if it has one, '
                     'AWS_SESSION_TOKEN, for gs:// GOOGLE_APPLICATION_CREDENTIALS, to those of an '
                     'account that may list, read, write and delete there.'
                 ) from error
             if isinstance(error, FileNotFoundError):
-                raise FileNotFoundError(f'there is no {where}') from error
-            raise BucketError(f'{where} cannot be reached ({line})') from error
+                raise FileNotFoundError(f'there is no {url}') from error
+            raise BucketError(f'{url} cannot be reached ({line})') from error
 
 
 def open_bucket(url: str) -> Bucket:
-    """Opens a store without a request. Raises ValueError for another URL, a wrong address in the
-    environment, or without obstore, and Refused for a damaged file of credentials.
+    """Opens a store without a request.
+
+    Raises ValueError for another URL, a wrong address in the environment, or without obstore, and
+    RequestRefused for a damaged file of credentials.
     """
     scheme, bucket, path = parse_url(url)
     try:
@@ -284,11 +307,11 @@ def open_bucket(url: str) -> Bucket:
     backoff = {'init_backoff': timedelta(seconds=0.1), 'max_backoff': timedelta(seconds=5)}
     try_time = timedelta(seconds=min(TRY_SEC, read_times().lease / 3, read_times().retry))
     retries = {'max_retries': 100, 'retry_timeout': try_time, 'backoff': backoff | {'base': 2}}
-    found = Bucket(url, None)
-    with found._translate_errors(''):
-        how = {'client_options': options, 'retry_config': retries}
-        found._store = kinds[scheme](bucket, prefix=path, **how)
-    return found
+    opened = Bucket(url, None)
+    with opened._translate_errors(''):
+        configs = {'client_options': options, 'retry_config': retries}
+        opened._store = kinds[scheme](bucket, prefix=path, **configs)
+    return opened
 
 
 def _parse_meta(meta: Any) -> ObjectMeta:

@@ -2,8 +2,8 @@
 
 A store has no folders and renames nothing, so a folder gets a mark: the object FOLDER/.whole, which
 is written after all others and deleted before any of them. It is JSON: {'files': {name: bytes},
-'token': text}, where no two uploads have the same token. A folder without a mark, or with a mark
-that lists an object that is not there, is incomplete, and nobody reads it.
+'token': text}, where no two uploads have the same token. A folder is incomplete, and nobody reads
+it, if it has no mark, or if its mark lists an object that does not exist.
 """
 
 import dataclasses
@@ -35,7 +35,13 @@ def list_complete_folders(
 
 
 def read_mark(bucket: Bucket, folder: str, listing: Mapping | None = None) -> FolderMark | None:
-    """Returns the mark of a folder, or None if it is not complete by the listing of the bucket."""
+    """Returns the mark of a folder, or None if the listing shows that the folder is incomplete.
+
+    Args:
+      bucket: the bucket.
+      folder: name of the folder.
+      listing: the objects of the bucket; listed anew if None.
+    """
     try:
         record = parse_json(bucket.read(f'{folder}/{MARK}')[0])
         mark = FolderMark(
@@ -44,8 +50,8 @@ def read_mark(bucket: Bucket, folder: str, listing: Mapping | None = None) -> Fo
     except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
         return None
     listing = bucket.list(folder) if listing is None else listing
-    found = {name: listing.get(f'{folder}/{name}') for name in mark.files}
-    sizes = {name: one.size for name, one in found.items() if one is not None}
+    objects = {name: listing.get(f'{folder}/{name}') for name in mark.files}
+    sizes = {name: stored.size for name, stored in objects.items() if stored is not None}
     return mark if sizes == mark.files else None
 
 
@@ -57,10 +63,16 @@ def upload(
     check: Callable[[], None] = lambda: None,
     sent: set[str] | None = None,
 ) -> None:
-    """Writes the files of the local folder `path`, and then the mark.
+    """Writes the files of a local folder, and then the mark.
 
-    check: called before each write; it may raise. sent: names that an earlier upload with this
-    token has written, and that are not written again; kept up to date.
+    Args:
+      bucket: the bucket.
+      path: the local folder.
+      folder: name of the folder in the bucket.
+      token: a token that no other upload has.
+      check: called before each write; it may raise.
+      sent: names that an earlier upload with this token has written, which are skipped; updated in
+        place.
     """
     sent = set() if sent is None else sent
     sizes = {name: (path / name).stat().st_size for name in list_files(path)}
@@ -78,11 +90,22 @@ def upload(
 
 
 def list_files(path: Path) -> list[str]:
-    return sorted(one.relative_to(path).as_posix() for one in path.rglob('*') if one.is_file())
+    """Returns the names of all files in a folder, relative to it."""
+    return sorted(file.relative_to(path).as_posix() for file in path.rglob('*') if file.is_file())
 
 
 def fetch(bucket: Bucket, folder: str, mark: FolderMark, path: Path) -> None:
-    """Writes a complete folder to `path`. Raises FileNotFoundError if it changes meanwhile."""
+    """Writes a complete folder of a bucket to a local path.
+
+    Args:
+      bucket: the bucket.
+      folder: name of the folder.
+      mark: its mark.
+      path: the local folder.
+
+    Raises:
+      FileNotFoundError: if the folder changes meanwhile.
+    """
     for parent in {(path / name).parent for name in mark.files} | {path}:
         parent.mkdir(parents=True, exist_ok=True)
 
@@ -98,7 +121,14 @@ def fetch(bucket: Bucket, folder: str, mark: FolderMark, path: Path) -> None:
 def delete(
     bucket: Bucket, folder: str, names: Iterable[str], check: Callable[[], None] = lambda: None
 ) -> None:
-    """Deletes the mark, then the objects: what an interrupted call leaves counts as incomplete."""
+    """Deletes the mark, then the objects, so that an interrupted call leaves an incomplete folder.
+
+    Args:
+      bucket: the bucket.
+      folder: name of the folder.
+      names: names of its objects.
+      check: called before each deletion; it may raise.
+    """
     check()
     bucket.delete([f'{folder}/{MARK}'])
     check()

@@ -10,18 +10,18 @@ import os
 import socket
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 POLL_SEC = 0.1
-FULL_MESSAGES = {  # errors of a write for which there is no room, in words about a folder
+FULL_MESSAGES = {  # by error number of a write
     errno.ENOSPC: 'the disk that holds {} is full',
     errno.EDQUOT: 'the quota of the disk that holds {} is used up',
     errno.EFBIG: 'a file in {} has the largest size that files may have here (ulimit -f)',
 }
-MAX_JSON_BYTES = 1 << 28  # bytes of a JSON file; a sweep of 100,000 cells has a fifth
-MAX_NESTING = 64  # of JSON; records of ours nest four deep
+MAX_JSON_BYTES = 1 << 28  # a sweep of 100,000 cells has a fifth of this
+MAX_NESTING = 64  # of JSON; our records nest four deep
 SEAL = 'sha256'  # the field of a sealed record that holds the digest of the others
 NO_LOCK_ERRNOS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
@@ -31,7 +31,7 @@ class InUseError(ValueError):
 
 
 class UnreadableFile(ValueError):
-    """A file is cut, damaged, or holds something else."""
+    """A file is truncated, damaged, or has another kind of content."""
 
 
 def discard_line(line: str) -> None:
@@ -39,8 +39,9 @@ def discard_line(line: str) -> None:
 
 
 def expand_home(path: str) -> str:
-    """Returns a path with a folder in place of a leading ~ or ~USER, as a shell would; shells leave
-    --workdir=~/x as it is. Raises ValueError where there is no such folder.
+    """Returns a path with a folder in place of a leading ~ or ~USER, as a shell would.
+
+    Shells do not expand --workdir=~/x. Raises ValueError if there is no such folder.
     """
     expanded = os.path.expanduser(path)
     if path.startswith('~') and expanded == path:
@@ -53,8 +54,9 @@ def expand_home(path: str) -> str:
 
 
 def user_cache() -> Path:
-    """$XDG_CACHE_HOME/evenkeel, or else ~/.cache/evenkeel. Raises ValueError without a home folder,
-    as a container's user may have none.
+    """Returns $XDG_CACHE_HOME/evenkeel, or else ~/.cache/evenkeel.
+
+    Raises ValueError if the user has no home folder, as in some containers.
     """
     try:
         return Path(os.environ.get('XDG_CACHE_HOME') or expand_home('~/.cache')) / 'evenkeel'
@@ -66,33 +68,32 @@ def user_cache() -> Path:
 
 
 def describe_full_disk(error: BaseException, folder: Path | str) -> str:
-    """Returns what is full, for an error of a write to `folder`; '' for an error of another kind.
+    """Returns a text about a full disk or quota, for an error of a write to `folder`.
 
-    An error without a number is judged by the one that caused it, or else by its text: libraries
-    quote the system's words. Memory of a device that is full (RESOURCE_EXHAUSTED) is no disk.
+    It is '' for other errors. If the error has no number, its causes are searched for one, and then
+    its text for the system's words, which libraries quote. Full device memory (RESOURCE_EXHAUSTED)
+    is not a disk.
     """
     cause: BaseException | None = error
     while cause is not None:
-        if number := getattr(cause, 'errno', None):
-            return FULL_MESSAGES.get(number, '').format(folder)
+        if code := getattr(cause, 'errno', None):
+            return FULL_MESSAGES.get(code, '').format(folder)
         cause = cause.__cause__
-    quoted = (
-        number for number in FULL_MESSAGES if os.strerror(number).lower() in str(error).lower()
-    )
-    return FULL_MESSAGES.get(next(quoted, 0), '').format(folder)
+    codes = (code for code in FULL_MESSAGES if os.strerror(code).lower() in str(error).lower())
+    return FULL_MESSAGES.get(next(codes, 0), '').format(folder)
 
 
 def first_line(error: Exception, max_chars: int | None = None) -> str:
-    """Returns the first line of an error's text, at most `most` characters of it."""
+    """Returns the first line of an error's text, at most `max_chars` characters of it."""
     return str(error).strip().partition('\n')[0][:max_chars]
 
 
 @contextlib.contextmanager
-def replace_file(path: Path) -> Iterator[Path]:
+def replace_file(path: Path) -> Generator[Path]:
     """Yields a temporary path that replaces `path` when the block ends without an error.
 
-    The content is synced first, so that it outlasts a power cut. Each process has a temporary path
-    of its own: several may write the same file, and the last one stays. An OSError names the file.
+    The content is synced first, so that it outlasts a power cut. Each process has its own temporary
+    path: several may write the same file, and the last one wins. An OSError names the file.
     """
     temporary = path.with_name(f'{path.name}.{socket.gethostname()}.{os.getpid()}.tmp')
     try:
@@ -101,7 +102,7 @@ def replace_file(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
         sync(path.parent)
     except OSError as error:
-        if error.errno and not error.filename:  # a write does not know where it goes
+        if error.errno and not error.filename:  # errors of write() lack the name
             error.filename = str(path)
         raise
     finally:
@@ -118,13 +119,13 @@ def sync(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes all of a file or nothing, even if the process is killed midway."""
+    """Writes a whole file or nothing, even if the process is killed midway."""
     with replace_file(path) as temporary:
         temporary.write_text(text)
 
 
 def write_json(path: Path, record: dict[str, Any]) -> None:
-    """Writes an indented JSON file as `write_text` does."""
+    """Writes an indented JSON file, atomically like `write_text`."""
     write_text(path, format_json(record))
 
 
@@ -133,7 +134,7 @@ def format_json(record: dict[str, Any]) -> str:
 
 
 def seal_record(record: dict[str, Any]) -> dict[str, Any]:
-    """Returns the record with its digest, by which `read_json` notices that one was changed."""
+    """Returns the record with its digest, by which `read_json` detects changes."""
     return record | {SEAL: _digest(record)}
 
 
@@ -144,17 +145,17 @@ def _digest(record: dict[str, Any]) -> str:
 def read_json(path: Path) -> dict[str, Any]:
     """Returns the object in a JSON file, without its seal.
 
-    Raises Unreadable, naming the file, if it holds no object, one that was changed after it was
-    `sealed`, or what only a stranger would write: too large, too deep, no regular file.
+    Raises UnreadableFile, naming the file, if it holds no object, if a `seal_record` record was
+    changed after it was written, or if it is too large, nested too deep, or not a regular file.
     """
     with open_regular(path) as file:
-        data = file.read(MAX_JSON_BYTES + 1)
-    if len(data) > MAX_JSON_BYTES:
+        content = file.read(MAX_JSON_BYTES + 1)
+    if len(content) > MAX_JSON_BYTES:
         raise UnreadableFile(
             f'{path} cannot be read as JSON (it is larger than {MAX_JSON_BYTES:,} bytes)'
         )
     try:
-        record = parse_json(data)
+        record = parse_json(content)
     except ValueError as error:
         raise UnreadableFile(f'{path} cannot be read as JSON ({error})') from error
     if not isinstance(record, dict):
@@ -167,30 +168,30 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def parse_json(data: bytes, **hooks: Any) -> Any:
-    """Returns the value in JSON text. Raises ValueError, also where it nests too deep to use.
+    """Returns the value in JSON text. Raises ValueError, also if it nests too deep to use.
 
-    hooks: as those of `json.loads`, such as parse_int.
+    hooks: keyword arguments of `json.loads`, such as parse_int.
     """
     try:
         value = json.loads(data.decode(), **hooks)
     except RecursionError as error:
         raise ValueError('it nests too deep') from error
-    # Brackets within strings count too, so that many of them alone say nothing.
+    # Brackets within strings are counted too, so a high count alone is no proof.
     if data.count(b'[') + data.count(b'{') > MAX_NESTING and _is_deeper(value, MAX_NESTING):
         raise ValueError(f'it nests deeper than {MAX_NESTING}')
     return value
 
 
 def _is_deeper(value: Any, max_depth: int) -> bool:
-    """Whether lists and dicts nest deeper than `most`."""
+    """Returns whether lists and dicts nest deeper than `max_depth`."""
     if not isinstance(value, dict | list):
         return False
-    inner = value.values() if isinstance(value, dict) else value
-    return max_depth == 0 or any(_is_deeper(one, max_depth - 1) for one in inner)
+    children = value.values() if isinstance(value, dict) else value
+    return max_depth == 0 or any(_is_deeper(child, max_depth - 1) for child in children)
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Opens a file to read it. Raises Unreadable for what is none: a pipe would never end."""
+    """Opens a file for reading. Raises UnreadableFile unless it is regular (a pipe never ends)."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -206,29 +207,40 @@ def hold_lock(
     in_use_message: str = '',
     say: Callable[[str], None] = discard_line,
     wait_until: float = math.inf,
-) -> Iterator[bool]:
-    """Holds the lock of the file `path`, which is created, until the block or the process ends.
+) -> Generator[bool]:
+    """Holds the lock of a file, which is created, until the block or the process ends.
 
-    If another process holds it, says `waiting` and waits until `wait_until` (of `time.monotonic`),
-    then raises InUse with the text `in_use`. Yields False, with a note, if there are no locks.
+    Yields False, with a note, if the file system has no locks.
+
+    Args:
+      path: the lock file.
+      waiting_message: printed once if another process holds the lock.
+      in_use_message: text of the InUseError.
+      say: prints a line.
+      wait_until: time (`time.monotonic`) until which to wait for the lock.
+
+    Raises:
+      InUseError: if another process still holds the lock then.
     """
-    # Whoever gave us the folder may have put a link there, or a pipe.
+    # The folder may come from someone else, who may have put a link or a pipe there.
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     with open(descriptor, 'r+b', buffering=0) as file:
-        os.utime(descriptor)  # by which hosts know that they see the same file
-        while (held := _try_lock(file, path, say)) is False:
+        os.utime(descriptor)  # hosts compare it to check that they see the same file
+        while (is_held := _try_lock(file, path, say)) is False:
             if time.monotonic() >= wait_until:
                 raise InUseError(in_use_message)
             if waiting_message:
                 say(waiting_message)
             waiting_message = ''
             time.sleep(POLL_SEC)
-        yield held is True
+        yield is_held is True
 
 
 def is_locked(path: Path) -> bool:
-    """Whether another process holds the lock of the file; also False where there are no locks. Who
-    wants the lock at this very moment may have to try twice.
+    """Returns whether another process holds the lock of the file; False if there are no locks.
+
+    The check takes the lock for a moment, so a process that tries to lock the file may have to
+    retry.
     """
     try:
         with open_regular(path) as file:
@@ -241,7 +253,7 @@ def is_locked(path: Path) -> bool:
 
 
 def _try_lock(file: IO, path: Path, say: Callable[[str], None]) -> bool | None:
-    """Whether this process holds the lock now; None on a file system without locks."""
+    """Returns whether this process now holds the lock; None on a file system without locks."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,24 +1,24 @@
-"""Folders of this machine that one command fills: complete, or marked as incomplete.
+"""Local folders that one command fills: complete, or marked as incomplete.
 
-The mark is the file FOLDER/.incomplete. It is there before anything else and goes after all else is
-written; whoever is killed in between leaves it. Readers refuse a folder with a mark, and the same
-command removes what is there and fills it anew.
+The mark is the file FOLDER/.incomplete. It is created first and removed after everything else is
+written, so a killed command leaves it. Readers refuse a folder with a mark, and the same command
+removes the content and fills the folder again.
 """
 
 import contextlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 from lm.storage.files import sync
 
 MARK = '.incomplete'
-# By which others know a folder of theirs, so that they take one without it for none.
+# Other programs recognise their folders by these files, and ignore a folder without them.
 EXTERNAL_MARKERS = ('config.json', 'adapter_config.json')
 
 
 def check_empty(folder: Path) -> None:
-    """Raises ValueError where a folder to be filled holds something, unless it has the mark."""
+    """Raises ValueError if a folder to be filled is not empty, unless it has the mark."""
     if folder.exists() and any(folder.iterdir()) and not (folder / MARK).exists():
         raise ValueError(f'--out={folder} is not empty; give a new folder')
 
@@ -33,18 +33,20 @@ def check_complete(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def fill_folder(folder: Path) -> Iterator[None]:
-    """Marks a folder as incomplete until the block that fills it has ended without an error.
+def fill_folder(folder: Path) -> Generator[None]:
+    """Marks a folder as incomplete until the block that fills it ends without an error.
 
-    What an interrupted command left there is removed first. What outsiders know the folder by, such
-    as config.json, should come last. Raises ValueError for a folder that `check_empty` refuses.
+    Files of an interrupted command are removed first. Files by which other programs recognise the
+    folder, such as config.json, should be written last. Raises ValueError for a folder that
+    `check_empty` refuses.
     """
     check_empty(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MARK).touch()
     sync(folder)
-    left = (path for path in folder.iterdir() if path.name != MARK)
-    for path in sorted(left, key=lambda path: path.name not in EXTERNAL_MARKERS):
+    # Markers first: if this is interrupted too, no other program recognises the rest.
+    leftovers = (path for path in folder.iterdir() if path.name != MARK)
+    for path in sorted(leftovers, key=lambda path: path.name not in EXTERNAL_MARKERS):
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     yield
     (folder / MARK).unlink()

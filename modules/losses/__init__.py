@@ -1,10 +1,12 @@
-"""Losses. A new one is a function here and a row in `LOSSES`.
+"""Losses. A new loss is a function here and a row in `LOSSES`.
 
-Each maps (activations [..., D], readout, labels [...], weights [...], **numbers) to sums over
-tokens by name: `objective` is minimised; `ce`, -log p(label) in nats, compares models; any other
-term is recorded. `logits_loss` makes a loss of a function of logits. A row of `AUXILIARIES` weighs
-what layers sow under its name.
+A loss maps (activations [..., D], readout, labels [...], weights [...], **numbers) to sums over
+tokens by name: `objective` is minimised; `ce`, -log p(label) in nats, compares models; other terms
+are recorded. `logits_loss` makes a loss from a function of logits. A row of `AUXILIARIES` weighs
+the scalars that layers sow under its name.
 """
+
+from typing import Any
 
 from modules.losses.base import add_error_probability, balance_loss, cross_entropy, logits_loss
 from modules.losses.chunked import chunk_loss, count_chunks, select_chunk_size, split_chunks
@@ -23,7 +25,7 @@ __all__ = [
     'split_chunks',
 ]
 
-LOSSES = {
+LOSSES: dict[str, Any] = {
     'cross_entropy': cross_entropy,
     'comp_sum': comp_sum,
     'adversarial_comp_sum': adversarial_comp_sum,
@@ -35,5 +37,5 @@ LOSSES = {
     'ldr_kl': ldr_kl,
     'aldr_kl': aldr_kl,
 }
-#: Weights of what layers sow, which are added to the objective.
+#: Weights of sown scalars, which are added to the objective.
 AUXILIARIES = {'balance_loss': balance_loss}

@@ -1,4 +1,4 @@
-"""Base of losses, losses on logits, cross-entropy, and terms that layers add to the objective."""
+"""Base of losses, losses of logits, cross-entropy, and terms that layers add to the objective."""
 
 import functools
 import sys
@@ -20,7 +20,7 @@ Loss = Callable[..., Sums]
 
 
 def check_no_softcap(recipe: Any, part: Any) -> None:
-    """Raises ValueError for a softcap on logits whose sums the loss uses."""
+    """Raises ValueError for a softcap on the logits of a loss that uses sums of logits."""
     if recipe.model.logit_softcap and part.row.linear_readout:
         raise ValueError(
             f'{part} is computed from sums of logits, which a softcap bends; it needs '
@@ -29,7 +29,7 @@ def check_no_softcap(recipe: Any, part: Any) -> None:
 
 
 # linear_readout: uses sums of logits, which a softcap would bend. by_rows: needs whole rows of
-# tokens. convex: in the logits. has_kernels: rows of CROSS_ENTROPY_KERNELS compute it too.
+# tokens. convex: in the logits. has_kernels: rows of CROSS_ENTROPY_KERNELS also compute it.
 loss_row = row_decorator(
     linear_readout=False, by_rows=False, convex=False, has_kernels=False, check=check_no_softcap
 )
@@ -37,7 +37,7 @@ auxiliary_row = row_decorator(check=accept_any)
 
 
 def logits_loss(per_token: Callable[..., Sums]) -> Loss:
-    """Makes a loss of a function of logits. The whole array of logits is made.
+    """Makes a loss from a function of logits. The loss computes the logits of all tokens at once.
 
     Args:
       per_token: maps `(logits [M, V], labels [M], **numbers)` to {term: [M]}.
@@ -52,7 +52,7 @@ def logits_loss(per_token: Callable[..., Sums]) -> Loss:
     def loss(x, readout: Callable[[Any], jax.Array], labels, weights, **numbers) -> Sums:
         logits = shard_activation(readout(x), {1: 'MV', 2: 'BTV'}[labels.ndim])
         compute = functools.partial(per_token, **numbers)
-        if count_axis_shards('T') > 1 and labels.ndim == 2:  # B and T could not be cut as one axis
+        if count_axis_shards('T') > 1 and labels.ndim == 2:  # XLA cannot shard B and T as one axis
             return sum_weighted(jax.vmap(compute)(logits, labels), weights)
         flat = compute(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1))
         return sum_weighted(flat, weights)
@@ -61,45 +61,45 @@ def logits_loss(per_token: Callable[..., Sums]) -> Loss:
 
 
 def sum_weighted(terms: Sums, weights: jax.Array) -> Sums:
-    """Sums weight * term over tokens, by the name of the term."""
+    """Sums weight * term over tokens, for each term by name."""
     return {name: jnp.sum(weights * term.reshape(weights.shape)) for name, term in terms.items()}
 
 
 def add_error_probability(loss: Loss) -> Loss:
     """Adds the sum `error_probability` of 1 - p, p the label's probability, without a gradient.
 
-    The logits are those that the loss makes: XLA computes equal products once.
+    It recomputes the logits of the loss; XLA computes equal products once.
 
     Args:
       loss: a row of `LOSSES`.
 
     Returns:
-      A loss of the same arguments, whose sums have one more.
+      A loss of the same arguments, with one more sum.
     """
 
     @functools.wraps(loss)
-    def both(x, readout, labels, weights, **numbers) -> Sums:
-        fixed_x, fixed = jax.lax.stop_gradient((x, readout))
-        logits = fixed(fixed_x)
+    def loss_with_error(x, readout, labels, weights, **numbers) -> Sums:
+        constant_x, constant_readout = jax.lax.stop_gradient((x, readout))
+        logits = constant_readout(constant_x)
         ce_M = cross_entropies(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1))
         sums = loss(x, readout, labels, weights, **numbers)
         return sums | {'error_probability': -jnp.sum(weights.reshape(-1) * jnp.expm1(-ce_M))}
 
-    return both
+    return loss_with_error
 
 
 def label_logits(logits_MV: jax.Array, labels_M: jax.Array) -> jax.Array:
     """Returns the logit of each label, [M].
 
-    It is picked by comparison, not by indexing: its gradient then fuses with that of a softmax
-    instead of scattering into an [M, V] array.
+    It is selected by comparison, not by indexing: its gradient then fuses with the gradient of a
+    softmax instead of scattering into an [M, V] array.
     """
     is_label_MV = jnp.arange(logits_MV.shape[-1])[None] == labels_M[:, None]
     return jnp.sum(jnp.where(is_label_MV, logits_MV, 0.0), axis=-1)
 
 
 def cross_entropies(logits_MV: jax.Array, labels_M: jax.Array) -> jax.Array:
-    """-log softmax(z)_label in nats, [M], float32 at least."""
+    """Returns -log softmax(z)_label in nats, [M], float32 at least."""
     logits_MV = at_least_float32(logits_MV)
     return jax.nn.logsumexp(logits_MV, axis=-1) - label_logits(logits_MV, labels_M)
 
@@ -115,7 +115,7 @@ def cross_entropy(
 ) -> dict[str, jax.Array]:
     """objective = (1 - s) ce + s mean_v(log_z - z_v) + z_loss log_z^2, with ce = log_z - z_label.
 
-    s is label_smoothing and log_z = log sum_v exp(z_v), in float32 at least; the terms are nats a
+    s is label_smoothing and log_z = log sum_v exp(z_v), in float32 at least; terms are nats per
     token. Sources: label smoothing arXiv:1512.00567, section 7; z-loss, which holds the normaliser
     near 1, arXiv:2204.02311, section 5.
     """

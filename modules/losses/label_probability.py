@@ -11,8 +11,8 @@ from modules.statistics import at_least_float32
 
 TAU_DESCRIPTION = '1: cross-entropy; 2: mean absolute error; below 1: hard tokens count more'
 Tau = Annotated[float, Option(TAU_DESCRIPTION, 0, 10, traced=True)]
-# Of the log of a token's factor p^(tau - 1): the square of e^40, as a gradient norm has it, and the
-# sum of a thousand of them are in float32, whose largest number is e^88.
+# Bound on the log of a token's factor p^(tau - 1). A gradient norm squares the factor: a sum of a
+# thousand squares of e^40 stays below the largest float32, e^88.
 MAX_POWER = 40.0
 
 
@@ -20,24 +20,24 @@ MAX_POWER = 40.0
 def comp_sum(logits_MV: jax.Array, labels_M: jax.Array, *, tau: Tau = 1.0) -> dict[str, jax.Array]:
     """objective = (1 - p^(tau - 1)) / (tau - 1), ce where tau = 1; p is the label's probability.
 
-    Its gradient is p^(tau - 1) times that of the cross-entropy. tau = 0 is 1 / p - 1 (the sum of
-    exponentials), 1 < tau < 2 the generalised cross-entropy of arXiv:1805.07836 with q = tau - 1,
-    and tau = 2 half of the mean absolute error, 1 - p, which hardly trains from a start where p is
-    1 / V. For tau below 1 the objective goes on along its tangent from (1 - tau) ce = MOST_POWER,
-    so that no token alone overflows float32. Source: arXiv:2304.07288, equation 2.
+    Its gradient is p^(tau - 1) times the gradient of the cross-entropy. tau = 0 is 1 / p - 1 (the
+    sum of exponentials), 1 < tau < 2 the generalised cross-entropy of arXiv:1805.07836 with q = tau
+    - 1, and tau = 2 half of the mean absolute error, 1 - p, which hardly trains from a start where
+    p is 1 / V. For tau below 1 the objective continues along its tangent from (1 - tau) ce =
+    MAX_POWER, so that no token alone overflows float32. Source: arXiv:2304.07288, equation 2.
     """
     ce_M = cross_entropies(logits_MV, labels_M)
     return {'objective': comp_sum_from_ce(ce_M, tau), 'ce': ce_M}
 
 
 def comp_sum_from_ce(ce_M: jax.Array, tau: Any) -> jax.Array:
-    """(1 - p^(tau - 1)) / (tau - 1) for ce = -log p, exact near tau = 1 too, up to MOST_POWER."""
-    kept_M = jnp.minimum(ce_M, MAX_POWER / jnp.maximum(1 - tau, 1e-6))
-    power_M = (1 - tau) * kept_M  # exp(power) = p^(tau - 1)
-    some_M = power_M != 0
-    safe_M = jnp.where(some_M, power_M, 1.0)
-    value_M = kept_M * jnp.where(some_M, jnp.expm1(safe_M) / safe_M, 1.0)
-    return value_M + jnp.exp(power_M) * (ce_M - kept_M)  # the tangent
+    """Returns (1 - p^(tau - 1)) / (tau - 1) for ce = -log p, exact near tau = 1, to MAX_POWER."""
+    capped_M = jnp.minimum(ce_M, MAX_POWER / jnp.maximum(1 - tau, 1e-6))
+    power_M = (1 - tau) * capped_M  # exp(power) = p^(tau - 1)
+    is_nonzero_M = power_M != 0
+    safe_M = jnp.where(is_nonzero_M, power_M, 1.0)
+    value_M = capped_M * jnp.where(is_nonzero_M, jnp.expm1(safe_M) / safe_M, 1.0)
+    return value_M + jnp.exp(power_M) * (ce_M - capped_M)  # the tangent
 
 
 @logits_loss
@@ -53,8 +53,10 @@ def focal(
     """
     ce_M = cross_entropies(logits_MV, labels_M)
     wrong_M = -jnp.expm1(-ce_M)  # 1 - p
-    some_M = wrong_M > 0
-    share_M = jnp.where(some_M, jnp.exp(gamma * jnp.log(jnp.where(some_M, wrong_M, 1.0))), 0.0)
+    is_positive_M = wrong_M > 0
+    share_M = jnp.where(
+        is_positive_M, jnp.exp(gamma * jnp.log(jnp.where(is_positive_M, wrong_M, 1.0))), 0.0
+    )
     return {'objective': share_M * ce_M, 'ce': ce_M}
 
 
@@ -72,11 +74,11 @@ def dice(
 ) -> dict[str, jax.Array]:
     """objective = sum_v 1 - (2 q_v y_v + g) / (q_v + y_v + g) with q = (1 - p)^alpha p.
 
-    y is 1 for the label and 0 for the other words, g = dice_smooth. Each token has a fraction of
-    its own, as in the paper. The authors' code sums both sides of the fraction over a batch, with
-    g = 1e-4; token by token that g would leave mostly terms of words other than the label, so that
-    g = 1 is our choice. With alpha above 0 the minimum is where p is below 1, about 1/2 at
-    alpha = 1. Source: arXiv:1911.02855, equation 11.
+    y is 1 for the label and 0 for other words, g = dice_smooth. Each token has a fraction, as in
+    the paper. The authors' code sums numerator and denominator over a batch, with g = 1e-4; for
+    single tokens that g would leave mostly terms of words other than the label, so g = 1 is our
+    choice. With alpha above 0 the minimum is at p below 1, about 1/2 at alpha = 1. Source:
+    arXiv:1911.02855, equation 11.
     """
     log_p_MV = jax.nn.log_softmax(at_least_float32(logits_MV))
     p_MV = jnp.exp(log_p_MV)
@@ -96,18 +98,17 @@ def dco(
     *,
     dco_tries: Annotated[float, Option('N of pass@N; 1: cross-entropy', 1, 1e6, traced=True)] = 1.0,
 ) -> Sums:
-    """objective = sum over rows of F(p) (-log p), with p the probability of all of a row.
+    """objective = sum over rows of F(p) (-log p), with p the probability of all tokens of a row.
 
-    Only tokens that count enter p, and F has no gradient:
+    Only weighted tokens enter p, and F has no gradient:
 
         F(p) = N (1 - p)^(N - 1) p / (1 - (1 - p)^N)
 
-    is the factor by which the gradient of -log(1 - (1 - p)^N), one of N tries being right, differs
-    from that of -log p: 1 for rows that are far from it, 0 for those that are learnt. It is meant
-    for rows with a short answer each: in long rows p is 0 and nothing changes. The sum over rows is
-    divided by the tokens that count, where the authors divide by rows. `dco_factor` is F. A row is
-    not cut (`by_rows`). Source: arXiv:2502.07154, section 4, and
-    https://github.com/allanraventos/refine.
+    is the ratio of the gradient of -log(1 - (1 - p)^N), the chance that one of N tries is right, to
+    the gradient of -log p: 1 for rows with p near 0, 0 for learnt rows. The loss is meant for rows
+    with a short answer each: in long rows p is 0 and nothing changes. The sum over rows is divided
+    by the weighted tokens, where the authors divide by rows. `dco_factor` is F. Rows are not split
+    (`by_rows`). Source: arXiv:2502.07154, section 4, and https://github.com/allanraventos/refine.
     """
     ce_M = cross_entropies(readout(x).reshape(-1, readout.weight_DV.shape[-1]), labels.reshape(-1))
     ce_RT = weights * ce_M.reshape(labels.shape)
@@ -121,9 +122,9 @@ def dco(
 
 
 def _dco_factor(p: jax.Array, tries: Any) -> jax.Array:
-    """F of `dco`, exact for all p; F(0) = 1, where the fraction is 0 / 0."""
+    """Returns F of `dco`, exact for all p; F(0) = 1, where the fraction is 0 / 0."""
     n = jnp.asarray(tries, p.dtype)
-    some = jnp.where(p > 0, p, 0.5)
-    log_wrong = jnp.log1p(-jnp.minimum(some, 1 - 1e-7))
-    factor = n * some * jnp.exp((n - 1) * log_wrong) / -jnp.expm1(n * log_wrong)
+    safe_p = jnp.where(p > 0, p, 0.5)
+    log_wrong = jnp.log1p(-jnp.minimum(safe_p, 1 - 1e-7))
+    factor = n * safe_p * jnp.exp((n - 1) * log_wrong) / -jnp.expm1(n * log_wrong)
     return jnp.where(p > 0, factor, 1.0)

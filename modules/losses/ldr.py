@@ -1,4 +1,4 @@
-"""Losses of label-distributional robustness: the worst mean of margins near the uniform one."""
+"""Losses of label-distributional robustness: the worst mean of margins near the uniform mean."""
 
 from typing import Annotated
 
@@ -9,7 +9,7 @@ from modules.losses.base import FINITE, cross_entropies, label_logits, logits_lo
 from modules.options import Option
 from modules.statistics import at_least_float32
 
-MIN_LAMBDA = 1e-3  # least lambda, which is divided by
+MIN_LAMBDA = 1e-3  # the losses divide by lambda
 LAMBDA_DESCRIPTION = 'how far from uniform: near 0 the largest margin, large the mean'
 SCORE_DESCRIPTION = 'logits as they are, or over their mean size, or softplus of them over its mean'
 Lambda = Annotated[float, Option(LAMBDA_DESCRIPTION, MIN_LAMBDA, FINITE, traced=True)]
@@ -28,10 +28,10 @@ def ldr_kl(
 ) -> dict[str, jax.Array]:
     """objective = l log mean_v exp((s_v - s_label + c [v is not the label]) / l).
 
-    s: the scores; l = ldr_lambda, c = ldr_margin. With l = 1, c = 0 and plain scores it is ce -
-    log V; towards 0 the largest margin (Crammer and Singer), towards infinity their mean. The
-    authors' code has the softplus scores, which bound the logits by about V: plain is our choice
-    for language models, where l is a temperature. Source: arXiv:2112.14869, section 4.1, and
+    s: the scores; l = ldr_lambda, c = ldr_margin. With l = 1, c = 0 and plain scores it is ce - log
+    V; towards 0 the largest margin (Crammer and Singer), towards infinity their mean. The authors'
+    code has the softplus scores, which bound the logits by about V: plain is our choice for
+    language models, where l is a temperature. Source: arXiv:2112.14869, section 4.1, and
     https://github.com/Optimization-AI/ICML2023_LDR.
     """
     lead_MV, _ = _margins(logits_MV, labels_M, ldr_margin, ldr_scores)
@@ -57,10 +57,10 @@ def aldr_kl(
         objective = l log mean_v exp(...) - alpha log V (l - l0)^2 / (2 l0)
 
     The authors' code keeps a lambda of each training example from epoch to epoch, and computes the
-    next from it; here each is computed from l0 = ldr_lambda, one step of that, since a language
-    model seldom sees a token twice. l is at least l0 / 1000, for tokens of which the model is
-    certain. Source: arXiv:2112.14869, section 4.2, and the code that `ldr_kl` names, whose scores
-    are `l1`.
+    next lambda from it. Here each lambda is computed from l0 = ldr_lambda, one step of that
+    iteration, since a language model seldom sees a token twice. l is at least l0 / 1000, for tokens
+    of which the model is certain. Source: arXiv:2112.14869, section 4.2, and the code that `ldr_kl`
+    names, whose scores are `l1`.
     """
     lead_MV, scores_MV = _margins(logits_MV, labels_M, ldr_margin, ldr_scores)
     log_v = jnp.log(jnp.array(logits_MV.shape[-1], lead_MV.dtype))
@@ -68,8 +68,8 @@ def aldr_kl(
     divergence_M = log_v + jnp.sum(jnp.exp(log_p_MV) * log_p_MV, -1)
     share_M = jnp.maximum(1 - divergence_M / (ldr_alpha * log_v), MIN_LAMBDA)
     lambda_M = jax.lax.stop_gradient(ldr_lambda * share_M)
-    apart_M = ldr_alpha * log_v * jnp.square(lambda_M - ldr_lambda) / (2 * ldr_lambda)
-    objective_M = _log_mean(lead_MV, lambda_M) - apart_M
+    penalty_M = ldr_alpha * log_v * jnp.square(lambda_M - ldr_lambda) / (2 * ldr_lambda)
+    objective_M = _log_mean(lead_MV, lambda_M) - penalty_M
     return {'objective': objective_M, 'ce': cross_entropies(logits_MV, labels_M)}
 
 
@@ -87,7 +87,7 @@ def _margins(logits_MV, labels_M, margin, kind):
 
 
 def _log_mean(lead_MV, lambda_M):
-    """l log mean_v exp(lead / l); l may be a number for all tokens."""
+    """Returns l log mean_v exp(lead / l); l may be a number for all tokens."""
     lambda_M = jnp.broadcast_to(lambda_M, lead_MV.shape[:1])
     log_total_M = jax.nn.logsumexp(lead_MV / _broadcast_columns(lambda_M, lead_MV), axis=-1)
     return lambda_M * (log_total_M - jnp.log(jnp.array(lead_MV.shape[-1], lead_MV.dtype)))

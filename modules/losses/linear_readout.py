@@ -1,4 +1,4 @@
-"""Losses that use how logits are linear in the readout's matrix: spherical and adversarial.
+"""Losses that use the linearity of logits in the readout's matrix: spherical and adversarial.
 
 Logits must not be softcapped (`linear_readout`).
 """
@@ -20,15 +20,21 @@ TINY = 1e-30  # added to squares, so that lengths of 0 have a gradient
 
 
 def spherical_loss(statistics_fn: Callable[..., jax.Array]) -> Loss:
-    """Makes a loss of of_statistics(sum, sum of squares, label's logit, vocabulary, **numbers).
+    """Makes a loss from sums of logits over the vocabulary.
 
-    The sums are of the logits z = x W + b over the vocabulary: x w + sum b and x Q x + 2 x W b +
-    |b|^2, where w = W 1 and Q = W W^T. With Q [D, D] known, a token costs D^2 operations forward
-    and backward, whatever the vocabulary. Q costs as much as the logits of D tokens, once, or once
-    a chunk where tokens are taken by chunks (loss.chunk). The gradient in W is exact, for any
-    optimizer; the papers' update of a factored W, for plain SGD alone, is not made. `ce`, that of
-    the softmax of these logits, is computed too, without a gradient. Source: arXiv:1412.7091,
-    section 4.
+    The logits are z = x W + b. Their sum is x w + sum b and the sum of squares x Q x + 2 x W b +
+    |b|^2, where w = W 1 and Q = W W^T. Given Q [D, D], a token costs D^2 operations forward and
+    backward, whatever the vocabulary. Q costs as much as the logits of D tokens, once, or once per
+    chunk (loss.chunk). The gradient in W is exact, for any optimizer; the paper's update of a
+    factored W, for plain SGD alone, is not implemented. `ce` of the softmax of these logits is
+    computed too, without a gradient. Source: arXiv:1412.7091, section 4.
+
+    Args:
+      statistics_fn: maps (sum, sum of squares, label's logit, vocabulary, **numbers) to the
+        objective.
+
+    Returns:
+      A loss.
     """
 
     @loss_row(linear_readout=True)
@@ -49,8 +55,8 @@ def spherical_loss(statistics_fn: Callable[..., jax.Array]) -> Loss:
             squares_M = squares_M + 2 * _precise_matmul(x_MD, _precise_matmul(weight_DV, bias_V))
             label_M = label_M + bias_V[labels_M]
         objective_M = statistics_fn(sum_M, squares_M, label_M, vocab, **numbers)
-        fixed_x, fixed = jax.lax.stop_gradient((x.reshape(-1, x.shape[-1]), readout))
-        ce_M = cross_entropies(fixed(fixed_x), labels_M)
+        constant_x, constant_readout = jax.lax.stop_gradient((x.reshape(-1, x.shape[-1]), readout))
+        ce_M = cross_entropies(constant_readout(constant_x), labels_M)
         return sum_weighted({'objective': objective_M, 'ce': ce_M}, weights_M)
 
     return loss
@@ -74,9 +80,9 @@ def spherical_z(
 ) -> jax.Array:
     """objective = softplus(a (b - s)) / a with s = (z_label - mean z) / std z.
 
-    It does not change where logits are shifted or multiplied by a positive number, so that they
-    are no log probabilities, and `ce` says little: compare ranks. Sources tune a and b to the task;
-    these are ours. Not the z-loss of `cross_entropy`. Source: arXiv:1604.08859, section 3.
+    It is invariant to shifts of the logits and to positive factors. Logits are therefore no log
+    probabilities, and `ce` says little: compare ranks. Sources tune a and b to the task; these
+    values are ours. Not the z-loss of `cross_entropy`. Source: arXiv:1604.08859, section 3.
     """
     mean_M = sum_M / vocab
     variance_M = jnp.maximum(squares_M / vocab - jnp.square(mean_M), MIN_VARIANCE)
@@ -90,8 +96,8 @@ def taylor_softmax(
 ) -> jax.Array:
     """objective = -log (t(z_label) / sum_v t(z_v)) with t(z) = 1 + z + z^2 / 2, never below 1/2.
 
-    `ce` is that of the usual softmax, which generation samples from; it is not what is trained.
-    Source: arXiv:1511.05042, section 3.
+    `ce` is the cross-entropy of the usual softmax, which generation samples from; it is not
+    trained. Source: arXiv:1511.05042, section 3.
     """
     total_M = vocab + sum_M + 0.5 * squares_M
     return jnp.log(total_M) - jnp.log(0.5 * (jnp.square(label_M + 1) + 1))
@@ -111,8 +117,8 @@ def adversarial_comp_sum(
 ) -> Sums:
     """objective = Phi_tau(sum_v exp((z_v - z_label) / rho)) + nu sup |Delta(x') - Delta(x)|_2.
 
-    The sum is over v other than the label, and Phi_tau makes `comp_sum` of it, of logits / rho.
-    Delta(x) has the margins z_label - z_v of all words; the sup is over |x' - x|_2 <= gamma.
+    The sum is over v other than the label. Phi_tau maps it to `comp_sum` of logits / rho. Delta(x)
+    has the margins z_label - z_v of all words; the sup is over |x' - x|_2 <= gamma.
 
     Our reading is that x is the last activations, which the readout sees, not the input: the term
     then needs no further pass of the model. As logits are linear in x, the sup is gamma sigma, with
@@ -121,9 +127,9 @@ def adversarial_comp_sum(
     on x, and has a gradient in the readout alone. sigma^2 is the largest eigenvalue of C + V u u^T,
     where C is the scatter of the V columns about their mean and u is the label's column minus that
     mean. Gradient ascent from u, projected to the ball, is power iteration here: it approaches
-    sigma from below in `adversarial_steps` steps (D^2 operations each and token, where the logits
-    take D V). `adversarial` is sigma. The default numbers are ours. Source: arXiv:2304.07288, whose
-    formula for the second term we could not see.
+    sigma from below in `adversarial_steps` steps (D^2 operations per step and token, against D V
+    for the logits). `adversarial` is sigma. The default numbers are ours. Source: arXiv:2304.07288,
+    whose formula for the second term we could not see.
     """
     logits_MV = at_least_float32(readout(x).reshape(-1, readout.weight_DV.shape[-1]))
     labels_M, weights_M = labels.reshape(-1), weights.reshape(-1)
@@ -137,8 +143,16 @@ def adversarial_comp_sum(
 def worst_shift(readout: Any, labels_M: jax.Array, steps: int) -> jax.Array:
     """Returns sigma [M] of `adversarial_comp_sum`: |A v| with v [D] of length 1.
 
-    v comes from power iteration and has no gradient, so that the gradient is that of a largest
+    v comes from power iteration and has no gradient, so that the gradient is that of the largest
     singular value.
+
+    Args:
+      readout: the readout of the model.
+      labels_M: the labels.
+      steps: of power iteration.
+
+    Returns:
+      sigma of each token.
     """
     weight_DV = at_least_float32(readout.weight_DV.astype(readout.dtype))
     weight_DV = weight_DV - jnp.mean(weight_DV, 1, keepdims=True)
@@ -146,14 +160,16 @@ def worst_shift(readout: Any, labels_M: jax.Array, steps: int) -> jax.Array:
     from_mean_MD = weight_DV.T[labels_M]
     vocab = weight_DV.shape[-1]
 
-    def times(scatter_DD, u_MD, v_MD):
-        along_M1 = jnp.sum(u_MD * v_MD, -1, keepdims=True)
-        return _precise_matmul(v_MD, scatter_DD) + vocab * along_M1 * u_MD
+    def multiply(scatter_DD, u_MD, v_MD):
+        dot_M1 = jnp.sum(u_MD * v_MD, -1, keepdims=True)
+        return _precise_matmul(v_MD, scatter_DD) + vocab * dot_M1 * u_MD
 
-    def unit(x_MD):
+    def normalize(x_MD):
         return x_MD * jax.lax.rsqrt(jnp.sum(jnp.square(x_MD), -1, keepdims=True) + TINY)
 
-    fixed = jax.lax.stop_gradient((scatter_DD, from_mean_MD))
-    v_MD = jax.lax.fori_loop(0, steps, lambda _, v_MD: unit(times(*fixed, v_MD)), unit(fixed[1]))
-    squares_M = jnp.sum(times(scatter_DD, from_mean_MD, v_MD) * v_MD, -1)
+    constants = jax.lax.stop_gradient((scatter_DD, from_mean_MD))
+    v_MD = jax.lax.fori_loop(
+        0, steps, lambda _, v_MD: normalize(multiply(*constants, v_MD)), normalize(constants[1])
+    )
+    squares_M = jnp.sum(multiply(scatter_DD, from_mean_MD, v_MD) * v_MD, -1)
     return jnp.sqrt(squares_M + TINY)

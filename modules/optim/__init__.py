@@ -1,20 +1,21 @@
 """Optimizers, schedules and averages of the weights.
 
-An optimizer is an optax GradientTransformation that turns gradients into a direction; stages behind
-it multiply that by the learning rate and apply weight decay, each as the parametrisation says.
-An optimizer that scales its own weight decay returns a Direction in place of an array
-(`modules.optim.base`). A row of `OPTIMIZERS` maps the specs of the parameters, and its numbers,
-which may be tracers, to one. Its `update` gets optax's extra arguments: `value`, the loss; `means`,
-the mean of each of its terms over the target tokens; `grad`, the gradient before clipping; and the
-fields of `BatchFunctions`, functions that cost nothing if they are not called.
+An optimizer is an optax GradientTransformation that turns gradients into a direction. Later stages
+multiply the direction by the learning rate and apply weight decay, each as the parametrisation
+determines. An optimizer that scales the weight decay of a parameter returns a Direction in place of
+an array (`modules.optim.base`). A row of `OPTIMIZERS` maps the specs of the parameters, and its
+numbers, which may be tracers, to an optimizer. `update` gets extra arguments, as in optax: `value`,
+the loss; `means`, the mean of each of its terms over the target tokens; `grad`, the gradient before
+clipping; and the fields of `BatchFunctions`, functions that cost nothing unless they are called.
 
-Names of functions of parameters end with `_fn`; an optimizer of some roles gets them as functions
-of its own parameters (`by_role`). `optimizer_row` states what an optimizer needs of a model, and what
-it does without. A leaf of its state that is not shaped like its parameter is described by a box
+Names of functions of parameters end with `_fn`; an optimizer for some roles gets them as functions
+of its parameters (`partition_by_role`). `optimizer_row` states what an optimizer requires of a
+model. A leaf of its state that is not shaped like its parameter is described by a box
 (`modules.optim.base.state_specs`).
-The stages of an update, of which the optimizer is one, are rows of `modules.optim.stages.STAGES`.
-A row of `SCHEDULES` maps (step, steps, **numbers) to the learning rate's fraction of its peak.
-A row of `AVERAGES` says which weights evaluation uses (`modules.optim.averages`).
+
+The stages of an update, among them the optimizer, are rows of `modules.optim.stages.STAGES`. A row
+of `SCHEDULES` maps (step, steps, **numbers) to the learning rate's fraction of its peak. A row of
+`AVERAGES` maps trained weights to the weights for evaluation (`modules.optim.averages`).
 """
 
 from modules.optim.averages import AVERAGES, Average, mask_untrained

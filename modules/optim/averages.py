@@ -1,7 +1,8 @@
 """Averages of the weights, which evaluation uses in place of the trained weights.
 
 A row maps its numbers, which may be tracers, to an Average, which works with any optimizer. It
-averages the stored parameters (`modules.reparam`): with weight_norm, directions and gains apart.
+averages the stored parameters (`modules.reparam`): with weight_norm, directions and gains
+separately.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,34 +21,33 @@ AverageState = dict[str, Any]  # by name: a tree like the parameters, or a scala
 
 # moves_weights: it cannot be combined with a map of stored parameters after updates
 #   (`modules.reparam`).
-# notes(recipe, part): lines on what it is allowed with but not published with.
+# notes(recipe, part): lines on allowed combinations that differ from the published ones.
 average_row = row_decorator(moves_weights=False, notes=lambda recipe, part: (), check=accept_any)
 
 
 class Average(NamedTuple):
-    """Functions of one average.
+    """Functions of an average.
 
-    `steer` maps what the optimizer and its weight decay would add to the weights to what is added;
-    fraction: learning rate over its peak. `follow` sees the weights after the update and any map
-    behind it.
+    `adjust_updates` maps the update of the optimizer and its weight decay to the update that is
+    added; fraction: learning rate over its peak. `update_average` sees the weights after the update
+    and any map behind it.
     """
 
-    init: Callable[[Any], AverageState]  #: (params) -> kept, its own state
-    evaluation_weights: Callable[
-        [Any, AverageState], Any
-    ]  #: (params, kept) -> the weights that evaluation uses
-    #: (updates, params, kept, fraction) -> (updates, kept)
+    init: Callable[[Any], AverageState]  #: (params) -> state, a dict
+    #: (params, state) -> the weights for evaluation
+    evaluation_weights: Callable[[Any, AverageState], Any]
+    #: (updates, params, state, fraction) -> (updates, state)
     adjust_updates: Callable[[Any, Any, AverageState, Any], tuple[Any, AverageState]] = (
-        lambda u, params, kept, _: (u, kept)
+        lambda u, params, state, _: (u, state)
     )
-    #: (params, kept) -> kept
-    update_average: Callable[[Any, AverageState], AverageState] = lambda params, kept: kept
+    #: (params, state) -> state
+    update_average: Callable[[Any, AverageState], AverageState] = lambda params, state: state
 
 
 @average_row()
 def none() -> Average:
-    """Evaluation uses the weights that are trained."""
-    return Average(lambda params: {}, lambda params, kept: params)
+    """Evaluation uses the trained weights."""
+    return Average(lambda params: {}, lambda params, state: params)
 
 
 @average_row()
@@ -65,49 +65,54 @@ def ema(
     def init(params):
         return {'updates': jnp.int32(0), 'average': jax.tree.map(jnp.copy, params)}
 
-    def follow(params, kept):
-        updates = kept['updates'] + 1
-        left = 1 - jnp.asarray(average_decay)
-        share = left / -jnp.expm1(updates * jnp.log1p(-left))
-        average = jax.tree.map(lambda x, w: x + share * (w - x), kept['average'], params)
+    def update_average(params, state):
+        updates = state['updates'] + 1
+        complement = 1 - jnp.asarray(average_decay)
+        # (1 - d) / (1 - d^t), without the cancellation of 1 - d^t for d near 1.
+        share = complement / -jnp.expm1(updates * jnp.log1p(-complement))
+        average = jax.tree.map(lambda x, w: x + share * (w - x), state['average'], params)
         return {'updates': updates, 'average': average}
 
-    return Average(init, lambda params, kept: kept['average'], update_average=follow)
+    return Average(init, lambda params, state: state['average'], update_average=update_average)
 
 
 def mask_untrained(average: Average, trained: Any) -> Average:
-    """Returns an average that keeps nothing of weights that training leaves as they are.
+    """Returns an average without state for weights that are not trained.
 
     Args:
-      average: of all parameters that it is given.
+      average: an average of the trained parameters.
       trained: a bool for each parameter.
 
     Returns:
-      One of all parameters; evaluation uses the others as they are.
+      An average of all parameters; evaluation uses untrained parameters unchanged.
     """
 
-    def only(tree):
+    def select_trained(tree):
         return jax.tree.map(lambda t, x: x if t else optax.MaskedNode(), trained, tree)
 
-    def with_others(found, tree):
-        return jax.tree.map(lambda t, new, x: new if t else x, trained, found, tree)
+    def merge_untrained(trained_tree, tree):
+        return jax.tree.map(
+            lambda t, averaged, x: averaged if t else x, trained, trained_tree, tree
+        )
 
-    def steer(updates, params, kept, fraction):
-        moves, kept = average.adjust_updates(only(updates), only(params), kept, fraction)
-        return with_others(moves, updates), kept
+    def adjust_updates(updates, params, state, fraction):
+        moves, state = average.adjust_updates(
+            select_trained(updates), select_trained(params), state, fraction
+        )
+        return merge_untrained(moves, updates), state
 
     return Average(
-        init=lambda params: average.init(only(params)),
-        evaluation_weights=lambda params, kept: with_others(
-            average.evaluation_weights(only(params), kept), params
+        init=lambda params: average.init(select_trained(params)),
+        evaluation_weights=lambda params, state: merge_untrained(
+            average.evaluation_weights(select_trained(params), state), params
         ),
-        adjust_updates=steer,
-        update_average=lambda params, kept: average.update_average(only(params), kept),
+        adjust_updates=adjust_updates,
+        update_average=lambda params, state: average.update_average(select_trained(params), state),
     )
 
 
 def schedule_free_notes(recipe: Any, part: Any) -> Iterator[str]:
-    """Yields notes on what Schedule-Free is published without: rate decay and momentum."""
+    """Yields notes on deviations from published Schedule-Free: rate decay and momentum."""
     schedule = recipe.schedule
     if schedule.row.decays:
         yield (
@@ -142,12 +147,11 @@ def schedule_free(
         weight_t = t^r * (largest learning rate up to t)^p
 
     u is the step of the optimizer, with weight decay of y; b, p and r are schedule_free_beta,
-    _lr_power and _power. Params are y, and z is kept: x = y + (1 - 1/b) (z - y). Learning rates
-    count in c as shares of their peak, which divides out. It takes the place of momentum: the
-    authors' AdamW is optim.b1=0, their SGD optim.momentum=0, and their schedule a warm-up, then
-    constant. A map of stored parameters after updates would separate y from x and z, and is
-    refused.
-    Source: arXiv:2405.15682, https://github.com/facebookresearch/schedule_free, version 1.4.1.
+    _lr_power and _power. Params are y, and z is stored: x = y + (1 - 1/b) (z - y). Learning rates
+    enter c as shares of their peak, which divides out. It replaces momentum: the authors' AdamW is
+    optim.b1=0, their SGD optim.momentum=0, and their schedule a warm-up, then constant. A map of
+    stored parameters after updates would separate y from x and z, and is refused. Source:
+    arXiv:2405.15682, https://github.com/facebookresearch/schedule_free, version 1.4.1.
     """
 
     def init(params):
@@ -155,23 +159,23 @@ def schedule_free(
         zero = jnp.float32(0)
         return {'updates': jnp.int32(0), 'largest': zero, 'total': zero, 'z': z}
 
-    def steer(updates, params, kept, fraction):
-        b, count = schedule_free_beta, kept['updates'] + 1
-        largest = jnp.maximum(kept['largest'], fraction)
+    def adjust_updates(updates, params, state, fraction):
+        b, count = schedule_free_beta, state['updates'] + 1
+        largest = jnp.maximum(state['largest'], fraction)
         weight = count**schedule_free_power * largest**schedule_free_lr_power
-        total = kept['total'] + weight
+        total = state['total'] + weight
         c = divide_or_zero(weight, total)
         moves = jax.tree.map(
-            lambda u, y, z: c * (z - y) + (1 - b * (1 - c)) * u, updates, params, kept['z']
+            lambda u, y, z: c * (z - y) + (1 - b * (1 - c)) * u, updates, params, state['z']
         )
-        z = jax.tree.map(jnp.add, kept['z'], updates)
+        z = jax.tree.map(jnp.add, state['z'], updates)
         return moves, {'updates': count, 'largest': largest, 'total': total, 'z': z}
 
-    def averaged(params, kept):
-        beyond = 1 - 1 / schedule_free_beta
-        return jax.tree.map(lambda y, z: y + beyond * (z - y), params, kept['z'])
+    def evaluation_weights(params, state):
+        extrapolation = 1 - 1 / schedule_free_beta
+        return jax.tree.map(lambda y, z: y + extrapolation * (z - y), params, state['z'])
 
-    return Average(init, averaged, adjust_updates=steer)
+    return Average(init, evaluation_weights, adjust_updates=adjust_updates)
 
 
 AVERAGES = {'none': none, 'ema': ema, 'schedule_free': schedule_free}

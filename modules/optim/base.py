@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
 
@@ -16,7 +16,7 @@ from modules.losses import LOSSES
 from modules.options import Option
 from modules.params import ROLES, ParamBox, ParamSpec, batch_axes, is_box, named_leaves, path_name
 
-# Bounds are included, so these stand in for 0 and 1 that are not; float32 tells them apart.
+# Bounds are inclusive, so these replace exclusive 0 and 1; float32 distinguishes them.
 ABOVE_0, BELOW_1 = 1e-37, 1 - 1e-7
 
 below_1 = functools.partial(Option, minimum=0, maximum=BELOW_1, traced=True)
@@ -37,19 +37,19 @@ FAMILIES = ('adam', 'sgd', 'spectral')  # how the size of an update follows from
 
 @dataclasses.dataclass(frozen=True)
 class Needs:
-    """Requirements of an optimizer beyond a gradient, and what it does without."""
+    """Requirements of an optimizer beyond a gradient, and properties that it lacks."""
 
-    max_parameters: int | None = None  # that it serves; None: any number
+    max_parameters: int | None = None  # None: any number
     gradient: bool = True  # whether it reads the gradient of its parameters
-    forward_mode: str = ''  # differentiated in it: 'logits', their 'gradient', or nothing
-    error_probability: bool = False  # whether it reads the mean of that name
+    forward_mode: str = ''  # differentiates 'logits' or the 'gradient' in forward mode, or nothing
+    error_probability: bool = False  # whether it reads that entry of `means`
     convex_loss: bool = False  # whether it is only for losses that are convex in the logits
-    # Whether it reads the loss itself, so that no penalty or factor may be in the gradient alone.
+    # Whether it reads the loss, so that no penalty or factor may be in the gradient alone.
     evaluates_loss: bool = False
 
 
 def check_needs(recipe: Any, part: Any) -> None:
-    """Raises ValueError where an optimizer does not get the parameters or the loss it needs."""
+    """Raises ValueError if an optimizer does not get the parameters or the loss that it needs."""
     missing = sorted(set(ROLES) - {'hidden'} - set(part.row.roles))
     if part is recipe.others and missing:
         raise ValueError(
@@ -59,9 +59,9 @@ def check_needs(recipe: Any, part: Any) -> None:
         )
     needs = part.row.needs
     if needs.convex_loss and not recipe.loss.row.convex:
-        able = [name for name, row in LOSSES.items() if row.convex]
+        convex = [name for name, row in LOSSES.items() if row.convex]
         raise ValueError(
-            f'{part} needs a loss that is convex in the logits: loss.name={"|".join(able)}; got '
+            f'{part} needs a loss that is convex in the logits: loss.name={"|".join(convex)}; got '
             f'{recipe.loss.name}'
         )
     if needs.evaluates_loss and recipe.decay.row.in_gradient and recipe.optim.weight_decay:
@@ -84,54 +84,67 @@ def optimizer_row(
     check: Callable[[Any, Any], None] = accept_any,
     **needs: Any,
 ) -> Callable[[Callable], Callable]:
-    """Decorates an optimizer with facts that other code reads.
+    """Makes a decorator of optimizers, which sets facts that other code reads.
 
-    A parametrisation scales updates by family: 'adam' (their size does not depend on the
-    gradient's), 'sgd' (as large as the gradient) or 'spectral' (given singular values). With the
-    options in `other_sizes` they have another size. The optimizer is for parameters of `roles`;
-    `check` is its own rule (`modules.facts`), and `needs` are fields of `Needs`.
+    A parametrisation scales updates by family: 'adam' (the size of updates does not depend on the
+    gradient's), 'sgd' (as large as the gradient) or 'spectral' (given singular values).
+
+    Args:
+      family: a row of FAMILIES.
+      roles: of the parameters that the optimizer is for.
+      other_sizes: values of options with which updates have another size than the family's.
+      check: checks the rest of a config (`modules.facts`).
+      **needs: fields of `Needs`.
+
+    Returns:
+      The decorator.
     """
     if family not in FAMILIES:
         raise ValueError(f'family must be one of {", ".join(FAMILIES)}; got {family!r}')
     facts = {'family': family, 'roles': roles, 'needs': Needs(**needs), 'lasts': longest_horizon}
 
-    def both(recipe, part):
+    def check_all(recipe, part):
         check_needs(recipe, part)
         check(recipe, part)
 
-    return row_decorator(**facts, other_sizes=other_sizes, check=both)()
+    return row_decorator(**facts, other_sizes=other_sizes, check=check_all)()
 
 
 class PerParameter(NamedTuple):
     """State of `per_parameter`."""
 
     count: jax.Array  # updates done
-    of: dict[str, Any]  # {name: a tree like the parameters}, optax.MaskedNode where one has nothing
+    of: dict[
+        str, Any
+    ]  # {name: a tree like the parameters}, optax.MaskedNode for parameters without it
 
 
 class Direction(NamedTuple):
-    """An update of one parameter with its own share of the weight decay."""
+    """An update of a parameter with its share of the weight decay."""
 
     value: jax.Array  #: the update
     decay_share: Any = 1.0  #: broadcasts with the weight
 
 
 def as_direction(direction: jax.Array | Direction) -> Direction:
-    """Returns a Direction; one made from an array takes all of the weight decay.
+    """Returns a Direction; an array gets all of the weight decay.
 
     Args:
-      direction: an update of one parameter, with or without a share of its own.
+      direction: an update of a parameter, with or without a share.
     """
     return direction if isinstance(direction, Direction) else Direction(direction)
 
 
 def map_updates(function: Callable[[Any, jax.Array], jax.Array], facts: Any, updates: Any) -> Any:
-    """Returns function(fact, update) for each parameter; a Direction keeps its share of the decay.
+    """Computes function(fact, update) for each parameter; a Direction keeps its share of the decay.
 
     Args:
       function: of one parameter.
       facts: a leaf for each parameter, such as its ParamSpec.
       updates: an array or a Direction for each.
+
+    Returns:
+      The mapped updates.
     """
 
     def apply(fact, update):
@@ -143,29 +156,29 @@ def map_updates(function: Callable[[Any, jax.Array], jax.Array], facts: Any, upd
 
 
 class BatchFunctions(NamedTuple):
-    """Functions of the stored parameters and a batch, beside its gradient.
+    """Functions of the stored parameters and a batch, besides its gradient.
 
-    What is not called is not computed. Each microbatch has what layers carried at the step's start;
-    in the gradient's own pass that goes from one to the next. All have gradients. For `jax.jvp`,
-    logits_fn and share_from_logits need kernels.attention=reference; the gradient of value_fn has
-    it with blocked too, but value_fn itself has none where the loss is taken by chunks.
+    They cost nothing unless called. Each microbatch starts from the layers' state at the start of
+    the step; in the pass of the gradient that state goes from microbatch to microbatch. All
+    functions have gradients. For `jax.jvp`, logits_fn and share_from_logits need
+    kernels.attention=reference. The gradient of value_fn has a forward-mode derivative with blocked
+    too, but value_fn has none if the loss is chunked.
     """
 
     rows: Any  #: the batch in its microbatches [n, b, ...]
     weights: jax.Array  #: [n, b, T], of target tokens
     value_fn: Callable[[Any], jax.Array]  #: (params) -> the loss of the batch
-    share_fn: Callable[[Any, Any], jax.Array]  #: (params, some rows) -> what they add to it
-    #: (params, rows) -> (x [b, T, D], the readout that makes the logits of it)
+    share_fn: Callable[[Any, Any], jax.Array]  #: (params, some rows) -> their share of it
+    #: (params, rows) -> (x [b, T, D], the readout that maps x to logits)
     activations_fn: Callable[[Any, Any], tuple[jax.Array, Any]]
     logits_fn: Callable[[Any, Any], jax.Array]  #: (params, rows) -> their logits [b, T, V]
-    #: (logits, rows) -> their share from these, without what layers add to the loss
+    #: (logits, rows) -> the rows' share of the loss, without terms that layers add
     share_from_logits: Callable[[jax.Array, Any], jax.Array]
-    tokens_at_a_time: int  #: how many tokens' logits shall be made at most; 0: all
+    tokens_at_a_time: int  #: tokens whose logits may be in memory; 0: all
 
 
-ParamState = dict[
-    str, Any
-]  # what is stored for one parameter: {name: an array like it, or one in a box}
+# State of one parameter: {name: an array like the parameter, or an array in a box}.
+ParamState = dict[str, Any]
 
 
 def init_zeros(*names: str) -> Callable[[ParamSpec, jax.Array], ParamState]:
@@ -175,36 +188,46 @@ def init_zeros(*names: str) -> Callable[[ParamSpec, jax.Array], ParamState]:
 
 def per_parameter(
     specs: Any,
-    init: Callable[[ParamSpec, jax.Array], ParamState],
+    init: Callable[[Any, jax.Array], ParamState],
     update: Callable[..., tuple[jax.Array | Direction, ParamState]],
 ) -> optax.GradientTransformationExtraArgs:
-    """Makes an optimizer that treats each parameter on its own.
+    """Makes an optimizer that treats each parameter alone.
 
-    init(spec, weight) returns what is stored; an array that is not shaped like the parameter is in
-    a box, Described(value, ParamSpec(role, axes)), which updates do not see. update(spec, grad,
-    kept, weight, count) returns (direction, what is stored next); `count` is 1 at the first update.
+    Args:
+      specs: a ParamSpec for each parameter.
+      init: (spec, weight) -> state. An array that is not shaped like the parameter is in a box,
+        ParamBox(value, ParamSpec(role, axes)), which `update` does not see.
+      update: (spec, grad, state, weight, count) -> (direction, next state); `count` is 1 at the
+        first update.
+
+    Returns:
+      The optimizer.
     """
     leaves, tree = jax.tree.flatten(specs)
 
-    def joined(count, each):
-        names = dict.fromkeys(name for kept in each for name in kept)
-        columns = {name: [kept.get(name, optax.MaskedNode()) for kept in each] for name in names}
+    def join_states(count, states):
+        names = dict.fromkeys(name for state in states for name in state)
+        columns = {
+            name: [state.get(name, optax.MaskedNode()) for state in states] for name in names
+        }
         return PerParameter(count, {n: tree.unflatten(column) for n, column in columns.items()})
 
     def init_all(params):
         weights = tree.flatten_up_to(params)
-        return joined(jnp.int32(0), [init(s, w) for s, w in zip(leaves, weights, strict=True)])
+        return join_states(jnp.int32(0), [init(s, w) for s, w in zip(leaves, weights, strict=True)])
 
-    def update_all(grads, state, params=None, **_):
-        columns = {name: tree.flatten_up_to(kept) for name, kept in state.of.items()}
-        count, directions, each = state.count + 1, [], []
+    def update_all(updates, state, params=None, **_):
+        columns = {name: tree.flatten_up_to(column) for name, column in state.of.items()}
+        count, directions, states = state.count + 1, [], []
         weights = tree.flatten_up_to(params)
-        for i, (spec, grad) in enumerate(zip(leaves, tree.flatten_up_to(grads), strict=True)):
-            kept = {n: column[i] for n, column in columns.items() if not _is_masked(column[i])}
-            direction, later = update(spec, grad, kept, weights[i], count)
+        for i, (spec, grad) in enumerate(zip(leaves, tree.flatten_up_to(updates), strict=True)):
+            param_state = {
+                n: column[i] for n, column in columns.items() if not _is_masked(column[i])
+            }
+            direction, new_state = update(spec, grad, param_state, weights[i], count)
             directions.append(direction)
-            each.append(later)
-        return tree.unflatten(directions), joined(count, each)
+            states.append(new_state)
+        return tree.unflatten(directions), join_states(count, states)
 
     return optax.GradientTransformationExtraArgs(init_all, update_all)
 
@@ -226,36 +249,43 @@ def _any_run_vmap(size, is_mapped, due):
 
 
 def compute_if(due: jax.Array, compute: Callable[[], Any], otherwise: Any) -> Any:
-    """Returns compute() where `due`, and `otherwise`, a tree like it, elsewhere.
+    """Returns compute() if `due`, else `otherwise`.
 
-    Under `vmap` over runs, compute runs for all if any run is due, and for none if none is.
+    Under `vmap` over runs, compute runs for all runs if any is due, and for none if none is.
     `lax.cond` alone would always compute it, as the predicate differs between runs.
+
+    Args:
+      due: a bool.
+      compute: makes a tree like `otherwise`.
+      otherwise: a tree of arrays.
     """
 
-    def chosen():
-        return jax.tree.map(lambda new, old: jnp.where(due, new, old), compute(), otherwise)
+    def compute_and_select():
+        return jax.tree.map(
+            lambda computed, fallback: jnp.where(due, computed, fallback), compute(), otherwise
+        )
 
-    return jax.lax.cond(_any_run(due), chosen, lambda: otherwise)
+    return jax.lax.cond(_any_run(due), compute_and_select, lambda: otherwise)
 
 
-MakeOptimizer = Callable[[Any], optax.GradientTransformation]  # from specs
+MakeOptimizer = Callable[[Any], optax.GradientTransformation]  # specs -> optimizer
 FROZEN = 'frozen'  # the label of parameters that are not trained
 
 
 def partition_by_role(
     specs: Any, default: MakeOptimizer | None = None, trained: Any = None, **roles: MakeOptimizer
 ) -> optax.GradientTransformationExtraArgs:
-    """Partitions the parameters: one optimizer for each role, `others` for roles not named.
+    """Partitions the parameters: an optimizer for each role, `default` for roles not named.
 
-    Parameters of others are optax.MaskedNode in an optimizer's trees. Extra arguments whose names
-    end with `_fn` are wrapped to take such trees too.
+    Parameters of other optimizers are optax.MaskedNode in an optimizer's trees. Extra arguments
+    with names that end with `_fn` are wrapped to take such trees too.
 
     Args:
       specs: a ParamSpec for each parameter.
-      others: makes an optimizer from the specs of the parameters left; None: there must be none.
-      trained: a bool for each parameter; where it is False nothing is kept, and the direction is 0.
-        A role without a trained parameter has no optimizer. None: all are trained.
-      **roles: for each role, what makes its optimizer from the specs of its parameters.
+      default: makes an optimizer from the specs of the remaining parameters; None: none may remain.
+      trained: a bool for each parameter; for False there is no state, and the direction is 0. A
+        role without a trained parameter has no optimizer. None: all are trained.
+      **roles: for each role, a function that makes its optimizer from the specs of its parameters.
 
     Returns:
       One optimizer of all parameters.
@@ -270,28 +300,34 @@ def partition_by_role(
     uncovered = [path for path, spec in by_path.items() if spec.role not in roles]
     if uncovered and default is None:
         raise ValueError(f'no optimizer covers {", ".join(uncovered)}; name its role, or others')
+    # Labels are keys of the state, and so of paths in checkpoints.
     labels = jax.tree.map(lambda spec: spec.role if spec.role in roles else 'others', specs)
     if trained is not None:
         labels = jax.tree.map(lambda label, t: label if t else FROZEN, labels, trained)
 
-    def labelled(label):
-        return jax.tree.map(lambda s, of: s if of == label else optax.MaskedNode(), specs, labels)
+    def select_specs(label):
+        return jax.tree.map(
+            lambda s, spec_label: s if spec_label == label else optax.MaskedNode(), specs, labels
+        )
 
     makers = dict(roles) | ({} if default is None else {'others': default})
     if trained is not None:
         makers = {label: make for label, make in makers.items() if label in jax.tree.leaves(labels)}
-    transforms = {label: make(labelled(label)) for label, make in makers.items()}
+    transforms: dict[Hashable, optax.GradientTransformation] = {
+        label: make(select_specs(label)) for label, make in makers.items()
+    }
     transforms |= {} if trained is None else {FROZEN: optax.set_to_zero()}
     partition = optax.partition(transforms, labels)
 
-    def update(grads, state, params=None, **batch):
-        def take_part(name, value):
+    def update(updates, state, params=None, **batch):
+        def take_partial_tree(name, value):
             if not name.endswith('_fn'):
                 return value
-            return lambda part, *rest: value(fill_masked(part, params), *rest)
+            # An optimizer varies only its own parameters: the others keep their present values.
+            return lambda partial, *args: value(fill_masked(partial, params), *args)
 
-        batch = {name: take_part(name, value) for name, value in batch.items()}
-        return partition.update(grads, state, params, **batch)
+        batch = {name: take_partial_tree(name, value) for name, value in batch.items()}
+        return partition.update(updates, state, params, **batch)
 
     return optax.GradientTransformationExtraArgs(partition.init, update)
 
@@ -317,10 +353,20 @@ def jvp_along(
     name='logits of this model',
     supported='reference',
 ) -> tuple[Any, Any]:
-    """Returns (function(params), its derivative along a direction), in forward mode.
+    """Computes a function and its derivative along a direction, in forward mode.
 
-    Raises ValueError if a part of the function has no such derivative: `name` is what it computes,
-    `able` the kernels.attention that has one.
+    Args:
+      function: of the parameters.
+      params: the point.
+      direction: a tree like `params`.
+      name: of the function, for the error.
+      supported: kernels.attention that have a forward-mode derivative, for the error.
+
+    Returns:
+      (function(params), its derivative).
+
+    Raises:
+      ValueError: if a part of the function has no such derivative.
     """
     try:
         return jax.jvp(function, (params,), (direction,))
@@ -332,7 +378,7 @@ def jvp_along(
 
 
 def divide_or_zero(numerator: Any, denominator: jax.Array) -> jax.Array:
-    """Returns the quotient, and 0 where the denominator is 0 or below."""
+    """Returns the quotient, or 0 where the denominator is not positive."""
     is_positive = denominator > 0
     return jnp.where(is_positive, numerator / jnp.where(is_positive, denominator, 1.0), 0.0)
 
@@ -341,7 +387,7 @@ def unbox_state(opt_state: Any) -> Any:
     """Returns a state without the boxes that describe its leaves.
 
     Args:
-      opt_state: as `init` of an optimizer returned it.
+      opt_state: from `init` of an optimizer.
     """
     return jax.tree.map(
         lambda leaf: leaf.value if is_box(leaf) else leaf, opt_state, is_leaf=is_box
@@ -351,20 +397,23 @@ def unbox_state(opt_state: Any) -> Any:
 def state_specs(opt_state: Any, shapes: Any, specs: Any) -> Any:
     """Returns a ParamSpec for each leaf of an optimizer's state.
 
-    A leaf in a box has the spec of that box. A leaf whose path ends with the path of a parameter of
-    its shape has the spec of that parameter. A scalar has no axes.
+    A leaf in a box has the spec of that box. A leaf with a path that ends with the path of a
+    parameter of its shape has the spec of that parameter. A scalar has no axes.
 
     Args:
-      opt_state: as `init` returned it, or its shapes.
+      opt_state: from `init`, or its shapes.
       shapes: an array or ShapeDtypeStruct for each parameter.
       specs: a ParamSpec for each parameter.
+
+    Returns:
+      A tree like `opt_state`.
 
     Raises:
       ValueError: for any other leaf.
     """
     shapes, specs = named_leaves(shapes), named_leaves(specs)
 
-    def spec_of(path, leaf):
+    def find_spec(path, leaf):
         if is_box(leaf):
             return leaf.spec
         if not leaf.shape:
@@ -380,4 +429,4 @@ def state_specs(opt_state: Any, shapes: Any, specs: Any) -> Any:
             )
         return specs[owner]
 
-    return jax.tree_util.tree_map_with_path(spec_of, opt_state, is_leaf=is_box)
+    return jax.tree_util.tree_map_with_path(find_spec, opt_state, is_leaf=is_box)

@@ -1,4 +1,4 @@
-"""Optimizers that evaluate the loss: Sophia, Gauss-Newton, Sven, and CGE, without a gradient."""
+"""Optimizers that evaluate the loss: Sophia, Gauss-Newton, Sven, and CGE, which has no gradient."""
 
 import math
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from modules.optim.base import (
 from modules.options import Option
 from modules.spectrum import precise_einsum
 
-# As in the authors' code of Gauss-Newton: added to gamma, and the least gamma.
+# From the authors' code of Gauss-Newton: an offset of gamma, and the least gamma.
 GAMMA_OFFSET, MIN_GAMMA = 1e-8, 1e-9
 TOLERANCE = 1e-5  # of conjugate gradients: residual over gradient
 MIN_SINGULAR_VALUE = 1e-10  # the absolute bound in the authors' code of Sven
@@ -49,33 +49,32 @@ def sophia(
     """clip(m / max(sophia_gamma h, sophia_eps), -1, 1), Sophia-H (arXiv:2305.14342, algorithm 3).
 
     m = b1 m + (1 - b1) g; h = b2 h + (1 - b2) u * (H u) in every `sophia_every`-th update from the
-    first on, u normal and H the Hessian of the loss of the whole batch, of which the paper takes a
-    part. A coordinate of negative curvature moves by the learning rate itself.
-    H u is the derivative of `value_fn`'s gradient along u, in forward mode: kernels.attention must
-    be reference or blocked.
-    The authors' code has the other form, Sophia-G, whose curvature is the squared gradient at
-    sampled labels. Raises ValueError if the extra argument value_fn is missing, or has no such
-    derivative.
+    first on, u normal and H the Hessian of the loss of the whole batch; the paper uses a part of
+    the batch. A coordinate of negative curvature moves by the learning rate itself. H u is the
+    derivative of `value_fn`'s gradient along u, in forward mode: kernels.attention must be
+    reference or blocked. The authors' code has the other form, Sophia-G, with the squared gradient
+    at sampled labels as curvature. Raises ValueError if the extra argument value_fn is missing, or
+    has no such derivative.
     """
 
     def init(params):
-        kept = {name: jax.tree.map(jnp.zeros_like, params) for name in ('momentum', 'curvature')}
-        return PerParameter(jnp.int32(0), kept)
+        moments = {name: jax.tree.map(jnp.zeros_like, params) for name in ('momentum', 'curvature')}
+        return PerParameter(jnp.int32(0), moments)
 
-    def update(grads, state, params=None, *, value_fn=None, **_):
+    def update(updates, state, params=None, *, value_fn=None, **_):
         if params is None or value_fn is None:
             raise ValueError(
                 'sophia looks at the curvature of the loss; give `update` the parameters and '
                 'value_fn(params), the loss of the batch'
             )
         count, h = state.count + 1, state.of['curvature']
-        m = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.of['momentum'], grads)
+        m = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.of['momentum'], updates)
 
-        def look():
-            found = estimate_curvature(value_fn, params, random_like(params, count))
-            return jax.tree.map(lambda h, e: b2 * h + (1 - b2) * e, h, found)
+        def update_curvature():
+            estimate = estimate_curvature(value_fn, params, random_like(params, count))
+            return jax.tree.map(lambda h, e: b2 * h + (1 - b2) * e, h, estimate)
 
-        h = compute_if((count - 1) % sophia_every == 0, look, h)
+        h = compute_if((count - 1) % sophia_every == 0, update_curvature, h)
         directions = jax.tree.map(
             lambda m, h: jnp.clip(m / jnp.maximum(sophia_gamma * h, sophia_eps), -1, 1), m, h
         )
@@ -85,23 +84,31 @@ def sophia(
 
 
 def estimate_curvature(value_fn: Callable[[Any], jax.Array], params: Any, u: Any) -> Any:
-    """Returns u * (H u), whose mean over u is the Hessian's diagonal (Hutchinson's estimate)."""
-    able = 'reference or blocked'
-    _, slope = jvp_along(jax.grad(value_fn), params, u, 'gradient of this loss', able)
+    """Returns u * (H u). Its mean over u is the Hessian's diagonal (Hutchinson's estimate).
+
+    Args:
+      value_fn: maps the parameters to the loss.
+      params: the parameters.
+      u: random numbers like them.
+    """
+    supported = 'reference or blocked'
+    _, slope = jvp_along(jax.grad(value_fn), params, u, 'gradient of this loss', supported)
     return jax.tree.map(jnp.multiply, u, slope)
 
 
 def random_like(params: Any, count: jax.Array) -> Any:
-    """Draws standard normal numbers, new ones for each update `count` and each parameter."""
+    """Draws standard normal numbers, new for each update `count` and each parameter."""
     leaves, tree = jax.tree.flatten(params)
     key = jax.random.fold_in(jax.random.key(0), count)
     keys = (jax.random.fold_in(key, i) for i in range(len(leaves)))
-    drawn = [jax.random.normal(k, w.shape, w.dtype) for k, w in zip(keys, leaves, strict=True)]
-    return tree.unflatten(drawn)
+    samples = [jax.random.normal(k, w.shape, w.dtype) for k, w in zip(keys, leaves, strict=True)]
+    return tree.unflatten(samples)
 
 
 class GaussNewtonState(NamedTuple):
-    gamma: jax.Array  # of the last step that was tried
+    """State of `gauss_newton`."""
+
+    gamma: jax.Array  # after the last trial
 
 
 @optimizer_row('adam', forward_mode='logits', convex_loss=True, evaluates_loss=True)
@@ -117,16 +124,16 @@ def gauss_newton(
     """(G + (|g| / gamma) I)^-1 g, with G = J^T H J the generalised Gauss-Newton matrix.
 
     J is the Jacobian of the logits, H the Hessian of the loss in them, g the gradient before
-    clipping. With a learning rate of 1 it is the published step x - d. That is accepted where
+    clipping. With a learning rate of 1 it is the published step x - d. The step is accepted if
 
         f(x) - f(x - d) >= |g(x - d)|^2 / (8 |g| / gamma)
 
     on the same batch, and gamma is doubled; otherwise gamma is halved and the step tried again. The
-    last of `gauss_newton_tries` is taken without the test, as in the authors' code, which has 40.
-    They solve by Cholesky's factors; this uses conjugate gradients, with one forward-mode and one
-    backward pass a product: kernels.attention must be reference. It is for cross_entropy, whose H
-    is exact with z-loss and label smoothing too; what layers add to the loss is in g alone. If it
-    is used for some roles, the other parameters are fixed in its evaluations. Source:
+    last of `gauss_newton_tries` steps is taken without the test, as in the authors' code, which has
+    40. They solve by Cholesky's factors; this uses conjugate gradients, with a forward-mode and a
+    backward pass per product: kernels.attention must be reference. It is for cross_entropy, whose H
+    is exact with z-loss and label smoothing too; terms that layers add to the loss are in g alone.
+    If it is used for some roles, its evaluations keep the other parameters fixed. Source:
     arXiv:2506.13710, algorithm 1, and https://github.com/epfml/grad-norm-smooth. Raises ValueError
     if an extra argument is missing.
     """
@@ -134,62 +141,68 @@ def gauss_newton(
     def init(params):
         return GaussNewtonState(jnp.float32(gauss_newton_gamma))
 
-    def update(grads, state, params=None, **more):
-        if missing := sorted({'value', 'grad', 'value_fn', 'rows', 'logits_fn'} - more.keys()):
+    def update(updates, state, params=None, **extra):
+        if missing := sorted({'value', 'grad', 'value_fn', 'rows', 'logits_fn'} - extra.keys()):
             raise ValueError(
                 f'gauss_newton looks at the loss and the logits; give `update` {", ".join(missing)}'
             )
-        gradient = mask_like(more['grad'], params)
-        size = optax.tree.norm(gradient)
+        gradient = mask_like(extra['grad'], params)
+        grad_norm = optax.tree.norm(gradient)
 
         def attempt(carry):
             gamma, _, tries, _ = carry
-            damping = size / (gamma + GAMMA_OFFSET)
+            damping = grad_norm / (gamma + GAMMA_OFFSET)
 
             def product(v):
-                return optax.tree.add_scale(gauss_newton_product(params, v, more), damping, v)
+                return optax.tree.add_scale(gauss_newton_product(params, v, extra), damping, v)
 
             delta, _ = jax.scipy.sparse.linalg.cg(
                 product, gradient, tol=TOLERANCE, maxiter=gauss_newton_products
             )
-            beyond = optax.tree.sub(params, delta)
-            value, slope = jax.value_and_grad(more['value_fn'])(beyond)
-            gain = 8 * damping * (more['value'] - value)
+            candidate = optax.tree.sub(params, delta)
+            value, slope = jax.value_and_grad(extra['value_fn'])(candidate)
+            gain = 8 * damping * (extra['value'] - value)
             accepted = gain >= optax.tree.norm(slope, squared=True)
             gamma = jnp.where(accepted, jnp.maximum(2 * gamma, MIN_GAMMA), gamma / 2)
             return gamma, delta, tries + 1, accepted
 
-        def goes_on(carry):
+        def is_rejected(carry):
             *_, tries, accepted = carry
             return (tries < gauss_newton_tries) & ~accepted
 
         start = (state.gamma, jax.tree.map(jnp.zeros_like, params), 0, jnp.bool(False))
-        gamma, delta, *_ = jax.lax.while_loop(goes_on, attempt, start)
+        gamma, delta, *_ = jax.lax.while_loop(is_rejected, attempt, start)
         return delta, GaussNewtonState(gamma)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
 def gauss_newton_product(params: Any, v: Any, batch: dict[str, Any]) -> Any:
-    """Returns J^T H J v, summed over microbatches; `batch`: the extra arguments of `update`."""
+    """Returns J^T H J v, summed over microbatches.
+
+    Args:
+      params: the parameters.
+      v: a tree like them.
+      batch: the extra arguments of `update`.
+    """
 
     def add(total, rows):
         def logits_fn(params):
             return batch['logits_fn'](params, rows)
 
-        def slope(logits):
+        def logit_gradient(logits):
             return jax.grad(batch['share_from_logits'])(logits, rows)
 
-        logits, moved = jvp_along(logits_fn, params, v)
-        _, bent = jax.jvp(slope, (logits,), (moved,))
-        (found,) = jax.vjp(logits_fn, params)[1](bent)
-        return optax.tree.add(total, found), None
+        logits, logits_tangent = jvp_along(logits_fn, params, v)
+        _, gradient_tangent = jax.jvp(logit_gradient, (logits,), (logits_tangent,))
+        (product,) = jax.vjp(logits_fn, params)[1](gradient_tangent)
+        return optax.tree.add(total, product), None
 
     return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, v), batch['rows'])[0]
 
 
 def check_group_size(recipe: Any, part: Any) -> None:
-    """Raises ValueError where sequences do not make groups of one size."""
+    """Raises ValueError if sequences do not make groups of one size."""
     group = part.options['sven_group']
     check_divides('optim.sven_group', group, 'data.batch_size', recipe.data.batch_size)
 
@@ -207,20 +220,21 @@ def sven(
 ) -> optax.GradientTransformationExtraArgs:
     """J^+ r: the least change of the parameters that takes the residuals r of the batch to 0.
 
-    To first order, with J [B, P] their Jacobian. There is one residual a sequence, or a group of
-    `sven_group` in the batch's order: r = l^(sven_kappa / 2), where l is the group's summed
-    objective over the mean number of target tokens of a group, so that the mean of l is the
+    To first order, with J [B, P] their Jacobian. There is a residual for each sequence, or for each
+    group of `sven_group` in the batch's order: r = l^(sven_kappa / 2), where l is the group's
+    summed objective over the mean number of target tokens of a group, so that the mean of l is the
     objective. At a learning rate of 1 it is the whole step; the authors use 0.1.
 
     J^+ r = J^T K^+ r by the eigenvectors of K = J J^T [B, B], whose eigenvalues are squared
-    singular values: in float32 those below about a thousandth of the largest are rounding errors.
-    The `sven_k` largest that are above sven_rtol times the largest are kept. Layers that look at a
-    batch see each sequence as a microbatch. J takes B times the memory of the parameters. Source:
-    arXiv:2604.01279, and https://github.com/sambt/sven, without its RMSProp and its growing k.
-    Raises ValueError if the extra arguments `rows` and `share_fn` are missing.
+    singular values: in float32, eigenvalues below about a thousandth of the largest are rounding
+    errors. The `sven_k` largest singular values that are above sven_rtol times the largest are
+    kept. Layers that look at a batch see each sequence as a microbatch. J takes B times the memory
+    of the parameters. Source: arXiv:2604.01279, and https://github.com/sambt/sven, without its
+    RMSProp and its growing k. Raises ValueError if the extra arguments `rows` and `share_fn` are
+    missing.
     """
 
-    def update(grads, state, params=None, *, rows=None, share_fn=None, **_):
+    def update(updates, state, params=None, *, rows=None, share_fn=None, **_):
         if params is None or share_fn is None:
             raise ValueError(
                 'sven looks at the loss of each sequence; give `update` the parameters, rows [n, '
@@ -241,18 +255,24 @@ def sven(
 def sequence_jacobian(share_fn: Callable[..., jax.Array], params: Any, rows: Any) -> Any:
     """Returns (the value of each sequence [B], its gradient [B, ...]), in the batch's order.
 
-    Part i of n holds the rows i, i + n, ... of the batch. The mean of the values is the batch's.
+    Microbatch i of n holds the rows i, i + n, ... of the batch. The mean of the values is the
+    batch's.
+
+    Args:
+      share_fn: (params, rows) -> their share of the loss.
+      params: the parameters.
+      rows: the batch in its microbatches, [n, b, ...].
     """
     n, b = jax.tree.leaves(rows)[0].shape[:2]
 
-    def of_sequence(sequence):
-        alone = jax.tree.map(lambda tokens_T: tokens_T[None], sequence)
-        value, grads = jax.value_and_grad(share_fn)(params, alone)
+    def value_and_gradient(sequence):
+        row = jax.tree.map(lambda tokens_T: tokens_T[None], sequence)
+        value, grads = jax.value_and_grad(share_fn)(params, row)
         return jax.tree.map(lambda leaf: n * b * leaf, (value, grads))
 
-    found = jax.lax.map(jax.vmap(of_sequence), rows)
+    jacobian = jax.lax.map(jax.vmap(value_and_gradient), rows)
     return jax.tree.map(
-        lambda leaf: jnp.swapaxes(leaf, 0, 1).reshape(n * b, *leaf.shape[2:]), found
+        lambda leaf: jnp.swapaxes(leaf, 0, 1).reshape(n * b, *leaf.shape[2:]), jacobian
     )
 
 
@@ -264,16 +284,23 @@ def average_groups(tree: Any, size: int) -> Any:
 
 
 def pseudo_inverse(jacobian: Any, residuals_G: jax.Array, k: int, rtol: Any) -> Any:
-    """Returns J^T K^+ r, like the parameters, of a Jacobian whose leaves are [G, ...]."""
+    """Returns J^T K^+ r, a tree like the parameters.
+
+    Args:
+      jacobian: J, with leaves [G, ...].
+      residuals_G: r.
+      k: the number of singular values that are kept at most; 0: all.
+      rtol: the least kept singular value, over the largest.
+    """
     groups = residuals_G.shape[0]
     flat = [leaf.reshape(groups, -1) for leaf in jax.tree.leaves(jacobian)]
     gram_GG = sum(precise_einsum('gp,hp->gh', j, j) for j in flat)
     squares_G, vectors_GG = jnp.linalg.eigh(gram_GG)  # ascending
     singular_G = jnp.sqrt(jnp.maximum(squares_G, 0.0))
-    kept_G = (singular_G > rtol * singular_G[-1]) & (singular_G > MIN_SINGULAR_VALUE)
+    is_kept_G = (singular_G > rtol * singular_G[-1]) & (singular_G > MIN_SINGULAR_VALUE)
     if k:
-        kept_G = kept_G & (jnp.arange(groups) >= groups - k)
-    inverse_G = jnp.where(kept_G, 1 / jnp.where(kept_G, squares_G, 1.0), 0.0)
+        is_kept_G = is_kept_G & (jnp.arange(groups) >= groups - k)
+    inverse_G = jnp.where(is_kept_G, 1 / jnp.where(is_kept_G, squares_G, 1.0), 0.0)
     weights_G = vectors_GG @ (inverse_G * (vectors_GG.T @ residuals_G))
     return jax.tree.map(lambda leaf: jnp.sum(_weight_rows(weights_G, leaf), 0), jacobian)
 
@@ -283,6 +310,8 @@ def _weight_rows(weights_G: jax.Array, leaf: jax.Array) -> jax.Array:
 
 
 class CGEState(NamedTuple):
+    """State of `cge`."""
+
     count: jax.Array  # updates done
 
 
@@ -300,16 +329,16 @@ def cge(
 ) -> optax.GradientTransformationExtraArgs:
     """(L(w + mu e_i) - L(w)) / mu for each coordinate i, mu = cge_step: the gradient, estimated.
 
-    It takes one forward pass a coordinate, and one more, of the same batch. With `cge_coordinates`,
-    others are drawn in each update, and the rest have 0. The gradient is not read, so that XLA
-    removes its computation, and clipping it does nothing. In float32, differences of the loss have
-    an error of about 1e-7 of it, over mu; keep model.dtype float32. Where no mu is given, the
-    authors move by the learning rate itself; the default is that of their pruning, which is left
-    out here. Source: arXiv:2310.02025, and https://github.com/OPTML-Group/DeepZero.
-    Raises ValueError if the extra argument value_fn is missing.
+    It takes a forward pass per coordinate, and another, of the same batch. With `cge_coordinates`,
+    each update draws other coordinates, and the rest have 0. The gradient is not read, so that XLA
+    removes its computation, and clipping it has no effect. In float32, differences of the loss have
+    an error of about 1e-7 of it, over mu; keep model.dtype float32. If no mu is given, the authors
+    move by the learning rate itself; the default is from their pruning, which is omitted here.
+    Source: arXiv:2310.02025, and https://github.com/OPTML-Group/DeepZero. Raises ValueError if the
+    extra argument value_fn is missing.
     """
 
-    def update(grads, state, params=None, *, value_fn=None, **_):
+    def update(updates, state, params=None, *, value_fn=None, **_):
         if params is None or value_fn is None:
             raise ValueError(
                 'cge looks at the loss beside the parameters; give `update` these and '
@@ -317,20 +346,20 @@ def cge(
             )
         key = jax.random.fold_in(jax.random.key(0), state.count)
         flat_P, unravel = ravel_pytree(params)
-        size, chosen = flat_P.size, jnp.arange(flat_P.size)
+        size, indices = flat_P.size, jnp.arange(flat_P.size)
         if 0 < cge_coordinates < size:
-            chosen = jax.random.choice(key, size, (cge_coordinates,), replace=False)
-        n = chosen.size
+            indices = jax.random.choice(key, size, (cge_coordinates,), replace=False)
+        n = indices.size
         count = cge_at_a_time * math.ceil((n + 1) / cge_at_a_time)
-        # Index `size` moves nothing; that loss is computed among the others to be rounded alike.
-        moved = jnp.concatenate([chosen, jnp.full(count - n, size)])
+        # Index `size` moves nothing. Its loss is computed among the others, for the same rounding.
+        moved_indices = jnp.concatenate([indices, jnp.full(count - n, size)])
 
         def value(i):
             return value_fn(unravel(flat_P.at[i].add(cge_step, mode='drop')))
 
-        values = jax.lax.map(value, moved, batch_size=cge_at_a_time)
+        values = jax.lax.map(value, moved_indices, batch_size=cge_at_a_time)
         slopes = (values[:n] - values[n]) / cge_step
-        estimate = unravel(jnp.zeros_like(flat_P).at[chosen].set(slopes.astype(flat_P.dtype)))
+        estimate = unravel(jnp.zeros_like(flat_P).at[indices].set(slopes.astype(flat_P.dtype)))
         return estimate, CGEState(state.count + 1)
 
     return optax.GradientTransformationExtraArgs(lambda params: CGEState(jnp.int32(0)), update)

@@ -1,4 +1,4 @@
-"""SGD, AdamW, and SCALE, which is made of both."""
+"""SGD, AdamW, and SCALE, a combination of both."""
 
 from typing import Annotated, Any
 
@@ -30,14 +30,14 @@ def sgd(
 ) -> optax.GradientTransformation:
     """m = momentum m + (1 - dampening) g; the direction is m, or g + momentum m with Nesterov.
 
-    Follows torch.optim.SGD, whose first m is g whatever the dampening. Source of Nesterov's
-    momentum: arXiv:1212.0901, section 3.5.
+    Follows torch.optim.SGD: the first m is g for any dampening. Source of Nesterov's momentum:
+    arXiv:1212.0901, section 3.5.
     """
 
-    def update(spec, grad, kept, weight, count):
+    def update(spec, grad, state, weight, count):
         share = jnp.where(count == 1, 1.0, 1 - dampening)
-        moved = momentum * kept['momentum'] + share * grad
-        return (grad + momentum * moved if nesterov else moved), {'momentum': moved}
+        buffer = momentum * state['momentum'] + share * grad
+        return (grad + momentum * buffer if nesterov else buffer), {'momentum': buffer}
 
     return per_parameter(specs, init_zeros('momentum'), update)
 
@@ -46,9 +46,9 @@ def sgd(
 def adamw(
     specs: Any, *, b1: B1 = 0.9, b2: B2 = 0.95, eps: Eps = 1e-8
 ) -> optax.GradientTransformation:
-    """m_hat / (sqrt(v_hat) + eps), with weight decay left to the decay rule (arXiv:1711.05101).
+    """m_hat / (sqrt(v_hat) + eps); the decay rule applies weight decay (arXiv:1711.05101).
 
-    The default of b2 is the one used for language models (arXiv:2005.14165, appendix B).
+    The default of b2 is common for language models (arXiv:2005.14165, appendix B).
     """
     return optax.scale_by_adam(b1=b1, b2=b2, eps=eps)
 
@@ -56,11 +56,24 @@ def adamw(
 def adam_direction(
     grad, moments: ParamState, b1, b2, eps, count, nesterov=False
 ) -> tuple[jax.Array, ParamState]:
-    """Returns (m_hat / (sqrt(v_hat) + eps), both moments); with Nesterov m is moved once more."""
+    """Computes Adam's direction, m_hat / (sqrt(v_hat) + eps).
+
+    Args:
+      grad: g.
+      moments: 'momentum' m and 'second' v.
+      b1: share of the first moment that is kept.
+      b2: share of the second moment that is kept.
+      eps: added to the denominator.
+      count: the number of the update, from 1.
+      nesterov: whether m moves once more in the direction.
+
+    Returns:
+      (direction, both moments).
+    """
     m = b1 * moments['momentum'] + (1 - b1) * grad
     v = b2 * moments['second'] + (1 - b2) * grad**2
-    moved = b1 * m + (1 - b1) * grad if nesterov else m
-    direction = moved / (1 - b1**count) / (jnp.sqrt(v / (1 - b2**count)) + eps)
+    numerator = b1 * m + (1 - b1) * grad if nesterov else m
+    direction = numerator / (1 - b1**count) / (jnp.sqrt(v / (1 - b2**count)) + eps)
     return direction, {'momentum': m, 'second': v}
 
 
@@ -78,16 +91,16 @@ def scale(
 ) -> optax.GradientTransformation:
     """Each column of a matrix divided by its root mean square (arXiv:2506.16659, algorithm 1).
 
-    A column holds the weights of one output unit, and in an embedding one feature of all tokens.
-    The gradient is divided so, and in the readout m = momentum m + (1 - momentum) g, from 0.
-    Vectors have Adam's direction (b1, b2, eps), scale_vector_factor times. An embedding that reads
-    out too counts as an embedding: it has no momentum.
+    A column holds the weights of an output unit, and in an embedding a feature of all tokens.
+    Matrices divide the gradient; the readout divides m = momentum m + (1 - momentum) g, from 0.
+    Vectors have Adam's direction (b1, b2, eps), scale_vector_factor times. An embedding that is
+    also the readout counts as an embedding: it has no momentum.
 
-    The paper divides by the norm of a column, the authors' code
-    (https://github.com/OptimAI-Lab/Minimalist_LLM_Pretraining) by its root mean square, and so does
-    this: the learning rates that they report, 1e-3 up to 350M parameters, belong to the latter.
-    Their factor for vectors is 20, but 5 at 1B and 10 at 7B parameters. Their code adds eps to a
-    second moment without bias correction; this corrects it, as Adam's paper does.
+    The paper divides by the norm of a column. The authors' code
+    (https://github.com/OptimAI-Lab/Minimalist_LLM_Pretraining) divides by its root mean square, and
+    so does this: the learning rates that they report, 1e-3 up to 350M parameters, belong to the
+    code. Their factor for vectors is 20, but 5 at 1B and 10 at 7B parameters. Their code adds eps
+    to a second moment without bias correction; this corrects it, as in Adam's paper.
     """
 
     def init(spec, weight):
@@ -95,16 +108,16 @@ def scale(
             return init_zeros('momentum', 'second')(spec, weight)
         return init_zeros('momentum')(spec, weight) if spec.role == 'readout' else {}
 
-    def update(spec, grad, kept, weight, count):
+    def update(spec, grad, state, weight, count):
         if spec.role == 'vector':
-            direction, later = adam_direction(grad, kept, b1, b2, eps, count)
-            return scale_vector_factor * direction, later
-        later = {}
+            direction, new_state = adam_direction(grad, state, b1, b2, eps, count)
+            return scale_vector_factor * direction, new_state
+        new_state = {}
         if spec.role == 'readout':
-            later['momentum'] = momentum * kept['momentum'] + (1 - momentum) * grad
-        m_IO = as_matrices(spec, later.get('momentum', grad))
+            new_state['momentum'] = momentum * state['momentum'] + (1 - momentum) * grad
+        m_IO = as_matrices(spec, new_state.get('momentum', grad))
         rms_1O = jnp.sqrt(jnp.mean(jnp.square(m_IO), -2, keepdims=True))
-        found_IO = m_IO / jnp.maximum(rms_1O, MIN_RMS)
-        return from_matrices(spec, found_IO, weight.shape), later
+        direction_IO = m_IO / jnp.maximum(rms_1O, MIN_RMS)
+        return from_matrices(spec, direction_IO, weight.shape), new_state
 
     return per_parameter(specs, init, update)

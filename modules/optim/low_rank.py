@@ -1,8 +1,8 @@
 """Adam's moments of a projected gradient: GaLore, Fira and APOLLO.
 
-A matrix [I, O] is taken with its shorter side first, [..., K, N], the input side if both have one
-length; a projection P [..., K, r] gives P^T G [..., r, N]. Layers and experts are matrices of their
-own. The published code of these methods leaves the biases in the moments and multiplies the
+A matrix [I, O] is used with its shorter side first, [..., K, N] (the input side, if both have the
+same length). A projection P [..., K, r] gives P^T G [..., r, N]. Layers and experts are separate
+matrices. The published code of these methods leaves the biases in the moments and multiplies the
 finished update by `bias_factor`.
 """
 
@@ -39,8 +39,8 @@ GrowthLimit = Annotated[
 ]
 GaloreScale = Annotated[float, from_0('factor of the update within the subspace')]
 
-EPS = 1e-8  # added to the norms that are divided by, in the code of Fira and APOLLO
-# Axes of [..., r, N] that one factor of APOLLO covers: an index of the longer side, or all.
+EPS = 1e-8  # added to norms in denominators, as in the code of Fira and APOLLO
+# Axes of [..., r, N] that share a factor of APOLLO: those of an index of the longer side, or all.
 FACTOR_AXES = {'channel': -2, 'tensor': (-2, -1)}
 
 
@@ -58,23 +58,23 @@ def galore(
     """galore_scale P Adam(P^T G), P the first singular vectors of G (arXiv:2403.03507).
 
     P [K, r] belongs to the shorter side of the matrix and is computed again from the gradient of
-    every `projection_every`-th update, the first one included; the moments [r, N] are not rotated
-    with it, so that they depend on the signs of the vectors: the largest entry of each is positive
-    here, and has the sign that LAPACK or cuSOLVER gives it in other code. Vectors of equal singular
-    values are any basis of their space.
-    Follows jiaweizzhao/GaLore, whose bias correction leaves eps out; rank and scale are those of
-    its 60M-parameter model of width 512. With model.reparam=weight_norm, projection_every=250 and
-    optim.others=adamw this is GradNormLoRP (arXiv:2412.19616), projected on one side as in its
-    code: the gradient of the direction is projected, and the gain of each output has Adam. That
-    code overwrites the gains, and leaves the gradient's part along the direction in it.
+    every `projection_every`-th update, the first one included. The moments [r, N] are not rotated
+    with it, so that they depend on the signs of the vectors. Here the largest entry of each vector
+    is positive; in other code it has the sign from LAPACK or cuSOLVER. Vectors of equal singular
+    values are any basis of their space. Follows jiaweizzhao/GaLore: its bias correction leaves eps
+    out; rank and scale are from its 60M-parameter model of width 512. With
+    model.reparam=weight_norm, projection_every=250 and optim.others=adamw this is GradNormLoRP
+    (arXiv:2412.19616), projected on one side as in its code: the gradient of the direction is
+    projected, and the gain of each output has Adam. That code overwrites the gains, and leaves the
+    gradient's part along the direction in it.
     """
 
-    def update(spec, grad, kept, weight, count):
-        basis, low = _project_gradient(short_side_first(spec, grad), kept, count, projection_every)
-        adam, moments = uncorrected_adam(low, kept, b1, b2, eps)
+    def update(spec, grad, state, weight, count):
+        basis, low = _project_gradient(short_side_first(spec, grad), state, count, projection_every)
+        adam, moments = uncorrected_adam(low, state, b1, b2, eps)
         factor = galore_scale * bias_factor(b1, b2, count, grad.dtype)
-        found = factor * rotate_back(adam, {'left': basis})
-        return from_short_side_first(spec, found, grad), moments | {'basis': basis}
+        projected_back = factor * rotate_back(adam, {'left': basis})
+        return from_short_side_first(spec, projected_back, grad), moments | {'basis': basis}
 
     return per_parameter(specs, init_projected(rank, 'basis'), update)
 
@@ -94,22 +94,27 @@ def fira(
     """GaLore's update + S, S = f (G - galore_scale P R), limited (arXiv:2410.01623).
 
     R = P^T G is the projected gradient and f = |Adam(R)| / |R|, a number for each of the N indices
-    of the longer side. The norm of S grows at most `growth_limit`-fold from one update to the next.
-    Follows xichen-fy/Fira; the paper has G - P R, all that GaLore leaves out, but its code
+    of the longer side. The norm of S grows at most `growth_limit`-fold from an update to the next.
+    Follows xichen-fy/Fira. The paper has G - P R, the whole remainder of GaLore, but its code
     multiplies P R by the scale too. In the code f and the limit come before Adam's bias correction,
-    and so they do here. The signs of P are those of `galore`.
+    and so they do here. P has the signs of `galore`.
     """
 
-    def update(spec, grad, kept, weight, count):
+    def update(spec, grad, state, weight, count):
         g = short_side_first(spec, grad)
-        basis, low = _project_gradient(g, kept, count, projection_every)
-        adam, moments = uncorrected_adam(low, kept, b1, b2, eps)
-        rest = g - galore_scale * rotate_back(low, {'left': basis})
-        rest, norm = limit_growth(norm_ratio(adam, low, -2) * rest, kept['norm'], growth_limit)
-        found = bias_factor(b1, b2, count, grad.dtype) * (
-            galore_scale * rotate_back(adam, {'left': basis}) + rest
+        basis, low = _project_gradient(g, state, count, projection_every)
+        adam, moments = uncorrected_adam(low, state, b1, b2, eps)
+        residual = g - galore_scale * rotate_back(low, {'left': basis})
+        residual, norm = limit_growth(
+            norm_ratio(adam, low, -2) * residual, state['norm'], growth_limit
         )
-        return from_short_side_first(spec, found, grad), moments | {'basis': basis, 'norm': norm}
+        direction = bias_factor(b1, b2, count, grad.dtype) * (
+            galore_scale * rotate_back(adam, {'left': basis}) + residual
+        )
+        return from_short_side_first(spec, direction, grad), moments | {
+            'basis': basis,
+            'norm': norm,
+        }
 
     return per_parameter(specs, init_projected(rank, 'basis', 'norm'), update)
 
@@ -134,38 +139,47 @@ def apollo(
 ) -> optax.GradientTransformation:
     """sqrt(apollo_scale) f G, f = |Adam(R)| / |R|, R = P^T G, P random (arXiv:2412.05270).
 
-    P [K, r] of the shorter side is normal with variance 1 / r; it is drawn again for every
+    P [K, r] of the shorter side is normal with variance 1 / r. It is drawn again for every
     `projection_every` updates, and not stored. The norm of f G grows at most `growth_limit`-fold
-    from one update to the next. APOLLO-Mini is rank=1, apollo_factors=tensor, apollo_scale=128.
-    Follows zhuhanqing/APOLLO, whose rank is a quarter of the width; its factors, and the limit on
-    them, come before Adam's bias correction. Whether the scale is applied before the limit or after
-    it (`scale_front`) makes no difference, as the limit is one of ratios.
+    from an update to the next. APOLLO-Mini is rank=1, apollo_factors=tensor, apollo_scale=128.
+    Follows zhuhanqing/APOLLO, whose rank is a quarter of the width. Its factors, and the limit
+    on them, come before Adam's bias correction. The scale may be applied before the limit or after
+    it (`scale_front`) without a difference, as the limit is on ratios.
     """
 
-    def update(leaf, grad, kept, weight, count):
+    def update(leaf, grad, state, weight, count):
         spec, g = leaf.spec, short_side_first(leaf.spec, grad)
-        shape = (*g.shape[:-1], kept['momentum'].shape[-2])
+        shape = (*g.shape[:-1], state['momentum'].shape[-2])
         period = (count - 1) // projection_every
         low = rotate(g, {'left': random_projection(leaf.number, period, shape, g.dtype)})
-        adam, moments = uncorrected_adam(low, kept, b1, b2, eps)
+        adam, moments = uncorrected_adam(low, state, b1, b2, eps)
         factors = norm_ratio(adam, low, FACTOR_AXES[apollo_factors])
-        found, norm = limit_growth(factors * g, kept['norm'], growth_limit)
-        found = jnp.sqrt(apollo_scale) * bias_factor(b1, b2, count, grad.dtype) * found
-        return from_short_side_first(spec, found, grad), moments | {'norm': norm}
+        direction, norm = limit_growth(factors * g, state['norm'], growth_limit)
+        direction = jnp.sqrt(apollo_scale) * bias_factor(b1, b2, count, grad.dtype) * direction
+        return from_short_side_first(spec, direction, grad), moments | {'norm': norm}
 
     init = init_projected(rank, 'norm')
     return per_parameter(number_specs(specs), lambda leaf, weight: init(leaf.spec, weight), update)
 
 
-def random_projection(number: int, period: jax.Array, shape: tuple[int, ...], dtype: Any):
-    """Draws [..., K, r] for a parameter in a period, another one for each of its matrices."""
+def random_projection(
+    number: int, period: jax.Array, shape: tuple[int, ...], dtype: Any
+) -> jax.Array:
+    """Draws [..., K, r] for a parameter in a period, with other numbers for each of its matrices.
+
+    Args:
+      number: of the parameter.
+      period: of `projection_every` updates.
+      shape: [..., K, r].
+      dtype: of the projection.
+    """
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), number), period)
     return jax.random.normal(key, shape, dtype) / math.sqrt(shape[-1])
 
 
 @dataclasses.dataclass(frozen=True)
 class SeededSpec:
-    """A leaf: the spec of a parameter, and the number that seeds what is drawn for it."""
+    """A leaf: the spec of a parameter, and a number that seeds its random projections."""
 
     spec: ParamSpec
     number: int
@@ -178,14 +192,23 @@ def number_specs(specs: Any) -> Any:
 
 
 def short_side_first(spec: ParamSpec, x: jax.Array) -> jax.Array:
-    """Returns [..., K, N] with K <= N: the matrices of a parameter, transposed where I > O."""
+    """Returns the matrices [..., K, N] of a parameter with K <= N: transposed if I > O."""
     matrices = as_matrices(spec, x)
     rows, columns = matrices.shape[-2:]
     return jnp.swapaxes(matrices, -2, -1) if rows > columns else matrices
 
 
 def from_short_side_first(spec: ParamSpec, matrices: jax.Array, like: jax.Array) -> jax.Array:
-    """Returns the parameter shaped as `like` whose `short_side_first` these are."""
+    """Inverts `short_side_first`.
+
+    Args:
+      spec: describes the parameter.
+      matrices: [..., K, N].
+      like: an array of the shape of the parameter.
+
+    Returns:
+      The parameter.
+    """
     rows, columns = jax.eval_shape(lambda x: as_matrices(spec, x), like).shape[-2:]
     matrices = jnp.swapaxes(matrices, -2, -1) if rows > columns else matrices
     return from_matrices(spec, matrices, like.shape)
@@ -194,36 +217,38 @@ def from_short_side_first(spec: ParamSpec, matrices: jax.Array, like: jax.Array)
 def init_projected(rank: int, *extra: str) -> Callable[[ParamSpec, jax.Array], ParamState]:
     """Returns the `init` of `per_parameter` that stores zeros, each in its box.
 
-    They are Adam's moments [..., r, N] of the projected gradient, and `more`: the projection
-    'basis' [..., K, r], and one 'norm' [...] for each matrix.
+    They are Adam's moments [..., r, N] of the projected gradient, and `extra`: the projection
+    'basis' [..., K, r], and a 'norm' [...] for each matrix.
     """
 
     def init(spec, weight):
         *batch, short, long = jax.eval_shape(lambda x: short_side_first(spec, x), weight).shape
         sizes = {'rank': min(rank, short), 'short_side': short, 'long_side': long}
         axes = {'basis': ('short_side', 'rank'), 'norm': ()}
-        kept = {}
+        state = {}
         for name in ('momentum', 'second', *extra):
-            names = axes.get(name, ('rank', 'long_side'))
-            zeros = jnp.zeros((*batch, *(sizes[n] for n in names)), weight.dtype)
-            kept[name] = box_state(spec, zeros, *names)
-        return kept
+            axis_names = axes.get(name, ('rank', 'long_side'))
+            zeros = jnp.zeros((*batch, *(sizes[n] for n in axis_names)), weight.dtype)
+            state[name] = box_state(spec, zeros, *axis_names)
+        return state
 
     return init
 
 
 def _project_gradient(g, state, count, period):
-    """Returns (basis [..., K, r], the gradient g [..., K, N] in it)."""
-    old = state['basis']
-    basis = compute_if((count - 1) % period == 0, lambda: singular_basis(g, old.shape[-1]), old)
+    """Returns (basis [..., K, r], the coordinates of g [..., K, N] in it)."""
+    previous = state['basis']
+    basis = compute_if(
+        (count - 1) % period == 0, lambda: singular_basis(g, previous.shape[-1]), previous
+    )
     return basis, rotate(g, {'left': basis})
 
 
 def singular_basis(x: jax.Array, rank: int) -> jax.Array:
     """Returns [..., K, r]: singular vectors of the shorter side of x [..., K, N], largest first.
 
-    A singular vector is unique up to its sign, which moments that outlive a projection depend on:
-    the entry of each that is largest in size is made positive, the same on every device.
+    A singular vector is unique up to its sign, on which moments that outlive a projection depend.
+    The largest entry in magnitude of each vector is made positive, equally on every device.
     """
     vectors = jnp.linalg.svd(x, full_matrices=False)[0][..., :rank]
     largest = jnp.argmax(jnp.abs(vectors), -2, keepdims=True)
@@ -234,21 +259,44 @@ def singular_basis(x: jax.Array, rank: int) -> jax.Array:
 def uncorrected_adam(
     low: jax.Array, moments: ParamState, b1, b2, eps
 ) -> tuple[jax.Array, ParamState]:
-    """Returns (m / (sqrt(v) + eps), {'momentum': m, 'second': v}), without bias correction."""
-    b1, b2 = (jnp.asarray(b, low.dtype) for b in (b1, b2))  # rounded alike in what must cancel
+    """Returns (m / (sqrt(v) + eps), {'momentum': m, 'second': v}), without bias correction.
+
+    Args:
+      low: the projected gradient.
+      moments: 'momentum' and 'second'.
+      b1: share of m that is kept.
+      b2: share of v that is kept.
+      eps: added to the denominator.
+    """
+    b1, b2 = (
+        jnp.asarray(b, low.dtype) for b in (b1, b2)
+    )  # equal rounding, for terms that must cancel
     m = b1 * moments['momentum'] + (1 - b1) * low
     v = b2 * moments['second'] + (1 - b2) * jnp.square(low)
     return m / (jnp.sqrt(v) + eps), {'momentum': m, 'second': v}
 
 
 def bias_factor(b1: Any, b2: Any, count: jax.Array, dtype: Any) -> jax.Array:
-    """Returns sqrt(1 - b2^t) / (1 - b1^t), accurate in a dtype in which b2^t is almost 1."""
+    """Returns sqrt(1 - b2^t) / (1 - b1^t), accurate in a dtype in which b2^t is almost 1.
+
+    Args:
+      b1: share of the first moment that is kept.
+      b2: share of the second moment that is kept.
+      count: t.
+      dtype: of the result.
+    """
     first, second = (-jnp.expm1(count * jnp.log1p(jnp.asarray(b, dtype) - 1)) for b in (b1, b2))
     return jnp.sqrt(second) / first
 
 
 def norm_ratio(adam: jax.Array, low: jax.Array, axes: int | tuple[int, int]) -> jax.Array:
-    """Returns |adam| / (|low| + EPS) over `axes`, which keep size 1: how Adam scales a gradient."""
+    """Returns |adam| / (|low| + EPS), by which Adam scales a gradient.
+
+    Args:
+      adam: Adam's direction of the projected gradient.
+      low: the projected gradient.
+      axes: of the norms; they keep size 1.
+    """
     adam, low = (jnp.linalg.norm(x, axis=axes, keepdims=True) for x in (adam, low))
     return adam / (low + EPS)
 
@@ -256,10 +304,18 @@ def norm_ratio(adam: jax.Array, low: jax.Array, axes: int | tuple[int, int]) -> 
 def limit_growth(
     update: jax.Array, previous_norm: jax.Array, limit: Any
 ) -> tuple[jax.Array, jax.Array]:
-    """Limits the norm of an update [..., K, N] to `most` times the norm `before` [...].
+    """Limits the norm of an update to `limit` times the norm of the previous update.
 
-    Returns (the update, its norm [...]). Nothing is limited after an update of 0, such as the first
-    `before` or after zero gradients: in the published code such a matrix could hardly move again.
+    Nothing is limited after an update of 0, such as the first previous norm or after zero
+    gradients: in the published code such a matrix could hardly move again.
+
+    Args:
+      update: [..., K, N].
+      previous_norm: [...].
+      limit: the largest growth.
+
+    Returns:
+      (update, its norm [...]).
     """
     norm = jnp.linalg.norm(update, axis=(-2, -1))
     ratio = norm / (previous_norm + EPS)

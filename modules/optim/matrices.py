@@ -1,11 +1,11 @@
-"""Matrices [..., I, O] in other bases, and whole on the device that works on them.
+"""Matrices [..., I, O] in other bases, and whole matrices on the device that works on them.
 
 Bases: the columns of a basis are its vectors. Products have full precision: with bfloat16 products,
 the default of some devices, a basis would not stay orthogonal.
 
-Devices: a product of matrices that the mesh cuts sends parts of them, and an iteration or a
-decomposition sends them again and again. Instead, each matrix of a stack goes whole to one device,
-and the result comes back: one exchange in and one out.
+Devices: a product of sharded matrices exchanges parts of them, and an iteration or a decomposition
+exchanges them again and again. Instead, each matrix of a stack goes whole to one device, and the
+result comes back: one exchange in and one out.
 """
 
 import dataclasses
@@ -27,8 +27,8 @@ from modules.params import ParamBox, ParamSpec, as_matrices, from_matrices, matr
 from modules.spectrum import precise_einsum
 from modules.statistics import at_least_float32
 
-SIDES = {'left': -2, 'right': -1}  # the axes of rows, the summed side, and of columns
-MOMENTS = ('momentum', 'second')  # the names of state that is shaped like the parameter
+SIDES = {'left': -2, 'right': -1}  # the axes of rows (the summed side) and columns
+MOMENTS = ('momentum', 'second')  # names of state shaped like the parameter
 
 Bases = Mapping[str, jax.Array]  # {side: [..., n, n]}; a side without a basis is not rotated
 
@@ -66,7 +66,13 @@ def smaller_side(matrices: jax.Array) -> str:
 
 
 def identity(matrices: jax.Array, side: str, diagonal: float = 1.0) -> jax.Array:
-    """Returns diagonal * I [..., n, n], with n the size of a side of the matrices."""
+    """Returns diagonal * I [..., n, n], with n the size of a side of the matrices.
+
+    Args:
+      matrices: [..., I, O].
+      side: 'left' or 'right'.
+      diagonal: the factor.
+    """
     size, batch = matrices.shape[SIDES[side]], matrices.shape[:-2]
     return jnp.broadcast_to(diagonal * jnp.eye(size, dtype=matrices.dtype), (*batch, size, size))
 
@@ -76,15 +82,24 @@ def float_matrices(spec: ParamSpec, x: jax.Array) -> jax.Array:
     return at_least_float32(as_matrices(spec, x))
 
 
-def boxed_identity(spec: ParamSpec, matrices: jax.Array, side: str, diagonal=1.0) -> ParamBox:
-    """Returns the `identity` that belongs to the matrices of a parameter, in its box."""
+def boxed_identity(
+    spec: ParamSpec, matrices: jax.Array, side: str, diagonal: float = 1.0
+) -> ParamBox:
+    """Returns the `identity` of a side of a parameter's matrices, in its box.
+
+    Args:
+      spec: describes the parameter.
+      matrices: [..., I, O].
+      side: 'left' or 'right'.
+      diagonal: the factor.
+    """
     return box_state(spec, identity(matrices, side, diagonal), 'basis', 'basis')
 
 
 def whole_matrices(spec: ParamSpec, x: jax.Array) -> jax.Array:
-    """Returns `as_matrices`, each matrix whole on one device where the mesh cuts parameters.
+    """Returns `as_matrices`, with each matrix whole on one device if the mesh shards parameters.
 
-    x itself stays laid out as the parameter; otherwise what x is made of would be exchanged.
+    x itself keeps the layout of the parameter; otherwise the inputs of x would be exchanged.
     """
     if not shards_parameters():
         return as_matrices(spec, x)
@@ -93,7 +108,16 @@ def whole_matrices(spec: ParamSpec, x: jax.Array) -> jax.Array:
 
 
 def from_whole_matrices(spec: ParamSpec, matrices: jax.Array, grad: jax.Array) -> jax.Array:
-    """Returns `from_matrices` with the shape and type of a gradient, laid out as the parameter."""
+    """Inverts `whole_matrices`.
+
+    Args:
+      spec: describes the parameter.
+      matrices: [..., I, O].
+      grad: has the shape and type of the parameter's gradient.
+
+    Returns:
+      An array like `grad`, in the layout of the parameter.
+    """
     direction = from_matrices(spec, matrices, grad.shape).astype(grad.dtype)
     if not shards_parameters():
         return direction
@@ -101,42 +125,55 @@ def from_whole_matrices(spec: ParamSpec, matrices: jax.Array, grad: jax.Array) -
 
 
 def lay_out_whole(spec: ParamSpec, state: ParamState) -> ParamState:
-    """Returns state in boxes that lay it where the matrices of the parameter are whole.
+    """Returns state in boxes that lay it out like the whole matrices of the parameter.
 
-    `kept` holds moments, and arrays [batch axes, ...] in their boxes. If the number of matrices
-    does not divide over the devices, each array is cut as its first box says.
+    If the number of matrices does not divide over the devices, each array is sharded like its first
+    box.
+
+    Args:
+      spec: describes the parameter.
+      state: moments, and arrays [batch axes, ...] in their boxes.
     """
     n_batch = len(matrix_axes(spec)[0])
 
-    def whole(one):
-        box = one if isinstance(one, ParamBox) else ParamBox(one, spec)
+    def rebox(entry):
+        box = entry if isinstance(entry, ParamBox) else ParamBox(entry, spec)
         axes = ('matrix',) * n_batch + box.spec.axes[n_batch:]
         return box.replace(spec=dataclasses.replace(box.spec, axes=axes))
 
-    return {name: whole(one) for name, one in state.items()}
+    return {name: rebox(entry) for name, entry in state.items()}
 
 
 def update_whole_matrices(
     spec: ParamSpec, update: Callable, grad: jax.Array, state: ParamState, shared: Sequence[Any]
 ) -> tuple[jax.Array, ParamState]:
-    """Returns (direction, what is stored next) of update((grads, kept), *shared).
+    """Computes update((grads, state), *shared) for whole matrices.
 
-    Gradients, `MOMENTS` and directions are matrices [..., I, O] there. `update` runs on each device
-    for the matrices that are there, so it must treat each matrix alone and take all traced values
-    from `shared`.
+    Args:
+      spec: describes the parameter.
+      update: maps gradients and state to (direction, next state). Gradients, `MOMENTS` and
+        directions are matrices [..., I, O] in it. It runs on each device for the device's matrices,
+        so it must treat each matrix alone and take all traced values from `shared`.
+      grad: the gradient.
+      state: from `lay_out_whole`.
+      shared: the other arguments of `update`.
+
+    Returns:
+      (direction, next state), shaped like the parameter.
     """
     lengths = [grad.shape[i] for i in matrix_axes(spec)[0]]
-    of_matrices = {
-        name: as_matrices(spec, one) if name in MOMENTS else one for name, one in state.items()
+    matrix_state = {
+        name: as_matrices(spec, array) if name in MOMENTS else array
+        for name, array in state.items()
     }
     if shards_matrices(lengths):
-        given = whole_matrices(spec, grad), of_matrices
-        direction, later = shard_map_matrices(update, lengths, given, shared)
+        inputs = whole_matrices(spec, grad), matrix_state
+        direction, new_state = shard_map_matrices(update, lengths, inputs, shared)
         direction = from_whole_matrices(spec, direction, grad)
     else:
-        direction, later = update((as_matrices(spec, grad), of_matrices), *shared)
+        direction, new_state = update((as_matrices(spec, grad), matrix_state), *shared)
         direction = from_matrices(spec, direction, grad.shape)
     return direction, {
-        name: from_matrices(spec, one, grad.shape) if name in MOMENTS else one
-        for name, one in later.items()
+        name: from_matrices(spec, array, grad.shape) if name in MOMENTS else array
+        for name, array in new_state.items()
     }

@@ -1,6 +1,6 @@
 """Muon, its form with a bounded spectral norm, AuON and its hybrid: maps of averaged gradients.
 
-Each layer, and each of queries, keys and values, is a matrix of its own with all heads merged: a
+Each layer, and each of queries, keys and values, is a separate matrix with all heads merged: a
 query [D, N H], the output of attention [N H, D]; each expert too. For hidden matrices only.
 """
 
@@ -19,7 +19,7 @@ from modules.params import ParamBox, ParamSpec, matrix_axes
 from modules.spectrum import power_iteration
 from modules.statistics import at_least_float32
 
-COEFFICIENTS = 3.4445, -4.7750, 2.0315  # of x, x^3 and x^5
+COEFFICIENTS = 3.4445, -4.7750, 2.0315  # of x, x^3 and x^5, as in the author's code
 ADAMW_RMS = 0.2  # of AdamW's updates, arXiv:2502.16982, section 2.2
 NORM_EPS = 1e-7  # added to the norm inside of AuON's cosh
 
@@ -29,11 +29,16 @@ MuonSteps = Annotated[int, Option('Newton-Schulz iterations', 1, 100)]
 def newton_schulz(matrices: jax.Array, steps: int, eps: Any) -> jax.Array:
     """Returns U f(S) V^T of matrices U S V^T [..., I, O]: all singular values near 1.
 
-    X = M / (|M| + eps) by its Frobenius norm, then `steps` times X = a X + b (X X^T) X
-    + c (X X^T)^2 X. With 5 steps a singular value of at least 0.0015 of |M| ends between 0.68 and
-    1.203, a smaller one below; none is larger. Computed in float32 or more, with the device's
-    default precision of products; the published code uses bfloat16. A matrix of zeros stays zero.
-    Source: https://kellerjordan.github.io/posts/muon/ and its code.
+    X = M / (|M| + eps) by its Frobenius norm, then `steps` times X = a X + b (X X^T) X + c (X
+    X^T)^2 X. With 5 steps a singular value of at least 0.0015 of |M| ends between 0.68 and 1.203, a
+    smaller value below; none is larger. Computed in float32 or more, with the device's default
+    precision of products; the published code uses bfloat16. A matrix of zeros stays zero. Source:
+    https://kellerjordan.github.io/posts/muon/ and its code.
+
+    Args:
+      matrices: M.
+      steps: the number of iterations.
+      eps: added to the norm.
     """
     a, b, c = COEFFICIENTS
     x = at_least_float32(matrices)
@@ -49,8 +54,20 @@ def newton_schulz(matrices: jax.Array, steps: int, eps: Any) -> jax.Array:
     return jnp.matrix_transpose(x) if tall else x
 
 
-def average_gradient(mean: jax.Array, grad: jax.Array, momentum, nesterov: bool):
-    """Returns (n, m): m = momentum m + (1 - momentum) g; n is m, moved once more with Nesterov."""
+def average_gradient(
+    mean: jax.Array, grad: jax.Array, momentum: Any, nesterov: bool
+) -> tuple[jax.Array, jax.Array]:
+    """Updates the average m of gradients.
+
+    Args:
+      mean: the present m.
+      grad: g.
+      momentum: the share of m that is kept.
+      nesterov: whether n is m, moved once more.
+
+    Returns:
+      (n, m) with m = momentum m + (1 - momentum) g.
+    """
     mean = momentum * mean + (1 - momentum) * grad
     return (momentum * mean + (1 - momentum) * grad if nesterov else mean), mean
 
@@ -58,11 +75,21 @@ def average_gradient(mean: jax.Array, grad: jax.Array, momentum, nesterov: bool)
 def map_average(
     specs: Any, momentum: Any, nesterov: bool, map_matrices: Callable[[jax.Array], jax.Array]
 ) -> optax.GradientTransformation:
-    """Makes an optimizer whose direction is map_matrices(averaged gradients [..., I, O])."""
+    """Makes an optimizer that maps averaged gradients to directions.
 
-    def update(spec, grad, kept, weight, count):
-        followed, mean = average_gradient(kept['momentum'], grad, momentum, nesterov)
-        direction = map_matrices(whole_matrices(spec, followed))
+    Args:
+      specs: a ParamSpec for each parameter.
+      momentum: the share of the average that is kept.
+      nesterov: whether the average is moved once more.
+      map_matrices: maps the averages [..., I, O] to directions.
+
+    Returns:
+      The optimizer.
+    """
+
+    def update(spec, grad, state, weight, count):
+        average, mean = average_gradient(state['momentum'], grad, momentum, nesterov)
+        direction = map_matrices(whole_matrices(spec, average))
         return from_whole_matrices(spec, direction, grad), {'momentum': mean}
 
     return per_parameter(specs, init_zeros('momentum'), update)
@@ -95,8 +122,8 @@ def muon(
 
     muon_scale: `original` follows the author's code; `rms` gives updates the root mean square of
     AdamW's (arXiv:2502.16982), so that its learning rate can be kept; `none` leaves singular values
-    near 1. Sources: https://kellerjordan.github.io/posts/muon/ and its code, whose averages have no
-    bias correction, unlike optax, and which adds eps to the norm; torch.optim.Muon takes it as the
+    near 1. Sources: https://kellerjordan.github.io/posts/muon/ and its code. Its averages have no
+    bias correction, unlike optax, and it adds eps to the norm; torch.optim.Muon uses eps as the
     least norm.
     """
 
@@ -120,7 +147,7 @@ def muon_spectral(
     """sqrt(fan_out / fan_in) X / max(1, sigma(X)), X = NS(n) as `muon`.
 
     A usable approximation of the spectral condition on updates, |dW| <= lr sqrt(fan_out / fan_in)
-    (arXiv:2310.17813), which arXiv:2601.01306 asks for throughout training; it is not that paper's
+    (arXiv:2310.17813), which arXiv:2601.01306 requires throughout training; it is not that paper's
     algorithm. sigma is estimated from below by muon_power_steps power iterations that start at the
     vector of the previous step. With 8, the norm of random updates of width 64 exceeds the bound by
     up to 8%, as all singular values of X are near the largest; with any number, by at most 20.3%.
@@ -130,22 +157,22 @@ def muon_spectral(
     def init(spec, weight):
         batch, _, columns = matrix_axes(spec)
         axes = (*batch, *columns)
-        # Drawn: the gradient behind a layer norm is orthogonal to a vector of ones.
+        # Random, since the gradient behind a layer norm is orthogonal to a vector of ones.
         u = jax.random.normal(jax.random.key(0), [weight.shape[i] for i in axes], weight.dtype)
-        described = ParamBox(u, ParamSpec('vector', tuple(spec.axes[i] for i in axes)))
-        return {'momentum': jnp.zeros_like(weight), 'right': described}
+        boxed_u = ParamBox(u, ParamSpec('vector', tuple(spec.axes[i] for i in axes)))
+        return {'momentum': jnp.zeros_like(weight), 'right': boxed_u}
 
-    def update(spec, grad, kept, weight, count):
-        followed, mean = average_gradient(kept['momentum'], grad, momentum, nesterov)
-        x = newton_schulz(whole_matrices(spec, followed), muon_steps, eps)
-        u = kept['right']
-        largest, later = power_iteration(
+    def update(spec, grad, state, weight, count):
+        average, mean = average_gradient(state['momentum'], grad, momentum, nesterov)
+        x = newton_schulz(whole_matrices(spec, average), muon_steps, eps)
+        u = state['right']
+        largest, next_u = power_iteration(
             x, u.reshape(*x.shape[:-2], x.shape[-1]).astype(x.dtype), muon_power_steps
         )
         factor = math.sqrt(x.shape[-1] / x.shape[-2]) / jnp.maximum(largest, 1.0)
         direction = from_whole_matrices(spec, x * factor[..., None, None], grad)
-        later = later.reshape(u.shape).astype(u.dtype)
-        return direction, {'momentum': mean, 'right': later}
+        next_u = next_u.reshape(u.shape).astype(u.dtype)
+        return direction, {'momentum': mean, 'right': next_u}
 
     return per_parameter(specs, init, update)
 
@@ -156,10 +183,11 @@ Gamma = Annotated[float, Option('length of each matrix inside of cosh', 0, 10, t
 def cosh_rms(matrices: jax.Array, gamma: Any) -> tuple[jax.Array, jax.Array]:
     """Returns (R [..., 1, 1], X [..., I, O]) of matrices M.
 
-        X = M / (|M| + LEAST)        R = sqrt(mean(cosh(gamma X)^2))
+        X = M / (|M| + NORM_EPS)        R = sqrt(mean(cosh(gamma X)^2))
 
-    1 <= R <= 1 + sinh(gamma)^2 / (2 I O), which a matrix of a single entry comes close to; others
-    are near 1 + gamma^2 / (2 I O): 1.004 for 16 x 16 and 1.00002 for 256 x 256 at gamma 1.5.
+    1 <= R <= 1 + sinh(gamma)^2 / (2 I O), which a matrix of a single entry comes close to; other
+    matrices are near 1 + gamma^2 / (2 I O): 1.004 for 16 x 16 and 1.00002 for 256 x 256 at gamma
+    1.5.
     """
     x = matrices / (jnp.linalg.norm(matrices, axis=(-2, -1), keepdims=True) + NORM_EPS)
     squares = jnp.square(jnp.cosh(gamma * x))
@@ -184,10 +212,10 @@ def auon(
     """n / R, n = momentum m + (1 - momentum) g with m the average of gradients (`cosh_rms`).
 
     R is so near 1 that this is momentum alone (in the form of the paper, momentum of length 1): it
-    changes no ratio of singular values. auon_form: `code` as published; `paper` gives
-    sqrt(max(1, fan_out / fan_in)) n / (|n| R), and auon_gamma=1 there. The family is that of
-    `code`. Sources: arXiv:2509.24320, section 3.1; its code as of January 2026 and, for `paper`,
-    that for its first experiments, which also has the factor of the shape.
+    changes no ratio of singular values. auon_form: `code` as published; `paper` gives sqrt(max(1,
+    fan_out / fan_in)) n / (|n| R), and auon_gamma=1 there. The family is that of `code`. Sources:
+    arXiv:2509.24320, section 3.1; its code as of January 2026 and, for `paper`, the code for its
+    first experiments, which also has the factor of the shape.
     """
 
     def direction(matrices):

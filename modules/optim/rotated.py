@@ -14,6 +14,7 @@ from modules.optim.base import (
     B2,
     Eps,
     Momentum,
+    ParamState,
     compute_if,
     divide_or_zero,
     from_0,
@@ -58,15 +59,15 @@ def aro(
     """scale R f(R^T m), with R = QR(m f(R'^T m)^T) and R' the last rotation (arXiv:2602.09006).
 
     m = momentum m + (1 - momentum) g, with the residual stream along its rows, which R rotates; in
-    matrices without a stream, the rows are the side that is summed over. R starts as the identity.
-    f gives entries of mean square 1: `sink` normalizes rows, then columns, several times
-    (arXiv:2502.06742); `row` rows once; `sign` each entry. With `row` and a constant gradient,
-    R f(R^T m) converges to the orthogonal factor of m.
+    matrices without a stream, the rows are the summed side. R starts as the identity. f gives
+    entries of mean square 1: `sink` normalizes rows, then columns, several times
+    (arXiv:2502.06742); `row` rows once; `sign` each entry. With `row` and a constant gradient, R
+    f(R^T m) converges to the orthogonal factor of m.
 
     The QR decomposition follows the authors' code (github.com/microsoft/dion, dion/aro.py at
-    d5a31dd3): Cholesky's of a Gram matrix shifted by 1e-7, or Householder's where that fails.
-    Their code rotates the output side, and multiplies by 0.2 sqrt(max(I, O)), as for orthogonal
-    updates; this uses the paper's side and its root mean square, 0.2.
+    d5a31dd3): Cholesky's of a Gram matrix shifted by 1e-7, or Householder's where that fails. Their
+    code rotates the output side, and multiplies by 0.2 sqrt(max(I, O)), as for orthogonal updates;
+    this uses the paper's side and its root mean square, 0.2.
     """
     f = {
         'sink': functools.partial(_sinkhorn, steps=aro_steps),
@@ -79,20 +80,20 @@ def aro(
         rotation = boxed_identity(spec, matrices, 'left')
         return {'momentum': jnp.zeros_like(weight), 'rotation': rotation}
 
-    def update(spec, grad, kept, weight, count):
-        moved = momentum * kept['momentum'] + (1 - momentum) * grad
-        m = _orient_stream(spec, float_matrices(spec, moved))
-        aligned = precise_einsum('...io,...jo->...ij', m, f(rotate(m, {'left': kept['rotation']})))
+    def update(spec, grad, state, weight, count):
+        momentum_buffer = momentum * state['momentum'] + (1 - momentum) * grad
+        m = _orient_stream(spec, float_matrices(spec, momentum_buffer))
+        aligned = precise_einsum('...io,...jo->...ij', m, f(rotate(m, {'left': state['rotation']})))
         rotation = {'left': _orthogonalize(aligned)}
         direction = aro_scale * rotate_back(f(rotate(m, rotation)), rotation)
         direction = from_matrices(spec, _orient_stream(spec, direction), grad.shape)
-        return direction, {'momentum': moved, 'rotation': rotation['left']}
+        return direction, {'momentum': momentum_buffer, 'rotation': rotation['left']}
 
     return per_parameter(specs, init, update)
 
 
 def _orient_stream(spec, matrices):
-    """Transposes matrices whose output is the residual stream; its own inverse."""
+    """Transposes matrices whose output is the residual stream; inverts itself."""
     _, rows, columns = matrix_axes(spec)
     in_rows, in_columns = (any(spec.axes[i] == STREAM for i in axes) for axes in (rows, columns))
     return jnp.swapaxes(matrices, -2, -1) if in_columns and not in_rows else matrices
@@ -104,11 +105,11 @@ def _normalize_rows(matrices):
 
 
 def _sinkhorn(matrices, steps):
-    def both(matrices, _):
-        of_rows = _normalize_rows(matrices)
-        return jnp.swapaxes(_normalize_rows(jnp.swapaxes(of_rows, -2, -1)), -2, -1), None
+    def normalize_both(matrices, _):
+        row_normalized = _normalize_rows(matrices)
+        return jnp.swapaxes(_normalize_rows(jnp.swapaxes(row_normalized, -2, -1)), -2, -1), None
 
-    return jax.lax.scan(both, matrices, None, length=steps)[0]
+    return jax.lax.scan(normalize_both, matrices, None, length=steps)[0]
 
 
 def _orthogonalize(square):
@@ -116,11 +117,9 @@ def _orthogonalize(square):
     size = jnp.sum(jnp.square(square), (-2, -1), keepdims=True)
     shifted = gram(square, 'right') + SHIFT * size * identity(square, 'right')
     lower = jnp.linalg.cholesky(shifted)
-    found = jax.lax.linalg.triangular_solve(lower, square, lower=True, transpose_a=True)
-    failed = ~jnp.all(jnp.isfinite(found), (-2, -1), keepdims=True)
-    return compute_if(
-        jnp.any(failed), lambda: jnp.where(failed, jnp.linalg.qr(square)[0], found), found
-    )
+    q = jax.lax.linalg.triangular_solve(lower, square, lower=True, transpose_a=True)
+    failed = ~jnp.all(jnp.isfinite(q), (-2, -1), keepdims=True)
+    return compute_if(jnp.any(failed), lambda: jnp.where(failed, jnp.linalg.qr(square)[0], q), q)
 
 
 @optimizer_row('adam', roles=('hidden',))
@@ -135,12 +134,11 @@ def conda(
 ) -> optax.GradientTransformation:
     """Adam of the smaller side's coordinates in the singular vectors of m (arXiv:2509.24218).
 
-    With m = b1 m + (1 - b1) g, and Q its singular vectors of that side at updates 1, 1 + every,
-    1 + 2 every and so on: v = b2 v + (1 - b2) (Q^T g)^2, and the direction is
-    scale sqrt(1 - b2^t) / (1 - b1^t) Q (Q^T m / (sqrt(v) + eps)); as in the code, eps is outside
-    the correction. v stays as it is when Q changes. The signs of Q change no direction. The
-    defaults are those of the authors' scripts (github.com/jie040109/Conda); their class has b2
-    0.999, every 2000 and scale 1.
+    With m = b1 m + (1 - b1) g, and Q its singular vectors of that side at updates 1, 1 + every, 1 +
+    2 every and so on: v = b2 v + (1 - b2) (Q^T g)^2, and the direction is scale sqrt(1 - b2^t) / (1
+    - b1^t) Q (Q^T m / (sqrt(v) + eps)); as in the code, eps is outside the correction. v does not
+    change with Q. The signs of Q change no direction. The defaults come from the authors' scripts
+    (github.com/jie040109/Conda); their class has b2 0.999, every 2000 and scale 1.
     """
 
     def init(spec, weight):
@@ -149,25 +147,25 @@ def conda(
         basis = boxed_identity(spec, matrices, smaller_side(matrices))
         return {'momentum': zeros, 'second': zeros, 'basis': basis}
 
-    def update(spec, grad, kept, weight, count):
-        m = b1 * kept['momentum'] + (1 - b1) * grad
+    def update(spec, grad, state, weight, count):
+        m = b1 * state['momentum'] + (1 - b1) * grad
         matrices = float_matrices(spec, m)
         side = smaller_side(matrices)
 
         def singular_vectors():
             # Of the smaller side: the larger one has more vectors than singular values.
-            left, _, right = jnp.linalg.svd(matrices, full_matrices=False)
-            return left if side == 'left' else jnp.swapaxes(right, -2, -1)
+            left_vectors, _, right_vectors = jnp.linalg.svd(matrices, full_matrices=False)
+            return left_vectors if side == 'left' else jnp.swapaxes(right_vectors, -2, -1)
 
-        bases = {side: compute_if((count - 1) % conda_every == 0, singular_vectors, kept['basis'])}
+        bases = {side: compute_if((count - 1) % conda_every == 0, singular_vectors, state['basis'])}
         rotated = rotate(float_matrices(spec, grad), bases)
-        second = b2 * as_matrices(spec, kept['second']) + (1 - b2) * jnp.square(rotated)
+        second = b2 * as_matrices(spec, state['second']) + (1 - b2) * jnp.square(rotated)
         adam = rotate(matrices, bases) / (jnp.sqrt(second) + eps)
         factor = conda_scale * jnp.sqrt(1 - b2**count) / (1 - b1**count)
         direction = factor * rotate_back(adam, bases)
         second = from_matrices(spec, second, grad.shape)
-        later = {'momentum': m, 'second': second, 'basis': bases[side]}
-        return from_matrices(spec, direction, grad.shape), later
+        new_state = {'momentum': m, 'second': second, 'basis': bases[side]}
+        return from_matrices(spec, direction, grad.shape), new_state
 
     return per_parameter(specs, init, update)
 
@@ -189,12 +187,12 @@ def shampoo(
 ) -> optax.GradientTransformation:
     """L^(-1/4) m R^(-1/4) (arXiv:1802.09568, algorithm 1), with the norm of Adam's direction.
 
-    m = b1 m + (1 - b1) g, L = b2 L + (1 - b2) g g^T and R the same of g^T g, each corrected for
-    its start, as in github.com/facebookresearch/optimizers; b1, b2 and eps are its values for a run
-    that had AdamW. The paper sums g g^T and takes g itself. A share of the largest eigenvalue is
+    m = b1 m + (1 - b1) g, L = b2 L + (1 - b2) g g^T and R the same of g^T g, each corrected for its
+    start, as in github.com/facebookresearch/optimizers; b1, b2 and eps are its values for a run
+    that had AdamW. The paper sums g g^T and uses g itself. A share of the largest eigenvalue is
     added to all (arXiv:2002.09018 and its code); with less than float32's rounding, such as 1e-12
-    there, directions without any gradient would become the longest. Roots are taken at every
-    `shampoo_every`-th update; before the first ones the direction is Adam's, or m without
+    there, directions without any gradient would become the longest. Roots are computed at every
+    `shampoo_every`-th update; before the first roots the direction is Adam's, or m without
     grafting. Grafting (arXiv:2002.11803) gives each matrix the Frobenius norm of Adam's direction;
     without it the size is that of an orthogonal matrix.
     """
@@ -202,44 +200,44 @@ def shampoo(
     def init(spec, weight):
         matrices = float_matrices(spec, weight)
         zeros = jnp.zeros_like(weight)
-        kept = {'momentum': zeros} | ({'second': zeros} if shampoo_graft else {})
+        state: ParamState = {'momentum': zeros} | ({'second': zeros} if shampoo_graft else {})
         for side in SIDES:
-            kept[f'{side}_products'] = boxed_identity(spec, matrices, side, 0.0)
-            kept[f'{side}_root'] = boxed_identity(spec, matrices, side)
-        return lay_out_whole(spec, kept)
+            state[f'{side}_products'] = boxed_identity(spec, matrices, side, 0.0)
+            state[f'{side}_root'] = boxed_identity(spec, matrices, side)
+        return lay_out_whole(spec, state)
 
-    def update(spec, grad, kept, weight, count):
+    def update(spec, grad, state, weight, count):
         compute = functools.partial(_update_shampoo, period=shampoo_every)
-        return update_whole_matrices(spec, compute, grad, kept, (count, b1, b2, eps, shampoo_eps))
+        return update_whole_matrices(spec, compute, grad, state, (count, b1, b2, eps, shampoo_eps))
 
     return per_parameter(specs, init, update)
 
 
 def _update_shampoo(inputs, count, b1, b2, eps, root_eps, period):
     """Computes an update of matrices [..., I, O]; grafts if a second moment is stored."""
-    grads, kept = inputs
+    grads, state = inputs
     g = at_least_float32(grads)
-    moved = b1 * kept['momentum'] + (1 - b1) * grads
-    m = moved * (1 / (1 - b1**count))
+    momentum = b1 * state['momentum'] + (1 - b1) * grads
+    m = momentum * (1 / (1 - b1**count))
     correction = 1 / (1 - b2**count)
-    products = {side: b2 * kept[f'{side}_products'] + (1 - b2) * gram(g, side) for side in SIDES}
+    products = {side: b2 * state[f'{side}_products'] + (1 - b2) * gram(g, side) for side in SIDES}
     roots = compute_if(
         count % period == 0,
         lambda: {
             side: _inverse_fourth_root(p * correction, root_eps) for side, p in products.items()
         },
-        {side: kept[f'{side}_root'] for side in SIDES},
+        {side: state[f'{side}_root'] for side in SIDES},
     )
     directions = rotate(m, roots)  # the roots are symmetric
-    later = {'momentum': moved}
+    new_state = {'momentum': momentum}
     for side in SIDES:
-        later |= {f'{side}_products': products[side], f'{side}_root': roots[side]}
-    if 'second' in kept:
-        second = b2 * kept['second'] + (1 - b2) * jnp.square(grads)
+        new_state |= {f'{side}_products': products[side], f'{side}_root': roots[side]}
+    if 'second' in state:
+        second = b2 * state['second'] + (1 - b2) * jnp.square(grads)
         adam = m / (jnp.sqrt(second * correction) + eps)
         directions = jnp.where(count < period, adam, _graft_norms(adam, directions))
-        later['second'] = second
-    return directions, later
+        new_state['second'] = second
+    return directions, new_state
 
 
 def _inverse_fourth_root(square, eps):
@@ -252,11 +250,11 @@ def _inverse_fourth_root(square, eps):
 
 
 def _graft_norms(references, matrices):
-    """Scales each matrix to the Frobenius norm of the one in `others`."""
-    norm, wanted = (
-        jnp.linalg.norm(one, axis=(-2, -1), keepdims=True) for one in (matrices, references)
+    """Scales each matrix to the Frobenius norm of its reference."""
+    norm, target = (
+        jnp.linalg.norm(x, axis=(-2, -1), keepdims=True) for x in (matrices, references)
     )
-    return matrices * divide_or_zero(wanted, norm)
+    return matrices * divide_or_zero(target, norm)
 
 
 @optimizer_row('adam', roles=('hidden',))
@@ -276,80 +274,80 @@ def soap(
 ) -> optax.GradientTransformation:
     """Adam of the coordinates in the eigenvectors of L and R (arXiv:2409.11321, algorithm 3).
 
-    L = b2 L + (1 - b2) g g^T, R the same of g^T g, and Q their eigenvectors: those of the first
-    gradient, then refreshed by one power iteration and a QR decomposition. With g' = Q_L^T g Q_R
-    and m' the same of m, v = b2 v + (1 - b2) g'^2, and the direction is
-    sqrt(1 - b2^t) / (1 - b1^t) Q_L (m' / (sqrt(v) + eps)) Q_R^T.
+    L = b2 L + (1 - b2) g g^T, R the same of g^T g, and Q their eigenvectors: computed from the
+    first gradient, then refreshed by one power iteration and a QR decomposition. With g' = Q_L^T g
+    Q_R and m' the same of m, v = b2 v + (1 - b2) g'^2, and the direction is sqrt(1 - b2^t) / (1 -
+    b1^t) Q_L (m' / (sqrt(v) + eps)) Q_R^T.
 
     As in the authors' code (github.com/nikhilvyas/SOAP), an update uses the bases from before its
-    gradient, so that the first update is zero and only finds them, and t counts from the second; v
-    is sorted by eigenvalues before a refresh; a side above soap_max_dim is not rotated. Their first
-    step leaves out weight decay too; here the optimizer does not apply weight decay.
-    'smaller' is the one-sided version of the paper's section 7. The signs of the vectors change no
-    direction, as v has squares and m' is rotated back; where eigenvalues are equal, those that are
-    0 for a gradient of low rank among them, Q is any basis of their space, as LAPACK or cuSOLVER
-    gives it, and the direction depends on it.
+    gradient, so that the first update is zero and only computes them, and t counts from the second;
+    v is sorted by eigenvalues before a refresh; a side above soap_max_dim is not rotated. Their
+    first step omits weight decay too; here the optimizer does not apply weight decay. 'smaller' is
+    the one-sided version of the paper's section 7. The signs of the vectors change no direction, as
+    v has squares and m' is rotated back. Vectors of equal eigenvalues (among them 0, for a gradient
+    of low rank) are any basis of their space, from LAPACK or cuSOLVER, and the direction depends on
+    it.
     """
 
     def init(spec, weight):
         matrices = float_matrices(spec, weight)
         zeros = jnp.zeros_like(weight)
-        kept = {'momentum': zeros, 'second': zeros}
+        state: ParamState = {'momentum': zeros, 'second': zeros}
         for side in SIDES if soap_sides == 'both' else (smaller_side(matrices),):
             if matrices.shape[SIDES[side]] <= soap_max_dim:
-                kept[f'{side}_products'] = boxed_identity(spec, matrices, side, 0.0)
-                kept[f'{side}_basis'] = boxed_identity(spec, matrices, side)
-        return lay_out_whole(spec, kept)
+                state[f'{side}_products'] = boxed_identity(spec, matrices, side, 0.0)
+                state[f'{side}_basis'] = boxed_identity(spec, matrices, side)
+        return lay_out_whole(spec, state)
 
-    def update(spec, grad, kept, weight, count):
+    def update(spec, grad, state, weight, count):
         compute = functools.partial(_update_soap, period=soap_every)
-        return update_whole_matrices(spec, compute, grad, kept, (count, b1, b2, eps))
+        return update_whole_matrices(spec, compute, grad, state, (count, b1, b2, eps))
 
     return per_parameter(specs, init, update)
 
 
 def _update_soap(inputs, count, b1, b2, eps, period):
     """Computes an update of matrices [..., I, O]."""
-    grads, kept = inputs
+    grads, state = inputs
     g = at_least_float32(grads)
-    bases = {side: kept[f'{side}_basis'] for side in SIDES if f'{side}_basis' in kept}
-    products = {side: b2 * kept[f'{side}_products'] + (1 - b2) * gram(g, side) for side in bases}
+    bases = {side: state[f'{side}_basis'] for side in SIDES if f'{side}_basis' in state}
+    products = {side: b2 * state[f'{side}_products'] + (1 - b2) * gram(g, side) for side in bases}
     # The first gradient is only for the bases; 0 times a meaningless correction is 0.
     t = jnp.maximum(count - 1, 1)
-    used = jnp.where(count == 1, 0.0, 1.0)
-    m = used * (b1 * kept['momentum'] + (1 - b1) * grads)
-    second = used * (b2 * kept['second'] + (1 - b2) * jnp.square(rotate(g, bases)))
+    is_used = jnp.where(count == 1, 0.0, 1.0)
+    m = is_used * (b1 * state['momentum'] + (1 - b1) * grads)
+    second = is_used * (b2 * state['second'] + (1 - b2) * jnp.square(rotate(g, bases)))
     adam = rotate(m, bases) / (jnp.sqrt(second) + eps)
     factor = jnp.sqrt(1 - b2**t) / (1 - b1**t)
     directions = factor * rotate_back(adam, bases)
     second, bases = _refresh_bases(count, period, second, products, bases)
-    later = {'momentum': m, 'second': second}
+    new_state = {'momentum': m, 'second': second}
     for side in bases:
-        later |= {f'{side}_products': products[side], f'{side}_basis': bases[side]}
-    return directions, later
+        new_state |= {f'{side}_products': products[side], f'{side}_basis': bases[side]}
+    return directions, new_state
 
 
 def _refresh_bases(count, period, second, products, bases):
     """Returns (second, bases) after update `count`."""
 
-    def first():
+    def decompose():
         # Largest eigenvalue first.
-        found = {s: jnp.flip(jnp.linalg.eigh(p)[1], axis=-1) for s, p in products.items()}
-        return second, found
+        new_bases = {s: jnp.flip(jnp.linalg.eigh(p)[1], axis=-1) for s, p in products.items()}
+        return second, new_bases
 
-    def iterated():
-        ordered, found = second, {}
+    def iterate():
+        ordered, new_bases = second, {}
         for side, square in products.items():
             basis = bases[side]
             values = jnp.sum(basis * precise_einsum('...ij,...jk->...ik', square, basis), axis=-2)
             order = jnp.argsort(-values, axis=-1)
             by_column = order[..., None, :]
             basis = jnp.take_along_axis(basis, by_column, axis=-1)
-            along = order[..., :, None] if side == 'left' else by_column
-            ordered = jnp.take_along_axis(ordered, along, axis=SIDES[side])
-            found[side], _ = jnp.linalg.qr(precise_einsum('...ij,...jk->...ik', square, basis))
-        return ordered, found
+            permutation = order[..., :, None] if side == 'left' else by_column
+            ordered = jnp.take_along_axis(ordered, permutation, axis=SIDES[side])
+            new_bases[side], _ = jnp.linalg.qr(precise_einsum('...ij,...jk->...ik', square, basis))
+        return ordered, new_bases
 
     due = (count > 1) & ((count - 1) % period == 0)
-    later = compute_if(due, iterated, (second, bases))
-    return compute_if(count == 1, first, later)
+    refreshed = compute_if(due, iterate, (second, bases))
+    return compute_if(count == 1, decompose, refreshed)

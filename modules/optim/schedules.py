@@ -1,10 +1,10 @@
 """Learning-rate schedules: the fraction of the peak at each step.
 
 Steps count from 0, and step t of a warm-up of w has (t + 1) / w, so that the first step is not
-wasted. A decay with an end, final_lr_fraction, reaches it at the last step, t = steps - 1: with 0
-the last step changes no weight, and n - 1 of n steps train. In optax and nanoGPT a decay ends one
-step after the last, and optax's warm-up begins with a step at 0 instead. All numbers may be
-tracers: lengths are data, and pieces are joined by `where`.
+wasted. A decay reaches its end, final_lr_fraction, at the last step, t = steps - 1: with 0 the last
+step changes no weight, and n - 1 of n steps train. In optax and nanoGPT a decay ends a step after
+the last, and optax's warm-up begins with a step at 0 instead. All numbers may be tracers: lengths
+are data, and pieces are joined by `where`.
 
 Below, p is the progress of the decay, from 0 to 1, and r is final_lr_fraction.
 """
@@ -49,7 +49,7 @@ def constant(step: jax.Array, steps: Any, *, warmup_steps: Warmup = 0) -> jax.Ar
 
 
 def check_cycles(recipe: Any, part: Any) -> None:
-    """Raises ValueError if a cycle would have less than two steps."""
+    """Raises ValueError if a cycle would have fewer than two steps."""
     cycles, steps = part.options['cycles'], recipe.train.steps - part.options['warmup_steps']
     if 2 * cycles > max(steps, 2):
         raise ValueError(
@@ -69,13 +69,13 @@ def cyclic(
 ) -> jax.Array:
     """Linear warm-up, then several decays r + (1 - r) (1 + cos(pi p)) / 2 (SGDR, arXiv:1608.03983).
 
-    p is the progress of one cycle. A cycle of a whole number of steps is at r in its last one, and
-    so is the run. A step that two cycles share belongs to the one that has its middle.
+    p is the progress of a cycle. A cycle of a whole number of steps ends at r, and so does the run.
+    A step shared by two cycles belongs to the cycle that has its middle.
     """
     length = jnp.maximum(steps - warmup_steps, 1.0) / cycles
-    done = step + 1 - warmup_steps
-    cycle = jnp.clip(jnp.floor((done - 0.5) / length), 0.0, cycles - 1.0)
-    progress = jnp.clip(done / length - cycle, 0.0, 1.0)
+    n_decayed = step + 1 - warmup_steps
+    cycle = jnp.clip(jnp.floor((n_decayed - 0.5) / length), 0.0, cycles - 1.0)
+    progress = jnp.clip(n_decayed / length - cycle, 0.0, 1.0)
     return _warmup(step, warmup_steps) * _cosine(progress, final_lr_fraction)
 
 
@@ -114,12 +114,12 @@ def inverse_sqrt(
 ) -> jax.Array:
     """Linear warm-up, 1 for k = inverse_sqrt_steps in all, then sqrt(k / t) (T5, arXiv:1910.10683).
 
-    T5 has no warm-up: its rate is 1 / sqrt(max(t, k)), whose peak is 1 / sqrt(k). With k =
+    T5 has no warm-up: its rate is 1 / sqrt(max(t, k)), with a peak of 1 / sqrt(k). With k =
     warmup_steps it is the schedule of arXiv:1706.03762; a longer warm-up replaces k. It has no end,
     so that a run can be continued.
     """
-    first = jnp.maximum(inverse_sqrt_steps, warmup_steps)
-    return _warmup(step, warmup_steps) * jnp.sqrt(first / jnp.maximum(step + 1, first))
+    flat_steps = jnp.maximum(inverse_sqrt_steps, warmup_steps)
+    return _warmup(step, warmup_steps) * jnp.sqrt(flat_steps / jnp.maximum(step + 1, flat_steps))
 
 
 @schedule_row()
@@ -141,9 +141,9 @@ def power(
     decay_power: Annotated[float, Option('k of (1 - p)^k', 1e-3, 1e3, traced=True)] = 0.9,
 ) -> jax.Array:
     """Linear warm-up, then r + (1 - r) (1 - p)^k, k = decay_power ("poly", arXiv:1606.00915)."""
-    left = 1 - _progress(step, warmup_steps, steps)
-    rest = (1 - final_lr_fraction) * jnp.power(left, decay_power)
-    return _warmup(step, warmup_steps) * (final_lr_fraction + rest)
+    remaining = 1 - _progress(step, warmup_steps, steps)
+    decaying = (1 - final_lr_fraction) * jnp.power(remaining, decay_power)
+    return _warmup(step, warmup_steps) * (final_lr_fraction + decaying)
 
 
 @schedule_row()
@@ -176,8 +176,8 @@ def warmup_stable_decay(
     1 - (1 - r) sqrt(p) with sqrt (arXiv:2405.18392).
     """
     progress = _progress(step, steps * (1 - decay_fraction), steps)
-    decayed = DECAY_SHAPES[decay_shape](progress)
-    return _warmup(step, warmup_steps) * (1 - (1 - final_lr_fraction) * decayed)
+    decay = DECAY_SHAPES[decay_shape](progress)
+    return _warmup(step, warmup_steps) * (1 - (1 - final_lr_fraction) * decay)
 
 
 SCHEDULES = {

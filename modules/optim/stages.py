@@ -1,13 +1,13 @@
-"""Stages of an update, from the gradient of a batch to what is added to the weights.
+"""Stages of an update, from the gradient of a batch to the change of the weights.
 
-`STAGES` has them in order. A stage is an optax transformation; its row makes it from facts of the
+`STAGES` has them in order. A stage is an optax transformation. Its row makes it from facts of the
 parameters, which are parallel trees, and from options: its keywords, which are fields of the
 section `optim` of a config, and may be tracers. A stage is left out of the chain (`build_stages`)
-where a fact is missing, or where it has options and none is given.
+if a fact is missing, or if it has options and none is given.
 
 Up to `apply_decay` an update may be a Direction, which `map_updates` looks into. The extra
-arguments of `update` are those of an optimizer (`modules.optim`). What a stage returns as its
-state is recorded with the metrics of the step, by field; one that reads its state again has to be
+arguments of `update` are the same as for an optimizer (`modules.optim`). The state that a stage
+returns is recorded with the metrics of the step, by field; a stage that reads its state has to be
 in `STORED_STAGES`.
 """
 
@@ -28,10 +28,11 @@ from modules.params import root_mean_square
 def shrink_embedding_gradient(
     specs: Any, *, embedding_gradient_shrink: Any
 ) -> optax.GradientTransformation:
-    """c g for the word embedding, c = embedding_gradient_shrink; g for all else.
+    """c g for the word embedding, c = embedding_gradient_shrink; g for all other parameters.
 
-    This comes before clipping: Adam, whose direction has no size of its own, sees it through the
-    clipped norm and epsilon alone. Source: arXiv:2210.02414, section 3.2.
+    This comes before clipping. Adam's direction does not depend on the size of its gradient, so
+    that the factor acts on it only through the clipped norm and epsilon. Source: arXiv:2210.02414,
+    section 3.2.
 
     Args:
       specs: a ParamSpec for each parameter.
@@ -46,12 +47,12 @@ def shrink_embedding_gradient(
 
 
 def add_penalty(penalty_shares: Any) -> optax.GradientTransformation:
-    """g + s w: weight decay inside the gradient, that of a penalty s |w|^2 / 2.
+    """g + s w: weight decay inside the gradient, as from a penalty s |w|^2 / 2.
 
-    It is there for decay rules that say so (`in_gradient`). Source: arXiv:1711.05101, section 2.
+    For decay rules with `in_gradient`. Source: arXiv:1711.05101, section 2.
 
     Args:
-      penalty_shares: s of each parameter, NO_DECAY for one without.
+      penalty_shares: s of each parameter, NO_DECAY for none.
     """
 
     def add(share, grad, weight):
@@ -72,7 +73,7 @@ def clip(*, clip_norm: Any) -> optax.GradientTransformation:
 def divide_by_eps_factor(eps_factors: Any) -> optax.GradientTransformation:
     """g / f, f the epsilon factor that the parametrisation gives a parameter.
 
-    Where an optimizer compares epsilon with the gradient, that gives the direction of an epsilon f
+    An optimizer that compares epsilon with the gradient then has the direction of an epsilon f
     times as large.
 
     Args:
@@ -82,10 +83,10 @@ def divide_by_eps_factor(eps_factors: Any) -> optax.GradientTransformation:
 
 
 def optimize(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """The direction of each parameter: what `optim.name` and `optim.others` make of its gradient.
+    """The direction of each parameter, from its gradient by `optim.name` and `optim.others`.
 
     Args:
-      optimizer: of all parameters (`by_role`).
+      optimizer: of all parameters (`partition_by_role`).
     """
     return optimizer
 
@@ -95,25 +96,25 @@ def resize(
 ) -> optax.GradientTransformation:
     """f u with f = (match_rms / rms(u)) / max(1, rms(f u) / update_clip), of each matrix or vector.
 
-    Only hidden matrices are matched; all are clipped. Either may be left out. They are one stage,
-    as they take one root mean square and round once. A matrix of zeros stays zero. Sources: 0.2, at
-    which updates are as large as Adam's, arXiv:2502.16982, section 2.2; clipping arXiv:1804.04235,
-    section 6.
+    Only hidden matrices are matched; all are clipped. Either option may be left out. They are a
+    single stage because they share a root mean square and round once. A matrix of zeros stays zero.
+    Sources: 0.2, at which updates are as large as Adam's, arXiv:2502.16982, section 2.2; clipping
+    arXiv:1804.04235, section 6.
 
     Args:
       specs: a ParamSpec for each parameter.
-      match_rms: the root mean square that hidden matrices get; None: their own.
+      match_rms: the root mean square that hidden matrices get; None: unchanged.
       update_clip: the largest root mean square of all; None: any.
     """
 
     def scale(spec, update):
-        wanted = match_rms if spec.role == 'hidden' else None
-        if wanted is None and update_clip is None:
+        target_rms = match_rms if spec.role == 'hidden' else None
+        if target_rms is None and update_clip is None:
             return update
         rms = root_mean_square(spec, update)
         factor = jnp.ones_like(rms)
-        if wanted is not None:
-            factor = divide_or_zero(wanted, rms)
+        if target_rms is not None:
+            factor = divide_or_zero(target_rms, rms)
         if update_clip is not None:
             factor = factor / jnp.maximum(1.0, factor * rms / update_clip)
         return jnp.broadcast_to(factor, update.shape) * update
@@ -133,13 +134,12 @@ def scale_by_learning_rate(learning_rates: Any) -> optax.GradientTransformation:
 
 
 def apply_decay(decay_shares: Any) -> optax.GradientTransformation:
-    """u - s d w: weight decay beside the gradient (arXiv:1711.05101), s by the decay rule.
+    """u - s d w: weight decay outside the gradient (arXiv:1711.05101), s by the decay rule.
 
-    d is 1, or the share that the optimizer leaves of it, that of a Direction; from here on updates
-    are arrays.
+    d is 1, or the decay share of a Direction. The returned updates are arrays.
 
     Args:
-      decay_shares: s of each parameter, NO_DECAY for one without.
+      decay_shares: s of each parameter, NO_DECAY for none.
     """
 
     def decay(share, update, weight):
@@ -155,7 +155,7 @@ NO_DECAY = 0.0  # of a parameter: other shares are arrays
 
 
 def is_no_decay(share: Any) -> bool:
-    """Whether a share is NO_DECAY, which is in no program."""
+    """Whether a share is NO_DECAY, which adds nothing to the program."""
     return isinstance(share, float) and share == NO_DECAY
 
 
@@ -175,7 +175,7 @@ def freeze(trainable: Any) -> optax.GradientTransformation:
 class GhostRadiusState(NamedTuple):
     """State of `limit_ghost_radius`, which is recorded and not read."""
 
-    ghost_radius: jax.Array  #: before it was limited
+    ghost_radius: jax.Array  #: before the limit
 
 
 def limit_ghost_radius(*, ghost_radius: Any) -> optax.GradientTransformationExtraArgs:
@@ -187,51 +187,56 @@ def limit_ghost_radius(*, ghost_radius: Any) -> optax.GradientTransformationExtr
       ghost_radius: the largest radius.
     """
 
-    def update(updates, state, params=None, **given):
-        functions = BatchFunctions(**{name: given[name] for name in BatchFunctions._fields})
+    def update(updates, state, params=None, **extra):
+        functions = BatchFunctions(**{name: extra[name] for name in BatchFunctions._fields})
         radius = measure_ghost_radius(functions, params, updates)
         limited = jax.tree.map(
             lambda u: ghost_radius / jnp.maximum(radius, ghost_radius) * u, updates
         )
         return limited, GhostRadiusState(radius)
 
-    return optax.GradientTransformationExtraArgs(lambda _: GhostRadiusState(jnp.float32(0)), update)
+    return optax.GradientTransformationExtraArgs(
+        lambda params: GhostRadiusState(jnp.float32(0)), update
+    )
 
 
 def measure_ghost_radius(functions: BatchFunctions, params: Any, change: Any) -> jax.Array:
     """Returns r = max over target tokens of (max_v a_v - min_v a_v), over pi.
 
     a [V] is the derivative of a token's logits along the full change of the parameters, learning
-    rate and decay included, by one forward-mode pass of the batch. r is linear in the change;
-    beyond 1 the cross-entropy's series along it no longer converges. The logits are those of the
-    training pass, where the authors take the evaluation's. Source: as `limit_ghost_radius`.
+    rate and decay included, by a forward-mode pass of the batch. r is linear in the change; beyond
+    1 the cross-entropy's series along it no longer converges. The logits come from the training
+    pass; the authors use the evaluation's. Source: as `limit_ghost_radius`.
 
     Args:
       functions: of the batch.
       params: the stored parameters.
-      change: what is added to them.
+      change: the update of the parameters.
+
+    Returns:
+      r, a scalar.
 
     Raises:
-      ValueError: where the model has no forward-mode derivative.
+      ValueError: if the model has no forward-mode derivative.
     """
 
-    def radius_of_rows(part):
+    def microbatch_spread(part):
         rows, weights_BT = part
-        (x_BTD, readout), (moved_BTD, moved) = jvp_along(
+        (x_BTD, readout), (tangent_BTD, readout_tangent) = jvp_along(
             lambda params: functions.activations_fn(params, rows), params, change
         )
 
-        def spread_of_chunk(part):
-            x_BTD, moved_BTD, weights_BT = part
-            _, a_BTV = jax.jvp(lambda x, r: r(x), (x_BTD, readout), (moved_BTD, moved))
+        def chunk_spread(part):
+            x_BTD, tangent_BTD, weights_BT = part
+            _, a_BTV = jax.jvp(lambda x, r: r(x), (x_BTD, readout), (tangent_BTD, readout_tangent))
             spread_BT = jnp.max(a_BTV, -1) - jnp.min(a_BTV, -1)
             return jnp.max(jnp.where(weights_BT > 0, spread_BT, 0.0))
 
         count = count_chunks(weights_BT.shape, 1, functions.tokens_at_a_time)
-        parts = jax.tree.map(lambda x: split_chunks(x, 1, count), (x_BTD, moved_BTD, weights_BT))
-        return jnp.max(jax.lax.map(spread_of_chunk, parts))
+        parts = jax.tree.map(lambda x: split_chunks(x, 1, count), (x_BTD, tangent_BTD, weights_BT))
+        return jnp.max(jax.lax.map(chunk_spread, parts))
 
-    return jnp.max(jax.lax.map(radius_of_rows, (functions.rows, functions.weights))) / math.pi
+    return jnp.max(jax.lax.map(microbatch_spread, (functions.rows, functions.weights))) / math.pi
 
 
 STAGES = {
@@ -246,8 +251,8 @@ STAGES = {
     'freeze': freeze,
     'limit_ghost_radius': limit_ghost_radius,
 }
-# Stages with a place in the stored state, whether or not they keep something, in the order of their
-# places. Checkpoints have it: a new stage that keeps something comes last.
+# Stages with a place in the stored state, in order, even if their state is empty. Checkpoints have
+# that order: a new stage with state comes last.
 STORED_STAGES = ('clip', 'divide_by_eps_factor', 'optimize')
 
 Stages = dict[str, optax.GradientTransformation]
@@ -264,44 +269,49 @@ def build_stages(facts: Mapping[str, Any], numbers: Mapping[str, Any]) -> Stages
     """Returns the stages of an update by name, in order.
 
     Args:
-      facts: by name, what stages take besides options; None as if it was not there.
+      facts: the facts that stages take besides options, by name; None counts as missing.
       numbers: the options by path, such as 'optim.clip_norm': a Hyper.
     """
     stages = {}
     for name, stage in STAGES.items():
-        needed, options = stage_inputs(stage)
-        used = {fact: facts[fact] for fact in needed if facts.get(fact) is not None}
-        given = {n: numbers[f'optim.{n}'] for n in options if numbers.get(f'optim.{n}') is not None}
-        if len(used) == len(needed) and (given or not options):
-            stages[name] = stage(**used, **given)
+        fact_names, options = stage_inputs(stage)
+        stage_facts = {fact: facts[fact] for fact in fact_names if facts.get(fact) is not None}
+        option_values = {
+            n: numbers[f'optim.{n}'] for n in options if numbers.get(f'optim.{n}') is not None
+        }
+        if len(stage_facts) == len(fact_names) and (option_values or not options):
+            stages[name] = stage(**stage_facts, **option_values)
     return stages
 
 
 def stored_stages(stages: Stages) -> optax.GradientTransformationExtraArgs:
-    """Returns the stages with a place in the stored state as one, whose `init` makes that state."""
+    """Chains the stages with a place in the stored state; `init` of the chain makes that state."""
     return optax.chain(*(stages[name] for name in STORED_STAGES if name in stages))
 
 
 def apply_stages(
     stages: Stages, grads: Any, stored: tuple[Any, ...], params: Any, **batch: Any
 ) -> tuple[Any, tuple[Any, ...], dict[str, jax.Array]]:
-    """Chains the stages: an `optax.chain` that keeps of their states those that are stored.
+    """Chains the stages: an `optax.chain` that keeps only the states of STORED_STAGES.
 
     Args:
-      stages: of `build_stages`.
+      stages: from `build_stages`.
       grads: the gradient of each parameter.
-      stored: of the last update, or of the `init` of `stored_stages`.
+      stored: from the last update, or from the `init` of `stored_stages`.
       params: the parameters.
       **batch: the extra arguments of an optimizer.
 
     Returns:
-      (what is added to the parameters, the state that is stored next, what is recorded by name).
+      (the change of the parameters, the next stored state, recorded metrics by name).
     """
-    places = [name for name in STORED_STAGES if name in stages]
-    before = dict.fromkeys(stages, optax.EmptyState()) | dict(zip(places, stored, strict=True))
-    chain = optax.chain(*stages.values())
+    stored_names = [name for name in STORED_STAGES if name in stages]
+    # Other stages have no state between updates: their states only report metrics.
+    before = dict.fromkeys(stages, optax.EmptyState()) | dict(
+        zip(stored_names, stored, strict=True)
+    )
+    chain: Any = optax.chain(*stages.values())
     updates, states = chain.update(grads, tuple(before.values()), params, **batch)
     after = dict(zip(stages, states, strict=True))
-    stored = tuple(after.pop(name) for name in places)
-    seen = [state._asdict() for state in after.values()]
-    return updates, stored, {name: value for each in seen for name, value in each.items()}
+    stored = tuple(after.pop(name) for name in stored_names)
+    records = [state._asdict() for state in after.values()]
+    return updates, stored, {name: value for record in records for name, value in record.items()}

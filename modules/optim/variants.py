@@ -49,14 +49,14 @@ def normalized_gd(specs: Any) -> optax.GradientTransformationExtraArgs:
     """g / q, with q the mean over the target tokens of 1 - p, p the label's probability.
 
     The published method is for two classes, where q is the mean of 1 / (1 + exp(margin)): with a
-    large learning rate it separates n points in as many steps as a perceptron, 1 / n of those of
-    plain gradient descent. This is its analogue for language models. q comes from the logits of
+    large learning rate it separates n points in as many steps as a perceptron, 1 / n of the steps
+    of plain gradient descent. This is its analogue for language models. q comes from the logits of
     the loss and is recorded as `error_probability`. The gradient is clipped before the division, so
-    that optim.clip_norm=inf is the published step. Source: arXiv:2412.08424.
-    Raises ValueError if the extra argument `means` has no error_probability.
+    that optim.clip_norm=inf is the published step. Source: arXiv:2412.08424. Raises ValueError if
+    the extra argument `means` has no error_probability.
     """
 
-    def update(grads, state, params=None, *, means=None, **_):
+    def update(updates, state, params=None, *, means=None, **_):
         if means is None or 'error_probability' not in means:
             raise ValueError(
                 'normalized_gd divides by means["error_probability"], the mean probability of '
@@ -64,7 +64,7 @@ def normalized_gd(specs: Any) -> optax.GradientTransformationExtraArgs:
             )
         q = means['error_probability']
         factor = divide_or_zero(1, q)
-        return jax.tree.map(lambda g: factor * g, grads), state
+        return jax.tree.map(lambda g: factor * g, updates), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
@@ -74,11 +74,11 @@ def lion(specs: Any, *, b1: B1 = 0.9, b2: B2 = 0.99) -> optax.GradientTransforma
     """sign(b1 m + (1 - b1) g), then m = b2 m + (1 - b2) g (arXiv:2302.06675, algorithm 2).
 
     Each coordinate moves by the learning rate itself, so the learning rate should be a third to a
-    tenth of AdamW's, and the weight decay as many times larger.
+    tenth of AdamW's, and the weight decay proportionally larger.
     """
 
-    def update(spec, grad, kept, weight, count):
-        m = kept['momentum']
+    def update(spec, grad, state, weight, count):
+        m = state['momentum']
         return jnp.sign(b1 * m + (1 - b1) * grad), {'momentum': b2 * m + (1 - b2) * grad}
 
     return per_parameter(specs, init_zeros('momentum'), update)
@@ -103,13 +103,13 @@ def adafactor(
     """g / sqrt(v), with v of a matrix from the means of its rows and columns (arXiv:1804.04235).
 
     v is a mean of g^2 + eps, in which step t has the share t^-x. For a matrix only the means r of
-    rows and c of columns are stored, and v = r c / mean(r). Then an update is divided by
-    max(1, rms(update) / clip), and multiplied by max(1e-3, rms(weight)) unless it is absolute.
+    rows and c of columns are stored, and v = r c / mean(r). Then an update is divided by max(1,
+    rms(update) / clip), and multiplied by max(1e-3, rms(weight)) unless it is absolute.
 
     Same as optax.adafactor without its weight decay, except that each matrix of a stack is factored
-    by itself; optax factors the two largest axes of the whole array. In the paper the learning rate
-    is min(0.01, 1 / sqrt(t)), which a config has to give, and there is no momentum (algorithms 4
-    and 5).
+    alone; optax factors the two largest axes of the whole array. In the paper the learning rate is
+    min(0.01, 1 / sqrt(t)), which a config has to give, and there is no momentum (algorithms 4 and
+    5).
     """
 
     def is_factored(spec, shape):
@@ -118,7 +118,7 @@ def adafactor(
         _, *sides = matrix_axes(spec)
         return min(math.prod(shape[i] for i in axes) for axes in sides) >= adafactor_min_size
 
-    def means(spec, weight, axes):
+    def init_means(spec, weight, axes):
         names = tuple(name for i, name in enumerate(spec.axes) if i not in axes)
         return ParamBox(jnp.mean(jnp.zeros_like(weight), axes), ParamSpec('vector', names))
 
@@ -126,33 +126,37 @@ def adafactor(
         if not is_factored(spec, weight.shape):
             return {'second': jnp.zeros_like(weight)}
         _, rows, columns = matrix_axes(spec)
-        return {'rows': means(spec, weight, columns), 'columns': means(spec, weight, rows)}
+        return {
+            'rows': init_means(spec, weight, columns),
+            'columns': init_means(spec, weight, rows),
+        }
 
-    def update(spec, grad, kept, weight, count):
+    def update(spec, grad, state, weight, count):
         share = count.astype(grad.dtype) ** -adafactor_decay
         square = jnp.square(grad) + adafactor_eps
-        if 'second' in kept:
-            later = {'second': (1 - share) * kept['second'] + share * square}
-            direction = grad * jax.lax.rsqrt(later['second'])
+        if 'second' in state:
+            new_state = {'second': (1 - share) * state['second'] + share * square}
+            direction = grad * jax.lax.rsqrt(new_state['second'])
         else:
             _, rows, columns = matrix_axes(spec)
-            later, v = {}, {}
-            for name, others in (('rows', columns), ('columns', rows)):
-                mean = jnp.mean(square, others)
-                later[name] = (1 - share) * kept[name] + share * mean
-                v[name] = jnp.expand_dims(later[name], others)
+            new_state, v = {}, {}
+            for name, axes in (('rows', columns), ('columns', rows)):
+                mean = jnp.mean(square, axes)
+                new_state[name] = (1 - share) * state[name] + share * mean
+                v[name] = jnp.expand_dims(new_state[name], axes)
+            # Two roots, as the product r c of small squares may underflow.
             relative = v['rows'] / jnp.mean(v['rows'], rows, keepdims=True)
             direction = grad * jax.lax.rsqrt(relative) * jax.lax.rsqrt(v['columns'])
         direction /= jnp.maximum(1.0, root_mean_square(spec, direction) / adafactor_clip)
         if not adafactor_absolute:
             direction *= jnp.maximum(MIN_SCALE, root_mean_square(spec, weight))
-        return direction, later
+        return direction, new_state
 
     return per_parameter(specs, init, update)
 
 
 def check_decay_ratio(recipe: Any, part: Any) -> None:
-    """Raises ValueError if weight decay is in the gradient, which no share can be taken from."""
+    """Raises ValueError if weight decay is in the gradient, from which no share can be removed."""
     is_penalty = recipe.decay.row.in_gradient and recipe.optim.weight_decay
     if is_penalty and part.options['adamp_decay_ratio'] != 1.0:
         raise ValueError(
@@ -174,17 +178,17 @@ def adamp(
 ) -> optax.GradientTransformation:
     """Adam's direction, `remove_radial` for matrices (arXiv:2006.08217, algorithm 2).
 
-    Follows the PyPI package adamp 0.3.0: with `nesterov` the first moment is moved once more,
-    b1 m + (1 - b1) g, and still divided by 1 - b1^t. A matrix that is projected gets only
-    adamp_decay_ratio (wd_ratio in the package) of the weight decay.
+    Follows the PyPI package adamp 0.3.0: with `nesterov` the first moment is moved once more, b1 m
+    + (1 - b1) g, and still divided by 1 - b1^t. A projected matrix gets only adamp_decay_ratio
+    (wd_ratio in the package) of the weight decay.
     """
 
-    def update(spec, grad, kept, weight, count):
-        direction, later = adam_direction(grad, kept, b1, b2, eps, count, nesterov)
+    def update(spec, grad, state, weight, count):
+        direction, moments = adam_direction(grad, state, b1, b2, eps, count, nesterov)
         direction = remove_radial(
             spec, direction, grad, weight, adamp_delta, eps, adamp_decay_ratio
         )
-        return direction, later
+        return direction, moments
 
     return per_parameter(specs, init_zeros('momentum', 'second'), update)
 
@@ -208,13 +212,13 @@ def sgdp(
     `adamp`; the package also divides it by 1 - momentum, so that its 1e-5 is 1e-4 here.
     """
 
-    def update(spec, grad, kept, weight, count):
-        moved = momentum * kept['momentum'] + (1 - dampening) * grad
-        direction = grad + momentum * moved if nesterov else moved
+    def update(spec, grad, state, weight, count):
+        buffer = momentum * state['momentum'] + (1 - dampening) * grad
+        direction = grad + momentum * buffer if nesterov else buffer
         direction = remove_radial(
             spec, direction, grad, weight, adamp_delta, SGDP_EPS, adamp_decay_ratio
         )
-        return direction, {'momentum': moved}
+        return direction, {'momentum': buffer}
 
     return per_parameter(specs, init_zeros('momentum'), update)
 
@@ -222,14 +226,25 @@ def sgdp(
 def remove_radial(
     spec: ParamSpec, direction: jax.Array, grad: jax.Array, weight: jax.Array, delta, eps, ratio
 ) -> jax.Array | Direction:
-    """Projects a direction orthogonally to the weight where the gradient almost is orthogonal.
+    """Projects a direction orthogonally to the weight if the gradient is nearly orthogonal to it.
 
-    A weight whose length changes nothing has an orthogonal gradient, and a sum of gradients that
-    only lengthens it. The rows tested are the output units of a matrix, or the tokens of an
-    embedding: if the largest |cos(grad, weight)| among them is below delta / sqrt(entries of one),
-    each loses its radial part, p <- p - w <w, p> / |w|^2. Otherwise the same test is made of the
-    whole matrix as one vector. A projected matrix gets `ratio` of its weight decay. Vectors are
-    returned unchanged.
+    A weight whose length has no effect has an orthogonal gradient, and a sum of gradients that only
+    lengthens it. The tested rows are the output units of a matrix, or the tokens of an embedding:
+    if the largest |cos(grad, weight)| among them is below delta / sqrt(entries of a row), each row
+    loses its radial part, p <- p - w <w, p> / |w|^2. Otherwise the whole matrix is tested as a
+    single vector. Vectors are returned unchanged.
+
+    Args:
+      spec: describes the parameter.
+      direction: p.
+      grad: the gradient.
+      weight: w.
+      delta: the threshold.
+      eps: added to norms in denominators.
+      ratio: the share of the weight decay that a projected matrix gets.
+
+    Returns:
+      The direction, with its share of the weight decay.
     """
     if spec.role == 'vector':
         return direction
@@ -241,11 +256,11 @@ def remove_radial(
         cosine = jnp.abs(jnp.sum(g_IO * w_IO, axes, keepdims=True))
         for x_IO in (g_IO, w_IO):
             cosine /= jnp.maximum(jnp.linalg.norm(x_IO, axis=axes, keepdims=True), eps)
-        fires = jnp.max(cosine, (-2, -1), keepdims=True) < delta / math.sqrt(size)
+        is_below = jnp.max(cosine, (-2, -1), keepdims=True) < delta / math.sqrt(size)
         along_IO = w_IO / (jnp.linalg.norm(w_IO, axis=axes, keepdims=True) + eps)
         radial_IO = along_IO * jnp.sum(along_IO * p_IO, axes, keepdims=True)
-        projected_IO = jnp.where(fires, p_IO - radial_IO, projected_IO)
-        share = jnp.where(fires, ratio, share)
+        projected_IO = jnp.where(is_below, p_IO - radial_IO, projected_IO)
+        share = jnp.where(is_below, ratio, share)
     batch = share.shape[:-2]
     share = share.reshape(*batch, *(1,) * (weight.ndim - len(batch)))
     return Direction(from_matrices(spec, projected_IO, weight.shape), share)

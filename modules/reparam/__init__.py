@@ -1,11 +1,12 @@
 """Reparametrisations: maps from the weights that are stored and optimised to the weights used.
 
-They are shaped like an optax transform and applied to the whole tree, so that layers never know. A
-new one is a function here and a row in `REPARAMS`: it maps specs and shapes of the parameters, and
-its options, to a `Reparam`, and is marked with its facts (`modules.reparam.base.reparam_row`).
+They are shaped like an optax transform and applied to the whole tree, so that layers need not know
+of them. A new reparametrisation is a function here and a row in `REPARAMS`: it maps specs and
+shapes of the parameters, and its options, to a `Reparam`, and is decorated with its facts
+(`modules.reparam.base.reparam_row`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,7 +23,7 @@ from modules.reparam.spectral import sigma, spectral_cap, spectral_norm
 
 __all__ = ['REPARAMS', 'Reparam', 'chain', 'multiply_weights', 'reparametrise']
 
-REPARAMS: dict[str, Callable[..., Reparam]] = {
+REPARAMS: dict[str, Any] = {  # functions with the facts of `reparam_row`
     'none': none,
     'lora': lora,
     'normalize_and_project': normalize_and_project,
@@ -37,20 +38,21 @@ REPARAMS: dict[str, Callable[..., Reparam]] = {
 
 
 def check_order(names: Sequence[str]) -> None:
-    """Raises ValueError if a row that maps what is stored after each update is not the last."""
+    """Raises ValueError if a row that maps stored weights after each update is not the last."""
     for name in names[:-1]:
         if REPARAMS[name].maps_after_update:
-            fitting = '+'.join([*(other for other in names if other != name), name])
+            valid_order = '+'.join([*(row for row in names if row != name), name])
             raise ValueError(
                 f'model.reparam={"+".join(names)}: {name} maps what is stored after each update, '
-                f'so that it must be the last of several; write {fitting}'
+                f'so that it must be the last of several; write {valid_order}'
             )
 
 
 def reparametrise(
     names: Sequence[str], specs: Any, shapes: Any, options: Mapping[str, Mapping[str, Any]]
 ) -> Reparam:
-    """Chains the rows `names`: the model reads the results of the first, the last one is stored.
+    """Chains the rows `names`: the model reads the output of the first, the input of the last is
+    stored.
 
     Args:
       names: rows of `REPARAMS`.
@@ -66,13 +68,13 @@ def reparametrise(
     """
     check_order(names)
 
-    def make(name, specs, shapes):
-        chain_of_rows = {'names': tuple(names)} if REPARAMS[name].reads_names else {}
-        return REPARAMS[name](specs, shapes, **options.get(name, {}), **chain_of_rows)
+    def make_reparam(name, specs, shapes):
+        extra = {'names': tuple(names)} if REPARAMS[name].reads_names else {}
+        return REPARAMS[name](specs, shapes, **options.get(name, {}), **extra)
 
-    first, *rest = names
-    made = make(first, specs, shapes)
-    for name in rest:
-        stored = jax.eval_shape(lambda params, made=made: made.init(params)[0], shapes)
-        made = chain(made, make(name, made.specs, stored))
-    return made
+    first, *later_names = names
+    reparam = make_reparam(first, specs, shapes)
+    for name in later_names:
+        stored = jax.eval_shape(lambda params, reparam=reparam: reparam.init(params)[0], shapes)
+        reparam = chain(reparam, make_reparam(name, reparam.specs, stored))
+    return reparam

@@ -1,4 +1,4 @@
-"""Base of reparametrisations, the rows that need no matrices, and chains of several."""
+"""Base of reparametrisations, the rows that need no matrices, and chains of several rows."""
 
 import operator
 from collections.abc import Callable
@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from modules.facts import accept_any, row_decorator
 from modules.params import LAYER, NORM, ParamSpec, named_leaves
 
-# least_init_scale: for a row that divides by norms of the initial matrices, whose squares are 0 in
-# float32 below it. maps_after_update: has `after_update`. shares_blocks: blocks have one matrix.
-# reads_names: takes `names`, all rows of the chain that it is in.
+# least_init_scale: for a row that divides by norms of the initial matrices: below it their squares
+# are 0 in float32. maps_after_update: has `after_update`. shares_blocks: blocks share matrices.
+# reads_names: takes `names`, all rows of its chain.
 reparam_row = row_decorator(
     least_init_scale=0.0,
     maps_after_update=False,
@@ -24,74 +24,77 @@ MIN_NORM = 1e-15
 
 
 def keep_after_update(stored: Any, state: Any) -> tuple[Any, Any]:
-    """Returns both as they are: no map after the update."""
+    """Returns both arguments unchanged: no map after the update."""
     return stored, state
 
 
 def keep_init(stored: Any, key: jax.Array) -> Any:
-    """Returns what is stored as it is: nothing of it is random."""
+    """Returns stored weights unchanged: none of them is random."""
     return stored
 
 
 class Reparam(NamedTuple):
-    """Functions of one reparametrisation.
+    """Functions of a reparametrisation.
 
-    At the start the weights used equal params, as far as the map can make them. `state` is carried
-    but not optimised; evaluation (train=False) leaves it alone.
+    At the start the used weights equal params, as far as the map can produce them. `state` is
+    stored but not optimised; evaluation (train=False) does not change it.
     """
 
     init: Callable[[Any], tuple[Any, Any]]  #: (params) -> (stored, state)
     apply: Callable[[Any, Any, bool], tuple[Any, Any]]  #: (stored, state, train) -> (used, state)
     specs: Any  #: describes each stored array, as `modules.params` does each parameter
-    #: (stored, state) -> (stored, state) of an optimizer step's result, such as back onto a sphere.
+    #: (stored, state) -> (stored, state) after an optimizer step, such as a projection.
     after_update: Callable[[Any, Any], tuple[Any, Any]] = keep_after_update
-    #: (stored, state) -> {'sigma': {path of a used weight: [...]}, ...}: numbers of a parameter's
-    #: matrices, one for each (`modules.params.matrix_axes`).
+    #: (stored, state) -> {'sigma': {path of a used weight: [...]}, ...}: a number per matrix of a
+    #: parameter (`modules.params.matrix_axes`).
     measures: Callable[[Any, Any], dict[str, dict[str, jax.Array]]] = lambda stored, state: {}
-    #: (stored, key) -> stored: draws what `init` leaves at 0 and training has to start off 0.
+    #: (stored, key) -> stored: draws arrays that are 0 after `init` and must not start at 0.
     draw: Callable[[Any, jax.Array], Any] = keep_init
 
 
 @reparam_row()
 def none(specs: Any, shapes: Any) -> Reparam:
-    """Stored weights are used as they are."""
+    """Stored weights are used unchanged."""
     return Reparam(lambda params: (params, ()), lambda stored, state, train: (stored, state), specs)
 
 
 @reparam_row(shares_blocks=True)
 def shared(specs: Any, shapes: Any) -> Reparam:
-    """W_l = W for every layer l and hidden matrix that is no norm's: stored once, used everywhere.
+    """W_l = W for every layer l and hidden matrix outside of norms: stored once, used everywhere.
 
     Vectors and norms stay with their layer. The start is the first layer's, and the gradient the
-    sum over layers. Saves parameters and optimizer state; a step costs what it would unshared,
-    including the copies that layers read. `shapes` are those of the parameters that `specs`
-    describes. Sources: arXiv:1909.11942; with norms of their own arXiv:2107.11817.
+    sum over layers. Saves parameters and optimizer state; a step costs as much as unshared,
+    including the copies that layers read. `shapes` belong to the parameters that `specs` describes.
+    Sources: arXiv:1909.11942; with separate norms arXiv:2107.11817.
     """
 
     def is_shared(spec: ParamSpec) -> bool:
         return spec.role == 'hidden' and spec.part != NORM and LAYER in spec.axes
 
-    def first(spec, weight):
+    def take_first(spec, weight):
         return jnp.take(weight, 0, spec.axes.index(LAYER)) if is_shared(spec) else weight
 
-    def repeat(spec, weight, shape):
+    def repeat_layers(spec, weight, shape):
         if not is_shared(spec):
             return weight
         return jnp.broadcast_to(jnp.expand_dims(weight, spec.axes.index(LAYER)), shape.shape)
 
     return Reparam(
-        init=lambda params: (jax.tree.map(first, specs, params), ()),
-        apply=lambda stored, state, train: (jax.tree.map(repeat, specs, stored, shapes), state),
+        init=lambda params: (jax.tree.map(take_first, specs, params), ()),
+        apply=lambda stored, state, train: (
+            jax.tree.map(repeat_layers, specs, stored, shapes),
+            state,
+        ),
         specs=jax.tree.map(lambda spec: spec.drop_axis(LAYER) if is_shared(spec) else spec, specs),
     )
 
 
 def chain(near: Reparam, far: Reparam) -> Reparam:
-    """Maps stored weights by `far`, and the results of that by `near` to what the model reads.
+    """Maps stored weights by `far`, and its output by `near` to the weights that the model reads.
 
     Args:
-      near: has no map after the update, as that would know nothing of what is stored
-        (`reparametrise` refuses it), and draws nothing.
+      near: has no map after the update, as it would not see stored weights (`reparametrise` refuses
+        it), and draws nothing.
       far: is made from the specs and stored shapes of `near`.
 
     Returns:
@@ -118,16 +121,24 @@ def chain(near: Reparam, far: Reparam) -> Reparam:
         near_state, far_state = state
         between, _ = far.apply(stored, far_state, False)
         used = named_leaves(jax.eval_shape(lambda: near.apply(between, near_state, False)[0]))
-        found, of_near = far.measures(stored, far_state), near.measures(between, near_state)
+        far_measures, near_measures = (
+            far.measures(stored, far_state),
+            near.measures(between, near_state),
+        )
 
         def used_path(path):  # 'up/direction' is stored for 'up'
             return path if path in used else path.rpartition('/')[0]
 
-        found = {n: {used_path(p): value for p, value in found[n].items()} for n in found}
-        return {n: found.get(n, {}) | of_near.get(n, {}) for n in (found | of_near)}
+        far_measures = {
+            n: {used_path(p): value for p, value in far_measures[n].items()} for n in far_measures
+        }
+        return {
+            n: far_measures.get(n, {}) | near_measures.get(n, {})
+            for n in (far_measures | near_measures)
+        }
 
-    after = keep_after_update if far.after_update is keep_after_update else after_update
-    return Reparam(init, apply, far.specs, after, measures, far.draw)
+    update_map = keep_after_update if far.after_update is keep_after_update else after_update
+    return Reparam(init, apply, far.specs, update_map, measures, far.draw)
 
 
 def multiply_weights(specs: Any, factors: Any) -> Reparam:

@@ -1,4 +1,4 @@
-"""A frozen or trained matrix plus a product of two thin ones."""
+"""A frozen or trained matrix plus a product of two thin matrices."""
 
 import math
 import zlib
@@ -12,23 +12,23 @@ from modules.params import LORA, ParamSpec, as_matrices, from_matrices, matrix_a
 from modules.reparam.base import Reparam, reparam_row
 from modules.reparam.matrices import Roles, check_roles, map_matrices
 
-RANK = 'factor'  # the axis that the two factors share
+RANK = 'factor'  # the axis shared by the two factors
 
 
 def check_last(recipe: Any, part: Any) -> None:
-    """Raises ValueError as `check_roles`, and where another row would map the factors."""
+    """Raises ValueError as `check_roles`, and if another row would map the factors."""
     check_roles(recipe, part)
     *near, last = recipe.reparam
     if last.row is not part.row:
-        others = [one.name for one in recipe.reparam if one.row is not part.row]
+        names = [row.name for row in recipe.reparam if row.row is not part.row]
         raise ValueError(
             f'model.reparam={recipe.model.reparam}: lora must be the last, as what stands behind '
-            f'it would map its factors, one of which is 0; write {"+".join([*others, "lora"])}'
+            f'it would map its factors, one of which is 0; write {"+".join([*names, "lora"])}'
         )
-    for one in near:
-        if one.row.maps_after_update:
+    for row in near:
+        if row.row.maps_after_update:
             raise ValueError(
-                f'model.reparam={recipe.model.reparam}: {one.name} maps what is stored after each '
+                f'model.reparam={recipe.model.reparam}: {row.name} maps what is stored after each '
                 'update, and knows nothing of the factors of lora. Leave one of them out.'
             )
 
@@ -45,16 +45,16 @@ def lora(
 ) -> Reparam:
     """W_used = W + s a b with a [I, r], b [r, O] and s = `alpha` / `rank`, for every matrix.
 
-    Stores `base` W, and the factors `a` and `b`, which train.trainable=lora trains alone. b starts
-    at 0, so that nothing changes at the start, and a uniform within 1 / sqrt(I), the Kaiming start
-    of the published code; rows of an embedding are looked up, and I counts as 1 there. With
+    Stores `base` W, and the factors `a` and `b`; train.trainable=lora trains the factors alone. b
+    starts at 0, so that nothing changes at the start, and a uniform within 1 / sqrt(I), the Kaiming
+    start of the published code; rows of an embedding are looked up, and I counts as 1 there. With
     `rslora` s = `alpha` / sqrt(`rank`) (arXiv:2312.03732). weight_norm+lora is DoRA
     (arXiv:2402.09353): W_used = m V / ||V|| by columns, V = W + s a b; its m is trained too, and
     the gradient holds ||V|| constant (`weight_norm` has the option). The default rank and alpha are
-    those of PEFT. Source: arXiv:2106.09685 and its code.
+    PEFT's. Source: arXiv:2106.09685 and its code.
 
     The product is formed whole, once a step: the optimizer's memory falls, and the operations of
-    the backward pass do not. Raises ValueError where lora is not the last of several.
+    the backward pass do not. Raises ValueError if lora is not the last of several rows.
     """
     scale = alpha / (math.sqrt(rank) if rslora else rank)
 
@@ -65,32 +65,33 @@ def lora(
 
     def describe(spec):
         batch, rows, columns = (tuple(spec.axes[i] for i in axes) for axes in matrix_axes(spec))
-        of_rows = 'embedding' if spec.role == 'embedding' else 'hidden'
+        role = 'embedding' if spec.role == 'embedding' else 'hidden'
         return {
             'base': spec,
-            'a': ParamSpec(of_rows, (*batch, *rows, RANK), spec.fan_in, part=LORA),
+            'a': ParamSpec(role, (*batch, *rows, RANK), spec.fan_in, part=LORA),
             'b': ParamSpec('hidden', (*batch, RANK, *columns), (RANK,), part=LORA),
         }
 
     def apply(spec, stored, state):
-        of = describe(spec)
+        specs_by_name = describe(spec)
         product = jnp.matmul(
-            as_matrices(of['a'], stored['a']),
-            as_matrices(of['b'], stored['b']),
-            precision=jax.lax.Precision.HIGHEST,  # a map of weights, not a layer's product
+            as_matrices(specs_by_name['a'], stored['a']),
+            as_matrices(specs_by_name['b'], stored['b']),
+            precision=jax.lax.Precision.HIGHEST,  # a map of weights, not a layer's matmul
         )
         base = stored['base']
         return base + scale * from_matrices(spec, product, base.shape), state
 
     def draw(stored, key):
-        def drawn(path, spec, value):
+        def draw_factor(path, spec, value):
             if spec.part != LORA or RANK in spec.fan_in:
                 return value
             bound = spec.fan_in_size(value.shape) ** -0.5
-            own = jax.random.fold_in(key, zlib.crc32(path_name(path).encode()))
-            return jax.random.uniform(own, value.shape, value.dtype, -bound, bound)
+            # A key from the path: it does not change when other parameters are added.
+            factor_key = jax.random.fold_in(key, zlib.crc32(path_name(path).encode()))
+            return jax.random.uniform(factor_key, value.shape, value.dtype, -bound, bound)
 
-        return jax.tree_util.tree_map_with_path(drawn, made.specs, stored)
+        return jax.tree_util.tree_map_with_path(draw_factor, reparam.specs, stored)
 
-    made = map_matrices(roles, specs, init, apply, describe)
-    return made._replace(draw=draw)
+    reparam = map_matrices(roles, specs, init, apply, describe)
+    return reparam._replace(draw=draw)

@@ -1,4 +1,4 @@
-"""Reparametrisations by the size of a matrix's columns, of its elements, or of the whole."""
+"""Reparametrisations by the size of a matrix's columns, of its elements, or of the whole matrix."""
 
 import math
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from modules.reparam.base import MIN_NORM, Reparam
 from modules.reparam.matrices import Roles, expand_per_matrix, map_matrices, matrix_row, parse_roles
 
 STANDARDIZATION_EPS = 1e-5  # as published
-NEAR_BOUND = 0.99  # largest weight, as a share of the compander's bound, that is inverted
+NEAR_BOUND = 0.99  # the largest inverted weight, as a share of the compander's bound
 
 
 def _column_gains(
@@ -41,8 +41,8 @@ def _column_gains(
 
     def describe(spec):
         _, rows, _ = matrix_axes(spec)
-        kept = tuple(axis for i, axis in enumerate(spec.axes) if i not in rows)
-        return {name: spec, 'gain': ParamSpec('vector', kept, part=spec.part)}
+        axes = tuple(axis for i, axis in enumerate(spec.axes) if i not in rows)
+        return {name: spec, 'gain': ParamSpec('vector', axes, part=spec.part)}
 
     return map_matrices(roles, specs, init, apply, describe)
 
@@ -69,8 +69,8 @@ def weight_norm(
     training. Source: arXiv:1602.07868, equations 2 and 3.
 
     Before lora, in DoRA, the gradient holds ||V|| constant, as that paper proposes and PEFT does
-    (arXiv:2402.09353, section 4.3): the gradient of V is then not orthogonal to V.
-    `norm_gradient` chooses one of the two for any chain.
+    (arXiv:2402.09353, section 4.3): the gradient of V is then not orthogonal to V. `norm_gradient`
+    selects either form for any chain.
     """
     published = 'constant' if 'lora' in names else 'full'
     is_constant = (published if norm_gradient == 'published' else norm_gradient) == 'constant'
@@ -86,19 +86,19 @@ def weight_norm(
 def weight_standardization(specs: Any, shapes: Any, *, roles: Roles = 'hidden') -> Reparam:
     """W[:, o] = gain[o] / sqrt(I) * (V[:, o] - mean) / sqrt(var + eps), over the I rows of V.
 
-    Stores `matrix` V and `gain`. The variance is the unbiased one, as in the published code. The
-    published map has neither the gain nor 1 / sqrt(I), as a norm follows each of its matrices; with
-    both (arXiv:2101.08692) a gain of 1 gives columns of length 1. The gain starts such that the
-    initial matrix loses the mean of each column and keeps its spread. Source: arXiv:1903.10520 and
-    its code. Raises ValueError for matrices of one row, which have no spread.
+    Stores `matrix` V and `gain`. The variance is unbiased, as in the published code. The published
+    map has neither the gain nor 1 / sqrt(I), as a norm follows each of its matrices; with both
+    (arXiv:2101.08692) a gain of 1 gives columns of length 1. The gain starts such that the initial
+    matrix loses the mean of each column and keeps its spread. Source: arXiv:1903.10520 and its
+    code. Raises ValueError for matrices of a single row, which have no spread.
     """
 
     def n_rows(spec: ParamSpec, weight: Any) -> int:
         return jax.eval_shape(lambda w: as_matrices(spec, w), weight).shape[-2]
 
-    wanted = parse_roles(roles)
+    mapped_roles = parse_roles(roles)
     for path, spec in named_leaves(specs).items():
-        if spec.role in wanted and n_rows(spec, named_leaves(shapes)[path]) < 2:
+        if spec.role in mapped_roles and n_rows(spec, named_leaves(shapes)[path]) < 2:
             raise ValueError(
                 f'model.reparam=weight_standardization needs matrices of two rows or more, and '
                 f'{path} has one: a column of one number has no spread. Make the model wider.'
@@ -117,10 +117,10 @@ def weight_standardization(specs: Any, shapes: Any, *, roles: Roles = 'hidden') 
 def normalize_and_project(specs: Any, shapes: Any, *, roles: Roles = 'hidden') -> Reparam:
     """W <- W ||W_0||_F / ||W||_F after each optimizer step, for every matrix.
 
-    Carries ||W_0||_F of each matrix; what the optimizer carries stays as it is. The norms that the
-    method asks for before each nonlinearity are those of the model (`model.norm`, `model.qk_norm`);
-    their gains are not projected. Weight decay does next to nothing to a projected matrix, so that
-    its effective learning rate is that of the schedule alone. Source: arXiv:2407.01800.
+    Stores ||W_0||_F of each matrix; the optimizer state is unchanged. The norms that the method
+    requires before each nonlinearity are the model's (`model.norm`, `model.qk_norm`); their gains
+    are not projected. Weight decay has almost no effect on a projected matrix, so that its
+    effective learning rate is the schedule's alone. Source: arXiv:2407.01800.
     """
 
     def frobenius_norm(spec, weight):
@@ -129,10 +129,14 @@ def normalize_and_project(specs: Any, shapes: Any, *, roles: Roles = 'hidden') -
     def init(spec, weight):
         return weight, frobenius_norm(spec, weight)
 
-    def after_update(spec, weight, start):
-        return weight * expand_per_matrix(start / frobenius_norm(spec, weight), spec), start
+    def after_update(spec, weight, initial_norm):
+        return weight * expand_per_matrix(
+            initial_norm / frobenius_norm(spec, weight), spec
+        ), initial_norm
 
-    return map_matrices(roles, specs, init, lambda spec, *both: both, after_update=after_update)
+    return map_matrices(
+        roles, specs, init, lambda spec, stored, state: (stored, state), after_update=after_update
+    )
 
 
 @matrix_row(least_init_scale=MIN_NORM)
@@ -148,9 +152,9 @@ def weight_compander(
 ) -> Reparam:
     """W_used = a arctan(V / b), element by element: steep at 0, and bounded by a pi / 2.
 
-    Stores V, which starts as b tan(W / a), so that nothing changes at the start; a matrix that is
-    taken over from elsewhere is cut at NEAR_BOUND of the bound. Carries a of every matrix:
-    `compander_width` times the root mean square of W at the start; b = a / `compander_slope`.
+    Stores V, which starts as b tan(W / a), so that nothing changes at the start; an imported matrix
+    is clipped at NEAR_BOUND of the bound. Stores a of every matrix in its state: `compander_width`
+    times the root mean square of W at the start; b = a / `compander_slope`.
 
     The arctan is our reading of arXiv:2306.16993, whose formula we could not see, and so are a and
     b, which are not learned here.

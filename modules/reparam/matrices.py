@@ -1,4 +1,4 @@
-"""Maps of each matrix of some roles on its own: what their rows have in common."""
+"""Maps of each matrix of some roles: the shared parts of their rows."""
 
 import functools
 from collections.abc import Callable
@@ -18,8 +18,9 @@ Roles = Annotated[str, Option(f'which matrices: {", ".join(MATRIX_ROLES)}, joine
 
 
 def parse_roles(text: str) -> tuple[str, ...]:
-    """Returns ('hidden', 'readout') for 'hidden+readout'; raises ValueError for a role that has no
-    matrices, or that is given twice.
+    """Returns ('hidden', 'readout') for 'hidden+readout'.
+
+    Raises ValueError for a role without matrices, and for a repeated role.
     """
     roles = tuple(text.split('+'))
     for role in roles:
@@ -45,15 +46,15 @@ def check_roles(recipe: Any, part: Any) -> None:
                 f'(scaling.zero_init={recipe.config.scaling.zero_init}, {recipe.scaling}). Leave '
                 'one of them out, or its role out of reparam.roles.'
             )
-    scale, least = recipe.config.scaling.init_scale, part.row.least_init_scale
-    if scale < least:
+    scale, min_scale = recipe.config.scaling.init_scale, part.row.least_init_scale
+    if scale < min_scale:
         raise ValueError(
             f'{part} divides by the norms of the initial matrices, so that scaling.init_scale '
-            f'must be at least {least}; got {scale}'
+            f'must be at least {min_scale}; got {scale}'
         )
 
 
-matrix_row = functools.partial(reparam_row, check=check_roles)  # marks a row with that option
+matrix_row = functools.partial(reparam_row, check=check_roles)  # decorates rows with `roles`
 
 
 def map_matrices(
@@ -65,20 +66,34 @@ def map_matrices(
     after_update: Callable[[ParamSpec, Any, Any], tuple[Any, Any]] | None = None,
     measure: Callable[[ParamSpec, Any, Any], dict[str, jax.Array]] = lambda *_: {},
 ) -> Reparam:
-    """Maps each parameter of `roles` on its own; others, and frozen ones, are stored as they are.
+    """Maps each parameter of `roles`; other parameters, and frozen ones, are stored unchanged.
 
-    `init`, `apply`, `after_update` and `measure` are those of a `Reparam` for one parameter, with
-    its spec first; a map that carries nothing has the state (). describe(spec) -> specs of the
-    arrays that are stored for a parameter, which stand in its place in trees like `specs`. Raises
-    ValueError where no parameter has one of the roles.
+    `init`, `apply`, `after_update` and `measure` are the functions of a `Reparam` for a single
+    parameter, with its spec as the first argument; a map without state has the state ().
+
+    Args:
+      roles: as `parse_roles` reads them.
+      specs: a ParamSpec for each parameter.
+      init: (spec, weight) -> (stored, state).
+      apply: (spec, stored, state) -> (used, state).
+      describe: spec -> specs of the arrays that are stored for a parameter, which take its place in
+        trees like `specs`.
+      after_update: (spec, stored, state) -> (stored, state).
+      measure: (spec, stored, state) -> numbers of the parameter's matrices by name.
+
+    Returns:
+      The `Reparam`.
+
+    Raises:
+      ValueError: if no parameter has one of the roles.
     """
-    wanted = parse_roles(roles)
+    mapped_roles = parse_roles(roles)
     leaves, tree = jax.tree.flatten(specs)
 
     def is_mapped(spec):
-        return spec.role in wanted and not spec.frozen
+        return spec.role in mapped_roles and not spec.frozen
 
-    for role in wanted:
+    for role in mapped_roles:
         if not any(spec.role == role and is_mapped(spec) for spec in leaves):
             hint = ' (model.tie_embeddings reads out with the embedding)'
             raise ValueError(
@@ -87,44 +102,44 @@ def map_matrices(
                 'there; leave it out'
             )
 
-    def pairs(map_one, *trees):
-        """Returns two trees: the two results of map_one(spec, *parts) for each parameter."""
-        columns = [tree.flatten_up_to(one) for one in trees]
-        found = [
+    def map_pairs(map_one, *trees):
+        """Returns two trees: the two values of map_one(spec, *parts) for each parameter."""
+        columns = [tree.flatten_up_to(branch) for branch in trees]
+        rows = [
             map_one(spec, *parts) if is_mapped(spec) else (*parts, ())[:2]
             for spec, *parts in zip(leaves, *columns, strict=True)
         ]
-        return tuple(tree.unflatten(column) for column in zip(*found, strict=True))
+        return tuple(tree.unflatten(column) for column in zip(*rows, strict=True))
 
     def apply_all(stored, state, train):
-        used, new = pairs(apply, stored, state)
-        return used, new if train else state
+        used, next_state = map_pairs(apply, stored, state)
+        return used, next_state if train else state
 
     def measures(stored, state):
-        found: dict[str, dict[str, jax.Array]] = {}
+        numbers: dict[str, dict[str, jax.Array]] = {}
         parts = tree.flatten_up_to(stored), tree.flatten_up_to(state)
         for (path, spec), *part in zip(named_leaves(specs).items(), *parts, strict=True):
             for name, value in measure(spec, *part).items() if is_mapped(spec) else ():
-                found.setdefault(name, {})[path] = value
-        return found
+                numbers.setdefault(name, {})[path] = value
+        return numbers
 
     return Reparam(
-        init=functools.partial(pairs, init),
+        init=functools.partial(map_pairs, init),
         apply=apply_all,
         specs=jax.tree.map(lambda s: describe(s) if is_mapped(s) else s, specs),
         after_update=keep_after_update
         if after_update is None
-        else functools.partial(pairs, after_update),
+        else functools.partial(map_pairs, after_update),
         measures=measures,
     )
 
 
 def batch_spec(spec: ParamSpec) -> ParamSpec:
-    """Describes a vector with one number for each matrix of a parameter."""
+    """Describes a vector with a number for each matrix of a parameter."""
     batch, *_ = matrix_axes(spec)
     return ParamSpec('vector', tuple(spec.axes[i] for i in batch), part=spec.part)
 
 
 def expand_per_matrix(numbers: jax.Array, spec: ParamSpec) -> jax.Array:
-    """Appends axes of size 1 to numbers [...], one a matrix, to multiply a parameter by them."""
+    """Appends axes of size 1 to numbers [...], one per matrix, to multiply a parameter by them."""
     return numbers.reshape(*numbers.shape, *(1,) * (len(spec.axes) - numbers.ndim))

@@ -1,8 +1,8 @@
-"""Reparametrisations by the largest singular value of each matrix, found by power iteration.
+"""Reparametrisations by the largest singular value of each matrix, from power iteration.
 
 The published code iterates once in each forward pass of training; here it is once in each optimizer
-step, however many microbatches it has. Evaluation iterates once from the stored vectors and does
-not keep the result, as published.
+step, for any number of microbatches. Evaluation iterates once from the stored vectors and does not
+store the result, as published.
 """
 
 from collections.abc import Callable
@@ -17,9 +17,7 @@ from modules.reparam.base import Reparam
 from modules.reparam.matrices import Roles, batch_spec, expand_per_matrix, map_matrices, matrix_row
 from modules.spectrum import first_right_vector, power_iteration
 
-MIN_INIT_SCALE = (
-    1e-9  # least init_scale: products with unit vectors are then well above spectrum.EPS
-)
+MIN_INIT_SCALE = 1e-9  # keeps products with unit vectors well above spectrum.EPS
 
 
 def _power_iterate(spec: ParamSpec, weight: jax.Array, u: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -54,11 +52,11 @@ def sigma(
 ) -> Reparam:
     """sigmaReparam: W_used = gamma W / sigma(W) with sigma(W) the largest singular value.
 
-    Stores `matrix` W, initialised as without this, and `gain` gamma, one for each matrix: a vector,
-    so no weight decay. Each layer, and each of queries, keys and values, has its own. Carries u of
-    every matrix, which starts as its first right singular vector. With `gamma_start` = sigma
-    nothing changes at the start, as in the published code for vision and language; one is that for
-    speech. Source: arXiv:2303.06296 and its code.
+    Stores `matrix` W, initialised as without this, and `gain` gamma, a number for each matrix: a
+    vector, so no weight decay. Each layer, and each of queries, keys and values, is a separate
+    matrix. Stores u of every matrix in its state, which starts as its first right singular vector.
+    With `gamma_start` = sigma nothing changes at the start, as in the published code for vision and
+    language; `one` follows the code for speech. Source: arXiv:2303.06296 and its code.
     """
 
     def init(spec, weight):
@@ -101,12 +99,11 @@ def spectral_cap(
 ) -> Reparam:
     """W_used = W min(1, bound / sigma(W)): no singular value above `spectral_bound`.
 
-    That holds up to what the power iteration has yet to find. Matrices below the bound are used as
-    they are. A square matrix whose elements have standard deviation 1 / sqrt(fan_in) has a largest
-    singular value near 2. The projection of arXiv:1804.04368 as a map through which the gradient
-    flows.
+    That holds up to the error of the power iteration. Matrices below the bound are unchanged. A
+    square matrix whose elements have standard deviation 1 / sqrt(fan_in) has a largest singular
+    value near 2. The projection of arXiv:1804.04368 as a map through which the gradient flows.
     """
-    # Not min(1, bound / largest), whose gradient is not finite where the largest is 0.
+    # Not min(1, bound / largest): its gradient is not finite where the largest is 0.
     return _scale_by_sigma(
         roles, specs, lambda largest: spectral_bound / jnp.maximum(largest, spectral_bound)
     )

@@ -1,9 +1,8 @@
 """Initial scale, learning rate and weight decay of a parameter, from its description.
 
 An initialisation maps (ParamSpec, shape, blocks) to a standard deviation. A parametrisation maps
-(ParamSpec, Growth, family of the optimizer) to Factors of the deviation, of the weight where it is
-used, and of its learning rate. A decay rule maps a Decay to the share of a weight that one step
-removes.
+(ParamSpec, Growth, family of the optimizer) to Factors of the deviation, of the used weight, and of
+its learning rate. A decay rule maps DecayInputs to the share of a weight that a step removes.
 """
 
 from modules.scaling.decay import DECAY_RULES, DecayInputs

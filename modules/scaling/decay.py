@@ -1,7 +1,7 @@
-"""Weight-decay rules: the share of a weight that one step removes.
+"""Weight-decay rules: the share of a weight that a step removes.
 
 A rule with `in_gradient` removes nothing: its value times the weight is added to the gradient.
-`times_lr`: the share is in proportion to learning rate times weight_decay.
+`times_lr`: the share is proportional to learning rate times weight_decay.
 """
 
 import sys
@@ -18,23 +18,23 @@ decay_row = row_decorator(in_gradient=False, times_lr=True, check=accept_any)
 
 
 class DecayInputs(NamedTuple):
-    """Inputs of a rule, for one parameter; numbers may be tracers."""
+    """Inputs of a decay rule for a parameter; numbers may be tracers."""
 
     weight_decay: Any  #: as configured
-    lr: Any  #: the parameter's own, at the peak
+    lr: Any  #: of the parameter, at the peak
     fraction: Any  #: learning rate now, over its peak
     steps: Any  #: length of the run
     growth: Growth = Growth()  #: of the parameter
     factor: float = 1.0  #: from the parametrisation; never 0 here
-    hidden: bool = True  #: whether it is a hidden matrix
+    hidden: bool = True  #: whether the parameter is a hidden matrix
 
 
 @decay_row()
 def decoupled(decay: DecayInputs) -> jax.Array:
-    """lr * fraction * weight_decay * factor, as PyTorch and optax have AdamW where the factor is 1.
+    """lr * fraction * weight_decay * factor, as AdamW in PyTorch and optax if the factor is 1.
 
-    The factor is the parametrisation's, against its factor of the learning rate. AdamW's paper
-    (arXiv:1711.05101) has no learning rate in its decay: that is `independent`.
+    The factor is the parametrisation's, and compensates its factor of the learning rate. AdamW's
+    paper (arXiv:1711.05101) has no learning rate in its decay: that is `independent`.
     """
     return decay.lr * decay.fraction * decay.weight_decay * decay.factor
 
@@ -51,9 +51,9 @@ def independent(decay: DecayInputs) -> jax.Array:
 
 @decay_row()
 def constant(decay: DecayInputs) -> jax.Array:
-    """lr * fraction * weight_decay, whatever the parametrisation asks.
+    """lr * fraction * weight_decay, for any parametrisation.
 
-    lr is the parameter's own: under muP the share falls with width (arXiv:2510.15262 compares it).
+    lr is the parameter's: under muP the share falls with width (arXiv:2510.15262 compares it).
     """
     return decay.lr * decay.fraction * decay.weight_decay
 
@@ -62,9 +62,9 @@ def constant(decay: DecayInputs) -> jax.Array:
 def sqrt_width(decay: DecayInputs) -> jax.Array:
     """`constant`, of hidden matrices times sqrt(m), m the growth of fan_in (arXiv:2510.15262).
 
-    With learning rates of 1 / m, as muP has them for hidden matrices, the largest singular value of
-    these then does not change with width; vectors do not decay. For embeddings and readout, whose
-    rates do not fall, it is `constant`.
+    With learning rates of 1 / m, as muP has them for hidden matrices, their largest singular value
+    then does not change with width; vectors do not decay. For embeddings and readout, with rates
+    that do not fall, it is `constant`.
     """
     return constant(decay) * (decay.growth.fan_in**0.5 if decay.hidden else 1.0)
 
@@ -90,9 +90,10 @@ def timescale(
 
     The learning rate and weight_decay do not matter, except that a weight_decay of 0 turns decay
     off. arXiv:2405.13698 finds that the time in epochs stays the same as model and data grow; a run
-    of one pass is an epoch. The default is our choice.
+    of a single pass is an epoch. The default is our choice.
     """
     share = decay.fraction / (decay_timescale * decay.steps)
+    # `where`, not `if`: weight_decay may be a tracer.
     return jnp.where(jnp.asarray(decay.weight_decay) > 0, share, 0.0)
 
 

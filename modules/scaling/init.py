@@ -13,7 +13,7 @@ SMALL = 0.02
 
 
 def orthogonalize(spec: ParamSpec, unit: jax.Array) -> jax.Array:
-    """Replaces hidden matrices by their orthogonal factors times sqrt(max(I, O)); frozen ones stay.
+    """Replaces hidden matrices by their orthogonal factors times sqrt(max(I, O)), unless frozen.
 
     The factors of matrices of normal entries are uniformly distributed, and the root mean square of
     entries stays 1.
@@ -24,12 +24,13 @@ def orthogonalize(spec: ParamSpec, unit: jax.Array) -> jax.Array:
     rows, columns = matrices.shape[-2:]
     tall = matrices if rows >= columns else jnp.swapaxes(matrices, -2, -1)
     q, r = jnp.linalg.qr(tall)
+    # With a positive diagonal of R, Q is unique, and uniformly distributed.
     q = q * jnp.sign(jnp.diagonal(r, axis1=-2, axis2=-1))[..., None, :]
-    found = q if rows >= columns else jnp.swapaxes(q, -2, -1)
-    return from_matrices(spec, math.sqrt(max(rows, columns)) * found, unit.shape)
+    factor = q if rows >= columns else jnp.swapaxes(q, -2, -1)
+    return from_matrices(spec, math.sqrt(max(rows, columns)) * factor, unit.shape)
 
 
-# arranged(spec, unit) -> entries of the same root mean square, from independent normal ones.
+# arranged(spec, unit) -> entries of the same root mean square, from independent normal entries.
 init_row = row_decorator(arranged=lambda spec, unit: unit)
 
 
@@ -61,13 +62,13 @@ def xavier(spec: ParamSpec, shape: tuple[int, ...], blocks: int) -> float:
 
 @init_row()
 def small(spec: ParamSpec, shape: tuple[int, ...], blocks: int) -> float:
-    """0.02 for all, as BERT has it (arXiv:1810.04805)."""
+    """0.02 for all, as in BERT (arXiv:1810.04805)."""
     return SMALL
 
 
 @init_row()
 def depth_scaled(spec: ParamSpec, shape: tuple[int, ...], blocks: int) -> float:
-    """0.02, and 0.02 / sqrt(2 L) for what writes to the stream: GPT-2's and Megatron's.
+    """0.02, and 0.02 / sqrt(2 L) for matrices that write to the stream: GPT-2's and Megatron's.
 
     The last matrices of attention and of the MLP in each of the L blocks write to the stream
     (arXiv:1909.08053, section 3).

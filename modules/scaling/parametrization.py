@@ -1,15 +1,15 @@
-"""Parametrisations: what follows for a parameter from how it has grown against a base model.
+"""Parametrisations: factors of a parameter from its growth against a base model.
 
 A row maps (ParamSpec, Growth, family of its optimizer) to `Factors`; at the sizes of the base model
-all of them are 1. (`unit` has no base model.) The growth of a parameter decides its kind; m is the
-growth of a sum's terms (fan_in), n that of the outputs (fan_out).
+all of them are 1. (`unit` has no base model.) The growth of a parameter determines its kind; m is
+the growth of a sum's terms (fan_in), n that of the outputs (fan_out).
 
-    hidden     both grow: m and n are beyond 1
+    hidden     both grow: m and n are not 1
     input      only outputs grow: embeddings, gains, biases, the second of two low-rank matrices
     output     only terms grow: readout, router, the first of two low-rank matrices
 
-The factor of weight decay is 1 / lr factor unless a row says otherwise, so that `decoupled` takes
-the same share of a weight at each width, as the authors' code of muP does.
+The factor of weight decay is 1 / lr factor unless a row sets another, so that `decoupled` removes
+the same share of a weight at each width, as in the authors' code of muP.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ WIDTH_AXES = ('embed', 'head_dim', 'heads', 'kv_heads', 'mlp', 'qk_features')
 
 @dataclasses.dataclass(frozen=True)
 class Growth:
-    """Sizes of a parameter and of its model, over those of the base model."""
+    """Sizes of a parameter and of its model, over the sizes in the base model."""
 
     fan_in: float = 1.0  #: terms of each sum
     fan_out: float = 1.0  #: outputs
@@ -36,30 +36,34 @@ class Growth:
 
 
 def compute_growth(
-    spec: ParamSpec, shape: tuple[int, ...], base: tuple[int, ...], depth=1.0, width=1.0
+    spec: ParamSpec,
+    shape: tuple[int, ...],
+    base: tuple[int, ...],
+    depth: float = 1.0,
+    width: float = 1.0,
 ) -> Growth:
     """Returns the `Growth` of a parameter.
 
     Args:
       spec: describes the parameter.
-      shape: its own.
+      shape: its shape.
       base: its shape in the base model.
-      depth: blocks, over those of the base model.
-      width: of the residual stream, over that of the base model.
+      depth: blocks, over the blocks of the base model.
+      width: of the residual stream, over the width of the base model.
     """
-    both = zip(fan_sizes(spec, shape), fan_sizes(spec, base), strict=True)
-    fan_in, fan_out = (own / old for own, old in both)
+    size_pairs = zip(fan_sizes(spec, shape), fan_sizes(spec, base), strict=True)
+    fan_in, fan_out = (size / base_size for size, base_size in size_pairs)
     return Growth(fan_in, fan_out, depth, width)
 
 
 def fan_sizes(spec: ParamSpec, shape: tuple[int, ...]) -> tuple[int, int]:
-    """Returns (terms of each sum, the number of other entries of one layer)."""
+    """Returns (terms of each sum, the number of other entries of a layer)."""
 
-    def size(summed):
+    def count(is_summed):
         named = zip(shape, spec.axes, strict=True)
-        return math.prod(n for n, a in named if a != LAYER and (a in spec.fan_in) == summed)
+        return math.prod(n for n, a in named if a != LAYER and (a in spec.fan_in) == is_summed)
 
-    return size(True), size(False)
+    return count(True), count(False)
 
 
 def one_channel_shape(spec: ParamSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -77,27 +81,27 @@ def one_channel_shape(spec: ParamSpec, shape: tuple[int, ...]) -> tuple[int, ...
 class Factors:
     """Factors that a parametrisation gives a parameter."""
 
-    forward: float = 1.0  #: of the weight where it is used
+    forward: float = 1.0  #: of the used weight
     init: float = 1.0  #: of the initial deviation
     lr: float = 1.0  #: of the learning rate
     decay: float = 1.0  #: of the weight decay, if the decay rule reads it
     eps: float = 1.0  #: of the optimizer's epsilon
-    has_own_init: bool = False  #: the deviation is the parameter's own, not the base model's
+    has_own_init: bool = False  #: the deviation is for the parameter's size, not the base model's
 
 
 @dataclasses.dataclass(frozen=True)
 class Scaling:
     """Initial deviation of a stored parameter, and the `Factors` that training applies to it."""
 
-    init_std: float | None  #: None: the value stays as declared
-    forward_factor: float = 1.0  #: of the weight where it is used
+    init_std: float | None  #: None: the declared value
+    forward_factor: float = 1.0  #: of the used weight
     lr_factor: float = 1.0  #: of the learning rate
     decay_factor: float = 1.0  #: 0: the parameter does not decay
     eps_factor: float = 1.0  #: of the optimizer's epsilon
 
 
 def writes_to_stream(spec: ParamSpec) -> bool:
-    """Whether it is the last matrix of attention or of an MLP, or the bias behind it."""
+    """Whether it is the last matrix of attention or of an MLP, or its bias."""
     if spec.part == NORM or spec.axes[-1:] != ('embed',) or LAYER not in spec.axes:
         return False
     return spec.role == 'vector' or (spec.role == 'hidden' and 'embed' not in spec.fan_in)
@@ -111,12 +115,19 @@ _parametrization_row = row_decorator(
 def parametrization(
     families: tuple[str, ...], grows: tuple[str, ...] = (WIDTH,), **facts: Any
 ) -> Callable[[Callable], Callable]:
-    """Decorates a row with facts that other code reads.
+    """Makes the decorator of a row, which sets facts that other code reads.
 
-    It has rates for `families` of optimizers, and its factors follow the sizes in `grows`.
     logits_per_width: whether attention's logits are q k / H instead of q k / sqrt(H), both equal at
     the base model's head width. zero: the matrices that are 0 at the start. against_one: whether
     there is no base model, or one of a single block and channel, so that growths are sizes.
+
+    Args:
+      families: of optimizers that the row has rates for.
+      grows: the sizes that its factors follow.
+      **facts: other facts.
+
+    Returns:
+      The decorator.
     """
     return _parametrization_row(families=families, grows=grows, **facts)
 
@@ -128,14 +139,14 @@ def growth_kind(growth: Growth) -> str:
     return 'input' if growth.fan_out != 1 else 'fixed'
 
 
-def equal_decay_factors(**factors: float) -> Factors:
-    """Returns Factors whose decay is 1 / lr: the same share of a weight decays at each width."""
+def equal_decay_factors(**factors: Any) -> Factors:
+    """Returns Factors with decay 1 / lr: the same share of a weight decays at each width."""
     return Factors(decay=1 / factors.get('lr', 1.0), **factors)
 
 
 @parametrization(('adam', 'sgd', 'spectral'), grows=())
 def standard(spec: ParamSpec, growth: Growth, family: str) -> Factors:
-    """One learning rate for all, deviations by each matrix's own size (`modules.scaling.init`).
+    """One learning rate for all, deviations by each matrix's size (`modules.scaling.init`).
 
     There is no base model. Source: the baseline of arXiv:2309.14322, section 2.
     """
@@ -162,11 +173,11 @@ def mean_field(spec: ParamSpec, growth: Growth, family: str) -> Factors:
     Adam's rate is 1 / sqrt(m) for hidden matrices and 1 for the others. Sources: arXiv:2011.14522,
     table 1, for one hidden layer (c = -1); arXiv:2407.05872, table 1.
     """
-    of = growth_kind(growth)
-    forward = {'hidden': growth.fan_in**-0.5, 'output': 1 / growth.fan_in}.get(of, 1.0)
+    kind = growth_kind(growth)
+    forward = {'hidden': growth.fan_in**-0.5, 'output': 1 / growth.fan_in}.get(kind, 1.0)
     if family == 'sgd':
         return equal_decay_factors(forward=forward, lr=max(growth.fan_in, growth.fan_out))
-    return equal_decay_factors(forward=forward, lr=forward if of == 'hidden' else 1.0)
+    return equal_decay_factors(forward=forward, lr=forward if kind == 'hidden' else 1.0)
 
 
 @parametrization(('adam', 'sgd', 'spectral'), logits_per_width=True)
@@ -175,22 +186,22 @@ def mup(spec: ParamSpec, growth: Growth, family: str) -> Factors:
 
               forward   drawn with            Adam    SGD     spectral
     input     1         the base's            1       n       -
-    hidden    1         the base's / sqrt(m)  1 / m   n / m   1, which n = m needs
+    hidden    1         the base's / sqrt(m)  1 / m   n / m   1, which requires n = m
     output    1 / m     the base's            1       m       -
 
-    Attention's logits are q k / H. A spectral update has singular values of one size, which its
-    optimizer scales by fan_out / fan_in, the same at each width: it needs no factor.
+    Attention's logits are q k / H. A spectral update has equal singular values, which its optimizer
+    scales by fan_out / fan_in, the same at each width: it needs no factor.
     """
-    m, n, of = growth.fan_in, growth.fan_out, growth_kind(growth)
+    m, n, kind = growth.fan_in, growth.fan_out, growth_kind(growth)
     rates = {
         'hidden': {'adam': 1 / m, 'sgd': n / m, 'spectral': 1.0},
         'input': {'adam': 1.0, 'sgd': n},
         'output': {'adam': 1.0, 'sgd': m},
         'fixed': {},
     }
-    forward = 1 / m if of == 'output' else 1.0
-    init = m**-0.5 if of == 'hidden' else 1.0
-    return equal_decay_factors(forward=forward, init=init, lr=rates[of].get(family, 1.0))
+    forward = 1 / m if kind == 'output' else 1.0
+    init = m**-0.5 if kind == 'hidden' else 1.0
+    return equal_decay_factors(forward=forward, init=init, lr=rates[kind].get(family, 1.0))
 
 
 @parametrization(('adam', 'sgd', 'spectral'), logits_per_width=True)
@@ -200,9 +211,9 @@ def spectral(spec: ParamSpec, growth: Growth, family: str) -> Factors:
     `mup` with the output's factor in its deviation, 1 / m of the base's, and in its rate, 1 / m
     with Adam and SGD: the same functions without a factor in the forward pass.
     """
-    found = mup(spec, growth, family)
+    factors = mup(spec, growth, family)
     if growth_kind(growth) != 'output':
-        return found
+        return factors
     return equal_decay_factors(init=1 / growth.fan_in, lr=1 / growth.fan_in)
 
 
@@ -218,10 +229,10 @@ def mup_simple(spec: ParamSpec, growth: Growth, family: str) -> Factors:
 @parametrization(('adam',))
 def mup_intermediate(spec: ParamSpec, growth: Growth, family: str) -> Factors:
     """`mup_simple`, and the readout drawn with 1 / sqrt(m) of its deviation (arXiv:2309.14322)."""
-    found = mup_simple(spec, growth, family)
+    factors = mup_simple(spec, growth, family)
     if spec.role != 'readout':
-        return found
-    return dataclasses.replace(found, init=growth.fan_in**-0.5)
+        return factors
+    return dataclasses.replace(factors, init=growth.fan_in**-0.5)
 
 
 @parametrization(('adam',), logits_per_width=True, zero=('query',))
@@ -231,13 +242,13 @@ def mup_full(spec: ParamSpec, growth: Growth, family: str) -> Factors:
 
 
 def check_block_scaling(recipe: Any, part: Any) -> None:
-    """Raises ValueError where factors of blocks would be undone by a norm, or blocks are shared."""
+    """Raises ValueError if a norm would undo factors of blocks, or blocks are shared."""
     if recipe.placement.row.norms_updates:
         raise ValueError(
             f'{part} multiplies what blocks add to the stream, and {recipe.placement} normalizes '
             'it afterwards. Choose another placement, such as pre.'
         )
-    if any(one.row.shares_blocks for one in recipe.reparam):
+    if any(reparam.row.shares_blocks for reparam in recipe.reparam):
         raise ValueError(
             f'{part} has rates for each block, and model.reparam={recipe.model.reparam} has one '
             'matrix for all. Leave one of them out.'
@@ -245,19 +256,19 @@ def check_block_scaling(recipe: Any, part: Any) -> None:
 
 
 def check_eps_scaling(recipe: Any, part: Any) -> None:
-    """Raises ValueError as `check_block_scaling`, and for epsilons that are not for gradients alone."""
+    """Raises ValueError as `check_block_scaling`, and for optimizers that evaluate the loss."""
     check_block_scaling(recipe, part)
-    for chosen in recipe.optimizers.values():
-        if chosen.row.needs.evaluates_loss:
+    for optimizer in recipe.optimizers.values():
+        if optimizer.row.needs.evaluates_loss:
             raise ValueError(
-                f'{part} scales epsilons, and {chosen} compares gradients with what it measures of '
-                'the loss itself. Choose another optimizer, or another parametrisation, such as '
+                f'{part} scales epsilons, and {optimizer} compares gradients with what it measures '
+                'of the loss itself. Choose another optimizer, or another parametrisation, such as '
                 'mup.'
             )
 
 
 def check_unit_init(recipe: Any, part: Any) -> None:
-    """Raises ValueError as `check_block_scaling`, and for an initialisation with its own deviation."""
+    """Raises ValueError as `check_block_scaling`, and for initial scales other than 1."""
     check_block_scaling(recipe, part)
     matrix = ParamSpec('hidden', ('layer', 'embed', 'mlp'), ('embed',))
     if recipe.init.row(matrix, (1, 1, 1), 1) != 1:
@@ -268,13 +279,19 @@ def check_unit_init(recipe: Any, part: Any) -> None:
 
 
 def depth_factors(spec: ParamSpec, growth: Growth, alpha: float) -> Factors:
-    """`mup` for Adam, with x + l^-alpha F(x) and rates l^(alpha - 1), l the growth in depth."""
-    found = mup(spec, growth, 'adam')
+    """`mup` for Adam, with x + l^-alpha F(x) and rates l^(alpha - 1), l the growth in depth.
+
+    Args:
+      spec: describes the parameter.
+      growth: of the parameter.
+      alpha: the exponent.
+    """
+    factors = mup(spec, growth, 'adam')
     branch = growth.depth**-alpha
     return dataclasses.replace(
-        found,
-        forward=found.forward * (branch if writes_to_stream(spec) else 1.0),
-        lr=found.lr * (growth.depth ** (alpha - 1) if LAYER in spec.axes else 1.0),
+        factors,
+        forward=factors.forward * (branch if writes_to_stream(spec) else 1.0),
+        lr=factors.lr * (growth.depth ** (alpha - 1) if LAYER in spec.axes else 1.0),
         eps=branch / growth.width,
     )
 
@@ -323,12 +340,12 @@ def unit(spec: ParamSpec, growth: Growth, family: str) -> Factors:
     F(x) / sqrt(L), and rates in blocks have the factor 1 / sqrt(L). The authors' residual rule
     gives the same if embedding, attention and MLPs contribute alike (graphcore-research/
     unit-scaling, transformer_residual_scaling_rule). Their constants for activations, the softmax's
-    output and backward passes in narrow types are left out; gains do not depend on these, and what
-    a block adds differs by a constant.
+    output and backward passes in narrow types are left out; gains do not depend on these, and
+    outputs of blocks differ by a constant.
     """
-    of, m = growth_kind(growth), growth.fan_in
-    forward = {'hidden': m**-0.5, 'output': 1 / m}.get(of, 1.0)
-    rate = m**-0.5 if of == 'hidden' else 1.0
+    kind, m = growth_kind(growth), growth.fan_in
+    forward = {'hidden': m**-0.5, 'output': 1 / m}.get(kind, 1.0)
+    rate = m**-0.5 if kind == 'hidden' else 1.0
     if spec.role == 'embedding':
         rate = growth.fan_out**-0.5
     branch = growth.depth**-0.5
@@ -363,7 +380,7 @@ def compute_scaling(
     family: str,
     **options: Any,
 ) -> Scaling:
-    """Applies a row to one parameter.
+    """Applies a row to a parameter.
 
     The spec's init_gain multiplies the deviation. Vectors keep their declared value, and decay only
     if their spec says so.
@@ -372,11 +389,11 @@ def compute_scaling(
       row: a row of `PARAMETRIZATIONS`.
       init: a row of `INITS`, which maps (spec, shape, blocks) to a deviation.
       spec: describes the parameter.
-      shapes: (its own, the base model's).
+      shapes: (of the parameter, in the base model).
       blocks: numbers of blocks of both models.
       growth: of the parameter.
       family: of its optimizer: 'adam', 'sgd' or 'spectral'.
-      **options: the row's own.
+      **options: of the row.
 
     Returns:
       The `Scaling`.
@@ -386,6 +403,6 @@ def compute_scaling(
     if spec.role == 'vector':
         decays = spec.decayed
     else:
-        which = 0 if factors.has_own_init else 1
-        std = factors.init * init(spec, shapes[which], blocks[which]) * spec.init_gain
+        model = 0 if factors.has_own_init else 1
+        std = factors.init * init(spec, shapes[model], blocks[model]) * spec.init_gain
     return Scaling(std, factors.forward, factors.lr, factors.decay * decays, factors.eps)

@@ -2,10 +2,10 @@
 
 Batches count tokens, losses are in nats, compute is 6 N D FLOPs. N leaves embeddings out in Step
 Law and in Kaplan's rules, and counts all parameters in Chinchilla's. All arguments must be positive
-and finite, or a ValueError names the one that is not.
+and finite; a ValueError names an argument that is not.
 
-The `Origin` of a rule says what it was fitted on, and where its constants were read. Power laws of
-the critical batch in tokens (arXiv:2410.21676, arXiv:2505.13738) are left out: only their
+The `Origin` of a rule has the range of its experiments and the source of its constants. Power laws
+of the critical batch in tokens (arXiv:2410.21676, arXiv:2505.13738) are left out: only their
 exponents, near 0.47, could be confirmed, and not the factors before them.
 """
 
@@ -20,9 +20,9 @@ class Origin(NamedTuple):
     """Source of a rule and the range of its experiments."""
 
     source: str
-    read_in: str  # where its constants were read
-    # {quantity: (least, most)} of parameters, tokens, batch_tokens, or batch_ratio, the batch over
-    # the one that the learning rate was found with; empty if unknown.
+    read_in: str  # the text from which its constants were read
+    # {quantity: (minimum, maximum)} of parameters, tokens, batch_tokens, or batch_ratio, the batch
+    # over the batch for which the learning rate was tuned; empty if unknown.
     ranges: Mapping[str, tuple[float, float]] = {}
 
 
@@ -34,7 +34,7 @@ class Allocation(NamedTuple):
 
 
 class Overhead(NamedTuple):
-    """Steps and tokens with a batch, over the fewest steps and the fewest tokens to one loss."""
+    """Steps and tokens with a batch, over the fewest steps and tokens to the same loss."""
 
     steps: float
     tokens: float
@@ -107,7 +107,16 @@ def step_law_batch(tokens: float) -> float:
 
 
 def linear_rate(base_lr: float, base_batch: float, batch: float) -> float:
-    """base_lr B / B0, for SGD (arXiv:1706.02677)."""
+    """base_lr B / B0, for SGD (arXiv:1706.02677).
+
+    Args:
+      base_lr: tuned for `base_batch`.
+      base_batch: B0, tokens.
+      batch: B, tokens.
+
+    Returns:
+      The learning rate for B.
+    """
     check_positive(base_lr=base_lr, base_batch=base_batch, batch=batch)
     return base_lr * batch / base_batch
 
@@ -116,6 +125,14 @@ def sqrt_rate(base_lr: float, base_batch: float, batch: float) -> float:
     """base_lr sqrt(B / B0): for SGD arXiv:1705.08741, for Adam arXiv:2205.10287.
 
     For Adam the paper scales betas and epsilon too.
+
+    Args:
+      base_lr: tuned for `base_batch`.
+      base_batch: B0, tokens.
+      batch: B, tokens.
+
+    Returns:
+      The learning rate for B.
     """
     check_positive(base_lr=base_lr, base_batch=base_batch, batch=batch)
     return base_lr * math.sqrt(batch / base_batch)
@@ -125,6 +142,15 @@ def saturating_rate(base_lr: float, base_batch: float, batch: float, critical: f
     """base_lr (1 + C / B0) / (1 + C / B): linear far below the critical batch C, flat far above.
 
     The ratio of lr_max / (1 + C / B) at two batches, for SGD (arXiv:1812.06162).
+
+    Args:
+      base_lr: tuned for `base_batch`.
+      base_batch: B0, tokens.
+      batch: B, tokens.
+      critical: C, tokens.
+
+    Returns:
+      The learning rate for B.
     """
     check_positive(base_lr=base_lr, base_batch=base_batch, batch=batch, critical=critical)
     return base_lr * (1 + critical / base_batch) / (1 + critical / batch)
@@ -140,7 +166,7 @@ def critical_batch(loss: float) -> float:
 
 
 def overhead(batch: float, critical: float) -> Overhead:
-    """1 + C / B times the fewest steps, 1 + B / C times the fewest tokens, to one loss.
+    """1 + C / B times the fewest steps, 1 + B / C times the fewest tokens, to the same loss.
 
     From (S / S_min - 1)(E / E_min - 1) = 1 with C = E_min / S_min (arXiv:1812.06162; for language
     models arXiv:2001.08361, section 5.1).
@@ -158,8 +184,8 @@ def training_flops(parameters: float, tokens: float) -> float:
 def kaplan_allocation(flops: float) -> Allocation:
     """1.3e9 C^0.73 parameters without embeddings, 2e10 C^0.27 tokens; C = flops in PF-days.
 
-    C is the compute with batches far below the critical one, and the tokens are for the critical
-    one, 2 C / (6 N) (arXiv:2001.08361, table 6; its equation 6.7 has 4e10 C^0.26).
+    C is the compute with batches far below the critical batch, and the tokens are for the critical
+    batch, 2 C / (6 N) (arXiv:2001.08361, table 6; its equation 6.7 has 4e10 C^0.26).
     """
     check_positive(flops=flops)
     days = flops / FLOPS_PER_PF_DAY
@@ -167,7 +193,7 @@ def kaplan_allocation(flops: float) -> Allocation:
 
 
 def kaplan_batch(flops: float) -> float:
-    """2e6 C^0.24 tokens: the critical batch at the loss that `kaplan_allocation` ends with."""
+    """2e6 C^0.24 tokens: the critical batch at the final loss of `kaplan_allocation`."""
     check_positive(flops=flops)
     return 2e6 * (flops / FLOPS_PER_PF_DAY) ** 0.24
 
@@ -189,7 +215,7 @@ def chinchilla_allocation(flops: float, surface: LossSurface) -> Allocation:
 
 
 def twenty_tokens(parameters: float) -> float:
-    """20 N: what approaches 1 and 2 of arXiv:2203.15556 come to."""
+    """20 N: the result of approaches 1 and 2 of arXiv:2203.15556."""
     check_positive(parameters=parameters)
     return 20 * parameters
 
@@ -201,6 +227,7 @@ def one_epoch_tokens(parameters: float) -> float:
 
 
 def check_positive(**numbers: float) -> None:
+    """Raises ValueError, by name, for a number that is not positive and finite."""
     for name, value in numbers.items():
         if not 0 < value < math.inf:
             raise ValueError(f'{name} must be a positive number, got {value:g}')

@@ -1,9 +1,8 @@
 """Contract: attention layers and reparametrisations with all of their options.
 
-A row is two blocks with every option of a layer at once, or a layer that keeps a state. Runs mapped
-and scanned equal one that is alone, unrolled and cut over eight devices; a state that is written
-half way and read again goes on to the bit. That each name and option learns is a row of
-test_choices.py.
+A row is two blocks with every option of a layer at once, or a layer with state. Mapped and scanned
+runs equal a run that is single, unrolled and sharded over eight devices; a restored state continues
+to the bit. test_choices.py tests that each name and option learns.
 """
 
 import functools
@@ -42,22 +41,22 @@ ROWS = {
 }
 
 
-def learner_of(row: str, scanned: bool = True):
+def row_learner(row: str, scanned: bool = True):
     return tiny_learner(checked_config(BASE | ROWS[row] | {'model.scan_layers': scanned}))
 
 
 @pytest.mark.full
 @pytest.mark.parametrize('row', ROWS)
-def test_mapped_and_scanned_is_alone_unrolled_and_cut_over_devices(row):
-    learner = learner_of(row)
+def test_mapped_scan_equals_unrolled_sharded_run(row):
+    learner = row_learner(row)
     hyper = make_hyper(learner.recipe)
     hypers = [hyper, hyper | {'optim.lr': hyper['optim.lr'] / 2}]
     many = stack([stack([packed_batch(i)] * 2) for i in range(STEPS)])
     _, states = trained(learner, runs=2)(jnp.stack([jax.random.key(0)] * 2), stack(hypers), many)
     second = jax.tree.map(lambda leaf: leaf[1], states)
     batches = stack([packed_batch(i) for i in range(STEPS)])
-    wanted = trained_on_all_devices(learner_of(row, scanned=False), batches, hypers[1])
-    assert_trees_close(second, wanted, 1e-3, 1e-4)
+    expected = trained_on_all_devices(row_learner(row, scanned=False), batches, hypers[1])
+    assert_trees_close(second, expected, 1e-3, 1e-4)
 
 
 @functools.cache
@@ -67,16 +66,16 @@ def one_device():
 
 @pytest.mark.full
 @pytest.mark.parametrize('row', ROWS)
-def test_a_state_written_half_way_goes_on_to_the_bit(row, tmp_path):
-    """What layers and reparametrisations carry included: catches vectors that are drawn anew."""
-    learner = learner_of(row)
+def test_restored_state_continues_bitwise(row, tmp_path):
+    """Includes the state of layers and reparametrisations: catches vectors that are drawn again."""
+    learner = row_learner(row)
     step, hyper = train_step(learner.recipe), make_hyper(learner.recipe)
     half, _ = step(initial_state(learner.recipe), packed_batch(0), hyper)
     checkpoints = Checkpoints(tmp_path, 1, 0, print)
     checkpoints.save(half, {'counters': {}}, None)
     checkpoints.wait()
-    read, _ = checkpoints.restore(abstract_state(learner, one_device()))
+    restored, _ = checkpoints.restore(abstract_state(learner, one_device()))
     checkpoints.close()
-    ends = [step(state, packed_batch(1), hyper)[0] for state in (half, read)]
+    ends = [step(state, packed_batch(1), hyper)[0] for state in (half, restored)]
     jax.tree.map(np.testing.assert_array_equal, *ends)
     assert jax.tree.leaves(half.reparam) or row not in ('sigma', 'projected')

@@ -1,11 +1,11 @@
-"""Contract: every named choice that makes another model.
+"""Contract: every named choice that changes the model.
 
-The changes are made from the tables, so that what is new there is tested once it has a name. A row
-has several of them, of one field each, as a program costs some seconds whatever is in it. A row
-trains four runs mapped together for 50 steps, in one program: one as configured, one with every
-number changed that a program takes as data, one with another seed, one with another order of the
-text. Each keeps its types and learns. Where the code of a choice is more than plain operations
-(state, rules of differentiation, branches, barriers, another type), each is also the run alone.
+The changes are generated from the tables, so that a new name is tested at once. A row combines
+several changes of different fields, as each program costs some seconds for any number of them. A
+row trains four runs mapped together for 50 steps, in a single program: as configured, with every
+traced number changed, with another seed, and with another order of the text. Each keeps its types
+and learns. If the code of a choice is more than plain operations (state, rules of differentiation,
+branches, barriers, another type), each run also equals the single run.
 """
 
 import jax
@@ -165,12 +165,12 @@ PLAIN = [
     },
     {'model.reparam': 'sigma+normalize_and_project', 'reparam.gamma_start': 'one'},
 ]
-# These leave others nothing to show: a model that rounds, or of which few weights are trained.
+# These hide the effect of others: a model that rounds, or with few trained weights.
 APART = ('model.dtype', 'train.trainable')
 
 
 def fits(row) -> bool:
-    """Whether train.py would take it."""
+    """Whether train.py would accept it."""
     try:
         checked_config(BASE | row)
     except ValueError:
@@ -178,12 +178,12 @@ def fits(row) -> bool:
     return True
 
 
-def combined(every) -> list[dict]:
-    """Rows with all changes, each in the smallest that changes none of its fields and takes it."""
+def combine_rows(all_changes) -> list[dict]:
+    """Returns rows with all changes, each in the smallest valid row that has none of its fields."""
     rows = []
-    for changes in every:
-        alone = bool(changes.keys() & set(APART))
-        open_to = [row for row in rows if not alone and not row.keys() & {*changes, *APART}]
+    for changes in all_changes:
+        is_apart = bool(changes.keys() & set(APART))
+        open_to = [row for row in rows if not is_apart and not row.keys() & {*changes, *APART}]
         for row in sorted(open_to, key=len):
             if fits(row | changes):
                 row.update(changes)
@@ -193,14 +193,14 @@ def combined(every) -> list[dict]:
     return rows
 
 
-ROWS = combined([*NOT_PLAIN, *(changes for changes in PLAIN if changes not in NOT_PLAIN)])
+ROWS = combine_rows([*NOT_PLAIN, *(changes for changes in PLAIN if changes not in NOT_PLAIN)])
 DEFAULT = ROWS[::4]  # a row takes 5 to 30 CPU-seconds: most are full
 DEAR = [row for row in ROWS if row not in DEFAULT]
 ALONE = [row for row in ROWS if any(changes.items() <= row.items() for changes in NOT_PLAIN)]
-IN_BLOCKS = [row for row in IN_BLOCKS if not any(row.items() <= other.items() for other in ROWS)]
+IN_BLOCKS = [row for row in IN_BLOCKS if not any(row.items() <= full.items() for full in ROWS)]
 
 
-def name_of(row) -> str:
+def row_name(row) -> str:
     return ' '.join(f'{path}={row[path]}' for path in row)
 
 
@@ -218,8 +218,8 @@ def batch(step: int, order: int) -> dict[str, np.ndarray]:
 
 
 def changed_value(path, value):
-    other = CHANGED[path] if path in CHANGED else another(FIELDS[path].option, float(value))
-    return jnp.float32(other)
+    changed = CHANGED[path] if path in CHANGED else another(FIELDS[path].option, float(value))
+    return jnp.float32(changed)
 
 
 def four_runs(config):
@@ -241,10 +241,10 @@ def train_four(config):
 @pytest.mark.parametrize(
     'changes',
     [*DEFAULT, *(pytest.param(row, marks=pytest.mark.full) for row in [*DEAR, *IN_BLOCKS])],
-    ids=name_of,
+    ids=row_name,
 )
 def test_every_choice(changes):
-    """Catches, beside what a choice does alone, what it does to another one of its row."""
+    """Catches the failure of a choice, and its side effects on another choice in its row."""
     losses, last = train_four(checked_config(BASE | changes))
     for leaf in jax.tree.leaves(last):
         assert leaf.dtype in (jnp.float32, jnp.int32)
@@ -254,19 +254,19 @@ def test_every_choice(changes):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize('changes', ALONE, ids=name_of)
-def test_each_run_is_the_run_alone(changes):
+@pytest.mark.parametrize('changes', ALONE, ids=row_name)
+def test_mapped_run_equals_single_run(changes):
     config = checked_config(BASE | changes)
     losses, _ = train_four(config)
-    alone = trained(tiny_learner(config))
+    train_single = trained(tiny_learner(config))
     rtol = RTOL_OF_NORM.get(config.model.norm, RTOL[config.model.dtype])
-    for run, given in enumerate(zip(*four_runs(config), strict=True)):
-        np.testing.assert_allclose(losses[:, run], alone(*given)[0], rtol=rtol, atol=0)
+    for run, run_inputs in enumerate(zip(*four_runs(config), strict=True)):
+        np.testing.assert_allclose(losses[:, run], train_single(*run_inputs)[0], rtol=rtol, atol=0)
 
 
 @pytest.mark.full
-def test_every_number_alone_changes_the_losses():
-    """One run for each, mapped together: a number that no program reads would show."""
+def test_every_number_changes_the_losses():
+    """A run for each, mapped together: a number that no program reads would show."""
     config = checked_config(BASE | {'model.mlp': 'moe'})
     plain = make_hyper(config)
     hypers = [plain, *(plain | {path: changed_value(path, plain[path])} for path in plain)]
@@ -279,4 +279,4 @@ def test_every_number_alone_changes_the_losses():
 
 
 def test_every_change_is_in_a_row():
-    assert all(any(one.items() <= row.items() for row in ROWS) for one in NOT_PLAIN + PLAIN)
+    assert all(any(changes.items() <= row.items() for row in ROWS) for changes in NOT_PLAIN + PLAIN)

@@ -1,4 +1,4 @@
-"""Contract: every loss, at its own interface, on one array of activations."""
+"""Contract: the interface of every loss, on the same array of activations."""
 
 import functools
 
@@ -26,54 +26,57 @@ def readout(weight_DV, dtype=jnp.float32):
 
 
 def numbers(name):
-    """The published numbers of a loss that programs take as data."""
+    """Returns the published values of a loss's traced options."""
     declared = declared_options(LOSSES[name])
     return {n: jnp.float32(d.default) for n, d in declared.items() if d.option.traced}
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def sums(name, given, x=X_BTD, labels=LABELS_BT, weights=WEIGHTS_BT):
-    found = LOSSES[name](x, readout(jnp.asarray(WEIGHT_DV)), labels, weights, **given)
-    assert {'objective', 'ce'} <= set(found)
-    return found
+def sums(name, options, x=X_BTD, labels=LABELS_BT, weights=WEIGHTS_BT):
+    terms = LOSSES[name](x, readout(jnp.asarray(WEIGHT_DV)), labels, weights, **options)
+    assert {'objective', 'ce'} <= set(terms)
+    return terms
 
 
 @pytest.mark.parametrize('name', LOSSES)
 class TestEveryLoss:
-    def test_ce_is_minus_log_p_of_the_labels_that_count(self, name):
+    def test_ce_is_weighted_log_loss(self, name):
         logits = X_BTD.astype(np.float64) @ WEIGHT_DV
         log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-        wanted = -(np.take_along_axis(log_p, LABELS_BT[..., None], -1)[..., 0] * WEIGHTS_BT).sum()
-        np.testing.assert_allclose(sums(name, numbers(name))['ce'], wanted, rtol=1e-5)
+        expected = -(np.take_along_axis(log_p, LABELS_BT[..., None], -1)[..., 0] * WEIGHTS_BT).sum()
+        np.testing.assert_allclose(sums(name, numbers(name))['ce'], expected, rtol=1e-5)
 
-    def test_what_has_no_weight_does_not_count(self, name):
-        other = np.where(WEIGHTS_BT > 0, LABELS_BT, (LABELS_BT + 1) % VOCAB)
+    def test_tokens_without_weight_do_not_count(self, name):
+        other_labels = np.where(WEIGHTS_BT > 0, LABELS_BT, (LABELS_BT + 1) % VOCAB)
         changed = X_BTD + (WEIGHTS_BT == 0)[..., None]
-        found, wanted = (
-            sums(name, numbers(name), *arrays) for arrays in ((changed, other), (X_BTD, LABELS_BT))
+        actual, expected = (
+            sums(name, numbers(name), *arrays)
+            for arrays in ((changed, other_labels), (X_BTD, LABELS_BT))
         )
-        for term in wanted:
-            np.testing.assert_allclose(found[term], wanted[term], rtol=1e-6)
+        for term in expected:
+            np.testing.assert_allclose(actual[term], expected[term], rtol=1e-6)
 
-    def test_mapped_over_its_numbers_is_alone_and_each_matters(self, name):
+    def test_mapped_losses_equal_single_and_numbers_matter(self, name):
         plain = numbers(name)
         declared = declared_options(LOSSES[name])
-        others = {n: another(declared[n].option, declared[n].default) for n in plain}
-        given = [plain, *(plain | {n: jnp.float32(others[n])} for n in plain)]
-        alone = [sums(name, one)['objective'] for one in given]
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *given)
-        each = jnp.arange(len(given))  # of a loss without numbers there is one
-        mapped = jax.jit(jax.vmap(lambda _, one: sums(name, one)['objective']))(each, stacked)
-        np.testing.assert_allclose(mapped, alone, rtol=1e-6)
-        assert len({float(value) for value in alone}) == len(given)
+        other_values = {n: another(declared[n].option, declared[n].default) for n in plain}
+        settings = [plain, *(plain | {n: jnp.float32(other_values[n])} for n in plain)]
+        single = [sums(name, options)['objective'] for options in settings]
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *settings)
+        indices = jnp.arange(len(settings))  # gives vmap an axis for a loss without numbers
+        mapped = jax.jit(jax.vmap(lambda _, options: sums(name, options)['objective']))(
+            indices, stacked
+        )
+        np.testing.assert_allclose(mapped, single, rtol=1e-6)
+        assert len({float(value) for value in single}) == len(settings)
 
-    def test_gradients_are_finite_and_sums_float32_in_bfloat16(self, name):
+    def test_bfloat16_gradients_are_finite(self, name):
         def objective(x, weight_DV):
-            found = LOSSES[name](
+            terms = LOSSES[name](
                 x, readout(weight_DV, jnp.bfloat16), LABELS_BT, WEIGHTS_BT, **numbers(name)
             )
-            assert all(total.dtype == jnp.float32 for total in found.values())
-            return found['objective']
+            assert all(total.dtype == jnp.float32 for total in terms.values())
+            return terms['objective']
 
         x = X_BTD.astype(jnp.bfloat16)
         grads = jax.jit(jax.grad(objective, argnums=(0, 1)))(x, WEIGHT_DV)

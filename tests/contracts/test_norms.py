@@ -1,9 +1,9 @@
 """Contract: norm layers at placements.
 
-A row trains two blocks for 50 steps on real text, in one program. Every fact of a layer meets every
-fact of a placement, in few pairs chosen from the classes; `pytest -m product` tries every pair.
-With each fact, runs mapped and scanned equal one that is alone, unrolled and cut over eight
-devices.
+A row trains two blocks for 50 steps on real text, in a single program. Every fact of a layer meets
+every fact of a placement, in few pairs chosen from the classes; `pytest -m product` tries every
+pair. With each fact, mapped and scanned runs equal a run that is single, unrolled and sharded over
+eight devices.
 """
 
 import argparse
@@ -36,19 +36,19 @@ BASE = {
     'optim.lr': 0.01,
     'data.seq_len': 16,
 }
-# How far the loss falls in 50 steps at least, in nats, from 4.9 for bytes that are all as likely.
-# No pair is known not to; the batch norms' trouble is in evaluation.
+# The least fall of the loss in 50 steps, in nats, from 4.9 for uniform bytes. No pair is known to
+# miss it; batch norms have their trouble in evaluation.
 FALL = 0.5
 
 
 def norm_facts(name: str) -> set[str]:
-    """What sets a layer apart in a model: what it carries, what it leaves out, what it owns."""
+    """Returns facts that distinguish a layer in a model: its state, its parameters, its limits."""
     row = NORMS[name]
-    found = jax.eval_shape(lambda: row().init(jax.random.key(0), jnp.zeros((2, 4, 16))))
-    _, specs = split_boxes(found.get('params', {}))
+    variables = jax.eval_shape(lambda: row().init(jax.random.key(0), jnp.zeros((2, 4, 16))))
+    _, specs = split_boxes(variables.get('params', {}))
     facts = {
-        'carries': STATS in found,
-        'carries backward': BACKWARD_STATS in found,
+        'carries': STATS in variables,
+        'carries backward': BACKWARD_STATS in variables,
         'ordered': 'order' in row.__dataclass_fields__,
         'drops a coordinate': bool(row.dropped_coordinates),
         'has matrices': any(spec.role == 'hidden' for spec in named_leaves(specs).values()),
@@ -70,11 +70,11 @@ def placement_facts(name: str) -> set[str]:
 
 
 def cover(names, facts) -> list[str]:
-    """Few of the names that have all facts there are: each time the one with most that are new."""
-    left, chosen = set().union(*map(facts, names)), []
-    while left:
-        chosen.append(max(names, key=lambda name: len(facts(name) & left)))
-        left -= facts(chosen[-1])
+    """Selects few names that have all facts: repeatedly the name with most uncovered facts."""
+    uncovered, chosen = set().union(*map(facts, names)), []
+    while uncovered:
+        chosen.append(max(names, key=lambda name: len(facts(name) & uncovered)))
+        uncovered -= facts(chosen[-1])
     return chosen
 
 
@@ -96,7 +96,7 @@ def batch(step: int) -> dict[str, np.ndarray]:
     return {'tokens': tokens, 'segments': np.ones_like(tokens)}
 
 
-def learner_of(norm: str, placement: str, scanned: bool = True):
+def pair_learner(norm: str, placement: str, scanned: bool = True):
     changes = {'model.norm': norm, 'model.placement': placement, 'model.scan_layers': scanned}
     if placement == 'mix':
         changes['model.mix_fraction'] = 0.5  # one block of each kind
@@ -105,8 +105,8 @@ def learner_of(norm: str, placement: str, scanned: bool = True):
     return build_learner(checked_config(BASE | changes), VOCAB, BOS, 'cpu')
 
 
-def test_what_is_tried_is_not_plain():
-    """Those without any fact are rows of test_choices.py, as every norm and placement is alone."""
+def test_tried_rows_have_facts():
+    """Rows without any fact are in test_choices.py, which tests every norm and placement alone."""
     assert {'rmsnorm', 'layernorm'} & set(TRIED_NORMS) == set()
     assert 'pre' not in TRIED_PLACEMENTS
     assert len(TRIED_NORMS) >= 4 and len(TRIED_PLACEMENTS) >= 4
@@ -115,7 +115,7 @@ def test_what_is_tried_is_not_plain():
 @pytest.mark.full
 @pytest.mark.parametrize(('norm', 'placement'), PAIRS)
 def test_norm_at_placement(norm, placement):
-    learner = learner_of(norm, placement)
+    learner = pair_learner(norm, placement)
     batches = stack([batch(i) for i in range(STEPS)])
     losses, _ = trained(learner)(jax.random.key(0), make_hyper(learner.recipe), batches)
     fell = losses[0] - np.mean(losses[-5:])
@@ -129,18 +129,18 @@ ALONE += [('rmsnorm', placement) for placement in TRIED_PLACEMENTS]
 
 @pytest.mark.full
 @pytest.mark.parametrize(('norm', 'placement'), ALONE)
-def test_mapped_and_scanned_is_alone_unrolled_and_cut_over_devices(norm, placement):
-    learner = learner_of(norm, placement)
+def test_mapped_scan_equals_unrolled_sharded_run(norm, placement):
+    learner = pair_learner(norm, placement)
     hyper = make_hyper(learner.recipe)
     hypers = [hyper, hyper | {'optim.lr': hyper['optim.lr'] / 2}]
     keys = jnp.stack([jax.random.key(0)] * 2)
     many = stack([stack([batch(i)] * 2) for i in range(COMPARED)])
     _, states = trained(learner, runs=2)(keys, stack(hypers), many)
     second = jax.tree.map(lambda leaf: leaf[1], states)
-    assert_trees_close(second, unrolled_and_cut(norm, placement, hypers[1]), 1e-3, 1e-4)
+    assert_trees_close(second, unrolled_sharded_state(norm, placement, hypers[1]), 1e-3, 1e-4)
 
 
-def unrolled_and_cut(norm: str, placement: str, hyper) -> State:
-    """The state after the same steps, every block compiled, rows of the batch over the devices."""
+def unrolled_sharded_state(norm: str, placement: str, hyper) -> State:
+    """Returns the state after the same steps, every block compiled, rows sharded over devices."""
     batches = stack([batch(i) for i in range(COMPARED)])
-    return trained_on_all_devices(learner_of(norm, placement, scanned=False), batches, hyper)
+    return trained_on_all_devices(pair_learner(norm, placement, scanned=False), batches, hyper)

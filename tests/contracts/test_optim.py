@@ -1,7 +1,7 @@
-"""Contract: every optimizer, average, schedule and decay rule, at its own interface.
+"""Contract: the interface of every optimizer, average, schedule and decay rule.
 
-One jitted function runs all optimizers over one described tree, stacked layers included, so that a
-new row costs no program of its own.
+A single jitted function runs all optimizers over a described tree, stacked layers included, so that
+a new row needs no other program.
 """
 
 import functools
@@ -58,23 +58,23 @@ def tree(seed: int):
 
 
 START, TARGET = tree(0), tree(1)
-# Values that show in this problem, where one near the published value does not.
+# Values that have an effect in this problem, unlike values near the published ones.
 TELLING = {'adafactor_clip': 0.5, 'adamp_delta': 0.1, 'sven_rtol': 0.99}
-USUAL = {'adamp_delta': 2.0}  # in place of the published value, with which nothing is projected
+USUAL = {'adamp_delta': 2.0}  # with the published value nothing is projected
 
 
 def loss(params):
-    """A quadratic; its gradient is what is left of the way."""
+    """A quadratic; its gradient is the distance to the target."""
     return 0.5 * optax.tree.norm(optax.tree.sub(params, TARGET), squared=True)
 
 
-# Relative, of what is more than rounded: differences of a loss of hundreds over 0.005, in float32.
+# Relative tolerances above rounding: differences of a loss of hundreds over 0.005, in float32.
 # APOLLO divides by the norms of narrow projections.
 TOLERANCES = {'cge': 2e-3, 'apollo': 2e-4}
 
 
 def logits(params, row):
-    """Every fourth coordinate of what is left of the way, from `row` on."""
+    """Every fourth coordinate of the distance to the target, from `row` on."""
     flat = jnp.concatenate(
         [jnp.ravel(leaf) for leaf in jax.tree.leaves(optax.tree.sub(params, TARGET))]
     )
@@ -86,8 +86,8 @@ def half_square(logits, row):
     return 0.5 * jnp.sum(jnp.square(logits))
 
 
-def batch_of(params, grads):
-    """The quadratic as that of four rows, one at a time."""
+def make_batch(params, grads):
+    """Returns the extra arguments for the quadratic as a batch of four rows, one per microbatch."""
     value = loss(params)
     return {
         'value': value,
@@ -102,27 +102,27 @@ def batch_of(params, grads):
 
 
 def numbers(name: str) -> dict[str, jax.Array]:
-    """The published numbers of an optimizer that programs take as data."""
+    """Returns the published values of an optimizer's traced options."""
     declared = declared_options(OPTIMIZERS[name])
     return {n: jnp.float32(USUAL.get(n, d.default)) for n, d in declared.items() if d.option.traced}
 
 
-def optimizer(name: str, given=None, specs=SPECS):
-    row = functools.partial(OPTIMIZERS[name], **(numbers(name) | (given or {})))
+def optimizer(name: str, options=None, specs=SPECS):
+    row = functools.partial(OPTIMIZERS[name], **(numbers(name) | (options or {})))
     covered = OPTIMIZERS[name].roles
     if set(ROLES) <= set(covered):
         return optax.with_extra_args_support(row(specs))
     return partition_by_role(specs, default=OPTIMIZERS['adamw'], **dict.fromkeys(covered, row))
 
 
-def descent(name: str, given, start, specs=SPECS, steps=STEPS, lr=0.1, decay=0.01):
-    """(params, state, losses) after updates by -lr times the direction, and weight decay."""
-    tx = optimizer(name, given, specs)
+def descent(name: str, options, start, specs=SPECS, steps=STEPS, lr=0.1, decay=0.01):
+    """Returns (params, state, losses) after updates by -lr times the direction, and decay."""
+    tx = optimizer(name, options, specs)
 
-    def one(carry, _):
+    def train_step(carry, _):
         params, state = carry
         value, grads = jax.value_and_grad(loss)(params)
-        direction, state = tx.update(grads, state, params, **batch_of(params, grads))
+        direction, state = tx.update(grads, state, params, **make_batch(params, grads))
         params = jax.tree.map(update, params, direction)
         return (params, state), value
 
@@ -131,39 +131,39 @@ def descent(name: str, given, start, specs=SPECS, steps=STEPS, lr=0.1, decay=0.0
         return weight - lr * direction - lr * decay * share * weight
 
     (params, state), losses = jax.lax.scan(
-        one, (start, unbox_state(tx.init(start))), None, length=steps
+        train_step, (start, unbox_state(tx.init(start))), None, length=steps
     )
     return params, state, losses
 
 
 @pytest.fixture(scope='module')
-def results():
-    """{optimizer: what it does}, all in one program."""
+def optimizer_runs():
+    """Returns {optimizer: its runs}, computed in a single program."""
 
-    def every():
-        return {name: of_one(name) for name in OPTIMIZERS}
+    def run_all():
+        return {name: run_optimizer(name) for name in OPTIMIZERS}
 
-    def of_one(name):
+    def run_optimizer(name):
         declared = declared_options(OPTIMIZERS[name])
-        others = {n: another(declared[n].option, declared[n].default) for n in numbers(name)}
-        others |= {n: value for n, value in TELLING.items() if n in others}
-        changed = [numbers(name) | {n: jnp.float32(value)} for n, value in others.items()]
-        every = {n: jnp.float32(value) for n, value in others.items()}
-        # The last begins where gradients are 0: a run among others costs no program.
-        given = stack_jnp([numbers(name), every, *changed, numbers(name)])
+        other_values = {n: another(declared[n].option, declared[n].default) for n in numbers(name)}
+        other_values |= {n: value for n, value in TELLING.items() if n in other_values}
+        changed = [numbers(name) | {n: jnp.float32(value)} for n, value in other_values.items()]
+        all_changed = {n: jnp.float32(value) for n, value in other_values.items()}
+        # The last run starts where gradients are 0: as a mapped run it needs no other program.
+        settings = stack_jnp([numbers(name), all_changed, *changed, numbers(name)])
         starts = stack_jnp([*[START] * (2 + len(changed)), TARGET])
 
-        def alone(i):
-            return descent(name, jax.tree.map(lambda leaf: leaf[i], given), START)
+        def run_single(i):
+            return descent(name, jax.tree.map(lambda leaf: leaf[i], settings), START)
 
-        runs = jax.vmap(lambda given, start: descent(name, given, start))(given, starts)
+        runs = jax.vmap(lambda settings, start: descent(name, settings, start))(settings, starts)
         return {
-            'alone': jax.lax.map(alone, jnp.arange(2)),  # as published, all numbers changed
+            'alone': jax.lax.map(run_single, jnp.arange(2)),  # as published, all numbers changed
             'mapped': jax.tree.map(lambda leaf: leaf[:-1], runs),
             'quiet': jax.tree.map(lambda leaf: leaf[-1], runs),
         }
 
-    return jax.device_get(jax.jit(every)())
+    return jax.device_get(jax.jit(run_all)())
 
 
 def stack_jnp(trees):
@@ -172,118 +172,126 @@ def stack_jnp(trees):
 
 @pytest.mark.parametrize('name', OPTIMIZERS)
 class TestEveryOptimizer:
-    def test_mapped_is_alone_and_each_number_matters(self, results, name):
-        mapped, rtol = results[name]['mapped'], TOLERANCES.get(name, 1e-5)
+    def test_mapped_runs_equal_single_and_numbers_matter(self, optimizer_runs, name):
+        mapped, rtol = optimizer_runs[name]['mapped'], TOLERANCES.get(name, 1e-5)
         two = jax.tree.map(lambda leaf: leaf[:2], mapped)
-        assert_trees_close(two, results[name]['alone'], rtol=rtol, atol=0.1 * rtol)
-        for i, number in enumerate(numbers(name), start=2):  # each of them alone
+        assert_trees_close(two, optimizer_runs[name]['alone'], rtol=rtol, atol=0.1 * rtol)
+        for i, number in enumerate(numbers(name), start=2):  # each number alone
             moved = jax.tree.map(lambda leaf, i=i: np.abs(leaf[i] - leaf[0]).max(), mapped[0])
             assert max(jax.tree.leaves(moved)) > 1e-4, number
 
-    def test_descends_and_keeps_types(self, results, name):
-        params, state, losses = jax.tree.map(lambda leaf: leaf[0], results[name]['alone'])
+    def test_descends_and_keeps_types(self, optimizer_runs, name):
+        params, state, losses = jax.tree.map(lambda leaf: leaf[0], optimizer_runs[name]['alone'])
         assert losses[-1] < 0.5 * losses[0]
         for leaf in jax.tree.leaves((params, state)):
             assert leaf.dtype in (np.float32, np.int32)
 
-    def test_zero_gradients_give_finite_updates(self, results, name):
-        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(results[name]['quiet']))
+    def test_zero_gradients_give_finite_updates(self, optimizer_runs, name):
+        assert all(
+            np.isfinite(leaf).all() for leaf in jax.tree.leaves(optimizer_runs[name]['quiet'])
+        )
 
-    def test_every_leaf_of_its_state_is_described(self, name):
+    def test_every_state_leaf_is_described(self, name):
         state = jax.eval_shape(optimizer(name).init, SHAPES)
         specs = named_leaves(state_specs(state, SHAPES, SPECS))
         for path, leaf in named_leaves(unbox_state(state)).items():
             assert len(specs[path].axes) == len(leaf.shape), path
 
-    def test_every_axis_of_its_state_has_a_sharding_rule(self, name):
-        """For all choices. Catches a row with an axis that lm.devices.mesh does not know: it
-        trains here and is refused in every run, as its state cannot be laid on devices.
+    def test_every_state_axis_has_a_sharding_rule(self, name):
+        """For all choices. Catches a row with an axis that lm.devices.mesh does not know: it trains
+        here and is refused in every run, as its state has no sharding.
         """
         declared = declared_options(OPTIMIZERS[name])
         choices = [(n, value) for n, d in declared.items() for value in d.option.choices]
-        for given in ({}, *(dict([choice]) for choice in choices)):
-            state = jax.eval_shape(optimizer(name, given).init, SHAPES)
+        for options in ({}, *(dict([choice]) for choice in choices)):
+            state = jax.eval_shape(optimizer(name, options).init, SHAPES)
             for path, spec in named_leaves(state_specs(state, SHAPES, SPECS)).items():
-                assert RULES.keys() >= set(spec.axes), (given, path)
+                assert RULES.keys() >= set(spec.axes), (options, path)
 
-    def test_says_its_family(self, name):
+    def test_family_is_known(self, name):
         assert OPTIMIZERS[name].family in FAMILIES
 
 
 @pytest.mark.parametrize('name', AVERAGES)
 def test_every_average(name):
-    """Around gradient descent after a warm-up: the averaged weights descend, to where each number
-    takes them; mapped over its numbers as alone; types and structure stay; all of it is described.
+    """Around gradient descent after a warm-up: the averaged weights descend, and each number
+    changes them; mapped runs equal single runs; types and structure stay; all state is described.
     """
     declared = declared_options(AVERAGES[name])
     plain = {n: jnp.float32(d.default) for n, d in declared.items()}
-    others = {n: jnp.float32(another(d.option, d.default)) for n, d in declared.items()}
-    given = [plain, *(plain | {n: others[n]} for n in plain)]
+    other_values = {n: jnp.float32(another(d.option, d.default)) for n, d in declared.items()}
+    settings = [plain, *(plain | {n: other_values[n]} for n in plain)]
 
     def run(numbers):
         average = AVERAGES[name](**numbers)
 
-        def one(carry, fraction):
-            params, kept = carry
+        def step(carry, fraction):
+            params, state = carry
             updates = jax.tree.map(lambda g: -0.1 * fraction * g, jax.grad(loss)(params))
-            updates, kept = average.adjust_updates(updates, params, kept, fraction)
+            updates, state = average.adjust_updates(updates, params, state, fraction)
             params = optax.apply_updates(params, updates)
-            return (params, average.update_average(params, kept)), None
+            return (params, average.update_average(params, state)), None
 
         fractions = jnp.minimum(jnp.arange(1, 61) / 20, 1.0)
-        carry, _ = jax.lax.scan(one, (START, average.init(START)), fractions)
+        carry, _ = jax.lax.scan(step, (START, average.init(START)), fractions)
         return average.evaluation_weights(*carry), carry[1]
 
-    def every():
+    def run_all():
         mapped = jax.vmap(lambda _, numbers: run(numbers))
-        return [run(numbers) for numbers in given], mapped(jnp.arange(len(given)), stack_jnp(given))
+        return [run(numbers) for numbers in settings], mapped(
+            jnp.arange(len(settings)), stack_jnp(settings)
+        )
 
-    alone, mapped = jax.device_get(jax.jit(every)())
-    assert_trees_close(mapped, stack(alone), rtol=1e-5, atol=1e-6)
-    averaged, kept = alone[0]
+    single, mapped = jax.device_get(jax.jit(run_all)())
+    assert_trees_close(mapped, stack(single), rtol=1e-5, atol=1e-6)
+    averaged, state = single[0]
     assert loss(averaged) < 0.5 * loss(START)
-    for (params, _), number in zip(alone[1:], plain, strict=True):
+    for (params, _), number in zip(single[1:], plain, strict=True):
         moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), params, averaged)
         assert max(jax.tree.leaves(moved)) > 1e-4, number
     assert jax.tree.structure(averaged) == jax.tree.structure(START)
-    assert all(leaf.dtype in (np.float32, np.int32) for leaf in jax.tree.leaves((averaged, kept)))
-    specs = named_leaves(state_specs(kept, SHAPES, SPECS))
-    assert all(len(specs[path].axes) == leaf.ndim for path, leaf in named_leaves(kept).items())
+    assert all(leaf.dtype in (np.float32, np.int32) for leaf in jax.tree.leaves((averaged, state)))
+    specs = named_leaves(state_specs(state, SHAPES, SPECS))
+    assert all(len(specs[path].axes) == leaf.ndim for path, leaf in named_leaves(state).items())
 
 
 @pytest.mark.parametrize('name', SCHEDULES)
 def test_every_schedule(name):
-    """From above 0, never beyond 1, never at 0 for two steps; mapped over its numbers as alone;
-    each number matters, and so does each choice.
+    """From above 0, never beyond 1, never at 0 for two steps; mapped runs equal single runs; each
+    number matters, and so does each choice.
     """
     declared, steps = declared_options(SCHEDULES[name]), jnp.arange(20)
     traced = {n: d for n, d in declared.items() if d.option.traced}
     # Numbers of steps are within those of the run.
-    usual = {n: min(d.default, 5) if d.option.time_unit else d.default for n, d in traced.items()}
-    plain = {n: jnp.float32(value) for n, value in usual.items()}
-    others = {n: jnp.float32(another(d.option, usual[n])) for n, d in traced.items()}
-    given = [plain, *(plain | {n: others[n]} for n in plain)]
+    published = {
+        n: min(d.default, 5) if d.option.time_unit else d.default for n, d in traced.items()
+    }
+    plain = {n: jnp.float32(value) for n, value in published.items()}
+    other_values = {n: jnp.float32(another(d.option, published[n])) for n, d in traced.items()}
+    settings = [plain, *(plain | {n: other_values[n]} for n in plain)]
 
-    def fractions(numbers, **chosen):
-        return jax.vmap(lambda step: SCHEDULES[name](step, 20.0, **numbers, **chosen))(steps)
+    def fractions(numbers, **choices):
+        return jax.vmap(lambda step: SCHEDULES[name](step, 20.0, **numbers, **choices))(steps)
 
-    alone = [fractions(numbers) for numbers in given]
-    np.testing.assert_allclose(jax.vmap(fractions)(stack_jnp(given)), alone, rtol=1e-6, atol=1e-7)
-    chosen = {
+    single = [fractions(numbers) for numbers in settings]
+    np.testing.assert_allclose(
+        jax.vmap(fractions)(stack_jnp(settings)), single, rtol=1e-6, atol=1e-7
+    )
+    choices = {
         f'{n}={choice}': fractions(plain, **{n: choice})
         for n, d in declared.items()
         for choice in d.option.choices
         if choice != d.default
     }
-    found = np.array([*alone, *chosen.values()])
-    assert np.all((found >= 0) & (found <= 1)) and np.all(found[:, 0] > 0)
-    assert np.all(found[:, 1:] + found[:, :-1] > 0)
-    for changed, values in zip([*plain, *chosen], found[1:], strict=True):
-        assert not np.allclose(values, found[0], atol=1e-3), changed
+    curves = np.array([*single, *choices.values()])
+    assert np.all((curves >= 0) & (curves <= 1)) and np.all(curves[:, 0] > 0)
+    assert np.all(curves[:, 1:] + curves[:, :-1] > 0)
+    for changed, values in zip([*plain, *choices], curves[1:], strict=True):
+        assert not np.allclose(values, curves[0], atol=1e-3), changed
 
 
 @pytest.mark.parametrize('name', DECAY_RULES)
-def test_every_decay_rule_follows_the_schedule_and_the_weight_decay(name):
+def test_decay_rules_follow_schedule_and_weight_decay(name):
     rule, numbers = DECAY_RULES[name], (0.1, 0.01, 0.5, 100.0)
     share = rule(DecayInputs(*map(jnp.float32, numbers)))
     assert 0 < share < 1

@@ -1,6 +1,6 @@
-"""Contract: run i of a looped sweep is the same run alone, to the bit.
+"""Contract: run i of a looped sweep equals the same run alone, to the bit.
 
-That a vmapped run is the run alone, to rounding, is a row of every choice (test_choices.py).
+test_choices.py tests a vmapped run for every choice, to rounding.
 """
 
 import jax
@@ -15,7 +15,7 @@ from tests.helpers import checked_config, initial_state, stack, tiny_learner, tr
 
 
 @pytest.mark.full
-def test_loop_is_the_run_alone_to_the_bit():
+def test_looped_run_equals_single_run_bitwise():
     """Losses and states, of a run as configured, of other numbers, of a seed and of an order."""
     config = checked_config(BASE)
     _, hypers, _ = four_runs(config)
@@ -36,5 +36,5 @@ def test_loop_is_the_run_alone_to_the_bit():
         for i in range(STEPS):
             state, metrics = train_step(config)(state, batch(i, order), hypers[run])
             np.testing.assert_array_equal(losses[i][run], metrics['loss'])
-        own = jax.tree.map(lambda leaf, run=run: leaf[run], states)
-        jax.tree.map(np.testing.assert_array_equal, own, state)
+        run_state = jax.tree.map(lambda leaf, run=run: leaf[run], states)
+        jax.tree.map(np.testing.assert_array_equal, run_state, state)

@@ -1,5 +1,5 @@
-"""Contract: at the published start pairs of choices compute numbers, or are refused by name.
-Property: the search takes apart a config that cannot be built, and loses no other pair of it.
+"""Contract: at the published start pairs of choices compute finite numbers, or are refused by name.
+Property: the search splits a config that cannot be built, and loses no other pair of it.
 """
 
 import itertools
@@ -13,7 +13,7 @@ CHOICES = [('a', 1), ('b', 1), ('b', 2), ('c', 1), ('d', 1)]
 
 
 @pytest.mark.full  # 25 s: six programs, each with some 190 pairs that no other has
-def test_pairs_of_choices_start_with_numbers():
+def test_pairs_start_with_finite_numbers():
     """`python -m tests.starts` tries them all, for an hour."""
     search = Search(seed=1)
     for _ in range(6):
@@ -23,8 +23,8 @@ def test_pairs_of_choices_start_with_numbers():
 
 @pytest.mark.parametrize('seed', range(5))
 @pytest.mark.parametrize('broken', [{'a': 1, 'c': 1}, {'d': 1}], ids=['pair', 'choice'])
-def test_what_keeps_a_config_from_being_built_is_found(monkeypatch, broken, seed):
-    """Catches pairs that are lost with the refused ones, and a search that does not end."""
+def test_search_isolates_unbuildable_pairs(monkeypatch, broken, seed):
+    """Catches pairs that are lost with the refused pairs, and an endless search."""
     monkeypatch.setattr(starts, 'choices', lambda: CHOICES)
     monkeypatch.setattr(starts, 'fits', lambda config: True)
     monkeypatch.setattr(starts, 'builds', lambda config: not broken.items() <= config.items())
@@ -33,7 +33,7 @@ def test_what_keeps_a_config_from_being_built_is_found(monkeypatch, broken, seed
     search = Search(seed)
     while search.left:
         search.run(search.next())
-    every = [p for p in itertools.combinations(range(5), 2) if p != (1, 2)]
-    fine = {pair for pair in every if not broken.items() <= dict(CHOICES[i] for i in pair).items()}
+    pairs = [p for p in itertools.combinations(range(5), 2) if p != (1, 2)]
+    fine = {pair for pair in pairs if not broken.items() <= dict(CHOICES[i] for i in pair).items()}
     assert search.tried == fine
-    assert search.refused['when it is built'] == len(every) - len(fine)
+    assert search.refused['when it is built'] == len(pairs) - len(fine)

@@ -1,4 +1,4 @@
-"""python -m tests.faults: every case at length, and a table of what was tried and what held."""
+"""python -m tests.faults: runs every case in its long form, and prints a table of trials."""
 
 import collections
 import sys

@@ -1,4 +1,4 @@
-"""Damage of any file of a checkpoint: what is read is what was written, or an earlier one."""
+"""Damage of any file of a checkpoint: reads return the written state, or an earlier one."""
 
 import os
 import random
@@ -18,9 +18,9 @@ def intact(tmp_path_factory):
 
 
 def flip(path, rng):
-    data = bytearray(path.read_bytes())
-    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-    path.write_bytes(data)
+    content = bytearray(path.read_bytes())
+    content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+    path.write_bytes(content)
 
 
 def cut(path, rng):
@@ -33,38 +33,38 @@ def delete(path, rng):
 
 
 def swap(path, rng):
-    """Another file's content, as a file system may give after a crash."""
-    others = [p for p in path.parents[1].rglob('*') if p.is_file() and p != path]
-    path.write_bytes(rng.choice(sorted(others)).read_bytes())
+    """Copies another file's content, as a file system may do after a crash."""
+    other_files = [p for p in path.parents[1].rglob('*') if p.is_file() and p != path]
+    path.write_bytes(rng.choice(sorted(other_files)).read_bytes())
 
 
 @pytest.mark.parametrize('damage', [flip, cut, delete, swap], ids=lambda damage: damage.__name__)
 @pytest.mark.trials(short=5, long=100)
-def test_damage_falls_back(damage, trial, intact, tmp_path):
-    rng, said = random.Random(trial), []
+def test_damage_falls_back_to_earlier_step(damage, trial, intact, tmp_path):
+    rng, messages = random.Random(trial), []
     workdir = shutil.copytree(intact, tmp_path / 'run')
     files = [p for p in (workdir / 'checkpoints' / '2').rglob('*') if p.is_file()]
     victim = rng.choice(sorted(p for p in files if p.stat().st_size))
     damage(victim, rng)
-    checkpoints = write(workdir, {}, said=said.append)
-    found = checkpoints.restore(shapes())
-    assert_is(found, 1 if said else 2)
-    assert checkpoints.damaged_steps() == ([2] if said else [])
-    assert all('cannot be read' in line and len(line) < 700 for line in said), said
+    checkpoints = write(workdir, {}, said=messages.append)
+    restored = checkpoints.restore(shapes())
+    assert_is(restored, 1 if messages else 2)
+    assert checkpoints.damaged_steps() == ([2] if messages else [])
+    assert all('cannot be read' in line and len(line) < 700 for line in messages), messages
 
 
 @pytest.mark.trials(short=3, long=100)
-def test_a_flipped_bit_of_an_array_is_always_noticed(trial, intact, tmp_path):
-    rng, said = random.Random(trial), []
+def test_flipped_bit_is_detected(trial, intact, tmp_path):
+    rng, messages = random.Random(trial), []
     workdir = shutil.copytree(intact, tmp_path / 'run')
-    data = [p for p in (workdir / 'checkpoints' / '2').glob('*/**/d/*') if p.is_file()]
-    flip(rng.choice(sorted(data)), rng)
-    checkpoints = write(workdir, {}, said=said.append)
-    found = checkpoints.restore(shapes())
-    assert_is(found, 1 if said else 2)  # what is not noticed has changed no number
+    array_files = [p for p in (workdir / 'checkpoints' / '2').glob('*/**/d/*') if p.is_file()]
+    flip(rng.choice(sorted(array_files)), rng)
+    checkpoints = write(workdir, {}, said=messages.append)
+    restored = checkpoints.restore(shapes())
+    assert_is(restored, 1 if messages else 2)  # what is not noticed has changed no number
 
 
-def test_all_damaged_is_none_left(intact, tmp_path):
+def test_all_checkpoints_damaged(intact, tmp_path):
     workdir = shutil.copytree(intact, tmp_path / 'run')
     for step in (1, 2):
         shutil.rmtree(workdir / 'checkpoints' / str(step) / 'weights')

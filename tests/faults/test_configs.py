@@ -1,5 +1,5 @@
-"""Random configs, most of them odd: each trains, diverges in order, or is refused by the name of a
-field.
+"""Random configs, most of them odd: each trains, diverges cleanly, or is refused by a
+field's name.
 """
 
 import contextlib
@@ -72,63 +72,63 @@ ODD = {
 }  # fmt: skip
 
 
-def drawn(rng: random.Random, path: str) -> Any:
-    """A value that the field may have by itself."""
+def draw_value(rng: random.Random, path: str) -> Any:
+    """Returns a value that is valid for the field by itself."""
     field = FIELDS[path]
     if types.NoneType in field.types and rng.random() < 0.3:
         return None
     if path in SMALL:
         return rng.choice(SMALL[path])
     if field.choice:
-        return drawn_name(rng, path)
+        return draw_name(rng, path)
     if field.option and field.option.choices:
         return rng.choice(field.option.choices)
     if bool in field.types:
         return rng.random() < 0.5
     if str in field.types:
         return ''
-    return drawn_number(rng, field)
+    return draw_number(rng, field)
 
 
-def drawn_number(rng: random.Random, field: Any) -> int | float:
-    """Within the bounds, which are likely themselves."""
-    least = field.option.least if field.option else 0
-    most = field.option.most if field.option else 10
+def draw_number(rng: random.Random, field: Any) -> int | float:
+    """Returns a number within the bounds; the bounds themselves are likely."""
+    minimum = field.option.minimum if field.option else 0
+    maximum = field.option.maximum if field.option else 10
     if int in field.types:
-        return rng.choice([int(least), int(least) + 1, int(min(most, 5))])
-    return rng.choice([least, rng.uniform(least, min(most, 1.0)), min(most, 1e6)])
+        return rng.choice([int(minimum), int(minimum) + 1, int(min(maximum, 5))])
+    return rng.choice([minimum, rng.uniform(minimum, min(maximum, 1.0)), min(maximum, 1e6)])
 
 
-def drawn_name(rng: random.Random, path: str) -> str:
+def draw_name(rng: random.Random, path: str) -> str:
     choice = FIELDS[path].choice
     name = rng.choice([*choice.table, *(['auto'] if choice.auto else [])])
     if choice.several and rng.random() < 0.3:
         return f'{name}+{rng.choice([*choice.table])}'
-    known = declared_options(choice.table.get(name, {}))
-    if choice.inline and known and rng.random() < 0.3:
-        option = rng.choice([*known])
-        return f'{name}:{option}={drawn(rng, f"{choice.section}.{option}")}'
+    part_options = declared_options(choice.table.get(name, {}))
+    if choice.inline and part_options and rng.random() < 0.3:
+        option = rng.choice([*part_options])
+        return f'{name}:{option}={draw_value(rng, f"{choice.section}.{option}")}'
     return name
 
 
 def draw(rng: random.Random, odd: float) -> dict[str, Any]:
-    """{path: value} for some fields; each is of any kind with probability `odd`."""
+    """Returns {path: value} for some fields; each is odd with probability `odd`."""
     paths = [path for path in FIELDS if path not in FIXED and path != 'data.cache_dir']
     of_parts = [path for path in paths if FIELDS[path].is_part_option]
     chosen = rng.sample([p for p in paths if p not in of_parts], rng.randrange(1, 14))
     chosen += rng.sample(of_parts, rng.choice([0, 0, 1, 2]))
-    values = {path: drawn(rng, path) for path in chosen}
-    return {p: drawn_odd(rng, p) if rng.random() < odd else v for p, v in values.items()}
+    values = {path: draw_value(rng, path) for path in chosen}
+    return {p: draw_odd(rng, p) if rng.random() < odd else v for p, v in values.items()}
 
 
-def drawn_odd(rng: random.Random, path: str) -> Any:
-    """Mostly of the field's own type."""
+def draw_odd(rng: random.Random, path: str) -> Any:
+    """Returns a value that is mostly of the field's type."""
     kinds = FIELDS[path].types if rng.random() < 0.8 else ODD
     return rng.choice(ODD[rng.choice([*kinds])])
 
 
 def refusal(changes: dict[str, Any]) -> str | Config:
-    """The config, or why it is refused: a ValueError, whatever was drawn."""
+    """Returns the config, or the ValueError that refuses it."""
     try:
         config = resolve(tiny_raw(FIXED | changes))
         check(config)
@@ -139,28 +139,28 @@ def refusal(changes: dict[str, Any]) -> str | Config:
         return str(error)
 
 
-def names_a_field(said: str) -> bool:
-    """One, or what a section lacks."""
-    return any(path in FIELDS for path in re.findall(r'[a-z]+\.\w+', said))
+def names_a_field(message: str) -> bool:
+    """Whether a message names a field, or a part that a section lacks."""
+    return any(path in FIELDS for path in re.findall(r'[a-z]+\.\w+', message))
 
 
 @pytest.mark.trials(short=2, long=50)
-def test_whatever_is_written_is_taken_or_refused_by_name(trial):
-    """Three hundred a trial; nothing is traced, and none takes long."""
-    rng, taken = random.Random(trial), 0
+def test_configs_resolve_or_name_a_field(trial):
+    """Three hundred configs per trial. Nothing is traced, and each takes little time."""
+    rng, n_accepted = random.Random(trial), 0
     for _ in range(300):
         changes = draw(rng, odd=rng.choice([0.0, 0.1, 0.5]))
-        found = refusal(changes)
-        if isinstance(found, str):
-            assert names_a_field(found), (changes, found)
+        resolved = refusal(changes)
+        if isinstance(resolved, str):
+            assert names_a_field(resolved), (changes, resolved)
         else:
-            taken += 1
+            n_accepted += 1
             assert build_config(tiny_raw(FIXED | changes)), changes
-    assert 10 < taken < 290
+    assert 10 < n_accepted < 290
 
 
-def taken(rng: random.Random, cache_dir: str) -> tuple[dict[str, Any], Config]:
-    """The first draw that nothing refuses: (what was drawn, the config)."""
+def draw_accepted(rng: random.Random, cache_dir: str) -> tuple[dict[str, Any], Config]:
+    """Returns the first accepted draw: (changes, config)."""
     while True:
         changes = draw(rng, odd=0.03) | {'data.cache_dir': cache_dir}
         if not isinstance(config := refusal(changes), str):
@@ -169,7 +169,7 @@ def taken(rng: random.Random, cache_dir: str) -> tuple[dict[str, Any], Config]:
 
 @contextlib.contextmanager
 def late_refusal(changes: dict[str, Any]):
-    """A ValueError may come yet, and names a field too; nothing else may."""
+    """Building may still raise a ValueError that names a field, and nothing else."""
     try:
         yield
     except ValueError as error:
@@ -180,9 +180,9 @@ def late_refusal(changes: dict[str, Any]):
 
 @pytest.mark.full
 @pytest.mark.trials(short=2, long=100)
-def test_what_is_taken_makes_steps(trial, tmp_path):
-    """Two of them, on one device: finite, or with metrics that say otherwise."""
-    changes, config = taken(random.Random(5000 + trial), str(tmp_path))
+def test_accepted_configs_make_steps(trial, tmp_path):
+    """Two steps on one device: finite, or with metrics that report otherwise."""
+    changes, config = draw_accepted(random.Random(5000 + trial), str(tmp_path))
     with late_refusal(changes):
         check_learner(tiny_learner(config))
         state, hyper = initial_state(config), make_hyper(config)
@@ -190,17 +190,17 @@ def test_what_is_taken_makes_steps(trial, tmp_path):
         for seed in range(2):
             batch = tiny_batch(seed, rows, length)
             state, metrics = train_step(config)(state, batch, hyper)
-        said = all(np.isfinite(metrics[name]) for name in MUST_BE_FINITE)
+        is_reported_finite = all(np.isfinite(metrics[name]) for name in MUST_BE_FINITE)
         held = all(np.isfinite(w).all() for w in jax.tree.leaves(state.params))
-        assert held or not said, changes
+        assert held or not is_reported_finite, changes
     train_step.cache_clear()
 
 
 @pytest.mark.full
 @pytest.mark.trials(short=1, long=50)
-def test_what_is_taken_trains_or_diverges(trial, tmp_path):
+def test_accepted_configs_train_or_diverge(trial, tmp_path):
     """Two steps of the program, on one device or eight."""
-    changes, config = taken(random.Random(2000 + trial), str(tmp_path / 'cache'))
+    changes, config = draw_accepted(random.Random(2000 + trial), str(tmp_path / 'cache'))
     with late_refusal(changes):
         assert train(config, tmp_path / 'run') in (DONE, DIVERGED), changes
     jax.clear_caches()

@@ -1,4 +1,4 @@
-"""Preparing text, and what was prepared, broken from outside."""
+"""Preparation of text, and prepared data, damaged from outside."""
 
 import dataclasses
 import gzip
@@ -49,72 +49,72 @@ def cfg(corpus, tmp_path_factory) -> DataConfig:
 
 @pytest.fixture(scope='module')
 def undisturbed(cfg):
-    """What is to be found, the seconds that it takes, and the folder it lies in."""
+    """Returns (the expected data, the seconds that it takes, its folder)."""
     start = time.perf_counter()
     dataset = open_dataset(cfg, say=discard_line)
     seconds = time.perf_counter() - start
-    return everything(dataset), seconds, Path(cfg.cache_dir) / dataset.digest
+    return read_everything(dataset), seconds, Path(cfg.cache_dir) / dataset.digest
 
 
-def everything(dataset) -> dict:
-    """All that a run or an evaluation may read of it."""
-    found = {'report': dataset.report, 'digest': dataset.digest}
+def read_everything(dataset) -> dict:
+    """Returns everything that a run or an evaluation may read."""
+    content = {'report': dataset.report, 'digest': dataset.digest}
     for name in ('train', 'validation'):
         rows = getattr(dataset, name)
-        found[name] = [tokens.tobytes() for tokens in rows.documents()]
-        found[f'{name} rows'] = b''.join(rows[i]['segments'].tobytes() for i in range(len(rows)))
+        content[name] = [tokens.tobytes() for tokens in rows.documents()]
+        content[f'{name} rows'] = b''.join(rows[i]['segments'].tobytes() for i in range(len(rows)))
     texts = ['some text é🙂', document(1)]
-    return found | {'encoded': [dataset.tokenizer.encode(text) for text in texts]}
+    return content | {'encoded': [dataset.tokenizer.encode(text) for text in texts]}
 
 
-def change(path: Path, rng: random.Random) -> str:
-    """Damages a file in one of the ways of disks and people; which one."""
-    data = bytearray(path.read_bytes())
-    how = rng.choice(['flip', 'flips', 'cut', 'emptied', 'deleted', 'zeros'])
-    at = rng.randrange(len(data))
-    if how == 'deleted':
+def damage_file(path: Path, rng: random.Random) -> str:
+    """Damages a file as disks and people do. Returns the kind of damage."""
+    content = bytearray(path.read_bytes())
+    kind = rng.choice(['flip', 'flips', 'cut', 'emptied', 'deleted', 'zeros'])
+    at = rng.randrange(len(content))
+    if kind == 'deleted':
         path.unlink()
-        return how
-    if how == 'flip':
-        data[at] ^= 1 << rng.randrange(8)
-    elif how == 'flips':
-        for at in rng.choices(range(len(data)), k=8):
-            data[at] = rng.randrange(256)
-    elif how == 'cut':
-        del data[at:]
-    elif how == 'emptied':
-        data.clear()
+        return kind
+    if kind == 'flip':
+        content[at] ^= 1 << rng.randrange(8)
+    elif kind == 'flips':
+        for at in rng.choices(range(len(content)), k=8):
+            content[at] = rng.randrange(256)
+    elif kind == 'cut':
+        del content[at:]
+    elif kind == 'emptied':
+        content.clear()
     else:
-        data[at : at + 512] = bytes(len(data[at : at + 512]))
-    path.write_bytes(data)
-    return how
+        content[at : at + 512] = bytes(len(content[at : at + 512]))
+    path.write_bytes(content)
+    return kind
 
 
 @pytest.mark.trials(short=8, long=200)
-def test_prepared_data_that_is_damaged_is_the_same_or_refused(trial, cfg, undisturbed, tmp_path):
-    """Never are other tokens read, or counted."""
-    wanted, _, folder = undisturbed
+def test_damaged_data_is_the_same_or_refused(trial, cfg, undisturbed, tmp_path):
+    """Other tokens are never read, or counted."""
+    expected, _, folder = undisturbed
     copied = tmp_path / folder.name
     shutil.copytree(folder, copied)
     rng = random.Random(trial)
     files = sorted(path for path in copied.rglob('*') if path.is_file())
     path = files[trial % len(files)]
-    how = change(path, rng)
-    said = []
+    kind = damage_file(path, rng)
+    messages = []
     try:
-        found = everything(
-            open_dataset(dataclasses.replace(cfg, cache_dir=str(tmp_path)), say=said.append)
+        content = read_everything(
+            open_dataset(dataclasses.replace(cfg, cache_dir=str(tmp_path)), say=messages.append)
         )
     except OSError as error:
         assert f'{copied}, cannot be read' in str(error) and 'delete that folder' in str(error)
         assert '.array_record' in path.name  # anything else is made again
     else:
-        assert found == wanted, f'{path} {how}'
-        assert bool(said) == any('is damaged' in line for line in said)
+        assert content == expected, f'{path} {kind}'
+        assert bool(messages) == any('is damaged' in line for line in messages)
 
 
-def test_tokens_beyond_the_vocabulary_are_refused_by_the_feed(cfg, undisturbed, tmp_path):
-    """JAX would clamp them: the run would train on other tokens."""
+def test_feed_refuses_tokens_beyond_vocabulary(cfg, undisturbed, tmp_path):
+    """JAX would clamp them, and the run would train on other tokens."""
     _, _, folder = undisturbed
     copied = tmp_path / folder.name
     shutil.copytree(folder, copied)
@@ -134,7 +134,7 @@ def test_tokens_beyond_the_vocabulary_are_refused_by_the_feed(cfg, undisturbed, 
 
 
 @pytest.mark.trials(short=5, long=200)
-def test_a_damaged_parquet_file_is_named(trial, tmp_path):
+def test_damaged_parquet_file_is_named(trial, tmp_path):
     path, rng = tmp_path / 'a.parquet', random.Random(trial)
     texts = [document(i) for i in range(100)]
     compression = ('none', 'snappy', 'zstd')[trial % 3]
@@ -142,15 +142,17 @@ def test_a_damaged_parquet_file_is_named(trial, tmp_path):
     pyarrow.parquet.write_table(
         table, path, row_group_size=30, compression=compression, write_page_checksum=True
     )
-    how = change(path, rng)
-    read = open_source(f'text:{tmp_path}/*', 'text').documents if path.exists() else list
+    kind = damage_file(path, rng)
+    iterate_documents = (
+        open_source(f'text:{tmp_path}/*', 'text').documents if path.exists() else list
+    )
     try:
-        found = [b''.join(parts).decode() for _, parts in read()]
+        documents = [b''.join(parts).decode() for _, parts in iterate_documents()]
     except ValueError as error:
         assert str(error).startswith(f'{path} ') or str(error).startswith(f'{path}[')
         assert '\n' not in str(error)
     else:
-        assert found == texts or how == 'deleted'
+        assert documents == texts or kind == 'deleted'
 
 
 COMPRESS = {'gz': gzip.compress, 'zst': zstandard.ZstdCompressor(write_checksum=True).compress}
@@ -158,23 +160,25 @@ COMPRESS = {'gz': gzip.compress, 'zst': zstandard.ZstdCompressor(write_checksum=
 
 @pytest.mark.trials(short=5, long=100)
 @pytest.mark.parametrize('name', ['a.txt.gz', 'a.jsonl.gz', 'a.txt.zst', 'a.jsonl.zst'])
-def test_a_damaged_compressed_file_is_named(name, trial, tmp_path):
+def test_damaged_compressed_file_is_named(name, trial, tmp_path):
     path, texts = tmp_path / name, [document(i) for i in range(30)]
     lines = [json.dumps({'text': text}) + '\n' for text in texts]
-    wanted = texts if '.jsonl' in name else [''.join(lines)]
+    expected = texts if '.jsonl' in name else [''.join(lines)]
     half = ''.join(lines[:15]).encode(), ''.join(lines[15:]).encode()
     path.write_bytes(b''.join(map(COMPRESS[name.rpartition('.')[2]], half)))
-    how = change(path, random.Random(trial))
-    read = open_source(f'text:{tmp_path}/*', 'text').documents if path.exists() else list
+    kind = damage_file(path, random.Random(trial))
+    iterate_documents = (
+        open_source(f'text:{tmp_path}/*', 'text').documents if path.exists() else list
+    )
     try:
-        found = [b''.join(parts).decode() for _, parts in read()]
+        documents = [b''.join(parts).decode() for _, parts in iterate_documents()]
     except ValueError as error:
         assert str(error).startswith(f'{path} ') or str(error).startswith(f'{path}:')
         assert '\n' not in str(error)
     else:
         # A file that is cut between its two halves, or emptied, is whole.
-        whole = [wanted, wanted[:15], [half[0].decode()], [''], []]
-        assert found in whole or how == 'deleted'
+        whole = [expected, expected[:15], [half[0].decode()], [''], []]
+        assert documents in whole or kind == 'deleted'
 
 
 PROGRAM = """
@@ -191,8 +195,8 @@ open_dataset(cfg)
 """
 
 
-def launch(cfg: DataConfig, most_bytes: int = 0) -> subprocess.Popen:
-    """Prepares in a process of its own; returns when it begins."""
+def launch_preparation(cfg: DataConfig, most_bytes: int = 0) -> subprocess.Popen:
+    """Starts a process that prepares the data, and returns when it begins."""
     process = subprocess.Popen(
         [sys.executable, '-c', PROGRAM, repr(cfg), str(most_bytes)],
         stdout=subprocess.PIPE,
@@ -206,10 +210,10 @@ def launch(cfg: DataConfig, most_bytes: int = 0) -> subprocess.Popen:
 @pytest.mark.full
 @pytest.mark.trials(short=1, long=20)
 @pytest.mark.parametrize('sent', [signal.SIGKILL, signal.SIGINT])
-def test_prepared_again_after_an_end_at_random(sent, trial, cfg, undisturbed, tmp_path):
-    wanted, seconds, _ = undisturbed
-    own = dataclasses.replace(cfg, cache_dir=str(tmp_path / 'cache'))
-    process = launch(own)
+def test_preparation_restarts_after_a_signal(sent, trial, cfg, undisturbed, tmp_path):
+    expected, seconds, _ = undisturbed
+    fields = dataclasses.replace(cfg, cache_dir=str(tmp_path / 'cache'))
+    process = launch_preparation(fields)
     time.sleep(random.Random(trial).uniform(0, seconds))
     process.send_signal(sent)
     _, err = process.communicate(timeout=20)
@@ -218,37 +222,37 @@ def test_prepared_again_after_an_end_at_random(sent, trial, cfg, undisturbed, tm
         assert not list(tmp_path.glob('cache/*.partial'))
         # Python says so last, or that it was ignored where it came within a finalizer.
         assert not err or 'KeyboardInterrupt' in err.splitlines()[-1]
-    assert everything(open_dataset(own, say=discard_line)) == wanted
+    assert read_everything(open_dataset(fields, say=discard_line)) == expected
 
 
 @pytest.mark.full
 @pytest.mark.trials(short=1, long=20)
-def test_another_process_goes_on_where_one_is_killed(trial, cfg, undisturbed, tmp_path):
-    """Neither waits for a piece that nobody encodes, nor takes half of one."""
-    wanted, seconds, _ = undisturbed
-    own = dataclasses.replace(cfg, cache_dir=str(tmp_path / 'cache'))
-    killed, other = launch(own), launch(own)
+def test_another_process_continues_after_kill(trial, cfg, undisturbed, tmp_path):
+    """It neither waits for a piece that nobody encodes, nor takes half of one."""
+    expected, seconds, _ = undisturbed
+    fields = dataclasses.replace(cfg, cache_dir=str(tmp_path / 'cache'))
+    victim, survivor = launch_preparation(fields), launch_preparation(fields)
     time.sleep(random.Random(trial).uniform(0, seconds))
-    killed.kill()
-    _, err = other.communicate(timeout=60)
-    killed.communicate()
-    assert other.returncode == 0, err
-    assert everything(open_dataset(own, say=pytest.fail)) == wanted
+    victim.kill()
+    _, err = survivor.communicate(timeout=60)
+    victim.communicate()
+    assert survivor.returncode == 0, err
+    assert read_everything(open_dataset(fields, say=pytest.fail)) == expected
 
 
 @pytest.mark.full
 @pytest.mark.trials(short=1, long=30)
-def test_a_disk_that_is_full_anywhere_is_named(trial, cfg, corpus, tmp_path):
-    """A limit on the size of files stands in for it: the same calls fail, in the same places.
+def test_full_disk_is_named(trial, cfg, corpus, tmp_path):
+    """A limit on the size of files fails the same calls in the same places.
 
     The text is 17 kB, a file of records 131 kB.
     """
-    own = dataclasses.replace(
+    fields = dataclasses.replace(
         cfg, source=f'text:{corpus}/00*.txt', cache_dir=str(tmp_path / 'cache')
     )
-    process = launch(own, most_bytes=int(10 ** random.Random(trial).uniform(2, 5)))
+    process = launch_preparation(fields, most_bytes=int(10 ** random.Random(trial).uniform(2, 5)))
     _, err = process.communicate(timeout=60)
     if process.returncode:
         assert err.splitlines()[-1].startswith('OSError: a file in '), err
     assert not list(tmp_path.glob('cache/*.partial'))
-    assert open_dataset(own, say=discard_line).report['train']['tokens']
+    assert open_dataset(fields, say=discard_line).report['train']['tokens']

@@ -1,4 +1,4 @@
-"""A damaged file of a sweep: what reads records gives all others, or an error that names it."""
+"""A damaged file of a sweep: readers of records return all others, or an error that names it."""
 
 import random
 import shutil
@@ -36,14 +36,14 @@ def empty(text: bytes, rng: random.Random) -> bytes:
 
 
 def overwrite(text: bytes, rng: random.Random) -> bytes:
-    """A byte, or as many as a block of a disk."""
+    """Overwrites a byte, or a block of a disk."""
     start, length = rng.randrange(len(text)), rng.choice((1, 1, 1, 2, 4096))
     damaged = text[:start] + rng.randbytes(length) + text[start + length :]
     return damaged[: len(text)]
 
 
 def zeros(text: bytes, rng: random.Random) -> bytes:
-    """As after a power cut: the length is on disk, what was written is not."""
+    """As after a power cut: the length is on disk, the content is not."""
     del rng
     return bytes(len(text))
 
@@ -64,13 +64,13 @@ def without_group(record):
 
 @pytest.mark.default_rows('0')
 @pytest.mark.trials(short=6, long=400)
-def test_one_damaged_file_leaves_the_other_cells(sweep, trial):
+def test_damaged_file_leaves_other_cells(sweep, trial):
     rng = random.Random(trial)
     before = {record['cell']: without_group(record) for record in runs.gather(sweep)}
     files = sorted(sweep.rglob(FILES[trial % len(FILES)]))
     path = rng.choice([file for file in files if file.stat().st_size])
     damage(path, rng)
-    own = {path.parent.name}
+    affected = {path.parent.name}
     try:
         records = {record['cell']: without_group(record) for record in runs.gather(sweep)}
         markdown = write_report(sweep).with_suffix('.md').read_text()
@@ -79,8 +79,8 @@ def test_one_damaged_file_leaves_the_other_cells(sweep, trial):
         assert str(path if path.exists() else sweep) in str(error)
         return
     if path.name == 'sweep.json':  # one name or value in it is another
-        own |= {name for name in before if name not in records or before[name]['step'] is None}
-    for name in before.keys() - own:
+        affected |= {name for name in before if name not in records or before[name]['step'] is None}
+    for name in before.keys() - affected:
         assert records[name] == before[name]
         assert f'| {name} |' in markdown
     if records.get(path.parent.name, {}).get('status') == results.UNREADABLE:
@@ -88,7 +88,7 @@ def test_one_damaged_file_leaves_the_other_cells(sweep, trial):
 
 
 @pytest.mark.trials(short=3, long=400)
-def test_a_damaged_table_without_its_runs_is_named(sweep, trial):
+def test_damaged_table_is_named(sweep, trial):
     rng = random.Random(trial)
     path = results.write_table(sweep)
     before = runs.gather(sweep)
@@ -97,8 +97,8 @@ def test_a_damaged_table_without_its_runs_is_named(sweep, trial):
             shutil.rmtree(folder)
     path.write_bytes(rng.choice(DAMAGES)(path.read_bytes(), rng))
     try:
-        found = runs.gather(sweep)
+        gathered = runs.gather(sweep)
     except ValueError as error:
         assert str(path) in str(error)
     else:
-        assert [record['cell'] for record in found] == [record['cell'] for record in before]
+        assert [record['cell'] for record in gathered] == [record['cell'] for record in before]

@@ -1,6 +1,6 @@
-"""A command that is killed at any of its file events leaves nothing that looks whole and is not.
+"""A command killed at any of its file events leaves nothing that looks complete but is not.
 
-What it leaves is absent, refused, or whole; and the same command then makes it whole. Contract: a
+The files are absent, refused, or complete, and the same command then completes them. Contract: one
 row for each kind of writer.
 """
 
@@ -45,14 +45,14 @@ BESIDE = {
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """command(out): writes a folder or file; state(out): what a reader takes it for."""
+    """command(target): writes a folder or file; state(target): how a reader sees it."""
 
     command: Callable[[Path], Any]
     state: Callable[[Path], str]
 
 
 @pytest.fixture(scope='module')
-def theirs(tmp_path_factory):
+def model_folder(tmp_path_factory):
     """A folder of transformers, with a tokenizer, a chat template and settings."""
     folder = with_tokenizer(saved(tmp_path_factory.mktemp('hf') / 'llama', 'llama2'))
     assert BESIDE.keys() <= {*TOKENIZER_FILES, *OTHER_FILES}
@@ -62,80 +62,87 @@ def theirs(tmp_path_factory):
 
 
 @pytest.fixture(scope='module')
-def run(theirs, tmp_path_factory):
-    """The run that it is imported as."""
-    out = tmp_path_factory.mktemp('imported') / 'run'
-    write_import(theirs, out)
-    return out
+def run(model_folder, tmp_path_factory):
+    """The imported run."""
+    target = tmp_path_factory.mktemp('imported') / 'run'
+    write_import(model_folder, target)
+    return target
 
 
-def write_import(theirs, out):
-    import_hf.write_run(theirs, out, import_hf.import_folder(theirs, base(), out))
+def write_import(model_folder, target):
+    import_hf.write_run(model_folder, target, import_hf.import_folder(model_folder, base(), target))
 
 
-def like(run, beside):
-    """state(out) of a workdir that is to have what `run` has, and these files beside its tokenizer.
-    A start of training must not take one that is refused for its own.
+def make_run_state(run, beside):
+    """Returns state(target) for a workdir that should equal `run`, with some files beside its
+    tokenizer.
+
+    A start of training must not accept a workdir that readers refuse.
     """
 
-    def state(out):
-        if not out.exists() or not any(out.iterdir()):
+    def state(target):
+        if not target.exists() or not any(target.iterdir()):
             return ABSENT
         try:
-            find_checkpoint(out)
+            find_checkpoint(target)
         except ValueError:
-            with pytest.raises(ValueError), open_workdir(out, load(run).recipe, True, discard_line):
+            with (
+                pytest.raises(ValueError),
+                open_workdir(target, load(run).recipe, True, discard_line),
+            ):
                 pass
             return REFUSED
-        assert load(out).step == load(run).step and Run(out).read_recipe() is not None
-        names = {path.name for path in (out / 'tokenizer').iterdir()}
-        assert beside <= names and load_tokenizer(out / 'tokenizer')
+        assert load(target).step == load(run).step and Run(target).read_recipe() is not None
+        names = {path.name for path in (target / 'tokenizer').iterdir()}
+        assert beside <= names and load_tokenizer(target / 'tokenizer')
         return WHOLE
 
     return state
 
 
-def of_theirs(out):
-    """What transformers takes a folder for: without config.json, no model."""
-    if not out.exists() or not any(out.iterdir()):
+def model_state(target):
+    """How transformers sees a folder: without config.json it is no model."""
+    if not target.exists() or not any(target.iterdir()):
         return ABSENT
-    if not (out / 'config.json').exists():
+    if not (target / 'config.json').exists():
         return REFUSED
-    safetensors.read_folder(out)
-    assert {'tokenizer.json', 'tokenizer_config.json', *BESIDE} <= {p.name for p in out.iterdir()}
-    assert json.loads((out / 'config.json').read_text())['model_type'] == 'llama'
+    safetensors.read_folder(target)
+    assert {'tokenizer.json', 'tokenizer_config.json', *BESIDE} <= {
+        p.name for p in target.iterdir()
+    }
+    assert json.loads((target / 'config.json').read_text())['model_type'] == 'llama'
     return WHOLE
 
 
-def of_adapter(out):
-    if not out.exists() or not (out / export_peft.CONFIG).exists():
+def adapter_state(target):
+    if not target.exists() or not (target / export_peft.CONFIG).exists():
         return ABSENT
-    safetensors.read_header(out / export_peft.WEIGHTS)
-    json.loads((out / export_peft.CONFIG).read_text())
+    safetensors.read_header(target / export_peft.WEIGHTS)
+    json.loads((target / export_peft.CONFIG).read_text())
     return WHOLE
 
 
-def of_basis(out):
+def basis_state(target):
     """The file of a basis, and each of the runs."""
-    if not out.exists() or not any(out.iterdir()):
+    if not target.exists() or not any(target.iterdir()):
         return ABSENT
-    if (out / MARK).exists():
-        for run in out.glob('[12]'):
+    if (target / MARK).exists():
+        for run in target.glob('[12]'):
             if run.exists() and not (run / MARK).exists():
                 load(run)
         return REFUSED
-    safetensors.read_header(out / 'basis.safetensors')
-    assert [load(out / name).step for name in '12'] == [0, 0]
+    safetensors.read_header(target / 'basis.safetensors')
+    assert [load(target / name).step for name in '12'] == [0, 0]
     return WHOLE
 
 
-def files_of(*names, is_whole):
-    """state(out) of files in a folder, each of which is whole by itself."""
+def make_files_state(*names, is_whole):
+    """Returns state(target) for files in a folder, each of which is complete by itself."""
 
-    def state(out):
-        found = [out / name for name in names if (out / name).exists()]
-        assert all(is_whole(path) for path in found), found
-        return WHOLE if len(found) == len(names) else ABSENT
+    def state(target):
+        existing = [target / name for name in names if (target / name).exists()]
+        assert all(is_whole(path) for path in existing), existing
+        return WHOLE if len(existing) == len(names) else ABSENT
 
     return state
 
@@ -144,12 +151,12 @@ def is_json(path):
     return isinstance(json.loads(path.read_text()), dict)
 
 
-def write_figures(out):
+def write_figures(target):
     chart = alt.Chart(alt.Data(values=[{'x': 1}])).mark_point().encode(x='x:Q')
     for ending in ('.svg', '.png'):
-        save_chart(chart, out / f'figure{ending}')
+        save_chart(chart, target / f'figure{ending}')
     about = {'title': 't', 'about': 'a', 'verdict': '', 'is_bad': False, 'notes': []}
-    write_page(out / 'page.html', {'figure': chart}, **about, rows=[{'a': '1'}], failed=0)
+    write_page(target / 'page.html', {'figure': chart}, **about, rows=[{'a': '1'}], failed=0)
 
 
 def is_figure(path):
@@ -160,75 +167,84 @@ def is_figure(path):
 ASKED, META = SuiteRequest('perplexity', 'perplexity', {}), {'config': {}}
 
 
-def write_kept(out):
-    items = {'item': ['a', 'b'], 'nats': [1.0, 2.0], 'tokens': [1, 1], 'bytes': [2, 3]}
+def write_kept(target):
+    columns = {'item': ['a', 'b'], 'nats': [1.0, 2.0], 'tokens': [1, 1], 'bytes': [2, 3]}
     kept.write_result(
-        kept.result_path(out, 4, ASKED), ASKED, META, SuiteResult({'loss': 1.5}, items, {})
+        kept.result_path(target, 4, ASKED), ASKED, META, SuiteResult({'loss': 1.5}, columns, {})
     )
 
 
-def of_kept(out):
+def kept_state(target):
     return (
-        ABSENT if kept.read_result(kept.result_path(out, 4, ASKED), ASKED, META) is None else WHOLE
+        ABSENT
+        if kept.read_result(kept.result_path(target, 4, ASKED), ASKED, META) is None
+        else WHOLE
     )
 
 
 @pytest.fixture(scope='module')
-def cases(theirs, run, tmp_path_factory):
-    """Each kind of writer; work that writes nothing is done once."""
+def cases(model_folder, run, tmp_path_factory):
+    """Every kind of writer. Work that writes nothing is done once."""
     checkpoint, text = load(run), tmp_path_factory.mktemp('text')
-    exported = functools.cache(lambda: export_hf.export_checkpoint(checkpoint))
+    export_model = functools.cache(lambda: export_hf.export_checkpoint(checkpoint))
     fields = tiny(write_corpus(text), data_tokenizer='bpe:300').data
     config = default.get_config()
     factors = {'a.lora_A.weight': checkpoint.variables['params']['embedding']}
     merging = {'keep': None, 'basis': 1, 'base': str(run)}
 
-    def prepare(out):
-        return open_dataset(dataclasses.replace(fields, cache_dir=str(out)), say=discard_line)
+    def prepare(target):
+        return open_dataset(dataclasses.replace(fields, cache_dir=str(target)), say=discard_line)
 
-    def of_data(out):
-        """By what another process finds there: a name without an ending is whole."""
-        made = [path for path in out.glob('*') if len(path.name) == 32] if out.exists() else []
-        assert [prepared.find_damage(path) for path in made] == [''] * len(made)
-        assert not made or prepare(out).digest == made[0].name
-        return WHOLE if made else ABSENT
+    def data_state(target):
+        """How another process sees the data: a name without an ending is complete."""
+        digest_folders = (
+            [path for path in target.glob('*') if len(path.name) == 32] if target.exists() else []
+        )
+        assert [prepared.find_damage(path) for path in digest_folders] == [''] * len(digest_folders)
+        assert not digest_folders or prepare(target).digest == digest_folders[0].name
+        return WHOLE if digest_folders else ABSENT
 
-    def sweep(out):
-        out.mkdir(exist_ok=True)
-        if not (out / 'config.json').exists():
-            (out / 'config.json').write_bytes((run / 'config.json').read_bytes())
-        return write_table(out)
+    def sweep(target):
+        target.mkdir(exist_ok=True)
+        if not (target / 'config.json').exists():
+            (target / 'config.json').write_bytes((run / 'config.json').read_bytes())
+        return write_table(target)
 
     return {
         'import-hf': Case(
-            lambda out: convert.run(
-                ['import-hf', str(theirs)], {'out': str(out), 'config': config, 'reference': None}
+            lambda target: convert.run(
+                ['import-hf', str(model_folder)],
+                {'out': str(target), 'config': config, 'reference': None},
             ),
-            like(run, {'tokenizer.json', *BESIDE}),
+            make_run_state(run, {'tokenizer.json', *BESIDE}),
         ),
         'fold, merge, prune': Case(
-            lambda out: convert.write_like(checkpoint, out, checkpoint.weights, {}),
-            like(run, {'tokenizer.json'}),
+            lambda target: convert.write_like(checkpoint, target, checkpoint.weights, {}),
+            make_run_state(run, {'tokenizer.json'}),
         ),
         'merge --basis': Case(
-            lambda out: convert.run(['merge', str(run), str(run)], {'out': str(out)} | merging),
-            of_basis,
+            lambda target: convert.run(
+                ['merge', str(run), str(run)], {'out': str(target)} | merging
+            ),
+            basis_state,
         ),
         'export-hf': Case(
-            lambda out: export_hf.write_folder(out, checkpoint, exported(), 'float32', 10_000),
-            of_theirs,
+            lambda target: export_hf.write_folder(
+                target, checkpoint, export_model(), 'float32', 10_000
+            ),
+            model_state,
         ),
         'export-peft': Case(
-            lambda out: export_peft.write_folder(out, export_peft.Adapter({'r': 1}, factors)),
-            of_adapter,
+            lambda target: export_peft.write_folder(target, export_peft.Adapter({'r': 1}, factors)),
+            adapter_state,
         ),
-        'prepared data': Case(prepare, of_data),
-        'a table': Case(sweep, files_of('cells.parquet', is_whole=is_parquet)),
+        'prepared data': Case(prepare, data_state),
+        'a table': Case(sweep, make_files_state('cells.parquet', is_whole=is_parquet)),
         'pages and figures': Case(
             write_figures,
-            files_of('figure.svg', 'figure.png', 'page.html', is_whole=is_figure),
+            make_files_state('figure.svg', 'figure.png', 'page.html', is_whole=is_figure),
         ),
-        'an evaluation': Case(write_kept, of_kept),
+        'an evaluation': Case(write_kept, kept_state),
     }
 
 
@@ -243,25 +259,29 @@ NAMES = (
 
 
 def check_kills(case, folder, ats):
-    """What each of these kills leaves, and that the same command makes it whole; the states."""
+    """Kills the command at each event, and checks that the same command completes it. Returns the
+    states.
+    """
     states = []
     for at in ats:
-        out = folder / str(at) / 'out'
-        out.parent.mkdir()
-        event = kill(lambda out=out: case.command(out), out, at)
-        states.append(case.state(out))
+        target = folder / str(at) / 'out'
+        target.parent.mkdir()
+        event = kill(lambda target=target: case.command(target), target, at)
+        states.append(case.state(target))
         assert states[-1] in (ABSENT, REFUSED, WHOLE), event
-        if states[-1] != WHOLE or (out / MARK).exists():
-            case.command(out)
-        assert case.state(out) == WHOLE, event
-        assert not (out / MARK).exists()
+        if states[-1] != WHOLE or (target / MARK).exists():
+            case.command(target)
+        assert case.state(target) == WHOLE, event
+        assert not (target / MARK).exists()
     return states
 
 
 @pytest.mark.full
 @pytest.mark.parametrize('name', NAMES)
-def test_a_killed_command_leaves_nothing_that_looks_whole(name, cases, is_long, tmp_path):
-    """At each of its events at length, otherwise at some. Catches a mark that is not last."""
+def test_killed_command_leaves_no_false_whole(name, cases, is_long, tmp_path):
+    """At every event in the long form, otherwise at some. Catches a mark that is not
+    removed last.
+    """
     case = cases[name]
     n = len(events_of(lambda: case.command(tmp_path / 'whole'), tmp_path / 'whole'))
     assert n > 1 and case.state(tmp_path / 'whole') == WHOLE
@@ -281,14 +301,14 @@ def test_kills_before_the_last_file(name, cases, tmp_path):
     ]
 
 
-class TestAFolderThatIsFilled:
-    def test_is_marked_until_the_block_has_ended(self, tmp_path):
-        out = tmp_path / 'below' / 'out'
-        with fill_folder(out):
-            assert [path.name for path in out.iterdir()] == [MARK]
-        assert list(out.iterdir()) == []
+class TestFillFolder:
+    def test_mark_stays_until_block_ends(self, tmp_path):
+        target = tmp_path / 'below' / 'out'
+        with fill_folder(target):
+            assert [path.name for path in target.iterdir()] == [MARK]
+        assert list(target.iterdir()) == []
 
-    def test_keeps_its_mark_after_an_error_and_is_emptied_by_the_next(self, tmp_path):
+    def test_mark_stays_after_error(self, tmp_path):
         with pytest.raises(OSError), fill_folder(tmp_path):
             (tmp_path / 'below').mkdir()
             (tmp_path / 'below' / 'file').write_text('text')
@@ -297,7 +317,7 @@ class TestAFolderThatIsFilled:
         with fill_folder(tmp_path):
             assert [path.name for path in tmp_path.iterdir()] == [MARK]
 
-    def test_is_refused_if_it_holds_what_is_not_ours(self, tmp_path):
+    def test_foreign_content_is_refused(self, tmp_path):
         (tmp_path / 'thesis.tex').write_text('text')
         with pytest.raises(ValueError, match='is not empty'), fill_folder(tmp_path):
             pass

@@ -1,7 +1,7 @@
-"""kill -9 at random moments: the same command goes on, and no number changes.
+"""kill -9 at random moments: the same command resumes, and no number changes.
 
-Three kills a trial, one in each third of a run; a sweep of two groups in this process, and on Ray,
-whose workers outlive the driver; ten of a tuned sweep, in whatever wave.
+Three kills per trial, one in each third of a run; a sweep of two groups in this process, and on
+Ray, whose workers outlive the driver; ten kills of a tuned sweep, in any wave.
 """
 
 import multiprocessing
@@ -41,7 +41,7 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def whole_run(corpus, tmp_path_factory):
-    """The rows of a run that nothing disturbed."""
+    """The rows of an undisturbed run."""
     workdir = tmp_path_factory.mktemp('whole') / 'run'
     code, output = finished(start_run(workdir, corpus, **RUN))
     assert code == DONE, output
@@ -50,7 +50,7 @@ def whole_run(corpus, tmp_path_factory):
 
 @pytest.mark.full
 @pytest.mark.trials(short=1, long=7)
-def test_kill_9_of_a_run(trial, whole_run, corpus, tmp_path):
+def test_killed_run_resumes(trial, whole_run, corpus, tmp_path):
     rng = random.Random(trial)
     for third in range(3):
         process = start_run(tmp_path, corpus, **RUN)
@@ -64,25 +64,25 @@ def test_kill_9_of_a_run(trial, whole_run, corpus, tmp_path):
 
 @pytest.fixture(scope='module')
 def whole_sweep(corpus, tmp_path_factory):
-    """workdir_of(engine): a sweep of that engine's length that nothing disturbed."""
-    folder, made = tmp_path_factory.mktemp('whole_sweeps'), {}
+    """build_workdir(engine): an undisturbed sweep of that engine's length."""
+    folder, workdirs = tmp_path_factory.mktemp('whole_sweeps'), {}
 
-    def workdir_of(engine):
-        if engine not in made:
+    def build_workdir(engine):
+        if engine not in workdirs:
             _, _, changes = OF_ENGINE[engine]
-            made[engine] = folder / engine
-            assert train_sweep(base(corpus, **LONGER | changes), SWEEP, made[engine]) == DONE
-        return made[engine]
+            workdirs[engine] = folder / engine
+            assert train_sweep(base(corpus, **LONGER | changes), SWEEP, workdirs[engine]) == DONE
+        return workdirs[engine]
 
-    return workdir_of
+    return build_workdir
 
 
 @pytest.mark.full
 @pytest.mark.parametrize('engine', OF_ENGINE)
 @pytest.mark.trials(short=1, long=7)
-def test_kill_9_of_a_sweep(engine, trial, whole_sweep, corpus, tmp_path):
-    """One in each of the first parts of what there is to record, and the same command at once
-    again, while Ray's workers may still be there: not in the last part, which they could end first.
+def test_killed_sweep_resumes(engine, trial, whole_sweep, corpus, tmp_path):
+    """One kill in each of the first parts of the record, and the same command again at once, while
+    Ray's workers may still run. No kill in the last part, which the workers could finish first.
     """
     kills, parts, changes = OF_ENGINE[engine]
     rng, workdir, whole = random.Random(trial), tmp_path / 'sweep', whole_sweep(engine)
@@ -96,8 +96,8 @@ def test_kill_9_of_a_sweep(engine, trial, whole_sweep, corpus, tmp_path):
     code, output = process.wait(timeout=PATIENCE_SEC), log_of(workdir).read_text()
     assert code == DONE and 'resuming after step' in output, output
     assert '4 cells, 2 programs' in output and f'4 of 4 done; {workdir}/cells.parquet' in output
-    found = [(one['log_every'], one['lr'], one['group']) for one in table(workdir)]
-    assert found == [(1, 0.003, 0), (1, 0.01, 0), (2, 0.003, 1), (2, 0.01, 1)]
+    cells = [(row['log_every'], row['lr'], row['group']) for row in table(workdir)]
+    assert cells == [(1, 0.003, 0), (1, 0.01, 0), (2, 0.003, 1), (2, 0.01, 1)]
     assert table(workdir) == table(whole)
     assert curves(workdir) == curves(whole)
 
@@ -108,7 +108,7 @@ BRIEF = {'train_steps': 12, 'train_eval_every': 12, 'train_checkpoint_every': 4}
 
 
 def train_tuned(workdir: Path, corpus: dict) -> None:
-    """Trains a tuned sweep, in a process of its own."""
+    """Trains a tuned sweep in a separate process."""
     with workdir.with_suffix('.log').open('a') as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
@@ -117,7 +117,7 @@ def train_tuned(workdir: Path, corpus: dict) -> None:
 
 @pytest.fixture(scope='module')
 def whole_tuned(corpus, tmp_path_factory):
-    """The workdir of a tuned sweep that nothing disturbed."""
+    """The workdir of an undisturbed tuned sweep."""
     workdir = tmp_path_factory.mktemp('tuned') / 'sweep'
     assert train_sweep(base(corpus, **BRIEF), ARMS, workdir, tune=TUNE) == DONE
     return workdir
@@ -126,9 +126,9 @@ def whole_tuned(corpus, tmp_path_factory):
 @pytest.mark.full
 @pytest.mark.timeout(1800)  # eleven processes at length
 @pytest.mark.trials(short=1, long=4)
-def test_kill_9_of_a_tuned_sweep(trial, is_long, whole_tuned, corpus, tmp_path):
-    """Two kills, at length ten, spread over all that there is to record: the same runs, in the
-    same waves, with the same numbers.
+def test_killed_tuned_sweep_resumes(trial, is_long, whole_tuned, corpus, tmp_path):
+    """Two kills, ten in the long form, spread over the record: the same runs, in the same waves,
+    with the same numbers.
     """
     context = multiprocessing.get_context('spawn')
     rng, workdir, rows = random.Random(trial), tmp_path / 'sweep', recorded(whole_tuned)
@@ -136,9 +136,9 @@ def test_kill_9_of_a_tuned_sweep(trial, is_long, whole_tuned, corpus, tmp_path):
     for kill in range(kills):
         process = context.Process(target=train_tuned, args=(workdir, corpus))
         process.start()
-        wanted = int((kill + rng.uniform(0.1, 0.9)) / kills * rows)
+        n_rows = int((kill + rng.uniform(0.1, 0.9)) / kills * rows)
         while process.is_alive() and not (
-            (workdir / 'sweep.json').exists() and recorded(workdir) >= wanted
+            (workdir / 'sweep.json').exists() and recorded(workdir) >= n_rows
         ):
             time.sleep(0.01)
         process.kill()
@@ -150,7 +150,7 @@ def test_kill_9_of_a_tuned_sweep(trial, is_long, whole_tuned, corpus, tmp_path):
     output = log_of(workdir).read_text()
     assert process.exitcode == DONE and 'resuming after step' in output, output
     assert output.count('wave 1, scan') >= 1 and 'look 1' in output
-    ledgers = [read_json(one / 'sweep.json') for one in (workdir, whole_tuned)]
+    ledgers = [read_json(sweep_folder / 'sweep.json') for sweep_folder in (workdir, whole_tuned)]
     assert ledgers[0] == ledgers[1]
     assert table(workdir) == table(whole_tuned)
     assert curves(workdir) == curves(whole_tuned)

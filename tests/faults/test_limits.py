@@ -1,5 +1,6 @@
-"""Too little disk, too few files, impatience, and a terminal that goes away: a run ends with one
-line, or goes on, and can be resumed.
+"""Too little disk, too few files, impatience, and a terminal that hangs up.
+
+A run ends with one line, or continues, and can be resumed.
 """
 
 import fcntl
@@ -32,8 +33,8 @@ def corpus(tmp_path_factory):
 
 
 @pytest.mark.full
-def test_a_full_disk_ends_a_run_with_what_it_has_saved(corpus, tmp_path):
-    """A limit of the size of files raises as a full disk does, wherever a file reaches it."""
+def test_full_disk_ends_run_with_saved_steps(corpus, tmp_path):
+    """A limit on the size of files raises as a full disk does, in any file that reaches it."""
     changes = {'train_steps': 2000, 'train_checkpoint_every': 100, 'train_eval_every': 0}
     limit = (resource.RLIMIT_FSIZE, FILE_BYTES)
     code, output = finished(start_run(tmp_path / 'run', corpus, limit=limit, **changes))
@@ -46,7 +47,7 @@ def test_a_full_disk_ends_a_run_with_what_it_has_saved(corpus, tmp_path):
 
 @pytest.mark.full
 @pytest.mark.trials(short=1, long=10)
-def test_ctrl_c_before_training_is_one_line_and_the_same_command_goes_on(trial, corpus, tmp_path):
+def test_ctrl_c_before_training(trial, corpus, tmp_path):
     process = start_run(
         tmp_path / 'run', corpus, data_tokenizer='bpe:300', train_steps=10**6, data_epochs=10**6
     )
@@ -59,7 +60,7 @@ def test_ctrl_c_before_training_is_one_line_and_the_same_command_goes_on(trial, 
 
 
 @pytest.mark.full
-def test_files_and_threads_are_bounded_whatever_the_number_of_cells(is_long, corpus, tmp_path):
+def test_files_and_threads_are_bounded(is_long, corpus, tmp_path):
     cells, allowed = (2000, 256) if is_long else (40, OTHER_FILES + 16)
     workdir = tmp_path / 'sweep'
     process = start_sweep(
@@ -74,9 +75,9 @@ def test_files_and_threads_are_bounded_whatever_the_number_of_cells(is_long, cor
     most_files = most_threads = 0
     while process.poll() is None:
         try:
-            seen = psutil.Process(process.pid)
-            most_files = max(most_files, seen.num_fds())
-            most_threads = max(most_threads, seen.num_threads())
+            process_info = psutil.Process(process.pid)
+            most_files = max(most_files, process_info.num_fds())
+            most_threads = max(most_threads, process_info.num_threads())
         except psutil.NoSuchProcess:
             break
         time.sleep(0.05)
@@ -87,7 +88,7 @@ def test_files_and_threads_are_bounded_whatever_the_number_of_cells(is_long, cor
 
 
 @pytest.mark.full
-def test_a_run_goes_on_when_the_reader_of_its_log_leaves(corpus, tmp_path):
+def test_run_survives_closed_log_reader(corpus, tmp_path):
     changes = {'train_steps': 40, 'train_eval_every': 0}
     process = start_run(tmp_path / 'run', corpus, **changes)
     while 'step ' not in process.stdout.readline():
@@ -100,8 +101,8 @@ def test_a_run_goes_on_when_the_reader_of_its_log_leaves(corpus, tmp_path):
 
 
 @pytest.mark.full
-def test_a_terminal_that_hangs_up_stops_a_run_with_a_checkpoint(corpus, tmp_path):
-    """Its own: the kernel sends SIGHUP, and what is printed from then on fails."""
+def test_hangup_stops_run_with_checkpoint(corpus, tmp_path):
+    """Its own terminal: the kernel sends SIGHUP, and later output fails."""
     ours, terminal = os.openpty()
     changes = {'train_steps': 10**6, 'data_epochs': 10**6, 'train_checkpoint_every': 0}
 

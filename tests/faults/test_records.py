@@ -1,4 +1,4 @@
-"""Damage of what a run has recorded: intact rows stay, gaps are said, training goes on."""
+"""Damage of the record of a run: intact rows stay, gaps are reported, training continues."""
 
 import os
 import random
@@ -33,8 +33,8 @@ def tree(tmp_path_factory):
 
 
 @pytest.fixture(scope='module')
-def stopped(tree, tmp_path_factory):
-    """A run that was asked to stop at step 8 of 12."""
+def stopped_run(tree, tmp_path_factory):
+    """A run that was stopped at step 8 of 12."""
     workdir = tmp_path_factory.mktemp('stopped') / 'run'
     with pytest.MonkeyPatch.context() as patch:
         before_step(patch, terminate_at(8))
@@ -50,7 +50,7 @@ def whole(tree, tmp_path_factory):
 
 
 def intact_lines(path, before):
-    """Those of `before` that are still whole lines of the file."""
+    """Returns the lines of `before` that are still complete in the file."""
     lines = path.read_bytes().splitlines() if path.exists() else []
     return [line for line in lines if line in before]
 
@@ -58,20 +58,20 @@ def intact_lines(path, before):
 @pytest.mark.full
 @pytest.mark.parametrize('damage', [flip, cut, delete], ids=lambda damage: damage.__name__)
 @pytest.mark.trials(short=1, long=20)
-def test_no_intact_row_is_lost_and_a_gap_is_said(
-    damage, trial, tree, stopped, whole, tmp_path, capsys
+def test_intact_rows_stay_and_gaps_are_reported(
+    damage, trial, tree, stopped_run, whole, tmp_path, capsys
 ):
-    workdir = shutil.copytree(stopped, tmp_path / 'run')
+    workdir = shutil.copytree(stopped_run, tmp_path / 'run')
     path = workdir / 'metrics.jsonl'
     before = path.read_bytes().splitlines()
     damage(path, random.Random(trial))
-    left = intact_lines(path, before)
+    intact = intact_lines(path, before)
     assert train(resolve(tree), workdir) == DONE
     after = path.read_bytes().splitlines()
-    assert [line for line in after if line in before] == left
-    said = capsys.readouterr().out
-    assert ('lacks' in said) == (len(read_rows(path)) < len(whole))
-    assert len(read_rows(path)) >= len(whole) - len(before) + len(left)
+    assert [line for line in after if line in before] == intact
+    printed = capsys.readouterr().out
+    assert ('lacks' in printed) == (len(read_rows(path)) < len(whole))
+    assert len(read_rows(path)) >= len(whole) - len(before) + len(intact)
     assert timeless(workdir)[-1] == whole[-1]
 
 
@@ -79,11 +79,9 @@ def test_no_intact_row_is_lost_and_a_gap_is_said(
 @pytest.mark.parametrize('name', ['config.json', 'summary.json'])
 @pytest.mark.parametrize('damage', [flip, cut], ids=lambda damage: damage.__name__)
 @pytest.mark.trials(short=1, long=10)
-def test_a_damaged_file_of_a_run_is_no_reason_to_stop(
-    damage, name, trial, tree, stopped, whole, tmp_path
-):
-    """Or it is refused, naming the file or a field: a flipped bit can make another config of it."""
-    workdir = shutil.copytree(stopped, tmp_path / 'run')
+def test_run_continues_with_damaged_file(damage, name, trial, tree, stopped_run, whole, tmp_path):
+    """Or it is refused, with the file or a field: a flipped bit can make a different config."""
+    workdir = shutil.copytree(stopped_run, tmp_path / 'run')
     damage(workdir / name, random.Random(trial))
     try:
         assert train(resolve(tree), workdir) == DONE
@@ -95,7 +93,7 @@ def test_a_damaged_file_of_a_run_is_no_reason_to_stop(
 
 
 @pytest.fixture(scope='module')
-def swept(tree, tmp_path_factory):
+def finished_sweep(tree, tmp_path_factory):
     workdir = tmp_path_factory.mktemp('swept') / 'sweep'
     assert train_sweep(tree, SWEEP, workdir) == DONE
     return workdir
@@ -104,9 +102,9 @@ def swept(tree, tmp_path_factory):
 @pytest.mark.full
 @pytest.mark.parametrize('name', ['config.json', 'summary.json', 'sweep.json'])
 @pytest.mark.trials(short=1, long=10)
-def test_a_damaged_file_of_a_sweep_leaves_the_other_cells(name, trial, tree, swept, tmp_path):
-    rng, workdir = random.Random(trial), shutil.copytree(swept, tmp_path / 'sweep')
+def test_damaged_file_leaves_other_cells(name, trial, tree, finished_sweep, tmp_path):
+    rng, workdir = random.Random(trial), shutil.copytree(finished_sweep, tmp_path / 'sweep')
     folder = workdir if name == 'sweep.json' else rng.choice(list(cell_folders(workdir).values()))
     os.truncate(folder / name, rng.randrange((folder / name).stat().st_size))
     assert train_sweep(tree, SWEEP, workdir) == DONE
-    assert statuses(workdir) == ['done'] * 3 and curves(workdir) == curves(swept)
+    assert statuses(workdir) == ['done'] * 3 and curves(workdir) == curves(finished_sweep)

@@ -1,5 +1,6 @@
-"""A folder from a stranger: what reads it gives its records or one line, waits for nothing, and
-writes nothing outside.
+"""A folder from a stranger: readers return its records or one line, and never block.
+
+They write nothing outside of it.
 """
 
 import json
@@ -45,9 +46,9 @@ def cut(path, rng):
 
 
 def flip(path, rng):
-    data = bytearray(path.read_bytes())
-    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-    path.write_bytes(data)
+    content = bytearray(path.read_bytes())
+    content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+    path.write_bytes(content)
 
 
 def noise(path, rng):
@@ -67,7 +68,7 @@ def folder(path, rng):
 
 
 def link(path, rng):
-    """To a file outside, whose content must stay."""
+    """A link to a file outside, whose content must not change."""
     del rng
     path.unlink()
     path.symlink_to(path.parents[1] / 'outside.txt')
@@ -93,7 +94,7 @@ WRONG = (None, True, -1, 10**30, 1e308, '', '../x', '/etc/passwd', '\x1b[2J', []
 
 
 def other_value(path, rng):
-    """Another value at a place of a JSON file, or of a line of one."""
+    """Changes a value in a JSON file, or in a line of a JSON-lines file."""
     text = path.read_text()
     lines = text.splitlines() if path.suffix == '.jsonl' else [text]
     number = rng.randrange(len(lines))
@@ -121,27 +122,30 @@ def damage(workdir: Path, rng: random.Random, files: list[Path]) -> str:
     return f'{act.__name__} of {path.relative_to(workdir)}'
 
 
-def listing(place: Path, but: Path) -> dict[str, tuple]:
-    """Everything below `place` but for one folder."""
-    found = {}
+def list_files(place: Path, but: Path) -> dict[str, tuple]:
+    """Returns everything below `place` except one folder."""
+    entries = {}
     for path in sorted(place.rglob('*')):
         if but not in (path, *path.parents):
             content = path.read_bytes() if path.is_file() else None
-            found[str(path)] = os.lstat(path).st_mode, content
-    return found
+            entries[str(path)] = os.lstat(path).st_mode, content
+    return entries
 
 
 class Waits(BaseException):
-    """No reader catches it."""
+    """Raised on a timeout. No reader catches it."""
 
 
 def outcome(reader, workdir: Path) -> str:
-    """'' for records or a clear error; else what is wrong."""
+    """Returns '' for records or a clear error; else a description of the failure."""
 
     def alarm(*_):
         raise Waits
 
-    before, old = listing(workdir.parent, workdir), signal.signal(signal.SIGALRM, alarm)
+    files_before, previous_handler = (
+        list_files(workdir.parent, workdir),
+        signal.signal(signal.SIGALRM, alarm),
+    )
     signal.alarm(MOST_SEC)
     try:
         reader(workdir)
@@ -154,11 +158,11 @@ def outcome(reader, workdir: Path) -> str:
         return f'{type(error).__name__}: {str(error)[:300]}'
     finally:
         signal.alarm(0)
-        signal.signal(signal.SIGALRM, old)
-    return '' if listing(workdir.parent, workdir) == before else 'it wrote outside'
+        signal.signal(signal.SIGALRM, previous_handler)
+    return '' if list_files(workdir.parent, workdir) == files_before else 'it wrote outside'
 
 
-def ask(workdir):
+def query_runs(workdir):
     runs.overview(runs.gather_all([workdir]))
     runs.query('select * from runs', workdir)
     runs.query('select * from metrics', workdir)
@@ -171,7 +175,7 @@ def make_page(workdir):
 
 
 def resume_sweep(workdir):
-    """What a sweep reads before it trains."""
+    """Reads a sweep as training does before it starts."""
     tree = fixture.base_config()
     tree['data'] |= {'source': 'python'}
     open_sweep(workdir, resolve(tree), [expand_sweep(tree, AXES)], True, lambda text: None)
@@ -180,7 +184,7 @@ def resume_sweep(workdir):
 
 
 def resume(workdir):
-    """What a run reads before it trains."""
+    """Reads a run as training does before it starts."""
     recipe = Run(workdir).read_recipe()
     with open_workdir(workdir, recipe, True, lambda text: None, wait_until=0.0):
         Recorder(workdir, 8, 3, lambda text: None)
@@ -222,9 +226,9 @@ def try_damages(original, readers, tmp_path, seeds, names=None):
         (place / 'outside.txt').write_text('stays')
         workdir = shutil.copytree(original, place / 'given')
         files = sorted(path for path in workdir.rglob('*') if path.is_file())
-        done = damage(workdir, rng, [one for one in files if not names or one.name in names])
-        if said := outcome(readers[seed % len(readers)], workdir):
-            wrong.append(f'{seed} {readers[seed % len(readers)].__name__}: {done}: {said}')
+        done = damage(workdir, rng, [file for file in files if not names or file.name in names])
+        if failure := outcome(readers[seed % len(readers)], workdir):
+            wrong.append(f'{seed} {readers[seed % len(readers)].__name__}: {done}: {failure}')
         shutil.rmtree(place)
     assert not wrong, '\n'.join([f'{len(wrong)} of {len(seeds)}:', *wrong])
 
@@ -233,19 +237,19 @@ def try_damages(original, readers, tmp_path, seeds, names=None):
 @pytest.mark.parametrize(
     'seeds', [range(24), pytest.param(range(24, 200), marks=pytest.mark.full)], ids=['few', 'many']
 )
-def test_a_sweep_of_a_stranger(sweep, tmp_path, seeds):
-    try_damages(sweep, (ask, make_page, resume_sweep), tmp_path, seeds, SMALL)
+def test_untrusted_sweep(sweep, tmp_path, seeds):
+    try_damages(sweep, (query_runs, make_page, resume_sweep), tmp_path, seeds, SMALL)
 
 
 @pytest.mark.full
-def test_a_run_of_a_stranger(run, tmp_path):
-    """100 damages; its checkpoint is opened, and its tokenizer."""
-    readers = (open_checkpoint, resume, ask, make_page, open_checkpoint, resume, convert)
+def test_untrusted_run(run, tmp_path):
+    """100 damages. The checkpoint and the tokenizer are opened."""
+    readers = (open_checkpoint, resume, query_runs, make_page, open_checkpoint, resume, convert)
     try_damages(run, readers, tmp_path, range(100))
 
 
 @pytest.mark.parametrize('name', ['../x', '/tmp/x', 'a/b', '..', '.', '', 'a\x1b[2Jb', None, 3])
-def test_a_cell_lies_in_the_folder_of_its_sweep(sweep, tmp_path, name):
+def test_cells_stay_in_their_sweep(sweep, tmp_path, name):
     workdir = shutil.copytree(sweep, tmp_path / 'sweep')
     record = json.loads((workdir / 'sweep.json').read_text())
     record.pop('sha256', None)
@@ -257,18 +261,18 @@ def test_a_cell_lies_in_the_folder_of_its_sweep(sweep, tmp_path, name):
 
 @pytest.mark.full
 @pytest.mark.parametrize('value', ['x', ['x'], [{'kind': 'x'}], {'a': 1}, [{'kind': 1}], None])
-def test_warnings_that_are_none_are_named(sweep, tmp_path, value):
+def test_invalid_warnings_are_named(sweep, tmp_path, value):
     workdir = shutil.copytree(sweep, tmp_path / 'sweep')
     cell = next(path.parent for path in sorted(workdir.rglob('summary.json')))
     record = json.loads((cell / 'summary.json').read_text()) | {'warnings': value}
     record.pop('sha256', None)
     (cell / 'summary.json').write_text(json.dumps(record))
-    found = {one['cell']: one for one in runs.gather(workdir)}[cell.name]
-    assert found['status'] == 'unreadable' and 'its warnings are none of ours' in found['reason']
+    row = {cell_row['cell']: cell_row for cell_row in runs.gather(workdir)}[cell.name]
+    assert row['status'] == 'unreadable' and 'its warnings are none of ours' in row['reason']
     write_report(workdir)
 
 
-def test_text_of_a_record_is_text_of_the_report(sweep, tmp_path):
+def test_record_text_is_escaped_in_report(sweep, tmp_path):
     workdir = shutil.copytree(sweep, tmp_path / 'sweep')
     cell = next(path.parent for path in sorted(workdir.rglob('summary.json')))
     record = json.loads((cell / 'summary.json').read_text())
@@ -280,7 +284,7 @@ def test_text_of_a_record_is_text_of_the_report(sweep, tmp_path):
 
 
 @pytest.mark.parametrize('name', ['config.json', 'summary.json', 'sweep.json'])
-def test_one_digit_that_was_changed_is_noticed(tmp_path, name):
+def test_changed_digit_is_detected(tmp_path, name):
     record = {'model': {'d_model': 128}, 'lr': 0.003}
     write_json(tmp_path / name, seal_record(record))
     assert read_json(tmp_path / name) == record
@@ -292,8 +296,8 @@ def test_one_digit_that_was_changed_is_noticed(tmp_path, name):
     assert read_json(tmp_path / name) == record
 
 
-def test_what_train_writes_is_sealed(tmp_path):
-    """And read as before: the seal is no field of a config, nor of a summary."""
+def test_records_are_sealed(tmp_path):
+    """Records read as before: the seal is not a field of a config or a summary."""
     recipe = resolve(fixture.base_config())
     write_config(tmp_path, recipe)
     record_failure(tmp_path, RuntimeError('x'), lambda text: None)
@@ -304,7 +308,7 @@ def test_what_train_writes_is_sealed(tmp_path):
 
 
 @pytest.mark.parametrize('file', [tokenizers.LIBRARY_FILE, tokenizers.TOKENIZER_FILE])
-def test_a_tokenizer_that_was_changed_is_noticed(tmp_path, file):
+def test_changed_tokenizer_is_detected(tmp_path, file):
     tokenizers.plan_tokenizer('bpe:300').build(['some text of words and words of text'] * 9).save(
         tmp_path
     )
@@ -318,14 +322,14 @@ def test_a_tokenizer_that_was_changed_is_noticed(tmp_path, file):
 
 
 @pytest.mark.parametrize('text', ['{}', '[]', '{"kind": "x"}', '{"kind": "subword"}', 'null', ''])
-def test_what_describes_no_tokenizer_is_named(tmp_path, text):
+def test_invalid_tokenizer_is_named(tmp_path, text):
     (tmp_path / tokenizers.TOKENIZER_FILE).write_text(text)
     with pytest.raises(ValueError, match=tokenizers.TOKENIZER_FILE):
         tokenizers.load(tmp_path)
 
 
 @pytest.mark.parametrize('name', ['metrics.jsonl', 'summary.json', LOCK])
-def test_nothing_is_written_through_a_link(tmp_path, name):
+def test_links_are_not_written_through(tmp_path, name):
     outside = tmp_path / 'outside'
     outside.write_text('stays')
     (tmp_path / 'run').mkdir()

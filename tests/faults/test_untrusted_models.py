@@ -1,6 +1,6 @@
-"""A model from a stranger: import-hf reads it or refuses it in one line, and waits for nothing.
+"""A model from a stranger: import-hf reads it or refuses it with one line, and never blocks.
 
-`tests.hostile_models` has the ways to spoil one.
+`tests.hostile_models` has the ways to spoil a model.
 """
 
 import contextlib
@@ -33,8 +33,8 @@ def base():
 
 
 @pytest.fixture(scope='module')
-def sound(tmp_path_factory):
-    """Returns a folder of a family that imports, which is written when it is first wanted."""
+def sound_models(tmp_path_factory):
+    """Returns a folder of a family that imports. It is written on first use."""
     folder = tmp_path_factory.mktemp('sound')
 
     def write(case):
@@ -46,41 +46,48 @@ def sound(tmp_path_factory):
 
 
 @contextlib.contextmanager
-def bounded():
-    """Limits the memory and the time of the block; raises Waits after MOST_SEC."""
+def limit_resources():
+    """Limits the memory and the time of the block. Raises Waits after MOST_SEC."""
 
     def alarm(*_):
         raise Waits
 
     status = Path('/proc/self/status')
     held = re.search(r'VmData:\s+(\d+) kB', status.read_text() if status.exists() else '')
-    before, old = resource.getrlimit(resource.RLIMIT_DATA), signal.signal(signal.SIGALRM, alarm)
+    limits_before, previous_handler = (
+        resource.getrlimit(resource.RLIMIT_DATA),
+        signal.signal(signal.SIGALRM, alarm),
+    )
     if held:  # elsewhere memory has no limit here
-        resource.setrlimit(resource.RLIMIT_DATA, (1024 * int(held[1]) + MOST_MEMORY, before[1]))
+        resource.setrlimit(
+            resource.RLIMIT_DATA, (1024 * int(held[1]) + MOST_MEMORY, limits_before[1])
+        )
     signal.alarm(MOST_SEC)
     try:
         yield
     finally:
         signal.alarm(0)
-        signal.signal(signal.SIGALRM, old)
-        resource.setrlimit(resource.RLIMIT_DATA, before)
+        signal.signal(signal.SIGALRM, previous_handler)
+        resource.setrlimit(resource.RLIMIT_DATA, limits_before)
 
 
 def outcome(name: str, kind: hostile_models.Kind, folder: Path) -> str:
-    """Returns '' for a clear refusal, and for an import that the kind allows; or what is wrong."""
-    out = folder.with_name('out')
+    """Returns '' for a clear refusal, or for an allowed import; else a description of the
+    failure.
+    """
+    workdir = folder.with_name('out')
     try:
-        with bounded():
-            found = import_folder(folder, base(), out)
+        with limit_resources():
+            imported = import_folder(folder, base(), workdir)
             if 'config.json: ' not in name and not name.startswith(hostile_models.FAMILIES):
-                write_run(folder, out, found)
-                tokenizers.load(out / 'tokenizer')
+                write_run(folder, workdir, imported)
+                tokenizers.load(workdir / 'tokenizer')
     except (ValueError, OSError) as error:
-        said = str(error)
-        if lacking := [word for word in kind.words if word not in said]:
-            return f'it says nothing of {lacking}: {said[:300]}'
-        if '\n' in said or not said.isprintable() or len(said) > MOST_CHARACTERS:
-            return f'a refusal of many lines, or of other characters: {said[:300]!r}'
+        message = str(error)
+        if lacking := [word for word in kind.words if word not in message]:
+            return f'it says nothing of {lacking}: {message[:300]}'
+        if '\n' in message or not message.isprintable() or len(message) > MOST_CHARACTERS:
+            return f'a refusal of many lines, or of other characters: {message[:300]!r}'
         return ''
     except Waits:
         return 'it waits'
@@ -89,34 +96,34 @@ def outcome(name: str, kind: hostile_models.Kind, folder: Path) -> str:
     return '' if kind.imports else 'it is imported'
 
 
-def try_kinds(names, sound, tmp_path):
+def try_kinds(names, sound_models, tmp_path):
     wrong = []
     for name in names:
         kind, folder = KINDS[name], tmp_path / 'given'
-        shutil.copytree(sound(kind.case), folder)
+        shutil.copytree(sound_models(kind.case), folder)
         kind.spoil(folder)
-        if said := outcome(name, kind, folder):
-            wrong.append(f'{name}: {said}')
+        if failure := outcome(name, kind, folder):
+            wrong.append(f'{name}: {failure}')
         shutil.rmtree(folder)
         shutil.rmtree(tmp_path / 'out', ignore_errors=True)
     assert not wrong, '\n'.join([f'{len(wrong)} of {len(names)}:', *wrong])
 
 
-def test_a_few_spoiled_folders_are_refused(sound, tmp_path):
-    """Catches a field whose type is not checked, a size that is built before it is compared, and a
-    file that is opened though it is a pipe.
+def test_some_spoiled_folders_are_refused(sound_models, tmp_path):
+    """Catches a field whose type is not checked, a size that is allocated before it is compared,
+    and a pipe that is opened as a file.
     """
-    try_kinds(FEW, sound, tmp_path)
+    try_kinds(FEW, sound_models, tmp_path)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize('part', range(PARTS))
-def test_every_spoiled_folder_is_refused_or_imported(sound, tmp_path, part):
-    try_kinds([*KINDS][part::PARTS], sound, tmp_path)
+def test_spoiled_folders_are_refused_or_imported(sound_models, tmp_path, part):
+    try_kinds([*KINDS][part::PARTS], sound_models, tmp_path)
 
 
 @pytest.mark.default_rows('llama3')
 @pytest.mark.parametrize('case', hostile_models.FAMILIES)
-def test_a_sound_folder_is_imported(sound, tmp_path, case):
-    """Or else each kind above would be refused for another reason."""
-    import_folder(sound(case), base(), tmp_path / 'out')
+def test_sound_folders_are_imported(sound_models, tmp_path, case):
+    """Otherwise each spoiled folder could be refused for another reason."""
+    import_folder(sound_models(case), base(), tmp_path / 'out')

@@ -1,7 +1,7 @@
-"""Results and records from a stranger: kept evaluations, and what eval.sync sends to a tracker.
+"""Results and records from a stranger: stored evaluations, and the records that eval.sync sends.
 
-A kept result that is none is computed anew; a run that cannot be sent is named, and the others are
-sent. Nothing raises another error, and nothing waits.
+An invalid result is computed again. A run that cannot be sent is named, and the others are sent.
+Nothing raises another error or blocks.
 """
 
 import contextlib
@@ -30,22 +30,22 @@ from tests.faults.test_untrusted import MOST_SEC, Waits
 from tests.hostile_models import NO_JSON, STRANGE_FILES
 
 META = {'config': {}, 'step': 5}
-ASKED = SuiteRequest('spoiled', 'spoiled', {})
+REQUEST = SuiteRequest('spoiled', 'spoiled', {})
 HUGE = 10**400
 
 
 @pytest.fixture(autouse=True)
-def ends():
+def limit_time():
     """Raises Waits, which nobody catches, after MOST_SEC."""
 
     def alarm(*_):
         raise Waits
 
-    old = signal.signal(signal.SIGALRM, alarm)
+    previous_handler = signal.signal(signal.SIGALRM, alarm)
     signal.alarm(MOST_SEC)
     yield
     signal.alarm(0)
-    signal.signal(signal.SIGALRM, old)
+    signal.signal(signal.SIGALRM, previous_handler)
 
 
 @pytest.fixture
@@ -58,14 +58,14 @@ def suite(monkeypatch):
     return row
 
 
-def result():
-    items = {'item': ['a', 'b', 'c'], 'nats': [1.0, 2.0, math.nan], 'bytes': [3, 4, 5]}
+def make_result():
+    columns = {'item': ['a', 'b', 'c'], 'nats': [1.0, 2.0, math.nan], 'bytes': [3, 4, 5]}
     table = Table({'domain': ['x', 'y'], 'bits': [1.5, math.inf]}, 'domain', 'bits')
-    return SuiteResult({'loss': 1.5, 'n': 3}, items, {'By domain': table})
+    return SuiteResult({'loss': 1.5, 'n': 3}, columns, {'By domain': table})
 
 
-def put(*path):
-    """Sets the value at a path of a record; the last of `path` is the value."""
+def make_spoiler(*path):
+    """Returns a function that sets a value in a record. The last element of `path` is the value."""
     *above, last, value = path
 
     def spoil(record):
@@ -79,7 +79,7 @@ def put(*path):
 
 TABLE = ('tables', 'By domain')
 RESULTS = {
-    f'{"/".join(map(str, path))}={value!r:.40}': put(*path, value)
+    f'{"/".join(map(str, path))}={value!r:.40}': make_spoiler(*path, value)
     for path, values in {
         ('numbers',): (None, [], 'x', 3, {}),
         ('numbers', 'loss'): (None, 'x', [], {}, True, HUGE, {'float': 'x'}, {'float': []}, [1.5]),
@@ -104,45 +104,45 @@ RESULTS = {
 }
 
 
-def both(found):
-    return [Evaluation(run, 5, {'optim.lr': 0.1}, {'spoiled': found}) for run in 'ab']
+def make_pair(suite_result):
+    return [Evaluation(run, 5, {'optim.lr': 0.1}, {'spoiled': suite_result}) for run in 'ab']
 
 
-def use(found, suite):
+def use_result(suite_result, suite):
     """Prints, traces and pairs a result."""
-    one, other = both(found)
-    summarise_one(one)
-    summarise_many([one, other])
-    compute_difference(pair_items(found, found, suite), resamples=10)
+    first, second = make_pair(suite_result)
+    summarise_one(first)
+    summarise_many([first, second])
+    compute_difference(pair_items(suite_result, suite_result, suite), resamples=10)
 
 
-def kept_at(tmp_path):
-    path = kept.result_path(tmp_path, 5, ASKED)
-    kept.write_result(path, ASKED, META, result())
+def write_kept(tmp_path):
+    path = kept.result_path(tmp_path, 5, REQUEST)
+    kept.write_result(path, REQUEST, META, make_result())
     return path
 
 
-def reads(path, suite):
-    """Reads a kept result and uses it. Returns what is said of one that is none."""
+def read_and_use(path, suite):
+    """Reads a stored result and uses it. Returns the error of an invalid result."""
     try:
-        found = kept.read_result(path, ASKED, META)
+        stored = kept.read_result(path, REQUEST, META)
     except UnreadableFile as error:
         assert str(path) in str(error) and '\n' not in str(error)
         return str(error)
-    if found is not None:
-        use(found, suite)
+    if stored is not None:
+        use_result(stored, suite)
     return ''
 
 
-def test_a_result_is_used_as_it_was_written(tmp_path, suite):
-    path = kept_at(tmp_path)
-    assert reads(path, suite) == ''
-    assert kept.read_result(path, ASKED, META).numbers == result().numbers
+def test_written_result_is_used(tmp_path, suite):
+    path = write_kept(tmp_path)
+    assert read_and_use(path, suite) == ''
+    assert kept.read_result(path, REQUEST, META).numbers == make_result().numbers
 
 
 def spoiled_result(tmp_path, name):
-    """Writes a result with another value, as a stranger would seal it anew."""
-    path = kept_at(tmp_path)
+    """Writes a result with another value and a valid seal, as a stranger could."""
+    path = write_kept(tmp_path)
     record = json.loads(path.read_text())
     record.pop('sha256')
     RESULTS[name](record)
@@ -152,36 +152,36 @@ def spoiled_result(tmp_path, name):
 
 @pytest.mark.filterwarnings('ignore::RuntimeWarning')  # of a ratio whose weights are 0
 @pytest.mark.parametrize('name', RESULTS)
-def test_a_result_of_other_types_is_none(tmp_path, suite, name):
-    """Each value of a kept result that a reader takes, in turn, of another type or length."""
-    reads(spoiled_result(tmp_path, name), suite)
+def test_result_with_other_types_is_refused(tmp_path, suite, name):
+    """Each value that a reader uses, in turn, has another type or length."""
+    read_and_use(spoiled_result(tmp_path, name), suite)
 
 
 @pytest.mark.full
 @pytest.mark.filterwarnings('ignore::RuntimeWarning')
 @pytest.mark.parametrize('name', RESULTS)
-def test_a_page_of_what_is_read_is_drawn(tmp_path, suite, name):
+def test_page_of_read_results(tmp_path, suite, name):
     path = spoiled_result(tmp_path, name)
     with contextlib.suppress(UnreadableFile):
-        if found := kept.read_result(path, ASKED, META):
-            write_evaluation_page(tmp_path / 'one.html', both(found)[:1], [ASKED])
-            write_evaluation_page(tmp_path / 'two.html', both(found), [ASKED])
+        if stored := kept.read_result(path, REQUEST, META):
+            write_evaluation_page(tmp_path / 'one.html', make_pair(stored)[:1], [REQUEST])
+            write_evaluation_page(tmp_path / 'two.html', make_pair(stored), [REQUEST])
 
 
 @pytest.mark.parametrize('name', [*NO_JSON, *STRANGE_FILES])
-def test_a_file_that_is_no_result_is_computed_anew(tmp_path, suite, name):
-    path = kept_at(tmp_path)
+def test_invalid_file_is_computed_again(tmp_path, suite, name):
+    path = write_kept(tmp_path)
     if name in NO_JSON:
         path.write_bytes(NO_JSON[name])
     else:
         STRANGE_FILES[name](path)
-    assert kept_or_none(path) is None
+    assert read_like_evaluator(path) is None
 
 
-def kept_or_none(path):
-    """Returns what eval takes for kept, as `Evaluator` reads it."""
+def read_like_evaluator(path):
+    """Returns the stored result as `Evaluator` reads it."""
     try:
-        return kept.read_result(path, ASKED, META)
+        return kept.read_result(path, REQUEST, META)
     except (UnreadableFile, OSError) as error:
         assert str(path) in str(error)
         return None
@@ -191,8 +191,8 @@ MARK = file_name('fake', Server.destination)
 GOOD = ('a', 'z')  # before and after the spoiled cell, 'm'
 
 
-def of_line(**fields):
-    """Adds a line to metrics.jsonl in front of the others."""
+def spoil_line(**fields):
+    """Inserts a line before the others in metrics.jsonl."""
 
     def spoil(cell):
         path = cell / 'metrics.jsonl'
@@ -201,12 +201,12 @@ def of_line(**fields):
     return spoil
 
 
-def of_file(name, content):
+def spoil_file(name, content):
     return lambda cell: (cell / name).write_bytes(content)
 
 
-def of_json(name, **fields):
-    """Writes a record anew with other fields, as a stranger would: sealed, or without a seal."""
+def spoil_json(name, **fields):
+    """Rewrites a record with other fields, with a valid seal or without a seal."""
 
     def spoil(cell):
         record = json.loads((cell / name).read_text())
@@ -224,12 +224,12 @@ RECORDS = (
         for what, make in STRANGE_FILES.items()
     }
     | {
-        f'{name}: {what}': of_file(name, content)
+        f'{name}: {what}': spoil_file(name, content)
         for name in FILES
         for what, content in NO_JSON.items()
     }
     | {
-        f'metrics.jsonl: {fields!r:.60}': of_line(**fields)
+        f'metrics.jsonl: {fields!r:.60}': spoil_line(**fields)
         for fields in (
             {'step': HUGE},
             {'step': 2**64},
@@ -260,7 +260,7 @@ RECORDS = (
         )
     }
     | {
-        f'summary.json: {fields!r:.60}': of_json('summary.json', **fields)
+        f'summary.json: {fields!r:.60}': spoil_json('summary.json', **fields)
         for fields in (
             {'status': None},
             {'status': []},
@@ -275,11 +275,11 @@ RECORDS = (
         )
     }
     | {
-        f'config.json: {fields!r:.60}': of_json('config.json', **fields)
+        f'config.json: {fields!r:.60}': spoil_json('config.json', **fields)
         for fields in ({'optim': 3}, {'model': {'d_model': HUGE}}, {'x': {'\ud800': [math.nan]}})
     }
     | {
-        f'mark: {fields!r:.60}': of_json(MARK, **fields)
+        f'mark: {fields!r:.60}': spoil_json(MARK, **fields)
         for fields in (
             {'step': 'x'},
             {'step': None},
@@ -302,7 +302,7 @@ RECORDS = (
 
 
 class Strict(Server):
-    """A tracker that takes what MLflow and W&B take: numbers that a double and 64 bits hold."""
+    """A tracker with the limits of MLflow and W&B: only numbers that fit float64 and int64."""
 
     def open(self, run, name, began):
         session = super().open(run, name, began)
@@ -319,19 +319,19 @@ class Strict(Server):
 
 
 @pytest.mark.parametrize('name', RECORDS)
-def test_a_run_that_cannot_be_sent_leaves_the_others(tmp_path, name):
-    """Its error names the file, or else all that can be read of it is sent."""
-    server, said = Strict(), []
+def test_unsendable_run_leaves_others(tmp_path, name):
+    """Its error names the file, or else everything readable is sent."""
+    server, messages = Strict(), []
     for cell in (*GOOD, 'm'):
         begin(tmp_path / cell)
         train(tmp_path / cell, 1, 12)
         end(tmp_path / cell)
-    assert send_all(Follower(tmp_path, 'fake', server, said.append), lambda _: None)
+    assert send_all(Follower(tmp_path, 'fake', server, messages.append), lambda _: None)
     for cell in (*GOOD, 'm'):
         train(tmp_path / cell, 13, 16)
         end(tmp_path / cell, best=1.0)
     RECORDS[name](tmp_path / 'm')
-    follower = Follower(tmp_path, 'fake', server, said.append)
+    follower = Follower(tmp_path, 'fake', server, messages.append)
     send_all(follower, lambda _: None)
     for cell in GOOD:
         mark = read_mark(tmp_path / cell / MARK)
@@ -341,8 +341,10 @@ def test_a_run_that_cannot_be_sent_leaves_the_others(tmp_path, name):
         assert str(tmp_path / 'm') in text and '\n' not in text, text
 
 
-def test_many_unreadable_cells_do_not_hold_up_the_others(tmp_path):
-    """Three failures in a row mean a tracker that does not answer; an unreadable run is none."""
+def test_unreadable_cells_do_not_block_others(tmp_path):
+    """Three failures in a row mean that a tracker does not respond; an unreadable run does not
+    count.
+    """
     for i in range(15):
         begin(tmp_path / f'{i:02d}')
         (tmp_path / f'{i:02d}' / 'config.json').write_text('[')
@@ -373,8 +375,8 @@ def offline_file(tmp_path):
 
 
 @pytest.mark.parametrize('name', [*OFFLINE, *STRANGE_FILES])
-def test_files_of_wandb_that_are_none_hold_no_step(tmp_path, name):
-    """Or an error names the file. One that was changed in the future is not waited for."""
+def test_invalid_wandb_files_hold_no_step(tmp_path, name):
+    """Or an error names the file. A modification time in the future does not block."""
     path = offline_file(tmp_path)
     path.write_bytes(OFFLINE.get(name, b''))
     os.utime(path, (2**32, 2**32))
@@ -400,15 +402,15 @@ DATABASES = {
 
 
 @pytest.mark.parametrize('name', DATABASES)
-def test_what_is_no_database_of_mlflow_is_refused_at_once(tmp_path, name):
-    """MLflow itself tries ten times, for a hundred seconds."""
+def test_invalid_mlflow_database_is_refused_at_once(tmp_path, name):
+    """MLflow itself retries ten times, for a hundred seconds."""
     path = tmp_path / 'mlflow.db'
     DATABASES[name](path)
     with pytest.raises((ValueError, OSError), match=r'mlflow\.db'):
         to_mlflow.check_database(f'sqlite:///{path}')
 
 
-def test_a_database_that_is_locked_is_waited_for_and_named(tmp_path, monkeypatch):
+def test_locked_database_is_named_after_waiting(tmp_path, monkeypatch):
     path = tmp_path / 'mlflow.db'
     to_mlflow.check_database(f'sqlite:///{path}')  # it is not there yet
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:

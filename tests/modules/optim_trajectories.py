@@ -24,8 +24,8 @@ def trajectory(make, shape: str, lr: float, decay: float = 0.0, spec=None, dtype
 
     def step(carry, grad):
         params, state = carry
-        given = {'value': 0.0, 'grad': {'w': grad}, 'value_fn': None}
-        direction, state = tx.update({'w': grad}, state, params, **given)
+        extra = {'value': 0.0, 'grad': {'w': grad}, 'value_fn': None}
+        direction, state = tx.update({'w': grad}, state, params, **extra)
         direction, share = as_direction(direction['w'])
         params = {'w': params['w'] - lr * direction - lr * decay * share * params['w']}
         return (params, state), params['w']
@@ -38,10 +38,10 @@ def trajectory(make, shape: str, lr: float, decay: float = 0.0, spec=None, dtype
     return {t: weights[t - 1] for t in problem.KEPT}
 
 
-def assert_follows(found, name: str, case: str, shape: str, rtol: float = 1e-5):
+def assert_follows(actual, name: str, case: str, shape: str, rtol: float = 1e-5):
     """Relative to the largest weight, at each stored step."""
-    for step, wanted in problem.read(name, case, shape).items():
-        scale = np.abs(wanted).max()
+    for step, expected in problem.read(name, case, shape).items():
+        scale = np.abs(expected).max()
         np.testing.assert_allclose(
-            found[step], wanted, rtol=0, atol=rtol * scale, err_msg=f'{case}, step {step}'
+            actual[step], expected, rtol=0, atol=rtol * scale, err_msg=f'{case}, step {step}'
         )

@@ -27,9 +27,9 @@ def test_adamw_direction():
     grads = np.random.default_rng(0).normal(size=(5, 3)) * 0.1
     tx = adamw(None, b1=0.9, b2=0.95, eps=1e-2)
     state = tx.init(jnp.zeros(3))
-    for grad, wanted in zip(grads, numpy_adam(grads, 0.9, 0.95, 1e-2), strict=True):
+    for grad, expected in zip(grads, numpy_adam(grads, 0.9, 0.95, 1e-2), strict=True):
         direction, state = tx.update(jnp.float32(grad), state)
-        np.testing.assert_allclose(direction, wanted, rtol=1e-4)
+        np.testing.assert_allclose(direction, expected, rtol=1e-4)
 
 
 def cosine(progress):
@@ -37,8 +37,8 @@ def cosine(progress):
 
 
 def fraction(name, step, **changes):
-    """Of the peak, with the numbers that the schedule reads."""
-    given = {
+    """Returns the fraction of the peak, with the numbers that the schedule reads."""
+    numbers = {
         'steps': STEPS,
         'warmup_steps': WARMUP,
         'final_lr_fraction': FINAL,
@@ -47,9 +47,11 @@ def fraction(name, step, **changes):
         'cycles': 4,
         'inverse_sqrt_steps': 8,
     } | changes
-    steps = given.pop('steps')
-    own = {number: given[number] for number in declared_options(SCHEDULES[name]) if number in given}
-    return SCHEDULES[name](step, steps, **own)
+    steps = numbers.pop('steps')
+    schedule_numbers = {
+        number: numbers[number] for number in declared_options(SCHEDULES[name]) if number in numbers
+    }
+    return SCHEDULES[name](step, steps, **schedule_numbers)
 
 
 def reach(name):
@@ -77,14 +79,14 @@ def test_every_schedule_has_its_values():
 @pytest.mark.parametrize('name', SCHEDULES)
 def test_schedule_at_its_boundaries(name):
     """Catches a warm-up that starts at 0, and a decay that ends a step early or late."""
-    for step, wanted in FRACTIONS[name].items():
+    for step, expected in FRACTIONS[name].items():
         value = fraction(name, jnp.int32(step))
-        np.testing.assert_allclose(value, wanted, rtol=1e-5, err_msg=f'step {step}')
+        np.testing.assert_allclose(value, expected, rtol=1e-5, err_msg=f'step {step}')
 
 
 @pytest.mark.parametrize('name', [n for n in SCHEDULES if reach(n) and n != 'exponential'])
-def test_a_decay_to_0_is_there_at_the_last_step(name):
-    """To the bit: that step changes no weight, and the one before it does."""
+def test_decay_reaches_0_at_the_last_step(name):
+    """To the bit: the last step changes no weight, and the step before it does."""
     before, last = fraction(name, jnp.int32([STEPS - 2, STEPS - 1]), final_lr_fraction=0.0)
     assert last == 0.0 < before
 
@@ -101,14 +103,14 @@ def test_schedule_stays_between_nothing_and_the_peak(name):
         np.testing.assert_allclose(late, FINAL, rtol=1e-5)
 
 
-@pytest.mark.parametrize(('step', 'wanted'), [(14, 1), (15, 1 - 0.9 * 0.2**0.5), (19, FINAL)])
-def test_a_decay_by_the_square_root(step, wanted):
+@pytest.mark.parametrize(('step', 'expected'), [(14, 1), (15, 1 - 0.9 * 0.2**0.5), (19, FINAL)])
+def test_square_root_decay(step, expected):
     """1 - sqrt(p), steep first. Catches sqrt(1 - p), which is steep last."""
-    found = fraction('warmup_stable_decay', jnp.int32(step), decay_shape='sqrt')
-    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    actual = fraction('warmup_stable_decay', jnp.int32(step), decay_shape='sqrt')
+    np.testing.assert_allclose(actual, expected, rtol=1e-5)
 
 
-def test_a_decay_shorter_than_a_step_is_the_last_one():
+def test_decay_shorter_than_a_step_takes_the_last_step():
     """Catches a last step that is half way down."""
     short = fraction('warmup_stable_decay', jnp.arange(STEPS), decay_fraction=0.5 / STEPS)
     np.testing.assert_allclose(short[-2:], [1, FINAL], rtol=1e-5)
@@ -116,9 +118,9 @@ def test_a_decay_shorter_than_a_step_is_the_last_one():
 
 @pytest.mark.parametrize('cycles', [1, 3, 5, 7])
 @pytest.mark.parametrize('steps', [STEPS, 1000])
-def test_cycles_of_any_number(cycles, steps):
-    """Each falls, the next begins near the peak, and one cycle is the cosine. Catches a restart a
-    step early or late, to which rounding can lead where a cycle ends.
+def test_cycles_for_any_steps(cycles, steps):
+    """Each cycle falls, the next begins near the peak, and a single cycle is the cosine. Catches a
+    restart a step early or late, to which rounding at the end of a cycle can lead.
     """
     values = fraction('cyclic', jnp.arange(steps), steps=steps, cycles=cycles, warmup_steps=0)
     (rises,) = np.nonzero(np.diff(values) > 0)  # the last step of each cycle but the last
@@ -130,17 +132,19 @@ def test_cycles_of_any_number(cycles, steps):
         np.testing.assert_allclose(values, single, rtol=1e-5)
 
 
-def test_the_inverse_root_is_that_of_t5():
-    """max(t, k)^-1/2 of its peak k^-1/2, with t from 1; and with a warm-up of k that of the first
-    Transformer, min(t^-1/2, t k^-3/2).
+def test_inverse_sqrt_is_t5():
+    """max(t, k)^-1/2 of its peak k^-1/2, with t from 1; with a warm-up of k the schedule of the
+    first Transformer, min(t^-1/2, t k^-3/2).
     """
     t = np.arange(1, STEPS + 1)
-    found = fraction('inverse_sqrt', jnp.arange(STEPS), warmup_steps=0)
-    np.testing.assert_allclose(found, np.maximum(t, 8) ** -0.5 / 8**-0.5, rtol=1e-5)
+    fractions = fraction('inverse_sqrt', jnp.arange(STEPS), warmup_steps=0)
+    np.testing.assert_allclose(fractions, np.maximum(t, 8) ** -0.5 / 8**-0.5, rtol=1e-5)
     for k in (4, 8):  # the decay begins where a longer warm-up ends
-        found = fraction('inverse_sqrt', jnp.arange(STEPS), warmup_steps=8, inverse_sqrt_steps=k)
+        fractions = fraction(
+            'inverse_sqrt', jnp.arange(STEPS), warmup_steps=8, inverse_sqrt_steps=k
+        )
         first = np.minimum(t**-0.5, t * 8**-1.5)
-        np.testing.assert_allclose(found, first / 8**-0.5, rtol=1e-5)
+        np.testing.assert_allclose(fractions, first / 8**-0.5, rtol=1e-5)
 
 
 SPECS = {
@@ -155,20 +159,20 @@ def scaled_by(factor):
     return lambda specs: optax.scale(factor)
 
 
-def test_each_is_made_from_the_specs_of_its_own():
-    """And runs on its own alone. Catches specs of all parameters where trees have some."""
-    seen = []
+def test_partition_passes_each_optimizer_its_specs():
+    """It runs on its parameters alone. Catches specs of all parameters with trees of some."""
+    roles_by_path = []
 
-    def noted(specs):
-        seen.append({path: spec.role for path, spec in named_leaves(specs).items()})
+    def make_noted(specs):
+        roles_by_path.append({path: spec.role for path, spec in named_leaves(specs).items()})
         return sgd(specs, momentum=0.5)
 
-    tx = partition_by_role(SPECS, hidden=noted, default=noted)
+    tx = partition_by_role(SPECS, hidden=make_noted, default=make_noted)
     state = unbox_state(tx.init(PARAMS))
     for _ in range(2):
-        found, state = tx.update(PARAMS, state, PARAMS)
-    jax.tree.map(lambda leaf, w: np.testing.assert_array_equal(leaf, 1.5 * w), found, PARAMS)
-    assert sorted(seen, key=len) == [
+        directions, state = tx.update(PARAMS, state, PARAMS)
+    jax.tree.map(lambda leaf, w: np.testing.assert_array_equal(leaf, 1.5 * w), directions, PARAMS)
+    assert sorted(roles_by_path, key=len) == [
         {'layers/up': 'hidden'},
         {'scale': 'vector', 'table': 'embedding'},
     ]
@@ -177,34 +181,36 @@ def test_each_is_made_from_the_specs_of_its_own():
 def test_each_role_has_its_own_optimizer():
     """Halved for hidden matrices, negated for the rest. Catches labels of other leaves."""
     tx = partition_by_role(SPECS, hidden=scaled_by(0.5), default=scaled_by(-1.0))
-    found, _ = tx.update(PARAMS, tx.init(PARAMS), PARAMS)
-    wanted = {'table': -1.0, 'layers': {'up': 0.5}, 'scale': -1.0}
-    jax.tree.map(lambda leaf, value: np.testing.assert_array_equal(leaf, value), found, wanted)
+    directions, _ = tx.update(PARAMS, tx.init(PARAMS), PARAMS)
+    expected = {'table': -1.0, 'layers': {'up': 0.5}, 'scale': -1.0}
+    jax.tree.map(
+        lambda leaf, value: np.testing.assert_array_equal(leaf, value), directions, expected
+    )
 
 
-def test_a_parameter_that_no_optimizer_covers_is_named():
+def test_uncovered_parameter_is_named():
     with pytest.raises(ValueError, match=r'no optimizer covers scale, table; name its role'):
         partition_by_role(SPECS, hidden=scaled_by(0.5))
 
 
-def test_a_role_that_no_parameter_has_is_named():
+def test_unused_role_is_named():
     with pytest.raises(ValueError, match=r"\['readout'\], and no parameter has that role"):
         partition_by_role(SPECS, readout=scaled_by(0.5), default=scaled_by(1.0))
 
 
-def test_moments_are_described_as_their_parameters():
+def test_moments_have_specs_of_their_parameters():
     """Also behind a partition, which leaves some out. Catches moments without sharding."""
     tx = partition_by_role(SPECS, hidden=adamw, default=lambda specs: optax.trace(0.9))
     specs = named_leaves(state_specs(jax.eval_shape(tx.init, PARAMS), PARAMS, SPECS))
-    of_up = [spec for path, spec in specs.items() if path.endswith('layers/up')]
-    assert of_up == [SPECS['layers']['up']] * 2  # both moments
-    of_table = [spec for path, spec in specs.items() if path.endswith('table')]
-    assert of_table == [SPECS['table']]
-    rest = [spec for path, spec in specs.items() if path.endswith('count')]
-    assert rest == [ParamSpec('vector', ())]
+    up_specs = [spec for path, spec in specs.items() if path.endswith('layers/up')]
+    assert up_specs == [SPECS['layers']['up']] * 2  # both moments
+    table_specs = [spec for path, spec in specs.items() if path.endswith('table')]
+    assert table_specs == [SPECS['table']]
+    count_specs = [spec for path, spec in specs.items() if path.endswith('count')]
+    assert count_specs == [ParamSpec('vector', ())]
 
 
-def test_a_state_of_another_shape_is_described_by_its_box():
+def test_boxed_state_has_the_spec_in_its_box():
     """A row norm a matrix, say; without a box it is refused, by its path."""
     rows = ParamSpec('vector', ('layer', 'embed'))
 

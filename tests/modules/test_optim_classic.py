@@ -58,21 +58,21 @@ DECAY = {'adamp_decays/tall': 0.5, 'sgdp_decays/wide': 0.5}
 
 
 @pytest.mark.parametrize('case', PROJECTING)
-def test_projections_are_those_of_the_package(case):
+def test_projections_follow_package(case):
     """Steps that project by unit, as a whole, and not at all. Catches the units of a transposed
     matrix or of an embedding, a cosine of the momentum, Nesterov's other bias correction, and a
     decay that is whole where it projects.
     """
-    make, given = PROJECTING[case]
+    make, options = PROJECTING[case]
     shape = case.split('/')[1]
     spec = EMBEDDING if 'embedding' in case else None
     decay = DECAY.get(case, 0.0)
-    found = trajectory(functools.partial(make, **given), shape, lr=0.05, decay=decay, spec=spec)
-    assert_follows(found, 'make_adamp', case, shape)
+    actual = trajectory(functools.partial(make, **options), shape, lr=0.05, decay=decay, spec=spec)
+    assert_follows(actual, 'make_adamp', case, shape)
 
 
 @pytest.mark.parametrize('make', [adamp, sgdp])
-def test_where_the_gradient_is_orthogonal_so_is_the_direction(make):
+def test_orthogonal_gradient_gives_orthogonal_direction(make):
     """By output unit, in both layers. Catches a projection on the gradient, or of the gradient."""
     weight, grad = normal(2, 2, 3, 4), normal(2, 2, 3, 4, seed=1)
     axes = (1, 2)
@@ -84,9 +84,9 @@ def test_where_the_gradient_is_orthogonal_so_is_the_direction(make):
     assert np.abs(direction).max() > 0.1
 
 
-def test_each_matrix_of_a_stack_decides_for_itself():
-    """One layer's gradient is orthogonal, the other's is along the weight: that one has Adam's.
-    Catches one test over the whole stack.
+def test_stacked_matrices_are_tested_separately():
+    """The gradient of a layer is orthogonal to its weight, the other layer's is along it and has
+    Adam's direction. Catches a single test over the whole stack.
     """
     weight, grad = normal(2, 2, 3, 4), normal(2, 2, 3, 4, seed=1)
     radial = jnp.sum(grad * weight, (1, 2), keepdims=True)
@@ -98,20 +98,20 @@ def test_each_matrix_of_a_stack_decides_for_itself():
     assert np.abs(direction[0] - adam[0]).max() > 0.1
 
 
-def test_the_whole_matrix_where_the_units_do_not_fire():
+def test_whole_matrix_is_tested_after_its_units():
     """Two units with opposite radial parts. Catches a second view that is never tried."""
     weight = jnp.float32([[1.0, 1.0], [0.0, 0.0]])
     grad = jnp.float32([[1.0, -1.0], [1.0, 1.0]])
     spec = ParamSpec('hidden', ('embed', 'mlp'), ('embed',))
     project = jax.jit(functools.partial(remove_radial, spec))
-    found = project(grad + weight, grad, weight, 0.1, 1e-8, 0.25)
-    np.testing.assert_allclose(found.value, grad, atol=1e-6)
-    np.testing.assert_array_equal(found.decay_share, 0.25)
+    projected = project(grad + weight, grad, weight, 0.1, 1e-8, 0.25)
+    np.testing.assert_allclose(projected.value, grad, atol=1e-6)
+    np.testing.assert_array_equal(projected.decay_share, 0.25)
 
 
-def test_a_projected_matrix_loses_a_share_of_its_decay():
-    """In float64, beside the closed form: the gradient of one layer has no part along its weight,
-    that of the other no other part. Catches a share that is lost, also between two optimizers.
+def test_projected_matrix_decays_less():
+    """In float64, beside the closed form: a layer with an orthogonal gradient, and a layer with a
+    gradient along its weight. Catches a lost share, also between two optimizers.
     """
     specs = {'up': STACKED, 'scale': ParamSpec('vector', ('layer', 'embed'))}
     with jax.enable_x64(True):
@@ -124,10 +124,10 @@ def test_a_projected_matrix_loses_a_share_of_its_decay():
         tx = partition_by_role(specs, default=adamp, hidden=spare)
         direction, _ = tx.update(grads, unbox_state(tx.init(params)), params)
         decay = apply_decay({name: jnp.float64(0.5) for name in specs})
-        found, _ = decay.update(direction, decay.init(params), params)
+        updates, _ = decay.update(direction, decay.init(params), params)
     shares = np.array([0.25, 1.0]).reshape(2, 1, 1, 1)
-    np.testing.assert_allclose(found['up'], np.sign(grads['up']) - 0.5 * shares, rtol=1e-12)
-    np.testing.assert_allclose(found['scale'], 1 - 0.5, rtol=1e-6)
+    np.testing.assert_allclose(updates['up'], np.sign(grads['up']) - 0.5 * shares, rtol=1e-12)
+    np.testing.assert_allclose(updates['scale'], 1 - 0.5, rtol=1e-6)
 
 
 SCALED = {
@@ -140,34 +140,34 @@ SCALED = {
 
 
 @pytest.mark.parametrize('case', SCALED)
-def test_scale_is_that_of_its_authors(case):
+def test_scale_follows_authors_code(case):
     """Catches rows for columns, momentum in another role, or a sum in place of a mean."""
     shape = case.split('/')[1]
     make = functools.partial(scale, scale_vector_factor=2.0)
-    found = trajectory(make, shape, lr=0.05, spec=SCALED[case])
-    assert_follows(found, 'make_scale', case, shape)
+    actual = trajectory(make, shape, lr=0.05, spec=SCALED[case])
+    assert_follows(actual, 'make_scale', case, shape)
 
 
 @pytest.mark.parametrize(
     ('spec', 'shape', 'axes'),
     [(EMBEDDING, (5, 4), 0), (READOUT, (4, 5), 0), (STACKED, (2, 2, 3, 4), (1, 2))],
 )
-def test_columns_have_a_root_mean_square_of_1(spec, shape, axes):
-    """Of each layer, heads merged; a column without a gradient stays. Catches one norm a stack."""
+def test_scale_columns_have_rms_1(spec, shape, axes):
+    """Per layer, heads merged; a column without a gradient stays. Catches a norm over the stack."""
     sizes = np.float32([0, 0.01, 1, 100, 1000])[: shape[-1]]
     grad = jnp.asarray(np.asarray(normal(*shape)) * sizes)
     direction, state = first_step(scale, spec, grad, normal(*shape, seed=1))
     rms = np.sqrt(np.mean(np.square(direction), axes))
     np.testing.assert_allclose(rms[..., 1:], 1.0, rtol=1e-5)
     np.testing.assert_array_equal(rms[..., 0], 0.0)
-    assert bool(state.of) == (spec is READOUT)  # nothing is kept of the others
+    assert bool(state.of) == (spec is READOUT)  # other roles have no state
 
 
-def optax_adafactor(least, relative):
+def optax_adafactor(min_size, relative):
     def make(specs):
         del specs
         stages = [
-            optax.scale_by_factored_rms(min_dim_size_to_factor=least),
+            optax.scale_by_factored_rms(min_dim_size_to_factor=min_size),
             optax.clip_by_block_rms(1.0),
             *([optax.scale_by_param_block_rms()] if relative else []),
         ]
@@ -177,24 +177,28 @@ def optax_adafactor(least, relative):
 
 
 @pytest.mark.parametrize(
-    ('shape', 'least', 'relative'),
+    ('shape', 'min_size', 'relative'),
     [('wide', 4, True), ('tall', 5, False), ('square', 5, False), ('vector', 1, True)],
 )
-def test_adafactor_is_that_of_optax(shape, least, relative):
+def test_adafactor_follows_optax(shape, min_size, relative):
     """One side under the least size: unfactored. Catches means over the wrong side, a share that
     starts a step late, and a clipping or a scale that is left out.
     """
-    own = functools.partial(adafactor, adafactor_min_size=least, adafactor_absolute=not relative)
-    found = trajectory(own, shape, lr=0.05)
-    for step, wanted in trajectory(optax_adafactor(least, relative), shape, lr=0.05).items():
-        np.testing.assert_allclose(found[step], wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
+    ours = functools.partial(
+        adafactor, adafactor_min_size=min_size, adafactor_absolute=not relative
+    )
+    actual = trajectory(ours, shape, lr=0.05)
+    for step, expected in trajectory(optax_adafactor(min_size, relative), shape, lr=0.05).items():
+        np.testing.assert_allclose(
+            actual[step], expected, rtol=0, atol=1e-5 * np.abs(expected).max()
+        )
 
 
 LAYER_VECTOR = ParamSpec('vector', ('layer', 'embed'))
 
 
 @pytest.mark.parametrize(('spec', 'shape'), [(STACKED, (2, 2, 3, 4)), (LAYER_VECTOR, (2, 5))])
-def test_adafactor_of_a_stack_is_that_of_each_layer(spec, shape):
+def test_adafactor_treats_layers_separately(spec, shape):
     """Layers of other sizes, the second update of one clipped. Catches a root mean square over the
     stack, heads left apart, and a layer axis that is factored.
     """
@@ -210,19 +214,19 @@ def test_adafactor_of_a_stack_is_that_of_each_layer(spec, shape):
         return direction['w']
 
     def both(weight, *grads):
-        alone = [
+        layers = [
             directions(spec.drop_axis('layer'), weight[i], *(g[i] for g in grads)) for i in (0, 1)
         ]
-        return directions(spec, weight, *grads), jnp.stack(alone)
+        return directions(spec, weight, *grads), jnp.stack(layers)
 
-    together, alone = jax.jit(both)(weight, *grads)
-    np.testing.assert_allclose(together, alone, rtol=1e-5)
+    stacked, layers = jax.jit(both)(weight, *grads)
+    np.testing.assert_allclose(stacked, layers, rtol=1e-5)
 
 
-def test_adafactor_keeps_two_vectors_of_a_large_matrix():
+def test_adafactor_stores_two_vectors_per_large_matrix():
     """With the parameter's own axes, heads apart. Catches memory as large as Adam's."""
     params = {'w': jnp.zeros((2, 2, 3, 4))}
-    for least, wanted in [(4, [('layer', 'embed'), STACKED.axes[:3]]), (5, [STACKED.axes])]:
-        state = adafactor({'w': STACKED}, adafactor_min_size=least).init(params)
-        found = jax.tree.leaves(state_specs(state, params, {'w': STACKED}).of)
-        assert [spec.axes for spec in found] == wanted
+    for min_size, expected in [(4, [('layer', 'embed'), STACKED.axes[:3]]), (5, [STACKED.axes])]:
+        state = adafactor({'w': STACKED}, adafactor_min_size=min_size).init(params)
+        specs = jax.tree.leaves(state_specs(state, params, {'w': STACKED}).of)
+        assert [spec.axes for spec in specs] == expected

@@ -29,10 +29,10 @@ def extra_arguments(value_fn, logits_fn, share_from_logits, rows, params):
 
 
 @pytest.mark.parametrize(('case', 'mu', 'gamma'), [('smooth', 1.0, 1.0), ('steep', 0.1, 100.0)])
-def test_follows_its_authors_code(case, mu, gamma):
+def test_gauss_newton_follows_authors_code(case, mu, gamma):
     """50 steps of x and gamma in float64, to 1e-4 of the largest while they descend: near the end
-    the difference of two losses is rounding, and with it what is accepted. Catches a damping that
-    is not the gradient's, the norm at the start in the test, and a gamma that is halved once.
+    the difference of two losses is rounding, which determines acceptance. Catches a damping that is
+    not the gradient's, the norm at the start in the test, and a gamma that is halved once.
     """
     rows, offsets = problem.normals('rows', 12, 5), problem.normals('offsets', 12)
 
@@ -49,22 +49,22 @@ def test_follows_its_authors_code(case, mu, gamma):
 
     tx = gauss_newton(VECTOR, gauss_newton_gamma=gamma, gauss_newton_tries=40)
 
-    def one(carry, _):
+    def train_step(carry, _):
         params, state = carry
-        more = extra_arguments(value_fn, logits_fn, share_from_logits, jnp.zeros((1, 1)), params)
-        delta, state = tx.update(more['grad'], state, params, **more)
+        extra = extra_arguments(value_fn, logits_fn, share_from_logits, jnp.zeros((1, 1)), params)
+        delta, state = tx.update(extra['grad'], state, params, **extra)
         params = optax.tree.sub(params, delta)
         return (params, state), (jnp.append(params['x'], state.gamma), value_fn(params))
 
     with jax.enable_x64(True):
         start = {'x': jnp.asarray(problem.normals('start', 5))}
-        run = jax.jit(lambda: jax.lax.scan(one, (start, tx.init(start)), None, length=50)[1])
+        run = jax.jit(lambda: jax.lax.scan(train_step, (start, tx.init(start)), None, length=50)[1])
         path, values = map(np.asarray, run())
     compared = 0
-    for step, wanted in problem.read('make_gauss_newton', case).items():
+    for step, expected in problem.read('make_gauss_newton', case).items():
         if values[step - 1] - values.min() > 1e-6:
-            scale = np.abs(wanted).max()
-            np.testing.assert_allclose(path[step - 1], wanted, rtol=0, atol=1e-4 * scale)
+            scale = np.abs(expected).max()
+            np.testing.assert_allclose(path[step - 1], expected, rtol=0, atol=1e-4 * scale)
             compared += 1
     assert compared >= 3
 
@@ -104,26 +104,26 @@ def flat(tree):
 
 
 def dense(params):
-    """sum over tokens of J^T H J with H = (1 + 0.2 log Z) (diag p - p p^T) + 0.2 p p^T, by numpy of
-    Jacobians that are dense.
+    """Returns sum over tokens of J^T H J with H = (1 + 0.2 log Z) (diag p - p p^T) + 0.2 p p^T, by
+    numpy from dense Jacobians.
     """
     jacobian = jax.jacfwd(lambda params: logits_fn(params, ROWS).reshape(-1, WORDS))(params)
     rows = [np.asarray(j).reshape(2 * TOKENS, WORDS, -1) for j in jax.tree.leaves(jacobian)]
     j = np.concatenate(rows, -1)
     logits = np.asarray(logits_fn(params, ROWS)).reshape(-1, WORDS)
     total = 0
-    for one, z in zip(j, logits, strict=True):
+    for j_token, z in zip(j, logits, strict=True):
         log_z = np.log(np.exp(z).sum())
         p = np.exp(z - log_z)
         h = (1 + 0.2 * log_z) * (np.diag(p) - np.outer(p, p)) + 0.2 * np.outer(p, p)
-        total = total + one.T @ h @ one / (2 * TOKENS)
+        total = total + j_token.T @ h @ j_token / (2 * TOKENS)
     return total
 
 
 @pytest.mark.full
-def test_the_product_is_that_of_the_dense_matrix():
-    """Summed over two microbatches, in float64 to 1e-10. Catches the Hessian of all the network,
-    and one microbatch in the place of both.
+def test_product_is_the_dense_product():
+    """Summed over two microbatches, in float64 to 1e-10. Catches the Hessian of the whole network,
+    and a microbatch in place of both.
     """
     v = {
         'hidden': problem.normals('v', WIDTH, WIDTH),
@@ -131,37 +131,39 @@ def test_the_product_is_that_of_the_dense_matrix():
     }
     with jax.enable_x64(True):
         params, v = jax.tree.map(jnp.asarray, (PARAMS, v))
-        more = {'logits_fn': logits_fn, 'share_from_logits': share_from_logits, 'rows': ROWS}
-        found = gauss_newton_product(params, v, more)
-        wanted = dense(params) @ flat(v)
-    np.testing.assert_allclose(flat(found), wanted, atol=1e-10)
+        extra = {'logits_fn': logits_fn, 'share_from_logits': share_from_logits, 'rows': ROWS}
+        product = gauss_newton_product(params, v, extra)
+        expected = dense(params) @ flat(v)
+    np.testing.assert_allclose(flat(product), expected, atol=1e-10)
 
 
 @pytest.mark.default_rows('None')
 @pytest.mark.parametrize('role', [None, 'hidden'])
-def test_the_step_is_the_dense_solution(role):
-    """(G + |g| / gamma)^-1 g, of all or of one role's block while the others stand still; gamma is
-    doubled. Catches the gradient of all in the solution of some.
+def test_step_is_the_dense_solution(role):
+    """(G + |g| / gamma)^-1 g, of all parameters or of the block of a role with the others fixed;
+    gamma is doubled. Catches the gradient of all parameters in the solution of a block.
     """
-    own = np.concatenate([np.full(WIDTH * WIDTH, True), np.full(WIDTH * WORDS, role is None)])
+    is_updated = np.concatenate(
+        [np.full(WIDTH * WIDTH, True), np.full(WIDTH * WORDS, role is None)]
+    )
     tx = gauss_newton(SPECS)
     if role:
         tx = partition_by_role(SPECS, lambda specs: optax.set_to_zero(), hidden=gauss_newton)
     with jax.enable_x64(True):
         params = jax.tree.map(jnp.asarray, PARAMS)
-        more = extra_arguments(value_fn, logits_fn, share_from_logits, ROWS, params)
+        extra = extra_arguments(value_fn, logits_fn, share_from_logits, ROWS, params)
         clipped = jax.tree.map(jnp.zeros_like, params)
-        found, state = tx.update(clipped, unbox_state(tx.init(params)), params, **more)
-        matrix, g = dense(params)[np.ix_(own, own)], flat(more['grad'])[own]
-    wanted = np.linalg.solve(matrix + np.linalg.norm(g) * np.eye(len(g)), g)
-    np.testing.assert_allclose(flat(found)[own], wanted, atol=1e-4 * np.abs(wanted).max())
-    assert not flat(found)[~own].any()
+        step, state = tx.update(clipped, unbox_state(tx.init(params)), params, **extra)
+        matrix, g = dense(params)[np.ix_(is_updated, is_updated)], flat(extra['grad'])[is_updated]
+    expected = np.linalg.solve(matrix + np.linalg.norm(g) * np.eye(len(g)), g)
+    np.testing.assert_allclose(flat(step)[is_updated], expected, atol=1e-4 * np.abs(expected).max())
+    assert not flat(step)[~is_updated].any()
     assert jax.tree.leaves(state) == [2.0]
 
 
-def test_a_step_that_climbs_is_tried_again():
-    """Of a loss whose curvature the matrix does not see, gamma is halved until a step is accepted,
-    or there are no more tries. Catches a search that goes on, and the first step all the same.
+def test_climbing_step_is_retried():
+    """The matrix does not see the curvature of this loss: gamma is halved until a step is accepted,
+    or no tries remain. Catches an endless search, and a first step that is taken anyway.
     """
 
     def steep(params):
@@ -170,10 +172,10 @@ def test_a_step_that_climbs_is_tried_again():
     def attempt(tries):
         tx = gauss_newton(VECTOR, gauss_newton_gamma=1e4, gauss_newton_tries=tries)
         params = {'x': jnp.float32([1.0])}
-        more = extra_arguments(
+        extra = extra_arguments(
             steep, lambda p, part: p['x'] * 0, lambda z, part: jnp.sum(z), ROWS, params
         )
-        delta, state = tx.update(more['grad'], tx.init(params), params, **more)
+        delta, state = tx.update(extra['grad'], tx.init(params), params, **extra)
         return float(delta['x'][0]), float(state.gamma)
 
     # The step is gamma itself; accepted where 50 (1 - (1 - d)^2) >= 100 (1 - d)^2 d / 8.
@@ -184,7 +186,7 @@ def test_a_step_that_climbs_is_tried_again():
     assert 50 * (1 - (1 - 2 * d) ** 2) < 100 * (1 - 2 * d) ** 2 * 2 * d / 8
 
 
-def test_logits_without_a_forward_derivative_are_refused():
+def test_logits_without_forward_derivative_are_refused():
     opaque = jax.custom_vjp(jnp.sin)
     opaque.defvjp(lambda x: (jnp.sin(x), x), lambda x, g: (jnp.cos(x) * g,))
     with pytest.raises(ValueError, match=r'choose kernels.attention=reference'):
@@ -192,11 +194,11 @@ def test_logits_without_a_forward_derivative_are_refused():
 
 
 @pytest.mark.parametrize(
-    ('row', 'said'), [(gauss_newton, 'grad, logits_fn'), (normalized_gd, 'error_probability')]
+    ('row', 'message'), [(gauss_newton, 'grad, logits_fn'), (normalized_gd, 'error_probability')]
 )
-def test_what_it_asks_for_must_be_given(row, said):
+def test_missing_extra_arguments_are_refused(row, message):
     tx, params = row(VECTOR), {'x': jnp.ones(2)}
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         tx.update(params, tx.init(params), params, value=0.0)
 
 
@@ -215,15 +217,15 @@ def steps_to_separate(points, lr, normalized):
     raise AssertionError('not separated')
 
 
-def test_it_separates_points_as_a_perceptron_does():
-    """59 points pull one way and one the other: within R^2 / mu^2 + 2 log(2n - 1) / (lr mu^2) steps
-    (arXiv:2412.08424), and plain descent in many times more. Catches a quotient that
-    is the other way round, or no quotient.
+def test_normalized_gd_separates_points_like_a_perceptron():
+    """59 points pull in a direction and another point against it: separated within R^2 / mu^2 + 2
+    log(2n - 1) / (lr mu^2) steps (arXiv:2412.08424), and by plain descent in many times more.
+    Catches an inverted quotient, or none.
     """
     with jax.enable_x64(True):
         points = np.array([[0.3, 1.0]] * 59 + [[0.3, -1.0]])
-        found = {lr: steps_to_separate(points, lr, True) for lr in (1.0, 10.0, 100.0)}
+        counts = {lr: steps_to_separate(points, lr, True) for lr in (1.0, 10.0, 100.0)}
         plain = steps_to_separate(points, 100.0, False)
-    for lr, count in found.items():
+    for lr, count in counts.items():
         assert count <= 1.09 / 0.3**2 + 2 * np.log(119) / (lr * 0.3**2)
-    assert plain > 5 * found[100.0]
+    assert plain > 5 * counts[100.0]

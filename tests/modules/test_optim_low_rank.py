@@ -31,20 +31,20 @@ ROWS = {
 
 @pytest.fixture
 def fixed_projections(monkeypatch):
-    """APOLLO's random numbers are those that the stored trajectories were made with."""
+    """Gives APOLLO the random numbers with which the stored trajectories were made."""
 
     def projection(number, period, shape, dtype):
         del number
         *_, rows, rank = shape
-        each = [make_galore.normal(rows, rank, p) for p in range(3)]
-        return jnp.asarray(np.stack(each), dtype)[period] / math.sqrt(rank)
+        projections = [make_galore.normal(rows, rank, p) for p in range(3)]
+        return jnp.asarray(np.stack(projections), dtype)[period] / math.sqrt(rank)
 
     monkeypatch.setattr(low_rank, 'random_projection', projection)
 
 
 @pytest.mark.parametrize('shape', make_galore.SHAPES)
 @pytest.mark.parametrize('name', ROWS)
-def test_follows_the_published_code(fixed_projections, name, shape):
+def test_low_rank_follows_published_code(fixed_projections, name, shape):
     """50 steps over three projections, in float32. Catches a projection of the longer side, another
     moment of refresh, turned moments, an epsilon under the bias correction, a limit after it.
     """
@@ -58,15 +58,15 @@ SHAPE = (2, 4, 3, 2)  # in each of two layers a matrix 4 x 6
 
 
 def directions(make, specs, grads):
-    """(the direction after each of `grads`, the state at last), in one program."""
+    """Returns (the direction after each of `grads`, the last state), in a single program."""
     tx = make(specs)
 
     def run():
-        state, found = unbox_state(tx.init(grads[0])), []
+        state, updates = unbox_state(tx.init(grads[0])), []
         for grad in grads:
             direction, state = tx.update(grad, state, grad)
-            found.append(direction)
-        return found, state
+            updates.append(direction)
+        return updates, state
 
     return jax.jit(run)()
 
@@ -78,23 +78,25 @@ def gradients(number, shape=SHAPE):
 
 @pytest.mark.default_rows('apollo')
 @pytest.mark.parametrize('name', ROWS)
-def test_each_layer_is_a_matrix_of_its_own(fixed_projections, name):
+def test_layers_are_separate_matrices(fixed_projections, name):
     """Catches a decomposition, a factor or a norm over layers, and heads that are not merged."""
-    every = functools.partial(ROWS[name], projection_every=2)
+    row = functools.partial(ROWS[name], projection_every=2)
     grads = gradients(3)
-    stacked, _ = directions(every, {'w': LAYERS}, grads)
+    stacked, _ = directions(row, {'w': LAYERS}, grads)
     for layer in range(SHAPE[0]):
-        alone, _ = directions(
-            every, {'w': MATRIX}, [{'w': g['w'][layer].reshape(4, 6)} for g in grads]
+        layer_directions, _ = directions(
+            row, {'w': MATRIX}, [{'w': g['w'][layer].reshape(4, 6)} for g in grads]
         )
-        for one, of_all in zip(alone, stacked, strict=True):
-            np.testing.assert_allclose(of_all['w'][layer].reshape(4, 6), one['w'], rtol=1e-4)
+        for expected, direction in zip(layer_directions, stacked, strict=True):
+            np.testing.assert_allclose(
+                direction['w'][layer].reshape(4, 6), expected['w'], rtol=1e-4
+            )
 
 
 @pytest.mark.parametrize(('name', 'basis'), [('galore', 1), ('fira', 1), ('apollo', 0)])
 @pytest.mark.parametrize('axes', [LAYERS.axes, ('layer', 'mlp', 'heads', 'embed')])
-def test_what_is_kept_is_as_large_as_published(name, basis, axes):
-    """2 r N numbers for the moments of a matrix K x N, r K for what GaLore projects with, one for
+def test_state_has_published_size(name, basis, axes):
+    """2 r N numbers for the moments of a matrix K x N, r K for GaLore's projection, a number for
     the norm of an update. Catches moments of the shape of the weight, and axes that no device has.
     """
     short, long, rank, layers = 4, 6, FIXED['rank'], SHAPE[0]
@@ -103,126 +105,133 @@ def test_what_is_kept_is_as_large_as_published(name, basis, axes):
     specs = {'w': ParamSpec('hidden', axes, fan_in)}
     shapes = {'w': jax.ShapeDtypeStruct(shape, jnp.float32)}
     boxed = jax.eval_shape(ROWS[name](specs).init, shapes)
-    kept = named_leaves(unbox_state(boxed))
+    leaves = named_leaves(unbox_state(boxed))
     described = named_leaves(state_specs(boxed, shapes, specs))
     numbers = 2 * rank * long + basis * rank * short + (name != 'galore')
-    assert sum(leaf.size for leaf in kept.values()) == 1 + layers * numbers
-    for path, leaf in kept.items():
+    assert sum(leaf.size for leaf in leaves.values()) == 1 + layers * numbers
+    for path, leaf in leaves.items():
         assert len(described[path].axes) == len(leaf.shape)
         assert set(described[path].axes) <= set(RULES)
     assert described['of/momentum/w'].axes == ('layer', 'rank', 'long_side')
 
 
 @pytest.mark.parametrize('row', [galore, fira, apollo])
-def test_a_rank_beyond_the_shorter_side_is_that_side(row):
+def test_rank_is_at_most_the_shorter_side(row):
     grads = gradients(2)
-    found, state = directions(functools.partial(row, rank=100), {'w': LAYERS}, grads)
-    wanted, _ = directions(functools.partial(row, rank=4), {'w': LAYERS}, grads)
+    actual, state = directions(functools.partial(row, rank=100), {'w': LAYERS}, grads)
+    expected, _ = directions(functools.partial(row, rank=4), {'w': LAYERS}, grads)
     assert state.of['momentum']['w'].shape == (2, 4, 6)
-    jax.tree.map(np.testing.assert_array_equal, found, wanted)
+    jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
 def test_galore_moves_in_the_subspace_and_fira_everywhere():
-    """Rank 2 of 4; within a period the subspace is that of its first gradient."""
+    """Rank 2 of 4; within a period the subspace comes from its first gradient."""
     grads = gradients(3, (4, 6))
     basis = np.linalg.svd(grads[0]['w'])[0][:, :2]
     for row, outside in ((galore, 0.0), (fira, 0.1)):
-        found, _ = directions(functools.partial(row, rank=2), {'w': MATRIX}, grads)
-        left = [d['w'] - basis @ (basis.T @ d['w']) for d in found]
+        updates, _ = directions(functools.partial(row, rank=2), {'w': MATRIX}, grads)
+        residuals = [d['w'] - basis @ (basis.T @ d['w']) for d in updates]
         size = [
-            np.linalg.norm(rest) / np.linalg.norm(d['w'])
-            for rest, d in zip(left, found, strict=True)
+            np.linalg.norm(residual) / np.linalg.norm(d['w'])
+            for residual, d in zip(residuals, updates, strict=True)
         ]
         assert min(size) >= outside and (outside or max(size) < 1e-5)
 
 
-def test_the_sign_of_a_singular_vector_is_fixed():
+def test_singular_vector_signs_are_fixed():
     """Catches signs left to the decomposition, which differ between devices."""
     x = np.random.default_rng(1).normal(size=(5, 4, 6)).astype(np.float32)
     basis = np.asarray(singular_basis(jnp.asarray(x), 3))
     assert np.all(basis.max(-2) >= np.abs(basis).max(-2))
     np.testing.assert_allclose(np.swapaxes(basis, -1, -2) @ basis, [np.eye(3)] * 5, atol=1e-6)
-    wanted = np.linalg.svd(x)[0][..., :3]
-    np.testing.assert_allclose(np.abs(basis), np.abs(wanted), atol=1e-5)
+    expected = np.linalg.svd(x)[0][..., :3]
+    np.testing.assert_allclose(np.abs(basis), np.abs(expected), atol=1e-5)
 
 
 @pytest.mark.full
-def test_apollo_keeps_the_direction_of_each_channel():
-    """f is one number a channel of the longer side, or one in all; with `tensor`, the scale is
+def test_apollo_scales_channels_only():
+    """f is a number per channel of the longer side, or a single number; with `tensor`, the scale is
     under a root.
     """
     grads = gradients(2, (4, 6))
     for options, axis in (({}, 0), ({'apollo_factors': 'tensor'}, None)):
         row = functools.partial(apollo, rank=2, **options)
-        found, _ = directions(row, {'w': MATRIX}, grads)
+        updates, _ = directions(row, {'w': MATRIX}, grads)
         fourfold, _ = directions(functools.partial(row, apollo_scale=4.0), {'w': MATRIX}, grads)
-        for direction, more, grad in zip(found, fourfold, grads, strict=True):
+        for direction, scaled, grad in zip(updates, fourfold, grads, strict=True):
             ratio = np.asarray(direction['w'] / grad['w'])
             assert np.ptp(ratio, axis).max() < 1e-5 * ratio.max() and ratio.min() > 0
-            np.testing.assert_allclose(more['w'], 2 * direction['w'], rtol=1e-5)
+            np.testing.assert_allclose(scaled['w'], 2 * direction['w'], rtol=1e-5)
 
 
 def test_projections_differ_by_parameter_layer_and_period():
-    """Of variance 1 / r, so that |P^T g| is |g| on average. Catches one draw for all."""
-    drawn = [
+    """The variance is 1 / r, so that |P^T g| is |g| on average. Catches a shared draw."""
+    projections = [
         low_rank.random_projection(n, p, (2, 64, 16), jnp.float32) for n in (0, 1) for p in (0, 1)
     ]
-    each = np.concatenate(drawn)
-    assert len({one.tobytes() for one in each}) == 8
-    np.testing.assert_allclose(each.var() * 16, 1.0, atol=0.05)
+    matrices = np.concatenate(projections)
+    assert len({matrix.tobytes() for matrix in matrices}) == 8
+    np.testing.assert_allclose(matrices.var() * 16, 1.0, atol=0.05)
     specs = low_rank.number_specs({'a': MATRIX, 'b': MATRIX})
     assert [leaf.number for leaf in jax.tree.leaves(specs)] == [0, 1]
 
 
 def test_growth_is_limited():
-    """To `most` times the norm before, which is then that; what shrinks is left alone, and what
-    follows nothing. Catches a matrix that a first gradient of zero would hold for good.
+    """To `limit` times the previous norm, which is then the norm; a shrinking update is unchanged,
+    and so is an update after 0. Catches a matrix that a first gradient of zero would hold for good.
     """
     x = np.ones((3, 2, 2), np.float32)  # of norm 2
-    found, norm = limit_growth(jnp.asarray(x), jnp.float32([1.0, 4.0, 0.0]), 1.5)
+    limited, norm = limit_growth(jnp.asarray(x), jnp.float32([1.0, 4.0, 0.0]), 1.5)
     np.testing.assert_allclose(norm, [1.5, 2.0, 2.0], rtol=1e-6)
-    np.testing.assert_allclose(found, x * np.array([0.75, 1, 1])[:, None, None], rtol=1e-6)
+    np.testing.assert_allclose(limited, x * np.array([0.75, 1, 1])[:, None, None], rtol=1e-6)
     unlimited, _ = limit_growth(jnp.asarray(x), jnp.float32([1.0, 4.0, 0.0]), np.inf)
     np.testing.assert_array_equal(unlimited, x)
 
 
 @pytest.mark.full
-def test_galore_of_a_normalized_weight_is_gradnormlorp():
+def test_galore_with_weight_norm_is_gradnormlorp():
     """W = g V / |V| for each output, as arXiv:2412.19616 has it, in numpy: Adam of
     g' = <G, V / |V|>, and GaLore of V' = g (G - g' V / |V|) / |V|. Catches norms of inputs.
     """
-    rng, lr, every = np.random.default_rng(3), 0.1, 3
+    rng, lr, period = np.random.default_rng(3), 0.1, 3
     grads, start = rng.normal(size=(5, 4, 6)), rng.normal(size=(4, 6))
-    given = {'b1': 0.9, 'b2': 0.999, 'eps': 1e-6}
+    options = {'b1': 0.9, 'b2': 0.999, 'eps': 1e-6}
     with jax.enable_x64(True):
         map_ = weight_norm({'w': MATRIX}, None)
-        row = functools.partial(galore, rank=2, projection_every=every, **given)
-        tx = partition_by_role(map_.specs, functools.partial(adamw, **given), hidden=row)
+        row = functools.partial(galore, rank=2, projection_every=period, **options)
+        tx = partition_by_role(map_.specs, functools.partial(adamw, **options), hidden=row)
         stored, carried = map_.init({'w': jnp.asarray(start)})
         state = unbox_state(tx.init(stored))
 
         @jax.jit
         def step(grad, state, stored):
-            _, back = jax.vjp(lambda s: map_.apply(s, carried, True)[0], stored)
-            directions, state = tx.update(*back({'w': grad}), state, stored)
+            _, pull = jax.vjp(lambda s: map_.apply(s, carried, True)[0], stored)
+            directions, state = tx.update(*pull({'w': grad}), state, stored)
             return state, jax.tree.map(lambda w, d: w - lr * d, stored, directions)
 
         for grad in grads:
             state, stored = step(jnp.asarray(grad), state, stored)
     v, g = start.copy(), np.linalg.norm(start, axis=0)
-    of_v, of_g = np.zeros((2, 2, 6)), np.zeros((2, 6))  # both moments
+    v_moments, g_moments = np.zeros((2, 2, 6)), np.zeros((2, 6))  # both moments
     for t, grad in enumerate(grads, start=1):
         unit = v / np.linalg.norm(v, axis=0)
         grad_g = np.sum(grad * unit, 0)
         grad_v = g / np.linalg.norm(v, axis=0) * (grad - grad_g * unit)
-        if t % every == 1:
+        if t % period == 1:
             basis = np.asarray(singular_basis(jnp.asarray(grad_v), 2))
         low = basis.T @ grad_v
-        for moments, x in ((of_v, low), (of_g, grad_g)):
+        for moments, x in ((v_moments, low), (g_moments, grad_g)):
             moments[0] += 0.1 * (x - moments[0])
             moments[1] += 0.001 * (x**2 - moments[1])
         first, second = 1 - 0.9**t, 1 - 0.999**t
-        v -= lr * 0.25 * np.sqrt(second) / first * basis @ (of_v[0] / (np.sqrt(of_v[1]) + 1e-6))
-        g -= lr * of_g[0] / first / (np.sqrt(of_g[1] / second) + 1e-6)
+        v -= (
+            lr
+            * 0.25
+            * np.sqrt(second)
+            / first
+            * basis
+            @ (v_moments[0] / (np.sqrt(v_moments[1]) + 1e-6))
+        )
+        g -= lr * g_moments[0] / first / (np.sqrt(g_moments[1] / second) + 1e-6)
     np.testing.assert_allclose(stored['w']['direction'], v, rtol=1e-5)
     np.testing.assert_allclose(stored['w']['gain'], g, rtol=1e-5)

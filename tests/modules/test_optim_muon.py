@@ -33,25 +33,25 @@ AUTHORS = {  # case of make_auon.py: (optimizer, shape, options)
 
 
 @pytest.mark.parametrize('case', TORCH)
-def test_muon_is_that_of_torch(case):
+def test_muon_follows_torch(case):
     """In float32, torch in float64 without its cast to bfloat16: 1e-5 of the largest weight.
 
     Catches a factor of the transposed shape, a sum in the place of the average, Nesterov from the
     average of before.
     """
     shape, options, decay = TORCH[case]
-    found = trajectory(functools.partial(OPTIMIZERS['muon'], **options), shape, LR, decay)
-    assert_follows(found, 'make_muon', case, shape)
+    actual = trajectory(functools.partial(OPTIMIZERS['muon'], **options), shape, LR, decay)
+    assert_follows(actual, 'make_muon', case, shape)
 
 
 @pytest.mark.parametrize('case', AUTHORS)
-def test_auon_is_that_of_its_authors(case):
+def test_auon_follows_authors_code(case):
     """1e-5 of the largest weight. Catches gamma outside of cosh, and a length that is divided by
     where the code does not, or the other way round.
     """
     name, shape, options = AUTHORS[case]
-    found = trajectory(functools.partial(OPTIMIZERS[name], **options), shape, LR)
-    assert_follows(found, 'make_auon', case, shape)
+    actual = trajectory(functools.partial(OPTIMIZERS[name], **options), shape, LR)
+    assert_follows(actual, 'make_auon', case, shape)
 
 
 def polynomial(values, steps=5):
@@ -67,20 +67,24 @@ def test_newton_schulz_maps_singular_values_alone(shape):
     eps as the least norm.
     """
     matrices = np.random.default_rng(0).normal(size=(2, 3, *shape)) * [[[[0.1]]], [[[10.0]]]]
-    left, values, right = np.linalg.svd(matrices, full_matrices=False)
+    left_vectors, values, right_vectors = np.linalg.svd(matrices, full_matrices=False)
     lengths = np.sqrt(np.sum(values**2, -1, keepdims=True)) + 0.5
-    wanted = np.einsum('...ik,...k,...ko->...io', left, polynomial(values / lengths), right)
-    np.testing.assert_allclose(newton_schulz(jnp.float32(matrices), 5, 0.5), wanted, atol=1e-4)
+    expected = np.einsum(
+        '...ik,...k,...ko->...io', left_vectors, polynomial(values / lengths), right_vectors
+    )
+    np.testing.assert_allclose(newton_schulz(jnp.float32(matrices), 5, 0.5), expected, atol=1e-4)
 
 
 def gradients(shape, steps):
-    """That have a part in common."""
+    """Draws gradients with a common part."""
     rng = np.random.default_rng(0)
     return 0.3 * rng.normal(size=shape) + rng.normal(size=(steps, *shape))
 
 
 def directions(name, grads, spec=MATRIX, right=None, **options):
-    """After each of the gradients [step, ...]; from `right` as the vectors of muon_spectral."""
+    """Returns the direction after each gradient [step, ...]; `right`: initial vectors of
+    muon_spectral.
+    """
     tx = OPTIMIZERS[name]({'w': spec}, **options)
     params = {'w': jnp.zeros(grads.shape[1:])}
 
@@ -94,61 +98,61 @@ def directions(name, grads, spec=MATRIX, right=None, **options):
             state = state._replace(of=state.of | {'right': {'w': right}})
         return jax.lax.scan(step, state, grads)[1]
 
-    found = jax.jit(run)(jnp.float32(grads))
-    return np.asarray(found, np.float64)
+    updates = jax.jit(run)(jnp.float32(grads))
+    return np.asarray(updates, np.float64)
 
 
 @pytest.mark.parametrize('shape', [(16, 32), (64, 96), (128, 64), (16, 128)])
-def test_singular_values_of_rectangles_are_near_1(shape):
+def test_rectangles_have_singular_values_near_1(shape):
     """Between 0.68 and 1.203, where a random matrix has its smallest above 0.0015 of its length.
 
     Catches other coefficients, and fewer iterations.
     """
-    found = directions('muon', gradients(shape, 4), muon_scale='none')
-    values = np.linalg.svd(found, compute_uv=False)
+    updates = directions('muon', gradients(shape, 4), muon_scale='none')
+    values = np.linalg.svd(updates, compute_uv=False)
     assert values.min() > 0.68 and values.max() < 1.203
 
 
 @pytest.mark.parametrize('width', [16, 64, 128])
-def test_singular_values_of_squares_have_a_small_tail(width):
+def test_squares_have_few_small_singular_values(width):
     """None above 1.203; at least 95% above 0.6: square Gaussians have some far below the others."""
-    found = directions('muon', gradients((width, width), 4), muon_scale='none')
-    values = np.linalg.svd(found, compute_uv=False)
+    updates = directions('muon', gradients((width, width), 4), muon_scale='none')
+    values = np.linalg.svd(updates, compute_uv=False)
     assert values.max() < 1.203
     assert np.mean(values > 0.6) > 0.95
 
 
 @pytest.mark.parametrize('shape', [(64, 64), (96, 32), (32, 96)])
 def test_muon_spectral_bounds_the_spectral_norm(shape):
-    """Of sqrt(fan_out / fan_in), also below 1: at most 1.1 times, where muon has up to 1.2 times.
+    """At most 1.1 times sqrt(fan_out / fan_in), also below 1; muon has up to 1.2 times.
 
     Catches a factor of at least 1, and a bound that shrinks what is within it.
     """
-    found = directions('muon_spectral', gradients(shape, 20)) / np.sqrt(shape[1] / shape[0])
-    norms = np.linalg.norm(found, 2, (-2, -1))
+    updates = directions('muon_spectral', gradients(shape, 20)) / np.sqrt(shape[1] / shape[0])
+    norms = np.linalg.norm(updates, 2, (-2, -1))
     assert norms.min() > 0.999 and norms[3:].max() < 1.1
 
 
 def test_muon_spectral_divides_muon_by_its_spectral_norm():
-    """Of one gradient again and again, so that one power iteration a step finds it.
+    """The same gradient repeats, so that a power iteration per step converges.
 
-    Catches a vector that is not kept, a bound of each row, and a factor of the wrong side.
+    Catches a vector that is not stored, a bound of each row, and a factor of the wrong side.
     """
     grads = np.repeat(gradients((12, 5), 1), 40, 0)
     free = directions('muon', grads, muon_scale='none')[-1]
-    found = directions('muon_spectral', grads, muon_power_steps=1)[-1]
-    wanted = np.sqrt(5 / 12) * free / max(1.0, np.linalg.norm(free, 2))
+    actual = directions('muon_spectral', grads, muon_power_steps=1)[-1]
+    expected = np.sqrt(5 / 12) * free / max(1.0, np.linalg.norm(free, 2))
     assert np.linalg.norm(free, 2) > 1.05
-    np.testing.assert_allclose(found, wanted, atol=1e-3)
+    np.testing.assert_allclose(actual, expected, atol=1e-3)
 
 
 @pytest.mark.parametrize('scale', ['rms', 'none'])
-def test_a_transposed_gradient_has_a_transposed_update(scale):
-    """Where the factor is of both sides alike. Catches one of a single side."""
+def test_transposed_gradient_has_transposed_update(scale):
+    """If the factor is symmetric in both sides. Catches a factor of a single side."""
     grads = gradients((4, 6), 3)
-    found = directions('muon', grads.swapaxes(-1, -2), muon_scale=scale)
-    wanted = directions('muon', grads, muon_scale=scale).swapaxes(-1, -2)
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+    actual = directions('muon', grads.swapaxes(-1, -2), muon_scale=scale)
+    expected = directions('muon', grads, muon_scale=scale).swapaxes(-1, -2)
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 HEADS = {  # axes and fan_in of a stacked parameter of heads, its shape, and that of its matrix
@@ -159,7 +163,7 @@ HEADS = {  # axes and fan_in of a stacked parameter of heads, its shape, and tha
 
 @pytest.mark.parametrize('part', ['query', pytest.param('out', marks=pytest.mark.full)])
 @pytest.mark.parametrize('name', ['auon', 'hybrid_auon', 'muon', 'muon_spectral'])
-def test_a_stack_is_each_layer_with_its_heads_merged(name, part):
+def test_stacked_layers_are_separate_with_heads_merged(name, part):
     """Catches norms over layers, matrices of single heads, and the wrong side for the factor."""
     axes, fan_in, shape, matrix = HEADS[part]
     spec, grads = ParamSpec('hidden', axes, fan_in), gradients(shape, 3)
@@ -168,24 +172,24 @@ def test_a_stack_is_each_layer_with_its_heads_merged(name, part):
         state = unbox_state(OPTIMIZERS[name]({'w': spec}).init({'w': jnp.zeros(shape)}))
         right = state.of['right']['w'].reshape(2, -1)
     for layer in range(2):
-        alone = directions(name, grads[:, layer].reshape(3, *matrix), right=right[layer])
-        np.testing.assert_allclose(stacked[:, layer].reshape(3, *matrix), alone, atol=1e-5)
+        single = directions(name, grads[:, layer].reshape(3, *matrix), right=right[layer])
+        np.testing.assert_allclose(stacked[:, layer].reshape(3, *matrix), single, atol=1e-5)
 
 
 @pytest.mark.parametrize('gamma', [0.5, 1.5, 4.0])
-def test_brake_of_auon_is_near_1(gamma):
-    """1 <= R <= 1 + gamma^2 / numel for what has no single large entry, and at most
-    1 + sinh(gamma)^2 / (2 numel), which one entry alone comes close to.
+def test_auon_brake_is_near_1(gamma):
+    """1 <= R <= 1 + gamma^2 / numel without a single large entry, and at most 1 + sinh(gamma)^2 /
+    (2 numel), which a single entry comes close to.
 
-    Catches a cosh of the gradient as it is, and a mean over layers.
+    Catches a cosh of the raw gradient, and a mean over layers.
     """
     rng = np.random.default_rng(0)
     random = 1e3 * rng.normal(size=(2, 16, 24))
     spike = np.zeros((2, 16, 24))
     spike[0, 3, 5] = 2.0
-    for matrices, most in ((random, gamma**2), (spike, np.sinh(gamma) ** 2 / 2)):
+    for matrices, bound in ((random, gamma**2), (spike, np.sinh(gamma) ** 2 / 2)):
         brake = np.asarray(cosh_rms(jnp.float32(matrices), gamma)[0])
         assert brake.shape == (2, 1, 1)
-        assert brake.min() > 1 - 1e-6 and brake.max() < 1 + most / (16 * 24) + 1e-6
+        assert brake.min() > 1 - 1e-6 and brake.max() < 1 + bound / (16 * 24) + 1e-6
     assert brake[0].item() > 1 + 0.95 * (np.sqrt(1 + np.sinh(gamma) ** 2 / 384) - 1)
     assert brake[1].item() == pytest.approx(1.0, abs=1e-6)

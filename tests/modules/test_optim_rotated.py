@@ -48,7 +48,7 @@ ROWS = {'aro': aro, 'conda': conda, 'shampoo': shampoo, 'soap': soap}
 
 
 def directions(make, grads, spec=MATRIX):
-    """[T, ...]: what `make(specs)` makes of gradients [T, ...], in float64; and its states."""
+    """Returns the directions of gradients [T, ...] by `make(specs)`, in float64; and the states."""
     with jax.enable_x64(True):
         tx = make({'w': spec})
         weight = {'w': jnp.zeros(grads.shape[1:])}
@@ -72,53 +72,59 @@ def orthogonal(size):
 
 
 def orthogonal_factor(matrix):
-    left, _, right = np.linalg.svd(matrix, full_matrices=False)
-    return left @ right
+    left_vectors, _, right_vectors = np.linalg.svd(matrix, full_matrices=False)
+    return left_vectors @ right_vectors
 
 
 @pytest.mark.default_rows('soap')
 @pytest.mark.parametrize('name', ROWS)
-def test_stacked_layers_and_heads_are_matrices_of_their_own(name):
+def test_stacked_layers_are_separate_with_heads_merged(name):
     """Equivalence. Catches a decomposition or a norm over the layers, and heads on one side."""
     grads = draw(4, 2, 3, 2, 2)
     spec = ParamSpec('hidden', ('layer', 'embed', 'heads', 'head_dim'), ('embed',))
     make = functools.partial(ROWS[name], **({'soap_every': 2} if name == 'soap' else {}))
-    found, _ = directions(make, grads, spec)
-    alone, _ = directions(make, grads[:, 1].reshape(4, 3, 4))
-    np.testing.assert_allclose(found[:, 1].reshape(4, 3, 4), alone, rtol=1e-9, atol=1e-12)
+    stacked, _ = directions(make, grads, spec)
+    single, _ = directions(make, grads[:, 1].reshape(4, 3, 4))
+    np.testing.assert_allclose(stacked[:, 1].reshape(4, 3, 4), single, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize('name', [*ROWS, 'fira', 'galore'])
-def test_mapped_runs_decompose_when_one_is_due_alone(name):
-    """Property of the program: as one run, they branch. Catches a `cond` on a mapped count, which
-    computes both of its branches in every step.
+def test_mapped_runs_branch_like_a_single_run(name):
+    """Property of the program: mapped runs branch like a single run. Catches a `cond` on a mapped
+    count, which computes both of its branches in every step.
     """
     tx = OPTIMIZERS[name]({'w': MATRIX})
     weights = {'w': jnp.zeros((2, 3, 5))}
     states = jax.vmap(lambda weight: unbox_state(tx.init(weight)))(weights)
 
-    def counted(update, *given):
-        names = [equation.primitive.name for equation in jax.make_jaxpr(update)(*given).eqns]
+    def count_branches(update, *args):
+        names = [equation.primitive.name for equation in jax.make_jaxpr(update)(*args).eqns]
         return names.count('cond')
 
-    one = jax.tree.map(lambda leaf: leaf[0], (weights, states, weights))
-    assert counted(jax.vmap(tx.update), weights, states, weights) == counted(tx.update, *one) > 0
+    single = jax.tree.map(lambda leaf: leaf[0], (weights, states, weights))
+    assert (
+        count_branches(jax.vmap(tx.update), weights, states, weights)
+        == count_branches(tx.update, *single)
+        > 0
+    )
 
 
 @pytest.mark.default_rows('galore', 'conda')
 @pytest.mark.parametrize('name', ['soap', 'conda', 'galore', 'fira'])
-def test_directions_do_not_depend_on_the_signs_that_a_decomposition_gives(name, monkeypatch):
-    """Property, as their docstrings say; LAPACK's signs are not those of other libraries."""
+def test_directions_ignore_signs_of_singular_vectors(name, monkeypatch):
+    """Property, as their docstrings say; other libraries have other signs than LAPACK."""
     refresh = {'soap_every': 2, 'conda_every': 2, 'projection_every': 2, 'rank': 2}
-    known = inspect.signature(OPTIMIZERS[name]).parameters
-    make = functools.partial(OPTIMIZERS[name], **{k: v for k, v in refresh.items() if k in known})
+    parameters = inspect.signature(OPTIMIZERS[name]).parameters
+    make = functools.partial(
+        OPTIMIZERS[name], **{k: v for k, v in refresh.items() if k in parameters}
+    )
     grads, (eigh, svd) = draw(6, 3, 5), (jnp.linalg.eigh, jnp.linalg.svd)
     plain, _ = directions(make, grads)
 
     def flipped_svd(x, full_matrices):
-        left, values, right = svd(x, full_matrices=full_matrices)
+        left_vectors, values, right_vectors = svd(x, full_matrices=full_matrices)
         flip = 1.0 - 2.0 * (jnp.arange(values.shape[-1]) % 2)
-        return left * flip[None], values, flip[:, None] * right
+        return left_vectors * flip[None], values, flip[:, None] * right_vectors
 
     def flipped_eigh(x):
         values, vectors = eigh(x)
@@ -130,63 +136,65 @@ def test_directions_do_not_depend_on_the_signs_that_a_decomposition_gives(name, 
     np.testing.assert_allclose(flipped, plain, rtol=1e-9, atol=1e-12)
 
 
-def test_mapped_runs_that_are_due_at_other_times_do_as_each_alone():
-    """Equivalence. Catches a decomposition that all runs take over when one is due."""
-    old, due = jnp.zeros((3, 2)), jnp.array([True, False, True])
-    found = jax.vmap(lambda due, old: compute_if(due, lambda: old + 1, old))(due, old)
-    np.testing.assert_array_equal(found, [[1, 1], [0, 0], [1, 1]])
+def test_mapped_runs_compute_only_when_due():
+    """Equivalence. Catches a decomposition that runs get before they are due."""
+    fallback, due = jnp.zeros((3, 2)), jnp.array([True, False, True])
+    selected = jax.vmap(lambda due, fallback: compute_if(due, lambda: fallback + 1, fallback))(
+        due, fallback
+    )
+    np.testing.assert_array_equal(selected, [[1, 1], [0, 0], [1, 1]])
 
 
 class TestSoap:
-    @pytest.mark.parametrize(('case', 'shape', 'given'), SOAP_CASES)
-    def test_follows_the_authors_code(self, case, shape, given):
-        """To 1e-7 in float64. Reference. Catches bases used too early, a second moment that is not
+    @pytest.mark.parametrize(('case', 'shape', 'options'), SOAP_CASES)
+    def test_follows_authors_code(self, case, shape, options):
+        """Reference, to 1e-7 in float64. Catches bases used too early, a second moment that is not
         put in order, and a correction that counts the first call.
         """
         with jax.enable_x64(True):
-            make = functools.partial(soap, **given)
-            found = trajectory(make, shape, 0.1, dtype=jnp.float64)
-        assert_follows(found, 'make_soap', case, shape, rtol=1e-7)
+            make = functools.partial(soap, **options)
+            actual = trajectory(make, shape, 0.1, dtype=jnp.float64)
+        assert_follows(actual, 'make_soap', case, shape, rtol=1e-7)
 
     @pytest.mark.parametrize('side', ['left', 'right'])
-    def test_a_rotation_of_the_gradients_rotates_the_directions(self, side):
+    def test_rotated_gradients_rotate_directions(self, side):
         """Property. Catches moments that are kept in a basis which has since been left."""
         grads = draw(7, 4, 4)
         turn = orthogonal(4)
         make = functools.partial(soap, soap_every=2)
         plain, _ = directions(make, grads)
-        given, wanted = (turn @ x if side == 'left' else x @ turn for x in (grads, plain))
-        np.testing.assert_allclose(directions(make, given)[0], wanted, atol=1e-9)
+        rotated, expected = (turn @ x if side == 'left' else x @ turn for x in (grads, plain))
+        np.testing.assert_allclose(directions(make, rotated)[0], expected, atol=1e-9)
 
-    def test_without_sides_to_rotate_it_is_adam_from_the_second_gradient_on(self):
+    def test_without_rotated_sides_is_adam_one_step_later(self):
         """Equivalence. Catches sides above soap_max_dim that are rotated, and a bias correction
         that counts the first gradient.
         """
         grads = draw(5, 3, 4)
-        found, state = directions(functools.partial(soap, soap_max_dim=2, eps=1e-30), grads)
+        actual, state = directions(functools.partial(soap, soap_max_dim=2, eps=1e-30), grads)
         adam, _ = directions(lambda _: optax.scale_by_adam(0.95, 0.95, eps=1e-30), grads[1:])
-        np.testing.assert_array_equal(found[0], 0)
-        np.testing.assert_allclose(found[1:], adam, rtol=1e-9)
+        np.testing.assert_array_equal(actual[0], 0)
+        np.testing.assert_allclose(actual[1:], adam, rtol=1e-9)
         assert state.of.keys() == {'momentum', 'second'}
 
-    def test_a_side_above_the_largest_is_left_as_it_is(self):
+    def test_side_above_max_dim_is_not_rotated(self):
         """Contract. Catches a basis that is kept, and paid for, where none is used."""
         _, state = directions(functools.partial(soap, soap_max_dim=3), draw(2, 3, 4))
         assert state.of.keys() == {'momentum', 'second', 'left_products', 'left_basis'}
 
 
 class TestConda:
-    @pytest.mark.parametrize(('case', 'shape', 'given'), CONDA_CASES)
-    def test_follows_the_authors_code(self, case, shape, given):
-        """To 1e-7 in float64. Reference. Catches the wrong side, vectors in rows, and singular
+    @pytest.mark.parametrize(('case', 'shape', 'options'), CONDA_CASES)
+    def test_follows_authors_code(self, case, shape, options):
+        """Reference, to 1e-7 in float64. Catches the wrong side, vectors in rows, and singular
         vectors of the moment of before the gradient.
         """
         with jax.enable_x64(True):
-            make = functools.partial(conda, **given)
-            found = trajectory(make, shape, 0.1, dtype=jnp.float64)
-        assert_follows(found, 'make_conda', case, shape, rtol=1e-7)
+            make = functools.partial(conda, **options)
+            actual = trajectory(make, shape, 0.1, dtype=jnp.float64)
+        assert_follows(actual, 'make_conda', case, shape, rtol=1e-7)
 
-    def test_a_rotation_of_the_smaller_side_rotates_the_directions(self):
+    def test_rotated_smaller_side_rotates_directions(self):
         """Property. Catches a second moment of gradients that were not rotated."""
         grads, turn = draw(7, 3, 5), orthogonal(3)
         make = functools.partial(conda, conda_every=100)
@@ -195,8 +203,8 @@ class TestConda:
         mirrored, _ = directions(make, np.swapaxes(grads, 1, 2) @ turn.T)
         np.testing.assert_allclose(mirrored, np.swapaxes(turn @ plain, 1, 2), atol=1e-9)
 
-    def test_its_basis_changes_every_so_many_updates(self):
-        """Property. Catches a period counted from 0, and one that ends an update early."""
+    def test_basis_changes_every_period(self):
+        """Property. Catches a period counted from 0, and a period that ends an update early."""
         make = functools.partial(conda, conda_every=3)
         bases = directions(make, draw(7, 3, 5))[1].of['basis']['w']
         changes = [not np.array_equal(a, b) for a, b in itertools.pairwise(bases)]
@@ -204,44 +212,44 @@ class TestConda:
 
 
 class TestAro:
-    @pytest.mark.parametrize(('case', 'shape', 'given'), ARO_CASES)
-    def test_follows_the_authors_code(self, case, shape, given):
-        """To 1e-7 in float64. Reference. Catches a direction in the last rotation, and rows and
+    @pytest.mark.parametrize(('case', 'shape', 'options'), ARO_CASES)
+    def test_follows_authors_code(self, case, shape, options):
+        """Reference, to 1e-7 in float64. Catches a direction in the last rotation, and rows and
         columns in the other order.
         """
         with jax.enable_x64(True):
-            make = functools.partial(aro, aro_scale=1.0, **given)
-            found = trajectory(make, shape, 0.1, dtype=jnp.float64)
-        assert_follows(found, 'make_aro', case, shape, rtol=1e-7)
+            make = functools.partial(aro, aro_scale=1.0, **options)
+            actual = trajectory(make, shape, 0.1, dtype=jnp.float64)
+        assert_follows(actual, 'make_aro', case, shape, rtol=1e-7)
 
     @pytest.mark.parametrize('name', ['sink', 'row', 'sign'])
-    def test_its_size_is_its_scale(self, name):
+    def test_rms_is_aro_scale(self, name):
         """Property. Catches norms of 1 in the place of the root of the width."""
-        found, _ = directions(functools.partial(aro, aro_map=name), draw(3, 4, 12))
-        sizes = np.sqrt(np.mean(np.square(found), axis=(1, 2)))
+        updates, _ = directions(functools.partial(aro, aro_map=name), draw(3, 4, 12))
+        sizes = np.sqrt(np.mean(np.square(updates), axis=(1, 2)))
         np.testing.assert_allclose(sizes, 0.2, rtol=1e-5)
 
-    def test_rows_of_a_gradient_that_stays_become_its_orthogonal_factor(self):
+    def test_constant_gradient_converges_to_orthogonal_factor(self):
         """Property: the fixed point that the paper derives. Catches a rotation that is not carried
         from update to update, or not turned back.
         """
-        left, right = orthogonal(4), orthogonal(6)[:4]
-        gradient = left @ np.diag([8.0, 4.0, 2.0, 1.0]) @ right
+        left_vectors, right_vectors = orthogonal(4), orthogonal(6)[:4]
+        gradient = left_vectors @ np.diag([8.0, 4.0, 2.0, 1.0]) @ right_vectors
         make = functools.partial(aro, aro_map='row', aro_scale=1.0)
-        found, _ = directions(make, np.stack([gradient] * 40))
-        wanted = np.sqrt(6) * orthogonal_factor(gradient)
-        np.testing.assert_allclose(found[-1], wanted, atol=1e-4)
+        actual, _ = directions(make, np.stack([gradient] * 40))
+        expected = np.sqrt(6) * orthogonal_factor(gradient)
+        np.testing.assert_allclose(actual[-1], expected, atol=1e-4)
 
-    def test_it_turns_the_residual_stream(self):
+    def test_rotates_the_residual_stream(self):
         """Equivalence of a matrix out of the stream and one into it. Catches a side by order."""
-        out = ParamSpec('hidden', ('mlp', 'embed'), ('mlp',))
+        out_spec = ParamSpec('hidden', ('mlp', 'embed'), ('mlp',))
         grads = draw(3, 3, 5)
         into, _ = directions(aro, grads)
-        found, state = directions(aro, np.swapaxes(grads, 1, 2), out)
-        np.testing.assert_allclose(np.swapaxes(found, 1, 2), into, atol=1e-9)
+        outward, state = directions(aro, np.swapaxes(grads, 1, 2), out_spec)
+        np.testing.assert_allclose(np.swapaxes(outward, 1, 2), into, atol=1e-9)
         assert state.of['rotation']['w'].shape[1:] == (3, 3)
 
-    def test_gradients_of_low_rank_give_finite_directions(self):
+    def test_low_rank_gradients_give_finite_directions(self):
         """Contract. Catches Cholesky's failure on a matrix that is not positive definite."""
         grads = np.zeros((4, 5, 3))
         grads[1:, 0] = 1.0
@@ -249,28 +257,30 @@ class TestAro:
 
 
 class TestShampoo:
-    @pytest.mark.parametrize(('case', 'shape', 'given'), SHAMPOO_CASES)
-    def test_follows_published_code(self, case, shape, given):
-        """To 1e-6 in float64. Reference. Catches another exponent, the norm of the gradient in
+    @pytest.mark.parametrize(('case', 'shape', 'options'), SHAMPOO_CASES)
+    def test_follows_published_code(self, case, shape, options):
+        """Reference, to 1e-6 in float64. Catches another exponent, the norm of the gradient in
         the place of Adam's, and roots that are used before they are taken.
         """
         with jax.enable_x64(True):
-            make = functools.partial(shampoo, shampoo_eps=1e-20, **given)
-            found = trajectory(make, shape, 0.1, dtype=jnp.float64)
-        assert_follows(found, 'make_shampoo', case, shape, rtol=1e-6)
+            make = functools.partial(shampoo, shampoo_eps=1e-20, **options)
+            actual = trajectory(make, shape, 0.1, dtype=jnp.float64)
+        assert_follows(actual, 'make_shampoo', case, shape, rtol=1e-6)
 
-    def test_its_first_direction_is_the_orthogonal_factor(self):
+    def test_first_direction_is_the_orthogonal_factor(self):
         """Closed form: (G G^T)^(-1/4) G (G^T G)^(-1/4). Catches exponents of 1/2."""
         grads = draw(1, 3, 5)
         make = functools.partial(shampoo, shampoo_graft=False, shampoo_eps=1e-14)
-        found, _ = directions(make, grads)
-        np.testing.assert_allclose(found[0], orthogonal_factor(grads[0]), atol=1e-5)
+        actual, _ = directions(make, grads)
+        np.testing.assert_allclose(actual[0], orthogonal_factor(grads[0]), atol=1e-5)
 
-    def test_what_is_added_to_eigenvalues_is_a_share_of_the_largest(self):
+    def test_damping_is_a_share_of_the_largest_eigenvalue(self):
         """Closed form of the first direction. Catches a share that is added as it is."""
         gradient = 1e-3 * draw(3, 3)
         make = functools.partial(shampoo, shampoo_graft=False, shampoo_eps=0.1)
-        found, _ = directions(make, gradient[None])
-        left, values, right = np.linalg.svd(gradient)
+        actual, _ = directions(make, gradient[None])
+        left_vectors, values, right_vectors = np.linalg.svd(gradient)
         values = values / np.sqrt(values**2 + 0.1 * values[0] ** 2)
-        np.testing.assert_allclose(found[0], left @ np.diag(values) @ right, rtol=1e-9)
+        np.testing.assert_allclose(
+            actual[0], left_vectors @ np.diag(values) @ right_vectors, rtol=1e-9
+        )

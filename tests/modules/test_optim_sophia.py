@@ -40,10 +40,10 @@ def flat(tree):
     return np.concatenate([np.ravel(leaf).astype(np.float64) for leaf in jax.tree.leaves(tree)])
 
 
-def followed(tx, start, steps=STEPS, lr=LR):
-    """The weights after each update by -lr times the direction, flat [steps, 10]."""
+def run_updates(tx, start, steps=STEPS, lr=LR):
+    """Returns the weights after each update by -lr times the direction, flat [steps, 10]."""
 
-    def one(carry, _):
+    def update(carry, _):
         params, state = carry
         direction, state = tx.update(jax.grad(loss)(params), state, params, value_fn=loss)
         params = jax.tree.map(lambda w, d: w - lr * d, params, direction)
@@ -51,24 +51,24 @@ def followed(tx, start, steps=STEPS, lr=LR):
 
     start = jax.tree.map(jnp.asarray, start)
     run = jax.jit(
-        lambda: jax.lax.scan(one, (start, unbox_state(tx.init(start))), None, length=steps)[1],
+        lambda: jax.lax.scan(update, (start, unbox_state(tx.init(start))), None, length=steps)[1],
     )
-    found = run()
-    return np.stack([flat(jax.tree.map(lambda leaf, t=t: leaf[t], found)) for t in range(steps)])
+    weights = run()
+    return np.stack([flat(jax.tree.map(lambda leaf, t=t: leaf[t], weights)) for t in range(steps)])
 
 
-def published(own, steps=STEPS, b1=0.9, b2=0.8):
-    """Algorithm 3, where the coordinates `own` are Sophia's and the others stay; with the same
-    random vectors, float64.
+def run_published(is_sophia, steps=STEPS, b1=0.9, b2=0.8):
+    """Yields the weights of algorithm 3, in which Sophia updates the parameters `is_sophia` and the
+    others stay; with the same random vectors, float64.
     """
     w, m, h = flat(START), np.zeros(10), np.zeros(10)
-    owned = {name: leaf for name, leaf in START.items() if own[name]}
-    mask = flat({name: np.full(leaf.shape, own[name]) for name, leaf in START.items()})
+    sophia_params = {name: leaf for name, leaf in START.items() if is_sophia[name]}
+    mask = flat({name: np.full(leaf.shape, is_sophia[name]) for name, leaf in START.items()})
     for t in range(1, steps + 1):
         m = b1 * m + (1 - b1) * gradient(w)
         if t % EVERY == 1:
             u = np.zeros(10)
-            u[mask > 0] = flat(random_like(jax.tree.map(jnp.asarray, owned), jnp.int32(t)))
+            u[mask > 0] = flat(random_like(jax.tree.map(jnp.asarray, sophia_params), jnp.int32(t)))
             h = b2 * h + (1 - b2) * u * (hessian(w) @ u)
         w = w - LR * mask * np.clip(m / np.maximum(GAMMA * h, EPS), -1, 1)
         yield w
@@ -79,53 +79,54 @@ ROW = functools.partial(
 )
 
 
-def test_follows_the_published_algorithm():
-    """50 steps, float64 as clipping is steep. Catches a look in another update, an average that
-    moves without one, the sum of the denominators in the place of the larger, and lost signs.
+def test_sophia_follows_published_algorithm():
+    """50 steps, float64 as clipping is steep. Catches an estimate in another update, an average
+    that moves without an estimate, the sum of the denominators in place of their maximum, and lost
+    signs.
     """
     with jax.enable_x64(True):
-        found = followed(ROW(SPECS), START)
-        wanted = np.stack(list(published({'a': True, 'b': True})))
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-9)
-    steps = np.abs(np.diff(wanted, axis=0)) / LR
+        actual = run_updates(ROW(SPECS), START)
+        expected = np.stack(list(run_published({'a': True, 'b': True})))
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-9)
+    steps = np.abs(np.diff(expected, axis=0)) / LR
     assert np.any(steps < 0.9) and np.any(steps > 0.999)  # clipped or not
 
 
-def test_of_one_role_it_looks_at_the_loss_of_all():
-    """Behind a partition the others are where they are. Catches a loss of its own part alone, and
+def test_single_role_uses_the_loss_of_all_parameters():
+    """Behind a partition the other parameters are fixed. Catches a loss of its part alone, and
     others at 0.
     """
     with jax.enable_x64(True):
-        still = partition_by_role(SPECS, lambda specs: optax.set_to_zero(), hidden=ROW)
-        found = followed(still, START, steps=12)
-        wanted = np.stack(list(published({'a': False, 'b': True}, steps=12)))
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-9)
+        partitioned = partition_by_role(SPECS, lambda specs: optax.set_to_zero(), hidden=ROW)
+        actual = run_updates(partitioned, START, steps=12)
+        expected = np.stack(list(run_published({'a': False, 'b': True}, steps=12)))
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-9)
 
 
-def test_the_estimate_is_the_diagonal_on_average():
+def test_estimate_averages_to_the_diagonal():
     """Over 4,000 updates, in five standard errors. Catches numbers that are drawn once for all."""
     params = jax.tree.map(jnp.float32, START)
-    looks = jax.jit(
+    trees = jax.jit(
         jax.vmap(lambda t: estimate_curvature(loss, params, random_like(params, t))),
     )(jnp.arange(4000))
-    each = np.concatenate([np.reshape(leaf, (4000, -1)) for leaf in jax.tree.leaves(looks)], 1)
-    wanted = np.diag(hessian(flat(START)))
-    assert np.all(np.abs(each.mean(0) - wanted) < 5 * each.std(0) / np.sqrt(4000))
+    estimates = np.concatenate([np.reshape(leaf, (4000, -1)) for leaf in jax.tree.leaves(trees)], 1)
+    diagonal = np.diag(hessian(flat(START)))
+    assert np.all(np.abs(estimates.mean(0) - diagonal) < 5 * estimates.std(0) / np.sqrt(4000))
 
 
-def test_numbers_differ_by_parameter_and_update():
+def test_random_numbers_differ_by_parameter_and_update():
     like = {'a': jnp.zeros(8), 'b': jnp.zeros(8)}
-    drawn = [leaf.tobytes() for t in (1, 2) for leaf in jax.tree.leaves(random_like(like, t))]
-    assert len(set(drawn)) == 4
+    samples = [leaf.tobytes() for t in (1, 2) for leaf in jax.tree.leaves(random_like(like, t))]
+    assert len(set(samples)) == 4
 
 
-def test_the_loss_must_be_given():
+def test_missing_loss_is_refused():
     tx = sophia(SPECS)
     with pytest.raises(ValueError, match=r'give `update` the parameters and value_fn\(params\)'):
         tx.update(START, tx.init(START), START)
 
 
-def test_a_gradient_that_has_no_derivative_is_refused():
+def test_gradient_without_derivative_is_refused():
     """As a kernel's backward pass may have none. Catches JAX's own words alone."""
     opaque = jax.custom_vjp(jnp.sin)
     opaque.defvjp(lambda x: (jnp.sin(x), x), lambda x, g: (opaque_cos(x) * g,))

@@ -57,8 +57,8 @@ NUMBERS = {
 }
 
 
-def turned(grads, state, params=None):
-    """What an optimizer does here: half the gradient, and less decay of some matrices."""
+def half_gradient(grads, state, params=None):
+    """The optimizer of these tests: half the gradient, and less decay of some matrices."""
     half = jax.tree.map(lambda g: 0.5 * g, grads)
     return half | {'up': Direction(half['up'], jnp.asarray(LEFT))}, state
 
@@ -72,20 +72,20 @@ def facts():
         'decay_shares': shares,
         'learning_rates': jax.tree.map(jnp.asarray, RATES),
         'eps_factors': FACTORS,
-        'optimizer': optax.GradientTransformation(lambda params: optax.EmptyState(), turned),
+        'optimizer': optax.GradientTransformation(lambda params: optax.EmptyState(), half_gradient),
         'trainable': TRAINED,
     }
 
 
 def functions(tokens_at_a_time=0):
-    """Logits are x W; what a model has more of does not matter."""
+    """Logits are x W; other parts of a model do not matter."""
 
     def activations_fn(params, rows):
         return rows, jax.tree_util.Partial(lambda w, x: x @ w, params['readout'])
 
-    given = dict.fromkeys(BatchFunctions._fields) | {'rows': X, 'weights': TOKENS}
+    fields = dict.fromkeys(BatchFunctions._fields) | {'rows': X, 'weights': TOKENS}
     return BatchFunctions(
-        **given | {'activations_fn': activations_fn, 'tokens_at_a_time': tokens_at_a_time}
+        **fields | {'activations_fn': activations_fn, 'tokens_at_a_time': tokens_at_a_time}
     )
 
 
@@ -93,7 +93,7 @@ def rms(name, u):
     return np.sqrt(np.mean(u**2, EACH[name], keepdims=True))
 
 
-def resized(name, u, match_rms=None, update_clip=None):
+def resize_reference(name, u, match_rms=None, update_clip=None):
     if match_rms is not None and name == 'up':
         u = match_rms * u / rms(name, u)
     return u / np.maximum(1, rms(name, u) / (update_clip or np.inf))
@@ -124,7 +124,7 @@ REFERENCES = {  # in the order in which they are applied
     },
     'divide_by_eps_factor': each(lambda name, g: g / FACTORS[name]),
     'optimize': each(lambda name, g: g / 2),
-    'resize': each(resized),
+    'resize': each(resize_reference),
     'scale_by_learning_rate': each(lambda name, u: -RATES[name] * u),
     'apply_decay': each(
         lambda name, u: u - SHARES.get(name, 0) * (LEFT if name == 'up' else 1) * WEIGHTS[name]
@@ -136,21 +136,21 @@ REFERENCES = {  # in the order in which they are applied
 }
 
 
-def options_of(name, numbers=NUMBERS):
+def stage_options(name, numbers=NUMBERS):
     return {option: numbers[f'optim.{option}'] for option in stage_inputs(STAGES[name])[1]}
 
 
 def run(name, updates, **options):
-    """(updates, what the stage returns as its state)."""
-    needed = {fact: facts()[fact] for fact in stage_inputs(STAGES[name])[0]}
-    stage = optax.with_extra_args_support(STAGES[name](**needed, **options))
+    """Returns (updates, the state that the stage returns)."""
+    stage_facts = {fact: facts()[fact] for fact in stage_inputs(STAGES[name])[0]}
+    stage = optax.with_extra_args_support(STAGES[name](**stage_facts, **options))
     batch = functions()._asdict()
     return stage.update(updates, stage.init(WEIGHTS), WEIGHTS, **batch)
 
 
-def assert_same(found, wanted, rtol=1e-12):
-    for name, leaf in wanted.items():
-        value = as_direction(found[name]).value
+def assert_same(actual, expected, rtol=1e-12):
+    for name, leaf in expected.items():
+        value = as_direction(actual[name]).value
         np.testing.assert_allclose(value, leaf, rtol=rtol, atol=rtol, err_msg=name)
 
 
@@ -160,43 +160,47 @@ def test_each_stage(name):
     limit of the norm that is met from above, and a share of the decay that is lost.
     """
     with jax.enable_x64(True):
-        updates = turned(GRADS, ())[0] if name in ('resize', 'apply_decay') else GRADS
+        updates = half_gradient(GRADS, ())[0] if name in ('resize', 'apply_decay') else GRADS
         before = {leaf: np.asarray(as_direction(u).value) for leaf, u in updates.items()}
-        found, state = run(name, updates, **options_of(name))
-        assert_same(found, REFERENCES[name](before, **options_of(name)))
+        actual, state = run(name, updates, **stage_options(name))
+        assert_same(actual, REFERENCES[name](before, **stage_options(name)))
         if name == 'limit_ghost_radius':
             np.testing.assert_allclose(state.ghost_radius, radius(before), rtol=1e-12)
-        if isinstance(found['up'], Direction):
-            np.testing.assert_array_equal(found['up'].decay_share, LEFT)
+        if isinstance(actual['up'], Direction):
+            np.testing.assert_array_equal(actual['up'].decay_share, LEFT)
 
 
 @pytest.mark.parametrize('name', [name for name in STAGES if stage_inputs(STAGES[name])[1]])
 def test_numbers_are_mapped(name):
-    """Runs of one program, some of which nothing limits. Catches a branch on a traced number."""
+    """Runs of a single program, some without any limit. Catches a branch on a traced number."""
     grads = jax.tree.map(jnp.float32, GRADS)
-    options = {option: jnp.float32([value, 1e6]) for option, value in options_of(name).items()}
+    options = {option: jnp.float32([value, 1e6]) for option, value in stage_options(name).items()}
     mapped = jax.jit(jax.vmap(lambda options: run(name, grads, **options)[0]))(options)
     for i in range(2):
-        one = {option: np.float64(values[i]) for option, values in options.items()}
-        assert_same(jax.tree.map(lambda u, i=i: u[i], mapped), REFERENCES[name](GRADS, **one), 1e-5)
+        numbers = {option: np.float64(values[i]) for option, values in options.items()}
+        assert_same(
+            jax.tree.map(lambda u, i=i: u[i], mapped), REFERENCES[name](GRADS, **numbers), 1e-5
+        )
 
 
 @pytest.mark.parametrize('left_out', ['match_rms', 'update_clip'])
-def test_resize_by_one_of_its_options(left_out):
+def test_resize_with_a_single_option(left_out):
     """Catches vectors that are matched, and a clip that has no size to compare with."""
     options = {
-        option: value for option, value in options_of('resize').items() if option != left_out
+        option: value for option, value in stage_options('resize').items() if option != left_out
     }
     assert_same(run('resize', GRADS, **options)[0], REFERENCES['resize'](GRADS, **options), 1e-5)
 
 
-def test_no_update_stays_none():
+def test_zero_update_stays_zero():
     """Not NaN, where there is no gradient."""
     zeros = jax.tree.map(jnp.zeros_like, GRADS)
-    assert not any(leaf.any() for leaf in run('resize', zeros, **options_of('resize'))[0].values())
+    assert not any(
+        leaf.any() for leaf in run('resize', zeros, **stage_options('resize'))[0].values()
+    )
 
 
-def test_all_stages_in_their_order():
+def test_stages_apply_in_order():
     """Catches a gradient that shrinks behind its clipping, a decay that is clipped, and a radius
     of the step before its rate or its decay.
     """
@@ -204,22 +208,22 @@ def test_all_stages_in_their_order():
         stages = build_stages(facts(), NUMBERS)
         assert list(stages) == list(STAGES) == list(REFERENCES)
         state = stored_stages(stages).init(WEIGHTS)
-        given = (stages, GRADS, state, WEIGHTS)
-        found, later, seen = apply_stages(*given, **functions()._asdict())
-        wanted = GRADS
+        args = (stages, GRADS, state, WEIGHTS)
+        actual, later, metrics = apply_stages(*args, **functions()._asdict())
+        expected = GRADS
         for name, reference in REFERENCES.items():
-            before, wanted = wanted, reference(wanted, **options_of(name))
-        assert_same(found, wanted)
-        assert seen.keys() == {'ghost_radius'}
-        np.testing.assert_allclose(seen['ghost_radius'], radius(before), rtol=1e-12)
+            before, expected = expected, reference(expected, **stage_options(name))
+        assert_same(actual, expected)
+        assert metrics.keys() == {'ghost_radius'}
+        np.testing.assert_allclose(metrics['ghost_radius'], radius(before), rtol=1e-12)
         assert jax.tree.structure(later) == jax.tree.structure(state)
 
 
 @pytest.mark.parametrize('name', STAGES)
-def test_a_stage_without_its_inputs_is_left_out(name):
-    """None is as what is not given, and one of two options is enough."""
-    needed, options = stage_inputs(STAGES[name])
-    for fact in needed:
+def test_stage_without_inputs_is_left_out(name):
+    """None counts as missing, and one of two options is enough."""
+    fact_names, options = stage_inputs(STAGES[name])
+    for fact in fact_names:
         without = build_stages(facts() | {fact: None}, NUMBERS)
         assert name not in without and len(without) < len(STAGES)
     numbers = NUMBERS | {f'optim.{option}': None for option in options}
@@ -227,24 +231,24 @@ def test_a_stage_without_its_inputs_is_left_out(name):
     assert name in build_stages(facts(), NUMBERS | {'optim.match_rms': None})
 
 
-def test_the_stored_state_has_the_places_of_older_checkpoints():
+def test_stored_state_keeps_checkpoint_order():
     """Clipping first, then the factors where there are some, then the optimizer, and no other."""
     adam = optax.scale_by_adam()
     inputs = facts() | {'optimizer': adam}
     for factors, place in ((FACTORS, 2), (None, 1)):
         stages = build_stages(inputs | {'eps_factors': factors}, NUMBERS)
         state = stored_stages(stages).init(WEIGHTS)
-        wanted = (optax.EmptyState(),) * place + (adam.init(WEIGHTS),)
-        assert jax.tree.structure(state) == jax.tree.structure(wanted)
+        expected = (optax.EmptyState(),) * place + (adam.init(WEIGHTS),)
+        assert jax.tree.structure(state) == jax.tree.structure(expected)
         batch = functions()._asdict()
-        given = jax.tree.map(jnp.float32, (GRADS, state, WEIGHTS))
-        _, later, _ = apply_stages(stages, *given, **batch)
+        args = jax.tree.map(jnp.float32, (GRADS, state, WEIGHTS))
+        _, later, _ = apply_stages(stages, *args, **batch)
         assert later[place].count == 1
 
 
 @pytest.mark.parametrize('tokens_at_a_time', [0, 6, 100])
-def test_the_radius_in_chunks(tokens_at_a_time):
+def test_ghost_radius_in_chunks(tokens_at_a_time):
     """Catches a mean, padding that counts, and a last chunk that is left out."""
     with jax.enable_x64(True):
-        found = measure_ghost_radius(functions(tokens_at_a_time), WEIGHTS, GRADS)
-        np.testing.assert_allclose(found, radius(GRADS), rtol=1e-12)
+        actual = measure_ghost_radius(functions(tokens_at_a_time), WEIGHTS, GRADS)
+        np.testing.assert_allclose(actual, radius(GRADS), rtol=1e-12)

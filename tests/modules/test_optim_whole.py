@@ -49,45 +49,45 @@ MESHES = [
 ]
 
 
-def drawn(*leading):
+def draw(*leading):
     rng = np.random.default_rng(0)
     return {name: rng.normal(size=(*leading, *shape)) for name, shape in SHAPES.items()}
 
 
-def laid_out(name, mesh, names=tuple(SPECS)):
-    """(the optimizer, shardings of the parameters and of its state, shapes of both)."""
+def lay_out(name, mesh, names=tuple(SPECS)):
+    """Returns (the optimizer, shardings of the parameters and of its state, shapes of both)."""
     specs = {n: SPECS[n] for n in names}
     shapes = {n: jax.ShapeDtypeStruct(SHAPES[n], jnp.float32) for n in names}
     tx = ROWS[name](specs)
     boxed = jax.eval_shape(tx.init, shapes)
-    kept = unbox_state(boxed)
+    state = unbox_state(boxed)
 
-    def placed(shape, spec):
+    def shard(shape, spec):
         return param_sharding(mesh, spec, shape.shape)
 
-    of_state = jax.tree.map(placed, kept, state_specs(boxed, shapes, specs))
-    return tx, jax.tree.map(placed, shapes, specs), of_state, (shapes, kept)
+    state_shardings = jax.tree.map(shard, state, state_specs(boxed, shapes, specs))
+    return tx, jax.tree.map(shard, shapes, specs), state_shardings, (shapes, state)
 
 
 def directions(name, mesh, gradients):
-    """(of each update, the state after them)."""
-    tx, of_params, of_state, _ = laid_out(name, mesh)
-    weights = jax.device_put({n: g[0] for n, g in gradients.items()}, of_params)
+    """Returns (the direction of each update, the last state)."""
+    tx, param_shardings, state_shardings, _ = lay_out(name, mesh)
+    weights = jax.device_put({n: g[0] for n, g in gradients.items()}, param_shardings)
     update = jax.jit(
         trace_on_mesh(mesh, tx.update),
-        in_shardings=(of_params, of_state, of_params),
-        out_shardings=(of_params, of_state),
+        in_shardings=(param_shardings, state_shardings, param_shardings),
+        out_shardings=(param_shardings, state_shardings),
     )
-    state, found = jax.device_put(unbox_state(tx.init(weights)), of_state), []
+    state, updates = jax.device_put(unbox_state(tx.init(weights)), state_shardings), []
     for i in range(UPDATES):
         direction, state = update({n: g[i] for n, g in gradients.items()}, state, weights)
-        found.append(jax.device_get(direction))
-    return found, state
+        updates.append(jax.device_get(direction))
+    return updates, state
 
 
 @pytest.fixture
-def of_float64():
-    """Eigenvectors of eigenvalues that are close multiply what is rounded."""
+def float64():
+    """Enables float64: eigenvectors of close eigenvalues amplify rounding."""
     with jax.enable_x64(True):
         yield
 
@@ -95,82 +95,88 @@ def of_float64():
 @functools.cache
 def directions_alone(name):
     mesh = make_mesh(MeshConfig(data=1), jax.devices()[:1])
-    found, state = directions(name, mesh, drawn(UPDATES))
-    return found, jax.device_get(state)
+    updates, state = directions(name, mesh, draw(UPDATES))
+    return updates, jax.device_get(state)
 
 
-def assert_close(found, right):
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-7), found, right)
+def assert_close(actual, expected):
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-7), actual, expected
+    )
 
 
 @pytest.mark.full
 @pytest.mark.parametrize('name', ROWS)
 @pytest.mark.parametrize('sizes', MESHES, ids=str)
-def test_directions_and_state_are_those_of_one_device(name, sizes, of_float64):
+def test_directions_and_state_equal_one_device(name, sizes, float64):
     """Layers that all devices divide, some or none; experts; and heads. Catches matrices that are
     put back in another order, and state of other layers.
     """
     mesh = make_mesh(MeshConfig(**{'data': 1} | sizes))
-    found, state = directions(name, mesh, drawn(UPDATES))
-    right, right_state = directions_alone(name)
-    assert_close(found, right)
-    assert_close(jax.device_get(state), right_state)
+    actual, state = directions(name, mesh, draw(UPDATES))
+    expected, expected_state = directions_alone(name)
+    assert_close(actual, expected)
+    assert_close(jax.device_get(state), expected_state)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize('name', ROWS)
-def test_each_matrix_is_exchanged_once_in_and_once_out(name):
+def test_matrices_are_exchanged_once_in_and_once_out(name):
     """Property of the program. Catches state that lies where its matrix is not, products that
     devices share, and experts that stay together as their layers do not divide.
     """
     mesh = make_mesh(MeshConfig(data=2, fsdp=4))
     names = 'up', 'query', 'out', 'experts'
-    tx, of_params, of_state, (shapes, kept) = laid_out(name, mesh, names)
+    tx, param_shardings, state_shardings, (shapes, state) = lay_out(name, mesh, names)
     program = jax.jit(
         trace_on_mesh(mesh, tx.update),
-        in_shardings=(of_params, of_state, of_params),
-        out_shardings=(of_params, of_state),
+        in_shardings=(param_shardings, state_shardings, param_shardings),
+        out_shardings=(param_shardings, state_shardings),
     )
-    found = list_collectives(Module(program.lower(shapes, kept, shapes).compile().as_text()))
-    exchanged = sorted(one.bytes for one in found if one.kind == 'all-to-all')
-    of_each = [4 * int(np.prod(SHAPES[n])) // 4 for n in names]
-    assert exchanged == sorted(2 * of_each)
-    assert {one.kind for one in found} & set(KINDS) == {'all-to-all'}
-    for one, over in zip(*map(jax.tree.leaves, (kept, of_state)), strict=True):
-        parts = zip(one.shape, over.shard_shape(one.shape), strict=True)
-        cut = [i for i, (length, own) in enumerate(parts) if own != length]
-        assert cut == ([] if not one.shape else [0] if one.shape[0] == 4 else [1])  # or experts
+    collectives = list_collectives(Module(program.lower(shapes, state, shapes).compile().as_text()))
+    exchanged = sorted(c.bytes for c in collectives if c.kind == 'all-to-all')
+    matrix_bytes = [4 * int(np.prod(SHAPES[n])) // 4 for n in names]
+    assert exchanged == sorted(2 * matrix_bytes)
+    assert {c.kind for c in collectives} & set(KINDS) == {'all-to-all'}
+    for leaf, sharding in zip(*map(jax.tree.leaves, (state, state_shardings)), strict=True):
+        parts = zip(leaf.shape, sharding.shard_shape(leaf.shape), strict=True)
+        cut = [i for i, (length, local) in enumerate(parts) if local != length]
+        assert cut == ([] if not leaf.shape else [0] if leaf.shape[0] == 4 else [1])  # or experts
 
 
 @pytest.mark.full
 @pytest.mark.parametrize('name', ROWS)
-def test_runs_side_by_side_are_each_alone(name, of_float64):
-    """Catches numbers of a run, its count among them, that are those of another."""
+def test_parallel_runs_equal_single_runs(name, float64):
+    """Catches numbers of another run, its count among them."""
     mesh = make_mesh(MeshConfig(data=1, fsdp=4, run=2), runs=2)
-    tx, of_params, of_state, _ = laid_out(name, mesh)
-    gradients = drawn(UPDATES)
+    tx, param_shardings, state_shardings, _ = lay_out(name, mesh)
+    gradients = draw(UPDATES)
     eps_R = jnp.array([1e-3, 1e-1])
 
     def update(grads, state, eps):
         return ROWS[name](SPECS, eps=eps).update(grads, state, grads)
 
-    one, of_runs = jax.jit(update), jax.vmap(update, spmd_axis_name='run')
-    of_params_R, of_state_R = jax.tree.map(stacked_sharding, (of_params, of_state))
-    over = stacked_sharding(replicated_sharding(mesh))
-    many = jax.jit(
-        trace_on_mesh(mesh, of_runs),
-        in_shardings=(of_params_R, of_state_R, over),
-        out_shardings=(of_params_R, of_state_R),
+    update_run, update_runs = jax.jit(update), jax.vmap(update, spmd_axis_name='run')
+    param_shardings_R, state_shardings_R = jax.tree.map(
+        stacked_sharding, (param_shardings, state_shardings)
     )
-    begun = unbox_state(tx.init(jax.tree.map(lambda g: g[0], gradients)))
-    later = one(jax.tree.map(lambda g: -g[0], gradients), begun, eps_R[1])[1]
-    states = [begun, later]  # the second run is an update ahead
+    eps_sharding = stacked_sharding(replicated_sharding(mesh))
+    many = jax.jit(
+        trace_on_mesh(mesh, update_runs),
+        in_shardings=(param_shardings_R, state_shardings_R, eps_sharding),
+        out_shardings=(param_shardings_R, state_shardings_R),
+    )
+    initial = unbox_state(tx.init(jax.tree.map(lambda g: g[0], gradients)))
+    ahead = update_run(jax.tree.map(lambda g: -g[0], gradients), initial, eps_R[1])[1]
+    states = [initial, ahead]  # the second run is an update ahead
     state_R = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
     for i in range(UPDATES):
         grads = [jax.tree.map(lambda g, i=i, f=f: f * g[i], gradients) for f in (1, -2)]
         grads_R = jax.tree.map(lambda *leaves: jnp.stack(leaves), *grads)
-        alone = [one(g, s, e) for g, s, e in zip(grads, states, eps_R, strict=True)]
-        found_R, state_R = many(grads_R, state_R, eps_R)
-        states = [state for _, state in alone]
-        for run, (right, _) in enumerate(alone):
-            assert_close(jax.tree.map(lambda leaf, r=run: leaf[r], jax.device_get(found_R)), right)
+        single = [update_run(g, s, e) for g, s, e in zip(grads, states, eps_R, strict=True)]
+        actual_R, state_R = many(grads_R, state_R, eps_R)
+        states = [state for _, state in single]
+        for run, (expected, _) in enumerate(single):
+            assert_close(
+                jax.tree.map(lambda leaf, r=run: leaf[r], jax.device_get(actual_R)), expected
+            )

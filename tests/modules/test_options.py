@@ -1,4 +1,4 @@
-"""Contract: options are read from where parts declare them, checked, and handed to the part."""
+"""Contract: options are read from the signatures of parts, checked, and passed to the part."""
 
 import dataclasses
 import functools
@@ -45,12 +45,12 @@ def function(x, *, rate: Rate = 0.5, other: int = 3):
 
 
 def with_option(declared_type, option, name='rate'):
-    """A part with one option."""
+    """Makes a part with a single option."""
     annotation = Annotated[declared_type, option]
     return dataclasses.make_dataclass('Made', [(name, annotation, None)])
 
 
-def renamed(wrapped):
+def wrap(wrapped):
     @functools.wraps(wrapped)
     def wrapper(x, extra, **numbers):
         return wrapped(x, **numbers), extra
@@ -65,36 +65,36 @@ class Record:
     second: type | None = None
 
 
-def test_of_a_class_those_annotated_so_with_their_defaults():
-    """Catches fields that the model fills in taken for options."""
+def test_class_options_are_annotated_fields():
+    """Catches fields that the model fills in, taken for options."""
     assert declared_options(Part) == {
         'rate': DECLARED_RATE,
         'mode': OptionDeclaration((str,), MODE, 'left'),
     }
 
 
-def test_a_subclass_has_those_of_its_parent_with_its_own_defaults():
-    found = declared_options(Child)
-    assert list(found) == ['rate', 'mode', 'groups']
-    assert found['rate'] == OptionDeclaration((float,), RATE, 0.25)
-    assert found['groups'].types == (int, type(None))
-    assert found['groups'].default is None
+def test_subclass_inherits_options():
+    options = declared_options(Child)
+    assert list(options) == ['rate', 'mode', 'groups']
+    assert options['rate'] == OptionDeclaration((float,), RATE, 0.25)
+    assert options['groups'].types == (int, type(None))
+    assert options['groups'].default is None
     assert declared_options(Part)['rate'].default == 0.5
 
 
-def test_of_a_function_and_of_a_decorated_one():
+def test_decorated_function_keeps_options():
     assert declared_options(function) == {'rate': DECLARED_RATE}
-    assert declared_options(renamed(renamed(function))) == {'rate': DECLARED_RATE}
+    assert declared_options(wrap(wrap(function))) == {'rate': DECLARED_RATE}
 
 
-def test_of_a_record_those_of_all_it_holds():
-    found = declared_options(Record('words', function, with_option(int, RATE, 'groups')))
-    assert found == {'rate': DECLARED_RATE, 'groups': OptionDeclaration((int,), RATE, None)}
+def test_record_has_options_of_its_parts():
+    options = declared_options(Record('words', function, with_option(int, RATE, 'groups')))
+    assert options == {'rate': DECLARED_RATE, 'groups': OptionDeclaration((int,), RATE, None)}
     assert declared_options(Record('words', function)) == {'rate': DECLARED_RATE}
 
 
 @pytest.mark.parametrize('part', [None, 3, 'text', math.sin, lambda x: x, Record('', math.sin)])
-def test_what_declares_nothing_has_none(part):
+def test_part_without_annotations_has_no_options(part):
     assert declared_options(part) == {}
 
 
@@ -110,7 +110,7 @@ def test_bounds_are_included(value):
 
 
 @pytest.mark.parametrize('value', [-1e-9, 1.5, math.nan, math.inf, -math.inf])
-def test_a_value_out_of_bounds_is_refused_with_both(value):
+def test_value_out_of_bounds_is_refused(value):
     with pytest.raises(ValueError, match=r'norm.rate must be between 0 and 1; got'):
         RATE.check('norm.rate', value)
 
@@ -127,7 +127,7 @@ def test_texts_and_truth_values_have_no_bounds():
     Option('', 5, 6).check('x', 'text')
 
 
-def test_a_text_is_one_of_the_choices():
+def test_text_must_be_a_choice():
     MODE.check('norm.mode', 'left')
     with pytest.raises(ValueError, match=r"norm.mode must be .* Did you mean 'right'\?"):
         MODE.check('norm.mode', 'rigth')
@@ -140,25 +140,29 @@ class Own:
     name: str
 
 
-def test_a_section_has_a_field_for_each_option_which_is_none():
-    """Catches a section that takes the default of the first part for all of them."""
-    made = make_section(Own, {'part': Part, 'child': Child}, {'function': function})
-    fields = {field.name: field for field in dataclasses.fields(made)}
+def test_section_fields_default_to_none():
+    """Catches a section that uses the default of the first part for all parts."""
+    section = make_section(Own, {'part': Part, 'child': Child}, {'function': function})
+    fields = {field.name: field for field in dataclasses.fields(section)}
     assert list(fields) == ['name', 'rate', 'mode', 'groups']
     assert {fields[name].default for name in ('rate', 'mode', 'groups')} == {None}
-    assert made(name='x') == made(name='x', rate=None, mode=None, groups=None)
-    assert made(name='x').rate is None
-    assert declared_options(made)['rate'] == OptionDeclaration((float, type(None)), RATE, None)
-    assert declared_options(made)['groups'].types == (int, type(None))
-    assert (made.__name__, made.__doc__, made.__module__) == ('Own', 'Its words.', __name__)
+    assert section(name='x') == section(name='x', rate=None, mode=None, groups=None)
+    assert section(name='x').rate is None
+    assert declared_options(section)['rate'] == OptionDeclaration((float, type(None)), RATE, None)
+    assert declared_options(section)['groups'].types == (int, type(None))
+    assert (section.__name__, section.__doc__, section.__module__) == (
+        'Own',
+        'Its words.',
+        __name__,
+    )
     with pytest.raises(dataclasses.FrozenInstanceError):
-        made(name='x').rate = 1.0
+        section(name='x').rate = 1.0
     with pytest.raises(TypeError):
-        made(0.5, name='x')  # by name alone
+        section(0.5, name='x')  # by name alone
 
 
 @pytest.mark.parametrize(
-    'other',
+    'part',
     [
         with_option(int, RATE),
         with_option(float, Option('how far', 0, 1, traced=True)),
@@ -166,22 +170,22 @@ def test_a_section_has_a_field_for_each_option_which_is_none():
         with_option(float, Option('how fast', 0, 1)),
     ],
 )
-def test_one_name_has_one_meaning(other):
+def test_option_name_has_one_meaning(part):
     with pytest.raises(TypeError, match=r"'rate' of other means another thing than that of part"):
-        make_section(Own, {'part': Part, 'other': other})
+        make_section(Own, {'part': Part, 'other': part})
     with pytest.raises(TypeError, match=r"'rate' of other means another thing than that of part"):
-        make_section(Own, {'part': Part}, {'other': other})
+        make_section(Own, {'part': Part}, {'other': part})
 
 
-def test_an_option_that_one_part_may_leave_none_is_the_same():
-    made = make_section(Own, {'part': Part, 'other': with_option(float | None, RATE)})
-    assert declared_options(made)['rate'].types == (float, type(None))
+def test_optional_annotation_is_the_same_option():
+    section = make_section(Own, {'part': Part, 'other': with_option(float | None, RATE)})
+    assert declared_options(section)['rate'].types == (float, type(None))
 
 
-def test_an_option_has_not_the_name_of_a_field_of_the_section():
-    own = dataclasses.make_dataclass('Own', [('rate', Rate)], frozen=True, kw_only=True)
+def test_option_cannot_shadow_section_field():
+    section = dataclasses.make_dataclass('Own', [('rate', Rate)], frozen=True, kw_only=True)
     with pytest.raises(TypeError, match=r"'rate' of part means another thing than that of Own"):
-        make_section(own, {'part': Part})
+        make_section(section, {'part': Part})
 
 
 @pytest.mark.parametrize(
@@ -194,7 +198,7 @@ def test_an_option_has_not_the_name_of_a_field_of_the_section():
         ('', ('', {})),
     ],
 )
-def test_options_behind_a_name(text, expected):
+def test_inline_options_are_parsed(text, expected):
     assert parse_part('model.norm', text) == expected
 
 
@@ -214,7 +218,7 @@ def test_options_behind_a_name(text, expected):
         'n:a=1 2',
     ],
 )
-def test_another_form_is_refused(text):
+def test_malformed_inline_options_are_refused(text):
     with pytest.raises(ValueError, match='NAME:OPTION=VALUE,OPTION=VALUE; got') as error:
         parse_part('model.norm', text)
     assert repr(text) in str(error.value)
@@ -232,9 +236,9 @@ def test_another_form_is_refused(text):
         ('x', (str,), 'x'),
     ],
 )
-def test_a_value_of_its_type(value, allowed, expected):
-    found = coerce_type('norm.x', value, iter(allowed))
-    assert found == expected and type(found) is type(expected)
+def test_value_is_coerced_to_its_type(value, allowed, expected):
+    actual = coerce_type('norm.x', value, iter(allowed))
+    assert actual == expected and type(actual) is type(expected)
 
 
 @pytest.mark.parametrize(
@@ -248,20 +252,20 @@ def test_a_value_of_its_type(value, allowed, expected):
         (None, (float,), 'float'),
     ],
 )
-def test_a_value_of_another_type_is_refused(value, allowed, names):
+def test_value_with_wrong_type_is_refused(value, allowed, names):
     """Catches True taken for 1."""
     with pytest.raises(ValueError, match=rf'norm.x must be {names}; got .* of type'):
         coerce_type('norm.x', value, allowed)
 
 
-def test_options_behind_a_name_are_typed_and_within_bounds():
-    given = check_inline_options('model.norm', Child, 'child', {'rate': 1, 'groups': None})
-    assert given == {'rate': 1.0} and type(given['rate']) is float  # None: as published
+def test_inline_options_are_coerced():
+    options = check_inline_options('model.norm', Child, 'child', {'rate': 1, 'groups': None})
+    assert options == {'rate': 1.0} and type(options['rate']) is float  # None: as published
     assert check_inline_options('model.norm', None, 'auto', {}) == {}
 
 
 @pytest.mark.parametrize(
-    ('part', 'given', 'message'),
+    ('part', 'options', 'message'),
     [
         (Part, {'rat': 1.0}, r"norm=p:rat: p has no such option, only rate, mode.* mean 'rate'\?"),
         (Part, {'width': 1}, 'p has no such option, only rate, mode'),
@@ -273,23 +277,23 @@ def test_options_behind_a_name_are_typed_and_within_bounds():
         (Child, {'groups': 0}, 'norm=p:groups must be between 1 and 2147483647; got 0'),
     ],
 )
-def test_options_behind_a_name_are_refused(part, given, message):
+def test_invalid_inline_options_are_refused(part, options, message):
     with pytest.raises(ValueError, match=message):
-        check_inline_options('norm', part, 'p', given)
+        check_inline_options('norm', part, 'p', options)
 
 
-def test_a_part_is_built_with_its_options_and_what_it_has_a_field_for():
-    """Catches wiring handed to a part that has no field of that name."""
+def test_part_gets_options_and_matching_wiring():
+    """Catches wiring passed to a part without a field of that name."""
     part = build_part(Part, {'rate': 0.1}, width=8, site='there', order=3)
     assert part == Part(width=8, rate=0.1, mode='left', site='there')
 
 
-def test_a_function_takes_its_options_alone():
+def test_function_gets_no_wiring():
     with pytest.raises(TypeError):
         build_part(function, {'rate': 0.1}, x=1)  # wiring is for fields
     assert build_part(functools.partial(function, 1), {'rate': 0.1}, other=7) == (1, 0.1, 3)
 
 
-def test_a_part_refuses_an_option_that_it_does_not_have():
+def test_part_refuses_unknown_option():
     with pytest.raises(TypeError, match='unknown'):
         build_part(Part, {'unknown': 1}, width=8)

@@ -11,7 +11,7 @@ ONES = nn.initializers.ones
 
 
 class Layer(nn.Module):
-    """One described matrix, and one parameter that is described only where `describe` says so."""
+    """A layer with a described matrix, and a vector that is described if `describe`."""
 
     describe: bool = True
 
@@ -22,12 +22,12 @@ class Layer(nn.Module):
         return x @ matrix + self.param('vector', vector, (3,))[None], None
 
 
-def drawn(module):
+def init_shapes(module):
     return jax.eval_shape(lambda: module.init(jax.random.key(0), jnp.ones((1, 3)))['params'])
 
 
 def test_split_gives_parallel_trees():
-    params, specs = split_boxes(drawn(Layer()))
+    params, specs = split_boxes(init_shapes(Layer()))
     assert params['matrix'].shape == (3, 3)
     assert specs == {
         'matrix': ParamSpec('hidden', ('in', 'out'), ('in',)),
@@ -37,8 +37,8 @@ def test_split_gives_parallel_trees():
 
 
 @pytest.mark.parametrize('index', [0, 1])
-def test_scan_adds_the_layer_axis_where_it_stacks(index):
-    """Catches an axis name put at another place than the dimension."""
+def test_scan_adds_layer_axis(index):
+    """Catches an axis name at another position than its dimension."""
     stack = nn.scan(
         Layer,
         variable_axes={'params': index},
@@ -46,7 +46,7 @@ def test_scan_adds_the_layer_axis_where_it_stacks(index):
         length=5,
         metadata_params={nn.meta.PARTITION_NAME: LAYER},
     )
-    params, specs = split_boxes(drawn(stack()))
+    params, specs = split_boxes(init_shapes(stack()))
     for path, spec in named_leaves(specs).items():
         shape = named_leaves(params)[path].shape
         assert shape[spec.axes.index(LAYER)] == 5
@@ -55,7 +55,7 @@ def test_scan_adds_the_layer_axis_where_it_stacks(index):
     assert specs['matrix'].fan_in_size(params['matrix'].shape) == 3
 
 
-def test_layer_axis_can_be_taken_off_again():
+def test_layer_axis_can_be_removed():
     box = declare(ONES, 'hidden', ('in', 'out'), ('in',))(jax.random.key(0), (2, 3))
     stacked = box.add_axis(1, {})
     assert stacked.spec.axes == ('in', LAYER, 'out')
@@ -65,7 +65,7 @@ def test_layer_axis_can_be_taken_off_again():
 def test_undescribed_parameter_is_named():
     outer = nn.Sequential([Layer(describe=False)])
     with pytest.raises(ValueError, match=r'parameter layers_0/vector was created without'):
-        split_boxes(drawn(outer))
+        split_boxes(init_shapes(outer))
 
 
 def test_axes_must_name_each_dimension():

@@ -23,7 +23,7 @@ BOTH = X + 2 * (3 * X / 2 + 1)
 PARALLEL = ((PRE[0], X), ['norm_in']), (BOTH, ['norm_in'])
 SHARED = ((PRE[0], X / 2), ['norm_in']), (BOTH, [])
 DUAL = ((X + 3 * X + 1) / 8, X + 3 * X + 1), ['norm_out']
-WANTED = {  # by group of blocks: how many of 8, and value and norms of attention and of the MLP
+EXPECTED = {  # by group of blocks: how many of 8, and value and norms of attention and of the MLP
     'deepnorm': [('layers', 8, DEEP, DEEP)],
     'hybrid': [('layers', 8, BARE, NORMED)],
     'hybrid_star': [('layers_first', 1, PRE, PRE), ('layers', 7, BARE, NORMED)],
@@ -42,21 +42,21 @@ WITHOUT_FINAL_NORM = {'deepnorm', 'post'}
 
 
 def test_every_placement_has_its_equation():
-    assert WANTED.keys() == PLACEMENTS.keys()
+    assert EXPECTED.keys() == PLACEMENTS.keys()
 
 
 @pytest.mark.parametrize('name', PLACEMENTS)
 def test_placement_is_its_equation(name):
     placement = PLACEMENTS[name]
     groups = placement.blocks(BLOCKS)
-    assert [(group.name, group.count) for group in groups] == [row[:2] for row in WANTED[name]]
-    for group, (_, _, *wanted) in zip(groups, WANTED[name], strict=True):
-        placed = None
-        for place, (value, norms) in zip((group.attention, group.mlp), wanted, strict=True):
-            made, calls = [], []
+    assert [(group.name, group.count) for group in groups] == [row[:2] for row in EXPECTED[name]]
+    for group, (_, _, *sublayers) in zip(groups, EXPECTED[name], strict=True):
+        streams_out = None
+        for place, (value, norms) in zip((group.attention, group.mlp), sublayers, strict=True):
+            norm_names, calls = [], []
 
-            def norm(norm_name, made=made):
-                made.append(norm_name)
+            def norm(norm_name, norm_names=norm_names):
+                norm_names.append(norm_name)
                 return NORMS[norm_name]
 
             def sublayer(x, calls=calls):
@@ -65,21 +65,21 @@ def test_placement_is_its_equation(name):
 
             streams = placement.split(jnp.asarray(X))
             if place is group.mlp and name.startswith('parallel'):
-                streams = placed  # what attention has kept for it
-            placed = place(streams, sublayer, norm, Depth(jnp.float32(4), BLOCKS))
-            np.testing.assert_array_equal(placed, value)
-            assert sorted(made) == norms
+                streams = streams_out  # the output of attention
+            streams_out = place(streams, sublayer, norm, Depth(jnp.float32(4), BLOCKS))
+            np.testing.assert_array_equal(streams_out, value)
+            assert sorted(norm_names) == norms
             assert len(calls) == 1
     assert placement.final_norm == (name not in WITHOUT_FINAL_NORM)
 
 
 @pytest.mark.parametrize('name', PLACEMENTS)
-def test_what_is_read_out(name):
-    """The stream by the final norm; of ResiDual's two, x + N(r)."""
+def test_readout_reads_the_normed_stream(name):
+    """The stream by the final norm; x + N(r) for the two streams of ResiDual."""
     placement = PLACEMENTS[name]
     streams = (X, 2 * X) if name == 'resi_dual' else X
-    wanted = X + 2 * X / 8 if name == 'resi_dual' else X / 8
-    np.testing.assert_array_equal(placement.join(streams, NORMS['norm_out']), wanted)
+    expected = X + 2 * X / 8 if name == 'resi_dual' else X / 8
+    np.testing.assert_array_equal(placement.join(streams, NORMS['norm_out']), expected)
 
 
 @pytest.mark.parametrize(
@@ -96,15 +96,15 @@ def test_deepnorm_gain():
     """The published table for a decoder of 6 and of 32 blocks."""
     assert PLACEMENTS['deepnorm'].init_gain(6) == pytest.approx(0.380, abs=5e-4)
     assert PLACEMENTS['deepnorm'].init_gain(32) == pytest.approx(0.250, abs=5e-4)
-    others = [row for name, row in PLACEMENTS.items() if name != 'deepnorm']
-    assert all(row.init_gain(6) == 1 for row in others)
+    other_rows = [row for name, row in PLACEMENTS.items() if name != 'deepnorm']
+    assert all(row.init_gain(6) == 1 for row in other_rows)
 
 
-def test_what_a_placement_needs():
-    """The other choices that are a part of the method, and the one option there is."""
+def test_needs_and_options():
+    """Other choices that belong to a method, and the only option."""
     normed, shared = {'norm_values': True}, {'mlp': 'moe', 'reparam': 'shared'}
-    wanted = {'hybrid': normed, 'hybrid_star': normed, 'wide': shared}
-    assert {name: row.needs for name, row in PLACEMENTS.items() if row.needs} == wanted
+    expected = {'hybrid': normed, 'hybrid_star': normed, 'wide': shared}
+    assert {name: row.needs for name, row in PLACEMENTS.items() if row.needs} == expected
     with_options = {
         name: list(declared_options(row))
         for name, row in PLACEMENTS.items()

@@ -1,4 +1,4 @@
-"""Reference: a product of each kind against numpy. Property: a readout of a part is that part."""
+"""Reference: a matmul of each kind against numpy. Property: a readout of a part is that part."""
 
 import jax
 import jax.numpy as jnp
@@ -25,8 +25,8 @@ KINDS = {
 }
 
 
-class One(nn.Module):
-    """A layer that is one product."""
+class SingleMatmul(nn.Module):
+    """A layer with a single matmul."""
 
     kind: str
     matmul: str = 'direct'
@@ -43,13 +43,13 @@ class One(nn.Module):
 
 def draw(kind, **options):
     x = jnp.float32(np.random.default_rng(0).normal(size=KINDS[kind][2]))
-    module = One(kind, **options)
+    module = SingleMatmul(kind, **options)
     return module, x, *split_boxes(module.init(jax.random.key(0), x)['params'])
 
 
 @pytest.mark.parametrize('matmul', MATMUL_KERNELS)
 @pytest.mark.parametrize('kind', KINDS)
-def test_a_product_is_a_sum_over_fan_in(kind, matmul):
+def test_product_sums_over_fan_in(kind, matmul):
     """With a bias, in float64. Catches axes flattened in another order, experts that share."""
     module, x, params, specs = draw(kind, matmul=matmul, bias=True)
     axes, fan_in, _, _, equation = KINDS[kind]
@@ -60,13 +60,13 @@ def test_a_product_is_a_sum_over_fan_in(kind, matmul):
     y = module.apply({'params': params | {'w_bias': bias}}, x)
     if kind == 'experts':
         bias = bias[:, None]
-    wanted = np.einsum(equation, np.float64(x), np.float64(params['w'])) + bias
-    np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-5)
+    expected = np.einsum(equation, np.float64(x), np.float64(params['w'])) + bias
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_product_is_flat():
-    """The matmul sees two dimensions whatever x has, forward and backward: XLA:CPU takes half as
-    long again for a step whose backward pass has more.
+def test_product_is_flat():
+    """The matmul sees two dimensions for any x, forward and backward: on XLA:CPU a step takes half
+    as long again if its backward pass has more.
     """
     for kind in ('in', 'out'):
         module, x, params, _ = draw(kind)
@@ -77,7 +77,7 @@ def test_a_product_is_flat():
         assert all(v.aval.ndim == 2 for e in dots for v in e.invars), kind
 
 
-def test_weights_are_stored_in_float32_and_multiplied_in_the_type_given():
+def test_weights_are_float32_and_multiplied_in_dtype():
     module, x, params, _ = draw('in', dtype=jnp.bfloat16)
     assert params['w'].dtype == jnp.float32
     y = module.apply({'params': params}, x)
@@ -103,7 +103,7 @@ def test_axes_in_another_order_are_refused(axes, fan_in):
         Wrong().init(jax.random.key(0), jnp.ones((2, 3, 4)))
 
 
-def test_a_readout_of_some_tokens_is_some_of_the_logits():
+def test_readout_of_some_tokens_gives_their_logits():
     """c tanh((x W + b) / c), float32 from bfloat16, of any number of axes, under jit and grad."""
     rng = np.random.default_rng(0)
     x_BTD, w_DV, b_V = (jnp.float32(rng.normal(size=s)) for s in ((2, 3, 8), (8, 5), (5,)))

@@ -1,5 +1,5 @@
 """Readouts. Reference: logits against numpy float64, the Welch bound against vectors that meet it.
-Property: rows that are spread apart are, and what is frozen has no gradient, decay or state.
+Property: spread rows are far apart, and frozen rows have no gradient, decay or state.
 """
 
 import jax
@@ -43,33 +43,33 @@ class TestWelch:
         assert welch_bound(4, 4) == welch_bound(3, 8) == 0
 
 
-@pytest.mark.parametrize('vocab, width, most', [(48, 12, 1.6), (120, 8, 2.5), (12, 24, None)])
-def test_rows_are_spread_apart(vocab, width, most):
-    """Nearly orthogonal where there is room; never two in one place, also beyond what equal angles
-    allow, D (D + 1) / 2 rows.
+@pytest.mark.parametrize('vocab, width, factor', [(48, 12, 1.6), (120, 8, 2.5), (12, 24, None)])
+def test_rows_are_spread_apart(vocab, width, factor):
+    """Nearly orthogonal if there is room; never two equal rows, also beyond D (D + 1) / 2 rows, the
+    most that equal angles allow.
     """
     key = jax.random.key(1)
     rows_VD = jax.jit(spread_rows, static_argnums=(1, 2))(key, vocab, width)
     np.testing.assert_allclose(np.linalg.norm(rows_VD, axis=1), 1, rtol=1e-5)
     random = largest_cosine(jax.random.normal(key, (vocab, width)))
-    found, bound = largest_cosine(rows_VD), welch_bound(vocab, width)
-    assert bound < found < 0.8 * random
-    assert found < (0.01 if most is None else most * bound)
+    cosine, bound = largest_cosine(rows_VD), welch_bound(vocab, width)
+    assert bound < cosine < 0.8 * random
+    assert cosine < (0.01 if factor is None else factor * bound)
 
 
-def test_the_start_is_at_unit_scale():
+def test_initial_rows_have_unit_size():
     weight_DV = init_spread_rows(jax.random.key(0), (8, 20), jnp.float32)
     assert weight_DV.shape == (8, 20) and np.mean(np.square(weight_DV)) == pytest.approx(1)
 
 
-def test_a_learned_readout_multiplies_what_it_gets():
+def test_learned_readout_multiplies_its_inputs():
     row, x_MD, weight_DV = READOUTS['learned'](), jnp.ones((2, 3)), jnp.ones((3, 5))
-    taken_MD, read_DV = row.inputs(x_MD, weight_DV)
-    assert taken_MD is x_MD and read_DV is weight_DV and not row.is_frozen
+    input_MD, matrix_DV = row.inputs(x_MD, weight_DV)
+    assert input_MD is x_MD and matrix_DV is weight_DV and not row.is_frozen
 
 
 def logits_and_parts(changes):
-    """Params, logits, and the activations of the same weights before a `learned` readout."""
+    """Returns params, logits, and the activations of the same weights before the readout."""
     config, reads = checked_config(changes), {'model.readout', 'model.readout_temperature'}
     params, model = initial_state(config).params, tiny_model(config)
     plain = tiny_model(checked_config({k: v for k, v in changes.items() if k not in reads}))
@@ -85,7 +85,7 @@ def logits_and_parts(changes):
 @pytest.mark.default_rows('random')
 @pytest.mark.parametrize('name', ['cosines', 'equiangular', 'random'])
 def test_logits_are_cosines_over_the_temperature(name):
-    """Whatever the parametrisation makes of the matrix: muP reads it out smaller."""
+    """For any parametrisation of the matrix: muP scales its readout down."""
     changes = {'model.readout': name, 'model.readout_temperature': 0.5}
     changes |= {'scaling.name': 'mup', 'scaling.base_width': 8}
     params, logits_BTV, x_BTD = logits_and_parts(changes)
@@ -99,20 +99,20 @@ def test_frozen_rows_have_no_state_and_no_decay():
     config = checked_config({'model.readout': 'random', 'optim.weight_decay': 1.0})
     described, hyper = tiny_learner(config).description, make_hyper(config)
     state = jax.eval_shape(build_optimizer(config, described, hyper).init, described.shapes)
-    found = [path for path in named_leaves(state) if 'readout' in path or 'embedding' in path]
-    assert len(found) == 2 and all('embedding' in path for path in found)  # both moments
+    paths = [path for path in named_leaves(state) if 'readout' in path or 'embedding' in path]
+    assert len(paths) == 2 and all('embedding' in path for path in paths)  # both moments
     rule = config.decay.row
     shares = decay_shares(described, rule, hyper, 1.0, peak_lrs(hyper))
     assert shares['readout'] == 0 < shares['embedding']
 
 
 @pytest.mark.full
-def test_a_step_leaves_frozen_rows_and_nothing_else():
+def test_step_changes_all_but_frozen_rows():
     config = checked_config({'model.readout': 'random', 'optim.weight_decay': 1.0})
     before = initial_state(config)
     after, _ = train_step(config)(before, tiny_batch(), make_hyper(config))
     moved = jax.tree.map(lambda a, b: bool(np.any(a != b)), before.params, after.params)
-    assert {path for path, one in named_leaves(moved).items() if not one} == {'readout'}
+    assert {path for path, has_moved in named_leaves(moved).items() if not has_moved} == {'readout'}
 
 
 @pytest.mark.parametrize('name', [name for name, row in READOUTS.items() if row.is_frozen])
@@ -127,6 +127,6 @@ def test_a_step_leaves_frozen_rows_and_nothing_else():
         ),
     ],
 )
-def test_what_does_not_go_with_frozen_rows_is_refused(name, changes, words):
+def test_conflicts_with_frozen_rows_are_refused(name, changes, words):
     with pytest.raises(ValueError, match=words):
         checked_config({'model.readout': name} | changes)

@@ -18,8 +18,8 @@ SPECS = {
     'scale': ParamSpec('vector', ('layer', 'embed')),
 }
 SHAPES = {'table': (5, 6), 'up': (3, 6, 7), 'out': (3, 2, 3, 6), 'scale': (3, 6)}
-SUMMED = {'up': (1,), 'out': (1, 2)}  # of the hidden ones
-# They cannot hold every matrix: a largest singular value, or a mean of columns, is theirs.
+SUMMED = {'up': (1,), 'out': (1, 2)}  # of hidden matrices
+# They cannot represent every matrix: they fix a largest singular value, or a mean of columns.
 CHANGING = ('spectral_cap', 'spectral_norm', 'weight_standardization')
 HOLDING = [name for name in REPARAMS if name not in CHANGING]
 
@@ -29,15 +29,15 @@ def sample(seed=0):
     return {key: jnp.float32(rng.normal(size=shape)) for key, shape in SHAPES.items()}
 
 
-def shapes_of(tree):
+def param_shapes(tree):
     return jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, w.dtype), tree)
 
 
 @pytest.mark.parametrize('name', HOLDING)
-def test_a_reparam_changes_nothing_at_the_start(name):
-    """Of matrices that are the same in all layers, as those have to be that are shared."""
+def test_reparam_changes_nothing_at_the_start(name):
+    """Matrices are equal in all layers, as shared matrices have to be."""
     same = {k: jnp.broadcast_to(v[:1], v.shape) if k in SUMMED else v for k, v in sample().items()}
-    reparam = REPARAMS[name](SPECS, shapes_of(same))
+    reparam = REPARAMS[name](SPECS, param_shapes(same))
     stored, state = jax.jit(reparam.init)(same)
     for train in (True, False):
         used, _ = jax.jit(functools.partial(reparam.apply, train=train))(stored, state)
@@ -47,9 +47,9 @@ def test_a_reparam_changes_nothing_at_the_start(name):
 
 
 @pytest.mark.parametrize('name', REPARAMS)
-def test_every_reparam_describes_what_it_stores(name):
+def test_every_reparam_describes_its_stored_arrays(name):
     """specs and stored are parallel trees, and each axis has its name."""
-    reparam = REPARAMS[name](SPECS, shapes_of(sample()))
+    reparam = REPARAMS[name](SPECS, param_shapes(sample()))
     stored, _ = jax.eval_shape(reparam.init, sample())
     assert jax.tree.structure(stored) == jax.tree.structure(reparam.specs)
     for path, spec in named_leaves(reparam.specs).items():
@@ -58,7 +58,7 @@ def test_every_reparam_describes_what_it_stores(name):
 
 @pytest.mark.parametrize('name', REPARAMS)
 def test_evaluation_leaves_the_state_alone(name):
-    reparam = REPARAMS[name](SPECS, shapes_of(sample()))
+    reparam = REPARAMS[name](SPECS, param_shapes(sample()))
     stored, state = jax.jit(reparam.init)(sample())
     _, after = reparam.apply(stored, state, False)
     jax.tree.map(np.testing.assert_array_equal, after, state)
@@ -66,11 +66,13 @@ def test_evaluation_leaves_the_state_alone(name):
 
 
 @pytest.mark.parametrize('name', REPARAMS)
-def test_every_reparam_says_how_small_a_start_may_be(name):
-    """Finite at the least scale it names, value and gradient; and a row that names none, at 0."""
-    least = REPARAMS[name].least_init_scale
-    small = jax.tree.map(lambda w: w * least, sample())
-    reparam = REPARAMS[name](SPECS, shapes_of(small))
+def test_least_init_scale_is_finite(name):
+    """Value and gradient are finite at the least scale that the row declares; 0 if it declares
+    none.
+    """
+    min_scale = REPARAMS[name].least_init_scale
+    small = jax.tree.map(lambda w: w * min_scale, sample())
+    reparam = REPARAMS[name](SPECS, param_shapes(small))
     stored, state = jax.jit(reparam.init)(small)
 
     def total(stored):
@@ -80,7 +82,7 @@ def test_every_reparam_says_how_small_a_start_may_be(name):
 
 
 def test_none_stores_the_parameters_themselves():
-    reparam = REPARAMS['none'](SPECS, shapes_of(sample()))
+    reparam = REPARAMS['none'](SPECS, param_shapes(sample()))
     stored, state = jax.jit(reparam.init)(sample())
     assert reparam.specs == SPECS
     assert jax.tree.leaves(state) == []
@@ -88,8 +90,8 @@ def test_none_stores_the_parameters_themselves():
 
 
 def weight_norm_with_gains(scale=1.0):
-    """Stored weights whose gains are not those of the start, and what each hidden one is."""
-    reparam = REPARAMS['weight_norm'](SPECS, shapes_of(sample()))
+    """Returns stored weights with other gains than at the start."""
+    reparam = REPARAMS['weight_norm'](SPECS, param_shapes(sample()))
     stored, state = jax.jit(reparam.init)(sample())
     for key in SUMMED:
         gain = stored[key]['gain']
@@ -98,7 +100,7 @@ def weight_norm_with_gains(scale=1.0):
     return reparam, stored, state
 
 
-def test_weight_norm_columns_have_the_length_of_their_gain():
+def test_weight_norm_column_length_is_the_gain():
     """Whatever the length of the direction. Catches a norm over another axis."""
     for scale in (1.0, 10.0):
         reparam, stored, state = weight_norm_with_gains(scale)
@@ -108,9 +110,9 @@ def test_weight_norm_columns_have_the_length_of_their_gain():
             np.testing.assert_allclose(norms, stored[key]['gain'], rtol=1e-5)
 
 
-def test_weight_norm_gains_are_vectors_of_the_kept_axes():
+def test_weight_norm_gains_are_vectors():
     """So that they do not decay; directions stay what the matrices were."""
-    reparam = REPARAMS['weight_norm'](SPECS, shapes_of(sample()))
+    reparam = REPARAMS['weight_norm'](SPECS, param_shapes(sample()))
     assert reparam.specs['up'] == {
         'direction': SPECS['up'],
         'gain': ParamSpec('vector', ('layer', 'mlp')),
@@ -138,16 +140,16 @@ def test_weight_norm_gradient():
         np.testing.assert_allclose(
             grads[key]['gain'], d_gain.reshape(grads[key]['gain'].shape), rtol=1e-4, atol=1e-5
         )
-        wanted = gain / length * (dw - d_gain * unit)
-        np.testing.assert_allclose(grads[key]['direction'], wanted, rtol=1e-4, atol=1e-5)
-        along = np.sum(np.float64(grads[key]['direction']) * direction, axes)
-        np.testing.assert_allclose(along, 0, atol=1e-4)
+        expected = gain / length * (dw - d_gain * unit)
+        np.testing.assert_allclose(grads[key]['direction'], expected, rtol=1e-4, atol=1e-5)
+        radial = np.sum(np.float64(grads[key]['direction']) * direction, axes)
+        np.testing.assert_allclose(radial, 0, atol=1e-4)
 
 
-def test_a_reparam_that_matches_nothing_is_an_error():
+def test_reparam_without_matrices_is_refused():
     vectors = {'scale': SPECS['scale']}
     with pytest.raises(ValueError, match="no parameter has the role 'hidden'"):
-        REPARAMS['weight_norm'](vectors, shapes_of(sample()))
+        REPARAMS['weight_norm'](vectors, param_shapes(sample()))
 
 
 GATE = ParamSpec('hidden', ('layer', 'embed', 'rank'), ('embed',), part=NORM)
@@ -158,10 +160,10 @@ def sample_shared():
     return sample() | {'gate': jnp.float32(np.random.default_rng(9).normal(size=(3, 6, 2)))}
 
 
-def test_shared_matrices_are_stored_once_and_used_by_all_layers():
-    """Hidden ones that are no norm's; the first layer's at the start."""
+def test_shared_matrices_are_stored_once():
+    """Hidden matrices outside of norms; the first layer at the start."""
     sampled = sample_shared()
-    reparam = shared(SHARED_SPECS, shapes_of(sampled))
+    reparam = shared(SHARED_SPECS, param_shapes(sampled))
     stored, state = reparam.init(sampled)
     used, _ = reparam.apply(stored, state, True)
     for key, value in sampled.items():
@@ -177,9 +179,9 @@ def test_shared_matrices_are_stored_once_and_used_by_all_layers():
     assert 'layer' not in reparam.specs['up'].axes
 
 
-def test_gradient_of_a_shared_matrix_is_the_sum_over_layers():
+def test_shared_gradient_is_the_sum_over_layers():
     sampled = sample_shared()
-    reparam = shared(SHARED_SPECS, shapes_of(sampled))
+    reparam = shared(SHARED_SPECS, param_shapes(sampled))
     stored, state = reparam.init(sampled)
     _, pull = jax.vjp(lambda stored: reparam.apply(stored, state, True)[0], stored)
     (grads,) = pull(sample_shared())
@@ -188,11 +190,11 @@ def test_gradient_of_a_shared_matrix_is_the_sum_over_layers():
     np.testing.assert_array_equal(grads['gate'], sampled['gate'])
 
 
-def test_chain_hands_what_the_far_one_makes_to_the_near_one():
-    """Shared weights that are stored with weight normalization: one gain for all layers."""
+def test_chain_applies_far_before_near():
+    """Shared weights that are stored with weight normalization: a gain for all layers."""
     sampled = sample()
-    near = shared(SPECS, shapes_of(sampled))
-    reparam = chain(near, REPARAMS['weight_norm'](near.specs, shapes_of(sample())))
+    near = shared(SPECS, param_shapes(sampled))
+    reparam = chain(near, REPARAMS['weight_norm'](near.specs, param_shapes(sample())))
     stored, state = reparam.init(sampled)
     assert stored['up']['direction'].shape == (6, 7)
     assert reparam.specs['up']['gain'] == ParamSpec('vector', ('mlp',))
@@ -204,17 +206,17 @@ def test_chain_hands_what_the_far_one_makes_to_the_near_one():
         np.testing.assert_allclose(used['out'][layer], sampled['out'][0], rtol=1e-5)
 
 
-def test_several_are_named_nearest_to_the_model_first():
+def test_reparametrise_chains_nearest_first():
     """As `chain` of both; the options of a row reach it."""
-    made = reparametrise(['shared', 'weight_norm'], SPECS, shapes_of(sample()), {})
-    stored, state = made.init(sample())
+    reparam = reparametrise(['shared', 'weight_norm'], SPECS, param_shapes(sample()), {})
+    stored, state = reparam.init(sample())
     assert stored['up']['direction'].shape == (6, 7)
-    used, _ = made.apply(stored, state, True)
+    used, _ = reparam.apply(stored, state, True)
     np.testing.assert_allclose(used['up'][2], sample()['up'][0], rtol=1e-5)
 
 
-def test_factors_multiply_where_the_weight_is_used():
-    """What is stored is the weight by its factor, and its gradient comes through it."""
+def test_factors_multiply_used_weights():
+    """The stored weight is divided by its factor, and its gradient passes through the factor."""
     factors = {key: float(i + 1) for i, key in enumerate(SPECS)}
     reparam = multiply_weights(SPECS, factors)
     stored, state = jax.jit(reparam.init)(sample())
@@ -227,12 +229,12 @@ def test_factors_multiply_where_the_weight_is_used():
     assert_close(grads, {key: factors[key] * value for key, value in sample().items()})
 
 
-def assert_close(found, wanted):
-    for key, value in wanted.items():
-        np.testing.assert_allclose(found[key], value, rtol=1e-6, err_msg=key)
+def assert_close(actual, expected):
+    for key, value in expected.items():
+        np.testing.assert_allclose(actual[key], value, rtol=1e-6, err_msg=key)
 
 
-def test_a_map_after_the_update_sees_what_is_stored():
+def test_after_update_maps_stored_weights():
     """Behind another reparametrisation too."""
     halved = Reparam(
         init=lambda params: (params, 0),
@@ -240,8 +242,8 @@ def test_a_map_after_the_update_sees_what_is_stored():
         specs=SPECS,
         after_update=lambda stored, state: (jax.tree.map(lambda w: w / 2, stored), state + 1),
     )
-    both = chain(multiply_weights(SPECS, dict.fromkeys(SPECS, 4.0)), halved)
-    stored, state = both.init(sample())
-    after, (_, count) = both.after_update(stored, state)
+    reparam = chain(multiply_weights(SPECS, dict.fromkeys(SPECS, 4.0)), halved)
+    stored, state = reparam.init(sample())
+    after, (_, count) = reparam.after_update(stored, state)
     assert count == 1
     assert_close(after, {key: value / 8 for key, value in sample().items()})

@@ -1,4 +1,4 @@
-"""Reference and contract: which matrices a parameter holds, and which of them a map takes."""
+"""Reference and contract: the matrices of a parameter, and the roles that a map covers."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +7,7 @@ import pytest
 from modules.params import ParamSpec, as_matrices
 from modules.reparam import REPARAMS
 from modules.reparam.matrices import batch_spec, expand_per_matrix
-from tests.modules.test_reparam import HOLDING, SPECS, sample, shapes_of
+from tests.modules.test_reparam import HOLDING, SPECS, param_shapes, sample
 
 READOUT = ParamSpec('readout', ('embed', 'vocab'), ('embed',))
 QUERY = ParamSpec('hidden', ('layer', 'embed', 'heads', 'head_dim'), ('embed',))
@@ -21,7 +21,7 @@ def sample_all():
 
 
 @pytest.mark.parametrize(
-    ('spec', 'shape', 'wanted'),
+    ('spec', 'shape', 'matrices_shape'),
     [
         (READOUT, (6, 5), (6, 5)),
         (SPECS['table'], (5, 6), (5, 6)),
@@ -31,33 +31,33 @@ def sample_all():
         (EXPERTS, (3, 2, 6, 7), (3, 2, 6, 7)),
     ],
 )
-def test_matrices_of_a_parameter(spec, shape, wanted):
-    """Catches queries whose heads are matrices of their own, and layers taken together."""
+def test_as_matrices_merges_heads_and_keeps_layers(spec, shape, matrices_shape):
+    """Catches queries with a matrix per head, and layers taken together."""
     weight = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
-    np.testing.assert_array_equal(as_matrices(spec, weight), weight.reshape(wanted))
-    numbers = jnp.arange(np.prod(wanted[:-2], dtype=int)).reshape(wanted[:-2])
+    np.testing.assert_array_equal(as_matrices(spec, weight), weight.reshape(matrices_shape))
+    numbers = jnp.arange(np.prod(matrices_shape[:-2], dtype=int)).reshape(matrices_shape[:-2])
     assert len(batch_spec(spec).axes) == numbers.ndim
     assert expand_per_matrix(numbers, spec).ndim == len(shape)
 
 
-def test_rows_are_what_is_summed_over_wherever_it_stands():
+def test_rows_are_the_summed_axes_in_any_position():
     spec = ParamSpec('hidden', ('heads', 'embed', 'head_dim'), ('heads', 'head_dim'))
     weight = np.random.default_rng(0).normal(size=(2, 6, 4))
-    wanted = np.stack([weight[h, :, i] for h in range(2) for i in range(4)])
-    np.testing.assert_allclose(as_matrices(spec, weight), wanted, rtol=1e-6)
+    expected = np.stack([weight[h, :, i] for h in range(2) for i in range(4)])
+    np.testing.assert_allclose(as_matrices(spec, weight), expected, rtol=1e-6)
 
 
-def test_a_vector_is_no_matrix():
+def test_vector_has_no_matrices():
     with pytest.raises(ValueError, match='is no matrix: nothing is summed over'):
         as_matrices(SPECS['scale'], np.ones((3, 6)))
 
 
 @pytest.mark.parametrize('name', WITH_ROLES)
 @pytest.mark.parametrize('roles', ['readout', 'hidden+embedding', 'embedding+readout+hidden'])
-def test_a_map_takes_the_roles_asked_for_and_no_other(name, roles):
-    """And holds what it takes. Catches a role that is only looked up at init."""
-    params, wanted = sample_all(), roles.split('+')
-    reparam = REPARAMS[name](ALL, shapes_of(params), roles=roles)
+def test_map_covers_its_roles_only(name, roles):
+    """It represents the mapped matrices. Catches a role that is only looked up at init."""
+    params, mapped_roles = sample_all(), roles.split('+')
+    reparam = REPARAMS[name](ALL, param_shapes(params), roles=roles)
     stored, state = reparam.init(params)
     used, _ = reparam.apply(stored, state, True)
     noise = {k: jnp.float32(np.random.default_rng(4).normal(size=v.shape)) for k, v in used.items()}
@@ -65,7 +65,7 @@ def test_a_map_takes_the_roles_asked_for_and_no_other(name, roles):
     moved, _ = reparam.after_update(moved, state)
     for key, spec in ALL.items():
         is_mapped = isinstance(stored[key], dict) or np.size(state[key]) > 0
-        assert is_mapped == (spec.role in wanted), key
+        assert is_mapped == (spec.role in mapped_roles), key
         if not is_mapped:
             np.testing.assert_array_equal(used[key], params[key])
             np.testing.assert_array_equal(moved[key], params[key] + noise[key])
@@ -75,7 +75,7 @@ def test_a_map_takes_the_roles_asked_for_and_no_other(name, roles):
 
 @pytest.mark.parametrize('name', WITH_ROLES)
 @pytest.mark.parametrize(
-    ('roles', 'said'),
+    ('roles', 'message'),
     [
         ('vector', "'vector' has no matrices; give one or several of embedding, hidden, readout"),
         ('hiden', "'hiden' is no role; .* Did you mean 'hidden'"),
@@ -84,6 +84,6 @@ def test_a_map_takes_the_roles_asked_for_and_no_other(name, roles):
         ('hidden+readout', r"no parameter has the role 'readout' \(model.tie_embeddings reads out"),
     ],
 )
-def test_roles_that_are_none(name, roles, said):
-    with pytest.raises(ValueError, match=said):
-        REPARAMS[name](SPECS, shapes_of(sample()), roles=roles)
+def test_invalid_roles_are_refused(name, roles, message):
+    with pytest.raises(ValueError, match=message):
+        REPARAMS[name](SPECS, param_shapes(sample()), roles=roles)

@@ -1,6 +1,6 @@
-"""Reference: the largest singular value, and what is made of it, in float64 numpy.
+"""Reference: the largest singular value, and the weights that depend on it, in float64 numpy.
 
-The power iteration is that of the published code, one step at a time.
+The power iteration follows the published code, step by step.
 """
 
 import jax
@@ -12,7 +12,7 @@ from modules.params import ParamSpec
 from modules.reparam import REPARAMS, reparametrise
 from modules.reparam.spectral import MIN_INIT_SCALE
 from modules.spectrum import first_right_vector, power_iteration
-from tests.modules.test_reparam import SPECS, SUMMED, sample, shapes_of
+from tests.modules.test_reparam import SPECS, SUMMED, param_shapes, sample
 
 
 def draw(*shape, seed=0):
@@ -20,7 +20,7 @@ def draw(*shape, seed=0):
 
 
 def iterate(matrix, u):
-    """(sigma, v, u): one power iteration of one matrix [I, O], as arXiv:2303.06296 has it."""
+    """Returns (sigma, v, u) after a power iteration of a matrix [I, O], as in arXiv:2303.06296."""
     v = matrix @ u
     v = v / np.linalg.norm(v)
     u = matrix.T @ v
@@ -28,26 +28,26 @@ def iterate(matrix, u):
     return v @ matrix @ u, v, u
 
 
-def matrices_of(key, weight):
-    """The three layers' matrices [I, O] of a parameter of SPECS."""
+def layer_matrices(key, weight):
+    """Returns the matrices [I, O] of the three layers of a parameter of SPECS."""
     weight = np.float64(weight)
     return [layer.reshape(6, -1) if key == 'out' else layer for layer in weight]
 
 
-def made(name='sigma', params=None, **options):
+def init_reparam(name='sigma', params=None, **options):
     params = sample() if params is None else params
-    reparam = REPARAMS[name](SPECS, shapes_of(params), **options)
+    reparam = REPARAMS[name](SPECS, param_shapes(params), **options)
     return reparam, *reparam.init(params)
 
 
-def matrix_of(stored):
+def stored_matrix(stored):
     return stored['matrix'] if isinstance(stored, dict) else stored
 
 
-def test_power_iteration_is_the_published_one_step_by_step():
+def test_power_iteration_follows_published_steps():
     """Of weights that change between steps, each layer and each parameter on its own."""
-    reparam, stored, state = made()
-    vectors = {k: [np.linalg.svd(m)[2][0] for m in matrices_of(k, sample()[k])] for k in SUMMED}
+    reparam, stored, state = init_reparam()
+    vectors = {k: [np.linalg.svd(m)[2][0] for m in layer_matrices(k, sample()[k])] for k in SUMMED}
     for key in SUMMED:  # a singular vector may point either way
         signs = np.sign(np.sum(np.stack(vectors[key]) * state[key], -1))
         vectors[key] = [s * u for s, u in zip(signs, vectors[key], strict=True)]
@@ -57,42 +57,43 @@ def test_power_iteration_is_the_published_one_step_by_step():
             stored[key]['matrix'] += 0.5 * sample(seed)[key]
         used, state = reparam.apply(stored, state, True)
         for key in SUMMED:
-            layers = matrices_of(key, stored[key]['matrix'])
-            found = [iterate(m, u) for m, u in zip(layers, vectors[key], strict=True)]
-            vectors[key] = [u for *_, u in found]
+            layers = layer_matrices(key, stored[key]['matrix'])
+            iterations = [iterate(m, u) for m, u in zip(layers, vectors[key], strict=True)]
+            vectors[key] = [u for *_, u in iterations]
             np.testing.assert_allclose(state[key], np.stack(vectors[key]), rtol=1e-4, atol=1e-5)
-            for layer, (largest, *_) in enumerate(found):
+            for layer, (largest, *_) in enumerate(iterations):
                 gamma = np.float64(stored[key]['gain'][layer])
-                wanted = gamma / largest * np.float64(stored[key]['matrix'][layer])
-                np.testing.assert_allclose(used[key][layer], wanted, rtol=2e-5, atol=1e-6)
+                expected = gamma / largest * np.float64(stored[key]['matrix'][layer])
+                np.testing.assert_allclose(used[key][layer], expected, rtol=2e-5, atol=1e-6)
 
 
-def test_many_steps_find_the_power_iteration():
-    """Against numpy's decomposition, from any vector, in one call and in many."""
+def test_power_iteration_converges():
+    """Against numpy's decomposition, from any vector, in a single call and in many."""
     matrices, u = np.float32(draw(2, 3, 9, 5)), np.float32(draw(2, 3, 5, seed=1))
-    wanted = np.linalg.svd(np.float64(matrices), compute_uv=False)[..., 0]
-    found, at_once = power_iteration(matrices, u, 300)
-    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    expected = np.linalg.svd(np.float64(matrices), compute_uv=False)[..., 0]
+    actual, u_at_once = power_iteration(matrices, u, 300)
+    np.testing.assert_allclose(actual, expected, rtol=1e-6)
     step = jax.jit(power_iteration)
     for _ in range(300):
-        found, u = step(matrices, u)
-    np.testing.assert_allclose(found, wanted, rtol=1e-6)
-    np.testing.assert_allclose(u, at_once, rtol=1e-5, atol=1e-6)
+        actual, u = step(matrices, u)
+    np.testing.assert_allclose(actual, expected, rtol=1e-6)
+    np.testing.assert_allclose(u, u_at_once, rtol=1e-5, atol=1e-6)
 
 
-def test_the_first_step_from_the_decomposition_is_already_there():
+def test_singular_vector_start_is_converged():
     matrices = np.float32(draw(4, 9, 5))
-    found, _ = power_iteration(matrices, first_right_vector(matrices))
-    wanted = np.linalg.svd(np.float64(matrices), compute_uv=False)[..., 0]
-    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    actual, _ = power_iteration(matrices, first_right_vector(matrices))
+    expected = np.linalg.svd(np.float64(matrices), compute_uv=False)[..., 0]
+    np.testing.assert_allclose(actual, expected, rtol=1e-6)
 
 
 def test_sigma_gradient():
-    """With G that of W_used: dgamma = <G, W> / sigma, and dW = gamma / sigma (G - dgamma v u^T).
+    """With G the gradient of W_used: dgamma = <G, W> / sigma, and dW = gamma / sigma (G - dgamma v
+    u^T).
 
-    Catches a sigma without gradient, and one that flows into u and v.
+    Catches a sigma without gradient, and a gradient that flows into u and v.
     """
-    reparam, stored, state = made()
+    reparam, stored, state = init_reparam()
     rng = np.random.default_rng(5)
     for key in SUMMED:
         stored[key]['gain'] = jnp.float32(rng.uniform(0.5, 2, 3))
@@ -101,47 +102,49 @@ def test_sigma_gradient():
     _, pull = jax.vjp(lambda stored: reparam.apply(stored, state, True)[0], stored)
     (grads,) = pull(grad_used)
     for key in SUMMED:
-        layers, grad_layers = (matrices_of(key, w) for w in (stored[key]['matrix'], grad_used[key]))
-        found = matrices_of(key, grads[key]['matrix'])
+        layers, grad_layers = (
+            layer_matrices(key, w) for w in (stored[key]['matrix'], grad_used[key])
+        )
+        matrix_grads = layer_matrices(key, grads[key]['matrix'])
         for i, (matrix, grad) in enumerate(zip(layers, grad_layers, strict=True)):
             largest, v, u = iterate(matrix, np.float64(state[key][i]))
             d_gamma = np.sum(grad * matrix) / largest
             gamma = np.float64(stored[key]['gain'][i])
             np.testing.assert_allclose(grads[key]['gain'][i], d_gamma, rtol=1e-4)
-            wanted = gamma / largest * (grad - d_gamma * np.outer(v, u))
-            np.testing.assert_allclose(found[i], wanted, rtol=1e-4, atol=1e-5)
+            expected = gamma / largest * (grad - d_gamma * np.outer(v, u))
+            np.testing.assert_allclose(matrix_grads[i], expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(('start', 'options'), [('sigma', {}), ('one', {'gamma_start': 'one'})])
-def test_both_starts_of_gamma(start, options):
-    """The spectral norm of what is used is gamma, whichever it starts as."""
-    _, stored, _ = reparam = made(**options)
+def test_gamma_is_the_spectral_norm_at_both_starts(start, options):
+    """The spectral norm of the used weight is gamma, for either start."""
+    _, stored, _ = reparam = init_reparam(**options)
     used, _ = reparam[0].apply(*reparam[1:], False)
     for key in SUMMED:
-        largest = [np.linalg.norm(m, 2) for m in matrices_of(key, sample()[key])]
-        wanted = np.ones(3) if start == 'one' else largest
-        np.testing.assert_allclose(stored[key]['gain'], wanted, rtol=1e-6)
-        norms = [np.linalg.norm(m, 2) for m in matrices_of(key, used[key])]
-        np.testing.assert_allclose(norms, wanted, rtol=1e-6)
+        largest = [np.linalg.norm(m, 2) for m in layer_matrices(key, sample()[key])]
+        expected = np.ones(3) if start == 'one' else largest
+        np.testing.assert_allclose(stored[key]['gain'], expected, rtol=1e-6)
+        norms = [np.linalg.norm(m, 2) for m in layer_matrices(key, used[key])]
+        np.testing.assert_allclose(norms, expected, rtol=1e-6)
         assert reparam[0].specs[key]['gain'] == ParamSpec('vector', ('layer',))
         assert reparam[0].specs[key]['matrix'] == SPECS[key]
 
 
 def test_evaluation_iterates_from_the_stored_vectors():
-    """As training does, and keeps nothing of it. Catches an evaluation by last step's sigma."""
-    reparam, stored, state = made()
+    """As training does, without storing the result. Catches an evaluation by last step's sigma."""
+    reparam, stored, state = init_reparam()
     for key in SUMMED:
         stored[key]['matrix'] += sample(seed=3)[key]
     trained, after = reparam.apply(stored, state, True)
-    evaluated, kept = reparam.apply(stored, state, False)
+    evaluated, next_state = reparam.apply(stored, state, False)
     jax.tree.map(np.testing.assert_array_equal, trained, evaluated)
-    jax.tree.map(np.testing.assert_array_equal, kept, state)
+    jax.tree.map(np.testing.assert_array_equal, next_state, state)
     assert all(np.any(after[key] != state[key]) for key in SUMMED)
 
 
-def test_a_matrix_of_zeros_keeps_its_vector():
-    """Otherwise nothing would ever be found once it is a matrix again."""
-    reparam, stored, state = made('spectral_cap')
+def test_zero_matrix_keeps_its_vector():
+    """Otherwise power iteration would never recover once the matrix is nonzero."""
+    reparam, stored, state = init_reparam('spectral_cap')
     zeros = jax.tree.map(jnp.zeros_like, stored)
     used, after = reparam.apply(zeros, state, True)
     jax.tree.map(np.testing.assert_array_equal, after, state)
@@ -151,20 +154,20 @@ def test_a_matrix_of_zeros_keeps_its_vector():
 
 
 def test_spectral_norm_is_one_in_every_layer():
-    reparam, stored, state = made('spectral_norm')
+    reparam, stored, state = init_reparam('spectral_norm')
     used, _ = reparam.apply(stored, state, True)
     for key in SUMMED:
-        norms = [np.linalg.norm(m, 2) for m in matrices_of(key, used[key])]
+        norms = [np.linalg.norm(m, 2) for m in layer_matrices(key, used[key])]
         np.testing.assert_allclose(norms, 1, rtol=1e-6)
         np.testing.assert_array_equal(stored[key], sample()[key])
 
 
-def test_spectral_cap_leaves_matrices_below_the_bound_as_they_are():
-    """To the bit, and their gradient; those above have the bound."""
+def test_spectral_cap_keeps_matrices_below_the_bound():
+    """To the bit, and their gradient; larger matrices get the bound."""
     params = sample()
     scales = np.float32([0.01, 1, 10]).reshape(3, 1, 1)
     params['up'] = params['up'] * scales / np.float32(np.linalg.norm(params['up'][1], 2))
-    reparam, stored, state = made('spectral_cap', params, spectral_bound=1.5)
+    reparam, stored, state = init_reparam('spectral_cap', params, spectral_bound=1.5)
     used, pull = jax.vjp(lambda stored: reparam.apply(stored, state, True)[0], stored)
     np.testing.assert_array_equal(used['up'][:2], params['up'][:2])
     np.testing.assert_allclose(np.linalg.norm(used['up'][2], 2), 1.5, rtol=1e-6)
@@ -174,34 +177,34 @@ def test_spectral_cap_leaves_matrices_below_the_bound_as_they_are():
 
 
 @pytest.mark.parametrize('name', ['sigma', 'spectral_norm'])
-def test_the_least_scale_is_large_enough_for_what_is_divided_by(name):
-    """At it, singular values are those of any other scale. Catches a least scale below EPS."""
+def test_least_init_scale_is_above_eps(name):
+    """Singular values are equal to those at any other scale. Catches a least scale below EPS."""
     small = jax.tree.map(lambda w: w * np.float32(MIN_INIT_SCALE), sample())
-    reparam, stored, state = made(name, small)
+    reparam, stored, state = init_reparam(name, small)
     used, _ = reparam.apply(stored, state, True)
-    norms = [np.linalg.norm(m, 2) for m in matrices_of('up', used['up'])]
-    wanted = [np.linalg.norm(m, 2) for m in matrices_of('up', small['up'])]
-    np.testing.assert_allclose(norms, wanted if name == 'sigma' else 1, rtol=1e-5)
+    norms = [np.linalg.norm(m, 2) for m in layer_matrices('up', used['up'])]
+    expected = [np.linalg.norm(m, 2) for m in layer_matrices('up', small['up'])]
+    np.testing.assert_allclose(norms, expected if name == 'sigma' else 1, rtol=1e-5)
 
 
-def measured(names):
-    reparam = reparametrise(names, SPECS, shapes_of(sample()), {})
+def measure(names):
+    reparam = reparametrise(names, SPECS, param_shapes(sample()), {})
     return reparam.measures(*reparam.init(sample()))
 
 
-def test_measures_are_by_path_of_the_used_weight():
-    """One number for each matrix; through a chain too."""
-    largest = {k: [np.linalg.norm(m, 2) for m in matrices_of(k, sample()[k])] for k in SUMMED}
-    found = measured(['sigma'])
-    assert found.keys() == {'sigma', 'gamma'}
-    for name in found:
-        assert found[name].keys() == SUMMED.keys()
+def test_measures_have_paths_of_used_weights():
+    """A number for each matrix; through a chain too."""
+    largest = {k: [np.linalg.norm(m, 2) for m in layer_matrices(k, sample()[k])] for k in SUMMED}
+    measures = measure(['sigma'])
+    assert measures.keys() == {'sigma', 'gamma'}
+    for name in measures:
+        assert measures[name].keys() == SUMMED.keys()
         for key in SUMMED:
-            np.testing.assert_allclose(found[name][key], largest[key], rtol=1e-6)
-    found = measured(['shared', 'sigma'])
-    np.testing.assert_allclose(found['sigma']['up'], largest['up'][0], rtol=1e-6)
-    found = measured(['weight_norm', 'sigma'])
-    np.testing.assert_allclose(found['gamma']['out'], largest['out'], rtol=1e-6)
-    found = measured(['spectral_cap', 'normalize_and_project'])
-    assert found.keys() == {'sigma'} and found['sigma'].keys() == SUMMED.keys()
-    assert measured(['weight_norm']) == measured(['none']) == {}
+            np.testing.assert_allclose(measures[name][key], largest[key], rtol=1e-6)
+    measures = measure(['shared', 'sigma'])
+    np.testing.assert_allclose(measures['sigma']['up'], largest['up'][0], rtol=1e-6)
+    measures = measure(['weight_norm', 'sigma'])
+    np.testing.assert_allclose(measures['gamma']['out'], largest['out'], rtol=1e-6)
+    measures = measure(['spectral_cap', 'normalize_and_project'])
+    assert measures.keys() == {'sigma'} and measures['sigma'].keys() == SUMMED.keys()
+    assert measure(['weight_norm']) == measure(['none']) == {}

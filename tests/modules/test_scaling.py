@@ -48,7 +48,7 @@ def standard(spec, shape):
     )
 
 
-def test_what_a_description_asks_for():
+def test_init_gain_and_decayed_vectors():
     """init_gain multiplies the deviation of a matrix; a vector decays only where it says so."""
     spec, shape = CASES['up']
     halved = standard(dataclasses.replace(spec, init_gain=0.5), shape)
@@ -60,7 +60,7 @@ def test_what_a_description_asks_for():
 
 def test_standard():
     """1/sqrt(fan_in); stacking changes nothing. Catches a fan-in read off the shape."""
-    wanted = {
+    expected = {
         'embedding': (1 / 4, 1, 1),
         'readout': (1 / 4, 1, 1),
         'vector': (None, 1, 0),
@@ -72,12 +72,12 @@ def test_standard():
     for name, case in CASES.items():
         scaling = standard(*case)
         assert (scaling.init_std, scaling.lr_factor, scaling.decay_factor) == pytest.approx(
-            wanted[name]
+            expected[name]
         ), name
 
 
 def test_growth_is_by_sums_and_by_outputs():
-    """Four times the width: the terms of a sum, and what it has of outputs; layers apart."""
+    """Four times the width: the terms of a sum, and its outputs; layers are separate."""
     spec, _ = CASES['out']
     assert compute_growth(spec, (6, 8, 9, 64), (3, 2, 9, 16), depth=2.0) == Growth(4, 4, 2)
     spec, _ = CASES['up']
@@ -86,12 +86,12 @@ def test_growth_is_by_sums_and_by_outputs():
     assert compute_growth(spec, (50, 32), shape) == Growth(1, 2, 1)
 
 
-def test_roles_are_all_there():
+def test_cases_cover_all_roles():
     assert {spec.role for spec, _ in CASES.values()} == set(ROLES)
 
 
-# Powers of width, and of depth, by kind of parameter; what is not here is 0. `up` and `query` stand
-# for hidden matrices, `out` for those that write to the stream.
+# Powers of width, and of depth, by kind of parameter; missing powers are 0. `up` and `query` stand
+# for hidden matrices, `out` for matrices that write to the stream.
 HIDDEN, LAST, TABLE, READOUT = 'up', 'out', 'embedding', 'readout'
 GAIN, BIAS = 'vector', 'bias'
 MUP = {
@@ -168,7 +168,7 @@ def scaling_at(name, family, case, width, depth):
 
 
 @pytest.mark.parametrize(('name', 'family'), WIDTH_POWERS)
-def test_what_changes_with_width_and_depth(name, family):
+def test_factors_follow_width_and_depth(name, family):
     """Twice the width, and twice the depth, change the factors that the table names, and no
     others; at the base sizes all is as in `standard`, but for `unit`, which draws unit weights.
     Catches a rule of a wrong power, or for a wrong kind of parameter.
@@ -180,50 +180,53 @@ def test_what_changes_with_width_and_depth(name, family):
         'decay': 'decay_factor',
         'eps': 'eps_factor',
     }
-    for which, case in CASES.items():
+    for case_name, case in CASES.items():
         at_base = scaling_at(name, family, case, 1, 1)
         if PARAMETRIZATIONS[name].against_one:
-            assert at_base.init_std in (1, None), which
+            assert at_base.init_std in (1, None), case_name
         else:
-            assert at_base == standard(*case), which
-        like = {'query': HIDDEN, BIAS: GAIN}.get(which, which)
+            assert at_base == standard(*case), case_name
+        like = {'query': HIDDEN, BIAS: GAIN}.get(case_name, case_name)
         changed = {
             (2, 1): WIDTH_POWERS[name, family].get(like, {}),
-            (1, 2): DEPTH_POWERS.get(name, {}).get(which, {}),
+            (1, 2): DEPTH_POWERS.get(name, {}).get(case_name, {}),
         }
         for (width, depth), powers in changed.items():
-            found = scaling_at(name, family, case, width, depth)
+            scaling = scaling_at(name, family, case, width, depth)
             for power, field in fields.items():
-                before, after = getattr(at_base, field), getattr(found, field)
+                before, after = getattr(at_base, field), getattr(scaling, field)
                 if before:  # None where nothing is drawn, 0 where nothing decays
-                    wanted = before * 2.0 ** powers.get(power, 0)
-                    assert after == pytest.approx(wanted), (which, width, depth, field)
+                    expected = before * 2.0 ** powers.get(power, 0)
+                    assert after == pytest.approx(expected), (case_name, width, depth, field)
 
 
 def test_every_parametrisation_is_in_the_table():
-    """But for spectral optimizers, for which all factors of hidden matrices but the deviation are
-    1 in each row.
+    """Except for spectral optimizers: all their factors of hidden matrices but the deviation are 1
+    in each row.
     """
     rows = {(n, f) for n, row in PARAMETRIZATIONS.items() for f in row.families if f != 'spectral'}
     assert rows - {('standard', 'sgd'), ('spectral', 'sgd')} == set(WIDTH_POWERS)
     for name, row in PARAMETRIZATIONS.items():
         if 'spectral' in row.families:
-            found = scaling_at(name, 'spectral', CASES['up'], 4, 1)
-            assert found == Scaling(standard(*CASES['up']).init_std / 2), name
+            scaling = scaling_at(name, 'spectral', CASES['up'], 4, 1)
+            assert scaling == Scaling(standard(*CASES['up']).init_std / 2), name
 
 
-def test_mup_is_that_of_the_authors_package():
+def test_mup_follows_authors_package():
     """Learning rates, decays and the readout's multiplier at four times the width; fixture by
     tests/fixtures/scaling/make_mup.py.
     """
     package = json.loads((FIXTURES / 'make_mup.json').read_text())
     ours = {'embedding': TABLE, 'gain': GAIN, 'bias': GAIN, 'readout': READOUT}
     for family in ('adam', 'sgd'):
-        for name, wanted in package[family].items():
+        for name, expected in package[family].items():
             spec, shape = CASES[ours.get(name, HIDDEN)]
             spec = dataclasses.replace(spec, decayed=True)
-            found = scaling_at('mup', family, (spec, shape), 4, 1)
-            assert (found.lr_factor, found.decay_factor) == (wanted['lr'], wanted['decay']), name
+            scaling = scaling_at('mup', family, (spec, shape), 4, 1)
+            assert (scaling.lr_factor, scaling.decay_factor) == (
+                expected['lr'],
+                expected['decay'],
+            ), name
     readout = scaling_at('mup', 'adam', CASES[READOUT], 4, 1)
     assert readout.forward_factor == package['readout_forward']
     base = standard(*CASES[READOUT]).init_std
@@ -231,7 +234,7 @@ def test_mup_is_that_of_the_authors_package():
 
 
 @pytest.mark.parametrize('alpha', [1.0, 0.5])
-def test_complete_p_is_that_of_the_authors_code(alpha):
+def test_complete_p_follows_authors_code(alpha):
     """Rates, decays, epsilons and multipliers at four times the width and twice the depth; fixture
     by tests/fixtures/scaling/make_complete_p.py.
     """
@@ -239,12 +242,12 @@ def test_complete_p_is_that_of_the_authors_code(alpha):
     vector = ParamSpec('vector', ('embed',), part=NORM)  # of the norm behind the last block
     ours = {'embedding': TABLE, 'gain': GAIN, 'up': HIDDEN, 'down': LAST, 'bias': BIAS}
     name = {1.0: 'complete_p', 0.5: 'depth_mup'}[alpha]
-    for kind, wanted in code['kinds'].items():
+    for kind, expected in code['kinds'].items():
         case = (vector, (16,)) if kind == 'last_gain' else CASES[ours[kind]]
-        found = scaling_at(name, 'adam', case, 4, 2)
-        decay = wanted['decay'] or 0.0
-        got = (found.lr_factor, found.decay_factor, found.eps_factor)
-        assert got == pytest.approx((wanted['lr'], decay, wanted['eps'])), kind
+        scaling = scaling_at(name, 'adam', case, 4, 2)
+        decay = expected['decay'] or 0.0
+        factors = (scaling.lr_factor, scaling.decay_factor, scaling.eps_factor)
+        assert factors == pytest.approx((expected['lr'], decay, expected['eps'])), kind
     up, down, readout = (scaling_at(name, 'adam', CASES[c], 4, 2) for c in (HIDDEN, LAST, READOUT))
     assert up.init_std / standard(*CASES[HIDDEN]).init_std == pytest.approx(
         code['std_of_base'], rel=0.01
@@ -253,9 +256,9 @@ def test_complete_p_is_that_of_the_authors_code(alpha):
     assert readout.forward_factor == code['readout']
 
 
-def test_unit_is_that_of_the_authors_package():
-    """Deviations, rates and multipliers of three blocks of width 128, and what blocks add; fixture
-    by tests/fixtures/scaling/make_unit.py.
+def test_unit_follows_authors_package():
+    """Deviations, rates and multipliers of three blocks of width 128, and the outputs of blocks;
+    fixture by tests/fixtures/scaling/make_unit.py.
     """
     package = json.loads((FIXTURES / 'make_unit.json').read_text())
     branch = package['branches'][0]
@@ -267,9 +270,9 @@ def test_unit_is_that_of_the_authors_package():
         'readout': (CASES[READOUT][0], (128, 64)),
     }
     assert shapes.keys() == package['kinds'].keys()
-    for kind, wanted in package['kinds'].items():
-        found = scaling_at('unit', 'adam', shapes[kind], 1, 1)
+    for kind, expected in package['kinds'].items():
+        scaling = scaling_at('unit', 'adam', shapes[kind], 1, 1)
         times = branch if kind == 'down' else 1.0
-        assert found.init_std == pytest.approx(wanted['std'], rel=0.01)
-        assert found.lr_factor == pytest.approx(wanted['lr']), kind
-        assert found.forward_factor == pytest.approx(wanted.get('forward', 1.0) * times), kind
+        assert scaling.init_std == pytest.approx(expected['std'], rel=0.01)
+        assert scaling.lr_factor == pytest.approx(expected['lr']), kind
+        assert scaling.forward_factor == pytest.approx(expected.get('forward', 1.0) * times), kind

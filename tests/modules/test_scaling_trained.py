@@ -1,4 +1,4 @@
-"""Trained: an MLP under each row: rows of one class, and slopes against width."""
+"""Trained: an MLP under each row: equal functions of equivalent rows, and slopes against width."""
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ VOCAB, BASE = 8, 32
 
 
 def mlp_run(name, family, width, steps, lr):
-    """(features and outputs at each step [steps + 1, ...]) of a tanh MLP on four tokens."""
+    """Returns (features and outputs at each step [steps + 1, ...]) of a tanh MLP on four tokens."""
     row, weights, scalings = PARAMETRIZATIONS[name], [], []
     for i, spec in enumerate(LAYERS):
         shape, base = (
@@ -34,10 +34,10 @@ def mlp_run(name, family, width, steps, lr):
         if row.against_one:
             base = one_channel_shape(spec, shape)
         growth = compute_growth(spec, shape, base)
-        found = compute_scaling(row, INITS['fan_in'], spec, (shape, base), (1, 1), growth, family)
+        scaling = compute_scaling(row, INITS['fan_in'], spec, (shape, base), (1, 1), growth, family)
         draw = np.random.default_rng(i).standard_normal(shape)
-        weights.append(jnp.asarray(found.init_std * draw))
-        scalings.append(found)
+        weights.append(jnp.asarray(scaling.init_std * draw))
+        scalings.append(scaling)
     tx = {'sgd': optax.identity(), 'adam': optax.scale_by_adam(eps=1e-40)}[family]
 
     def outputs(weights):
@@ -61,24 +61,24 @@ def mlp_run(name, family, width, steps, lr):
         ]
         return moved, state
 
-    state, found = tx.init(weights), [jax.device_get(outputs(weights))]
+    state, records = tx.init(weights), [jax.device_get(outputs(weights))]
     for _ in range(steps):
         weights, state = step(weights, state)
-        found.append(jax.device_get(outputs(weights)))
-    return found
+        records.append(jax.device_get(outputs(weights)))
+    return records
 
 
 @pytest.mark.full
 @pytest.mark.parametrize('family', ['sgd', 'adam'])
 def test_equal_classes_are_equal_functions(family):
     """`mup` and `spectral` differ by the symmetry of (a, b, c): a factor in the forward pass, in
-    the deviation and in the rate. Over 20 steps in float64 they are one function. Catches a rate or
-    factor that belongs to the other form, whatever its size.
+    the deviation and in the rate. Over 20 steps in float64 they are the same function. Catches a
+    rate or factor that belongs to the other form, whatever its size.
     """
     with jax.enable_x64(True):
         runs = [mlp_run(name, family, 4 * BASE, 20, 0.02) for name in ('mup', 'spectral')]
-    for one, other in zip(*runs, strict=True):
-        np.testing.assert_allclose(one[1], other[1], rtol=1e-10, atol=1e-10)
+    for mup, spectral in zip(*runs, strict=True):
+        np.testing.assert_allclose(mup[1], spectral[1], rtol=1e-10, atol=1e-10)
     assert not np.allclose(runs[0][0][1], runs[0][-1][1], atol=1e-2)  # something was learned
 
 
@@ -104,6 +104,8 @@ def test_slopes_against_width(name, family):
         lr = 0.5 if family == 'sgd' or name == 'unit' else 0.02
         first, *_, last = mlp_run(name, family, width, 3, lr)
         changes.append([np.sqrt(np.mean((b - a) ** 2)) for a, b in zip(first, last, strict=True)])
-    slopes = [np.polyfit(np.log(widths), np.log(each), 1)[0] for each in zip(*changes, strict=True)]
-    least_f, most_f, least_o, most_o = SLOPES[name, family]
-    assert least_f <= slopes[0] <= most_f and least_o <= slopes[1] <= most_o, slopes
+    slopes = [
+        np.polyfit(np.log(widths), np.log(column), 1)[0] for column in zip(*changes, strict=True)
+    ]
+    min_f, max_f, min_o, max_o = SLOPES[name, family]
+    assert min_f <= slopes[0] <= max_f and min_o <= slopes[1] <= max_o, slopes

@@ -8,7 +8,7 @@ from scipy import special
 
 from modules.losses.unlearning import DIVERGENCES, flat_loss, mean_probabilities, npo_loss
 
-GIVEN, FORGOTTEN = np.array([0.0, 0.2, 0.9]), np.array([1.0, 0.5, 0.1])
+PREFERRED, FORGOTTEN = np.array([0.0, 0.2, 0.9]), np.array([1.0, 0.5, 0.1])
 PUBLISHED = {  # -activation(P) + conjugate(P'), as get_contrastive_loss has them
     'total_variation': lambda p, q: -np.tanh(p) / 2 + np.tanh(q) / 2,
     'kl': lambda p, q: -p + np.exp(q - 1),
@@ -28,33 +28,37 @@ SLOPES = {  # in both probabilities
 @pytest.mark.parametrize('name', DIVERGENCES)
 def test_flat_is_the_published_loss(name):
     """Values, and slopes in both probabilities."""
-    given, forgotten = jnp.float32(GIVEN), jnp.float32(FORGOTTEN)
-    wanted = PUBLISHED[name](GIVEN, FORGOTTEN)
-    np.testing.assert_allclose(flat_loss(given, forgotten, name), wanted, rtol=1e-5, atol=1e-6)
-    slopes = jax.grad(lambda p, q: jnp.sum(flat_loss(p, q, name)), argnums=(0, 1))(given, forgotten)
-    for found, slope, at in zip(slopes, SLOPES[name], (GIVEN, FORGOTTEN), strict=True):
-        np.testing.assert_allclose(found, slope(at), rtol=1e-5)
+    preferred, forgotten = jnp.float32(PREFERRED), jnp.float32(FORGOTTEN)
+    expected = PUBLISHED[name](PREFERRED, FORGOTTEN)
+    np.testing.assert_allclose(
+        flat_loss(preferred, forgotten, name), expected, rtol=1e-5, atol=1e-6
+    )
+    slopes = jax.grad(lambda p, q: jnp.sum(flat_loss(p, q, name)), argnums=(0, 1))(
+        preferred, forgotten
+    )
+    for actual, slope, at in zip(slopes, SLOPES[name], (PREFERRED, FORGOTTEN), strict=True):
+        np.testing.assert_allclose(actual, slope(at), rtol=1e-5)
 
 
-def test_a_divergence_that_is_none_is_refused():
+def test_unknown_divergence_is_refused():
     with pytest.raises(ValueError, match=r"'pearsen'.*'pearson'"):
         flat_loss(jnp.ones(()), jnp.ones(()), 'pearsen')
 
 
-def test_mean_probabilities_are_of_what_counts():
-    """Catches a mean of logs, and one over all tokens."""
+def test_mean_probabilities_use_weights():
+    """Catches a mean of logs, and a mean over all tokens."""
     rng = np.random.default_rng(0)
     logits, labels = rng.normal(0, 2, (3, 5, 7)), rng.integers(0, 7, (3, 5))
     weights = np.float32([[0, 1, 1, 1, 0], [0, 0, 1, 1, 1], [1, 0, 0, 0, 0]])
     p = np.take_along_axis(special.softmax(logits, -1), labels[..., None], -1)[..., 0]
-    found = mean_probabilities(jnp.float32(logits), jnp.int32(labels), jnp.float32(weights))
-    np.testing.assert_allclose(found, (p * weights).sum(-1) / weights.sum(-1), rtol=1e-5)
+    actual = mean_probabilities(jnp.float32(logits), jnp.int32(labels), jnp.float32(weights))
+    np.testing.assert_allclose(actual, (p * weights).sum(-1) / weights.sum(-1), rtol=1e-5)
 
 
-def test_npo_is_the_published_loss_and_ascent_for_a_small_beta():
+def test_npo_is_published_and_tends_to_ascent():
     losses, before = np.array([0.1, 3.0, 40.0]), np.array([0.1, 0.2, 0.3])
-    found = npo_loss(jnp.float32(losses), jnp.float32(before), 0.5)
-    wanted = -2 / 0.5 * special.log_expit(0.5 * (losses - before))
-    np.testing.assert_allclose(found, wanted, rtol=1e-4)
+    actual = npo_loss(jnp.float32(losses), jnp.float32(before), 0.5)
+    expected = -2 / 0.5 * special.log_expit(0.5 * (losses - before))
+    np.testing.assert_allclose(actual, expected, rtol=1e-4)
     slope = jax.grad(lambda x: jnp.sum(npo_loss(x, jnp.float32(before), 1e-4)))(jnp.float32(losses))
     np.testing.assert_allclose(slope, -1, atol=2e-3)

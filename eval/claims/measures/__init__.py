@@ -1,1 +1,1 @@
-"""Measures: what claims say that takes no sweep, computed in seconds to minutes on a CPU."""
+"""Measures: quantities of claims that need no sweep, computed in seconds to minutes on a CPU."""

@@ -1,6 +1,7 @@
-"""Moments: what layers of an activation do to mean and variance of what they get."""
+"""Moments: how layers with an activation change the mean and variance of their inputs."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,13 +20,12 @@ STEP = 1e-4  # of the variance, for its slope
     trains=False,
 )
 def self_normalizing() -> Iterator[float | list[float]]:
-    """Returns the moments behind a layer of selu, whose inputs are normal, and behind LAYERS.
+    """Yields the moments behind one selu layer on normal inputs, and behind LAYERS layers.
 
-    mean, variance: E f(z) and Var f(z), z ~ N(0, 1), as layers of mean 0 and variance 1 with
-    weights of sum 0 and of sum of squares 1 have it; slope: |d (mean, variance) / d variance|
-    there, below 1 where the fixed point attracts. variance_behind_32_layers: of WIDTH units with
-    Gaussian weights of variance 1 / WIDTH, over SEEDS; of gelu with the same weights beside it
-    (arXiv:1706.02515).
+    mean, variance: E f(z) and Var f(z), z ~ N(0, 1), as in layers of mean 0 and variance 1 with
+    weights of sum 0 and sum of squares 1. slope: |d (mean, variance) / d variance| at this point,
+    below 1 if the fixed point attracts. variance_behind_32_layers: for WIDTH units with Gaussian
+    weights of variance 1 / WIDTH, over SEEDS; for gelu with the same weights (arXiv:1706.02515).
     """
     mean, variance = _selu_moments(1.0)
     low, high = (np.array(_selu_moments(1 + sign * STEP)) for sign in (-1, 1))
@@ -34,12 +34,12 @@ def self_normalizing() -> Iterator[float | list[float]]:
         yield [_deep_variance(name, seed) for seed in range(SEEDS)]
 
 
-def _activate(name: str, x: np.ndarray) -> np.ndarray:
+def _activate(name: str, x: Any) -> np.ndarray:
     return np.asarray(ACTIVATIONS[name].fn(x), np.float64)
 
 
 def _selu_moments(variance: float) -> tuple[float, float]:
-    """The mean and the variance of selu of N(0, variance), by the trapezoidal rule."""
+    """Returns mean and variance of selu(N(0, variance)) by the trapezoidal rule."""
     z = np.linspace(-REACH, REACH, POINTS)
     weight = np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi) * (z[1] - z[0])
     with jax.enable_x64(True):  # the fixed point is exact

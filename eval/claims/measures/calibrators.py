@@ -1,7 +1,8 @@
-"""Calibrators on drawn logits whose true probabilities are known."""
+"""Calibrators on random logits with known true probabilities."""
 
 from collections.abc import Iterator
 
+import jax.numpy as jnp
 import numpy as np
 
 from eval.claims.lab import measure
@@ -28,18 +29,20 @@ LINKS = {
 
 @measure(*(f'ece_of_h_less_temperature_{link}' for link in LINKS))
 def overconfident_logits() -> Iterator[list[float]]:
-    """Returns the ECE of the likeliest event after `h` less that after a temperature, by link.
+    """Yields the ECE of the likeliest event after `h` minus the ECE after a temperature, by link.
 
-    Events of a place are drawn by softmax(z), z normal, and the model's logits are LINKS of z. Both
-    are fitted on FITTED places, the temperature by the loss as the suite `calibration` does, and
-    judged on JUDGED others (arXiv:2506.17968).
+    Events are drawn from softmax(z) with normal z, and the logits of the model are LINKS of z. Both
+    calibrators are fitted on N_FIT places, the temperature by the loss as in the suite
+    `calibration`, and evaluated on N_TEST other places (arXiv:2506.17968).
     """
     for link in LINKS:
         yield [_ece_difference(link, seed) for seed in range(SEEDS)]
 
 
 def _draw_logits(link: str, places: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """(the model's log p [M, E], likeliest first; the place of the event that came true [M])."""
+    """Returns (log p of the model [M, E], likeliest first; the index of the event that came true
+    [M]).
+    """
     z_ME = SPREAD * rng.standard_normal((places, EVENTS))
     z_ME = -np.sort(-z_ME, 1)  # the links keep the order
     place_M = np.argmax(z_ME + rng.gumbel(size=z_ME.shape), 1)
@@ -52,14 +55,16 @@ def _log_softmax(z_ME: np.ndarray) -> np.ndarray:
 
 def _ece_difference(link: str, seed: int) -> float:
     rng = np.random.default_rng(seed)
-    fitted, (log_p_ME, place_M) = _draw_logits(link, N_FIT, rng), _draw_logits(link, N_TEST, rng)
-    maps = fit_h(*fitted, STEPS), _fit_temperature(*fitted)
-    return np.subtract(*(_ece(to_p(log_p_ME), place_M) for to_p in maps))
+    fit_data, (log_p_ME, place_M) = _draw_logits(link, N_FIT, rng), _draw_logits(link, N_TEST, rng)
+    maps = fit_h(*fit_data, STEPS), _fit_temperature(*fit_data)
+    ece_h, ece_temperature = (_ece(to_p(log_p_ME), place_M) for to_p in maps)
+    return ece_h - ece_temperature
 
 
 def _fit_temperature(log_p_ME: np.ndarray, place_M: np.ndarray) -> ProbabilityMap:
-    found = compute_slopes(BETAS, np.float32(log_p_ME)[None], np.int32(place_M)[None])
-    slopes, curvatures = (np.mean(found[k][0], 0, np.float64) for k in ('slope', 'curvature'))
+    log_p_1ME, place_1M = jnp.float32(log_p_ME)[None], jnp.int32(place_M)[None]
+    statistics = compute_slopes(BETAS, log_p_1ME, place_1M)
+    slopes, curvatures = (np.mean(statistics[k][0], 0, np.float64) for k in ('slope', 'curvature'))
     temperature = solve_temperature(BETAS, slopes, curvatures)
     return lambda log_p_ME: np.exp(_log_softmax(log_p_ME / temperature))
 
@@ -73,11 +78,11 @@ def _ece(p_ME: np.ndarray, place_M: np.ndarray) -> float:
 
 @measure('confidence_less_accuracy_even', 'confidence_less_accuracy_balanced')
 def blind_correctness() -> Iterator[list[float]]:
-    """Returns mean confidence less accuracy after `correctness`, of logits that say nothing.
+    """Yields mean confidence minus accuracy after `correctness`, for logits without information.
 
-    The likeliest event comes true with chance ACCURACY whatever the logits are. `even`: all places
-    weigh as much; `balanced`: as the code beside arXiv:2404.13016 weighs them. Judged on places
-    that were not fitted; the same places and start for both.
+    The likeliest event comes true with probability ACCURACY whatever the logits. `even`: all places
+    have the same weight; `balanced`: weights as in the code of arXiv:2404.13016. Evaluated on
+    places that were not fitted; both variants share places and initial weights.
     """
     for name in ('correctness', 'correctness_balanced'):
         yield [_confidence_gap(name, seed) for seed in range(BLIND_SEEDS)]

@@ -1,4 +1,4 @@
-"""Small classifiers by losses of the project: wrong labels, a rare class, ranks and tries."""
+"""Small classifiers by the project's losses: wrong labels, a rare class, ranks and tries."""
 
 import dataclasses
 import functools
@@ -41,7 +41,7 @@ SPHERICAL: tuple[LossOptions, ...] = tuple(
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """A task, and how often its rows are seen, in batches."""
+    """A task, the passes over its rows, and the rows of a batch."""
 
     task: Task
     passes: int
@@ -61,65 +61,65 @@ SOME_TRIES = Training(Task(64, 128, 0.9, n_train=2048, n_held_out=4096), passes=
     *(f'accuracy_at_{wrong}_gain_of_{name}' for wrong in SHARES_WRONG for name in FOR_WRONG_LABELS)
 )
 def wrong_labels() -> Iterator[np.ndarray]:
-    """Clean accuracy of classifiers by losses, over cross-entropy, with SHARES_WRONG of their
-    labels wrong.
+    """Yields the gain in clean accuracy over cross-entropy, with SHARES_WRONG of the labels wrong.
 
-    It is a share of held-out inputs with right labels. A network has two hidden layers of WIDTH,
-    with one start and order of batches for all losses, each at the rate of RATES at which its mean
-    over the SEEDS is best (arXiv:2304.07288, arXiv:2112.14869).
+    Accuracy is a share of held-out inputs with correct labels. Networks have two hidden layers of
+    WIDTH; initial weights and order of batches are the same for all losses. Each loss has the rate
+    of RATES with the best mean over SEEDS (arXiv:2304.07288, arXiv:2112.14869).
     """
     for wrong in SHARES_WRONG:
         task = dataclasses.replace(WRONG_LABELS.task, wrong=wrong)
         training = dataclasses.replace(WRONG_LABELS, task=task)
-        plain_S, *others = (
+        plain_S, *accuracies = (
             _select_best_rate(_evaluate_final(training, method, lab.accuracy))
             for method in (CROSS_ENTROPY, *FOR_WRONG_LABELS.values())
         )
-        yield from (right_S - plain_S for right_S in others)
+        yield from (accuracy_S - plain_S for accuracy_S in accuracies)
 
 
 @measure(*(f'{what}_gain_of_{name}' for what in ('f1', 'f1_at_half') for name in FOR_A_RARE_CLASS))
 def rare_class() -> Iterator[np.ndarray]:
-    """F1 = 2 hits / (2 hits + false alarms + misses) of a class of one input in a hundred, over
-    that by cross-entropy.
+    """Yields the gain in F1 over cross-entropy for a class of one input in a hundred.
 
-    `f1_at_half` takes the inputs whose probability of it is above 1/2, `f1` those above the
-    threshold that is best for one half of the held-out inputs, and is of the other half. Networks
-    and RATES are those of `wrong_labels`, and each value is of the rate at which its mean is best.
-    `dice_of_batches` is of the authors' code and scripts (arXiv:1911.02855).
+    F1 = 2 hits / (2 hits + false alarms + misses). `f1_at_half` predicts the class above a
+    probability of 1/2, `f1` above the threshold that is best on one half of the held-out inputs;
+    both are evaluated on the other half. Networks and RATES as in `wrong_labels`; each value has
+    the rate with the best mean. `dice_of_batches` follows the authors' code and scripts
+    (arXiv:1911.02855).
     """
-    plain_SR2, *others = (
+    plain_SR2, *scores = (
         _evaluate_final(A_RARE_CLASS, method, _f1_scores)
         for method in (CROSS_ENTROPY, *FOR_A_RARE_CLASS.values())
     )
     for i in range(2):
         plain_S = _select_best_rate(plain_SR2[..., i])
-        yield from (_select_best_rate(f1_SR2[..., i]) - plain_S for f1_SR2 in others)
+        yield from (_select_best_rate(f1_SR2[..., i]) - plain_S for f1_SR2 in scores)
 
 
 @measure(f'top_{TOP}_gain_of_spherical')
 def ranks() -> Iterator[np.ndarray]:
-    """The share of held-out inputs whose class is among the first TOP, over that by cross-entropy.
+    """Yields the gain in top-TOP accuracy over cross-entropy.
 
-    Each is of the rate at which its mean over the SEEDS is best, of the networks and RATES of
-    `wrong_labels`, and for `spherical_loss` of the best of SPHERICAL (arXiv:1604.08859,
-    arXiv:1511.05042).
+    It is the share of held-out inputs with their class among the first TOP. Networks and RATES as
+    in `wrong_labels`, each at the rate with the best mean over SEEDS; `spherical` has the best of
+    SPHERICAL too (arXiv:1604.08859, arXiv:1511.05042).
     """
     plain_SR = _evaluate_final(RANKS, CROSS_ENTROPY, _top_accuracy)
-    each = [
-        _evaluate_final(RANKS, ('spherical_z', numbers), _top_accuracy) for numbers in SPHERICAL
+    candidates_SR = [
+        _evaluate_final(RANKS, ('spherical_z', options), _top_accuracy) for options in SPHERICAL
     ]
-    yield _select_best_rate(np.concatenate(each, 1)) - _select_best_rate(plain_SR)
+    yield _select_best_rate(np.concatenate(candidates_SR, 1)) - _select_best_rate(plain_SR)
 
 
 @measure(f'pass_at_{TRIES[-1]}_lost', 'pass_at_1_gained_since', f'pass_at_{TRIES[-1]}_gain_of_dco')
 def tries() -> Iterator[np.ndarray]:
-    """pass@N, the mean of 1 - (1 - p)^N over held-out inputs, p their class's probability.
+    """Yields differences of pass@N, the mean of 1 - (1 - p)^N over held-out inputs of class
+    probability p.
 
-    Cross-entropy has the rate at which pass@1 is best at the end, and direct coverage for the last
-    N of TRIES that at which pass@N is. `lost` is what pass@N by cross-entropy is at the end below
-    what it is after the best of STAGES parts of the steps, and `pass_at_1_gained_since` what pass@1
-    rises from there; `gain_of_dco` is at the end (arXiv:2502.07154).
+    Cross-entropy has the rate with the best pass@1 at the end, direct coverage the rate with the
+    best pass@N for the last N of TRIES. `lost`: pass@N of cross-entropy after the best of STAGES
+    parts of the steps, minus pass@N at the end. `pass_at_1_gained_since`: how much pass@1 rises
+    from there. `gain_of_dco`: direct coverage minus cross-entropy at the end (arXiv:2502.07154).
     """
     dco = 'dco', {'dco_tries': TRIES[-1]}
     ce_SRGN, dco_SRGN = (
@@ -135,66 +135,70 @@ def tries() -> Iterator[np.ndarray]:
 
 
 def _select_best_rate(values_SR: np.ndarray) -> np.ndarray:
-    """The values of each seed at the rate at which their mean is largest."""
+    """Returns the values of each seed at the rate with the largest mean."""
     return values_SR[:, lab.best_rate_index(values_SR)]
 
 
 def _top_accuracy(logits_HV: jax.Array, labels_H: jax.Array) -> jax.Array:
-    """The share of inputs whose class has one of the TOP largest logits."""
+    """Returns the share of inputs with their class among the TOP largest logits."""
     logit_H1 = jnp.take_along_axis(logits_HV, labels_H[:, None], -1)
     return jnp.mean(jnp.sum(logits_HV > logit_H1, -1) < TOP)
 
 
 def _pass_rates(logits_HV: jax.Array, labels_H: jax.Array) -> jax.Array:
-    """pass@N for N of TRIES."""
+    """Returns pass@N for each N of TRIES."""
     wrong_H = -jnp.expm1(-cross_entropies(logits_HV, labels_H))
     return jnp.stack([jnp.mean(1 - wrong_H**n) for n in TRIES])
 
 
 def _f1_scores(logits_H2: jax.Array, labels_H: jax.Array) -> jax.Array:
-    """F1 of class 1 in the second half of the inputs, with the threshold that is best for the
-    first half and with that of 1/2.
+    """Returns F1 of class 1 on the second half of the inputs, [2].
+
+    The thresholds are the best of the first half, and a probability of 1/2.
     """
-    leads_2H = (logits_H2[:, 1] - logits_H2[:, 0]).reshape(2, -1)
+    margins_2H = (logits_H2[:, 1] - logits_H2[:, 0]).reshape(2, -1)
     labels_2H = labels_H.reshape(2, -1)
-    order = jnp.argsort(-leads_2H[0])
+    order = jnp.argsort(-margins_2H[0])
     hits_H = jnp.cumsum(labels_2H[0, order])  # with as many inputs taken as there are up to each
     f1_H = 2 * hits_H / (jnp.arange(1, len(order) + 1) + jnp.sum(labels_2H[0]))
-    threshold = leads_2H[0, order[jnp.argmax(f1_H)]]
+    threshold = margins_2H[0, order[jnp.argmax(f1_H)]]
 
-    def f1_of_prediction(is_taken_H):
-        return 2 * jnp.sum(is_taken_H * labels_2H[1]) / (jnp.sum(is_taken_H) + labels_2H[1].sum())
+    def f1_score(is_predicted_H):
+        return (
+            2
+            * jnp.sum(is_predicted_H * labels_2H[1])
+            / (jnp.sum(is_predicted_H) + labels_2H[1].sum())
+        )
 
-    return jnp.stack(
-        [f1_of_prediction(leads_2H[1] >= threshold), f1_of_prediction(leads_2H[1] > 0)]
-    )
+    return jnp.stack([f1_score(margins_2H[1] >= threshold), f1_score(margins_2H[1] > 0)])
 
 
 def _evaluate_final(training: Training, method: Method, evaluate: Callable) -> np.ndarray:
-    """`_evaluate_stages` at the end of training, [seed, rate, ...]."""
+    """Returns `_evaluate_stages` at the end of training, [seed, rate, ...]."""
     return _evaluate_stages(training, method, evaluate)[:, :, -1]
 
 
 def _evaluate_stages(training: Training, method: Method, evaluate: Callable) -> np.ndarray:
-    """Values by judge(logits, labels) of the networks of every seed and rate after each of STAGES,
-    [seed, rate, stage, ...]. Numbers of a loss are traced, words are not.
-    """
-    task, (name, numbers) = training.task, method
-    words = {key: value for key, value in numbers.items() if isinstance(value, str)}
-    traced = {key: jnp.full(SEEDS, x) for key, x in numbers.items() if key not in words}
+    """Returns evaluate(logits, labels) of held-out inputs, [seed, rate, stage, ...].
 
-    def prepare(given):
-        seed, traced = given
-        of_data, of_start, of_rows = jax.random.split(jax.random.key(seed), 3)
-        start = lab.he_matrices(of_start, (task.inputs, WIDTH, WIDTH, task.classes))
-        rows = lab.draw_rows(of_data, task)
-        objective = functools.partial(_mean_objective, name, words | traced)
+    Numeric options of a loss are traced, strings are static.
+    """
+    task, (name, options) = training.task, method
+    static = {key: value for key, value in options.items() if isinstance(value, str)}
+    traced = {key: jnp.full(SEEDS, x) for key, x in options.items() if key not in static}
+
+    def prepare(seed_and_options):
+        seed, traced = seed_and_options
+        data_key, start_key, row_key = jax.random.split(jax.random.key(seed), 3)
+        start = lab.he_matrices(start_key, (task.inputs, WIDTH, WIDTH, task.classes))
+        rows = lab.draw_rows(data_key, task)
+        objective = functools.partial(_mean_objective, name, static | traced)
         steps = training.passes * task.n_train // training.batch // STAGES * STAGES
-        batches = lab.draw_batches(of_rows, steps, training.batch, task.n_train)
+        batches = lab.draw_batches(row_key, steps, training.batch, task.n_train)
 
         def run(rate):
             return lab.train(
-                lambda params, at_B: objective(params, rows.x[at_B], rows.labels[at_B]),
+                lambda params, index_B: objective(params, rows.x[index_B], rows.labels[index_B]),
                 start,
                 lab.cosine_adam(rate, steps),
                 batches,
@@ -210,24 +214,29 @@ def _evaluate_stages(training: Training, method: Method, evaluate: Callable) -> 
 
 
 def batch_dice(logits_B2: jax.Array, labels_B: jax.Array, alpha: float, smooth: float) -> jax.Array:
-    """Returns 1 - (2 sum q y + g) / (sum q^2 + sum y^2 + g), q = (1 - p)^alpha p, over a batch.
+    """Returns 1 - (2 sum q y + g) / (sum q^2 + sum y^2 + g) over a batch, q = (1 - p)^alpha p.
 
-    p is the probability of class 1, y its labels and g = smooth. As in
-    https://github.com/ShannonAI/dice_loss_for_NLP with --dice_square and one logit.
+    As in https://github.com/ShannonAI/dice_loss_for_NLP with --dice_square and a single logit.
+
+    Args:
+      logits_B2: logits; p is the probability of class 1.
+      labels_B: y, 0 or 1.
+      alpha: exponent of 1 - p.
+      smooth: g.
     """
-    lead_B = logits_B2[:, 1] - logits_B2[:, 0]
-    q_B = jnp.exp(alpha * jax.nn.log_sigmoid(-lead_B)) * jax.nn.sigmoid(lead_B)
+    margin_B = logits_B2[:, 1] - logits_B2[:, 0]
+    q_B = jnp.exp(alpha * jax.nn.log_sigmoid(-margin_B)) * jax.nn.sigmoid(margin_B)
     sizes = jnp.sum(jnp.square(q_B)) + jnp.sum(labels_B)
     return 1 - (2 * jnp.sum(q_B * labels_B) + smooth) / (sizes + smooth)
 
 
 def _mean_objective(
-    name: str, numbers: LossOptions, params: list, x_BI: Any, labels_B: Any
+    name: str, options: LossOptions, params: list, x_BI: Any, labels_B: Any
 ) -> jax.Array:
-    """The mean of a row of LOSSES over rows of one label each, or `dice_of_batches`."""
+    """Returns the mean of a row of LOSSES over rows of one label each, or `batch_dice`."""
     if name == 'dice_of_batches':
-        return batch_dice(lab.logits(params, x_BI), labels_B, **numbers)
+        return batch_dice(lab.logits(params, x_BI), labels_B, **options)
     readout = Readout(params[-1], None, 0.0, direct, jnp.dtype('float32'))
     x_B1D, labels_B1 = lab.features(params, x_BI)[:, None], labels_B[:, None]
-    sums = LOSSES[name](x_B1D, readout, labels_B1, jnp.ones(labels_B1.shape), **numbers)
+    sums = LOSSES[name](x_B1D, readout, labels_B1, jnp.ones(labels_B1.shape), **options)
     return sums['objective'] / len(x_BI)

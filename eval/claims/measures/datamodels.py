@@ -1,4 +1,4 @@
-"""Unlearning against models that are trained anew: KLoM of matching a datamodel, and of ascent."""
+"""Unlearning against retrained models: KLoM of matching a datamodel, and of gradient ascent."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -34,89 +34,97 @@ RATIOS = (('forgotten', 'ascent'), ('forgotten', 'nothing'), ('retained', 'nothi
 
 @measure(
     *(
-        f'klom_of_{points}_points_by_matching_over_{other}_without_{which}'
-        for which in SETS
-        for points, other in RATIOS
+        f'klom_of_{points}_points_by_matching_over_{baseline}_without_{set_name}'
+        for set_name in SETS
+        for points, baseline in RATIOS
     )
 )
 def unlearned_points() -> Iterator[np.ndarray]:
-    """Returns the median KLoM of points after unlearning some, against MODELS trained anew.
+    """Yields ratios of the median KLoM of points after unlearning some, against MODELS retrained
+    models.
 
-    Networks of WIDTH units are trained on the same points of clusters, and unlearn FORGOTTEN of
-    them: drawn ones, or those of one cluster. nothing: the models as they are. ascent: gradient
-    ascent on the cross-entropy of these points, ASCENT_STEPS. matching: the models fine-tuned to
-    what each would give without them by a datamodel of HALVES models, each of a random half of the
-    points, on these points and RETAINED others. Ascent and matching have the rate of RATES at which
-    the mean over SEEDS of what is forgotten is least. The ratios, of each seed, are those of
-    matching (arXiv:2410.23232).
+    Networks of WIDTH units are trained on the same clustered points and unlearn FORGOTTEN of them:
+    random points, or the points of one cluster. nothing: the models unchanged. ascent: gradient
+    ascent on the cross-entropy of these points, ASCENT_STEPS steps. matching: the models are
+    fine-tuned to the outputs that a datamodel predicts without the points, on these points and
+    RETAINED others; the datamodel is fitted to HALVES models, each trained on a random half of the
+    points. Ascent and matching have the rate of RATES with the least mean over SEEDS on the
+    forgotten points. Each ratio is matching over another method, by seed (arXiv:2410.23232).
     """
-    each = [_unlearn_seed(seed) for seed in range(SEEDS)]
-    for which in SETS:
+    by_seed = [_unlearn_seed(seed) for seed in range(SEEDS)]
+    for set_name in SETS:
         medians = {
-            method: _select_best_rate(np.stack([one[which][method] for one in each]))
-            for method in each[0][which]
+            method: _select_best_rate(
+                np.stack([medians_of_seed[set_name][method] for medians_of_seed in by_seed])
+            )
+            for method in by_seed[0][set_name]
         }
-        for points, other in RATIOS:
-            at = POINTS.index(points)
-            yield medians['matching'][:, at] / medians[other][:, at]
+        for points, baseline in RATIOS:
+            column = POINTS.index(points)
+            yield medians['matching'][:, column] / medians[baseline][:, column]
 
 
 def _select_best_rate(medians_SRP: np.ndarray) -> np.ndarray:
-    """The medians [seed, POINTS] at the rate of the least mean over seeds of forgotten points."""
+    """Returns the medians [seed, POINTS] at the rate with the least mean on forgotten points."""
     return medians_SRP[:, lab.best_rate_index(medians_SRP[:, :, 0], lowest=True)]
 
 
 def _unlearn_seed(seed: int) -> dict[str, dict[str, np.ndarray]]:
-    """The medians [rate, POINTS] by what is forgotten and by method."""
+    """Returns the medians [rate, POINTS] by set of forgotten points and by method."""
     rng = np.random.default_rng(seed)
     x, labels = _draw_points(rng)
     forgotten = {
         'scattered_points': rng.choice(TASK.n_train, FORGOTTEN, replace=False),
         'a_cluster': np.arange(0, TASK.n_train, TASK.clusters),
     }
-    all_but = [~np.isin(np.arange(TASK.n_train), forgotten[which]) for which in SETS]
-    kept_RN = np.concatenate(
+    masks = [~np.isin(np.arange(TASK.n_train), forgotten[set_name]) for set_name in SETS]
+    mask_RN = np.concatenate(
         [
             rng.random((HALVES, TASK.n_train)) < 0.5,
             np.ones((MODELS, TASK.n_train), bool),
-            *(np.broadcast_to(kept_N, (2 * MODELS, TASK.n_train)) for kept_N in all_but),
+            *(np.broadcast_to(mask_N, (2 * MODELS, TASK.n_train)) for mask_N in masks),
         ]
     )
-    keys = jax.random.split(jax.random.key(seed), len(kept_RN))
-    params = _train(keys, kept_RN, x, labels)
+    keys = jax.random.split(jax.random.key(seed), len(mask_RN))
+    params = _train(keys, mask_RN, x, labels)
     logits = np.float64(_logits_per_model(params, x))
-    halves, full, *anew = np.split(logits, np.cumsum([HALVES, *[MODELS] * 4]))
-    datamodel = fit_datamodel(kept_RN[:HALVES], halves)
+    halves, full, *retrained = np.split(logits, np.cumsum([HALVES, *[MODELS] * 4]))
+    datamodel = fit_datamodel(mask_RN[:HALVES], halves)
     ours = jax.tree.map(lambda leaf: leaf[HALVES : HALVES + MODELS], params)
-    found = {}
-    for i, which in enumerate(SETS):
-        rows = forgotten[which]
-        others = rng.choice(np.flatnonzero(all_but[i]), RETAINED, replace=False)
-        matched_on = np.concatenate([rows, others])
-        targets = predict_without(full, datamodel, rows)[:, matched_on]
-        after = jax.device_get(_unlearn(ours, targets, x, labels, matched_on))
-        found[which] = {
-            method: np.stack([_median_kloms(one, anew[2 * i], labels, rows) for one in of_rates])
-            for method, of_rates in {'nothing': [full], **after}.items()
+    medians = {}
+    for i, set_name in enumerate(SETS):
+        rows = forgotten[set_name]
+        retained = rng.choice(np.flatnonzero(masks[i]), RETAINED, replace=False)
+        matched_rows = np.concatenate([rows, retained])
+        targets = predict_without(full, datamodel, rows)[:, matched_rows]
+        unlearned = jax.device_get(_unlearn(ours, targets, x, labels, matched_rows))
+        medians[set_name] = {
+            method: np.stack(
+                [
+                    _median_kloms(logits_RNK, retrained[2 * i], labels, rows)
+                    for logits_RNK in by_rate
+                ]
+            )
+            for method, by_rate in {'nothing': [full], **unlearned}.items()
         }
-    return found
+    return medians
 
 
 def _draw_points(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs and classes: point n is of cluster n % clusters; those to train on come first."""
+    """Draws inputs and classes; point n is of cluster n % clusters, training points first."""
     x, cluster_N = lab.draw_clusters(rng, TASK, lambda rng, rows: np.arange(rows) % TASK.clusters)
-    return np.float32(x), np.int32(cluster_N % TASK.classes)
+    return np.asarray(x, np.float32), np.asarray(cluster_N % TASK.classes, np.int32)
 
 
 def _median_kloms(
-    logits_RNK: np.ndarray, anew_RNK: np.ndarray, labels: np.ndarray, forgotten: np.ndarray
+    logits_RNK: np.ndarray, retrained_RNK: np.ndarray, labels: np.ndarray, forgotten: np.ndarray
 ) -> list[float]:
-    """The median KLoM of POINTS."""
-    of_N = klom(*(np.asarray(_margins(z, labels)) for z in (logits_RNK, anew_RNK)))
-    is_trained = np.arange(len(of_N)) < TASK.n_train
-    is_forgotten = np.isin(np.arange(len(of_N)), forgotten)
-    of_points = (is_forgotten, is_trained & ~is_forgotten)
-    return [float(np.median(of_N[where])) for where in of_points]
+    """Returns the median KLoM of each of POINTS."""
+    klom_N = klom(*(np.asarray(_margins(z, labels)) for z in (logits_RNK, retrained_RNK)))
+    is_trained = np.arange(len(klom_N)) < TASK.n_train
+    is_forgotten = np.isin(np.arange(len(klom_N)), forgotten)
+    groups = (is_forgotten, is_trained & ~is_forgotten)
+    return [float(np.median(klom_N[is_in_group])) for is_in_group in groups]
 
 
 def _init_params(key: jax.Array) -> dict[str, jax.Array]:
@@ -137,28 +145,29 @@ _margins = jax.jit(margins)
 
 
 @jax.jit
-def _train(keys_R: jax.Array, kept_RN: jax.Array, x: jax.Array, labels: jax.Array) -> Any:
-    """The parameters of a model for each key, on the points that it keeps; stacked."""
+def _train(keys_R: jax.Array, mask_RN: jax.Array, x: jax.Array, labels: jax.Array) -> Any:
+    """Returns the stacked parameters of a model for each key, trained on the points of its mask."""
 
     def train_model(key_and_mask):
-        key, kept_N = key_and_mask
+        key, mask_N = key_and_mask
 
         def loss(params):
-            each_N = cross_entropies(_logits(params, x[: TASK.n_train]), labels[: TASK.n_train])
-            return jnp.sum(jnp.where(kept_N, each_N, 0.0)) / jnp.sum(kept_N)
+            loss_N = cross_entropies(_logits(params, x[: TASK.n_train]), labels[: TASK.n_train])
+            return jnp.sum(jnp.where(mask_N, loss_N, 0.0)) / jnp.sum(mask_N)
 
         transform = optax.adam(optax.cosine_decay_schedule(RATE, STEPS))
         return descend(loss, _init_params(key), transform, STEPS)
 
-    return jax.lax.map(train_model, (keys_R, kept_RN), batch_size=AT_ONCE)
+    return jax.lax.map(train_model, (keys_R, mask_RN), batch_size=AT_ONCE)
 
 
 @jax.jit
 def _unlearn(
     params: Any, targets_RMK: jax.Array, x: jax.Array, labels: jax.Array, rows_M: jax.Array
 ) -> dict[str, jax.Array]:
-    """Logits [rate, model, point, class] after ascent and after matching. rows_M: the points to
-    match on, of which the first FORGOTTEN are forgotten.
+    """Returns logits [rate, model, point, class] after ascent and after matching.
+
+    rows_M: the points to match on; the first FORGOTTEN of them are forgotten.
     """
     forgotten = rows_M[:FORGOTTEN]
 
@@ -179,8 +188,8 @@ def _unlearn(
 
             return _logits(match_targets(predict, start, targets_MK, transform, MATCHING_STEPS), x)
 
-        by = {'ascent': ascend, 'matching': fine_tune}
-        return {name: jax.vmap(by[name])(jnp.float32(RATES[name])) for name in by}
+        methods = {'ascent': ascend, 'matching': fine_tune}
+        return {name: jax.vmap(methods[name])(jnp.float32(RATES[name])) for name in methods}
 
-    found = jax.lax.map(unlearn_model, (params, targets_RMK), batch_size=AT_ONCE)
-    return jax.tree.map(lambda x_R: jnp.swapaxes(x_R, 0, 1), found)
+    logits_MRNK = jax.lax.map(unlearn_model, (params, targets_RMK), batch_size=AT_ONCE)
+    return jax.tree.map(lambda x_R: jnp.swapaxes(x_R, 0, 1), logits_MRNK)

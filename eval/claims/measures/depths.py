@@ -1,4 +1,4 @@
-"""The residual stream over depth, of models at their start."""
+"""The residual stream over depth in untrained models."""
 
 from collections.abc import Iterator, Sequence
 
@@ -31,14 +31,14 @@ PLACEMENTS = ('pre', 'layernorm_scaling', 'peri')
     trains=False,
 )
 def stream_over_depth() -> Iterator[np.ndarray]:
-    """Returns slopes over depth of what blocks add to the stream, and of its size.
+    """Yields slopes over depth: of the blocks' contributions to the stream, and of its size.
 
-    slope_of_PLACEMENT: of the log of the mean square that is added behind blocks DEPTHS, of random
-    tokens; 1 where each block adds as much (arXiv:2502.02732), below where norms are divided by
-    the root of their depth (arXiv:2502.05795). added_by_grown: what the deepest model adds with
-    hidden matrices GROWN times as large, over what it does without. slope_of_size: of the log root
-    mean square of the stream behind the last blocks of models of DEPTHS, whose blocks add F(x), or
-    F(x) / sqrt(L) (`depth_mup`, arXiv:2310.02244). Over SEEDS.
+    slope_of_PLACEMENT: slope of the log mean square that is added up to blocks DEPTHS, for random
+    tokens; 1 if each block adds the same (arXiv:2502.02732), less if norms are divided by the root
+    of their depth (arXiv:2502.05795). added_by_grown: the mean square added in the deepest model
+    with hidden matrices GROWN times as large, over the one without. slope_of_size: slope of the log
+    root mean square of the stream after the last block of models of DEPTHS, in which blocks add
+    F(x), or F(x) / sqrt(L) (`depth_mup`, arXiv:2310.02244). Over SEEDS.
     """
     deep = {name: stream_squares(DEPTHS[-1], {'model.placement': name}) for name in PLACEMENTS}
     yield from (log_slope(added_squares(x_SL)[:, BEHIND]) for x_SL in deep.values())
@@ -52,20 +52,25 @@ def stream_over_depth() -> Iterator[np.ndarray]:
 
 
 def added_squares(squares_SL: np.ndarray) -> np.ndarray:
-    """Returns the mean square behind each block over that of the embeddings, which come first."""
+    """Returns the mean square after each block minus that of the embeddings, which come first."""
     return squares_SL[:, 1:] - squares_SL[:, :1]
 
 
 def log_slope(values_SD: np.ndarray) -> np.ndarray:
-    """Returns the slope of log value over log DEPTHS of each seed."""
+    """Returns the slope of log value over log DEPTHS for each seed."""
     return np.polyfit(np.log(DEPTHS), np.log(values_SD).T, 1)[0]
 
 
 def stream_squares(
     depth: int, changes: dict, factor: float = 1.0, seeds: Sequence[int] = range(SEEDS)
 ) -> np.ndarray:
-    """Returns the mean square of the embeddings, and of the stream behind each block, of each
-    seed, [S, 1 + L]. factor: of all hidden matrices.
+    """Returns the mean square of the embeddings and of the stream after each block, [S, 1 + L].
+
+    Args:
+      depth: L, number of blocks.
+      changes: changes of the config, by path.
+      factor: multiplies all hidden matrices.
+      seeds: S seeds of initial weights and text.
     """
     learner, hyper = lab.build_small_learner(
         CHANGES | {'model.n_layers': depth} | changes, VOCAB, BOS
@@ -73,14 +78,14 @@ def stream_squares(
     specs = learner.description.specs
 
     def run_seed(seed):
-        key, of_text = jax.random.split(jax.random.key(seed))
+        key, text_key = jax.random.split(jax.random.key(seed))
         weights = init_state(learner, hyper, key).weights
         params = jax.tree.map(
             lambda spec, w: w * (factor if spec.role == 'hidden' else 1.0), specs, weights.params
         )
-        tokens_BT = jax.random.randint(of_text, (ROWS, LENGTH), 1, VOCAB)
-        _, seen = observe(learner, weights.replace(params=params), tokens_BT)
-        behind_L = jnp.mean(seen[AFTER_MLP] ** 2, (1, 2, 3))
-        return jnp.concatenate([jnp.mean(seen[EMBEDDING] ** 2)[None], behind_L])
+        tokens_BT = jax.random.randint(text_key, (ROWS, LENGTH), 1, VOCAB)
+        _, activations = observe(learner, weights.replace(params=params), tokens_BT)
+        behind_L = jnp.mean(activations[AFTER_MLP] ** 2, (1, 2, 3))
+        return jnp.concatenate([jnp.mean(activations[EMBEDDING] ** 2)[None], behind_L])
 
-    return np.float64(lab.map_seeds(run_seed, jnp.array(seeds)))
+    return np.asarray(lab.map_seeds(run_seed, jnp.array(seeds)), np.float64)

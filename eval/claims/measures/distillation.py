@@ -42,41 +42,41 @@ METHODS = {  # what each student's loss is the sum of
 
 
 @measure(
-    *(f'loss_of_two_heads_less_{other}' for other in ('one_head', 'probabilities')),
-    *(f'accuracy_of_one_head_less_{other}' for other in ('ce', 'logits')),
+    *(f'loss_of_two_heads_less_{method}' for method in ('one_head', 'probabilities')),
+    *(f'accuracy_of_one_head_less_{method}' for method in ('ce', 'logits')),
     *('cosine_in_the_head', 'cosine_in_the_body'),
 )
 def heads_of_students() -> Iterable[jax.Array]:
-    """Returns what a loss on logits does beside cross-entropy, on one head and on two.
+    """Returns the effects of a loss on logits beside cross-entropy, on one head and on two.
 
-    loss, accuracy: of the first head on held-out inputs, in nats and as a share, by METHODS, of
-    students with one start, one teacher and one order of batches. cosine: of the gradients of both
-    losses of `one_head` on all that is trained on, in its head and in the layers below, the mean of
-    LOOKS moments of its training (arXiv:2411.08937). Over SEEDS.
+    loss, accuracy: of the first head on held-out inputs, in nats and as a share, by METHODS.
+    Students share initial weights, teacher and order of batches. cosine: of the gradients of both
+    losses of `one_head` on all training data, in its head and in the layers below, mean over LOOKS
+    moments of its training (arXiv:2411.08937). Over SEEDS.
     """
     return lab.map_seeds(_compare_students, jax.random.split(jax.random.key(0), SEEDS))
 
 
 @measure('gain_in_the_worse_domain', 'gain_in_the_mean')
 def balance_of_teachers() -> Iterable[jax.Array]:
-    """Returns what both balances of two teachers add to the accuracy of their student.
+    """Returns the gain in a student's accuracy from balancing its two teachers.
 
-    Each teacher knows one of two domains, whose clusters are EASY and HARD; the student learns
-    both, its loss being the weighted divergences from either teacher on its own domain. A gain is
-    that over equal weights and temperature 1: in the domain in which the student is worse, and in
-    the mean of both (arXiv:2306.16170). Over SEEDS.
+    Each teacher knows one of two domains with clusters EASY and HARD. The student learns both: its
+    loss is the weighted sum of the divergences from each teacher on the teacher's domain. The gain
+    is over equal weights and temperature 1, in the domain with the lower accuracy and in the mean
+    of both (arXiv:2306.16170). Over SEEDS.
     """
     return lab.map_seeds(_compare_balances, jax.random.split(jax.random.key(1), SEEDS))
 
 
 def _draw_domain(key: jax.Array, task: Task) -> LabeledSplit:
-    of_centres, of_labels, of_clusters, of_noise = jax.random.split(key, 4)
+    centre_key, label_key, cluster_key, noise_key = jax.random.split(key, 4)
 
     def assign_clusters(rng, rows):
         labels = rng.integers(CLASSES, size=(rows,))
         return CLUSTERS * labels + rng.integers(CLUSTERS, size=(rows,))
 
-    rng = KeyedRng([of_centres, of_labels, of_clusters, of_noise])
+    rng = KeyedRng([centre_key, label_key, cluster_key, noise_key])
     x, place_M = lab.draw_clusters(rng, task, assign_clusters)
     return lab.split_rows(task, x, place_M // CLUSTERS)
 
@@ -91,7 +91,7 @@ def _init_params(key: jax.Array, width: int) -> Params:
 
 
 def _logits(params: Params, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The logits of both heads."""
+    """Returns the logits of both heads."""
 
     def layer(name, x):
         weight, bias = params[name]
@@ -103,70 +103,74 @@ def _logits(params: Params, x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _train(
-    loss: Callable, params: Params, key: jax.Array, loss_state: Any = None, **looks: Any
+    loss: Callable, params: Params, key: jax.Array, loss_state: Any = None, **options: Any
 ) -> TrainOutput:
-    """Trains by `lab.train`; the batches of the loss are rows."""
+    """Trains by `lab.train` on random rows; options are passed on."""
     schedule = optax.cosine_decay_schedule(LR, STEPS)
     optimizer = optax.chain(optax.add_decayed_weights(DECAY), optax.sgd(schedule, MOMENTUM))
 
-    def batch_loss(params, key, *kept):
-        return loss(params, jax.random.randint(key, (BATCH,), 0, HARD.n_train), *kept)
+    def batch_loss(params, key, *state):
+        return loss(params, jax.random.randint(key, (BATCH,), 0, HARD.n_train), *state)
 
     return lab.train(
-        batch_loss, params, optimizer, jax.random.split(key, STEPS), loss_state, **looks
+        batch_loss, params, optimizer, jax.random.split(key, STEPS), loss_state, **options
     )
 
 
 def _teacher_logits(x: jax.Array, labels: jax.Array, key: jax.Array) -> jax.Array:
-    """The logits of a teacher of inputs that it has learnt."""
+    """Trains a teacher, and returns its logits of its training inputs."""
 
     def loss(params, rows):
         return jnp.mean(cross_entropies(_logits(params, x[rows])[0], labels[rows]))
 
-    of_start, of_rows = jax.random.split(key)
-    return _logits(_train(loss, _init_params(of_start, TEACHER), of_rows).params, x)[0]
+    start_key, row_key = jax.random.split(key)
+    return _logits(_train(loss, _init_params(start_key, TEACHER), row_key).params, x)[0]
 
 
 def _loss_parts(params: Params, x: jax.Array, teacher: jax.Array, labels: jax.Array) -> jax.Array:
-    """The means of all PARTS of the loss."""
-    one, other = _logits(params, x)
-    each = (
-        cross_entropies(one, labels),
-        log_cosh(one, teacher, T_LOGITS),
-        log_cosh(other, teacher, T_LOGITS),
-        kl_divergence(one, teacher, T_PROBABILITIES),
+    """Returns the means of all PARTS of the loss."""
+    logits_BV, other_logits_BV = _logits(params, x)
+    losses = (
+        cross_entropies(logits_BV, labels),
+        log_cosh(logits_BV, teacher, T_LOGITS),
+        log_cosh(other_logits_BV, teacher, T_LOGITS),
+        kl_divergence(logits_BV, teacher, T_PROBABILITIES),
     )
-    return jnp.stack([jnp.mean(part) for part in each])
+    return jnp.stack([jnp.mean(part) for part in losses])
 
 
 def _compare_students(key: jax.Array) -> list[jax.Array]:
-    of_domain, of_teacher, of_start, of_rows = jax.random.split(key, 4)
-    x, labels, held_out, held_out_labels = _draw_domain(of_domain, HARD)
-    teacher = _teacher_logits(x, labels, of_teacher)
+    domain_key, teacher_key, start_key, row_key = jax.random.split(key, 4)
+    x, labels, held_out, held_out_labels = _draw_domain(domain_key, HARD)
+    teacher = _teacher_logits(x, labels, teacher_key)
 
     def train_student(shares):
         def loss(params, rows):
             return jnp.vdot(shares, _loss_parts(params, x[rows], teacher[rows], labels[rows]))
 
         trained = _train(
-            loss, _init_params(of_start, STUDENT), of_rows, observe=lambda params: params, stages=LOOKS
+            loss,
+            _init_params(start_key, STUDENT),
+            row_key,
+            observe=lambda params: params,
+            stages=LOOKS,
         )
         logits, _ = _logits(trained.params, held_out)
         mean = jnp.mean(cross_entropies(logits, held_out_labels))
         return mean, lab.accuracy(logits, held_out_labels), trained.history
 
-    *both, seen = jax.lax.map(train_student, jnp.float32(list(METHODS.values())))
-    losses, right = (dict(zip(METHODS, each, strict=True)) for each in both)
-    of_one_head = jax.tree.map(lambda leaf: leaf[list(METHODS).index('one_head')], seen)
+    *statistics, history = jax.lax.map(train_student, jnp.float32(list(METHODS.values())))
+    losses, accuracies = (dict(zip(METHODS, by_method, strict=True)) for by_method in statistics)
+    one_head = jax.tree.map(lambda leaf: leaf[list(METHODS).index('one_head')], history)
     return [
-        *(losses['two_heads'] - losses[other] for other in ('one_head', 'probabilities')),
-        *(right['one_head'] - right[other] for other in ('ce', 'logits')),
-        *_gradient_cosines(of_one_head, x, teacher, labels),
+        *(losses['two_heads'] - losses[method] for method in ('one_head', 'probabilities')),
+        *(accuracies['one_head'] - accuracies[method] for method in ('ce', 'logits')),
+        *_gradient_cosines(one_head, x, teacher, labels),
     ]
 
 
-def _gradient_cosines(seen: Params, x: jax.Array, teacher: jax.Array, labels: jax.Array):
-    """Cosines of the gradients of cross-entropy and of that on logits: in the head, below it."""
+def _gradient_cosines(history: Params, x: jax.Array, teacher: jax.Array, labels: jax.Array):
+    """Returns cosines of the gradients of cross-entropy and of the loss on logits: head, body."""
 
     def compute_cosines(params):
         grads = jax.jacrev(lambda p: _loss_parts(p, x, teacher, labels)[:2])(params)
@@ -176,7 +180,7 @@ def _gradient_cosines(seen: Params, x: jax.Array, teacher: jax.Array, labels: ja
             for names in (('head',), ('first', 'second'))
         ]
 
-    return [jnp.mean(cosines) for cosines in jax.lax.map(compute_cosines, seen)]
+    return [jnp.mean(cosines) for cosines in jax.lax.map(compute_cosines, history)]
 
 
 def _cosine(a: Any, b: Any) -> jax.Array:
@@ -184,15 +188,15 @@ def _cosine(a: Any, b: Any) -> jax.Array:
 
 
 def _compare_balances(key: jax.Array) -> list[jax.Array]:
-    of_domains, of_teachers, of_start, of_rows = jax.random.split(key, 4)
-    keys = jax.random.split(of_domains)
+    domain_key, teacher_key, start_key, row_key = jax.random.split(key, 4)
+    keys = jax.random.split(domain_key)
     domains = [_draw_domain(key, task) for key, task in zip(keys, (EASY, HARD), strict=True)]
     x, labels, held_out, held_out_labels = map(jnp.stack, zip(*domains, strict=True))
-    of_each = (x, labels, jax.random.split(of_teachers))
-    teachers = jax.lax.map(lambda given: _teacher_logits(*given), of_each)
+    inputs = (x, labels, jax.random.split(teacher_key))
+    teachers = jax.lax.map(lambda x_labels_key: _teacher_logits(*x_labels_key), inputs)
 
     def accuracies(rates):
-        of_weights, of_temperatures = rates
+        weight_rate, temperature_rate = rates
 
         def loss(params, rows, loss_state):
             temperatures, weights, first = loss_state
@@ -201,13 +205,13 @@ def _compare_balances(key: jax.Array) -> list[jax.Array]:
             losses = jnp.mean(jax.vmap(kl_divergence, (0, 0, None))(students, tempered, 1.0), -1)
             fixed = jax.lax.stop_gradient(losses)
             first = jnp.where(first > 0, first, fixed)  # 0 until the first batch
-            weights = balanced_weights(weights, fixed, first, of_weights)
+            weights = balanced_weights(weights, fixed, first, weight_rate)
             entropy = jnp.mean(jax.vmap(entropies, (0, None))(tempered, 1.0), -1)
-            temperatures = balanced_temperatures(temperatures, entropy, of_temperatures)
+            temperatures = balanced_temperatures(temperatures, entropy, temperature_rate)
             return jnp.vdot(weights, losses), (temperatures, weights, first)
 
-        kept = jnp.ones(2), jnp.full(2, 0.5), jnp.zeros(2)
-        last = _train(loss, _init_params(of_start, STUDENT), of_rows, kept).params
+        initial_state = jnp.ones(2), jnp.full(2, 0.5), jnp.zeros(2)
+        last = _train(loss, _init_params(start_key, STUDENT), row_key, initial_state).params
         logits, _ = jax.vmap(_logits, (None, 0))(last, held_out)
         return jnp.mean(jnp.argmax(logits, -1) == held_out_labels, -1)
 

@@ -1,4 +1,4 @@
-"""Relative changes of the weights of a small model by a step, as training goes on."""
+"""Relative changes of the weights of a small model per step, over its training."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -27,40 +27,48 @@ CHANGES = {
 
 
 def relative_change(learner: Learner, before: State, after: State) -> jax.Array:
-    """Returns |dW| / |W| by Frobenius norms, on average over the hidden matrices of each layer."""
+    """Returns the mean of |dW| / |W|, Frobenius norms, over the hidden matrices of each layer.
+
+    Args:
+      learner: describes the parameters.
+      before: state before a step.
+      after: state after it.
+    """
     specs = named_leaves(learner.description.specs)
-    old, new = (named_leaves(state.params) for state in (before, after))
-    found = []
+    weights_before, weights_after = (named_leaves(state.params) for state in (before, after))
+    changes = []
     for path, spec in specs.items():
         if spec.role == 'hidden':
-            w, changed = (as_matrices(spec, x) for x in (old[path], new[path]))
-            norms = (jnp.linalg.norm(x, axis=(-2, -1)) for x in (changed - w, w))
-            found.append(jnp.ravel(jnp.divide(*norms)))
-    return jnp.mean(jnp.concatenate(found))
+            w, w_after = (as_matrices(spec, x) for x in (weights_before[path], weights_after[path]))
+            norms = (jnp.linalg.norm(x, axis=(-2, -1)) for x in (w_after - w, w))
+            changes.append(jnp.ravel(jnp.divide(*norms)))
+    return jnp.mean(jnp.concatenate(changes))
 
 
 @measure(*(f'late_over_early_change_of_{name}_weights' for name in REPARAMS))
 def relative_changes_over_training() -> Iterator[np.ndarray]:
-    """Returns |dW| / |W| of a step late in training over that of one early, at one learning rate.
+    """Yields |dW| / |W| of late steps over that of early steps, at one learning rate.
 
-    With weights that are free and with projected ones (arXiv:2407.01800). Adam without weight decay
-    on drawn chains of tokens, means over the steps of LATE and of EARLY, over SEEDS.
+    For free and for projected weights (arXiv:2407.01800). Adam without weight decay on random
+    chains of tokens; means over the steps of LATE and of EARLY, over SEEDS.
     """
     for reparam in REPARAMS.values():
-        start, one = build_programs(reparam)
-        series_SN = np.array([_measure_changes(start, one, seed) for seed in range(SEEDS)])
+        init, step = build_programs(reparam)
+        series_SN = np.array([_measure_changes(init, step, seed) for seed in range(SEEDS)])
         early_S, late_S = (series_SN[:, steps].mean(1) for steps in (EARLY, LATE))
         yield late_S / early_S
 
 
 def build_programs(reparam: str) -> tuple[Callable[[Any], State], Callable[..., Any]]:
-    """Returns start(key), a state, and one(state, key, successors), its next and the change."""
+    """Returns init(key) -> state, and step(state, key, successors) -> (next state, relative
+    change).
+    """
     learner, hyper = lab.build_small_learner(CHANGES | {'model.reparam': reparam}, VOCAB, BOS)
     train_step = make_train_step(learner)
 
     def step(state, key, successors_V):
-        new, _ = train_step(state, draw_text(key, successors_V), hyper)
-        return new, relative_change(learner, state, new)
+        next_state, _ = train_step(state, draw_text(key, successors_V), hyper)
+        return next_state, relative_change(learner, state, next_state)
 
     return jax.jit(lambda key: init_state(learner, hyper, key)), jax.jit(step)
 
@@ -68,10 +76,10 @@ def build_programs(reparam: str) -> tuple[Callable[[Any], State], Callable[..., 
 def _measure_changes(
     init: Callable[[Any], State], step: Callable[..., Any], seed: int
 ) -> list[float]:
-    of_weights, of_chain, of_text = jax.random.split(jax.random.key(seed), 3)
-    successors_V = 1 + jax.random.permutation(of_chain, VOCAB) % (VOCAB - 1)
-    state, found = init(of_weights), []
-    for key in jax.random.split(of_text, STEPS):
+    weight_key, chain_key, text_key = jax.random.split(jax.random.key(seed), 3)
+    successors_V = 1 + jax.random.permutation(chain_key, VOCAB) % (VOCAB - 1)
+    state, changes = init(weight_key), []
+    for key in jax.random.split(text_key, STEPS):
         state, change = step(state, key, successors_V)
-        found.append(change)
-    return [float(change) for change in found]
+        changes.append(change)
+    return [float(change) for change in changes]

@@ -1,7 +1,7 @@
 """Steps of a small model up to the radius of convergence of its cross-entropy, and beyond it."""
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,7 @@ CHANGES = {
 
 
 class Model(NamedTuple):
-    """A learner, its numbers, and the programs that are asked of it, each compiled once."""
+    """A learner, its traced options, and its programs, each compiled once."""
 
     learner: Learner
     hyper: Hyper
@@ -57,7 +57,7 @@ class Model(NamedTuple):
 
         def accuracy(state, params, batch):
             variables = learner.variables(state.weights.replace(params=params))
-            logits_BTV = learner.model.apply(variables, batch['tokens'][:, :-1])
+            logits_BTV = cast(jax.Array, learner.model.apply(variables, batch['tokens'][:, :-1]))
             return jnp.mean(jnp.argmax(logits_BTV, -1) == batch['tokens'][:, 1:])
 
         return cls(
@@ -79,16 +79,16 @@ class Model(NamedTuple):
 @jax.jit
 def draw_text(key: jax.Array, successors_V: jax.Array) -> Batch:
     """Draws a batch of a chain in which each token has one likely successor."""
-    first, is_likely, others = jax.random.split(key, 3)
+    first_key, likely_key, noise_key = jax.random.split(key, 3)
 
     def step(token_B, draws):
-        likely_B, other_B = draws
-        return jnp.where(likely_B, successors_V[token_B], other_B), token_B
+        likely_B, noise_B = draws
+        return jnp.where(likely_B, successors_V[token_B], noise_B), token_B
 
-    likely = jax.random.bernoulli(is_likely, LIKELY, (LENGTH + 1, ROWS))
-    other = jax.random.randint(others, (LENGTH + 1, ROWS), 1, VOCAB)
-    start = jax.random.randint(first, (ROWS,), 1, VOCAB)
-    tokens = jax.lax.scan(step, start, (likely, other))[1].T
+    likely = jax.random.bernoulli(likely_key, LIKELY, (LENGTH + 1, ROWS))
+    noise = jax.random.randint(noise_key, (LENGTH + 1, ROWS), 1, VOCAB)
+    start = jax.random.randint(first_key, (ROWS,), 1, VOCAB)
+    tokens = jax.lax.scan(step, start, (likely, noise))[1].T
     return {'tokens': tokens, 'segments': jnp.ones_like(tokens)}
 
 
@@ -99,61 +99,79 @@ def draw_text(key: jax.Array, successors_V: jax.Array) -> Batch:
     *(f'accuracy_kept_over_a_spike_with_{limit}' for limit in RADIUS),
 )
 def steps_around_the_radius() -> Iterable[Iterable[float]]:
-    """Returns what one step of r radii costs in accuracy, r = 1 where the cross-entropy's series
-    along the step stops to converge (arXiv:2603.13552; `lm.training.update.ghost_radius`).
+    """Returns the accuracy lost by one step of r radii.
 
-    A model of two layers is trained on chains of tokens; at CHECKPOINTS it takes a step along the
-    negative gradient, along the update of its optimizer and along random numbers, of each of
-    LENGTHS_R. Of these twelve curves: the largest share of the accuracy on the batch that is lost
-    below 1; the median of the first r at which more than TOLERATED is lost; the deviation of the
-    logarithm of these r over that of the steps' lengths there. Then the share that is kept over an
-    update whose learning rate is SPIKE times as large, with the clipping of gradients, and with
-    optim.ghost_radius=1 too. Over SEEDS.
+    At r = 1 the series of the cross-entropy along the step stops converging (arXiv:2603.13552;
+    `lm.training.update.ghost_radius`).
+
+    A model of two layers is trained on chains of tokens. At CHECKPOINTS it takes a step of each of
+    LENGTHS_R along the negative gradient, along the update of its optimizer and along a random
+    direction. Of these twelve curves: the largest share of the batch accuracy that is lost below 1;
+    the median of the first r at which more than TOLERATED is lost; the deviation of log r there
+    over the deviation of the log step length. Then the share of accuracy that is left after an
+    update with SPIKE times the learning rate, with gradient clipping, and with optim.ghost_radius=1
+    in addition. Over SEEDS.
     """
     model, runs = Model.build(), []
     for seed in range(SEEDS):
         states, batch, key = train_to_checkpoints(model, jax.random.key(seed))
-        curves, kept = zip(*(try_steps(model, state, batch, key) for state in states), strict=True)
-        of_run = describe_curves(*(np.concatenate(x) for x in zip(*curves, strict=True)))
-        runs.append([*of_run, *(np.mean([of[name] for of in kept]) for name in RADIUS)])
+        curves, shares = zip(
+            *(try_steps(model, state, batch, key) for state in states), strict=True
+        )
+        values_of_run = describe_curves(
+            *(np.concatenate(parts) for parts in zip(*curves, strict=True))
+        )
+        runs.append(
+            [*values_of_run, *(np.mean([share[name] for share in shares]) for name in RADIUS)]
+        )
     return zip(*runs, strict=True)
 
 
 def describe_curves(
     before: np.ndarray, after: np.ndarray, lengths: np.ndarray
 ) -> tuple[float, ...]:
-    """Returns the first three values of `steps_around_the_radius`, of curves of accuracy.
+    """Returns the first three values of `steps_around_the_radius`, from curves of accuracy.
 
     Args:
-      before: the accuracy without a step, [curves].
-      after: that behind steps of LENGTHS_R, [curves, lengths].
-      lengths: the length of a step of one radius, [curves].
+      before: accuracy without a step, [curves].
+      after: accuracy after steps of LENGTHS_R, [curves, lengths].
+      lengths: length of a step of one radius, [curves].
     """
-    lost = 1 - after / before[:, None]
-    rs = np.array(LENGTHS_R)
-    falls = lost > TOLERATED
-    first = np.where(falls.any(1), rs[np.argmax(falls, 1)], rs[-1])
-    spread = np.std(np.log(first)) / np.std(np.log(first * lengths))
-    return float(lost[:, rs < 1].max()), float(np.median(first)), float(spread)
+    lost_share = 1 - after / before[:, None]
+    radii = np.array(LENGTHS_R)
+    has_fallen = lost_share > TOLERATED
+    first_fall = np.where(has_fallen.any(1), radii[np.argmax(has_fallen, 1)], radii[-1])
+    spread = np.std(np.log(first_fall)) / np.std(np.log(first_fall * lengths))
+    return float(lost_share[:, radii < 1].max()), float(np.median(first_fall)), float(spread)
 
 
 def train_to_checkpoints(model: Model, key: jax.Array) -> tuple[list[State], Batch, jax.Array]:
-    """Returns the states of a run at CHECKPOINTS, a batch that it has not seen, and a key."""
-    of_weights, of_chain, of_text, held_out, left = jax.random.split(key, 5)
-    successors_V = 1 + jax.random.permutation(of_chain, VOCAB) % (VOCAB - 1)
-    state, states = init_state(model.learner, model.hyper, of_weights), []
-    for key in jax.random.split(of_text, CHECKPOINTS[-1]):
+    """Returns the states of a run at CHECKPOINTS, a held-out batch, and an unused key."""
+    weight_key, chain_key, text_key, held_out_key, rest_key = jax.random.split(key, 5)
+    successors_V = 1 + jax.random.permutation(chain_key, VOCAB) % (VOCAB - 1)
+    state, states = init_state(model.learner, model.hyper, weight_key), []
+    for key in jax.random.split(text_key, CHECKPOINTS[-1]):
         state, _ = model.step(state, draw_text(key, successors_V), model.hyper)
         if int(state.step) in CHECKPOINTS:
             states.append(state)
-    return states, draw_text(held_out, successors_V), left
+    return states, draw_text(held_out_key, successors_V), rest_key
 
 
 def try_steps(
     model: Model, state: State, batch: Batch, key: jax.Array
 ) -> tuple[tuple[np.ndarray, ...], dict[str, float]]:
-    """Returns the arguments of `describe_curves`, a curve a direction, and the share of the
-    accuracy that is kept over a spike of the learning rate, by what limits it.
+    """Takes steps along three directions, and steps with a spike of the learning rate.
+
+    Args:
+      model: the model and its programs.
+      state: the state before the steps.
+      batch: rows on which the accuracy is measured.
+      key: key of the random direction.
+
+    Returns:
+      The arguments of `describe_curves`, one curve for each direction, and the share of the
+      accuracy
+      that is left after a spike, by the limit on the update.
     """
     faster = model.hyper | {'optim.lr': SPIKE * model.hyper['optim.lr']}
     spiked = {
@@ -166,9 +184,9 @@ def try_steps(
         optax.tree.random_like(key, state.params, sampler=jax.random.normal),
     )
     before = float(model.accuracy(state, state.params, batch))
-    kept = {
-        name: float(model.accuracy(state, one.params, batch)) / before
-        for name, one in spiked.items()
+    shares = {
+        name: float(model.accuracy(state, after_spike.params, batch)) / before
+        for name, after_spike in spiked.items()
     }
     curves = []
     for direction in directions:
@@ -176,4 +194,4 @@ def try_steps(
         steps = (optax.tree.add_scale(state.params, r / radius, direction) for r in LENGTHS_R)
         after = [float(model.accuracy(state, params, batch)) for params in steps]
         curves.append((before, after, float(optax.tree.norm(direction) / radius)))
-    return tuple(map(np.array, zip(*curves, strict=True))), kept
+    return tuple(map(np.array, zip(*curves, strict=True))), shares

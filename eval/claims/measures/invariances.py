@@ -1,6 +1,7 @@
-"""Changes of weights and data in front of norms that these hide."""
+"""Changes of weights and data that a norm behind them removes."""
 
 from collections.abc import Callable, Iterator
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -12,34 +13,35 @@ CASES, INPUTS, NEURONS, SEEDS = 256, 48, 64, 10
 SCALE, SHIFT = 10.0, 1.0
 NAMES = ('layernorm', 'rmsnorm')
 
-Change = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
+Pair = tuple[jax.Array, jax.Array]
+Change = Callable[[jax.Array, jax.Array, jax.Array], Pair]  # (key, W, x) -> changed (W, x)
 
 
-def scale_weights(key, w_IO, x_BI):
+def scale_weights(key: jax.Array, w_IO: jax.Array, x_BI: jax.Array) -> Pair:
     return SCALE * w_IO, x_BI
 
 
-def centre_weights(key, w_IO, x_BI):
-    """Adds the same weights to every neuron."""
+def centre_weights(key: jax.Array, w_IO: jax.Array, x_BI: jax.Array) -> Pair:
+    """Adds the same weights to every neuron. Arguments as in `Change`."""
     shift_I1 = SHIFT * jax.random.normal(key, (INPUTS, 1))
     return w_IO + jnp.broadcast_to(shift_I1, w_IO.shape), x_BI
 
 
-def scale_a_neuron(key, w_IO, x_BI):
+def scale_a_neuron(key: jax.Array, w_IO: jax.Array, x_BI: jax.Array) -> Pair:
     return w_IO.at[:, 0].multiply(SCALE), x_BI
 
 
-def scale_data(key, w_IO, x_BI):
+def scale_data(key: jax.Array, w_IO: jax.Array, x_BI: jax.Array) -> Pair:
     return w_IO, SCALE * x_BI
 
 
-def centre_data(key, w_IO, x_BI):
+def centre_data(key: jax.Array, w_IO: jax.Array, x_BI: jax.Array) -> Pair:
     """Adds the same inputs to every case."""
     shift_1I = SHIFT * jax.random.normal(key, (1, INPUTS))
     return w_IO, x_BI + jnp.broadcast_to(shift_1I, x_BI.shape)
 
 
-def scale_each_case(key, w_IO, x_BI):
+def scale_each_case(key: jax.Array, w_IO: jax.Array, x_BI: jax.Array) -> Pair:
     scales_B = jax.random.uniform(key, (CASES,), minval=1.0, maxval=SCALE)
     return w_IO, jnp.einsum('b,bi->bi', scales_B, x_BI)
 
@@ -60,12 +62,12 @@ CHANGES: dict[str, Change] = {
     trains=False,
 )
 def invariances() -> Iterator[list[float]]:
-    """Returns how much norm(x W) changes with W and x, by norm and change (arXiv:1910.07467).
+    """Yields how much norm(x W) changes with W and x, by norm and change (arXiv:1910.07467).
 
-    The changes are those of the paper's table 1: the root mean square of the difference over that
-    of the result, of Gaussian x and W. gradient_times_scale: of the gradient of a linear function
-    of the result in SCALE W, times SCALE, over that in W; 1 where the gradient falls as the weights
-    grow (section 4). Over SEEDS.
+    The changes are those of the paper's table 1. The value is the root mean square of the
+    difference over that of norm(x W), for Gaussian x and W. gradient_times_scale: the gradient of a
+    linear function of the norm at SCALE W, times SCALE, over the gradient at W; 1 if the gradient
+    falls as the weights grow (section 4). Over SEEDS.
     """
     for name in NAMES:
         for change in CHANGES.values():
@@ -75,19 +77,32 @@ def invariances() -> Iterator[list[float]]:
 
 
 def normalize(name: str, w_IO: jax.Array, x_BI: jax.Array) -> jax.Array:
-    """Returns norm(x W), of a norm as it starts."""
+    """Returns norm(x W) with an untrained norm.
+
+    Args:
+      name: row of NORMS.
+      w_IO: weights.
+      x_BI: inputs.
+    """
     norm, a_BO = NORMS[name](), x_BI @ w_IO
-    return norm.apply(norm.init(jax.random.key(0), a_BO), a_BO)
+    return cast(jax.Array, norm.apply(norm.init(jax.random.key(0), a_BO), a_BO))
 
 
 def draw_inputs(seed: int) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns a key, W of deviation 1 / sqrt(INPUTS), and x."""
-    of_w, of_x, key = jax.random.split(jax.random.key(seed), 3)
-    w_IO = jax.random.normal(of_w, (INPUTS, NEURONS)) / INPUTS**0.5
-    return key, w_IO, jax.random.normal(of_x, (CASES, INPUTS))
+    w_key, x_key, key = jax.random.split(jax.random.key(seed), 3)
+    w_IO = jax.random.normal(w_key, (INPUTS, NEURONS)) / INPUTS**0.5
+    return key, w_IO, jax.random.normal(x_key, (CASES, INPUTS))
 
 
 def relative_difference(name: str, change: Change, seed: int) -> float:
+    """Returns the size of the change of norm(x W), relative to norm(x W).
+
+    Args:
+      name: row of NORMS.
+      change: function that changes weights or inputs.
+      seed: of weights, inputs and change.
+    """
     key, w_IO, x_BI = draw_inputs(seed)
     before_BO, after_BO = normalize(name, w_IO, x_BI), normalize(name, *change(key, w_IO, x_BI))
     return float(jnp.linalg.norm(after_BO - before_BO) / jnp.linalg.norm(before_BO))
@@ -95,10 +110,10 @@ def relative_difference(name: str, change: Change, seed: int) -> float:
 
 def gradient_times_scale(name: str, seed: int) -> float:
     key, w_IO, x_BI = draw_inputs(seed)
-    of_results_BO = jax.random.normal(key, (CASES, NEURONS))
+    cotangent_BO = jax.random.normal(key, (CASES, NEURONS))
 
     def gradient(w_IO):
-        return jax.grad(lambda w_IO: jnp.sum(of_results_BO * normalize(name, w_IO, x_BI)))(w_IO)
+        return jax.grad(lambda w_IO: jnp.sum(cotangent_BO * normalize(name, w_IO, x_BI)))(w_IO)
 
     large, small = gradient(SCALE * w_IO), gradient(w_IO)
     return float(SCALE * jnp.linalg.norm(large) / jnp.linalg.norm(small))

@@ -1,4 +1,4 @@
-"""Networks that are trained by small batches, and by large ones for as many passes or steps."""
+"""Networks trained with small batches, and with large batches for as many passes or steps."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -21,7 +21,7 @@ SEEDS = 10
 
 
 class Regime(NamedTuple):
-    """Rows of a batch, and steps."""
+    """Rows of a batch, and number of steps."""
 
     batch: int
     steps: int
@@ -36,25 +36,26 @@ REGIMES = {
 
 @measure('lost_by_large', 'lost_by_adapted', 'unexplained_by_log_less_root')
 def large_batches() -> Iterator[np.ndarray]:
-    """Returns what batches of LARGE rows lose against SMALL ones, and how far weights go.
+    """Yields the accuracy that batches of LARGE rows lose against SMALL ones, and a fit of
+    distances.
 
-    `lost_by_large` is the accuracy by small batches less that by large ones of as many passes over
-    the rows, `lost_by_adapted` that of large ones of as many steps (regime adaptation). Networks of
-    two hidden layers of WIDTH have one start, and each regime the rate of RATES at which its mean
-    over the SEEDS is best. Distances |w_t - w_0| of `adapted` at its first rate are fitted by a + b
-    log t and by a + b sqrt t; `unexplained` is the variance that is left, over that of the
-    distances (arXiv:1705.08741).
+    `lost_by_large`: accuracy with small batches minus accuracy with large batches for as many
+    passes. `lost_by_adapted`: the same for large batches with as many steps (regime adaptation).
+    Networks have two hidden layers of WIDTH and the same initial weights; each regime has the rate
+    of RATES with the best mean over SEEDS. Distances |w_t - w_0| of `adapted` at its first rate are
+    fitted by a + b log t and by a + b sqrt t; `unexplained` is the share of their variance that is
+    left (arXiv:1705.08741).
     """
-    right, distances = {}, {}
+    accuracy, distances = {}, {}
     for name, regime in REGIMES.items():
-        right_SR, distances_SRT = train_regime(regime)
-        best = lab.best_rate_index(right_SR)
-        right[name], distances[name] = right_SR[:, best], distances_SRT[:, best]
-    yield right['small'] - right['large']
-    yield right['small'] - right['adapted']
+        accuracy_SR, distances_SRT = train_regime(regime)
+        best = lab.best_rate_index(accuracy_SR)
+        accuracy[name], distances[name] = accuracy_SR[:, best], distances_SRT[:, best]
+    yield accuracy['small'] - accuracy['large']
+    yield accuracy['small'] - accuracy['adapted']
     steps_T = np.arange(1, distances['adapted'].shape[1] + 1)
     by_log_S, by_root_S = (
-        np.array([unexplained_variance(one_T, line_T) for one_T in distances['adapted']])
+        np.array([unexplained_variance(distance_T, line_T) for distance_T in distances['adapted']])
         for line_T in (np.log(steps_T), np.sqrt(steps_T))
     )
     yield by_log_S - by_root_S
@@ -69,10 +70,10 @@ def train_regime(regime: Regime) -> tuple[np.ndarray, np.ndarray]:
     """Returns (accuracy [seed, rate], distances [seed, rate, step])."""
 
     def prepare(seed):
-        of_data, of_start, of_rows = jax.random.split(jax.random.key(seed), 3)
-        start = lab.he_matrices(of_start, (TASK.inputs, WIDTH, WIDTH, TASK.classes))
-        rows = lab.draw_rows(of_data, TASK)
-        return lambda rate: train_once(regime, rows, start, of_rows, rate)
+        data_key, start_key, row_key = jax.random.split(jax.random.key(seed), 3)
+        start = lab.he_matrices(start_key, (TASK.inputs, WIDTH, WIDTH, TASK.classes))
+        rows = lab.draw_rows(data_key, TASK)
+        return lambda rate: train_once(regime, rows, start, row_key, rate)
 
     return lab.map_rates(prepare, jnp.arange(SEEDS), RATES)
 
@@ -80,22 +81,33 @@ def train_regime(regime: Regime) -> tuple[np.ndarray, np.ndarray]:
 def train_once(
     regime: Regime, rows: LabeledSplit, start: list[jax.Array], key: jax.Array, rate: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the accuracy, and distances from the start after each step of the first rate."""
+    """Trains one network.
+
+    Args:
+      regime: batch size and steps.
+      rows: the data.
+      start: initial weights.
+      key: key of the batches.
+      rate: learning rate of the first quarter of the steps.
+
+    Returns:
+      The accuracy, and the distance from the start after each step at the first rate.
+    """
     factors_T = jnp.float32(FACTORS)[len(FACTORS) * jnp.arange(regime.steps) // regime.steps]
     optimizer = optax.chain(
         optax.trace(MOMENTUM), optax.scale_by_schedule(lambda step: -rate * factors_T[step])
     )
 
     def loss(params, key):
-        at_B = jax.random.randint(key, (regime.batch,), 0, TASK.n_train)
-        return jnp.mean(cross_entropies(lab.logits(params, rows.x[at_B]), rows.labels[at_B]))
+        index_B = jax.random.randint(key, (regime.batch,), 0, TASK.n_train)
+        return jnp.mean(cross_entropies(lab.logits(params, rows.x[index_B]), rows.labels[index_B]))
 
     def distance(params):
         squares = [jnp.sum(jnp.square(w - w0)) for w, w0 in zip(params, start, strict=True)]
         return jnp.sqrt(sum(squares))
 
-    trained = lab.train(
+    training = lab.train(
         loss, start, optimizer, jax.random.split(key, regime.steps), observe=distance
     )
-    right = lab.accuracy(lab.logits(trained.params, rows.held_out), rows.held_out_labels)
-    return right, trained.history[: FACTORS.count(1.0) * regime.steps // len(FACTORS)]
+    accuracy = lab.accuracy(lab.logits(training.params, rows.held_out), rows.held_out_labels)
+    return accuracy, training.history[: FACTORS.count(1.0) * regime.steps // len(FACTORS)]

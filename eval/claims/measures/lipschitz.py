@@ -1,7 +1,7 @@
 """Lipschitz constants: a bound by power iteration against exact ones, and attention over scale."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -29,29 +29,29 @@ D_MODEL, TOKENS, ROWS = 8, 8, 64
 SCALES = (4.0, 8.0, 16.0, 32.0, 64.0)
 MIN_SIZE = 1e-2  # of the scale, that tokens of drawn rows have
 ATTENTION_ROUNDS = 100  # rounds: rows of large norms have singular values close to each other
-KERNELS = {'kernels': kernels_for('cpu', 'reference'), 'dtype': jnp.float32}
+KERNELS: dict[str, Any] = {'kernels': kernels_for('cpu', 'reference'), 'dtype': jnp.float32}
 
 
 @measure(
-    *(f'share_{where}_of_{name}' for name in BLOCKS for where in ('at_points', 'in_boxes')),
+    *(f'share_{scope}_of_{name}' for name in BLOCKS for scope in ('at_points', 'in_boxes')),
     'largest_share',
     trains=False,
 )
-def local_lipschitz() -> Iterator[float | list[float]]:
-    """Returns what `jacobian_gains` finds over the exact local Lipschitz constant of MLPs.
+def local_lipschitz() -> Iterator[float | Sequence[float]]:
+    """Yields the gains found by `jacobian_gains` over the exact local Lipschitz constants of MLPs.
 
-    The networks are one or two blocks of ReLU, one behind the other, of WIDTH inputs, not constant.
-    share_at_points: |J u| after ROUNDS over the largest singular value at the same point, on
-    average over those of POINTS at which it is not 0. share_in_boxes: the largest |J u| of the
-    points over the largest singular value of all regions of the box around them in which the
-    network is linear, each found by a linear program. largest_share: of all of them.
+    The networks are one or two consecutive ReLU blocks with WIDTH inputs, and not constant.
+    share_at_points: |J u| after ROUNDS over the largest singular value at the same point, mean over
+    those of POINTS at which it is not 0. share_in_boxes: the largest |J u| of the points over the
+    largest singular value of all regions of their box in which the network is linear, each region
+    found by a linear program. largest_share: the maximum of all shares.
     """
     largest = 0.0
     for hidden in BLOCKS.values():
         at_points, in_boxes = zip(*(_lipschitz_shares(hidden, seed) for seed in SEEDS), strict=True)
-        yield [x.mean() for x in at_points]
+        yield [shares.mean() for shares in at_points]
         yield in_boxes
-        largest = max(largest, *in_boxes, *(float(x.max()) for x in at_points))
+        largest = max(largest, *in_boxes, *(float(shares.max()) for shares in at_points))
     yield largest
 
 
@@ -59,16 +59,19 @@ def _lipschitz_shares(hidden: tuple[int, ...], seed: int) -> tuple[np.ndarray, f
     rng, in_box = np.random.default_rng(seed), 0.0
     while in_box == 0:  # a network that is constant in its box is drawn anew
         blocks = [_draw_block(rng, units) for units in hidden]
-        matrices = [given for _, given in blocks]
+        matrices = [matrices_of_block for _, matrices_of_block in blocks]
         centre = rng.standard_normal(WIDTH)
         regions = _region_jacobians(matrices, np.eye(WIDTH), np.zeros(WIDTH), [], centre)
         in_box = max(_spectral_norm(jacobian) for jacobian in regions)
     x = jnp.float32(centre + rng.uniform(-REACH, REACH, (POINTS, WIDTH)))
     start = jnp.float32(rng.standard_normal(x.shape))
-    found = np.float64(_measure_stretches(hidden, [params for params, _ in blocks], x, start))
-    at_points = np.array([_spectral_norm(_jacobian_at(matrices, one)) for one in np.float64(x)])
+    params = [params_of_block for params_of_block, _ in blocks]
+    gains = np.asarray(_measure_stretches(hidden, params, x, start), np.float64)
+    at_points = np.array(
+        [_spectral_norm(_jacobian_at(matrices, point)) for point in np.asarray(x, np.float64)]
+    )
     is_steep = at_points > 0  # elsewhere nothing is stretched, and there is no share
-    return found[is_steep] / at_points[is_steep], float(found.max() / in_box)
+    return gains[is_steep] / at_points[is_steep], float(gains.max() / in_box)
 
 
 def _build_mlp(units: int) -> Any:
@@ -76,15 +79,17 @@ def _build_mlp(units: int) -> Any:
 
 
 def _draw_block(rng: np.random.Generator, units: int) -> tuple[dict, dict[str, np.ndarray]]:
-    """Parameters of an MLP, all of them normal, and its matrices and biases by name."""
-    described = jax.eval_shape(_build_mlp(units).init, jax.random.key(0), jnp.zeros((1, 1, WIDTH)))
-    shapes, _ = split_boxes(described['params'])
+    """Draws the parameters of an MLP from normal distributions; returns them in float32 and
+    float64.
+    """
+    boxed = jax.eval_shape(_build_mlp(units).init, jax.random.key(0), jnp.zeros((1, 1, WIDTH)))
+    shapes, _ = split_boxes(boxed['params'])
     deviation = {'up': 1 / np.sqrt(WIDTH), 'down': 1 / np.sqrt(units)}
     params = {
-        name: np.float32(rng.standard_normal(of.shape) * deviation.get(name, 0.5))
-        for name, of in sorted(shapes.items())
+        name: np.asarray(rng.standard_normal(leaf.shape) * deviation.get(name, 0.5), np.float32)
+        for name, leaf in sorted(shapes.items())
     }
-    return params, {name: np.float64(value) for name, value in params.items()}
+    return params, {name: np.asarray(value, np.float64) for name, value in params.items()}
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -112,8 +117,10 @@ def _jacobian_at(blocks: list[dict], x: np.ndarray) -> np.ndarray:
 
 
 def _region_jacobians(blocks, slope, offset, walls, centre) -> Iterator[np.ndarray]:
-    """Yields the derivative in each region of the box, behind blocks that make x slope + offset of
-    what `walls`, each (a, b) with a x + b > 0, leave of it.
+    """Yields the Jacobian in each linear region of the box.
+
+    So far the blocks map x to x slope + offset, in the part of the box with a x + b > 0 for each
+    wall (a, b); `blocks` are still to come.
     """
     if not blocks:
         yield slope
@@ -124,37 +131,40 @@ def _region_jacobians(blocks, slope, offset, walls, centre) -> Iterator[np.ndarr
     regions = [(walls, [])]
     for a, b in zip(slopes.T, offsets, strict=True):
         sides = [
-            ([*held, (sign * a, sign * b)], [*on, sign > 0])
-            for held, on in regions
+            ([*halfspaces, (sign * a, sign * b)], [*is_on, sign > 0])
+            for halfspaces, is_on in regions
             for sign in (1, -1)
         ]
-        regions = [(held, on) for held, on in sides if _is_feasible(held, centre)]
-    for held, on in regions:
-        down = block['down'] * np.array(on)[:, None]
+        regions = [
+            (halfspaces, is_on) for halfspaces, is_on in sides if _is_feasible(halfspaces, centre)
+        ]
+    for halfspaces, is_on in regions:
+        down = block['down'] * np.array(is_on)[:, None]
         yield from _region_jacobians(
-            rest, slopes @ down, offsets @ down + block['down_bias'], held, centre
+            rest, slopes @ down, offsets @ down + block['down_bias'], halfspaces, centre
         )
 
 
 def _is_feasible(walls: list[tuple[np.ndarray, float]], centre: np.ndarray) -> bool:
-    """Whether some point of the box is on the right side of all walls, INSIDE away from each."""
+    """Whether some point of the box is inside all walls, at least WALL_MARGIN away from each."""
     a, b = np.stack([a for a, _ in walls]), np.array([b for _, b in walls])
     lengths = np.linalg.norm(a, axis=1)
     box = [(x - REACH, x + REACH) for x in centre]
-    away = [0.0] * WIDTH + [-1.0]  # the distance from the nearest wall, which is made large
-    found = linprog(away, np.column_stack([-a, lengths]), b, bounds=[*box, (None, 1.0)])
-    return bool(found.success and found.x[-1] > WALL_MARGIN)
+    objective = [0.0] * WIDTH + [-1.0]  # the distance from the nearest wall, which is made large
+    solution = linprog(objective, np.column_stack([-a, lengths]), b, bounds=[*box, (None, 1.0)])
+    return bool(solution.success and solution.x[-1] > WALL_MARGIN)
 
 
 @measure('slope_of_products', 'slope_of_tied_distances', trains=False)
 def lipschitz_attention() -> Iterator[np.ndarray]:
-    """Returns the slope of log |Jacobian| over log size of the input, of attention by products, and
-    by distances with the matrix of queries as that of keys.
+    """Yields the slope of log |Jacobian| over log input size, for attention by products, and by
+    distances with tied query and key matrices.
 
     One causal head as wide as the model, Gaussian matrices. At each of SCALES the largest singular
-    value of the Jacobian is that over rows of three kinds: the last token at 0 and the others
-    normal, from which arXiv:2006.04710 proves that products have no constant; all keys as far from
-    the last query as its own key is; and ROWS of normal tokens whose sizes differ by up to LEAST.
+    value of the Jacobian is taken over rows of three kinds: the last token at 0 and the others
+    normal, from which arXiv:2006.04710 proves that products have no constant; all keys at the same
+    distance from the last query as its own key; and ROWS of normal tokens that differ in size by up
+    to MIN_SIZE.
     """
     for attention, is_tied in (('softmax', False), ('l2', True)):
         logs_CS = np.log([_largest_norms(attention, is_tied, seed) for seed in SEEDS]).T
@@ -164,18 +174,18 @@ def lipschitz_attention() -> Iterator[np.ndarray]:
 def _largest_norms(attention: str, is_tied: bool, seed: int) -> list[float]:
     rng = np.random.default_rng(seed)
     shape = D_MODEL, D_MODEL
-    drawn = {name: rng.standard_normal(shape) / np.sqrt(D_MODEL) for name in 'qkvo'}
-    q, k = drawn['q'], drawn['q' if is_tied else 'k']
+    matrices = {name: rng.standard_normal(shape) / np.sqrt(D_MODEL) for name in 'qkvo'}
+    q, k = matrices['q'], matrices['q' if is_tied else 'k']
     params = {
         'query': q.reshape(D_MODEL, 1, D_MODEL),
         'key': k.reshape(D_MODEL, 1, D_MODEL),
-        'value': drawn['v'].reshape(D_MODEL, 1, D_MODEL),
-        'out': drawn['o'].reshape(1, D_MODEL, D_MODEL),
+        'value': matrices['v'].reshape(D_MODEL, 1, D_MODEL),
+        'out': matrices['o'].reshape(1, D_MODEL, D_MODEL),
     }
-    found = []
+    norms = []
     for scale in SCALES:
-        normal = rng.standard_normal((1, TOKENS, D_MODEL))
-        at_zero = normal * np.where(np.arange(TOKENS) < TOKENS - 1, 1.0, 0.0)[:, None]
+        normal_tokens = rng.standard_normal((1, TOKENS, D_MODEL))
+        at_zero = normal_tokens * np.where(np.arange(TOKENS) < TOKENS - 1, 1.0, 0.0)[:, None]
         sizes = MIN_SIZE ** rng.uniform(0, 1, (ROWS, TOKENS, 1))
         rows = [
             at_zero,
@@ -184,17 +194,19 @@ def _largest_norms(attention: str, is_tied: bool, seed: int) -> list[float]:
         ]
         x = jnp.float32(scale * np.concatenate(rows))
         start = jnp.float32(rng.standard_normal(x.shape))
-        found.append(float(_measure_attention_stretches(attention, params, x, start).max()))
-    return found
+        norms.append(float(_measure_attention_stretches(attention, params, x, start).max()))
+    return norms
 
 
 def _equidistant(rng: np.random.Generator, q: np.ndarray, k: np.ndarray) -> np.ndarray:
-    """A row [1, T, D] whose keys x k are all as far from the last query x q as its own key is."""
+    """Returns a row [1, T, D] in which all keys x k are as far from the last query x q as its own
+    key.
+    """
     last = rng.standard_normal(D_MODEL)
-    around = rng.standard_normal((TOKENS - 1, D_MODEL))
-    around *= np.linalg.norm(last @ q - last @ k) / np.linalg.norm(around, axis=1, keepdims=True)
-    others = np.linalg.solve(k.T, (last @ q + around).T).T
-    return np.concatenate([others, last[None]])[None]
+    offsets = rng.standard_normal((TOKENS - 1, D_MODEL))
+    offsets *= np.linalg.norm(last @ q - last @ k) / np.linalg.norm(offsets, axis=1, keepdims=True)
+    other_tokens = np.linalg.solve(k.T, (last @ q + offsets).T).T
+    return np.concatenate([other_tokens, last[None]])[None]
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -203,7 +215,8 @@ def _measure_attention_stretches(attention, params, x_BTD, start_BTD):
         n_heads=1,
         n_kv_heads=1,
         head_dim=D_MODEL,
-        qk_norm=lambda name, over: lambda y: y,
+        # A function stands for the module: no normalisation.
+        qk_norm=lambda name, over: lambda y: y,  # ty: ignore[invalid-argument-type]
         rotate=POSITIONS['none'].rotate,
         **KERNELS,
     )

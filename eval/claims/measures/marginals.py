@@ -1,11 +1,11 @@
-"""Marginals of a drawn language by one pass of a network, against sums of its conditionals and
-against what they are.
+"""Marginals of a random language from one pass of a network, against sums of its conditionals and
+against the exact values.
 """
 
 import functools
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ SYMBOLS, LENGTH = 4, 8
 MASK = SYMBOLS  # the token in hidden places
 ROWS, STEPS, PEAK = 64, (1500, 2500), (5e-3, 3e-3)  # of conditionals, then of marginals
 COMPARED, ORDERS, SEEDS = 256, 5, 5  # rows; orders whose mean probability is compared with
-COUNTS = {'rows': LENGTH, 'halves': LENGTH // 2}  # known places of what is compared
+COUNTS = {'rows': LENGTH, 'halves': LENGTH // 2}  # known places of the compared parts
 MODEL = {
     'model.d_model': 32,
     'model.n_layers': 2,
@@ -49,71 +49,91 @@ Layers = list[tuple[jax.Array, jax.Array]]  # matrices and biases
 
 @measure(
     *(
-        f'rank_correlation_of_f_with_{other}_of_{part}'
+        f'rank_correlation_of_f_with_{reference}_of_{part}'
         for part in COUNTS
-        for other in ('conditionals', 'exact')
+        for reference in ('conditionals', 'exact')
     )
 )
 def any_order_marginals() -> Iterable[Iterable[float]]:
-    """Returns how well one number a row ranks rows by their probability, and halves of rows.
+    """Returns how well a single number ranks rows by their probability, for rows and halves of
+    rows.
 
-    Rows of LENGTH symbols are of a Markov chain, drawn for each of the SEEDS. A model of two blocks
-    without a causal mask learns conditionals from random cuts, then a head on its last activations
-    learns the marginals, f, with all else frozen (arXiv:2310.12920). Both see fresh rows. The head
-    has the depth and the relative width of that in the authors' code, which reads the mean over
-    places.
+    Rows of LENGTH symbols come from a Markov chain that is drawn for each of SEEDS. A model of two
+    blocks without a causal mask learns conditionals from random cuts. Then a head on its last
+    activations learns the marginals, f, with all other weights frozen (arXiv:2310.12920). Both see
+    fresh rows. The head has the depth and the relative width of the head in the authors' code,
+    which reads the mean over places.
 
-    COMPARED rows, and COMPARED parts of LENGTH / 2 places at random, have a log-probability by f;
-    by conditionals, the log of the mean over ORDERS of their product, as in that code; and as the
-    chain has it, exactly. rank_correlation: Spearman's, of two of these.
+    COMPARED rows, and COMPARED random parts of LENGTH / 2 places, get a log-probability from f;
+    from conditionals, as the log of the mean over ORDERS of their product, as in that code; and
+    from the chain, exactly. rank_correlation: Spearman's, of two of these.
     """
     learner, _ = lab.build_small_learner(MODEL, SYMBOLS + 1, MASK)
-    trained = jax.jit(functools.partial(_train, learner))
+    train_and_score = jax.jit(functools.partial(_train, learner))
     return zip(
-        *(rank_correlations(*trained(jax.random.key(seed))) for seed in range(SEEDS)), strict=True
+        *(rank_correlations(*train_and_score(jax.random.key(seed))) for seed in range(SEEDS)),
+        strict=True,
     )
 
 
 def draw_chain(key: jax.Array) -> jax.Array:
-    """Draws P[i, j] = p(symbol j behind i), rows from a Dirichlet distribution."""
+    """Draws P[i, j] = p(symbol j after i), rows from a Dirichlet distribution."""
     return jax.random.dirichlet(key, jnp.full(SYMBOLS, 0.3), (SYMBOLS,))
 
 
 def draw_rows(key: jax.Array, chain_VV: jax.Array, rows: int) -> jax.Array:
-    """Draws rows of LENGTH symbols; the first is uniform."""
-    of_first, of_rest = jax.random.split(key)
-    first_B = jax.random.randint(of_first, (rows,), 0, SYMBOLS)
+    """Draws rows of LENGTH symbols; the first symbol is uniform.
+
+    Args:
+      key: random key.
+      chain_VV: transition probabilities.
+      rows: number of rows.
+    """
+    first_key, rest_key = jax.random.split(key)
+    first_B = jax.random.randint(first_key, (rows,), 0, SYMBOLS)
     ends_VV = jnp.cumsum(chain_VV, 1)
 
     def draw_next(last_B, uniform_B):
-        beyond_B = jnp.sum(ends_VV[last_B] < uniform_B[:, None], 1, dtype=jnp.int32)
-        found_B = jnp.minimum(beyond_B, SYMBOLS - 1)  # a sum may round to just under 1
-        return found_B, found_B
+        n_passed_B = jnp.sum(ends_VV[last_B] < uniform_B[:, None], 1, dtype=jnp.int32)
+        symbol_B = jnp.minimum(n_passed_B, SYMBOLS - 1)  # a sum may round to just under 1
+        return symbol_B, symbol_B
 
-    uniform_TB = jax.random.uniform(of_rest, (LENGTH - 1, rows))
+    uniform_TB = jax.random.uniform(rest_key, (LENGTH - 1, rows))
     _, rest_TB = jax.lax.scan(draw_next, first_B, uniform_TB)
     return jnp.concatenate([first_B[None], rest_TB]).T
 
 
-def exact_marginals(chain_VV: np.ndarray, seen_BT: np.ndarray) -> np.ndarray:
-    """Returns log p of the symbols that are not MASK, [B], by the forward algorithm."""
+def exact_marginals(chain_VV: np.ndarray, known_BT: np.ndarray) -> np.ndarray:
+    """Returns log p of the symbols other than MASK, [B], by the forward algorithm."""
     symbols_V = np.arange(SYMBOLS)
 
-    def matches(seen_B):
-        return (seen_B[:, None] == MASK) | (seen_B[:, None] == symbols_V)
+    def matches(known_B):
+        return (known_B[:, None] == MASK) | (known_B[:, None] == symbols_V)
 
-    p_BV = matches(seen_BT[:, 0]) / SYMBOLS
-    for seen_B in seen_BT[:, 1:].T:
-        p_BV = (p_BV @ chain_VV) * matches(seen_B)
+    p_BV = matches(known_BT[:, 0]) / SYMBOLS
+    for known_B in known_BT[:, 1:].T:
+        p_BV = (p_BV @ chain_VV) * matches(known_B)
     return np.log(p_BV.sum(1))
 
 
 def apply_model(
-    learner: Learner, params: Params, seen_BT: jax.Array
+    learner: Learner, params: Params, known_BT: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns (logits of the symbols [B, T, V], the last activations of each row [B, T * D])."""
-    x_BTD, readout = learner.model.apply(
-        {'params': params}, seen_BT, prefix_BT=jnp.ones_like(seen_BT), method='activations'
+    """Applies the model to rows with hidden places.
+
+    Args:
+      learner: the model.
+      params: its parameters.
+      known_BT: symbols, MASK in hidden places.
+
+    Returns:
+      (logits of the symbols [B, T, V], the last activations of each row [B, T * D]).
+    """
+    x_BTD, readout = cast(
+        Any,
+        learner.model.apply(
+            {'params': params}, known_BT, prefix_BT=jnp.ones_like(known_BT), method='activations'
+        ),
     )
     return readout(x_BTD)[..., :SYMBOLS], x_BTD.reshape(len(x_BTD), -1)
 
@@ -128,7 +148,7 @@ def init_head(key: jax.Array) -> Layers:
 
 
 def apply_head(layers: Layers, x_BD: jax.Array) -> jax.Array:
-    """Returns f, a number a row, [B]."""
+    """Returns f, one number for each row, [B]."""
     for weight, bias in layers[:-1]:
         x_BD = jax.nn.gelu(jnp.einsum('bd,de->be', x_BD, weight) + bias[None])
     weight, bias = layers[-1]
@@ -136,15 +156,17 @@ def apply_head(layers: Layers, x_BD: jax.Array) -> jax.Array:
 
 
 def _train(learner, key):
-    """Returns (the chain, what `_score_parts` gives of a model that is trained on it)."""
-    of_chain, of_start, of_head, first, second, of_rows, of_parts = jax.random.split(key, 7)
-    chain_VV = draw_chain(of_chain)
+    """Trains a model and a head; returns (the chain, `_score_parts` of the model)."""
+    chain_key, start_key, head_key, conditional_key, marginal_key, row_key, part_key = (
+        jax.random.split(key, 7)
+    )
+    chain_VV = draw_chain(chain_key)
 
     def draw_batch(key):
-        of_rows, of_cut = jax.random.split(key)
-        return draw_rows(of_rows, chain_VV, ROWS), random_cut(of_cut, ROWS, LENGTH)
+        row_key, cut_key = jax.random.split(key)
+        return draw_rows(row_key, chain_VV, ROWS), random_cut(cut_key, ROWS, LENGTH)
 
-    def minimise(loss, params, key, steps, peak):
+    def minimize(loss, params, key, steps, peak):
         adam = optax.adam(optax.cosine_decay_schedule(peak, steps))
         return lab.train(loss, params, adam, jax.random.split(key, steps)).params
 
@@ -156,56 +178,59 @@ def _train(learner, key):
     def marginal_loss(layers, key):
         tokens_BT, cut = draw_batch(key)
         after_BT = hide_tokens(tokens_BT, cut.known_BT | cut.next_BT, MASK)
-        nothing_1T = jnp.full((1, LENGTH), MASK, tokens_BT.dtype)
+        hidden_1T = jnp.full((1, LENGTH), MASK, tokens_BT.dtype)
         logits_BTV, before_BD = apply_model(
             learner, params, hide_tokens(tokens_BT, cut.known_BT, MASK)
         )
-        _, rest_BD = apply_model(learner, params, jnp.concatenate([after_BT, nothing_1T]))
+        _, rest_BD = apply_model(learner, params, jnp.concatenate([after_BT, hidden_1T]))
         log_p_B = log_conditionals(logits_BTV, tokens_BT, cut.next_BT)
         before_B, f_B = apply_head(layers, before_BD), apply_head(layers, rest_BD)
         return jnp.mean(consistency_losses(before_B, log_p_B, f_B[:-1], f_B[-1], LENGTH))
 
-    start = init_state(learner, make_hyper(learner.recipe), of_start).params
-    params = minimise(conditional_loss, start, first, STEPS[0], PEAK[0])
-    layers = minimise(marginal_loss, init_head(of_head), second, STEPS[1], PEAK[1])
-    tokens_BT = draw_rows(of_rows, chain_VV, COMPARED)
-    return chain_VV, _score_parts(learner, params, layers, of_parts, tokens_BT)
+    start = init_state(learner, make_hyper(learner.recipe), start_key).params
+    params = minimize(conditional_loss, start, conditional_key, STEPS[0], PEAK[0])
+    layers = minimize(marginal_loss, init_head(head_key), marginal_key, STEPS[1], PEAK[1])
+    tokens_BT = draw_rows(row_key, chain_VV, COMPARED)
+    return chain_VV, _score_parts(learner, params, layers, part_key, tokens_BT)
 
 
 def _score_parts(learner, params, layers, key, tokens_BT):
-    """Returns (what is seen of rows, f less that of nothing, log p by ORDERS chains) of COUNTS."""
+    """Returns (known symbols, f minus f of hidden rows, log p by ORDERS chains) by COUNTS."""
 
-    def conditionals(seen_BT):
-        return apply_model(learner, params, seen_BT)[0]
+    def conditionals(known_BT):
+        return apply_model(learner, params, known_BT)[0]
 
-    def f(seen_BT):
-        return apply_head(layers, apply_model(learner, params, seen_BT)[1])
+    def f(known_BT):
+        return apply_head(layers, apply_model(learner, params, known_BT)[1])
 
-    found = []
+    parts = []
     for count in COUNTS.values():
-        of_part, of_orders = jax.random.split(jax.random.fold_in(key, count))
-        is_seen_BT = random_ranks(of_part, COMPARED, LENGTH) < count
-        seen_BT = hide_tokens(tokens_BT, is_seen_BT, MASK)
+        part_key, order_key = jax.random.split(jax.random.fold_in(key, count))
+        is_known_BT = random_ranks(part_key, COMPARED, LENGTH) < count
+        known_BT = hide_tokens(tokens_BT, is_known_BT, MASK)
 
-        def score_chain(key, is_seen_BT=is_seen_BT, count=count):
-            ranks_BT = random_ranks(key, COMPARED, LENGTH) + LENGTH * ~is_seen_BT
+        def score_chain(key, is_known_BT=is_known_BT, count=count):
+            ranks_BT = random_ranks(key, COMPARED, LENGTH) + LENGTH * ~is_known_BT
             order_BT = jnp.argsort(jnp.argsort(ranks_BT, 1), 1)
             return chain_conditionals(conditionals, tokens_BT, order_BT, count, MASK)
 
-        chains_OB = jax.lax.map(score_chain, jax.random.split(of_orders, ORDERS))
-        found.append((seen_BT, f(seen_BT) - f(jnp.full_like(seen_BT[:1], MASK)), chains_OB))
-    return found
+        chains_OB = jax.lax.map(score_chain, jax.random.split(order_key, ORDERS))
+        parts.append((known_BT, f(known_BT) - f(jnp.full_like(known_BT[:1], MASK)), chains_OB))
+    return parts
 
 
 def rank_correlations(
     chain_VV: np.ndarray, by_part: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]]
 ) -> list[float]:
-    """Returns the values of `any_order_marginals` of one seed, from what `_score_parts` gives."""
-    found = []
-    for each in by_part:
-        seen_BT, f_B, chains_OB = (np.array(x) for x in each)
+    """Returns the values of `any_order_marginals` for one seed.
+
+    by_part: as returned by `_score_parts`.
+    """
+    correlations = []
+    for part in by_part:
+        known_BT, f_B, chains_OB = (np.array(x) for x in part)
         f_B, chains_OB = np.float64(f_B), np.float64(chains_OB)
         mean_B = np.logaddexp.reduce(chains_OB, 0) - np.log(ORDERS)
-        exact_B = exact_marginals(np.float64(chain_VV), seen_BT)
-        found += [float(stats.spearmanr(f_B, other_B)[0]) for other_B in (mean_B, exact_B)]
-    return found
+        exact_B = exact_marginals(np.asarray(chain_VV, np.float64), known_BT)
+        correlations += [float(stats.spearmanr(f_B, other_B)[0]) for other_B in (mean_B, exact_B)]
+    return correlations

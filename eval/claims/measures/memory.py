@@ -1,4 +1,4 @@
-"""Memory of optimizers, counted from the shapes of their states: nothing is computed."""
+"""Memory of optimizers, counted from the shapes of their states without computing anything."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -22,15 +22,17 @@ MUON = {'optim.name': 'muon', 'optim.others': 'adamw'}
 
 
 class Size(NamedTuple):
-    """A model whose weights are counted."""
+    """A model size: config, changes by path, and vocabulary."""
 
     config: str
-    changes: Mapping[str, Any]
+    changes: dict[str, Any]
     vocab_size: int
 
 
 def _paper_size(width: int, layers: int, heads: int, hidden: int) -> Size:
-    """A model of arXiv:2506.16659 and its predecessors: as many key heads as heads."""
+    """Returns a model size of arXiv:2506.16659 and its predecessors; there are as many key heads as
+    heads.
+    """
     changes = {
         'model.d_model': width,
         'model.n_layers': layers,
@@ -51,7 +53,7 @@ PAPERS = {
 
 
 class Memory(NamedTuple):
-    """Bytes: of the weights, of an optimizer's state, and of that of hidden matrices."""
+    """Bytes of the weights, of an optimizer's state, and of its state for hidden matrices."""
 
     weights: int
     state: int
@@ -59,21 +61,21 @@ class Memory(NamedTuple):
 
 
 def count_memory(recipe: Recipe, vocab_size: int) -> Memory:
-    """Counts weights and optimizer state of a recipe, in the types in which they are stored."""
+    """Counts the bytes of weights and optimizer state of a recipe, in their stored dtypes."""
     learner = build_learner(recipe, vocab_size, 0, 'cpu')
-    described = learner.description
-    transform = build_optimizer(recipe, described, make_hyper(recipe))
-    boxed = jax.eval_shape(transform.init, described.shapes)
+    description = learner.description
+    transform = build_optimizer(recipe, description, make_hyper(recipe))
+    boxed = jax.eval_shape(transform.init, description.shapes)
     state = named_leaves(unbox_state(boxed))
     roles = {
         path: spec.role
         for path, spec in named_leaves(
-            state_specs(boxed, described.shapes, described.specs)
+            state_specs(boxed, description.shapes, description.specs)
         ).items()
     }
     hidden = {path: leaf for path, leaf in state.items() if roles[path] == 'hidden'}
     return Memory(
-        *(_count_bytes(leaves) for leaves in (named_leaves(described.shapes), state, hidden))
+        *(_count_bytes(leaves) for leaves in (named_leaves(description.shapes), state, hidden))
     )
 
 
@@ -81,8 +83,8 @@ def _count_bytes(leaves: Mapping[str, Any]) -> int:
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves.values())
 
 
-def optimizer_memory(size: Size, optimizers: Mapping[str, str]) -> Memory:
-    """Returns the memory of a model of a size with other optimizers."""
+def optimizer_memory(size: Size, optimizers: dict[str, str]) -> Memory:
+    """Returns the memory of a model size with other optimizers, given as changes of the config."""
     return count_memory(lab.read_recipe(size.changes | optimizers, size.config), size.vocab_size)
 
 
@@ -93,11 +95,11 @@ def optimizer_memory(size: Size, optimizers: Mapping[str, str]) -> Memory:
     trains=False,
 )
 def memory_of_optimizers() -> Iterator[float]:
-    """Returns the memory of optimizers over that of AdamW.
+    """Yields the memory of optimizers over the memory of AdamW.
 
-    With SCALE: weights and state together, as arXiv:2506.16659 counts them, of its four models and
-    of ours. With Lion (arXiv:2302.06675): the state. With Muon (arXiv:2502.16982): the state of
-    hidden matrices, as AdamW has the others.
+    SCALE: weights and state together, as arXiv:2506.16659 counts them, for its four models and for
+    ours. Lion (arXiv:2302.06675): the state. Muon (arXiv:2502.16982): the state of hidden matrices,
+    as AdamW updates the others.
     """
     adam = {name: optimizer_memory(size, ADAM) for name, size in (OURS | PAPERS).items()}
     for name, size in (OURS | PAPERS).items():

@@ -1,4 +1,4 @@
-"""Networks of which the norms alone are trained, as many of their weights, or all."""
+"""Networks of which only the norms are trained, or as many of the weights."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -26,19 +26,20 @@ Params = dict[str, Any]  # kernels, gains and biases of hidden layers, and a rea
 
 @measure('gain_of_norms_over_weights', 'share_of_gains_near_0')
 def norms_alone() -> Iterator[np.ndarray]:
-    """Returns the accuracy of networks that are trained in part, and how many gains go to 0.
+    """Yields the gain in accuracy of training norms over training weights, and the share of small
+    gains.
 
-    HIDDEN layers of WIDTH have BatchNorm and ReLU, gains from U(0, 1) and biases of 0; `norms`
-    trains these, `weights` two weights of every unit, drawn once, which are as many, each at the
-    rate of RATES at which its mean over the SEEDS is best. Accuracies are shares of held-out
+    HIDDEN layers of WIDTH have BatchNorm and ReLU, gains from U(0, 1) and biases of 0. `norms`
+    trains gains and biases; `weights` trains two random weights of every unit, which are as many.
+    Each has the rate of RATES with the best mean over SEEDS. Accuracies are shares of held-out
     inputs, normalized as one batch (arXiv:2003.00152).
     """
-    right, near_0 = {}, {}
+    accuracy, near_0 = {}, {}
     for part in PARTS:
-        right_SR, near_0_SR = train_part(part)
-        best = lab.best_rate_index(right_SR)
-        right[part], near_0[part] = right_SR[:, best], near_0_SR[:, best]
-    yield right['norms'] - right['weights']
+        accuracy_SR, near_0_SR = train_part(part)
+        best = lab.best_rate_index(accuracy_SR)
+        accuracy[part], near_0[part] = accuracy_SR[:, best], near_0_SR[:, best]
+    yield accuracy['norms'] - accuracy['weights']
     yield near_0['norms']
 
 
@@ -47,20 +48,24 @@ def train_part(part: str) -> tuple[np.ndarray, np.ndarray]:
     steps = PASSES * TASK.n_train // BATCH
 
     def prepare(seed):
-        of_data, of_start, of_mask, of_rows = jax.random.split(jax.random.key(seed), 4)
-        rows, params = lab.draw_rows(of_data, TASK), init_params(of_start)
-        mask = build_mask(part, params, of_mask)
+        data_key, start_key, mask_key, row_key = jax.random.split(jax.random.key(seed), 4)
+        rows, params = lab.draw_rows(data_key, TASK), init_params(start_key)
+        mask = build_mask(part, params, mask_key)
 
-        def loss(params, at_B):
-            return jnp.mean(cross_entropies(normed_logits(params, rows.x[at_B]), rows.labels[at_B]))
+        def loss(params, index_B):
+            return jnp.mean(
+                cross_entropies(normed_logits(params, rows.x[index_B]), rows.labels[index_B])
+            )
 
         def run(rate):
-            masked = optax.stateless(lambda updates, _: jax.tree.map(jnp.multiply, mask, updates))
-            optimizer = optax.chain(lab.cosine_adam(rate, steps), masked)
-            batches = lab.draw_batches(of_rows, steps, BATCH, TASK.n_train)
-            found = lab.train(loss, params, optimizer, batches).params
-            right = lab.accuracy(normed_logits(found, rows.held_out), rows.held_out_labels)
-            return right, jnp.mean(jnp.abs(found['gains']) < LEAST_GAIN)
+            mask_updates = optax.stateless(
+                lambda updates, _: jax.tree.map(jnp.multiply, mask, updates)
+            )
+            optimizer = optax.chain(lab.cosine_adam(rate, steps), mask_updates)
+            batches = lab.draw_batches(row_key, steps, BATCH, TASK.n_train)
+            trained = lab.train(loss, params, optimizer, batches).params
+            accuracy = lab.accuracy(normed_logits(trained, rows.held_out), rows.held_out_labels)
+            return accuracy, jnp.mean(jnp.abs(trained['gains']) < LEAST_GAIN)
 
         return run
 
@@ -68,32 +73,40 @@ def train_part(part: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def init_params(key: jax.Array) -> Params:
-    """Returns the parameters of a network."""
-    of_matrices, of_gains = jax.random.split(key)
-    *kernels, readout = lab.he_matrices(of_matrices, (TASK.inputs, *[WIDTH] * HIDDEN, TASK.classes))
-    gains = jax.random.uniform(of_gains, (HIDDEN, WIDTH))
+    """Draws the parameters of a network."""
+    matrix_key, gain_key = jax.random.split(key)
+    *kernels, readout = lab.he_matrices(matrix_key, (TASK.inputs, *[WIDTH] * HIDDEN, TASK.classes))
+    gains = jax.random.uniform(gain_key, (HIDDEN, WIDTH))
     biases = jnp.zeros((HIDDEN, WIDTH))
     return {'kernels': kernels, 'gains': gains, 'biases': biases, 'readout': readout}
 
 
 def build_mask(part: str, params: Params, key: jax.Array) -> Params:
-    """Returns 1 where a parameter is trained and 0 elsewhere, in the shapes of the parameters."""
+    """Returns a tree like the parameters, 1 where a parameter is trained and 0 elsewhere.
+
+    Args:
+      part: 'norms' or 'weights'.
+      params: parameters of the network.
+      key: selects the weights.
+    """
     ones, zeros = (jax.tree.map(make, params) for make in (jnp.ones_like, jnp.zeros_like))
     if part == 'norms':
         return zeros | {'gains': ones['gains'], 'biases': ones['biases']}
     keys = jax.random.split(key, HIDDEN)
-    each = zip(keys, params['kernels'], strict=True)
-    return zeros | {'kernels': [two_per_unit_mask(one, kernel.shape) for one, kernel in each]}
+    kernels = zip(keys, params['kernels'], strict=True)
+    return zeros | {
+        'kernels': [two_per_unit_mask(kernel_key, kernel.shape) for kernel_key, kernel in kernels]
+    }
 
 
 def two_per_unit_mask(key: jax.Array, shape: tuple[int, int]) -> jax.Array:
-    """Returns a mask [I, O] of zeros and two ones in every column."""
+    """Returns a mask [I, O] of zeros with two random ones in every column."""
     ranks_IO = jnp.argsort(jnp.argsort(jax.random.uniform(key, shape), 0), 0)
     return jnp.float32(ranks_IO < 2)
 
 
 def normed_logits(params: Params, x: jax.Array) -> jax.Array:
-    """Returns the logits of inputs that are one batch."""
+    """Returns the logits of inputs that are normalized as one batch."""
     hidden = zip(params['kernels'], params['gains'], params['biases'], strict=True)
     for kernel, gain, bias in hidden:
         x = x @ kernel

@@ -1,4 +1,4 @@
-"""Steps that gradient descent of logistic regression takes to separate points."""
+"""Steps of gradient descent for logistic regression until points are separated."""
 
 import functools
 from collections.abc import Iterator
@@ -24,16 +24,21 @@ POSITIVES = {'balanced': POINTS // 2, 'imbalanced': POINTS // 50}
 
 
 class Descent(NamedTuple):
-    """The steps until every margin is positive, and the largest of the losses before each."""
+    """The steps until every margin is positive, and the largest loss before any of them."""
 
     steps: int
     largest_loss: float
 
 
 def descend_until_separated(points: np.ndarray, descent: str, lr: float) -> Descent:
-    """Runs gradient descent from 0 on points y_i a_i [n, d] until each margin y_i a_i . theta > 0.
+    """Runs gradient descent from 0 on points y_i a_i until each margin y_i a_i . theta > 0.
 
     The loss is the mean of log(1 + exp(-margin)). Raises ValueError after MOST_STEPS.
+
+    Args:
+      points: y_i a_i, [n, d].
+      descent: key of DESCENTS.
+      lr: learning rate.
     """
     with jax.enable_x64(True):  # with a large rate margins are far apart
         steps, largest = jax.device_get(_descend(jnp.asarray(points), descent, lr))
@@ -70,17 +75,17 @@ def _descend(points: jax.Array, descent: str, lr: Any) -> tuple[Any, Any]:
 
 
 def build_disagreeing_points(n: int) -> np.ndarray:
-    """Returns n points (m, s) of length 1 and m = MARGIN, the last one with -s."""
+    """Returns n points (m, s) of length 1 with m = MARGIN; the last point has -s."""
     points = np.full((n, 2), [MARGIN, np.sqrt(1 - MARGIN**2)])
     points[-1, 1] *= -1
     return points
 
 
 def draw_points(positives: int, seed: int) -> np.ndarray:
-    """Returns POINTS points of coordinates in [0, 1], as pixels have them, times their labels.
+    """Draws POINTS points with coordinates in [0, 1], as pixels have, times their labels.
 
-    They are those of a larger draw whose distance to a random hyperplane is at least LEAST_MARGIN;
-    it lies where the given number of them is positive.
+    They are the points of a larger draw with a distance of at least LEAST_MARGIN to a random
+    hyperplane, which is shifted such that the requested number of them is positive.
     """
     rng = np.random.default_rng(seed)
     normal = rng.standard_normal(DIMENSIONS)
@@ -89,9 +94,9 @@ def draw_points(positives: int, seed: int) -> np.ndarray:
     along = x @ normal
     along -= np.quantile(along, 1 - positives / POINTS)
     above, below = np.flatnonzero(along > LEAST_MARGIN), np.flatnonzero(along < -LEAST_MARGIN)
-    kept = np.concatenate([above[:positives], below[: POINTS - positives]])
-    with_bias = np.concatenate([x[kept], np.ones((len(kept), 1))], 1)
-    return np.sign(along[kept])[:, None] * with_bias
+    selected = np.concatenate([above[:positives], below[: POINTS - positives]])
+    with_bias = np.concatenate([x[selected], np.ones((len(selected), 1))], 1)
+    return np.sign(along[selected])[:, None] * with_bias
 
 
 @measure(
@@ -101,12 +106,13 @@ def draw_points(positives: int, seed: int) -> np.ndarray:
     *(f'normalized_over_plain_steps_of_{kind}_points' for kind in POSITIVES),
 )
 def steps_to_separate() -> Iterator[float | list[float]]:
-    """Returns how soon plain and normalized gradient descent separate points (arXiv:2412.08424).
+    """Yields the steps in which plain and normalized gradient descent separate points
+    (arXiv:2412.08424).
 
-    Where one point disagrees: the slope of log steps over log number of points at the rate LARGE.
-    Of drawn points, over SEEDS: the steps of plain descent
-    at LARGE over those at SMALL; its largest loss at each, over that at 0; the steps of normalized
-    descent at LARGE over those of plain, with as many points on both sides and with few on one.
+    With one disagreeing point: the slope of log steps over log number of points at the rate LARGE.
+    With random points, over SEEDS: the steps of plain descent at LARGE over those at SMALL; its
+    largest loss at each rate over the loss at 0; the steps of normalized descent at LARGE over
+    those of plain descent, with as many points on both sides and with few on one side.
     """
     for descent in DESCENTS:
         steps = [
@@ -122,12 +128,14 @@ def steps_to_separate() -> Iterator[float | list[float]]:
         ]
 
     def ratios(descents, baselines):
-        return [one.steps / other.steps for one, other in zip(descents, baselines, strict=True)]
+        return [
+            run.steps / baseline.steps for run, baseline in zip(descents, baselines, strict=True)
+        ]
 
     slow, fast = (run_seeds('balanced', 'plain', lr) for lr in (SMALL, LARGE))
     yield ratios(fast, slow)
-    for each in (slow, fast):
-        yield [one.largest_loss / np.log(2) for one in each]
+    for runs in (slow, fast):
+        yield [run.largest_loss / np.log(2) for run in runs]
     for kind, plain in (
         ('balanced', fast),
         ('imbalanced', run_seeds('imbalanced', 'plain', LARGE)),

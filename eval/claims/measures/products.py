@@ -1,4 +1,4 @@
-"""Noise of the gradient of a matrix that is made of some of the tokens."""
+"""Noise of the gradient of a matrix that is computed from a sample of the tokens."""
 
 from collections.abc import Iterator
 
@@ -23,12 +23,12 @@ SHARE, DRAWS, SEEDS = 0.3, 400, 10
     trains=False,
 )
 def sampled_products() -> Iterator[list[float]]:
-    """Returns the error of X^T G from SHARE of the rows, winner-take-all over plain sampling.
+    """Yields the error of X^T G from SHARE of the rows, winner-take-all over plain sampling.
 
-    Mean squared errors over DRAWS, of rows drawn by their sizes (arXiv:2305.15265): with the
-    largest kept for sure, over all of them drawn, whose error is
-    (sum |x_i| sum |x_i| |g_i|^2 - |X^T G|^2) / K for K rows. The error on average, squared, over
-    its variance is `bias`; 1 / DRAWS is what chance leaves. SEEDS matrices each.
+    Mean squared errors over DRAWS, with rows drawn by their sizes (arXiv:2305.15265): with the
+    largest rows always included, over drawing all of them. The error of plain sampling is (sum
+    |x_i| sum |x_i| |g_i|^2 - |X^T G|^2) / K for K rows. `bias` is the squared mean error over its
+    variance; 1 / DRAWS is expected by chance. SEEDS matrices each.
     """
     for spread in SPREADS.values():
         errors = [_measure_errors(spread, seed) for seed in range(SEEDS)]
@@ -37,21 +37,23 @@ def sampled_products() -> Iterator[list[float]]:
 
 
 def _measure_errors(spread: float, seed: int) -> tuple[float, float, float]:
-    """Mean squared errors of both, and the share of the first that is bias."""
+    """Returns the mean squared errors of both, and the share of bias in the first."""
     rng = np.random.default_rng(seed)
     sizes = np.exp(spread * rng.standard_normal((TOKENS, 1)))
     x = sizes * rng.standard_normal((TOKENS, WIDE)) / np.sqrt(WIDE)
     g = rng.standard_normal((TOKENS, NARROW)) / np.sqrt(NARROW)
-    kept, whole = int(SHARE * TOKENS), x.T @ g
+    n_rows, exact = int(SHARE * TOKENS), x.T @ g
     norms = np.linalg.norm(x, axis=1)
 
-    def draw(key):
-        places, weights = sample_indices(key, jnp.asarray(norms, jnp.float32), kept)
-        rows = jnp.asarray(x, jnp.float32)[places] * weights[:, None]
-        return rows.T @ jnp.asarray(g, jnp.float32)[places]
+    def estimate_product(key):
+        indices, weights = sample_indices(key, jnp.asarray(norms, jnp.float32), n_rows)
+        rows = jnp.asarray(x, jnp.float32)[indices] * weights[:, None]
+        return rows.T @ jnp.asarray(g, jnp.float32)[indices]
 
-    drawn = np.float64(jax.lax.map(draw, jax.random.split(jax.random.key(seed), DRAWS)))
-    error = float(np.mean(np.sum((drawn - whole) ** 2, (1, 2))))
-    bias = float(np.sum((drawn.mean(0) - whole) ** 2)) / error
-    plain = float(norms.sum() * np.sum(norms * np.sum(g**2, 1)) - np.sum(whole**2)) / kept
+    estimates = np.float64(
+        jax.lax.map(estimate_product, jax.random.split(jax.random.key(seed), DRAWS))
+    )
+    error = float(np.mean(np.sum((estimates - exact) ** 2, (1, 2))))
+    bias = float(np.sum((estimates.mean(0) - exact) ** 2)) / error
+    plain = float(norms.sum() * np.sum(norms * np.sum(g**2, 1)) - np.sum(exact**2)) / n_rows
     return error, plain, bias

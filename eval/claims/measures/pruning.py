@@ -1,4 +1,4 @@
-"""A model of two languages that is pruned by half for one of them."""
+"""A model of two languages, pruned by half for one of them."""
 
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -26,20 +26,21 @@ class Texts(NamedTuple):
 
     @classmethod
     def draw(cls, chains: np.ndarray, rng: np.random.Generator) -> 'Texts':
-        """Draws ROWS of each."""
+        """Draws ROWS rows of each."""
         return cls(*(draw_text(chains, ROWS, rng, shares) for shares in (GENERAL, DOMAIN, BOTH)))
 
 
 @measure(*(f'mean_added_by_dual_less_{rival}' for rival in RIVALS))
 def pruned_for_a_domain() -> Iterator[np.ndarray]:
-    """Returns the losses that pruning by half with a dual score adds less those by RIVALS, in nats
-    a token, the mean of two texts.
+    """Yields the loss added by pruning half with a dual score, minus the loss added with each of
+    RIVALS.
 
-    A tiny model learns two chains, the general text and the domain. SHARE of the weights of each
-    matrix of its blocks, of Wanda of each output, are removed: those that score least. Wanda and
-    `taylor` read the domain, `obs` the general text, and the dual scores both (arXiv:2405.06275),
-    in each seed with that of STRENGTHS with which the text that it reads loses least. Losses are
-    those on other rows. Over SEEDS.
+    Losses are in nats per token, mean of two texts. A tiny model learns two chains, the general
+    text and the domain. SHARE of the weights of each matrix of its blocks (for Wanda: of each
+    output) are removed, those with the lowest scores. Wanda and `taylor` read the domain, `obs` the
+    general text, and the dual scores both (arXiv:2405.06275); it has, in each seed, the strength of
+    STRENGTHS with the lowest loss on the text that it reads. Losses are measured on other rows.
+    Over SEEDS.
     """
     tiny = TinyModel({})
     reader = ScoreReader(tiny.learner, ROWS)
@@ -48,21 +49,24 @@ def pruned_for_a_domain() -> Iterator[np.ndarray]:
 
 
 def _added_losses(tiny: TinyModel, reader: ScoreReader, seed: int) -> list[float]:
-    """Returns what each of RIVALS, and the dual, adds to the loss."""
+    """Returns the loss that each of RIVALS, and the dual, adds."""
     rng = np.random.default_rng(seed)
     chains = draw_chains(rng)
     state = tiny.train(tiny.init(seed), chains, STAGES, rng, BOTH)
-    read, held_out = Texts.draw(chains, rng), Texts.draw(chains, rng)
+    calibration, held_out = Texts.draw(chains, rng), Texts.draw(chains, rng)
 
     def losses(params, texts):
         return np.array(
             [tiny.compute_loss(params, state, rows) for rows in (texts.general, texts.domain)]
         )
 
-    rows = {'obs': read.general}
-    rivals = [_prune(reader, state, rival, rows.get(rival, read.domain)) for rival in RIVALS]
-    duals = [_prune(reader, state, 'dual', read.domain, read, strength) for strength in STRENGTHS]
-    dual = min(duals, key=lambda params: losses(params, read).mean())
+    rows = {'obs': calibration.general}
+    rivals = [_prune(reader, state, rival, rows.get(rival, calibration.domain)) for rival in RIVALS]
+    duals = [
+        _prune(reader, state, 'dual', calibration.domain, calibration, strength)
+        for strength in STRENGTHS
+    ]
+    dual = min(duals, key=lambda params: losses(params, calibration).mean())
     before = losses(named_params(state), held_out)
     return [(losses(params, held_out) - before).mean() for params in (*rivals, dual)]
 
@@ -75,9 +79,12 @@ def _prune(
     texts: Texts | None = None,
     strength: float = STRENGTH,
 ) -> Mapping[str, np.ndarray]:
-    """Returns the parameters without SHARE of them. read: for a score that reads two texts."""
-    asked = Pruning('unimportant', SHARE, score, strength=strength)
+    """Returns the parameters without SHARE of the weights.
+
+    texts: given for a score that reads two texts.
+    """
+    pruning = Pruning('unimportant', SHARE, score, strength=strength)
     general_BT = texts and texts.general[:, :-1]
-    scores = reader.compute_scores(state.weights, asked, rows_BT[:, :-1], general_BT)
-    rng = np.random.default_rng(asked.seed)
-    return remove_weights(reader.specs, named_params(state), scores, asked, rng).params
+    scores = reader.compute_scores(state.weights, pruning, rows_BT[:, :-1], general_BT)
+    rng = np.random.default_rng(pruning.seed)
+    return remove_weights(reader.specs, named_params(state), scores, pruning, rng).params

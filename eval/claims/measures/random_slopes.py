@@ -1,4 +1,4 @@
-"""Binary classifiers whose loss is another calibrated one in every step, by random slopes."""
+"""Binary classifiers trained by random slopes: a different calibrated loss in every step."""
 
 from collections.abc import Iterator
 
@@ -20,11 +20,11 @@ SEEDS = 10
 
 @measure('gain_of_random_slopes')
 def binary_accuracy() -> Iterator[np.ndarray]:
-    """Returns the accuracy of classifiers by random slopes less that by the logistic loss.
+    """Yields the accuracy of classifiers by random slopes minus that by the logistic loss.
 
-    Both are shares of held-out inputs, of networks of two hidden layers of WIDTH after EPOCHS, with
-    one start and order of batches, each at the rate of RATES at which its mean over the SEEDS is
-    best (arXiv:2409.00908).
+    Both are shares of held-out inputs, for networks of two hidden layers of WIDTH after EPOCHS,
+    with the same initial weights and order of batches, each at the rate of RATES with the best mean
+    over SEEDS (arXiv:2409.00908).
     """
     by_random_SR, by_logistic_SR = (
         train_slopes(slopes)
@@ -42,9 +42,15 @@ def logistic_slopes(margins_B: jax.Array) -> jax.Array:
 def random_slopes(key: jax.Array, margins_B: jax.Array, power: jax.Array) -> jax.Array:
     """Returns slopes of a random convex calibrated loss at margins_B, [B].
 
-    Slopes of size min(r, 1), r = (1 + power z)^(1 / power) with z ~ N(0, 1), e^z for a power of 0,
-    are given to the margins in order, the steepest to the least; beyond a margin of 1 they are
-    divided by it. All are LEAST_SLOPE steeper. As in https://github.com/statmlben/ensLoss.
+    Sizes are min(r, 1) with r = (1 + power z)^(1 / power), z ~ N(0, 1), or e^z for a power of 0.
+    The margins get them in order, the smallest margin the steepest slope. Beyond a margin of 1 a
+    slope is divided by the margin. LEAST_SLOPE is added to the size of all. As in
+    https://github.com/statmlben/ensLoss.
+
+    Args:
+      key: random key.
+      margins_B: margins of the rows.
+      power: exponent of the family of losses.
     """
     z_B = jax.random.normal(key, margins_B.shape)
     base_B = 1 + power * z_B
@@ -57,30 +63,30 @@ def random_slopes(key: jax.Array, margins_B: jax.Array, power: jax.Array) -> jax
 
 
 def train_slopes(slopes) -> np.ndarray:
-    """Returns the accuracy [seed, rate] by slopes(key, margins_B, power)."""
+    """Returns the accuracy [seed, rate] of training by slopes(key, margins_B, power)."""
     steps = EPOCHS * TASK.n_train // BATCH
 
     def prepare(key):
-        of_data, of_start, of_training = jax.random.split(key, 3)
-        x, cluster_M = lab.draw_clusters(KeyedRng(jax.random.split(of_data, 3)), TASK)
+        data_key, start_key, training_key = jax.random.split(key, 3)
+        x, cluster_M = lab.draw_clusters(KeyedRng(jax.random.split(data_key, 3)), TASK)
         signs = 2.0 * (cluster_M % 2) - 1
-        start = lab.he_matrices(of_start, (TASK.inputs, WIDTH, WIDTH, 1))
+        start = lab.he_matrices(start_key, (TASK.inputs, WIDTH, WIDTH, 1))
 
         def loss(params, batch):
             step, key = batch
-            of_rows, of_slopes = jax.random.split(key)
+            row_key, slope_key = jax.random.split(key)
             period = step // (PERIOD * TASK.n_train // BATCH)
-            of_power = jax.random.fold_in(of_training, period)
-            power = jax.random.uniform(of_power, minval=-1.0, maxval=1.0)
+            power_key = jax.random.fold_in(training_key, period)
+            power = jax.random.uniform(power_key, minval=-1.0, maxval=1.0)
             power = jnp.where(period > 0, power, 0.0)
-            rows = jax.random.randint(of_rows, (BATCH,), 0, TASK.n_train)
+            rows = jax.random.randint(row_key, (BATCH,), 0, TASK.n_train)
             margins_B = signs[rows] * lab.logits(params, x[rows])[:, 0]
             fixed_B = jax.lax.stop_gradient(margins_B)
-            return jnp.mean(slopes(of_slopes, fixed_B, power) * margins_B)
+            return jnp.mean(slopes(slope_key, fixed_B, power) * margins_B)
 
         def run(rate):
             falling = optax.sgd(optax.cosine_decay_schedule(1.0, steps), MOMENTUM)
-            batches = jnp.arange(steps), jax.random.split(of_training, steps)
+            batches = jnp.arange(steps), jax.random.split(training_key, steps)
             optimizer = optax.chain(falling, optax.scale(rate))
             params = lab.train(loss, start, optimizer, batches).params
             held_out_M = lab.logits(params, x[TASK.n_train :])[:, 0]

@@ -1,4 +1,4 @@
-"""Noise of the gradient where rows of text are drawn by what is known of them."""
+"""Noise of the gradient if rows of text are drawn by their difficulty."""
 
 import functools
 from collections.abc import Iterable
@@ -19,21 +19,21 @@ ROWS, SEEDS = 128, 5
 
 @measure(*(f'variance_by_el2n_after_{steps}' for steps in STATES))
 def sampled_rows() -> Iterable[Iterable[float]]:
-    """Returns the variance of the gradient of a row drawn by a chance p_i of its own, over that of
-    a row drawn evenly.
+    """Yields the variance of the gradient of a row drawn with probability p_i, over that of uniform
+    draws.
 
-    The estimate is g_i / (N p_i), whose mean is that of all N rows whatever p is, and whose
-    variance is sum |g_i|^2 / p_i / N^2 - |mean g|^2: nothing is drawn here. p is in proportion to
-    the mean of |softmax - onehot| over the row, the proxy of arXiv:2302.14772 as the suite
-    `influence` has it. The model is that of configs/studies/small.py after STATES steps on its own
-    text, the rows are ROWS of that.
+    The estimate is g_i / (N p_i); its mean is the gradient of all N rows whatever p is, its
+    variance is sum |g_i|^2 / p_i / N^2 - |mean g|^2, so nothing needs to be drawn here. p is
+    proportional to the mean of |softmax - onehot| over the row, the proxy of arXiv:2302.14772 as in
+    the suite `influence`. The model of configs/studies/small.py is evaluated after STATES steps on
+    its own text, on ROWS rows of it.
     """
     return zip(*(_variance_ratios(seed) for seed in range(SEEDS)), strict=True)
 
 
 @functools.cache
 def _build_programs():
-    """The recipe, its text, and the programs, which all seeds share."""
+    """Returns the recipe, its text, and the compiled programs, which all seeds share."""
     recipe = lab.read_recipe({'train.steps': STATES[-1], 'model.scan_layers': True})
     dataset = data.open_dataset(recipe.data, say=lambda line: None)
     tokenizer = dataset.tokenizer
@@ -46,25 +46,28 @@ def _build_programs():
 
 
 def _variance_ratios(seed: int) -> list[float]:
-    recipe, dataset, init, train, seen = _build_programs()
-    state, found = init(jax.random.key(seed)), []
-    chosen = np.random.default_rng(seed).choice(len(dataset.train), ROWS, replace=False)
-    rows = _stack_rows([dataset.train[int(i)] for i in chosen])
-    for done in range(0, STATES[-1], EVERY):
-        steps, size = range(done, done + EVERY), recipe.data.batch_size
+    recipe, dataset, init, train, row_norms = _build_programs()
+    state, ratios = init(jax.random.key(seed)), []
+    row_ids = np.random.default_rng(seed).choice(len(dataset.train), ROWS, replace=False)
+    rows = _stack_rows([dataset.train[int(i)] for i in row_ids])
+    for start in range(0, STATES[-1], EVERY):
+        steps, size = range(start, start + EVERY), recipe.data.batch_size
         batches = [data.batch_at(dataset.train, i, batch_size=size, seed=seed) for i in steps]
         state = train(state, _stack_rows(batches))
-        if done + EVERY in STATES:
-            norms, chances, mean_square = jax.device_get(seen(state.weights, rows))
-            found.append(_variance_ratio(norms, chances, mean_square))
-    return found
+        if start + EVERY in STATES:
+            norms, chances, mean_square = jax.device_get(row_norms(state.weights, rows))
+            ratios.append(_variance_ratio(norms, chances, mean_square))
+    return ratios
 
 
 def _variance_ratio(norms: np.ndarray, chances: np.ndarray, mean_square: float) -> float:
-    """The variance by chances over that by equal ones. mean_square: |mean g|^2."""
+    """Returns the variance with these chances over that of uniform draws.
+
+    mean_square: |mean g|^2.
+    """
     squares, p = np.float64(norms) ** 2, chances / np.sum(chances, dtype=np.float64)
-    drawn, even = np.sum(squares / p) / len(p) ** 2, np.mean(squares)
-    return float((drawn - mean_square) / (even - mean_square))
+    sampled, uniform = np.sum(squares / p) / len(p) ** 2, np.mean(squares)
+    return float((sampled - mean_square) / (uniform - mean_square))
 
 
 def _stack_rows(rows: list[dict]) -> dict[str, np.ndarray]:
@@ -72,12 +75,12 @@ def _stack_rows(rows: list[dict]) -> dict[str, np.ndarray]:
 
 
 def _row_norms(learner, weights, rows):
-    """|gradient| and el2n of each row [N], and |mean gradient|^2."""
+    """Returns |gradient| and el2n of each row [N], and |mean gradient|^2."""
 
     def add(total, row):
-        gradient, seen = compute_document_gradients(learner, weights, row)
+        gradient, statistics = compute_document_gradients(learner, weights, row)
         square = sum(jnp.vdot(x, x) for x in jax.tree.leaves(gradient))
-        return jax.tree.map(jnp.add, total, gradient), (jnp.sqrt(square), seen['el2n'])
+        return jax.tree.map(jnp.add, total, gradient), (jnp.sqrt(square), statistics['el2n'])
 
     total, (norms, chances) = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, weights.params), rows)
     square = sum(jnp.vdot(x, x) for x in jax.tree.leaves(total))

@@ -1,7 +1,7 @@
-"""The table of measures: what each module here has, by the names of the functions.
+"""The table of measures: those of every module here, by the names of their functions.
 
-A measure is a function without arguments under `eval.claims.lab.measure`; its docstring says what
-is computed, and of whom.
+A measure is a function without arguments, decorated by `eval.claims.lab.measure`; its docstring
+states the quantities and their source.
 """
 
 import importlib
@@ -11,13 +11,13 @@ from eval.claims import measures
 from eval.claims.lab import Measure
 
 MODULES = [
-    importlib.import_module(one.name)
-    for one in pkgutil.iter_modules(measures.__path__, f'{measures.__name__}.')
-    if not one.name.endswith(('.__main__', '.rows'))
+    importlib.import_module(module_info.name)
+    for module_info in pkgutil.iter_modules(measures.__path__, f'{measures.__name__}.')
+    if not module_info.name.endswith(('.__main__', '.rows'))
 ]
 MEASURES = {
-    name: one
+    name: member
     for module in MODULES
-    for name, one in vars(module).items()
-    if isinstance(one, Measure)
+    for name, member in vars(module).items()
+    if isinstance(member, Measure)
 }

@@ -42,10 +42,10 @@ DECAYED = CHEAP | {
 
 
 def draw_text(key: jax.Array) -> Batch:
-    """Draws ROWS of a Markov chain: behind token t, MULTIPLIER t plus one of CHOICES."""
-    of_first, of_rest = jax.random.split(key)
-    first_B = jax.random.randint(of_first, (ROWS,), 0, VOCAB - 1)
-    steps_TB = jax.random.randint(of_rest, (LENGTH, ROWS), 0, CHOICES)
+    """Draws ROWS of a Markov chain: token t is followed by MULTIPLIER t plus one of CHOICES."""
+    first_key, rest_key = jax.random.split(key)
+    first_B = jax.random.randint(first_key, (ROWS,), 0, VOCAB - 1)
+    steps_TB = jax.random.randint(rest_key, (LENGTH, ROWS), 0, CHOICES)
 
     def follow(token_B, step_B):
         return (MULTIPLIER * token_B + step_B) % (VOCAB - 1), token_B
@@ -56,7 +56,7 @@ def draw_text(key: jax.Array) -> Batch:
 
 
 def hidden_matrices(params: Any, specs: Any) -> dict[str, jax.Array]:
-    """Returns the hidden matrices [..., I, O] of parameters, by name."""
+    """Returns the hidden matrices [..., I, O] of a parameter tree, by name."""
     kinds = named_leaves(specs)
     return {
         name: as_matrices(kinds[name], x)
@@ -67,101 +67,115 @@ def hidden_matrices(params: Any, specs: Any) -> dict[str, jax.Array]:
 
 @measure(*(f'{which}_norm_over_gamma' for which in ('mean', 'largest', 'least')))
 def reparametrised_norms() -> Iterator[np.ndarray]:
-    """Returns the largest singular values of used matrices under sigmaReparam over their gammas.
+    """Yields the largest singular values of used matrices under sigmaReparam over their gammas.
 
-    W_used = gamma W / sigma(W), sigma by one power iteration a step (arXiv:2303.06296): mean,
-    largest and least over all hidden matrices and the steps of a short training, over SEEDS.
+    W_used = gamma W / sigma(W), with sigma from one power iteration a step (arXiv:2303.06296):
+    mean, largest and least over all hidden matrices and the steps of a short training, over SEEDS.
     """
     ratios_SN = sigma_over_gamma(
         resize_recipe(lab.read_recipe(SIGMA), 'width', SIGMA_WIDTH), SIGMA_STEPS
     )
-    yield from (of(ratios_SN, 1) for of in (np.mean, np.max, np.min))
+    yield from (reduce(ratios_SN, 1) for reduce in (np.mean, np.max, np.min))
 
 
 def sigma_over_gamma(recipe: Recipe, steps: int, seeds: Sequence[int] = range(SEEDS)) -> np.ndarray:
-    """Returns the ratios of all seeds [S, N], of the weights that each step behind the first uses,
-    by a full decomposition.
+    """Returns the ratios of used matrices by a full decomposition, [S, N].
+
+    Args:
+      recipe: model and training.
+      steps: number of steps; every step after the first has its ratios.
+      seeds: S seeds.
     """
     learner = build_learner(recipe, VOCAB, BOS, jax.default_backend())
-    train_step, hyper, described = make_train_step(learner), make_hyper(recipe), learner.description
+    train_step, hyper, description = (
+        make_train_step(learner),
+        make_hyper(recipe),
+        learner.description,
+    )
 
     def compute_ratios(state: State) -> jax.Array:
-        used, _ = described.reparam.apply(state.params, state.reparam, True)
+        used, _ = description.reparam.apply(state.params, state.reparam, True)
         stored = named_leaves(state.params)
-        matrices = hidden_matrices(used, described.used_specs)
+        matrices = hidden_matrices(used, description.used_specs)
         sigmas = {n: jnp.linalg.svd(x, compute_uv=False)[..., 0] for n, x in matrices.items()}
         return jnp.stack([jnp.ravel(x / stored[f'{n}/gain']) for n, x in sigmas.items()])
 
     def run_seed(seed):
-        of_start, of_text = jax.random.split(jax.random.key(seed))
+        start_key, text_key = jax.random.split(jax.random.key(seed))
 
         def update(state, number):
-            state, _ = train_step(state, draw_text(jax.random.fold_in(of_text, number)), hyper)
+            state, _ = train_step(state, draw_text(jax.random.fold_in(text_key, number)), hyper)
             return state, compute_ratios(state)
 
-        _, seen = jax.lax.scan(update, init_state(learner, hyper, of_start), jnp.arange(steps))
-        return jnp.ravel(seen)
+        _, ratios = jax.lax.scan(update, init_state(learner, hyper, start_key), jnp.arange(steps))
+        return jnp.ravel(ratios)
 
     return lab.map_seeds(run_seed, jnp.array(seeds))
 
 
 @measure(*(f'slope_over_width_of_{rule}' for rule in RULES), 'slope_over_rate_over_decay')
 def decayed_norms() -> Iterator[np.ndarray]:
-    """Returns slopes of log singular value in steady state, by rule of weight decay.
+    """Yields slopes of the log singular value in steady state, by rule of weight decay.
 
-    The largest singular value of each hidden matrix behind DECAY_TIMES times the steps in which
-    decay takes it off, mean of the logs over matrices. Over log width, with Adam's rate falling as
-    1 / width (`mup`) and decay by rule; and at one width over log rate / decay, whose product
-    stays. Expected from s ~ sqrt(rate / decay) width^0.75 (arXiv:2510.15262): 1/4 with `constant`,
-    0 with `sqrt_width`, -1/4 with `linear_width`; and 1/2. Over SEEDS.
+    The value is the largest singular value of each hidden matrix after DECAY_TIMES the decay time,
+    mean of the logs over matrices. Slopes are over log width, with Adam's rate falling as 1 / width
+    (`mup`) and decay by rule; and at one width over log rate / decay at a constant product.
+    Expected from s ~ sqrt(rate / decay) width^0.75 (arXiv:2510.15262): 1/4 with `constant`, 0 with
+    `sqrt_width`, -1/4 with `linear_width`; and 1/2. Over SEEDS.
     """
     rules = list(RULES)
-    at_base_CS = mean_logs(WIDTHS[0], [('constant', ratio) for ratio in RATIOS])
+    base_CS = mean_logs(WIDTHS[0], [('constant', ratio) for ratio in RATIOS])
     wider = [mean_logs(width, [(rule, 1.0) for rule in rules]) for width in WIDTHS[1:]]
     for i in range(len(rules)):  # they are the same at the base's width
-        logs_WS = [at_base_CS[RATIOS.index(1.0)], *(logs_CS[i] for logs_CS in wider)]
+        logs_WS = [base_CS[RATIOS.index(1.0)], *(logs_CS[i] for logs_CS in wider)]
         yield np.polyfit(np.log(WIDTHS), np.stack(logs_WS), 1)[0]
-    yield np.polyfit(np.log(RATIOS), at_base_CS, 1)[0]
+    yield np.polyfit(np.log(RATIOS), base_CS, 1)[0]
 
 
 def mean_logs(
     width: int, cases: Sequence[tuple[str, float]], seeds: Sequence[int] = range(SEEDS)
 ) -> np.ndarray:
-    """Returns the mean log singular value of each case, a rule and a ratio of rate over decay, and
-    seed, [C, S]. It is one program: which rule applies is data.
+    """Returns the mean log singular value of each case and seed, [C, S].
+
+    All cases run in one program: the rule is a traced index.
+
+    Args:
+      width: width of the model.
+      cases: (rule, ratio of rate over decay) pairs.
+      seeds: S seeds.
     """
     recipe = resize_recipe(lab.read_recipe(DECAYED), 'width', width)
     learner = build_learner(recipe, VOCAB, BOS, jax.default_backend())
-    grown, rules = width / WIDTHS[0], list(RULES)
+    width_factor, rules = width / WIDTHS[0], list(RULES)
 
-    def of_case(rule, root, steps, seed):
+    def run_case(rule, root, steps, seed):
         train_step = make_train_step(with_rule(learner, rule))
         hyper = make_hyper(recipe)
         hyper['optim.lr'] *= root
         hyper['optim.weight_decay'] /= root
-        of_start, of_text = jax.random.split(jax.random.key(seed))
+        start_key, text_key = jax.random.split(jax.random.key(seed))
 
         def update(number, state):
-            return train_step(state, draw_text(jax.random.fold_in(of_text, number)), hyper)[0]
+            return train_step(state, draw_text(jax.random.fold_in(text_key, number)), hyper)[0]
 
-        state = jax.lax.fori_loop(0, steps, update, init_state(learner, hyper, of_start))
+        state = jax.lax.fori_loop(0, steps, update, init_state(learner, hyper, start_key))
         matrices = hidden_matrices(state.params, learner.description.specs)
         return jnp.mean(jnp.log(jnp.stack([largest_singular_value(x) for x in matrices.values()])))
 
-    of_case, found = jax.jit(of_case), []
+    compiled, logs = jax.jit(run_case), []
     for rule, ratio in cases:
-        steps = round(DECAY_TIMES * DECAY_STEPS * grown ** (1 - RULES[rule]))
-        of_seeds = [of_case(rules.index(rule), ratio**0.5, steps, seed) for seed in seeds]
-        found.append([float(x) for x in of_seeds])
-    return np.array(found)
+        steps = round(DECAY_TIMES * DECAY_STEPS * width_factor ** (1 - RULES[rule]))
+        by_seed = [compiled(rules.index(rule), ratio**0.5, steps, seed) for seed in seeds]
+        logs.append([float(x) for x in by_seed])
+    return np.array(logs)
 
 
 def with_rule(learner: Learner, number: jax.Array) -> Learner:
-    """Returns a learner with the decay rule of that number in RULES, which may be a tracer."""
+    """Returns a learner with the decay rule of this index in RULES, which may be a tracer."""
 
     @decay_row()
-    def chosen(decay):
+    def selected_rule(decay):
         return jnp.stack([jnp.float32(DECAY_RULES[name](decay)) for name in RULES])[number]
 
-    decay = dataclasses.replace(learner.recipe.decay, row=chosen)
+    decay = dataclasses.replace(learner.recipe.decay, row=selected_rule)
     return dataclasses.replace(learner, recipe=dataclasses.replace(learner.recipe, decay=decay))

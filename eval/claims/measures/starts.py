@@ -1,4 +1,4 @@
-"""Models at their start: gradients over depth, sizes over width."""
+"""Untrained models: gradients over depth, sizes over width."""
 
 from collections.abc import Iterator
 
@@ -20,11 +20,11 @@ DEPTHS, WIDTHS, SEEDS = (2, 4, 8, 16), (32, 64, 128, 256), 5
 
 @measure('slope_of_pre_norm', 'slope_of_post_norm', trains=False)
 def gradients_at_the_start() -> Iterator[np.ndarray]:
-    """Returns the slope of log |gradient of the last block's MLP| over log depth, by placement.
+    """Yields the slope of log |gradient of the last block's MLP| over log depth, by placement.
 
-    Expected: -1/2 in pre-norm, whose stream grows as the root of the depth, and 0 in post-norm
-    (arXiv:2002.04745, theorem 1). Random tokens, starts as of configs/studies/small.py with
-    embeddings of deviation 1, DEPTHS, over SEEDS.
+    Expected: -1/2 in pre-norm, where the stream grows as the root of the depth, and 0 in post-norm
+    (arXiv:2002.04745, theorem 1). Random tokens, initial weights as in configs/studies/small.py
+    with embeddings of deviation 1, DEPTHS, over SEEDS.
     """
     for placement in ('pre', 'post'):
         logs_DS = np.log([_last_gradient_norms(placement, depth) for depth in DEPTHS])
@@ -37,9 +37,9 @@ def _last_gradient_norms(placement: str, depth: int) -> np.ndarray:
     learner, hyper = lab.build_small_learner(changes | fixed, VOCAB, BOS)
 
     def run(seed):
-        key, of_text = jax.random.split(jax.random.key(seed))
+        key, text_key = jax.random.split(jax.random.key(seed))
         state = init_state(learner, hyper, key)
-        tokens = jax.random.randint(of_text, (ROWS, LENGTH + 1), 1, VOCAB)
+        tokens = jax.random.randint(text_key, (ROWS, LENGTH + 1), 1, VOCAB)
         batch = {'tokens': tokens, 'segments': jnp.ones_like(tokens)}
 
         def loss(params):
@@ -50,20 +50,21 @@ def _last_gradient_norms(placement: str, depth: int) -> np.ndarray:
         grads = named_leaves(jax.grad(loss)(state.weights.params))
         return jnp.linalg.norm(grads['layers/mlp/down'][-1])
 
-    return np.float64(lab.map_seeds(run, jnp.arange(SEEDS)))
+    return np.asarray(lab.map_seeds(run, jnp.arange(SEEDS)), np.float64)
 
 
 @measure('largest_slope_of_standard', 'largest_slope_of_mup')
 def sizes_over_width() -> Iterator[Estimate]:
-    """Returns the largest slope of log size over log width of what a few steps change, by rule.
+    """Yields the largest slope over log width of the log size of changes in the first steps, by
+    rule.
 
-    0 where one learning rate serves all widths (arXiv:2203.03466, appendix D.1): `standard` against
-    `mup`, Adam at its peak rate, as `python -m eval.coordinates` has it.
+    It is 0 if one learning rate suits all widths (arXiv:2203.03466, appendix D.1): `standard`
+    against `mup`, Adam at its peak rate, as in `python -m eval.coordinates`.
     """
     for rule, base in (('standard', None), ('mup', WIDTHS[0])):
         changes = {'scaling.name': rule, 'scaling.base_width': base, 'optim.lr': 3e-3}
         recipe = lab.read_recipe(changes | {'model.n_layers': 2, 'model.scan_layers': True})
-        every = fit_slopes(recipe, 'width', WIDTHS, SEEDS, 5)
-        changed = [one for one in every if one.quantity == CHANGE]
-        top = max(changed, key=lambda one: one.value)
+        slopes = fit_slopes(recipe, 'width', WIDTHS, SEEDS, 5)
+        change_slopes = [slope for slope in slopes if slope.quantity == CHANGE]
+        top = max(change_slopes, key=lambda slope: slope.value)
         yield Estimate(top.value, top.value - top.spread, top.value + top.spread, SEEDS)

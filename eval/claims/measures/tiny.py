@@ -1,6 +1,7 @@
-"""A drawn language and a tiny model of it, for measures of weights that are trained in seconds."""
+"""A random language and a tiny model of it, for measures of weights that train in seconds."""
 
 import functools
+from collections.abc import Mapping
 
 import jax
 import numpy as np
@@ -26,8 +27,9 @@ TINY = {
 
 
 class TinyModel:
-    """A model of two blocks of width 32, and the programs that train and evaluate it; changes: of
-    its config.
+    """A model of two blocks of width 32, and the programs that train and evaluate it.
+
+    changes: changes of its config, by path.
     """
 
     def __init__(self, changes: dict):
@@ -54,22 +56,36 @@ class TinyModel:
         rng: np.random.Generator,
         shares: tuple[float, ...] = (),
     ) -> State:
-        """Returns the state after stages of STAGE steps on `text` of chains."""
+        """Returns the state after some stages of STAGE steps each.
+
+        Args:
+          state: initial state.
+          chains: transition probabilities, as in `draw_chains`.
+          stages: number of stages.
+          rng: generator of the text.
+          shares: shares of the modes, as in `draw_text`.
+        """
         for _ in range(stages):
             tokens = draw_text(chains, STAGE * ROWS, rng, shares)
             state = self._stage(state, tokens.reshape(STAGE, ROWS, LENGTH + 1))
         return state
 
     def compute_loss(
-        self, params: dict[str, np.ndarray], state: State, tokens_BT: np.ndarray
+        self, params: Mapping[str, np.ndarray], state: State, tokens_BT: np.ndarray
     ) -> float:
-        """Returns the loss of rows with parameters by path, in nats a token."""
+        """Returns the loss of rows, in nats per token.
+
+        Args:
+          params: parameters by path.
+          state: state with all other weights.
+          tokens_BT: rows.
+        """
         weights = replace_params(state, params).weights
         sums = self._evaluate(weights, tokens_BT)
         return float(sums['ce'] / sums['tokens'])
 
     def compute_input_squares(self, state: State, tokens_BT: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns `input_squares` of rows."""
+        """Returns the `input_squares` of rows."""
         return jax.device_get(self._squares(state.weights, tokens_BT[:, :-1]))
 
 
@@ -82,26 +98,34 @@ def named_params(state: State) -> dict[str, np.ndarray]:
     return named_leaves(jax.device_get(state.params))
 
 
-def replace_params(state: State, params: dict[str, np.ndarray]) -> State:
-    """Returns the state with parameters given by path, and its own moments."""
+def replace_params(state: State, params: Mapping[str, np.ndarray]) -> State:
+    """Returns the state with these parameters, given by path; moments are unchanged."""
     return state.replace(params=unflatten_dict(params, sep='/'))
 
 
 def draw_chains(rng: np.random.Generator) -> np.ndarray:
-    """Draws P[mode, i, j] = p(symbol j behind i), rows from a peaked Dirichlet distribution."""
+    """Draws P[mode, i, j] = p(symbol j after i), rows from a peaked Dirichlet distribution."""
     return rng.dirichlet(np.full(SYMBOLS, 0.1), (MODES, SYMBOLS))
 
 
 def draw_text(
     chains: np.ndarray, n_rows: int, rng: np.random.Generator, shares: tuple[float, ...] = ()
 ) -> np.ndarray:
-    """Returns rows [n_rows, LENGTH + 1]: the token of a mode, then symbols by its chain. shares: of
-    the modes; none: equal ones.
+    """Draws rows: the token of a mode, then symbols from its chain.
+
+    Args:
+      chains: transition probabilities of the modes.
+      n_rows: number of rows.
+      rng: generator.
+      shares: shares of the modes; equal if empty.
+
+    Returns:
+      Tokens [n_rows, LENGTH + 1], int32.
     """
     modes = rng.choice(MODES, n_rows, p=shares or None)
-    symbols, found, ends = rng.integers(SYMBOLS, size=n_rows), [1 + modes], chains.cumsum(-1)
+    symbols, columns, ends = rng.integers(SYMBOLS, size=n_rows), [1 + modes], chains.cumsum(-1)
     for _ in range(LENGTH):
-        found.append(1 + MODES + symbols)
-        beyond = np.sum(rng.random((n_rows, 1)) > ends[modes, symbols], -1)
-        symbols = np.minimum(beyond, SYMBOLS - 1)  # a sum may round to just under 1
-    return np.stack(found, 1).astype(np.int32)
+        columns.append(1 + MODES + symbols)
+        n_passed = np.sum(rng.random((n_rows, 1)) > ends[modes, symbols], -1)
+        symbols = np.minimum(n_passed, SYMBOLS - 1)  # a sum may round to just under 1
+    return np.stack(columns, 1).astype(np.int32)

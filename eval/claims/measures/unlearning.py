@@ -1,7 +1,7 @@
-"""Unlearning of memorised strings: what it costs those that are to be kept."""
+"""Unlearning of memorised strings: the cost for the strings that are retained."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ METHODS = ('ascent', *(f'flat_{name}' for name in DIVERGENCES))
 class Strings(NamedTuple):
     """Batches of rows BOS, key, value; the values are the targets.
 
-    template: the keys of those to forget with TEMPLATE in place of their values.
+    template: the keys to forget, with TEMPLATE in place of their values.
     """
 
     whole: Batch
@@ -37,13 +37,13 @@ class Strings(NamedTuple):
 
 @measure(*(f'cost_of_{name}_over_ascent' for name in METHODS[1:]))
 def forgetting() -> Iterator[np.ndarray]:
-    """Returns what it costs the kept strings that a tenth is forgotten, by METHODS.
+    """Yields the cost for the retained strings of forgetting a tenth, by METHODS.
 
     A model of two blocks of configs/studies/small.py memorises STRINGS of random keys and values,
-    and to answer UNKNOWN keys with TEMPLATE. Each method goes on by Adam until fewer than MATCHED
-    of the values to forget are given in full. cost: the loss on the kept values then, less that
-    before, in nats a token, at the rate of RATES at which the mean cost is least; infinite where
-    MOST_STEPS do not suffice. The ratio to ascent (arXiv:2410.11143) is that of each of the SEEDS.
+    and to answer UNKNOWN keys with TEMPLATE. Each method trains by Adam until the model gives fewer
+    than MATCHED of the forgotten values in full. cost: the increase of the loss on the retained
+    values, in nats per token, at the rate of RATES with the least mean cost; infinite if MOST_STEPS
+    do not suffice. The ratio to ascent (arXiv:2410.11143) is computed for each of SEEDS.
     """
     changes = {'model.n_layers': 2, 'optim.lr': LR, 'train.steps': STEPS}
     learner, _ = lab.build_small_learner(changes, VOCAB, BOS)
@@ -51,12 +51,14 @@ def forgetting() -> Iterator[np.ndarray]:
     strings = [_draw_strings(np.random.default_rng(seed)) for seed in range(SEEDS)]
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *strings)
     keys = jax.random.split(jax.random.key(0), SEEDS)
-    costs_SMR = np.float64(lab.map_seeds(lambda one: _forget(learner, *one), (stacked, keys)))
-    ascent_S, *others = (
+    costs_SMR = np.asarray(
+        lab.map_seeds(lambda inputs: _forget(learner, *inputs), (stacked, keys)), np.float64
+    )
+    ascent_S, *costs = (
         costs_SMR[:, i, lab.best_rate_index(costs_SMR[:, i], lowest=True)]
         for i in range(len(METHODS))
     )
-    yield from (cost_S / ascent_S for cost_S in others)
+    yield from (cost_S / ascent_S for cost_S in costs)
 
 
 def _draw_strings(rng: np.random.Generator) -> Strings:
@@ -64,16 +66,16 @@ def _draw_strings(rng: np.random.Generator) -> Strings:
     keys = rng.integers(first, VOCAB, (STRINGS + UNKNOWN, KEY))
     template = np.broadcast_to(TEMPLATE, (STRINGS + UNKNOWN, VALUE))
     values = np.concatenate([rng.integers(first, VOCAB, (STRINGS, VALUE)), template[STRINGS:]])
-    forgotten, kept = np.s_[:FORGOTTEN], np.s_[FORGOTTEN:STRINGS]
+    forgotten, retained = np.s_[:FORGOTTEN], np.s_[FORGOTTEN:STRINGS]
     return Strings(
         _build_batch(keys, values),
-        _build_batch(keys[kept], values[kept]),
+        _build_batch(keys[retained], values[retained]),
         _build_batch(keys[forgotten], values[forgotten]),
         _build_batch(keys[forgotten], template[forgotten]),
     )
 
 
-def _build_batch(keys: np.ndarray, values: np.ndarray) -> Batch:
+def _build_batch(keys: np.ndarray, values: np.ndarray) -> dict[str, Any]:
     begins = np.full((len(keys), 1), BOS)
     tokens = np.concatenate([begins, keys, values], 1).astype(np.int32)
     targets = np.arange(tokens.shape[1]) > KEY
@@ -85,8 +87,11 @@ def _build_batch(keys: np.ndarray, values: np.ndarray) -> Batch:
 
 
 class Answers(NamedTuple):
-    """Values as a model has them: -log p summed over tokens, mean probabilities, whether each is
-    the likeliest at every token, as it is where the model gives it in full; all [R].
+    """The model's answers to keys, [R] each.
+
+    losses_R: -log p of the values, summed over tokens. probabilities_R: mean probability of the
+    values. matched_R: whether the value is the likeliest at every token, so that the model gives it
+    in full.
     """
 
     losses_R: jax.Array
@@ -116,7 +121,7 @@ def _forget(learner: Learner, strings: Strings, key: jax.Array) -> jax.Array:
     before = _compute_answers(learner, start, strings.retained)
 
     def run_method(method_and_rate):
-        chosen, rate = method_and_rate
+        method_id, rate = method_and_rate
         transform = optax.adam(rate)
 
         def loss(params):
@@ -124,35 +129,39 @@ def _forget(learner: Learner, strings: Strings, key: jax.Array) -> jax.Array:
             forgotten = _compute_answers(learner, state, strings.forgotten)
             template = _compute_answers(learner, state, strings.template)
             probabilities = (jnp.mean(answers.probabilities_R) for answers in (template, forgotten))
-            each = _objectives(forgotten.losses_R, *probabilities)
-            return each[chosen], jnp.mean(forgotten.matched_R)
+            objectives = _objectives(forgotten.losses_R, *probabilities)
+            return objectives[method_id], jnp.mean(forgotten.matched_R)
 
         def forget(carry):
-            params, kept, count, _ = carry
+            params, opt_state, count, _ = carry
             # of the parameters before the update, so that the first below MATCHED are kept
             grads, matched = jax.grad(loss, has_aux=True)(params)
-            updates, kept = transform.update(grads, kept)
+            updates, opt_state = transform.update(grads, opt_state)
             done = matched < MATCHED
-            moved = optax.apply_updates(params, updates)
-            params = jax.tree.map(lambda old, new: jnp.where(done, old, new), params, moved)
-            return params, kept, count + 1, done
+            updated = optax.apply_updates(params, updates)
+            params = jax.tree.map(
+                lambda before_update, after_update: jnp.where(done, before_update, after_update),
+                params,
+                updated,
+            )
+            return params, opt_state, count + 1, done
 
         def is_running(carry):
             *_, count, done = carry
             return ~done & (count <= MOST_STEPS)
 
-        first = start.params, transform.init(start.params), 0, False
-        params, _, _, done = jax.lax.while_loop(is_running, forget, first)
-        found = _compute_answers(learner, start.replace(params=params), strings.retained)
-        cost = (jnp.mean(found.losses_R) - jnp.mean(before.losses_R)) / VALUE
+        initial = start.params, transform.init(start.params), 0, False
+        params, _, _, done = jax.lax.while_loop(is_running, forget, initial)
+        answers_after = _compute_answers(learner, start.replace(params=params), strings.retained)
+        cost = (jnp.mean(answers_after.losses_R) - jnp.mean(before.losses_R)) / VALUE
         return jnp.where(done, cost, jnp.inf)
 
-    chosen, rates = np.indices((len(METHODS), len(RATES))).reshape(2, -1)
-    costs = jax.lax.map(run_method, (jnp.array(chosen), jnp.float32(RATES)[rates]))
+    method_id, rates = np.indices((len(METHODS), len(RATES))).reshape(2, -1)
+    costs = jax.lax.map(run_method, (jnp.array(method_id), jnp.float32(RATES)[rates]))
     return costs.reshape(len(METHODS), len(RATES))
 
 
 def _objectives(losses_R: jax.Array, template: jax.Array, forgotten: jax.Array) -> jax.Array:
-    """The objectives of METHODS."""
+    """Returns the objectives of METHODS, stacked."""
     ascent = -jnp.mean(losses_R) / VALUE
     return jnp.stack([ascent, *(flat_loss(template, forgotten, name) for name in DIVERGENCES)])

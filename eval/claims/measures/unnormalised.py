@@ -1,4 +1,4 @@
-"""Tables of bigrams learnt from noise words, with a normaliser of their own and without."""
+"""Tables of bigrams learnt with noise words: a moving average of the normaliser against NCE."""
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from eval.claims import lab
 from eval.claims.lab import measure
 
 VOCAB, PAIRS = 128, 65_536
-NOISE = 16  # words drawn for each pair, by the frequency of words in what is trained on
+NOISE = 16  # words drawn for each pair, by their frequency in the training text
 BATCH, STEPS = 256, 1500
 RATES = (0.01, 0.03, 0.1)  # of Adam, falling to 0 along a line
 AVERAGE_DECAY = 0.9  # of the moving average of normalisers, at each of a context's batches
@@ -29,49 +29,70 @@ class NoisyPairs(NamedTuple):
 
     def scores(self, table_VV: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns log(p / q) up to the normaliser, of words [B] and of noise [B, K]."""
-        of_words = table_VV[self.x_B, self.y_B] - self.log_q_V[self.y_B]
-        return of_words, table_VV[self.x_B[:, None], self.noise_BK] - self.log_q_V[self.noise_BK]
+        word_scores_B = table_VV[self.x_B, self.y_B] - self.log_q_V[self.y_B]
+        return word_scores_B, table_VV[self.x_B[:, None], self.noise_BK] - self.log_q_V[
+            self.noise_BK
+        ]
 
 
 # Each maps (table, pairs, moving average of log Z by context) to (losses [B], the next average).
 Method = Callable[[jax.Array, NoisyPairs, jax.Array], tuple[jax.Array, jax.Array]]
 
 
-def noise_contrastive(table_VV, pairs, log_z_V):
-    """The logistic loss of telling a word from K words of noise (arXiv:1206.6426); the table learns
-    its own normaliser.
+def noise_contrastive(
+    table_VV: jax.Array, pairs: NoisyPairs, log_z_V: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the logistic loss of telling a word from K noise words (arXiv:1206.6426).
+
+    The table learns its own normaliser.
+
+    Args:
+      table_VV: scores of words by context.
+      pairs: a batch.
+      log_z_V: moving average, returned unchanged.
     """
     words_B, noise_BK = (s - np.log(NOISE) for s in pairs.scores(table_VV))
     return jax.nn.softplus(-words_B) + jnp.sum(jax.nn.softplus(noise_BK), -1), log_z_V
 
 
-def moving_average(table_VV, pairs, log_z_V):
-    """-log p, whose gradient divides mean_K e^s / q by a moving average of it, one a context.
+def moving_average(
+    table_VV: jax.Array, pairs: NoisyPairs, log_z_V: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Returns -log p with a gradient that divides mean_K e^s / q by its moving average for each
+    context.
 
-    This is the form of arXiv:2306.07485, of one distribution there: the mean is an unbiased
-    estimate of the normaliser, but its logarithm, and the gradient of that, are not.
+    This is arXiv:2306.07485, which has a single distribution: the mean is an unbiased estimate of
+    the normaliser, but its logarithm, and the gradient of the logarithm, are not.
+
+    Args:
+      table_VV: scores of words by context.
+      pairs: a batch.
+      log_z_V: moving average of the log normaliser of each context.
+
+    Returns:
+      (losses [B], the next moving average [V]).
     """
     words_B, noise_BK = pairs.scores(table_VV)
     log_q_B = pairs.log_q_V[pairs.y_B]
     log_mean_B = jax.nn.logsumexp(noise_BK, -1) - np.log(NOISE)
-    found_B = jnp.exp(jax.lax.stop_gradient(log_mean_B) - log_z_V[pairs.x_B])
+    relative_B = jnp.exp(jax.lax.stop_gradient(log_mean_B) - log_z_V[pairs.x_B])
     count_V = jnp.zeros(VOCAB).at[pairs.x_B].add(1.0)
-    mean_V = jnp.zeros(VOCAB).at[pairs.x_B].add(found_B) / jnp.maximum(count_V, 1)
-    new_V = log_z_V + jnp.where(
+    mean_V = jnp.zeros(VOCAB).at[pairs.x_B].add(relative_B) / jnp.maximum(count_V, 1)
+    next_log_z_V = log_z_V + jnp.where(
         count_V > 0, jnp.log(AVERAGE_DECAY + (1 - AVERAGE_DECAY) * mean_V), 0.0
     )
-    ratio_B = jnp.exp(log_mean_B - new_V[pairs.x_B])
-    return ratio_B - (words_B + log_q_B), new_V
+    ratio_B = jnp.exp(log_mean_B - next_log_z_V[pairs.x_B])
+    return ratio_B - (words_B + log_q_B), next_log_z_V
 
 
 @measure('excess_of_moving_average_over_noise_contrastive')
 def bigrams() -> Iterator[np.ndarray]:
-    """Returns by how much tables of bigrams are worse than the counts they are learnt from, with a
-    moving average over noise contrastive estimation.
+    """Yields the excess loss of bigram tables by a moving average over that by noise contrastive
+    estimation.
 
-    The excess is the cross-entropy of softmax(table) on the pairs that are trained on, less that of
-    their own frequencies, in nats, after STEPS of BATCH pairs, at the rate of RATES at which its
-    mean is least. Both have the same NOISE words. The ratio is that of each of the SEEDS.
+    The excess is the cross-entropy of softmax(table) on the training pairs minus the entropy of
+    their own frequencies, in nats, after STEPS of BATCH pairs, at the rate of RATES with the least
+    mean. Both methods have the same NOISE words. The ratio is computed for each of SEEDS.
     """
     average_SR, contrast_SR = (
         compute_excess(method) for method in (moving_average, noise_contrastive)
@@ -83,30 +104,30 @@ def bigrams() -> Iterator[np.ndarray]:
 
 
 def compute_excess(method: Method) -> np.ndarray:
-    """Returns the excess [seed, rate] of tables by a method."""
+    """Returns the excess loss [seed, rate] of tables by a method."""
 
     def prepare(key):
-        of_pairs, of_training = jax.random.split(key)
-        x, y = _draw_pairs(of_pairs)
+        pair_key, training_key = jax.random.split(key)
+        x, y = _draw_pairs(pair_key)
         counts_VV = jnp.zeros((VOCAB, VOCAB)).at[x, y].add(1.0)
         log_q_V = jnp.log(jnp.sum(counts_VV, 0) + 1) - jnp.log(float(PAIRS + VOCAB))
-        least = -jnp.sum(counts_VV * _safe_log(counts_VV / jnp.sum(counts_VV, 1, keepdims=True)))
+        entropy = -jnp.sum(counts_VV * _safe_log(counts_VV / jnp.sum(counts_VV, 1, keepdims=True)))
 
         def loss(table_VV, key, log_z_V):
-            of_rows, of_noise = jax.random.split(key)
-            rows = jax.random.randint(of_rows, (BATCH,), 0, PAIRS)
-            noise_BK = _draw_words(of_noise, (BATCH, NOISE), jnp.cumsum(jnp.exp(log_q_V)))
+            row_key, noise_key = jax.random.split(key)
+            rows = jax.random.randint(row_key, (BATCH,), 0, PAIRS)
+            noise_BK = _draw_words(noise_key, (BATCH, NOISE), jnp.cumsum(jnp.exp(log_q_V)))
             pairs = NoisyPairs(x[rows], y[rows], noise_BK, log_q_V)
-            losses_B, new_V = method(table_VV, pairs, log_z_V)
-            return jnp.mean(losses_B), jax.lax.stop_gradient(new_V)
+            losses_B, next_log_z_V = method(table_VV, pairs, log_z_V)
+            return jnp.mean(losses_B), jax.lax.stop_gradient(next_log_z_V)
 
         def run(rate):
-            falling = optax.adam(optax.linear_schedule(1.0, 0.0, STEPS))
+            scheduled = optax.adam(optax.linear_schedule(1.0, 0.0, STEPS))
             start, log_z_V = jnp.zeros((VOCAB, VOCAB)), jnp.full(VOCAB, jnp.log(float(VOCAB)))
-            batches = jax.random.split(of_training, STEPS)
-            optimizer = optax.chain(falling, optax.scale(rate))
+            batches = jax.random.split(training_key, STEPS)
+            optimizer = optax.chain(scheduled, optax.scale(rate))
             table_VV = lab.train(loss, start, optimizer, batches, loss_state=log_z_V).params
-            return (-jnp.sum(counts_VV * jax.nn.log_softmax(table_VV)) - least) / PAIRS
+            return (-jnp.sum(counts_VV * jax.nn.log_softmax(table_VV)) - entropy) / PAIRS
 
         return run
 
@@ -114,21 +135,23 @@ def compute_excess(method: Method) -> np.ndarray:
 
 
 def _draw_pairs(key: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Contexts and words: both as 1 / rank, times a log-normal factor of each pair."""
-    of_table, of_contexts, of_words = jax.random.split(key, 3)
+    """Draws contexts and words, both with frequencies 1 / rank, times a log-normal factor for each
+    pair.
+    """
+    table_key, context_key, word_key = jax.random.split(key, 3)
     zipf_V = 1 / jnp.arange(1.0, VOCAB + 1)
-    p_VV = jax.nn.softmax(jnp.log(zipf_V)[None] + jax.random.normal(of_table, (VOCAB, VOCAB)))
-    x = _draw_words(of_contexts, (PAIRS,), jnp.cumsum(zipf_V / jnp.sum(zipf_V)))
-    below = jnp.cumsum(p_VV, 1)[x] < jax.random.uniform(of_words, (PAIRS, 1))
+    p_VV = jax.nn.softmax(jnp.log(zipf_V)[None] + jax.random.normal(table_key, (VOCAB, VOCAB)))
+    x = _draw_words(context_key, (PAIRS,), jnp.cumsum(zipf_V / jnp.sum(zipf_V)))
+    below = jnp.cumsum(p_VV, 1)[x] < jax.random.uniform(word_key, (PAIRS, 1))
     return x, jnp.minimum(jnp.sum(below, 1), VOCAB - 1)
 
 
 def _draw_words(key: jax.Array, shape: tuple[int, ...], cumulative_V: jax.Array) -> jax.Array:
     """Draws words by their cumulative probabilities."""
-    found = jnp.searchsorted(cumulative_V, jax.random.uniform(key, shape))
-    return jnp.minimum(found, VOCAB - 1)
+    indices = jnp.searchsorted(cumulative_V, jax.random.uniform(key, shape))
+    return jnp.minimum(indices, VOCAB - 1)
 
 
 def _safe_log(x: jax.Array) -> jax.Array:
-    """log x, and 0 where x is 0, as 0 log 0 is."""
+    """Returns log x, and 0 where x is 0, as 0 log 0 = 0."""
     return jnp.log(jnp.where(x > 0, x, 1.0))

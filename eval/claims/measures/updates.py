@@ -1,4 +1,4 @@
-"""Singular values of the updates of Muon and AuON, of gradients with a known spectrum."""
+"""Singular values of the updates of Muon and AuON for gradients with a known spectrum."""
 
 import functools
 from collections.abc import Iterator
@@ -32,21 +32,23 @@ def random_gradients(shape: tuple[int, int], seed: int) -> np.ndarray:
 
 
 def ill_conditioned_gradients(shape: tuple[int, int], seed: int) -> np.ndarray:
-    """Returns gradients [STEPS, I, O] whose singular vectors stay, and whose singular values are
-    those of CONDITION, evenly spaced in logarithm, times 1 + 0.1 times normal numbers.
+    """Returns gradients [STEPS, I, O] with constant singular vectors.
+
+    Their singular values are evenly spaced in logarithm down to 1 / CONDITION, times 1 + 0.1 z
+    with z ~ N(0, 1).
     """
     rng, rank = np.random.default_rng(seed), min(shape)
-    left, right = (np.linalg.qr(rng.standard_normal((n, rank)))[0] for n in shape)
+    left_IR, right_OR = (np.linalg.qr(rng.standard_normal((n, rank)))[0] for n in shape)
     values = np.geomspace(1, 1 / CONDITION, rank)
-    drawn = values * (1 + 0.1 * rng.standard_normal((STEPS, 1, rank)))
-    return (left * drawn) @ right.T
+    values_T1R = values * (1 + 0.1 * rng.standard_normal((STEPS, 1, rank)))
+    return (left_IR * values_T1R) @ right_OR.T
 
 
 GRADIENTS = {'random': random_gradients, 'ill_conditioned': ill_conditioned_gradients}
 
 
 def last_update(name: str, grads: np.ndarray) -> np.ndarray:
-    """Returns the direction of an optimizer behind gradients [STEPS, I, O], in float64."""
+    """Returns the direction of an optimizer after gradients [STEPS, I, O], in float64."""
     with jax.enable_x64(True):  # singular values over six orders of magnitude
         return np.asarray(_last_update(name, jnp.asarray(grads)), np.float64)
 
@@ -71,11 +73,11 @@ def _last_update(name: str, grads: jax.Array) -> jax.Array:
     trains=False,
 )
 def singular_values_of_updates() -> Iterator[np.ndarray]:
-    """Returns what AuON and Muon make of momentum, as numbers of singular values.
+    """Yields numbers of the singular values of AuON's and Muon's updates of momentum.
 
-    Over SEEDS, the worst of SHAPES. AuON (arXiv:2509.24320): how far its update is from Nesterov's
-    momentum, relative to that; the condition number over that of momentum, where gradients are
-    ill-conditioned; the spectral norm in the form of the paper. Muon
+    Over SEEDS, the worst of SHAPES. AuON (arXiv:2509.24320): the relative difference of its update
+    from Nesterov's momentum; its condition number over that of momentum, for ill-conditioned
+    gradients; the spectral norm in the form of the paper. Muon
     (https://kellerjordan.github.io/posts/muon/): the same ratio; the share of its singular values
     in BAND, and the largest.
     """
@@ -88,7 +90,7 @@ def singular_values_of_updates() -> Iterator[np.ndarray]:
 
 
 def measure_updates(shape: tuple[int, int], seed: int) -> list[float]:
-    """Returns the numbers of `singular_values_of_updates` of one shape and seed."""
+    """Returns the numbers of `singular_values_of_updates` for one shape and seed."""
     shares, differences, largest, norms = [], [], [], []
     for draw in GRADIENTS.values():
         grads = draw(shape, seed)
@@ -96,11 +98,13 @@ def measure_updates(shape: tuple[int, int], seed: int) -> list[float]:
         average = (1 - MOMENTUM) * updates['momentum']
         gap = np.linalg.norm(updates['auon'] - average)
         differences.append(gap / np.linalg.norm(average))
-        values = {name: np.linalg.svd(one, compute_uv=False) for name, one in updates.items()}
+        values = {name: np.linalg.svd(update, compute_uv=False) for name, update in updates.items()}
         norms.append(values['auon_of_paper'][0])
         largest.append(values['muon'][0])
         is_within = (values['muon'] >= BAND[0]) & (values['muon'] <= BAND[1])
         shares.append(is_within.mean())
-    condition = {name: of[0] / of[-1] for name, of in values.items()}  # of the last kind
+    condition = {
+        name: singular_values[0] / singular_values[-1] for name, singular_values in values.items()
+    }  # of the last kind
     ratios = [condition[name] / condition['momentum'] for name in ('auon', 'muon')]
     return [*shares, *ratios, max(differences), max(norms), max(largest)]

@@ -1,4 +1,4 @@
-"""Weights of several models made one or few, and weights that are left out."""
+"""Weights of several models merged into one or a few, and weights that are pruned."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -28,14 +28,15 @@ SHARE = 0.1  # of the inputs of every output
     *('steps_saved_from_different_starts', 'steps_saved_from_one_start'),
 )
 def merged_starts() -> Iterator[Iterable[float]]:
-    """Returns what a mean of WORKERS models does to variances, and what it saves to keep these.
+    """Yields the effect of averaging WORKERS models on variances, and the steps saved by restoring
+    these.
 
-    variance_of_the_mean: of starts from different seeds, over theirs, mean over the matrices of a
-    tiny model without norms. steps_saved: WORKERS such models train alone for STAGE steps, are
-    merged, and go on from the result with their own moments, STAGES times. It is the share of the
-    steps that the rescaled merge does not need for the loss that the plain one ends with; where it
-    ends above, the share that the plain one does not need for its loss, negative. From different
-    starts and from one (arXiv:2404.04616).
+    variance_of_the_mean: variance of the mean of models with different seeds over that of the
+    models, mean over the matrices of a tiny model without norms. steps_saved: WORKERS such models
+    train alone for STAGE steps, are merged, and continue from the merged weights with their own
+    moments, STAGES times. It is the share of the steps that the rescaled merge does not need for
+    the final loss of the plain merge; if it ends higher, it is minus the share that the plain merge
+    does not need. From different initial weights and from the same (arXiv:2404.04616).
     """
     tiny = TinyModel({'model.norm': 'none'})
     yield from zip(*(_mean_variances(tiny, seed) for seed in range(STARTS)), strict=True)
@@ -44,20 +45,24 @@ def merged_starts() -> Iterator[Iterable[float]]:
 
 
 def _mean_variances(tiny: TinyModel, seed: int) -> list[float]:
-    """Returns those of the plain and of the rescaled mean, over those of the starts."""
+    """Returns the variances of the plain and of the rescaled mean over those of the models."""
     starts = [named_params(tiny.init(WORKERS * seed + i)) for i in range(WORKERS)]
     matrices = [path for path, spec in tiny.specs.items() if spec.role != 'vector']
-    found = []
+    ratios = []
     for keep in (None, 'variance'):
         merged = merge_params(tiny.specs, starts, keep)
-        of_starts = {path: np.mean([np.var(one[path]) for one in starts]) for path in matrices}
-        found.append(float(np.mean([np.var(merged[p]) / of_starts[p] for p in matrices])))
-    return found
+        start_variance = {
+            path: np.mean([np.var(start[path]) for start in starts]) for path in matrices
+        }
+        ratios.append(float(np.mean([np.var(merged[p]) / start_variance[p] for p in matrices])))
+    return ratios
 
 
 def _merge_losses(tiny: TinyModel, seed: int, apart: int) -> list[list[float]]:
-    """Returns the losses behind each merge, and before the first stage, of plain and rescaled."""
-    found = []
+    """Returns the losses before the first stage and after each merge, for the plain and rescaled
+    merge.
+    """
+    curves = []
     for keep in (None, 'variance'):
         rng = np.random.default_rng(seed)  # both read the same
         chains = draw_chains(rng)
@@ -69,13 +74,14 @@ def _merge_losses(tiny: TinyModel, seed: int, apart: int) -> list[list[float]]:
             params = merge_params(tiny.specs, [named_params(state) for state in states], keep)
             states = [replace_params(state, params) for state in states]
             losses.append(tiny.compute_loss(params, states[0], held_out))
-        found.append(losses)
-    return found
+        curves.append(losses)
+    return curves
 
 
 def steps_saved(plain: Sequence[float], rescaled: Sequence[float]) -> float:
-    """Returns the share of steps that the better of two does not need for the other's last loss:
-    positive where that is `kept`.
+    """Returns the share of steps that the better curve does not need for the other's last loss.
+
+    It is positive if the better curve is `rescaled`, else negative.
     """
     better, goal, sign = (
         (rescaled, plain[-1], 1) if rescaled[-1] <= plain[-1] else (plain, rescaled[-1], -1)
@@ -91,13 +97,15 @@ def steps_saved(plain: Sequence[float], rescaled: Sequence[float]) -> float:
     'cost_over_that_of_the_mean',
 )
 def merged_models() -> Iterator[Iterable[float]]:
-    """Returns what MODELS models lose in DIRECTIONS directions of what they differ by from a base.
+    """Yields the error of representing MODELS models by DIRECTIONS directions of difference from a
+    base.
 
-    error_of_unrelated_differences: |lost| / |differences| of Gaussian vectors of DRAWN numbers,
-    over sqrt(1 - p / n); error_of_shared_differences: as it is, of random sums of DIRECTIONS
-    vectors with NOISE of their size. cost_over_that_of_the_mean: tiny models go on from one base on
-    chains of their own, half of whose rows are not the base's; the loss that rebuilt models have
-    above the tuned ones, over that of the mean of all, each on its own text (arXiv:2510.14163).
+    error_of_unrelated_differences: |lost| / |differences| for Gaussian vectors of DRAWN numbers,
+    over sqrt(1 - p / n). error_of_shared_differences: the same without the divisor, for random sums
+    of DIRECTIONS vectors with relative NOISE. cost_over_that_of_the_mean: tiny models continue from
+    one base on their own chains, half of which differ from the base's; the loss that rebuilt models
+    add to the tuned ones, over the loss that the mean of all adds, each on its own text
+    (arXiv:2510.14163).
     """
     errors = (_basis_errors(np.random.default_rng(seed)) for seed in range(STARTS))
     yield from zip(*errors, strict=True)
@@ -107,15 +115,15 @@ def merged_models() -> Iterator[Iterable[float]]:
 
 def _basis_errors(rng: np.random.Generator) -> tuple[float, float]:
     unrelated = rng.standard_normal((MODELS, DRAWN))
-    of_few = rng.standard_normal((MODELS, DIRECTIONS)) @ rng.standard_normal((DIRECTIONS, DRAWN))
+    shared = rng.standard_normal((MODELS, DIRECTIONS)) @ rng.standard_normal((DIRECTIONS, DRAWN))
     noise = NOISE * np.sqrt(DIRECTIONS) * rng.standard_normal((MODELS, DRAWN))
 
     def error(differences):
         basis = compute_basis(differences, DIRECTIONS)
-        lost = basis.coefficients @ basis.directions - differences
-        return float(np.linalg.norm(lost) / np.linalg.norm(differences))
+        residual = basis.coefficients @ basis.directions - differences
+        return float(np.linalg.norm(residual) / np.linalg.norm(differences))
 
-    return error(unrelated) / np.sqrt(1 - DIRECTIONS / MODELS), error(of_few + noise)
+    return error(unrelated) / np.sqrt(1 - DIRECTIONS / MODELS), error(shared + noise)
 
 
 def _cost_ratio(tiny: TinyModel, seed: int) -> float:
@@ -125,21 +133,24 @@ def _cost_ratio(tiny: TinyModel, seed: int) -> float:
     models, held_out = [], []
     for _ in range(MODELS):
         is_new = rng.random(chains.shape[:2]) < 0.5
-        own = np.where(is_new[..., None], draw_chains(rng), chains)
-        models.append(named_params(tiny.train(base, own, TUNED_STAGES, rng)))
-        held_out.append(draw_text(own, HELD_OUT, rng))
+        own_chains = np.where(is_new[..., None], draw_chains(rng), chains)
+        models.append(named_params(tiny.train(base, own_chains, TUNED_STAGES, rng)))
+        held_out.append(draw_text(own_chains, HELD_OUT, rng))
     start = named_params(base)
     bases = compute_bases(tiny.specs, start, models, DIRECTIONS)
-    ways = {
+    by_method = {
         'tuned': models,
         'rebuilt': [rebuild_params(start, bases, i) for i in range(MODELS)],
         'mean': [merge_params(tiny.specs, models, None)] * MODELS,
     }
     loss = {
-        way: np.mean(
-            [tiny.compute_loss(*both) for both in zip(each, [base] * MODELS, held_out, strict=True)]
+        method: np.mean(
+            [
+                tiny.compute_loss(*arguments)
+                for arguments in zip(models_of_method, [base] * MODELS, held_out, strict=True)
+            ]
         )
-        for way, each in ways.items()
+        for method, models_of_method in by_method.items()
     }
     return float((loss['rebuilt'] - loss['tuned']) / (loss['mean'] - loss['tuned']))
 
@@ -149,11 +160,11 @@ def _cost_ratio(tiny: TinyModel, seed: int) -> float:
     'loss_added_to_wanted_text_above_random',
 )
 def pruned_by_text() -> Iterator[np.ndarray]:
-    """Returns the losses that pruning adds to wanted and to unwanted text, in nats a token.
+    """Yields the loss that pruning adds to wanted and to unwanted text, in nats per token.
 
-    A tiny model of wanted text, of the first mode, goes on with a fifth of unwanted text, of the
-    second. Then SHARE of the inputs of every output of its blocks are removed: those whose scores
-    are largest on unwanted text (arXiv:2408.09600), or as many at random. Over SEEDS.
+    A tiny model of wanted text, of the first mode, continues with a fifth of unwanted text, of the
+    second. Then SHARE of the inputs of every output of its blocks are removed: those with the
+    largest scores on unwanted text (arXiv:2408.09600), or random ones. Over SEEDS.
     """
     tiny = TinyModel({})
     by_score_S2, at_random_S2 = np.swapaxes(
@@ -164,7 +175,7 @@ def pruned_by_text() -> Iterator[np.ndarray]:
 
 
 def _added_losses(tiny: TinyModel, seed: int) -> list[np.ndarray]:
-    """Returns what is added to (wanted, unwanted) text by scores, and at random."""
+    """Returns the loss added to (wanted, unwanted) text by scores, and at random."""
     rng = np.random.default_rng(seed)
     chains = draw_chains(rng)
     base = tiny.train(tiny.init(seed), chains, BASE_STAGES, rng, WANTED)
@@ -172,9 +183,9 @@ def _added_losses(tiny: TinyModel, seed: int) -> list[np.ndarray]:
     texts = [draw_text(chains, HELD_OUT, rng, shares) for shares in (WANTED, UNWANTED)]
     squares = tiny.compute_input_squares(tuned, draw_text(chains, HELD_OUT, rng, UNWANTED))
     params = named_params(tuned)
-    before, found = [tiny.compute_loss(params, tuned, rows) for rows in texts], []
+    before, added = [tiny.compute_loss(params, tuned, rows) for rows in texts], []
     for remove in ('important', 'random'):
-        left = prune_params(tiny.specs, params, squares, remove, SHARE, rng).params
-        after = [tiny.compute_loss(left, tuned, rows) for rows in texts]
-        found.append(np.subtract(after, before))
-    return found
+        pruned = prune_params(tiny.specs, params, squares, remove, SHARE, rng).params
+        after = [tiny.compute_loss(pruned, tuned, rows) for rows in texts]
+        added.append(np.subtract(after, before))
+    return added

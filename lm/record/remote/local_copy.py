@@ -1,9 +1,9 @@
-"""A folder of this machine that stands for a workdir in a bucket, and reading runs through it.
+"""A local folder that mirrors a workdir in a bucket, and reading runs through it.
 
 Beside the folder lie manifest.json, with size, time of change and the store's tag of each file when
-folder and bucket agreed, and what is on its way. Checkpoints are taken as complete folders
-(`lm.storage.list_complete_folders`); all else is small, and goes file by file. Reading writes nothing to
-the bucket and takes no lease: a run may train there meanwhile.
+folder and bucket agreed, and files in transit. Checkpoints are fetched as complete folders
+(`lm.storage.complete_folders`); all other files are small and are fetched one by one. Reading
+writes nothing to the bucket and takes no lease, so a run may train there meanwhile.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from stat import S_ISREG
 
@@ -39,21 +39,25 @@ CHECKPOINT = re.compile(rf'((?:.+/)?(?:{FOLDER}|{DAMAGED_FOLDER})/(?:\d+))/(.+)'
 IN_CHECKPOINTS = re.compile(rf'(?:.+/)?(?:{FOLDER}|{DAMAGED_FOLDER})/.*')
 READS = 'reads'
 RECORDS = (CONFIG, SUMMARY, SWEEP, FILE, 'cells.parquet')
-CHECKPOINT_PREFIX, TOKENIZER_PREFIX = (
-    f'{FOLDER}/',
-    'tokenizer/',
-)  # begin the names of checkpoints, and of the tokenizer
+CHECKPOINT_PREFIX = f'{FOLDER}/'
+TOKENIZER_PREFIX = 'tokenizer/'
 TRIES = 5  # attempts while a run deletes the checkpoint that is read
 
 Stat = list[int]  # [bytes, time of change in ns]
 
 
 class LocalCopy:
-    """A local folder with its manifest. `id` belongs to this folder alone. That of a cell lies in
-    the local folder of its `sweep`.
+    """A local folder with its manifest.
+
+    `id` identifies this folder. The copy of a cell lies in the local folder of its `sweep`.
 
     `files` are {name: [*stat, e_tag]} and `folders` {name: {'token': of the mark, 'files': {name:
-    stat}, 'is_up': whether the mark was written}}, as they were when fetched or written.
+    stat}, 'is_up': whether the mark was written}}, at the time when they were fetched or written.
+
+    Args:
+      bucket: the workdir in the bucket.
+      kind: subfolder of the cache.
+      sweep: local folder of the sweep, for a cell.
     """
 
     def __init__(self, bucket: Bucket, kind: str, sweep: Path | None = None):
@@ -70,7 +74,7 @@ class LocalCopy:
         self.root.mkdir(parents=True, exist_ok=True)
 
     def open(self) -> None:
-        """Reads the manifest; a folder without one is set aside. Needs the lock of the folder."""
+        """Reads the manifest; a folder without a manifest is set aside. Needs the folder's lock."""
         self.folder.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(self.staging, ignore_errors=True)
         with contextlib.suppress(FileNotFoundError, UnreadableFile, KeyError):
@@ -87,7 +91,7 @@ class LocalCopy:
         write_json(self.root / MANIFEST, record | {'files': self.files, 'folders': self.folders})
 
     def set_aside(self) -> Path:
-        """Renames the folder, and begins with an empty one."""
+        """Renames the folder, and starts with an empty one."""
         n = 1
         while (aside := self.root / f'{self.folder.name}.aside-{n}').exists():
             n += 1
@@ -98,23 +102,24 @@ class LocalCopy:
         return aside
 
     def has_checkpoint(self, folder: str, token: str) -> bool:
-        """Whether a checkpoint is here as the mark with this token describes it."""
-        noted = self.folders.get(folder)
-        here = noted is not None and noted['token'] == token
-        return here and noted['files'] == read_stats(self.folder / folder)
+        """Returns whether the folder holds the checkpoint that a mark with this token lists."""
+        entry = self.folders.get(folder)
+        is_current = entry is not None and entry['token'] == token
+        return is_current and entry['files'] == read_stats(self.folder / folder)
 
     def is_damaged(self, folder: str, token: str) -> bool:
-        """Whether a checkpoint has lost or changed some of its files here since it was noted."""
-        noted = self.folders.get(folder, {'token': None})
-        if noted['token'] != token or self.has_checkpoint(folder, token):
+        """Returns whether a checkpoint has lost or changed local files since it was noted."""
+        entry = self.folders.get(folder, {'token': None})
+        if entry['token'] != token or self.has_checkpoint(folder, token):
             return False
-        here = read_stats(
-            self.folder / folder
-        )  # one that was made anew has none of the noted files
-        return not here or any(noted['files'].get(name) == one for name, one in here.items())
+        stats = read_stats(self.folder / folder)
+        # A checkpoint that was written anew shares no file with the manifest, and is not damaged.
+        return not stats or any(
+            entry['files'].get(name) == file_stat for name, file_stat in stats.items()
+        )
 
     def fetch_files(self, listing: Mapping[str, ObjectMeta]) -> None:
-        """Fetches the files that are not the same here; all of each or nothing."""
+        """Fetches the files that differ from the local ones; each of them whole or not at all."""
 
         def fetch_file(name: str) -> None:
             path, partial = self.folder / name, self._make_partial_path()
@@ -125,22 +130,25 @@ class LocalCopy:
                 os.replace(partial, path)
             finally:
                 partial.unlink(missing_ok=True)
-            self.files[name] = [*read_stat(path), stored.e_tag]
+            file_stat = read_stat(path)
+            assert file_stat is not None  # written above, and the folder is locked
+            self.files[name] = [*file_stat, stored.e_tag]
 
         def differs(name: str) -> bool:
-            same = [*(read_stat(self.folder / name) or ()), listing[name].e_tag]
-            return self.files.get(name) != same
+            current = [*(read_stat(self.folder / name) or ()), listing[name].e_tag]
+            return self.files.get(name) != current
 
         for_each(fetch_file, filter(differs, listing))
 
     def fetch_folder(self, folder: str, mark: complete_folders.FolderMark) -> None:
-        """Fetches a checkpoint, unless it is the same here; all of it or nothing."""
+        """Fetches a checkpoint, unless the local copy is the same; all of it or nothing."""
         if self.has_checkpoint(folder, mark.token):
             return
         path, partial = self.folder / folder, self._make_partial_path()
         try:
             complete_folders.fetch(self.bucket, folder, mark, partial)
-            # Noted before it gets its name, or a later process would think it was made here.
+            # Noted before the renaming: if the process were killed in between, the next one would
+            # otherwise take it for a checkpoint that was made here.
             self.note_folder(folder, mark.token, read_stats(partial), is_up=True)
             self.save()
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -154,16 +162,27 @@ class LocalCopy:
         return self.staging / f'{secrets.token_hex(8)}.tmp'
 
     def note_folder(self, folder: str, token: str, files: dict[str, Stat], is_up: bool) -> None:
+        """Adds a checkpoint to the manifest.
+
+        Args:
+          folder: name of the checkpoint.
+          token: token of its mark.
+          files: stats of its files.
+          is_up: whether its mark is in the bucket.
+        """
         self.folders[folder] = {'token': token, 'files': files, 'is_up': is_up}
 
     def forget(self, names: Iterable[str]) -> None:
-        """Drops files and checkpoints from the manifest that are in neither place any more."""
+        """Drops files and checkpoints from the manifest that exist neither here nor there."""
         for name in names:
             self.files.pop(name, None)
             self.folders.pop(name, None)
 
     def drop(self, names: Iterable[str]) -> None:
-        """Removes files and checkpoints, and empty folders. No run may use the folder meanwhile."""
+        """Removes local files and checkpoints, and empty folders.
+
+        No run may use the folder meanwhile.
+        """
         names = list(names)
         for name in names:
             path = self.folder / name
@@ -176,7 +195,7 @@ class LocalCopy:
 
 
 def sort_listing(listing: Mapping[str, ObjectMeta]) -> tuple[dict[str, ObjectMeta], set[str]]:
-    """Returns the files and the checkpoints, complete or not, of a listed workdir."""
+    """Returns (files, checkpoints) of a listed workdir; the checkpoints may be incomplete."""
     files, folders = {}, set()
     for name, stored in listing.items():
         if match := CHECKPOINT.fullmatch(name):
@@ -187,37 +206,47 @@ def sort_listing(listing: Mapping[str, ObjectMeta]) -> tuple[dict[str, ObjectMet
 
 
 def list_local_files(folder: Path) -> dict[str, Stat]:
-    """Returns the files that are kept the same one by one."""
-    found = read_stats(folder, lambda name: not IN_CHECKPOINTS.fullmatch(f'{name}/'))
-    return {name: one for name, one in found.items() if not name.endswith(LOCAL_ENDINGS)}
+    """Returns the files that are synchronised one by one, with their stats."""
+    stats = read_stats(folder, lambda name: not IN_CHECKPOINTS.fullmatch(f'{name}/'))
+    return {
+        name: file_stat for name, file_stat in stats.items() if not name.endswith(LOCAL_ENDINGS)
+    }
 
 
 def list_local_checkpoints(folder: Path) -> dict[str, dict[str, Stat]]:
-    """Returns the complete checkpoints: Orbax gives one its name when all of it is there."""
-    found = [
+    """Returns the complete checkpoints with the stats of their files.
+
+    Orbax renames a checkpoint to its final name once it is complete.
+    """
+    names = [
         path.relative_to(folder).as_posix()
         for kind in (FOLDER, DAMAGED_FOLDER)
         for pattern in (f'{kind}/*', f'*/{kind}/*')
         for path in folder.glob(pattern)
         if path.name.isdigit() and path.is_dir()
     ]
-    return {name: read_stats(folder / name) for name in sorted(found, key=parse_step)}
+    return {name: read_stats(folder / name) for name in sorted(names, key=parse_step)}
 
 
 def parse_step(checkpoint: str) -> int:
+    """Returns the step in the name of a checkpoint."""
     return int(checkpoint.split('/')[-1])
 
 
 def read_stats(folder: Path, enters: Callable[[str], bool] = lambda name: True) -> dict[str, Stat]:
-    """Returns the stats of all files below, without links and those that are removed meanwhile."""
-    found = {}
-    for at, folders, names in folder.walk(on_error=_raise_unless_removed):
-        below = at.relative_to(folder)
-        folders[:] = sorted(name for name in folders if enters((below / name).as_posix()))
+    """Returns the stats of all files in a folder, by name.
+
+    Links, and files that are removed meanwhile, are left out. enters: whether to descend into a
+    subfolder.
+    """
+    stats = {}
+    for path, folders, names in folder.walk(on_error=_raise_unless_removed):
+        relative = path.relative_to(folder)
+        folders[:] = sorted(name for name in folders if enters((relative / name).as_posix()))
         for name in sorted(names):
-            if (one := read_stat(at / name)) is not None:
-                found[(below / name).as_posix()] = one
-    return found
+            if (file_stat := read_stat(path / name)) is not None:
+                stats[(relative / name).as_posix()] = file_stat
+    return stats
 
 
 def _raise_unless_removed(error: OSError) -> None:
@@ -226,15 +255,15 @@ def _raise_unless_removed(error: OSError) -> None:
 
 
 def read_stat(path: Path) -> Stat | None:
-    """Returns the stat of a file, None if it is something else or has been removed."""
+    """Returns the stat of a file; None if it is not a regular file or has been removed."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        found = path.lstat()
-        return [found.st_size, found.st_mtime_ns] if S_ISREG(found.st_mode) else None
+        status = path.lstat()
+        return [status.st_size, status.st_mtime_ns] if S_ISREG(status.st_mode) else None
     return None
 
 
 def fetch_records(path: str | Path) -> Path:
-    """Returns `path` itself, or a local folder with the present records of all runs below a URL.
+    """Returns `path` itself, or a local folder with the current records of all runs under a URL.
 
     Raises ValueError for another kind of URL, OSError if the bucket cannot be read.
     """
@@ -246,26 +275,29 @@ def fetch_records(path: str | Path) -> Path:
 
 
 def fetch_checkpoints(url: str) -> Iterator[tuple[Path, int]]:
-    """Yields (folder, step) for the checkpoints of a workdir, the newest first, or for one's URL.
+    """Yields (folder, step) for the checkpoints of a workdir, the newest first.
 
-    Each is fetched when it is asked for.
+    The URL of a checkpoint yields only this checkpoint. Each one is fetched when the caller asks
+    for the next.
     """
-    workdir, asked = split_checkpoint_url(url)
-    given: set[int] = set()
+    workdir, wanted_step = split_checkpoint_url(url)
+    fetched: set[int] = set()
     tries_left = TRIES
     while True:
         with _open_local_copy(workdir) as copy:
             listing = copy.bucket.list()
-            own = {
+            checkpoint_files = {
                 name: stored
                 for name, stored in listing.items()
                 if name.startswith(CHECKPOINT_PREFIX)
             }
-            marks = complete_folders.list_complete_folders(copy.bucket, own)
-            left = {parse_step(name) for name in marks if asked in (None, parse_step(name))} - given
-            if not left:
+            marks = complete_folders.list_complete_folders(copy.bucket, checkpoint_files)
+            remaining = {
+                parse_step(name) for name in marks if wanted_step in (None, parse_step(name))
+            } - fetched
+            if not remaining:
                 return
-            name = f'{CHECKPOINT_PREFIX}{max(left)}'
+            name = f'{CHECKPOINT_PREFIX}{max(remaining)}'
             try:
                 _fetch_files(
                     copy, listing, lambda name: is_record(name) or name.startswith(TOKENIZER_PREFIX)
@@ -277,12 +309,12 @@ def fetch_checkpoints(url: str) -> Iterator[tuple[Path, int]]:
                 if not tries_left:
                     raise
                 continue
-        given.add(max(left))
-        yield copy.folder / FOLDER, max(left)
+        fetched.add(max(remaining))
+        yield copy.folder / FOLDER, max(remaining)
 
 
 def split_checkpoint_url(url: str) -> tuple[str, int | None]:
-    """Returns (WORKDIR, STEP) for WORKDIR/checkpoints/STEP; the step of a workdir is None."""
+    """Splits WORKDIR/checkpoints/STEP into (WORKDIR, STEP); the step is None for a workdir."""
     match = CHECKPOINT.fullmatch(f'{PurePosixPath(url.partition("://")[2])}/-')
     if match is None or f'/{FOLDER}/' not in match[1]:
         return url, None
@@ -290,7 +322,7 @@ def split_checkpoint_url(url: str) -> tuple[str, int | None]:
 
 
 @contextlib.contextmanager
-def _open_local_copy(url: str) -> Iterator[LocalCopy]:
+def _open_local_copy(url: str) -> Generator[LocalCopy]:
     copy = LocalCopy(open_bucket(url), READS)
     with hold_lock(copy.root / 'lock'):
         copy.open()
@@ -298,7 +330,7 @@ def _open_local_copy(url: str) -> Iterator[LocalCopy]:
 
 
 def _fetch_files(copy: LocalCopy, listing: Mapping, is_wanted: Callable[[str], bool]) -> None:
-    """Fetches the wanted files, and drops those that are not in the bucket any more."""
+    """Fetches the wanted files, and drops local files that are no longer in the bucket."""
     files, _ = sort_listing(listing)
     copy.drop([name for name in copy.files if name not in files])
     copy.fetch_files({name: stored for name, stored in files.items() if is_wanted(name)})
@@ -306,6 +338,6 @@ def _fetch_files(copy: LocalCopy, listing: Mapping, is_wanted: Callable[[str], b
 
 
 def is_record(name: str) -> bool:
-    """Whether a file is a record of the run or sweep, of a cell, or of a run or sweep below."""
+    """Returns whether a file is a record of the run or sweep, or of a cell or run below."""
     parts = PurePosixPath(name).parts
     return len(parts) <= 3 and parts[-1] in RECORDS

@@ -1,30 +1,31 @@
-"""A workdir in a bucket, trained in a folder of this machine that is kept the same as it.
+"""A workdir in a bucket, trained in a local folder that is kept in sync with it.
 
-The code that trains gets the folder (`mirrored`) and knows nothing of the bucket. What is new in
-the folder is written to the bucket every so often, in this order (`Mirror.push`):
+The training code gets the folder (`mirror_workdir`) and knows nothing of the bucket. New content of
+the folder is written to the bucket at intervals, in this order (`Mirror.push`):
 
-1. The complete checkpoints are listed, and get second names (hard links), so that they stay until
+1. The complete checkpoints are listed, and get second names (hard links), so that they remain until
    they are written, whatever the run removes. The summaries are read before.
-2. All files but summaries. Rows are on disk before a checkpoint that covers them, so what is
-   written now covers every checkpoint of the list.
+2. All files but summaries. Rows are on disk before a checkpoint that covers them, so the rows
+   written now cover every listed checkpoint.
 3. The new checkpoints, the newest first: their files, then their marks.
-4. Checkpoints that were not on the list are deleted, their marks first.
-5. The summaries: one that says a run is done comes when its last checkpoint is there.
+4. Checkpoints that were not listed are deleted, their marks first.
+5. The summaries: a summary with status done comes after the last checkpoint of its run.
 
-Wherever this is cut off, the bucket holds checkpoints with rows that cover them, and nothing
+Wherever this is interrupted, the bucket holds checkpoints with rows that cover them, and nothing
 incomplete has a mark.
 
-At the start (`Mirror.pull`) the content of the bucket replaces what differs here. One exception:
-if its lease says that nobody has written to the bucket since this very folder was written to it,
-the folder is the same run further on, and is kept; the first `push` writes the rest. A folder with
-checkpoints that never were in the bucket, to which another process has written since, is set aside.
+At the start (`Mirror.pull`) the content of the bucket replaces local content that differs. There is
+one exception: if the lease says that nobody has written to the bucket since this same folder was
+written to it, the folder is the same run further on. It is kept, and the first `push` writes the
+rest. A folder with checkpoints that never were in the bucket, to which another process has written
+since, is set aside.
 
-Each cell of a sweep is such a workdir, with a lease of its own, which a process has while it trains
-the cell (`mirror_cell`). The lease of the sweep is held for the moments in which sweep.json is
-written, and table and report, from the records of all cells (`mirror_sweep_records`).
+Each cell of a sweep is such a workdir with its own lease, which a process holds while it trains the
+cell (`mirror_cell`). The lease of the sweep is held only while sweep.json, table and report are
+written from the records of all cells (`mirror_sweep_records`).
 
 If the bucket cannot be written for longer than `Times.retry`, or another process has taken the
-workdir, the run is stopped as by SIGTERM, and ends with an error that says where everything is.
+workdir, the run is stopped as by SIGTERM, and ends with an error that says where its files are.
 """
 
 import _thread
@@ -38,8 +39,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from lm.launch.distributed import broadcast_from_first, is_first, is_multiprocess, private_disks
 from lm.record.remote.local_copy import (
@@ -70,24 +72,27 @@ from lm.storage.lease import LEASE, Lease, LeaseLost
 
 KIND = 'runs'
 WRITTEN_FIRST = (CONFIG, SWEEP)  # written before the files that they describe
-LARGE_BYTES = 8 << 20  # bytes of a file that is not written again at every look
-LARGE_PACES = 10  # looks between two writes of such a file, which comes before each checkpoint too
+LARGE_BYTES = 8 << 20  # files of this size are not written again at every push
+LARGE_PACES = 10  # pushes between two writes of a large file; it also precedes each checkpoint
 FIRST_WAIT_SEC = 1.0  # after an error; then twice as long each time, up to the pace
 POLL_SEC = 0.2
-SWEEP_PATIENCE_SEC = 600.0  # until all hosts that end at the same time have written their report
+SWEEP_PATIENCE_SEC = 600.0  # hosts that end at the same time write their reports in turn
 print_flushed = functools.partial(print, flush=True)
 
 
 @contextlib.contextmanager
 def mirror_workdir(
     workdir: str | Path, say: Callable[[str], None] = print_flushed
-) -> Iterator[Path]:
+) -> Generator[Path]:
     """Yields the folder to train in: `workdir` itself, or the local folder of a URL.
 
-    When the block ends the bucket holds all of it. Of several processes the first has that folder;
-    the others have an empty one, and process 0 reads and writes checkpoints for them. Raises
-    ValueError for another kind of URL, and for a path that holds other things; InUse if another
-    process trains there; OSError if the bucket does not answer.
+    When the block ends, the bucket holds all of it. With several processes the first has that
+    folder; the others have an empty one, and process 0 reads and writes checkpoints for them.
+
+    Raises:
+      ValueError: for another kind of URL, or a path with other content.
+      InUseError: if another process trains there.
+      OSError: if the bucket does not answer.
     """
     if not is_url(str(workdir)):
         yield Path(workdir)
@@ -96,17 +101,17 @@ def mirror_workdir(
         with _mirror_bucket(str(workdir), say) as folder:
             yield folder
         return
-    with private_disks(), contextlib.ExitStack() as held:
+    with private_disks(), contextlib.ExitStack() as stack:
         if is_first():
-            yield held.enter_context(_mirror_bucket(str(workdir), say))
-            held.close()
+            yield stack.enter_context(_mirror_bucket(str(workdir), say))
+            stack.close()
         else:
-            yield Path(held.enter_context(tempfile.TemporaryDirectory()))
+            yield Path(stack.enter_context(tempfile.TemporaryDirectory()))
         broadcast_from_first(None)  # process 0 has written everything
 
 
 @contextlib.contextmanager
-def _mirror_bucket(url: str, say: Callable[[str], None]) -> Iterator[Path]:
+def _mirror_bucket(url: str, say: Callable[[str], None]) -> Generator[Path]:
     bucket = open_bucket(url)
     check_is_workdir(bucket)
     with _open_mirror(LocalCopy(bucket, KIND), say, PATIENCE_SEC) as mirror:
@@ -120,32 +125,41 @@ def _mirror_bucket(url: str, say: Callable[[str], None]) -> Iterator[Path]:
 @contextlib.contextmanager
 def _open_mirror(
     copy: LocalCopy, say: Callable[[str], None], patience: float
-) -> Iterator['Mirror']:
+) -> Generator['Mirror']:
     """Holds the lock of the folder and the lease of the bucket, once both are free."""
-    url, every = copy.bucket.url, read_times()
-    how = {
-        'in_use_message': f'another process trains in {url}; wait for it, or give another --workdir',
+    url, bucket_times = copy.bucket.url, read_times()
+    options: dict[str, Any] = {
+        'in_use_message': (
+            f'another process trains in {url}; wait for it, or give another --workdir'
+        ),
         'waiting_message': f'{url} is in use by another process: waiting for it to end',
         'wait_until': time.monotonic() + patience,
     }
-    with hold_lock(copy.root / 'lock', say=say, **how) as is_only:
+    with hold_lock(copy.root / 'lock', say=say, **options) as is_only:
         copy.open()
-        lease = Lease(copy.bucket, copy.id, every.lease)
+        lease = Lease(copy.bucket, copy.id, bucket_times.lease)
         lease.acquire(say, patience, is_only)
         with lease.keep_renewed():
-            yield Mirror(copy, lease, every, say)
+            yield Mirror(copy, lease, bucket_times, say)
 
 
 def sweep_folder(workdir: str | Path) -> Path:
-    """Returns `workdir` itself, or the local folder of a URL, which may not be there yet."""
+    """Returns `workdir` itself, or the local folder of a URL, which may not exist yet."""
     url = str(workdir)
     return LocalCopy(open_bucket(url), KIND).folder if is_url(url) else Path(workdir)
 
 
 @contextlib.contextmanager
-def mirror_cell(url: str | None, folder: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Holds a cell of the sweep at `url`, and keeps `folder`, where it trains, the same as it.
-    Nothing is to be done without a URL. Raises InUse if another process trains the cell.
+def mirror_cell(url: str | None, folder: Path, say: Callable[[str], None]) -> Generator[None]:
+    """Holds the lease of a cell, and keeps its folder in sync with the bucket.
+
+    Args:
+      url: the URL of the sweep; None does nothing.
+      folder: the local folder in which the cell trains.
+      say: prints a line.
+
+    Raises:
+      InUseError: if another process trains the cell.
     """
     if url is None:
         yield
@@ -158,9 +172,10 @@ def mirror_cell(url: str | None, folder: Path, say: Callable[[str], None]) -> It
 
 
 @contextlib.contextmanager
-def mirror_sweep_records(url: str | None, say: Callable[[str], None]) -> Iterator[None]:
-    """Brings the records of all cells to `sweep_folder`, and writes the sweep's own files to the
-    bucket at the end, such as sweep.json. No other process does so within the block.
+def mirror_sweep_records(url: str | None, say: Callable[[str], None]) -> Generator[None]:
+    """Fetches the records of all cells to `sweep_folder`; pushes the sweep's own files at the end.
+
+    No other process does so within the block, which writes files such as sweep.json.
     """
     if url is None:
         yield
@@ -169,20 +184,24 @@ def mirror_sweep_records(url: str | None, say: Callable[[str], None]) -> Iterato
     check_is_workdir(bucket, is_sweep=True)
     with _open_mirror(LocalCopy(bucket, KIND), say, SWEEP_PATIENCE_SEC) as mirror:
         copy, listing = mirror.copy, bucket.list()
-        files = {name: one for name, one in sort_listing(listing)[0].items() if '/' not in name}
+        files = {
+            name: stored for name, stored in sort_listing(listing)[0].items() if '/' not in name
+        }
         copy.fetch_files(files)
         cells = {name.split('/')[0] for name in listing if name.endswith(f'/{LEASE}')}
         for_each(lambda name: _fetch_cell_records(join_url(url, name), copy.folder, say), cells)
         yield
-        for name, found in list_local_files(copy.folder).items():
+        for name, file_stat in list_local_files(copy.folder).items():
             if '/' not in name:
-                mirror.push_file(name, found)
+                mirror.push_file(name, file_stat)
         copy.save()
 
 
 def _fetch_cell_records(url: str, sweep: Path, say: Callable[[str], None]) -> None:
-    """Fetches those of a cell, unless it trains on this machine. One whose lease is damaged, or of
-    which something is deleted meanwhile, stays as it was.
+    """Fetches the records of a cell, unless it trains on this machine.
+
+    The local records are left unchanged if the lease is damaged, or if objects are deleted
+    meanwhile.
     """
     copy = LocalCopy(open_bucket(url), KIND, sweep)
     with (
@@ -196,23 +215,33 @@ def _fetch_cell_records(url: str, sweep: Path, say: Callable[[str], None]) -> No
 
 
 def check_is_workdir(bucket: Bucket, is_sweep: bool = False) -> None:
-    """Raises ValueError, before anything is written, if the path holds what no run has written, or
-    a sweep where a run is wanted, or the other way round.
+    """Raises ValueError, before anything is written, if no run has written the content of the path.
+
+    A sweep is refused if a run is expected, and a run if a sweep is (`is_sweep`).
     """
-    found = bucket.list()
-    if (CONFIG if is_sweep else SWEEP) in found:
-        there, wanted = ('single run', 'sweep') if is_sweep else ('sweep', 'single run')
-        raise ValueError(f'{bucket.url} holds a {there}; give another --workdir for a {wanted}')
-    if found and LEASE not in found:
+    listing = bucket.list()
+    if (CONFIG if is_sweep else SWEEP) in listing:
+        present, expected = ('single run', 'sweep') if is_sweep else ('sweep', 'single run')
+        raise ValueError(f'{bucket.url} holds a {present}; give another --workdir for a {expected}')
+    if listing and LEASE not in listing:
         raise ValueError(
-            f'{bucket.url} holds {len(found)} objects, such as {min(found)}, and is no workdir: '
-            f'there is no {LEASE} in it. Give a --workdir that is new. A run that was copied there '
-            'by other means goes on from a copy on a disk alone.'
+            f'{bucket.url} holds {len(listing)} objects, such as {min(listing)}, and is no '
+            f'workdir: there is no {LEASE} in it. Give a --workdir that is new. A run that was '
+            'copied there by other means goes on from a copy on a disk alone.'
         )
 
 
 class Mirror:
-    """`pull`, then `push` as often as wanted; both may be repeated after an error."""
+    """Synchronises a local folder with a bucket: `pull`, then `push` repeatedly.
+
+    Both may be repeated after an error.
+
+    Args:
+      copy: the local folder.
+      lease: the lease of the workdir.
+      times: pace and patience, in seconds.
+      say: prints a line.
+    """
 
     def __init__(self, copy: LocalCopy, lease: Lease, times: Times, say: Callable[[str], None]):
         self.copy, self.lease, self.times, self.say = copy, lease, times, say
@@ -223,46 +252,53 @@ class Mirror:
         self._due: dict[str, float] = {}  # when a large file is written again at the earliest
 
     def pull(self, records_only: bool = False) -> None:
-        """Makes the local folder as the bucket has it; see above. To be called with the lease.
+        """Makes the local folder equal to the bucket, as described above. Needs the lease.
 
-        of_reader: fetch the records alone, without the lease; another process may train there.
+        records_only: fetch the records alone, without the lease; another process may train there.
         """
-        copy, mine = self.copy, self.lease.written_by == self.copy.id
+        copy, is_ours = self.copy, self.lease.written_by == self.copy.id
         listing = self.bucket.list()
         files, folders = sort_listing(listing)
         marks = complete_folders.list_complete_folders(self.bucket, listing)
         self._marks = {name: mark.token for name, mark in marks.items() if name in folders}
-        left = sorted(folders - self._marks.keys())
-        if left and not records_only:
-            self.say(f'NOTE: {self.bucket.url} lacks parts of {", ".join(left)}: they are not read')
-        self._incomplete = set(left)
-        wanted = list(self._marks)
-        if mine:
+        incomplete = sorted(folders - self._marks.keys())
+        if incomplete and not records_only:
+            self.say(
+                f'NOTE: {self.bucket.url} lacks parts of {", ".join(incomplete)}: they are not read'
+            )
+        self._incomplete = set(incomplete)
+        to_fetch = list(self._marks)
+        if is_ours:
             files = {
-                name: one for name, one in files.items() if read_stat(copy.folder / name) is None
+                name: stored
+                for name, stored in files.items()
+                if read_stat(copy.folder / name) is None
             }
-            is_here = {name: (copy.folder / name).is_dir() for name in wanted}
-            wanted = [n for n in wanted if not is_here[n] or copy.is_damaged(n, self._marks[n])]
+            is_here = {name: (copy.folder / name).is_dir() for name in to_fetch}
+            to_fetch = [n for n in to_fetch if not is_here[n] or copy.is_damaged(n, self._marks[n])]
         else:
             self._drop_stale(files.keys(), marks)
-        copy.fetch_files({n: one for n, one in files.items() if not records_only or is_record(n)})
-        for name in [] if records_only else wanted:
+        copy.fetch_files(
+            {n: stored for n, stored in files.items() if not records_only or is_record(n)}
+        )
+        for name in [] if records_only else to_fetch:
             copy.fetch_folder(name, marks[name])
         copy.save()
         if not records_only:
             self.lease.claim()
 
     def describe(self) -> str:
+        """Returns a line with the newest checkpoint in the bucket and the local folder."""
         newest = max(map(parse_step, self._marks), default=None)
-        held = 'no checkpoint yet' if newest is None else f'checkpoints up to step {newest}'
-        return f'{self.bucket.url} holds {held}; trained in {self.copy.folder}'
+        content = 'no checkpoint yet' if newest is None else f'checkpoints up to step {newest}'
+        return f'{self.bucket.url} holds {content}; trained in {self.copy.folder}'
 
     def _drop_stale(self, files: Collection[str], marks: Mapping) -> None:
         copy = self.copy
-        here, known = list_local_checkpoints(copy.folder), copy.folders
-        sent = {name for name, noted in known.items() if noted['is_up']}
+        local, recorded = list_local_checkpoints(copy.folder), copy.folders
+        sent = {name for name, entry in recorded.items() if entry['is_up']}
         if unsent := [
-            n for n, found in here.items() if n not in sent or known[n]['files'] != found
+            n for n, stats in local.items() if n not in sent or recorded[n]['files'] != stats
         ]:
             aside = copy.set_aside()
             self.say(
@@ -271,42 +307,49 @@ class Mirror:
                 f'{aside}, and not gone on from'
             )
             return
-        copy.drop(n for n in here if n not in marks or not copy.has_checkpoint(n, marks[n].token))
+        copy.drop(n for n in local if n not in marks or not copy.has_checkpoint(n, marks[n].token))
         copy.drop(name for name in list_local_files(copy.folder) if name not in files)
 
     def push(self, is_last: bool = False) -> None:
-        """Writes what is new here, and deletes what is gone; to be repeated after a BucketError."""
-        self.lease.check()  # one that has lost its lease ends, also if it has nothing to write
+        """Writes new content to the bucket, and deletes removed content.
+
+        It may be repeated after a BucketError.
+        """
+        self.lease.check()  # a process without the lease must end, even if it has nothing to write
         folder = self.copy.folder
         summaries = {
-            name: (found, content)
-            for name, found in list_local_files(folder).items()
+            name: (file_stat, content)
+            for name, file_stat in list_local_files(folder).items()
             if is_summary(name) and (content := read_file(folder / name)) is not None
         }
         listed = list_local_checkpoints(folder)
-        new = {name: found for name, found in listed.items() if not self._is_written(name, found)}
-        staged = {name: self._link_checkpoint(name) for name in new}
-        self._push_files(is_all=is_last or bool(new))
-        self._assign_tokens(new)
+        unsent = {
+            name: file_stat
+            for name, file_stat in listed.items()
+            if not self._is_written(name, file_stat)
+        }
+        staged = {name: self._link_checkpoint(name) for name in unsent}
+        self._push_files(is_all=is_last or bool(unsent))
+        self._assign_tokens(unsent)
         try:
-            for name in sorted(new, key=parse_step, reverse=True):
-                if read_stats(staged[name]) == new[name]:  # or it was removed while it was listed
+            for name in sorted(unsent, key=parse_step, reverse=True):
+                if read_stats(staged[name]) == unsent[name]:  # unless it was removed during listing
                     self._push_checkpoint(name, staged[name])
         finally:
-            if new:
+            if unsent:
                 self.copy.save()
         for name in [*(self._marks.keys() - listed.keys()), *self._incomplete]:
             self._delete(name)
-        for name, (found, content) in summaries.items():
-            self.push_file(name, found, content)
+        for name, (file_stat, content) in summaries.items():
+            self.push_file(name, file_stat, content)
         shutil.rmtree(self.copy.staging, ignore_errors=True)
 
     def _is_written(self, name: str, stats: dict[str, Stat]) -> bool:
-        noted = self.copy.folders.get(name, {'files': None})
-        return noted['files'] == stats and self._marks.get(name) == noted['token']
+        entry = self.copy.folders.get(name, {'files': None})
+        return entry['files'] == stats and self._marks.get(name) == entry['token']
 
     def _link_checkpoint(self, name: str) -> Path:
-        """Links the checkpoint to a path of its own, which the run does not remove."""
+        """Links the checkpoint to another path, which the run does not remove."""
         path = self.copy.staging / name
         shutil.rmtree(path, ignore_errors=True)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -315,28 +358,34 @@ class Mirror:
         return path
 
     def _push_files(self, is_all: bool) -> None:
-        """Writes all files that changed, but summaries; large ones if they are due or `is_all`."""
-        found = list_local_files(self.copy.folder)
-        gone = [name for name in self.copy.files if name not in found]
-        if gone:
+        """Writes all changed files except summaries; large files only if due, or if `is_all`."""
+        files = list_local_files(self.copy.folder)
+        removed = [name for name in self.copy.files if name not in files]
+        if removed:
             self.lease.check()
-            self.bucket.delete(gone)
-            self.copy.forget(gone)
-        before, now = dict(self.copy.files), time.monotonic()
+            self.bucket.delete(removed)
+            self.copy.forget(removed)
+        before, time_now = dict(self.copy.files), time.monotonic()
         due = {
             name
-            for name, (size, _) in found.items()
+            for name, (size, _) in files.items()
             if not is_summary(name)
-            and (is_all or size < LARGE_BYTES or now >= self._due.get(name, 0.0))
+            and (is_all or size < LARGE_BYTES or time_now >= self._due.get(name, 0.0))
         }
         first = {name for name in due if PurePosixPath(name).name in WRITTEN_FIRST}
         for names in (first, due - first):
-            for_each(lambda name: self.push_file(name, found[name]), names)
-        if gone or self.copy.files != before:
+            for_each(lambda name: self.push_file(name, files[name]), names)
+        if removed or self.copy.files != before:
             self.copy.save()
 
     def push_file(self, name: str, file_stat: Stat, content: bytes | None = None) -> None:
-        """Writes one file, unless it is there. found: its state, no newer than `content`."""
+        """Writes a file, unless the bucket has it.
+
+        Args:
+          name: name of the file.
+          file_stat: its stat, not newer than `content`.
+          content: its content; read from the folder if None.
+        """
         if self.copy.files.get(name, [])[:2] == file_stat:
             return
         if content is None:
@@ -348,23 +397,26 @@ class Mirror:
             self._due[name] = time.monotonic() + LARGE_PACES * self.times.pace
 
     def _assign_tokens(self, checkpoints: dict[str, dict[str, Stat]]) -> None:
-        """Gives tokens to checkpoints, before there is a mark that a killed process leaves."""
-        for name, found in checkpoints.items():
-            noted = self.copy.folders.get(name)
-            if noted is None or noted['files'] != found:
-                self.copy.note_folder(name, secrets.token_hex(8), found, is_up=False)
+        """Assigns tokens to checkpoints before their marks are written.
+
+        A process may be killed in between, and leave a mark.
+        """
+        for name, stats in checkpoints.items():
+            entry = self.copy.folders.get(name)
+            if entry is None or entry['files'] != stats:
+                self.copy.note_folder(name, secrets.token_hex(8), stats, is_up=False)
         if checkpoints:
             self.copy.save()
 
     def _push_checkpoint(self, name: str, path: Path) -> None:
-        noted = self.copy.folders[name]
-        token = noted['token']
+        entry = self.copy.folders[name]
+        token = entry['token']
         if name in self._marks or (name in self._incomplete and token not in self._sent):
-            self._delete(name)  # another one of this step
+            self._delete(name)  # an older checkpoint of the same step
         self._incomplete.add(name)
         sent = self._sent.setdefault(token, set())
         complete_folders.upload(self.bucket, path, name, token, self.lease.check, sent)
-        self._marks[name], noted['is_up'] = token, True
+        self._marks[name], entry['is_up'] = token, True
         self._incomplete.remove(name)
         del self._sent[token]
 
@@ -393,12 +445,12 @@ def _link(source: str, target: str) -> None:
         os.link(source, target)
     except FileNotFoundError:
         raise
-    except OSError:  # a file system without second names
+    except OSError:  # a file system without hard links
         shutil.copy2(source, target)
 
 
 class PushLoop:
-    """Calls `Mirror.push` every so often, in a thread; `failure` is the error that ended it."""
+    """Calls `Mirror.push` at intervals in a thread; `failure` is the error that ended it."""
 
     def __init__(self, mirror: Mirror):
         self.mirror, self.times, self.say = mirror, mirror.times, mirror.say
@@ -407,8 +459,12 @@ class PushLoop:
         self._ended = threading.Event()
 
     @contextlib.contextmanager
-    def run_in_background(self) -> Iterator[None]:
-        """Raises OSError at the end if the bucket lacks something; says it after another error."""
+    def run_in_background(self) -> Generator[None]:
+        """Runs the loop during the block.
+
+        Raises OSError at the end if the bucket lacks something; after another error this is only
+        printed.
+        """
         thread = threading.Thread(target=self._run, name='mirror', daemon=True)
         thread.start()
         try:
@@ -435,7 +491,7 @@ class PushLoop:
                 return
 
     def _push_until_done(self, is_last: bool = False) -> bool:
-        """Whether it was done at last, or need not be as the block has ended."""
+        """Returns whether a push succeeded, or is left to the end of the block."""
         wait = FIRST_WAIT_SEC
         while True:
             began = time.monotonic()
@@ -457,7 +513,7 @@ class PushLoop:
             if is_last:
                 time.sleep(wait)
             elif self._ended.wait(wait):
-                return True  # the last push is to be done
+                return True  # the last push will write the rest
             wait = min(2 * wait, max(FIRST_WAIT_SEC, self.times.pace))
 
     def _stop_run(self) -> None:
@@ -476,9 +532,9 @@ class PushLoop:
                 f'trained is in {folder}. The same command goes on from what the other one leaves.'
             )
         steps = [parse_step(name) for name in list_local_checkpoints(folder)]
-        held = f'up to the checkpoint of step {max(steps)} ' if steps else ''
+        progress = f'up to the checkpoint of step {max(steps)} ' if steps else ''
         return (
-            f'{url} could not be written ({self.failure}). All that was trained {held}is in '
+            f'{url} could not be written ({self.failure}). All that was trained {progress}is in '
             f'{folder}: when the bucket can be written, the same command on this machine writes '
             'it there and goes on.'
         )

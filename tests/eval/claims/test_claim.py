@@ -1,5 +1,5 @@
-"""Contract: a file of a claim that says too little, or other than a claim does, is an error that
-names it. Every claim of the project is one.
+"""Contract: an incomplete or invalid file of a claim is an error that names the file; every claim
+of the project is valid.
 """
 
 import math
@@ -35,7 +35,7 @@ def write(folder, text, name='mine'):
     return path
 
 
-def test_a_file_is_read(tmp_path):
+def test_reads_file(tmp_path):
     claim = read_claim(write(tmp_path, GOOD))
     assert (claim.name, claim.title, claim.part) == (
         'mine',
@@ -48,7 +48,7 @@ def test_a_file_is_read(tmp_path):
     assert second.of == {'value': 'slope'} and second.range_text == 'between 0.5 and 1'
 
 
-def test_a_file_may_withdraw_its_verdict_or_qualify_it(tmp_path):
+def test_file_withdraws_or_qualifies_verdict(tmp_path):
     plain = read_claim(write(tmp_path, GOOD))
     assert plain.withdrawn == plain.caution == ''
     text = GOOD + "WITHDRAWN = 'It ran with another rate.'\nCAUTION = 'Small.'\n"
@@ -57,22 +57,22 @@ def test_a_file_may_withdraw_its_verdict_or_qualify_it(tmp_path):
     assert claim.digest == plain.digest  # what counts is the same
 
 
-def test_what_counts_has_a_digest(tmp_path):
-    """Other words are the same claim; another bound, arm or study is not."""
-    one = read_claim(write(tmp_path, GOOD)).digest
-    assert read_claim(write(tmp_path, GOOD.replace('a small model', 'another'))).digest == one
+def test_digest_covers_criterion(tmp_path):
+    """Other texts are the same claim; another bound, arm or study is not."""
+    digest = read_claim(write(tmp_path, GOOD)).digest
+    assert read_claim(write(tmp_path, GOOD.replace('a small model', 'another'))).digest == digest
     changes = {
         '(None, 0.0)': '(None, 0.1)',
         "'muon'": "'lion'",
         'optimizers_tuned.py': 'optimizers_tuned.py:half',
     }
-    others = {
+    changed_digests = {
         read_claim(write(tmp_path, GOOD.replace(*change))).digest for change in changes.items()
     }
-    assert len(others | {one}) == 4
+    assert len(changed_digests | {digest}) == 4
 
 
-WRONG = {  # what stands in GOOD: what stands there instead, and what is said of it
+WRONG = {  # {text in GOOD: (its replacement, the message)}
     'Says:     half': ('half', 'its docstring has no Says:'),
     "PART = 'optimizers'": ('', 'PART missing'),
     "'optimizers'\n": ("'optimisers'\n", 'PART must be one of'),
@@ -91,34 +91,34 @@ WRONG = {  # what stands in GOOD: what stands there instead, and what is said of
 }
 
 
-@pytest.mark.parametrize('at', WRONG)
-def test_a_file_that_is_no_claim_is_refused(tmp_path, at):
-    instead, wanted = WRONG[at]
-    assert at in GOOD
-    path = write(tmp_path, GOOD.replace(at, instead, 1))
+@pytest.mark.parametrize('fragment', WRONG)
+def test_invalid_file_raises(tmp_path, fragment):
+    replacement, message = WRONG[fragment]
+    assert fragment in GOOD
+    path = write(tmp_path, GOOD.replace(fragment, replacement, 1))
     with pytest.raises(ValueError) as error:
         read_claim(path)
-    said = str(error.value)
-    assert said.startswith(f'{path}: ') and '\n' not in said and wanted in said
+    text = str(error.value)
+    assert text.startswith(f'{path}: ') and '\n' not in text and message in text
 
 
-def test_names_are_of_files(tmp_path):
+def test_unknown_names_raise(tmp_path):
     with pytest.raises(ValueError, match='holds no claims; give --claims=DIR'):
         read_claims(tmp_path)
     write(tmp_path, GOOD, 'muon')
     with pytest.raises(ValueError, match="no claim 'muom' Did you mean 'muon'"):
         read_claims(tmp_path, ['muom'])
-    assert [one.name for one in read_claims(tmp_path, ['muon'])] == ['muon']
+    assert [claim.name for claim in read_claims(tmp_path, ['muon'])] == ['muon']
 
 
-def test_every_claim_of_the_project_names_arms_and_values(tmp_path, monkeypatch):
-    """Catches a claim that a study, or a measure, has left behind."""
+def test_project_claims_name_known_arms_and_values(tmp_path, monkeypatch):
+    """Catches a claim that its study or measure no longer supports."""
     monkeypatch.chdir(ROOT)
     claims = read_claims(FOLDER)
-    names = dict.fromkeys(which for claim in claims for which in claim.studies.values())
+    names = dict.fromkeys(study for claim in claims for study in claim.studies.values())
     evidence = {name: open_evidence(name, tmp_path) for name in names}
     for claim in claims:
-        is_far = any(' on ' in which for which in claim.studies.values())
+        is_far = any(' on ' in study for study in claim.studies.values())
         state = 'out of reach here' if is_far else 'open'
         assert decide(claim, evidence).verdict == ('withdrawn' if claim.withdrawn else state)
     assert len(claims) > 20

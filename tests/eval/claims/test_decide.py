@@ -1,6 +1,6 @@
-"""Property: a condition holds or fails where its whole interval says so, and a claim by its
-conditions; the records of a study that changed since decide nothing. Reference: differences of arms
-against sums by hand.
+"""Property: a condition holds or fails if its whole interval does, and a claim by its conditions;
+records of a study that changed since decide nothing. Reference: differences of arms against sums by
+hand.
 """
 
 import dataclasses
@@ -40,24 +40,26 @@ LOSSES = {
     'none': diverging(-99.0, bowl(3.0)),
     'dyt': bowl(3.05, best=30.0, noise=0.005, number=2),
 }
-ASKED = {'optim.lr': None, 'smallest_effect': 0.02}
+TUNE = {'optim.lr': None, 'smallest_effect': 0.02}
 
 
 @pytest.fixture(scope='module')
 def study(tmp_path_factory):
-    """Four arms: one is better by 0.1, one diverges, the best rate of one is far out."""
+    """Returns four arms: one is better by 0.1, one diverges, and one has its best rate far out."""
     folder = tmp_path_factory.mktemp('claims') / 'study'
-    tuned.write_tuned(folder, LOSSES, ASKED)
+    tuned.write_tuned(folder, LOSSES, TUNE)
     ablation = read_ablation(read_sweep(folder), gather(folder))
     arms = [
-        SimpleNamespace(changes=one.changes, name=one.name, is_judged=True) for one in ablation.arms
+        SimpleNamespace(changes=arm.changes, name=arm.name, is_judged=True) for arm in ablation.arms
     ]
     return StudyEvidence('study.py', folder, SimpleNamespace(arms=arms), '', '', ablation)
 
 
 def condition(arm, low=-math.inf, high=math.inf, against=None, quantity='difference'):
-    of = {'arm': {'model.norm': arm}} | ({'against': {'model.norm': against}} if against else {})
-    return Condition('whole', quantity, of, low, high)
+    selection = {'arm': {'model.norm': arm}} | (
+        {'against': {'model.norm': against}} if against else {}
+    )
+    return Condition('whole', quantity, selection, low, high)
 
 
 def claim(*conditions, studies=None):
@@ -65,30 +67,30 @@ def claim(*conditions, studies=None):
     return Claim('mine', 'It is so.', texts, 'norms', studies or {'whole': 'study.py'}, conditions)
 
 
-def decided(study, *conditions):
+def decide_conditions(study, *conditions):
     return decide(claim(*conditions), {'study.py': study})
 
 
-class TestAnInterval:
-    def test_is_within_or_outside_or_neither(self):
-        found = Estimate(0.5, 0.4, 0.6, 5)
-        assert found.outcome(0.3, 0.7) == found.outcome(0.4, math.inf) == HOLDS
-        assert found.outcome(0.7, 0.9) == found.outcome(-math.inf, 0.3) == FAILS
-        assert found.outcome(0.5, 0.9) == found.outcome(0.45, 0.55) == UNDECIDED
+class TestEstimate:
+    def test_holds_fails_or_is_undecided(self):
+        estimate = Estimate(0.5, 0.4, 0.6, 5)
+        assert estimate.outcome(0.3, 0.7) == estimate.outcome(0.4, math.inf) == HOLDS
+        assert estimate.outcome(0.7, 0.9) == estimate.outcome(-math.inf, 0.3) == FAILS
+        assert estimate.outcome(0.5, 0.9) == estimate.outcome(0.45, 0.55) == UNDECIDED
         assert (
             exact_estimate(1.0).outcome(1.0, 2.0) == HOLDS
             and exact_estimate(math.nan).outcome(0.0, 1.0) == UNDECIDED
         )
 
-    def test_over_seeds_is_students(self):
-        found = mean_over_seeds([1.0, 2.0, 3.0])
+    def test_mean_over_seeds_has_student_interval(self):
+        estimate = mean_over_seeds([1.0, 2.0, 3.0])
         half = 4.302653 / math.sqrt(3)
-        np.testing.assert_allclose([found.low, found.high], [2 - half, 2 + half], rtol=1e-6)
-        assert (found.n, found.deviation) == (3, 1.0)
+        np.testing.assert_allclose([estimate.low, estimate.high], [2 - half, 2 + half], rtol=1e-6)
+        assert (estimate.n, estimate.deviation) == (3, 1.0)
 
 
 @pytest.mark.parametrize(
-    'said, wanted',
+    'outcomes, expected',
     [
         ([HOLDS], 'reproduced'),
         ([HOLDS, HOLDS], 'reproduced'),
@@ -99,93 +101,111 @@ class TestAnInterval:
         ([HOLDS, UNDECIDED], 'undecided'),
     ],
 )
-def test_a_claim_is_what_its_conditions_are(said, wanted):
-    assert combine_outcomes(said) == wanted
+def test_verdict_combines_outcomes(outcomes, expected):
+    assert combine_outcomes(outcomes) == expected
 
 
-class TestOfArms:
-    def test_a_difference_is_of_fresh_seeds(self, study):
-        (one,) = decided(study, condition('layernorm', high=0.0)).conditions
+class TestStudyEvidence:
+    def test_difference_uses_fresh_seeds(self, study):
+        (outcome,) = decide_conditions(study, condition('layernorm', high=0.0)).conditions
         first, second = (
-            {p.seed: loss for p, loss in arm.fresh_losses.items()}
+            {point.seed: loss for point, loss in arm.fresh_losses.items()}
             for arm in study.ablation.arms[:2]
         )
         pairs = [second[seed] - first[seed] for seed in second]
-        np.testing.assert_allclose(one.estimate.value, np.mean(pairs))
-        assert one.estimate.n == len(pairs) >= 5
-        assert one.estimate.low < -0.1 < one.estimate.high < 0 and one.outcome == HOLDS
-        assert one.text == 'loss of layernorm - loss of rmsnorm at most 0 nats per token'
+        np.testing.assert_allclose(outcome.estimate.value, np.mean(pairs))
+        assert outcome.estimate.n == len(pairs) >= 5
+        assert outcome.estimate.low < -0.1 < outcome.estimate.high < 0 and outcome.outcome == HOLDS
+        assert outcome.text == 'loss of layernorm - loss of rmsnorm at most 0 nats per token'
 
-    def test_any_two_arms_are_compared(self, study):
-        back = decided(study, condition('rmsnorm', high=0.0, against='layernorm'))
-        assert back.verdict == 'not reproduced' and back.conditions[0].estimate.value > 0.05
+    def test_compares_any_two_arms(self, study):
+        reverse = decide_conditions(study, condition('rmsnorm', high=0.0, against='layernorm'))
+        assert reverse.verdict == 'not reproduced' and reverse.conditions[0].estimate.value > 0.05
 
-    def test_what_diverges_is_infinitely_worse(self, study):
-        assert decided(study, condition('none', high=0.0)).verdict == 'not reproduced'
-        assert decided(study, condition('none', low=0.03)).verdict == 'reproduced'
+    def test_diverged_arm_is_infinitely_worse(self, study):
+        assert decide_conditions(study, condition('none', high=0.0)).verdict == 'not reproduced'
+        assert decide_conditions(study, condition('none', low=0.03)).verdict == 'reproduced'
         assert (
-            decided(study, condition('rmsnorm', high=0.0, against='none')).verdict == 'reproduced'
+            decide_conditions(study, condition('rmsnorm', high=0.0, against='none')).verdict
+            == 'reproduced'
         )
 
-    def test_an_arm_at_an_edge_may_be_better(self, study):
-        """The loss there is a bound: it is never found worse."""
-        (one,) = decided(study, condition('dyt', low=0.0)).conditions
-        assert one.estimate.low == -math.inf and one.outcome == UNDECIDED and one.seeds is None
+    def test_arm_at_edge_may_be_better(self, study):
+        """The loss there is a bound: the arm is never found worse."""
+        (outcome,) = decide_conditions(study, condition('dyt', low=0.0)).conditions
+        assert (
+            outcome.estimate.low == -math.inf
+            and outcome.outcome == UNDECIDED
+            and outcome.seeds is None
+        )
 
-    def test_seeds_that_would_decide(self, study):
-        """A bound beyond the interval's end is undecided, and further from the mean takes fewer."""
-        (one,) = decided(study, condition('layernorm', high=0.0)).conditions
-        value, low = one.estimate.value, one.estimate.low
+    def test_counts_deciding_seeds(self, study):
+        """A bound beyond the interval's end is undecided; one further from the mean takes fewer
+        seeds.
+        """
+        (outcome,) = decide_conditions(study, condition('layernorm', high=0.0)).conditions
+        value, low = outcome.estimate.value, outcome.estimate.low
         near, far = (
-            decided(study, condition('layernorm', low=value - share * (value - low))).conditions[0]
+            decide_conditions(
+                study, condition('layernorm', low=value - share * (value - low))
+            ).conditions[0]
             for share in (0.2, 0.9)
         )
         assert near.outcome == far.outcome == UNDECIDED and 1 < far.seeds < near.seeds
 
-    def test_an_arm_is_named_by_what_it_alone_has(self, study):
+    def test_selects_arm_by_unique_changes(self, study):
         with pytest.raises(ValueError, match=r"study.py has no arm with .*'dit'"):
-            decided(study, condition('dit', high=0.0))
+            decide_conditions(study, condition('dit', high=0.0))
         with pytest.raises(ValueError, match=r'study.py has 4 arms with \{\}'):
             study.select_arm({})
 
 
-def test_a_condition_of_several_studies_says_of_which(study):
-    two = claim(condition('layernorm', high=0.0), studies={'whole': 'study.py', 'half': 'half.py'})
-    (one,) = decide(two, {'study.py': study, 'half.py': study}).conditions
-    assert one.text == 'whole: loss of layernorm - loss of rmsnorm at most 0 nats per token'
+def test_condition_names_its_study(study):
+    claim_of_two_studies = claim(
+        condition('layernorm', high=0.0), studies={'whole': 'study.py', 'half': 'half.py'}
+    )
+    (outcome,) = decide(claim_of_two_studies, {'study.py': study, 'half.py': study}).conditions
+    assert outcome.text == 'whole: loss of layernorm - loss of rmsnorm at most 0 nats per token'
 
 
-def test_an_unfinished_study_decides_nothing(study):
+def test_unfinished_study_decides_nothing(study):
     for state in ('open', 'stale'):
-        going = dataclasses.replace(study, state=state, why='stage scan')
-        found = decided(going, condition('layernorm', high=0.0))
-        assert (found.verdict, found.why) == (state, 'stage scan')
+        unfinished = dataclasses.replace(study, state=state, why='stage scan')
+        decision = decide_conditions(unfinished, condition('layernorm', high=0.0))
+        assert (decision.verdict, decision.why) == (state, 'stage scan')
 
 
-class TestAWithdrawnClaim:
+class TestWithdrawnClaim:
     WHY = 'The arm is not the method.'
 
     def withdraw(self, study, state=''):
-        asked = dataclasses.replace(claim(condition('layernorm', high=0.0)), withdrawn=self.WHY)
-        return decide(asked, {'study.py': dataclasses.replace(study, state=state, why=state)})
+        withdrawn_claim = dataclasses.replace(
+            claim(condition('layernorm', high=0.0)), withdrawn=self.WHY
+        )
+        return decide(
+            withdrawn_claim, {'study.py': dataclasses.replace(study, state=state, why=state)}
+        )
 
     @pytest.mark.parametrize('state', ['', 'open', 'stale', 'out of reach here'])
-    def test_has_no_verdict_whatever_was_measured(self, study, state):
-        assert decided(study, condition('layernorm', high=0.0)).verdict == 'reproduced'
-        found = self.withdraw(study, state)
-        assert (found.verdict, found.why) == ('withdrawn', self.WHY)
-        assert found.conditions[0].estimate.value < -0.05  # what was measured stays
+    def test_has_no_verdict(self, study, state):
+        assert decide_conditions(study, condition('layernorm', high=0.0)).verdict == 'reproduced'
+        decision = self.withdraw(study, state)
+        assert (decision.verdict, decision.why) == ('withdrawn', self.WHY)
+        assert decision.conditions[0].estimate.value < -0.05  # what was measured stays
 
     def test_is_not_counted(self, study):
-        found = [self.withdraw(study), decided(study, condition('layernorm', high=0.0))]
-        first, second, _ = board.summary_lines(found)
+        decisions = [
+            self.withdraw(study),
+            decide_conditions(study, condition('layernorm', high=0.0)),
+        ]
+        first, second, _ = board.summary_lines(decisions)
         assert first == '2 claims, of which 1 withdrawn'
         assert second == '1 by training: 1 reproduced'
-        kept, withdrawn = board.table_rows(found, {})
-        assert (kept['verdict'], withdrawn['verdict']) == ('reproduced', 'withdrawn')
+        standing, withdrawn = board.table_rows(decisions, {})
+        assert (standing['verdict'], withdrawn['verdict']) == ('reproduced', 'withdrawn')
         assert withdrawn['note'] == self.WHY
 
-    def test_says_so_at_the_top_of_its_page_and_in_a_table_of_its_own(self, study, tmp_path):
+    def test_page_and_index_show_withdrawal(self, study, tmp_path):
         index, page, _ = board.write_pages(tmp_path, [self.withdraw(study)], {})
         lines = page.read_text().splitlines()
         assert lines[2] == f'**Withdrawn.** {self.WHY} Below is what was measured.'
@@ -196,120 +216,124 @@ class TestAWithdrawnClaim:
         assert '| withdrawn | -0.1' in board_text.partition('## Withdrawn')[2]
         assert board_text.count('[It is so](mine.md)') == 1  # in no list of verdicts
 
-    def test_waits_for_no_training(self, tmp_path, monkeypatch):
+    def test_needs_no_training(self, tmp_path, monkeypatch):
         monkeypatch.chdir(ROOT)
-        own = SimpleNamespace(
+        open_study = SimpleNamespace(
             name='it', state='open', cost=1.0, command=['-c', 'raise SystemExit(3)']
         )
-        train_open_claims([SimpleNamespace(evidence={'it': own}, verdict='withdrawn')])
+        train_open_claims([SimpleNamespace(evidence={'it': open_study}, verdict='withdrawn')])
         with pytest.raises(ValueError, match='ended with status 3'):
-            train_open_claims([SimpleNamespace(evidence={'it': own}, verdict='open')])
+            train_open_claims([SimpleNamespace(evidence={'it': open_study}, verdict='open')])
 
 
-def test_a_caution_stands_in_the_first_lines(study, tmp_path):
-    asked = dataclasses.replace(claim(condition('layernorm', high=0.0)), caution='At one start.')
-    found = decide(asked, {'study.py': study})
-    _, page, _ = board.write_pages(tmp_path, [found], {})
+def test_caution_is_in_first_lines(study, tmp_path):
+    cautioned = dataclasses.replace(
+        claim(condition('layernorm', high=0.0)), caution='At one start.'
+    )
+    decision = decide(cautioned, {'study.py': study})
+    _, page, _ = board.write_pages(tmp_path, [decision], {})
     assert page.read_text().splitlines()[2] == '**Caution.** At one start.'
-    (row,) = board.table_rows([found], {})
+    (row,) = board.table_rows([decision], {})
     assert (row['verdict'], row['note']) == ('reproduced', 'At one start.')
 
 
-class TestTheRecordOfABoard:
-    def test_makes_the_same_pages_without_the_runs(self, study, tmp_path):
-        found = [
-            decided(study, condition('dyt', low=0.0)),
-            decided(study, condition('none', low=0.03)),
+class TestBoardRecord:
+    def test_reproduces_pages_without_runs(self, study, tmp_path):
+        decisions = [
+            decide_conditions(study, condition('dyt', low=0.0)),
+            decide_conditions(study, condition('none', low=0.03)),
         ]
         names = 'first', 'second'
-        found = [
-            dataclasses.replace(one, claim=dataclasses.replace(one.claim, name=name))
-            for one, name in zip(found, names, strict=True)
+        decisions = [
+            dataclasses.replace(decision, claim=dataclasses.replace(decision.claim, name=name))
+            for decision, name in zip(decisions, names, strict=True)
         ]
-        entries = {'second': {'asked': found[1].claim.digest, 'day': 'a day', 'fresh_seeds': 7}}
-        made = board.write_pages(tmp_path / 'runs', found, entries)
-        claims = [one.claim for one in found]
-        read, known = read_record(tmp_path / 'runs' / 'board.json', claims)
-        board.write_pages(tmp_path / 'record', list(read.values()), known)
-        assert known == entries
-        for path in made:
+        entries = {'second': {'asked': decisions[1].claim.digest, 'day': 'a day', 'fresh_seeds': 7}}
+        pages = board.write_pages(tmp_path / 'runs', decisions, entries)
+        claims = [decision.claim for decision in decisions]
+        recorded, recorded_entries = read_record(tmp_path / 'runs' / 'board.json', claims)
+        board.write_pages(tmp_path / 'record', list(recorded.values()), recorded_entries)
+        assert recorded_entries == entries
+        for path in pages:
             assert (tmp_path / 'record' / path.name).read_text() == path.read_text()
 
-    def test_gives_a_withdrawn_claim_no_verdict(self, study, tmp_path):
-        found = decided(study, condition('layernorm', high=0.0))
-        board.write_pages(tmp_path, [found], {})
-        withdrawn = dataclasses.replace(found.claim, withdrawn='It was another arm.')
-        read, _ = read_record(tmp_path / 'board.json', [withdrawn])
-        assert read['mine'].verdict == 'withdrawn'
+    def test_withdrawn_claim_has_no_verdict(self, study, tmp_path):
+        decision = decide_conditions(study, condition('layernorm', high=0.0))
+        board.write_pages(tmp_path, [decision], {})
+        withdrawn = dataclasses.replace(decision.claim, withdrawn='It was another arm.')
+        recorded, _ = read_record(tmp_path / 'board.json', [withdrawn])
+        assert recorded['mine'].verdict == 'withdrawn'
 
-    def test_is_of_the_same_conditions(self, study, tmp_path):
-        board.write_pages(tmp_path, [decided(study, condition('layernorm', high=0.0))], {})
-        other = claim(condition('layernorm', high=0.1))
-        assert read_record(tmp_path / 'board.json', [other]) == ({}, {})
+    def test_omits_changed_conditions(self, study, tmp_path):
+        board.write_pages(
+            tmp_path, [decide_conditions(study, condition('layernorm', high=0.0))], {}
+        )
+        changed_claim = claim(condition('layernorm', high=0.1))
+        assert read_record(tmp_path / 'board.json', [changed_claim]) == ({}, {})
 
-    def test_of_another_measure_is_stale(self, tmp_path, monkeypatch):
-        """Catches a board that keeps its verdicts whatever computes them now."""
+    def test_changed_measure_is_stale(self, tmp_path, monkeypatch):
+        """Catches a board that keeps its verdicts after the code changed."""
         monkeypatch.chdir(ROOT)
         claims = read_claims(only=['self_normalizing', 'lion_memory'])
         board_json = json.loads((ROOT / 'docs' / 'claims' / 'board.json').read_text())
         board_json['evidence']['measure:memory_of_optimizers']['code'] = 'another'
         write_json(tmp_path / 'board.json', board_json)
-        read, _ = read_record(tmp_path / 'board.json', claims)
-        assert {name: one.verdict for name, one in read.items()} == {
+        recorded, _ = read_record(tmp_path / 'board.json', claims)
+        assert {name: decision.verdict for name, decision in recorded.items()} == {
             'self_normalizing': 'reproduced',
             'lion_memory': 'stale',
         }
         assert (
-            read['lion_memory'].why
+            recorded['lion_memory'].why
             == 'measure:memory_of_optimizers has changed since it was computed'
         )
 
-    def test_is_for_what_the_workdir_does_not_have(self, tmp_path, monkeypatch):
+    def test_workdir_overrides_record(self, tmp_path, monkeypatch):
         monkeypatch.chdir(ROOT)
         claims = read_claims(only=['self_normalizing', 'lion_memory'])
         record = ROOT / 'docs' / 'claims' / 'board.json'
-        found, _ = read_board(claims, tmp_path, record)
-        assert [one.verdict for one in found] == ['reproduced', 'reproduced']
-        path = tmp_path / TestAMeasure.PATH
+        decisions, _ = read_board(claims, tmp_path, record)
+        assert [decision.verdict for decision in decisions] == ['reproduced', 'reproduced']
+        path = tmp_path / TestMeasureEvidence.PATH
         path.parent.mkdir()
         write_json(path, seal_record({'values': {}, 'code': 'another', 'core_seconds': 1.0}))
-        found, _ = read_board(claims, tmp_path, record)
-        assert [one.verdict for one in found] == ['stale', 'reproduced']
+        decisions, _ = read_board(claims, tmp_path, record)
+        assert [decision.verdict for decision in decisions] == ['stale', 'reproduced']
 
-    def test_another_file_is_refused(self, tmp_path):
+    def test_other_file_raises(self, tmp_path):
         write_json(tmp_path / 'plan.json', {'topology': 'v5e:4x4'})
         with pytest.raises(ValueError, match=r'plan.json is no board.json .* it has topology'):
             read_record(tmp_path / 'plan.json', [])
 
 
 @pytest.mark.full
-def test_pages_of_the_project_are_those_of_its_record(tmp_path, monkeypatch):
-    """Catches a page that is changed by hand, and a claim whose page was not made again."""
+def test_project_pages_match_record(tmp_path, monkeypatch):
+    """Catches a page that was edited by hand, and a claim without a new page."""
     monkeypatch.chdir(ROOT)
     folder = Path('docs/claims')
-    found, entries = read_board(read_claims(), tmp_path / 'none', folder / 'board.json')
-    made = tmp_path / 'docs' / 'claims'
+    decisions, entries = read_board(read_claims(), tmp_path / 'none', folder / 'board.json')
+    rendered = tmp_path / 'docs' / 'claims'
     monkeypatch.setattr(board, 'RESULTS', ROOT / board.RESULTS)
-    names = {path.name for path in board.write_pages(made, found, entries)}
+    names = {path.name for path in board.write_pages(rendered, decisions, entries)}
     assert names == {path.name for path in folder.iterdir()}
     for name in names - {'board.json'}:
-        text = (made / name).read_text().replace(os.path.relpath(ROOT, made), '../..')
+        text = (rendered / name).read_text().replace(os.path.relpath(ROOT, rendered), '../..')
         assert text == (folder / name).read_text(), name
 
 
-class TestAMeasure:
+class TestMeasureEvidence:
     NAME, PATH = 'measure:self_normalizing', 'measures/self_normalizing.json'
 
-    def of(self, **ranges):
+    def claim_within(self, **ranges):
         conditions = (
-            Condition('it', 'within', {'value': value}, *within) for value, within in ranges.items()
+            Condition('it', 'within', {'value': value}, *bounds) for value, bounds in ranges.items()
         )
         return claim(*conditions, studies={'it': self.NAME})
 
-    def test_is_open_then_known_then_stale(self, tmp_path, monkeypatch):
-        asked = self.of(slope=(-math.inf, 1.0))
-        found = decide(asked, {self.NAME: open_evidence(self.NAME, tmp_path)})
-        assert (found.verdict, found.why) == ('open', 'it has not been computed')
+    def test_is_open_then_computed_then_stale(self, tmp_path, monkeypatch):
+        measured_claim = self.claim_within(slope=(-math.inf, 1.0))
+        decision = decide(measured_claim, {self.NAME: open_evidence(self.NAME, tmp_path)})
+        assert (decision.verdict, decision.why) == ('open', 'it has not been computed')
         values = MEASURES['self_normalizing'].values
         cheap = dataclasses.replace(
             MEASURES['self_normalizing'], function=lambda: [0.8] * len(values)
@@ -317,18 +341,18 @@ class TestAMeasure:
         monkeypatch.setitem(evidence.MEASURES, 'self_normalizing', cheap)
         monkeypatch.setattr(evidence, 'measure_digest', lambda name: 'a digest')
         evidence.compute_measure('self_normalizing', tmp_path / self.PATH)
-        known = open_evidence(self.NAME, tmp_path)
-        assert decide(asked, {self.NAME: known}).verdict == 'reproduced'
+        computed = open_evidence(self.NAME, tmp_path)
+        assert decide(measured_claim, {self.NAME: computed}).verdict == 'reproduced'
         monkeypatch.setattr(evidence, 'measure_digest', lambda name: 'another')
         assert open_evidence(self.NAME, tmp_path).state == 'stale'
 
-    def test_has_the_values_it_says(self, tmp_path):
+    def test_unknown_value_raises(self, tmp_path):
         with pytest.raises(ValueError, match="Did you mean 'slope'"):
-            decide(self.of(slop=(0, 1)), {self.NAME: open_evidence(self.NAME, tmp_path)})
+            decide(self.claim_within(slop=(0, 1)), {self.NAME: open_evidence(self.NAME, tmp_path)})
         with pytest.raises(ValueError, match='measure'):
             open_evidence('measure:none', tmp_path)
 
-    def test_one_that_was_changed_is_not_read(self, tmp_path):
+    def test_edited_record_raises(self, tmp_path):
         path = tmp_path / self.PATH
         path.parent.mkdir()
         write_json(path, {'values': {}, 'code': '', 'core_seconds': 1.0, 'sha256': 'none'})
@@ -336,8 +360,8 @@ class TestAMeasure:
             open_evidence(self.NAME, tmp_path)
 
 
-class TestAChangedStudy:
-    """Runs are of the config that they were trained with, whichever version wrote it down."""
+class TestChangedStudy:
+    """Runs belong to the config that they were trained with, whichever version wrote it."""
 
     NAME = 'configs/studies/recipes_tuned.py'
 
@@ -353,8 +377,8 @@ class TestAChangedStudy:
         folder = tmp_path / 'recipes_tuned'
         folder.mkdir()
         write_json(folder / 'sweep.json', {'base': base, 'axes': {}, 'tune': record, 'cells': []})
-        own = open_evidence(self.NAME, tmp_path)
-        return own.state, own.why
+        changed_study = open_evidence(self.NAME, tmp_path)
+        return changed_study.state, changed_study.why
 
     @pytest.mark.parametrize(
         'change',
@@ -366,85 +390,93 @@ class TestAChangedStudy:
             lambda base, tune: tune.pop('search_version'),
         ],
     )
-    def test_is_none_where_it_is_the_same_to_train(self, written, tmp_path, monkeypatch, change):
+    def test_equivalent_config_is_unchanged(self, written, tmp_path, monkeypatch, change):
         assert self.state(written, tmp_path, monkeypatch, change)[0] == 'open'
 
     @pytest.mark.parametrize(
-        'change, named',
+        'change, reason',
         [
             (lambda base, tune: base['train'].update(steps=100), 'in train.steps; move'),
             (lambda base, tune: tune.update(seeds=7), 'in config.tune or its arms; move'),
             (lambda base, tune: tune['arms'].pop(), 'in config.tune or its arms; move'),
         ],
     )
-    def test_is_stale_and_says_why(self, written, tmp_path, monkeypatch, change, named):
+    def test_is_stale_and_says_why(self, written, tmp_path, monkeypatch, change, reason):
         state, why = self.state(written, tmp_path, monkeypatch, change)
-        assert state == 'stale' and named in why
+        assert state == 'stale' and reason in why
 
 
-class TestAPod:
+class TestPodStudy:
     NAME = 'configs/studies/muon_124m.py on v5e:4x4'
 
     @pytest.fixture
-    def opened(self, tmp_path, monkeypatch):
+    def open_study(self, tmp_path, monkeypatch):
         monkeypatch.chdir(ROOT)
         return lambda: open_evidence(self.NAME, tmp_path)
 
-    def test_is_out_of_reach_until_there_are_runs(self, opened):
+    def test_unreachable_without_runs(self, open_study):
         """A study on a pod has the cost of its plan in place of runs."""
-        own = opened()
-        assert own.state == 'out of reach here' and 'not planned yet' in own.why
-        own.plan.parent.mkdir()
-        write_json(own.plan, {'topology': 'v5e:4x4', 'chip_hours': 100.0, 'waves': (3, 5)})
-        of = {'arm': {'optim.name': 'muon'}}
-        asked = claim(Condition('pod', 'speedup', of, 1.5, math.inf), studies={'pod': self.NAME})
-        found = decide(asked, {self.NAME: opened()})
-        assert found.verdict == 'out of reach here'
-        assert found.why == '300 to 500 chip-hours of v5e:4x4 would decide'
-        (row,) = board.table_rows([found], {})
-        assert row['note'] == found.why
-        own.folder.mkdir()  # of a pod's runs, which are not read
-        write_json(own.folder / 'sweep.json', {'base': {}})
+        pod_study = open_study()
+        assert pod_study.state == 'out of reach here' and 'not planned yet' in pod_study.why
+        pod_study.plan.parent.mkdir()
+        write_json(pod_study.plan, {'topology': 'v5e:4x4', 'chip_hours': 100.0, 'waves': (3, 5)})
+        selection = {'arm': {'optim.name': 'muon'}}
+        pod_claim = claim(
+            Condition('pod', 'speedup', selection, 1.5, math.inf), studies={'pod': self.NAME}
+        )
+        decision = decide(pod_claim, {self.NAME: open_study()})
+        assert decision.verdict == 'out of reach here'
+        assert decision.why == '300 to 500 chip-hours of v5e:4x4 would decide'
+        (row,) = board.table_rows([decision], {})
+        assert row['note'] == decision.why
+        pod_study.folder.mkdir()  # of a pod's runs, which are not read
+        write_json(pod_study.folder / 'sweep.json', {'base': {}})
         with pytest.raises(ValueError):
-            opened()
+            open_study()
 
-    def test_has_a_plan_of_what_would_be_trained(self, opened):
-        own = opened()
-        base, sweep, _ = split_sweep(ConfigParser('config').parse(own.config))
-        other = ArmPlan(base, sweep, {'optim.lr': None, 'seeds': 3})
-        assert dataclasses.replace(own, arms=other).plan != own.plan
-        assert dataclasses.replace(own, topology='v6e:4x4').plan != own.plan
-        assert f'--out={own.plan}' in own.plan_command
+    def test_plan_path_depends_on_runs(self, open_study):
+        pod_study = open_study()
+        base, sweep, _ = split_sweep(ConfigParser('config').parse(pod_study.config))
+        other_arms = ArmPlan(base, sweep, {'optim.lr': None, 'seeds': 3})
+        assert dataclasses.replace(pod_study, arms=other_arms).plan != pod_study.plan
+        assert dataclasses.replace(pod_study, topology='v6e:4x4').plan != pod_study.plan
+        assert f'--out={pod_study.plan}' in pod_study.plan_command
 
     def test_is_planned_and_not_trained(self, tmp_path, monkeypatch):
-        """--run makes the plans that are missing, each once."""
+        """--run writes the missing plans, each once."""
         monkeypatch.chdir(ROOT)
         plan, runs = tmp_path / 'plans' / 'it.json', tmp_path / 'runs'
         code = f'open({str(runs)!r}, "a").write("x"); open({str(plan)!r}, "w")'
-        own = SimpleNamespace(
+        pod_study = SimpleNamespace(
             name='it', state='out of reach here', plan=plan, plan_command=['-c', code]
         )
-        found = [SimpleNamespace(evidence={'it': own}, verdict='out of reach here')] * 2
-        train_open_claims(found)
-        train_open_claims(found)
+        decisions = [SimpleNamespace(evidence={'it': pod_study}, verdict='out of reach here')] * 2
+        train_open_claims(decisions)
+        train_open_claims(decisions)
         assert runs.read_text() == 'x'
         with pytest.raises(ValueError, match='ended with status 3'):
-            own.plan, own.plan_command = tmp_path / 'none', ['-c', 'raise SystemExit(3)']
-            train_open_claims(found)
+            pod_study.plan, pod_study.plan_command = (
+                tmp_path / 'none',
+                ['-c', 'raise SystemExit(3)'],
+            )
+            train_open_claims(decisions)
 
 
 @pytest.mark.full
-def test_a_broken_method_is_not_reproduced(tmp_path, monkeypatch):
-    """SELU with alpha of ELU has no such fixed point: the claim of the project says so then."""
+def test_broken_method_is_not_reproduced(tmp_path, monkeypatch):
+    """SELU with alpha of ELU has no such fixed point, and the project's claim notices."""
     ranges = {'variance_behind_32_layers_of_selu': (0.9, 1.1)}
-    asked = TestAMeasure().of(**ranges)
-    for fn, wanted in ((ACTIVATIONS['selu'].fn, 'reproduced'), (jax_elu, 'not reproduced')):
+    selu_claim = TestMeasureEvidence().claim_within(**ranges)
+    for fn, expected in ((ACTIVATIONS['selu'].fn, 'reproduced'), (jax_elu, 'not reproduced')):
         row = dataclasses.replace(ACTIVATIONS['selu'], fn=fn)
         monkeypatch.setitem(ACTIVATIONS, 'selu', row)
-        path = tmp_path / TestAMeasure.PATH
+        path = tmp_path / TestMeasureEvidence.PATH
         evidence.compute_measure('self_normalizing', path)
-        found = decide(asked, {TestAMeasure.NAME: open_evidence(TestAMeasure.NAME, tmp_path)})
-        assert found.verdict == wanted
+        decision = decide(
+            selu_claim,
+            {TestMeasureEvidence.NAME: open_evidence(TestMeasureEvidence.NAME, tmp_path)},
+        )
+        assert decision.verdict == expected
 
 
 def jax_elu(x):
@@ -454,63 +486,63 @@ def jax_elu(x):
 @pytest.mark.parametrize(
     'device, cores', [('2-core x86_64 CPU', 2), ('8 x TPU v5e', 8), ('CPU', 1), (None, 1)]
 )
-def test_cores_of_a_device(device, cores):
+def test_counts_cores(device, cores):
     assert count_cores(device) == cores
 
 
-class TestTheRecord:
-    def test_says_what_counted_and_whether_the_outcome_was_there(self, study, tmp_path):
-        one = claim(condition('layernorm', high=0.0))
-        begun = dataclasses.replace(study, ablation=None)
-        entries = register.add_entries(tmp_path, [one], {'study.py': begun})
-        assert register.entry_note(one, entries) == ''
+class TestRegister:
+    def test_notes_when_criterion_was_recorded(self, study, tmp_path):
+        registered = claim(condition('layernorm', high=0.0))
+        without_runs = dataclasses.replace(study, ablation=None)
+        entries = register.add_entries(tmp_path, [registered], {'study.py': without_runs})
+        assert register.entry_note(registered, entries) == ''
         assert (
-            register.add_entries(tmp_path, [one], {'study.py': study}) == entries
+            register.add_entries(tmp_path, [registered], {'study.py': study}) == entries
         )  # the first counts
-        changed = dataclasses.replace(one, conditions=[condition('layernorm', high=0.1)])
+        changed = dataclasses.replace(registered, conditions=[condition('layernorm', high=0.1)])
         assert 'what counts was changed after' in register.entry_note(changed, entries)
-        late = register.add_entries(tmp_path / 'late', [one], {'study.py': study})
-        assert f'{study.fresh_runs} fresh runs had ended' in register.entry_note(one, late)
+        late = register.add_entries(tmp_path / 'late', [registered], {'study.py': study})
+        assert f'{study.fresh_runs} fresh runs had ended' in register.entry_note(registered, late)
         assert study.fresh_runs >= 10 and register.read_entries(tmp_path) == entries
 
 
-class TestTheBoard:
-    def test_rows_are_by_verdict(self, study):
-        found = [
-            decided(study, condition('layernorm', high=-9.0)),
-            decided(study, condition('layernorm', high=0.0)),
+class TestBoard:
+    def test_rows_are_sorted_by_verdict(self, study):
+        decisions = [
+            decide_conditions(study, condition('layernorm', high=-9.0)),
+            decide_conditions(study, condition('layernorm', high=0.0)),
         ]
-        rows = board.table_rows(found, {})
+        rows = board.table_rows(decisions, {})
         assert [row['verdict'] for row in rows] == ['reproduced', 'not reproduced']
         assert rows[0]['effect'].startswith('-0.1') and rows[0]['runs'] == study.runs
-        first, second, third = board.summary_lines(found)
+        first, second, third = board.summary_lines(decisions)
         assert (first, second) == ('2 claims', '2 by training: 1 reproduced, 1 not reproduced')
         assert third.startswith(f'{study.runs} runs of studies and 0 measures')  # each once
 
-    def test_what_trains_nothing_is_counted_apart(self, study, tmp_path):
+    def test_counts_computed_claims_separately(self, study, tmp_path):
         trained, computed = 'measure:bigrams', 'measure:memory_of_optimizers'
-        found = [decided(study, condition('layernorm', high=0.0))]
+        decisions = [decide_conditions(study, condition('layernorm', high=0.0))]
         for name, value in (
             (trained, 'excess_of_moving_average_over_noise_contrastive'),
             (computed, 'state_of_lion_over_adamw_of_llama_1b'),
         ):
-            asked = claim(
+            measured_claim = claim(
                 Condition('it', 'within', {'value': value}, 0.0, 1.0), studies={'it': name}
             )
-            found.append(decide(asked, {name: open_evidence(name, tmp_path)}))
-        assert board.summary_lines(found)[1:3] == [
+            decisions.append(decide(measured_claim, {name: open_evidence(name, tmp_path)}))
+        assert board.summary_lines(decisions)[1:3] == [
             '2 by training: 1 reproduced, 1 open',
             '1 by computing alone: 1 open',
         ]
-        assert [row['by'] for row in board.table_rows(found, {})] == [
+        assert [row['by'] for row in board.table_rows(decisions, {})] == [
             'training',
             'training',
             'computing alone',
         ]
 
-    def test_pages_say_what_differs_before_what_was_found(self, study, tmp_path):
-        one = decided(study, condition('dyt', low=0.0))
-        index, page, _ = board.write_pages(tmp_path, [one], {})
+    def test_page_states_differences_before_verdict(self, study, tmp_path):
+        decision = decide_conditions(study, condition('dyt', low=0.0))
+        index, page, _ = board.write_pages(tmp_path, [decision], {})
         text = page.read_text()
         assert text.index('What differs here') < text.index('Found: undecided')
         assert 'loss of dyt - loss of rmsnorm at least 0 nats per token' in text
@@ -519,4 +551,4 @@ class TestTheBoard:
         board_text = index.read_text()
         assert '[It is so](mine.md)' in board_text and '### Norms' in board_text
         assert '## What has no place here' in board_text and 'HELM' in board_text
-        json.dumps(board.table_rows([one], {}))
+        json.dumps(board.table_rows([decision], {}))

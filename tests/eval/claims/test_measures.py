@@ -1,6 +1,6 @@
-"""Contract: each measure, at a size of seconds, gives as many numbers as it names. Reference: those
-that take seconds give the numbers of the published board, which they would not if a part of the
-product that they run through computed otherwise.
+"""Contract: each measure, at a size of seconds, yields as many numbers as it names. Reference:
+measures that take seconds reproduce the numbers of the published board, which they would not if a
+part of the product beneath them computed something else.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from tests import ROOT
 BOARD = ROOT / 'docs' / 'claims' / 'board.json'
 TINY = Task(4, 8, 0.7, n_train=128, n_held_out=128)
 CLASSIFIER = {'RATES': (1e-3, 1e-2), 'WIDTH': 8}
-SIZES = {  # of what trains in loops; others have tests of their own, or no size
+SIZES = {  # for measures with training loops; others have their own tests, or no size
     'wrong_labels': CLASSIFIER,
     'ranks': CLASSIFIER,
     'tries': CLASSIFIER,
@@ -38,76 +38,88 @@ SIZES = {  # of what trains in loops; others have tests of their own, or no size
     'unlearned_points': {'HALVES': 200, 'MODELS': 4, 'AT_ONCE': 4, 'STEPS': 30},
 }
 SECONDS = ('attention_entropy', 'memory_of_optimizers', 'imbalanced_collapse')
-MORE = ('self_normalizing', 'invariances', 'random_features')
+SLOWER = ('self_normalizing', 'invariances', 'random_features')
 
 
-def module_of(name):
-    return next(one for one in MODULES if one.__name__ == MEASURES[name].function.__module__)
+def find_module(name):
+    return next(
+        module for module in MODULES if module.__name__ == MEASURES[name].function.__module__
+    )
 
 
 @pytest.mark.full
 @pytest.mark.parametrize('name', SIZES)
-def test_a_measure_gives_the_values_it_names(name, monkeypatch):
-    module = module_of(name)
+def test_measure_yields_named_values(name, monkeypatch):
+    module = find_module(name)
     for size, value in (SIZES[name] | {'SEEDS': 2}).items():
         monkeypatch.setattr(module, size, value)
     if module is classifiers:
         for training in ('WRONG_LABELS', 'A_RARE_CLASS', 'RANKS', 'SOME_TRIES'):
-            own = getattr(module, training)
-            task = dataclasses.replace(own.task, n_train=128, n_held_out=128)
+            original = getattr(module, training)
+            task = dataclasses.replace(original.task, n_train=128, n_held_out=128)
             task = dataclasses.replace(task, rare=0.3 * bool(task.rare))
-            tiny = dataclasses.replace(own, task=task, passes=4, batch=32)
+            tiny = dataclasses.replace(original, task=task, passes=4, batch=32)
             monkeypatch.setattr(module, training, tiny)
-    found = MEASURES[name].compute()
-    assert {one.n for one in found.values()} == {2}
-    assert name == 'forgetting' or all(math.isfinite(one.value) for one in found.values())
+    estimates = MEASURES[name].compute()
+    assert {estimate.n for estimate in estimates.values()} == {2}
+    assert name == 'forgetting' or all(
+        math.isfinite(estimate.value) for estimate in estimates.values()
+    )
 
 
-def test_values_are_those_that_claims_ask_for(monkeypatch):
-    """Catches a value that nobody asks for. One that no measure has is an error of its claim."""
+def test_claims_use_every_value(monkeypatch):
+    """Catches a value that no claim uses. A value that no measure has is an error of its claim."""
     monkeypatch.chdir(ROOT)
-    wanted = {
-        (claim.studies[one.study].removeprefix('measure:'), one.of['value'])
+    claimed = {
+        (claim.studies[condition.study].removeprefix('measure:'), condition.of['value'])
         for claim in read_claims()
-        for one in claim.conditions
-        if 'value' in one.of
+        for condition in claim.conditions
+        if 'value' in condition.of
     }
-    assert wanted == {(name, value) for name, one in MEASURES.items() for value in one.values}
+    assert claimed == {
+        (name, value) for name, measured in MEASURES.items() for value in measured.values
+    }
 
 
-def test_a_measure_gives_as_many_values_as_it_names():
+def test_wrong_value_count_raises():
     @measure('one', 'two')
     def three():
         return 1.0, [1.0, 3.0], 2.0
 
     with pytest.raises(ValueError, match='three names 2 values and gives 3'):
         three.compute()
-    found = dataclasses.replace(three, values=('one', 'two', 'three')).compute()
-    assert [(one.value, one.n) for one in found.values()] == [(1.0, 1), (2.0, 2), (2.0, 1)]
+    estimates = dataclasses.replace(three, values=('one', 'two', 'three')).compute()
+    assert [(estimate.value, estimate.n) for estimate in estimates.values()] == [
+        (1.0, 1),
+        (2.0, 2),
+        (2.0, 1),
+    ]
 
 
-def test_the_published_board_is_of_the_measures_as_they_are():
-    """Where this fails a measure is another: run it again, and make the pages of its record."""
+def test_published_digests_are_current():
+    """If this fails a measure has changed: run it again, and write the pages of its record."""
     rows = read_json(BOARD)['evidence']
     codes = {name: row['code'] for name, row in rows.items() if name.startswith('measure:')}
     assert codes == {f'measure:{name}': measure_digest(name) for name in MEASURES}
 
 
 @pytest.mark.parametrize(
-    'name', [*SECONDS, *(pytest.param(name, marks=pytest.mark.full) for name in MORE)]
+    'name', [*SECONDS, *(pytest.param(name, marks=pytest.mark.full) for name in SLOWER)]
 )
-def test_numbers_are_those_of_the_published_board(name, monkeypatch):
-    """A product that a measure runs through is not in its digest. The board has three digits."""
+def test_numbers_match_published_board(name, monkeypatch):
+    """The product beneath a measure is not in its digest. The board has three digits."""
     monkeypatch.chdir(ROOT)
-    found = MEASURES[name].compute()
+    estimates = MEASURES[name].compute()
     rows = read_json(BOARD)['claims']
-    compared = 0
+    n_compared = 0
     for claim in read_claims():
         if f'measure:{name}' not in claim.studies.values():
             continue
         for condition, row in zip(claim.conditions, rows[claim.name]['conditions'], strict=True):
-            own = found[condition.of['value']]
-            wanted = [float(row['estimate'][key]) for key in ('value', 'low', 'high')]
-            assert [own.value, own.low, own.high] == pytest.approx(wanted, rel=1e-3, abs=6e-4)
-            compared += 1
-    assert compared >= len(MEASURES[name].values)
+            estimate = estimates[condition.of['value']]
+            expected = [float(row['estimate'][key]) for key in ('value', 'low', 'high')]
+            assert [estimate.value, estimate.low, estimate.high] == pytest.approx(
+                expected, rel=1e-3, abs=6e-4
+            )
+            n_compared += 1
+    assert n_compared >= len(MEASURES[name].values)

@@ -1,5 +1,5 @@
-"""Property: what changes a number of a measure changes its digest, through helpers too; what only
-tells does not.
+"""Property: code that changes a number of a measure changes its digest, in helpers too; texts and
+names do not.
 """
 
 import pytest
@@ -114,39 +114,40 @@ helper: factor = 2 => factor = 3
 """
 
 
-def code(line=''):
-    """The digest, of changed sources."""
+def digest_with(line=''):
+    """Returns the digest of the sources after a change."""
     sources = dict(SOURCES)
-    at, _, changes = line.partition(': ')
+    module, _, changes = line.partition(': ')
     for change in changes.split('; ') if line else ():
-        old, new = change.split(' => ')
-        assert old in SOURCES[f'eval.claims.{at}']
-        sources[f'eval.claims.{at}'] = sources[f'eval.claims.{at}'].replace(old, new)
+        before, after = change.split(' => ')
+        assert before in SOURCES[f'eval.claims.{module}']
+        sources[f'eval.claims.{module}'] = sources[f'eval.claims.{module}'].replace(before, after)
     return digest('eval.claims.mine', 'mine', sources.__getitem__)
 
 
 @pytest.mark.parametrize('line', TELLING.strip().splitlines())
-def test_what_tells_is_no_other_measure(line):
-    assert code(line) == code()
+def test_texts_do_not_change_digest(line):
+    assert digest_with(line) == digest_with()
 
 
 @pytest.mark.parametrize('line', COUNTING.strip().splitlines())
-def test_what_counts_is_another_measure(line):
-    assert code(line) != code()
+def test_numbers_change_digest(line):
+    assert digest_with(line) != digest_with()
 
 
-def test_arguments_that_change_places_are_not_the_same():
-    """Both are passed by name, so that an argument's number would hide it."""
+def test_swapped_arguments_change_digest():
+    """Both are passed by keyword, so that numbering the arguments would hide the swap."""
     text = 'def mine():\n    return less(a=1, b=2)\ndef less({}):\n    return {} - {}\n'
-    same, other = (text.format(*names) for names in (('a, b', 'a', 'b'), ('b, a', 'b', 'a')))
-    found = {
-        digest('eval.claims.mine', 'mine', lambda module, text=text: text) for text in (same, other)
+    same, swapped = (text.format(*names) for names in (('a, b', 'a', 'b'), ('b, a', 'b', 'a')))
+    digests = {
+        digest('eval.claims.mine', 'mine', lambda module, text=text: text)
+        for text in (same, swapped)
     }
-    assert len(found) == 2
+    assert len(digests) == 2
 
 
 @pytest.mark.parametrize(
-    ('module', 'changed', 'instead', 'is_noticed'),
+    ('module', 'fragment', 'replacement', 'expected'),
     [
         ('lab', '(gain / shape[0]) ** 0.5', '(gain / shape[1]) ** 0.5', {'norms_alone'}),
         ('measures.tiny', 'SYMBOLS, 16, 8, 50', 'SYMBOLS, 16, 8, 60', {'merged_starts'}),
@@ -155,18 +156,18 @@ def test_arguments_that_change_places_are_not_the_same():
         ('measures.tiny', 'tokens_SBT', 'batches_SBT', set()),
     ],
 )
-def test_the_board_notices_a_helper(module, changed, instead, is_noticed):
-    """Of the measures of two helpers: a start in the laboratory, and a stage of tiny models."""
+def test_changed_helper_changes_digest(module, fragment, replacement, expected):
+    """Two helpers of measures: initial weights in the laboratory, and a stage of tiny models."""
     module = f'eval.claims.{module}'
 
     def read(name):
         source = read_source(name)
-        return source.replace(changed, instead) if name == module else source
+        return source.replace(fragment, replacement) if name == module else source
 
     measures = {name: MEASURES[name].function for name in ('norms_alone', 'merged_starts')}
     noticed = {
         name
-        for name, of in measures.items()
-        if digest(of.__module__, name, read) != digest(of.__module__, name)
+        for name, function in measures.items()
+        if digest(function.__module__, name, read) != digest(function.__module__, name)
     }
-    assert noticed == is_noticed
+    assert noticed == expected

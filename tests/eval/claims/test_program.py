@@ -1,5 +1,5 @@
-"""Property: the board trains what is open, stops where its hours end, goes on, and is made of the
-records alone; a study that changed since is stale.
+"""Property: the program trains open studies, stops when its hours end, resumes, and computes the
+board from records alone; a study that changed since is stale.
 """
 
 import json
@@ -49,7 +49,7 @@ HOLDS = ({{'study': 'tiny', 'arm': {{'optim.name': 'sgd'}}, 'difference': {withi
 
 @pytest.fixture
 def board(tmp_path):
-    """board(*flags) -> (rows by claim, stderr) of a folder with two claims on one study."""
+    """Returns board(*flags) -> (rows by claim, stderr) of a folder with two claims on one study."""
     study = tmp_path / 'tiny.py'
     study.write_text(STUDY.format(cache=str(tmp_path / 'cache'), centre=0.01))
     folder = tmp_path / 'claims'
@@ -59,7 +59,7 @@ def board(tmp_path):
         (folder / f'{name}.py').write_text(text)
 
     def run(*flags, status=0):
-        done = subprocess.run(
+        process = subprocess.run(
             [
                 *(sys.executable, '-m', 'eval.claims', '--format=json'),
                 *(f'--workdir={tmp_path}/runs', f'--claims={folder}', *flags),
@@ -70,22 +70,22 @@ def board(tmp_path):
             text=True,
             timeout=500,
         )
-        assert done.returncode == status, done.stderr
-        return {row['claim']: row for row in json.loads(done.stdout)}, done.stderr
+        assert process.returncode == status, process.stderr
+        return {row['claim']: row for row in json.loads(process.stdout)}, process.stderr
 
     run.study = study
     return run
 
 
 @pytest.mark.full
-def test_what_is_open_is_trained_once_for_all_claims(board, tmp_path):
+def test_trains_open_studies_once(board, tmp_path):
     rows, _ = board()
     assert {row['verdict'] for row in rows.values()} == {'open'}
-    rows, said = board('--run', '--hours=0.0005')  # 1.8 s, in which Python has not imported JAX
-    assert {row['verdict'] for row in rows.values()} == {'open'} and said.count(
+    rows, stderr = board('--run', '--hours=0.0005')  # 1.8 s, in which Python has not imported JAX
+    assert {row['verdict'] for row in rows.values()} == {'open'} and stderr.count(
         'python train.py'
     ) == 1
-    rows, said = board('--run')
+    rows, stderr = board('--run')
     assert {name: row['verdict'] for name, row in rows.items()} == {
         'near': 'reproduced',
         'far': 'not reproduced',
@@ -93,8 +93,8 @@ def test_what_is_open_is_trained_once_for_all_claims(board, tmp_path):
     assert rows['near']['runs'] == rows['far']['runs'] >= 20
     assert [row['note'] for row in rows.values()] == ['', '']  # on record before the runs
     assert read_json(tmp_path / 'runs' / 'claims.json').keys() == {'near', 'far'}
-    again, said = board('--run', f'--pages={tmp_path}/pages')
-    assert again == rows and 'python train.py' not in said  # nothing is open
+    second_rows, stderr = board('--run', f'--pages={tmp_path}/pages')
+    assert second_rows == rows and 'python train.py' not in stderr  # nothing is open
     assert sorted(path.name for path in (tmp_path / 'pages').iterdir()) == [
         'board.json',
         'far.md',

@@ -1,5 +1,7 @@
-"""Equivalence: a folded checkpoint computes what its source did, and reads like any other.
-Contract: what cannot be folded is refused, with what would work.
+"""Equivalence: a folded checkpoint computes the same function as its source, and loads like any
+other.
+
+Contract: models that cannot be folded are refused, with a remedy.
 """
 
 import functools
@@ -28,7 +30,9 @@ from train import DONE, train
 
 
 def checkpoint(changes, weights=None):
-    """As `load` gives it, with every parameter and statistic moved far from where it starts."""
+    """Returns a checkpoint like `load`, with all parameters and statistics far from their initial
+    values.
+    """
     config = tiny_config(changes)
     if weights is None:
         rng = np.random.default_rng(0)
@@ -37,15 +41,15 @@ def checkpoint(changes, weights=None):
             lambda w: w + np.float32(0.3) * rng.normal(size=w.shape), state.params
         )
 
-        def seen(leaf):
+        def perturb(leaf):
             is_count = np.issubdtype(leaf.dtype, np.integer)
             return np.full_like(leaf, 100) if is_count else rng.uniform(0.5, 2, leaf.shape)
 
-        stats = {k: jax.tree.map(seen, v) for k, v in state.stats.items()}
+        stats = {k: jax.tree.map(perturb, v) for k, v in state.stats.items()}
         weights = cast(Weights(params, state.reparam, stats), np.float32)
     meta = {'vocab_size': VOCAB}
-    where = Path('memory/checkpoints/3')
-    return Checkpoint(where, config, 3, meta, tiny_learner(config), None, None, weights, None)
+    path = Path('memory/checkpoints/3')
+    return Checkpoint(path, config, 3, meta, tiny_learner(config), None, None, weights, None)
 
 
 LAYERNORM = {'model.norm': 'layernorm'}
@@ -89,60 +93,64 @@ CASES = {
 
 
 @functools.cache
-def folded(name):
+def fold_case(name):
     changes, to = CASES[name]
     return fold_checkpoint(checkpoint(changes), to, untie=True)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize('name', CASES)
-def test_logits_stay(name):
-    """In float64 to rounding. Catches any reader, writer, bias, gain or statistic left out."""
-    assert folded(name).differences['float64'] < 1e-12
-    assert 0 < folded(name).differences['float32'] < 1e-5
-    assert folded(name).recipe.norm.name == CASES[name][1]
+def test_fold_preserves_logits(name):
+    """In float64, up to rounding. Catches any reader, writer, bias, gain or statistic that is left
+    out.
+    """
+    assert fold_case(name).differences['float64'] < 1e-12
+    assert 0 < fold_case(name).differences['float32'] < 1e-5
+    assert fold_case(name).recipe.norm.name == CASES[name][1]
 
 
 @pytest.mark.full
 @pytest.mark.parametrize('name', CASES)
-def test_no_parameter_of_a_norm_is_left_but_those_of_queries_and_keys(name):
-    left = named_leaves(folded(name).weights.params)
-    inside = {path for path in left if 'norm' in path and '/attention/' in path}
-    assert not {path for path in left if 'norm' in path} - inside
+def test_only_qk_norms_keep_parameters(name):
+    leaves = named_leaves(fold_case(name).weights.params)
+    inside = {path for path in leaves if 'norm' in path and '/attention/' in path}
+    assert not {path for path in leaves if 'norm' in path} - inside
     gains = ('qk gains', 'options behind names', 'rmsnorm removal', 'unified')
     assert bool(inside) == (name in gains)
 
 
 @pytest.mark.full
-def test_config_says_what_was_folded():
-    """Catches an option left that no norm reads, and one of queries and keys that is lost."""
-    found = {name: folded(name).recipe for name in CASES}
+def test_config_after_fold():
+    """Catches an option that no norm reads, and an option of the norm of queries and keys that is
+    lost.
+    """
+    recipes = {name: fold_case(name).recipe for name in CASES}
     for name in ('no bias', 'learned', 'batchnorm', 'qk gains', 'biases'):
-        assert found[name].config.norm == NormConfig()
-    norms = {name: (config.model.norm, config.model.final_norm) for name, config in found.items()}
+        assert recipes[name].config.norm == NormConfig()
+    norms = {name: (config.model.norm, config.model.final_norm) for name, config in recipes.items()}
     assert {*norms['learned'], *norms['qk gains']} == {'rmsnorm:scale=False'}
     assert {*norms['biases']} == {'rmsnorm:eps=0.1,scale=False'}
     assert {*norms['options behind names']} == {'rmsnorm:eps=0.1,scale=False'}
-    assert found['options behind names'].config.norm == NormConfig(eps=0.2)
+    assert recipes['options behind names'].config.norm == NormConfig(eps=0.2)
     for name, biased in (('no bias', False), ('learned', True), ('batchnorm', True)):
-        model = found[name].model
+        model = recipes[name].model
         assert (model.bias, model.readout_bias, model.reparam) == (biased, biased, 'none')
-    assert found['layernorm removal'].train.trainable == 'all'
-    assert not found['compressed tied'].model.tie_embeddings
+    assert recipes['layernorm removal'].train.trainable == 'all'
+    assert not recipes['compressed tied'].model.tie_embeddings
 
 
 @pytest.mark.full
-def test_writers_of_an_rmsnorm_are_left_as_they_are():
-    """Its mean is part of what it computes; catches recentring whatever the source."""
+def test_rmsnorm_writers_stay():
+    """RMSNorm does not subtract the mean. Catches recentring for every source."""
     source = checkpoint(CASES['rmsnorm'][0])
-    before, after = (named_leaves(w.params) for w in (source.weights, folded('rmsnorm').weights))
+    before, after = (named_leaves(w.params) for w in (source.weights, fold_case('rmsnorm').weights))
     np.testing.assert_array_equal(before['embedding'], after['embedding'])
 
 
 @pytest.mark.full
-def test_logits_are_computed_in_float64():
-    """A change of 1e-10 shows as one of 1e-5 does. Catches a cast to float32 anywhere: in RoPE,
-    attention, norms, activation, readout.
+def test_logits_use_float64():
+    """A change of 1e-10 is visible. Catches a cast to float32 in RoPE, attention, norms, activation
+    or readout.
     """
     config = tiny_config({'model.norm': 'layernorm', 'model.activation': 'swiglu'})
     params = cast(initial_state(config).params, np.float64)
@@ -158,13 +166,13 @@ def test_logits_are_computed_in_float64():
 
 
 @pytest.mark.full
-def test_a_fold_that_changes_the_model_is_refused(monkeypatch):
+def test_fold_with_changed_logits_fails(monkeypatch):
     monkeypatch.setattr(algebra, 'recentre_writer', lambda kernel: kernel)
     with pytest.raises(ValueError, match=r'another one: in float64 .* Nothing was written'):
         fold_checkpoint(checkpoint(LAYERNORM), 'rmsnorm')
 
 
-def removal(kind, updates):
+def make_removal(kind, updates):
     """Two layers, five norms: the last is removed after 3 + 4 * 2 updates."""
     changes = {'model.norm': f'{kind}_removal', 'norm.removal_start': 3, 'norm.removal_gap': 2}
     return changes, Weights({}, (), {'stats': {'final_norm': {'updates': np.int32(updates)}}})
@@ -193,23 +201,23 @@ def removal(kind, updates):
         (LAYERNORM, 'rmsnrm', "Did you mean 'rmsnorm'"),
     ],
 )
-def test_what_cannot_be_folded_says_what_can(changes, to, match):
+def test_unfoldable_model_fails(changes, to, match):
     with pytest.raises(ValueError, match=match):
         fold_checkpoint(checkpoint(changes, weights=Weights({}, (), {})), to)
 
 
-@pytest.mark.parametrize('updates, left', [(0, 5), (2, 5), (3, 4), (10, 1)])
-def test_unfinished_removal_says_how_much_is_to_do(updates, left):
-    changes, weights = removal('layernorm', updates)
-    match = f'{left} of 5 norms .* after {updates} updates, {11 - updates} are to go'
+@pytest.mark.parametrize('updates, n_remaining', [(0, 5), (2, 5), (3, 4), (10, 1)])
+def test_unfinished_removal_fails(updates, n_remaining):
+    changes, weights = make_removal('layernorm', updates)
+    match = f'{n_remaining} of 5 norms .* after {updates} updates, {11 - updates} are to go'
     with pytest.raises(ValueError, match=match):
         fold_checkpoint(checkpoint(changes, weights), 'none')
-    changes, weights = removal('layernorm', 11)
+    changes, weights = make_removal('layernorm', 11)
     fold.check_foldable(checkpoint(changes, weights), 'none', untie=False)
 
 
 @pytest.fixture(scope='module')
-def tuned(tmp_path_factory):
+def tuned_run(tmp_path_factory):
     """The workdir of a model trained with layernorm and fine-tuned until all norms are removed."""
     folder = tmp_path_factory.mktemp('runs')
     (folder / 'text').mkdir()
@@ -228,36 +236,38 @@ def tuned(tmp_path_factory):
 
 
 @pytest.mark.full
-def test_fine_tuned_then_folded_loses_as_before(tuned, tmp_path):
-    """The whole way: no norm is left, and the programs read what is written as any checkpoint."""
-    out = tmp_path / 'none'
-    flags = ('--to=none', f'--checkpoint={tuned}', f'--out={out}')
+def test_fold_after_removal_preserves_loss(tuned_run, tmp_path):
+    """From start to end: no norm is left, and the programs load the result like any checkpoint."""
+    folder = tmp_path / 'none'
+    flags = ('--to=none', f'--checkpoint={tuned_run}', f'--out={folder}')
     done = run_module('eval.convert', 'fold', *flags, XLA_FLAGS=ONE_DEVICE)
     assert done.returncode == 0, done.stderr
     assert 'layernorm_removal -> none' in done.stdout and 'in float64' in done.stdout
-    source, result = load(tuned), load(out)
-    assert (result.step, result.recipe) == (source.step, Run(out).read_recipe())
-    assert result.recipe.model.reparam == 'none'
-    assert not [path for path in named_leaves(result.weights.params) if 'norm' in path]
-    assert result.weights.stats == {}
-    wanted, found = perplexity(source).numbers, perplexity(result).numbers
-    assert wanted['validation_ce'] < 4.5  # of 258 bytes: it has learnt something
-    np.testing.assert_allclose(found['validation_ce'], wanted['validation_ce'], rtol=1e-5)
-    texts = [generate(c, ['norm la'], 8, temperature=0)[0] for c in (source, result)]
+    source, folded = load(tuned_run), load(folder)
+    assert (folded.step, folded.recipe) == (source.step, Run(folder).read_recipe())
+    assert folded.recipe.model.reparam == 'none'
+    assert not [path for path in named_leaves(folded.weights.params) if 'norm' in path]
+    assert folded.weights.stats == {}
+    expected, numbers = perplexity(source).numbers, perplexity(folded).numbers
+    assert expected['validation_ce'] < 4.5  # of 258 bytes: it has learnt something
+    np.testing.assert_allclose(numbers['validation_ce'], expected['validation_ce'], rtol=1e-5)
+    texts = [generate(c, ['norm la'], 8, temperature=0)[0] for c in (source, folded)]
     assert texts[0] == texts[1] != 'norm la'
 
 
 @pytest.mark.full
-def test_training_goes_on_from_what_was_written(tuned, tmp_path, capsys):
-    """Its workdir is that of a run at the step of the source."""
-    source, out = load(tuned.parent / 'layernorm'), tmp_path / 'rmsnorm'
-    result = fold_checkpoint(source, 'rmsnorm')
-    write_workdir(out, result.recipe, result.weights, source.tokenizer, source.step, source.meta)
-    assert train(result.recipe, out) == DONE
+def test_training_resumes_from_fold(tuned_run, tmp_path, capsys):
+    """The workdir is that of a run at the step of the source."""
+    source, workdir = load(tuned_run.parent / 'layernorm'), tmp_path / 'rmsnorm'
+    folded = fold_checkpoint(source, 'rmsnorm')
+    write_workdir(
+        workdir, folded.recipe, folded.weights, source.tokenizer, source.step, source.meta
+    )
+    assert train(folded.recipe, workdir) == DONE
     assert f'is at step {source.step} of {source.step}: nothing left' in capsys.readouterr().out
     with pytest.raises(ValueError, match='is not empty; give a new folder'):
         write_workdir(
-            out, result.recipe, result.weights, source.tokenizer, source.step, source.meta
+            workdir, folded.recipe, folded.weights, source.tokenizer, source.step, source.meta
         )
 
 
@@ -277,6 +287,6 @@ def test_training_goes_on_from_what_was_written(tuned, tmp_path, capsys):
         (['merge', 'x', 'y', 'z'], 'merge needs --out too'),
     ],
 )
-def test_a_command_line_that_says_too_little(arguments, match):
+def test_incomplete_command_fails(arguments, match):
     with pytest.raises(ValueError, match=match):
         convert.run(arguments, {'checkpoint': 'x', 'out': None, 'to': None})

@@ -1,7 +1,7 @@
-"""Reference: logits of models that transformers saved, and of what it would load again.
-Equivalence: an export is imported bitwise. Contract: what does not fit is refused and listed.
+"""Reference: logits of models saved by transformers. Equivalence: an export is imported bitwise.
 
-`tests/fixtures/hf/make.py` has made the cases.
+Contract: models that do not fit are refused, with a list. `tests/fixtures/hf/make.py` made the
+cases.
 """
 
 import functools
@@ -41,7 +41,7 @@ from lm.inference.decoding import extend, init_cache
 from lm.record.metrics import read_rows
 from lm.training.state import Weights
 from tests import ROOT
-from tests.eval.convert.test_commands import checkpoint as ours
+from tests.eval.convert.test_commands import checkpoint as own_checkpoint
 from tests.fixtures.hf.seeded import tokens, weight
 from train import DONE, train
 
@@ -57,16 +57,16 @@ def base(**model):
     return raw
 
 
-def drawn(name):
+def draw_weights(name):
     return {n: weight(n, shape) for n, shape in CASES[name]['tensors'].items()}
 
 
 def saved(folder, name, arrays=None, most=10**9, **fields):
-    """A folder as transformers saves one."""
+    """Writes a folder as transformers saves one."""
     folder.mkdir(exist_ok=True)
     config = {k: v for k, v in (CASES[name]['config'] | fields).items() if v != 'left out'}
     (folder / 'config.json').write_text(json.dumps(config))
-    arrays = drawn(name) if arrays is None else arrays
+    arrays = draw_weights(name) if arrays is None else arrays
     safetensors.write_folder(folder, safetensors.make_tensors(arrays), most)
     return folder
 
@@ -77,19 +77,19 @@ def imported(name):
         return import_folder(saved(Path(folder), name), base(), Path('run'))
 
 
-def checkpoint_of(found, recipe=None):
-    recipe = recipe or found.recipe
-    learner = build_cpu_learner(recipe, found.vocab_size)
-    weights = Weights(unflatten_dict(found.params, sep='/'), (), {})
-    meta = {'vocab_size': found.vocab_size, 'model_type': found.model_type}
-    where = Path('memory/checkpoints/0')
-    return Checkpoint(where, recipe, 0, meta, learner, None, None, weights, found.tokenizer)
+def make_checkpoint(model, recipe=None):
+    recipe = recipe or model.recipe
+    learner = build_cpu_learner(recipe, model.vocab_size)
+    weights = Weights(unflatten_dict(model.params, sep='/'), (), {})
+    meta = {'vocab_size': model.vocab_size, 'model_type': model.model_type}
+    path = Path('memory/checkpoints/0')
+    return Checkpoint(path, recipe, 0, meta, learner, None, None, weights, model.tokenizer)
 
 
-def assert_same(params, wanted):
-    """Bitwise."""
-    assert params.keys() == wanted.keys()
-    for path, array in wanted.items():
+def assert_same(params, expected):
+    """Asserts bitwise equality."""
+    assert params.keys() == expected.keys()
+    for path, array in expected.items():
         np.testing.assert_array_equal(params[path], array, path)
 
 
@@ -104,17 +104,17 @@ DEFAULT_ROWS = ('gemma2', 'gpt2', 'llama3')
 
 @pytest.mark.default_rows(*DEFAULT_ROWS)
 @pytest.mark.parametrize('name', CASES)
-def test_logits_are_theirs(name):
-    """Catches heads that are split otherwise, a norm at another place, another RoPE or window."""
-    logits = checkpoint_of(imported(name)).logits(TOKENS_BT)
+def test_import_matches_transformers(name):
+    """Catches heads that are split otherwise, a misplaced norm, and a different RoPE or window."""
+    logits = make_checkpoint(imported(name)).logits(TOKENS_BT)
     assert largest_difference(np.asarray(logits)[0], theirs()[name]) < CLOSE
 
 
 CUT = {'fsdp': 2, 'expert': 2, 'tensor': 2}  # heads, experts and the width of the model
 
 
-def spread(name, **mesh):
-    """The import laid over the eight devices of the tests."""
+def import_on_mesh(name, **mesh):
+    """The import sharded over the eight devices of the tests."""
     with tempfile.TemporaryDirectory() as folder:
         cut = make_mesh(MeshConfig(data=1, **mesh))
         return import_folder(saved(Path(folder), name), base(), Path('run'), cut)
@@ -122,36 +122,38 @@ def spread(name, **mesh):
 
 @pytest.mark.parametrize('mesh', [{'fsdp': 8}, CUT])
 @pytest.mark.parametrize('name', ['gemma3', 'phi3', 'pythia'])
-def test_each_device_has_its_part_of_an_import(name, mesh):
-    """Bitwise: in arrays that share a tensor, side by side or one feature each, with gains that are
-    1 more and queries that are multiplied. Catches a range that is off, and one taken twice.
+def test_import_shards_over_devices(name, mesh):
+    """Bitwise: arrays that share a tensor, side by side or interleaved, gains with an offset of 1,
+    and scaled queries. Catches a wrong range, and a range that is read twice.
     """
-    found, whole = spread(name, **mesh), imported(name)
-    assert_same(found.params, whole.params)
+    sharded, whole = import_on_mesh(name, **mesh), imported(name)
+    assert_same(sharded.params, whole.params)
     if mesh == {'fsdp': 8}:  # nothing is read twice; CUT has copies of what it does not cut
-        assert found.n_bytes_read == found.file_bytes == whole.n_bytes_read
-    up = found.params['layers/mlp/up']
+        assert sharded.n_bytes_read == sharded.file_bytes == whole.n_bytes_read
+    up = sharded.params['layers/mlp/up']
     assert up.addressable_shards[0].data.size == up.size / (8 if 'tensor' not in mesh else 4)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize('name', CASES)
-def test_logits_on_eight_devices_are_theirs(name):
-    """Catches a sharding rule that a family's axes miss, and a kernel that is wrong when cut."""
-    found = spread(name, **CUT)
-    assert_same(found.params, imported(name).params)
-    logits = np.asarray(checkpoint_of(found).logits(np.repeat(TOKENS_BT, 8, 0)))
-    assert len(found.params['layers/mlp/up'].sharding.device_set) == 8
+def test_sharded_import_matches_transformers(name):
+    """Catches a sharding rule that a family's axes miss, and a kernel that is wrong when
+    sharded.
+    """
+    model = import_on_mesh(name, **CUT)
+    assert_same(model.params, imported(name).params)
+    logits = np.asarray(make_checkpoint(model).logits(np.repeat(TOKENS_BT, 8, 0)))
+    assert len(model.params['layers/mlp/up'].sharding.device_set) == 8
     assert max(largest_difference(row, theirs()[name]) for row in logits) < CLOSE
 
 
 @pytest.mark.full
 @pytest.mark.parametrize('name', CASES)
-def test_logits_are_theirs_unscanned_and_with_a_cache(name):
-    """A token at a time, and layers that are not scanned."""
-    found = imported(name)
-    recipe = update_recipe(found.recipe, {'model.scan_layers': False})
-    checkpoint = checkpoint_of(found, recipe)
+def test_logits_unscanned_and_cached(name):
+    """One token at a time, and with layers that are not scanned."""
+    model = imported(name)
+    recipe = update_recipe(model.recipe, {'model.scan_layers': False})
+    checkpoint = make_checkpoint(model, recipe)
     logits = checkpoint.logits(TOKENS_BT)
     assert largest_difference(np.asarray(logits)[0], theirs()[name]) < CLOSE
     step = jax.jit(functools.partial(extend, checkpoint.learner))
@@ -163,29 +165,29 @@ def test_logits_are_theirs_unscanned_and_with_a_cache(name):
     assert largest_difference(np.stack(parts), theirs()[name]) < CLOSE
 
 
-def exported(name):
+def export_case(name):
     """The export of an import, without the comparison of logits."""
-    checkpoint = checkpoint_of(imported(name))
+    checkpoint = make_checkpoint(imported(name))
     return checkpoint, export_hf.convert_checkpoint(checkpoint, 'float32')
 
 
 @pytest.mark.default_rows(*DEFAULT_ROWS)
 @pytest.mark.parametrize('name', CASES)
-def test_import_of_an_export_is_bitwise(tmp_path, name):
-    """Names, layouts and config.json are those that transformers wrote. Catches a row that is used
-    in one direction alone.
+def test_export_reimports_bitwise(tmp_path, name):
+    """Names, layouts and config.json are as transformers wrote them. Catches a row that works in
+    one direction only.
     """
-    checkpoint, found = exported(name)
-    export_hf.write_folder(tmp_path / 'out', checkpoint, found, 'float32', max_bytes=9000)
+    checkpoint, exported = export_case(name)
+    export_hf.write_folder(tmp_path / 'out', checkpoint, exported, 'float32', max_bytes=9000)
     again = import_folder(tmp_path / 'out', base(), Path('run'))
     assert export_hf.describe_model(again.recipe) == export_hf.describe_model(imported(name).recipe)
     assert_same(again.params, imported(name).params)
     stored = dict(safetensors.map_tensors(safetensors.read_folder(tmp_path / 'out')))
-    there = CASES[name]
-    assert {n: list(array.shape) for n, array in stored.items()} == there['tensors']
+    case = CASES[name]
+    assert {n: list(array.shape) for n, array in stored.items()} == case['tensors']
     config = hf_files.read_config(tmp_path / 'out')
     for field in ('model_type', 'architectures', 'tie_word_embeddings', 'vocab_size', 'dtype'):
-        assert config[field] == there['config'][field]
+        assert config[field] == case['config'][field]
 
 
 @pytest.mark.parametrize(
@@ -197,7 +199,7 @@ def test_import_of_an_export_is_bitwise(tmp_path, name):
         ('E D (F 2) -> E D F', [(3, 6, 5)] * 2),
     ],
 )
-def test_a_layout_is_used_both_ways(axes, shapes):
+def test_layout_round_trips(axes, shapes):
     layout = Layout(axes)
     tensor = np.random.default_rng(0).normal(size=layout.file_shape(shapes))
     parts = [layout.take(tensor, shapes, part) for part in range(len(shapes))]
@@ -205,21 +207,23 @@ def test_a_layout_is_used_both_ways(axes, shapes):
     np.testing.assert_array_equal(layout.join(parts), tensor)
 
 
-def test_files_of_the_hub_are_read_too(tmp_path):
-    """Names without their prefix, masks, a config.json of transformers 4, bfloat16, more rows than
-    words, a table that is there twice, several files.
+def test_hub_files_import(tmp_path):
+    """Names without prefix, masks, a config.json of transformers 4, bfloat16, more rows than
+    tokens, a table that is stored twice, several files.
     """
-    short = {n.removeprefix('transformer.'): x for n, x in drawn('gpt2').items()}
+    short = {n.removeprefix('transformer.'): x for n, x in draw_weights('gpt2').items()}
     wide = np.concatenate([short['wte.weight'], np.ones((6, 16), np.float32)])
-    more = {'h.0.attn.bias': np.ones((1, 1, 8, 8), np.float32), 'wte.weight': wide}
-    folder = saved(tmp_path / 'gpt2', 'gpt2', short | more, most=9000, n_ctx=32, dtype='left out')
-    found = import_folder(folder, base(), Path('run'))
-    assert found.vocab_size == 70 and '70 rows' in found.notes[0]
-    assert 'attn_pdrop=0.1' in found.notes[1]
-    np.testing.assert_array_equal(
-        found.params['layers/mlp/up'], imported('gpt2').params['layers/mlp/up']
+    tensors = {'h.0.attn.bias': np.ones((1, 1, 8, 8), np.float32), 'wte.weight': wide}
+    folder = saved(
+        tmp_path / 'gpt2', 'gpt2', short | tensors, most=9000, n_ctx=32, dtype='left out'
     )
-    half = {n: x.astype(ml_dtypes.bfloat16) for n, x in drawn('llama3').items()}
+    model = import_folder(folder, base(), Path('run'))
+    assert model.vocab_size == 70 and '70 rows' in model.notes[0]
+    assert 'attn_pdrop=0.1' in model.notes[1]
+    np.testing.assert_array_equal(
+        model.params['layers/mlp/up'], imported('gpt2').params['layers/mlp/up']
+    )
+    half = {n: x.astype(ml_dtypes.bfloat16) for n, x in draw_weights('llama3').items()}
     half['lm_head.weight'] = half['model.embed_tokens.weight']
     rope = CASES['llama3']['config']['rope_parameters']
     four = {
@@ -232,19 +236,19 @@ def test_files_of_the_hub_are_read_too(tmp_path):
     folder = saved(tmp_path / 'llama3', 'llama3', half, **four)
     again = import_folder(folder, base(), Path('run'))
     assert again.recipe == imported('llama3').recipe
-    wanted = imported('llama3').params['layers/attention/query'].astype(ml_dtypes.bfloat16)
-    np.testing.assert_array_equal(again.params['layers/attention/query'], wanted)
+    expected = imported('llama3').params['layers/attention/query'].astype(ml_dtypes.bfloat16)
+    np.testing.assert_array_equal(again.params['layers/attention/query'], expected)
     half['lm_head.weight'] = half['lm_head.weight'] + half['lm_head.weight']
     with pytest.raises(ValueError, match=r'ties lm_head.weight to the embedding'):
         import_folder(saved(tmp_path / 'llama3', 'llama3', half), base(), Path('run'))
 
 
 @pytest.mark.full
-def test_weights_of_four_bits_are_read(tmp_path):
-    """Weights are those that transformers dequantises (make.py), and the same in float32."""
+def test_mxfp4_weights_import(tmp_path):
+    """Weights equal those that transformers dequantises (make.py), and the same in float32."""
     blocks, scales = theirs()['mxfp4_blocks'], theirs()['mxfp4_scales']
-    found = mxfp4.dequantise(blocks, scales)
-    np.testing.assert_array_equal(np.swapaxes(found, 1, 2), theirs()['mxfp4'])
+    numbers = mxfp4.dequantise(blocks, scales)
+    np.testing.assert_array_equal(np.swapaxes(numbers, 1, 2), theirs()['mxfp4'])
     rng, sizes = np.random.default_rng(0), {'hidden_size': 32, 'intermediate_size': 32}
     wide = {}
     for name, shape in CASES['gpt_oss']['tensors'].items():
@@ -260,22 +264,24 @@ def test_weights_of_four_bits_are_read(tmp_path):
         packed |= {f'{name}_blocks': blocks, f'{name}_scales': scales}
     quantised = {'quantization_config': {'quant_method': 'mxfp4'}}
     cut = make_mesh(MeshConfig(data=1, fsdp=4, expert=2))  # experts, and parts of a group of 32
-    one, other, parts = (
-        import_folder(saved(tmp_path / n, 'gpt_oss', arrays, **sizes, **more), base(), Path('r'), m)
-        for n, arrays, more, m in (
+    whole_model, packed_model, sharded_model = (
+        import_folder(
+            saved(tmp_path / n, 'gpt_oss', arrays, **sizes, **extra_fields), base(), Path('r'), m
+        )
+        for n, arrays, extra_fields, m in (
             ('whole', wide, {}, None),
             ('packed', packed, quantised, None),
             ('packed', packed, quantised, cut),
         )
     )
-    assert_same(other.params, one.params)
-    assert_same(parts.params, one.params)
+    assert_same(packed_model.params, whole_model.params)
+    assert_same(sharded_model.params, whole_model.params)
 
 
 @pytest.mark.parametrize('attention, mlp', [(True, True), (True, False), (False, True)])
-def test_a_llama_with_biases_is_read(tmp_path, attention, mlp):
-    """Biases of one part alone are in all of ours, the others 0, and come back as zeros."""
-    config, arrays = {'attention_bias': attention, 'mlp_bias': mlp}, drawn('llama2')
+def test_llama_with_biases_imports(tmp_path, attention, mlp):
+    """Biases of one part only: the other part gets biases of 0, which are exported as zeros."""
+    config, arrays = {'attention_bias': attention, 'mlp_bias': mlp}, draw_weights('llama2')
     sizes = {'q': 16, 'k': 8, 'v': 8, 'o': 16} if attention else {}
     names = {f'self_attn.{name}_proj.bias': size for name, size in sizes.items()}
     if mlp:
@@ -283,66 +289,70 @@ def test_a_llama_with_biases_is_read(tmp_path, attention, mlp):
     for layer in range(2):
         full = {f'model.layers.{layer}.{name}': size for name, size in names.items()}
         arrays |= {name: weight(name, [size]) for name, size in full.items()}
-    found = import_folder(saved(tmp_path, 'llama2', arrays, **config), base(), Path('run'))
-    assert found.recipe.model.bias and not found.recipe.model.qkv_bias
-    for path in (p for p in found.params if p.endswith('_bias')):
-        assert np.any(found.params[path]) == (attention if '/attention/' in path else mlp), path
-    said = [note for note in found.notes if 'biases of' in note]
-    assert len(said) == (attention != mlp)
-    out = export_hf.convert_checkpoint(checkpoint_of(found), 'float32')
-    written = {n: t.make() for n, t in export_hf.export_tensors(out, 'float32').items()}
-    assert out.config['attention_bias'] and out.config['mlp_bias']
+    model = import_folder(saved(tmp_path, 'llama2', arrays, **config), base(), Path('run'))
+    assert model.recipe.model.bias and not model.recipe.model.qkv_bias
+    for path in (p for p in model.params if p.endswith('_bias')):
+        assert np.any(model.params[path]) == (attention if '/attention/' in path else mlp), path
+    notes = [note for note in model.notes if 'biases of' in note]
+    assert len(notes) == (attention != mlp)
+    converted = export_hf.convert_checkpoint(make_checkpoint(model), 'float32')
+    written = {n: t.make() for n, t in export_hf.export_tensors(converted, 'float32').items()}
+    assert converted.config['attention_bias'] and converted.config['mlp_bias']
     for name, array in arrays.items():
         np.testing.assert_array_equal(written.pop(name), array)
     assert not any(map(np.any, written.values()))
 
 
 @pytest.mark.full
-def test_a_llama_whose_attention_has_biases_is_the_qwen_it_equals(tmp_path):
-    """Reference: the logits of Qwen 2, which has no bias of outputs, and of the MLP neither."""
+def test_llama_with_attention_biases_equals_qwen(tmp_path):
+    """Reference: the logits of Qwen 2, which has no bias of outputs or in the MLP."""
     config = CASES['llama2']['config'] | {'attention_bias': True, 'rms_norm_eps': 1e-6}
     outputs = {f'model.layers.{i}.self_attn.o_proj.bias': np.zeros(16, 'f') for i in range(2)}
-    folder = saved(tmp_path, 'llama2', drawn('qwen2') | outputs, **config)
-    found = import_folder(folder, base(), Path('run'))
-    logits = np.asarray(checkpoint_of(found).logits(TOKENS_BT))[0]
+    folder = saved(tmp_path, 'llama2', draw_weights('qwen2') | outputs, **config)
+    model = import_folder(folder, base(), Path('run'))
+    logits = np.asarray(make_checkpoint(model).logits(TOKENS_BT))[0]
     assert largest_difference(logits, theirs()['qwen2']) < CLOSE
 
 
 @pytest.mark.parametrize('version', [4, 5])
-def test_the_text_model_inside_of_gemma_3_is_read(tmp_path, version):
-    """Bitwise the same text model alone. What it leaves out is said, and what it needs is asked."""
+def test_gemma3_text_model_imports(tmp_path, version):
+    """Bitwise equal to the text model alone. The import notes the parts that it leaves out, and
+    needs a text_config.
+    """
     start, head = {4: ('language_model.model.', ''), 5: ('model.language_model.', 'model.')}[
         version
     ]
-    arrays = {start + n.removeprefix('model.'): x for n, x in drawn('gemma3').items()}
+    arrays = {start + n.removeprefix('model.'): x for n, x in draw_weights('gemma3').items()}
     arrays |= {f'{head}vision_tower.a.weight': np.ones(2, 'f')}
     arrays |= {f'{head}multi_modal_projector.b': np.ones(2, 'f')}
-    own = {k: v for k, v in CASES['gemma3']['config'].items() if 'token_id' not in k}
+    text_config = {k: v for k, v in CASES['gemma3']['config'].items() if 'token_id' not in k}
     whole = {
         'model_type': 'gemma3',
-        'text_config': own | {'num_attention_heads': 4},
+        'text_config': text_config | {'num_attention_heads': 4},
         'vision_config': {'hidden_size': 8},
         'eos_token_id': [2, 5],
         'bos_token_id': 1,
     }
     folder = saved(tmp_path, 'gemma3', arrays)
     (folder / 'config.json').write_text(json.dumps(whole))
-    found, wanted = import_folder(folder, base(), Path('run')), imported('gemma3')
-    assert (found.model_type, found.recipe) == ('gemma3_text', wanted.recipe)
-    assert_same(found.params, wanted.params)
-    assert 'vision_tower (1 tensors), multi_modal_projector (1 tensors)' in found.notes[0]
+    model, expected = import_folder(folder, base(), Path('run')), imported('gemma3')
+    assert (model.model_type, model.recipe) == ('gemma3_text', expected.recipe)
+    assert_same(model.params, expected.params)
+    assert 'vision_tower (1 tensors), multi_modal_projector (1 tensors)' in model.notes[0]
     (folder / 'config.json').write_text(json.dumps(whole | {'text_config': None}))
     with pytest.raises(ValueError, match="has model_type='gemma3' and no text_config"):
         import_folder(folder, base(), Path('run'))
 
 
-def test_what_a_text_config_leaves_out_is_that_of_its_class():
-    """The config.json of Gemma 3 of 4B, in which heads and the longest row are left out."""
-    own = {'model_type': 'gemma3_text', 'hidden_size': 2560, 'num_hidden_layers': 34}
-    own |= {'intermediate_size': 10240, 'sliding_window': 1024}
-    own |= {'rope_scaling': {'factor': 8.0, 'rope_type': 'linear'}}
-    found = hf_multimodal.find_text_config({'model_type': 'gemma3', 'text_config': own})
-    fields = FAMILIES['gemma3_text'].read(found)
+def test_text_config_has_class_defaults():
+    """The config.json of Gemma 3 of 4B, without heads and maximum positions."""
+    text_config = {'model_type': 'gemma3_text', 'hidden_size': 2560, 'num_hidden_layers': 34}
+    text_config |= {'intermediate_size': 10240, 'sliding_window': 1024}
+    text_config |= {'rope_scaling': {'factor': 8.0, 'rope_type': 'linear'}}
+    full_config = hf_multimodal.find_text_config(
+        {'model_type': 'gemma3', 'text_config': text_config}
+    )
+    fields = FAMILIES['gemma3_text'].read(full_config)
     assert (fields['model.n_heads'], fields['model.n_kv_heads']) == (8, 4)
     assert (fields['model.d_model'], fields['model.head_dim']) == (2560, 256)
     assert fields['attention.full_every'] == 6 and fields['attention.rope_factor'] == 8
@@ -370,51 +380,53 @@ BAD_FIELDS = {
 
 
 @pytest.mark.parametrize('name', BAD_FIELDS)
-def test_a_field_that_we_lack_is_named(name):
+def test_unsupported_field_is_named(name):
     """Before any weight is read."""
-    case, fields, said = BAD_FIELDS[name]
+    case, fields, message = BAD_FIELDS[name]
     config = CASES[case]['config'] | fields
     config = {k: v for k, v in config.items() if v != 'left out'}
-    with pytest.raises(ValueError, match=said) as error:
+    with pytest.raises(ValueError, match=message) as error:
         convert.import_hf.find_family(config).read(config)
     assert '\n' not in str(error.value)
 
 
-def test_fields_that_transformers_4_says_twice_are_read_once():
-    """And where nobody says whether windows begin at a layer, all layers of a family have one."""
-    wanted = {'attention.rope_base': 500.0, 'attention.rope_fraction': 0.5}
+def test_duplicate_version_4_fields():
+    """If no field says at which layer windows begin, all layers of a family have a window."""
+    expected = {'attention.rope_base': 500.0, 'attention.rope_fraction': 0.5}
     twice = {'rotary_emb_base': 500, 'rope_theta': 500, 'rotary_pct': 0.5}
     twice |= {'partial_rotary_factor': 0.5, 'rope_parameters': None}
     window = {'use_sliding_window': True, 'sliding_window': 8, 'max_window_layers': 2}
-    for case, fields, read in (
-        ('pythia', twice, wanted),
+    for case, fields, fields_read in (
+        ('pythia', twice, expected),
         ('gemma2', {'sliding_window_size': 8}, {}),
         ('mixtral', {'rope_parameters': None}, {'attention.rope_base': 1e6}),
         ('qwen3_moe', window, {'attention.window': 8}),
     ):
         config = CASES[case]['config']
-        found, before = (FAMILIES[config['model_type']].read(c) for c in (config | fields, config))
-        assert found == before | read, case
+        flat, before = (FAMILIES[config['model_type']].read(c) for c in (config | fields, config))
+        assert flat == before | fields_read, case
 
 
-def test_a_config_that_scales_against_a_base_model_serves_as_well():
+def test_config_with_base_model_imports():
     fields, scaled = FAMILIES['llama'].read(CASES['llama2']['config']), base()
     scaled['scaling'] |= {'name': 'mup', 'base_width': 32}
-    one, other = (import_hf.recipe_for(fields, raw, 'ids:64,1,2') for raw in (base(), scaled))
-    assert one == other
+    recipe, scaled_recipe = (
+        import_hf.recipe_for(fields, raw, 'ids:64,1,2') for raw in (base(), scaled)
+    )
+    assert recipe == scaled_recipe
 
 
-def test_tensors_that_do_not_fit_are_listed(tmp_path):
-    arrays = drawn('llama2')
+def test_mismatched_tensors_are_listed(tmp_path):
+    arrays = draw_weights('llama2')
     arrays['model.layers.2.mlp.up_proj.weight'] = arrays.pop('model.layers.1.mlp.up_proj.weight')
     arrays['model.norm.weight'] = np.ones(8, np.float32)
     with pytest.raises(ValueError) as error:
         import_folder(saved(tmp_path, 'llama2', arrays), base(), Path('run'))
-    said = str(error.value)
-    assert 'missing: model.layers.1.mlp.up_proj.weight;' in said
-    assert 'left over: model.layers.2.mlp.up_proj.weight;' in said
-    assert 'model.norm.weight is [8], and [16] is wanted' in said
-    arrays = {n: x.astype(np.int8) for n, x in drawn('llama2').items()}
+    message = str(error.value)
+    assert 'missing: model.layers.1.mlp.up_proj.weight;' in message
+    assert 'left over: model.layers.2.mlp.up_proj.weight;' in message
+    assert 'model.norm.weight is [8], and [16] is wanted' in message
+    arrays = {n: x.astype(np.int8) for n, x in draw_weights('llama2').items()}
     with pytest.raises(ValueError, match='int8: quantised weights are not read'):
         import_folder(saved(tmp_path, 'llama2', arrays), base(), Path('run'))
     del arrays['model.embed_tokens.weight']
@@ -422,9 +434,9 @@ def test_tensors_that_do_not_fit_are_listed(tmp_path):
         import_folder(saved(tmp_path, 'llama2', arrays), base(), Path('run'))
 
 
-def test_a_model_that_no_family_has_says_what_is_missing():
-    found = imported('llama3')
-    for changes, said in (
+def test_unexportable_model_names_fields():
+    model = imported('llama3')
+    for changes, message in (
         ({'model.placement': 'post', 'model.final_norm': 'none'}, "model.placement='post'"),
         ({'attention.gate': 'headwise'}, "attention.gate='headwise' .there 'none'"),
         ({'attention.window': 4, 'attention.full_every': 3}, 'full_every=3'),
@@ -433,75 +445,81 @@ def test_a_model_that_no_family_has_says_what_is_missing():
         ({'model.qk_norm': 'layernorm:eps=0.1'}, "model.qk_norm='layernorm'"),
     ):
         with pytest.raises(ValueError, match='no family of theirs has this model') as error:
-            export_hf.select_family(update_recipe(found.recipe, changes), found.params)
-        assert re.search(said, str(error.value))
+            export_hf.select_family(update_recipe(model.recipe, changes), model.params)
+        assert re.search(message, str(error.value))
 
 
-def test_a_part_of_a_head_is_turned_where_transformers_does(tmp_path):
-    """Its LLaMA turns whole heads, whatever partial_rotary_factor says, and cannot scale a part."""
+def test_partial_rotary_as_in_transformers(tmp_path):
+    """LLaMA in transformers rotates whole heads, whatever partial_rotary_factor says, and cannot
+    scale a part.
+    """
     half, linear = {'partial_rotary_factor': 0.5}, {'rope_type': 'linear', 'factor': 2.0}
-    found = import_folder(saved(tmp_path, 'llama2', **half), base(), Path('run'))
-    assert found.recipe == imported('llama2').recipe
+    model = import_folder(saved(tmp_path, 'llama2', **half), base(), Path('run'))
+    assert model.recipe == imported('llama2').recipe
     assert (
-        'partial_rotary_factor=0.5, which transformers does not read in a llama' in found.notes[0]
+        'partial_rotary_factor=0.5, which transformers does not read in a llama' in model.notes[0]
     )
     family, config = FAMILIES['llama'], CASES['llama2']['config']
     for fields in (half | {'rope_scaling': linear}, {'rope_parameters': linear | half}):
         with pytest.raises(ValueError, match=r'cannot run such a llama'):
             family.read(config | fields)
-    part = update_recipe(found.recipe, {'attention.rope_fraction': 0.5})
-    name, config, _ = export_hf.select_family(part, found.params, 'llama')
+    part = update_recipe(model.recipe, {'attention.rope_fraction': 0.5})
+    name, config, _ = export_hf.select_family(part, model.params, 'llama')
     assert (name, config['partial_rotary_factor']) == ('phi3', 0.5)
     biased = update_recipe(part, {'model.bias': True})
     with pytest.raises(ValueError, match=r'rope_fraction=0.5 .there 1.0'):
-        export_hf.select_family(biased, found.params | {'layers/mlp/up_bias': np.ones(1)}, 'llama')
+        export_hf.select_family(biased, model.params | {'layers/mlp/up_bias': np.ones(1)}, 'llama')
 
 
 @pytest.mark.parametrize('name', ['gemma2', 'gemma3', 'gpt_oss'])
-def test_a_model_without_windows_has_a_number_all_the_same(name):
-    """Their code makes a mask of windows, whether or not a layer has one, and fails with null."""
+def test_windowless_export_has_window_size(name):
+    """Their code makes a mask of windows even if no layer has a window, and fails with null."""
     usual = ['window', 'full_every', 'rope_local_base', 'rope_scaling', 'rope_factor']
     usual += ['rope_original_length', 'rope_beta_fast', 'rope_beta_slow', 'rope_truncate']
     changes = {f'attention.{option}': None for option in usual}
     recipe = update_recipe(imported(name).recipe, changes)
-    family, config, found = export_hf.select_family(recipe, imported(name).params)
+    family, config, exported_recipe = export_hf.select_family(recipe, imported(name).params)
     assert family == CASES[name]['config']['model_type'] and config['sliding_window'] > 0
     assert set(config['layer_types']) == {'full_attention'}
-    assert found.attention.options['window'] is None
+    assert exported_recipe.attention.options['window'] is None
 
 
-def test_the_difference_of_bfloat16_is_that_of_the_files(tmp_path):
-    """What is compared are the weights that an import reads, bitwise; gains are 1 more there."""
-    checkpoint = checkpoint_of(imported('gemma3'))
-    found = export_hf.convert_checkpoint(checkpoint, 'bfloat16')
-    export_hf.write_folder(tmp_path / 'out', checkpoint, found, 'bfloat16')
+def test_bfloat16_difference_is_measured_on_files(tmp_path):
+    """The comparison uses the weights that an import reads, bitwise; gains have an offset of 1."""
+    checkpoint = make_checkpoint(imported('gemma3'))
+    converted = export_hf.convert_checkpoint(checkpoint, 'bfloat16')
+    export_hf.write_folder(tmp_path / 'out', checkpoint, converted, 'bfloat16')
     again, rounded = import_folder(tmp_path / 'out', base(), Path('run')), 0
-    for path, array in export_hf.round_params(found, 'bfloat16').items():
+    for path, array in export_hf.round_params(converted, 'bfloat16').items():
         np.testing.assert_array_equal(array, again.params[path])
-        rounded += np.any(array != found.params[path])
+        rounded += np.any(array != converted.params[path])
     assert rounded > 10
 
 
 @pytest.mark.full
-def test_an_export_in_bfloat16_states_its_difference(tmp_path):
-    """Of the files, some 1e-2, and not of the float32 weights that they were made of."""
-    checkpoint = checkpoint_of(imported('llama2'))
-    found = export_hf.export_checkpoint(checkpoint, 'bfloat16')
-    export_hf.write_folder(tmp_path / 'out', checkpoint, found, 'bfloat16')
-    again = checkpoint_of(import_folder(tmp_path / 'out', base(), Path('run')))
-    wanted, logits = (np.asarray(one.logits(TOKENS_BT))[0] for one in (checkpoint, again))
-    assert found.difference < CLOSE and 1e-3 < found.stored_difference < 0.1
-    assert 0.2 < largest_difference(logits, wanted) / found.stored_difference < 5  # of other tokens
+def test_bfloat16_export_states_difference(tmp_path):
+    """The difference is that of the files, some 1e-2, and not of the float32 weights before
+    rounding.
+    """
+    checkpoint = make_checkpoint(imported('llama2'))
+    exported = export_hf.export_checkpoint(checkpoint, 'bfloat16')
+    export_hf.write_folder(tmp_path / 'out', checkpoint, exported, 'bfloat16')
+    again = make_checkpoint(import_folder(tmp_path / 'out', base(), Path('run')))
+    expected, logits = (np.asarray(model.logits(TOKENS_BT))[0] for model in (checkpoint, again))
+    assert exported.difference < CLOSE and 1e-3 < exported.stored_difference < 0.1
+    assert (
+        0.2 < largest_difference(logits, expected) / exported.stored_difference < 5
+    )  # of other tokens
 
 
-def test_a_factor_of_embeddings_that_depends_on_the_dtype_is_noted():
-    """transformers rounds sqrt(D) to the dtype in which it loads the weights: sqrt(24) is 4.90625
-    in bfloat16, and sqrt(16) is 4 in both.
+def test_embedding_factor_note():
+    """transformers rounds sqrt(D) to the dtype of loading: sqrt(24) is 4.90625 in bfloat16, and
+    sqrt(16) is 4 in both.
     """
     square = imported('gemma2').recipe
     recipe, bfloat16 = update_recipe(square, {'model.d_model': 24}), np.dtype(ml_dtypes.bfloat16)
-    for one, dtype, count in ((square, bfloat16, 0), (recipe, np.dtype(np.float32), 0)):
-        assert len(import_hf.factor_notes(one, dtype, {'embedding_scale'})) == count
+    for noted, dtype, count in ((square, bfloat16, 0), (recipe, np.dtype(np.float32), 0)):
+        assert len(import_hf.factor_notes(noted, dtype, {'embedding_scale'})) == count
     (note,) = import_hf.factor_notes(recipe, bfloat16, {'embedding_scale'})
     assert '4.90625 in bfloat16' in note and '4.8989797 if' in note
 
@@ -510,7 +528,7 @@ WORDS = [f'w{i}' for i in range(50)]
 
 
 def with_tokenizer(folder):
-    """Adds a tokenizer of 50 words, with others for unknown ones, begin and end."""
+    """Adds a tokenizer of 50 words, with tokens for unknown words, begin and end."""
     vocab = {word: i + 3 for i, word in enumerate(WORDS)} | {'<unk>': 0, '<s>': 1, '</s>': 2}
     words = library.Tokenizer(library.models.WordLevel(vocab, '<unk>'))
     words.pre_tokenizer = library.pre_tokenizers.Whitespace()
@@ -522,17 +540,17 @@ def with_tokenizer(folder):
     return folder
 
 
-def test_a_tokenizer_comes_along(tmp_path):
-    """BOS and EOS are ids of the model, whose table may have more rows than words, never fewer."""
+def test_tokenizer_imports(tmp_path):
+    """BOS and EOS are ids of the model, whose table may have more rows than tokens, never fewer."""
     with_tokenizer(tmp_path)
-    found = tokenizers.load_for_model(tmp_path, 64, 62, 63)
-    assert (found.vocab_size, found.bos_id, found.eos_id) == (64, 1, 2)
+    tokenizer = tokenizers.load_for_model(tmp_path, 64, 62, 63)
+    assert (tokenizer.vocab_size, tokenizer.bos_id, tokenizer.eos_id) == (64, 1, 2)
     (tmp_path / 'tokenizer_config.json').unlink()
     ids = [
-        tokenizers.load_for_model(tmp_path, 64, *given)
-        for given in ((7, 8), (None, 8), (None, None))
+        tokenizers.load_for_model(tmp_path, 64, *bos_eos)
+        for bos_eos in ((7, 8), (None, 8), (None, None))
     ]
-    assert [(one.bos_id, one.eos_id) for one in ids] == [(7, 8), (8, 8), (63, 63)]
+    assert [(loaded.bos_id, loaded.eos_id) for loaded in ids] == [(7, 8), (8, 8), (63, 63)]
     with pytest.raises(ValueError, match='has the id 52, and the model 52 embeddings'):
         tokenizers.load_for_model(tmp_path, 52, 1, 2)
     ids = tokenizers.plan_tokenizer('ids:64,1,2').build([])
@@ -544,8 +562,8 @@ def test_a_tokenizer_comes_along(tmp_path):
 
 
 @pytest.mark.full
-def test_an_import_is_evaluated_trained_and_exported(tmp_path, capsys):
-    """The whole way of a user. Training begins with the weights that evaluation has."""
+def test_import_evaluates_trains_and_exports(tmp_path, capsys):
+    """The full path of a user. Training begins with the weights of the evaluation."""
     rng = np.random.default_rng(0)
     texts = [' '.join(rng.choice(WORDS, 40)) for _ in range(40)]
     (tmp_path / 'text.jsonl').write_text('\n'.join(json.dumps({'text': t}) for t in texts))
@@ -556,13 +574,13 @@ def test_an_import_is_evaluated_trained_and_exported(tmp_path, capsys):
     np.savez(tmp_path / 'seen.npz', tokens=TOKENS_BT, logits=theirs()['llama2'][None])
     options = {'out': str(run), 'config': config, 'reference': str(tmp_path / 'seen.npz')}
     convert.run(['import-hf', str(folder)], options)
-    said = capsys.readouterr().out
-    assert '--config.model.activation=swiglu' in said
-    assert float(said.split()[-1]) < CLOSE
+    printed = capsys.readouterr().out
+    assert '--config.model.activation=swiglu' in printed
+    assert float(printed.split()[-1]) < CLOSE
     imported_run = load(run)
     assert imported_run.encode('w0 w49').tolist() == [[1, 3, 52]]
-    spread = load(run, mesh=make_mesh(MeshConfig(data=1, fsdp=8), jax.devices()))
-    logits = np.asarray(spread.logits(np.repeat(TOKENS_BT, 8, 0)))
+    sharded_run = load(run, mesh=make_mesh(MeshConfig(data=1, fsdp=8), jax.devices()))
+    logits = np.asarray(sharded_run.logits(np.repeat(TOKENS_BT, 8, 0)))
     assert largest_difference(logits[3], theirs()['llama2']) < CLOSE
     before = perplexity(imported_run).numbers
     tree = to_dict(imported_run.recipe)
@@ -588,19 +606,19 @@ def test_an_import_is_evaluated_trained_and_exported(tmp_path, capsys):
 
 
 @pytest.mark.full
-def test_a_gpt2_folded_to_rmsnorm_is_exported(tmp_path):
-    """The stream has no mean, so that LayerNorm does what RMSNorm does; the bias of its logits is
-    one of the last norm.
+def test_folded_gpt2_exports(tmp_path):
+    """The stream has no mean, so that LayerNorm equals RMSNorm. The bias of the logits moves into
+    the last norm.
     """
-    found = imported('gpt2')
-    folded = fold_checkpoint(checkpoint_of(found), 'rmsnorm', untie=True)
-    source = checkpoint_of(found, folded.recipe)
+    model = imported('gpt2')
+    folded = fold_checkpoint(make_checkpoint(model), 'rmsnorm', untie=True)
+    source = make_checkpoint(model, folded.recipe)
     object.__setattr__(source, 'weights', folded.weights)
-    result = export_hf.export_checkpoint(source)
-    assert result.model_type == 'gpt2' and result.difference < CLOSE
-    export_hf.write_folder(tmp_path / 'out', source, result, 'float32')
+    exported = export_hf.export_checkpoint(source)
+    assert exported.model_type == 'gpt2' and exported.difference < CLOSE
+    export_hf.write_folder(tmp_path / 'out', source, exported, 'float32')
     again = import_folder(tmp_path / 'out', base(), Path('run'))
-    logits = checkpoint_of(again).logits(TOKENS_BT)
+    logits = make_checkpoint(again).logits(TOKENS_BT)
     assert largest_difference(np.asarray(logits)[0], theirs()['gpt2']) < CLOSE
 
 
@@ -625,11 +643,11 @@ BASE = {'scaling.name': 'mup', 'scaling.base_width': 8, 'model.n_kv_heads': 2}
         ({'model.norm': 'layernorm', 'model.position': 'learned', 'norm.bias': False}, 'gpt2'),
     ],
 )
-def test_what_theirs_have_no_word_for_goes_into_the_weights(changes, family):
-    """Reparametrisations, factors of muP, a factor of embeddings, gains and biases that lack."""
-    found = export_hf.export_checkpoint(ours(changes))
-    assert (found.model_type, found.difference < CLOSE) == (family, True)
-    assert found.recipe.model.reparam == 'none' and found.recipe.scaling.name == 'standard'
+def test_export_writes_unsupported_parts_into_weights(changes, family):
+    """Reparametrisations, factors of muP, a factor of embeddings, and missing gains and biases."""
+    exported = export_hf.export_checkpoint(own_checkpoint(changes))
+    assert (exported.model_type, exported.difference < CLOSE) == (family, True)
+    assert exported.recipe.model.reparam == 'none' and exported.recipe.scaling.name == 'standard'
 
 
 def test_every_family_has_a_case():

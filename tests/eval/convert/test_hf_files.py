@@ -1,6 +1,4 @@
-"""Contract: each field that a family reads has a type; files are chosen as transformers does, or a
-note says which were read.
-"""
+"""Contract: each field that a family reads has a type, and files are chosen as in transformers."""
 
 import json
 
@@ -32,8 +30,8 @@ def names_taken(monkeypatch) -> set[str]:
     return names | {getattr(entry, at, '') for entry in entries for at in ('name', 'also')}
 
 
-def test_each_field_that_a_family_reads_has_a_type(monkeypatch):
-    """Catches a new entry of a family whose field a stranger may fill with anything."""
+def test_family_fields_have_types(monkeypatch):
+    """Catches a new entry of a family for a field without bounds."""
     names = {name for name in names_taken(monkeypatch) if name and not is_dropout(name)}
     assert names - FIELDS.keys() == set()
     scalings = {name for options in hf_positions.SCALING_OPTIONS.values() for name in options}
@@ -41,13 +39,13 @@ def test_each_field_that_a_family_reads_has_a_type(monkeypatch):
 
 
 @pytest.mark.parametrize('case', CASES)
-def test_the_types_are_those_of_real_configs(tmp_path, case):
-    """As transformers wrote them. Catches a bound that a real model is beyond."""
+def test_types_accept_real_configs(tmp_path, case):
+    """As transformers wrote them. Catches a bound that excludes a real model."""
     (tmp_path / 'config.json').write_text(json.dumps(CASES[case]['config']))
     assert read_config(tmp_path) == CASES[case]['config']
 
 
-def filled(folder, value, file=ONE_FILE):
+def write_tensors(folder, value, file=ONE_FILE):
     """Writes tensors of llama3 that are all `value`."""
     shapes = CASES['llama3']['tensors']
     arrays = {name: np.full(shape, value, np.float32) for name, shape in shapes.items()}
@@ -56,32 +54,34 @@ def filled(folder, value, file=ONE_FILE):
 
 
 @pytest.mark.parametrize('lacks_shards', [False, True])
-def test_the_one_file_goes_before_an_index(tmp_path, lacks_shards):
-    """As in transformers (modeling_utils, _get_resolved_checkpoint_files); the note says so."""
+def test_single_file_precedes_index(tmp_path, lacks_shards):
+    """As in transformers (modeling_utils, _get_resolved_checkpoint_files). A note says so."""
     write_model(tmp_path / 'model', 'llama3')
-    names = filled(tmp_path / 'model', 1.0)
+    names = write_tensors(tmp_path / 'model', 1.0)
     if not lacks_shards:
-        filled(tmp_path / 'model', 7.0, 'old.safetensors')
+        write_tensors(tmp_path / 'model', 7.0, 'old.safetensors')
     index = {'weight_map': dict.fromkeys(names, 'old.safetensors')}
     (tmp_path / 'model' / INDEX).write_text(json.dumps(index))
-    found = import_folder(tmp_path / 'model', base(), tmp_path / 'out')
-    assert np.asarray(found.params['embedding']).max() == 1
-    assert any(note.startswith(f'{ONE_FILE} is read') and INDEX in note for note in found.notes)
+    model = import_folder(tmp_path / 'model', base(), tmp_path / 'out')
+    assert np.asarray(model.params['embedding']).max() == 1
+    assert any(note.startswith(f'{ONE_FILE} is read') and INDEX in note for note in model.notes)
 
 
-def test_files_behind_links_are_read(tmp_path):
+def test_linked_files_import(tmp_path):
     """The cache of the Hub has the files in blobs, and a snapshot of links to them."""
     write_model(tmp_path / 'blobs', 'llama3')
     in_shards(tmp_path / 'blobs', 'llama3')
     (tmp_path / 'snapshot').mkdir()
     for path in (tmp_path / 'blobs').iterdir():
         (tmp_path / 'snapshot' / path.name).symlink_to(f'../blobs/{path.name}')
-    found = import_folder(tmp_path / 'snapshot', base(), tmp_path / 'out')
-    assert found.notes == [] and found.tokenizer.eos_id == 2
+    model = import_folder(tmp_path / 'snapshot', base(), tmp_path / 'out')
+    assert model.notes == [] and model.tokenizer.eos_id == 2
 
 
-def test_what_transformers_would_use_otherwise_is_noted(tmp_path):
-    """An adapter beside the weights, and other ends of a text. Both leave out a .bin."""
+def test_unused_files_are_noted(tmp_path):
+    """An adapter beside the weights, and different tokens that end a text. A .bin is not
+    mentioned.
+    """
     write_model(tmp_path / 'model', 'llama3')
     (tmp_path / 'model' / 'adapter_config.json').write_text('{"base_model_name_or_path": "x"}')
     (tmp_path / 'model' / 'pytorch_model.bin').write_text('older weights')
@@ -92,8 +92,8 @@ def test_what_transformers_would_use_otherwise_is_noted(tmp_path):
     assert 'eos_token_id=[5, 6], and documents end with 2 here' in notes[1]
 
 
-def test_a_whole_number_of_many_digits_is_no_size(tmp_path):
-    """Nor is it an error of Python, which reads 4,300 digits; model_max_length has 31."""
+def test_huge_number_is_not_a_size(tmp_path):
+    """It is no error of Python either, which reads 4,300 digits; model_max_length has 31."""
     write_model(tmp_path / 'model', 'llama3')
     settings = {'model_max_length': 10**30, 'eos_token': '</s>'}
     (tmp_path / 'model' / 'tokenizer_config.json').write_text(json.dumps(settings))

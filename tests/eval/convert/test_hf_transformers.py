@@ -1,4 +1,4 @@
-"""Reference: what transformers makes of config.json, ours of a field and ours of an export.
+"""Reference: fields of config.json and our exports, as transformers interprets them.
 
 `tests/fixtures/hf/fields.py`, `exports.py` and `loads.py` have recorded it.
 """
@@ -14,68 +14,72 @@ from eval.convert import export_hf, hf_config
 from eval.convert.hf_config import ConfigFields
 from eval.convert.hf_families import FAMILIES
 from eval.convert.import_hf import import_folder
-from tests.eval.convert.test_hf import CASES, CLOSE, FOLDER, TOKENS_BT, base, checkpoint_of, saved
+from tests.eval.convert.test_hf import CASES, CLOSE, FOLDER, TOKENS_BT, base, make_checkpoint, saved
 from tests.fixtures.hf.exports import SETS, checkpoint
 from tests.fixtures.hf.exports import TOKENS_BT as TOKENS_OF_OURS_BT
-from tests.fixtures.hf.seeded import changed, few, weight
+from tests.fixtures.hf.seeded import change_fields, few, weight
 
 RECORD = json.loads((FOLDER / 'fields.json').read_text())
 PROBES = RECORD.pop('probes')
 EXPORTS = json.loads((FOLDER / 'exports.json').read_text())
 
 
-def recorded(file, name):
+def read_record(file, name):
     with np.load(FOLDER / file) as logits:
         return logits[name]
 
 
-def difference(found, wanted):
-    """Of logits as `few` takes them, relative to the largest of all."""
-    return np.max(np.abs(found - wanted)[1:]) / wanted[0]
+def difference(logits, expected):
+    """The largest difference of logits from `few`, relative to the largest logit."""
+    return np.max(np.abs(logits - expected)[1:]) / expected[0]
 
 
-def definition(raw):
-    """What our importer makes of a config.json; data.seq_len and notes are no part of the model."""
+def import_definition(raw):
+    """Our import of a config.json, without data.seq_len and notes, which do not belong to the
+    model.
+    """
     fields = FAMILIES[raw['model_type']].read(raw)
     apart = (hf_config.NOTES, hf_config.MAX_POSITIONS, 'data.seq_len')
     return {path: value for path, value in fields.items() if path not in apart}
 
 
-def config_of(name):
-    return changed(CASES[name]['config'], RECORD[name]['changes'])
+def read_config(name):
+    return change_fields(CASES[name]['config'], RECORD[name]['changes'])
 
 
-def probes_of(name):
-    """Yields (fields, config.json, result) of the probes of a case."""
-    for number, result in RECORD[name]['results'].items():
+def iterate_probes(name):
+    """Yields (fields, config.json, outcome) for the probes of a case."""
+    for number, outcome in RECORD[name]['results'].items():
         fields = PROBES[int(number)]
-        yield number, fields, changed(config_of(name), fields), result
+        yield number, fields, change_fields(read_config(name), fields), outcome
 
 
 @pytest.mark.parametrize('name', RECORD)
-def test_a_field_means_what_it_means_in_transformers(name):
-    """A field that their code ignores changes nothing here, or is refused; one that it reads
-    changes the model. Catches rope_fraction read from a LLaMA, and a default that is another.
+def test_fields_mean_the_same_as_in_transformers(name):
+    """A field that their code ignores changes nothing here, or is refused; a field that it reads
+    changes the model. Catches rope_fraction read from a LLaMA, and a different default.
     """
-    before, rows = definition(config_of(name)), recorded('fields.npz', name)
-    for number, fields, raw, result in probes_of(name):
+    before, rows = import_definition(read_config(name)), read_record('fields.npz', name)
+    for number, fields, raw, outcome in iterate_probes(name):
         try:
-            after = definition(raw)
+            after = import_definition(raw)
         except ValueError:
             continue
-        if result == 'same':
+        if outcome == 'same':
             assert after == before, fields
-        elif result != 'refused' and number not in RECORD[name]['tensors'] and after == before:
-            assert difference(rows[result], rows[0]) < CLOSE, fields  # another rounding of the same
+        elif outcome != 'refused' and number not in RECORD[name]['tensors'] and after == before:
+            assert difference(rows[outcome], rows[0]) < CLOSE, (
+                fields
+            )  # another rounding of the same
 
 
 @pytest.mark.full
 @pytest.mark.parametrize('name', RECORD)
-def test_logits_with_another_field_are_theirs(name):
-    """Of each model that both have, once. Catches a rule of RoPE or of windows that is another."""
-    rows, models = recorded('fields.npz', name), {}
-    for number, fields, raw, result in probes_of(name):
-        if result in ('same', 'refused'):
+def test_logits_with_changed_fields(name):
+    """For each distinct model that both have. Catches a different rule of RoPE or of windows."""
+    rows, models = read_record('fields.npz', name), {}
+    for number, fields, raw, outcome in iterate_probes(name):
+        if outcome in ('same', 'refused'):
             continue
         shapes = CASES[name]['tensors'] | RECORD[name]['tensors'].get(number, {})
         arrays = {key: weight(key, shape) for key, shape in shapes.items() if shape}
@@ -83,13 +87,13 @@ def test_logits_with_another_field_are_theirs(name):
             saved(Path(folder), name, arrays)
             (Path(folder) / 'config.json').write_text(json.dumps(raw))
             try:
-                found = import_folder(Path(folder), base(), Path('run'))
+                model = import_folder(Path(folder), base(), Path('run'))
             except ValueError:
                 continue
-        model = json.dumps([definition(raw), found.recipe.data.seq_len], sort_keys=True)
+        model = json.dumps([import_definition(raw), model.recipe.data.seq_len], sort_keys=True)
         if model not in models:
-            models[model] = few(np.asarray(checkpoint_of(found).logits(TOKENS_BT))[0])
-        assert difference(models[model], rows[result]) < CLOSE, fields
+            models[model] = few(np.asarray(make_checkpoint(model).logits(TOKENS_BT))[0])
+        assert difference(models[model], rows[outcome]) < CLOSE, fields
     assert len(models) > 5
 
 
@@ -125,11 +129,11 @@ NAMES_OF_GPT2 = {
 
 
 @pytest.mark.parametrize('name', RECORD)
-def test_importers_and_transformers_read_the_same_fields(name):
-    """What their model reads is taken or known to change nothing; what changes ours is read there,
-    and a probe has changed it.
+def test_importer_reads_the_same_fields(name):
+    """Fields that their model reads are taken or known to change nothing. Fields that change ours
+    are read there, and some probe changes them.
     """
-    raw, reads = config_of(name), {*RECORD[name]['reads']}
+    raw, reads = read_config(name), {*RECORD[name]['reads']}
     fields = ConfigFields(raw)
     for entry in FAMILIES[raw['model_type']].entries:
         entry.read(fields)
@@ -138,11 +142,11 @@ def test_importers_and_transformers_read_the_same_fields(name):
     assert renamed <= fields.taken | APART | dropouts
     if 'num_local_experts' in reads:
         renamed |= {'num_experts'}  # the same attribute
-    before, probed = definition(raw), set()
-    for _, changes, other, _ in probes_of(name):
+    before, probed = import_definition(raw), set()
+    for _, changes, outcome, _ in iterate_probes(name):
         probed |= changes.keys()
         try:
-            is_other = definition(other) != before
+            is_other = import_definition(outcome) != before
         except ValueError:
             continue
         if is_other and len(changes) == 1:
@@ -153,30 +157,30 @@ def test_importers_and_transformers_read_the_same_fields(name):
     assert fields.taken - hf_config.IGNORED_FIELDS <= probed | unprobed
 
 
-def exported(name):
+def export_set(name):
     return export_hf.export_checkpoint(checkpoint(SETS[name]))
 
 
 @pytest.mark.full
 @pytest.mark.parametrize('name', SETS)
-def test_transformers_computes_our_exports(tmp_path, name):
-    """To rounding, or the export is refused. Catches a field that they do not read, though our own
-    importer does.
+def test_transformers_computes_exports(tmp_path, name):
+    """Up to rounding, or the export is refused. Catches a field that they ignore although our
+    importer reads it.
     """
     if 'refused' in EXPORTS[name]:
         with pytest.raises(
             ValueError, match=r'no family of theirs has this model|no bias of logits'
         ):
-            exported(name)
+            export_set(name)
         return
     source = checkpoint(SETS[name])
-    export_hf.write_folder(tmp_path / 'out', source, exported(name), 'float32')
+    export_hf.write_folder(tmp_path / 'out', source, export_set(name), 'float32')
     assert json.loads((tmp_path / 'out' / 'config.json').read_text()) == EXPORTS[name]['config']
     logits = few(np.asarray(source.logits(TOKENS_OF_OURS_BT))[0])
-    assert difference(logits, recorded('exports.npz', name)) < CLOSE
+    assert difference(logits, read_record('exports.npz', name)) < CLOSE
 
 
-def test_exports_are_many():
-    """A set that was added is recorded too."""
+def test_exports_are_recorded():
+    """Every set of options has a record."""
     assert EXPORTS.keys() == SETS.keys()
-    assert sum('config' in one for one in EXPORTS.values()) >= 48
+    assert sum('config' in export for export in EXPORTS.values()) >= 48

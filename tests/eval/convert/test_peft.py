@@ -1,4 +1,6 @@
-"""Reference: an adapter's factors are those of a file's matrices. Contract: what is refused."""
+"""Reference: an adapter's factors multiply to the matrices of a file. Contract: unsupported
+models.
+"""
 
 import json
 import shutil
@@ -41,15 +43,15 @@ LAYOUTS = [
 
 
 @pytest.mark.parametrize(('axes', 'spec', 'shape', 'turned'), LAYOUTS)
-def test_factors_multiply_to_the_matrix_of_the_file(axes, spec, shape, turned):
-    """Catches A and B exchanged, and heads that are in another order than in the file."""
+def test_factors_multiply_to_the_file_matrix(axes, spec, shape, turned):
+    """Catches exchanged A and B, and heads in another order than in the file."""
     rng, n_rows, layout = np.random.default_rng(0), len(spec.fan_in), Layout(axes)
     a = rng.normal(size=(*shape[:n_rows], 3))
     b = rng.normal(size=(3, *shape[n_rows:]))
-    wanted = layout.join([np.tensordot(a, b, 1)])
-    in_a, in_b, found = join_factors(layout, spec, [(a, b)])
-    assert found == turned and in_a.shape[0] == in_b.shape[1] == 3
-    np.testing.assert_allclose((in_b @ in_a).T if turned else in_b @ in_a, wanted)
+    expected = layout.join([np.tensordot(a, b, 1)])
+    in_a, in_b, is_transposed = join_factors(layout, spec, [(a, b)])
+    assert is_transposed == turned and in_a.shape[0] == in_b.shape[1] == 3
+    np.testing.assert_allclose((in_b @ in_a).T if turned else in_b @ in_a, expected)
 
 
 @pytest.mark.parametrize(
@@ -60,24 +62,24 @@ def test_factors_multiply_to_the_matrix_of_the_file(axes, spec, shape, turned):
         ('D (3 N H) -> D N H', (2, 2, 2), True),
     ],
 )
-def test_matrices_that_share_a_tensor_share_its_factors(axes, heads, turned):
-    """Side by side, or interleaved. Catches factors of one matrix that reach another's outputs."""
+def test_matrices_in_one_tensor_share_factors(axes, heads, turned):
+    """Concatenated or interleaved. Catches factors of one matrix that reach another's outputs."""
     rng, layout = np.random.default_rng(0), Layout(axes)
     pairs = [(rng.normal(size=(6, 3)), rng.normal(size=(3, n, 4))) for n in heads]
-    wanted = layout.join([np.tensordot(a, b, 1) for a, b in pairs])
-    in_a, in_b, found = join_factors(layout, QUERY, pairs)
-    assert found == turned and in_a.shape == (9, 6)
-    np.testing.assert_allclose((in_b @ in_a).T if turned else in_b @ in_a, wanted)
+    expected = layout.join([np.tensordot(a, b, 1) for a, b in pairs])
+    in_a, in_b, is_transposed = join_factors(layout, QUERY, pairs)
+    assert is_transposed == turned and in_a.shape == (9, 6)
+    np.testing.assert_allclose((in_b @ in_a).T if turned else in_b @ in_a, expected)
 
 
 @pytest.mark.full
-def test_an_adapter_has_the_names_of_the_model_that_was_imported(tmp_path):
-    """Phi-3, which as a LLaMA would have a tensor for each matrix. Its record is in the run that
-    train.init_from names, and not in that of the adapter.
+def test_adapter_names_match_imported_model(tmp_path):
+    """Phi-3, which as a LLaMA would have a tensor for each matrix. The family is recorded in the
+    run of train.init_from, and not in the adapter's run.
     """
     write_run(tmp_path, tmp_path / 'run', imported('phi3'))
-    own = {'model.n_layers': 1, 'train.init_from': str(tmp_path / 'run')}
-    source = checkpoint(LLAMA | own | {'reparam.rslora': True})
+    changes = {'model.n_layers': 1, 'train.init_from': str(tmp_path / 'run')}
+    source = checkpoint(LLAMA | changes | {'reparam.rslora': True})
     adapter = export_adapter(source, 'someone/phi')
     name = f'{PREFIX}model.layers.0.self_attn.qkv_proj'
     assert adapter.config['target_modules'] == [
@@ -92,8 +94,8 @@ def test_an_adapter_has_the_names_of_the_model_that_was_imported(tmp_path):
 
 
 @pytest.mark.full
-def test_an_adapter_on_its_base_is_the_merged_model(tmp_path):
-    """W = base + alpha / r B A of each tensor, by the names and shapes of PEFT's files."""
+def test_base_plus_adapter_is_merged_model(tmp_path):
+    """W = base + alpha / r B A for each tensor, by the names and shapes of PEFT's files."""
     source = checkpoint(LLAMA)
     adapter = export_adapter(source, 'someone/base')
     write_folder(tmp_path / 'adapter', adapter)
@@ -101,26 +103,26 @@ def test_an_adapter_on_its_base_is_the_merged_model(tmp_path):
     assert config['r'] == 3 and config['lora_alpha'] == 2 and not config['fan_in_fan_out']
     assert 'self_attn.q_proj' in config['target_modules'] and config['peft_type'] == 'LORA'
     stored = safetensors.read_header(tmp_path / 'adapter' / WEIGHTS)
-    found = {name: np.array(x) for name, x in safetensors.map_tensors(stored)}
+    arrays = {name: np.array(x) for name, x in safetensors.map_tensors(stored)}
     merged = {n: t.make() for n, t in export_tensors(export_checkpoint(source), 'float32').items()}
-    b_is_0 = {n: x for n, x in found.items() if n.endswith('lora_A.weight')}
+    b_is_0 = {n: x for n, x in arrays.items() if n.endswith('lora_A.weight')}
     assert len(b_is_0) == 2 * 7  # two layers
     base = source.weights.params['layers']['attention']['query']['base'][1]
     name = 'model.layers.1.self_attn.q_proj'
-    a, b = (found[f'{PREFIX}{name}.lora_{x}.weight'] for x in 'AB')
+    a, b = (arrays[f'{PREFIX}{name}.lora_{x}.weight'] for x in 'AB')
     assert a.shape == (3, 16) and b.shape == (16, 3)
-    wanted = base.reshape(16, 16).T + 2 / 3 * b @ a
-    np.testing.assert_allclose(merged[f'{name}.weight'], wanted, rtol=1e-5, atol=1e-5)
+    expected = base.reshape(16, 16).T + 2 / 3 * b @ a
+    np.testing.assert_allclose(merged[f'{name}.weight'], expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ('changes', 'said'),
+    ('changes', 'message'),
     [
         ({'model.reparam': 'none', 'reparam.rank': None, 'reparam.alpha': None}, 'reparam=none. '),
         ({'reparam.roles': 'readout'}, 'has the role readout: leave it out of reparam.roles'),
     ],
 )
-def test_what_peft_has_no_place_for_is_refused(changes, said):
-    with pytest.raises(ValueError, match=said):
+def test_unsupported_adapter_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
         export_adapter(checkpoint(LLAMA | changes), '')

@@ -1,5 +1,6 @@
-"""Equivalence: a reparametrisation folded into plain matrices computes what it did, whatever the
-norms, which stay where they cannot be folded. Contract: which models keep what.
+"""Equivalence: a model with a folded reparametrisation computes the same function, with any norm.
+
+Contract: norms that cannot be folded stay, and some models are refused.
 """
 
 import functools
@@ -41,69 +42,73 @@ def source(name):
 
 
 @functools.cache
-def plain(name):
+def fold_case(name):
     return fold_checkpoint(source(name), 'none', untie=True)
 
 
-def test_every_reparam_is_folded():
+def test_every_reparam_has_a_case():
     assert CASES.keys() >= REPARAMS.keys() - {'none'}
 
 
 @pytest.mark.full
 @pytest.mark.parametrize('name', CASES)
-def test_logits_stay(name):
-    """Catches weights of another power iteration than evaluation's, and one that is left out."""
-    found = plain(name)
-    assert found.differences['float64'] < 1e-12
-    assert found.differences['float32'] < 4e-6  # by the order of sums: 1.1e-6 on some CPUs
-    assert found.weights.reparam == () and found.recipe.model.reparam == 'none'
-    assert found.recipe.config.reparam == ReparamConfig()
+def test_fold_preserves_logits(name):
+    """Catches weights from another power iteration than in evaluation, and a reparametrisation that
+    is left out.
+    """
+    folded = fold_case(name)
+    assert folded.differences['float64'] < 1e-12
+    assert folded.differences['float32'] < 4e-6  # by the order of sums: 1.1e-6 on some CPUs
+    assert folded.weights.reparam == () and folded.recipe.model.reparam == 'none'
+    assert folded.recipe.config.reparam == ReparamConfig()
     used = named_leaves(source(name).variables['params'])
-    for path, weight in named_leaves(found.weights.params).items():
+    for path, weight in named_leaves(folded.weights.params).items():
         assert weight.dtype == np.float32
         if path in used:
             np.testing.assert_allclose(weight, used[path], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.full
-def test_the_map_is_computed_in_float64():
-    """What is stored is its nearest float32. Catches a map in float32, off by some of these."""
+def test_reparam_uses_float64():
+    """The stored weights are the nearest float32. Catches a map in float32, which is off in the
+    last digits.
+    """
     weights = cast(source('sigma').weights, np.float64)
     with jax.enable_x64(True):
         exact = jax.device_get(source('sigma').learner.variables(weights))['params']
-    for path, weight in named_leaves(plain('sigma').weights.params).items():
+    for path, weight in named_leaves(fold_case('sigma').weights.params).items():
         np.testing.assert_allclose(weight, named_leaves(exact)[path], rtol=6.1e-8)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize('name', CASES)
-def test_norms_stay_and_it_is_said_why(name):
-    before, after = source(name).recipe.model, plain(name).recipe.model
-    assert plain(name).norm_obstacle
+def test_unfoldable_norms_stay(name):
+    before, after = source(name).recipe.model, fold_case(name).recipe.model
+    assert fold_case(name).norm_obstacle
     assert (before.norm, before.final_norm, before.placement) == (
         (after.norm, after.final_norm, after.placement)
     )
-    assert jax.tree.structure(plain(name).weights.stats) == (
+    assert jax.tree.structure(fold_case(name).weights.stats) == (
         jax.tree.structure(source(name).weights.stats)
     )
     assert not after.tie_embeddings
 
 
 @pytest.mark.full
-def test_norms_that_can_be_are_folded_with_it():
-    found = fold_checkpoint(
+def test_foldable_norms_are_folded():
+    folded = fold_checkpoint(
         checkpoint(SMALL | {'model.norm': 'unified', 'model.reparam': 'sigma'}), 'none'
     )
-    assert (found.recipe.model.norm, found.recipe.model.reparam, found.norm_obstacle) == (
+    assert (folded.recipe.model.norm, folded.recipe.model.reparam, folded.norm_obstacle) == (
         'none',
         'none',
         '',
     )
-    assert found.differences['float64'] < 1e-12
+    assert folded.differences['float64'] < 1e-12
 
 
 @pytest.mark.parametrize(
-    ('changes', 'to', 'said'),
+    ('changes', 'to', 'message'),
     [
         ({'model.placement': 'wide'}, 'none', 'wide cannot be folded: it is made of .*shared'),
         ({'model.norm': 'dyt', 'model.reparam': 'sigma'}, 'rmsnorm', 'got dyt, which nothing'),
@@ -111,17 +116,17 @@ def test_norms_that_can_be_are_folded_with_it():
         (TIED | {'model.norm': 'batchnorm', 'model.reparam': 'sigma'}, 'none', '--untie stores it'),
     ],
 )
-def test_what_cannot_be_folded_is_refused(changes, to, said):
-    with pytest.raises(ValueError, match=said):
+def test_unfoldable_model_is_refused(changes, to, message):
+    with pytest.raises(ValueError, match=message):
         fold_checkpoint(checkpoint(SMALL | changes, weights=Weights({}, (), {})), to)
 
 
-def test_the_command_says_what_stays(monkeypatch, tmp_path, capsys):
+def test_command_prints_norm_obstacle(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(convert, 'load', lambda path: source('weight_norm'))
-    monkeypatch.setattr(convert, 'fold_checkpoint', lambda *_: plain('weight_norm'))
+    monkeypatch.setattr(convert, 'fold_checkpoint', lambda *_: fold_case('weight_norm'))
     monkeypatch.setattr(convert, 'write_workdir', lambda *_: None)
     assert isinstance(source('weight_norm'), Checkpoint)
     convert.run(['fold'], {'checkpoint': 'x', 'out': str(tmp_path), 'to': 'none', 'untie': False})
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     what = 'model.norm=batchnorm -> batchnorm\nmodel.reparam=weight_norm -> none\nthe norms stay: '
-    assert what in said
+    assert what in printed

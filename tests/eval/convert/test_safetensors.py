@@ -1,4 +1,4 @@
-"""Contract: a file that lies is refused in one line, and what is written is read back.
+"""Contract: an inconsistent file is refused with one line, and written files are read back.
 
 Reference: the library's own checks (https://github.com/huggingface/safetensors).
 """
@@ -26,27 +26,27 @@ ARRAYS = {
 }
 
 
-def raw(header, data=b'', length=None):
+def raw(header, payload=b'', length=None):
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return (len(text) if length is None else length).to_bytes(8, 'little') + text + data
+    return (len(text) if length is None else length).to_bytes(8, 'little') + text + payload
 
 
-def of(begin, end, shape, dtype='U8'):
+def entry(begin, end, shape, dtype='U8'):
     return {'dtype': dtype, 'shape': shape, 'data_offsets': [begin, end]}
 
 
-@pytest.mark.parametrize('most, files', [(10**6, 1), (30, 2)])
-def test_what_is_written_is_read(tmp_path, most, files):
-    """In one file or several. Catches a transposed array written as it lies, and one dtype for all
-    tensors of a file.
+@pytest.mark.parametrize('max_bytes, files', [(10**6, 1), (30, 2)])
+def test_written_tensors_are_read_back(tmp_path, max_bytes, files):
+    """In one file or several. Catches a transposed array written in memory order, and one dtype for
+    all tensors of a file.
     """
-    write_folder(tmp_path, make_tensors(ARRAYS), most)
+    write_folder(tmp_path, make_tensors(ARRAYS), max_bytes)
     assert len(list(tmp_path.glob('*.safetensors'))) == files
-    found = dict(map_tensors(read_folder(tmp_path)))
-    assert found.keys() == ARRAYS.keys()
+    arrays = dict(map_tensors(read_folder(tmp_path)))
+    assert arrays.keys() == ARRAYS.keys()
     for name, array in ARRAYS.items():
-        assert found[name].dtype == array.dtype
-        np.testing.assert_array_equal(found[name], array)
+        assert arrays[name].dtype == array.dtype
+        np.testing.assert_array_equal(arrays[name], array)
 
 
 BAD = {
@@ -59,25 +59,25 @@ BAD = {
     'list': (raw([]), 'no JSON object'),
     'twice': (raw(b'{"a": 1, "a": 2}'), "'a' twice"),
     'no offsets': (raw({'a': {'dtype': 'U8', 'shape': [1]}}), 'a lacks dtype'),
-    'negative': (raw({'a': of(0, 1, [-1])}, b'1'), 'at least 0'),
-    'no number': (raw({'a': of(0, 1, [True])}, b'1'), 'at least 0'),
-    'dtype': (raw({'a': of(0, 1, [2], 'F4')}, b'1'), 'dtype F4; known are BOOL'),
-    'shape': (raw({'a': of(0, 4, [2], 'F32')}, b'1234'), r'F32\[2\], 8 bytes'),
-    'overflow': (raw({'a': of(0, 0, [2**32, 2**32])}), 'have 0'),
-    'overlap': (raw({'a': of(0, 2, [2]), 'b': of(1, 3, [2])}, b'123'), 'a and b overlap'),
-    'hole': (raw({'a': of(0, 1, [1]), 'b': of(2, 3, [1])}, b'123'), 'a and b have a hole'),
-    'begins late': (raw({'a': of(1, 2, [1])}, b'12'), 'the header and a have a hole'),
-    'trailing': (raw({'a': of(0, 1, [1])}, b'12'), 'bytes follow the last tensor'),
-    'truncated': (raw({'a': of(0, 4, [4])}, b'12'), 'it is cut'),
+    'negative': (raw({'a': entry(0, 1, [-1])}, b'1'), 'at least 0'),
+    'no number': (raw({'a': entry(0, 1, [True])}, b'1'), 'at least 0'),
+    'dtype': (raw({'a': entry(0, 1, [2], 'F4')}, b'1'), 'dtype F4; known are BOOL'),
+    'shape': (raw({'a': entry(0, 4, [2], 'F32')}, b'1234'), r'F32\[2\], 8 bytes'),
+    'overflow': (raw({'a': entry(0, 0, [2**32, 2**32])}), 'have 0'),
+    'overlap': (raw({'a': entry(0, 2, [2]), 'b': entry(1, 3, [2])}, b'123'), 'a and b overlap'),
+    'hole': (raw({'a': entry(0, 1, [1]), 'b': entry(2, 3, [1])}, b'123'), 'a and b have a hole'),
+    'begins late': (raw({'a': entry(1, 2, [1])}, b'12'), 'the header and a have a hole'),
+    'trailing': (raw({'a': entry(0, 1, [1])}, b'12'), 'bytes follow the last tensor'),
+    'truncated': (raw({'a': entry(0, 4, [4])}, b'12'), 'it is cut'),
 }
 
 
 @pytest.mark.parametrize('name', BAD)
-def test_a_file_that_lies_is_refused(tmp_path, name):
-    content, said = BAD[name]
+def test_inconsistent_file_is_refused(tmp_path, name):
+    content, message = BAD[name]
     path = tmp_path / 'model.safetensors'
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=said) as error:
+    with pytest.raises(ValueError, match=message) as error:
         read_header(path)
     assert str(path) in str(error.value) and '\n' not in str(error.value)
 
@@ -88,7 +88,7 @@ def index(folder, **files):
 
 
 @pytest.mark.parametrize(
-    'files, said',
+    'files, message',
     [
         ({'a': '../one.safetensors'}, 'no path'),
         ({'a': 'sub/one.safetensors'}, 'no path'),
@@ -100,15 +100,15 @@ def index(folder, **files):
         ({'a': 'two.safetensors', 'b': 'one.safetensors'}, 'tensors of another file: a'),
     ],
 )
-def test_an_index_that_lies_is_refused(tmp_path, files, said):
+def test_inconsistent_index_is_refused(tmp_path, files, message):
     for name in ('one', 'two'):
-        (tmp_path / f'{name}.safetensors').write_bytes(raw({'a': of(0, 1, [1])}, b'1'))
+        (tmp_path / f'{name}.safetensors').write_bytes(raw({'a': entry(0, 1, [1])}, b'1'))
     index(tmp_path, **files)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         read_folder(tmp_path)
 
 
-def test_a_folder_without_weights_says_what_is_read(tmp_path):
+def test_folder_without_weights_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r'holds neither model.safetensors .*save_pretrained'):
         read_folder(tmp_path)
     (tmp_path / safetensors.INDEX).write_text('{"weight_map": {"a": "x", "a": "y"}}')

@@ -1,4 +1,4 @@
-"""The page of an evaluation: what its tables and charts hold."""
+"""The page of an evaluation: the contents of its tables and charts."""
 
 import math
 
@@ -26,17 +26,17 @@ def evaluation(run: str, step: int) -> Evaluation:
     return Evaluation(run, step, config, {'perplexity': SuiteResult(numbers, {}, tables)})
 
 
-def data_of(chart) -> list[dict]:
+def chart_data(chart) -> list[dict]:
     return chart_spec(chart)['data']['values']
 
 
-def test_one_checkpoint_has_its_numbers_and_tables(tmp_path):
+def test_page_with_one_checkpoint(tmp_path):
     path = tmp_path / 'deep' / 'page.html'
     charts = write_evaluation_page(path, [evaluation('runs/a', 10)], read_suites('perplexity', {}))
     assert [*charts] == ['table_0_0', 'table_0_1', 'table_0_3']
-    assert [row['y'] for row in data_of(charts['table_0_0'])][:2] == [10, 11]
-    assert [row['x'] for row in data_of(charts['table_0_1'])] == ['<b>']  # nan has no bar
-    assert {row['by'] for row in data_of(charts['table_0_3'])} == {'p', 'q'}
+    assert [row['y'] for row in chart_data(charts['table_0_0'])][:2] == [10, 11]
+    assert [row['x'] for row in chart_data(charts['table_0_1'])] == ['<b>']  # nan has no bar
+    assert {row['by'] for row in chart_data(charts['table_0_3'])} == {'p', 'q'}
     kinds = [chart_spec(charts[name])['mark']['type'] for name in charts]
     assert kinds == ['line', 'bar', 'line']
     page = path.read_text()
@@ -47,34 +47,34 @@ def test_one_checkpoint_has_its_numbers_and_tables(tmp_path):
     assert f'{MAX_ROWS} more are in the file' in page
 
 
-def test_several_have_traces_and_their_tables_are_one(tmp_path):
-    found = [evaluation(run, step) for run in ('runs/a', 'runs/bb') for step in (10, 20)]
+def test_page_with_several_checkpoints(tmp_path):
+    evaluations = [evaluation(run, step) for run in ('runs/a', 'runs/bb') for step in (10, 20)]
     path = tmp_path / 'page.html'
-    charts = write_evaluation_page(path, found, read_suites('perplexity', {}))
+    charts = write_evaluation_page(path, evaluations, read_suites('perplexity', {}))
     assert len(chart_spec(charts['traces_0'])['concat']) == 1  # neither of constants nor of nan
-    rows = data_of(charts['traces_0'])
+    rows = chart_data(charts['traces_0'])
     assert {(row['run'], row['step'], row['value']) for row in rows} == {
         (run, step, 5 / step) for run in ('a', 'bb') for step in (10, 20)
     }
-    last = data_of(charts['table_0_0'])
+    last = chart_data(charts['table_0_0'])
     assert len(last) == 4 * MAX_ROWS and {row['by'] for row in last} == {'a', 'bb'}
     assert last[0]['y'] == 20  # of the last step
-    both = {row['by'] for row in data_of(charts['table_0_3'])}
-    assert both == {'p, a', 'q, a', 'p, bb', 'q, bb'}
+    series = {row['by'] for row in chart_data(charts['table_0_3'])}
+    assert series == {'p, a', 'q, a', 'p, bb', 'q, bb'}
     page = path.read_text()
     assert '<th scope="col">seed std</th>' in page
     assert '<th scope="col">of which' not in page
 
 
-def test_a_page_of_many_runs_counts_them(tmp_path):
-    found = [evaluation(f'runs/{"x" * n}', 10) for n in range(1, 7)]
-    write_evaluation_page(tmp_path / 'page.html', found, read_suites('perplexity', {}))
+def test_title_counts_many_runs(tmp_path):
+    evaluations = [evaluation(f'runs/{"x" * n}', 10) for n in range(1, 7)]
+    write_evaluation_page(tmp_path / 'page.html', evaluations, read_suites('perplexity', {}))
     assert '<h1>6 runs</h1>' in (tmp_path / 'page.html').read_text()
 
 
 @pytest.mark.parametrize('name', ['perplexity', 'ngram'])
-def test_a_suite_is_introduced_by_its_first_sentence(name, tmp_path):
-    one = Evaluation('a', 1, {}, {name: SuiteResult({'n': 1.0})})
-    write_evaluation_page(tmp_path / 'page.html', [one], read_suites(name, {}))
+def test_suite_section_has_first_sentence(name, tmp_path):
+    only_evaluation = Evaluation('a', 1, {}, {name: SuiteResult({'n': 1.0})})
+    write_evaluation_page(tmp_path / 'page.html', [only_evaluation], read_suites(name, {}))
     page = (tmp_path / 'page.html').read_text()
     assert f'<h2>{name}</h2>' in page and ('Options: stride 0' in page) == (name == 'perplexity')

@@ -16,61 +16,63 @@ RESAMPLES = 600
 TRIALS = 300
 
 
-def simulated(rng, n: int, apart: float) -> Pairs:
-    """Documents of very different sizes and difficulty, which both models share."""
+def simulate_pairs(rng, n: int, apart: float) -> Pairs:
+    """Documents of very different sizes and difficulty, which affect both models."""
     n_bytes = np.ceil(rng.lognormal(5, 0.8, n))
     hard = rng.normal(0.7, 0.15, n)
     first, second = (hard + rng.normal(0, 0.05, n) for _ in range(2))
     return Pairs((n_bytes * first, n_bytes * (second + apart)), (n_bytes, n_bytes), 0, 0)
 
 
-def test_intervals_cover_and_tests_keep_their_level():
-    """Catches items drawn for each model apart, whose intervals are three times as wide and find
-    nothing; and resamples of one kind for both.
+def test_interval_coverage_and_test_level():
+    """Catches items resampled separately for each model, which makes intervals three times as wide
+    and finds nothing, and the same resamples for both statistics.
     """
     rng = np.random.default_rng(2406)
-    covered, found, false = 0, 0, 0
+    n_covered, n_found, n_false = 0, 0, 0
     widths = []
     for _ in range(TRIALS):
-        one = compute_difference(simulated(rng, 80, 0.02), resamples=RESAMPLES)
-        covered += one.low <= 0.02 <= one.high
-        found += one.p < 0.05
-        widths.append(one.high - one.low)
-        false += compute_difference(simulated(rng, 80, 0.0), resamples=RESAMPLES).p < 0.05
-    assert covered / TRIALS >= 0.93
-    assert false / TRIALS <= 0.08  # 0.05 and 2.4 standard deviations of the count
-    assert found / TRIALS > 0.4 and np.mean(widths) < 0.05
+        difference = compute_difference(simulate_pairs(rng, 80, 0.02), resamples=RESAMPLES)
+        n_covered += difference.low <= 0.02 <= difference.high
+        n_found += difference.p < 0.05
+        widths.append(difference.high - difference.low)
+        n_false += compute_difference(simulate_pairs(rng, 80, 0.0), resamples=RESAMPLES).p < 0.05
+    assert n_covered / TRIALS >= 0.93
+    assert n_false / TRIALS <= 0.08  # 0.05 and 2.4 standard deviations of the count
+    assert n_found / TRIALS > 0.4 and np.mean(widths) < 0.05
 
 
-def test_reference_p_is_that_of_all_swaps():
-    """Four items: 16 swaps, counted one by one; weights go with their scores."""
+def test_p_matches_all_swaps():
+    """Four items: 16 swaps, counted one by one. Weights are swapped with their scores."""
     scores = np.array([[3.0, 4.0], [5.0, 7.0], [2.0, 2.5], [6.0, 5.5]])
     weights = np.array([[2.0, 3.0], [4.0, 4.0], [1.0, 1.0], [5.0, 5.0]])
 
     def ratio(swaps):
         first = [(s[swap], w[swap]) for s, w, swap in zip(scores, weights, swaps, strict=True)]
         second = [(s[1 - i], w[1 - i]) for s, w, i in zip(scores, weights, swaps, strict=True)]
-        (a, b), (c, d) = (map(sum, zip(*one, strict=True)) for one in (first, second))
+        (a, b), (c, d) = (map(sum, zip(*pairs, strict=True)) for pairs in (first, second))
         return c / d - a / b
 
     value = ratio((0, 0, 0, 0))
-    every = [
+    all_differences = [
         abs(ratio(swaps)) >= abs(value) - 1e-12 for swaps in itertools.product((0, 1), repeat=4)
     ]
-    one = compute_difference(
+    difference = compute_difference(
         Pairs(tuple(scores.T), tuple(weights.T), 0, 0), scale=2.0, resamples=20_000
     )
-    assert one.value == pytest.approx(2 * value)
-    assert one.p == pytest.approx(np.mean(every), abs=0.015)
+    assert difference.value == pytest.approx(2 * value)
+    assert difference.p == pytest.approx(np.mean(all_differences), abs=0.015)
 
 
-def test_the_same_twice_and_too_little_to_tell():
-    pairs = simulated(np.random.default_rng(3), 20, 0.01)
+def test_equal_models_and_too_few_items():
+    pairs = simulate_pairs(np.random.default_rng(3), 20, 0.01)
     assert compute_difference(pairs, resamples=99) == compute_difference(pairs, resamples=99)
     equal = Pairs((pairs.scores[0],) * 2, pairs.weights, 0, 0)
     assert compute_difference(equal, resamples=99) == Difference(0.0, 0.0, 0.0, 1.0)
-    one = Pairs((np.ones(1), np.ones(1)), (np.ones(1), np.full(1, 2.0)), 0, 0)
-    assert compute_difference(one).value == -0.5 and math.isnan(compute_difference(one).p)
+    single_pair = Pairs((np.ones(1), np.ones(1)), (np.ones(1), np.full(1, 2.0)), 0, 0)
+    assert compute_difference(single_pair).value == -0.5 and math.isnan(
+        compute_difference(single_pair).p
+    )
     lost = Pairs((np.array([1.0, math.nan]), np.ones(2)), (np.ones(2),) * 2, 0, 0)
     assert math.isnan(compute_difference(lost).p)
 
@@ -79,9 +81,9 @@ def items(names: str, nats) -> SuiteResult:
     return SuiteResult({}, {'item': list(names), 'nats': nats, 'bytes': [10.0] * len(names)})
 
 
-def test_items_are_paired_by_name_and_others_counted():
+def test_items_are_paired_by_name():
     pairs = pair_items(items('abc', [1.0, 2.0, 3.0]), items('dcb', [7.0, 8.0, 9.0]), SUITE)
-    assert [own.tolist() for own in pairs.scores] == [[2.0, 3.0], [9.0, 8.0]]
+    assert [scores.tolist() for scores in pairs.scores] == [[2.0, 3.0], [9.0, 8.0]]
     assert (len(pairs), pairs.only_first, pairs.only_second) == (2, 1, 1)
     with pytest.raises(ValueError, match='no documents in common, of 1 and 2'):
         pair_items(items('a', [1.0]), items('bc', [1.0, 2.0]), SUITE)

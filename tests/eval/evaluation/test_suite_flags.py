@@ -1,4 +1,4 @@
-"""Suites as flags ask for them. Contract: names, values behind them, and what is refused."""
+"""Flags of suites. Contract: names, values after names, and invalid requests."""
 
 from typing import Annotated
 
@@ -30,28 +30,31 @@ def with_tasks(monkeypatch):
     monkeypatch.setitem(SUITES, 'tasks', Suite(tasks, argument='names'))
 
 
-def test_text_behind_a_comma_belongs_to_the_value_before_it():
-    found = read_suites('tasks:arc_easy,piqa,perplexity', {})
-    assert [(one.name, one.label) for one in found] == [
+def test_text_after_comma_belongs_to_value():
+    requests = read_suites('tasks:arc_easy,piqa,perplexity', {})
+    assert [(request.name, request.label) for request in requests] == [
         ('tasks', 'tasks:arc_easy,piqa'),
         ('perplexity', 'perplexity'),
     ]
     defaults = {'shots': 0, 'rate': None, 'fast': False}
-    assert found[0].options == {'names': 'arc_easy,piqa'} | defaults
-    assert found[1].options == {'stride': 0, 'documents': 0}
+    assert requests[0].options == {'names': 'arc_easy,piqa'} | defaults
+    assert requests[1].options == {'stride': 0, 'documents': 0}
     ngram, windows = read_suites('ngram, perplexity:64', {'perplexity.documents': 3})
     assert (ngram.options, windows.options) == ({}, {'stride': 64, 'documents': 3})
 
 
-def test_digests_are_of_all_options():
+def test_digest_covers_all_options():
     texts = ('perplexity', 'perplexity:0', 'perplexity:1')
-    first, same, other = (read_suites(text, {})[0].digest for text in texts)
-    assert first == same != other
-    assert read_suites('perplexity', {'perplexity.documents': 1})[0].digest not in (first, other)
+    first, same, different = (read_suites(text, {})[0].digest for text in texts)
+    assert first == same != different
+    assert read_suites('perplexity', {'perplexity.documents': 1})[0].digest not in (
+        first,
+        different,
+    )
 
 
 @pytest.mark.parametrize(
-    ('text', 'given', 'said'),
+    ('text', 'option_values', 'message'),
     [
         ('perplexty', {}, "--suite must be one of .* got 'perplexty'. Did you mean 'perplexity'"),
         ('ngram:5', {}, 'ngram takes no value behind its name; its options are none'),
@@ -62,21 +65,21 @@ def test_digests_are_of_all_options():
         ('ngram', {'perplexity.stride': 4}, '--perplexity.stride is an option of a suite that'),
     ],
 )
-def test_what_cannot_be_asked_for_is_refused(text, given, said):
-    with pytest.raises(ValueError, match=said):
-        read_suites(text, given)
+def test_invalid_requests_are_refused(text, option_values, message):
+    with pytest.raises(ValueError, match=message):
+        read_suites(text, option_values)
 
 
 @pytest.mark.parametrize(
-    ('flag', 'said'),
+    ('flag', 'message'),
     [
         ('--perplexity.strid=4', "perplexity has no such option, .* Did you mean 'stride'"),
         ('--perplxity.stride', "there is no suite 'perplxity'. Did you mean 'perplexity'"),
         ('--ngram.order=4', 'ngram has no such option, only none'),
     ],
 )
-def test_options_that_no_suite_has_are_refused_with_the_nearest(flag, said):
-    with pytest.raises(ValueError, match=said):
+def test_unknown_options_are_refused(flag, message):
+    with pytest.raises(ValueError, match=message):
         check_options(['eval', '--suite=perplexity', flag])
     check_options(['eval', '--suite=tasks', '--tasks.shots=2', '--notasks.fast', '--', flag])
 
@@ -91,30 +94,34 @@ def test_options_that_no_suite_has_are_refused_with_the_nearest(flag, said):
         ('fast', 'true', True),
     ],
 )
-def test_values_have_the_types_of_their_options(option, text, value):
-    found = parse_value(f'tasks.{option}', text, declared_options(tasks)[option])
-    assert found == value and type(found) is type(value)
+def test_values_have_option_types(option, text, value):
+    parsed = parse_value(f'tasks.{option}', text, declared_options(tasks)[option])
+    assert parsed == value and type(parsed) is type(value)
 
 
-def test_each_option_is_a_flag_with_its_words(monkeypatch):
-    """Absl's own parsing, in flags of their own."""
-    own = flags.FlagValues()
-    monkeypatch.setattr(module.flags, 'FLAGS', own)
+def test_options_are_flags(monkeypatch):
+    """By absl's own parsing, in separate flag values."""
+    flag_values = flags.FlagValues()
+    monkeypatch.setattr(module.flags, 'FLAGS', flag_values)
     for define in ('DEFINE_string', 'DEFINE_flag'):
-        kept = getattr(flags, define)
-        monkeypatch.setattr(module.flags, define, lambda *a, kept=kept: kept(*a, flag_values=own))
+        original = getattr(flags, define)
+        monkeypatch.setattr(
+            module.flags,
+            define,
+            lambda *a, original=original: original(*a, flag_values=flag_values),
+        )
     module.define_suites()
     words = '--suite=tasks --tasks.shots=3 --tasks.rate=0.5 --tasks.fast'
-    own(['eval', *words.split()])
+    flag_values(['eval', *words.split()])
     assert module.read_option_flags() == {'tasks.shots': 3, 'tasks.rate': 0.5, 'tasks.fast': True}
-    text = own.get_help()
+    text = flag_values.get_help()
     assert 'examples before a question' in text and '0 to 32' in text
     assert '(NAME:VALUE)' in text
     with pytest.raises(flags.Error, match='shots must be between 0 and 32'):
-        own(['eval', '--tasks.shots=33'])
+        flag_values(['eval', '--tasks.shots=33'])
 
 
-def test_suites_are_listed_with_a_sentence_each():
+def test_suite_listing():
     lines = format_suites().splitlines()
     assert len(lines) == len(SUITES)
     assert any(line.split() == ['tasks', 'Counts', 'tasks'] for line in lines)

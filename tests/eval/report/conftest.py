@@ -1,4 +1,4 @@
-"""The sweep that pages are of."""
+"""The sweep of the report tests."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tests.eval import sweep_fixture as fixture
 
 @pytest.fixture(scope='module')
 def sweep(tmp_path_factory):
-    """The folder of a sweep whose numbers are known in closed form."""
+    """Returns the folder of a sweep with numbers known in closed form."""
     folder = tmp_path_factory.mktemp('runs') / 'norms'
     fixture.write_sweep(folder)
     return folder

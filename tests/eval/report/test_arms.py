@@ -1,4 +1,4 @@
-"""The page of a tuned sweep: its answer first, and nothing of the unfair kind."""
+"""The page of a tuned sweep: its answer first, and no unfair comparison."""
 
 import math
 
@@ -7,10 +7,10 @@ import pytest
 from eval.report import tables
 from eval.report.page import write_report
 from tests.eval import tuned_fixture as tuned
-from tests.eval.report.test_page import Page, as_dicts, specs_of
+from tests.eval.report.test_page import Page, as_dicts, chart_specs
 from tests.eval.tuned_fixture import bowl
 
-ASKED = {'optim.lr': None}
+TUNE = {'optim.lr': None}
 LOSSES = {
     'rmsnorm': bowl(3.0, 0.0, 0.004, 1),
     'layernorm': tuned.diverging(1.8, bowl(2.94, 1.0, 0.004, 2)),
@@ -20,14 +20,14 @@ LOSSES = {
 
 @pytest.fixture(scope='module')
 def written(tmp_path_factory):
-    """The folder, the text of the page and what a terminal is told."""
-    folder, said = tmp_path_factory.mktemp('runs') / 'norms', []
-    tuned.write_tuned(folder, LOSSES, ASKED)
-    return folder, write_report(folder, say=said.append).read_text(), said[0]
+    """Returns the folder, the text of the page, and the printed text."""
+    folder, messages = tmp_path_factory.mktemp('runs') / 'norms', []
+    tuned.write_tuned(folder, LOSSES, TUNE)
+    return folder, write_report(folder, say=messages.append).read_text(), messages[0]
 
 
-def test_the_answer_comes_first(written):
-    """Catches the table of variants at the rates that the compared seeds chose."""
+def test_answer_comes_first(written):
+    """Catches the table of variants at the rates that the compared seeds selected."""
     folder, text, _ = written
     parsed = Page(text)
     assert next(iter(parsed.tables)) == 'Arms' and 'Variants' not in parsed.tables
@@ -44,39 +44,39 @@ def test_the_answer_comes_first(written):
     assert 'Layernorm is better than rmsnorm: 0.06' in markdown and '## Variants' not in markdown
 
 
-def test_what_could_change_it_and_how_it_was_tuned_is_said(written):
+def test_page_lists_caveats_and_tuning(written):
     text = ' '.join(Page(written[1]).text.split())
     assert 'More tokens: every run here has 200 steps of 2,048 tokens' in text
     assert "tunedoptim.lr around each arm's own" in text and 'smallest effect0.01' in text
 
 
-def test_the_picture_has_what_the_table_says(written):
-    """Chosen values, the fit under them, values as good around them, and a cross for each value at
-    which a run diverged.
+def test_chart_matches_table(written):
+    """Selected values, the fit below them, near-best values around them, and a cross for each value
+    at which a run diverged.
     """
-    layers = specs_of(written[1])['tuned_losses']['hconcat'][0]['layer']
+    layers = chart_specs(written[1])['tuned_losses']['hconcat'][0]['layer']
     good, mean, _, _, fit, cross, best = (layer['data']['values'] for layer in layers)
     assert {row['line'] for row in best} == {'rmsnorm', 'layernorm'}
     for row in best:
-        own = [one for one in good if one['line'] == row['line']]
-        assert own[0]['value'] < row['value'] < own[-1]['value']
-        curve = [one['loss'] for one in fit if one['line'] == row['line']]
+        near_best = [point for point in good if point['line'] == row['line']]
+        assert near_best[0]['value'] < row['value'] < near_best[-1]['value']
+        curve = [point['loss'] for point in fit if point['line'] == row['line']]
         assert row['loss'] == pytest.approx(min(curve), abs=1e-3)
     highest = max(row['loss'] for row in mean if row['line'] == 'rmsnorm')
     assert {row['line'] for row in cross} == {'norm none', 'layernorm'}
     assert min(row['loss'] for row in cross) > min(highest, 3.05)
 
 
-def test_a_terminal_is_told_the_answer(written):
+def test_terminal_prints_answer(written):
     lines = written[2].splitlines()
     assert lines[0].startswith('Layernorm is better than rmsnorm: 0.06')
     assert lines[1] == 'Norm none diverged at every value that was tried.'
     assert any(line.split()[:3] == ['arm', 'verdict', 'difference'] for line in lines)
 
 
-def test_a_page_of_what_is_not_finished(tmp_path):
-    """In the first wave there is a picture of what has ended, and a row for each arm."""
-    tuned.write_tuned(tmp_path / 'half', LOSSES, ASKED, 0)
+def test_page_for_unfinished_sweep(tmp_path):
+    """In the first wave there is a chart of ended runs, and a row for each arm."""
+    tuned.write_tuned(tmp_path / 'half', LOSSES, TUNE, 0)
     text = write_report(tmp_path / 'half').read_text()
     parsed = Page(text)
     assert 'Not finished: stage scan, of which 6 of 15 runs have ended' in parsed.text
@@ -85,15 +85,15 @@ def test_a_page_of_what_is_not_finished(tmp_path):
     assert 'id="tuned_losses"' in text
 
 
-def test_what_a_tuned_sweep_cannot_be_asked(written, tmp_path):
+def test_tuned_sweep_refuses_baseline_and_others(written, tmp_path):
     with pytest.raises(ValueError, match=r'--baseline=layernorm: runs .* first arm, rmsnorm'):
         write_report(written[0], tmp_path / 'page.html', baseline='layernorm')
     with pytest.raises(ValueError, match=r'norms is a sweep with config.tune'):
-        tuned.write_tuned(tmp_path / 'other', {'rmsnorm': bowl(3.0)}, ASKED, 0)
+        tuned.write_tuned(tmp_path / 'other', {'rmsnorm': bowl(3.0)}, TUNE, 0)
         write_report([written[0], tmp_path / 'other'])
 
 
-def test_the_protocol_is_a_fact_of_the_sweep():
+def test_facts_include_protocol():
     protocol = {'name': 'equal_time', 'options': {'hours': 6.0}, 'of_each': []}
     assert tables.shared_facts([], {'protocol': protocol})['protocol'] == 'equal_time (hours 6)'
     protocol |= {'name': 'equal_flops', 'options': {}}

@@ -17,7 +17,7 @@ import pytest
 from eval.report.page import write_report
 from tests.commands import PATIENCE_SEC
 from tests.eval import sweep_fixture as fixture
-from tests.eval.report.test_unstable import diagnosed, warned
+from tests.eval.report.test_unstable import diagnostics_by_layer, summary_with_warning
 
 pytestmark = pytest.mark.full  # a browser: half a minute
 
@@ -106,27 +106,27 @@ async function tryPage() {
 
 
 def browse(page: str, script: str, folder: Path, *flags: str, width: int = 1280) -> dict[str, Any]:
-    """What `script` found of the page, and what the browser complained of."""
+    """Returns the findings of `script` on the page, and the messages of the browser."""
     browser = next((path for name in BROWSERS if (path := shutil.which(name))), None)
     if browser is None:
         if os.environ.get('EVENKEEL_BROWSER') == 'required':
             pytest.fail(f'EVENKEEL_BROWSER=required, and none of {", ".join(BROWSERS)} is here')
         pytest.skip(f'no browser on this machine: none of {", ".join(BROWSERS)} on PATH')
-    body, end, rest = page.replace('<head>', '<head>' + WATCH, 1).rpartition('</body>')
-    (folder / 'page.html').write_text(body + script + TELL + end + rest)
+    body, end, tail = page.replace('<head>', '<head>' + WATCH, 1).rpartition('</body>')
+    (folder / 'page.html').write_text(body + script + TELL + end + tail)
     command = [browser, '--headless', '--no-sandbox', '--disable-gpu', '--enable-logging=stderr']
     command += ['--host-resolver-rules=MAP * ~NOTFOUND', f'--user-data-dir={folder}/profile']
     command += [f'--window-size={width},2000', '--virtual-time-budget=20000', '--dump-dom', *flags]
     command += [f'file://{folder}/page.html']
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SEC)
-    found = re.search(r'<pre id="findings">(.*?)</pre>', done.stdout, re.S)
-    assert found, done.stderr
-    result = json.loads(html.unescape(found[1]))
-    assert 'threw' not in result, result['threw']
-    return result | {
+    process = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SEC)
+    match = re.search(r'<pre id="findings">(.*?)</pre>', process.stdout, re.S)
+    assert match, process.stderr
+    observations = json.loads(html.unescape(match[1]))
+    assert 'threw' not in observations, observations['threw']
+    return observations | {
         'console': [
             line
-            for line in done.stderr.splitlines()
+            for line in process.stderr.splitlines()
             if 'CONSOLE' in line and 'Infinite' not in line
         ]
     }
@@ -144,20 +144,20 @@ def findings(page, tmp_path_factory):
     return browse(page, TRY, tmp_path_factory.mktemp('seen'))
 
 
-def test_draws_everything_without_a_complaint(findings):
+def test_draws_everything_without_errors(findings):
     assert findings['wrong'] == findings['console'] == findings['loaded'] == []
     assert findings['shown'][:3] == ['differences', 'learning_rates', 'loss_curves']
-    drawn = dict(findings['drawn'])
-    assert set(findings['shown']) == drawn.keys() and set(drawn.values()) == {1}
+    n_drawn = dict(findings['drawn'])
+    assert set(findings['shown']) == n_drawn.keys() and set(n_drawn.values()) == {1}
 
 
-def test_click_on_the_legend_shows_one_variant_alone(findings):
+def test_legend_click_isolates_variant(findings):
     assert findings['before'] == 2 * 2 * 3  # two panels, two variants at their best rate, 3 seeds
     assert findings['picked'] == 2 * 3
 
 
-def test_choices_stay_where_a_scale_changes(findings):
-    """Catches a chart that is drawn anew and forgets what its reader chose."""
+def test_choices_survive_scale_change(findings):
+    """Catches a chart that is redrawn and forgets the reader's choices."""
     assert findings['rates'] == ['best of each', 'all', *map(str, fixture.LRS)]
     assert findings['all'] == 2 * 11  # training and validation of the picked variant; one run waits
     assert findings['kept'] == ['2', 'all', findings['all']]
@@ -167,7 +167,7 @@ def test_choices_stay_where_a_scale_changes(findings):
     assert (rates['x'], rates['y']) == ('log', 'linear')
 
 
-def test_quantities_are_chosen(findings):
+def test_selects_quantities(findings):
     names = [name.replace('_', ' ') for name in fixture.BY_LAYER]
     assert findings['offered'][0] == 'the few that matter' and {*findings['offered'][1:]} == {
         *names
@@ -176,16 +176,19 @@ def test_quantities_are_chosen(findings):
     assert findings['map'] == 2 * fixture.LAYERS * 6  # two variants, six recorded steps
 
 
-def test_sorts_the_cells(findings):
+def test_sorts_cells(findings):
     numbers = [float(text) for text in findings['sorted'] if text]
     assert numbers == sorted(numbers) and len(numbers) == 22
     assert findings['sorted'][22:] == ['', '']  # what is unknown is last
 
 
-def test_in_the_dark_words_are_light(page, findings, tmp_path):
+def test_dark_mode_has_light_text(page, findings, tmp_path):
     dark = browse(page, TRY, tmp_path, '--blink-settings=preferredColorScheme=0')
     assert dark['wrong'] == []
-    brightness = [sum(map(int, re.findall(r'\d+', one['ink']))) / 3 for one in (findings, dark)]
+    brightness = [
+        sum(map(int, re.findall(r'\d+', page_findings['ink']))) / 3
+        for page_findings in (findings, dark)
+    ]
     assert brightness[0] < 128 < brightness[1]
 
 
@@ -193,19 +196,19 @@ def test_many_variants_in_a_narrow_window(tmp_path):
     """Ten variants and 120 cells: neither the table nor a chart needs scrolling."""
     kinds = ('gelu', 'relu', 'silu', 'swiglu', 'geglu')
     fixture.write_sweep(tmp_path / 'sweep', fixture.AXES | {'model.activation': kinds}, {})
-    found = browse(write_report(tmp_path / 'sweep').read_text(), LOOK, tmp_path, width=900)
-    assert found['wrong'] == found['console'] == found['beside'] == []
-    assert found['fits'] == [True] and found['legend'] == 10
+    observations = browse(write_report(tmp_path / 'sweep').read_text(), LOOK, tmp_path, width=900)
+    assert observations['wrong'] == observations['console'] == observations['beside'] == []
+    assert observations['fits'] == [True] and observations['legend'] == 10
 
 
-def test_what_a_diverged_run_left_fits_a_narrow_window(tmp_path, monkeypatch):
-    """The few quantities that matter are first."""
-    monkeypatch.setattr(fixture, 'by_layer', diagnosed)
-    whole = fixture.summary
-    monkeypatch.setattr(fixture, 'summary', lambda *a: whole(*a) | warned(a[1]))
+def test_diverged_run_fits_narrow_window(tmp_path, monkeypatch):
+    """The most important quantities come first."""
+    monkeypatch.setattr(fixture, 'by_layer', diagnostics_by_layer)
+    summary = fixture.summary
+    monkeypatch.setattr(fixture, 'summary', lambda *a: summary(*a) | summary_with_warning(a[1]))
     fixture.write_run(tmp_path / 'run', fixture.base_config(), 'diverged')
-    found = browse(write_report(tmp_path / 'run').read_text(), LOOK, tmp_path, width=900)
-    assert found['wrong'] == found['console'] == found['beside'] == []
-    assert len(found['fits']) == 2 and all(found['fits'])
+    observations = browse(write_report(tmp_path / 'run').read_text(), LOOK, tmp_path, width=900)
+    assert observations['wrong'] == observations['console'] == observations['beside'] == []
+    assert len(observations['fits']) == 2 and all(observations['fits'])
     for name in ('steps_attention_entropy_share', 'heads_attention_entropy_share'):
-        assert name in found['shown']
+        assert name in observations['shown']

@@ -1,4 +1,4 @@
-"""Reference tests of what a report says by depth: numbers, table and figure, in closed form."""
+"""Reference: a report's numbers, tables and figures by depth, in closed form."""
 
 import json
 import math
@@ -38,11 +38,11 @@ AXES = {
 
 
 def power_law(config, step):
-    """(1 + seed) (1 + step) l^p; and one that is not positive everywhere."""
+    """Returns (1 + seed) (1 + step) l^p, and a quantity that is not positive everywhere."""
     scale = (1 + config['train']['seed']) * (1 + step)
     layers = np.arange(1, config['model']['n_layers'] + 1)
-    grown = scale * layers ** POWERS[config['model']['placement']]
-    return {'residual_rms': list(grown), 'skewness': list(layers - 2.0)}
+    powers = scale * layers ** POWERS[config['model']['placement']]
+    return {'residual_rms': list(powers), 'skewness': list(layers - 2.0)}
 
 
 @pytest.fixture(scope='module')
@@ -55,7 +55,7 @@ def sweep(tmp_path_factory):
 
 
 @pytest.fixture(scope='module')
-def found(sweep):
+def profiles_by_quantity(sweep):
     records = gather(sweep)
     series = {record['workdir']: read_series(record) for record in records}
     comparisons = compare(records, read_sweep(sweep))
@@ -64,12 +64,15 @@ def found(sweep):
     }
 
 
-def test_profiles_are_means_over_seeds_at_both_ends(found):
+def test_profiles_average_seeds_at_both_ends(profiles_by_quantity):
     """Catches a middle step, one seed for all, and lines that still name their depth."""
-    told = [(p.line, p.layers, p.is_baseline) for p in found['residual_rms']]
+    lines = [
+        (profile.line, profile.layers, profile.is_baseline)
+        for profile in profiles_by_quantity['residual_rms']
+    ]
     pre, peri = 'pre', 'peri'
-    assert told == [(pre, 3, True), (pre, 6, False), (peri, 3, False), (peri, 6, False)]
-    for profile in found['residual_rms']:
+    assert lines == [(pre, 3, True), (pre, 6, False), (peri, 3, False), (peri, 6, False)]
+    for profile in profiles_by_quantity['residual_rms']:
         layers = np.arange(1, profile.layers + 1)
         power = POWERS[profile.line]
         assert list(profile.values) == [1, fixture.STEPS]
@@ -82,8 +85,8 @@ def test_profiles_are_means_over_seeds_at_both_ends(found):
 def test_exponent_and_ratio():
     layers = np.arange(1, 25)
     assert depth_exponent(3 * layers**-0.7) == pytest.approx(-0.7) == depth_exponent(layers**-0.7)
-    for without in ([1.0], [1.0, 0.0], [1.0, -2.0], [1.0, math.nan], [1.0, math.inf]):
-        assert math.isnan(depth_exponent(np.array(without)))
+    for invalid in ([1.0], [1.0, 0.0], [1.0, -2.0], [1.0, math.nan], [1.0, math.inf]):
+        assert math.isnan(depth_exponent(np.array(invalid)))
     assert last_over_first(np.array([2.0, 9.0, 3.0])) == 1.5
     assert math.isnan(last_over_first(np.array([0.0, 1.0]))) and math.isnan(
         last_over_first(np.array([math.nan, 1.0]))
@@ -106,9 +109,9 @@ def test_markdown_has_a_table_by_depth(sweep, tmp_path):
     assert '| pre | 3 | 200 | -1 | 0 | 1 | -1 | -1 to -1 |  |  |' in text
 
 
-def drawn(found, name):
-    """The specification of the chart by depth, and its rows by panel, line and seed."""
-    spec = chart_spec(draw_by_depth(found, name))
+def draw_lines(profiles_by_quantity, name):
+    """Returns the specification of the chart by depth, and its rows by panel, line and seed."""
+    spec = chart_spec(draw_by_depth(profiles_by_quantity, name))
     values, lines = spec['data']['values'], {}
     for row in values:
         line = lines.setdefault((row['panel'], row['line'], row['seed']), [])
@@ -116,16 +119,16 @@ def drawn(found, name):
     return spec, lines
 
 
-def scale_of(spec, channel='y'):
+def find_scale(spec, channel='y'):
     return spec['spec']['layer'][0]['encoding'][channel]['scale']
 
 
-def test_figure_has_a_row_for_each_depth_and_a_column_for_each_end(found):
-    spec, lines = drawn(found['residual_rms'], 'residual_rms')
+def test_figure_has_row_per_depth_and_column_per_end(profiles_by_quantity):
+    spec, lines = draw_lines(profiles_by_quantity['residual_rms'], 'residual_rms')
     steps = ('step 1', f'step {fixture.STEPS}')
     assert spec['facet']['sort'] == [f'{n} layers, {step}' for n in (3, 6) for step in steps]
-    assert spec['columns'] == 2 and scale_of(spec)['type'] == 'log'
-    colours = scale_of(spec, 'color')
+    assert spec['columns'] == 2 and find_scale(spec)['type'] == 'log'
+    colours = find_scale(spec, 'color')
     assert (
         colours['domain'] == ['pre', 'peri'] and colours['range'][0] == INK != colours['range'][1]
     )
@@ -136,31 +139,33 @@ def test_figure_has_a_row_for_each_depth_and_a_column_for_each_end(found):
     assert len(lines) == 4 * 2 * 3
 
 
-def test_figure_is_linear_where_a_value_is_not_positive(found):
-    assert scale_of(drawn(found['skewness'], 'skewness')[0])['type'] == 'linear'
+def test_figure_is_linear_for_nonpositive_values(profiles_by_quantity):
+    assert (
+        find_scale(draw_lines(profiles_by_quantity['skewness'], 'skewness')[0])['type'] == 'linear'
+    )
 
 
-def test_figure_of_one_step_has_one_column_and_of_one_line_no_legend(found):
-    one = found['residual_rms'][0]
-    only = Profile(one.line, True, 3, {1: one.values[1]}, {1: one.seeds[1]})
-    spec, _ = drawn([only], 'residual_rms')
+def test_single_step_has_one_column_and_no_legend(profiles_by_quantity):
+    profile = profiles_by_quantity['residual_rms'][0]
+    single_step = Profile(profile.line, True, 3, {1: profile.values[1]}, {1: profile.seeds[1]})
+    spec, _ = draw_lines([single_step], 'residual_rms')
     assert spec['columns'] == 1 and spec['facet']['sort'] == ['3 layers, step 1']
     assert spec['spec']['layer'][0]['encoding']['color']['legend'] is None
 
 
-def test_a_step_at_which_nothing_moves_is_no_end():
-    """Catches an update ratio of 0 at the rate 0 of a warm-up, drawn as if it were a finding."""
+def test_profile_skips_step_without_change():
+    """Catches an update ratio of 0 at the rate 0 of a warm-up, drawn like a finding."""
     update = ([0, 1, 9], [[0.0, 0.0], [0.1, 0.2], [0.3, 0.4]])
-    one = Series(([], []), ([], []), {'update_ratio': update})
+    run_series = Series(([], []), ([], []), {'update_ratio': update})
     record = dict.fromkeys(schema().names) | {'workdir': 'w', 'lr': 0.1}
-    (compared,) = compare_variants([Variant('x', {}, [record], True)], 'ce')
-    (profile,) = build_profiles([compared], {'w': one}, 'update_ratio')
+    (comparison,) = compare_variants([Variant('x', {}, [record], True)], 'ce')
+    (profile,) = build_profiles([comparison], {'w': run_series}, 'update_ratio')
     assert list(profile.values) == [1, 9]
 
 
 def test_eleven_lines_look_different():
-    looks = figures.line_styles([True] + [False] * 10)
-    assert len({json.dumps(look) for look in looks}) == 11
+    styles = figures.line_styles([True] + [False] * 10)
+    assert len({json.dumps(style) for style in styles}) == 11
 
 
 def test_study_has_every_placement():

@@ -1,4 +1,4 @@
-"""Reference tests of the report's numbers, figures and what the page holds."""
+"""Reference: the report's numbers, figures, and contents of the page."""
 
 import html.parser
 import json
@@ -19,9 +19,9 @@ from tests.eval.programs import run_module
 
 @pytest.fixture(scope='module')
 def written(sweep):
-    """The page, and what a terminal is told."""
-    said = []
-    return write_report(sweep, say=said.append).read_text(), *said
+    """Returns the page and the printed text."""
+    messages = []
+    return write_report(sweep, say=messages.append).read_text(), *messages
 
 
 @pytest.fixture(scope='module')
@@ -30,7 +30,7 @@ def page(written):
 
 
 class Page(html.parser.HTMLParser):
-    """Tables as lists of rows of text, by the heading above them; what elements load; text."""
+    """Parses tables as lists of rows of text by heading, loads of elements, and the text."""
 
     def __init__(self, text):
         super().__init__()
@@ -41,7 +41,9 @@ class Page(html.parser.HTMLParser):
     def handle_starttag(self, tag, attributes):
         self._inside.append(tag)
         self.scripts += tag == 'script'
-        self.loads += [v for k, v in attributes if k in ('src', 'href', 'srcset', 'data')]
+        self.loads += [
+            value for name, value in attributes if name in ('src', 'href', 'srcset', 'data')
+        ]
         if tag == 'h2':
             self._heading = ''
         elif tag == 'table':
@@ -69,9 +71,9 @@ def as_dicts(rows):
     return [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
 
 
-def specs_of(text):
-    found = re.search(r'<script type="application/json" id="charts">(.*?)</script>', text, re.S)
-    return json.loads(found[1])['specs']
+def chart_specs(text):
+    match = re.search(r'<script type="application/json" id="charts">(.*?)</script>', text, re.S)
+    return json.loads(match[1])['specs']
 
 
 def test_page_loads_nothing(page):
@@ -81,26 +83,26 @@ def test_page_loads_nothing(page):
     assert '@import' not in style and 'url(' not in style
 
 
-def test_page_says_how_each_cell_stands(page):
+def test_page_lists_cell_status(page):
     parsed = Page(page)
-    for told in ('20 done', '1 diverged', '1 failed', '1 unfinished', '1 waiting', 'f92bf91'):
-        assert told in ' '.join(parsed.text.split())
+    for text in ('20 done', '1 diverged', '1 failed', '1 unfinished', '1 waiting', 'f92bf91'):
+        assert text in ' '.join(parsed.text.split())
     cells = as_dicts(parsed.tables['All cells'])
     assert len(cells) == 24
-    by_key = {(c['norm'], float(c['lr']), int(c['train_seed'])): c for c in cells}
+    by_key = {(cell['norm'], float(cell['lr']), int(cell['train_seed'])): cell for cell in cells}
     assert {key: by_key[key]['status'] for key in fixture.FATES} == fixture.FATES
-    failed = next(c for c in cells if c['status'] == 'failed')
+    failed = next(cell for cell in cells if cell['status'] == 'failed')
     assert failed['reason'] == "<b>out of memory</b> at 'step' 1 | oom"  # as text, not as markup
-    done = by_key['rmsnorm', 0.003, 1]
-    assert (done['ce'], done['tokens/s']) == ('2.8900', '13,100')
+    finished = by_key['rmsnorm', 0.003, 1]
+    assert (finished['ce'], finished['tokens/s']) == ('2.8900', '13,100')
 
 
-def test_a_terminal_is_told_the_verdicts(written, page):
+def test_terminal_prints_verdicts(written, page):
     rms, layer = as_dicts(Page(page).tables['Variants'])
-    best, against, of, head, *lines = written[1].splitlines()
+    best, against, caveat, head, *lines = written[1].splitlines()
     assert best.startswith('Lowest final validation loss: 2.8900 ± ')
     assert against == 'Against the baseline (norm rmsnorm): 1 worse.'
-    assert of.startswith('The verdicts are of learning rates that the same seeds chose')
+    assert caveat.startswith('The verdicts are of learning rates that the same seeds chose')
     assert head.split()[:3] == ['variant', 'verdict', 'difference']
     for line, row in zip(lines, (rms, layer), strict=True):
         words = f'{row["verdict"]} {row["difference"]} {row["final loss"]} {row["best lr"]}'
@@ -119,14 +121,14 @@ def test_page_compares_variants(page):
     assert rms['variant'].endswith('sensitivity is not given: lr 0.03 failed for 1 of 3 seeds')
 
 
-def test_page_shows_configs_against_the_base(page):
+def test_page_shows_config_changes(page):
     rms, layer = Page(page).tables['Config'][1:]
     assert rms == ['rmsnorm', 'nothing']
     assert layer == ['layernorm', 'model.norm: rmsnorm → layernorm']
 
 
 @pytest.mark.full
-def test_an_option_that_one_variant_reads_is_unset_in_the_other(tmp_path):
+def test_option_for_other_variant_is_unset(tmp_path):
     """Catches an empty value, and a 'none' that reads like a choice."""
     fixture.write_sweep(tmp_path / 'sweep', {'model.reparam': ('none', 'sigma')}, {})
     path = next(
@@ -139,8 +141,8 @@ def test_an_option_that_one_variant_reads_is_unset_in_the_other(tmp_path):
     assert 'reparam.gamma_start: unset → sigma' in text
 
 
-def test_page_holds_the_curves(page):
-    specs = specs_of(page)
+def test_page_has_curves(page):
+    specs = chart_specs(page)
     assert len(page) < 2_000_000
     panel = specs['loss_curves']['concat'][0]
     curves, crosses = (layer['data']['values'] for layer in panel['layer'])
@@ -154,39 +156,39 @@ def test_page_holds_the_curves(page):
     assert diverged['y0'][-1] is None and diverged['y0'][-2] == cross['loss'] > 3
     assert cross['step'] == diverged['step'][-2]
     rows = specs['learning_rates']['data']['values']
-    at = [row for row in rows if (row['line'], row['lr']) == ('layernorm', 0.03)]
-    assert [row.get('runs') for row in at] == [None, '1 diverged']
-    assert at[1]['at'] > max(row['loss'] for row in rows if 'loss' in row)
+    points = [row for row in rows if (row['line'], row['lr']) == ('layernorm', 0.03)]
+    assert [row.get('runs') for row in points] == [None, '1 diverged']
+    assert points[1]['at'] > max(row['loss'] for row in rows if 'loss' in row)
     quantities = {f'{k}_{n}' for k in ('steps', 'depth', 'layers') for n in fixture.BY_LAYER}
     assert specs.keys() == {'differences', 'learning_rates', 'loss_curves', *quantities}
 
 
-def test_smoothing_remembers_and_is_unbiased():
-    """In closed form: a constant stays, a step decays at its rate, gaps are passed over."""
+def test_smoothing_is_unbiased():
+    """In closed form: a constant stays, a step decays at its rate, gaps are skipped."""
     steps = list(range(1, 101))
     assert series.smooth((steps, [2.0] * 100), 0.05) == pytest.approx([2.0] * 100)
     values = [0.0] + [1.0] * 98 + [None]
-    found = series.smooth((steps, values), 0.05)
+    smoothed = series.smooth((steps, values), 0.05)
     keep = math.exp(-1 / 5)
-    assert found[:2] == pytest.approx([0.0, 1 / (1 + keep)]) and found[-1] is None
+    assert smoothed[:2] == pytest.approx([0.0, 1 / (1 + keep)]) and smoothed[-1] is None
     assert series.smooth((steps, values), 0.0) is values
 
 
 @pytest.mark.parametrize('steps', [[1, 10**9, 2, 3], [5, 5, 5], [1, 10**300], [-2, -1], [0, 0]])
-def test_smoothing_of_steps_that_a_damaged_file_has(steps):
-    """Catches a page that cannot be made because one number of one run was changed."""
+def test_smoothing_with_damaged_steps(steps):
+    """Catches a page that fails because a single number of one run was damaged."""
     values = [2.0] * len(steps)
     assert series.smooth((steps, values), 0.05) == pytest.approx(values)
 
 
-def test_markdown_has_the_tables(sweep, page):
+def test_markdown_has_tables(sweep, page):
     text = (sweep / 'report.md').read_text()
-    for told in (
+    for fragment in (
         'steps: 200',
         'swept: model.norm over rmsnorm, layernorm',
         'differences, learning',
     ):
-        assert told in text
+        assert fragment in text
     assert '| layernorm | ▲ worse p < 0.0001 | +0.0807 ± 0.0029 |' in text
     rows = [line for line in text.splitlines() if line.startswith('| ')]
     by_depth = len(fixture.BY_LAYER) * (1 + 1 + 2 * 2)  # two variants at two steps
@@ -197,20 +199,20 @@ def test_markdown_has_the_tables(sweep, page):
 @pytest.mark.full
 def test_single_run(tmp_path):
     fixture.write_run(tmp_path / 'run', fixture.base_config())
-    out = tmp_path / 'elsewhere' / 'page.html'
-    assert write_report(tmp_path / 'run', out) == out and out.with_suffix('.md').exists()
-    parsed = Page(out.read_text())
+    path = tmp_path / 'elsewhere' / 'page.html'
+    assert write_report(tmp_path / 'run', path) == path and path.with_suffix('.md').exists()
+    parsed = Page(path.read_text())
     assert 'Variants' not in parsed.tables and '1 done' in ' '.join(parsed.text.split())
-    [result] = as_dicts(parsed.tables['Results'])
+    [row] = as_dicts(parsed.tables['Results'])
     ce = fixture.final_ce(fixture.base_config())
-    assert float(result['ce']) == pytest.approx(ce, abs=1e-4)
+    assert float(row['ce']) == pytest.approx(ce, abs=1e-4)
     bits = ce / math.log(2) / fixture.BYTES_PER_TOKEN
-    assert float(result['bits per byte']) == pytest.approx(bits, abs=1e-4)
+    assert float(row['bits per byte']) == pytest.approx(bits, abs=1e-4)
     assert 'optim.weight_decay' in parsed.text and 'By layer' in parsed.text
 
 
 @pytest.mark.parametrize('axes', [fixture.AXES, {}], ids=['all wait', 'no cells'])
-def test_sweep_without_a_result(axes, tmp_path):
+def test_sweep_without_finished_cells(axes, tmp_path):
     fates = {
         (norm, lr, seed): 'waiting'
         for norm in fixture.NORMS
@@ -227,13 +229,13 @@ def test_sweep_without_a_result(axes, tmp_path):
     assert not (tmp_path / 'figures').exists()
 
 
-def test_text_that_would_end_the_script(tmp_path):
+def test_escapes_script_end(tmp_path):
     config = fixture.changed(fixture.base_config(), {'data.source': 'text:</script><b>x'})
     axes = fixture.AXES | {'data.source': ('text:</script><b>x',), 'optim.lr': (0.003,)}
     fixture.write_sweep(tmp_path / 'sweep', axes, {})
     text = write_report(tmp_path / 'sweep').read_text()
     assert Page(text).scripts == 3 and '</script><b>' not in text
-    rows = specs_of(text)['final_losses']['layer'][0]['data']['values']
+    rows = chart_specs(text)['final_losses']['layer'][0]['data']['values']
     assert any(config['data']['source'] in row['line'] for row in rows)
 
 
@@ -255,45 +257,45 @@ def test_figures_for_papers(sweep, tmp_path):
 
 
 @pytest.mark.full
-def test_many_variants_have_a_panel_each(tmp_path):
+def test_many_variants_have_panels(tmp_path):
     kinds = ('gelu', 'relu', 'silu', 'swiglu', 'geglu')
     fixture.write_sweep(tmp_path / 'sweep', fixture.AXES | {'model.activation': kinds}, {})
     spec = chart_spec(figures.draw_learning_rates(fixture.compared(tmp_path / 'sweep'), 'ce'))
-    wanted = [f'{norm}, {kind}' for norm in fixture.NORMS for kind in kinds]
-    assert spec['facet']['sort'] == wanted[1:]
-    for panel in wanted[1:]:  # with the baseline in each
+    names = [f'{norm}, {kind}' for norm in fixture.NORMS for kind in kinds]
+    assert spec['facet']['sort'] == names[1:]
+    for panel in names[1:]:  # with the baseline in each
         rows = [row for row in spec['data']['values'] if row['panel'] == panel]
-        assert {row['line'] for row in rows} == {wanted[0], panel}
+        assert {row['line'] for row in rows} == {names[0], panel}
     assert spec['facet']['title'] == 'rmsnorm, gelu, the baseline, is in each'
 
 
-@pytest.mark.parametrize(('least', 'scale'), [(1.0, 'log'), (0.0, 'linear'), (-1.0, 'linear')])
-def test_heat_maps_count_layers_from_1_and_are_logarithmic_where_they_can(least, scale):
-    told = {'line': 'a', 'lr': 0.1, 'best': True, 'seed': MEAN}
-    maps = [(told, ([0, 10], [[least, 10.0], [2.0, 100.0]]))]
+@pytest.mark.parametrize(('low', 'scale'), [(1.0, 'log'), (0.0, 'linear'), (-1.0, 'linear')])
+def test_heat_map_scale_and_layer_numbers(low, scale):
+    row = {'line': 'a', 'lr': 0.1, 'best': True, 'seed': MEAN}
+    maps = [(row, ([0, 10], [[low, 10.0], [2.0, 100.0]]))]
     spec = chart_spec(draw_layer_maps(maps, [], 'x'))
     assert spec['spec']['encoding']['color']['scale']['type'] == scale
     rows = [(row['layer'], row['step'], row['y']) for row in spec['data']['values']]
-    assert rows == [(1, [0, 10], [least, 2.0]), (2, [0, 10], [10.0, 100.0])]
+    assert rows == [(1, [0, 10], [low, 2.0]), (2, [0, 10], [10.0, 100.0])]
 
 
 @pytest.mark.full
-def test_a_zip_is_described_as_one(tmp_path):
-    """Catches a page that multiplies what moved together."""
+def test_page_describes_zip(tmp_path):
+    """Catches a page that multiplies fields that were swept together."""
     axes = {'model.norm': ('rmsnorm', 'layernorm'), 'model.placement': ('pre', 'post')}
-    for name, kept in (('grid', 4), ('zip', 2)):
+    for name, n_cells in (('grid', 4), ('zip', 2)):
         cells = fixture.write_sweep(tmp_path / name, axes, {})
         path = tmp_path / name / 'sweep.json'
         sweep = json.loads(path.read_text())
-        sweep['cells'] = cells[:: 3 if kept == 2 else 1]
+        sweep['cells'] = cells[:: 3 if n_cells == 2 else 1]
         path.write_text(json.dumps(sweep))
         text = ' '.join(Page(write_report(tmp_path / name).read_text()).text.split())
-        assert ('Swept: model.norm over' in text) == (kept == 4)
-        assert ('Swept together, in 2 combinations of model.norm over' in text) == (kept == 2)
+        assert ('Swept: model.norm over' in text) == (n_cells == 4)
+        assert ('Swept together, in 2 combinations of model.norm over' in text) == (n_cells == 2)
 
 
 @pytest.mark.full
-def test_another_baseline(tmp_path, sweep):
+def test_selects_baseline(tmp_path, sweep):
     text = write_report(sweep, tmp_path / 'page.html', baseline='layernorm').read_text()
     rms, layer = as_dicts(Page(text).tables['Variants'])
     assert layer['verdict'] == 'baseline' and rms['difference'].startswith('-0.0807')
@@ -319,11 +321,11 @@ def test_thin_curve_keeps_ends_and_spikes():
     assert series.thin_curve(short, 300) is short
 
 
-def test_maps():
+def test_thins_and_averages_maps():
     steps = list(range(0, 1000, 10))
-    kept = series.thin_map((steps, [[step, 0.0] for step in steps]), 7)
-    assert kept[0][0] == 0 and kept[0][-1] == 990 and len(kept[0]) == 7
-    assert [row[0] for row in kept[1]] == kept[0]
+    thinned = series.thin_map((steps, [[step, 0.0] for step in steps]), 7)
+    assert thinned[0][0] == 0 and thinned[0][-1] == 990 and len(thinned[0]) == 7
+    assert [row[0] for row in thinned[1]] == thinned[0]
     mean = series.mean_map([([1, 2, 3], [[1.0], [2.0], [None]]), ([2, 3], [[4.0], [5.0]])])
     assert mean == ([2, 3], [[3.0], [None]])
     wide = series.Series(([], []), ([], []), {'a': ([1], [[0.0] * 100])})
@@ -332,12 +334,12 @@ def test_maps():
 
 
 @pytest.mark.full
-def test_program_writes_the_page(sweep, tmp_path):
-    done = run_module('eval.report', f'--workdir={sweep}', f'--out={tmp_path}/page.html')
-    assert done.stdout.splitlines()[-1] == f'{tmp_path}/page.html', done.stderr
+def test_program_writes_page(sweep, tmp_path):
+    process = run_module('eval.report', f'--workdir={sweep}', f'--out={tmp_path}/page.html')
+    assert process.stdout.splitlines()[-1] == f'{tmp_path}/page.html', process.stderr
     assert (tmp_path / 'page.md').exists() and 'rmsnorm' in (tmp_path / 'page.html').read_text()
 
 
-def test_neither_run_nor_sweep(tmp_path):
+def test_empty_folder_raises(tmp_path):
     with pytest.raises(ValueError, match='holds no run and no sweep'):
         write_report(tmp_path)

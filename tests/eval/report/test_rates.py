@@ -1,4 +1,4 @@
-"""Reference tests of the table of losses by learning rate, on a sweep whose numbers are known."""
+"""Reference: the table of losses by learning rate, on a sweep with known numbers."""
 
 import pytest
 
@@ -7,36 +7,36 @@ from eval.report.tables import rates_table
 from tests.eval import sweep_fixture as fixture
 
 
-def mean(norm, lr, seeds):
-    """Of the final losses, to three digits."""
+def mean_text(norm, lr, seeds):
+    """Returns the mean of the final losses, to three digits."""
     axes = zip(fixture.AXES, (norm, lr), strict=False)
     base = fixture.changed(fixture.base_config(), dict(axes))
     ends = [fixture.final_ce(fixture.changed(base, {'train.seed': seed})) for seed in seeds]
     return f'{sum(ends) / len(ends):.3f}'
 
 
-def test_means_over_the_seeds_that_finished_and_how_many_diverged(sweep):
+def test_means_over_finished_seeds_and_divergences(sweep):
     head, *rows = rates_table(fixture.compared(sweep), 'ce')
     assert head == ['variant', '0.001', '0.003', '0.01', '0.03']
     assert rows == [
         [
             'rmsnorm',
-            mean('rmsnorm', 0.001, (0, 1, 2)),
-            f'**{mean("rmsnorm", 0.003, (0, 1, 2))}**',
-            mean('rmsnorm', 0.01, (0, 1, 2)),
-            mean('rmsnorm', 0.03, (0, 1)),
+            mean_text('rmsnorm', 0.001, (0, 1, 2)),
+            f'**{mean_text("rmsnorm", 0.003, (0, 1, 2))}**',
+            mean_text('rmsnorm', 0.01, (0, 1, 2)),
+            mean_text('rmsnorm', 0.03, (0, 1)),
         ],
         [
             'layernorm',
-            mean('layernorm', 0.001, (0, 1, 2)),
-            f'**{mean("layernorm", 0.003, (0, 1, 2))}**',
-            mean('layernorm', 0.01, (0, 1)),
-            f'{mean("layernorm", 0.03, (1,))} (1)',
+            mean_text('layernorm', 0.001, (0, 1, 2)),
+            f'**{mean_text("layernorm", 0.003, (0, 1, 2))}**',
+            mean_text('layernorm', 0.01, (0, 1)),
+            f'{mean_text("layernorm", 0.03, (1,))} (1)',
         ],
     ]
 
 
-def test_no_mean_where_every_run_diverged(tmp_path):
+def test_no_mean_if_every_run_diverged(tmp_path):
     fates = {('rmsnorm', 0.03, seed): 'diverged' for seed in fixture.SEEDS}
     fixture.write_sweep(tmp_path / 'sweep', fixture.AXES, fates)
     _, first, _ = rates_table(fixture.compared(tmp_path / 'sweep'), 'ce')
@@ -44,7 +44,7 @@ def test_no_mean_where_every_run_diverged(tmp_path):
 
 
 @pytest.mark.full
-def test_the_report_has_it_where_learning_rates_were_swept(sweep, tmp_path):
+def test_report_has_table_for_swept_rates(sweep, tmp_path):
     write_report(sweep, tmp_path / 'page.html')
     assert '## By learning rate' in (tmp_path / 'page.md').read_text()
     fixture.write_sweep(tmp_path / 'one', fixture.AXES | {'optim.lr': (0.003,)}, {})

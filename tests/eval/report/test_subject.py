@@ -1,4 +1,4 @@
-"""Reference tests of what a page compares: several sweeps, or learning rates."""
+"""Reference: the comparisons of a page, of several sweeps or of learning rates."""
 
 import dataclasses
 import json
@@ -22,7 +22,7 @@ NORMS = {'model.norm': ('rmsnorm', 'layernorm')}
 
 
 def change_base(folder, changes):
-    """As if the sweep had started from another config."""
+    """Rewrites a sweep as if it had started from another config."""
     path = folder / 'sweep.json'
     sweep = json.loads(path.read_text())
     sweep['base'] = fixture.changed(sweep['base'], changes)
@@ -34,7 +34,9 @@ def change_base(folder, changes):
 
 @pytest.fixture(scope='module')
 def sweeps(tmp_path_factory):
-    """Three: of norms, of norms once more and another, and of placements in a wider model."""
+    """Returns three sweeps: of norms, of one norm again and another, and of placements in a wider
+    model.
+    """
     folder = tmp_path_factory.mktemp('runs')
     fixture.write_sweep(folder / 'a', NORMS | SEEDS, {})
     fixture.write_sweep(folder / 'b', {'model.norm': ('rmsnorm', 'dyt')} | SEEDS, {})
@@ -43,14 +45,14 @@ def sweeps(tmp_path_factory):
     return folder
 
 
-def compared_of(*folders):
+def compare_folders(*folders):
     subject = read_subject(folders)
     return subject, comparison.compare_variants(subject.variants, subject.metric)
 
 
-def test_variants_have_the_name_of_their_sweep_where_it_takes_one(sweeps):
-    _, found = compared_of(sweeps / 'a', sweeps / 'b', sweeps / 'c')
-    assert [c.variant.name for c in found] == [
+def test_shared_names_include_sweep(sweeps):
+    _, comparisons = compare_folders(sweeps / 'a', sweeps / 'b', sweeps / 'c')
+    assert [c.variant.name for c in comparisons] == [
         'rmsnorm (a)',
         'layernorm',
         'rmsnorm (b)',
@@ -58,22 +60,24 @@ def test_variants_have_the_name_of_their_sweep_where_it_takes_one(sweeps):
         'pre',
         'post',
     ]
-    assert [c.variant.is_baseline for c in found] == [True] + [False] * 5
-    assert all(c.difference.n == 3 for c in found)
-    assert found[5].difference.mean == pytest.approx(0.03) and found[5].verdict == 'worse'
-    assert found[2].difference.mean == 0 and found[2].verdict == 'within noise'
+    assert [c.variant.is_baseline for c in comparisons] == [True] + [False] * 5
+    assert all(c.difference.n == 3 for c in comparisons)
+    assert (
+        comparisons[5].difference.mean == pytest.approx(0.03) and comparisons[5].verdict == 'worse'
+    )
+    assert comparisons[2].difference.mean == 0 and comparisons[2].verdict == 'within noise'
 
 
 def test_sweeps_without_variants_have_their_own_name(tmp_path):
     for name in ('a', 'b'):
         fixture.write_sweep(tmp_path / name, SEEDS, {})
     fixture.write_run(tmp_path / 'single', fixture.base_config())
-    _, found = compared_of(tmp_path / 'a', tmp_path / 'b', tmp_path / 'single')
-    assert [c.variant.name for c in found] == ['a', 'b', 'single']
+    _, comparisons = compare_folders(tmp_path / 'a', tmp_path / 'b', tmp_path / 'single')
+    assert [c.variant.name for c in comparisons] == ['a', 'b', 'single']
 
 
 @pytest.mark.full
-def test_a_page_of_several_sweeps(sweeps):
+def test_page_for_several_sweeps(sweeps):
     page = write_report([sweeps / 'a', sweeps / 'c'])
     assert page == sweeps / 'a' / 'report-with-c.html'
     text, markdown = page.read_text(), page.with_suffix('.md').read_text()
@@ -84,13 +88,13 @@ def test_a_page_of_several_sweeps(sweeps):
     assert 'Against the baseline (norm rmsnorm): ' in markdown
 
 
-def test_other_tokenizers_are_compared_in_bits_per_byte(tmp_path):
+def test_tokenizers_are_compared_in_bits_per_byte(tmp_path):
     for name in ('a', 'b'):
         fixture.write_sweep(tmp_path / name, NORMS | SEEDS, {})
     change_base(tmp_path / 'b', {'data.tokenizer': 'byte'})
-    subject, found = compared_of(tmp_path / 'a', tmp_path / 'b')
+    subject, comparisons = compare_folders(tmp_path / 'a', tmp_path / 'b')
     assert subject.metric == 'bits_per_byte'
-    assert found[0].loss.mean == pytest.approx(2.9255 / math.log(2) / 3, rel=0.01)
+    assert comparisons[0].loss.mean == pytest.approx(2.9255 / math.log(2) / 3, rel=0.01)
     for path in (tmp_path / 'b').glob('*/summary.json'):
         path.write_text(json.dumps(json.loads(path.read_text()) | {'bits_per_byte': None}))
     with pytest.raises(ValueError, match='have no bits per byte') as error:
@@ -99,21 +103,26 @@ def test_other_tokenizers_are_compared_in_bits_per_byte(tmp_path):
     assert str(tmp_path / 'b') in str(error.value)
 
 
-def test_a_sweep_given_twice(sweeps):
+def test_duplicate_sweep_raises(sweeps):
     with pytest.raises(ValueError, match='is given twice'):
         read_subject([sweeps / 'a', sweeps / 'b' / '..' / 'a'])
 
 
-def rows(tmp_path, axes, fates=None):
+def sweep_table(tmp_path, axes, fates=None):
     fixture.write_sweep(tmp_path / 'sweep', axes, fates or {})
-    subject, found = compared_of(tmp_path / 'sweep')
+    subject, comparisons = compare_folders(tmp_path / 'sweep')
     rates = comparison.compare_rates(subject.records, subject.sweep)
-    name, shown = ('learning rate', rates) if rates else ('variant', found)
-    return tables.variant_rows(shown, ['#000'] * len(shown), name), subject, found, rates
+    name, displayed = ('learning rate', rates) if rates else ('variant', comparisons)
+    return (
+        tables.variant_rows(displayed, ['#000'] * len(displayed), name),
+        subject,
+        comparisons,
+        rates,
+    )
 
 
-def test_columns_that_say_nothing_are_left_out(tmp_path):
-    one_rate = rows(tmp_path / '1', NORMS | SEEDS)[0][0].cells
+def test_omits_uninformative_columns(tmp_path):
+    one_rate = sweep_table(tmp_path / '1', NORMS | SEEDS)[0][0].cells
     assert list(one_rate) == [
         'variant',
         'verdict',
@@ -123,25 +132,25 @@ def test_columns_that_say_nothing_are_left_out(tmp_path):
         'seeds',
         'tokens/s',
     ]
-    several = rows(tmp_path / '2', fixture.AXES, fixture.FATES)[0][0].cells
+    several = sweep_table(tmp_path / '2', fixture.AXES, fixture.FATES)[0][0].cells
     assert several.keys() - one_rate.keys() == {'best lr', 'sensitivity', 'diverged'}
-    assert one_rate.keys() - rows(tmp_path / '3', SEEDS)[0][0].cells.keys() == {
+    assert one_rate.keys() - sweep_table(tmp_path / '3', SEEDS)[0][0].cells.keys() == {
         'verdict',
         'difference',
     }
 
 
 @pytest.mark.full
-def test_a_sweep_of_learning_rates_compares_them(tmp_path):
+def test_compares_learning_rates(tmp_path):
     fates = {(0.03, seed): 'waiting' for seed in fixture.SEEDS}
-    found, subject, *compared = rows(tmp_path, {'optim.lr': fixture.LRS} | SEEDS, fates)
-    assert [str(row.cells['learning rate']) for row in found] == [
+    table, subject, *compared = sweep_table(tmp_path, {'optim.lr': fixture.LRS} | SEEDS, fates)
+    assert [str(row.cells['learning rate']) for row in table] == [
         'lr 0.001',
         'lr 0.003',
         'lr 0.01',
         'lr 0.03',
     ]
-    assert [str(row.cells['verdict']) for row in found][:3] == [
+    assert [str(row.cells['verdict']) for row in table][:3] == [
         'baseline',
         '▼ better p < 0.0001',
         '▲ worse p < 0.0001',
@@ -152,8 +161,8 @@ def test_a_sweep_of_learning_rates_compares_them(tmp_path):
         'Sensitivity is not given: lr 0.03 has not ended.',
     ]
     assert '## Learning rates' in write_report(tmp_path / 'sweep').with_suffix('.md').read_text()
-    everything, rates = compared
-    charts = figures.draw_loss_charts(rates, everything, curves(subject), subject.metric)
+    by_variant, rates = compared
+    charts = figures.draw_loss_charts(rates, by_variant, read_curves(subject), subject.metric)
     assert charts.keys() == {'loss_curves', 'learning_rates', 'differences'}
     names = [
         row['variant'] for row in chart_spec(charts['differences'])['layer'][1]['data']['values']
@@ -163,33 +172,39 @@ def test_a_sweep_of_learning_rates_compares_them(tmp_path):
     )
 
 
-def curves(subject):
-    """Without what was recorded by layer, which takes seconds to draw."""
-    found = {record['workdir']: read_series(record) for record in subject.records}
-    return {workdir: dataclasses.replace(one, layers={}) for workdir, one in found.items()}
+def read_curves(subject):
+    """Returns the series without quantities by layer, which take seconds to draw."""
+    series = {record['workdir']: read_series(record) for record in subject.records}
+    return {
+        workdir: dataclasses.replace(run_series, layers={})
+        for workdir, run_series in series.items()
+    }
 
 
-def test_differences_are_sorted_and_say_what_would_settle_them(sweeps):
-    _, found = compared_of(sweeps / 'b', sweeps / 'c', sweeps / 'a')
-    means = [c.difference.mean for c in rank_comparisons(found)]
+def test_differences_are_sorted_with_needed_seeds(sweeps):
+    _, comparisons = compare_folders(sweeps / 'b', sweeps / 'c', sweeps / 'a')
+    means = [c.difference.mean for c in rank_comparisons(comparisons)]
     assert len(means) == 5 and means == sorted(means)
-    within = next(c for c in found if c.verdict == 'within noise')
+    within = next(c for c in comparisons if c.verdict == 'within noise')
     assert (
         needed_seeds_text(within) == f'more than {MAX_SEEDS} seeds'
         and format_p_value(within.p) == 'p 1'
     )
-    assert needed_seeds_text(next(c for c in found if c.verdict == 'worse')) == ''
-    some = dataclasses.replace(within, seeds_needed=14, p=0.0123)
-    assert (needed_seeds_text(some), format_p_value(some.p)) == ('about 14 seeds', 'p 0.012')
-    alone = dataclasses.replace(within, difference=Interval(1.0, math.nan, 1), p=math.nan)
-    assert format_p_value(alone.p) == ''
+    assert needed_seeds_text(next(c for c in comparisons if c.verdict == 'worse')) == ''
+    resolvable = dataclasses.replace(within, seeds_needed=14, p=0.0123)
+    assert (needed_seeds_text(resolvable), format_p_value(resolvable.p)) == (
+        'about 14 seeds',
+        'p 0.012',
+    )
+    single_seed = dataclasses.replace(within, difference=Interval(1.0, math.nan, 1), p=math.nan)
+    assert format_p_value(single_seed.p) == ''
 
 
-def test_seeds_of_one_variant_are_named_on_its_curves(tmp_path):
+def test_single_variant_curves_name_seeds(tmp_path):
     fixture.write_sweep(tmp_path / 'sweep', SEEDS, {})
-    subject, comparisons = compared_of(tmp_path / 'sweep')
+    subject, comparisons = compare_folders(tmp_path / 'sweep')
     chart = figures.draw_loss_curves(
-        comparisons, figures.collect_runs(comparisons, curves(subject))
+        comparisons, figures.collect_runs(comparisons, read_curves(subject))
     )
     panel = chart_spec(chart)['concat'][0]
     seeds = [f'train_seed {seed}' for seed in (0, 1, 2)]
@@ -199,7 +214,7 @@ def test_seeds_of_one_variant_are_named_on_its_curves(tmp_path):
 
 
 @pytest.mark.full
-def test_curves_that_cannot_be_read_are_said(tmp_path):
+def test_page_reports_unreadable_curves(tmp_path):
     cells = fixture.write_sweep(tmp_path / 'sweep', NORMS | SEEDS, {})
     path = tmp_path / 'sweep' / cells[0]['cell'] / 'metrics.jsonl'
     path.unlink()

@@ -1,4 +1,4 @@
-"""Reference: what a page says of runs that went wrong, and what of their diagnostics it holds."""
+"""Reference: the warnings and last diagnostics that a page shows of unstable runs."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from eval.report.figures import collect_runs, run_line_encodings
 from eval.report.layers import draw_over_steps, step_rows
 from eval.report.page import write_report
 from tests.eval import sweep_fixture as fixture
-from tests.eval.report.test_page import Page, as_dicts, specs_of
+from tests.eval.report.test_page import Page, as_dicts, chart_specs
 
 HEADS = 3
 WARNING = {
@@ -25,8 +25,10 @@ WARNING = {
 }
 
 
-def diagnosed(config, step):
-    """By layer, by head, and of the model; entropy of layer l, head h is 0.5 + l / 10 + h / 100."""
+def diagnostics_by_layer(config, step):
+    """Returns quantities by layer, by head and of the model; layer l, head h has entropy 0.5 + l/10
+    + h/100.
+    """
     del config
     layers, heads = np.arange(fixture.LAYERS), np.arange(HEADS)
     share = 0.5 + layers[:, None] / 10 + heads / 100
@@ -46,13 +48,13 @@ def sweep(tmp_path_factory):
     axes = {'model.norm': fixture.NORMS, 'optim.lr': (0.003, 0.03), 'train.seed': (0, 1)}
     summary = fixture.summary
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fixture, 'by_layer', diagnosed)
-        patch.setattr(fixture, 'summary', lambda *a: summary(*a) | warned(a[1]))
+        patch.setattr(fixture, 'by_layer', diagnostics_by_layer)
+        patch.setattr(fixture, 'summary', lambda *a: summary(*a) | summary_with_warning(a[1]))
         fixture.write_sweep(folder, axes, {('layernorm', 0.03, 1): 'diverged'})
     return folder
 
 
-def warned(fate):
+def summary_with_warning(fate):
     return {'warnings': [WARNING]} if fate == 'diverged' else {}
 
 
@@ -62,19 +64,19 @@ def page(sweep):
 
 
 @pytest.mark.full
-def test_page_lists_warnings_with_their_run(page):
-    """Of the run that has one: older summaries, without the field, have none."""
-    [told] = as_dicts(Page(page).tables['Warnings'])
-    assert told['run'].startswith('layernorm, lr 0.03, train_seed 1 (')
-    assert (told['step'], told['layer'], told['head']) == ('40', '2', '3')
-    assert told['warning'] == 'entropy collapse' and told['what was seen'] == WARNING['seen']
+def test_page_lists_warnings(page):
+    """Only the run with the field has warnings; older summaries lack it."""
+    [row] = as_dicts(Page(page).tables['Warnings'])
+    assert row['run'].startswith('layernorm, lr 0.03, train_seed 1 (')
+    assert (row['step'], row['layer'], row['head']) == ('40', '2', '3')
+    assert row['warning'] == 'entropy collapse' and row['what was seen'] == WARNING['seen']
     for line, source in WARNING['help']:
-        assert f'{line} ({source})' in ' '.join(told['known to help'].split())
+        assert f'{line} ({source})' in ' '.join(row['known to help'].split())
 
 
-def test_page_shows_what_was_last_seen_before_a_run_diverged(page):
-    """At step 40 of 60, layer by layer: catches the first step, another run, heads in the wrong
-    order and a mean where the least is asked for.
+def test_page_shows_last_diagnostics(page):
+    """At step 40 of 60, layer by layer. Catches the first step, another run, heads in the wrong
+    order, and a mean in place of the least.
     """
     parsed = Page(page)
     rows = as_dicts(parsed.tables['Before it diverged'])
@@ -86,21 +88,21 @@ def test_page_shows_what_was_last_seen_before_a_run_diverged(page):
     assert 'step 60: loss nan, last seen at step 40' in text and 'log z mean 42' in text
 
 
-def test_markdown_has_both(sweep, page):
+def test_markdown_has_warnings_and_diagnostics(sweep, page):
     text = (sweep / 'report.md').read_text()
     assert '## Warnings' in text and '--config.model.qk_norm=rmsnorm (arXiv:2302.05442), --' in text
     assert '## Before it diverged: layernorm, lr 0.03, train_seed 1 (' in text
     assert '| 2 | 0.61 | 0.6 | 62 | 2 | not finite |' in text
 
 
-def test_page_holds_heads_and_numbers_of_the_model(page):
-    """Means over the seeds of a rate, and each seed: catches a head in another's place."""
-    specs, mean = specs_of(page), {'line': 'rmsnorm', 'lr': 0.003, 'seed': 'mean'}
+def test_page_has_heads_and_model_quantities(page):
+    """Means over the seeds of a rate, and each seed. Catches a head in another's place."""
+    specs, mean = chart_specs(page), {'line': 'rmsnorm', 'lr': 0.003, 'seed': 'mean'}
     share = 'attention_entropy_share'
 
-    def rows(name, **wanted):
+    def rows(name, **columns):
         values = specs[name]['data']['values']
-        return [row for row in values if (mean | wanted).items() <= row.items()]
+        return [row for row in values if (mean | columns).items() <= row.items()]
 
     [row] = rows(f'heads_{share}', layer=2, head=3)
     assert row['step'] == [1, 40, 80, 120, 160, 200] and row['y'] == [0.62] * 6
@@ -119,48 +121,52 @@ def test_page_holds_heads_and_numbers_of_the_model(page):
     assert ('steps_residual_rms depth_residual_rms layers_residual_rms', 'residual rms') in choices
 
 
-def test_run_without_a_summary_is_warned_of_from_its_rows(tmp_path):
-    """As one that still trains: what its rows show is on the page."""
+def test_unfinished_run_gets_warnings_from_rows(tmp_path):
+    """Like a run that still trains: the page shows warnings from its rows."""
     fixture.write_run(tmp_path / 'run', fixture.base_config(), 'unfinished')
     rows = [{'step': 0, 'residual_rms': [1.0, 1.0]}, {'step': 9, 'residual_rms': [1.0, 5000.0]}]
     text = ''.join(json.dumps(row) + '\n' for row in rows)
     (tmp_path / 'run' / 'metrics.jsonl').write_text(text)
-    [told] = as_dicts(Page(write_report(tmp_path / 'run').read_text()).tables['Warnings'])
-    assert (told['warning'], told['layer'], told['step']) == ('exploding layer', '2', '9')
+    [row] = as_dicts(Page(write_report(tmp_path / 'run').read_text()).tables['Warnings'])
+    assert (row['warning'], row['layer'], row['step']) == ('exploding layer', '2', '9')
 
 
-def test_what_matters_less_has_no_room():
-    """The few that matter stay, whatever their size: catches a page that grows with its sweep."""
+def test_omits_less_important_quantities():
+    """The most important quantities stay, whatever their size. Catches a page that grows with its
+    sweep.
+    """
     layers = {name: ([1], [[0.0] * 50]) for name in ('singular_value_up', 'residual_rms', 'x')}
     heads = {'attention_entropy_share': ([1], [[[0.0] * 10] * 50])}
     layers['attention_entropy_share'] = ([1], [[0.0] * 50])
     layers |= {f'gradient_rms_{i}': ([1], [[0.0] * 50]) for i in range(9)}
-    one = series.Series(([], []), ([], []), layers, heads)
-    steps, names, by_head = series.select_fitting([one] * 2)
+    run_series = series.Series(([], []), ([], []), layers, heads)
+    steps, names, by_head = series.select_fitting([run_series] * 2)
     assert set(names) == layers.keys() and by_head == ['attention_entropy_share'] and steps == 60
-    steps, names, by_head = series.select_fitting([one] * 1000)
+    steps, names, by_head = series.select_fitting([run_series] * 1000)
     assert steps == 6 and names[:2] == ['attention_entropy_share', 'residual_rms'] and not by_head
     assert len(names) == 5 and 'x' not in names
     assert series.select_fitting([])[0] == series.MAP_STEPS[1]
 
 
-def test_figures_are_of_what_matters_where_there_is_much():
+def test_figures_select_important_quantities():
     """Catches hundreds of files from a run with all diagnostics, and none from a run with few."""
     names = [f'singular_value_{i}' for i in range(series.MOST_FIGURES - 1)]
-    one = series.Series(([], []), ([], []), dict.fromkeys([*names, 'residual_rms'], ([], [])))
-    assert series.select_figures([one]) == ['residual_rms', *names]
-    more = series.Series(([], []), ([], []), {'residual_sink': ([], [])})
-    assert series.select_figures([one, more]) == ['residual_rms', 'residual_sink']
+    run_series = series.Series(
+        ([], []), ([], []), dict.fromkeys([*names, 'residual_rms'], ([], []))
+    )
+    assert series.select_figures([run_series]) == ['residual_rms', *names]
+    other_series = series.Series(([], []), ([], []), {'residual_sink': ([], [])})
+    assert series.select_figures([run_series, other_series]) == ['residual_rms', 'residual_sink']
 
 
-def test_figures_over_steps_have_a_line_for_each_run(sweep):
-    """The mean over layers with its band, variants in their colours: catches one layer for all, a
-    run that is left out, and a step without a number that breaks a line.
+def test_figures_over_steps_have_line_per_run(sweep):
+    """The mean over layers with its band, variants in their colours. Catches one layer for all, a
+    missing run, and a gap that breaks a line.
     """
     comparisons = fixture.compared(sweep)
-    records = [record for one in comparisons for record in one.variant.records]
-    found = {record['workdir']: series.read_series(record) for record in records}
-    runs = collect_runs(comparisons, found)
+    records = [record for comparison in comparisons for record in comparison.variant.records]
+    series_by_run = {record['workdir']: series.read_series(record) for record in records}
+    runs = collect_runs(comparisons, series_by_run)
     assert step_rows(runs, 'update_ratio_hidden') == []  # it lacks a layer
     rows = step_rows(runs, 'attention_entropy_share')
     assert len(rows) == 2 * 2  # variants and their seeds at the best learning rate
@@ -182,10 +188,10 @@ def test_figures_over_steps_have_a_line_for_each_run(sweep):
         assert row['step'] == [1, *range(5, 201, 5)] and set(row['y']) == {0.003}
 
 
-def test_what_is_constant_in_all_runs_is_said_and_not_drawn():
-    """Catches a quantity that is 0 by construction, and one that is constant in one run alone."""
-    still = {'update_ratio': ([1, 9], [[0.0, 0.0], [0.0, 0.0]])}
-    one = series.Series(([], []), ([], []), still | {'x': ([1], [[2.0]])})
-    other = series.Series(([], []), ([], []), still | {'x': ([1], [[3.0]])})
-    assert series.constant_quantities([one, other]) == {'update_ratio': 0.0}
-    assert series.select_figures([one, other]) == ['x']
+def test_constants_are_listed_and_not_drawn():
+    """Catches a quantity that is 0 by construction, and one that is constant in a single run."""
+    constant = {'update_ratio': ([1, 9], [[0.0, 0.0], [0.0, 0.0]])}
+    run_series = series.Series(([], []), ([], []), constant | {'x': ([1], [[2.0]])})
+    other_series = series.Series(([], []), ([], []), constant | {'x': ([1], [[3.0]])})
+    assert series.constant_quantities([run_series, other_series]) == {'update_ratio': 0.0}
+    assert series.select_figures([run_series, other_series]) == ['x']

@@ -1,4 +1,4 @@
-"""Checkpoints that were never on a disk, for suites."""
+"""Checkpoints in memory, for suites."""
 
 import functools
 from collections.abc import Mapping
@@ -18,31 +18,33 @@ from tests.helpers import tiny_config
 
 
 @functools.cache
-def learner_of(config: Recipe, tokenizer: Tokenizer) -> Learner:
+def make_learner(config: Recipe, tokenizer: Tokenizer) -> Learner:
     return build_learner(config, tokenizer.vocab_size, tokenizer.bos_id, 'cpu')
 
 
-def a_checkpoint(
+def make_checkpoint(
     changes: Mapping[str, Any],
     tokenizer: Tokenizer | None = None,
     n_devices: int = 1,
     weights: Weights | None = None,
 ) -> Checkpoint:
-    """The tiny config with changes; weights: initial ones unless given."""
-    return of_recipe(tiny_config(changes), tokenizer or ByteTokenizer(), n_devices, weights)
+    """The tiny config with changes. weights: default: initial weights."""
+    return checkpoint_from_recipe(
+        tiny_config(changes), tokenizer or ByteTokenizer(), n_devices, weights
+    )
 
 
-def of_recipe(
+def checkpoint_from_recipe(
     recipe: Recipe,
     tokenizer: Tokenizer,
     n_devices: int = 1,
     weights: Weights | None = None,
     meta: Mapping[str, Any] = MappingProxyType({}),
 ) -> Checkpoint:
-    learner, hyper = learner_of(recipe, tokenizer), make_hyper(recipe)
+    learner, hyper = make_learner(recipe, tokenizer), make_hyper(recipe)
     if weights is None:
         key = jax.random.key(0)
-        made = jax.jit(lambda key, hyper: init_state(learner, hyper, key))(key, hyper)
-        weights = jax.device_get(made).weights
+        state = jax.jit(lambda key, hyper: init_state(learner, hyper, key))(key, hyper)
+        weights = jax.device_get(state).weights
     mesh = make_mesh(MeshConfig(data=n_devices), jax.devices()[:n_devices])
     return Checkpoint(Path('x/1'), recipe, 1, {**meta}, learner, mesh, hyper, weights, tokenizer)

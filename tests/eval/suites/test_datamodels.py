@@ -1,5 +1,6 @@
-"""Reference: datamodels of ridge regression whose truth is known, matching that ends where training
-without the documents does, and KLoM against scipy.
+"""Reference: datamodels of ridge regression with known truth, and KLoM against scipy.
+
+Matching must end at the model that is trained without the documents.
 """
 
 import jax
@@ -16,15 +17,15 @@ FORGOTTEN = np.array([1, 4, 5])
 
 
 def _ridge(x_NI, y_N, kept_N):
-    """The weights of ridge regression on the documents that are kept."""
+    """Returns the weights of ridge regression on the included documents."""
     x_NI, y_N = x_NI[kept_N], y_N[kept_N]
     return np.linalg.solve(x_NI.T @ x_NI + DECAY * np.eye(x_NI.shape[1]), x_NI.T @ y_N)
 
 
 @pytest.fixture(scope='module')
 def linear():
-    """Documents at right angles: x_i . x_j = 0, so that the weights are a sum over documents and
-    the effect of i on j is x_j . x_i y_i / (|x_i|^2 + DECAY). Outputs are of other inputs.
+    """Orthogonal documents: x_i . x_j = 0, so that the weights are a sum over documents and the
+    effect of i on j is x_j . x_i y_i / (|x_i|^2 + DECAY). Outputs are on other inputs.
     """
     rng = np.random.default_rng(0)
     turned = np.linalg.qr(rng.normal(size=(DOCUMENTS, DOCUMENTS)))[0]
@@ -35,81 +36,87 @@ def linear():
     return x_NI, y_N, asked_MI, kept_RN, weights_RI @ asked_MI.T
 
 
-def test_the_datamodel_of_ridge_regression_is_its_closed_form(linear):
-    """A number of each input, and two: outputs may have any shape. A ridge makes effects less."""
+def test_ridge_datamodel_matches_closed_form(linear):
+    """One number per input, and two: outputs may have any shape. A ridge shrinks effects."""
     x_NI, y_N, asked_MI, kept_RN, outputs_RM = linear
     effects_NM = (x_NI @ asked_MI.T) * (y_N / (np.sum(x_NI**2, 1) + DECAY))[:, None]
-    found = fit_datamodel(kept_RN, outputs_RM)
-    np.testing.assert_allclose(found.effects, effects_NM, atol=1e-10)
-    np.testing.assert_allclose(found.constant, 0, atol=1e-10)
+    datamodel = fit_datamodel(kept_RN, outputs_RM)
+    np.testing.assert_allclose(datamodel.effects, effects_NM, atol=1e-10)
+    np.testing.assert_allclose(datamodel.constant, 0, atol=1e-10)
     shifted = fit_datamodel(kept_RN, np.stack([outputs_RM, 3 - outputs_RM], -1))
     np.testing.assert_allclose(shifted.effects[..., 1], -effects_NM, atol=1e-10)
     np.testing.assert_allclose(shifted.constant[:, 1], 3, atol=1e-10)
 
 
-def test_a_ridge_is_a_penalty_on_effects_alone(linear):
-    """The gradient of the penalised sum of squares vanishes; a constant that is far has no part."""
+def test_ridge_penalises_only_effects(linear):
+    """The gradient of the penalised sum of squares vanishes, and a large constant has no
+    influence.
+    """
     *_, kept_RN, outputs_RM = linear
-    found = fit_datamodel(kept_RN, outputs_RM + 50, ridge=7.0)
-    left_RM = outputs_RM + 50 - found.constant - kept_RN @ found.effects
-    np.testing.assert_allclose(kept_RN.T @ left_RM, 7 * found.effects, atol=1e-9)
+    datamodel = fit_datamodel(kept_RN, outputs_RM + 50, ridge=7.0)
+    left_RM = outputs_RM + 50 - datamodel.constant - kept_RN @ datamodel.effects
+    np.testing.assert_allclose(kept_RN.T @ left_RM, 7 * datamodel.effects, atol=1e-9)
     np.testing.assert_allclose(left_RM.sum(0), 0, atol=1e-9)
 
 
-def test_models_that_do_not_tell_documents_apart_are_refused(linear):
+def test_indistinguishable_documents_are_refused(linear):
     *_, kept_RN, outputs_RM = linear
     with pytest.raises(ValueError, match='10 models tell 9 of 12 documents apart'):
         fit_datamodel(kept_RN[:10], outputs_RM[:10])
-    found = fit_datamodel(kept_RN[:10], outputs_RM[:10], ridge=1e-3)
-    assert np.isfinite(found.effects).all()
+    datamodel = fit_datamodel(kept_RN[:10], outputs_RM[:10], ridge=1e-3)
+    assert np.isfinite(datamodel.effects).all()
 
 
-def test_matching_ends_at_the_model_that_never_had_the_documents(linear):
-    """Models of other starts: what they differ by is not forgotten, and is in the targets."""
+def test_matching_ends_at_retrained_model(linear):
+    """Models with other starts: their differences are not forgotten, and are part of the
+    targets.
+    """
     x_NI, y_N, asked_MI, kept_RN, outputs_RM = linear
     datamodel = fit_datamodel(kept_RN, outputs_RM)
     start = np.random.default_rng(1).normal(size=(2, DOCUMENTS))
     full_RI = _ridge(x_NI, y_N, np.ones(DOCUMENTS, bool)) + start
-    left = ~np.isin(np.arange(DOCUMENTS), FORGOTTEN)
-    wanted_RI = _ridge(x_NI, y_N, left) + start
+    is_retained = ~np.isin(np.arange(DOCUMENTS), FORGOTTEN)
+    wanted_RI = _ridge(x_NI, y_N, is_retained) + start
     targets_RM = predict_without(full_RI @ asked_MI.T, datamodel, FORGOTTEN)
     np.testing.assert_allclose(targets_RM, wanted_RI @ asked_MI.T, atol=1e-9)
 
     @jax.jit
-    def matched(w_I, targets_M):
+    def run_matching(w_I, targets_M):
         return match_targets(lambda w_I: asked_MI @ w_I, w_I, targets_M, optax.sgd(0.2), 3000)
 
     for full_I, targets_M, wanted_I in zip(full_RI, targets_RM, wanted_RI, strict=True):
-        found_I = matched(jnp.float32(full_I), jnp.float32(targets_M))
+        found_I = run_matching(jnp.float32(full_I), jnp.float32(targets_M))
         np.testing.assert_allclose(found_I, wanted_I, atol=2e-2)
 
 
 def test_margins_are_log_odds():
     logits, labels = np.random.default_rng(0).normal(0, 3, (2, 5, 4)), np.array([0, 3, 1, 2, 2])
     p = np.take_along_axis(special.softmax(logits, -1), labels[None, :, None], -1)[..., 0]
-    found = jax.jit(margins)(jnp.float32(logits), jnp.int32(labels))
-    np.testing.assert_allclose(found, np.log(p / (1 - p)), rtol=1e-4, atol=1e-5)
+    computed = jax.jit(margins)(jnp.float32(logits), jnp.int32(labels))
+    np.testing.assert_allclose(computed, np.log(p / (1 - p)), rtol=1e-4, atol=1e-5)
 
 
-def test_klom_is_the_divergence_of_histograms():
-    """Against scipy, by its definition; more models of one kind than of the other."""
+def test_klom_matches_histogram_divergence():
+    """Against scipy, by its definition, with different numbers of models."""
     rng = np.random.default_rng(0)
     unlearned, retrained = rng.normal(0.5, 1, (80, 3)), rng.normal(0, [1, 2, 0.1], (100, 3))
-    found = klom(unlearned, retrained)
+    divergences = klom(unlearned, retrained)
     for n in range(3):
-        both = np.concatenate([unlearned[:, n], retrained[:, n]])
-        edges = np.linspace(both.min(), both.max(), 21)
+        all_margins = np.concatenate([unlearned[:, n], retrained[:, n]])
+        edges = np.linspace(all_margins.min(), all_margins.max(), 21)
         p, q = (np.histogram(x[:, n], edges)[0] / len(x) for x in (unlearned, retrained))
-        wanted = stats.entropy(p, np.where(p > 0, np.maximum(q, 1e-5), q))
-        np.testing.assert_allclose(found[n], wanted, rtol=1e-12)
+        expected = stats.entropy(p, np.where(p > 0, np.maximum(q, 1e-5), q))
+        np.testing.assert_allclose(divergences[n], expected, rtol=1e-12)
 
 
-def test_klom_of_what_is_known():
-    """Models apart, alike, and of two values; margins beyond the clip; which is which matters."""
+def test_klom_on_known_margins():
+    """Distant, equal and two-valued models, and margins beyond the clip. The order of arguments
+    matters.
+    """
     two, low = np.repeat([[0.0], [1.0]], [30, 10], 0), np.zeros((40, 1))
     half = np.repeat([[0.0], [1.0]], 20, 0)
-    wanted = 0.75 * np.log(0.75 / 0.5) + 0.25 * np.log(0.25 / 0.5)
-    np.testing.assert_allclose(klom(two, half), wanted)
+    expected = 0.75 * np.log(0.75 / 0.5) + 0.25 * np.log(0.25 / 0.5)
+    np.testing.assert_allclose(klom(two, half), expected)
     np.testing.assert_allclose(klom(low, half), np.log(2))
     np.testing.assert_allclose(klom(half, low), np.log(0.5) + np.log(1e5) / 2, atol=1e-4)
     np.testing.assert_allclose(klom(low + 1, low), np.log(1e5), atol=1e-4)

@@ -1,4 +1,4 @@
-"""Reference tests of regression in context: algorithms by the plain formula, a model by hand."""
+"""Regression in context. Reference: algorithms by the plain formula, and a model by hand."""
 
 import functools
 import importlib
@@ -17,43 +17,48 @@ DRAWN = PLANE.sample_tasks(np.random.default_rng(7), 40)
 
 
 @functools.cache
-def predicted():
+def predict_drawn():
     rates = suite.best_rates(DRAWN)
     return suite.predict_algorithms(suite.build_context(DRAWN), rates, 1 / 2), rates
 
 
-def test_algorithms_predict_what_the_plain_formulas_do():
-    found, rates = predicted()
+def test_algorithms_match_plain_formulas():
+    predictions, rates = predict_drawn()
     for n, k in ((0, 0), (3, 1), (5, 2), (17, 41)):
-        x, y, asked = DRAWN.x_NPD[n, :k], DRAWN.y_NP[n, :k], DRAWN.x_NPD[n, k]
-        least = np.linalg.lstsq(x, y)[0] @ asked
-        assert found[suite.LEAST_SQUARES][n, k] == pytest.approx(least, abs=1e-9)
+        x, y, query = DRAWN.x_NPD[n, :k], DRAWN.y_NP[n, :k], DRAWN.x_NPD[n, k]
+        least_squares = np.linalg.lstsq(x, y)[0] @ query
+        assert predictions[suite.LEAST_SQUARES][n, k] == pytest.approx(least_squares, abs=1e-9)
         gradient = -sum(y_i * x_i for x_i, y_i in zip(x, y, strict=True)) / max(k, 1)
-        step = np.sum(-rates[k] * gradient * asked)
-        assert found[suite.GD1][n, k] == pytest.approx(step, abs=1e-12)
+        step = np.sum(-rates[k] * gradient * query)
+        assert predictions[suite.GD1][n, k] == pytest.approx(step, abs=1e-12)
         # The posterior of w: precisions add.
         noise = 0.1**2 + (4 / 94) ** 2 / 12
         precision = np.eye(2) / (1 / 2) + x.T @ x / noise
         posterior = np.linalg.inv(precision) @ (x.T @ y / noise)
-        assert found[suite.RIDGE][n, k] == pytest.approx(posterior @ asked, abs=1e-9)
-        assert found[suite.ZERO][n, k] == 0
+        assert predictions[suite.RIDGE][n, k] == pytest.approx(posterior @ query, abs=1e-9)
+        assert predictions[suite.ZERO][n, k] == 0
 
 
-def test_the_learning_rate_is_the_best_there_is():
-    found, rates = predicted()
+def test_learning_rate_is_optimal():
+    predictions, rates = predict_drawn()
 
     def errors(factor):
-        return np.mean((factor * found[suite.GD1] - DRAWN.clean_NP) ** 2, 0)[1:]
+        return np.mean((factor * predictions[suite.GD1] - DRAWN.clean_NP) ** 2, 0)[1:]
 
     assert (errors(1) < errors(0.99)).all() and (errors(1) < errors(1.01)).all()
     assert rates[-1] == pytest.approx(3, rel=0.2)  # 1 / E[x^2]: the inverse of the curvature
 
 
-def test_ridge_has_the_least_error():
-    """With many pairs the prior counts for little, and least squares comes as close as chance."""
-    drawn = PLANE.sample_tasks(np.random.default_rng(8), 4000)
-    found = suite.predict_algorithms(suite.build_context(drawn), suite.best_rates(drawn), 1 / 2)
-    error = {name: np.mean((values - drawn.clean_NP) ** 2, 0) for name, values in found.items()}
+def test_ridge_has_the_smallest_error():
+    """With many pairs the prior matters little, and least squares is as good up to chance."""
+    fresh_tasks = PLANE.sample_tasks(np.random.default_rng(8), 4000)
+    predictions = suite.predict_algorithms(
+        suite.build_context(fresh_tasks), suite.best_rates(fresh_tasks), 1 / 2
+    )
+    error = {
+        name: np.mean((values - fresh_tasks.clean_NP) ** 2, 0)
+        for name, values in predictions.items()
+    }
     ridge = error[suite.RIDGE]
     assert all((ridge[1:] < error[name][1:]).all() for name in (suite.ZERO, suite.GD1))
     assert (ridge[1:10] < error[suite.LEAST_SQUARES][1:10]).all()
@@ -61,20 +66,22 @@ def test_ridge_has_the_least_error():
 
 
 @pytest.mark.full
-def test_the_value_is_the_mean_over_numbers_alone():
-    """Half of the probability is on no number; the rest on the least and the largest, 1 to 3."""
+def test_value_averages_only_numbers():
+    """Half of the probability is on tokens that are not numbers; the rest is on the smallest and
+    the largest number, 1 to 3.
+    """
     logits = np.full((1, 1, 258), -1e9, np.float32)
     logits[..., [0, ord(' '), ord('~')]] = np.log([0.5, 0.125, 0.375])
-    found = jax.device_get(suite.expected_value(jnp.asarray(logits), jnp.zeros((1, 1), int)))
-    assert found['is_number'][0, 0] == pytest.approx(0.5)
-    assert found['value'][0, 0] == pytest.approx(-2 * 0.25 + 2 * 0.75)
-    assert found['log_p'][0, 0] == pytest.approx(np.log(0.5))
+    statistics = jax.device_get(suite.expected_value(jnp.asarray(logits), jnp.zeros((1, 1), int)))
+    assert statistics['is_number'][0, 0] == pytest.approx(0.5)
+    assert statistics['value'][0, 0] == pytest.approx(-2 * 0.25 + 2 * 0.75)
+    assert statistics['log_p'][0, 0] == pytest.approx(np.log(0.5))
 
 
-def test_the_posterior_is_that_of_a_grid():
-    """One dimension, where w can be summed over; without pairs the prior alone says what y is."""
+def test_posterior_matches_grid():
+    """In one dimension, where w can be summed over. Without pairs only the prior determines y."""
     line = regression.REGRESSIONS['linear_regression_1d'].sample_tasks(np.random.default_rng(3), 5)
-    found = suite.posterior_nats(line, 1.0)
+    nats = suite.posterior_nats(line, 1.0)
     w_G = np.linspace(-6, 6, 40_001)
     variance = 0.1**2 + (4 / 94) ** 2 / 12
     for n, k in ((0, 0), (1, 1), (2, 6)):
@@ -84,11 +91,11 @@ def test_the_posterior_is_that_of_a_grid():
         posterior_G = np.exp(logs_G - logs_G.max())
         density_G = np.exp(-squares_GP[:, k] / 2) / np.sqrt(2 * np.pi * variance)
         likelihood = np.sum(posterior_G * density_G) / posterior_G.sum() * (4 / 94)
-        assert found[n, k] == pytest.approx(-np.log(likelihood), abs=1e-4)
+        assert nats[n, k] == pytest.approx(-np.log(likelihood), abs=1e-4)
 
 
-class Perfect:
-    """A scorer of a model that predicts least squares from what it reads, token by token."""
+class LeastSquaresScorer:
+    """A scorer of a model that predicts least squares from the tokens that it has read."""
 
     max_length = 100
 
@@ -96,18 +103,20 @@ class Perfect:
         assert statistic is suite.expected_value
 
     def __call__(self, rows):
-        one = [np.ones(len(row) - 1) for row in rows]
-        read = [self.read(row[1:]) for row in rows]
-        return [{'value': x, 'is_number': y, 'log_p': y} for x, y in zip(read, one, strict=True)]
+        ones = [np.ones(len(row) - 1) for row in rows]
+        values = [self.read(row[1:]) for row in rows]
+        return [{'value': x, 'is_number': y, 'log_p': y} for x, y in zip(values, ones, strict=True)]
 
     def read(self, text):
-        """The token at place i is predicted from those before it: y from the x beside it."""
+        """The token at place i is predicted from the tokens before it: y from its x."""
         numbers = regression.VALUES[np.array(text) - 32]
-        found = np.full(len(text), np.nan)
+        predictions = np.full(len(text), np.nan)
         for k in range(len(text) // 3):
             pairs = numbers[: 3 * k].reshape(-1, 3)
-            found[3 * k + 2] = np.linalg.lstsq(pairs[:, :2], pairs[:, 2])[0] @ numbers[3 * k :][:2]
-        return found
+            predictions[3 * k + 2] = (
+                np.linalg.lstsq(pairs[:, :2], pairs[:, 2])[0] @ numbers[3 * k :][:2]
+            )
+        return predictions
 
 
 def checkpoint(**changes):
@@ -122,18 +131,20 @@ def checkpoint(**changes):
     )
 
 
-def test_a_model_that_is_least_squares_is_found_to_be(monkeypatch):
-    """Catches a prediction read one token too early or late, and pairs cut at the wrong one."""
-    monkeypatch.setattr(suite, 'Scorer', Perfect)
-    result = suite.in_context(checkpoint(), tasks=20)
-    numbers = result.numbers
+def test_least_squares_model_is_recognised(monkeypatch):
+    """Catches a prediction read one token too early or late, and pairs truncated in the wrong
+    place.
+    """
+    monkeypatch.setattr(suite, 'Scorer', LeastSquaresScorer)
+    suite_result = suite.in_context(checkpoint(), tasks=20)
+    numbers = suite_result.numbers
     assert numbers['pairs'] == 32  # of 33 in 99 tokens, the last is asked
     assert numbers['distance_least_squares'] == pytest.approx(0, abs=1e-12)
     assert numbers['correlation_least_squares'] == pytest.approx(1)
     assert numbers['error_model'] == pytest.approx(numbers['error_least_squares'])
     assert 0 < numbers['error_model'] < numbers['error_gd1'] < numbers['error_zero']
-    assert np.mean(result.items['squared error']) == pytest.approx(numbers['error_model'])
-    table = result.tables['Squared error by pairs in the context']
+    assert np.mean(suite_result.items['squared error']) == pytest.approx(numbers['error_model'])
+    table = suite_result.tables['Squared error by pairs in the context']
     assert len(table.columns['pairs']) == 33 * 5
     assert {table.x, table.y, table.by} == set(table.columns)
 
@@ -147,6 +158,6 @@ def test_a_model_that_is_least_squares_is_found_to_be(monkeypatch):
         {'mixture': "{'a': 1}"},
     ],
 )
-def test_a_checkpoint_of_other_data_is_refused(changes):
+def test_other_data_is_refused(changes):
     with pytest.raises(ValueError, match=r'linear_regression_5d with data\.tokenizer=byte'):
         suite.in_context(checkpoint(**changes))

@@ -1,4 +1,4 @@
-"""Reference tests of influence scores: against explicit gradients of two checkpoints of a model."""
+"""Influence scores. Reference: explicit gradients of two checkpoints of a model."""
 
 import functools
 import importlib
@@ -38,9 +38,9 @@ def weights(seed):
 
 @functools.cache
 def gradient_program():
-    """One for all lengths: the model is causal, so that later tokens change nothing."""
+    """One program for all lengths: the model is causal, so that later tokens change nothing."""
 
-    def run(own, tokens_1T, is_target_T):
+    def run(run_weights, tokens_1T, is_target_T):
         def true_T(logits_BTV):
             return logits_BTV[0, jnp.arange(8), tokens_1T[0, 1:]]
 
@@ -52,24 +52,24 @@ def gradient_program():
             return jnp.sum(true_T(logits_BTV) * is_target_T)
 
         learner = tiny_learner(CONFIG)
-        of_loss, _ = gradients(learner, own, tokens_1T[:, :-1], mean_loss)
-        _, of_logits = gradients(learner, own, tokens_1T[:, :-1], sum_of_logits)
+        of_loss, _ = gradients(learner, run_weights, tokens_1T[:, :-1], mean_loss)
+        _, of_logits = gradients(learner, run_weights, tokens_1T[:, :-1], sum_of_logits)
         return of_loss, of_logits['embedding'][0]
 
     return jax.jit(run)
 
 
-def explicit(seed, i, of=0):
-    """(gradient of the loss in all weights as one vector, of the logits in embeddings [T, D])."""
-    length, tokens_1T = LENGTHS[i], rows(of)['tokens'][i : i + 1]
+def explicit(seed, i, row_seed=0):
+    """Returns the gradients (of the loss in all weights, flat; of logits in embeddings [T, D])."""
+    length, tokens_1T = LENGTHS[i], rows(row_seed)['tokens'][i : i + 1]
     of_loss, in_embedding = gradient_program()(weights(seed), tokens_1T, np.arange(8) < length)
     flat = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(of_loss)])
     return flat.astype(np.float64), np.asarray(in_embedding, np.float64)[:length]
 
 
 @pytest.fixture(scope='module')
-def found():
-    """Scores from the checkpoints of steps 4 and 20, whose weights are those of seeds 0 and 1."""
+def scores():
+    """Scores from the checkpoints of steps 4 and 20, with the weights of seeds 0 and 1."""
     checkpoint = types.SimpleNamespace(
         learner=tiny_learner(CONFIG),
         recipe=CONFIG,
@@ -84,55 +84,59 @@ def found():
 
 
 @pytest.mark.full
-def test_vog_is_the_variance_of_explicit_gradients(found):
+def test_vog_matches_explicit_gradients(scores):
     for i in range(2):
-        both = np.stack([explicit(seed, i)[1] for seed in (0, 1)])
-        assert found['vog'][i] == pytest.approx(np.var(both, axis=0).mean(), rel=1e-4)
+        explicit_gradients = np.stack([explicit(seed, i)[1] for seed in (0, 1)])
+        assert scores['vog'][i] == pytest.approx(
+            np.var(explicit_gradients, axis=0).mean(), rel=1e-4
+        )
 
 
 @pytest.mark.full
-def test_tracin_is_the_sum_of_products_of_explicit_gradients(found):
+def test_tracin_matches_explicit_gradients(scores):
     for i in range(2):
-        own = [explicit(seed, i)[0] for seed in (0, 1)]
-        held_out = [np.mean([explicit(seed, j, of=1)[0] for j in (0, 1)], 0) for seed in (0, 1)]
-        itself = sum(rate * g @ g for rate, g in zip(RATES, own, strict=True))
-        assert found['tracin_self'][i] == pytest.approx(itself, rel=1e-4)
-        along = sum(r * g @ v for r, g, v in zip(RATES, own, held_out, strict=True))
-        assert found['tracin_validation'][i] == pytest.approx(along, rel=1e-3)
+        explicit_gradients = [explicit(seed, i)[0] for seed in (0, 1)]
+        held_out = [
+            np.mean([explicit(seed, j, row_seed=1)[0] for j in (0, 1)], 0) for seed in (0, 1)
+        ]
+        itself = sum(rate * g @ g for rate, g in zip(RATES, explicit_gradients, strict=True))
+        assert scores['tracin_self'][i] == pytest.approx(itself, rel=1e-4)
+        along = sum(r * g @ v for r, g, v in zip(RATES, explicit_gradients, held_out, strict=True))
+        assert scores['tracin_validation'][i] == pytest.approx(along, rel=1e-3)
 
 
-def test_el2n_is_the_length_of_the_error():
+def test_el2n_is_the_error_norm():
     logits_TV = np.random.default_rng(0).normal(0, 2, (5, 7)).astype(np.float32)
     p_TV = np.exp(logits_TV) / np.exp(logits_TV).sum(1, keepdims=True)
     labels_T = np.array([0, 6, 3, 3, 1])
-    wanted = np.linalg.norm(p_TV - np.eye(7)[labels_T], axis=1)
+    expected = np.linalg.norm(p_TV - np.eye(7)[labels_T], axis=1)
     losses_T = -np.log(p_TV[np.arange(5), labels_T])
-    np.testing.assert_allclose(suite.compute_error_norms(logits_TV, losses_T), wanted, rtol=1e-5)
+    np.testing.assert_allclose(suite.compute_error_norms(logits_TV, losses_T), expected, rtol=1e-5)
 
 
-def test_steps_and_documents_are_at_equal_distances():
+def test_spacing_is_equal():
     assert suite.spaced_indices(10, 2) == [4, 9]
     assert suite.spaced_indices(3, 5) == [0, 1, 2]
     assert suite.spaced_indices(7, 7) == list(range(7))
     assert suite.spaced_indices(1000, 3)[-1] == 999
 
 
-def test_the_variance_of_arrays_that_come_one_after_another():
+def test_running_variance():
     values = np.random.default_rng(0).normal(5, 2, (6, 3, 2))
     running = suite.RunningVariance()
-    for one in values:
-        running.add(one)
+    for array in values:
+        running.add(array)
     np.testing.assert_allclose(running.value(), values.var(0))
 
 
 @pytest.mark.full  # three programs of a run that the session has trained
-def test_a_run_has_scores_of_its_documents(whole):
-    result = suite.influence(load(whole), documents=5, checkpoints=2, validation=2)
-    items, numbers = result.items, result.numbers
-    assert len(items['item']) == len(items['text']) == numbers['documents'] == 5
-    assert all(len(column) == 5 for column in items.values())
-    assert numbers['vog'] == pytest.approx(np.mean(items['vog'])) and numbers['vog'] > 0
-    assert np.mean(items['vog_normalised']) == pytest.approx(0, abs=1e-6)  # of float32
-    assert all(0 < value < 2**0.5 for value in items['el2n'])
+def test_run_scores_its_documents(whole):
+    suite_result = suite.influence(load(whole), documents=5, checkpoints=2, validation=2)
+    columns, numbers = suite_result.items, suite_result.numbers
+    assert len(columns['item']) == len(columns['text']) == numbers['documents'] == 5
+    assert all(len(column) == 5 for column in columns.values())
+    assert numbers['vog'] == pytest.approx(np.mean(columns['vog'])) and numbers['vog'] > 0
+    assert np.mean(columns['vog_normalised']) == pytest.approx(0, abs=1e-6)  # of float32
+    assert all(0 < value < 2**0.5 for value in columns['el2n'])
     assert -1 <= numbers['spearman_loss_el2n'] <= 1
-    assert numbers['checkpoints'] == 2 and all(items['text'])
+    assert numbers['checkpoints'] == 2 and all(columns['text'])

@@ -1,6 +1,4 @@
-"""Neural collapse. Reference: classes in loops over features one by one. Property: a simplex is
-collapsed, and other means are not.
-"""
+"""Neural collapse. Reference: loops over features. Property: only a simplex is collapsed."""
 
 import functools
 import importlib
@@ -12,7 +10,7 @@ import pytest
 
 from lm.training.step import target_weights
 from modules.readouts import normalize
-from tests.eval.suites.checkpoints import a_checkpoint
+from tests.eval.suites.checkpoints import make_checkpoint
 from tests.helpers import packed_batch
 
 suite = importlib.import_module('eval.suites.neural_collapse')  # the package has the function so
@@ -25,20 +23,20 @@ class TestFrames:
         return 3.0 * (np.eye(n) - 1 / n)
 
     def test_a_simplex_is_one(self):
-        found = suite.measure_frame(self.simplex())
-        assert max(found.values()) < 1e-9
-        assert found.keys() == {'nc2_norms', 'nc2_cosines', 'nc2_distances'}
+        numbers = suite.measure_frame(self.simplex())
+        assert max(numbers.values()) < 1e-9
+        assert numbers.keys() == {'nc2_norms', 'nc2_cosines', 'nc2_distances'}
 
     def test_lengths_and_angles_are_told_apart(self):
         longer, nearer = self.simplex(), self.simplex()
         longer[0] *= 2
-        found = suite.measure_frame(longer)
-        assert found['nc2_norms'] == pytest.approx(0.4 / 1.2) and found['nc2_cosines'] < 1e-9
+        numbers = suite.measure_frame(longer)
+        assert numbers['nc2_norms'] == pytest.approx(0.4 / 1.2) and numbers['nc2_cosines'] < 1e-9
         nearer[0] = 0.7 * nearer[0] + 0.6 * nearer[1]
         nearer[0] *= np.linalg.norm(nearer[1]) / np.linalg.norm(nearer[0])
-        found = suite.measure_frame(nearer)
-        assert found['nc2_norms'] < 1e-9 < 0.1 < found['nc2_cosines']
-        assert found['nc2_distances'] > 0.1
+        numbers = suite.measure_frame(nearer)
+        assert numbers['nc2_norms'] < 1e-9 < 0.1 < numbers['nc2_cosines']
+        assert numbers['nc2_distances'] > 0.1
 
     def test_variability_is_a_mean_over_pairs(self):
         means, variances = np.random.default_rng(0).normal(size=(4, 3)), np.arange(1.0, 5.0)
@@ -61,13 +59,13 @@ class TestClasses:
             suite.frequent_tokens(np.array([9.0, 9.0, 8.0]), 9, 9)
 
 
-def read_whole(learner, weights):
-    read = {name: x[:, :-1] for name, x in BATCH.items()}
+def read_all_features(learner, weights):
+    inputs = {name: x[:, :-1] for name, x in BATCH.items()}
     x, readout = learner.model.apply(
         learner.variables(weights),
-        read['tokens'],
+        inputs['tokens'],
         None,
-        read['segments'] > 0,
+        inputs['segments'] > 0,
         method='activations',
     )
     return x, readout(x)
@@ -75,10 +73,10 @@ def read_whole(learner, weights):
 
 @pytest.mark.full
 @pytest.mark.parametrize('kind', ['biased', 'cosines'])
-def test_numbers_are_those_of_features_one_by_one(monkeypatch, kind):
-    """With padding, a bias of logits, and rows in two batches, of which the last is padded too."""
+def test_numbers_match_loops_over_features(monkeypatch, kind):
+    """With padding, a bias of logits, and rows in two batches, the last of which is padded too."""
     changes = {'biased': {'model.readout_bias': True}, 'cosines': {'model.readout': 'cosines'}}
-    checkpoint = a_checkpoint(changes[kind] | {'data.batch_size': 16})
+    checkpoint = make_checkpoint(changes[kind] | {'data.batch_size': 16})
     learner, params = checkpoint.learner, dict(checkpoint.weights.params)
     if kind == 'biased':
         bias = np.random.default_rng(0).normal(size=learner.model.vocab_size).astype(np.float32)
@@ -86,9 +84,9 @@ def test_numbers_are_those_of_features_one_by_one(monkeypatch, kind):
         object.__setattr__(checkpoint, 'weights', checkpoint.weights.replace(params=params))
     rows = [{name: x[i] for name, x in BATCH.items()} for i in range(len(BATCH['tokens']))]
     monkeypatch.setattr(suite, 'open_data', lambda c: types.SimpleNamespace(validation=rows))
-    found = suite.neural_collapse(checkpoint, tokens=0, classes=8, least=4)
+    suite_result = suite.neural_collapse(checkpoint, tokens=0, classes=8, least=4)
 
-    x, logits = jax.jit(functools.partial(read_whole, learner))(checkpoint.weights)
+    x, logits = jax.jit(functools.partial(read_all_features, learner))(checkpoint.weights)
     is_target = np.asarray(target_weights(BATCH, learner.bos_id)) > 0
     h, labels = np.float64(x)[is_target], BATCH['tokens'][:, 1:][is_target]
     logits = np.float64(logits)[is_target]
@@ -97,21 +95,21 @@ def test_numbers_are_those_of_features_one_by_one(monkeypatch, kind):
     assert counts[chosen].min() >= 4 and len(labels) < BATCH['tokens'][:, 1:].size
     means = np.array([h[labels == c].mean(0) for c in chosen])
     variances = [((h[labels == c] - means[i]) ** 2).sum(1).mean() for i, c in enumerate(chosen)]
-    kept = np.isin(labels, chosen)
-    nearest = np.argmin(np.linalg.norm(h[kept][:, None] - means, axis=2), 1)
+    is_chosen = np.isin(labels, chosen)
+    nearest = np.argmin(np.linalg.norm(h[is_chosen][:, None] - means, axis=2), 1)
     w = np.float64(normalize(params['readout'], 0)).T[chosen]
     centred = means - means.mean(0)
     cosines = np.sum(w * centred, 1) / np.linalg.norm(centred, axis=1)
-    wanted = {
-        'tokens': kept.sum(),
+    expected = {
+        'tokens': is_chosen.sum(),
         'classes': 8,
         'nc1': suite.compute_variability(means, np.array(variances)),
         **suite.measure_frame(centred),
         'nc3': cosines.mean(),
         'nc3_spread': cosines.std() / cosines.mean(),
-        'nc4': np.mean(np.argmax(logits[kept][:, chosen], 1) == nearest),
+        'nc4': np.mean(np.argmax(logits[is_chosen][:, chosen], 1) == nearest),
     }
-    assert found.numbers == pytest.approx(wanted, rel=1e-3)
-    columns = found.tables['Classes'].columns
+    assert suite_result.numbers == pytest.approx(expected, rel=1e-3)
+    columns = suite_result.tables['Classes'].columns
     np.testing.assert_allclose(columns['variance'], variances, rtol=1e-4)
     assert columns['tokens'] == counts[chosen].tolist()

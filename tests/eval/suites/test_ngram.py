@@ -13,7 +13,7 @@ def as_bytes(*texts: str) -> list[np.ndarray]:
 
 
 def slow_bits(train: list[str], test: list[str], order: int) -> float:
-    """The equation of `kneser_ney_bits` gram by gram, with dictionaries."""
+    """The equation of `kneser_ney_bits`, gram by gram, with dictionaries."""
 
     def grams(texts):
         for text in texts:
@@ -42,8 +42,8 @@ def slow_bits(train: list[str], test: list[str], order: int) -> float:
         if not followers:
             return probability(gram, n - 1)
         total = sum(followers.values())
-        own = max(followers.get(gram[-1], 0) - discount, 0) / total
-        return own + discount * len(followers) / total * probability(gram, n - 1)
+        discounted = max(followers.get(gram[-1], 0) - discount, 0) / total
+        return discounted + discount * len(followers) / total * probability(gram, n - 1)
 
     return -sum(np.log2(probability(gram, order)) for gram in grams(test))
 

@@ -16,7 +16,7 @@ from lm.inference.load import Checkpoint
 from lm.run.evaluate import evaluate
 from lm.storage.files import discard_line
 from tests.commands import tiny
-from tests.eval.suites.checkpoints import of_recipe
+from tests.eval.suites.checkpoints import checkpoint_from_recipe
 from tests.helpers import jit_eval_step
 
 LENGTH = 16
@@ -27,15 +27,15 @@ WORDS = ['norm', 'layer', 'head', 'token', 'scale', 'depth', 'width', 'step', 'l
 def text(tmp_path_factory):
     """Two folders of documents of 3 to 47 bytes, some of them equal."""
     folder = tmp_path_factory.mktemp('text')
-    for name, most in (('short', LENGTH - 1), ('long', 3 * LENGTH)):
+    for name, max_length in (('short', LENGTH - 1), ('long', 3 * LENGTH)):
         (folder / name).mkdir()
         for i in range(30):
             words = ' '.join(WORDS[(i // 2 * j + i // 2 + 3) % len(WORDS)] for j in range(9))
-            (folder / name / f'{i:02}.txt').write_text(words[: 3 + i * 7 % (most - 3)])
+            (folder / name / f'{i:02}.txt').write_text(words[: 3 + i * 7 % (max_length - 3)])
     return folder
 
 
-def a_checkpoint(text: Path, source: str, **changes) -> Checkpoint:
+def make_checkpoint(text: Path, source: str, **changes) -> Checkpoint:
     """Random weights, with the data of a config."""
     fields = {'data.source': f'text:{text}/{source}/*.txt', 'data.cache_dir': str(text / 'cache')}
     if source == 'both':
@@ -43,45 +43,45 @@ def a_checkpoint(text: Path, source: str, **changes) -> Checkpoint:
         fields = fields | {'data.source': '', 'data.mixture': repr(mixture)}
     recipe = tiny(fields, data_validation_fraction=0.5, data_seq_len=LENGTH, **changes)
     opened = data.open_dataset(recipe.data, say=discard_line)
-    return of_recipe(recipe, opened.tokenizer, meta={'data': opened.digest})
+    return checkpoint_from_recipe(recipe, opened.tokenizer, meta={'data': opened.digest})
 
 
 SHARES = {'short': 0.75, 'long': 0.25}
 
 
-def of_the_loop(c: Checkpoint) -> dict[str, float]:
+def evaluate_like_training(c: Checkpoint) -> dict[str, float]:
     batches = functools.partial(data.evaluation_batches, batch_size=8, limit=0)
     rows = data.open_dataset(c.recipe.data, say=discard_line).validation
     step = jit_eval_step(c.learner, c.mesh)
     return evaluate(step, c.weights, c.hyper, c.mesh, batches, rows)
 
 
-def test_reference_numbers_and_documents_add_up_to_the_loops(text):
-    """A mixture, whose documents see each other within a row. Catches tokens that are counted for
-    the next document, masked attention, and shares left out.
+def test_documents_sum_to_training_evaluation(text):
+    """A mixture, with documents that see each other within a row. Catches tokens that are counted
+    for the next document, masked attention, and missing shares.
     """
-    checkpoint = a_checkpoint(text, 'both')
-    found, wanted = perplexity(checkpoint), of_the_loop(checkpoint)
-    for name, value in wanted.items():
-        assert found.numbers[name] == pytest.approx(value, rel=1e-6), name
-    items = {name: np.array(column) for name, column in found.items.items()}
+    checkpoint = make_checkpoint(text, 'both')
+    suite_result, expected = perplexity(checkpoint), evaluate_like_training(checkpoint)
+    for name, value in expected.items():
+        assert suite_result.numbers[name] == pytest.approx(value, rel=1e-6), name
+    columns = {name: np.array(column) for name, column in suite_result.items.items()}
     for domain in SHARES:
-        own = items['domain'] == domain
-        ce = items['nats'][own].sum() / items['tokens'][own].sum()
-        assert ce == pytest.approx(wanted[f'validation_{domain}_ce'], rel=1e-6)
-    assert items['bytes'].sum() == found.numbers['bytes']
-    assert items['tokens'].sum() == found.numbers['tokens']
-    assert len({*items['item']}) == len(items['item']) > len({i[:16] for i in items['item']})
-    (table,) = found.tables.values()
+        in_domain = columns['domain'] == domain
+        ce = columns['nats'][in_domain].sum() / columns['tokens'][in_domain].sum()
+        assert ce == pytest.approx(expected[f'validation_{domain}_ce'], rel=1e-6)
+    assert columns['bytes'].sum() == suite_result.numbers['bytes']
+    assert columns['tokens'].sum() == suite_result.numbers['tokens']
+    assert len({*columns['item']}) == len(columns['item']) > len({i[:16] for i in columns['item']})
+    (table,) = suite_result.tables.values()
     bits = dict(zip(table.columns['domain'], table.columns['bits per byte'], strict=True))
     mean = sum(share * bits[name] for name, share in SHARES.items())
-    assert mean == pytest.approx(wanted['bits_per_byte'], rel=1e-6)
+    assert mean == pytest.approx(expected['bits_per_byte'], rel=1e-6)
 
 
 @pytest.mark.full
-def test_equivalence_windows_of_whole_documents_are_rows_that_mask_them(text):
+def test_whole_windows_equal_masked_rows(text):
     masked = {'data_mask_documents': True, 'data_packing': 'best_fit'}
-    checkpoint = a_checkpoint(text, 'short', **masked)
+    checkpoint = make_checkpoint(text, 'short', **masked)
     rows, windows = perplexity(checkpoint), perplexity(checkpoint, stride=LENGTH)
     assert rows.numbers['validation_ce'] > 1
     for name, value in rows.numbers.items():
@@ -91,12 +91,12 @@ def test_equivalence_windows_of_whole_documents_are_rows_that_mask_them(text):
 
 
 @pytest.mark.full
-def test_reference_windows_move_on_by_the_stride(text):
-    """Each token from the logits of its own window alone; and the first documents are those of all.
-    Catches a token scored twice, and one with less context than it has.
+def test_windows_advance_by_stride(text):
+    """Each token is scored by the logits of its own window, and the first documents score the same
+    as in all. Catches a token scored twice, and a token with too little context.
     """
-    checkpoint, stride = a_checkpoint(text, 'long'), 5
-    found = perplexity(checkpoint, stride=stride, documents=6).items
+    checkpoint, stride = make_checkpoint(text, 'long'), 5
+    columns = perplexity(checkpoint, stride=stride, documents=6).items
     rows = data.open_dataset(checkpoint.recipe.data, say=discard_line).validation
     documents = [next_ for _, next_ in zip(range(6), rows.documents(with_marks=True), strict=False)]
     assert max(map(len, documents)) > LENGTH + 2 * stride
@@ -110,27 +110,27 @@ def test_reference_windows_move_on_by_the_stride(text):
             assert context >= min(t, LENGTH - stride + 1)
             log_p = jax.nn.log_softmax(checkpoint.logits(padded)[0, context - 1])
             nats -= float(log_p[tokens[t]])
-        assert found['nats'][number] == pytest.approx(nats, rel=1e-5)
-        assert found['tokens'][number] == len(tokens) - 1
-    every = perplexity(checkpoint, stride=stride).items
-    assert len(every['item']) > 6
-    assert {name: column[:6] for name, column in every.items()} == found
+        assert columns['nats'][number] == pytest.approx(nats, rel=1e-5)
+        assert columns['tokens'][number] == len(tokens) - 1
+    all_columns = perplexity(checkpoint, stride=stride).items
+    assert len(all_columns['item']) > 6
+    assert {name: column[:6] for name, column in all_columns.items()} == columns
 
 
-def test_rows_of_a_few_documents_are_counted_alone(text):
-    checkpoint = a_checkpoint(text, 'long')
-    few, every = perplexity(checkpoint, documents=3), perplexity(checkpoint)
-    np.testing.assert_allclose(few.items['nats'], every.items['nats'][:3], rtol=1e-5)
-    assert few.items['item'] == every.items['item'][:3]
+def test_few_documents_are_scored_alone(text):
+    checkpoint = make_checkpoint(text, 'long')
+    few, all_documents = perplexity(checkpoint, documents=3), perplexity(checkpoint)
+    np.testing.assert_allclose(few.items['nats'], all_documents.items['nats'][:3], rtol=1e-5)
+    assert few.items['item'] == all_documents.items['item'][:3]
     nats, n_bytes = sum(few.items['nats']), sum(few.items['bytes'])
     assert few.numbers['bits_per_byte'] == pytest.approx(nats / math.log(2) / n_bytes)
-    assert few.numbers['bytes'] == n_bytes < every.numbers['bytes']
+    assert few.numbers['bytes'] == n_bytes < all_documents.numbers['bytes']
 
 
 @pytest.mark.parametrize(
     ('n', 'stride', 'counts'), [(2, 4, [1]), (9, 4, [8]), (10, 4, [8, 1]), (17, 8, [8, 8])]
 )
-def test_property_windows_score_each_token_once(n, stride, counts):
+def test_windows_score_each_token_once(n, stride, counts):
     """Windows of 8, of a document of n tokens."""
     windows = list(split_windows(np.arange(n), 8, stride))
     scored = [tokens[1 + before :].tolist() for tokens, before in windows]
@@ -138,6 +138,6 @@ def test_property_windows_score_each_token_once(n, stride, counts):
     assert list(map(len, scored)) == counts
 
 
-def test_what_cannot_be_read_is_refused(text):
+def test_invalid_requests_are_refused(text):
     with pytest.raises(ValueError, match='stride=17 is more than'):
-        perplexity(a_checkpoint(text, 'long'), stride=17)
+        perplexity(make_checkpoint(text, 'long'), stride=17)

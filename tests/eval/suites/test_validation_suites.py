@@ -1,4 +1,4 @@
-"""Suites of the validation split. Equivalence: their losses and perplexity's, as rows are read."""
+"""Suites of the validation split. Equivalence: they read the same rows and losses as perplexity."""
 
 import dataclasses
 
@@ -12,7 +12,7 @@ from eval.suites.perplexity import perplexity
 from eval.suites.reading import TargetRow, split_rows, validation_rows
 from eval.suites.sharpness import sharpness
 from lm.data.tokenizers import ByteTokenizer
-from tests.eval.suites.checkpoints import of_recipe
+from tests.eval.suites.checkpoints import checkpoint_from_recipe
 from tests.helpers import checked_config
 
 READ = {  # across documents, within them
@@ -38,70 +38,72 @@ def corpus(tmp_path_factory):
 @pytest.fixture(scope='module', params=READ)
 def checkpoint(request, corpus):
     config = checked_config(corpus | READ[request.param] | {'model.n_layers': 3})
-    found = of_recipe(config, ByteTokenizer(), meta={'data': None})
-    params = found.weights.params
+    loaded = checkpoint_from_recipe(config, ByteTokenizer(), meta={'data': None})
+    params = loaded.weights.params
     params = params | {'readout': 3 * params['readout']}  # far from uniform
-    return dataclasses.replace(found, weights=found.weights.replace(params=params))
+    return dataclasses.replace(loaded, weights=loaded.weights.replace(params=params))
 
 
 @pytest.mark.full
-def test_the_suites_read_the_tokens_that_perplexity_reads(checkpoint):
-    wanted = perplexity(checkpoint).numbers
-    found = calibration(checkpoint, tokens=0, resamples=20, calibrator='correctness')
-    assert found.numbers['tokens'] == wanted['tokens']
-    np.testing.assert_allclose(found.numbers['nll'], wanted['validation_ce'], rtol=1e-5)
-    assert sum(found.items['tokens']) == wanted['tokens']
+def test_suites_read_the_same_tokens_as_perplexity(checkpoint):
+    expected = perplexity(checkpoint).numbers
+    suite_result = calibration(checkpoint, tokens=0, resamples=20, calibrator='correctness')
+    assert suite_result.numbers['tokens'] == expected['tokens']
+    np.testing.assert_allclose(suite_result.numbers['nll'], expected['validation_ce'], rtol=1e-5)
+    assert sum(suite_result.items['tokens']) == expected['tokens']
     np.testing.assert_allclose(
-        sum(found.items['nll']), wanted['tokens'] * wanted['validation_ce'], rtol=1e-5
+        sum(suite_result.items['nll']), expected['tokens'] * expected['validation_ce'], rtol=1e-5
     )
-    assert found.numbers['held_out_nll_scaled'] < found.numbers['held_out_nll']
-    assert found.numbers['temperature'] > 1.2  # the readout was made three times too large
-    table = found.tables['Reliability'].columns
-    assert sum(table['tokens']) == wanted['tokens'] + 2 * found.numbers['held_out_tokens']
-    assert 0 < found.numbers['held_out_ece_calibrated'] < found.numbers['held_out_ece']
-    found = layers(checkpoint, tokens=0)
-    assert found.numbers['tokens'] == wanted['tokens']
-    np.testing.assert_allclose(found.numbers['ce'], wanted['validation_ce'], rtol=1e-5)
-    increase = found.tables['Loss without each block'].columns['loss increase']
+    assert suite_result.numbers['held_out_nll_scaled'] < suite_result.numbers['held_out_nll']
+    assert suite_result.numbers['temperature'] > 1.2  # the readout was made three times too large
+    table = suite_result.tables['Reliability'].columns
+    assert sum(table['tokens']) == expected['tokens'] + 2 * suite_result.numbers['held_out_tokens']
+    assert (
+        0 < suite_result.numbers['held_out_ece_calibrated'] < suite_result.numbers['held_out_ece']
+    )
+    suite_result = layers(checkpoint, tokens=0)
+    assert suite_result.numbers['tokens'] == expected['tokens']
+    np.testing.assert_allclose(suite_result.numbers['ce'], expected['validation_ce'], rtol=1e-5)
+    increase = suite_result.tables['Loss without each block'].columns['loss increase']
     assert len(increase) == 3 and np.abs(increase).min() > 1e-4
-    apart = found.tables['Angular distance of the streams before blocks'].columns
+    apart = suite_result.tables['Angular distance of the streams before blocks'].columns
     assert len(apart['layer']) == 3 + 2 + 1
 
 
 @pytest.mark.full
-def test_fewer_tokens_are_whole_rows_from_the_first_on(checkpoint):
-    every = validation_rows(checkpoint, 0)
+def test_fewer_tokens_are_the_first_rows(checkpoint):
+    all_rows = validation_rows(checkpoint, 0)
     some = validation_rows(checkpoint, 40)
     assert 40 <= sum(row.is_target.sum() for row in some) < 40 + 16
-    for row, same in zip(some, every, strict=False):
+    for row, same in zip(some, all_rows, strict=False):
         np.testing.assert_array_equal(row.tokens, same.tokens)
 
 
-def test_rows_know_their_documents(checkpoint):
-    """There are as many documents as the split has, each with its own text in order."""
+def test_rows_name_their_documents(checkpoint):
+    """There are as many documents as in the split, each with its text in order."""
     split = open_data(checkpoint).validation
     bos = checkpoint.learner.bos_id
     rows = list(split_rows(split, checkpoint.recipe.data.mask_documents, bos))
-    found = {}
+    tokens_by_document = {}
     for row in rows:
         for token, number in zip(
             row.tokens[1:][row.is_target], row.document[row.is_target], strict=True
         ):
-            found.setdefault(int(number), []).append(int(token))
+            tokens_by_document.setdefault(int(number), []).append(int(token))
     texts = sorted(
         [*document.tolist(), checkpoint.tokenizer.eos_id] for document in split.documents()
     )
-    assert sorted(found.values()) == texts
+    assert sorted(tokens_by_document.values()) == texts
 
 
-def test_halves_share_no_document_and_are_as_large():
+def test_halves_are_disjoint_and_equal():
     unit = np.repeat([0, 1, 2, 3], [5, 1, 3, 2])
     np.testing.assert_array_equal(split_halves(unit), unit == 0)  # 5, then 1 + 3 and 2 in the other
     first = split_halves(np.repeat(np.arange(50), 7))
     assert abs(first.sum() - 175) <= 7
 
 
-def test_units_are_documents_or_else_rows():
+def test_units_are_documents_or_rows():
     def row(*document):
         document = np.array(document)
         return TargetRow(np.zeros(len(document) + 1, int), np.ones(len(document), bool), document)
@@ -112,7 +114,7 @@ def test_units_are_documents_or_else_rows():
         bootstrap_units([row(0, 0)])
 
 
-def test_angles_are_arccos_of_the_cosine():
+def test_angles_match_arccos():
     streams = np.random.default_rng(0).standard_normal((3, 5, 4)).astype(np.float32)
     streams[2, 0] = 0.0
     weights = np.array([1.0, 1.0, 0.0, 1.0, 1.0])
@@ -136,12 +138,15 @@ def test_a_small_angle_keeps_its_digits():
 
 
 @pytest.mark.full
-def test_sharpness_says_what_it_could_not_measure(checkpoint):
-    """There is no folder here, and so no state of the optimizer."""
-    found = sharpness(checkpoint, rows=2, iterations=4, rounds=2)
-    assert found.numbers['sharpness'] > found.numbers['sharpness_2'] > 0
-    assert 0 < found.numbers['logit_curvature'] < 0.5 and found.numbers['logit_sharpness'] > 0
-    assert 0 < found.numbers['lipschitz_mean'] <= found.numbers['lipschitz_max']
-    lines = found.tables['Eigenvalues of the Hessian'].columns
-    assert 'preconditioned_sharpness' not in found.numbers
+def test_sharpness_without_optimizer_state(checkpoint):
+    """There is no folder, and so no state of the optimizer."""
+    suite_result = sharpness(checkpoint, rows=2, iterations=4, rounds=2)
+    assert suite_result.numbers['sharpness'] > suite_result.numbers['sharpness_2'] > 0
+    assert (
+        0 < suite_result.numbers['logit_curvature'] < 0.5
+        and suite_result.numbers['logit_sharpness'] > 0
+    )
+    assert 0 < suite_result.numbers['lipschitz_mean'] <= suite_result.numbers['lipschitz_max']
+    lines = suite_result.tables['Eigenvalues of the Hessian'].columns
+    assert 'preconditioned_sharpness' not in suite_result.numbers
     assert lines['value'][-1] is None and 'cannot be read' in lines['how'][-1]

@@ -1,4 +1,4 @@
-"""Workdirs made by hand, and a tracker that is a dict."""
+"""Hand-made workdirs, and a tracker that is a dict."""
 
 import json
 import math
@@ -13,32 +13,32 @@ CONFIG = {'model': {'d_model': 8}, 'optim': {'lr': 0.001, 'beta2': None}, 'mesh'
 INF, NAN = math.inf, math.nan
 
 
-def rows_from(first, last, every=10):
-    """Rows as training makes them: of each step, of layers at some, of validation at others."""
+def rows_from(first, last, interval=10):
+    """Yields rows as training does: of all steps, of layers and of validation at some steps."""
     for step in range(first, last + 1):
         odd = {3: INF, 5: -INF, 7: NAN}.get(step, 0.1 * step)
         yield {'step': step, 'loss': 1 / (step + 3), 'grad_norm': odd, 'step_sec': 0.5}
-        if step % every == 2:
+        if step % interval == 2:
             yield {'step': step, 'entropy': [[NAN, 0.25 * step], [1.0, INF]], 'rms': [1.0, 2.0]}
-        if step % every == 0:
+        if step % interval == 0:
             yield {'step': step, 'validation_ce': 2.0 + step}
 
 
 def line(row):
-    """A line of metrics.jsonl, by other means than the recorder's."""
-    odd = {}
+    """Returns a line of metrics.jsonl, written independently of the recorder."""
+    non_finite = {}
 
     def spell(value, tag):
         if isinstance(value, list):
             axis = 'head' if 'layer' in tag else 'layer'
-            return [spell(one, f'{tag}/{axis}_{i}') for i, one in enumerate(value)]
+            return [spell(element, f'{tag}/{axis}_{i}') for i, element in enumerate(value)]
         if isinstance(value, float) and not math.isfinite(value):
-            odd[tag] = str(value)
+            non_finite[tag] = str(value)
             return None
         return value
 
     row = {name: spell(value, name) for name, value in row.items()}
-    return json.dumps(row | ({NOT_FINITE: odd} if odd else {})) + '\n'
+    return json.dumps(row | ({NOT_FINITE: non_finite} if non_finite else {})) + '\n'
 
 
 def begin(folder, lr=0.001, mesh=1):
@@ -54,12 +54,12 @@ def train(folder, first, last):
 
 
 def go_back(folder, step):
-    """Drops the rows beyond a step, as a run that goes on from a checkpoint does."""
+    """Drops the rows after a step, as a run that resumes from a checkpoint does."""
     path = folder / 'metrics.jsonl'
-    kept = [text for text in path.read_text().splitlines(True) if json.loads(text)['step'] <= step]
-    other = path.with_suffix('.new')
-    other.write_text(''.join(kept))
-    other.replace(path)
+    lines = [text for text in path.read_text().splitlines(True) if json.loads(text)['step'] <= step]
+    new_path = path.with_suffix('.new')
+    new_path.write_text(''.join(lines))
+    new_path.replace(path)
     (folder / 'summary.json').unlink(missing_ok=True)
 
 
@@ -69,44 +69,49 @@ def end(folder, status='done', **numbers):
 
 
 def go_on(folder, behind, last, status='done'):
-    """Does the steps behind one again, and ends."""
+    """Repeats the steps after `behind`, and ends."""
     go_back(folder, behind)
     train(folder, behind + 1, last)
     end(folder, status)
 
 
 def write_run(folder, first, last, status='done', lr=0.001, **numbers):
-    """A run that has ended, with the rows of these steps."""
+    """Writes a run that has ended, with the rows of these steps."""
     begin(folder, lr)
     train(folder, first, last)
     end(folder, status, **numbers)
 
 
 def on_disk(folder):
-    """{(step, tag): value as text} of metrics.jsonl, for NaN equals nothing."""
-    found = {}
+    """Returns {(step, tag): value as text} of metrics.jsonl; text, as NaN equals nothing."""
+    points = {}
     for text in (folder / 'metrics.jsonl').read_text().splitlines():
         row = json.loads(text)
-        odd, step = row.pop(NOT_FINITE, {}), row.pop('step')
+        non_finite, step = row.pop(NOT_FINITE, {}), row.pop('step')
         lists = {name: value for name, value in row.items() if isinstance(value, list)}
         numbers = {name: value for name, value in row.items() if name not in lists}
         for name, layers in lists.items():
             for i, layer in enumerate(layers):
                 heads = {f'{name}/layer_{i}': layer}
                 if isinstance(layer, list):
-                    heads = {f'{name}/layer_{i}/head_{j}': one for j, one in enumerate(layer)}
+                    heads = {
+                        f'{name}/layer_{i}/head_{j}': element for j, element in enumerate(layer)
+                    }
                 numbers |= heads
-        numbers |= {tag: float(spelled) for tag, spelled in odd.items()}
-        found |= {(step, tag): repr(float(x)) for tag, x in numbers.items() if x is not None}
-    return found
+        numbers |= {tag: float(spelled) for tag, spelled in non_finite.items()}
+        points |= {(step, tag): repr(float(x)) for tag, x in numbers.items() if x is not None}
+    return points
 
 
 class Killed(BaseException):
-    """Ends the follower where it is."""
+    """Ends the follower at this point."""
 
 
 class Server:
-    """Runs by name. knows: whether it says its last step (as W&B), or completes (as MLflow)."""
+    """Runs by name.
+
+    knows: whether it reports its last step (as W&B), or completes steps (as MLflow).
+    """
 
     certain_after = 'send'
     destination = 'a dict'
@@ -127,16 +132,16 @@ class Server:
         return Session(self, name, source, self.runs.setdefault(name, []), is_new)
 
     def points(self, name):
-        """{(step, tag): value}. Raises AssertionError where one is there twice."""
-        found = {}
+        """Returns {(step, tag): value}. Raises AssertionError if a point is there twice."""
+        points = {}
         for step, tag, value in self.runs[name]:
-            assert (step, tag) not in found, (step, tag)
-            found[step, tag] = repr(float(value))
-        return found
+            assert (step, tag) not in points, (step, tag)
+            points[step, tag] = repr(float(value))
+        return points
 
 
 class Session:
-    """A run that is open at a Server."""
+    """An open run of a Server."""
 
     def __init__(self, server, name, source, points, is_new):
         self.server, self.name, self.config = server, name, flatten_tree(source.config)
@@ -156,7 +161,7 @@ class Session:
             if self.server.kill == 'midway' and i == len(steps) // 2:
                 raise Killed
             for n, (tag, value) in enumerate(step.values.items()):
-                # One that says its last step takes each step whole.
+                # A server that reports its last step stores each step whole.
                 if self.server.kill == 'within' and i and n == 1 and not self.server.knows:
                     raise Killed
                 if self.server.knows or step.step > self.before.get(tag, NOTHING):

@@ -12,7 +12,7 @@ WAIT_SEC = 500.0
 
 
 def start(*arguments, **env):
-    """A process of this checkout, whose lines are kept."""
+    """Starts a process of this checkout, and captures its output."""
     return subprocess.Popen(
         [sys.executable, *map(str, arguments)],
         cwd=ROOT,
@@ -24,7 +24,7 @@ def start(*arguments, **env):
 
 
 def kill_when(process, is_time):
-    """Kills the process at the moment that `is_time()` holds."""
+    """Kills the process as soon as `is_time()` holds."""
     deadline = time.monotonic() + WAIT_SEC
     while not is_time():
         assert process.poll() is None, process.stdout.read()
@@ -35,10 +35,10 @@ def kill_when(process, is_time):
 
 
 def finish(process):
-    """What it said, once it has ended as it should."""
-    said, _ = process.communicate(timeout=WAIT_SEC)
-    assert process.returncode == 0, said
-    return said
+    """Returns the output of a process, once it has ended without an error."""
+    output, _ = process.communicate(timeout=WAIT_SEC)
+    assert process.returncode == 0, output
+    return output
 
 
 TRAIN = (

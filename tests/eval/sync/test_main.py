@@ -1,4 +1,4 @@
-"""Contract: `python -m eval.sync` says in one line what is wrong, before it imports a tracker."""
+"""Contract: `python -m eval.sync` reports a mistake in one line, before it imports a tracker."""
 
 import importlib.util
 import subprocess
@@ -15,17 +15,17 @@ from tests.eval.sync.fakes import begin, train
 
 
 def sync(*flags):
-    """(exit status, what it said)."""
+    """Returns (exit status, lines of standard error, standard output)."""
     command = [sys.executable, '-X', 'importtime', '-m', 'eval.sync', *flags]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    lines = [text for text in done.stderr.splitlines() if not text.startswith('import time')]
-    imported = {text.rpartition('|')[2].strip() for text in done.stderr.splitlines()}
+    completed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    lines = [text for text in completed.stderr.splitlines() if not text.startswith('import time')]
+    imported = {text.rpartition('|')[2].strip() for text in completed.stderr.splitlines()}
     assert not imported & {'jax', 'numpy', 'mlflow', 'wandb', 'pyarrow'}
-    return done.returncode, lines, done.stdout
+    return completed.returncode, lines, completed.stdout
 
 
 @pytest.mark.parametrize(
-    ('flags', 'said'),
+    ('flags', 'message'),
     [
         (['--to=mlflw'], "--to must be one of mlflow, wandb; got 'mlflw'. Did you mean 'mlflow'?"),
         ([], '--workdir=DIR and --to=mlflow or wandb are needed'),
@@ -34,27 +34,27 @@ def sync(*flags):
         (['--to=mlflow', '--workdir=/none'], '/none holds no run and no sweep'),
     ],
 )
-def test_a_mistake_is_one_line(tmp_path, flags, said):
+def test_mistake_is_reported_in_one_line(tmp_path, flags, message):
     begin(tmp_path)
     train(tmp_path, 1, 2)
     status, lines, printed = sync(f'--workdir={tmp_path}', *flags)
     assert status == 1 and len(lines) == 1 and not printed
-    assert lines[0].startswith(f'error: {said}')
+    assert lines[0].startswith(f'error: {message}')
 
 
-def test_a_run_without_rows_is_said(tmp_path):
+def test_run_without_rows_is_reported(tmp_path):
     begin(tmp_path)
     status, lines, _ = sync(f'--workdir={tmp_path}', '--to=wandb')
     assert status == 1 and 'has no rows yet' in lines[0] and '--follow waits' in lines[0]
 
 
-def test_a_package_that_lacks_is_named_with_its_extra(monkeypatch):
+def test_missing_package_is_named_with_its_extra(monkeypatch):
     monkeypatch.setattr(importlib.util, 'find_spec', lambda name: name == 'mlflow' or None)
     with pytest.raises(ValueError, match=r'mlflow needs sqlalchemy and alembic: .*--extra mlflow'):
         trackers.make_tracker('mlflow')
 
 
-def test_each_tracker_has_its_packages_and_its_extra():
+def test_trackers_have_packages_and_extras():
     extras = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project'][
         'optional-dependencies'
     ]
@@ -62,13 +62,15 @@ def test_each_tracker_has_its_packages_and_its_extra():
 
 
 @pytest.mark.parametrize(
-    ('uri', 'shown'),
+    ('uri', 'stored'),
     [
         ('postgresql://me:secret@host/db', 'postgresql://host/db'),
         ('https://token@host:80/x@y', 'https://host:80/x@y'),
         ('sqlite:///mlflow.db', 'sqlite:///mlflow.db'),
     ],
 )
-def test_a_password_is_not_stored(uri, shown):
-    assert without_password(uri) == shown
-    assert file_name('mlflow', shown) == file_name('mlflow', shown) != file_name('mlflow', 'other')
+def test_password_is_not_stored(uri, stored):
+    assert without_password(uri) == stored
+    assert (
+        file_name('mlflow', stored) == file_name('mlflow', stored) != file_name('mlflow', 'other')
+    )

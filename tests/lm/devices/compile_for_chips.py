@@ -1,6 +1,7 @@
-"""Compiles training steps with kernels for chips of the platform named as argument, which need not
-be here, and prints what it sees: one line of JSON each. A process of its own, as libtpu is loaded
-once in a process.
+"""Compiles training steps with kernels for chips of a platform, and prints a line of JSON for each.
+
+The platform is the argument; its chips need not be here. It runs in its own process, as libtpu can
+be loaded only once in a process.
 """
 
 import json
@@ -34,7 +35,7 @@ OF_PLATFORM = {
     'tpu': {'kernels.implementation': 'splash'},
     'gpu': {'kernels.attention': 'reference', 'kernels.softmax': 'pallas'},
 }
-# name: chip, how many, how runs lie in the program, how many they are, changes.
+# name: chip, number of chips, run axis, number of runs, changes.
 PROGRAMS = {
     'one chip': ('v5e', 1, SINGLE, 1, {}),
     'four chips': (
@@ -59,33 +60,35 @@ PROGRAMS = {
 
 
 def main(platform: str) -> None:
-    for name, (chip, chips, how, runs, changes) in PROGRAMS.items():
+    for name, (chip, chips, axis_name, runs, changes) in PROGRAMS.items():
         if CHIPS[chip].platform != platform:
             continue
         config = tiny_config(CHANGES | OF_PLATFORM[platform] | changes)
         check(config)
         devices = list(CHIPS[chip].make_host_devices(chips)[:chips])
-        made = Blueprint(config, VOCAB, BOS, devices, memory=lambda: 0, runs=runs)
-        program = Program(made, how).compile_step(runs)
+        blueprint = Blueprint(config, VOCAB, BOS, devices, memory=lambda: 0, runs=runs)
+        program = Program(blueprint, axis_name).compile_step(runs)
         text = program.as_text()
         key, hyper = jax.eval_shape(lambda: jax.random.key(0)), make_hyper(config)
-        jit_init(made.learner, made.mesh).lower(key, hyper)
+        jit_init(blueprint.learner, blueprint.mesh).lower(key, hyper)
         queries = r'%\S*splash_mha\S* = \(?bf16\[([\d,]+)\].*tpu_custom_call'
         rows = r'%\w*?((?:rms_norm|cross_entropy)(?:_backward)?)_*[.\d]* = .*tpu_custom_call'
-        # A GPU's are called by no name in the program.
+        # The program does not name the kernels of a GPU.
         compiled = kernels_compiled()
-        of_rows = re.findall(rows, text) + [re.sub(r'_\d+$', '', one.kernel) for one in compiled]
-        found = {
+        row_kernels = re.findall(rows, text) + [
+            re.sub(r'_\d+$', '', kernel.kernel) for kernel in compiled
+        ]
+        record = {
             'program': name,
-            'mesh': {axis: n for axis, n in made.mesh.shape.items() if n > 1},
+            'mesh': {axis: n for axis, n in blueprint.mesh.shape.items() if n > 1},
             'kernels': sorted(set(re.findall(r'splash_mha_\w+', text))),
-            'of rows': sorted(set(of_rows)),
+            'of rows': sorted(set(row_kernels)),
             'of queries': sorted(set(re.findall(queries, text)))[-1:],
             'all-gathers': text.count(' all-gather('),
             'hidden': hidden(program),
             'spilled': sum(kernel.spilled for kernel in compiled),
         }
-        print(json.dumps(found), flush=True)
+        print(json.dumps(record), flush=True)
 
 
 if __name__ == '__main__':

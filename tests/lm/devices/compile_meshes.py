@@ -1,5 +1,7 @@
-"""Compiles training steps on meshes of TPUs, which need not be here, and prints what their devices
-send each other: one line of JSON each. A process of its own, as libtpu is loaded once in a process.
+"""Compiles training steps on meshes of TPUs, and prints their traffic: a line of JSON for each.
+
+The TPUs need not be here. It runs in its own process, as libtpu can be loaded only once in a
+process.
 """
 
 import json
@@ -50,23 +52,34 @@ PROGRAMS = {
 
 
 def blueprint(topology: str, sizes: dict[str, int], changes: dict[str, Any]) -> Blueprint:
+    """Returns the blueprint of a training step.
+
+    Args:
+      topology: TPUs, such as 'v5e:2x2 x 2'.
+      sizes: sizes of the mesh's axes.
+      changes: changed fields of the config.
+    """
     mesh = {f'mesh.{axis}': n for axis, n in sizes.items()}
     config = tiny_config(COMMON | changes | mesh)
     check(config)
     name, _, slices = topology.partition(' x ')
     devices = open_topology(name, int(slices or 1)).devices
-    made = Blueprint(config, VOCAB, BOS, devices, memory=lambda: 0)
-    check_devices(config, made.mesh)
-    return made
+    plan = Blueprint(config, VOCAB, BOS, devices, memory=lambda: 0)
+    check_devices(config, plan.mesh)
+    return plan
 
 
 def main() -> None:
-    for name, of_program in PROGRAMS.items():
-        program = Program(blueprint(*of_program), SINGLE).compile_step(1)
+    for name, arguments in PROGRAMS.items():
+        program = Program(blueprint(*arguments), SINGLE).compile_step(1)
         module = Module(program.as_text())
-        waits = [one.opcode for _, one, _ in module.instructions() if OPCODE.match(one.opcode)]
-        found = {'program': name, 'sent': list_collectives(module), 'waits': waits}
-        print(json.dumps(found), flush=True)
+        waits = [
+            instruction.opcode
+            for _, instruction, _ in module.instructions()
+            if OPCODE.match(instruction.opcode)
+        ]
+        record = {'program': name, 'sent': list_collectives(module), 'waits': waits}
+        print(json.dumps(record), flush=True)
 
 
 if __name__ == '__main__':

@@ -1,4 +1,4 @@
-"""mesh.axes=auto: what it chooses follows from bytes, and the bytes are those of the programs."""
+"""mesh.axes=auto: its choice follows from bytes, and the bytes agree with the compiled programs."""
 
 import functools
 from types import SimpleNamespace
@@ -24,103 +24,105 @@ LOTS = 10**12
 
 
 @functools.cache
-def learner_of(**changes):
+def make_learner(**changes):
     config = tiny_config(WIDE | {'mesh.axes': 'auto'} | changes)
     return build_learner(config, VOCAB, 0, 'cpu')
 
 
-def words(memory=LOTS, runs=1, **changes):
-    """The mesh that is chosen, and what is said."""
-    learner = learner_of(**changes)
-    mesh, said = select_mesh(learner.recipe, learner, jax.devices(), memory, runs)
-    return format_mesh(make_mesh(mesh, runs=runs)), said
+def select_axes(memory=LOTS, runs=1, **changes):
+    """Returns the selected mesh, and the lines that explain it."""
+    learner = make_learner(**changes)
+    mesh, lines = select_mesh(learner.recipe, learner, jax.devices(), memory, runs)
+    return format_mesh(make_mesh(mesh, runs=runs)), lines
 
 
-def needed_by(**changes):
-    """What a device of data=8 holds, and what it keeps."""
-    learner = learner_of(**changes)
+def estimate_bytes(**changes):
+    """Returns the bytes that a device of data=8 holds for the state, and for residuals."""
+    learner = make_learner(**changes)
     mesh = make_mesh(learner.recipe.mesh)
     return estimate_state_bytes(state_layout(learner), mesh), estimate_residual_bytes(learner) // 8
 
 
 @pytest.mark.full
-def test_rows_alone_where_all_fits():
-    found, said = words()
-    assert found == 'data=8' and len(said) == 1 and 'mesh.axes=auto: data=8: ' in said[0]
+def test_rows_are_cut_if_all_fits():
+    axes, lines = select_axes()
+    assert axes == 'data=8' and len(lines) == 1 and 'mesh.axes=auto: data=8: ' in lines[0]
 
 
 @pytest.mark.full
-def test_parameters_are_cut_where_they_do_not_fit_beside_activations():
-    held, kept = needed_by()
-    found, said = words((0.6 * held + kept) / auto_mesh.USABLE_SHARE)
-    assert 'fsdp=' in found and 'tensor' not in found and 'context' not in found
-    assert '  data=8: ' in said[1] and 'does not fit' in said[1]
+def test_parameters_are_cut_if_they_do_not_fit():
+    state_bytes, residual_bytes = estimate_bytes()
+    axes, lines = select_axes((0.6 * state_bytes + residual_bytes) / auto_mesh.USABLE_SHARE)
+    assert 'fsdp=' in axes and 'tensor' not in axes and 'context' not in axes
+    assert '  data=8: ' in lines[1] and 'does not fit' in lines[1]
     # No more than needed: a longer fsdp sends more.
-    assert int(found.partition('fsdp=')[2]) < 8
+    assert int(axes.partition('fsdp=')[2]) < 8
 
 
 @pytest.mark.full
 def test_fewer_rows_than_devices():
-    """Tokens or features are cut then."""
-    assert words(**{'data.batch_size': 2})[0] in ('data=2 tensor=4', 'data=2 context=4')
+    """Tokens or features are cut in this case."""
+    assert select_axes(**{'data.batch_size': 2})[0] in ('data=2 tensor=4', 'data=2 context=4')
 
 
-def test_an_axis_that_is_given_stays():
-    assert 'tensor=2' in words(**{'mesh.tensor': 2})[0]
-    assert words(**{'mesh.data': 2, 'mesh.context': 4})[0] == 'data=2 context=4'
+def test_explicit_axis_is_kept():
+    assert 'tensor=2' in select_axes(**{'mesh.tensor': 2})[0]
+    assert select_axes(**{'mesh.data': 2, 'mesh.context': 4})[0] == 'data=2 context=4'
 
 
-def test_where_nothing_fits_the_least_is_taken_and_said():
-    found, said = words(1)
-    assert 'NOTE: ' in said[-1] and 'may not fit' in said[-1]
-    assert 'data' not in found
+def test_smallest_mesh_is_selected_with_note_if_nothing_fits():
+    axes, lines = select_axes(1)
+    assert 'NOTE: ' in lines[-1] and 'may not fit' in lines[-1]
+    assert 'data' not in axes
 
 
 @pytest.mark.full
-def test_runs_side_by_side_get_as_few_devices_as_they_fit_on():
-    held, kept = needed_by()
-    assert words(runs=8)[0] == 'run=8'
-    limit = (0.6 * held + 8 * kept) / auto_mesh.USABLE_SHARE
-    found, _ = words(limit, runs=8)
-    assert found in ('run=4 fsdp=2', 'run=2 fsdp=4')
+def test_runs_side_by_side_get_fewest_devices():
+    state_bytes, residual_bytes = estimate_bytes()
+    assert select_axes(runs=8)[0] == 'run=8'
+    limit = (0.6 * state_bytes + 8 * residual_bytes) / auto_mesh.USABLE_SHARE
+    axes, _ = select_axes(limit, runs=8)
+    assert axes in ('run=4 fsdp=2', 'run=2 fsdp=4')
 
 
 def test_no_mesh_at_all():
     with pytest.raises(ValueError, match=r'auto finds no mesh of 8 devices: mesh\.data=3 '):
-        words(**{'mesh.data': 3})
+        select_axes(**{'mesh.data': 3})
 
 
-def test_what_is_sent_by_closed_form():
-    """124 parameters in thousands would hide a factor: a model of known sizes."""
-    learner = learner_of()
+def test_sent_bytes_follow_closed_form():
+    """Uses a model of known sizes: a wrong factor could hide among thousands of parameters."""
+    learner = make_learner()
     config = learner.recipe
     n = sum(leaf.size for leaf in jax.tree.leaves(learner.description.shapes))
 
-    def moved(**sizes):
+    def sent_bytes(**sizes):
         mesh = make_mesh(tiny_config(WIDE | {f'mesh.{a}': s for a, s in sizes.items()}).mesh)
         return estimate_sent_bytes(config, learner, mesh)
 
     rows = 16 * 8 * 64 * 4  # [B, T, D] in float32
-    assert moved(data=8) == pytest.approx(2 * 4 * n * 7 / 8)
-    assert moved(data=1, fsdp=8) == pytest.approx(3 * 4 * n * 7 / 8)
-    assert moved(data=1, tensor=8) == pytest.approx(8 * rows * 7 / 8 * 2)
+    assert sent_bytes(data=8) == pytest.approx(2 * 4 * n * 7 / 8)
+    assert sent_bytes(data=1, fsdp=8) == pytest.approx(3 * 4 * n * 7 / 8)
+    assert sent_bytes(data=1, tensor=8) == pytest.approx(8 * rows * 7 / 8 * 2)
     kv = config.model.n_kv_heads / config.model.n_heads
     gathered = 6 * rows / 4 * kv * 3 * 2
-    assert moved(data=2, context=4) == pytest.approx(2 * 4 * n * 7 / 8 + gathered / 2)
+    assert sent_bytes(data=2, context=4) == pytest.approx(2 * 4 * n * 7 / 8 + gathered / 2)
 
 
 @pytest.mark.full
-def test_a_whole_torus_is_not_given_to_fsdp(monkeypatch):
-    held, kept = needed_by()
-    limit = (held / 8 + kept) / auto_mesh.USABLE_SHARE * 1.02  # the state of eight parts
-    assert words(limit)[0] == 'fsdp=8'
-    learner, mesh = learner_of(), make_mesh(tiny_config({'mesh.data': 1, 'mesh.fsdp': 8}).mesh)
+def test_whole_torus_doubles_fsdp_traffic(monkeypatch):
+    state_bytes, residual_bytes = estimate_bytes()
+    limit = (
+        (state_bytes / 8 + residual_bytes) / auto_mesh.USABLE_SHARE * 1.02
+    )  # the state of eight parts
+    assert select_axes(limit)[0] == 'fsdp=8'
+    learner, mesh = make_learner(), make_mesh(tiny_config({'mesh.data': 1, 'mesh.fsdp': 8}).mesh)
     before = estimate_sent_bytes(learner.recipe, learner, mesh)
     monkeypatch.setattr(auto_mesh, 'torus_shape', lambda devices: [2, 4])
     assert estimate_sent_bytes(learner.recipe, learner, mesh) == pytest.approx(2 * before)
 
 
-def test_torus_of_devices():
+def test_torus_shape():
     tpus = [SimpleNamespace(platform='tpu', coords=(x, y, 0)) for x in range(4) for y in range(2)]
     assert (
         torus_shape(tpus) == [4, 2]
@@ -131,27 +133,27 @@ def test_torus_of_devices():
 
 @pytest.mark.full
 @pytest.mark.parametrize('changes', [{}, {'model.remat': 'full'}, {'train.microbatches': 2}])
-def test_bytes_are_those_that_the_compiler_reports(changes):
-    """Of a wide batch, whose activations are most of what a step takes; XLA keeps less than layers
-    do, and more for what is on the way.
+def test_estimated_bytes_agree_with_compiler(changes):
+    """Uses a wide batch, whose activations are most of a step's memory. XLA keeps less than layers
+    do, and needs more for temporaries.
     """
     sizes = {'data.batch_size': 64, 'data.seq_len': 64, 'model.n_layers': 4} | changes
-    learner = learner_of(**sizes)
+    learner = make_learner(**sizes)
     mesh = make_mesh(learner.recipe.mesh)
     hyper = make_hyper(learner.recipe)
     state = abstract_state(learner, mesh)
     step = jit_train_step(learner, mesh).lower(state, batch_shapes(learner.recipe), hyper).compile()
     report = step.memory_analysis()
     gradients = sum(leaf.size * 4 for leaf in jax.tree.leaves(state.params))
-    held = estimate_state_bytes(state_layout(learner), mesh) - gradients
-    assert report.alias_size_in_bytes == pytest.approx(held, rel=0.02)
+    state_bytes = estimate_state_bytes(state_layout(learner), mesh) - gradients
+    assert report.alias_size_in_bytes == pytest.approx(state_bytes, rel=0.02)
     ratio = estimate_residual_bytes(learner) / 8 / (report.temp_size_in_bytes - gradients)
     assert 0.7 < ratio < 1.4
 
 
-def test_a_run_says_what_was_chosen(corpus):
-    said = []
+def test_run_prints_selected_mesh(corpus):
+    lines = []
     config = tiny_config(WIDE | corpus | {'mesh.axes': 'auto'})
-    experiment = Experiment(config, open_text(config, said.append), said.append)
+    experiment = Experiment(config, open_text(config, lines.append), lines.append)
     assert format_mesh(experiment.mesh) == 'data=8'
-    assert any(line.startswith('mesh.axes=auto: data=8: ') for line in said)
+    assert any(line.startswith('mesh.axes=auto: data=8: ') for line in lines)

@@ -1,5 +1,6 @@
-"""Contract: what TPUs send each other in a training step is what their mesh asks for, and no more;
-read from programs of the real compiler.
+"""Contract: in a training step TPUs send each other exactly the traffic that their mesh implies.
+
+The traffic is read from programs of the real compiler.
 """
 
 import functools
@@ -24,68 +25,88 @@ from tpu.collectives import Collective
 pytestmark = [pytest.mark.full, pytest.mark.xdist_group('collectives')]
 
 BF16, F32 = 2, 4
-OF_LAYER = (4 * D * D + 2 * D * F) * BF16  # parameters of a layer
+LAYER_BYTES = (4 * D * D + 2 * D * F) * BF16  # parameters of a layer
 SMALL = 16384  # bytes; sums of the loss and of norms
 
 
 @pytest.fixture(scope='module', autouse=True)
-def compiled():
-    """Compiles before the first test; where that fails, it is not tried anew for each test."""
+def compile_programs():
+    """Compiles before the first test; if that fails, the other tests do not try again."""
     pytest.importorskip(COMPILERS['tpu'])
     programs()
 
 
 @functools.cache
 def programs():
-    found = printed_by('tests.lm.devices.compile_meshes', seconds=900)
-    for one in found:
-        one['sent'] = [Collective(*sent) for sent in one['sent']]
-    return {one['program']: one for one in found}
+    records = printed_by('tests.lm.devices.compile_meshes', seconds=900)
+    for record in records:
+        record['sent'] = [Collective(*fields) for fields in record['sent']]
+    return {record['program']: record for record in records}
 
 
 def sent(program, kind, times=None, above=SMALL):
-    """Bytes of each, of those that are larger than `above`, in order of size."""
+    """Returns the bytes of each collective larger than `above`, in ascending order."""
     return sorted(
-        one.bytes
-        for one in programs()[program]['sent']
-        if one.kind == kind and one.bytes > above and times in (None, one.times)
+        collective.bytes
+        for collective in programs()[program]['sent']
+        if collective.kind == kind
+        and collective.bytes > above
+        and times in (None, collective.times)
     )
 
 
 def kinds(program):
-    return {one.kind for one in programs()[program]['sent'] if one.bytes > SMALL}
+    return {
+        collective.kind for collective in programs()[program]['sent'] if collective.bytes > SMALL
+    }
 
 
 def activations(rows, tokens=TOKENS):
-    """Bytes of [rows, tokens, D]."""
+    """Returns the bytes of [rows, tokens, D]."""
     return rows * tokens * D * BF16
 
 
-def test_slices_exchange_each_device_its_part_of_the_gradients():
-    """Once in a step, in the layers' own rounds, of which the compiler takes one out; and those of
-    the tables once.
+def test_slices_exchange_gradient_parts():
+    """Once per step, in the rounds of the layers, one of which the compiler peels off; the tables
+    are exchanged once.
     """
-    found = [one for one in programs()['slices']['sent'] if one.kind == 'all-reduce between slices']
-    of_layers = sum(one.bytes for one in found if one.times == LAYERS - 1 and one.bytes > SMALL)
-    assert of_layers == OF_LAYER // 4
-    of_tables = 2 * VOCAB * D * F32 // 4
-    alone = sum(one.bytes for one in found if one.times == 1 and one.bytes > SMALL)
-    assert of_tables <= alone - OF_LAYER // 4 < of_tables + SMALL
+    collectives = [
+        collective
+        for collective in programs()['slices']['sent']
+        if collective.kind == 'all-reduce between slices'
+    ]
+    layer_bytes = sum(
+        collective.bytes
+        for collective in collectives
+        if collective.times == LAYERS - 1 and collective.bytes > SMALL
+    )
+    assert layer_bytes == LAYER_BYTES // 4
+    table_bytes = 2 * VOCAB * D * F32 // 4
+    single_bytes = sum(
+        collective.bytes
+        for collective in collectives
+        if collective.times == 1 and collective.bytes > SMALL
+    )
+    assert table_bytes <= single_bytes - LAYER_BYTES // 4 < table_bytes + SMALL
 
 
 def test_parameters_are_gathered_and_their_gradients_scattered():
-    """Catches an all-reduce of a whole gradient, which the compiler makes of one that is cut along
-    its last axis, and that of a table which is looked up in.
+    """Catches an all-reduce of a whole gradient: the compiler makes one of a gradient that is cut
+    along its last axis, and of a table with lookups.
     """
     sizes = PROGRAMS['parameters'][1]
-    part = OF_LAYER // sizes['fsdp']
-    assert sum(sent('parameters', 'all-gather', LAYERS)) == 2 * OF_LAYER  # forward and backward
+    part = LAYER_BYTES // sizes['fsdp']
+    assert sum(sent('parameters', 'all-gather', LAYERS)) == 2 * LAYER_BYTES  # forward and backward
     assert sum(sent('parameters', 'reduce-scatter', LAYERS)) == part
     assert sum(sent('parameters', 'all-reduce', LAYERS)) == part  # over `data`
-    of_tables = [VOCAB * D * F32 // sizes['fsdp']] * 2
-    assert sent('parameters', 'reduce-scatter', 1) == of_tables
-    reduced = [one.largest for one in programs()['parameters']['sent'] if one.kind == 'all-reduce']
-    assert max(reduced) <= of_tables[0]  # parts, over `data`
+    table_parts = [VOCAB * D * F32 // sizes['fsdp']] * 2
+    assert sent('parameters', 'reduce-scatter', 1) == table_parts
+    reduced = [
+        collective.largest
+        for collective in programs()['parameters']['sent']
+        if collective.kind == 'all-reduce'
+    ]
+    assert max(reduced) <= table_parts[0]  # parts, over `data`
 
 
 def test_a_v6e_exchanges_parameters_while_it_computes():
@@ -94,58 +115,67 @@ def test_a_v6e_exchanges_parameters_while_it_computes():
     assert not {'all-gather', 'reduce-scatter'} & set(waits)  # sums of a few numbers are left
 
 
-def test_weights_of_fewer_heads_of_keys_are_gathered_twice_a_layer():
-    """Catches one in the order of axes of each product: three a layer that is computed again."""
-    of_layer = (2 * D * D + 2 * D * D * 2 // 8 + 2 * D * F) * BF16
-    assert sum(sent('grouped', 'all-gather', LAYERS)) == 2 * of_layer
+def test_grouped_query_weights_are_gathered_twice_per_layer():
+    """Catches a gather for each product's order of axes: three in a recomputed layer."""
+    layer_bytes = (2 * D * D + 2 * D * D * 2 // 8 + 2 * D * F) * BF16
+    assert sum(sent('grouped', 'all-gather', LAYERS)) == 2 * layer_bytes
 
 
-def test_heads_and_hidden_features_are_summed_four_times_a_layer():
-    """Behind attention and the MLP, forward and backward; nothing is gathered."""
+def test_heads_and_features_are_summed_four_times_per_layer():
+    """After attention and the MLP, forward and backward; nothing is gathered."""
     sizes = PROGRAMS['heads'][1]
     assert kinds('heads') == {'all-reduce'}
-    own = activations(ROWS // sizes['data'])
-    assert sent('heads', 'all-reduce', LAYERS) == [OF_LAYER // sizes['tensor'], *[own] * 4]
+    activation_bytes = activations(ROWS // sizes['data'])
+    assert sent('heads', 'all-reduce', LAYERS) == [
+        LAYER_BYTES // sizes['tensor'],
+        *[activation_bytes] * 4,
+    ]
 
 
-def test_keys_and_values_of_cut_rows_are_gathered_and_their_gradients_scattered():
+def test_context_gathers_keys_and_values():
     sizes = PROGRAMS['tokens'][1]
-    own = activations(ROWS // sizes['data'])
-    assert set(sent('tokens', 'all-gather')) == {own}  # in several computations, to run meanwhile
-    assert sent('tokens', 'reduce-scatter') == [own // sizes['context']] * 2
-    assert sum(sent('tokens', 'all-reduce', LAYERS)) == OF_LAYER
+    activation_bytes = activations(ROWS // sizes['data'])
+    assert set(sent('tokens', 'all-gather')) == {
+        activation_bytes
+    }  # in several computations, to run meanwhile
+    assert sent('tokens', 'reduce-scatter') == [activation_bytes // sizes['context']] * 2
+    assert sum(sent('tokens', 'all-reduce', LAYERS)) == LAYER_BYTES
 
 
-def test_queries_of_cut_rows_are_dealt_for_splash_attention():
-    """Half of them, and of the results back, forward and backward; keys and values as without."""
+def test_context_deals_queries_for_splash_attention():
+    """Half of the queries, and half of the results back, forward and backward; keys and values as
+    without.
+    """
     sizes = PROGRAMS['dealt'][1]
-    own = activations(ROWS // sizes['data'])
+    activation_bytes = activations(ROWS // sizes['data'])
     halves = sent('dealt', 'collective-permute', LAYERS)
-    assert halves == [own // sizes['context'] // 2] * 4
-    assert set(sent('dealt', 'all-gather')) == {own}
-    assert sent('dealt', 'reduce-scatter') == [own // sizes['context']] * 2
+    assert halves == [activation_bytes // sizes['context'] // 2] * 4
+    assert set(sent('dealt', 'all-gather')) == {activation_bytes}
+    assert sent('dealt', 'reduce-scatter') == [activation_bytes // sizes['context']] * 2
 
 
 def test_tokens_go_to_their_experts_and_back():
-    """Forward and backward, as many as the experts take; nothing is gathered."""
+    """Forward and backward, up to the capacity of the experts; nothing is gathered."""
     sizes = PROGRAMS['experts'][1]
     assert kinds('experts') == {'all-reduce', 'all-to-all'}
     chosen = 2 * CAPACITY / EXPERTS * TOKENS  # of a row, by each expert
-    own = int(ROWS // (sizes['data'] * sizes['expert']) * EXPERTS * chosen) * D * BF16
-    assert sent('experts', 'all-to-all', LAYERS) == [own] * 4
+    token_bytes = int(ROWS // (sizes['data'] * sizes['expert']) * EXPERTS * chosen) * D * BF16
+    assert sent('experts', 'all-to-all', LAYERS) == [token_bytes] * 4
 
 
 def test_matrices_are_exchanged_once_in_and_once_out():
     """For Muon's iterations: six matrices of each layer. Catches an exchange in each product, and
-    state that lies where its matrix is not.
+    state that is sharded differently from its matrix.
     """
     sizes = PROGRAMS['matrices'][1]
     exchanged = sent('matrices', 'all-to-all')
-    of_each = [LAYERS * n * F32 // sizes['fsdp'] for n in [D * D] * 4 + [D * F] * 2]
-    assert exchanged == sorted(of_each * 2)
+    matrix_bytes = [LAYERS * n * F32 // sizes['fsdp'] for n in [D * D] * 4 + [D * F] * 2]
+    assert exchanged == sorted(matrix_bytes * 2)
     for kind in ('all-gather', 'reduce-scatter'):
         assert sent('matrices', kind) == sent('parameters', kind)
     # How many sums there are in one all-reduce is up to the compiler.
-    assert sum(sent('matrices', 'all-reduce', LAYERS)) == OF_LAYER // sizes['fsdp']
-    found, others = (sum(sent(name, 'all-reduce', 1)) for name in ('matrices', 'parameters'))
-    assert found == others
+    assert sum(sent('matrices', 'all-reduce', LAYERS)) == LAYER_BYTES // sizes['fsdp']
+    sums_of_matrices, sums_of_parameters = (
+        sum(sent(name, 'all-reduce', 1)) for name in ('matrices', 'parameters')
+    )
+    assert sums_of_matrices == sums_of_parameters

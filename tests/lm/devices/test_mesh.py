@@ -1,4 +1,4 @@
-"""Contract: which device holds what, on the eight devices of the tests."""
+"""Contract: which device holds which data, on the eight devices of the tests."""
 
 import dataclasses
 import math
@@ -26,20 +26,20 @@ from modules.params import ParamSpec
 from tests.helpers import tiny_batch
 
 
-def mesh_of(**sizes):
+def make_test_mesh(**sizes):
     return make_mesh(MeshConfig(**{'data': 1} | sizes))
 
 
-def shape_of(mesh):
-    """The axes that are longer than 1."""
+def get_shape(mesh):
+    """Returns the axes that are longer than 1."""
     return {axis: size for axis, size in mesh.shape.items() if size > 1}
 
 
-def test_mesh_takes_the_devices_asked_for():
-    assert shape_of(mesh_of(data=-1)) == {'data': 8}
-    assert tuple(mesh_of(data=-1).axis_names) == AXES
-    assert list(mesh_of(data=3).devices.flat) == jax.devices()[:3]
-    assert shape_of(make_mesh(MeshConfig(data=-1), jax.devices()[:2])) == {'data': 2}
+def test_mesh_takes_requested_devices():
+    assert get_shape(make_test_mesh(data=-1)) == {'data': 8}
+    assert tuple(make_test_mesh(data=-1).axis_names) == AXES
+    assert list(make_test_mesh(data=3).devices.flat) == jax.devices()[:3]
+    assert get_shape(make_mesh(MeshConfig(data=-1), jax.devices()[:2])) == {'data': 2}
 
 
 @pytest.mark.parametrize(
@@ -52,9 +52,9 @@ def test_mesh_takes_the_devices_asked_for():
         ({'expert': -1, 'data': 4}, {'data': 4, 'expert': 2}),
     ],
 )
-def test_one_axis_takes_what_the_others_leave(sizes, shape):
-    mesh = mesh_of(**sizes)
-    assert shape_of(mesh) == shape
+def test_open_axis_takes_remaining_devices(sizes, shape):
+    mesh = make_test_mesh(**sizes)
+    assert get_shape(mesh) == shape
     # Devices of the last axis are neighbours.
     assert [d.id for d in mesh.devices.flat] == list(range(8))
 
@@ -71,7 +71,7 @@ def test_one_axis_takes_what_the_others_leave(sizes, shape):
         (8, -1, 16, (1, 8)),
     ],
 )
-def test_runs_lie_over_the_devices_that_data_leaves(data, run, runs, shape):
+def test_runs_take_devices_that_data_leaves(data, run, runs, shape):
     mesh = make_mesh(MeshConfig(data=data, run=run), runs=runs)
     assert (mesh.shape['run'], mesh.shape['data']) == shape
     assert mesh.size == math.prod(shape)
@@ -79,13 +79,13 @@ def test_runs_lie_over_the_devices_that_data_leaves(data, run, runs, shape):
 
 @pytest.mark.parametrize('axis', ['data', 'fsdp', 'tensor', 'run'])
 @pytest.mark.parametrize('size', [0, 9, -2])
-def test_axis_that_devices_cannot_fill(axis, size):
+def test_invalid_axis_size_is_refused(axis, size):
     with pytest.raises(ValueError, match=rf'mesh\.{axis} must be .* the 8 devices .* got {size}'):
-        mesh_of(**{axis: size})
+        make_test_mesh(**{axis: size})
 
 
 @pytest.mark.parametrize(
-    ('sizes', 'said'),
+    ('sizes', 'message'),
     [
         ({'data': 4, 'tensor': 4}, r'is of 16 devices, and there are 8.*mesh\.data=2\.'),
         ({'data': -1, 'tensor': 3}, r'mesh\.tensor=3 is of 3 devices.*mesh\.tensor=(2|4)\.'),
@@ -93,21 +93,21 @@ def test_axis_that_devices_cannot_fill(axis, size):
         ({'tensor': -1, 'fsdp': -1}, r'one axis of the mesh may be -1.*all but one to numbers\.$'),
     ],
 )
-def test_axes_that_devices_cannot_fill_together(sizes, said):
-    with pytest.raises(ValueError, match=said):
-        mesh_of(**sizes)
+def test_axes_that_do_not_divide_devices_are_refused(sizes, message):
+    with pytest.raises(ValueError, match=message):
+        make_test_mesh(**sizes)
 
 
-def test_a_single_run_leaves_no_device_idle():
+def test_single_run_leaves_no_device_idle():
     config = MeshConfig(data=2, tensor=2)
     with pytest.raises(ValueError, match=r'4 would be idle. Set mesh\.data=-1 .* which is 4 here'):
         check_idle_devices(config, make_mesh(config), 8)
-    check_idle_devices(MeshConfig(data=1), mesh_of(), 8)
-    check_idle_devices(MeshConfig(data=-1), mesh_of(data=-1), 8)
+    check_idle_devices(MeshConfig(data=1), make_test_mesh(), 8)
+    check_idle_devices(MeshConfig(data=-1), make_test_mesh(data=-1), 8)
 
 
-def test_data_crosses_the_slices_of_a_pod():
-    """Each slice has whole groups of the other axes, so that `data` alone is on the slow links."""
+def test_data_crosses_slices():
+    """Each slice has whole groups of the other axes, so that only `data` uses the slow links."""
 
     @dataclasses.dataclass(frozen=True)
     class Device:
@@ -119,7 +119,7 @@ def test_data_crosses_the_slices_of_a_pod():
 
     devices = [Device(i, i // 4) for i in range(8)]
     mesh = make_mesh(MeshConfig(data=-1, fsdp=2), devices)
-    assert shape_of(mesh) == {'data': 4, 'fsdp': 2}
+    assert get_shape(mesh) == {'data': 4, 'fsdp': 2}
     by_data = mesh.devices.reshape(4, 2)
     assert [{d.slice_index for d in row} for row in by_data] == [{0}, {0}, {1}, {1}]
     with pytest.raises(ValueError, match=r'mesh\.data must be a multiple of the 2 slices'):
@@ -129,7 +129,7 @@ def test_data_crosses_the_slices_of_a_pod():
 def test_axis_without_a_rule_is_named():
     spec = ParamSpec('hidden', ('embed', 'colour', 'mlp'), ('embed',))
     with pytest.raises(ValueError, match=r"no sharding rule for axes \['colour'\] of ParamSpec"):
-        param_sharding(mesh_of(data=-1), spec, (8, 8, 8))
+        param_sharding(make_test_mesh(data=-1), spec, (8, 8, 8))
 
 
 @pytest.mark.parametrize(
@@ -147,23 +147,23 @@ def test_axis_without_a_rule_is_named():
         (('matrix', 'basis', 'basis'), (3, 16, 16), (None, 'fsdp', None)),
     ],
 )
-def test_parameters_lie_by_their_axes(axes, shape, over):
+def test_parameters_are_sharded_by_their_axes(axes, shape, over):
     """Catches a mesh axis used twice, a length that does not divide, and vectors that are cut."""
     role = 'hidden' if len(set(axes) - {'layer'}) > 1 else 'vector'
     spec = ParamSpec(role, axes, axes[:1] if role == 'hidden' else ())
-    found = param_sharding(mesh_of(data=2, fsdp=2, tensor=2), spec, shape)
-    assert found.spec == PartitionSpec(*over)
-    assert found.shard_shape(shape)  # it divides
+    sharding = param_sharding(make_test_mesh(data=2, fsdp=2, tensor=2), spec, shape)
+    assert sharding.spec == PartitionSpec(*over)
+    assert sharding.shard_shape(shape)  # it divides
 
 
-def test_rules_name_axes_of_the_mesh():
+def test_rules_name_mesh_axes():
     assert RULES is PARAMETERS
     for over in (*PARAMETERS.values(), *ACTIVATIONS.values()):
         assert set(over) <= set(AXES)
 
 
-def test_activations_lie_by_their_letters():
-    mesh = mesh_of(data=2, context=2, tensor=2)
+def test_activations_are_sharded_by_their_letters():
+    mesh = make_test_mesh(data=2, context=2, tensor=2)
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         assert (count_axis_shards('B'), count_axis_shards('T'), count_axis_shards('V')) == (2, 2, 2)
         cut = jax.jit(
@@ -176,9 +176,9 @@ def test_activations_lie_by_their_letters():
     assert odd.sharding.spec == PartitionSpec('data', 'context')  # three columns for two devices
 
 
-def test_nothing_is_said_where_rows_alone_are_cut():
-    """So that programs of one device, and of rows, stay as they were."""
-    mesh = mesh_of(data=-1)
+def test_row_sharding_adds_no_constraint():
+    """Programs of one device, and of rows, do not change."""
+    mesh = make_test_mesh(data=-1)
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         assert 'sharding' not in str(
             jax.make_jaxpr(lambda x: shard_activation(x, 'BTD'))(np.ones((8, 2, 2)))
@@ -187,8 +187,8 @@ def test_nothing_is_said_where_rows_alone_are_cut():
 
 @pytest.mark.parametrize('sizes', [{'data': 8}, {'fsdp': 4, 'data': 2}, {'data': 2, 'expert': 4}])
 def test_batch_is_cut_by_rows(sizes):
-    """Each device holds its own rows, in order; catches a batch that every device holds whole."""
-    mesh, batch = mesh_of(**sizes), tiny_batch(rows=16)
+    """Each device holds its own rows, in order. Catches a batch that every device holds whole."""
+    mesh, batch = make_test_mesh(**sizes), tiny_batch(rows=16)
     placed = put_batch(mesh, batch)
     assert placed.keys() == batch.keys() and batch_parts(mesh) == 8
     for key, array in placed.items():
@@ -198,8 +198,8 @@ def test_batch_is_cut_by_rows(sizes):
             np.testing.assert_array_equal(shard.data, batch[key][2 * i : 2 * i + 2])
 
 
-def test_replicated_is_whole_everywhere():
-    array = jax.device_put(np.arange(3), replicated_sharding(mesh_of(data=-1)))
+def test_replicated_array_is_whole_on_all_devices():
+    array = jax.device_put(np.arange(3), replicated_sharding(make_test_mesh(data=-1)))
     assert [shard.data.shape for shard in array.addressable_shards] == [(3,)] * 8
 
 
@@ -213,27 +213,29 @@ def test_replicated_is_whole_everywhere():
         ({'data': 2, 'context': 2, 'tensor': 2}, [(0, 2), (0, 2), (1, 2), (1, 2)]),
     ],
 )
-def test_hosts_read_the_rows_of_their_devices(sizes, shares):
+def test_hosts_read_rows_for_their_devices(sizes, shares):
     """Four hosts of two devices each. Catches hosts that read a share each although the devices of
-    several hold the same rows.
+    several hosts hold the same rows.
     """
     hosts = [SimpleNamespace(process_index=i // 2, id=i) for i in range(8)]
-    mesh = mesh_of(**sizes)
-    of_hosts = SimpleNamespace(
+    mesh = make_test_mesh(**sizes)
+    host_mesh = SimpleNamespace(
         devices=np.array(hosts, object).reshape(mesh.devices.shape), shape=mesh.shape
     )
-    assert [process_share(of_hosts, i) for i in range(4)] == shares
+    assert [process_share(host_mesh, i) for i in range(4)] == shares
 
 
-def test_hosts_whose_rows_do_not_lie_side_by_side():
+def test_hosts_with_separated_rows_are_refused():
     devices = np.array([SimpleNamespace(process_index=i % 2) for i in range(8)], object)
-    mesh = SimpleNamespace(devices=devices.reshape(1, 8, 1, 1, 1, 1), shape=mesh_of(data=8).shape)
+    mesh = SimpleNamespace(
+        devices=devices.reshape(1, 8, 1, 1, 1, 1), shape=make_test_mesh(data=8).shape
+    )
     with pytest.raises(ValueError, match=r'the devices of host 1 hold parts .* side by side'):
         process_share(mesh, 1)
 
 
-def test_a_mesh_of_other_names_is_cut_by_those_it_has():
-    """As tests of kernels make them."""
+def test_mesh_with_other_axes_is_supported():
+    """Tests of kernels make such meshes."""
     mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ('run', 'data'))
     spec = ParamSpec('hidden', ('embed', 'mlp'), ('embed',))
     assert param_sharding(mesh, spec, (8, 8)).spec == PartitionSpec(None, None)

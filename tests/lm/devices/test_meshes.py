@@ -1,4 +1,7 @@
-"""Equivalence: a run on any mesh is the run on one device, and which meshes a config can have."""
+"""Equivalence: a run on any mesh equals the run on one device.
+
+Contract: the meshes that a config can have.
+"""
 
 import functools
 
@@ -56,16 +59,16 @@ PAIRS = [
 ]
 
 
-def config_of(model, sizes):
-    given = COMMON | MODELS[model] | {f'mesh.{a}': n for a, n in ({'data': 1} | sizes).items()}
-    config = tiny_config(given)
+def make_config(model, sizes):
+    changes = COMMON | MODELS[model] | {f'mesh.{a}': n for a, n in ({'data': 1} | sizes).items()}
+    config = tiny_config(changes)
     check(config)
     return config
 
 
-def losses_of(model, sizes, devices=None):
-    """[STEPS], and the parameters after them, as they lie."""
-    config = config_of(model, sizes)
+def compute_losses(model, sizes, devices=None):
+    """Returns the losses [STEPS], and the final parameters, still sharded."""
+    config = make_config(model, sizes)
     learner, mesh = tiny_learner(config), make_mesh(config.mesh, devices)
     check_devices(config, mesh)
     step, shardings = make_train_step(learner), state_shardings(learner, mesh)
@@ -76,21 +79,21 @@ def losses_of(model, sizes, devices=None):
     def run(key, hyper, batches):
         state = jax.lax.with_sharding_constraint(init_state(learner, hyper, key), shardings)
 
-        def one(state, batch):
+        def scan_step(state, batch):
             state, metrics = step(state, batch, hyper)
             return jax.lax.with_sharding_constraint(state, shardings), metrics['loss']
 
-        return jax.lax.scan(one, state, batches)
+        return jax.lax.scan(scan_step, state, batches)
 
-    whole = replicated_sharding(mesh)
-    jitted = jax.jit(trace_on_mesh(mesh, run), in_shardings=(whole, whole, over_steps))
+    replicated = replicated_sharding(mesh)
+    jitted = jax.jit(trace_on_mesh(mesh, run), in_shardings=(replicated, replicated, over_steps))
     state, losses = jitted(jax.random.key(0), make_hyper(config), batches)
     return np.array(losses), state.params
 
 
 @functools.cache
-def losses_alone(model):
-    return losses_of(model, {}, tuple(jax.devices()[:1]))[0]
+def compute_losses_on_one_device(model):
+    return compute_losses(model, {}, tuple(jax.devices()[:1]))[0]
 
 
 @pytest.mark.default_rows('default-2data-2fsdp-2tensor')
@@ -99,19 +102,19 @@ def losses_alone(model):
     PAIRS,
     ids=[f'{m}-{"-".join(f"{n}{a}" for a, n in s.items())}' for m, s in PAIRS],
 )
-def test_losses_are_those_of_one_device(model, sizes):
-    """Catches sums that are of a part, rows or heads that are mixed up, and a mask by places that
-    are those of a part: keys of other documents, or later ones.
+def test_losses_equal_one_device(model, sizes):
+    """Catches sums over a part, rows or heads that are mixed up, and a mask by positions within a
+    part: keys of other documents, or later keys.
     """
-    losses, params = losses_of(model, sizes)
-    np.testing.assert_allclose(losses, losses_alone(model), rtol=0, atol=1e-5)
+    losses, params = compute_losses(model, sizes)
+    np.testing.assert_allclose(losses, compute_losses_on_one_device(model), rtol=0, atol=1e-5)
     assert losses[-1] < losses[0] - 0.01
     n_cut = sum(not leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(params))
     assert (n_cut > 0) == bool({'fsdp', 'tensor', 'expert'} & sizes.keys())
 
 
 @pytest.mark.parametrize(
-    ('sizes', 'changes', 'said'),
+    ('sizes', 'changes', 'message'),
     [
         (
             {'fsdp': 8},
@@ -140,25 +143,27 @@ def test_losses_are_those_of_one_device(model, sizes):
         ({'context': 2}, {'model.attention': 'linear'}, r'model\.attention=linear reads in order'),
     ],
 )
-def test_what_a_mesh_cannot_cut(sizes, changes, said):
-    given = COMMON | {f'mesh.{axis}': n for axis, n in ({'data': 1} | sizes).items()} | changes
-    config = tiny_config(given)
-    with pytest.raises(ValueError, match=said):
+def test_mesh_that_does_not_divide_config_is_refused(sizes, changes, message):
+    fields = COMMON | {f'mesh.{axis}': n for axis, n in ({'data': 1} | sizes).items()} | changes
+    config = tiny_config(fields)
+    with pytest.raises(ValueError, match=message):
         check_devices(config, make_mesh(config.mesh))
 
 
-def test_what_stays_whole_is_said():
+def test_replicated_arrays_are_noted():
     config = tiny_config(COMMON | {'model.n_kv_heads': 2, 'mesh.data': 2, 'mesh.tensor': 4})
-    kept, logits = list_mesh_notes(config, make_mesh(config.mesh), 258)
-    assert kept.startswith('keys and values are whole') and 'model.n_kv_heads, 2.' in kept
-    assert 'mesh.tensor=4 does not divide the vocabulary, 258. 260 would be cut.' in logits
-    assert not list(list_mesh_notes(config, make_mesh(config_of('default', {'data': 8}).mesh), 258))
+    keys_note, logits_note = list_mesh_notes(config, make_mesh(config.mesh), 258)
+    assert keys_note.startswith('keys and values are whole') and 'model.n_kv_heads, 2.' in keys_note
+    assert 'mesh.tensor=4 does not divide the vocabulary, 258. 260 would be cut.' in logits_note
+    assert not list(
+        list_mesh_notes(config, make_mesh(make_config('default', {'data': 8}).mesh), 258)
+    )
 
 
-def test_a_whole_torus_is_said(monkeypatch):
-    """Catches a note for one dimension of it, which is what is advised."""
+def test_fsdp_over_whole_torus_is_noted(monkeypatch):
+    """Catches a note for one dimension of it, which is the advised mesh."""
     monkeypatch.setattr(check_mesh, 'torus_shape', lambda devices: [4, 2])
     whole, part = (tiny_config(COMMON | {'mesh.data': 8 // n, 'mesh.fsdp': n}) for n in (8, 4))
-    (said,) = list_mesh_notes(whole, make_mesh(whole.mesh), 256)
-    assert 'a whole torus of 4 x 2' in said and 'mesh.fsdp=4 with mesh.data=-1' in said
+    (note,) = list_mesh_notes(whole, make_mesh(whole.mesh), 256)
+    assert 'a whole torus of 4 x 2' in note and 'mesh.fsdp=4 with mesh.data=-1' in note
     assert not list(list_mesh_notes(part, make_mesh(part.mesh), 256))

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: which are kept, what is fallen back on, and what writing holds open."""
+"""The checkpoints of a run: retention, fallbacks after damage, and resources used for writing."""
 
 import os
 import sys
@@ -20,7 +20,7 @@ META = {'config': {}, 'counters': {'best': {}}}
 
 
 def state(step: int) -> State:
-    """Small, and different in each step."""
+    """Returns a small state that differs in each step."""
     params = {'mlp': {'up': jnp.arange(12.0).reshape(3, 4) + step, 'down': jnp.ones((4, 3)) * step}}
     return State(
         jnp.int32(step), params, (), {}, (jax.tree.map(lambda x: x / 3, params), jnp.int32(step))
@@ -36,7 +36,7 @@ def shapes() -> State:
 
 
 def write(workdir, losses, keep_last=2, keep_best=1, said=print) -> Checkpoints:
-    """A checkpoint for each {step: validation loss or None}."""
+    """Writes a checkpoint for each {step: validation loss or None}."""
     checkpoints = Checkpoints(workdir, keep_last, keep_best, said)
     for step, loss in losses.items():
         checkpoints.save(state(step), META, loss)
@@ -44,14 +44,14 @@ def write(workdir, losses, keep_last=2, keep_best=1, said=print) -> Checkpoints:
     return checkpoints
 
 
-def assert_is(found, step: int) -> None:
-    restored, _ = found
-    assert int(restored.step) == step
-    jax.tree.map(np.testing.assert_array_equal, restored.params, state(step).params)
-    jax.tree.map(np.testing.assert_array_equal, restored.opt_state, state(step).opt_state)
+def assert_is(checkpoint, step: int) -> None:
+    actual, _ = checkpoint
+    assert int(actual.step) == step
+    jax.tree.map(np.testing.assert_array_equal, actual.params, state(step).params)
+    jax.tree.map(np.testing.assert_array_equal, actual.opt_state, state(step).opt_state)
 
 
-def test_the_last_and_the_best_are_kept_over_a_resume(tmp_path):
+def test_last_and_best_checkpoints_survive_resume(tmp_path):
     write(tmp_path, {1: 2.0, 2: None, 3: 3.0, 4: 2.5}).close()
     resumed = write(tmp_path, {5: None, 6: 4.0})
     assert resumed.steps() == [1, 5, 6]
@@ -62,7 +62,7 @@ def test_the_last_and_the_best_are_kept_over_a_resume(tmp_path):
     assert resumed.steps() == [7, 8, 9]
 
 
-def test_the_best_of_an_older_version_is_known_from_its_counters(tmp_path):
+def test_best_checkpoint_is_read_from_old_counters(tmp_path):
     older = META | {'counters': {'best': {'best_step': 1, 'best_validation_ce': 2.0}}}
     checkpoints = Checkpoints(tmp_path, 2, 1)
     checkpoints.save(state(1), META, None)
@@ -71,16 +71,16 @@ def test_the_best_of_an_older_version_is_known_from_its_counters(tmp_path):
     assert write(tmp_path, {3: 3.0}, keep_last=1).steps() == [1, 3]
 
 
-def test_what_another_model_wrote_is_no_damage(tmp_path):
+def test_other_model_is_not_damage(tmp_path):
     checkpoints = write(tmp_path, {1: None})
-    other = shapes().replace(params={'mlp': {'up': shapes().params['mlp']['up']}})
+    other_shapes = shapes().replace(params={'mlp': {'up': shapes().params['mlp']['up']}})
     with pytest.raises(TreeMismatch):
-        checkpoints.restore(other)
+        checkpoints.restore(other_shapes)
     assert checkpoints.steps() == [1]
 
 
-def test_the_state_of_another_optimizer_is_no_damage(tmp_path):
-    """Nor is one of other shapes. Catches a checkpoint that is set aside for a changed config."""
+def test_other_optimizer_is_not_damage(tmp_path):
+    """Catches a checkpoint that is moved away because the config has changed."""
     checkpoints = write(tmp_path, {1: None})
     for opt_state in ({'other': shapes().step}, jax.tree.map(wider, shapes().opt_state)):
         with pytest.raises(TreeMismatch, match='does not fit the configured optimizer'):
@@ -92,20 +92,20 @@ def wider(leaf):
     return jax.ShapeDtypeStruct((*leaf.shape, 2), leaf.dtype)
 
 
-def test_a_damaged_one_is_set_aside_and_the_one_before_taken(tmp_path):
-    said = []
-    checkpoints = write(tmp_path, {1: None, 2: None}, said=said.append)
+def test_damaged_checkpoint_is_replaced_by_previous(tmp_path):
+    messages = []
+    checkpoints = write(tmp_path, {1: None, 2: None}, said=messages.append)
     for path in (tmp_path / 'checkpoints' / '2' / 'weights').rglob('*'):
         if path.is_file():
             path.unlink()
     assert_is(checkpoints.restore(shapes()), 1)
-    (line,) = said
-    assert 'checkpoints/2 cannot be read' in line and 'falling back' in line
+    (message,) = messages
+    assert 'checkpoints/2 cannot be read' in message and 'falling back' in message
     assert checkpoints.damaged_steps() == [2] and checkpoints.steps() == [1]
     assert write(tmp_path, {2: None}).steps() == [1, 2]
 
 
-def test_the_newest_intact_one_is_found_without_moving_any(tmp_path):
+def test_newest_intact_checkpoint_is_found_in_place(tmp_path):
     checkpoints = write(tmp_path, {1: None, 2: None})
     assert checkpoints.find_newest_intact(shapes()) == tmp_path / 'checkpoints' / '2'
     os.truncate(tmp_path / 'checkpoints' / '2' / 'meta' / 'metadata', 5)
@@ -124,9 +124,7 @@ def test_the_newest_intact_one_is_found_without_moving_any(tmp_path):
     ],
     ids=str,
 )
-def test_a_process_short_of_something_does_not_take_checkpoints_for_damaged(
-    tmp_path, monkeypatch, error
-):
+def test_missing_resources_are_not_damage(tmp_path, monkeypatch, error):
     checkpoints = write(tmp_path, {1: None})
 
     def fail(*_):
@@ -138,24 +136,23 @@ def test_a_process_short_of_something_does_not_take_checkpoints_for_damaged(
     assert checkpoints.steps() == [1] and not is_damage(error)
 
 
-def test_late_callbacks_of_a_failed_write_are_silent_and_other_errors_are_not(
-    tmp_path, monkeypatch
-):
-    """TensorStore reports to an event loop that Orbax has closed: a traceback an array."""
-    heard = []
-    monkeypatch.setattr(sys, 'unraisablehook', heard.append)
+def test_only_late_callbacks_are_silenced(tmp_path, monkeypatch):
+    """TensorStore reports to an event loop that Orbax has closed: a traceback for each array."""
+    reported = []
+    monkeypatch.setattr(sys, 'unraisablehook', reported.append)
     checkpoint.ignore_late_callbacks.cache_clear()
     write(tmp_path, {1: None}).close()
-    late, other = (
-        SimpleNamespace(exc_value=RuntimeError(words)) for words in ('Event loop is closed', 'else')
+    late_error, other_error = (
+        SimpleNamespace(exc_value=RuntimeError(message))
+        for message in ('Event loop is closed', 'else')
     )
-    sys.unraisablehook(late)
-    sys.unraisablehook(other)
+    sys.unraisablehook(late_error)
+    sys.unraisablehook(other_error)
     checkpoint.ignore_late_callbacks.cache_clear()  # the hook goes with this test
-    assert heard == [other]
+    assert reported == [other_error]
 
 
-def test_a_device_without_memory_is_no_error_of_a_disk(tmp_path, monkeypatch):
+def test_device_without_memory_is_not_disk_error(tmp_path, monkeypatch):
     def save(*_, **__):
         raise jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.')
 
@@ -165,7 +162,7 @@ def test_a_device_without_memory_is_no_error_of_a_disk(tmp_path, monkeypatch):
 
 
 @pytest.mark.full
-def test_few_write_at_a_time_and_none_holds_a_file_between_writes(tmp_path):
+def test_few_write_at_a_time_without_open_files(tmp_path):
     threads, files = threading.active_count(), len(os.listdir('/proc/self/fd'))
     runs = [write(tmp_path / str(i), {1: 1.0}) for i in range(3 * MAX_WRITERS)]
     assert threading.active_count() - threads <= 2 * MAX_WRITERS
@@ -178,22 +175,22 @@ def test_few_write_at_a_time_and_none_holds_a_file_between_writes(tmp_path):
     assert threading.active_count() <= threads + 1
 
 
-def test_a_write_that_fails_after_its_run_moved_on_is_its_own_error(tmp_path, monkeypatch):
+def test_late_write_failure_is_raised_by_its_run(tmp_path, monkeypatch):
     first = write(tmp_path / 'first', {1: None})
 
     def fail(*_):
         raise ValueError('no space left on device')
 
     monkeypatch.setattr(first._manager, 'close', fail)
-    others = [write(tmp_path / str(i), {1: None}) for i in range(MAX_WRITERS)]
-    assert [other.steps() for other in others] == [[1]] * MAX_WRITERS
+    writers = [write(tmp_path / str(i), {1: None}) for i in range(MAX_WRITERS)]
+    assert [writer.steps() for writer in writers] == [[1]] * MAX_WRITERS
     with pytest.raises(OSError, match='no space left'):
         first.save(state(2), META, None)
-    for other in others:
-        other.close()
+    for writer in writers:
+        writer.close()
 
 
-def test_all_is_synced_before_the_folder_gets_its_name(tmp_path, monkeypatch):
+def test_files_are_synced_before_folder_is_renamed(tmp_path, monkeypatch):
     synced = set()
 
     def record(path):
@@ -208,13 +205,13 @@ def test_all_is_synced_before_the_folder_gets_its_name(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('name', ['a[b]', 'a]', 'back\\slash', os.fsdecode(b'caf\xe9/run')])
-def test_a_path_that_could_not_be_read_back_is_refused(tmp_path, name):
+def test_path_that_cannot_be_read_back_is_refused(tmp_path, name):
     with pytest.raises(ValueError, match='another --workdir'):
         check_path(tmp_path / name)
 
 
 @pytest.mark.parametrize('name', ['a b', 'ü', 'a*b', 'a?b', 'a{b}', 'a#%20b', "a'b", 'a,b=c;d'])
-def test_other_characters_are_read_back(tmp_path, name):
+def test_other_characters_in_paths_are_read_back(tmp_path, name):
     checkpoints = write(tmp_path / name, {1: None})
     assert_is(checkpoints.restore(shapes()), 1)
     assert 'digests' in read_meta(checkpoints.folder, 1)

@@ -1,5 +1,6 @@
-"""Property: any changed bit of an array shows in its digest; how it lies over a mesh does not.
-Equivalence: small arrays have on the host the digest that a device computes.
+"""Property: any changed bit of an array changes its digest; the array's sharding does not.
+
+Equivalence: the host and the devices compute the same digests.
 """
 
 import jax
@@ -19,28 +20,28 @@ def array(dtype='float32', shape=(16, 24)):
 
 
 @pytest.fixture(params=['host', 'devices'])
-def where(request, monkeypatch):
-    """Small arrays are taken by the host, or by the devices as large ones are."""
+def platform(request, monkeypatch):
+    """Computes digests of small arrays on the host, or on devices like those of large arrays."""
     if request.param == 'devices':
         monkeypatch.setattr(digests, 'SMALL_BYTES', -1)
     return request.param
 
 
 @pytest.mark.parametrize('dtype', DTYPES)
-def test_every_bit_counts(where, dtype):
+def test_every_bit_changes_digest(platform, dtype):
     clean = array(dtype)
-    (wanted,) = digests.hash_arrays(clean)
+    (digest,) = digests.hash_arrays(clean)
     rng = np.random.default_rng(1)
     bits = 1 if dtype == 'bool' else 8
     for byte in (0, clean.nbytes - 1, *rng.integers(clean.nbytes, size=20)):
         flipped = clean.copy()
         flipped.reshape(-1).view(np.uint8)[byte] ^= 1 << rng.integers(bits)
-        assert digests.hash_arrays(flipped) != [wanted], byte
+        assert digests.hash_arrays(flipped) != [digest], byte
 
 
 @pytest.mark.parametrize('shape', [(), (0,), (7,), (5, 3), (520, 3)])
 @pytest.mark.parametrize('dtype', DTYPES)
-def test_the_host_computes_what_devices_do(dtype, shape, monkeypatch):
+def test_host_and_device_digests_agree(dtype, shape, monkeypatch):
     """Catches another order of words, and words of another width."""
     values = jnp.asarray(np.random.default_rng(0).normal(size=shape) * 100).astype(dtype)
     on_host = digests.hash_arrays(values)
@@ -49,7 +50,7 @@ def test_the_host_computes_what_devices_do(dtype, shape, monkeypatch):
     assert digests.hash_arrays(values) == on_host
 
 
-def test_the_host_takes_words_of_eight_bytes_in_halves(monkeypatch):
+def test_host_splits_eight_byte_elements(monkeypatch):
     with jax.enable_x64(True):
         values = np.random.default_rng(0).normal(size=(4, 3))
         on_host = digests.hash_arrays(values)
@@ -57,7 +58,7 @@ def test_the_host_takes_words_of_eight_bytes_in_halves(monkeypatch):
         assert digests.hash_arrays(values) == on_host
 
 
-def test_order_and_place_count(where):
+def test_order_and_position_change_digest(platform):
     x = array()
     assert digests.hash_arrays(x) != digests.hash_arrays(x[::-1])
     assert digests.hash_arrays(x) != digests.hash_arrays(x.T.copy())
@@ -66,28 +67,28 @@ def test_order_and_place_count(where):
     assert digests.hash_arrays(x) != digests.hash_arrays(swapped)
 
 
-def test_signed_zeros_and_nans_are_told_apart(where):
+def test_signed_zeros_and_nans_have_other_digests(platform):
     zeros = [np.float32([0.0]), np.float32([-0.0])]
     nans = [np.uint32([0x7FC00000]).view(np.float32), np.uint32([0x7FC00001]).view(np.float32)]
     assert len(set(digests.hash_arrays([*zeros, *nans]))) == 4
 
 
 @pytest.mark.parametrize('shape', [(16, 24), (520, 8)])  # 256 rows and fewer one by one
-@pytest.mark.parametrize('cut', [('a', None), (None, 'a'), (None, None)])
-def test_the_mesh_does_not_matter(where, cut, shape):
-    """Nor that an array on one device is taken some rows at a time, with a row that is left."""
+@pytest.mark.parametrize('spec', [('a', None), (None, 'a'), (None, None)])
+def test_mesh_does_not_change_digest(platform, spec, shape):
+    """Nor does slicing: an array on one device is processed some rows at a time, with a rest."""
     mesh, whole = Mesh(np.array(jax.devices()), ('a',)), array(shape=shape)
-    laid_out = jax.device_put(whole, NamedSharding(mesh, PartitionSpec(*cut)))
-    assert digests.hash_arrays(laid_out) == digests.hash_arrays(whole)
+    sharded = jax.device_put(whole, NamedSharding(mesh, PartitionSpec(*spec)))
+    assert digests.hash_arrays(sharded) == digests.hash_arrays(whole)
 
 
-def test_what_a_checkpoint_once_stored_is_still_its_digest(where):
-    """Stored in checkpoints: another formula would take all of them for damaged."""
+def test_old_digests_are_unchanged(platform):
+    """These digests are in checkpoints: with another formula all of them would count as damaged."""
     tree = {'a': np.arange(6, dtype=np.float32).reshape(2, 3), 'b': np.int32(3)}
     assert digests.hash_arrays(tree) == ['349bad64374dcba9', '53f1e9ddee71f942']
 
 
-def test_a_changed_leaf_is_named():
+def test_error_names_changed_leaf():
     stored = digests.hash_arrays({'mlp': {'up': array(), 'down': array()}})
     changed = {'mlp': {'up': array() * 2, 'down': array()}}
     with pytest.raises(digests.DamagedCheckpoint, match=r"\['mlp'\]\['up'\] of there"):
@@ -97,6 +98,6 @@ def test_a_changed_leaf_is_named():
     digests.check_arrays(stored, {'mlp': {'up': array(), 'down': array()}}, 'there')
 
 
-def test_records_compare_whatever_the_order_of_their_keys():
+def test_key_order_does_not_change_digest():
     assert digests.hash_record({'a': 1, 'b': 2.5}) == digests.hash_record({'b': 2.5, 'a': 1})
     assert digests.hash_record({'a': 1}) != digests.hash_record({'a': 2})

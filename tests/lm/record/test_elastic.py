@@ -1,4 +1,4 @@
-"""Equivalence: a checkpoint of one mesh goes on on another, with layers scanned or not."""
+"""Equivalence: a run resumes from a checkpoint on another mesh, with layers scanned or not."""
 
 import jax
 import numpy as np
@@ -20,8 +20,8 @@ META = {'config': {}, 'counters': {'best': {}}}
 STEPS = 3
 
 
-def trained(learner, mesh, state, steps):
-    """(the state after them, their losses)."""
+def train_steps(learner, mesh, state, steps):
+    """Returns (the state after these steps, their losses)."""
     step, hyper, losses = jit_train_step(learner, mesh), make_hyper(learner.recipe), []
     for i in steps:
         state, metrics = step(state, packed_batch(i), hyper)
@@ -31,18 +31,18 @@ def trained(learner, mesh, state, steps):
 
 @pytest.fixture(scope='module')
 def written(tmp_path_factory):
-    """(folder, the state after STEPS steps on eight devices, the losses of STEPS more)."""
+    """Returns (folder, state after STEPS steps on eight devices, losses of the next STEPS)."""
     folder, learner = tmp_path_factory.mktemp('elastic'), tiny_learner(CONFIG)
     mesh = make_mesh(MeshConfig(data=8))
     state = jit_init(learner, mesh)(jax.random.key(0), make_hyper(CONFIG))
-    state, _ = trained(learner, mesh, state, range(STEPS))
-    kept = jax.device_get(state)
+    state, _ = train_steps(learner, mesh, state, range(STEPS))
+    saved = jax.device_get(state)
     checkpoints = Checkpoints(folder, 1, 1)
     checkpoints.save(state, META, None)
     checkpoints.wait()
     checkpoints.close()
-    _, losses = trained(learner, mesh, state, range(STEPS, 2 * STEPS))
-    return folder, kept, losses
+    _, losses = train_steps(learner, mesh, state, range(STEPS, 2 * STEPS))
+    return folder, saved, losses
 
 
 @pytest.mark.full
@@ -55,9 +55,9 @@ def written(tmp_path_factory):
         ({'data': 2, 'fsdp': 2, 'tensor': 2}, True),
     ],
 )
-def test_a_run_goes_on_on_another_mesh(sizes, scanned, written):
-    """Catches state that is read as another part of it, or not laid out as the step wants it."""
-    folder, kept, losses = written
+def test_run_resumes_on_another_mesh(sizes, scanned, written):
+    """Catches state that is read into the wrong part, or not sharded as the step needs it."""
+    folder, saved, losses = written
     learner = tiny_learner(update_recipe(CONFIG, {'model.scan_layers': scanned}))
     config = MeshConfig(**{'data': 1} | sizes)
     n = int(np.prod([*sizes.values()], dtype=int))
@@ -65,14 +65,14 @@ def test_a_run_goes_on_on_another_mesh(sizes, scanned, written):
     checkpoints = Checkpoints(folder, 1, 1)
     state, _ = checkpoints.restore(abstract_state(learner, mesh))
     checkpoints.close()
-    jax.tree.map(np.testing.assert_array_equal, jax.device_get(state), kept)
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(state), saved)
     assert {leaf.sharding.mesh.size for leaf in jax.tree.leaves(state)} == {n}
     assert any(not leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(state)) == (n > 1)
-    _, found = trained(learner, mesh, state, range(STEPS, 2 * STEPS))
-    np.testing.assert_allclose(found, losses, rtol=0, atol=1e-5)
+    _, resumed_losses = train_steps(learner, mesh, state, range(STEPS, 2 * STEPS))
+    np.testing.assert_allclose(resumed_losses, losses, rtol=0, atol=1e-5)
 
 
-def test_weights_that_one_device_cannot_hold_lie_over_all(monkeypatch):
+def test_large_weights_are_sharded_over_all_devices(monkeypatch):
     """For evaluation. Catches a mesh that does not divide the model's width."""
     learner = tiny_learner(CONFIG)
     assert make_default_mesh(learner).size == 1

@@ -18,17 +18,17 @@ from lm.record.metrics import Recorder, Throughput, flatten_row, read_rows
 from lm.storage.files import write_text
 
 
-def rows_of(path):
+def read_run_rows(path):
     return read_rows(path / 'metrics.jsonl')
 
 
-def test_recorder_drops_rows_after_the_step_it_resumes_from(tmp_path):
+def test_recorder_drops_rows_after_resumed_step(tmp_path):
     recorder = Recorder(tmp_path, 0, None, print)
     for step in range(1, 6):
         recorder.write({'step': step, 'loss': float(step)})
     recorder = Recorder(tmp_path, 3, 3, print)
     recorder.write({'step': 4, 'loss': 40.0})
-    assert [(row['step'], row['loss']) for row in rows_of(tmp_path)] == [
+    assert [(row['step'], row['loss']) for row in read_run_rows(tmp_path)] == [
         (1, 1.0),
         (2, 2.0),
         (3, 3.0),
@@ -36,58 +36,60 @@ def test_recorder_drops_rows_after_the_step_it_resumes_from(tmp_path):
     ]
 
 
-def recorded(path, steps):
-    """The lines of a run that has made rows of these steps."""
+def record_steps(path, steps):
+    """Returns the lines of a run with rows of these steps."""
     recorder = Recorder(path, 0, None, print)
     for step in steps:
         recorder.write({'step': step, 'loss': step / 2})
     return (path / 'metrics.jsonl').read_bytes().splitlines(keepends=True)
 
 
-def test_a_run_that_begins_anew_keeps_no_row(tmp_path):
+def test_new_run_drops_all_rows(tmp_path):
     """Catches a second row of step 0, which is diagnosed before the first step."""
-    recorded(tmp_path, (0, 1))
-    assert Recorder(tmp_path, 0, None, print).rows == 0 and rows_of(tmp_path) == []
+    record_steps(tmp_path, (0, 1))
+    assert Recorder(tmp_path, 0, None, print).rows == 0 and read_run_rows(tmp_path) == []
 
 
-def test_a_line_cut_short_is_left_out(tmp_path):
+def test_truncated_line_is_dropped(tmp_path):
     (tmp_path / 'metrics.jsonl').write_text('{"step": 1}\n{"step": 2, "lo')
-    assert rows_of(tmp_path) == [{'step': 1}]
-    said = []
-    Recorder(tmp_path, 1, 1, said.append).write({'step': 2})
-    assert rows_of(tmp_path) == [{'step': 1}, {'step': 2}] and not said
+    assert read_run_rows(tmp_path) == [{'step': 1}]
+    messages = []
+    Recorder(tmp_path, 1, 1, messages.append).write({'step': 2})
+    assert read_run_rows(tmp_path) == [{'step': 1}, {'step': 2}] and not messages
 
 
-def test_a_line_end_cut_off_joins_no_rows(tmp_path):
+def test_missing_line_end_joins_no_rows(tmp_path):
     (tmp_path / 'metrics.jsonl').write_text('{"step": 1}\n{"step": 2}')
     Recorder(tmp_path, 2, 2, print).write({'step': 3})
-    assert rows_of(tmp_path) == [{'step': 1}, {'step': 2}, {'step': 3}]
+    assert read_run_rows(tmp_path) == [{'step': 1}, {'step': 2}, {'step': 3}]
 
 
 @pytest.mark.parametrize('damage', [b'{"step": 3, "l\x00ss": 1.5}\n', b'\xff\n', b'[3]\n', b'\n'])
-def test_intact_rows_after_a_damaged_line_are_kept_and_it_is_said(tmp_path, damage):
-    lines = recorded(tmp_path, range(1, 6))
+def test_damaged_line_is_moved_with_a_note(tmp_path, damage):
+    lines = record_steps(tmp_path, range(1, 6))
     lines[2] = damage
     (tmp_path / 'metrics.jsonl').write_bytes(b''.join(lines))
-    assert [row['step'] for row in rows_of(tmp_path)] == [1, 2, 4, 5]
-    said = []
-    Recorder(tmp_path, 5, 5, said.append)
+    assert [row['step'] for row in read_run_rows(tmp_path)] == [1, 2, 4, 5]
+    messages = []
+    Recorder(tmp_path, 5, 5, messages.append)
     assert (tmp_path / 'metrics.jsonl').read_bytes() == b''.join([*lines[:2], *lines[3:]])
     assert (tmp_path / 'metrics_damaged.jsonl').read_bytes() == damage
-    assert '1 of 5 lines' in said[0] and 'lacks 1 of the 5 rows up to step 5' in said[1]
+    assert '1 of 5 lines' in messages[0] and 'lacks 1 of the 5 rows up to step 5' in messages[1]
 
 
-@pytest.mark.parametrize(('left', 'lacks'), [(3, 2), (0, 5), (None, 5)])
-def test_rows_that_are_gone_are_said(tmp_path, left, lacks):
-    lines = recorded(tmp_path, range(1, 6))
+@pytest.mark.parametrize(('n_lines', 'n_missing'), [(3, 2), (0, 5), (None, 5)])
+def test_missing_rows_are_noted(tmp_path, n_lines, n_missing):
+    lines = record_steps(tmp_path, range(1, 6))
     path = tmp_path / 'metrics.jsonl'
-    path.unlink() if left is None else path.write_bytes(b''.join(lines[:left]))
-    said = []
-    Recorder(tmp_path, 5, 5, said.append)
-    assert len(said) == 1 and f'lacks {lacks} of the 5 rows' in said[0] and path.exists()
+    path.unlink() if n_lines is None else path.write_bytes(b''.join(lines[:n_lines]))
+    messages = []
+    Recorder(tmp_path, 5, 5, messages.append)
+    assert (
+        len(messages) == 1 and f'lacks {n_missing} of the 5 rows' in messages[0] and path.exists()
+    )
 
 
-def test_rows_are_synced_when_asked(tmp_path, monkeypatch):
+def test_sync_flushes_rows(tmp_path, monkeypatch):
     synced = []
     recorder = Recorder(tmp_path, 0, None, print)
     recorder.write({'step': 1})
@@ -96,33 +98,33 @@ def test_rows_are_synced_when_asked(tmp_path, monkeypatch):
     assert synced == [str(tmp_path / 'metrics.jsonl')]
 
 
-def test_tensorboard_reads_what_is_written(tmp_path):
-    """By its format: each record's length and content have their CRCs."""
+def test_event_file_follows_its_format(tmp_path):
+    """Parses the format: the length and the content of each record have their CRCs."""
     recorder = Recorder(tmp_path, 4, None, print)
     recorder.write({'step': 5, 'loss': 2.5, 'grads': [1.0, 3.0], 'bad': float('nan')})
     heads = [[0.5, float('nan')], [0.25, 0.125]]
     recorder.write({'step': 6, 'entropy': heads})
     (path,) = (tmp_path / 'tensorboard').iterdir()
-    data, events = path.read_bytes(), []
-    while data:
-        length, crc = struct.unpack('<QI', data[:12])
-        assert crc == masked_crc32c(data[:8])
-        assert struct.unpack('<I', data[12 + length : 16 + length])[0] == masked_crc32c(
-            data[12 : 12 + length]
+    content, events = path.read_bytes(), []
+    while content:
+        length, crc = struct.unpack('<QI', content[:12])
+        assert crc == masked_crc32c(content[:8])
+        assert struct.unpack('<I', content[12 + length : 16 + length])[0] == masked_crc32c(
+            content[12 : 12 + length]
         )
-        events.append(Event.FromString(data[12 : 12 + length]))
-        data = data[16 + length :]
+        events.append(Event.FromString(content[12 : 12 + length]))
+        content = content[16 + length :]
     assert events[0].file_version == 'brain.Event:2' and events[1].step == 5
     scalars = {value.tag: value.simple_value for value in events[2].summary.value}
     assert scalars == {'loss': 2.5, 'grads/layer_0': 1.0, 'grads/layer_1': 3.0}
     scalars = {value.tag: value.simple_value for value in events[3].summary.value}
-    of_heads = {f'entropy/layer_{i}/head_{j}': heads[i][j] for i, j in ((0, 0), (1, 0), (1, 1))}
-    assert scalars == of_heads
+    head_scalars = {f'entropy/layer_{i}/head_{j}': heads[i][j] for i, j in ((0, 0), (1, 0), (1, 1))}
+    assert scalars == head_scalars
     assert 'tfevents' in path.name and len(events) == 4
     assert read_rows(tmp_path / 'metrics.jsonl')[1]['entropy'] == [[0.5, None], [0.25, 0.125]]
 
 
-def test_recording_opens_no_file_for_long(tmp_path):
+def test_recorder_keeps_no_file_open(tmp_path):
     before = len(os.listdir('/proc/self/fd')), threading.active_count()
     recorders = [Recorder(tmp_path / f'{i}', 0, None, print) for i in make_folders(tmp_path, 20)]
     for recorder in recorders:
@@ -136,7 +138,7 @@ def make_folders(path, n):
         yield i
 
 
-def test_not_finite_values_are_null_in_json(tmp_path):
+def test_non_finite_values_are_null_in_json(tmp_path):
     recorder = Recorder(tmp_path, 0, None, print)
     recorder.write({'step': 1, 'loss': float('nan'), 'grad_norm': float('inf')})
     text = (tmp_path / 'metrics.jsonl').read_text()
@@ -148,8 +150,8 @@ def test_not_finite_values_are_null_in_json(tmp_path):
     }
 
 
-def test_what_was_not_finite_is_known_by_its_tag(tmp_path):
-    """Reference: the numbers that were recorded; other readers see nulls alone, as they did."""
+def test_non_finite_values_are_restored_by_tag(tmp_path):
+    """Reference: the recorded numbers. Other readers see nulls alone."""
     inf, nan = float('inf'), float('nan')
     recorder, path = Recorder(tmp_path, 0, None, print), tmp_path / 'metrics.jsonl'
     recorder.write(
@@ -176,7 +178,7 @@ def test_what_was_not_finite_is_known_by_its_tag(tmp_path):
     assert path.read_bytes() == before, 'a run that goes on keeps it'
 
 
-def test_throughput_leaves_pauses_out(monkeypatch):
+def test_throughput_excludes_pauses(monkeypatch):
     clock = iter([0.0, 2.0, 10.0, 13.0, 13.0])  # go on, pause, go on, read, reset
     monkeypatch.setattr(metrics.time, 'perf_counter', lambda: next(clock))
     throughput = Throughput(flops_per_token=6.0, utilisation=lambda rate: rate / 1000)
@@ -194,7 +196,7 @@ def test_throughput_leaves_pauses_out(monkeypatch):
     assert throughput.tokens == throughput.steps == 0
 
 
-def test_write_text_leaves_the_old_file_if_it_cannot_finish(tmp_path, monkeypatch):
+def test_failed_write_leaves_old_file(tmp_path, monkeypatch):
     path = tmp_path / 'summary.json'
     write_text(path, 'old')
 
@@ -207,7 +209,7 @@ def test_write_text_leaves_the_old_file_if_it_cannot_finish(tmp_path, monkeypatc
     assert path.read_text() == 'old' and list(tmp_path.iterdir()) == [path]
 
 
-def test_check_tree_accepts_equal_and_lists_all_differences():
+def test_check_tree_lists_all_differences():
     tree = {'a': 'float32[2]', 'b': 'float32[3]'}
     check_tree(tree, dict(tree), 'here')
     with pytest.raises(ValueError) as error:
@@ -218,20 +220,20 @@ def test_check_tree_accepts_equal_and_lists_all_differences():
 
 
 @pytest.mark.skipif(sys.platform != 'linux', reason='the settings are of glibc')
-def test_the_process_starts_again_with_its_malloc_settings_once():
+def test_process_restarts_once_with_malloc_settings():
     code = (
         'import os; from lm.launch.before_jax import prepare_process; '
         'print(os.getpid(), flush=True); prepare_process(); print(os.environ["GLIBC_TUNABLES"])'
     )
     import os
 
-    environment = {k: v for k, v in os.environ.items() if k != 'GLIBC_TUNABLES'}
-    done = subprocess.run(
+    environment = {name: value for name, value in os.environ.items() if name != 'GLIBC_TUNABLES'}
+    completed = subprocess.run(
         [sys.executable, '-c', code],
         env=environment | {'JAX_PLATFORMS': 'cpu'},
         capture_output=True,
         text=True,
         check=True,
     )
-    first, second, tunables = done.stdout.split()
+    first, second, tunables = completed.stdout.split()
     assert first == second and tunables == ':'.join(TUNABLES)

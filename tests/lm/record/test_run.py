@@ -1,4 +1,4 @@
-"""Property tests of the record of a run: what is read before, while and after it trains."""
+"""Property: the record of a run is readable before, during and after training."""
 
 import json
 import math
@@ -16,13 +16,13 @@ from lm.storage.files import seal_record, write_json
 from tests.helpers import tiny_raw
 
 
-def test_is_read_without_jax():
+def test_record_is_read_without_jax():
     """A follower of trackers runs beside training, and JAX would take a second and 200 MB."""
     code = 'import sys, lm.record.run; sys.exit("jax" in sys.modules)'
     assert not subprocess.run([sys.executable, '-c', code], check=False).returncode
 
 
-def test_a_folder_that_is_not_there_waits(tmp_path):
+def test_missing_folder_is_waiting(tmp_path):
     run = Run(tmp_path / 'cell')
     assert not run.has_begun and run.status is None and not run.is_final
     assert run.loss('ce') is None and run.results() == {'status': 'waiting'}
@@ -39,18 +39,18 @@ def test_a_folder_that_is_not_there_waits(tmp_path):
         ({'status': 'stopped', 'validation_ce': 2.5}, None),
     ],
 )
-def test_the_loss_is_of_a_run_that_has_ended_for_good(tmp_path, summary, loss):
+def test_only_final_run_has_loss(tmp_path, summary, loss):
     write_json(tmp_path / SUMMARY, seal_record(summary))
     assert Run(tmp_path).loss('ce') == loss
     assert final_loss(summary['status'], summary['validation_ce']) == loss
 
 
-def test_runs_beside_each_other_share_their_time():
+def test_runs_side_by_side_share_their_time():
     assert run_seconds({'wall_sec': 6.0, 'side_by_side': 3}) == 2.0
     assert run_seconds({'wall_sec': 6.0}) == 6.0 and run_seconds({'side_by_side': 2}) == 0.0
 
 
-def test_results_of_a_run_that_goes_on_are_those_of_its_rows(tmp_path):
+def test_unfinished_results_follow_from_rows(tmp_path):
     recorder = Recorder(tmp_path, 0, None, print)
     recorder.write({'step': 1, 'ce': 5.0, 'tokens': 8, 'tokens_per_sec': 2.0})
     recorder.write({'step': 2, 'validation_ce': 4.0, 'bits_per_byte': 2.0})
@@ -62,7 +62,7 @@ def test_results_of_a_run_that_goes_on_are_those_of_its_rows(tmp_path):
     assert (results['best_validation_ce'], results['best_step']) == (4.0, 2)
 
 
-def test_rows_are_read_as_they_are_appended(tmp_path):
+def test_tail_reads_appended_rows(tmp_path):
     recorder, tail = Recorder(tmp_path, 0, None, print), Run(tmp_path).tail()
     assert tail.read() == ([], False)
     recorder.write({'step': 1, 'loss': math.inf})
@@ -79,7 +79,7 @@ def test_rows_are_read_as_they_are_appended(tmp_path):
     assert tail.read()[0] == [{'step': 1, 'loss': 7.0}] and tail.restarts == restarts + 1
 
 
-def test_a_sweep_has_the_runs_that_have_begun(tmp_path):
+def test_sweep_lists_runs_that_have_begun(tmp_path):
     for name in ('b', 'a'):
         (tmp_path / name).mkdir()
         write_config(tmp_path / name, resolve(tiny_raw()))
@@ -91,7 +91,7 @@ def test_a_sweep_has_the_runs_that_have_begun(tmp_path):
     assert Run(tmp_path / 'a').read_recipe() == resolve(tiny_raw())
 
 
-def test_evaluations_come_by_step(tmp_path):
+def test_evaluations_are_sorted_by_step(tmp_path):
     for step in ('10', '9'):
         (tmp_path / EVALUATIONS / step).mkdir(parents=True)
         (tmp_path / EVALUATIONS / step / 'suite-1.json').write_text('{}')

@@ -1,6 +1,6 @@
-"""Contract: what cannot hold a checkpoint is refused before anything is compiled.
+"""Contract: a folder that cannot hold checkpoints is refused before anything is compiled.
 
-And the tiny checkpoint that finds it out is no checkpoint to anybody.
+The tiny checkpoint of this test is never taken for a real one.
 """
 
 from importlib import metadata
@@ -31,21 +31,21 @@ def nothing_compiles(monkeypatch):
 
 
 class Killed(BaseException):
-    """Ends a process where it stands."""
+    """Ends a process at this point."""
 
 
-def test_it_leaves_nothing_and_is_read_back_before_it_goes(tmp_path, monkeypatch):
-    read = []
+def test_trial_is_read_back_and_removed(tmp_path, monkeypatch):
+    calls = []
     monkeypatch.setattr(
-        trial, 'read_items', lambda path, **items: read.append((path.name, sorted(items)))
+        trial, 'read_items', lambda path, **items: calls.append((path.name, sorted(items)))
     )
     try_checkpoint(tmp_path / 'run', {'versions': versions()})
-    assert read == [(NAME, ['meta', 'weights'])]
+    assert calls == [(NAME, ['meta', 'weights'])]
     assert [path.name for path in (tmp_path / 'run').rglob('*')] == [FOLDER]
 
 
-def test_hosts_without_a_common_disk_leave_it_to_the_first(tmp_path, monkeypatch):
-    """Which writes no arrays of devices: Orbax takes none that one process alone has."""
+def test_first_host_writes_trial_without_shared_disk(tmp_path, monkeypatch):
+    """Process 0 writes no device arrays: Orbax accepts none that only one process has."""
     monkeypatch.setattr(trial, 'has_private_disks', lambda: True)
     monkeypatch.setattr(trial, '_zeros', lambda: pytest.fail('an array of devices'))
     try_checkpoint(tmp_path / 'first', {})
@@ -56,9 +56,9 @@ def test_hosts_without_a_common_disk_leave_it_to_the_first(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize('is_committed', [False, True])
-def test_what_a_killed_process_leaves_of_it_is_no_checkpoint(is_committed, tmp_path, monkeypatch):
-    """Neither to readers, nor to a bucket, nor to what keeps the newest; the next start removes it.
-    Catches a name that is taken for a step.
+def test_killed_trial_is_no_checkpoint(is_committed, tmp_path, monkeypatch):
+    """Readers, buckets and retention ignore it, and the next start removes it. Catches a name that
+    is taken for a step.
     """
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(trial, 'read_items', lambda *_, **__: (_ for _ in ()).throw(Killed))
@@ -83,15 +83,15 @@ def test_what_a_killed_process_leaves_of_it_is_no_checkpoint(is_committed, tmp_p
     assert sorted(path.name for path in folder.iterdir()) == ['2', '3']
 
 
-def test_a_folder_that_holds_none_is_refused_before_a_program(corpus, tmp_path, nothing_compiles):
-    """With the reason, and without a config that would make it a run."""
+def test_unusable_folder_is_refused_before_compiling(corpus, tmp_path, nothing_compiles):
+    """The error has the reason, and no config is left that would make the folder a run."""
     (tmp_path / FOLDER).write_text('a file')
     with pytest.raises(OSError, match=r'cannot hold checkpoints: .*File.*another --workdir'):
         train.train(tiny(corpus), tmp_path)
     assert not (tmp_path / 'config.json').exists()
 
 
-def test_a_record_that_cannot_be_written_is_refused_before_a_program(
+def test_unwritable_record_is_refused_before_compiling(
     corpus, tmp_path, monkeypatch, nothing_compiles
 ):
     monkeypatch.setattr('lm.run.runs.versions', lambda: {'jax': object()})
@@ -99,7 +99,7 @@ def test_a_record_that_cannot_be_written_is_refused_before_a_program(
         train.train(tiny(corpus), tmp_path)
 
 
-def test_a_sweep_tries_one_folder_for_all_its_cells(corpus, tmp_path, monkeypatch):
+def test_sweep_tries_one_folder_for_all_cells(corpus, tmp_path, monkeypatch):
     tried = []
     work = groups.Work([], tmp_path, [])
     cells = groups.Cell('a', {}, tiny(corpus)), groups.Cell('b', {}, tiny(corpus))
@@ -112,15 +112,15 @@ def test_a_sweep_tries_one_folder_for_all_its_cells(corpus, tmp_path, monkeypatc
 
 
 @pytest.mark.full
-def test_cells_fail_before_a_program(corpus, tmp_path, monkeypatch, nothing_compiles, capsys):
+def test_cells_fail_before_compiling(corpus, tmp_path, monkeypatch, nothing_compiles, capsys):
     monkeypatch.setattr('lm.run.runs.versions', lambda: {'jax': object()})
     sweep = {'optim.lr': (0.003, 0.01)}
     assert train.train_sweep(base(corpus), sweep, tmp_path) == train.BAD_INPUT
     assert capsys.readouterr().out.count('FAILED: OSError: ') == 2
 
 
-def test_a_run_that_is_done_is_left_alone(corpus, tmp_path):
-    """As a folder of somebody else may be, which holds a run and cannot be written."""
+def test_finished_run_is_not_tried(corpus, tmp_path):
+    """The folder of a finished run may be read-only, as it may belong to someone else."""
     write_json(tmp_path / 'summary.json', {'status': 'done'})
     (tmp_path / FOLDER).write_text('a file')
     try_storage(tiny(corpus), tmp_path)
@@ -139,13 +139,13 @@ class TestVersionsWithoutAnInstallation:
 
         monkeypatch.setattr(metadata, 'version', version)
 
-    def test_the_project_has_that_of_its_file(self):
-        written = (machine.ROOT / 'pyproject.toml').read_text()
-        assert f'version = "{versions()["evenkeel"]}"' in written
+    def test_version_is_read_from_project_file(self):
+        text = (machine.ROOT / 'pyproject.toml').read_text()
+        assert f'version = "{versions()["evenkeel"]}"' in text
         assert versions()['jax'] == 'unknown'
 
     @pytest.mark.parametrize('text', [None, 'no toml', '[project]\nname = "other"\nversion = "9"'])
-    def test_it_is_unknown_without_that_file(self, text, tmp_path, monkeypatch):
+    def test_version_is_unknown_without_project_file(self, text, tmp_path, monkeypatch):
         monkeypatch.setattr(machine, 'ROOT', tmp_path)
         if text is not None:
             (tmp_path / 'pyproject.toml').write_text(text)

@@ -1,4 +1,4 @@
-"""Contract: a config of commit 0447279 means now what it meant then."""
+"""Contract: a config of commit 0447279 keeps its meaning."""
 
 import copy
 import json
@@ -18,7 +18,7 @@ V0 = Path(__file__).parents[2] / 'fixtures' / 'v0'
 OLD = json.loads((V0 / 'run' / 'config.json').read_text())
 
 
-def old(changes=()):
+def old_config(changes=()):
     tree = copy.deepcopy(OLD)
     for path, value in dict(changes).items():
         section, name = path.split('.')
@@ -27,23 +27,32 @@ def old(changes=()):
     return tree
 
 
-def stored(changes):
-    return flatten(resolve_stored(old(changes)))
+def resolve_old(changes):
+    return flatten(resolve_stored(old_config(changes)))
 
 
-def test_all_that_is_not_mentioned_here_stays():
-    """The fields that nothing reads were in every record."""
-    before, now = flatten(OLD), flatten(resolve_stored(OLD))
-    gone = {'model.norm_eps', 'model.n_experts', 'model.experts_per_token', 'model.expert_capacity'}
-    assert before.keys() - now.keys() == gone
-    assert {path: now[path] for path in before.keys() - gone if now[path] != before[path]} == {
+def test_other_fields_are_unchanged():
+    """Every old record has the fields that nothing reads."""
+    before, current = flatten(OLD), flatten(resolve_stored(OLD))
+    removed = {
+        'model.norm_eps',
+        'model.n_experts',
+        'model.experts_per_token',
+        'model.expert_capacity',
+    }
+    assert before.keys() - current.keys() == removed
+    assert {
+        path: current[path] for path in before.keys() - removed if current[path] != before[path]
+    } == {
         'model.final_norm': 'rmsnorm',
         'model.mlp': 'dense',
         'model.embedding_scale': False,
         'loss.balance_loss': None,
         'optim.decay_fraction': None,
     }
-    added = {path: now[path] for path in now.keys() - before.keys() if now[path] is not None}
+    added = {
+        path: current[path] for path in current.keys() - before.keys() if current[path] is not None
+    }
     added = {path: value for path, value in added.items() if not path.startswith('kernels.')}
     for path, parts in resolve_stored(OLD).readers.items():
         if path in added:
@@ -73,7 +82,7 @@ def test_all_that_is_not_mentioned_here_stays():
 
 
 @pytest.mark.parametrize(
-    ('changes', 'wanted'),
+    ('changes', 'expected'),
     [
         ({'model.norm_eps': 0.1}, {'norm.eps': 0.1}),
         (
@@ -117,23 +126,23 @@ def test_all_that_is_not_mentioned_here_stays():
         ({'optim.schedule': 'constant'}, {'optim.final_lr_fraction': None}),
     ],
 )
-def test_what_moved_is_where_it_is_now(changes, wanted):
-    found = stored(changes)
-    assert {path: found[path] for path in wanted} == wanted
+def test_moved_fields_have_present_names(changes, expected):
+    fields = resolve_old(changes)
+    assert {path: fields[path] for path in expected} == expected
 
 
 @pytest.mark.parametrize(
     'changes',
     [*({'model.norm': name} for name in NORMS), *({'model.placement': p} for p in PLACEMENTS)],
 )
-def test_what_is_written_now_is_read_as_it_stands(changes):
-    once = resolve_stored(old(changes))
-    assert resolve_stored(to_dict(once)) == once
+def test_present_config_is_read_unchanged(changes):
+    resolved = resolve_stored(old_config(changes))
+    assert resolve_stored(to_dict(resolved)) == resolved
     config = checked_config(changes)
     assert resolve_stored(json.loads(json.dumps(to_dict(config)))) == config
 
 
-def test_a_present_record_is_checked_as_any_config():
+def test_present_record_is_checked():
     raw = to_dict(checked_config())
     raw['mlp']['n_experts'] = 4
     assert is_old(OLD) and not is_old(raw)
@@ -141,23 +150,23 @@ def test_a_present_record_is_checked_as_any_config():
         resolve_stored(raw)
 
 
-def test_a_field_that_no_version_had_is_named():
-    raw = old()
+def test_unknown_field_is_named():
+    raw = old_config()
     raw['model']['n_layer'] = 3
-    wanted = r"no field model\.n_layer\. Did you mean 'model\.n_layers'"
-    with pytest.raises(ValueError, match=wanted):
+    message = r"no field model\.n_layer\. Did you mean 'model\.n_layers'"
+    with pytest.raises(ValueError, match=message):
         resolve_stored(raw)
 
 
-def test_changes_of_a_cell_have_the_present_names():
+def test_cell_changes_have_present_names():
     config, changes = resolve_stored_cell(OLD, {'model.norm_eps': 0.1, 'optim.lr': 0.5})
     assert changes == {'norm.eps': 0.1, 'optim.lr': 0.5}
     assert (config.norm.options['eps'], config.optim.lr) == (0.1, 0.5)
     for norm, path in (('powernorm', 'norm.ema_decay'), ('batchnorm', 'norm.momentum')):
-        asked = {'model.norm': norm, 'norm.momentum': 0.5}
-        assert resolve_stored_cell(OLD, asked)[1] == {'model.norm': norm, path: 0.5}
+        old_changes = {'model.norm': norm, 'norm.momentum': 0.5}
+        assert resolve_stored_cell(OLD, old_changes)[1] == {'model.norm': norm, path: 0.5}
 
 
-def test_a_folder_without_a_config_holds_no_run(tmp_path):
+def test_folder_without_config_holds_no_run(tmp_path):
     with pytest.raises(ValueError, match='holds no run: there is no'):
         Run(tmp_path).read_recipe()

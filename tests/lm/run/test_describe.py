@@ -1,4 +1,4 @@
-"""What a run says of a config that is allowed and yet may not be meant."""
+"""The notes of a run on settings that are legal but suspicious."""
 
 import pytest
 
@@ -12,14 +12,14 @@ from tests.helpers import checked_config
 STEPS = {'train.steps': 20}
 
 
-def notes(changes):
+def list_notes(changes):
     return [
         note for note in list_config_notes(checked_config(STEPS | changes)) if 'causal' not in note
     ]
 
 
 @pytest.mark.parametrize(
-    ('changes', 'said'),
+    ('changes', 'text'),
     [
         (
             {'model.norm': 'powernorm'},
@@ -56,9 +56,9 @@ def notes(changes):
         ),
     ],
 )
-def test_what_a_run_never_reaches_is_said_once(changes, said):
-    (note,) = notes(changes)
-    assert note.startswith(said) or said in note
+def test_unreached_setting_is_noted_once(changes, text):
+    (note,) = list_notes(changes)
+    assert note.startswith(text) or text in note
 
 
 @pytest.mark.parametrize(
@@ -72,19 +72,21 @@ def test_what_a_run_never_reaches_is_said_once(changes, said):
         {'train.trainable': 'norms', 'train.init_from': 'runs/x'},
     ],
 )
-def test_nothing_is_said_of_what_a_run_reaches(changes):
-    assert notes(changes) == []
+def test_reached_setting_is_not_noted(changes):
+    assert list_notes(changes) == []
 
 
-def test_the_notes_of_many_runs_say_how_many_each_is_of():
+def test_sweep_notes_count_their_runs():
     configs = [checked_config({'optim.warmup_steps': 5, 'train.steps': n}) for n in (3, 4, 9)]
-    said = list_sweep_notes(configs)
-    assert len(said) == 2 and all(note.startswith('1 of 3 runs: optim.schedule') for note in said)
+    list_notes = list_sweep_notes(configs)
+    assert len(list_notes) == 2 and all(
+        note.startswith('1 of 3 runs: optim.schedule') for note in list_notes
+    )
     assert list_sweep_notes(configs[:1]) == list_config_notes(configs[0])
 
 
-def test_every_option_that_is_counted_says_so():
-    """By its name or its words: a new one is not forgotten."""
+def test_options_counted_in_steps_declare_it():
+    """By its name or its description, so that a new option is not forgotten."""
     rows = [row for choice in CHOICES.values() for row in choice.table.values()]
     declared = {name: d for row in rows for name, d in declared_options(row).items()}
     counted = {name for name, d in declared.items() if d.option.time_unit}
@@ -93,16 +95,22 @@ def test_every_option_that_is_counted_says_so():
         for name, d in declared.items()
         if int in d.types and {'steps', 'updates'} & set(f'{name} {d.option.description}'.split())
     }
-    of_schedules = {'warmup_steps', 'inverse_sqrt_steps'}
-    of_bases = {'conda_every', 'projection_every', 'shampoo_every', 'soap_every', 'sophia_every'}
-    of_norms = {'warmup', 'removal_start', 'removal_gap'}
-    assert counted == named == of_norms | of_schedules | of_bases
-    assert {name for name in counted if f'norm.{name}' in FIELDS} == of_norms
+    schedule_options = {'warmup_steps', 'inverse_sqrt_steps'}
+    basis_options = {
+        'conda_every',
+        'projection_every',
+        'shampoo_every',
+        'soap_every',
+        'sophia_every',
+    }
+    norm_options = {'warmup', 'removal_start', 'removal_gap'}
+    assert counted == named == norm_options | schedule_options | basis_options
+    assert {name for name in counted if f'norm.{name}' in FIELDS} == norm_options
 
 
 @pytest.mark.full
-def test_the_study_of_norms_reaches_their_warm_ups():
-    """And the part of it to train again is the same runs, of the same names."""
+def test_norm_study_reaches_warmups():
+    """The part of the study to train again has the same runs, with the same names."""
     fitted = expand_sweep(*split_sweep(norm_placement_lr.get_config('fitted'))[:2])
     whole = expand_sweep(*split_sweep(norm_placement_lr.get_config())[:2])
     assert len(fitted) == 4 * 7 * 3 and len(whole) == 28 * 7 * 3
@@ -112,7 +120,7 @@ def test_the_study_of_norms_reaches_their_warm_ups():
     ]
 
 
-def test_where_fields_are_from_is_a_line_for_each_place():
+def test_field_origins_have_a_line_each():
     lines = [
         'not as in configs/default.py: optim.lr=1.0, train.steps=2',
         'from RUN: model.d_model=8',

@@ -1,4 +1,4 @@
-"""Contract: what runs that are diagnosed record, side by side and after a stop."""
+"""Contract: the records of diagnosed runs, side by side and after a stop."""
 
 import json
 
@@ -31,7 +31,7 @@ CHANGES |= {'optim_schedule': 'constant'}
 
 @pytest.fixture(scope='module')
 def sweep(tmp_path_factory, programs_once):
-    """Both runs side by side, stopped after step 5 and gone on with."""
+    """Returns the folder of both runs side by side, stopped after step 5 and resumed."""
     folder = tmp_path_factory.mktemp('sweep')
     config = base(write_corpus(folder), **CHANGES)
     with pytest.MonkeyPatch.context() as patch:
@@ -42,16 +42,16 @@ def sweep(tmp_path_factory, programs_once):
     return folder / 'two'
 
 
-def rows_of(folder, changes):
+def read_diagnosis(folder, changes):
     rows = timeless(cell_folders(folder)[json.dumps(changes)])
     return [row for row in rows if 'log_z_mean' in row]
 
 
-def test_rows_hold_layers_heads_and_numbers(sweep):
-    """At the start, each third step and the end; all finite in a steady run, and as they are in
-    strict JSON in one that is not.
+def test_rows_hold_layer_and_head_values(sweep):
+    """At the start, every third step and the end. All numbers are finite in a steady run, and
+    strict JSON in a diverging run.
     """
-    rows = rows_of(sweep, STEADY)
+    rows = read_diagnosis(sweep, STEADY)
     assert [row['step'] for row in rows] == [0, 3, 6, 8]
     for row in rows:
         assert np.shape(row['attention_entropy_share']) == (2, 2)
@@ -61,30 +61,32 @@ def test_rows_hold_layers_heads_and_numbers(sweep):
     assert 'NaN' not in text and 'Infinity' not in text
 
 
-def test_summary_has_the_warnings_of_each_run_alone(sweep):
+def test_summary_has_warnings_from_its_run(sweep):
     assert summary(sweep, STEADY)['warnings'] == []
-    found = summary(sweep, BROKEN)['warnings']
-    kinds = {warning['kind'] for warning in found}
+    warnings = summary(sweep, BROKEN)['warnings']
+    kinds = {warning['kind'] for warning in warnings}
     assert {'largest_logit', 'log_z_drift'} <= kinds
-    assert len({(w['kind'], w['layer']) for w in found}) == len(found)
-    assert all(warning['help'] and warning['seen'] for warning in found)
+    assert len({(w['kind'], w['layer']) for w in warnings}) == len(warnings)
+    assert all(warning['help'] and warning['seen'] for warning in warnings)
 
 
 @pytest.mark.full
-def test_report_has_them(sweep):
+def test_report_has_warnings(sweep):
     text = write_report(sweep).with_suffix('.md').read_text()
     assert '## Warnings' in text and 'largest logit' in text
 
 
-def test_warnings_are_those_of_the_rows(sweep):
-    """In spite of the stop: catches a watch that forgets the start of its run, counters that lose
-    what was said, and a warning that is given again.
+def test_warnings_follow_from_rows(sweep):
+    """In spite of the stop: catches a detector that forgets the start of its run, counters that
+    lose warnings, and a warning that is given again.
     """
     for changes in (STEADY, BROKEN):
         folder = cell_folders(sweep)[json.dumps(changes)]
         watch = Detector(resolve(read_json(folder / 'config.json')), [])
         rows = read_rows(folder / 'metrics.jsonl')
-        assert summary(sweep, changes)['warnings'] == [w for row in rows for w in watch.detect(row)]
-        last = rows_of(sweep, changes)[-1]
+        assert summary(sweep, changes)['warnings'] == [
+            warning for row in rows for warning in watch.detect(row)
+        ]
+        last = read_diagnosis(sweep, changes)[-1]
         for name in ('log_z_mean', 'update_ratio_embedding'):
             assert summary(sweep, changes)[name] == last[name]

@@ -10,7 +10,7 @@ STABLE = {'optim.schedule': 'warmup_stable_decay', 'optim.warmup_steps': 10, 'op
 
 
 def table(changes):
-    """(names of the columns, rows of numbers, lengths of the bars)."""
+    """Returns (names of the columns, rows of numbers, lengths of the bars)."""
     _, head, *lines = format_schedule(checked_config(changes)).splitlines()
     names = head.split()
     cells = [line.replace(',', '').split() for line in lines]
@@ -18,8 +18,8 @@ def table(changes):
     return names, numbers, [line.count('#') for line in lines]
 
 
-def test_the_rates_of_a_run_step_by_step():
-    """Steps count from 1 to the last. Catches one that is a step off, and a peak for another."""
+def test_rates_step_by_step():
+    """Steps count from 1 to the last. Catches a rate that is a step off, or has another peak."""
     changes = {'optim.schedule': 'linear', 'train.steps': 5, 'optim.lr': 0.04}
     names, numbers, bars = table(changes | {'optim.others_lr': 0.01})
     assert names == ['step', 'lr', 'others_lr']
@@ -30,15 +30,15 @@ def test_the_rates_of_a_run_step_by_step():
 
 
 @pytest.mark.parametrize('steps', [1000, 3_000_000])
-def test_a_long_run_has_few_rows_from_its_first_step_to_its_last(steps):
+def test_long_run_has_few_rows(steps):
     names, numbers, _ = table(STABLE | {'train.steps': steps})
     assert names == ['step', 'lr'] and ROWS <= len(numbers) <= ROWS + 3
     assert (numbers[0, 0], numbers[-1, 0]) == (1, steps)
     np.testing.assert_allclose(numbers[[0, -1], 1], [0.004, 0], rtol=1e-3)
 
 
-def test_the_steps_at_which_the_slope_changes_are_listed():
-    """The last of the warm-up and the last at the peak; a curve has no corners."""
+def test_corners_are_listed():
+    """The last step of the warmup and the last at the peak; a curve has no corners."""
     config = checked_config(STABLE | {'train.steps': 1000})
     assert list(find_corners(schedule_fractions(config, np.arange(1, 1001)))) == [10, 800]
     assert {10, 800} <= set(table(STABLE | {'train.steps': 1000})[1][:, 0])

@@ -1,4 +1,4 @@
-"""Reference and contract tests of traced steps: a made trace, a real one, and what is refused."""
+"""Reference and contract tests of traced steps: a synthetic trace, a real one, and refusals."""
 
 import jax
 import pytest
@@ -21,10 +21,11 @@ from train import DONE, train, train_sweep
 MS = 1e6  # nanoseconds
 
 
-def made() -> Trace:
-    """Two steps of 10 and 20 ms on two devices, with an evaluation of 5 ms in the second.
+def make_trace() -> Trace:
+    """Returns a trace of two steps on two devices.
 
-    Device a has a loop from 1 to 9 ms whose body runs on another thread, from 2 to 8.
+    The steps take 10 and 20 ms, with an evaluation of 5 ms in the second. Device a has a loop from
+    1 to 9 ms with a body that runs on another thread, from 2 to 8.
     """
     a = [
         Op('while.1', 'x', 1 * MS, 9 * MS, 'step'),
@@ -49,7 +50,7 @@ def made() -> Trace:
     return Trace({'a': a, 'b': b}, spans)
 
 
-def known() -> trace.Sources:
+def make_sources() -> trace.Sources:
     return trace.parse_sources(
         'HloModule step, is_scheduled=true\n'
         '  %dot.1 = f32[2] dot(x), metadata={op_name="jit(step)/transpose(jvp(T))/layers/mlp/d"}\n'
@@ -57,21 +58,23 @@ def known() -> trace.Sources:
     )
 
 
-def test_a_made_trace_is_summed_up():
-    found = trace.summarize(made(), known())
-    assert found['devices'] == 2
-    assert [row['step'] for row in found['steps']] == [4, 5]
-    assert [row['wall_ms'] for row in found['steps']] == pytest.approx([10, 15])
-    assert [row['busy_ms'] for row in found['steps']] == pytest.approx([(8 + 10) / 2, (4 + 10) / 2])
-    assert [row['data_wait_ms'] for row in found['steps']] == pytest.approx([1, 3])
-    assert found['step_ms'] == pytest.approx(12.5)
-    assert found['idle_share'] == pytest.approx(1 - 16 / 25)
-    assert found['data_wait_share'] == pytest.approx(4 / 25)
+def test_synthetic_trace_summary():
+    summary = trace.summarize(make_trace(), make_sources())
+    assert summary['devices'] == 2
+    assert [row['step'] for row in summary['steps']] == [4, 5]
+    assert [row['wall_ms'] for row in summary['steps']] == pytest.approx([10, 15])
+    assert [row['busy_ms'] for row in summary['steps']] == pytest.approx(
+        [(8 + 10) / 2, (4 + 10) / 2]
+    )
+    assert [row['data_wait_ms'] for row in summary['steps']] == pytest.approx([1, 3])
+    assert summary['step_ms'] == pytest.approx(12.5)
+    assert summary['idle_share'] == pytest.approx(1 - 16 / 25)
+    assert summary['data_wait_share'] == pytest.approx(4 / 25)
 
 
-def test_time_of_an_operation_is_without_those_inside():
-    """The loop has 2 of 8 ms of its own; dot.1 holds the copy; evaluation does not count."""
-    rows = {row['name']: row for row in trace.summarize(made(), known())['operations']}
+def test_self_time_excludes_inner_operations():
+    """The loop itself takes 2 of 8 ms; dot.1 contains the copy; evaluation does not count."""
+    rows = {row['name']: row for row in trace.summarize(make_trace(), make_sources())['operations']}
     assert {name: row['self_ms'] for name, row in rows.items()} == pytest.approx(
         {'dot.1': 5 + 4 + 10, 'other.1': 10, 'while.1': 2, 'copy.1': 1}
     )
@@ -83,23 +86,23 @@ def test_time_of_an_operation_is_without_those_inside():
     assert (rows['dot.1']['part'], rows['dot.1']['pass']) == ('mlp', 'backward')
 
 
-def test_a_trace_without_a_step_is_refused():
+def test_trace_without_step_is_refused():
     with pytest.raises(ValueError, match='no whole step'):
-        trace.summarize(Trace(made().devices, {}), known())
+        trace.summarize(Trace(make_trace().devices, {}), make_sources())
 
 
 @pytest.mark.parametrize(
     'source, part',
     [
-        ('jit(s)/jvp(T.activations)/T.read/eval_jaxpr/layers/attention_norm_in/mul', 'forward'),
+        ('jit(s)/jvp(T.activations)/T.forward/eval_jaxpr/layers/attention_norm_in/mul', 'forward'),
         ('jit(s)/transpose(jvp(T))/while/body/eval_jaxpr/layers_1/attention_norm_in/m', 'backward'),
     ],
 )
-def test_the_part_of_a_source(source, part):
+def test_source_in_module(source, part):
     assert trace.parse_source(source.replace('T.', 'Transformer.')) == ('attention_norm_in', part)
 
 
-def test_what_belongs_to_no_module_is_of_the_loss_or_of_the_update():
+def test_source_outside_modules():
     assert trace.parse_source('jit(s)/jvp()/while/body/exp') == ('readout and loss', 'forward')
     assert trace.parse_source('jit(s)/mul') == ('update', 'update')
 
@@ -129,19 +132,19 @@ planes {
 """
 
 
-def test_planes_of_accelerators_are_read():
-    """Operations of a TPU are on one line, those of a GPU on its streams: no line counts twice."""
-    found = trace.extract_trace(jax.profiler.ProfileData.from_text_proto(ACCELERATOR))
-    assert {name: [op.name for op in ops] for name, ops in found.devices.items()} == {
+def test_accelerator_planes_are_read():
+    """Operations of a TPU are on one line, of a GPU on its streams: no line counts twice."""
+    extracted = trace.extract_trace(jax.profiler.ProfileData.from_text_proto(ACCELERATOR))
+    assert {name: [op.name for op in ops] for name, ops in extracted.devices.items()} == {
         '/device:TPU:0': ['fusion.7'],
         '/device:GPU:0': ['fusion.7'],
     }
-    assert [op.end - op.start for ops in found.devices.values() for op in ops] == [7000, 4000]
-    assert [(span.step, span.end - span.start) for span in found.spans['step']] == [(4, 2000)]
+    assert [op.end - op.start for ops in extracted.devices.values() for op in ops] == [7000, 4000]
+    assert [(span.step, span.end - span.start) for span in extracted.spans['step']] == [(4, 2000)]
 
 
 @pytest.mark.parametrize(
-    'asked, words',
+    'value, message',
     [
         ('5', 'must be STEP:COUNT'),
         ('0:3', 'must be STEP:COUNT'),
@@ -151,18 +154,18 @@ def test_planes_of_accelerators_are_read():
         ('100:50', 'be is 1:20'),
     ],
 )
-def test_steps_that_cannot_be_traced_are_refused(asked, words):
-    with pytest.raises(ValueError, match=words):
-        check(tiny_config({'train.profile': asked}))
+def test_impossible_steps_are_refused(value, message):
+    with pytest.raises(ValueError, match=message):
+        check(tiny_config({'train.profile': value}))
 
 
-def test_the_last_steps_can_be_traced():
+def test_last_steps_can_be_traced():
     assert parse_traced_steps(tiny_config({'train.profile': '17:4'})) == TracedSteps(17, 4)
 
 
 @pytest.mark.full
-def test_a_run_that_is_traced_is_the_same_run():
-    """Equal are its name, its identity and the program of its step."""
+def test_tracing_does_not_change_run():
+    """Its name, its identity and the program of its step are equal."""
     plain, traced = tiny_config(), tiny_config({'train.profile': '3:2'})
     assert digest(plain) == digest(traced)
     assert differences(plain, traced) == differences(traced, plain) == {}
@@ -180,16 +183,16 @@ def test_a_run_that_is_traced_is_the_same_run():
 
 
 @pytest.mark.full
-def test_a_run_is_traced_once_and_its_report_shows_it(whole, corpus, tmp_path, capsys):
-    """A checkpoint lies in between, and losses stay the same."""
+def test_traced_run_and_its_report(whole, corpus, tmp_path, capsys):
+    """A checkpoint lies in between, and losses are unchanged."""
     traced = tiny(corpus, train_profile='3:3')
     assert train(traced, tmp_path / 'run') == DONE
     folder = tmp_path / 'run' / 'profile'
-    found = read_json(folder / 'summary.json')
-    assert [row['step'] for row in found['steps']] == [3, 4, 5]
-    assert all(0 < row['busy_ms'] <= row['wall_ms'] for row in found['steps'])
-    assert sum(row['share'] for row in found['parts']) == pytest.approx(1)
-    parts = {(row['part'], row['pass']) for row in found['parts']}
+    summary = read_json(folder / 'summary.json')
+    assert [row['step'] for row in summary['steps']] == [3, 4, 5]
+    assert all(0 < row['busy_ms'] <= row['wall_ms'] for row in summary['steps'])
+    assert sum(row['share'] for row in summary['parts']) == pytest.approx(1)
+    parts = {(row['part'], row['pass']) for row in summary['parts']}
     assert {('mlp', 'forward'), ('mlp', 'backward'), ('update', 'update')} <= parts
     assert len([*folder.rglob('*.xplane.pb')]) == 1
     assert len([*folder.rglob('*.trace.json.gz')]) == 1
@@ -205,7 +208,7 @@ def test_a_run_is_traced_once_and_its_report_shows_it(whole, corpus, tmp_path, c
 
 
 @pytest.mark.full  # it trains twice
-def test_a_run_that_goes_on_behind_its_traced_steps_traces_nothing(corpus, tmp_path, capsys):
+def test_run_resumed_after_traced_steps_is_not_traced(corpus, tmp_path, capsys):
     assert train(tiny(corpus, train_steps=4), tmp_path / 'run') == DONE
     longer = tiny(corpus, train_steps=6, train_profile='3:1')
     assert train(longer, tmp_path / 'run', continue_changed=True) == DONE
@@ -214,13 +217,17 @@ def test_a_run_that_goes_on_behind_its_traced_steps_traces_nothing(corpus, tmp_p
 
 
 @pytest.mark.full  # two programs, three seconds each
-def test_a_sweep_traces_each_program_once(corpus, tmp_path):
-    """In the folder of the first of the runs that share it."""
+def test_sweep_traces_each_program_once(corpus, tmp_path):
+    """The trace is in the folder of the first run of the program."""
     config = base(corpus, **TWELVE, train_profile='3:2')
     cells = [{'train.seed': 0}, {'train.seed': 1}, {'model.norm': 'layernorm'}]
     assert train_sweep(config, cells, tmp_path / 'sweep') == DONE
-    found = {path: read_json(path) for path in (tmp_path / 'sweep').glob('*/profile/summary.json')}
-    assert sorted(summary['runs'] for summary in found.values()) == [1, 2]
-    assert all([row['step'] for row in one['steps']] == [3, 4] for one in found.values())
+    summaries = {
+        path: read_json(path) for path in (tmp_path / 'sweep').glob('*/profile/summary.json')
+    }
+    assert sorted(summary['runs'] for summary in summaries.values()) == [1, 2]
+    assert all(
+        [row['step'] for row in summary['steps']] == [3, 4] for summary in summaries.values()
+    )
     page = write_report(tmp_path / 'sweep').with_suffix('.md').read_text()
     assert page.count('## Where a step goes') == 2

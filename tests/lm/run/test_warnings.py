@@ -1,4 +1,4 @@
-"""Warnings, from rows alone: each kind is given once for a layer, and a healthy run has none."""
+"""Warnings, from rows alone: each kind is given once for a layer; a healthy run has none."""
 
 import ast
 import dataclasses
@@ -21,9 +21,10 @@ CONFIG = tiny_config({'loss.z_loss': 0.0, 'optim.warmup_steps': 2})
 
 
 def healthy(step):
-    """Two layers of two heads; entropy falls slowly, streams grow, one head is low from the start.
+    """Returns a row of a healthy run.
 
-    Its layer 2 has a branch that begins at 0.
+    It has two layers of two heads; entropy falls slowly, streams grow, and one head is low from the
+    start. Layer 2 has a branch that starts at 0.
     """
     return {
         'step': step,
@@ -38,8 +39,8 @@ def healthy(step):
     }
 
 
-def fed(*rows, config=CONFIG, warned=()):
-    detector = Detector(config, list(warned))
+def detect_warnings(*rows, config=CONFIG, previous=()):
+    detector = Detector(config, list(previous))
     return [warning for row in rows for warning in detector.detect(row)]
 
 
@@ -47,10 +48,10 @@ def kinds(warnings):
     return [(w['kind'], w['step'], w['layer'], w['head']) for w in warnings]
 
 
-def test_a_healthy_run_has_none():
+def test_healthy_run_has_no_warnings():
     rows = [healthy(step) for step in range(0, 600, 50)]
     rows += [{'step': s, 'update_norm': 1 + s % 3, 'loss': None} for s in range(600, 700)]
-    assert not fed(*rows)
+    assert not detect_warnings(*rows)
 
 
 # What changes in the row of step 200, and the warning of it.
@@ -100,40 +101,40 @@ BREAKS = {
 
 
 @pytest.mark.parametrize('name', BREAKS)
-def test_each_kind_once_for_a_layer(name):
-    """Catches another layer or head, a threshold that is crossed unseen, one that is said again,
-    and one that was said before the run was resumed.
+def test_each_kind_is_given_once_for_a_layer(name):
+    """Catches another layer or head, a threshold that is crossed unnoticed, a warning that is given
+    again, and one that was given before the run was resumed.
     """
-    change, wanted, words = BREAKS[name]
+    change, expected, texts = BREAKS[name]
     rows = [*map(healthy, (0, 100, 150)), healthy(200) | change, healthy(250) | change]
-    found = fed(*rows)
-    assert kinds(found) == [wanted]
-    for word in words:
-        assert word in found[0]['seen']
-    assert json.loads(json.dumps(found)) == found
-    assert not fed(*rows, warned=found)
-    assert f'{found[0]["seen"]}. Known to help: --config.' in format_warning(found[0])
+    warnings = detect_warnings(*rows)
+    assert kinds(warnings) == [expected]
+    for text in texts:
+        assert text in warnings[0]['seen']
+    assert json.loads(json.dumps(warnings)) == warnings
+    assert not detect_warnings(*rows, previous=warnings)
+    assert f'{warnings[0]["seen"]}. Known to help: --config.' in format_warning(warnings[0])
 
 
-def test_a_second_layer_is_warned_of_too():
+def test_second_layer_has_its_warning():
     low, lower = [[0.01, 0.7], [0.5, 0.04]], [[0.01, 0.7], [0.5, 0.03]]
     rows = [healthy(0), *({'step': s, 'attention_entropy_share': low} for s in (300, 500))]
     rows.append({'step': 900, 'attention_entropy_share': [lower[0], [0.02, 0.03]]})
-    assert kinds(fed(*rows)) == [
+    assert kinds(detect_warnings(*rows)) == [
         ('entropy_collapse', 300, 1, 1),
         ('entropy_collapse', 900, 2, 1),
     ]
 
 
-def test_a_slow_fall_is_no_collapse():
-    """Of more than FALL_STEPS: catches a comparison with all steps before."""
+def test_slow_fall_is_no_collapse():
+    """Over more than FALL_STEPS: catches a comparison with all earlier steps."""
     shares = (0.9, 0.7, 0.5, 0.34, 0.25)
     rows = [
         {'step': 100 * i, 'attention_entropy_share': [[share, share]]}
         for i, share in enumerate(shares)
     ]
-    assert not fed(*rows)
-    assert kinds(fed(*({**row, 'step': row['step'] // 2} for row in rows)))[0][:2] == (
+    assert not detect_warnings(*rows)
+    assert kinds(detect_warnings(*({**row, 'step': row['step'] // 2} for row in rows)))[0][:2] == (
         'entropy_collapse',
         150,
     )
@@ -141,13 +142,15 @@ def test_a_slow_fall_is_no_collapse():
 
 def test_update_jump():
     rows = [{'step': s, 'update_norm': 1.0 + 0.1 * (s % 5)} for s in range(40)]
-    assert not fed(*rows, {'step': 41, 'update_norm': 5.9})
-    (found,) = fed(*rows, {'step': 41, 'update_norm': 6.2}, {'step': 42, 'update_norm': 9.0})
-    assert found['kind'] == 'update_jump' and '6.2 at step 41' in found['seen']
-    assert not fed(*rows[: FEWEST_UPDATES - 1], {'step': 41, 'update_norm': 100.0})
+    assert not detect_warnings(*rows, {'step': 41, 'update_norm': 5.9})
+    (warning,) = detect_warnings(
+        *rows, {'step': 41, 'update_norm': 6.2}, {'step': 42, 'update_norm': 9.0}
+    )
+    assert warning['kind'] == 'update_jump' and '6.2 at step 41' in warning['seen']
+    assert not detect_warnings(*rows[: FEWEST_UPDATES - 1], {'step': 41, 'update_norm': 100.0})
 
 
-def test_rows_recalled_are_as_rows_read():
+def test_observed_rows_count_like_detected_rows():
     """A run that resumes knows its start and its last updates."""
     rows = [healthy(0), *({'step': s, 'update_norm': 1.0} for s in range(1, 20))]
     detector = Detector(CONFIG, [])
@@ -162,14 +165,16 @@ def test_rows_recalled_are_as_rows_read():
     )
 
 
-def test_counters_of_an_older_checkpoint_have_no_warnings():
-    old = {k: v for k, v in dataclasses.asdict(Counters()).items() if k != 'warnings'}
-    assert Counters(**old).warnings == []
+def test_old_counters_have_no_warnings():
+    stored = {
+        name: value for name, value in dataclasses.asdict(Counters()).items() if name != 'warnings'
+    }
+    assert Counters(**stored).warnings == []
 
 
 @pytest.mark.parametrize('kind', REMEDIES)
-def test_config_lines_resolve_and_are_accepted(kind):
-    """Each as train.py would take it; catches a field or a row that there is not."""
+def test_config_lines_are_accepted(kind):
+    """Parses each line as train.py would; catches a field or a row that does not exist."""
     lines = list_remedies(kind, CONFIG)
     assert lines
     for line, source in lines:
@@ -183,7 +188,7 @@ def test_config_lines_resolve_and_are_accepted(kind):
         assert source.startswith('arXiv:')
 
 
-def test_what_the_run_has_is_not_advised():
+def test_present_settings_are_not_advised():
     paths = {line.split('=')[0] for line, _ in list_remedies('entropy_collapse', CONFIG)}
     assert '--config.model.qk_norm' in paths
     config = tiny_config({'model.qk_norm': 'layernorm'})
@@ -195,8 +200,8 @@ def test_what_the_run_has_is_not_advised():
     )
 
 
-def test_every_remedy_names_a_field():
-    """Once all of them are there: catches a misspelt path, which would never be advised."""
+def test_remedies_name_fields():
+    """Even if no remedy is used: catches a misspelt path, which would never be advised."""
     named = {r.path for r in vars(remedies).values() if isinstance(r, remedies.Remedy)}
     assert named <= FIELDS.keys()
     assert np.all([len(REMEDIES[kind]) for kind in REMEDIES])

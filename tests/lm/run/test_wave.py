@@ -1,7 +1,7 @@
 """Waves of a sweep: runs side by side that diverge, roll back, end early, or do not all fit.
 
-Equivalence: what one run goes through, and how many train at once and where, changes no number of
-another.
+Equivalence: the events of one run, and how many runs train at once and where, change no number of
+another run.
 """
 
 import json
@@ -53,15 +53,15 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def five(corpus, tmp_path_factory):
-    """{how: workdir} of FIVE, all at once, on one device."""
+    """Returns {run axis: workdir} of FIVE, all at once, on one device."""
     folder = tmp_path_factory.mktemp('five')
-    for how in MODES:
-        assert train_sweep(base(corpus, kernels_run_axis=how), FIVE, folder / how) == DONE
-    return {how: folder / how for how in MODES}
+    for run_axis in MODES:
+        assert train_sweep(base(corpus, kernels_run_axis=run_axis), FIVE, folder / run_axis) == DONE
+    return {run_axis: folder / run_axis for run_axis in MODES}
 
 
-def sizes_of_waves(monkeypatch) -> list[int]:
-    """Of each wave that is opened from now on, and of each that goes on with fewer slots."""
+def record_wave_sizes(monkeypatch) -> list[int]:
+    """Records the size of each wave that is opened from now on, and of each that is compacted."""
     sizes: list[int] = []
     original = Wave.compile
 
@@ -74,28 +74,26 @@ def sizes_of_waves(monkeypatch) -> list[int]:
 
 
 def infinite_lr_at(step: int, slot: int = 0):
-    """Of one run, at that step only, for `before_step`."""
+    """Makes the learning rate of one run infinite at one step, for `before_step`."""
 
-    def act(wave):
-        configs = [one.recipe for one in wave.slots]
+    def set_lr(wave):
+        configs = [run_slot.recipe for run_slot in wave.slots]
         if wave.slots[slot].journal.step == step - 1:
             configs[slot] = update_recipe(configs[slot], {'optim.lr': np.inf})
-        wave.hypers = wave.program.hypers(configs)
+        wave.hypers = wave.program.stack_hypers(configs)
 
-    return act
+    return set_lr
 
 
 class TestDivergence:
     @pytest.mark.full
-    @pytest.mark.parametrize('how', MODES)
-    def test_a_nan_leaves_the_other_runs_bitwise_unchanged(
-        self, how, five, corpus, tmp_path, capsys
-    ):
+    @pytest.mark.parametrize('run_axis', MODES)
+    def test_nan_does_not_change_other_runs(self, run_axis, five, corpus, tmp_path, capsys):
         """The other sweep has a sane learning rate in its place."""
-        listed = [one if i != BAD else {'optim.lr': 1e30} for i, one in enumerate(FIVE)]
-        assert train_sweep(base(corpus, kernels_run_axis=how), listed, tmp_path) == DONE
-        found, sane = list(curves(tmp_path).values()), list(curves(five[how]).values())
-        assert found.pop(BAD) != sane.pop(BAD) and found == sane
+        listed = [changes if i != BAD else {'optim.lr': 1e30} for i, changes in enumerate(FIVE)]
+        assert train_sweep(base(corpus, kernels_run_axis=run_axis), listed, tmp_path) == DONE
+        found_curves, sane = list(curves(tmp_path).values()), list(curves(five[run_axis]).values())
+        assert found_curves.pop(BAD) != sane.pop(BAD) and found_curves == sane
         assert statuses(tmp_path) == ONE_DIVERGED
         record = summary(tmp_path, listed[BAD])
         assert record['diverged_step'] == 1
@@ -104,41 +102,39 @@ class TestDivergence:
         assert '4 of 5 done, 1 diverged' in capsys.readouterr().out
 
     @pytest.mark.full
-    def test_a_diverged_run_is_a_result_and_not_tried_again(self, corpus, tmp_path, monkeypatch):
-        listed = [{'optim.lr': 1e30, **one} for one in FIVE]
+    def test_diverged_run_is_not_tried_again(self, corpus, tmp_path, monkeypatch):
+        listed = [{'optim.lr': 1e30, **changes} for changes in FIVE]
         assert train_sweep(base(corpus), listed, tmp_path) == DONE
         monkeypatch.setattr(groups, 'Program', lambda *_: pytest.fail('made a program'))
         assert train_sweep(base(corpus), listed, tmp_path) == DONE
         assert statuses(tmp_path) == ['diverged'] * 5
 
     @pytest.mark.full
-    @pytest.mark.parametrize(('how', 'step'), [('loop', 6), ('vmap', 8)])
-    def test_rollback_of_a_run_is_that_of_the_run_alone(
-        self, how, step, five, corpus, tmp_path, monkeypatch
-    ):
+    @pytest.mark.parametrize(('run_axis', 'step'), [('loop', 6), ('vmap', 8)])
+    def test_rollback_equals_single_run(self, run_axis, step, five, corpus, tmp_path, monkeypatch):
         """Poisoned at a step within the interval of checkpoints, and at its end."""
-        tree = base(corpus, **ROLLBACK, kernels_run_axis=how)
+        tree = base(corpus, **ROLLBACK, kernels_run_axis=run_axis)
         with monkeypatch.context() as patch:
             before_step(patch, poison_at(step, BAD))
             assert train_sweep(tree, FIVE, tmp_path / 'sweep') == DONE
         before_step(monkeypatch, poison_at(step))
         assert train(changed(tree, FIVE[BAD]), tmp_path / 'alone') == DONE
-        self.assert_as_alone(tmp_path, five[how], how)
+        self.assert_as_alone(tmp_path, five[run_axis], run_axis)
         assert [e['kind'] for e in summary(tmp_path / 'sweep', FIVE[BAD])['events']] == ['rollback']
 
-    def assert_as_alone(self, folder, undisturbed, how):
-        """The run BAD is that of folder/alone, and the others are those of the undisturbed sweep,
-        bit for bit.
+    def assert_as_alone(self, folder, undisturbed, run_axis):
+        """Compares the run BAD with the run in folder/alone, and the other runs bitwise with the
+        undisturbed sweep.
         """
-        found = list(curves(folder / 'sweep').values())
-        others = list(curves(undisturbed).values())
-        bad = found.pop(BAD)
-        others.pop(BAD)
-        assert found == others
-        assert_close(bad, timeless(folder / 'alone'), 0.0 if how == 'loop' else RTOL)
+        sweep_curves = list(curves(folder / 'sweep').values())
+        undisturbed_curves = list(curves(undisturbed).values())
+        bad_curve = sweep_curves.pop(BAD)
+        undisturbed_curves.pop(BAD)
+        assert sweep_curves == undisturbed_curves
+        assert_close(bad_curve, timeless(folder / 'alone'), 0.0 if run_axis == 'loop' else RTOL)
 
     @pytest.mark.full
-    def test_rollback_without_a_checkpoint_ends_that_run_alone(
+    def test_rollback_without_checkpoint_ends_that_run_alone(
         self, five, corpus, tmp_path, monkeypatch
     ):
         before_step(monkeypatch, poison_at(2, BAD))
@@ -148,7 +144,7 @@ class TestDivergence:
         assert 'no checkpoint to roll back to' in summary(tmp_path, FIVE[BAD])['reason']
 
     @pytest.mark.full
-    def test_skip_step_of_a_run_is_that_of_the_run_alone(self, five, corpus, tmp_path, monkeypatch):
+    def test_skip_step_equals_single_run(self, five, corpus, tmp_path, monkeypatch):
         """The learning rate is infinite at step 6 only: that step changes nothing but the count."""
         tree = base(corpus, train_on_divergence='skip_step')
         with monkeypatch.context() as patch:
@@ -156,18 +152,20 @@ class TestDivergence:
             assert train_sweep(tree, FIVE, tmp_path / 'sweep') == DONE
         before_step(monkeypatch, infinite_lr_at(6))
         assert train(changed(tree, FIVE[BAD]), tmp_path / 'alone') == DONE
-        found = list(curves(tmp_path / 'sweep').values())
-        assert found[BAD] == timeless(tmp_path / 'alone')
-        skipped = [[row['skipped'] for row in rows if 'skipped' in row] for rows in found]
+        sweep_curves = list(curves(tmp_path / 'sweep').values())
+        assert sweep_curves[BAD] == timeless(tmp_path / 'alone')
+        skipped = [[row['skipped'] for row in rows if 'skipped' in row] for rows in sweep_curves]
         assert skipped.pop(BAD) == [0.0] * 5 + [1.0] + [0.0] * 2 and skipped == [[0.0] * 8] * 4
-        events = [summary(tmp_path / 'sweep', one)['events'] for one in FIVE]
+        events = [summary(tmp_path / 'sweep', record)['events'] for record in FIVE]
         (event,) = events.pop(BAD)
         assert (event['kind'], event['step']) == ('skip_step', 6) and events == [[]] * 4
-        ce = [[one['ce'] for one in table(path)] for path in (tmp_path / 'sweep', five['loop'])]
+        ce = [
+            [record['ce'] for record in table(path)] for path in (tmp_path / 'sweep', five['loop'])
+        ]
         assert ce[0][:BAD] + ce[0][BAD + 1 :] == pytest.approx(ce[1][:BAD] + ce[1][BAD + 1 :], RTOL)
 
     @pytest.mark.full
-    def test_skip_step_gives_up_on_one_run_alone(self, corpus, tmp_path, monkeypatch):
+    def test_skip_step_ends_one_run_alone(self, corpus, tmp_path, monkeypatch):
         before_step(monkeypatch, poison_at(2, BAD))
         tree = base(corpus, train_on_divergence='skip_step')
         assert train_sweep(tree, FIVE, tmp_path) == DONE
@@ -177,53 +175,55 @@ class TestDivergence:
         assert [event['kind'] for event in record['events']] == ['skip_step'] * 5
 
 
-def takes(monkeypatch) -> list[tuple[loader.Feed, list[int], int]]:
-    """(feed, batch of each run, batches begun) of every step that a wave makes from now on."""
-    seen, original = [], loader.Feed.take
+def record_takes(monkeypatch) -> list[tuple[loader.Feed, list[int], int]]:
+    """Records (feed, batch of each run, batches begun) of every step of a wave from now on."""
+    calls, original = [], loader.Feed.take
 
     def take(feed, places):
         batches = original(feed, places)
-        seen.append((feed, [place.index for place in places], len(feed._futures)))
+        calls.append((feed, [place.index for place in places], len(feed._futures)))
         return batches
 
     monkeypatch.setattr(loader.Feed, 'take', take)
-    return seen
+    return calls
 
 
 class TestBatches:
     @pytest.mark.full
-    def test_are_made_ahead_and_once_for_all_runs_of_one_order(self, corpus, tmp_path, monkeypatch):
-        """Two orders of the text, one of which three runs share; and no thread is left over."""
-        made, original = [], loader.batch_at
+    def test_batches_are_made_ahead_and_shared(self, corpus, tmp_path, monkeypatch):
+        """Uses two orders of the text, one of which three runs share; no thread is left over."""
+        built, original = [], loader.batch_at
 
-        def batch_at(rows, step, *, seed, **how):
-            made.append(
+        def batch_at(rows, step, *, seed, **options):
+            built.append(
                 (seed, step, threading.current_thread().name.startswith(loader.THREAD_PREFIX))
             )
-            return original(rows, step, seed=seed, **how)
+            return original(rows, step, seed=seed, **options)
 
         monkeypatch.setattr(loader, 'batch_at', batch_at)
-        seen = takes(monkeypatch)
+        calls = record_takes(monkeypatch)
         listed = [*FIVE[:3], {'data.seed': 1}]
         assert train_sweep(base(corpus, data_prefetch=4), listed, tmp_path) == DONE
-        assert sorted(made) == [(seed, step, True) for seed in (0, 1) for step in range(8)]
-        assert [begun for _, _, begun in seen] == [6] * 6 + [4, 2]  # those of this step included
+        assert sorted(built) == [(seed, step, True) for seed in (0, 1) for step in range(8)]
+        assert [begun for _, _, begun in calls] == [6] * 6 + [4, 2]  # those of this step included
         assert not [
-            one for one in threading.enumerate() if one.name.startswith(loader.THREAD_PREFIX)
+            thread
+            for thread in threading.enumerate()
+            if thread.name.startswith(loader.THREAD_PREFIX)
         ]
 
     @pytest.mark.full
-    def test_of_a_run_that_has_ended_are_not_made(self, corpus, tmp_path, monkeypatch):
-        seen = takes(monkeypatch)
+    def test_ended_run_makes_no_batches(self, corpus, tmp_path, monkeypatch):
+        calls = record_takes(monkeypatch)
         assert train_sweep(base(corpus), [{'train.steps': 4}, {}], tmp_path) == DONE
-        taken = [indices for _, indices, _ in seen]
-        assert taken == [[step, step] for step in range(4)] + [[step] for step in range(4, 8)]
+        batch_indices = [indices for _, indices, _ in calls]
+        assert batch_indices == [[step, step] for step in range(4)] + [
+            [step] for step in range(4, 8)
+        ]
 
 
 @pytest.mark.full
-def test_a_checkpoint_that_cannot_be_written_ends_that_run_alone(
-    five, corpus, tmp_path, monkeypatch, capsys
-):
+def test_failed_checkpoint_ends_that_run_alone(five, corpus, tmp_path, monkeypatch, capsys):
     original = Checkpoints.save
 
     def save(checkpoints, state, *record):
@@ -234,40 +234,40 @@ def test_a_checkpoint_that_cannot_be_written_ends_that_run_alone(
     monkeypatch.setattr(Checkpoints, 'save', save)
     assert train_sweep(base(corpus), FIVE, tmp_path) == BAD_INPUT
     assert statuses(tmp_path) == ['done', 'failed', 'done', 'done', 'done']
-    assert 'FAILED: OSError: ' in (said := capsys.readouterr().out) and 'no space left' in said
+    assert (
+        'FAILED: OSError: ' in (printed := capsys.readouterr().out) and 'no space left' in printed
+    )
     assert_same_curves(tmp_path, five['loop'])
 
 
 class TestWaves:
     @pytest.mark.full
-    @pytest.mark.parametrize('how', MODES)
-    def test_runs_at_once_changes_no_number(self, how, five, corpus, tmp_path, monkeypatch):
-        sizes = sizes_of_waves(monkeypatch)
-        tree = base(corpus, kernels_run_axis=how)
+    @pytest.mark.parametrize('run_axis', MODES)
+    def test_runs_at_once_change_no_number(self, run_axis, five, corpus, tmp_path, monkeypatch):
+        sizes = record_wave_sizes(monkeypatch)
+        tree = base(corpus, kernels_run_axis=run_axis)
         assert train_sweep(tree, FIVE, tmp_path, runs_at_once=2) == DONE
         assert sizes == [2, 2, 2]
-        assert_same_curves(tmp_path, five[how], 0.0 if how == 'loop' else RTOL)
+        assert_same_curves(tmp_path, five[run_axis], 0.0 if run_axis == 'loop' else RTOL)
 
     @pytest.mark.full
-    def test_a_group_that_does_not_fit_goes_in_waves(
-        self, five, corpus, tmp_path, monkeypatch, capsys
-    ):
-        """Of memory for two runs, as the compiler itself reports it."""
+    def test_large_group_trains_in_waves(self, five, corpus, tmp_path, monkeypatch, capsys):
+        """Memory for two runs, as reported by the compiler."""
         tree = base(corpus)
         program = Program(silent_experiment(changed(tree, {})), 'loop')
-        needed = program.memory_bytes(2)
-        assert 0 < needed < program.memory_bytes(5)
-        monkeypatch.setattr(groups, 'device_memory_bytes', lambda: needed)
-        sizes = sizes_of_waves(monkeypatch)
+        memory = program.memory_bytes(2)
+        assert 0 < memory < program.memory_bytes(5)
+        monkeypatch.setattr(groups, 'device_memory_bytes', lambda: memory)
+        sizes = record_wave_sizes(monkeypatch)
         assert train_sweep(tree, FIVE, tmp_path) == DONE
         assert sizes == [2, 2, 2]
         assert '3 waves of 2 runs, ' in capsys.readouterr().out
         assert_same_curves(tmp_path, five['loop'])
 
-    def test_devices_of_a_host_share_its_memory(self, corpus, monkeypatch):
-        """On a CPU a wave may use of each device what is left when all do so."""
-        setting = silent_experiment(changed(base(corpus, mesh_run=4), {}), runs=4)
-        program = Program(setting, 'loop')
+    def test_devices_share_host_memory(self, corpus, monkeypatch):
+        """On a CPU a wave may use of each device an equal share of the memory."""
+        experiment = silent_experiment(changed(base(corpus, mesh_run=4), {}), runs=4)
+        program = Program(experiment, 'loop')
         monkeypatch.setattr(program, 'memory_bytes', lambda slots: slots * 100)
         monkeypatch.setattr(groups, 'device_memory_bytes', lambda: 4 * 800)
         assert groups.count_slots(program, 16, 0, lambda text: None) == 8
@@ -275,9 +275,7 @@ class TestWaves:
         assert groups.count_slots(program, 16, 0, lambda text: None) == 16
 
     @pytest.mark.full
-    def test_a_run_that_does_not_fit_fails_with_what_to_do(
-        self, corpus, tmp_path, monkeypatch, capsys
-    ):
+    def test_run_that_does_not_fit_fails_with_advice(self, corpus, tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(groups, 'device_memory_bytes', lambda: 10_000)
         assert train_sweep(base(corpus), FIVE[:2], tmp_path) == BAD_INPUT
         assert statuses(tmp_path) == ['failed', 'failed']
@@ -288,7 +286,7 @@ class TestWaves:
 
 
 @pytest.mark.parametrize(
-    ('wanted', 'multiple', 'limit', 'runs', 'tries'),
+    ('max_runs', 'multiple', 'limit', 'runs', 'tries'),
     [
         (5, 1, 600, 5, [5]),  # as memory is 100 + 100 a run
         (5, 1, 599, 4, [5, 4]),
@@ -300,14 +298,14 @@ class TestWaves:
         (10, 4, 800, 4, [12, 4]),  # 7 would, and is no multiple
     ],
 )
-def test_the_most_runs_that_fit_are_found_in_few_tries(wanted, multiple, limit, runs, tries):
-    asked = []
+def test_max_runs_are_found_in_few_tries(max_runs, multiple, limit, runs, tries):
+    calls = []
 
     def bytes_for(n):
-        asked.append(n)
+        calls.append(n)
         return 100 + 100 * n
 
-    assert find_max_runs(wanted, multiple, limit, bytes_for) == runs and asked == tries
+    assert find_max_runs(max_runs, multiple, limit, bytes_for) == runs and calls == tries
 
 
 def test_not_even_one_run_fits():
@@ -316,9 +314,9 @@ def test_not_even_one_run_fits():
 
 
 @pytest.mark.full
-def test_a_mesh_of_runs_and_data_changes_no_number(five, corpus, tmp_path, monkeypatch):
-    """Five runs on four times two devices: five slots of eight are empty."""
-    sizes = sizes_of_waves(monkeypatch)
+def test_run_and_data_mesh_changes_no_number(five, corpus, tmp_path, monkeypatch):
+    """Five runs on four times two devices: three slots of eight are empty."""
+    sizes = record_wave_sizes(monkeypatch)
     tree = base(corpus, mesh_run=4, mesh_data=2, kernels_run_axis='vmap')
     assert train_sweep(tree, FIVE, tmp_path) == DONE
     assert sizes == [8]
@@ -326,7 +324,7 @@ def test_a_mesh_of_runs_and_data_changes_no_number(five, corpus, tmp_path, monke
 
 
 class TestCompaction:
-    """A wave of which most runs have ended goes on with fewer slots."""
+    """A wave in which most runs have ended continues with fewer slots."""
 
     SWEEP = (  # two go on for long, and neither is first
         {'train.seed': 0, 'train.steps': 4},
@@ -336,24 +334,24 @@ class TestCompaction:
         {'train.seed': 4, 'train.steps': 12},
     )
 
-    def sweep(self, corpus, workdir, monkeypatch, how: str, compile_sec: float) -> list[int]:
-        """The sizes that its waves have."""
+    def sweep(self, corpus, workdir, monkeypatch, run_axis: str, compile_sec: float) -> list[int]:
+        """Returns the sizes of its waves."""
         with monkeypatch.context() as patch:
-            pretended = property(lambda program: compile_sec, lambda program, seconds: None)
-            patch.setattr(Program, 'compile_sec', pretended, raising=False)
+            fake_compile_sec = property(lambda program: compile_sec, lambda program, seconds: None)
+            patch.setattr(Program, 'compile_sec', fake_compile_sec, raising=False)
             before_step(patch, poison_at(3, BAD))
-            sizes = sizes_of_waves(patch)
-            assert train_sweep(base(corpus, kernels_run_axis=how), self.SWEEP, workdir) == DONE
+            sizes = record_wave_sizes(patch)
+            assert train_sweep(base(corpus, kernels_run_axis=run_axis), self.SWEEP, workdir) == DONE
         assert statuses(workdir) == ONE_DIVERGED
         return sizes
 
     @pytest.mark.full
-    def test_saves_slots_and_changes_no_number(self, corpus, tmp_path, monkeypatch):
+    def test_compaction_changes_no_number(self, corpus, tmp_path, monkeypatch):
         cheap, dear = tmp_path / 'cheap', tmp_path / 'dear'
         assert self.sweep(corpus, cheap, monkeypatch, 'vmap', compile_sec=0.0) == [5, 2]
         assert self.sweep(corpus, dear, monkeypatch, 'vmap', compile_sec=1e9) == [5]
         assert_same_curves(cheap, dear, RTOL)
 
     @pytest.mark.full
-    def test_a_loop_has_no_need_of_it(self, corpus, tmp_path, monkeypatch):
+    def test_loop_is_not_compacted(self, corpus, tmp_path, monkeypatch):
         assert self.sweep(corpus, tmp_path, monkeypatch, 'loop', compile_sec=0.0) == [5]

@@ -1,4 +1,4 @@
-"""URLs of object storage, and what is said where a store is not there or refuses."""
+"""URLs of object storage, and errors of stores that are missing or refuse."""
 
 import http.server
 import sys
@@ -36,23 +36,23 @@ def test_urls_and_paths():
         parse_local_path('s3://b/a', '--out')
 
 
-def test_each_url_and_endpoint_has_a_folder_of_its_own(monkeypatch, tmp_path):
+def test_each_url_and_endpoint_has_its_folder(monkeypatch, tmp_path):
     monkeypatch.setenv('EVENKEEL_CACHE', str(tmp_path))
-    found = {
+    folders = {
         cache_folder('s3://b/a', 'runs'),
         cache_folder('s3://b/b', 'runs'),
         cache_folder('gs://b/a', 'runs'),
     }
     assert (
-        cache_folder('s3://b/a/', 'runs') in found
-        and cache_folder('s3://b/a', 'reads') not in found
+        cache_folder('s3://b/a/', 'runs') in folders
+        and cache_folder('s3://b/a', 'reads') not in folders
     )
     monkeypatch.setenv('AWS_ENDPOINT_URL', 'http://elsewhere')
-    found.add(cache_folder('s3://b/a', 'runs'))
-    assert len(found) == 4 and all(one.is_relative_to(tmp_path) for one in found)
+    folders.add(cache_folder('s3://b/a', 'runs'))
+    assert len(folders) == 4 and all(folder.is_relative_to(tmp_path) for folder in folders)
 
 
-def test_times_are_set_by_the_environment(monkeypatch):
+def test_environment_sets_times(monkeypatch):
     monkeypatch.setenv('EVENKEEL_BUCKET_PACE_SEC', '2.5')
     assert read_times() == Times(pace=2.5)
     for bad in ('0', 'nan', 'soon'):
@@ -61,14 +61,14 @@ def test_times_are_set_by_the_environment(monkeypatch):
             read_times()
 
 
-def test_without_the_library_the_extra_is_named(monkeypatch):
+def test_missing_library_is_named_with_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, 'obstore', None)
     with pytest.raises(ValueError, match=r'evenkeel\[buckets\]'):
         open_bucket('s3://b/a')
 
 
 @pytest.mark.parametrize('kind', ['bucket_url', 'gs_url'])
-def test_conditions_of_writes(kind, request):
+def test_conditional_writes(kind, request):
     url = request.getfixturevalue(kind)
     bucket = open_bucket(url)
     first = bucket.create('a/x', b'1')
@@ -77,8 +77,8 @@ def test_conditions_of_writes(kind, request):
     second = bucket.replace('a/x', b'2', first)
     with pytest.raises(PreconditionFailed):
         bucket.replace('a/x', b'3', first)
-    content, stored = bucket.read('a/x')
-    assert (content, stored) == (b'2', second)
+    content, meta = bucket.read('a/x')
+    assert (content, meta) == (b'2', second)
     assert bucket.list()['a/x'].e_tag == second.e_tag
     bucket.delete(['a/x', 'a/y'])
     assert bucket.list() == {}
@@ -86,7 +86,7 @@ def test_conditions_of_writes(kind, request):
         bucket.read('a/x')
 
 
-def test_a_large_file_goes_in_parts(bucket_url, tmp_path, monkeypatch):
+def test_large_file_is_written_in_parts(bucket_url, tmp_path, monkeypatch):
     monkeypatch.setattr('lm.storage.buckets.RANGE_BYTES', 5_000_000)
     content = bytes(range(256)) * (48 << 10)  # 12 MiB: three parts
     (tmp_path / 'a').write_bytes(content)
@@ -98,13 +98,13 @@ def test_a_large_file_goes_in_parts(bucket_url, tmp_path, monkeypatch):
 
 
 def put(bucket_url, s3_port, *names):
-    """As a console does it; the library would not write such names."""
+    """Writes objects as a console does; the library would not write such names."""
     path = parse_url(bucket_url)[2]
     for name in names:
         client(s3_port).put_object(Bucket=BUCKET, Key=f'{path}/{name}', Body=b'')
 
 
-def test_empty_objects_that_stand_for_folders_are_none(bucket_url, s3_port):
+def test_folder_placeholders_are_not_listed(bucket_url, s3_port):
     bucket = open_bucket(bucket_url)
     bucket.write('checkpoints/8/meta', b'x')
     bucket.write('checkpoints/8/empty', b'')
@@ -114,22 +114,22 @@ def test_empty_objects_that_stand_for_folders_are_none(bucket_url, s3_port):
 
 
 @pytest.mark.parametrize('name', ['a//b', '../x', 'a/./b'])
-def test_an_object_that_no_path_names_is_one_line(bucket_url, s3_port, name):
+def test_object_without_path_raises_one_line(bucket_url, s3_port, name):
     put(bucket_url, s3_port, name)
-    with pytest.raises(BucketError, match='holds an object that no path names') as told:
+    with pytest.raises(BucketError, match='holds an object that no path names') as caught:
         open_bucket(bucket_url).list()
-    assert '\n' not in str(told.value)
+    assert '\n' not in str(caught.value)
 
 
-def test_a_bucket_that_is_not_there(bucket_url):
+def test_missing_bucket_is_named(bucket_url):
     bucket = open_bucket('s3://no-such-bucket/a')
-    for act in (bucket.list, lambda: bucket.read('x'), lambda: bucket.create('x', b'')):
+    for request in (bucket.list, lambda: bucket.read('x'), lambda: bucket.create('x', b'')):
         with pytest.raises(BucketError, match='there is no bucket no-such-bucket for s3://no-such'):
-            act()
+            request()
 
 
-class Refusing(http.server.BaseHTTPRequestHandler):
-    """Answers as S3 does to credentials that may not."""
+class RefusingHandler(http.server.BaseHTTPRequestHandler):
+    """Answers as S3 does to credentials without permission."""
 
     status, code = 403, 'AccessDenied'
 
@@ -144,46 +144,46 @@ class Refusing(http.server.BaseHTTPRequestHandler):
     do_GET = do_PUT = do_DELETE = answer
 
     def log_message(self, *_):
-        """Quietly."""
+        """Logs nothing."""
 
 
 @pytest.mark.parametrize(
     ('status', 'code'), [(403, 'AccessDenied'), (401, 'Unauthorized'), (400, 'ExpiredToken')]
 )
-def test_a_store_that_refuses(status, code, monkeypatch, bucket_url):
-    monkeypatch.setattr(Refusing, 'status', status)
-    monkeypatch.setattr(Refusing, 'code', code)
-    with serving(Refusing) as address:
+def test_refusing_store(status, code, monkeypatch, bucket_url):
+    monkeypatch.setattr(RefusingHandler, 'status', status)
+    monkeypatch.setattr(RefusingHandler, 'code', code)
+    with serving(RefusingHandler) as address:
         monkeypatch.setenv('AWS_ENDPOINT_URL', address)
         bucket = open_bucket(bucket_url)
-        for act in (bucket.list, lambda: bucket.read('x'), lambda: bucket.write('x', b'')):
+        for request in (bucket.list, lambda: bucket.read('x'), lambda: bucket.write('x', b'')):
             with pytest.raises(
                 RequestRefused, match=r'these credentials may not .* AWS_ACCESS_KEY_ID'
             ):
-                act()
+                request()
 
 
 @pytest.mark.parametrize(
     'content', [None, '{', '{"private_key": "x", "private_key_id": "1", "client_email": "a@b"}']
 )
-def test_a_file_of_credentials_that_is_none_is_one_line(content, monkeypatch, tmp_path):
+def test_bad_credentials_file_raises_one_line(content, monkeypatch, tmp_path):
     file = tmp_path / 'key.json'
     if content:
         file.write_text(content)
     monkeypatch.setenv('GOOGLE_APPLICATION_CREDENTIALS', str(file))
-    with pytest.raises(RequestRefused, match='for gs:// GOOGLE_APPLICATION_CREDENTIALS') as told:
+    with pytest.raises(RequestRefused, match='for gs:// GOOGLE_APPLICATION_CREDENTIALS') as caught:
         open_bucket('gs://b/a')
-    assert '\n' not in str(told.value)
+    assert '\n' not in str(caught.value)
 
 
 @pytest.mark.parametrize('address', ['store:9000', 'http://', 'http://a b'])
-def test_an_address_that_is_none_names_its_variable(address, monkeypatch):
+def test_bad_address_names_its_variable(address, monkeypatch):
     monkeypatch.setenv('AWS_ENDPOINT_URL', address)
     with pytest.raises(ValueError, match='AWS_ENDPOINT_URL must be such as https://HOST:PORT'):
         open_bucket('s3://b/a')
 
 
-def test_a_store_that_is_not_there(monkeypatch, bucket_url):
+def test_unreachable_store(monkeypatch, bucket_url):
     monkeypatch.setenv('AWS_ENDPOINT_URL', f'http://127.0.0.1:{free_port()}')
     with pytest.raises(BucketError, match=f'{bucket_url} cannot be reached'):
         open_bucket(bucket_url).list()

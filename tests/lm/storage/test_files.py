@@ -1,4 +1,4 @@
-"""Property: home folders, and which errors mean that a disk is full."""
+"""Property: home folders, and the errors that mean a full disk."""
 
 import errno
 import pwd
@@ -9,7 +9,7 @@ import pytest
 from lm.storage.files import describe_full_disk, expand_home, user_cache
 
 
-def test_a_tilde_is_a_home_folder(monkeypatch):
+def test_tilde_is_home_folder(monkeypatch):
     monkeypatch.setenv('HOME', '/home/of_a_user')
     assert expand_home('~/x') == '/home/of_a_user/x' and expand_home('~') == '/home/of_a_user'
     for path in ('', 'x', './~', 'a/~b', 'gs://bucket/~a', '/~'):
@@ -17,13 +17,13 @@ def test_a_tilde_is_a_home_folder(monkeypatch):
 
 
 @pytest.mark.parametrize('path', ['~no_such_user', '~no_such_user/x'])
-def test_a_home_that_nobody_has_is_refused(path):
+def test_unknown_home_is_refused(path):
     with pytest.raises(ValueError, match=rf"there is no user 'no_such_user'.*\./{path} for"):
         expand_home(path)
 
 
-def test_a_user_without_a_home_hears_which_field_names_the_cache(monkeypatch):
-    """A container's user, whom /etc/passwd lacks."""
+def test_error_without_home_names_cache_field(monkeypatch):
+    """A container's user may be missing in /etc/passwd."""
 
     def getpwuid(uid):
         raise KeyError(uid)
@@ -37,7 +37,7 @@ def test_a_user_without_a_home_hears_which_field_names_the_cache(monkeypatch):
     assert str(user_cache()) == '/cache/evenkeel'
 
 
-def caused_by(cause: Exception) -> Exception:
+def make_error(cause: Exception) -> Exception:
     error = RuntimeError('words of a library')
     error.__cause__ = cause
     return error
@@ -48,16 +48,16 @@ def caused_by(cause: Exception) -> Exception:
     [
         (OSError(errno.ENOSPC, 'any'), 'the disk that holds w is full'),
         (OSError(errno.EDQUOT, 'any'), 'the quota of the disk that holds w is used up'),
-        (caused_by(OSError(errno.ENOSPC, 'any')), 'the disk that holds w is full'),
+        (make_error(OSError(errno.ENOSPC, 'any')), 'the disk that holds w is full'),
         (
             ValueError('RESOURCE_EXHAUSTED: Error writing: No space left on device'),
             'the disk that holds w is full',
         ),
         (OSError(errno.EACCES, 'No space left on device'), ''),
-        (caused_by(OSError(errno.EIO, 'any')), ''),
+        (make_error(OSError(errno.EIO, 'any')), ''),
         (jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes'), ''),
         (OSError('the disk is full of holes'), ''),
     ],
 )
-def test_what_is_full_is_known_by_the_number_of_the_error(error, full):
+def test_error_number_identifies_full_disk(error, full):
     assert describe_full_disk(error, 'w') == full

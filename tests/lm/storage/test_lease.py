@@ -1,4 +1,4 @@
-"""A workdir in a bucket is written to by one process at a time."""
+"""A workdir in a bucket is written by one process at a time."""
 
 import json
 import threading
@@ -13,17 +13,17 @@ pytestmark = pytest.mark.xdist_group('buckets')
 
 
 @pytest.fixture
-def lease_of(bucket_url):
-    """lease_of(folder): of another process each time."""
+def make_lease(bucket_url):
+    """Returns make_lease(folder): each call is another process."""
 
-    def made(folder: str, seconds: float = 0.6) -> Lease:
+    def make(folder: str, seconds: float = 0.6) -> Lease:
         return Lease(open_bucket(bucket_url), folder, seconds)
 
-    return made
+    return make
 
 
-def test_one_that_is_renewed_is_refused_to_others(lease_of):
-    said, first = [], lease_of('a')
+def test_renewed_lease_is_refused_to_others(make_lease):
+    messages, first = [], make_lease('a')
     first.acquire(discard_line, 0.0)
     with (
         first.keep_renewed(),
@@ -31,26 +31,26 @@ def test_one_that_is_renewed_is_refused_to_others(lease_of):
             InUseError, match=r'another process trains in s3://.*wait for it, or give anoth'
         ),
     ):
-        lease_of('b').acquire(said.append, 1.5)
-    assert len(said) == 1 and 'waiting for it to end' in said[0]
+        make_lease('b').acquire(messages.append, 1.5)
+    assert len(messages) == 1 and 'waiting for it to end' in messages[0]
 
 
-def test_one_that_was_given_back_is_taken_at_once(lease_of):
-    said, first = [], lease_of('a', seconds=1000.0)
+def test_returned_lease_is_taken_at_once(make_lease):
+    messages, first = [], make_lease('a', seconds=1000.0)
     first.acquire(discard_line, 0.0)
     with first.keep_renewed():
         first.claim()
-    second = lease_of('b')
-    second.acquire(said.append, 0.0)
-    assert not said and second.written_by == 'a'
+    second = make_lease('b')
+    second.acquire(messages.append, 0.0)
+    assert not messages and second.written_by == 'a'
 
 
-def test_one_that_ran_out_is_taken_over_and_its_process_sees_so(lease_of):
-    said, first, second = [], lease_of('a'), lease_of('b')
+def test_expired_lease_is_taken_over(make_lease):
+    messages, first, second = [], make_lease('a'), make_lease('b')
     first.acquire(discard_line, 0.0)
     first.claim()
-    second.acquire(said.append, 0.0)
-    assert len(said) == 1 and second.written_by == 'a'
+    second.acquire(messages.append, 0.0)
+    assert len(messages) == 1 and second.written_by == 'a'
     second.claim()
     with pytest.raises(
         LeaseLost, match=r'is written to by process .* not renewed its lease for 0\.6'
@@ -61,8 +61,8 @@ def test_one_that_ran_out_is_taken_over_and_its_process_sees_so(lease_of):
     second.check()
 
 
-def test_one_that_is_lost_is_not_given_back(lease_of, bucket_url):
-    first, second = lease_of('a'), lease_of('b')
+def test_lost_lease_is_not_given_back(make_lease, bucket_url):
+    first, second = make_lease('a'), make_lease('b')
     first.acquire(discard_line, 0.0)
     second.acquire(discard_line, 0.0)
     before = open_bucket(bucket_url).read(LEASE)
@@ -73,92 +73,92 @@ def test_one_that_is_lost_is_not_given_back(lease_of, bucket_url):
         first.check()
 
 
-def test_a_process_that_was_killed_is_followed_at_once_in_the_same_folder(lease_of):
-    """The lock of the local folder says that it has ended."""
-    said, first = [], lease_of('a', seconds=1000.0)
+def test_killed_process_frees_lease_for_its_folder(make_lease):
+    """The lock of the local folder shows that the killed process has ended."""
+    messages, first = [], make_lease('a', seconds=1000.0)
     first.acquire(discard_line, 0.0)
-    lease_of('a').acquire(said.append, 0.0, is_only=True)
-    assert not said
+    make_lease('a').acquire(messages.append, 0.0, is_only=True)
+    assert not messages
 
 
-def test_one_that_expired_long_ago_is_not_waited_for(lease_of, bucket_url):
-    said, first = [], lease_of('a', seconds=1000.0)
+def test_long_expired_lease_is_not_waited_for(make_lease, bucket_url):
+    messages, first = [], make_lease('a', seconds=1000.0)
     first.acquire(discard_line, 0.0)
     bucket = open_bucket(bucket_url)
     record = json.loads(bucket.read(LEASE)[0])
     bucket.write(LEASE, json.dumps(record | {'expires': '2020-01-01T00:00:00+00:00'}).encode())
-    lease_of('b').acquire(said.append, 0.0)
-    assert not said
+    make_lease('b').acquire(messages.append, 0.0)
+    assert not messages
 
 
-def test_of_two_that_wait_one_gets_it(lease_of):
-    lease_of('a').acquire(discard_line, 0.0)
-    got, ended = [], threading.Event()
+def test_only_one_waiting_process_gets_lease(make_lease):
+    make_lease('a').acquire(discard_line, 0.0)
+    holders, is_ended = [], threading.Event()
 
     def wait(folder):
-        own = lease_of(folder)
+        lease = make_lease(folder)
         try:
-            own.acquire(discard_line, 0.0)
+            lease.acquire(discard_line, 0.0)
         except InUseError:
             return
-        with own.keep_renewed():
-            got.append(folder)
-            ended.wait(2.5)
+        with lease.keep_renewed():
+            holders.append(folder)
+            is_ended.wait(2.5)
 
     threads = [threading.Thread(target=wait, args=(folder,)) for folder in 'bc']
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(got) == 1
+    assert len(holders) == 1
 
 
-def test_a_write_whose_answer_was_lost_is_its_own(lease_of, monkeypatch):
-    """The library repeats it, and is told that the object has changed."""
-    own = lease_of('a')
-    own.acquire(discard_line, 0.0)
-    replace = own.bucket.replace
+def test_repeated_renewal_is_recognised(make_lease, monkeypatch):
+    """The library repeats the write, and the store answers that the object has changed."""
+    lease = make_lease('a')
+    lease.acquire(discard_line, 0.0)
+    replace = lease.bucket.replace
 
-    def twice(name, content, before):
+    def replace_twice(name, content, before):
         replace(name, content, before)
-        monkeypatch.setattr(own.bucket, 'replace', replace)
+        monkeypatch.setattr(lease.bucket, 'replace', replace)
         raise PreconditionFailed('as if by another')
 
-    monkeypatch.setattr(own.bucket, 'replace', twice)
-    own.claim()
-    own.claim()
+    monkeypatch.setattr(lease.bucket, 'replace', replace_twice)
+    lease.claim()
+    lease.claim()
 
 
-def test_so_is_the_one_that_took_it(lease_of, monkeypatch):
-    said, own = [], lease_of('a', seconds=1000.0)
-    create = own.bucket.create
+def test_repeated_creation_is_recognised(make_lease, monkeypatch):
+    messages, lease = [], make_lease('a', seconds=1000.0)
+    create = lease.bucket.create
 
-    def twice(name, content):
+    def create_twice(name, content):
         create(name, content)
         return create(name, content)
 
-    monkeypatch.setattr(own.bucket, 'create', twice)
-    own.acquire(said.append, 0.0)
-    own.claim()
-    assert not said
+    monkeypatch.setattr(lease.bucket, 'create', create_twice)
+    lease.acquire(messages.append, 0.0)
+    lease.claim()
+    assert not messages
 
 
-def test_a_store_without_conditions_is_refused(lease_of, monkeypatch):
-    own = lease_of('a')
-    monkeypatch.setattr(own.bucket, 'create', own.bucket.write)
+def test_store_without_conditional_writes_is_refused(make_lease, monkeypatch):
+    lease = make_lease('a')
+    monkeypatch.setattr(lease.bucket, 'create', lease.bucket.write)
     with pytest.raises(OSError, match='If-None-Match'):
-        own.acquire(discard_line, 0.0)
+        lease.acquire(discard_line, 0.0)
 
 
-def test_a_lease_that_was_deleted_is_lost(lease_of, bucket_url):
-    own = lease_of('a')
-    own.acquire(discard_line, 0.0)
+def test_deleted_lease_is_lost(make_lease, bucket_url):
+    lease = make_lease('a')
+    lease.acquire(discard_line, 0.0)
     open_bucket(bucket_url).delete([LEASE])
     with pytest.raises(LeaseLost, match='has been deleted'):
-        own.claim()
+        lease.claim()
 
 
-WHOLE = {
+RECORD = {
     'owner': 'a',
     'host': 'h',
     'pid': 1,
@@ -174,7 +174,7 @@ WHOLE = {
     [
         *(b'', b'text', b'\xff\xfe', b'[]', b'{}', b'[' * 100_000),
         *(
-            json.dumps(WHOLE | {name: value}).encode()
+            json.dumps(RECORD | {name: value}).encode()
             for name, value in [
                 ('expires', '2026-01-01T00:00:00'),
                 ('expires', 'tomorrow'),
@@ -190,9 +190,9 @@ WHOLE = {
         ),
     ],
 )
-def test_a_damaged_one_is_one_line(lease_of, bucket_url, text):
+def test_damaged_lease_raises_one_line(make_lease, bucket_url, text):
     """It is not taken over, as a process may train there."""
     open_bucket(bucket_url).write('.lease', text)
     with pytest.raises(UnreadableFile, match=r'/\.lease cannot be read .* Delete it, if no'):
-        lease_of('other').acquire(discard_line, patience=0.0)
+        make_lease('other').acquire(discard_line, patience=0.0)
     assert open_bucket(bucket_url).read('.lease')[0] == text

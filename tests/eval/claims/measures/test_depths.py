@@ -1,5 +1,5 @@
-"""Reference: slopes of streams whose growth is given. Property: a block of Peri-LN adds a mean
-square of 2 to a stream, whatever the size of its matrices.
+"""Reference: slopes of streams with given growth. Property: a block of Peri-LN adds a mean square
+of 2 to the stream, whatever the size of its matrices.
 """
 
 import numpy as np
@@ -11,8 +11,8 @@ from eval.claims.measures.depths import DEPTHS, stream_squares
 SEEDS = 3
 
 
-def test_slopes_are_of_what_blocks_add(monkeypatch):
-    def given(depth, changes, factor=1.0):
+def test_slopes_match_given_growth(monkeypatch):
+    def fake_squares(depth, changes, factor=1.0):
         blocks, embeddings = np.arange(1, depth + 1), 3.0
         growth = {
             'pre': 2.0 * blocks * factor**2,
@@ -25,10 +25,10 @@ def test_slopes_are_of_what_blocks_add(monkeypatch):
         row = np.concatenate([[embeddings], embeddings + added_L])
         return np.stack([row * (1 + seed) for seed in range(SEEDS)])
 
-    monkeypatch.setattr(depths, 'stream_squares', given)
-    found = {name: one.value for name, one in depths.stream_over_depth.compute().items()}
+    monkeypatch.setattr(depths, 'stream_squares', fake_squares)
+    values = {name: estimate.value for name, estimate in depths.stream_over_depth.compute().items()}
     sizes = np.polyfit(np.log(DEPTHS), 0.5 * np.log(3 + 2 * np.array(DEPTHS)), 1)[0]
-    wanted = {
+    expected = {
         'slope_of_pre': 1.0,
         'slope_of_layernorm_scaling': 0.25,
         'slope_of_peri': 1.0,
@@ -37,13 +37,15 @@ def test_slopes_are_of_what_blocks_add(monkeypatch):
         'slope_of_size_of_depth_mup': 0.0,
         'slope_of_size_of_standard': sizes,
     }
-    assert found == pytest.approx(wanted, abs=1e-9)
+    assert values == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.full
-def test_a_block_of_peri_adds_two_whatever_its_weights():
+def test_peri_block_adds_two():
     for factor in (1.0, 5.0):
-        found_SL = stream_squares(2, {'model.placement': 'peri'}, factor, seeds=range(4))
-        assert found_SL.shape == (4, 3)
-        np.testing.assert_allclose(found_SL[:, 0], 1.0, rtol=0.2)
-        np.testing.assert_allclose(found_SL[:, 1:] - found_SL[:, :1], [[2.0, 4.0]] * 4, rtol=0.2)
+        squares_SL = stream_squares(2, {'model.placement': 'peri'}, factor, seeds=range(4))
+        assert squares_SL.shape == (4, 3)
+        np.testing.assert_allclose(squares_SL[:, 0], 1.0, rtol=0.2)
+        np.testing.assert_allclose(
+            squares_SL[:, 1:] - squares_SL[:, :1], [[2.0, 4.0]] * 4, rtol=0.2
+        )

@@ -1,4 +1,4 @@
-"""Reference: changes of norms against those of their formulas in numpy."""
+"""Reference: changes of norms against their formulas in numpy."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from eval.claims.measures import invariances
 from eval.claims.measures.invariances import CHANGES, NAMES, draw_inputs, relative_difference
 
 
-def plain(name, a_BO):
+def normalize_rows(name, a_BO):
     if name == 'layernorm':
         a_BO = a_BO - a_BO.mean(-1, keepdims=True)
     return a_BO / np.sqrt(np.mean(a_BO**2, -1, keepdims=True))
@@ -15,19 +15,19 @@ def plain(name, a_BO):
 
 @pytest.mark.parametrize('name', NAMES)
 @pytest.mark.parametrize('change', CHANGES)
-def test_a_change_is_that_of_the_formula(name, change):
+def test_change_matches_formula(name, change):
     key, *before = draw_inputs(11)
     after = CHANGES[change](key, *before)
     first, last = (
-        plain(name, np.float64(x_BI) @ np.float64(w_IO)) for w_IO, x_BI in (before, after)
+        normalize_rows(name, np.float64(x_BI) @ np.float64(w_IO)) for w_IO, x_BI in (before, after)
     )
-    wanted = np.linalg.norm(last - first) / np.linalg.norm(first)
+    expected = np.linalg.norm(last - first) / np.linalg.norm(first)
     np.testing.assert_allclose(
-        relative_difference(name, CHANGES[change], 11), wanted, rtol=1e-3, atol=1e-5
+        relative_difference(name, CHANGES[change], 11), expected, rtol=1e-3, atol=1e-5
     )
 
 
-def test_every_change_is_one():
+def test_changes_are_not_identity():
     """None is the identity, which all norms would hide."""
     key, w_IO, x_BI = draw_inputs(2)
     for change in CHANGES.values():
@@ -35,7 +35,7 @@ def test_every_change_is_one():
         assert not np.allclose(new_x_BI @ new_w_IO, x_BI @ w_IO, rtol=0.1)
 
 
-def test_a_gradient_falls_as_weights_grow(monkeypatch):
+def test_gradient_without_norm_is_constant(monkeypatch):
     monkeypatch.setattr(invariances, 'normalize', lambda name, w_IO, x_BI: x_BI @ w_IO)
     # without a norm it stays
     np.testing.assert_allclose(invariances.gradient_times_scale('none', 1), 10.0, rtol=1e-5)

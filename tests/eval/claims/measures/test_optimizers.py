@@ -1,4 +1,4 @@
-"""Reference: what measures of optimizers compute, against closed forms."""
+"""Reference: measures of optimizers against closed forms."""
 
 import math
 from types import SimpleNamespace
@@ -15,60 +15,62 @@ from tests import ROOT
 
 class TestStepsToSeparate:
     @pytest.mark.parametrize('n', [30, 60, 120])
-    def test_where_one_point_disagrees(self, n):
-        """With a large rate plain descent is a perceptron: behind the first step each adds lr / n
-        of the last point, whose margin is lr (m^2 - s^2 (n - 2) / n) / 2 before. Normalized descent
-        is through after one such step of lr. Catches a quotient that is left out or upside down.
+    def test_one_disagreeing_point(self, n):
+        """With a large rate plain descent is a perceptron: after the first step each step adds lr /
+        n of the last point, with a margin of lr (m^2 - s^2 (n - 2) / n) / 2 before. Normalized
+        descent takes a single such step. Catches a missing or inverted quotient.
         """
         m = perceptron.MARGIN**2
-        behind_first = n * ((1 - m) * (n - 2) / n - m) / 2
+        perceptron_steps = n * ((1 - m) * (n - 2) / n - m) / 2
         assert descend_until_separated(
             build_disagreeing_points(n), 'plain', 1e6
-        ).steps == 2 + math.floor(behind_first)
+        ).steps == 2 + math.floor(perceptron_steps)
         assert descend_until_separated(build_disagreeing_points(n), 'normalized', 1e6).steps == 2
 
-    def test_the_largest_loss_is_of_the_path(self):
-        """The loss behind the first step, of the last point alone. Catches the last loss, a sum."""
+    def test_largest_loss_along_path(self):
+        """The loss after the first step comes from the last point alone. Catches the last loss, and
+        a sum.
+        """
         m, n = perceptron.MARGIN**2, 30
         wrong = 100 * ((1 - m) * (n - 2) / n - m)
-        found = descend_until_separated(
+        largest_loss = descend_until_separated(
             build_disagreeing_points(n), 'normalized', 100.0
         ).largest_loss
-        np.testing.assert_allclose(found, wrong / n, rtol=1e-12)
+        np.testing.assert_allclose(largest_loss, wrong / n, rtol=1e-12)
         assert descend_until_separated(
             build_disagreeing_points(n), 'plain', 1.0
         ).largest_loss == pytest.approx(np.log(2))
 
-    def test_points_are_separable_with_as_many_positives_as_asked(self):
+    def test_points_are_separable(self):
         for positives in perceptron.POSITIVES.values():
             points = perceptron.draw_points(positives, 100)
             assert len(points) == perceptron.POINTS and np.sum(points[:, -1] > 0) == positives
             descend_until_separated(points, 'plain', 100.0)
 
-    def test_no_end_is_an_error(self, monkeypatch):
+    def test_step_limit_raises(self, monkeypatch):
         monkeypatch.setattr(perceptron, 'MOST_STEPS', 20)
         with pytest.raises(ValueError, match=r'plain descent at 1\.0 did not separate 30 points'):
             descend_until_separated(build_disagreeing_points(30), 'plain', 1.0)
 
 
 class TestStepsAroundTheRadius:
-    def test_numbers_of_curves(self):
-        """Two curves that fall by 10% from r = 2 and r = 8 on, at steps of 1 and 4 in length.
-        Catches a loss that is not of the accuracy before, and lengths of the whole step.
+    def test_describes_curves(self):
+        """Two curves fall by 10% from r = 2 and r = 8 on, with steps of length 1 and 4. Catches a
+        loss that is not relative to the accuracy before, and lengths of the whole step.
         """
-        rs = np.array(ghosts.LENGTHS_R)
-        after = np.stack([np.where(rs < 2, 0.5, 0.45), np.where(rs < 8, 0.8, 0.72)])
-        after[1, rs == 0.5] = 0.784
-        found = ghosts.describe_curves(np.array([0.5, 0.8]), after, np.array([1.0, 4.0]))
-        assert found == pytest.approx((0.02, 5.0, 0.5))
+        radii = np.array(ghosts.LENGTHS_R)
+        after = np.stack([np.where(radii < 2, 0.5, 0.45), np.where(radii < 8, 0.8, 0.72)])
+        after[1, radii == 0.5] = 0.784
+        values = ghosts.describe_curves(np.array([0.5, 0.8]), after, np.array([1.0, 4.0]))
+        assert values == pytest.approx((0.02, 5.0, 0.5))
 
-    def test_a_curve_that_never_falls_ends_with_the_longest_step(self):
+    def test_flat_curve_gets_longest_step(self):
         after = np.full((2, len(ghosts.LENGTHS_R)), 0.5)
-        found = ghosts.describe_curves(np.array([0.5, 0.5]), after, np.array([1.0, 2.0]))
-        assert found[1] == ghosts.LENGTHS_R[-1]
+        values = ghosts.describe_curves(np.array([0.5, 0.5]), after, np.array([1.0, 2.0]))
+        assert values[1] == ghosts.LENGTHS_R[-1]
 
     def test_text_has_one_likely_successor(self):
-        """80% of 512 tokens follow, to three deviations. Catches rows and columns changed over."""
+        """80% of 512 tokens follow, within three deviations. Catches swapped rows and columns."""
         successors_V = np.roll(np.arange(ghosts.VOCAB), 1).clip(1)
         batch = ghosts.draw_text(jax.random.key(0), successors_V)
         tokens = np.asarray(batch['tokens'])
@@ -78,59 +80,66 @@ class TestStepsAroundTheRadius:
 
 
 class TestMemory:
-    def test_is_that_of_the_arrays(self, monkeypatch):
-        """The model of 130 million parameters by hand, in float32. Catches a state that is counted
-        with the weights, momentum of embeddings in SCALE, and moments of all in Muon.
+    def test_matches_array_sizes(self, monkeypatch):
+        """The model of 130 million parameters by hand, in float32. Catches a state counted with the
+        weights, momentum of embeddings in SCALE, and moments of all parameters in Muon.
         """
         monkeypatch.chdir(ROOT)
         size, width, layers = memory.PAPERS['130m'], 768, 12
         embedding, vectors = 32_000 * width, (2 * layers + 1) * width
         hidden = layers * (4 * width**2 + 3 * width * 2048)
-        every = 2 * embedding + hidden + vectors
-        asked = {
-            'adam': (memory.ADAM, 2 * every, 2 * hidden),
-            'lion': (memory.LION, every, hidden),
+        n_parameters = 2 * embedding + hidden + vectors
+        cases = {
+            'adam': (memory.ADAM, 2 * n_parameters, 2 * hidden),
+            'lion': (memory.LION, n_parameters, hidden),
             'scale': (memory.SCALE, embedding + 2 * vectors, 0),
-            'muon': (memory.MUON, 2 * every - hidden, hidden),
+            'muon': (memory.MUON, 2 * n_parameters - hidden, hidden),
         }
-        for optimizers, state, of_hidden in asked.values():
-            found = memory.optimizer_memory(size, optimizers)
-            assert (found.weights, found.hidden_state) == (4 * every, 4 * of_hidden)
-            assert 0 <= found.state - 4 * state < 64  # counts of steps
+        for optimizers, state, hidden_state in cases.values():
+            estimates = memory.optimizer_memory(size, optimizers)
+            assert (estimates.weights, estimates.hidden_state) == (
+                4 * n_parameters,
+                4 * hidden_state,
+            )
+            assert 0 <= estimates.state - 4 * state < 64  # counts of steps
 
 
 class TestSingularValuesOfUpdates:
     SHAPE = (12, 20)
 
-    def test_gradients_have_the_spectrum_that_is_asked_for(self, monkeypatch):
+    def test_gradients_have_requested_spectrum(self, monkeypatch):
         monkeypatch.setattr(updates, 'CONDITION', 100.0)
         for grad in updates.ill_conditioned_gradients(self.SHAPE, 0):
             values = np.linalg.svd(grad, compute_uv=False)
             assert 50 < values[0] / values[-1] < 200
 
     @pytest.mark.parametrize('name', ['momentum', 'auon', 'muon'])
-    def test_the_last_update_is_of_all_gradients(self, name):
+    def test_last_update_uses_all_gradients(self, name):
         """Equations in numpy. Catches the first update, and momentum without Nesterov's."""
         grads, mean = updates.random_gradients(self.SHAPE, 1), 0.0
         for grad in grads:
             mean = 0.95 * mean + 0.05 * grad
-        wanted = 0.95 * mean + 0.05 * grads[-1]
+        expected = 0.95 * mean + 0.05 * grads[-1]
         if name == 'momentum':
-            wanted = wanted / 0.05
+            expected = expected / 0.05
         if name == 'auon':
-            wanted = wanted / np.sqrt(np.mean(np.cosh(1.5 * wanted / np.linalg.norm(wanted)) ** 2))
+            expected = expected / np.sqrt(
+                np.mean(np.cosh(1.5 * expected / np.linalg.norm(expected)) ** 2)
+            )
         if name == 'muon':
-            left, s, right = np.linalg.svd(wanted / np.linalg.norm(wanted), full_matrices=False)
+            u, s, v = np.linalg.svd(expected / np.linalg.norm(expected), full_matrices=False)
             for _ in range(5):
                 s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
-            wanted = (left * s) @ right
-        found = updates.last_update(name, grads)
-        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6 * np.abs(wanted).max())
+            expected = (u * s) @ v
+        direction = updates.last_update(name, grads)
+        np.testing.assert_allclose(
+            direction, expected, rtol=1e-5, atol=1e-6 * np.abs(expected).max()
+        )
 
 
-def test_a_relative_change_is_that_of_each_hidden_matrix():
-    """Two layers of a matrix with heads, one of which turns by 10% of its length and one by 30%,
-    beside an embedding that moves far. Catches a norm of all layers, and roles that do not count.
+def test_relative_change_averages_hidden_matrices():
+    """Two layers of a matrix with heads change by 10% and 30% of their norm, beside an embedding
+    that moves far. Catches a norm over all layers, and other roles.
     """
     rng = np.random.default_rng(0)
     hidden = ParamSpec('hidden', ('layer', 'embed', 'heads', 'head_dim'), ('embed',))
@@ -141,5 +150,5 @@ def test_a_relative_change_is_that_of_each_hidden_matrix():
     before = SimpleNamespace(params={'q': w, 'table': np.ones((3, 4))})
     after = SimpleNamespace(params={'q': w + change, 'table': np.zeros((3, 4))})
     learner = SimpleNamespace(description=SimpleNamespace(specs=specs))
-    found = effective_rates.relative_change(learner, before, after)
-    np.testing.assert_allclose(found, 0.2, rtol=1e-5)
+    relative_change = effective_rates.relative_change(learner, before, after)
+    np.testing.assert_allclose(relative_change, 0.2, rtol=1e-5)

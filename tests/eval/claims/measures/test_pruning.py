@@ -1,4 +1,4 @@
-"""Property: methods read the text that they are said to."""
+"""Property: methods read the text that their description names."""
 
 import numpy as np
 
@@ -6,9 +6,9 @@ from eval.claims.measures import pruning
 from eval.claims.measures.tiny import MODES, SYMBOLS
 
 
-def test_texts_are_of_their_languages():
-    """Catches a domain that is the general text, and a text of both that is of one."""
+def test_texts_have_their_languages():
+    """Catches a domain equal to the general text, and a mixed text of one language."""
     chains = np.full((MODES, SYMBOLS, SYMBOLS), 1 / SYMBOLS)
-    read = pruning.Texts.draw(chains, np.random.default_rng(0))
-    modes = [{*rows[:, 0]} for rows in read]
-    assert modes == [{1}, {2}, {1, 2}] and len(read.both) == pruning.ROWS
+    texts = pruning.Texts.draw(chains, np.random.default_rng(0))
+    modes = [{*rows[:, 0]} for rows in texts]
+    assert modes == [{1}, {2}, {1, 2}] and len(texts.both) == pruning.ROWS

@@ -1,4 +1,4 @@
-"""Reference: noisy data whose labels are known, and losses of a network by hand."""
+"""Reference: noisy data with known labels, and losses of a network by hand."""
 
 import dataclasses
 
@@ -11,23 +11,23 @@ from scipy import special
 from eval.claims.measures import rescaling
 
 
-def test_labels_are_those_of_other_classes_where_they_are_wrong(monkeypatch):
-    """Rows without spread lie on their centres, which tell the right labels of all."""
+def test_wrong_labels_come_from_other_classes(monkeypatch):
+    """Without spread rows lie on their centres, which determine the correct labels."""
     task = dataclasses.replace(rescaling.TASK, spread=0.0)
     monkeypatch.setattr(rescaling, 'TASK', task)
     (x, labels, held_out, held_out_labels), is_wrong, _ = rescaling._draw_noisy(
         np.random.default_rng(0)
     )
-    right = {row.tobytes(): y for row, y in zip(held_out, held_out_labels, strict=True)}
-    assert len(right) == task.clusters
-    np.testing.assert_array_equal(labels != [right[row.tobytes()] for row in x], is_wrong)
+    label_by_centre = {row.tobytes(): y for row, y in zip(held_out, held_out_labels, strict=True)}
+    assert len(label_by_centre) == task.clusters
+    np.testing.assert_array_equal(labels != [label_by_centre[row.tobytes()] for row in x], is_wrong)
     assert is_wrong.sum() == round(0.3 * task.n_train)
     assert set(labels[is_wrong > 0]) == set(range(task.classes))
 
 
 @pytest.mark.full
-def test_rows_have_the_loss_of_the_first_pass_and_its_gradient():
-    """Catches one mask for all passes, and the loss of another."""
+def test_rows_use_first_pass_loss():
+    """Catches one mask for all passes, and the loss of another pass."""
     rng = np.random.default_rng(0)
     sizes = (rescaling.TASK.inputs, 8), (8, 8), (8, rescaling.TASK.classes)
     params = [np.float32(rng.normal(size=size)) for size in sizes]
@@ -38,16 +38,19 @@ def test_rows_have_the_loss_of_the_first_pass_and_its_gradient():
         hidden = masks[0] * np.maximum(x @ params[0], 0)
         return masks[1] * np.maximum(hidden @ params[1], 0) @ params[2]
 
-    each = [-special.log_softmax(logits(own), -1)[np.arange(4), labels] for own in masks]
+    losses_by_pass = [
+        -special.log_softmax(logits(masks_of_pass), -1)[np.arange(4), labels]
+        for masks_of_pass in masks
+    ]
 
     def loss(params):
         losses, features = rescaling._row_losses(params, (x, labels, masks))
         return jnp.sum(losses), (losses, features)
 
     grads, (losses, features) = jax.jit(jax.grad(loss, has_aux=True))(list(map(jnp.array, params)))
-    np.testing.assert_allclose(losses, each[0], rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(features[:, 0], np.mean(each, 0), rtol=1e-4)
-    np.testing.assert_allclose(features[:, 3], np.std(each, 0, ddof=1), rtol=1e-3)
+    np.testing.assert_allclose(losses, losses_by_pass[0], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(features[:, 0], np.mean(losses_by_pass, 0), rtol=1e-4)
+    np.testing.assert_allclose(features[:, 3], np.std(losses_by_pass, 0, ddof=1), rtol=1e-3)
     hidden = np.maximum(masks[0, 0] * np.maximum(x @ params[0], 0) @ params[1], 0) * masks[0, 1]
     errors = special.softmax(logits(masks[0]), -1) - np.eye(rescaling.TASK.classes)[labels]
     np.testing.assert_allclose(grads[2], hidden.T @ errors, rtol=1e-3, atol=1e-4)

@@ -1,4 +1,4 @@
-"""Reference: the variance of an estimate by chances, against drawing rows many times."""
+"""Reference: the variance of an estimate with given chances, against many random draws."""
 
 import numpy as np
 import pytest
@@ -6,31 +6,33 @@ import pytest
 from eval.claims.measures.row_sampling import _variance_ratio
 
 
-def test_the_variance_by_chances_is_that_of_rows_drawn_by_them():
-    """200,000 rows of each kind are drawn; the mean of what they estimate is that of all rows."""
+def test_variance_matches_sampling():
+    """Draws 200,000 rows with each set of chances. The mean of estimates is that of all rows."""
     rng = np.random.default_rng(0)
     gradients = rng.standard_normal((6, 3)) * np.array([[1], [1], [2], [4], [8], [0.5]])
     norms, chances = np.linalg.norm(gradients, axis=1), np.array([1.0, 2, 2, 3, 6, 1])
-    whole = gradients.mean(0)
+    mean_gradient = gradients.mean(0)
 
-    def drawn(p):
-        places = rng.choice(6, 200_000, p=p)
-        estimates = gradients[places] / (6 * p[places])[:, None]
-        np.testing.assert_allclose(estimates.mean(0), whole, atol=0.05)
-        return np.mean(np.sum((estimates - whole) ** 2, 1))
+    def sample_variance(p):
+        row_ids = rng.choice(6, 200_000, p=p)
+        estimates = gradients[row_ids] / (6 * p[row_ids])[:, None]
+        np.testing.assert_allclose(estimates.mean(0), mean_gradient, atol=0.05)
+        return np.mean(np.sum((estimates - mean_gradient) ** 2, 1))
 
-    wanted = drawn(chances / chances.sum()) / drawn(np.full(6, 1 / 6))
-    assert _variance_ratio(norms, chances, whole @ whole) == pytest.approx(wanted, rel=0.02)
+    expected = sample_variance(chances / chances.sum()) / sample_variance(np.full(6, 1 / 6))
+    assert _variance_ratio(norms, chances, mean_gradient @ mean_gradient) == pytest.approx(
+        expected, rel=0.02
+    )
 
 
-def test_no_chances_are_better_than_those_by_norm():
+def test_chances_by_norm_are_best():
     rng = np.random.default_rng(1)
     gradients = np.exp(rng.standard_normal((20, 1))) * rng.standard_normal((20, 4))
     norms, mean_square = np.linalg.norm(gradients, axis=1), np.sum(gradients.mean(0) ** 2)
-    least = _variance_ratio(norms, norms, mean_square)
+    by_norm = _variance_ratio(norms, norms, mean_square)
     for _ in range(20):
         assert (
             _variance_ratio(norms, norms * np.exp(0.3 * rng.standard_normal(20)), mean_square)
-            > least
+            > by_norm
         )
-    assert _variance_ratio(norms, np.ones(20), mean_square) == pytest.approx(1) and least < 1
+    assert _variance_ratio(norms, np.ones(20), mean_square) == pytest.approx(1) and by_norm < 1

@@ -1,5 +1,5 @@
-"""Reference: slopes of singular values that follow the paper's law, and the decay rule that is
-data against the rules of the project. Property: the text has the transitions that it says.
+"""Reference: slopes of singular values that follow the paper's law, and the traced decay rule
+against the rules of the project. Property: the text has the stated transitions.
 """
 
 import jax
@@ -17,7 +17,7 @@ from modules.scaling.decay import DecayInputs
 from modules.scaling.parametrization import Growth
 
 
-def test_the_text_goes_on_as_the_chain_has_it():
+def test_text_follows_chain():
     batch = spectra.draw_text(jax.random.key(3))
     tokens_BT = np.asarray(batch['tokens'])
     assert tokens_BT.shape == (spectra.ROWS, spectra.LENGTH + 1)
@@ -26,27 +26,33 @@ def test_the_text_goes_on_as_the_chain_has_it():
     assert set(np.unique(choice)) == set(range(spectra.CHOICES))
 
 
-def test_a_rule_that_is_data_is_the_rule_of_its_name():
+def test_traced_rule_matches_named_rule():
     learner = Learner(lab.read_recipe({}), None, BOS, None)
     decay = DecayInputs(0.1, 0.02, 0.5, 100, Growth(fan_in=4.0), factor=4.0)
-    found = [
+    by_index = [
         jax.jit(lambda number: with_rule(learner, number).recipe.decay.row(decay))(number)
         for number in range(len(RULES))
     ]
-    wanted = [float(DECAY_RULES[name](decay)) for name in RULES]
-    np.testing.assert_allclose(found, wanted, rtol=1e-6)
-    np.testing.assert_allclose(found, [0.001 * 4.0**power for power in RULES.values()], rtol=1e-6)
+    expected = [float(DECAY_RULES[name](decay)) for name in RULES]
+    np.testing.assert_allclose(by_index, expected, rtol=1e-6)
+    np.testing.assert_allclose(
+        by_index, [0.001 * 4.0**power for power in RULES.values()], rtol=1e-6
+    )
 
 
-def test_slopes_of_the_law_are_those_that_count(monkeypatch):
+def test_slopes_match_law(monkeypatch):
     """s = sqrt(rate / decay) width^0.75 with the rates of muP and each rule's decay."""
 
     def law(width, cases):
-        grown = width / WIDTHS[0]
+        factor = width / WIDTHS[0]
         return (
             np.array(
                 [
-                    [0.5 * np.log(ratio / grown ** (1 + RULES[rule])) + 0.75 * np.log(width) + seed]
+                    [
+                        0.5 * np.log(ratio / factor ** (1 + RULES[rule]))
+                        + 0.75 * np.log(width)
+                        + seed
+                    ]
                     for rule, ratio in cases
                     for seed in [0.0]
                 ]
@@ -55,21 +61,21 @@ def test_slopes_of_the_law_are_those_that_count(monkeypatch):
         )  # seeds may differ in size
 
     monkeypatch.setattr(spectra, 'mean_logs', law)
-    found = np.mean(list(spectra.decayed_norms.function()), 1)
-    np.testing.assert_allclose(found, [0.25, 0.0, -0.25, 0.5], atol=1e-9)
+    slopes = np.mean(list(spectra.decayed_norms.function()), 1)
+    np.testing.assert_allclose(slopes, [0.25, 0.0, -0.25, 0.5], atol=1e-9)
 
 
-def test_ratios_are_put_together_by_seed(monkeypatch):
+def test_ratios_are_reduced_by_seed(monkeypatch):
     ratios_SN = np.array([[1.0, 1.2, 0.8], [1.0, 1.4, 0.9]])
     monkeypatch.setattr(spectra, 'sigma_over_gamma', lambda recipe, steps: ratios_SN)
-    found = spectra.reparametrised_norms.compute()
-    values = [found[f'{name}_norm_over_gamma'].value for name in ('mean', 'largest', 'least')]
+    estimates = spectra.reparametrised_norms.compute()
+    values = [estimates[f'{name}_norm_over_gamma'].value for name in ('mean', 'largest', 'least')]
     np.testing.assert_allclose(values, [1.05, 1.3, 0.85])
 
 
 @pytest.mark.full
-def test_used_norms_are_near_gamma_and_never_below():
-    """One power iteration finds at most sigma: what is used has at least gamma."""
+def test_used_norms_are_at_least_gamma():
+    """One power iteration finds at most sigma, so that used matrices have at least gamma."""
     ratios_SN = sigma_over_gamma(
         resize_recipe(lab.read_recipe(SIGMA), 'width', 32), steps=2, seeds=[8]
     )
@@ -78,7 +84,7 @@ def test_used_norms_are_near_gamma_and_never_below():
 
 
 @pytest.mark.full
-def test_a_rule_with_more_decay_leaves_smaller_matrices(monkeypatch):
+def test_more_decay_gives_smaller_matrices(monkeypatch):
     monkeypatch.setattr(spectra, 'DECAY_TIMES', 0.5)
     logs_CS = spectra.mean_logs(64, [('constant', 1.0), ('constant', 4.0)], [8])
     assert logs_CS[1, 0] > logs_CS[0, 0] + 0.1

@@ -8,7 +8,7 @@ from eval.claims.measures.weights import steps_saved
 
 
 @pytest.mark.parametrize(
-    ('plain', 'kept', 'wanted'),
+    ('plain', 'rescaled', 'expected'),
     [
         ((4.0, 3.0, 2.0), (4.0, 2.0, 1.0), 1 / 2),
         ((4.0, 3.0, 2.0), (4.0, 1.0, 0.5), 2 / 3),  # two thirds of the way to the first merge
@@ -17,13 +17,13 @@ from eval.claims.measures.weights import steps_saved
         ((4.0, 5.0, 6.0), (4.0, 5.0, 5.5), 1.0),  # the start was as good
     ],
 )
-def test_steps_saved_are_those_to_the_loss_of_the_other(plain, kept, wanted):
-    """Catches a share of the wrong curve, a sign, and steps that are not cut between merges."""
-    assert steps_saved(plain, kept) == pytest.approx(wanted)
+def test_steps_saved(plain, rescaled, expected):
+    """Catches a share of the wrong curve, a wrong sign, and steps that are not interpolated."""
+    assert steps_saved(plain, rescaled) == pytest.approx(expected)
 
 
-def test_rows_follow_the_chain_of_their_mode():
-    """Mode m moves m + 1 symbols on. Catches the chain of another mode, and ids that overlap."""
+def test_rows_follow_mode_chain():
+    """Mode m moves m + 1 symbols on. Catches the chain of another mode, and overlapping ids."""
     steps = np.arange(MODES) + 1
     chains = np.stack([np.roll(np.eye(SYMBOLS), step, 1) for step in steps])
     rows = draw_text(chains, 64, np.random.default_rng(0), (0.5, 0.0, 0.5, 0.0))

@@ -1,5 +1,6 @@
-"""Cells of a sweep in a bucket, each with its lease, on several machines that hold nothing of each
-other. Files of any content stand for those of runs.
+"""Cells of a sweep in a bucket, each with its lease, on machines that share nothing else.
+
+Files of any content stand for the files of runs.
 """
 
 import pytest
@@ -8,14 +9,14 @@ from lm.record.remote import mirror
 from lm.record.remote.mirror import mirror_cell, mirror_sweep_records, sweep_folder
 from lm.storage.buckets import join_url, open_bucket
 from lm.storage.files import InUseError, UnreadableFile
-from tests.lm.record.remote.test_mirror import names, train, watched, write
+from tests.lm.record.remote.test_mirror import names, record_requests, train, write
 
 pytestmark = pytest.mark.xdist_group('buckets')
 
 
 @pytest.fixture
-def on(bucket_url, tmp_path, monkeypatch):
-    """on(name) -> the folder of the sweep on that machine, where this process is from now on."""
+def move_to(bucket_url, tmp_path, monkeypatch):
+    """Returns move_to(name) -> the sweep's folder on that machine, where this process is then."""
 
     def move(name: str):
         monkeypatch.setenv('EVENKEEL_CACHE', str(tmp_path / name))
@@ -35,68 +36,68 @@ def begin_sweep(url: str) -> None:
         pass
 
 
-def assert_refused(kind, says, entering) -> None:
-    with pytest.raises(kind, match=says), entering:
+def assert_refused(kind, message, entering) -> None:
+    with pytest.raises(kind, match=message), entering:
         pass
 
 
-def of_cell(folder, cell) -> set[str]:
+def list_cell_files(folder, cell) -> set[str]:
     return {p.relative_to(folder / cell).as_posix() for p in (folder / cell).rglob('*.*')}
 
 
-def test_a_folder_on_a_disk_is_left_as_it_is(tmp_path):
+def test_local_folder_is_unchanged(tmp_path):
     assert sweep_folder(tmp_path / 'sweep') == tmp_path / 'sweep'
     with mirror_sweep_records(None, print), mirror_cell(None, tmp_path / 'sweep' / 'one', print):
         pass
     assert not list(tmp_path.iterdir())
 
 
-def test_each_machine_has_its_own_cells_and_the_records_of_all(on, bucket_url, monkeypatch):
-    a = on('a')
+def test_machine_has_its_cells_and_all_records(move_to, bucket_url, monkeypatch):
+    a = move_to('a')
     with mirror_sweep_records(bucket_url, print):
         write(a, 'sweep.json', '{}')
     train_cell(bucket_url, a, 'one', 4)
-    b = on('b')
+    b = move_to('b')
     train_cell(bucket_url, b, 'two', 8)
-    assert of_cell(b, 'one') == set()
-    done = watched(monkeypatch)
+    assert list_cell_files(b, 'one') == set()
+    requests = record_requests(monkeypatch)
     with mirror_sweep_records(bucket_url, print):
-        assert of_cell(b, 'one') == {'config.json', 'metrics.jsonl'}
+        assert list_cell_files(b, 'one') == {'config.json', 'metrics.jsonl'}
         assert not (b / 'one' / 'checkpoints').exists()
         assert (b / 'two' / 'checkpoints' / '8').is_dir() and (b / 'sweep.json').exists()
         write(b, 'cells.parquet', 'of both')
-    assert done == ['+cells.parquet']
-    a = on('a')
+    assert requests == ['+cells.parquet']
+    a = move_to('a')
     with mirror_sweep_records(bucket_url, print):
         assert (a / 'cells.parquet').read_text() == 'of both'
-        assert of_cell(a, 'two') == {'config.json', 'metrics.jsonl'}
-    own = {name for name in names(open_bucket(bucket_url)) if '/' not in name}
-    assert own == {'sweep.json', 'cells.parquet'}
+        assert list_cell_files(a, 'two') == {'config.json', 'metrics.jsonl'}
+    sweep_files = {name for name in names(open_bucket(bucket_url)) if '/' not in name}
+    assert sweep_files == {'sweep.json', 'cells.parquet'}
 
 
-def test_a_cell_that_one_process_trains_is_refused_to_others(on, bucket_url, monkeypatch):
-    """And goes on on another machine afterwards, from its checkpoint."""
+def test_cell_in_training_is_refused_to_others(move_to, bucket_url, monkeypatch):
+    """Another machine resumes it afterwards, from its checkpoint."""
     monkeypatch.setattr(mirror, 'PATIENCE_SEC', 0.1)
-    a = on('a')
+    a = move_to('a')
     begin_sweep(bucket_url)
     with mirror_cell(bucket_url, a / 'one', print):
         train(a / 'one', 4)
-        there = mirror_cell(bucket_url, on('b') / 'one', print)
-        assert_refused(InUseError, f'another process trains in {bucket_url}/one', there)
-        train_cell(bucket_url, on('b'), 'two', 4)
-    b = on('b')
+        on_b = mirror_cell(bucket_url, move_to('b') / 'one', print)
+        assert_refused(InUseError, f'another process trains in {bucket_url}/one', on_b)
+        train_cell(bucket_url, move_to('b'), 'two', 4)
+    b = move_to('b')
     with mirror_cell(bucket_url, b / 'one', print):
         assert (b / 'one' / 'checkpoints' / '4').is_dir()
 
 
-def test_a_cell_that_is_further_on_here_is_kept(on, bucket_url):
-    """The bucket was out of reach, or the process was killed; another wrote the other cells."""
-    a = on('a')
+def test_newer_local_cell_is_kept(move_to, bucket_url):
+    """The bucket was unreachable, or the process was killed; another one wrote the other cells."""
+    a = move_to('a')
     begin_sweep(bucket_url)
     train_cell(bucket_url, a, 'one', 4)
     train(a / 'one', 8)
-    train_cell(bucket_url, on('b'), 'two', 4)
-    on('a')
+    train_cell(bucket_url, move_to('b'), 'two', 4)
+    move_to('a')
     with mirror_sweep_records(bucket_url, print):
         assert len((a / 'one' / 'metrics.jsonl').read_text().splitlines()) == 8
     with mirror_cell(bucket_url, a / 'one', print):
@@ -104,22 +105,22 @@ def test_a_cell_that_is_further_on_here_is_kept(on, bucket_url):
     assert 'one/checkpoints/8/.whole' in names(open_bucket(bucket_url))
 
 
-def test_a_damaged_lease_costs_its_own_cell(on, bucket_url):
-    a = on('a')
+def test_damaged_lease_affects_its_own_cell_alone(move_to, bucket_url):
+    a = move_to('a')
     begin_sweep(bucket_url)
     train_cell(bucket_url, a, 'one', 4)
     open_bucket(join_url(bucket_url, 'one')).write('.lease', b'{')
     begin_sweep(bucket_url)
-    says = rf'{bucket_url}/one/\.lease cannot be read'
-    assert_refused(UnreadableFile, says, mirror_cell(bucket_url, a / 'one', print))
+    message = rf'{bucket_url}/one/\.lease cannot be read'
+    assert_refused(UnreadableFile, message, mirror_cell(bucket_url, a / 'one', print))
     train_cell(bucket_url, a, 'two', 4)
 
 
-@pytest.mark.parametrize('there', ['sweep', 'single run'])
-def test_a_sweep_is_no_run_and_a_run_no_sweep(there, on, bucket_url):
+@pytest.mark.parametrize('content', ['sweep', 'single run'])
+def test_sweep_and_run_are_distinguished(content, move_to, bucket_url):
     bucket = open_bucket(bucket_url)
     bucket.write('.lease', b'')
-    bucket.write('sweep.json' if there == 'sweep' else 'config.json', b'{}')
-    act = mirror.mirror_workdir if there == 'sweep' else mirror_sweep_records
-    says = f'{bucket_url} holds a {there}; give another --workdir'
-    assert_refused(ValueError, says, act(bucket_url, print))
+    bucket.write('sweep.json' if content == 'sweep' else 'config.json', b'{}')
+    enter = mirror.mirror_workdir if content == 'sweep' else mirror_sweep_records
+    message = f'{bucket_url} holds a {content}; give another --workdir'
+    assert_refused(ValueError, message, enter(bucket_url, print))
