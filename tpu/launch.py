@@ -32,13 +32,13 @@ from lm.launch.exit_status import BAD_INPUT, DONE, STOP_SIGNALS
 from lm.launch.signals import catch_signals
 from modules.choices import choose
 from tpu.launchers import base, gcloud, ray, slurm, xpk
-from tpu.launchers.base import Engine
+from tpu.launchers.base import JobEngine
 
 ENGINES = {
-    'gcloud': Engine(gcloud.GcloudOptions, gcloud.GcloudLaunch, gcloud.check, gcloud.script),
-    'ray': Engine(ray.RayOptions, ray.RayLaunch, ray.check, ray.script),
-    'slurm': Engine(slurm.SlurmOptions, slurm.SlurmLaunch, slurm.check, slurm.script),
-    'xpk': Engine(xpk.XpkOptions, xpk.XpkLaunch, xpk.check, xpk.script),
+    'gcloud': JobEngine(gcloud.GcloudOptions, gcloud.GcloudLaunch, gcloud.check, gcloud.script),
+    'ray': JobEngine(ray.RayOptions, ray.RayLaunch, ray.check, ray.script),
+    'slurm': JobEngine(slurm.SlurmOptions, slurm.SlurmLaunch, slurm.check, slurm.script),
+    'xpk': JobEngine(xpk.XpkOptions, xpk.XpkLaunch, xpk.check, xpk.script),
 }
 DEFAULT_NAME = 28  # characters, the limit of xpk for jobs over several joined slices
 DEFINE: dict[type, Callable[..., Any]] = {

@@ -76,9 +76,10 @@ def _check_loss_on(recipe: Recipe) -> None:
     readers = [part for part in recipe.objectives if 'loss_on' in part.options]
     defaults = {declared_options(part.row)['loss_on'].default for part in readers}
     in_training = any(part in recipe.objective for part in readers)
-    if recipe.data.loss_on not in (None, *defaults) and not in_training:
+    loss_on = recipe.data.loss_on  # ty: ignore[missing-attribute]  # an objective's option
+    if loss_on not in (None, *defaults) and not in_training:
         raise ValueError(
-            f'data.loss_on={recipe.data.loss_on} is for training, and data.objective='
+            f'data.loss_on={loss_on} is for training, and data.objective='
             f'{recipe.data.objective} has no holes; evaluation always counts what fills them. '
             'Leave it out, or None.'
         )

@@ -23,7 +23,8 @@ def count_marks(recipe: Recipe) -> int:
     """
     if not any(part.row.has_special_tokens for part in recipe.objectives):
         return 0
-    return N_UNNUMBERED + (recipe.data.masks or 0)
+    n_masks = recipe.data.masks  # ty: ignore[missing-attribute]  # an objective's option
+    return N_UNNUMBERED + (n_masks or 0)
 
 
 def is_causal(recipe: Recipe) -> bool:

@@ -17,7 +17,7 @@ from tests.sweep_helpers import settings, write_corpus
 from tpu import launch
 
 ROOT = Path(__file__).parents[2]
-ACTOR = 'ray::Host'
+ACTOR = 'ray::RayHost'
 
 
 @pytest.fixture(scope='module')

@@ -144,7 +144,7 @@ class JobLaunch:
         return state
 
 
-class Engine(NamedTuple):
+class JobEngine(NamedTuple):
     """A way to start a job.
 
     options: dataclass of its flags. launch: the class of a job in progress. check: raises
