@@ -3,9 +3,9 @@
     python -m tpu.check_training '{"accelerator": "v6e-16", "slices": 1}' FLAGS of train.py
 
 Reads the flags as train.py does, resolves the config, runs the checks of its parts, and lays its
-mesh over as many devices as the chips have. No text is read, nothing is compiled, and no device is
-looked for. `tpu.launch` runs it in a process of its own, as it imports JAX. What this machine does
-not see, such as a checkpoint to start from, is left to the hosts, and said.
+mesh over as many devices as the chips have. It reads no text, compiles nothing, and looks for no
+device. `tpu.launch` runs it in a separate process, as it imports JAX. Facts that this machine
+cannot see, such as a checkpoint to start from, are left to the hosts, with a message.
 """
 
 from tpu.environment import prepare_environment
@@ -40,7 +40,7 @@ from tpu.launchers.base import Chips
 
 @dataclasses.dataclass(frozen=True)
 class PlaceholderDevice:
-    """A device that is not here, as far as the layout of a mesh looks at one."""
+    """A device that is not here, with the fields that the layout of a mesh reads."""
 
     id: int
     slice_index: int
@@ -48,38 +48,41 @@ class PlaceholderDevice:
 
 
 def main(argv: list[str]) -> None:
-    """Prints what could not be checked. Raises ValueError for what the hosts would refuse."""
+    """Prints what could not be checked. Raises ValueError for flags that the hosts would refuse."""
     chips = Chips(**json.loads(argv[1]))
     config = command.define_config()
     command.define_run()
     engines.define_flags()
     distributed.define_flags()
     tracking.define_flags()
-    words = command.parse_flags(['train.py', *argv[2:]])[1:]
-    if words:
-        raise ValueError(f'flags begin with --, as in --config=PATH; got {words}')
-    given = config.value.to_dict()
-    print(check_training(given, command.find_set_fields(given), chips), end='')
+    positional = command.parse_flags(['train.py', *argv[2:]])[1:]
+    if positional:
+        raise ValueError(f'flags begin with --, as in --config=PATH; got {positional}')
+    config_dict = config.value.to_dict()
+    print(check_training(config_dict, command.find_set_fields(config_dict), chips), end='')
 
 
 def check_training(
     config: Mapping[str, Any], explicit_fields: Collection[str], chips: Chips
 ) -> str:
-    """Returns what could not be checked here; '' for nothing.
+    """Checks a training for chips that do not exist yet.
 
     Args:
-      config: as nested dicts, with its sweep.
-      given: paths of the fields that the command or the config's file sets.
-      chips: those that the hosts have together.
+      config: nested dicts, including the sweep.
+      explicit_fields: paths of the fields that the command or the config's file sets.
+      chips: the chips of all hosts.
+
+    Returns:
+      What could not be checked here; '' for nothing.
 
     Raises:
-      ValueError: for fields, parts or a mesh that the hosts would refuse, and for chips that there
-        are not.
+      ValueError: for fields, parts or a mesh that the hosts would refuse, and for chips that do not
+        exist.
     """
     devices = placeholder_devices(chips)
-    source = build_config(single_run_config(config)).train.init_from
-    if source and (is_url(source) or not Path(source).exists()):
-        return f'train.init_from={source} is not seen from here: the hosts check the config\n'
+    init_from = build_config(single_run_config(config)).train.init_from
+    if init_from and (is_url(init_from) or not Path(init_from).exists()):
+        return f'train.init_from={init_from} is not seen from here: the hosts check the config\n'
     config, _ = merge_source_model(config, explicit_fields)
     base, sweep, tune = split_sweep(with_dtype(config, 'bfloat16'))
     recipe = resolve(base)
@@ -89,16 +92,17 @@ def check_training(
         return ''
     for group in WavePlan(base, sweep, tune).first_groups:
         check(group[0].recipe)
-        needed = min_devices(group[0].recipe.mesh)
-        if devices and needed > len(devices):
+        n_devices = min_devices(group[0].recipe.mesh)
+        if devices and n_devices > len(devices):
             raise ValueError(
-                f'{group[0].name} needs {needed} devices by its mesh, and there are {len(devices)}.'
+                f'{group[0].name} needs {n_devices} devices by its mesh, and there are '
+                f'{len(devices)}.'
             )
     return ''
 
 
 def placeholder_devices(chips: Chips) -> list[PlaceholderDevice]:
-    """Returns a device for each that the chips have; [] where their number is not known."""
+    """Returns one placeholder for each device of the chips; [] if their number is unknown."""
     total = chips.devices
     if chips.accelerator:
         total = count_slice_devices(chips.accelerator, chips.flag) * chips.slices
@@ -106,8 +110,9 @@ def placeholder_devices(chips: Chips) -> list[PlaceholderDevice]:
 
 
 def check_mesh(recipe: Recipe, devices: list[PlaceholderDevice]) -> None:
-    """Raises ValueError where a run cannot be laid over the devices, or would leave some idle. With
-    mesh.axes=auto the hosts choose the mesh.
+    """Raises ValueError if a run cannot be laid over the devices, or would leave some idle.
+
+    With mesh.axes=auto the hosts choose the mesh.
     """
     if devices and recipe.mesh.axes != AUTO:
         mesh = make_mesh(recipe.mesh, devices)

@@ -1,7 +1,7 @@
-"""Chips that programs are compiled for without one at hand, their published rates, and topologies:
-'v5p:4x4x4', several slices of such, 'h100:8', or 'here', the devices at hand.
+"""Chips for which programs are compiled without having one, their published rates, and topologies.
 
-Rates are of one device, in units of 1e9 bytes a second; a chip of TPU v7x is two devices.
+A topology is 'v5p:4x4x4', several such slices, 'h100:8', or 'here', the local devices. Rates are of
+one device, in units of 1e9 bytes per second; a chip of TPU v7x is two devices.
 """
 
 import dataclasses
@@ -23,12 +23,14 @@ GIB = 2**30
 
 
 class Chip(NamedTuple):
-    """A kind of TPU or GPU. platform: 'tpu' or 'gpu'. kind: `jax.Device.device_kind`. memory: bytes
-    that the compiler lets a program have. gb_per_second: rate of that memory. link: one-way rate of
-    one link to a neighbour, of a GPU of all its links. network: one-way share of the network
-    between slices. described: the description that the compiler takes. cubes: whether slices have
-    three dimensions. cores: TensorCores of a chip, where Google's names count them. largest: chips
-    of the largest slice, or GPUs of a host. host: chips of a host along each dimension.
+    """A kind of TPU or GPU.
+
+    platform: 'tpu' or 'gpu'. kind: `jax.Device.device_kind`. memory: bytes that the compiler allows
+    a program. gb_per_second: bandwidth of that memory. link: one-way rate of one link to a
+    neighbour; for a GPU, of all its links. network: one-way share of the network between slices.
+    description: as the compiler takes it. cubes: whether slices have three dimensions. cores:
+    TensorCores of a chip, if Google's names count them. largest: chips of the largest slice, or
+    GPUs of a host. host: chips of a host along each dimension.
     """
 
     platform: str
@@ -46,8 +48,10 @@ class Chip(NamedTuple):
 
     @property
     def peak(self) -> float:
-        """Published flop/s of bf16 products."""
-        return published_peak(self.kind)
+        """Returns the published flop/s of bf16 products."""
+        peak = published_peak(self.kind)
+        assert peak is not None  # every chip here has a published peak
+        return peak
 
     def make_host_devices(self, gpus: int = 1) -> Sequence[jax.Device]:
         """Returns the devices of one host, to compile for: all its TPUs, or `gpus` GPUs."""
@@ -57,38 +61,41 @@ class Chip(NamedTuple):
         return topologies.get_topology_desc(platform='cuda', **shape, **self.description).devices
 
     def make_slice_devices(self, shape: str, number: int) -> Sequence[jax.Device]:
-        """Returns the devices of `number` slices of TPUs, each a torus of `shape`, as '4x4x4'."""
-        several = {'num_slices': number} if number > 1 else {}
-        described = self.description | several
-        described |= {'topology_name': f'{self.description["topology_name"]}:{shape}'}
-        return topologies.get_topology_desc(platform='tpu', **described).devices
+        """Returns the devices of `number` slices of TPUs, each a torus of `shape`, such as
+        '4x4x4'.
+        """
+        slice_options: dict[str, Any] = {'num_slices': number} if number > 1 else {}
+        description = self.description | slice_options
+        description |= {'topology_name': f'{self.description["topology_name"]}:{shape}'}
+        return topologies.get_topology_desc(platform='tpu', **description).devices
 
 
-def _tpu(name: str, kind: str, gib: float, *rates: float, described=(), **facts: Any) -> Chip:
-    described = {'topology_name': name, **dict(described)}
-    return Chip('tpu', kind, int(gib * GIB), *rates, described, **facts)
+def _tpu(name: str, kind: str, gib: float, *rates: Any, options: Any = (), **facts: Any) -> Chip:
+    """Returns the Chip of a TPU; rates are gb_per_second, link and network."""
+    description: Any = {'topology_name': name, **dict(options)}
+    return Chip('tpu', kind, int(gib * GIB), *rates, description, **facts)
 
 
-# GiB of memory, then the rates of memory, of a link and of the network. Memory: what libtpu 0.0.51
-# says is available in the error of a program that needs more. Rates of memory and of the network
+# GiB of memory, then the rates of memory, a link and the network. Memory: as available according to
+# libtpu 0.0.51, in the error for a program that needs more. Rates of memory and of the network
 # between slices, sizes of slices and hosts: Google Cloud's pages on TPU v4, v5e, v5p, v6e and
-# TPU7x; a network that they give for a host is shared by its chips. Links: "one-way ICI bandwidth
-# per link" of jax-ml/scaling-book, tpus.md, and of TPU7x a twelfth of the 1,200 GB/s that Google
-# gives for all six links both ways, which for the others is 1.1 times as much as the book's.
-# Network of v4: the book's 25 GB/s a host.
+# TPU7x; a network given per host is divided by its chips. Links: "one-way ICI bandwidth per link"
+# of jax-ml/scaling-book, tpus.md. For TPU7x a twelfth of the 1,200 GB/s that Google gives for all
+# six links both ways; for the other chips Google's number is 1.1 times the book's.
+# Network of v4: the book's 25 GB/s per host.
 PLANE = {'largest': 256, 'host': (2, 2)}
 CUBES = {'cubes': True, 'cores': 2, 'host': (2, 2, 1)}
 MEGACORE = {'chip_config_name': 'megacore'}
 TPUS = {
-    'v4': _tpu('v4', 'TPU v4', 30.75, 1200, 45, 6.25, described=MEGACORE, largest=4096, **CUBES),
+    'v4': _tpu('v4', 'TPU v4', 30.75, 1200, 45, 6.25, options=MEGACORE, largest=4096, **CUBES),
     'v5e': _tpu('v5e', 'TPU v5 lite', 15.75, 819, 45, 3.125, **PLANE),
     'v5p': _tpu('v5p', 'TPU v5', 95.73, 2765, 90, 6.25, largest=6144, **CUBES),
     'v6e': _tpu('v6e', 'TPU v6 lite', 31.24, 1638, 90, 12.5, **PLANE),
     'tpu7x': _tpu('tpu7x', 'TPU7x', 94.74, 3690, 50, 6.25, devices_a_chip=2, largest=9216, **CUBES),
 }
 
-# The part of stream_executor.GpuTargetConfigProto that decides what XLA makes of a program. Sizes
-# are in bytes. Numbers that are written out are those of an A100, an H100 and a B200 alike.
+# The part of stream_executor.GpuTargetConfigProto that determines how XLA compiles a program. Sizes
+# are in bytes. Literal numbers are the same for an A100, an H100 and a B200.
 TARGET = """
 platform_name: "CUDA"
 device_description_str: "{kind}"
@@ -114,6 +121,7 @@ gpu_device_info {{
 
 
 def _gpu(name: str, memory: int, gb_per_second: float, link: float, **facts: Any) -> Chip:
+    """Returns the Chip of a GPU; facts fill the fields of TARGET."""
     kind, bandwidth = f'NVIDIA {name}', int(1e9 * gb_per_second)
     facts['features'] = 'ACCELERATED_FEATURES' if facts['capability'] >= 9 else 'NONE'
     facts['shared_by_a_block'] = facts['shared'] - 1024  # CUDA keeps 1 KiB for itself
@@ -121,8 +129,8 @@ def _gpu(name: str, memory: int, gb_per_second: float, link: float, **facts: Any
     return Chip('gpu', kind, memory, gb_per_second, link, 50, {'target_config': target}, largest=8)
 
 
-# Links: half of NVIDIA's sum of all NVLinks, both ways. Network: one 400 Gb/s card a GPU, as in a
-# DGX. The rest is what the devices report, as XLA's source has it (openxla/xla,
+# Links: half of NVIDIA's sum of all NVLinks in both directions. Network: one 400 Gb/s card per GPU,
+# as in a DGX. Other numbers are reported by the devices, according to XLA's source (openxla/xla,
 # xla/backends/gpu/target_config/specs). NVIDIA publishes 2,039, 3,350, 4,800 and up to 8,000 GB/s.
 AMPERE = {'capability': 8, 'multiprocessors': 108, 'units': 64, 'ghz': 1.41}
 AMPERE |= {'l2': 40 * 2**20, 'shared': 164 * 2**10}
@@ -140,20 +148,22 @@ CHIPS = TPUS | GPUS
 
 # Planar slices that Google offers (its pages on v5e and v6e).
 FLAT_SHAPES = ('1x1', '2x2', '2x4', '4x4', '4x8', '8x8', '8x16', '16x16')
-# Slices of three dimensions: within one cube of 4 x 4 x 4, and then whole cubes.
+# Slices of three dimensions: within one cube of 4 x 4 x 4, or whole cubes.
 SUBCUBE_SHAPES = ('2x2x1', '2x2x2', '2x2x4', '2x4x4')
 CUBE, MAX_CUBE_SIDE = 4, 24
-WRAPS_FLAT = 16  # a dimension of so many chips is a ring, a shorter one a line
+WRAPS_FLAT = 16  # a dimension with this many chips is a ring, a shorter dimension a line
 EXTRAS = {'tpu': ('libtpu', 'tpu'), 'gpu': ('jax_cuda13_plugin', 'cuda-compiler')}
-# Names that machines and instance types have for these chips.
 UNPLANNED = ('v2', 'v3')  # older TPUs, whose names count devices; no plan is made for them
+# Names of these chips on machines and instance types.
 ALIASES = {'v5litepod': 'v5e', 'v5lite': 'v5e', 'v5': 'v5p', 'v7x': 'tpu7x', 'tpu7': 'tpu7x'}
 
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """Devices that a plan is made for. name: as given by the user. chip: None for the devices at
-    hand. shape: chips of a slice along each dimension; (n,) for GPUs.
+    """Devices for which a plan is made.
+
+    name: as given by the user. chip: None for the local devices. shape: chips of a slice along each
+    dimension; (n,) for GPUs.
     """
 
     name: str
@@ -164,15 +174,18 @@ class Topology:
 
     @property
     def chips(self) -> int:
+        """Returns the number of chips; 1 for the local devices."""
         return math.prod(self.shape) * self.slices if self.chip else 1
 
     @property
     def label(self) -> str:
+        """Returns the name with the number of slices, for messages."""
         return f'{self.slices} slices of {self.name}' if self.slices > 1 else self.name
 
     def is_ring(self, dimension: int) -> bool:
         """Whether the chips along a dimension form a ring."""
         length = self.shape[dimension]
+        assert self.chip is not None  # the local devices have no shape
         return length % CUBE == 0 if self.chip.cubes else length == WRAPS_FLAT
 
 
@@ -182,7 +195,7 @@ def open_topology(name: str, slices: int = 1) -> Topology:
     Raises ValueError for a topology that is not offered, with the nearest one; for several slices
     of chips without slices; and for a missing compiler, with the extra that installs it.
     """
-    asked, name = name, canonical_slice(name)
+    given_name, name = name, canonical_slice(name)
     kind, _, shape = name.partition(':')
     if name != HERE and kind not in CHIPS:
         raise ValueError(
@@ -192,7 +205,7 @@ def open_topology(name: str, slices: int = 1) -> Topology:
     chip = CHIPS.get(kind)
     if chip is not None and shape not in (offered := list_shapes(chip)):
         raise ValueError(
-            f'--topology={asked}: {kind} has no {shape or "empty shape"!r}.'
+            f'--topology={given_name}: {kind} has no {shape or "empty shape"!r}.'
             f' Nearest that is offered: {kind}:{_nearest_shape(shape, offered)}.'
         )
     if slices < 1:
@@ -201,10 +214,10 @@ def open_topology(name: str, slices: int = 1) -> Topology:
         raise ValueError(f'--slices={slices} is for TPUs; --topology={name} has no slices')
     if chip is None:
         return Topology(name, None, jax.devices())
-    module, extra = EXTRAS[chip.platform]
-    if importlib.util.find_spec(module) is None:
+    compiler, extra = EXTRAS[chip.platform]
+    if importlib.util.find_spec(compiler) is None:
         raise ValueError(
-            f'--topology={name} is compiled by {module}, which is not installed: '
+            f'--topology={name} is compiled by {compiler}, which is not installed: '
             f'uv sync --extra {extra}'
         )
     lengths = tuple(map(int, shape.split('x')))
@@ -219,9 +232,10 @@ def open_topology(name: str, slices: int = 1) -> Topology:
 
 
 def count_slice_devices(name: str, flag: str) -> int:
-    """Returns the devices of a slice: v6e-16, v5p-32 or v5litepod-16, v6e-4x4 of xpk, or v6e:4x4.
+    """Returns the number of devices of a slice.
 
-    Raises ValueError, with the nearest, for a slice that is not offered. flag: what the user gave.
+    Names are v6e-16, v5p-32 or v5litepod-16, xpk's v6e-4x4, or v6e:4x4. Raises ValueError, with the
+    nearest, for a slice that is not offered. flag: the flag that named it, for the error.
     """
     kind, _, number = name.partition('-')
     if kind in UNPLANNED and number.isdecimal():
@@ -231,11 +245,11 @@ def count_slice_devices(name: str, flag: str) -> int:
     kind, _, shape = canonical_slice(name).partition(':')
     kind = ALIASES.get(kind, kind)
     if kind not in TPUS:
-        first = kind.lower().partition('-')[0]
-        usual = ALIASES.get(first, first)
+        prefix = kind.lower().partition('-')[0]
+        alias = ALIASES.get(prefix, prefix)
         raise ValueError(
             f'{flag} must be a kind of TPU and its size, of {", ".join(TPUS)}, such as v6e-16 or '
-            f'v5litepod-16; got {name!r}.{suggest_nearest(usual, TPUS)}'
+            f'v5litepod-16; got {name!r}.{suggest_nearest(alias, TPUS)}'
         )
     if shape not in (offered := list_shapes(TPUS[kind])):
         chips = count_chips(closest := _nearest_shape(shape, offered))
@@ -247,19 +261,22 @@ def count_slice_devices(name: str, flag: str) -> int:
 
 
 def canonical_slice(name: str) -> str:
-    """Returns 'v5e:4x4' for v5e-16 or v5litepod-16, and 'v5p:2x2x4' for v5p-32: Google names slices
-    by their chips, or by their TensorCores. Another name stays as it is.
+    """Returns 'v5e:4x4' for v5e-16 or v5litepod-16, and 'v5p:2x2x4' for v5p-32.
+
+    Google names slices by their chips, or by their TensorCores. Any other name is returned
+    unchanged.
     """
     kind, _, number = name.partition('-')
     kind = ALIASES.get(kind, kind)
     if kind not in TPUS or not number.isdecimal():
         return name
-    chips, rest = divmod(int(number), TPUS[kind].cores)
-    of_shape = {count_chips(shape): shape for shape in reversed(list_shapes(TPUS[kind]))}
-    return f'{kind}:{chips if rest else of_shape.get(chips, chips)}'
+    chips, remainder = divmod(int(number), TPUS[kind].cores)
+    shapes_by_chips = {count_chips(shape): shape for shape in reversed(list_shapes(TPUS[kind]))}
+    return f'{kind}:{chips if remainder else shapes_by_chips.get(chips, chips)}'
 
 
 def count_chips(shape: str) -> int:
+    """Returns the number of chips of a shape such as '4x4'."""
     return math.prod(map(int, shape.split('x')))
 
 
@@ -270,13 +287,15 @@ def list_shapes(chip: Chip) -> list[str]:
     if not chip.cubes:
         return list(FLAT_SHAPES)
     shapes = itertools.combinations_with_replacement(range(CUBE, MAX_CUBE_SIDE + 1, CUBE), 3)
-    whole = [shape for shape in shapes if math.prod(shape) <= chip.largest]
-    whole.sort(key=lambda shape: (math.prod(shape), max(shape)))
-    return [*SUBCUBE_SHAPES, *('x'.join(map(str, shape)) for shape in whole)]
+    cubes = [shape for shape in shapes if math.prod(shape) <= chip.largest]
+    cubes.sort(key=lambda shape: (math.prod(shape), max(shape)))
+    return [*SUBCUBE_SHAPES, *('x'.join(map(str, shape)) for shape in cubes)]
 
 
 def _nearest_shape(shape: str, offered: Sequence[str]) -> str:
-    """Returns the offered shape with the nearest number of chips, then of lengths in common."""
+    """Returns the offered shape with the nearest number of chips, then with most lengths in
+    common.
+    """
     lengths = shape.lower().split('x')
     if not all(part.isdigit() for part in lengths):
         return offered[0]
@@ -290,9 +309,9 @@ def _nearest_shape(shape: str, offered: Sequence[str]) -> str:
 
 
 def _suggestion(kind: str) -> str:
-    """Returns ' Did you mean ...?' for a name of a known chip, else the nearest name."""
-    first = kind.lower().split('-')[0]
-    guess = ALIASES.get(first, first)
+    """Returns ' Did you mean ...?' for an alias of a known chip, else the nearest name."""
+    prefix = kind.lower().split('-')[0]
+    guess = ALIASES.get(prefix, prefix)
     if guess not in CHIPS:
         return suggest_nearest(guess, CHIPS)
     example = '4x4x4' if CHIPS[guess].cubes else list_shapes(CHIPS[guess])[-1]

@@ -1,13 +1,13 @@
-"""The training step of a config, compiled for a topology, and its memory, collectives and time.
+"""The training step of a config, compiled for a topology, with its memory, collectives and time.
 
-The time is a roofline's. Every operation takes as long as its products take at what they reach of
-the published peak (`tpu.rates`), or its bytes at the published bandwidth of memory, whichever is
-longer, one operation after another; the links take as long as their bytes take in rings.
-`step_seconds` are those of the operations and of what the device waits for collectives in the order
-of the compiled program (`tpu.schedule`). In `step_seconds_hidden` links and operations work at the
-same time, in `step_seconds_exposed` one after the other: the step is between them. `bound_seconds`
-has all products at the peak and all links hidden: no step is faster. None counts what LEFT_OUT
-names.
+The time follows a roofline. Every operation takes as long as its products at their share of the
+published peak (`tpu.rates`), or as its bytes at the published bandwidth of memory, whichever is
+longer, one operation after another. The links take as long as their bytes take in rings.
+`step_seconds` is the sum of all operations and of the waits for collectives in the order of the
+compiled program (`tpu.schedule`). Two further numbers bracket it: in `step_seconds_hidden` links
+and operations overlap completely, in `step_seconds_exposed` not at all. `bound_seconds` has all
+products at the peak and all links hidden: no step is faster. NOT_MODELLED lists the effects that
+none of them includes.
 """
 
 import collections
@@ -51,14 +51,15 @@ NOT_MODELLED = (
     'links and hosts that others use, throttled clocks, stragglers',
     'evaluation, checkpoints, and waiting for text',
 )
-Say = Callable[[str], None]  # passes a message on
+Say = Callable[[str], None]  # shows a message
 UNITS = {'': 1, 'K': 2**10, 'M': 2**20, 'G': 2**30, 'T': 2**40}
+# How the compilers for TPUs and for GPUs state the memory that a program needs.
 MEMORY_EXCEEDED = re.compile(r'([\d.]+)([KMGT]?)\)? exceeds available \w+ \(([\d.]+)([KMGT]?)\)')
 MEMORY_USED = re.compile(r'Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm')
 
 
 class DoesNotFit(ValueError):
-    """A step needs more memory than a device has. needed, there: bytes a device."""
+    """A step needs more memory than a device has. needed, available: bytes per device."""
 
     def __init__(self, needed: int, available: int):
         self.needed, self.available = needed, available
@@ -70,7 +71,7 @@ class DoesNotFit(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class CompiledStep:
-    """A compiled step. seconds: compile time."""
+    """A compiled step, for `runs` runs. seconds: compile time."""
 
     blueprint: Blueprint
     executable: Any
@@ -79,39 +80,61 @@ class CompiledStep:
 
 
 def build_blueprint(recipe: Recipe, topology: Topology, say: Say, runs: int = 1) -> Blueprint:
-    """Returns the blueprint of a step, without any text: bpe:SIZE is taken to have SIZE tokens.
-    Raises ValueError where the mesh does not fill the topology, or does not divide the config.
+    """Builds the blueprint of a step, without any text: bpe:SIZE is assumed to have SIZE tokens.
+
+    Args:
+      recipe: the checked recipe.
+      topology: the devices.
+      say: receives messages.
+      runs: runs that a device trains at once.
+
+    Returns:
+      The blueprint.
+
+    Raises:
+      ValueError: if the mesh does not fill the topology, or does not divide the config.
     """
     devices, (vocab_size, bos_id) = topology.devices, nominal_vocabulary(recipe)
-    made = Blueprint(
+    blueprint = Blueprint(
         recipe, vocab_size, bos_id, devices, lambda: device_memory(topology), say, runs
     )
     if recipe.mesh.axes != AUTO:
         if runs == 1:
-            check_idle_devices(recipe.mesh, made.mesh, len(devices))
-        check_devices(recipe, made.mesh)
-    return made
+            check_idle_devices(recipe.mesh, blueprint.mesh, len(devices))
+        check_devices(recipe, blueprint.mesh)
+    return blueprint
 
 
 def nominal_vocabulary(recipe: Recipe) -> tuple[int, int]:
-    """Returns (vocabulary size, a BOS) without the text; any BOS gives the same program."""
-    of_tokenizer = tokenizers.vocab_size(recipe.data.tokenizer)
-    return of_tokenizer + count_marks(recipe), of_tokenizer - 2
+    """Returns (vocabulary size, BOS) without the text; the program does not depend on the BOS."""
+    n_tokens = tokenizers.vocab_size(recipe.data.tokenizer)
+    return n_tokens + count_marks(recipe), n_tokens - 2
 
 
 def device_memory(topology: Topology) -> int:
     """Returns the bytes of a device that a program may use."""
     if topology.chip is not None:
         return topology.chip.memory
-    on_cpu = topology.devices[0].platform == 'cpu'
-    return device_memory_bytes() // (len(topology.devices) if on_cpu else 1)
+    is_cpu = topology.devices[0].platform == 'cpu'
+    return device_memory_bytes() // (len(topology.devices) if is_cpu else 1)
 
 
 def compile_step(
     blueprint: Blueprint, topology: Topology, run_axis: str = SINGLE, runs: int = 1
 ) -> CompiledStep:
-    """Compiles the program that `train.py` runs; with `how` and `runs`, that of a sweep. Raises
-    DoesNotFit where a device has too little memory for it.
+    """Compiles the program that `train.py` runs.
+
+    Args:
+      blueprint: the blueprint of the step.
+      topology: the devices.
+      run_axis: how a device trains several runs (`lm.devices.run_axis`).
+      runs: number of runs, for a sweep.
+
+    Returns:
+      The compiled step.
+
+    Raises:
+      DoesNotFit: if a device has too little memory.
     """
     start = time.perf_counter()
 
@@ -126,34 +149,36 @@ def compile_step(
             raise
         raise DoesNotFit(*_parse_memory_error(str(error))) from error
     step = CompiledStep(blueprint, executable, runs, time.perf_counter() - start)
-    needed, there = peak_bytes(executable, topology), device_memory(topology)
-    if needed > there:  # the compilers for GPUs and CPUs do not check
-        raise DoesNotFit(needed, there)
+    needed, available = peak_bytes(executable, topology), device_memory(topology)
+    if needed > available:  # only the compiler for TPUs checks it
+        raise DoesNotFit(needed, available)
     return step
 
 
 def _parse_memory_error(text: str) -> tuple[int, int]:
-    """Parses (bytes needed, bytes there) from a compiler's error."""
-    found = MEMORY_EXCEEDED.search(text) or MEMORY_USED.search(text)
-    if found is None:
+    """Parses (bytes needed, bytes available) from a compiler's error."""
+    match = MEMORY_EXCEEDED.search(text) or MEMORY_USED.search(text)
+    if match is None:
         raise ValueError(f'memory does not suffice, and by how much is not said: {text}')
-    needed, unit, there, unit_there = found.groups()
-    return int(float(needed) * UNITS[unit]), int(float(there) * UNITS[unit_there])
+    needed, unit, available, available_unit = match.groups()
+    return int(float(needed) * UNITS[unit]), int(float(available) * UNITS[available_unit])
 
 
 def peak_bytes(executable: Any, topology: Topology) -> int:
-    """Returns the most bytes of a device in use at once, by the compiler's report."""
+    """Returns the peak memory of a device in bytes, by the compiler's report."""
     report = executable.memory_analysis()
     if topology.chip is not None and topology.chip.platform == 'tpu':
-        # The sum of kinds counts what is donated twice, and temporaries not at all (libtpu 0.0.51).
+        # The sum over kinds counts donated arrays twice, and omits temporaries (libtpu 0.0.51).
         return report.peak_memory_in_bytes + report.generated_code_size_in_bytes
     arguments = report.argument_size_in_bytes - report.alias_size_in_bytes
     return arguments + report.output_size_in_bytes + report.temp_size_in_bytes
 
 
 class Rates(NamedTuple):
-    """Rates of one device: peak flop/s of products, bytes a second of its memory, their source, and
-    the kind of the device, by which products reach a share of the peak.
+    """Rates of one device.
+
+    flops: peak flop/s of products. bytes: bytes per second of its memory. source: origin of the
+    numbers. kind: device kind, which determines the share of the peak that products reach.
     """
 
     flops: float
@@ -164,13 +189,14 @@ class Rates(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class StepEstimate:
-    """An estimate of one step: bytes, and flops of products, are those of one device. bound: the
-    least that it can be, with all products at the peak and the links hidden; the others have
-    products at what they reach of it. waiting_seconds: what a device waits for links in the order
-    of the program. mfu: the share of the peak that 6 N and attention's operations
-    (`lm.training.flops`) reach; mfu_in_full: with all pairs of tokens, also those that masks leave
-    out; mfu_hidden, mfu_exposed: where operations hide all of the links, and nothing hides them;
-    mfu_bound: the most that it can be. price: of a chip-hour.
+    """An estimate of one step.
+
+    bytes, flops: of one device. bound_*: all products at the peak and all links hidden; other times
+    have products at their share of the peak. waiting_seconds: waits for links in the order of the
+    program. mfu: share of the peak used for 6 N and attention's operations (`lm.training.flops`).
+    mfu_in_full: the same with all pairs of tokens, including those that masks leave out.
+    mfu_hidden, mfu_exposed: if operations hide all links, or none. mfu_bound: upper bound of mfu.
+    price: of a chip-hour.
     """
 
     topology: str
@@ -204,27 +230,32 @@ class StepEstimate:
 
     @property
     def step_seconds(self) -> float:
+        """Returns the estimated seconds of a step."""
         return self.operation_seconds + self.waiting_seconds
 
     @property
     def step_seconds_hidden(self) -> float:
+        """Returns the seconds if operations hide all links."""
         return max(self.operation_seconds, self.link_seconds)
 
     @property
     def step_seconds_exposed(self) -> float:
+        """Returns the seconds if operations hide no links."""
         return self.operation_seconds + self.link_seconds
 
     @property
     def bound_seconds(self) -> float:
+        """Returns a lower bound of the seconds."""
         return max(self.bound_operation_seconds, self.link_seconds)
 
     @property
     def predicted_seconds(self) -> float | None:
-        """Seconds of a step where it takes as much longer than estimated as measured ones did."""
+        """Returns the seconds scaled by the ratio of measured steps, if there are any."""
         return self.ratio and self.ratio.value * self.step_seconds
 
     @property
     def mfu(self) -> float:
+        """Returns the model FLOP utilisation of `step_seconds`."""
         return self.model_flops / self.devices / self.rates.flops / self.step_seconds
 
     @property
@@ -245,70 +276,81 @@ class StepEstimate:
 
     @property
     def bound_by(self) -> str:
+        """Returns the resource that takes most of the time: links, products or memory."""
         if self.waiting_seconds > self.operation_seconds:
             return 'links'
         return 'products' if self.compute_seconds > self.memory_seconds else 'memory'
 
     @property
     def tokens_a_day(self) -> float:
+        """Returns the tokens of a day of steps."""
         return self.tokens / self.step_seconds * 86400.0
 
     @property
     def chip_hours(self) -> float:
-        """Chip-hours of all steps."""
+        """Returns the chip-hours of all steps."""
         return self.steps * self.step_seconds * self.chips / 3600
 
     def record(self) -> dict[str, Any]:
-        """Returns the fields, and what follows from them, for JSON."""
-        follow = ('step_seconds', 'step_seconds_hidden', 'step_seconds_exposed', 'bound_seconds')
-        follow += ('predicted_seconds', 'mfu', 'mfu_in_full', 'mfu_hidden', 'mfu_exposed')
-        follow += ('mfu_bound', 'bound_by', 'tokens_a_day', 'chip_hours')
-        found = dataclasses.asdict(self) | {'rates': self.rates._asdict()}
-        found['ratio'] = self.ratio and self.ratio._asdict()
-        found |= {name: getattr(self, name) for name in follow}
-        return found | {'cost': self.price and self.price * self.chip_hours}
+        """Returns the fields and the derived numbers, for JSON."""
+        derived = ('step_seconds', 'step_seconds_hidden', 'step_seconds_exposed', 'bound_seconds')
+        derived += ('predicted_seconds', 'mfu', 'mfu_in_full', 'mfu_hidden', 'mfu_exposed')
+        derived += ('mfu_bound', 'bound_by', 'tokens_a_day', 'chip_hours')
+        fields = dataclasses.asdict(self) | {'rates': self.rates._asdict()}
+        fields['ratio'] = self.ratio and self.ratio._asdict()
+        fields |= {name: getattr(self, name) for name in derived}
+        return fields | {'cost': self.price and self.price * self.chip_hours}
 
     def format_lines(self) -> Iterator[str]:
+        """Yields the lines of a plan."""
         yield (
             f'{self.topology}: {self.chips:,} chips, mesh {self.mesh}; {self.parameters:,} '
             f'parameters, {self.tokens:,} tokens a step; compiled in {self.compile_seconds:.0f} s'
         )
         kinds = [f'{kind} {format_gib(size)}' for kind, size in self.memory.items() if size > 1e6]
-        there = f'{format_gib(self.memory_needed)} of {format_gib(self.memory_there)} GiB a device'
-        yield f'memory: {there}: {", ".join(kinds)}'
-        for sent in self.collectives:
+        memory_text = (
+            f'{format_gib(self.memory_needed)} of {format_gib(self.memory_there)} GiB a device'
+        )
+        yield f'memory: {memory_text}: {", ".join(kinds)}'
+        for collective in self.collectives:
             yield (
-                f'{sent["kind"]}: {sent["number"]:,} a step, {sent["bytes"] / 1e9:,.3f} GB of '
-                f'results a device, {format_ms(sent["seconds"])} ms of its links, '
-                f'{format_ms(sent["waiting"])} ms of waiting'
+                f'{collective["kind"]}: {collective["number"]:,} a step, '
+                f'{collective["bytes"] / 1e9:,.3f} GB of results a device, '
+                f'{format_ms(collective["seconds"])} ms of its links, '
+                f'{format_ms(collective["waiting"])} ms of waiting'
             )
         yield (
-            f'products: {self.flops / 1e12:,.2f} TFLOP a device, {format_ms(self.compute_seconds)} ms at '
-            f'what they reach of the peak, {format_ms(self.flops / self.rates.flops)} ms at all of it; '
-            f'memory: {self.bytes / 1e9:,.2f} GB, {format_ms(self.memory_seconds)} ms; all operations in '
-            f'sequence {format_ms(self.operation_seconds)} ms; links {format_ms(self.link_seconds)} ms, of which '
+            f'products: {self.flops / 1e12:,.2f} TFLOP a device, '
+            f'{format_ms(self.compute_seconds)} ms at what they reach of the peak, '
+            f'{format_ms(self.flops / self.rates.flops)} ms at all of it; '
+            f'memory: {self.bytes / 1e9:,.2f} GB, {format_ms(self.memory_seconds)} ms; '
+            f'all operations in sequence {format_ms(self.operation_seconds)} ms; '
+            f'links {format_ms(self.link_seconds)} ms, of which '
             f'{format_ms(self.waiting_seconds)} are waited for ({self.rates.source})'
         )
         if self.launches is not None:
             yield f'launches: {self.launches:,} kernels, copies and calls of libraries a step'
         yield (
-            f'a step takes about {format_ms(self.step_seconds)} ms, bound by {self.bound_by}: model FLOP '
-            f'utilisation {self.mfu:.1%} ({self.mfu_in_full:.1%} with all pairs of tokens)'
+            f'a step takes about {format_ms(self.step_seconds)} ms, bound by {self.bound_by}: '
+            f'model FLOP utilisation {self.mfu:.1%} '
+            f'({self.mfu_in_full:.1%} with all pairs of tokens)'
         )
         yield (
             f'if operations hid all of the links {format_ms(self.step_seconds_hidden)} ms '
-            f'({self.mfu_hidden:.1%}), and if nothing hid them {format_ms(self.step_seconds_exposed)} ms '
-            f'({self.mfu_exposed:.1%})'
+            f'({self.mfu_hidden:.1%}), and if nothing hid them '
+            f'{format_ms(self.step_seconds_exposed)} ms ({self.mfu_exposed:.1%})'
         )
         yield (
             f'the bound, with all products at the peak and all links hidden: '
-            f'{format_ms(self.bound_seconds)} ms, model FLOP utilisation at most {self.mfu_bound:.1%}'
+            f'{format_ms(self.bound_seconds)} ms, '
+            f'model FLOP utilisation at most {self.mfu_bound:.1%}'
         )
-        if self.ratio is not None:
-            hours = self.steps * self.predicted_seconds / 3600
+        predicted = self.predicted_seconds
+        if self.ratio is not None and predicted is not None:
+            hours = self.steps * predicted / 3600
             yield (
-                f'predicted: {format_ms(self.predicted_seconds)} ms, {self.ratio.description}; all steps '
-                f'{hours:,.1f} hours'
+                f'predicted: {format_ms(predicted)} ms, {self.ratio.description}; '
+                f'all steps {hours:,.1f} hours'
             )
         yield (
             f'{self.tokens_a_day / 1e9:,.1f} billion tokens a day; {self.steps:,} steps take '
@@ -321,18 +363,22 @@ class StepEstimate:
 
 
 def format_ms(seconds: float) -> str:
+    """Formats seconds as milliseconds."""
     return f'{1e3 * seconds:,.1f}'
 
 
 def format_gib(n_bytes: float) -> str:
+    """Formats bytes as GiB."""
     return f'{n_bytes / GIB:.2f}'
 
 
-def format_summary(found: StepEstimate) -> str:
+def format_summary(estimate: StepEstimate) -> str:
+    """Formats memory, step time and utilisation in one line."""
     return (
-        f'{format_gib(found.memory_needed)} of {format_gib(found.memory_there)} GiB; a step takes about '
-        f'{format_ms(found.step_seconds)} ms, no less than {format_ms(found.bound_seconds)}: utilisation '
-        f'{found.mfu:.1%}, at most {found.mfu_bound:.1%}'
+        f'{format_gib(estimate.memory_needed)} of {format_gib(estimate.memory_there)} GiB; '
+        f'a step takes about {format_ms(estimate.step_seconds)} ms, '
+        f'no less than {format_ms(estimate.bound_seconds)}: '
+        f'utilisation {estimate.mfu:.1%}, at most {estimate.mfu_bound:.1%}'
     )
 
 
@@ -344,31 +390,41 @@ def format_cost(price: float | None, chip_hours: float) -> str:
 def estimate_step(
     step: CompiledStep, topology: Topology, price: float | None = None
 ) -> StepEstimate:
-    made, recipe = step.blueprint, step.blueprint.recipe
+    """Estimates a compiled step.
+
+    Args:
+      step: the compiled step.
+      topology: its devices.
+      price: price of a chip-hour, in any currency.
+
+    Returns:
+      The estimate.
+    """
+    blueprint, recipe = step.blueprint, step.blueprint.recipe
     module = Module(step.executable.as_text())
-    rates, sent = device_rates(topology), list_collectives(module)
-    pairs = computed_pair_share(recipe, made.mesh.shape['context'])
-    given = rates.flops, rates.bytes, pairs, rates.kind
-    cost = estimate_cost(module, *given)
-    devices = list(made.mesh.devices.flat)
+    rates, sends = device_rates(topology), list_collectives(module)
+    pair_share = computed_pair_share(recipe, blueprint.mesh.shape['context'])
+    cost_args = rates.flops, rates.bytes, pair_share, rates.kind
+    cost = estimate_cost(module, *cost_args)
+    devices = list(blueprint.mesh.devices.flat)
     link = functools.partial(collective_seconds, topology=topology, devices=devices)
-    seconds = [one.rounds * link(one) for one in sent]
+    seconds = [collective.rounds * link(collective) for collective in sends]
 
     def operation_seconds(computation, instruction):
-        return operation_cost(module, computation, instruction, *given).seconds
+        return operation_cost(module, computation, instruction, *cost_args).seconds
 
     waits = waiting_seconds(module, operation_seconds, link)
-    of_kind = collections.defaultdict(list)
-    for one, sec in zip(sent, seconds, strict=True):
-        of_kind[one.kind].append(sec)
+    seconds_by_kind = collections.defaultdict(list)
+    for collective, sec in zip(sends, seconds, strict=True):
+        seconds_by_kind[collective.kind].append(sec)
     tokens = recipe.data.batch_size * recipe.data.seq_len * step.runs
     return StepEstimate(
         topology=topology.label,
-        mesh=format_mesh(made.mesh),
-        chips=max(1, made.mesh.size // (topology.chip.devices_a_chip if topology.chip else 1)),
-        devices=made.mesh.size,
+        mesh=format_mesh(blueprint.mesh),
+        chips=max(1, blueprint.mesh.size // (topology.chip.devices_a_chip if topology.chip else 1)),
+        devices=blueprint.mesh.size,
         runs=step.runs,
-        parameters=parameter_count(made.learner),
+        parameters=parameter_count(blueprint.learner),
         tokens=tokens,
         steps=recipe.train.steps,
         memory=memory_by_kind(step, topology),
@@ -376,8 +432,8 @@ def estimate_step(
         memory_there=device_memory(topology),
         collectives=[
             {'kind': kind, 'number': number, 'bytes': n_bytes}
-            | {'seconds': sum(of_kind[kind]), 'waiting': waits[kind]}
-            for kind, number, n_bytes in count_by_kind(sent)
+            | {'seconds': sum(seconds_by_kind[kind]), 'waiting': waits[kind]}
+            for kind, number, n_bytes in count_by_kind(sends)
         ],
         flops=cost.flops,
         bytes=cost.bytes,
@@ -388,8 +444,8 @@ def estimate_step(
         bound_operation_seconds=cost.bound,
         link_seconds=sum(seconds),
         waiting_seconds=sum(waits.values()),
-        model_flops=flops_per_token(made.learner) * tokens,
-        model_flops_in_full=flops_in_full(made.learner) * tokens,
+        model_flops=flops_per_token(blueprint.learner) * tokens,
+        model_flops_in_full=flops_in_full(blueprint.learner) * tokens,
         compile_seconds=step.seconds,
         unknown=cost.unknown,
         launches=count_launches(module) if topology.devices[0].platform == 'gpu' else None,
@@ -399,14 +455,16 @@ def estimate_step(
 
 
 def memory_by_kind(step: CompiledStep, topology: Topology) -> dict[str, int]:
-    """Returns the bytes of each kind on a device when it holds most. Those that are neither state
-    nor text belong to the step.
+    """Returns the bytes of each kind on a device at the peak.
+
+    Bytes that are neither state nor text belong to the activations, gradients and buffers of the
+    step.
     """
     shapes, recipe = step.blueprint.state_shapes, step.blueprint.recipe
-    n = step.blueprint.mesh.shape
-    runs = step.runs / n['run']
-    rows = recipe.data.batch_size / (n['data'] * n['fsdp'] * n['expert'])
-    found = {
+    axis_sizes = step.blueprint.mesh.shape
+    runs = step.runs / axis_sizes['run']
+    rows = recipe.data.batch_size / (axis_sizes['data'] * axis_sizes['fsdp'] * axis_sizes['expert'])
+    bytes_by_kind = {
         'parameters': bytes_per_device(shapes.params),
         'optimizer state': bytes_per_device(shapes.opt_state),
         'average': bytes_per_device(shapes.average),
@@ -415,29 +473,30 @@ def memory_by_kind(step: CompiledStep, topology: Topology) -> dict[str, int]:
         ),
         'text': int(rows * (recipe.data.seq_len + 1) * 4),
     }
-    found = {kind: int(runs * size) for kind, size in found.items() if size}
+    bytes_by_kind = {kind: int(runs * size) for kind, size in bytes_by_kind.items() if size}
     program = step.executable.memory_analysis().generated_code_size_in_bytes
-    rest = peak_bytes(step.executable, topology) - sum(found.values()) - program
-    return found | {'program': program, 'activations, gradients and buffers': rest}
+    remainder = peak_bytes(step.executable, topology) - sum(bytes_by_kind.values()) - program
+    return bytes_by_kind | {'program': program, 'activations, gradients and buffers': remainder}
 
 
 def computed_pair_share(recipe: Recipe, parts: int = 1) -> float:
-    """Returns the share of all pairs of tokens whose blocks splash attention computes, averaged
-    over the layers. parts: number of devices that share the tokens of a row.
+    """Returns the share of all pairs of tokens in the blocks that splash attention computes.
+
+    It is averaged over the layers. parts: number of devices that share the tokens of a row.
     """
-    given = recipe.attention.options
-    window, every = given.get('window'), given.get('full_every')
-    named = recipe.kernels.get('attention')
-    blocks = BlockSizes(**named.options) if named and named.name == 'splash' else AUTO_SIZES
+    options = recipe.attention.options
+    window, full_every = options.get('window'), options.get('full_every')
+    kernel = recipe.kernels.get('attention')
+    blocks = BlockSizes(**kernel.options) if kernel and kernel.name == 'splash' else AUTO_SIZES
     total = 0.0
     for block in range(1, recipe.model.n_layers + 1):
-        full = window is None or (every and block % every == 0)
-        total += computed_share(recipe.data.seq_len, None if full else window, parts, blocks)
+        is_full = window is None or (full_every and block % full_every == 0)
+        total += computed_share(recipe.data.seq_len, None if is_full else window, parts, blocks)
     return total / recipe.model.n_layers
 
 
 def device_rates(topology: Topology) -> Rates:
-    """Returns the published rates of the chip, or measured rates of the devices at hand."""
+    """Returns the published rates of the chip, or measured rates of the local devices."""
     if chip := topology.chip:
         return Rates(chip.peak, 1e9 * chip.gb_per_second, f'published of {chip.kind}', chip.kind)
     return _measure_rates(len(topology.devices))
@@ -445,6 +504,7 @@ def device_rates(topology: Topology) -> Rates:
 
 @functools.cache
 def _measure_rates(n: int) -> Rates:
+    """Returns measured rates of one of n devices."""
     flops, source = peak_flops(n)
     source += f'; memory: measured copy of {COPY_BYTES >> 20} MiB'
     return Rates(flops / n, measure_bandwidth(), source, jax.devices()[0].device_kind)
@@ -454,11 +514,13 @@ COPY_BYTES = 1 << 28  # bytes
 
 
 def measure_bandwidth(repeats: int = 5) -> float:
-    """Measures the bytes a second that the first device reads and writes: the best of `repeats`."""
+    """Measures the bytes per second that the first device reads and writes: the best of
+    `repeats`.
+    """
     x = jnp.zeros(COPY_BYTES // 4, jnp.float32)
     add = jax.jit(lambda x: x + 1, donate_argnums=0).lower(x).compile()
     best = math.inf
-    for _ in range(repeats + 1):  # the first one touches the pages
+    for _ in range(repeats + 1):  # the first round touches the pages
         start = time.perf_counter()
         x = add(x)
         x.block_until_ready()

@@ -1,7 +1,8 @@
-"""A figure and a page of a plan: memory and the step of each program that was compiled."""
+"""A figure and a page of a plan: memory and step time of each compiled program."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import altair as alt
 
@@ -18,12 +19,21 @@ def write_plan(
     is_bad: bool,
     notes: Sequence[str],
 ) -> None:
-    """Writes a page with a figure and a table, or the figure alone, by the path's ending."""
-    charts = draw_panels(trials)
+    """Writes a page with a figure and a table, or the figure alone, by the suffix of the path.
+
+    Args:
+      path: .html for a page, .png or .svg for the figure.
+      title: heading of the page or figure.
+      trials: trials by name.
+      verdict: one line that says whether the step fits.
+      is_bad: whether to colour the verdict as a failure.
+      notes: further lines of the page.
+    """
+    charts: dict[str, Any] = draw_panels(trials)
     if path.suffix != '.html':
         save_chart(alt.hconcat(*charts.values(), title=title), path)
         return
-    ordered = sorted(trials.items(), key=lambda item: item[1].estimate is not None)
+    ordered = sorted(trials.items(), key=lambda pair: pair[1].estimate is not None)
     write_page(
         path,
         charts,
@@ -38,9 +48,11 @@ def write_plan(
 
 
 def draw_panels(trials: Mapping[str, Trial]) -> dict[str, Chart]:
-    """Bars of memory, with a line at what there is, and of the step, with a line from where all
-    links are hidden to where none are, and a tick at its bound. A program that does not fit is in
-    colour, and named; one that was not compiled has no bar. Where none fits there is no step.
+    """Draws bars of memory and of step time.
+
+    A line marks the available memory. A line at each step ranges from all links hidden to none
+    hidden, with a tick at its bound. A program that does not fit is coloured and labelled; a
+    program that was not compiled has no bar. If none fits, there is no panel of step times.
     """
     rows = [
         {
@@ -53,39 +65,42 @@ def draw_panels(trials: Mapping[str, Trial]) -> dict[str, Chart]:
         for name, trial in trials.items()
         if trial.needed
     ]
-    base = alt.Chart(alt.Data(values=rows)).encode(
+    # Altair's stubs lose the chart's type behind its mark methods.
+    base: Any = alt.Chart(alt.Data(values=rows)).encode(
         y=alt.Y('program:N', sort=None, title=None, axis=alt.Axis(labelLimit=280)),
         color=alt.Color('fits:N', legend=None).scale(
             domain=[True, False], range=[PASS_COLOUR, FAIL_COLOUR]
         ),
     )
     bars = base.mark_bar().encode(tooltip=['program:N', 'GiB:Q', 'ms:Q', 'bound:Q'])
-    there = alt.Chart(base.data).mark_rule(strokeDash=[4, 3]).encode(x='max(there):Q')
-    words = base.transform_filter(~alt.datum.fits).mark_text(
+    limits: Any = alt.Chart(base.data).mark_rule(strokeDash=[4, 3])
+    limit = limits.encode(x='max(there):Q')
+    labels = base.transform_filter(~alt.datum.fits).mark_text(
         text='does not fit', align='left', dx=4
     )
-    bounds = (
+    bound_ticks = (
         base.transform_filter(alt.datum.fits)
         .mark_tick(thickness=2)
         .encode(x='bound:Q', color=alt.value('black'))
     )
-    memory = bars.encode(x=alt.X('GiB:Q', title='GiB a device needs; dashed: there are')) + there
+    memory = bars.encode(x=alt.X('GiB:Q', title='GiB a device needs; dashed: there are')) + limit
     title = 'step, ms; line: links all hidden to none; tick: products at the peak'
-    between = base.transform_filter(alt.datum.fits).mark_rule()
-    step = bars.encode(x=alt.X('ms:Q', title=title)) + bounds + words.encode(x='ms:Q')
-    step += between.encode(x='hidden:Q', x2='exposed:Q', color=alt.value('black'))
+    ranges = base.transform_filter(alt.datum.fits).mark_rule()
+    step = bars.encode(x=alt.X('ms:Q', title=title)) + bound_ticks + labels.encode(x='ms:Q')
+    step += ranges.encode(x='hidden:Q', x2='exposed:Q', color=alt.value('black'))
     size = {'width': 230, 'height': alt.Step(22)}
-    found = {'memory': memory.properties(**size)}
-    return found | ({'step': step.properties(**size)} if any(row['fits'] for row in rows) else {})
+    panels = {'memory': memory.properties(**size)}
+    return panels | ({'step': step.properties(**size)} if any(row['fits'] for row in rows) else {})
 
 
 def _step_ms(trial: Trial) -> dict[str, float]:
-    if (found := trial.estimate) is None:
+    """Returns the milliseconds of a step, for the panel; 0 without an estimate."""
+    if (estimate := trial.estimate) is None:
         return {'ms': 0.0}
     seconds = {
-        'ms': found.step_seconds,
-        'hidden': found.step_seconds_hidden,
-        'exposed': found.step_seconds_exposed,
-        'bound': found.bound_seconds,
+        'ms': estimate.step_seconds,
+        'hidden': estimate.step_seconds_hidden,
+        'exposed': estimate.step_seconds_exposed,
+        'bound': estimate.bound_seconds,
     }
-    return {name: 1e3 * s for name, s in seconds.items()}
+    return {name: 1e3 * sec for name, sec in seconds.items()}

@@ -1,23 +1,31 @@
-"""Integers of a compiled program, computed from its text, for loops whose limit is no constant: the
-loop around them may count it, as tiles of keys before a tile of queries.
+"""Evaluates integers of a compiled program from its text, for loops whose limit is not a constant.
+
+The loop around them may count such a limit, for example tiles of keys before a tile of queries.
 """
 
 import math
 import re
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-MAX_ELEMENTS = 4096  # elements of an array that is computed
-UNSET = -(2**62)
+if TYPE_CHECKING:
+    from tpu.hlo import Computation, Instruction
+
+MAX_ELEMENTS = 4096  # larger arrays are not evaluated
+UNSET = -(2**62)  # marks elements of an array that a loop has not written
 INDEX = re.compile(r'index=(\d+)')
 LOOP = re.compile(r'condition=%?([\w.\-]+), body=%?([\w.\-]+)')
 DIRECTION = re.compile(r'direction=(\w+)')
 INTEGERS = re.compile(r'-?\d+|true|false')
 BOOLEANS = {'true': 1, 'false': 0}
-COMPARISONS = {'LT': np.less, 'LE': np.less_equal, 'EQ': np.equal}
+COMPARISONS: dict[str, Callable[..., np.ndarray]] = {
+    'LT': np.less,
+    'LE': np.less_equal,
+    'EQ': np.equal,
+}
 COMPARISONS |= {'GT': np.greater, 'GE': np.greater_equal, 'NE': np.not_equal}
 OPERATIONS = {
     'add': np.add,
@@ -49,11 +57,13 @@ IDENTITY_OPCODES = (
 
 
 class UnknownInteger(ValueError):
-    """The number follows from no constants."""
+    """An integer that does not follow from constants."""
 
 
 class LoopCount(NamedTuple):
-    """A loop's count: its place in what the loop carries, its start and step, and the rounds."""
+    """The counter of a loop: its index in the carry, its start and step, and the number of
+    rounds.
+    """
 
     place: int
     start: int
@@ -62,19 +72,19 @@ class LoopCount(NamedTuple):
 
 
 class IntegerEvaluator:
-    """Results of a computation's instructions, where they are integers.
+    """Evaluates the integer results of a computation's instructions.
 
-    parameters: the values of a fusion's parameters, computed when asked for. loop, around: the loop
-    or call that runs this, and the results where that stands. carried: what the loop carries into
-    one round, by place, as far as it is known.
+    parameters: functions that evaluate a fusion's parameters. loop, parent: the loop or call that
+    runs this computation, and the evaluator of the computation around it. carry: known elements of
+    the loop's carry at the start of a round, by index.
     """
 
     def __init__(
         self,
-        computations: Mapping[str, Any],
+        computations: Mapping[str, 'Computation'],
         name: str,
         parameters: Sequence[Callable[[], np.ndarray]] = (),
-        loop: Any = None,
+        loop: 'Instruction | None' = None,
         parent: 'IntegerEvaluator | None' = None,
         carry: Mapping[int, np.ndarray] = types.MappingProxyType({}),
     ):
@@ -84,148 +94,195 @@ class IntegerEvaluator:
             parameters,
         )
         self.loop, self.parent, self.carry = loop, parent, carry
-        self._loop_values = {}  # {(loop, place): what it returns there}
+        self._loop_values = {}  # {(loop, index): the value that it returns}
 
     def evaluate(self, name: str) -> np.ndarray:
-        """Computes the result of an instruction. Raises UnknownInteger."""
-        one = self.instructions[name]
-        if one.opcode == 'get-tuple-element':
-            return self.evaluate_element(
-                self.instructions[one.operands[0]], int(INDEX.search(one.attributes)[1])
-            )
-        if one.opcode == 'parameter' and self.parameters:
-            return self.parameters[int(one.argument)]()
-        if one.opcode in ('fusion', 'fusion-start'):
-            inner = self.enter_fusion(one)
+        """Evaluates the result of an instruction. Raises UnknownInteger."""
+        instruction = self.instructions[name]
+        if instruction.opcode == 'get-tuple-element':
+            source = self.instructions[instruction.operands[0]]
+            return self.evaluate_element(source, parse_index(instruction))
+        if instruction.opcode == 'parameter' and self.parameters:
+            return self.parameters[int(instruction.argument)]()
+        if instruction.opcode in ('fusion', 'fusion-start'):
+            inner = self.enter_fusion(instruction)
             return inner.evaluate(find_root(inner.instructions).name)
-        if not one.arrays or one.arrays[0].size > MAX_ELEMENTS:
+        if not instruction.arrays or instruction.arrays[0].size > MAX_ELEMENTS:
             raise UnknownInteger(name)
-        shape = one.arrays[0].shape
-        if one.opcode == 'constant' and one.arrays[0].dtype[0] in 'sup':  # no float
-            found = INTEGERS.findall(one.argument)
-            return np.array([int(BOOLEANS.get(word, word)) for word in found]).reshape(shape)
-        if one.opcode == 'iota' and len(shape) == 1:
+        shape = instruction.arrays[0].shape
+        if (
+            instruction.opcode == 'constant' and instruction.arrays[0].dtype[0] in 'sup'
+        ):  # not a float
+            words = INTEGERS.findall(instruction.argument)
+            return np.array([int(BOOLEANS.get(word, word)) for word in words]).reshape(shape)
+        if instruction.opcode == 'iota' and len(shape) == 1:
             return np.arange(*shape)
-        given = [self.evaluate(operand) for operand in one.operands]
-        if one.opcode in IDENTITY_OPCODES:
-            return given[0].reshape(shape) if given[0].size > 1 else np.full(shape, given[0].item())
-        if one.opcode == 'dynamic-slice' and len(shape) == 1:
-            start = int(np.clip(given[1], 0, len(given[0]) - shape[0]))
-            return given[0][start : start + shape[0]]
-        if one.opcode == 'dynamic-update-slice' and len(shape) == 1:
-            start = int(np.clip(given[2], 0, shape[0] - len(given[1])))
-            return np.concatenate([given[0][:start], given[1], given[0][start + len(given[1]) :]])
-        if one.opcode == 'compare':
-            return COMPARISONS[DIRECTION.search(one.attributes)[1]](*given).astype(int)
-        if one.opcode not in OPERATIONS:
+        values = [self.evaluate(operand) for operand in instruction.operands]
+        if instruction.opcode in IDENTITY_OPCODES:
+            return (
+                values[0].reshape(shape) if values[0].size > 1 else np.full(shape, values[0].item())
+            )
+        if instruction.opcode == 'dynamic-slice' and len(shape) == 1:
+            start = int(np.clip(values[1], 0, len(values[0]) - shape[0]))
+            return values[0][start : start + shape[0]]
+        if instruction.opcode == 'dynamic-update-slice' and len(shape) == 1:
+            start = int(np.clip(values[2], 0, shape[0] - len(values[1])))
+            return np.concatenate(
+                [values[0][:start], values[1], values[0][start + len(values[1]) :]]
+            )
+        if instruction.opcode == 'compare':
+            return COMPARISONS[parse_direction(instruction)](*values).astype(int)
+        if instruction.opcode not in OPERATIONS:
             raise UnknownInteger(name)
-        return OPERATIONS[one.opcode](*given)
+        return OPERATIONS[instruction.opcode](*values)
 
-    def evaluate_element(self, source: Any, place: int) -> np.ndarray:
-        """Computes what a tuple, or a loop's, has at `place`. Raises UnknownInteger."""
+    def evaluate_element(self, source: 'Instruction', index: int) -> np.ndarray:
+        """Evaluates element `index` of a tuple, or of the tuple that a loop or call returns.
+
+        Raises UnknownInteger.
+        """
         if source.opcode == 'tuple':
-            return self.evaluate(source.operands[place])
+            return self.evaluate(source.operands[index])
         if source.opcode == 'while':
-            if (source.name, place) not in self._loop_values:
-                self._loop_values[source.name, place] = self._evaluate_loop(source, place)
-            return self._loop_values[source.name, place]
+            if (source.name, index) not in self._loop_values:
+                self._loop_values[source.name, index] = self._evaluate_loop(source, index)
+            return self._loop_values[source.name, index]
         if source.opcode == 'call':
             inner = IntegerEvaluator(self.computations, source.callee, (), source, self)
-            return inner.evaluate_root(place)
+            return inner.evaluate_root(index)
         if source.opcode == 'parameter' and self.loop is not None:
-            if place in self.carry:
-                return self.carry[place]
-            if self.loop.opcode == 'call' or self._is_invariant(self.loop, place):
+            if index in self.carry:
+                return self.carry[index]
+            if self.loop.opcode == 'call' or self._is_invariant(self.loop, index):
+                assert self.parent is not None  # given together with the loop
                 return self.parent.evaluate_element(
-                    self.parent.instructions[self.loop.operands[0]], place
+                    self.parent.instructions[self.loop.operands[0]], index
                 )
         raise UnknownInteger(source.name)
 
-    def _evaluate_loop(self, loop: Any, place: int) -> np.ndarray:
-        """Computes what a loop returns at `place`: what it was given, or a list that it fills."""
-        given = self.instructions[loop.operands[0]]
-        if self._is_invariant(loop, place):
-            return self.evaluate_element(given, place)
-        array = loop.arrays[place]
-        if array.size > MAX_ELEMENTS:
+    def _evaluate_loop(self, loop: 'Instruction', index: int) -> np.ndarray:
+        """Evaluates an element that a loop returns: one that it does not change, or an array that
+        it fills.
+        """
+        start = self.instructions[loop.operands[0]]
+        if self._is_invariant(loop, index):
+            return self.evaluate_element(start, index)
+        array_type = loop.arrays[index]
+        if array_type.size > MAX_ELEMENTS:
             raise UnknownInteger(loop.name)
-        made = np.full(array.shape, UNSET)
-        for one_round in self.enter_rounds(loop):
-            one_round.carry = {**one_round.carry, place: made}
-            made = one_round.evaluate_root(place)
-        if np.any(made == UNSET):
+        array_value = np.full(array_type.shape, UNSET)
+        for evaluator in self.enter_rounds(loop):
+            evaluator.carry = {**evaluator.carry, index: array_value}
+            array_value = evaluator.evaluate_root(index)
+        if np.any(array_value == UNSET):
             raise UnknownInteger(loop.name)
-        return made
+        return array_value
 
-    def evaluate_root(self, place: int) -> np.ndarray:
-        """Computes what a loop's body, or what is called, returns at `place`."""
-        return self.evaluate_element(find_root(self.instructions), place)
+    def evaluate_root(self, index: int) -> np.ndarray:
+        """Evaluates element `index` of the result of a loop's body, or of a called computation."""
+        return self.evaluate_element(find_root(self.instructions), index)
 
-    def _is_invariant(self, loop: Any, place: int) -> bool:
-        """Whether a loop's body returns what it was given at `place`."""
-        body = self.computations[LOOP.search(loop.attributes)[2]]
+    def _is_invariant(self, loop: 'Instruction', index: int) -> bool:
+        """Whether a loop's body returns an element of the carry unchanged."""
+        body = self.computations[parse_loop(loop)[1]]
         root = find_root(body)
         if root.opcode != 'tuple':
             return root.opcode == 'parameter'
-        last = skip_opcode(body, body[root.operands[place]], 'copy')
-        return last.opcode == 'get-tuple-element' and int(INDEX.search(last.attributes)[1]) == place
+        source = skip_opcode(body, body[root.operands[index]], 'copy')
+        return source.opcode == 'get-tuple-element' and parse_index(source) == index
 
-    def loop_count(self, loop: Any) -> LoopCount:
-        """Computes the count of a loop that stands here. Raises UnknownInteger."""
-        condition, body = LOOP.search(loop.attributes).groups()
-        asked = IntegerEvaluator(self.computations, condition, (), loop, self)
-        root = find_root(asked.instructions)
-        count, limit = (
-            asked if root.opcode == 'compare' else asked.enter_fusion(root)
+    def loop_count(self, loop: 'Instruction') -> LoopCount:
+        """Evaluates the counter of a loop in this computation. Raises UnknownInteger."""
+        condition, body = parse_loop(loop)
+        evaluator = IntegerEvaluator(self.computations, condition, (), loop, self)
+        root = find_root(evaluator.instructions)
+        counter_name, limit = (
+            evaluator if root.opcode == 'compare' else evaluator.enter_fusion(root)
         ).parse_condition()
-        if count not in asked.instructions:
-            inside = self.computations[root.callee][count]
-            if inside.opcode != 'parameter':
+        if counter_name not in evaluator.instructions:
+            # The comparison is in a fusion, where the counter is a parameter.
+            counter = self.computations[root.callee][counter_name]
+            if counter.opcode != 'parameter':
                 raise UnknownInteger(loop.name)
-            count = root.operands[int(inside.argument)]
-        if asked.instructions[count].opcode != 'get-tuple-element':
+            counter_name = root.operands[int(counter.argument)]
+        if evaluator.instructions[counter_name].opcode != 'get-tuple-element':
             raise UnknownInteger(loop.name)
-        place = int(INDEX.search(asked.instructions[count].attributes)[1])
-        start = int(self.evaluate_element(self.instructions[loop.operands[0]], place))
-        first = IntegerEvaluator(self.computations, body, (), loop, self, {place: np.array(start)})
-        step = int(first.evaluate_root(place)) - start
+        index = parse_index(evaluator.instructions[counter_name])
+        start = int(self.evaluate_element(self.instructions[loop.operands[0]], index))
+        first_round = IntegerEvaluator(
+            self.computations, body, (), loop, self, {index: np.array(start)}
+        )
+        step = int(first_round.evaluate_root(index)) - start
         if step < 1:
             raise UnknownInteger(loop.name)
-        return LoopCount(place, start, step, max(0, math.ceil((limit - start) / step)))
+        return LoopCount(index, start, step, max(0, math.ceil((limit - start) / step)))
 
     def parse_condition(self) -> tuple[str, int]:
-        """Returns (name of the count, limit) of a condition, count < limit."""
+        """Returns (name of the counter, limit) of a condition, counter < limit."""
         root = find_root(self.instructions)
-        if root.opcode != 'compare' or DIRECTION.search(root.attributes)[1] != 'LT':
+        if root.opcode != 'compare' or parse_direction(root) != 'LT':
             raise UnknownInteger(root.name)
         return root.operands[0], int(self.evaluate(root.operands[1]))
 
-    def enter_fusion(self, fusion: Any) -> 'IntegerEvaluator':
-        """Returns the results inside a fusion."""
+    def enter_fusion(self, fusion: 'Instruction') -> 'IntegerEvaluator':
+        """Returns an evaluator for the instructions inside a fusion."""
         if fusion.opcode not in ('fusion', 'fusion-start'):
             raise UnknownInteger(fusion.name)
-        given = [lambda name=name: self.evaluate(name) for name in fusion.operands]
-        return IntegerEvaluator(self.computations, fusion.callee, given)
+        parameters = [lambda name=name: self.evaluate(name) for name in fusion.operands]
+        return IntegerEvaluator(self.computations, fusion.callee, parameters)
 
-    def enter_rounds(self, loop: Any) -> list['IntegerEvaluator']:
-        """Returns the results of a loop's body in each of its rounds. Raises UnknownInteger."""
-        place, start, step, rounds = self.loop_count(loop)
-        body = LOOP.search(loop.attributes)[2]
+    def enter_rounds(self, loop: 'Instruction') -> list['IntegerEvaluator']:
+        """Returns an evaluator for each round of a loop's body. Raises UnknownInteger."""
+        index, start, step, rounds = self.loop_count(loop)
+        _, body = parse_loop(loop)
         counts = range(start, start + step * rounds, step)
-        given = (self.computations, body, (), loop, self)
-        return [IntegerEvaluator(*given, {place: np.array(count)}) for count in counts]
+        args = (self.computations, body, (), loop, self)
+        return [IntegerEvaluator(*args, {index: np.array(count)}) for count in counts]
 
-    def enter_loop(self, loop: Any) -> 'IntegerEvaluator':
-        """Returns what holds in a loop's body in any of its rounds."""
-        return IntegerEvaluator(self.computations, LOOP.search(loop.attributes)[2], (), loop, self)
-
-
-def find_root(computation: Mapping[str, Any]) -> Any:
-    return next(one for one in computation.values() if one.is_root)
+    def enter_loop(self, loop: 'Instruction') -> 'IntegerEvaluator':
+        """Returns an evaluator for a loop's body, valid in every round."""
+        return IntegerEvaluator(self.computations, parse_loop(loop)[1], (), loop, self)
 
 
-def skip_opcode(computation: Mapping[str, Any], instruction: Any, opcode: str) -> Any:
-    """Returns the source of an instruction, behind any number of `opcode`s with one operand."""
+def parse_index(instruction: 'Instruction') -> int:
+    """Returns the index of a get-tuple-element."""
+    match = INDEX.search(instruction.attributes)
+    assert match is not None
+    return int(match[1])
+
+
+def parse_loop(instruction: 'Instruction') -> tuple[str, str]:
+    """Returns the names of a loop's computations (condition, body)."""
+    match = LOOP.search(instruction.attributes)
+    assert match is not None
+    return match[1], match[2]
+
+
+def parse_direction(instruction: 'Instruction') -> str:
+    """Returns the relation of a comparison, such as 'LT'."""
+    match = DIRECTION.search(instruction.attributes)
+    assert match is not None
+    return match[1]
+
+
+def find_root(computation: 'Computation') -> 'Instruction':
+    """Returns the instruction whose result the computation returns."""
+    return next(instruction for instruction in computation.values() if instruction.is_root)
+
+
+def skip_opcode(
+    computation: 'Computation', instruction: 'Instruction', opcode: str
+) -> 'Instruction':
+    """Follows the first operand of an instruction through any number of instructions of one opcode.
+
+    Args:
+      computation: holds the instructions.
+      instruction: where to begin.
+      opcode: an opcode with one operand, such as 'copy'.
+
+    Returns:
+      The first instruction with another opcode.
+    """
     while instruction.opcode == opcode:
         instruction = computation[instruction.operands[0]]
     return instruction

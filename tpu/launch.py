@@ -3,10 +3,9 @@
     python -m tpu.launch --engine=gcloud --zone=Z --accelerator_type=T --runtime_version=R \\
         [--dry_run] -- train.py --config=configs/mine.py --workdir=/shared/runs/mine
 
-The command behind -- is that of docs/guide/hosts.md, without the program that runs it
-(--python). The first host's output is passed on, and train.py's exit status returned. After a
-preemption, or where a host is lost (42, 128 + n), the command is started again, at most
---max_restarts times.
+The command after -- is the one of docs/guide/hosts.md, without the program that runs it (--python).
+The first host's output is forwarded, and train.py's exit status returned. After a preemption, or if
+a host is lost (42, 128 + n), the command is started again, at most --max_restarts times.
 
 Before anything is created the command is checked here, as the hosts would (tpu.check_training):
 flags, config, parts, and the mesh over as many devices as the chips have.
@@ -21,8 +20,9 @@ import re
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 from absl import flags
 
@@ -32,45 +32,59 @@ from lm.launch.exit_status import BAD_INPUT, DONE, STOP_SIGNALS
 from lm.launch.signals import catch_signals
 from modules.choices import choose
 from tpu.launchers import base, gcloud, ray, slurm, xpk
+from tpu.launchers.base import JobEngine
 
-ENGINES = {'gcloud': gcloud, 'ray': ray, 'slurm': slurm, 'xpk': xpk}
+ENGINES = {
+    'gcloud': JobEngine(gcloud.GcloudOptions, gcloud.GcloudLaunch, gcloud.check, gcloud.script),
+    'ray': JobEngine(ray.RayOptions, ray.RayLaunch, ray.check, ray.script),
+    'slurm': JobEngine(slurm.SlurmOptions, slurm.SlurmLaunch, slurm.check, slurm.script),
+    'xpk': JobEngine(xpk.XpkOptions, xpk.XpkLaunch, xpk.check, xpk.script),
+}
 DEFAULT_NAME = 28  # characters, the limit of xpk for jobs over several joined slices
-DEFINE = {str: flags.DEFINE_string, int: flags.DEFINE_integer, bool: flags.DEFINE_bool}
+DEFINE: dict[type, Callable[..., Any]] = {
+    str: flags.DEFINE_string,
+    int: flags.DEFINE_integer,
+    bool: flags.DEFINE_bool,
+}
 
 
 def define_flags() -> tuple[flags.FlagValues, list[str]]:
     """Returns the flags of this command, and the names of those that are options of engines."""
-    found = flags.FlagValues()
-    words = f'Engine that starts the hosts: {", ".join(ENGINES)}.'
-    flags.DEFINE_string('engine', None, words, found)
-    flags.DEFINE_string('name', None, 'Name of the job; default CONFIG-HASH of the command.', found)
-    words = 'Words before train.py on the hosts, such as "uv run" or python3.'
-    flags.DEFINE_string('python', '', words, found)
-    words = 'Most times that the job is started again.'
-    flags.DEFINE_integer('max_restarts', base.MAX_RESTARTS, words, 0, flag_values=found)
-    flags.DEFINE_bool('dry_run', False, 'Print what would run, and run nothing.', found)
-    flags.DEFINE_alias('dry-run', 'dry_run', found)
-    flags.DEFINE_bool('help', False, 'Print this.', found)
+    flag_values = flags.FlagValues()
+    help_text = f'Engine that starts the hosts: {", ".join(ENGINES)}.'
+    flags.DEFINE_string('engine', None, help_text, flag_values)
+    flags.DEFINE_string(
+        'name', None, 'Name of the job; default CONFIG-HASH of the command.', flag_values
+    )
+    help_text = 'Words before train.py on the hosts, such as "uv run" or python3.'
+    flags.DEFINE_string('python', '', help_text, flag_values)
+    help_text = 'Most times that the job is started again.'
+    flags.DEFINE_integer('max_restarts', base.MAX_RESTARTS, help_text, 0, flag_values=flag_values)
+    flags.DEFINE_bool('dry_run', False, 'Print what would run, and run nothing.', flag_values)
+    flags.DEFINE_alias('dry-run', 'dry_run', flag_values)
+    flags.DEFINE_bool('help', False, 'Print this.', flag_values)
     fields: dict[str, dict[str, dataclasses.Field]] = {}
     for engine, row in ENGINES.items():
-        for field in dataclasses.fields(row.Options):
+        for field in dataclasses.fields(row.options):
             fields.setdefault(field.name, {})[engine] = field
     for name, by_engine in fields.items():
-        (kind,) = {field.type for field in by_engine.values()}
-        DEFINE[kind](name, None, option_help(by_engine), flag_values=found)
-    return found, list(fields)
+        (kind,) = {cast(type, field.type) for field in by_engine.values()}
+        DEFINE[kind](name, None, option_help(by_engine), flag_values=flag_values)
+    return flag_values, list(fields)
 
 
 def option_help(fields: dict[str, dataclasses.Field]) -> str:
-    """Returns '[gcloud, xpk] Zone of ...' from an option's field in each engine that reads it."""
-    words: dict[str, list[str]] = {}
+    """Returns '[gcloud, xpk] Zone of ...' for an option, from its field in each engine that reads
+    it.
+    """
+    engines_by_text: dict[str, list[str]] = {}
     for engine, field in fields.items():
-        words.setdefault(field.metadata['words'], []).append(engine)
-    return ' '.join(f'[{", ".join(engines)}] {text}' for text, engines in words.items())
+        engines_by_text.setdefault(field.metadata['words'], []).append(engine)
+    return ' '.join(f'[{", ".join(engines)}] {text}' for text, engines in engines_by_text.items())
 
 
 def job_name(training: Sequence[str], config: str) -> str:
-    """Returns a name such as 'default-1a2b3c4d', the same for the same command alone."""
+    """Returns a name such as 'default-1a2b3c4d', which depends only on the command."""
     stem = re.sub(r'[^a-z0-9]+', '-', Path(config).stem.lower()).strip('-')
     if not stem[:1].isalpha():
         stem = f'run-{stem}'.strip('-')
@@ -80,10 +94,10 @@ def job_name(training: Sequence[str], config: str) -> str:
 
 def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """Returns the arguments before and after the first --, or before and from train.py."""
-    for first in ('--', 'train.py'):
-        if first in argv:
-            place = argv.index(first)
-            return list(argv[:place]), list(argv[place + (first == '--') :])
+    for separator in ('--', 'train.py'):
+        if separator in argv:
+            index = argv.index(separator)
+            return list(argv[:index]), list(argv[index + (separator == '--') :])
     return list(argv), []
 
 
@@ -96,10 +110,10 @@ def parse_training(words: Sequence[str]) -> tuple[tuple[str, ...], str]:
             f'the command behind -- must begin with train.py; got {words[0]!r}. The program that '
             'runs it on the hosts is --python, such as --python="uv run".'
         )
-    given = list(words[1:])
+    train_flags = list(words[1:])
     files = [
-        flag.partition('=')[2] if '=' in flag else ''.join(given[i + 1 : i + 2])
-        for i, flag in enumerate(given)
+        flag.partition('=')[2] if '=' in flag else ''.join(train_flags[i + 1 : i + 2])
+        for i, flag in enumerate(train_flags)
         if re.fullmatch(r'--?config(=.*)?', flag, re.DOTALL)
     ]
     if not files:
@@ -110,40 +124,43 @@ def parse_training(words: Sequence[str]) -> tuple[tuple[str, ...], str]:
             f'--config={files[-1]} is no file here; paths are from the folder of the repository, '
             'here and on the hosts'
         )
-    return tuple(given), path
+    return tuple(train_flags), path
 
 
 def launch(argv: Sequence[str]) -> int:
-    """Returns the exit status. Raises ValueError for bad input before anything runs."""
+    """Starts a job and waits for it. Returns its exit status.
+
+    Raises ValueError for bad input before anything runs.
+    """
     values, options = define_flags()
-    own, words = split_arguments(argv)
-    stray = values(['tpu.launch', *own])[1:]
+    own_args, command = split_arguments(argv)
+    positional = values(['tpu.launch', *own_args])[1:]
     if values.help:
         print(f'{docstring(sys.modules[__name__])}\n{values.get_help()}')
         return DONE
     if values.engine is None:
         raise ValueError(f'--engine is missing: one of {", ".join(ENGINES)}')
     engine = choose(ENGINES, values.engine, '--engine')
-    if stray:
-        raise ValueError(f'flags begin with --, as in --engine=slurm; got {stray}')
-    training, config = parse_training(words)
-    given = {name: values[name].value for name in options if values[name].value is not None}
-    asked = base.read_options(values.engine, engine.Options, given)
+    if positional:
+        raise ValueError(f'flags begin with --, as in --engine=slurm; got {positional}')
+    training, config = parse_training(command)
+    option_values = {name: values[name].value for name in options if values[name].value is not None}
+    engine_options = base.read_options(values.engine, engine.options, option_values)
     name = values.name or job_name(training, config)
     job = base.Job(name, training, values.python, values.max_restarts)
     base.check_name('--name', name)
     base.check_flags(job)
-    engine.check(job, asked)
-    base.check_training(job, asked.chips(), say)
+    engine.check(job, engine_options)
+    base.check_training(job, engine_options.chips(), say)
     if values.dry_run:
-        print(engine.script(job, asked), end='')
+        print(engine.script(job, engine_options), end='')
         return DONE
-    base.check_installed(values.engine, engine.Launch)
-    streams.ignore_output_loss()  # a job does not end with the reader of what it prints
-    # If the terminal hangs up, hosts that outlive the launcher go on; others stop as by SIGTERM.
-    stops = (signal.SIGINT, signal.SIGTERM) if engine.Launch.outlives_launcher else STOP_SIGNALS
+    base.check_installed(values.engine, engine.launch)
+    streams.ignore_output_loss()  # the job survives if nobody reads the output any more
+    # If the terminal hangs up, hosts that outlive the launcher continue; others stop as by SIGTERM.
+    stops = (signal.SIGINT, signal.SIGTERM) if engine.launch.outlives_launcher else STOP_SIGNALS
     with catch_signals(stops) as caught:
-        return base.supervise(engine.Launch(job, asked, caught, say), caught, say)
+        return base.supervise(engine.launch(job, engine_options, caught, say), caught, say)
 
 
 def say(text: str) -> None:
@@ -152,6 +169,7 @@ def say(text: str) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
+    """Runs `launch`, and prints its errors. Returns the exit status."""
     try:
         return launch(argv)
     except (ValueError, OSError, flags.Error) as error:

@@ -1,7 +1,7 @@
-"""Ratios of steps that others measured and published to their estimates.
+"""Ratios of measured steps, as others have published them, to their estimates.
 
-The steps, and what plans say of them, are in measured_steps.json, which `python -m
-tests.bench.public_steps --write` makes; tpu/PLANS.md has them as a table, with their sources.
+The steps and their plans are in measured_steps.json, which `python -m tests.bench.public_steps
+--write` creates; tpu/PLANS.md lists them with their sources.
 """
 
 import collections
@@ -19,8 +19,9 @@ FILE = Path(__file__).with_name('measured_steps.json')
 
 
 class Ratio(NamedTuple):
-    """Measured seconds of a step over estimated ones. value: their median over `steps` steps on
-    `chip`, from `least` to `most`.
+    """Measured seconds of a step over estimated seconds.
+
+    value: the median over `steps` steps on `chip`, which range from `least` to `most`.
     """
 
     value: float
@@ -31,36 +32,37 @@ class Ratio(NamedTuple):
 
     @property
     def description(self) -> str:
-        number = f'{self.steps} measured step{"s" if self.steps > 1 else ""} on {self.chip}'
-        between = f', {self.least:.2f} to {self.most:.2f}' if self.steps > 1 else ''
-        return f'{self.value:.2f} times the estimate, as {number} took{between}'
+        """Returns the ratio in words, for a plan."""
+        count_text = f'{self.steps} measured step{"s" if self.steps > 1 else ""} on {self.chip}'
+        range_text = f', {self.least:.2f} to {self.most:.2f}' if self.steps > 1 else ''
+        return f'{self.value:.2f} times the estimate, as {count_text} took{range_text}'
 
 
 @functools.cache
 def load_ratios() -> dict[str, tuple[float, ...]]:
     """Returns the ratios of all measured steps that a plan fits, by the name of their chips."""
-    found = collections.defaultdict(list)
+    ratios_by_chip = collections.defaultdict(list)
     for row in json.loads(FILE.read_text())['steps']:
         if row['estimate'] is not None:
-            found[row['chip']].append(row['measured'] / row['estimate'])
-    return {chip: tuple(ratios) for chip, ratios in found.items()}
+            ratios_by_chip[row['chip']].append(row['measured'] / row['estimate'])
+    return {chip: tuple(ratios) for chip, ratios in ratios_by_chip.items()}
 
 
 def nearest_ratio(chip: str, measured: Mapping[str, Sequence[float]] | None = None) -> Ratio | None:
-    """Returns the ratio of a kind of chip, or of the nearest that steps were measured on; None
-    where none was on its platform.
+    """Returns the ratio of a kind of chip, or of the nearest measured chip on its platform, else
+    None.
 
-    The nearest is the chip of the same platform whose device has the nearest peak, as a ratio: of
-    an H200 the H100, of a v5p the v4.
+    The nearest chip has the nearest device peak, as a ratio: for an H200 the H100, for a v5p the
+    v4.
     """
     measured = load_ratios() if measured is None else measured
-    alike = [name for name in measured if CHIPS[name].platform == CHIPS[chip].platform]
-    if not alike:
+    same_platform = [name for name in measured if CHIPS[name].platform == CHIPS[chip].platform]
+    if not same_platform:
         return None
 
     def distance(name: str) -> tuple[bool, float]:
         return name != chip, abs(math.log(CHIPS[name].peak / CHIPS[chip].peak))
 
-    nearest = min(alike, key=distance)
-    found = measured[nearest]
-    return Ratio(statistics.median(found), nearest, len(found), min(found), max(found))
+    nearest = min(same_platform, key=distance)
+    ratios = measured[nearest]
+    return Ratio(statistics.median(ratios), nearest, len(ratios), min(ratios), max(ratios))

@@ -5,12 +5,12 @@
 
 Compiles the very step that train.py runs, kernels and shardings included, for the topology: chips
 of v4, v5e, v5p, v6e or tpu7x by the shape of a slice, h100:8 and other GPUs of one host, or `here`.
-Prints what a device holds, what devices send each other, and how long a step takes, beside the
-shortest that it can. Where the step does not fit, changes that may help are compiled. --search
-compiles meshes, remat policies and microbatches, and ranks them. With config.sweep: how many runs
-fit a chip, and the chip-hours of all; with config.tune those of a wave, and of the waves that it
-takes. No text is read, nothing is trained, and no chip is looked
-for. Exit status 0 where the step fits, 1 for bad input, 3 where it does not fit.
+Prints the memory of a device, the traffic between devices, and the step time beside its lower
+bound. If the step does not fit, changes that may help are compiled. --search compiles meshes, remat
+policies and microbatches, and ranks them. With config.sweep: how many runs fit a chip, and the
+chip-hours of all; with config.tune those of a wave, and of the waves that the search takes. It
+reads no text, trains nothing, and looks for no chip. Exit status 0 if the step fits, 1 for bad
+input, 3 if it does not fit.
 """
 
 import sys
@@ -65,6 +65,7 @@ FIGURE = define_path('figure', None, 'Page (.html) or figure (.png, .svg) to wri
 
 
 def main(_) -> None:
+    """Prints the plan, and writes it to files. Exits with DOES_NOT_FIT if nothing fits."""
     figure = FIGURE.value and Path(FIGURE.value)
     if figure and figure.suffix not in ENDINGS:
         raise ValueError(f'--figure ends in {", ".join(ENDINGS)}; got {figure}')
@@ -72,46 +73,49 @@ def main(_) -> None:
     base, sweep, tune = split_sweep(with_dtype(CONFIG.value.to_dict(), dtype))
     recipe = resolve(base)
     check(recipe)
+    assert TOPOLOGY.value is not None  # a required flag
     topology = open_topology(TOPOLOGY.value, SLICES.value)
     console = Console(highlight=False, soft_wrap=True)
     say = Console(stderr=True, highlight=False, soft_wrap=True).print
     fits, notes = True, []
     if (sweep, tune) != (None, None):
-        found = plan_sweep(base, sweep, topology, say, PRICE.value, tune)
-        lines, record = list(found.format_lines()), found.record()
+        plan = plan_sweep(base, sweep, topology, say, PRICE.value, tune)
+        lines, record = list(plan.format_lines()), plan.record()
         *notes, verdict = lines
-        trials = {group.name: Trial.from_estimate({}, group.estimate) for group in found.groups}
+        trials = {group.name: Trial.from_estimate({}, group.estimate) for group in plan.groups}
     elif SEARCH.value:
         console.width = max(console.width, LOG_WIDTH)  # a narrow terminal wraps what it cannot show
-        rows = search(recipe, topology, say, TRIES.value, PRICE.value)
-        lines = [make_table([row.table_row() for row in rows])]
-        record = {'tried': [row.record() for row in rows]}
-        trials = {row.label: row for row in rows}
-        number = sum(row.estimate is not None for row in rows)
-        fits, verdict = number > 0, f'{number} of {len(rows)} fit'
+        ranked = search(recipe, topology, say, TRIES.value, PRICE.value)
+        lines = [make_table([trial.table_row() for trial in ranked])]
+        record = {'tried': [trial.record() for trial in ranked]}
+        trials = {trial.label: trial for trial in ranked}
+        n_fitting = sum(trial.estimate is not None for trial in ranked)
+        fits, verdict = n_fitting > 0, f'{n_fitting} of {len(ranked)} fit'
         if fits:
-            verdict += f'; the fastest is {rows[0].label}: {format_summary(rows[0].estimate)}'
+            fastest = ranked[0].estimate
+            assert fastest is not None  # trials that fit are ranked first
+            verdict += f'; the fastest is {ranked[0].label}: {format_summary(fastest)}'
     else:
         try:
-            made = build_blueprint(recipe, topology, say)
-            found = estimate_step(compile_step(made, topology), topology, PRICE.value)
-            lines, record = list(found.format_lines()), {'fits': True} | found.record()
-            notes, verdict = lines, f'Fits: {format_summary(found)}'
-            trials = {GIVEN: Trial.from_estimate({}, found)}
+            blueprint = build_blueprint(recipe, topology, say)
+            plan = estimate_step(compile_step(blueprint, topology), topology, PRICE.value)
+            lines, record = list(plan.format_lines()), {'fits': True} | plan.record()
+            notes, verdict = lines, f'Fits: {format_summary(plan)}'
+            trials = {GIVEN: Trial.from_estimate({}, plan)}
         except DoesNotFit as error:
             fits, lines, verdict = False, [], f'Does not fit: a step {error}'
             console.print(f'{topology.label}: does not fit. A step {error}.')
             trials = {GIVEN: Trial({}, needed=error.needed, available=error.available)}
-            for row in try_changes(recipe, topology, say):
-                notes.append(row.format_line())
+            for trial in try_changes(recipe, topology, say):
+                notes.append(trial.format_line())
                 console.print(f'  {notes[-1]}')
-                trials[row.label] = row
-            tried = [row.record() for row in list(trials.values())[1:]]
+                trials[trial.label] = trial
+            records = [trial.record() for trial in list(trials.values())[1:]]
             record = {
                 'fits': False,
                 'needed': error.needed,
                 'there': error.available,
-                'tried': tried,
+                'tried': records,
             }
     for line in lines:
         console.print(line)

@@ -1,9 +1,9 @@
-"""The plan of a sweep on a pod: runs of a device, runs at once, chip-hours."""
+"""The plan of a sweep on a pod: runs per device, runs at once, chip-hours."""
 
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 from lm.config.fields import RUN_PATHS
 from lm.devices.run_axis import select_run_axis
@@ -39,53 +39,60 @@ class GroupPlan:
 
     @property
     def devices(self) -> int:
+        """Returns the number of devices that train the runs at once."""
         return math.ceil(self.runs / self.a_device)
 
     @property
     def hours(self) -> float:
-        """Hours that a device trains its runs."""
+        """Returns the hours that a device trains its runs."""
         return self.estimate.steps * self.estimate.step_seconds / 3600
 
 
 @dataclasses.dataclass(frozen=True)
 class SweepPlan:
+    """The groups of a sweep on a topology. price: of a chip-hour."""
+
     topology: Topology
     groups: list[GroupPlan]
     price: float | None
 
     @property
     def runs(self) -> int:
+        """Returns the number of runs."""
         return sum(group.runs for group in self.groups)
 
     @property
     def at_once(self) -> int:
-        """Number of runs that the whole topology trains side by side."""
-        left, found = len(self.topology.devices), 0
+        """Returns the number of runs that the whole topology trains at once."""
+        n_free, n_runs = len(self.topology.devices), 0
         for group in self.groups:
-            used = min(left, group.devices)
-            found += min(group.runs, used * group.a_device)
-            left -= used
-        return found
+            n_used = min(n_free, group.devices)
+            n_runs += min(group.runs, n_used * group.a_device)
+            n_free -= n_used
+        return n_runs
 
     @property
     def device_hours(self) -> float:
+        """Returns the device-hours of all runs."""
         return sum(group.devices * group.hours for group in self.groups)
 
     @property
     def chip_hours(self) -> float:
+        """Returns the chip-hours of all runs."""
         return self.device_hours / (self.topology.chip.devices_a_chip if self.topology.chip else 1)
 
     @property
     def hours(self) -> float:
-        """Hours on the topology: the longest waves start first, each on the next free device."""
-        free = [0.0] * len(self.topology.devices)
+        """Returns the hours on the topology: longest waves first, each on the next free device."""
+        free_hours = [0.0] * len(self.topology.devices)
         waves = [group.hours for group in self.groups for _ in range(group.devices)]
         for hours in sorted(waves, reverse=True):
-            first = free.index(min(free))
-            free[first] += hours
-        return max(free)
+            next_free = free_hours.index(min(free_hours))
+            free_hours[next_free] += hours
+        return max(free_hours)
 
     def format_lines(self) -> Iterator[str]:
+        """Yields a line for each group, then the total."""
         for group in self.groups:
             yield (
                 f'{group.name}: {group.runs} runs, {group.a_device} a device in '
@@ -98,36 +105,40 @@ class SweepPlan:
         )
 
     def record(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in ('runs', 'at_once', 'hours', 'chip_hours')}
+        """Returns the plan for JSON."""
+        totals = {name: getattr(self, name) for name in ('runs', 'at_once', 'hours', 'chip_hours')}
         groups = [vars(group) | {'estimate': group.estimate.record()} for group in self.groups]
-        return {'topology': self.topology.label, **own, 'groups': groups}
+        return {'topology': self.topology.label, **totals, 'groups': groups}
 
 
 @dataclasses.dataclass(frozen=True)
 class TunedPlan(SweepPlan):
-    """A sweep with config.tune: the runs of its groups are those of one wave.
+    """A sweep with config.tune: its groups have the runs of one wave.
 
-    words: how many arms there are, and runs of each. waves: at least, and as a rule.
+    arms_label: the number of arms, and the runs of each. waves: least and typical number.
     """
 
     arms_label: str
     waves: tuple[int, int]
 
     def format_lines(self) -> Iterator[str]:
-        *own, wave = super().format_lines()
-        yield from own
-        yield f'a wave, {WAVE} runs of each arm: {wave}'
-        least, most = self.waves
+        """Yields a line for each group, for a wave, and for all waves."""
+        *group_lines, wave_line = super().format_lines()
+        yield from group_lines
+        yield f'a wave, {WAVE} runs of each arm: {wave_line}'
+        min_waves, typical_waves = self.waves
         hours, chip_hours = (
-            f'{least * one:,.2f} to {most * one:,.2f}' for one in (self.hours, self.chip_hours)
+            f'{min_waves * wave_hours:,.2f} to {typical_waves * wave_hours:,.2f}'
+            for wave_hours in (self.hours, self.chip_hours)
         )
-        cost = format_cost(self.price, most * self.chip_hours)
+        cost = format_cost(self.price, typical_waves * self.chip_hours)
         yield (
-            f'{self.arms_label}: {least} to {most} such waves, {hours} hours, {chip_hours} chip-hours'
-            f'{cost}'
+            f'{self.arms_label}: {min_waves} to {typical_waves} such waves, {hours} hours, '
+            f'{chip_hours} chip-hours{cost}'
         )
 
     def record(self) -> dict[str, Any]:
+        """Returns the plan for JSON."""
         return super().record() | {'waves': self.waves}
 
 
@@ -139,48 +150,69 @@ def plan_sweep(
     price: float | None = None,
     tune: Any = None,
 ) -> SweepPlan:
-    """Plans each run on one device, with as many side by side as fit: compiles the program of each
-    group of `lm.study.train.groups` until its runs fit. With config.tune a group has the runs of
-    one wave. Raises ValueError for runs that ask for several devices, and where one does not fit.
+    """Plans a sweep with each run on one device, and as many runs at once as fit.
 
-    Steps are those that the protocol of the sweep sets. One that asks for text or for measured
-    times is left to where it trains.
+    The program of each group of `lm.study.train.groups` is compiled until its runs fit. With
+    config.tune a group has the runs of one wave. Steps follow the protocol of the sweep; if it
+    needs text or measured times, the steps stay as configured.
+
+    Args:
+      base: config of the sweep, as nested dicts.
+      sweep: the section `sweep`; None without it.
+      topology: the devices.
+      say: receives messages.
+      price: price of a chip-hour, in any currency.
+      tune: the section `tune`; None without it.
+
+    Returns:
+      The plan.
+
+    Raises:
+      ValueError: if a run needs several devices, or does not fit one.
     """
-    one = dataclasses.replace(topology, devices=topology.devices[:1])
-    listed, found, sets = [] if sweep is None else expand_sweep(base, sweep), [], []
+    device = dataclasses.replace(topology, devices=topology.devices[:1])
+    runs, groups, overrides = [] if sweep is None else expand_sweep(base, sweep), [], []
     if (protocol := resolve_protocol(base, sweep)) is not None:
         if protocol.row.needs:
             say(f'NOTE: protocol {protocol.name} sets steps where it trains; these are as given')
         else:
-            means = Measurements(one.devices[0].platform, read_rows=None, measure_seconds=None)
-            sets = protocol.apply(listed, means).overrides
-            listed = apply_overrides(base, listed, sets)
-    arms = None if tune is None else ArmPlan(base, sweep, tune, sets)
-    listed = listed if arms is None else arms.first_cells * WAVE
-    for group in group_by_program(listed):
-        plan = _plan_group(group, one)
-        say(f'{plan.name}: {plan.a_device} of {plan.runs} runs a device')
-        found.append(plan)
+            # A protocol that needs neither text nor times calls neither function.
+            measurements = Measurements(
+                device.devices[0].platform,
+                read_rows=None,  # ty: ignore[invalid-argument-type]
+                measure_seconds=None,  # ty: ignore[invalid-argument-type]
+            )
+            overrides = protocol.apply(runs, measurements).overrides
+            runs = apply_overrides(base, runs, overrides)
+    arms = None if tune is None else ArmPlan(base, sweep, tune, overrides)
+    runs = runs if arms is None else arms.first_cells * WAVE
+    for group in group_by_program(runs):
+        group_plan = _plan_group(group, device)
+        say(f'{group_plan.name}: {group_plan.a_device} of {group_plan.runs} runs a device')
+        groups.append(group_plan)
     if arms is None:
-        return SweepPlan(topology, found, price)
-    runs = (arms.tune.min_budget, arms.tune.typical_runs)
-    waves = tuple(math.ceil(n / WAVE) for n in runs)
-    return TunedPlan(topology, found, price, arms.description, waves)
+        return SweepPlan(topology, groups, price)
+    run_counts = (arms.tune.min_budget, arms.tune.typical_runs)
+    waves = cast(tuple[int, int], tuple(math.ceil(n / WAVE) for n in run_counts))
+    return TunedPlan(topology, groups, price, arms.description, waves)
 
 
 def _plan_group(group: list[Cell], device: Topology) -> GroupPlan:
+    """Finds how many runs of a group fit a device, and estimates their step."""
     steps: dict[int, CompiledStep] = {}
-    how = select_run_axis(group[0].recipe.config.kernels.run_axis, device.devices[0].platform)
-    there = device_memory(device)
+    run_axis = select_run_axis(group[0].recipe.config.kernels.run_axis, device.devices[0].platform)
+    available = device_memory(device)
 
-    def excess_bytes(runs):
-        made = build_blueprint(longest_recipe(group), device, lambda _: None, runs)
+    def needed_bytes(runs):
+        blueprint = build_blueprint(longest_recipe(group), device, lambda _: None, runs)
         try:
-            steps[runs] = compile_step(made, device, how, runs)
+            steps[runs] = compile_step(blueprint, device, run_axis, runs)
         except DoesNotFit as error:
             return error.needed
         return 0.0
 
-    fitting = find_max_runs(len(group), 1, there, excess_bytes)
-    name = ' '.join(f'{p}={v}' for p, v in group[0].changes.items() if p not in RUN_PATHS)
-    return GroupPlan(name or 'all', len(group), fitting, estimate_step(steps[fitting], device))
+    n_fitting = find_max_runs(len(group), 1, available, needed_bytes)
+    name = ' '.join(
+        f'{path}={value}' for path, value in group[0].changes.items() if path not in RUN_PATHS
+    )
+    return GroupPlan(name or 'all', len(group), n_fitting, estimate_step(steps[n_fitting], device))

@@ -1,10 +1,10 @@
-"""Changes to a config, compiled for a topology: some that may help a step that does not fit, and a
-search of meshes, remat policies and microbatches.
+"""Compiles changes to a config for a topology.
 
-A search cannot compile all candidates. It orders them by estimates without a compiler: the bytes
-that a device holds and sends, by the formulas of `lm.devices.auto_mesh`, and what a remat policy
-computes again. It compiles the config as given first, then candidates in that order; after one that
-does not fit, it leaves out those with a larger estimate of memory.
+Some changes may help a step that does not fit; a search tries meshes, remat policies and
+microbatches. A search cannot compile all candidates. It orders them by estimates without a
+compiler: the bytes that a device holds and sends, by the formulas of `lm.devices.auto_mesh`, and
+the operations that a remat policy repeats. It compiles the config as given first, then candidates
+in that order. After one that does not fit, it skips those with a larger estimate of memory.
 """
 
 import dataclasses
@@ -55,22 +55,23 @@ TIME_COLUMNS |= {
 }
 TIME_COLUMNS |= {'bound': 'bound_seconds'}
 SHORT_NAMES = {'model.remat': 'remat', 'train.microbatches': 'microbatches'}
-MAX_FITTING = 2  # helpful changes that fit
+MAX_FITTING = 2  # `try_changes` stops after this many changes that fit
 AXES = ('fsdp', 'tensor', 'context')
 MICROBATCHES = (1, 2, 4)
-# Forward passes' worth of operations in a step, about; a backward pass is two.
+# Approximate operations of a step in forward passes; a backward pass counts two.
 PASSES = {'none': 3.0, 'dots': 3.1, 'mlp': 3.4, 'attention': 3.7, 'offload': 3.75}
 PASSES |= {'attended': 3.9, 'full': 4.0}
-FLOPS = {'forward': 1 / 3, 'backward': 2 / 3}  # of a step, before what it computes again
-MEMORY_MARGIN = (
-    1.3  # estimates of memory are upper bounds; candidates above this share are not compiled
-)
+FLOPS = {'forward': 1 / 3, 'backward': 2 / 3}  # shares of a step without recomputation
+# Estimates of memory are upper bounds; candidates above this share of it are not compiled.
+MEMORY_MARGIN = 1.3
 
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """A change to a config, tried. changes: fields of the config, {'mesh.fsdp': 16}. estimate: None
-    where the step does not fit. needed, there: bytes of a device. refused: why it was not compiled.
+    """A change to a config, tried.
+
+    changes: fields of the config, {'mesh.fsdp': 16}. estimate: None if the step does not fit.
+    needed, available: bytes of a device. refusal: why it was not compiled.
     """
 
     changes: Mapping[str, Any]
@@ -80,12 +81,13 @@ class Trial:
     refusal: str = ''
 
     @classmethod
-    def from_estimate(cls, changes: Mapping[str, Any], found: StepEstimate) -> 'Trial':
-        return cls(changes, found, found.memory_needed, found.memory_there)
+    def from_estimate(cls, changes: Mapping[str, Any], estimate: StepEstimate) -> 'Trial':
+        """Returns the trial of a step that fits."""
+        return cls(changes, estimate, estimate.memory_needed, estimate.memory_there)
 
     @property
     def label(self) -> str:
-        """The changes in short, as 'fsdp=16 remat=dots'."""
+        """Returns the changes in short, such as 'fsdp=16 remat=dots'."""
         parts = []
         for path, value in self.changes.items():
             name = SHORT_NAMES.get(path, path.removeprefix('mesh.'))
@@ -94,6 +96,7 @@ class Trial:
         return ' '.join(parts) or 'data alone'
 
     def format_line(self) -> str:
+        """Returns the flags of the changes with the outcome."""
         flags = ' '.join(f'--config.{path}={value}' for path, value in self.changes.items())
         if self.refusal:
             return f'{flags}: {self.refusal}'
@@ -103,74 +106,103 @@ class Trial:
         return f'{flags}: fits, {format_summary(self.estimate)}'
 
     def table_row(self) -> dict[str, str]:
-        found, memory = self.estimate, format_gib(self.needed) if self.needed else '-'
+        """Returns the columns of the table of a search."""
+        estimate, memory = self.estimate, format_gib(self.needed) if self.needed else '-'
         row = {'': self.label, 'GiB': memory}
         for name, seconds in TIME_COLUMNS.items():
-            row[f'{name}, ms'] = format_ms(getattr(found, seconds)) if found else '-'
-        row['mfu'] = f'{found.mfu:.1%}' if found else '-'
-        row['mfu bound'] = f'{found.mfu_bound:.1%}' if found else '-'
-        row['bound by'] = found.bound_by if found else self.refusal or 'does not fit'
+            row[f'{name}, ms'] = format_ms(getattr(estimate, seconds)) if estimate else '-'
+        row['mfu'] = f'{estimate.mfu:.1%}' if estimate else '-'
+        row['mfu bound'] = f'{estimate.mfu_bound:.1%}' if estimate else '-'
+        row['bound by'] = estimate.bound_by if estimate else self.refusal or 'does not fit'
         return row
 
     def record(self) -> dict[str, Any]:
-        found = {'changes': dict(self.changes), 'refused': self.refusal, 'needed': self.needed}
-        return found | {'estimate': self.estimate and self.estimate.record()}
+        """Returns the trial for JSON."""
+        fields = {'changes': dict(self.changes), 'refused': self.refusal, 'needed': self.needed}
+        return fields | {'estimate': self.estimate and self.estimate.record()}
 
 
 def run_trial(
     recipe: Recipe, changes: Mapping[str, Any], topology: Topology, price: float | None = None
 ) -> Trial:
-    """Compiles a changed config; refuses one that the devices do not allow, with the reason."""
+    """Compiles a changed config.
+
+    Args:
+      recipe: the recipe.
+      changes: fields to change.
+      topology: the devices.
+      price: price of a chip-hour, in any currency.
+
+    Returns:
+      The trial; with a refusal if the devices do not allow the config.
+    """
     try:
         changed = update_recipe(recipe, changes)
         check(changed)
-        made = build_blueprint(changed, topology, lambda _: None)
-        found = estimate_step(compile_step(made, topology), topology, price)
+        blueprint = build_blueprint(changed, topology, lambda _: None)
+        estimate = estimate_step(compile_step(blueprint, topology), topology, price)
     except DoesNotFit as error:
         return Trial(changes, needed=error.needed, available=error.available)
     except ValueError as error:
         return Trial(changes, refusal=str(error))
-    return Trial.from_estimate(changes, found)
+    return Trial.from_estimate(changes, estimate)
 
 
 def try_changes(recipe: Recipe, topology: Topology, say: Say) -> Iterator[Trial]:
-    """Tries changes that may help a step that does not fit, until ENOUGH of them fit."""
-    found = 0
+    """Tries changes that may help a step that does not fit, until MAX_FITTING of them fit.
+
+    Args:
+      recipe: the recipe.
+      topology: the devices.
+      say: receives a message if no change fits.
+
+    Yields:
+      The trials.
+    """
+    n_fitting = 0
     for changes in helpful_changes(recipe, topology):
         trial = run_trial(recipe, changes, topology)
         yield trial
-        found += trial.estimate is not None
-        if found == MAX_FITTING:
+        n_fitting += trial.estimate is not None
+        if n_fitting == MAX_FITTING:
             return
-    if not found:
+    if not n_fitting:
         say(f'Nothing that was tried fits {topology.label}: more chips, or a smaller model.')
 
 
 def helpful_changes(recipe: Recipe, topology: Topology) -> list[dict[str, Any]]:
-    """Returns changes that may help and that the devices allow: full remat, more fsdp,
-    microbatches, then all together. Those that the config has already are left out.
+    """Returns changes that may help and that the devices allow.
+
+    These are full remat, more fsdp, microbatches, and then all together; changes that the config
+    already has are left out.
     """
     remat = [] if recipe.model.remat == 'full' else [{'model.remat': 'full'}]
-    n, now = len(topology.devices), max(1, recipe.mesh.fsdp)
-    sizes = [] if recipe.mesh.axes == AUTO else [2**k for k in range(20) if now < 2**k <= n]
-    cut = [{'mesh.data': -1, 'mesh.fsdp': size} for size in sizes]
-    parts = [{'train.microbatches': k * recipe.train.microbatches} for k in (2, 4, 8)]
-    cut, parts = (
-        [one for one in some if _is_allowed(recipe, one, topology)] for some in (cut, parts)
+    n_devices, fsdp = len(topology.devices), max(1, recipe.mesh.fsdp)
+    sizes = (
+        [] if recipe.mesh.axes == AUTO else [2**k for k in range(20) if fsdp < 2**k <= n_devices]
     )
-    together = {key: value for one in (remat[:1] + cut[-1:]) for key, value in one.items()}
-    found = [*remat, *cut[:2], *parts[:1], together]
-    found += [together | more for more in (parts[-1:] or [{}])]
-    return [one for i, one in enumerate(found) if one and one not in found[:i]]
+    sharded = [{'mesh.data': -1, 'mesh.fsdp': size} for size in sizes]
+    microbatched = [{'train.microbatches': k * recipe.train.microbatches} for k in (2, 4, 8)]
+    sharded, microbatched = (
+        [change for change in changes if _is_allowed(recipe, change, topology)]
+        for changes in (sharded, microbatched)
+    )
+    together = {
+        key: value for change in (remat[:1] + sharded[-1:]) for key, value in change.items()
+    }
+    tries = [*remat, *sharded[:2], *microbatched[:1], together]
+    tries += [together | split for split in (microbatched[-1:] or [{}])]
+    return [change for i, change in enumerate(tries) if change and change not in tries[:i]]
 
 
 def _is_allowed(recipe: Recipe, changes: dict[str, Any], topology: Topology) -> bool:
+    """Whether the devices and the config allow a change."""
     changed = update_recipe(recipe, changes)
     return changed.mesh.axes == AUTO or _find_mesh(changed, topology) is not None
 
 
 def _find_mesh(recipe: Recipe, topology: Topology) -> Mesh | None:
-    """Returns the mesh of a config; None where the devices or the config do not allow it."""
+    """Returns the mesh of a config, or None if the devices or the config do not allow it."""
     try:
         mesh = make_mesh(recipe.mesh, list(topology.devices))
         check(recipe)
@@ -192,32 +224,44 @@ class SearchCandidate:
 def search(
     recipe: Recipe, topology: Topology, say: Say, tries: int, price: float | None = None
 ) -> list[Trial]:
-    """Returns the trials, fastest first, then those that do not fit."""
-    given = {f'mesh.{axis}': getattr(recipe.mesh, axis) for axis in ('data', *AXES)}
-    given |= {'model.remat': recipe.model.remat, 'train.microbatches': recipe.train.microbatches}
-    ordered = sorted(generate_candidates(recipe, topology), key=lambda one: one.seconds)
+    """Searches meshes, remat policies and microbatches.
+
+    Args:
+      recipe: the recipe.
+      topology: the devices.
+      say: receives progress.
+      tries: number of candidates to compile.
+      price: price of a chip-hour, in any currency.
+
+    Returns:
+      The trials, fastest first, then those that do not fit.
+    """
+    current = {f'mesh.{axis}': getattr(recipe.mesh, axis) for axis in ('data', *AXES)}
+    current |= {'model.remat': recipe.model.remat, 'train.microbatches': recipe.train.microbatches}
+    ordered = sorted(generate_candidates(recipe, topology), key=lambda candidate: candidate.seconds)
     say(f'{len(ordered)} candidates for {topology.label}; up to {tries} are compiled')
-    trials, too_much = [], math.inf
+    trials, memory_limit = [], math.inf
 
     def compile_with(changes: Mapping[str, Any]) -> Trial:
         trials.append(run_trial(recipe, changes, topology, price))
-        best, number = min(trials, key=_rank_key), min(tries, len(ordered)) + 1
-        said = f'; best so far: {best.label}' if best.estimate else ''
-        say(f'{len(trials)} of at most {number}: {trials[-1].format_line()}{said}')
+        best, n_trials = min(trials, key=_rank_key), min(tries, len(ordered)) + 1
+        best_text = f'; best so far: {best.label}' if best.estimate else ''
+        say(f'{len(trials)} of at most {n_trials}: {trials[-1].format_line()}{best_text}')
         return trials[-1]
 
-    compile_with(given)
+    compile_with(current)
     for candidate in ordered:
         if len(trials) > tries:
             break
-        if candidate.changes == given or candidate.memory >= too_much:
+        if candidate.changes == current or candidate.memory >= memory_limit:
             continue
         if compile_with(candidate.changes).estimate is None:
-            too_much = candidate.memory
+            memory_limit = candidate.memory
     return sorted(trials, key=_rank_key)
 
 
 def _rank_key(trial: Trial) -> tuple[float, float]:
+    """Orders trials by step time; those that do not fit come last, by memory."""
     if trial.estimate is None:
         return math.inf, trial.needed or math.inf
     return trial.estimate.step_seconds, trial.estimate.step_seconds_exposed
@@ -225,44 +269,53 @@ def _rank_key(trial: Trial) -> tuple[float, float]:
 
 def generate_candidates(recipe: Recipe, topology: Topology) -> Iterator[SearchCandidate]:
     """Yields all changes that divide batch and model evenly and may fit."""
-    n, there = len(topology.devices), device_memory(topology)
-    sizes = [2**k for k in range(n.bit_length())]
-    whole = {'mesh.data': -1, 'mesh.axes': GIVEN, 'train.microbatches': 1}
+    n_devices, available = len(topology.devices), device_memory(topology)
+    sizes = [2**k for k in range(n_devices.bit_length())]
+    common = {'mesh.data': -1, 'mesh.axes': GIVEN, 'train.microbatches': 1}
     for remat in REMAT_POLICIES:
-        own = update_recipe(recipe, whole | {'model.remat': remat})
-        learner = build_learner(own, *nominal_vocabulary(own), topology.devices[0].platform)
-        layout, kept = state_layout(learner), estimate_residual_bytes(learner)
-        for *of_axes, parts in itertools.product(sizes, sizes, sizes, MICROBATCHES):
-            if math.prod(of_axes) > n:
+        remat_recipe = update_recipe(recipe, common | {'model.remat': remat})
+        learner = build_learner(
+            remat_recipe, *nominal_vocabulary(remat_recipe), topology.devices[0].platform
+        )
+        layout, residual_bytes = state_layout(learner), estimate_residual_bytes(learner)
+        for *axis_sizes, microbatches in itertools.product(sizes, sizes, sizes, MICROBATCHES):
+            if math.prod(axis_sizes) > n_devices:
                 continue
-            changes = dict(zip((f'mesh.{axis}' for axis in AXES), of_axes, strict=True))
-            changes |= {'mesh.data': -1, 'model.remat': remat, 'train.microbatches': parts}
-            changed = update_recipe(own, changes)
+            changes = dict(zip((f'mesh.{axis}' for axis in AXES), axis_sizes, strict=True))
+            changes |= {'mesh.data': -1, 'model.remat': remat, 'train.microbatches': microbatches}
+            changed = update_recipe(remat_recipe, changes)
             if (mesh := _find_mesh(changed, topology)) is None:
                 continue
-            activations = kept // parts // (mesh.size // mesh.shape['tensor'])
-            memory = estimate_state_bytes(layout, mesh) + activations
-            if memory <= MEMORY_MARGIN * there:
+            device_residuals = residual_bytes // microbatches // (mesh.size // mesh.shape['tensor'])
+            memory = estimate_state_bytes(layout, mesh) + device_residuals
+            if memory <= MEMORY_MARGIN * available:
                 yield SearchCandidate(
                     changes, _estimate_seconds(changed, learner, mesh, topology), memory
                 )
 
 
 def _estimate_seconds(recipe: Recipe, learner: Learner, mesh: Mesh, topology: Topology) -> float:
+    """Estimates the seconds of a step without a compiler."""
     rates, link = device_rates(topology), 2e9 * (topology.chip.link if topology.chip else 1.0)
     tokens = recipe.data.batch_size * recipe.data.seq_len
-    each = _flops_at_peak(learner, rates.kind)
-    products = each * tokens / mesh.size * PASSES[recipe.model.remat] / 3
-    moved = estimate_sent_bytes(recipe, learner, mesh)
-    # Parameters are gathered for each microbatch; what tensor and context send is not hidden.
-    waits = mesh.shape['tensor'] * mesh.shape['context'] > 1
-    sent = moved * (recipe.train.microbatches if mesh.shape['fsdp'] > 1 else 1) / link
-    compute = products / rates.flops
-    return compute + sent if waits else max(compute, sent) + 0.1 * sent
+    token_flops = _flops_at_peak(learner, rates.kind)
+    products = token_flops * tokens / mesh.size * PASSES[recipe.model.remat] / 3
+    sent_bytes = estimate_sent_bytes(recipe, learner, mesh)
+    # Parameters are gathered for each microbatch. Traffic over tensor and context is not hidden.
+    is_exposed = mesh.shape['tensor'] * mesh.shape['context'] > 1
+    send_seconds = sent_bytes * (recipe.train.microbatches if mesh.shape['fsdp'] > 1 else 1) / link
+    compute_seconds = products / rates.flops
+    return (
+        compute_seconds + send_seconds
+        if is_exposed
+        else max(compute_seconds, send_seconds) + 0.1 * send_seconds
+    )
 
 
 def _flops_at_peak(learner: Learner, kind: str) -> float:
-    """Returns `flops_per_token`, of attention those that the peak does in the time of a kernel."""
+    """Returns `flops_per_token`, with attention's operations scaled to the time that its kernels
+    take.
+    """
     attended, head_dim = attention_flops(learner.recipe), learner.recipe.head_dim
-    took = sum(part / attention_share(kind, head_dim, phase) for phase, part in FLOPS.items())
-    return flops_per_token(learner) + (took - 1) * attended
+    slowdown = sum(share / attention_share(kind, head_dim, phase) for phase, share in FLOPS.items())
+    return flops_per_token(learner) + (slowdown - 1) * attended

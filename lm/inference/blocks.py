@@ -1,4 +1,4 @@
-"""Blocks of a model one by one: the model without some of them, and each as a function alone."""
+"""Blocks of a model: the model without some of them, and each block as a function."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -14,28 +14,39 @@ from modules.sequence import Sequence, packed_rows, whole_rows
 def select_blocks(
     learner: Learner, variables: dict[str, Any], active_L: jax.Array
 ) -> dict[str, Any]:
-    """Returns variables of the model without the blocks at which `kept_L` is False.
+    """Returns variables with which the model skips the blocks where `active_L` is False.
 
-    The others keep their numbers, and with them what depends on depth. A block that is gone is
-    computed all the same, and its result not used: one program serves all choices.
+    The other blocks keep their numbers, and with them everything that depends on depth. A skipped
+    block is still computed and its result discarded, so that one program serves every choice.
+
+    Args:
+      learner: the learner.
+      variables: as `learner.variables` gives them.
+      active_L: bool, for each block.
+
+    Returns:
+      The variables, with the collection ACTIVE.
     """
-    found, start = {}, 0
+    active_by_group, start = {}, 0
     for group in block_groups(learner.recipe):
-        found[group.name] = {ACTIVE: active_L[start : start + group.count]}
+        active_by_group[group.name] = {ACTIVE: active_L[start : start + group.count]}
         start += group.count
-    return variables | {ACTIVE: found}
+    return variables | {ACTIVE: active_by_group}
 
 
 class BlockFunction(NamedTuple):
-    """A block: apply(own, number, streams, sequence) -> streams; blocks of a group share apply."""
+    """A block as a function: apply(variables, number, streams, sequence) -> streams.
+
+    Blocks of a group share `apply`, which compiles once for them.
+    """
 
     apply: Callable[..., Any]
-    variables: dict[str, Any]  # its variables
-    number: jax.Array  # from 1
+    variables: dict[str, Any]
+    number: jax.Array  #: from 1
 
 
 def iterate_blocks(learner: Learner, variables: dict[str, Any]) -> Iterator[BlockFunction]:
-    """Yields the blocks in order, scanned in the model or not."""
+    """Yields the blocks in order, whether or not the model scans them."""
     first = 1
     for group in block_groups(learner.recipe):
         module = Block(learner.recipe, learner.model.kernels, group)
@@ -45,18 +56,18 @@ def iterate_blocks(learner: Learner, variables: dict[str, Any]) -> Iterator[Bloc
             if group.name in variables.get(name, {})
         }
 
-        def apply(block_variables, number, streams, sequence, module=module):
+        def apply_block(block_variables, number, streams, sequence, module=module):
             return module.apply(block_variables, streams, number, sequence)[0]
 
-        apply = jax.jit(apply)
+        jitted = jax.jit(apply_block)
         for i in range(group.count):
-            own = jax.tree.map(lambda leaf, i=i: leaf[i], stacked)
-            yield BlockFunction(apply, own, jnp.float32(first + i))
+            block_variables = jax.tree.map(lambda leaf, i=i: leaf[i], stacked)
+            yield BlockFunction(jitted, block_variables, jnp.float32(first + i))
         first += group.count
 
 
 def make_sequence(learner: Learner, segments_BT: jax.Array) -> Sequence:
-    """Returns the Sequence of rows of a split as training and evaluation read them."""
+    """Returns the Sequence of rows of a split, as training and evaluation read them."""
     masks = learner.recipe.data.mask_documents
     sequence = packed_rows(segments_BT) if masks else whole_rows(segments_BT.shape[1])
     return sequence.replace(valid_BT=(segments_BT > 0).astype(jnp.float32))

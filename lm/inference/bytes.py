@@ -1,12 +1,13 @@
 """Exact probabilities of bytes under a model of tokens, as sums over covers.
 
-A text x can begin in many ways: its covers are the sequences of tokens that a tokenizer gives for
-some text, whose bytes begin with x, and whose last token alone reaches the end of x. Then
+A cover of a text x is a sequence of tokens that a tokenizer gives for some text that begins with x,
+and of which only the last token reaches the end of x. Then
 
     P(x) = sum over covers t of P(t),    P(next byte b | x) = P(x b) / P(x).
 
-All of a cover but its last token is an encoding of a part of x, and a tokenizer has about one for
-each part: a tree of contexts, with a node a byte. Source: Phan et al. 2025 (arXiv:2410.09303).
+All tokens of a cover but the last encode a prefix of x, and a tokenizer has about one encoding for
+each prefix. The covers therefore form a tree of contexts, with one node per byte. Source: Phan et
+al. 2025 (arXiv:2410.09303).
 """
 
 import bisect
@@ -20,38 +21,38 @@ import numpy as np
 
 from lm.data.tokenizers import BYTES, CUT, ByteTokenizer, SubwordTokenizer, Tokenizer
 
-# Text that may follow, of each kind that a tokenizer's pattern tells apart: which tokens it gives
-# for a part can depend on what comes next, as whether a run of spaces ends the text.
+# Possible continuations, one for each class that a tokenizer's pattern distinguishes: the tokens of
+# a prefix can depend on the next character, for example on whether a run of spaces ends the text.
 NEXT_TEXTS = (b'', b'a', b'0', b'.', b' ', b'\n')
-# Bytes that may complete a character, letters and signs.
+# Bytes that may complete a character: some give letters, some give signs.
 CONTINUATIONS = (0x80, 0x97, 0xA5, 0xBF)
 UNSUPPORTED = (
     'bytes have probabilities under a tokenizer that gives back every byte of a text: byte, '
     'bpe:SIZE, or an hf:PATH that is byte-level, as those of GPT-2, Llama 3 and Qwen are.'
 )
 
-WordTokens = tuple[int, ...]  # tokens since a place where the tokenizer always cuts
+WordTokens = tuple[int, ...]  # tokens since a position where the tokenizer always cuts
 
 
 @dataclasses.dataclass(frozen=True)
 class ContextTree:
-    """The contexts of a text: sequences of tokens, each its parent's with one more.
+    """The contexts of a text: a tree of token sequences, each its parent's with one more token.
 
-    A parent comes before its children, and node 0 has no tokens.
+    A parent comes before its children, and node 0 has no tokens. All fields but text and trunk have
+    an entry for each node.
     """
 
     text: bytes
-    parents: Sequence[int]  # of each node
-    tokens: Sequence[int]  # the last one of each node, -1 of node 0
-    ends: Sequence[int]  # how many bytes of the text the node's tokens have
-    #: Of each node, the tokens that may follow and agree with the rest of the text, and how many
-    #: bytes of that each of them has.
+    parents: Sequence[int]
+    tokens: Sequence[int]  #: the last token; -1 for node 0
+    ends: Sequence[int]  #: number of bytes of the text in the node's tokens
+    #: Tokens that may follow and agree with the remaining text, and how many of its bytes each has.
     next_tokens: Sequence[np.ndarray]
     matched_bytes: Sequence[np.ndarray]
-    trunk: Sequence[int]  # nodes of the tokenizer's own encoding of the text, from node 0 on
+    trunk: Sequence[int]  #: nodes of the tokenizer's encoding of the text, from node 0
 
     def depths(self) -> np.ndarray:
-        """Returns how many tokens each node has."""
+        """Returns the number of tokens of each node."""
         depths = [0]
         for parent in self.parents[1:]:
             depths.append(depths[parent] + 1)
@@ -62,32 +63,35 @@ class ContextFinder:
     """Finds the contexts of texts under a tokenizer, and the tokens that may follow them."""
 
     def __init__(self, tokenizer: Tokenizer):
-        """Raises ValueError for a tokenizer that does not give back the bytes of a text."""
+        """Raises ValueError for a tokenizer that does not reproduce the bytes of a text."""
         self._tokenizer = tokenizer
         self.token_bytes = spell_vocabulary(tokenizer)
         self._tokens_by_first_byte: dict[int, list[int]] = {}
-        for token, spelt in enumerate(self.token_bytes):
-            if spelt:
-                self._tokens_by_first_byte.setdefault(spelt[0], []).append(token)
+        for token, spelling in enumerate(self.token_bytes):
+            if spelling:
+                self._tokens_by_first_byte.setdefault(spelling[0], []).append(token)
         self._encodings: dict[bytes, list[WordTokens]] = {}
         self._valid_next: dict[tuple[WordTokens, int], np.ndarray] = {}
 
     def build_tree(self, text: bytes, open_ended: bool = False) -> ContextTree:
-        """Returns the contexts of a text, which may end within a character.
+        """Builds the tree of contexts of a text, which may end within a character.
 
         Args:
           text: bytes that begin a text in UTF-8.
-          ahead: whether all that may follow the text is wanted, for `next_bytes`.
+          open_ended: whether to include every token that may follow the text, for
+            `next_byte_probs`.
         """
         cuts = self._cut_positions(text)
-        parents, tokens, ends, locals_ = [-1], [-1], [0], [()]
+        parents, tokens, ends = [-1], [-1], [0]
+        locals_: list[WordTokens] = [()]
         trunk = [0]
         for start, stop in itertools.pairwise([*cuts, len(text)] if text else [0]):
             word = text[start:stop]
-            own = self._encode([word])[0] or max(
-                self._word_encodings(word), key=lambda c: len(self._spell(c))
+            word_tokens = self._encode([word])[0] or max(
+                self._word_encodings(word), key=lambda context: len(self._spell(context))
             )
-            base, nodes = trunk[-1], {(): trunk[-1]}
+            base = trunk[-1]
+            nodes: dict[WordTokens, int] = {(): base}
             locals_[base] = ()
             for local in self._word_encodings(word):
                 nodes[local] = len(parents)
@@ -95,25 +99,28 @@ class ContextFinder:
                 tokens.append(local[-1])
                 ends.append(ends[parents[-1]] + len(self.token_bytes[local[-1]]))
                 locals_.append(local)
-            trunk += [nodes[own[:n]] for n in range(1, len(own) + 1)]
-        following, matched = [], []
+            trunk += [nodes[word_tokens[:n]] for n in range(1, len(word_tokens) + 1)]
+        next_tokens, matched_bytes = [], []
         children = {}
         for node in range(1, len(parents)):
             children.setdefault(parents[node], []).append(tokens[node])
         for node, (end, local) in enumerate(zip(ends, locals_, strict=True)):
-            rest = text[end:]
-            firsts = [rest[0]] if rest else sorted(self._tokens_by_first_byte) if open_ended else []
-            valid = [self._find_next_tokens(local, first) for first in firsts]
-            ids = np.unique(np.concatenate([*valid, children.get(node, [])]).astype(np.int64))
-            counts = np.array(
-                [common_prefix_length(self.token_bytes[i], rest) for i in ids.tolist()], np.int64
+            tail = text[end:]
+            firsts = [tail[0]] if tail else sorted(self._tokens_by_first_byte) if open_ended else []
+            candidates = [self._find_next_tokens(local, first) for first in firsts]
+            token_ids = np.unique(
+                np.concatenate([*candidates, children.get(node, [])]).astype(np.int64)
             )
-            following.append(ids)
-            matched.append(counts)
-        return ContextTree(text, parents, tokens, ends, following, matched, trunk)
+            counts = np.array(
+                [common_prefix_length(self.token_bytes[i], tail) for i in token_ids.tolist()],
+                np.int64,
+            )
+            next_tokens.append(token_ids)
+            matched_bytes.append(counts)
+        return ContextTree(text, parents, tokens, ends, next_tokens, matched_bytes, trunk)
 
     def _cut_positions(self, text: bytes) -> list[int]:
-        """Returns the places between bytes at which the tokenizer always cuts the text, and 0."""
+        """Returns 0 and the byte positions at which the tokenizer always cuts the text."""
         if not self._tokenizer.cuttable:
             return [0]
         characters = text.decode('utf-8', 'ignore')
@@ -121,55 +128,73 @@ class ContextFinder:
         return [0, *(int(sizes[match.end()]) for match in CUT.finditer(characters))]
 
     def _word_encodings(self, word: bytes) -> list[WordTokens]:
-        """Returns the encodings of each part of a word from its beginning, shorter ones first."""
+        """Returns the encodings of each prefix of a word, shortest first."""
         if word not in self._encodings:
             ends = range(1, len(word) + 1)
             texts = [
-                (end, word[:end] + more) for end in ends for more in list_continuations(word[:end])
+                (end, word[:end] + continuation)
+                for end in ends
+                for continuation in list_continuations(word[:end])
             ]
             texts.append((len(word), word))
-            found = set()
-            encoded = self._encode([text for _, text in texts])
-            for (end, _), tokens in zip(texts, encoded, strict=True):
-                reached = np.cumsum([len(self.token_bytes[token]) for token in tokens])
-                kept = bisect.bisect_right(reached, end)
-                found.update(tokens[:n] for n in range(1, kept + 1))
-            self._encodings[word] = sorted(found, key=len)
+            encodings = set()
+            token_lists = self._encode([text for _, text in texts])
+            for (end, _), tokens in zip(texts, token_lists, strict=True):
+                ends_T = np.cumsum([len(self.token_bytes[token]) for token in tokens])
+                n_reached = bisect.bisect_right(ends_T, end)
+                encodings.update(tokens[:n] for n in range(1, n_reached + 1))
+            self._encodings[word] = sorted(encodings, key=len)
         return self._encodings[word]
 
     def _find_next_tokens(self, local: WordTokens, first: int) -> np.ndarray:
-        """Returns the tokens, of those whose first byte is `first`, that some text has next."""
+        """Returns the tokens with first byte `first` that follow `local` in the encoding of some
+        text.
+        """
         if (local, first) not in self._valid_next:
             before = self._spell(local)
-            waiting = {
+            untried = {
                 token: list_continuations(before + self.token_bytes[token])
                 for token in self._tokens_by_first_byte.get(first, ())
             }
-            valid = []
-            for turn in range(max(map(len, waiting.values()), default=0)):
-                asked = {token: more[turn] for token, more in waiting.items() if turn < len(more)}
-                texts = [before + self.token_bytes[token] + more for token, more in asked.items()]
-                encoded = self._encode(texts)
-                for token, tokens in zip(asked, encoded, strict=True):
+            next_tokens = []
+            for attempt in range(max(map(len, untried.values()), default=0)):
+                continuations = {
+                    token: texts_after[attempt]
+                    for token, texts_after in untried.items()
+                    if attempt < len(texts_after)
+                }
+                texts = [
+                    before + self.token_bytes[token] + continuation
+                    for token, continuation in continuations.items()
+                ]
+                encodings = self._encode(texts)
+                for token, tokens in zip(continuations, encodings, strict=True):
                     if tokens[: len(local) + 1] == (*local, token):
-                        valid.append(token)
-                        del waiting[token]
-            self._valid_next[local, first] = np.array(valid, np.int64)
+                        next_tokens.append(token)
+                        del untried[token]
+            self._valid_next[local, first] = np.array(next_tokens, np.int64)
         return self._valid_next[local, first]
 
     def _spell(self, tokens: WordTokens) -> bytes:
+        """Returns the bytes of tokens."""
         return b''.join(self.token_bytes[token] for token in tokens)
 
     def _encode(self, texts: Sequence[bytes]) -> list[WordTokens]:
-        """Returns the tokens of each text, none for one that is not UTF-8."""
-        characters = [text.decode('utf-8', 'ignore') for text in texts]
-        encoded = self._tokenizer.encode_batch(characters)
-        whole = [len(c.encode()) == len(text) for c, text in zip(characters, texts, strict=True)]
-        return [tuple(e.tolist()) if w else () for e, w in zip(encoded, whole, strict=True)]
+        """Returns the tokens of each text, none for a text that is not UTF-8."""
+        prefixes = [text.decode('utf-8', 'ignore') for text in texts]
+        encodings = self._tokenizer.encode_batch(prefixes)
+        are_utf8 = [
+            len(characters.encode()) == len(text)
+            for characters, text in zip(prefixes, texts, strict=True)
+        ]
+        return [
+            tuple(tokens.tolist()) if is_utf8 else ()
+            for tokens, is_utf8 in zip(encodings, are_utf8, strict=True)
+        ]
 
 
 def spell_vocabulary(tokenizer: Tokenizer) -> list[bytes]:
-    """Returns the bytes of each token; none for BOS, EOS and ids that no text gives.
+    """Returns the bytes of each token; b'' for BOS, EOS and ids that no text contains.
 
     Raises ValueError for a tokenizer whose tokens do not spell the text.
     """
@@ -179,40 +204,40 @@ def spell_vocabulary(tokenizer: Tokenizer) -> list[bytes]:
         raise ValueError(f'{UNSUPPORTED} Here texts are token ids.')
     library = tokenizer.library
     decoder = json.loads(library.to_str())['decoder'] or {}
-    kinds = {one['type'] for one in (decoder, *decoder.get('decoders', ())) if one}
+    kinds = {config['type'] for config in (decoder, *decoder.get('decoders', ())) if config}
     if 'ByteLevel' not in kinds:
         raise ValueError(
             f'{UNSUPPORTED} This one decodes by {", ".join(sorted(kinds)) or "nothing"}.'
         )
     alphabet = byte_alphabet()
     added = library.get_added_tokens_decoder()
-    found = [b''] * tokenizer.vocab_size
-    for spelt, token in library.get_vocab(with_added_tokens=True).items():
+    token_bytes = [b''] * tokenizer.vocab_size
+    for spelling, token in library.get_vocab(with_added_tokens=True).items():
         if token in added:
-            found[token] = b'' if added[token].special else spelt.encode()
-        elif all(character in alphabet for character in spelt):
-            found[token] = bytes(alphabet[character] for character in spelt)
-    for text in ('a', ' a') if b' ' in found else ():
-        if b''.join(found[token] for token in tokenizer.encode(text)) != text.encode():
+            token_bytes[token] = b'' if added[token].special else spelling.encode()
+        elif all(character in alphabet for character in spelling):
+            token_bytes[token] = bytes(alphabet[character] for character in spelling)
+    for text in ('a', ' a') if b' ' in token_bytes else ():
+        if b''.join(token_bytes[token] for token in tokenizer.encode(text)) != text.encode():
             raise ValueError(f'{UNSUPPORTED} This one spells {text!r} otherwise.')
-    return found
+    return token_bytes
 
 
 def byte_alphabet() -> dict[str, int]:
-    """Returns the byte that each character of a byte-level vocabulary stands for (GPT-2's table).
+    """Returns the byte for each character of a byte-level vocabulary (GPT-2's table).
 
-    Printable characters of Latin-1 stand for themselves; the other bytes, in order, are the
-    characters from U+0100 on.
+    Printable characters of Latin-1 represent themselves. The other bytes, in order, are represented
+    by the characters from U+0100.
     """
-    itself = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(BYTES) if byte not in set(itself)]
-    return {chr(byte): byte for byte in itself} | {
-        chr(0x100 + i): byte for i, byte in enumerate(others)
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    unprintable = [byte for byte in range(BYTES) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {
+        chr(0x100 + i): byte for i, byte in enumerate(unprintable)
     }
 
 
 def list_continuations(prefix: bytes) -> list[bytes]:
-    """Returns what may follow bytes that begin a text; nothing where they begin none in UTF-8."""
+    """Returns bytes that may follow a prefix; none if no text in UTF-8 begins with the prefix."""
     decoder = codecs.getincrementaldecoder('utf-8')()
     try:
         decoder.decode(prefix)
@@ -222,20 +247,20 @@ def list_continuations(prefix: bytes) -> list[bytes]:
     if not pending:
         return list(NEXT_TEXTS)
     size = 2 if pending[0] < 0xE0 else 3 if pending[0] < 0xF0 else 4
-    rests = map(bytes, itertools.product(CONTINUATIONS, repeat=size - len(pending)))
-    return [rest for rest in rests if (pending + rest).decode('utf-8', 'ignore')]
+    endings = map(bytes, itertools.product(CONTINUATIONS, repeat=size - len(pending)))
+    return [ending for ending in endings if (pending + ending).decode('utf-8', 'ignore')]
 
 
 def common_prefix_length(a: bytes, b: bytes) -> int:
-    """Returns the length of the longest common beginning."""
-    most = min(len(a), len(b))
-    return next((i for i in range(most) if a[i] != b[i]), most)
+    """Returns the length of the longest common prefix."""
+    shorter = min(len(a), len(b))
+    return next((i for i in range(shorter) if a[i] != b[i]), shorter)
 
 
 def node_log_probs(tree: ContextTree, log_ps: Sequence[np.ndarray]) -> np.ndarray:
     """Returns log P of the tokens of each node.
 
-    log_ps: of each node, log p of the tokens in `tree.following`, given the node's tokens.
+    log_ps: for each node, log p of `tree.next_tokens` given the node's tokens.
     """
     weights = np.zeros(len(tree.parents))
     for node in range(1, len(weights)):
@@ -248,39 +273,41 @@ def node_log_probs(tree: ContextTree, log_ps: Sequence[np.ndarray]) -> np.ndarra
 def prefix_log_probs(tree: ContextTree, log_ps: Sequence[np.ndarray]) -> np.ndarray:
     """Returns log P(x_1..x_n) of the first n bytes of the text, for n = 0, 1, ..., its length.
 
-    log_ps: as `log_weights` takes them.
+    log_ps: as in `node_log_probs`.
     """
     weights = node_log_probs(tree, log_ps)
     totals = np.full(len(tree.text) + 1, -np.inf)
     totals[0] = 0.0
-    for node, (end, matched) in enumerate(zip(tree.ends, tree.matched_bytes, strict=True)):
-        order = np.argsort(-matched)
-        masses = np.logaddexp.accumulate(log_ps[node][order]) if len(order) else []
-        for n in range(1, int(matched.max(initial=0)) + 1):  # tokens with n bytes of the rest
-            reaching = masses[np.searchsorted(-matched[order], -n, side='right') - 1]
-            totals[end + n] = np.logaddexp(totals[end + n], weights[node] + reaching)
+    for node, (end, n_matched) in enumerate(zip(tree.ends, tree.matched_bytes, strict=True)):
+        order = np.argsort(-n_matched)
+        log_masses = np.logaddexp.accumulate(log_ps[node][order]) if len(order) else []
+        for n in range(1, int(n_matched.max(initial=0)) + 1):  # tokens that match n more bytes
+            log_mass = log_masses[np.searchsorted(-n_matched[order], -n, side='right') - 1]
+            totals[end + n] = np.logaddexp(totals[end + n], weights[node] + log_mass)
     return totals
 
 
 def next_byte_probs(
     tree: ContextTree, log_ps: Sequence[np.ndarray], token_bytes: Sequence[bytes]
 ) -> np.ndarray:
-    """Returns P(next byte | the text) [256]; what is missing to 1 ends the document, or goes to
-    sequences that the tokenizer never gives.
+    """Returns P(next byte | the text) [256].
+
+    The sum may be below 1: the remainder ends the document, or belongs to token sequences that the
+    tokenizer never gives.
 
     Args:
-      tree: made with `ahead`.
-      log_ps: as `log_weights` takes them.
-      spelt: `ContextFinder.spelling`.
+      tree: built with `open_ended`.
+      log_ps: as in `node_log_probs`.
+      token_bytes: `ContextFinder.token_bytes`.
     """
-    weights, whole = node_log_probs(tree, log_ps), len(tree.text)
-    found = np.full(BYTES, -np.inf)
+    weights, length = node_log_probs(tree, log_ps), len(tree.text)
+    log_probs = np.full(BYTES, -np.inf)
     for node, end in enumerate(tree.ends):
-        rest = whole - end
-        for token, matched, log_p in zip(
+        n_left = length - end
+        for token, n_matched, log_p in zip(
             tree.next_tokens[node].tolist(), tree.matched_bytes[node], log_ps[node], strict=True
         ):
-            if matched == rest < len(token_bytes[token]):
-                byte = token_bytes[token][rest]
-                found[byte] = np.logaddexp(found[byte], weights[node] + log_p)
-    return np.exp(found - prefix_log_probs(tree, log_ps)[-1])
+            if n_matched == n_left < len(token_bytes[token]):
+                byte = token_bytes[token][n_left]
+                log_probs[byte] = np.logaddexp(log_probs[byte], weights[node] + log_p)
+    return np.exp(log_probs - prefix_log_probs(tree, log_ps)[-1])

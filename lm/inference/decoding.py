@@ -11,10 +11,10 @@ from modules.attention.base import CACHE
 
 
 class Cache(struct.PyTreeNode):
-    """The layers' state of the tokens read so far, and the number of tokens read in each row.
+    """The layers' state for the tokens read so far, and the number of tokens read in each row.
 
-    capacity: the most tokens that a row may have. The arrays of `layers` may have room for fewer
-    (`resized`): what is read is then for as many.
+    capacity: the most tokens that a row may have. The arrays of `layers` may be shorter
+    (`resize_layers`); attention then reads only their length.
     """
 
     layers: Any
@@ -23,9 +23,19 @@ class Cache(struct.PyTreeNode):
 
 
 def init_cache(learner: Learner, variables: Any, batch: int, capacity: int) -> Cache:
-    """Returns an empty cache of `batch` rows, for variables as `learner.variables` gives them.
+    """Returns an empty cache.
 
-    Raises ValueError where the positions of the model end before `capacity`.
+    Args:
+      learner: the learner.
+      variables: as `learner.variables` gives them.
+      batch: number of rows.
+      capacity: the most tokens that a row may have.
+
+    Returns:
+      The cache, with room for `capacity` tokens.
+
+    Raises:
+      ValueError: if the model has fewer positions than `capacity`.
     """
     recipe = learner.recipe
     if recipe.position.row.table and capacity > recipe.data.seq_len:
@@ -36,10 +46,10 @@ def init_cache(learner: Learner, variables: Any, batch: int, capacity: int) -> C
     zeros_B = jnp.zeros(batch, jnp.int32)
     cache = Cache({}, zeros_B, capacity)
     tokens_B1 = jnp.zeros((batch, 1), jnp.int32)
-    _, after = jax.eval_shape(
+    _, cache_shapes = jax.eval_shape(
         lambda variables: extend(learner, variables, cache, tokens_B1, zeros_B), variables
     )
-    return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), after)
+    return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), cache_shapes)
 
 
 def extend(
@@ -49,22 +59,32 @@ def extend(
     tokens_BT: jax.Array,
     counts_B: jax.Array | None = None,
 ) -> tuple[jax.Array, Cache]:
-    """Returns (logits [B, T, V] of the token after each, the cache with these tokens).
+    """Reads further tokens of each row. A pure function, to be jitted.
 
-    The first counts_B of the T columns are read (default: all); the others are padding, whose
-    logits mean nothing. Equal to reading the rows whole, each as one document, as evaluation does.
-    Tokens beyond the capacity are not kept, and nothing says so. Pure, to be jitted.
+    The logits equal those of reading the rows whole, each as one document, as evaluation does.
+    Tokens beyond the capacity are dropped silently.
+
+    Args:
+      learner: the learner.
+      variables: as `learner.variables` gives them.
+      cache: the tokens read so far.
+      tokens_BT: token ids that follow.
+      counts_B: how many of the T columns to read; the others are padding, and their logits are
+        meaningless. None: all.
+
+    Returns:
+      (logits [B, T, V] of the token after each, the cache with these tokens).
     """
     if counts_B is None:
         counts_B = jnp.full(len(tokens_BT), tokens_BT.shape[1], jnp.int32)
-    (x_BTD, readout), filled = learner.model.apply(
+    (x_BTD, readout), collections = learner.model.apply(
         variables | ({CACHE: cache.layers} if cache.layers else {}),
         tokens_BT,
         cache.lengths_B,
         counts_B,
         cache.capacity,
-        method='part',
+        method='extend',
         mutable=(CACHE,),
     )
     lengths_B = cache.lengths_B + counts_B
-    return readout(x_BTD), Cache(filled[CACHE], lengths_B, cache.capacity)
+    return readout(x_BTD), Cache(collections[CACHE], lengths_B, cache.capacity)

@@ -1,7 +1,7 @@
 """Generation of many rows at once: slots over one cache, which rows enter and leave at any time.
 
-`eval.generate` and the server run the same engine, so that both give the same text. A row is what
-it would be alone, whatever its slot and its neighbours, to rounding.
+`eval.generate` and the server run the same engine, so that both give the same text. A row does not
+depend on its slot or its neighbours, up to rounding.
 """
 
 import collections
@@ -25,16 +25,16 @@ from lm.inference.slots import (
 )
 
 PREFILL_CHUNK = 256  # tokens of a prompt that are read at once
-PREFILL_BUDGET = 1024  # tokens of prompts that a step reads while others wait for theirs
-MIN_CHUNK = 16  # tokens of the shortest part of a prompt that is read, with padding
+PREFILL_BUDGET = 1024  # prompt tokens read in a step while other rows are ready to decode
+MIN_CHUNK = 16  # least tokens that are read at once, with padding
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
     """A row to be continued.
 
-    tokens: begins with BOS. max_tokens: the most that are made. top: how many of the likeliest
-    tokens are reported with each one made.
+    tokens: begins with BOS. max_tokens: the most tokens to add. top: how many of the likeliest
+    tokens to report with each added token.
     """
 
     tokens: tuple[int, ...]
@@ -44,8 +44,9 @@ class Request:
 
 
 class Token(NamedTuple):
-    """A token made, its log-probability under the model, without temperature and filters, and the
-    likeliest ones with theirs.
+    """An added token, its log-probability, and the likeliest tokens with theirs.
+
+    Log-probabilities are the model's, without temperature and filters.
     """
 
     id: int
@@ -54,8 +55,9 @@ class Token(NamedTuple):
 
 
 class RowUpdate(NamedTuple):
-    """The tokens that a step made for a row, without the one that ends it, and why it has ended: ''
-    it has not, 'stop' by such a token, 'length' by its max_tokens.
+    """The tokens that a step adds to a row, without the token that ends it.
+
+    finish_reason: '' while the row continues, 'stop' after such a token, 'length' at max_tokens.
     """
 
     tokens: list[Token]
@@ -64,7 +66,7 @@ class RowUpdate(NamedTuple):
 
 @dataclasses.dataclass
 class _Row:
-    """A row in a slot: `n_cached` of its tokens are in the cache, from tokens[first] on."""
+    """A row in a slot; `n_cached` of its tokens are in the cache, from tokens[first] on."""
 
     request: Request
     tokens: list[int]
@@ -73,11 +75,12 @@ class _Row:
 
     @property
     def n_unread(self) -> int:
-        """Returns how many tokens are read before the last one, which decoding reads."""
+        """Returns the number of tokens to read before the last one, which decoding reads."""
         return len(self.tokens) - 1 - self.first - self.n_cached
 
     @property
     def n_remaining(self) -> int:
+        """Returns the number of tokens that may still be added."""
         return len(self.request.tokens) + self.request.max_tokens - len(self.tokens)
 
 
@@ -88,20 +91,21 @@ def raise_error(slot: int, error: Exception) -> None:
 
 
 class Engine:
-    """Continues rows in `slots` slots, some tokens of all of them in each step.
+    """Continues rows in `slots` slots, adding some tokens to all of them in each step.
 
-    A row holds `capacity` tokens; where it fills them, the later half is read again from position
-    0, and what lies before is forgotten. max_tokens of at most capacity - len(tokens) never does.
+    A row holds `capacity` tokens. When they are full, the later half is read again from position 0,
+    and the earlier half is forgotten. A request with max_tokens of at most capacity - len(tokens)
+    never reaches this.
     """
 
     def __init__(self, checkpoint: Checkpoint, slots: int = 16, capacity: int | None = None):
         """Args:
-          checkpoint: as `load` gives it.
+          checkpoint: from `load`.
           slots: rows that are continued together.
           capacity: tokens of a row; None: data.seq_len.
 
         Raises:
-          ValueError: where the model has fewer positions, or a number is below 1.
+          ValueError: if the model has fewer positions, or a number is below 1.
         """
         learner, longest = checkpoint.learner, checkpoint.recipe.data.seq_len
         self.capacity = longest if capacity is None else capacity
@@ -121,11 +125,11 @@ class Engine:
 
     @property
     def n_free(self) -> int:
-        """Returns how many slots are free."""
+        """Returns the number of free slots."""
         return self._rows.count(None)
 
     def check(self, request: Request) -> None:
-        """Raises ValueError for a request that never fits."""
+        """Raises ValueError for a request that can never fit."""
         tokens = request.tokens
         if not 1 <= len(tokens) <= self.capacity:
             raise ValueError(
@@ -133,18 +137,18 @@ class Engine:
                 f'{len(tokens)}. Leave out its beginning.'
             )
         if not 0 <= min(tokens) <= max(tokens) < self.vocab_size:
-            wrong = next(i for i in tokens if not 0 <= i < self.vocab_size)
-            raise ValueError(f'token ids are from 0 to {self.vocab_size - 1}; got {wrong}')
+            bad_id = next(i for i in tokens if not 0 <= i < self.vocab_size)
+            raise ValueError(f'token ids are from 0 to {self.vocab_size - 1}; got {bad_id}')
         if request.max_tokens < 1:
             raise ValueError(f'max_tokens must be at least 1; got {request.max_tokens}')
         if not 0 <= request.top <= MAX_ALTERNATIVES:
             raise ValueError(f'top is from 0 to {MAX_ALTERNATIVES}; got {request.top}')
 
     def admit(self, request: Request) -> int:
-        """Puts a request in a free slot, and returns the slot.
+        """Puts a request into a free slot, and returns the slot.
 
         Raises:
-          ValueError: where the request never fits, or no slot is free.
+          ValueError: if the request can never fit, or no slot is free.
         """
         self.check(request)
         if not self.n_free:
@@ -155,7 +159,7 @@ class Engine:
         return slot
 
     def release(self, slot: int) -> None:
-        """Frees a slot whose row nobody waits for any more."""
+        """Frees a slot whose row is no longer needed."""
         self._rows[slot] = None
         if slot in self._prefill_queue:
             self._prefill_queue.remove(slot)
@@ -163,38 +167,39 @@ class Engine:
     def step(
         self, on_error: Callable[[int, Exception], None] = raise_error
     ) -> dict[int, RowUpdate]:
-        """Reads prompts that wait, then makes up to AT_ONCE tokens of each row that is read.
+        """Reads waiting prompts, then decodes up to TOKENS_PER_CALL tokens of each row that is
+        read.
 
         Args:
-          fail: is called with the slot and the error of a row that cannot be continued, while all
+          on_error: called with the slot and the error if one row cannot be continued while all
             others can; the slot is free again. By default the error is raised.
 
         Returns:
-          The new tokens by slot; slots of rows that have ended are free again.
+          The update of each slot. Slots of rows that have ended are free again.
 
         Raises:
-          Exception: that of a program that has lost the cache, and every row with it.
+          Exception: from a program that has lost the cache, and with it every row.
         """
         self._prefill(on_error)
         rows = {i: row for i, row in enumerate(self._rows) if row and i not in self._prefill_queue}
         updates = {}
-        for part, made in self._decode_parts(rows, on_error):
-            for slot, row in part.items():
+        for part_rows, decoded in self._decode_parts(rows, on_error):
+            for slot, row in part_rows.items():
                 try:
-                    updates[slot] = self._update_row(slot, row, made)
+                    updates[slot] = self._update_row(slot, row, decoded)
                 except Exception as error:
                     self._fail_row(slot, error, on_error)
         return updates
 
     def _update_row(self, slot: int, row: _Row, decoded: DecodedTokens) -> RowUpdate:
-        """Adds what was made to a row; frees its slot where it has ended."""
+        """Adds decoded tokens to a row, and frees its slot if it has ended."""
         ids = [token for token in decoded.ids_TB[:, slot].tolist() if token >= 0]
         row.n_cached += len(ids)
         row.tokens += ids
-        finish = 'stop' if ids[-1] in self._end_ids else '' if row.n_remaining else 'length'
-        count = len(ids) - (finish == 'stop')
-        update = RowUpdate(_collect_tokens(decoded, slot, count, row.request.top), finish)
-        if finish:
+        finish_reason = 'stop' if ids[-1] in self._end_ids else '' if row.n_remaining else 'length'
+        count = len(ids) - (finish_reason == 'stop')
+        update = RowUpdate(_collect_tokens(decoded, slot, count, row.request.top), finish_reason)
+        if finish_reason:
             self.release(slot)
         elif row.n_cached == self.capacity:
             row.first = len(row.tokens) - max(1, self.capacity // 2)
@@ -205,10 +210,10 @@ class Engine:
     def _fail_row(
         self, slot: int, error: Exception, on_error: Callable[[int, Exception], None]
     ) -> None:
-        """Frees the slot of a row that an error has ended; raises it where the cache is lost."""
+        """Frees the slot of a failed row; raises the error if the cache is lost."""
         try:
             jax.block_until_ready(self._layers)
-        except Exception:  # a program that fails has often taken its arguments already
+        except Exception:  # a failed program has often consumed its donated arguments
             error.add_note('The cache is lost, and with it every text under way.')
             raise error from None
         self.release(slot)
@@ -217,29 +222,33 @@ class Engine:
     def _decode_parts(
         self, rows: dict[int, _Row], on_error: Callable[[int, Exception], None]
     ) -> Iterator[tuple[dict[int, _Row], DecodedTokens]]:
-        """Yields rows and what is made for them: all at once, or each alone if that fails, so that
-        the row to blame is the only one that ends.
+        """Yields rows and their decoded tokens: all rows at once, or one by one if that fails.
+
+        One by one, only the row that causes the error ends.
         """
         if not rows:
             return
         try:
-            made = self._decode(rows)
+            decoded = self._decode(rows)
         except Exception as error:
             if len(rows) == 1:
                 self._fail_row(*rows, error, on_error)
                 return
         else:
-            yield rows, made
+            yield rows, decoded
             return
         for slot, row in rows.items():
             yield from self._decode_parts({slot: row}, on_error)
 
     def _prefill(self, on_error: Callable[[int, Exception], None]) -> None:
-        """Reads tokens of rows that wait, in turn, BUDGET at most if others are ready to go on."""
-        read, ready = 0, self.n_free + len(self._prefill_queue) < len(self._rows)
-        while self._prefill_queue and not (ready and read >= PREFILL_BUDGET):
+        """Reads tokens of waiting rows in turn, at most PREFILL_BUDGET if other rows are ready to
+        decode.
+        """
+        n_read, is_any_ready = 0, self.n_free + len(self._prefill_queue) < len(self._rows)
+        while self._prefill_queue and not (is_any_ready and n_read >= PREFILL_BUDGET):
             slot = self._prefill_queue.popleft()
             row = self._rows[slot]
+            assert row is not None  # `release` takes a slot out of the queue
             count = min(row.n_unread, PREFILL_CHUNK)
             if count:
                 begin = row.first + row.n_cached
@@ -250,14 +259,14 @@ class Engine:
                     self._fail_row(slot, error, on_error)
                     continue
                 row.n_cached += count
-                read += count
+                n_read += count
             if row.n_unread:
                 self._prefill_queue.append(slot)
             else:
-                ready = True
+                is_any_ready = True
 
     def _read_tokens(self, slot: int, start: int, part: list[int]) -> None:
-        """Reads tokens of a row behind the first `start`, padded to a power of two."""
+        """Reads tokens of a row after its first `start`, padded to a power of two."""
         length = next_power_2(max(MIN_CHUNK, len(part)))
         tokens_1T = np.zeros((1, length), np.int32)
         tokens_1T[0, : len(part)] = part
@@ -267,48 +276,48 @@ class Engine:
         )
 
     def _resize_cache(self, length: int) -> None:
-        """Gives the cache room for rows of `needed` tokens, and for those it holds, but not much
-        more: what is read for each token is all of it.
+        """Resizes the cache to the shortest length for rows of `length` tokens and for the cached
+        rows.
+
+        Decoding reads all of the cache for each token, so a longer cache is slower.
         """
         length = max(length, *(row.n_cached for row in self._rows if row))
-        room = next(room for room in self._cache_shapes if room >= length)
-        if room != self._cache_length:
-            self._layers = resize_layers(self._layers, self._cache_shapes[room])
-            self._cache_length = room
+        shortest = next(n for n in self._cache_shapes if n >= length)
+        if shortest != self._cache_length:
+            self._layers = resize_layers(self._layers, self._cache_shapes[shortest])
+            self._cache_length = shortest
 
     def _decode(self, rows: dict[int, _Row]) -> DecodedTokens:
-        """Returns what is made for the rows, on the host."""
-        n, most = len(self._rows), max(row.request.top for row in rows.values())
-        last_B, length_B, place_B, left_B = np.zeros((4, n), np.int32)
+        """Decodes tokens of the rows, and returns them on the host."""
+        n, n_top = len(self._rows), max(row.request.top for row in rows.values())
+        last_B, length_B, position_B, remaining_B = np.zeros((4, n), np.int32)
         samplings = [Sampling(temperature=0)] * n
         for slot, row in enumerate(self._rows):
             if row:
                 length_B[slot] = row.n_cached
         for slot, row in rows.items():
-            last_B[slot], place_B[slot] = row.tokens[-1], len(row.tokens)
-            left_B[slot] = min(row.n_remaining, self.capacity - row.n_cached, TOKENS_PER_CALL)
+            last_B[slot], position_B[slot] = row.tokens[-1], len(row.tokens)
+            remaining_B[slot] = min(row.n_remaining, self.capacity - row.n_cached, TOKENS_PER_CALL)
             samplings[slot] = row.request.sampling
-        self._resize_cache(int(np.max(length_B + left_B)))
-        made, self._layers = self._programs.decode(
+        self._resize_cache(int(np.max(length_B + remaining_B)))
+        decoded, self._layers = self._programs.decode(
             self._variables,
             self._layers,
             self.capacity,
             last_B,
             length_B,
-            place_B,
-            left_B,
+            position_B,
+            remaining_B,
             SamplingBatch.stack(samplings),
             self._end_ids,
-            most,
+            n_top,
         )
-        return jax.device_get(made)
+        return jax.device_get(decoded)
 
 
 def _collect_tokens(decoded: DecodedTokens, slot: int, count: int, n_top: int) -> list[Token]:
-    """Returns the first `count` tokens of a slot, with the `top` likeliest beside each."""
+    """Returns the first `count` tokens of a slot, each with the `n_top` likeliest."""
     ids_T, log_p_T = (x[:count, slot].tolist() for x in (decoded.ids_TB, decoded.log_p_TB))
-    likeliest = (
-        x[:count, slot, :n_top].tolist() for x in (decoded.top_ids_TBK, decoded.top_log_p_TBK)
-    )
-    pairs = [tuple(zip(*both, strict=True)) for both in zip(*likeliest, strict=True)]
-    return [Token(*one) for one in zip(ids_T, log_p_T, pairs, strict=True)]
+    top = (x[:count, slot, :n_top].tolist() for x in (decoded.top_ids_TBK, decoded.top_log_p_TBK))
+    pairs = [tuple(zip(*pair, strict=True)) for pair in zip(*top, strict=True)]
+    return [Token(*fields) for fields in zip(ids_T, log_p_T, pairs, strict=True)]

@@ -1,4 +1,4 @@
-"""Loads a checkpoint as a model ready to run. A path is enough."""
+"""Loads a checkpoint as a model that is ready to run. A path is enough."""
 
 import dataclasses
 import functools
@@ -44,7 +44,7 @@ from lm.training.state import Hyper, Learner, Weights, build_learner, make_hyper
 from modules.kernels import PLATFORM_BOUND
 
 MAX_PROGRAMS = 32  # of functions and learners
-MEMORY_SHARE = 0.25  # the rest is for activations and for weights in another type
+MEMORY_SHARE = 0.25  # the rest is for activations, and for weights cast to another type
 to_stderr = functools.partial(print, file=sys.stderr)
 
 
@@ -52,36 +52,36 @@ to_stderr = functools.partial(print, file=sys.stderr)
 class Checkpoint:
     """A model with the weights of a checkpoint.
 
-    Methods compute as in evaluation, each row of tokens [B, T] read as one document, in a program
-    compiled once for each shape.
+    Methods compute as in evaluation and read each row of tokens [B, T] as one document, in a
+    program that is compiled once for each shape.
     """
 
     path: Path  #: WORKDIR/checkpoints/STEP
     recipe: Recipe  #: the resolved config
-    step: int  #: updates done
-    meta: dict[str, Any]  #: what is stored beside the weights
+    step: int  #: number of updates done
+    meta: dict[str, Any]  #: metadata stored beside the weights
     learner: Learner  #: the functions of training and evaluation
     mesh: Mesh  #: the devices that hold the weights
     hyper: Hyper  #: numbers that may differ between the runs of a program
-    #: As stored, or their average where the run has one (optim.average), as its validation does.
+    #: The stored weights, or their average if the run has one (optim.average), as in validation.
     weights: Weights
-    tokenizer: data.tokenizers.Tokenizer  #: as the run was trained with
+    tokenizer: data.tokenizers.Tokenizer  #: the tokenizer of the run
 
     @functools.cached_property
     def variables(self) -> dict[str, Any]:
-        """Returns the variables that `model.apply` takes, made of the weights."""
+        """Returns the variables that `model.apply` takes, computed from the weights."""
         return self.learner.variables(self.weights)
 
     @property
     def model(self) -> Transformer:
-        """Returns the Linen module, with the kernels chosen for this machine."""
+        """Returns the Linen module, with the kernels selected for this machine."""
         return self.learner.model
 
     def encode(self, text: str) -> jax.Array:
         """Returns [1, T] int32: the token that begins a document, then the tokens of a text.
 
         Args:
-          text: any string; the tokenizer is the run's.
+          text: any string.
         """
         return jnp.array([[self.tokenizer.bos_id, *self.tokenizer.encode(text)]], jnp.int32)
 
@@ -94,8 +94,10 @@ class Checkpoint:
         return self.observe(self.weights, tokens_BT)[0]
 
     def activations(self, tokens_BT: jax.Array) -> Activations:
-        """Returns the residual stream by name: `embedding`, `final` [B, T, D]; `after_attention`
-        and `after_mlp` of every block [L, B, T, D].
+        """Returns the residual stream by name.
+
+        `embedding` and `final` are [B, T, D]; `after_attention` and `after_mlp` of every block are
+        [L, B, T, D].
 
         Args:
           tokens_BT: token ids, each row one document.
@@ -103,7 +105,7 @@ class Checkpoint:
         return self.observe(self.weights, tokens_BT)[1]
 
     def loss(self, tokens_BT: jax.Array) -> jax.Array:
-        """Returns the mean loss of the next token, in nats a token: a scalar.
+        """Returns the mean loss of the next token, in nats per token: a scalar.
 
         Args:
           tokens_BT: token ids, each row one document; all but the first are predicted.
@@ -115,20 +117,22 @@ class Checkpoint:
         tokens_BT: jax.Array,
         scalar: Callable[[jax.Array, jax.Array], jax.Array] = next_token_loss,
     ) -> tuple[Any, Activations]:
-        """Computes the gradients of a scalar of the logits in the weights and in the activations.
+        """Computes the gradients of a scalar of the logits, in the weights and in the activations.
 
         Args:
           tokens_BT: token ids, each row one document.
           scalar: maps (logits [B, T, V], tokens [B, T]) to a scalar; default the mean loss.
 
         Returns:
-          (gradients shaped as weights.params, gradients shaped as `activations` gives them).
+          (gradients with the structure of weights.params, gradients with the structure of
+          `activations`).
         """
         return gradients(self.learner, self.weights, tokens_BT, scalar)
 
     def lens(self, tokens_BT: jax.Array) -> jax.Array:
-        """Returns the logits [L, B, T, V] that the last norm and the readout make of the residual
-        stream behind each block, float32 (the logit lens); the last are those of `logits`.
+        """Returns logits [L, B, T, V] from the residual stream after each block (the logit lens).
+
+        The last norm and the readout map the stream to logits, float32; the last equal `logits`.
 
         Args:
           tokens_BT: token ids, each row one document.
@@ -136,8 +140,10 @@ class Checkpoint:
         return jit_with_learner(logit_lens, self.learner)(self.weights, tokens_BT)
 
     def measure(self, tokens_BT: jax.Array) -> dict[str, jax.Array]:
-        """Returns by name what `train.diagnose_every` records of the forward pass of each layer [L]
-        and head [L, N]: `attention_entropy` in nats, `residual_rms` (docs/guide/diagnostics.md).
+        """Returns the diagnostics of the forward pass that `train.diagnose_every` records, by name.
+
+        Each is over layers [L] or layers and heads [L, N]: `attention_entropy` in nats,
+        `residual_rms` (docs/guide/diagnostics.md).
 
         Args:
           tokens_BT: token ids, each row one document.
@@ -152,7 +158,7 @@ class Checkpoint:
           capacity: the most tokens that a row may have.
 
         Raises:
-          ValueError: where the positions of the model end before `capacity`.
+          ValueError: if the model has fewer positions than `capacity`.
         """
         return init_cache(self.learner, self.variables, batch, capacity)
 
@@ -162,7 +168,7 @@ class Checkpoint:
         """Reads further tokens of each row, each token once (`lm.inference.decoding.extend`).
 
         Args:
-          cache: of the tokens read so far, from `init_cache` or from the call before.
+          cache: of the tokens read so far, from `init_cache` or the previous call.
           tokens_BT: the token ids that follow.
           counts_B: how many of the T columns are read, the others are padding; None: all.
 
@@ -173,7 +179,7 @@ class Checkpoint:
 
     @functools.cached_property
     def end_ids(self) -> tuple[int, ...]:
-        """Returns the tokens that end a text: EOS, and those that generation_config.json lists."""
+        """Returns the tokens that end a text: EOS, and those listed in generation_config.json."""
         folder, size = self.path.parent.parent / 'tokenizer', self.model.vocab_size
         listed = {i for i in data.tokenizers.read_end_tokens(folder) if i < size}
         return tuple(sorted(listed | {self.tokenizer.eos_id}))
@@ -185,8 +191,9 @@ class Checkpoint:
 
     @property
     def observe(self) -> Callable[..., tuple[jax.Array, Activations]]:
-        """Returns observe(weights, tokens [B, T], shifts=None) -> (logits, activations), a pure
-        function to be differentiated in the weights or in the shifts
+        """Returns observe(weights, tokens [B, T], shifts=None) -> (logits, activations).
+
+        It is a pure function, to be differentiated in the weights or in the shifts
         (`lm.inference.probes.observe`).
         """
         return jit_with_learner(observe, self.learner)
@@ -194,27 +201,28 @@ class Checkpoint:
 
 @functools.lru_cache(MAX_PROGRAMS)
 def jit_with_learner(function: Callable[..., Any], learner: Learner) -> Callable[..., Any]:
-    """Returns the jitted function(learner, ...) without its first argument. The checkpoints that
-    share a learner (`at_step`) share its programs.
+    """Returns the jitted function(learner, ...) with its first argument bound.
+
+    Checkpoints that share a learner (`load_step`) share its programs.
     """
     return jax.jit(functools.partial(function, learner))
 
 
 def find_checkpoint(path: str | Path) -> tuple[Path, int]:
-    """Finds the checkpoint that a path names; one at a URL is fetched to a local folder.
+    """Finds the checkpoint of a path; a checkpoint at a URL is fetched to a local folder.
 
     Args:
-      path: a workdir, which stands for its newest step, or WORKDIR/checkpoints/STEP; or a URL.
+      path: a workdir, for its newest step, or WORKDIR/checkpoints/STEP; or a URL.
 
     Returns:
       (the folder of checkpoints, the step).
 
     Raises:
-      ValueError: where there is no checkpoint, the path is a sweep's, or what wrote the workdir was
+      ValueError: if there is no checkpoint, if the path is a sweep's, or if writing the workdir was
         interrupted.
     """
     if is_url(path):
-        return _find_in_bucket(path)
+        return _find_in_bucket(str(path))
     path = Path(expand_home(str(path)))
     if path.parent.name == FOLDER and path.name.isdigit() and path.is_dir():
         check_complete(path.parent.parent)
@@ -222,7 +230,7 @@ def find_checkpoint(path: str | Path) -> tuple[Path, int]:
     check_complete(path)
     folder = path / FOLDER
     steps = list_steps(folder)
-    cells = sorted(str(one.parent) for one in path.glob(f'*/{FOLDER}') if list_steps(one))
+    cells = sorted(str(place.parent) for place in path.glob(f'*/{FOLDER}') if list_steps(place))
     if cells and not steps and (path / SWEEP).exists():
         raise ValueError(
             f'{path} is a sweep; give the workdir of one of its {len(cells)} cells with a '
@@ -235,9 +243,9 @@ def find_checkpoint(path: str | Path) -> tuple[Path, int]:
 
 
 def _find_in_bucket(url: str) -> tuple[Path, int]:
-    found = next(fetch_checkpoints(url), None)
-    if found is not None:
-        return found
+    checkpoint = next(fetch_checkpoints(url), None)
+    if checkpoint is not None:
+        return checkpoint
     if (fetch_records(split_checkpoint_url(url)[0]) / SWEEP).exists():
         raise ValueError(
             f'{url} is a sweep; give the workdir of one of its cells, {url}/CELL. "python -m '
@@ -247,6 +255,7 @@ def _find_in_bucket(url: str) -> tuple[Path, int]:
 
 
 def missing_checkpoint_message(path: str | Path) -> str:
+    """Returns the error text for a path without a checkpoint."""
     return (
         f'{path} holds no checkpoint. Give the workdir of a run that has saved one, or '
         f'WORKDIR/{FOLDER}/STEP.'
@@ -256,54 +265,56 @@ def missing_checkpoint_message(path: str | Path) -> str:
 def load(
     path: str | Path, say: Callable[[str], None] = to_stderr, mesh: Mesh | None = None
 ) -> Checkpoint:
-    """Loads weights, config and tokenizer, however many devices trained them.
+    """Loads weights, config and tokenizer, on any number of devices.
 
     Args:
       path: a workdir, whose newest readable checkpoint is loaded, or WORKDIR/checkpoints/STEP, as a
         path or a URL (`lm.storage.buckets`).
-      say: is told of checkpoints that cannot be read, and of kernels replaced as they do not run
-        here.
-      mesh: the devices; default one, or all of this machine for weights too large for one.
+      say: receives messages on unreadable checkpoints, and on kernels that are replaced because
+        they do not run here.
+      mesh: the devices; default one, or all of this machine if the weights are too large for one.
 
     Returns:
       The `Checkpoint`, its weights on the devices of the mesh.
 
     Raises:
-      ValueError: where there is no checkpoint, or its weights do not fit its config.
+      ValueError: if there is no checkpoint, or its weights do not fit its config.
     """
     path = path if is_url(path) else expand_home(str(path))
     folder, newest = find_checkpoint(path)
+    # A path that names a step is loaded or fails; a workdir falls back to earlier steps.
     if (
-        (split_checkpoint_url(path)[1] is not None)
+        (split_checkpoint_url(str(path))[1] is not None)
         if is_url(path)
         else (folder == Path(path).parent)
     ):
         return _load_step(folder, newest, say, mesh)
     tried = []
-    here = ((folder, step) for step in reversed(list_steps(folder)))
-    for place, step in fetch_checkpoints(path) if is_url(path) else here:
+    local_checkpoints = ((folder, step) for step in reversed(list_steps(folder)))
+    for step_folder, step in fetch_checkpoints(str(path)) if is_url(path) else local_checkpoints:
         tried.append(step)
         try:
-            return _load_step(place, step, say, mesh)
+            return _load_step(step_folder, step, say, mesh)
         except DamagedCheckpoint as error:
             say(f'{error}; taking the one before')
     raise ValueError(f'none of the checkpoints {sorted(tried)} in {folder} can be read')
 
 
 def load_step(checkpoint: Checkpoint, step: int) -> Checkpoint:
-    """Loads another checkpoint of a run with the functions of one that is loaded: what is compiled
-    for that one serves this one too. Its config may differ from step to step, as by
-    --continue_changed; then it is loaded anew.
+    """Loads another checkpoint of a run, and reuses the functions that are compiled for this one.
+
+    The config may differ between steps, for example by --continue_changed; the checkpoint is then
+    loaded anew.
 
     Args:
-      checkpoint: of the same run.
-      step: of which there is a checkpoint beside it.
+      checkpoint: a checkpoint of the same run.
+      step: a step with a checkpoint in the same folder.
 
     Returns:
       The `Checkpoint` of that step.
 
     Raises:
-      ValueError: where it cannot be read, or its weights do not fit its config.
+      ValueError: if it cannot be read, or its weights do not fit its config.
     """
     folder = checkpoint.path.parent
     meta = read_meta(folder, step)
@@ -330,9 +341,9 @@ def _load_step(
 
 
 def load_weights(checkpoint: Checkpoint, step: int) -> Weights:
-    """Returns the weights of another step of a checkpoint's run, laid out and averaged as its own.
+    """Returns the weights of another step of a run, sharded and averaged as the checkpoint's own.
 
-    Raises DamagedCheckpoint where they cannot be read.
+    Raises DamagedCheckpoint if they cannot be read.
     """
     shapes = abstract_weights(checkpoint.learner, checkpoint.mesh)
     stored, average = read_weights(checkpoint.path.parent, step, shapes)
@@ -340,26 +351,38 @@ def load_weights(checkpoint: Checkpoint, step: int) -> Weights:
 
 
 def make_default_mesh(learner: Learner) -> Mesh:
-    """Returns a mesh of one device for weights of up to SHARE of its memory, and for larger ones
-    `fsdp` over as many as divide model.d_model.
+    """Returns a mesh of one device, or of several if the weights need more than MEMORY_SHARE of
+    one.
+
+    Several devices shard by `fsdp`, over as many as divide model.d_model.
     """
-    needed = sum(
-        math.prod(s.shape) * s.dtype.itemsize for s in jax.tree.leaves(learner.description.shapes)
+    weight_bytes = sum(
+        math.prod(leaf.shape) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(learner.description.shapes)
     )
     devices = jax.local_devices()
-    n = 1 if needed <= MEMORY_SHARE * device_memory_bytes() else len(devices)
-    fsdp = math.gcd(n, learner.recipe.model.d_model)
+    n_devices = 1 if weight_bytes <= MEMORY_SHARE * device_memory_bytes() else len(devices)
+    fsdp = math.gcd(n_devices, learner.recipe.model.d_model)
     return make_mesh(MeshConfig(data=1, fsdp=fsdp), devices[:fsdp])
 
 
 def replace_kernels(platform: str, recipe: Recipe, say: Callable[[str], None]) -> Recipe:
-    """Returns the recipe with kernels that run on `platform`; `say` is told of a change."""
+    """Replaces the kernels of a recipe if they do not run on a platform.
+
+    Args:
+      platform: 'cpu', 'gpu' or 'tpu'.
+      recipe: the recipe.
+      say: receives a message if kernels are replaced.
+
+    Returns:
+      The recipe, with automatic kernels if they are replaced.
+    """
     try:
         select_kernels(recipe, platform)
     except ValueError as error:
         say(f'{error}. Computed here with kernels.implementation=auto.')
-        unbound = ('implementation', *PLATFORM_BOUND)
+        fields = ('implementation', *PLATFORM_BOUND)
         return drop_unread_options(
-            update_recipe(recipe, {f'kernels.{name}': AUTO for name in unbound})
+            update_recipe(recipe, {f'kernels.{name}': AUTO for name in fields})
         )
     return recipe

@@ -19,33 +19,50 @@ Activations = dict[str, jax.Array]
 def observe(
     learner: Learner, weights: Weights, tokens_BT: jax.Array, shifts: Activations | None = None
 ) -> tuple[jax.Array, Activations]:
-    """Returns (logits [B, T, V], activations by name), as in evaluation, each row as one document.
+    """Computes logits and activations as in evaluation, each row as one document.
 
-    The residual stream is `embedding` and `final` [B, T, D], the latter behind the last norm, and
-    `after_attention` and `after_mlp` [L, B, T, D] of the blocks, scanned or not. With two streams
-    (resi_dual) it is the one that the next block reads. `shifts` are added to the activations of
-    their names: the gradient in a shift of 0 is the gradient in the activation.
+    The residual stream is named `embedding` and `final` [B, T, D], the latter after the last norm,
+    and `after_attention` and `after_mlp` [L, B, T, D] in the blocks, scanned or not. With two
+    streams (resi_dual) it is the stream that the next block reads.
+
+    Args:
+      learner: the learner.
+      weights: the weights.
+      tokens_BT: token ids.
+      shifts: added to the activations of the same names. The gradient in a shift of 0 is the
+        gradient in the activation.
+
+    Returns:
+      (logits [B, T, V], activations by name).
     """
     variables = learner.variables(weights)
     if shifts is not None:
         variables = variables | {SHIFTS: split_blocks(learner.recipe, shifts)}
-    logits_BTV, filled = learner.model.apply(variables, tokens_BT, mutable=(ACTIVATIONS,))
-    return logits_BTV, join_blocks(learner.recipe, filled[ACTIVATIONS])
+    logits_BTV, collections = learner.model.apply(variables, tokens_BT, mutable=(ACTIVATIONS,))
+    return logits_BTV, join_blocks(learner.recipe, collections[ACTIVATIONS])
 
 
 def logit_lens(learner: Learner, weights: Weights, tokens_BT: jax.Array) -> jax.Array:
-    """Returns the logits [L, B, T, V] that the model's last norm and readout make of the residual
-    stream behind each block (the logit lens); those of the last are the model's.
+    """Applies the model's last norm and readout to the residual stream after each block (logit
+    lens).
 
-    The stream stands in for that behind the last block; a second one (resi_dual) stays its own.
+    The stream replaces the stream after the last block; a second stream (resi_dual) is unchanged.
+
+    Args:
+      learner: the learner.
+      weights: the weights.
+      tokens_BT: token ids.
+
+    Returns:
+      Logits [L, B, T, V]; the last are the model's.
     """
     _, activations = observe(learner, weights, tokens_BT)
     stream_LBTD = activations[AFTER_MLP]
-    none = jax.tree.map(jnp.zeros_like, activations)
+    no_shifts = jax.tree.map(jnp.zeros_like, activations)
 
     def read_out(x_BTD):
-        shift_LBTD = none[AFTER_MLP].at[-1].set(x_BTD - stream_LBTD[-1])
-        return observe(learner, weights, tokens_BT, none | {AFTER_MLP: shift_LBTD})[0]
+        shift_LBTD = no_shifts[AFTER_MLP].at[-1].set(x_BTD - stream_LBTD[-1])
+        return observe(learner, weights, tokens_BT, no_shifts | {AFTER_MLP: shift_LBTD})[0]
 
     return jax.lax.map(read_out, stream_LBTD)
 
@@ -53,27 +70,50 @@ def logit_lens(learner: Learner, weights: Weights, tokens_BT: jax.Array) -> jax.
 def forward_diagnostics(
     learner: Learner, weights: Weights, tokens_BT: jax.Array
 ) -> dict[str, jax.Array]:
-    """Returns what `train.diagnose_every` records of the forward pass of each layer [L] and head
-    [L, N], by the names of metrics.jsonl (`attention_entropy`, `residual_rms`, ...).
+    """Computes the diagnostics of the forward pass that `train.diagnose_every` records.
+
+    Args:
+      learner: the learner.
+      weights: the weights.
+      tokens_BT: token ids.
+
+    Returns:
+      Arrays over layers [L] or layers and heads [L, N], by the names of metrics.jsonl
+      (`attention_entropy`, `residual_rms`, ...).
     """
     variables = learner.variables(weights)
-    _, filled = learner.model.apply(variables, tokens_BT, mutable=(DIAGNOSTICS,))
-    return join_sown(learner, filled[DIAGNOSTICS])
+    _, collections = learner.model.apply(variables, tokens_BT, mutable=(DIAGNOSTICS,))
+    return join_sown(learner, collections[DIAGNOSTICS])
 
 
 def input_squares(learner: Learner, weights: Weights, tokens_BT: jax.Array) -> dict[str, jax.Array]:
-    """Returns the mean of x^2 over tokens for the inputs x of every matrix of the blocks, by the
-    path of its parameter: [layer, other batch axes, axes that are summed over].
+    """Computes the mean of x^2 over tokens for the inputs x of every matrix in the blocks.
 
-    An expert's is of its own tokens, over the number of all. The readout and the matrices of norms
-    are not among them.
+    An expert's mean sums over its own tokens and divides by the number of all tokens. The readout
+    and the matrices of norms are not included.
+
+    Args:
+      learner: the learner.
+      weights: the weights.
+      tokens_BT: token ids.
+
+    Returns:
+      {path of the matrix: [layer, other batch axes, contracted axes]}.
     """
     return _input_means(learner, weights, tokens_BT, INPUTS)
 
 
 def input_moments(learner: Learner, weights: Weights, tokens_BT: jax.Array) -> dict[str, jax.Array]:
-    """Returns the means of x_i x_j, [layer, other batch axes, I, I], as `input_squares` those of
-    x_i^2; several axes that are summed over are one, I.
+    """Computes the means of x_i x_j for the inputs of every matrix, as `input_squares` those of
+    x_i^2.
+
+    Args:
+      learner: the learner.
+      weights: the weights.
+      tokens_BT: token ids.
+
+    Returns:
+      {path of the matrix: [layer, other batch axes, I, I]}; I runs over all contracted axes.
     """
     return _input_means(learner, weights, tokens_BT, INPUT_MOMENTS)
 
@@ -82,35 +122,39 @@ def _input_means(
     learner: Learner, weights: Weights, tokens_BT: jax.Array, collection: str
 ) -> dict[str, jax.Array]:
     variables = learner.variables(weights)
-    _, filled = learner.model.apply(variables, tokens_BT, mutable=(collection,))
-    return {path: x / tokens_BT.size for path, x in named_leaves(filled[collection]).items()}
+    _, collections = learner.model.apply(variables, tokens_BT, mutable=(collection,))
+    return {path: x / tokens_BT.size for path, x in named_leaves(collections[collection]).items()}
 
 
 def join_blocks(recipe: Recipe, collection: dict) -> Activations:
     """Joins the activations of groups of blocks into arrays over all blocks."""
     names = [group.name for group in block_groups(recipe)]
-    whole = {name: x for name, x in collection.items() if name not in names}
+    shared = {name: x for name, x in collection.items() if name not in names}
     parts = [collection[name] for name in names]
-    return whole | {
+    return shared | {
         name: jnp.concatenate([part[name] for part in parts]) for name in BLOCK_ACTIVATIONS
     }
 
 
 def split_blocks(recipe: Recipe, activations: Activations) -> dict:
-    """Splits arrays over all blocks into groups: the inverse of `by_name`."""
-    found = {name: x for name, x in activations.items() if name not in BLOCK_ACTIVATIONS}
+    """Splits arrays over all blocks into groups: the inverse of `join_blocks`."""
+    collection: dict[str, Any] = {
+        name: x for name, x in activations.items() if name not in BLOCK_ACTIVATIONS
+    }
     start = 0
     for group in block_groups(recipe):
         stop = start + group.count
-        found[group.name] = {
+        collection[group.name] = {
             name: x[start:stop] for name, x in activations.items() if name in BLOCK_ACTIVATIONS
         }
         start = stop
-    return found
+    return collection
 
 
 def next_token_loss(logits_BTV: jax.Array, tokens_BT: jax.Array) -> jax.Array:
-    """Returns the mean of -log p(token t + 1 | tokens up to t) over t < T - 1, in nats a token."""
+    """Returns the mean of -log p(token t + 1 | tokens up to t) over t < T - 1, in nats per
+    token.
+    """
     log_p_BTV = jax.nn.log_softmax(logits_BTV[:, :-1].astype(jnp.float32))
     return -jnp.mean(jnp.take_along_axis(log_p_BTV, tokens_BT[:, 1:, None], -1))
 
@@ -121,8 +165,17 @@ def gradients(
     tokens_BT: jax.Array,
     scalar: Callable[[jax.Array, jax.Array], jax.Array] = next_token_loss,
 ) -> tuple[Any, Activations]:
-    """Returns the gradients of scalar(logits [B, T, V], tokens [B, T]) in the stored weights and in
-    the activations, shaped as `observe` gives them.
+    """Computes the gradients of a scalar in the stored weights and in the activations.
+
+    Args:
+      learner: the learner.
+      weights: the weights.
+      tokens_BT: token ids.
+      scalar: maps (logits [B, T, V], tokens [B, T]) to a scalar.
+
+    Returns:
+      (gradients with the structure of weights.params, gradients with the structure of the
+      activations of `observe`).
     """
 
     def value(params, shifts):

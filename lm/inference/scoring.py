@@ -1,10 +1,10 @@
-"""Scores of tokens: what a model says of each token of many rows, packed into few programs."""
+"""Scores each token of many rows, packed into few programs."""
 
 import collections
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, SupportsInt, cast
 
 import jax
 import jax.numpy as jnp
@@ -23,19 +23,22 @@ from lm.devices.shardings import state_shardings
 from lm.inference.load import Checkpoint
 from lm.training.state import Learner, Weights
 from lm.training.step import loss_chunk_size
+from modules.products import Readout
 
 MAX_IN_FLIGHT = 8  # batches that wait on the devices
 MAX_PROGRAMS = 8  # of learners, meshes and statistics
-MIN_LENGTH = 32  # tokens of a row that is read; shorter ones are packed
+MIN_LENGTH = 32  # least tokens of a packed row
 
-# (logits [B, C, V] float32, the token that follows each [B, C]) -> arrays [B, C, ...] by name.
+# (logits [B, C, V] float32, next tokens [B, C]) -> arrays [B, C, ...] by name.
 Statistic = Callable[[jax.Array, jax.Array], dict[str, jax.Array]]
 Scores = dict[str, np.ndarray]
 
 
 def log_probabilities(logits_BCV: jax.Array, next_BC: jax.Array) -> dict[str, jax.Array]:
-    """Returns `log_p`, log softmax(logits) of the next token in nats, and `is_likeliest`, whether
-    no other token has a larger logit.
+    """Returns scores of the next token: its log-probability, and whether it is the likeliest.
+
+    `log_p` is log softmax(logits) in nats; `is_likeliest` is True if no other token has a larger
+    logit.
     """
     logit_BC = jnp.take_along_axis(logits_BCV, next_BC[..., None], -1)[..., 0]
     log_p_BC = logit_BC - jax.nn.logsumexp(logits_BCV, -1)
@@ -43,76 +46,91 @@ def log_probabilities(logits_BCV: jax.Array, next_BC: jax.Array) -> dict[str, ja
 
 
 class Scorer:
-    """Scores rows of tokens, each as one document that begins with its first token.
+    """Scores rows of tokens, each as a document that begins with its first token.
 
-    Rows are packed as documents of longer ones, whose length is a power of two or data.seq_len, so
-    that few programs serve all lengths; they are cut over the devices of the checkpoint's mesh.
+    Rows are packed as documents into longer rows, with a power of two or data.seq_len tokens, so
+    that few programs serve all lengths. Batches are sharded over the checkpoint's mesh.
     """
 
     def __init__(self, checkpoint: Checkpoint, statistic: Statistic = log_probabilities):
         """Args:
-        checkpoint: as `load` gives it.
-        statistic: what is kept of the logits of each token.
+        checkpoint: from `load`.
+        statistic: computes the scores of each token from its logits.
         """
         self._checkpoint, mesh = checkpoint, checkpoint.mesh
-        learner, data = checkpoint.learner, checkpoint.recipe.data
-        share = data.batch_size // checkpoint.recipe.train.microbatches
-        self.max_length = data.seq_len + 1  # tokens of a row, the first of which is not scored
-        self._batch_tokens = share * data.seq_len
+        learner, data_config = checkpoint.learner, checkpoint.recipe.data
+        n_rows = data_config.batch_size // checkpoint.recipe.train.microbatches
+        self.max_length = (
+            data_config.seq_len + 1
+        )  # tokens of a row, the first of which is not scored
+        self._batch_tokens = n_rows * data_config.seq_len
         self._step = jit_score_batch(learner, mesh, statistic, mask_documents=True)
 
     def __call__(
         self, rows: Sequence[Sequence[int]], weights: Weights | None = None
     ) -> list[Scores]:
-        """Returns the scores of each row, by name: of its tokens 1, 2, ... given those before.
+        """Scores tokens 1, 2, ... of each row, given the tokens before.
 
         Args:
-          rows: token ids, at most data.seq_len + 1 of them in each; a row of one has no scores.
-          weights: in place of the checkpoint's own.
+          rows: token ids, at most data.seq_len + 1 in each row; a row of one token has no scores.
+          weights: replace the checkpoint's weights.
+
+        Returns:
+          Scores of each row by name.
 
         Raises:
-          ValueError: where a row is too long, or empty.
+          ValueError: if a row is too long, or empty.
         """
         lengths = np.array([len(row) for row in rows], np.int64)
         if not rows:
             return []
         if lengths.min() < 1 or lengths.max() > self.max_length:
             raise ValueError(
-                f'a row that is scored has 1 to {self.max_length} tokens (data.seq_len and the token '
-                f'that begins it); got {lengths.min()} to {lengths.max()}. Cut it.'
+                f'a row that is scored has 1 to {self.max_length} tokens (data.seq_len and the '
+                f'token that begins it); got {lengths.min()} to {lengths.max()}. Cut it.'
             )
         weights = self._checkpoint.weights if weights is None else weights
         width = min(self.max_length - 1, next_power_2(max(MIN_LENGTH, lengths.max() - 1)))
-        row_of = best_fit_decreasing(lengths, width + 1, np.zeros(0, np.int64))
-        places = [[] for _ in range(row_of.max() + 1)]
-        for i, row in enumerate(row_of.tolist()):
-            places[row].append(i)
-        parts = batch_parts(self._checkpoint.mesh)
-        size = min(max(1, self._batch_tokens // width), next_power_2(len(places)))
-        size = -(-size // parts) * parts
-        groups = [places[i : i + size] for i in range(0, len(places), size)]
-        batches = (pack_rows(rows, group, size, width) for group in groups)
+        packed_row = best_fit_decreasing(lengths, width + 1, np.zeros(0, np.int64))
+        packing = [[] for _ in range(packed_row.max() + 1)]
+        for i, row in enumerate(packed_row.tolist()):
+            packing[row].append(i)
+        n_shards = batch_parts(self._checkpoint.mesh)
+        n_rows = min(max(1, self._batch_tokens // width), next_power_2(len(packing)))
+        n_rows = -(-n_rows // n_shards) * n_shards
+        groups = [packing[i : i + n_rows] for i in range(0, len(packing), n_rows)]
+        batches = (pack_rows(rows, group, n_rows, width) for group in groups)
         step = functools.partial(self._step, weights)
-        results = fetch_pipelined(
+        batch_scores = fetch_pipelined(
             step(put_batch(self._checkpoint.mesh, batch)) for batch in batches
         )
-        found: list[Scores] = [{}] * len(rows)
-        for group, result in zip(groups, results, strict=True):
-            for b, own in enumerate(group):
+        scores: list[Scores] = [{}] * len(rows)
+        for group, arrays in zip(groups, batch_scores, strict=True):
+            for b, row_numbers in enumerate(group):
                 start = 0
-                for i in own:
+                for i in row_numbers:
                     span = slice(start, start + lengths[i] - 1)
-                    found[i] = {name: values[b, span] for name, values in result.items()}
+                    scores[i] = {name: values[b, span] for name, values in arrays.items()}
                     start += lengths[i]
-        return found
+        return scores
 
 
 @functools.lru_cache(MAX_PROGRAMS)
 def jit_score_batch(
     learner: Learner, mesh: Mesh, statistic: Statistic, mask_documents: bool
 ) -> Callable[[Weights, Any], dict[str, jax.Array]]:
-    """Returns the jitted `score_batch`: batch cut by rows, scores replicated. The checkpoints that
-    share a learner (`lm.inference.load.at_step`) share its programs.
+    """Jits `score_batch`, with the batch sharded by rows and the scores replicated.
+
+    Checkpoints that share a learner (`lm.inference.load.load_step`) share its programs.
+
+    Args:
+      learner: the learner.
+      mesh: the devices.
+      statistic: computes the scores of each token from its logits.
+      mask_documents: as in `score_batch`.
+
+    Returns:
+      The jitted function (weights, batch) -> scores by name.
     """
     score = functools.partial(score_batch, learner, statistic, mask_documents=mask_documents)
     return jax.jit(
@@ -129,59 +147,81 @@ def score_batch(
     batch: Mapping[str, jax.Array],
     mask_documents: bool = True,
 ) -> dict[str, jax.Array]:
-    """Returns the statistic of each token but the first, [B, T, ...]; logits are made in chunks.
+    """Computes the statistic of each token but the first, with logits in chunks.
 
-    `batch` is {'tokens', 'segments'} [B, T + 1], as `lm.data` makes it. mask_documents: whether
-    documents of a row do not see each other, whatever data.mask_documents is.
+    Args:
+      learner: the learner.
+      statistic: computes the scores of each token from its logits.
+      weights: the weights.
+      batch: {'tokens', 'segments'} [B, T + 1], as `lm.data` makes it.
+      mask_documents: whether attention stays within documents; overrides data.mask_documents.
+
+    Returns:
+      Arrays [B, T, ...] by name.
     """
     tokens_BT, next_BT = batch['tokens'][:, :-1], batch['tokens'][:, 1:]
-    read_BT = batch['segments'][:, :-1]
-    segments_BT = read_BT if mask_documents else None
-    x_BTD, readout = learner.model.apply(
-        learner.variables(weights), tokens_BT, segments_BT, read_BT > 0, method='activations'
+    packed_BT = batch['segments'][:, :-1]
+    segments_BT = packed_BT if mask_documents else None
+    x_BTD, readout = cast(
+        tuple[jax.Array, Readout],
+        learner.model.apply(
+            learner.variables(weights), tokens_BT, segments_BT, packed_BT > 0, method='activations'
+        ),
     )
     rows, length = tokens_BT.shape
     chunk = loss_chunk_size(learner, tokens_BT.shape, readout.weight_DV.shape[-1]) or rows * length
-    columns = math.gcd(length, max(1, chunk // rows))
-    count = length // columns
+    chunk_length = math.gcd(length, max(1, chunk // rows))
+    n_chunks = length // chunk_length
 
     def to_chunks(x):
-        return jnp.swapaxes(x.reshape(rows, count, columns, *x.shape[2:]), 0, 1)
+        return jnp.swapaxes(x.reshape(rows, n_chunks, chunk_length, *x.shape[2:]), 0, 1)
 
-    def score_chunk(part):
-        x_BCD, next_BC = part
+    def score_chunk(chunk):
+        x_BCD, next_BC = chunk
         return statistic(readout(x_BCD).astype(jnp.float32), next_BC)
 
-    found = jax.lax.map(score_chunk, (to_chunks(x_BTD), to_chunks(next_BT)))
-    return jax.tree.map(lambda y: jnp.swapaxes(y, 0, 1).reshape(rows, length, *y.shape[3:]), found)
+    scores = jax.lax.map(score_chunk, (to_chunks(x_BTD), to_chunks(next_BT)))
+    return jax.tree.map(lambda y: jnp.swapaxes(y, 0, 1).reshape(rows, length, *y.shape[3:]), scores)
 
 
 def pack_rows(
     rows: Sequence[Sequence[int]], row_groups: Sequence[Sequence[int]], size: int, width: int
 ) -> dict[str, np.ndarray]:
-    """Returns {'tokens', 'segments'} [size, width + 1] of the rows whose numbers `places` lists."""
+    """Packs rows into a batch.
+
+    Args:
+      rows: token ids.
+      row_groups: numbers of the rows that each packed row holds.
+      size: number of packed rows.
+      width: tokens of a packed row that are scored.
+
+    Returns:
+      {'tokens', 'segments'} [size, width + 1].
+    """
     tokens, segments = np.zeros((2, size, width + 1), np.int32)
-    for b, own in enumerate(row_groups):
+    for b, row_numbers in enumerate(row_groups):
         start = 0
-        for segment, i in enumerate(own, 1):
+        for segment, i in enumerate(row_numbers, 1):
             stop = start + len(rows[i])
             tokens[b, start:stop], segments[b, start:stop] = rows[i], segment
             start = stop
     return {'tokens': tokens, 'segments': segments}
 
 
-def next_power_2(n: int) -> int:
-    """Returns the least power of two that is n or more."""
+def next_power_2(n: SupportsInt) -> int:
+    """Returns the smallest power of two that is at least n."""
     return 1 << (int(n) - 1).bit_length()
 
 
 def fetch_pipelined(device_scores: Iterable[Any]) -> Iterator[Any]:
-    """Yields results from the devices, each fetched when MOST_IN_FLIGHT later ones are dispatched:
-    devices do not wait, and hold the inputs of no more.
+    """Yields scores from the devices, each fetched after MAX_IN_FLIGHT later batches are
+    dispatched.
+
+    The devices never wait for the host, and hold the inputs of no more batches.
     """
-    waiting = collections.deque()
-    for result in device_scores:
-        waiting.append(result)
-        if len(waiting) > MAX_IN_FLIGHT:
-            yield jax.device_get(waiting.popleft())
-    yield from jax.device_get(list(waiting))
+    in_flight = collections.deque()
+    for scores in device_scores:
+        in_flight.append(scores)
+        if len(in_flight) > MAX_IN_FLIGHT:
+            yield jax.device_get(in_flight.popleft())
+    yield from jax.device_get(list(in_flight))

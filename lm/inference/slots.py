@@ -1,7 +1,7 @@
-"""Programs of the engine: a cache of many rows, of which one reads a prompt or all go on.
+"""The engine's programs: a cache of many rows, into which one reads a prompt, or all are decoded.
 
-The cache of each layer is an array of its own here, so that XLA writes it in place. A cache stacked
-along the layers is copied whole for each token: of 100 MB, 60% of the time of a step on a CPU.
+The cache of each layer is a separate array, so that XLA writes it in place. A cache stacked over
+layers is copied whole for each token: at 100 MB, this took 60% of a step's time on a CPU.
 """
 
 import dataclasses
@@ -16,55 +16,71 @@ from lm.inference.decoding import Cache, extend, init_cache
 from lm.inference.sampling import SamplingBatch, sample_tokens
 from lm.training.state import Learner
 
-TOKENS_PER_CALL = 16  # tokens of a row that a call makes at most
-MAX_ALTERNATIVES = 20  # likeliest tokens that may be asked for with each one
-SMALL_CACHE_BYTES = 1 << 25  # a cache of no more has room for all it may hold from the beginning
-MIN_CACHE_LENGTH = 128  # tokens of a row that any cache has room for
-MAX_CACHE_LENGTHS = 5  # the most that an engine has: each is a program of its own
+TOKENS_PER_CALL = 16  # the most tokens of a row that one call decodes
+MAX_ALTERNATIVES = 20  # the most likeliest tokens that a request may report
+SMALL_CACHE_BYTES = 1 << 25  # a cache up to this size is allocated in full at once
+MIN_CACHE_LENGTH = 128  # tokens of a row for which every cache has room
+MAX_CACHE_LENGTHS = 5  # each length is a separate program
 
 
 class DecodedTokens(NamedTuple):
-    """Tokens that a call made, T being AT_ONCE, and K MOST_ALTERNATIVES at most."""
+    """Tokens that a call decodes; T is TOKENS_PER_CALL, and K is at most MAX_ALTERNATIVES."""
 
-    ids_TB: jax.Array  # -1: none
+    ids_TB: jax.Array  # -1: no token
     log_p_TB: jax.Array
-    top_ids_TBK: jax.Array  # the likeliest tokens, the likeliest first; zeros where none asks
+    top_ids_TBK: jax.Array  # likeliest first; zeros if no row asks for them
     top_log_p_TBK: jax.Array
 
 
 class Programs:
-    """The jitted functions of a learner, which are compiled once for each shape."""
+    """The jitted functions of a learner, compiled once for each shape."""
 
     def __init__(self, learner: Learner):
         self.learner = learner
-        options = {'donate_argnums': 1, 'static_argnums': 2}
+        # The layers are donated, so that XLA writes the cache in place.
+        options: dict[str, Any] = {'donate_argnums': 1, 'static_argnums': 2}
         self.prefill = jax.jit(functools.partial(prefill, learner), **options)
         self.decode = jax.jit(functools.partial(decode, unroll_layers(learner)), **options)
 
     def layer_shapes(self, variables: Any, slots: int, length: int) -> Any:
-        """Returns the shapes of a cache's layers with room for `room` tokens a row, split."""
+        """Returns the shapes of an empty cache's layers, split (`split_layers`).
+
+        Args:
+          variables: as `learner.variables` gives them.
+          slots: number of rows.
+          length: tokens of a row.
+        """
         cache = jax.eval_shape(lambda v: init_cache(self.learner, v, slots, length), variables)
         return jax.tree.map(
             lambda s: (jax.ShapeDtypeStruct(s.shape[1:], s.dtype),) * s.shape[0], cache.layers
         )
 
     def cache_shapes(self, variables: Any, slots: int, capacity: int) -> dict[int, Any]:
-        """Returns the shapes of a cache's layers by the room that it may have, least first: halves
-        of the capacity, of LEAST_ROOM at least, until it has no more than SMALL_BYTES.
+        """Returns the shapes of the layers for each length that the cache may have, shortest first.
+
+        Lengths are the capacity halved repeatedly, down to MIN_CACHE_LENGTH tokens,
+        SMALL_CACHE_BYTES, or MAX_CACHE_LENGTHS lengths.
+
+        Args:
+          variables: as `learner.variables` gives them.
+          slots: number of rows.
+          capacity: the most tokens that a row may have.
         """
-        found = {capacity: self.layer_shapes(variables, slots, capacity)}
-        room = capacity
+        shapes_by_length = {capacity: self.layer_shapes(variables, slots, capacity)}
+        length = capacity
         while (
-            _count_bytes(found[room]) > SMALL_CACHE_BYTES
-            and len(found) < MAX_CACHE_LENGTHS
-            and room // 2 >= MIN_CACHE_LENGTH
+            _count_bytes(shapes_by_length[length]) > SMALL_CACHE_BYTES
+            and len(shapes_by_length) < MAX_CACHE_LENGTHS
+            and length // 2 >= MIN_CACHE_LENGTH
         ):
-            half = self.layer_shapes(variables, slots, room // 2)
-            if _count_bytes(half) == _count_bytes(found[room]):  # a state of fixed size
+            half = self.layer_shapes(variables, slots, length // 2)
+            if _count_bytes(half) == _count_bytes(
+                shapes_by_length[length]
+            ):  # a state whose size is fixed
                 break
-            room //= 2
-            found[room] = half
-        return dict(sorted(found.items()))
+            length //= 2
+            shapes_by_length[length] = half
+        return dict(sorted(shapes_by_length.items()))
 
 
 def _count_bytes(shapes: Any) -> int:
@@ -72,29 +88,33 @@ def _count_bytes(shapes: Any) -> int:
 
 
 def unroll_layers(learner: Learner) -> Learner:
-    """Returns the learner without a loop over its layers, which would need the stacked cache."""
+    """Returns the learner without a scan over its layers, which would need a stacked cache."""
     recipe = update_recipe(learner.recipe, {'model.scan_layers': False})
     return dataclasses.replace(learner, model=learner.model.clone(recipe=recipe))
 
 
 def split_layers(layers: Any) -> Any:
-    """Makes a tuple of arrays, one a layer, of each array of a cache."""
+    """Splits each array of a cache into a tuple of arrays, one per layer."""
     return jax.tree.map(tuple, layers)
 
 
 def stack_layers(layers: Any) -> Any:
-    """Stacks what `split_layers` made."""
+    """Stacks the arrays that `split_layers` has split."""
     return jax.tree.map(jnp.stack, layers, is_leaf=lambda x: isinstance(x, tuple))
 
 
 @functools.partial(jax.jit, static_argnums=1)
 def _resize(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    kept = x[tuple(slice(min(old, new)) for old, new in zip(x.shape, shape, strict=True))]
-    return jnp.pad(kept, [(0, new - old) for old, new in zip(kept.shape, shape, strict=True)])
+    cropped = x[
+        tuple(slice(min(size, target)) for size, target in zip(x.shape, shape, strict=True))
+    ]
+    return jnp.pad(
+        cropped, [(0, target - size) for size, target in zip(cropped.shape, shape, strict=True)]
+    )
 
 
 def resize_layers(layers: Any, shapes: Any) -> Any:
-    """Returns the layers with room for fewer or more tokens, array by array."""
+    """Crops or pads the layers to the shapes, array by array."""
     return jax.tree.map(
         lambda x, s: x if x.shape == s.shape else _resize(x, s.shape), layers, shapes
     )
@@ -110,12 +130,26 @@ def prefill(
     start: jax.Array,
     count: jax.Array,
 ) -> Any:
-    """Returns the layers with `count` tokens of the row in `slot` behind the `start` it has."""
-    own = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, slot, 1), layers)
-    cache = Cache(stack_layers(own), jnp.full(1, start), capacity)
+    """Reads `count` tokens of a row in a slot, after the `start` tokens that it has.
+
+    Args:
+      learner: the learner.
+      variables: as `learner.variables` gives them.
+      layers: the cache of each layer (`split_layers`).
+      capacity: the most tokens that a row may have.
+      tokens_1T: token ids, padded.
+      slot: row of the cache.
+      start: number of tokens in the cache.
+      count: number of tokens to read.
+
+    Returns:
+      The layers with these tokens.
+    """
+    slot_layers = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, slot, 1), layers)
+    cache = Cache(stack_layers(slot_layers), jnp.full(1, start), capacity)
     _, cache = extend(learner, variables, cache, tokens_1T, jnp.full(1, count))
     return jax.tree.map(
-        lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new, slot, 0),
+        lambda x, update: jax.lax.dynamic_update_slice_in_dim(x, update, slot, 0),
         layers,
         split_layers(cache.layers),
     )
@@ -134,59 +168,68 @@ def decode(
     end_ids_E: jax.Array,
     n_top: jax.Array,
 ) -> tuple[DecodedTokens, Any]:
-    """Makes up to left_B tokens of each row, and none behind a token that ends it.
+    """Decodes up to remaining_B tokens of each row, and none after a token that ends it.
 
     Args:
-      learner: its layers are unrolled.
+      learner: has unrolled layers.
       variables: as `learner.variables` gives them.
       layers: the cache of each layer (`split_layers`).
       capacity: the most tokens that a row may have.
-      last_B: the last token of each row, which is not in the cache.
-      length_B: the tokens of each row that are in the cache.
-      place_B: the place of the next token in its row, which its random number depends on.
-      left_B: at most AT_ONCE; 0: the row is left as it is.
-      samplings: how tokens are drawn.
-      ends_E: tokens, each of which ends a row.
-      most: of the likeliest tokens that a row asks for.
+      last_B: the last token of each row, which is not yet in the cache.
+      length_B: number of cached tokens of each row.
+      position_B: position of the next token in its row, which its random number depends on.
+      remaining_B: at most TOKENS_PER_CALL; 0 leaves the row unchanged.
+      samplings: sampling options of each row.
+      end_ids_E: tokens that end a row.
+      n_top: the most likeliest tokens that any row reports.
 
     Returns:
-      (what was made, the layers, in which the last token made of each row is not).
+      (decoded tokens, layers without the last decoded token of each row).
     """
-    batch, kept = len(last_B), min(MAX_ALTERNATIVES, learner.model.vocab_size)
+    batch, max_top = len(last_B), min(MAX_ALTERNATIVES, learner.model.vocab_size)
 
     def has_remaining(carry):
-        i, _, _, left_B, _ = carry
-        return (i < TOKENS_PER_CALL) & jnp.any(left_B > 0)
+        i, _, _, remaining_B, _ = carry
+        return (i < TOKENS_PER_CALL) & jnp.any(remaining_B > 0)
 
     def decode_token(carry):
-        i, cache, last_B, left_B, made = carry
-        goes_B = left_B > 0
+        i, cache, last_B, remaining_B, decoded = carry
+        is_active_B = remaining_B > 0
         cache = cache.replace(layers=stack_layers(cache.layers))
-        counts_B = goes_B.astype(jnp.int32)
+        counts_B = is_active_B.astype(jnp.int32)
         logits_B1V, cache = extend(learner, variables, cache, last_B[:, None], counts_B)
         cache = cache.replace(layers=split_layers(cache.layers))
         logits_BV = logits_B1V[:, 0]
         token_B = sample_tokens(logits_BV, samplings, position_B + i)
-        found = DecodedTokens(
-            jnp.where(goes_B, token_B, -1), *compute_log_probs(logits_BV, token_B, n_top, kept)
+        step_tokens = DecodedTokens(
+            jnp.where(is_active_B, token_B, -1),
+            *compute_log_probs(logits_BV, token_B, n_top, max_top),
         )
-        made = jax.tree.map(lambda x_T, x: x_T.at[i].set(x), made, found)
-        left_B = jnp.where(goes_B & ~jnp.isin(token_B, end_ids_E), left_B - 1, 0)
-        return i + 1, cache, jnp.where(goes_B, token_B, last_B), left_B, made
+        decoded = jax.tree.map(lambda x_T, x: x_T.at[i].set(x), decoded, step_tokens)
+        remaining_B = jnp.where(is_active_B & ~jnp.isin(token_B, end_ids_E), remaining_B - 1, 0)
+        return i + 1, cache, jnp.where(is_active_B, token_B, last_B), remaining_B, decoded
 
     shape = (TOKENS_PER_CALL, batch)
-    alternatives = jnp.zeros((*shape, kept), jnp.int32), jnp.zeros((*shape, kept))
-    made = DecodedTokens(jnp.full(shape, -1, jnp.int32), jnp.zeros(shape), *alternatives)
-    carry = (jnp.int32(0), Cache(layers, length_B, capacity), last_B, remaining_B, made)
-    _, cache, _, _, made = jax.lax.while_loop(has_remaining, decode_token, carry)
-    return made, cache.layers
+    alternatives = jnp.zeros((*shape, max_top), jnp.int32), jnp.zeros((*shape, max_top))
+    decoded = DecodedTokens(jnp.full(shape, -1, jnp.int32), jnp.zeros(shape), *alternatives)
+    carry = (jnp.int32(0), Cache(layers, length_B, capacity), last_B, remaining_B, decoded)
+    _, cache, _, _, decoded = jax.lax.while_loop(has_remaining, decode_token, carry)
+    return decoded, cache.layers
 
 
 def compute_log_probs(
     logits_BV: jax.Array, token_B: jax.Array, n_top: jax.Array, max_top: int
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns (log-probabilities of the tokens, the `kept` likeliest [B, K], and theirs); the last
-    two are zeros where `most` is 0.
+    """Computes log-probabilities of the sampled and of the likeliest tokens.
+
+    Args:
+      logits_BV: logits.
+      token_B: the sampled tokens.
+      n_top: 0 skips the likeliest tokens, which are then zeros.
+      max_top: K, number of likeliest tokens.
+
+    Returns:
+      (log-probabilities of the sampled tokens [B], the likeliest ids [B, K], and theirs [B, K]).
     """
     total_B = jax.nn.logsumexp(logits_BV, -1)
     log_p_B = jnp.take_along_axis(logits_BV, token_B[:, None], -1)[:, 0] - total_B

@@ -1,20 +1,19 @@
-"""Text of tokens that come one after another."""
+"""Text of tokens that arrive one after another."""
 
 import collections
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from lm.data.tokenizers import Tokenizer
 from lm.inference.engine import Engine, Request
 
-REPLACEMENT = '\ufffd'  # what bytes that are no character, or not yet, are decoded as
+REPLACEMENT = '\ufffd'  # decoded for bytes that are not, or not yet, a character
 
 
 class TextStream:
-    """Turns tokens into text as they come.
+    """Decodes tokens to text as they arrive.
 
-    It holds back characters whose bytes are not all there, and what may be the beginning of a stop
-    string. The text ends before the stop string that is complete first, and does not depend on how
-    the tokens are cut into calls.
+    It holds back incomplete characters, and text that may begin a stop string. The text ends before
+    the stop string that is completed first, however the tokens are divided over calls.
     """
 
     def __init__(
@@ -23,58 +22,56 @@ class TextStream:
         """Args:
           tokenizer: the run's.
           stops: strings that end the text.
-          after: tokens before those that come, whose text is not given.
+          context: tokens before the first, whose text is not returned.
 
         Raises:
-          ValueError: where a stop string is empty.
+          ValueError: if a stop string is empty.
         """
         if '' in stops:
             raise ValueError('a stop string is empty: it would end every text. Leave it out.')
         self._tokenizer, self._stops = tokenizer, tuple(stops)
         self.is_stopped = False
-        # Tokens are decoded behind some of those before: a first token may have no space before it.
-        # `_window_start` and `_whole` count the tokens up to two places at which no character is cut.
+        # Tokens are decoded after some earlier tokens: a first token may lose its leading space.
+        # `_window_start` and `_window_end` are token positions at which no character is cut.
         self._ids = list(context)
         self._window_start, self._window_end = 0, len(self._ids)
-        self._n_emitted = len(
-            self._decode_window()
-        )  # characters of what is decoded since `_window_start`
+        self._n_emitted = len(self._decode_window())  # characters of the window already returned
         self._pending = ''
 
     def feed(self, ids: Iterable[int]) -> str:
-        """Returns the text that may be shown now."""
+        """Returns the text that can be shown now."""
         self._ids += ids
         text = self._decode_window()
         whole = text.rstrip(REPLACEMENT)
-        new, self._n_emitted = whole[self._n_emitted :], max(self._n_emitted, len(whole))
+        new_text, self._n_emitted = whole[self._n_emitted :], max(self._n_emitted, len(whole))
         if whole == text and len(self._ids) > self._window_end:
             self._window_start, self._window_end = self._window_end, len(self._ids)
             self._n_emitted = len(self._decode_window())
-        return self._emit(new, self._stop_overlap)
+        return self._emit(new_text, self._stop_overlap)
 
     def finish(self) -> str:
-        """Returns the rest of the text, when no more tokens come."""
-        new = self._decode_window()[self._n_emitted :]
-        self._n_emitted += len(new)
-        return self._emit(new, lambda text: 0)
+        """Returns the remaining text, once no more tokens arrive."""
+        new_text = self._decode_window()[self._n_emitted :]
+        self._n_emitted += len(new_text)
+        return self._emit(new_text, lambda text: 0)
 
     def _decode_window(self) -> str:
         return self._tokenizer.decode(self._ids[self._window_start :])
 
-    def _emit(self, new_text: str, count_held) -> str:
+    def _emit(self, new_text: str, count_held: Callable[[str], int]) -> str:
         if self.is_stopped:
             return ''
         text = self._pending + new_text
-        found = [(i + len(stop), i) for stop in self._stops if (i := text.find(stop)) >= 0]
-        if found:
+        matches = [(i + len(stop), i) for stop in self._stops if (i := text.find(stop)) >= 0]
+        if matches:
             self.is_stopped = True
-            return text[: min(found)[1]]
+            return text[: min(matches)[1]]
         end = len(text) - count_held(text)
         self._pending = text[end:]
         return text[:end]
 
     def _stop_overlap(self, text: str) -> int:
-        """Returns the length of the longest end of a text with which a stop string begins."""
+        """Returns the length of the longest suffix that begins a stop string."""
         longest = max(map(len, self._stops), default=0) - 1
         for length in range(min(longest, len(text)), 0, -1):
             if any(stop.startswith(text[-length:]) for stop in self._stops):
@@ -92,14 +89,14 @@ def generate_texts(
     """Continues requests, as many at a time as the engine has slots.
 
     Args:
-      engine: with free slots only.
+      engine: an engine whose slots are all free.
       tokenizer: the run's.
       requests: rows to be continued.
       stops: strings that end the text of each request.
-      order: numbers of the requests, as they enter; None: as they are given.
+      order: numbers of the requests in the order in which they enter; None: as given.
 
     Yields:
-      (the number of a request, text that follows, whether that is the end of it).
+      (number of a request, text that follows, whether the text has ended).
     """
     waiting = collections.deque(range(len(requests)) if order is None else order)
     running: dict[int, tuple[int, TextStream]] = {}

@@ -1,6 +1,6 @@
-"""Checks of a recipe, before anything is traced or read: whether its parts go together.
+"""Checks that the parts of a recipe fit together, before anything is traced or read.
 
-A demand of one part on the rest stands beside that part (`modules.facts`).
+A demand of one part on the rest is checked beside that part (`modules.facts`).
 """
 
 import dataclasses
@@ -20,14 +20,15 @@ from modules.scaling import PARAMETRIZATIONS, Growth
 
 
 def check(recipe: Recipe) -> None:
-    """Raises ValueError for the first number out of range, or fields that do not go together.
+    """Raises ValueError for the first number out of range, or for fields that conflict.
 
-    `lm.config.resolve.resolve` has checked names and types before; `lm.data.check` and
-    `lm.run.start.check_init_from` check what is read from disk.
+    `lm.config.resolve.resolve` has already checked names and types. `lm.data.check` and
+    `lm.run.start.check_init_from` check files.
     """
     for path, value in flatten(recipe).items():
-        if FIELDS[path].option is not None and value is not None:
-            FIELDS[path].option.check(path, value)
+        option = FIELDS[path].option
+        if option is not None and value is not None:
+            option.check(path, value)
     parse_traced_steps(recipe)
     _check_sizes(recipe)
     for part in recipe.parts:
@@ -44,7 +45,7 @@ def check(recipe: Recipe) -> None:
 
 
 def _check_sizes(recipe: Recipe) -> None:
-    """Raises ValueError for heads or microbatches that do not divide evenly, or an axis of 0."""
+    """Raises ValueError if heads or microbatches do not divide evenly, or if a mesh axis is 0."""
     flat = flatten(recipe)
     if recipe.model.head_dim is None:  # it follows from these
         check_divides(
@@ -68,21 +69,27 @@ def _check_sizes(recipe: Recipe) -> None:
 
 
 def _check_loss_on(recipe: Recipe) -> None:
-    """Raises ValueError where evaluation alone has holes, whose fillings it always counts."""
+    """Raises ValueError if data.loss_on is set and no training objective has holes.
+
+    Evaluation always counts the tokens that fill holes, so there the option would do nothing.
+    """
     readers = [part for part in recipe.objectives if 'loss_on' in part.options]
     defaults = {declared_options(part.row)['loss_on'].default for part in readers}
     in_training = any(part in recipe.objective for part in readers)
-    if recipe.data.loss_on not in (None, *defaults) and not in_training:
+    loss_on = recipe.data.loss_on  # ty: ignore[missing-attribute]  # an objective's option
+    if loss_on not in (None, *defaults) and not in_training:
         raise ValueError(
-            f'data.loss_on={recipe.data.loss_on} is for training, and data.objective='
+            f'data.loss_on={loss_on} is for training, and data.objective='
             f'{recipe.data.objective} has no holes; evaluation always counts what fills them. '
             'Leave it out, or None.'
         )
 
 
 def attention_scores(recipe: Recipe) -> Scores | None:
-    """Returns what the attention layer asks of its kernel, on all rows of text that it may have;
-    None where it has no such scores.
+    """Returns the kind of scores that the attention layer asks a kernel for, or None if it has
+    none.
+
+    It covers every objective: `prefix` is set if any of them has prefixes.
     """
     layer = recipe.attention
     if not layer.row.has_scores:
@@ -99,18 +106,16 @@ def attention_scores(recipe: Recipe) -> Scores | None:
 
 
 def _check_kernels(recipe: Recipe) -> None:
-    """Raises ValueError for a kernel of an operation that the model does not have, and for one of
-    attention that does not serve the scores of the layer.
-    """
-    layer, scores, named = (
+    """Raises ValueError for a kernel that would not be used, or that does not support the layer."""
+    layer, scores, chosen = (
         recipe.attention,
         attention_scores(recipe),
         recipe.kernels.get('attention'),
     )
-    of_all = recipe.implementation.row if recipe.implementation else {}
-    name = named.name if named else of_all.get('attention')  # None: the platform decides
-    other = 'attention' if scores is None else 'linear_attention'
-    unused = {other: f'{layer} has another kind of kernel'}
+    defaults = recipe.implementation.row if recipe.implementation else {}
+    name = chosen.name if chosen else defaults.get('attention')  # None: the platform decides
+    wrong_kind = 'attention' if scores is None else 'linear_attention'
+    unused = {wrong_kind: f'{layer} has another kind of kernel'}
     norms = recipe.norms.values()
     if not any(norm.row.divides_by_rms for norm in norms):
         able = ', '.join(name for name, row in NORMS.items() if row.divides_by_rms)
@@ -146,9 +151,9 @@ def _check_kernels(recipe: Recipe) -> None:
 
 
 def _check_forward_mode(recipe: Recipe) -> None:
-    """Raises ValueError for norms without a derivative in forward mode where one is needed.
+    """Raises ValueError for a norm without a forward-mode derivative if an option needs one.
 
-    `lm.training.state.check_learner` asks the same of kernels, which depend on the devices.
+    `lm.training.state.check_learner` checks kernels, which depend on the devices.
     """
     for asker, what in recipe.forward_mode_targets.items():
         for norm in recipe.norms.values():
@@ -161,40 +166,44 @@ def _check_forward_mode(recipe: Recipe) -> None:
 
 
 def _check_scaled_updates(recipe: Recipe) -> None:
-    """Raises ValueError for optimizers whose updates do not have the size that is scaled."""
-    part, row = recipe.scaling, recipe.scaling.row
-    for chosen in recipe.optimizers.values():
-        family = chosen.row.family
-        if family not in row.families:
-            able = [name for name, one in PARAMETRIZATIONS.items() if family in one.families]
+    """Raises ValueError for optimizers whose updates the parametrisation does not scale."""
+    part, rule = recipe.scaling, recipe.scaling.row
+    for optimizer in recipe.optimizers.values():
+        family = optimizer.row.family
+        if family not in rule.families:
+            able = [name for name, row in PARAMETRIZATIONS.items() if family in row.families]
             raise ValueError(
-                f'{part} has no table for {chosen}, a {family}-like optimizer, only for those like '
-                f'{" and ".join(row.families)}. Choose scaling.name={"|".join(able)}, or '
+                f'{part} has no table for {optimizer}, a {family}-like optimizer, only for those '
+                f'like {" and ".join(rule.families)}. Choose scaling.name={"|".join(able)}, or '
                 'another optimizer.'
             )
-        why = [
+        reasons = [
             f'with optim.{option}={value} they are of another size. Choose another value, or '
             'scaling.name=standard.'
-            for option, value in chosen.row.other_sizes.items()
-            if chosen.options.get(option) == value
+            for option, value in optimizer.row.other_sizes.items()
+            if optimizer.options.get(option) == value
         ]
-        if chosen is recipe.optimizer and recipe.optim.match_rms is not None and family != 'adam':
-            why.append(
+        if (
+            optimizer is recipe.optimizer
+            and recipe.optim.match_rms is not None
+            and family != 'adam'
+        ):
+            reasons.append(
                 'optim.match_rms gives them one root mean square, as those of an adam-like one '
                 'have. Leave it out.'
             )
-        if row.grows and why:
+        if rule.grows and reasons:
             raise ValueError(
-                f'{part} scales updates of {chosen} as those of a {family}-like optimizer, and '
-                f'{why[0]}'
+                f'{part} scales updates of {optimizer} as those of a {family}-like optimizer, and '
+                f'{reasons[0]}'
             )
 
 
 def _check_tied_embeddings(recipe: Recipe) -> None:
-    """Raises ValueError where one table cannot be both embedding and readout.
+    """Raises ValueError if one table cannot be both embedding and readout.
 
-    As the readout it may have another factor in the forward pass (`lm.model.transformer`); its
-    deviation and its rate are those of an embedding.
+    The readout may have another factor in the forward pass (`lm.model.transformer`), but its
+    standard deviation and learning rate are those of the embedding.
     """
     if not recipe.model.tie_embeddings:
         return
@@ -219,20 +228,22 @@ def _check_tied_embeddings(recipe: Recipe) -> None:
 
 
 def _check_moved_weights(recipe: Recipe) -> None:
-    """Raises ValueError where weights would be mapped away from the points of an average, or moved
-    farther than was measured.
+    """Raises ValueError if two parts of the recipe would both move weights after an update.
+
+    An average that steers weights keeps two points, and a map after the update would separate them.
+    `optim.ghost_radius` limits the change of the logits before such a move.
     """
     average = recipe.average
-    mapped = [part for part in recipe.reparam if part.row.maps_after_update]
-    moved = [*mapped, *([average] if average.row.moves_weights else [])]
-    if moved and recipe.optim.ghost_radius is not None:
+    mappers = [part for part in recipe.reparam if part.row.maps_after_update]
+    movers = [*mappers, *([average] if average.row.moves_weights else [])]
+    if movers and recipe.optim.ghost_radius is not None:
         raise ValueError(
-            f'optim.ghost_radius limits what an update does to the logits, and {moved[0]} moves '
+            f'optim.ghost_radius limits what an update does to the logits, and {movers[0]} moves '
             'the weights after it. Leave one of them out.'
         )
-    if mapped and average.row.moves_weights:
+    if mappers and average.row.moves_weights:
         raise ValueError(
-            f'{average} steers the weights between two points that it keeps and {mapped[0]} maps '
+            f'{average} steers the weights between two points that it keeps and {mappers[0]} maps '
             'them after each update: they would part. Choose optim.average=ema, which is mapped '
             'where it is used, or another reparametrisation.'
         )

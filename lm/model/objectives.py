@@ -1,4 +1,4 @@
-"""The objectives of a config: how they change rows, and what they add to batch and vocabulary."""
+"""The objectives of a config: how they change rows, and the fields and ids they add."""
 
 import dataclasses
 import functools
@@ -11,7 +11,7 @@ from lm.config.mixture import MixedRows
 from lm.config.recipe import Part, Recipe
 from modules.objectives import N_UNNUMBERED, SpecialTokens, TrainingDocument
 
-EVALUATION = 1  # the last of four numbers that a row is drawn by; in training that is 0
+EVALUATION = 1  # last of the four integers that seed a row's randomness; 0 in training
 
 Row = dict[str, np.ndarray]
 
@@ -19,23 +19,24 @@ Row = dict[str, np.ndarray]
 def count_marks(recipe: Recipe) -> int:
     """Returns the number of ids that objectives of training or evaluation add to the tokenizer's.
 
-    They are MARKS and the numbered holes; 0 where no objective needs them.
+    These are `N_UNNUMBERED` special tokens and the numbered holes; 0 if no objective needs them.
     """
     if not any(part.row.has_special_tokens for part in recipe.objectives):
         return 0
-    return N_UNNUMBERED + (recipe.data.masks or 0)
+    n_masks = recipe.data.masks  # ty: ignore[missing-attribute]  # an objective's option
+    return N_UNNUMBERED + (n_masks or 0)
 
 
 def is_causal(recipe: Recipe) -> bool:
-    """Whether training reads rows as they are, and predicts all of their tokens."""
+    """Whether training reads rows unchanged and predicts every token."""
     return all(part.row.leaves_rows for part in recipe.objective)
 
 
 def batch_fields(recipe: Recipe) -> tuple[str, ...]:
-    """Returns the names of the arrays of a training batch; each is int32 [B, T+1].
+    """Returns the names of the arrays of a training batch, each int32 [B, T+1].
 
-    `targets` is 1 for each token to predict, of an objective that changes rows. `prefix` numbers
-    the prefixes of one that has some, 0 being none.
+    Objectives that change rows add `targets`, 1 for each token to predict. Objectives with prefixes
+    add `prefix`, which numbers the prefixes; 0 is no prefix.
     """
     return ('tokens', 'segments') if is_causal(recipe) else _objective_fields(recipe.objective)
 
@@ -47,7 +48,7 @@ def _objective_fields(objectives: Sequence[Part]) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class ObjectiveMixture:
-    """Draws one objective for each row, by shares; all documents of the row have it."""
+    """Draws one objective for each row, by shares; it applies to every document of the row."""
 
     functions: tuple[Callable[..., TrainingDocument], ...]
     shares: tuple[float, ...]
@@ -55,20 +56,20 @@ class ObjectiveMixture:
 
     def __call__(self, row: Row, rng: np.random.Generator) -> Row:
         """Returns the row with the arrays that `batch_fields` names."""
-        at = int(np.searchsorted(np.cumsum(self.shares), rng.random(), side='right'))
-        of_document = self.functions[min(at, len(self.functions) - 1)]
-        found = {name: np.zeros_like(row['tokens']) for name in self.fields}
-        found |= {'tokens': row['tokens'].copy(), 'segments': row['segments']}
+        index = int(np.searchsorted(np.cumsum(self.shares), rng.random(), side='right'))
+        transform = self.functions[min(index, len(self.functions) - 1)]
+        arrays = {name: np.zeros_like(row['tokens']) for name in self.fields}
+        arrays |= {'tokens': row['tokens'].copy(), 'segments': row['segments']}
         for place in document_slices(row['segments']):
-            made = of_document(row['tokens'][place], rng=rng)
-            found['tokens'][place], found['targets'][place] = made.tokens, made.targets
-            if 'prefix' in found:
-                found['prefix'][place] = made.prefix * row['segments'][place]
-        return found
+            document = transform(row['tokens'][place], rng=rng)
+            arrays['tokens'][place], arrays['targets'][place] = document.tokens, document.targets
+            if 'prefix' in arrays:
+                arrays['prefix'][place] = document.prefix * row['segments'][place]
+        return arrays
 
 
 def document_slices(segments: np.ndarray) -> Iterator[slice]:
-    """Yields the place in its row of each document; padding is none."""
+    """Yields the slice of each document in its row; padding belongs to none."""
     edges = np.flatnonzero(np.diff(segments, prepend=0, append=0))
     for start, stop in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
         if segments[start]:
@@ -78,9 +79,11 @@ def document_slices(segments: np.ndarray) -> Iterator[slice]:
 def _build_mixture(
     parts: Sequence[Part], tokenizer: Any, loss_on: Mapping[str, str]
 ) -> ObjectiveMixture:
-    marks = SpecialTokens(tokenizer.bos_id, tokenizer.eos_id, tokenizer.vocab_size)
+    special_tokens = SpecialTokens(tokenizer.bos_id, tokenizer.eos_id, tokenizer.vocab_size)
     functions = (
-        functools.partial(part.row.transform, special_tokens=marks, **{**part.options, **loss_on})
+        functools.partial(
+            part.row.transform, special_tokens=special_tokens, **{**part.options, **loss_on}
+        )
         for part in parts
     )
     return ObjectiveMixture(
@@ -89,32 +92,40 @@ def _build_mixture(
 
 
 def build_training_mixture(recipe: Recipe, tokenizer: Any) -> ObjectiveMixture | None:
-    """Returns the mixture of data.objective; None where it leaves rows as they are."""
+    """Returns the mixture of data.objective; None if rows are read unchanged."""
     return None if is_causal(recipe) else _build_mixture(recipe.objective, tokenizer, {})
 
 
 def evaluation_rows(recipe: Recipe, tokenizer: Any, rows: Any) -> dict[str, Any]:
-    """Returns {name: changed rows} for the objectives of train.eval_objectives that change them.
+    """Builds the validation rows of each objective in train.eval_objectives that changes rows.
 
-    A row is the same in every evaluation and for every data.seed. The targets of an objective with
-    holes are what fills them, whatever data.loss_on is.
+    A row is the same in every evaluation and for every data.seed. An objective with holes predicts
+    the tokens that fill them, whatever data.loss_on is.
+
+    Args:
+      recipe: names the objectives.
+      tokenizer: gives the special tokens.
+      rows: the validation split.
+
+    Returns:
+      {objective: its rows}.
     """
-    found = {}
+    rows_by_objective = {}
     for part in recipe.eval_objectives:
         if not part.row.leaves_rows:
             loss_on = {'loss_on': 'holes'} if 'loss_on' in part.options else {}
-            mapped = functools.partial(
+            make_rows = functools.partial(
                 ObjectiveRows, mixture=_build_mixture([part], tokenizer, loss_on)
             )
-            found[part.name] = (
-                rows.map_sources(mapped) if isinstance(rows, MixedRows) else mapped(rows)
+            rows_by_objective[part.name] = (
+                rows.map_sources(make_rows) if isinstance(rows, MixedRows) else make_rows(rows)
             )
-    return found
+    return rows_by_objective
 
 
 @dataclasses.dataclass(frozen=True)
 class ObjectiveRows:
-    """Rows of the validation split as an objective has them."""
+    """Rows of the validation split, changed by an objective."""
 
     rows: Any
     mixture: ObjectiveMixture

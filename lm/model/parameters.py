@@ -1,4 +1,4 @@
-"""Parameters before they exist: the shape, role, scale and learning-rate factor of each."""
+"""Describes parameters before they exist: shape, role, scale and learning-rate factor of each."""
 
 import dataclasses
 from typing import Any
@@ -14,17 +14,19 @@ from modules.reparam import Reparam, chain, multiply_weights, reparametrise
 from modules.scaling import compute_growth, compute_scaling, one_channel_shape
 from modules.statistics import BACKWARD_STATS, STATS
 
-QUERY = 'query'  # the name of its matrix in modules/attention/base.py
+QUERY = 'query'  # the matrix's name in modules/attention/base.py
 
 
 def norm_mask(specs: Any, used: Any) -> Any:
-    """Returns whether each parameter is a norm's."""
+    """Returns a tree of bools: whether each parameter belongs to a norm."""
     return jax.tree.map(lambda spec: spec.part == NORM, specs)
 
 
 def lora_mask(specs: Any, used: Any) -> Any:
-    """Returns whether each parameter is a factor of lora, or a gain that another reparametrisation
-    has for the same matrix, such as DoRA's magnitudes.
+    """Returns a tree of bools: whether each parameter belongs to an adapter.
+
+    These are the factors of lora, and the gains that another reparametrisation has for the same
+    matrix, such as DoRA's magnitudes.
     """
     weights = named_leaves(used).keys()
     paths = [path for path, spec in named_leaves(specs).items() if spec.part == LORA]
@@ -37,12 +39,13 @@ def lora_mask(specs: Any, used: Any) -> Any:
     return jax.tree_util.tree_map_with_path(is_trained, specs)
 
 
-# What train.trainable can be: (stored specs, used specs) -> which parameters training changes.
+# Choices of train.trainable: (stored specs, used specs) -> whether each parameter is trained.
 TRAINABLE = {
     'all': lambda specs, used: jax.tree.map(lambda spec: not spec.frozen, specs),
     'norms': norm_mask,
     LORA: lora_mask,
 }
+# The error's text if a choice leaves nothing to train, formatted with the model config.
 NOTHING_TRAINABLE = {
     'norms': 'the norms of this model (model.norm={0.norm}) have no parameters',
     LORA: 'model.reparam={0.reparam} has no lora; add --config.model.reparam=lora, or '
@@ -52,11 +55,12 @@ NOTHING_TRAINABLE = {
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-    """Descriptions of every stored parameter, in parallel trees without arrays.
+    """Describes every stored parameter, in parallel trees without arrays.
 
-    reparam: the map to the weights that the model uses. used_shapes, used_specs, init_stds: those
-    weights, and their standard deviations at the start. trainable: whether training changes it.
-    stats: the shapes of what layers carry beside the parameters, by collection.
+    used_shapes, used_specs, init_stds: the weights that the model uses, and their standard
+    deviations at the start. reparam: the map from stored to used weights. trainable: whether
+    training changes a parameter. stats: shapes of the collections that layers carry beside the
+    parameters.
     """
 
     used_shapes: Any
@@ -71,25 +75,31 @@ class Description:
     stats: Any
 
     def after_update(self, params: Any, reparam: Any) -> tuple[Any, Any]:
-        """Applies the map of the reparametrisation after an update to what is trained."""
+        """Applies the reparametrisation's map after an update to the trained parameters."""
         mapped, reparam = self.reparam.after_update(params, reparam)
-        kept = jax.tree.map(lambda new, old, t: new if t else old, mapped, params, self.trainable)
-        return kept, reparam
+        trained = jax.tree.map(
+            lambda after, before, is_trained: after if is_trained else before,
+            mapped,
+            params,
+            self.trainable,
+        )
+        return trained, reparam
 
 
 def describe_params(recipe: Recipe, model: Transformer) -> Description:
-    """Describes the parameters of a model from the records of its layers (`modules.params`).
+    """Describes the parameters of a model from the declarations of its layers (`modules.params`).
 
-    Raises ValueError where nothing is trainable, or a matrix has no rule of the parametrisation.
+    Raises ValueError if nothing is trainable, or if the parametrisation has no rule for a matrix.
     """
-    used, used_specs, stats = _abstract_params(recipe, model)
-    base = _base_shapes(recipe, model, used, used_specs)
-    chosen = {part.name: part.options for part in recipe.reparam}
+    used_shapes, used_specs, stats = _abstract_params(recipe, model)
+    used_base_shapes = _base_shapes(recipe, model, used_shapes, used_specs)
+    options_by_name = {part.name: part.options for part in recipe.reparam}
 
-    _, used_scalings = _compute_scalings(recipe, used_specs, used, base)
-    reparam = reparametrise(list(chosen), used_specs, used, chosen)
+    _, used_scalings = _compute_scalings(recipe, used_specs, used_shapes, used_base_shapes)
+    reparam = reparametrise(list(options_by_name), used_specs, used_shapes, options_by_name)
     shapes, base_shapes = (
-        jax.eval_shape(lambda params: reparam.init(params)[0], weights) for weights in (used, base)
+        jax.eval_shape(lambda params: reparam.init(params)[0], weights)
+        for weights in (used_shapes, used_base_shapes)
     )
     factors = jax.tree.map(lambda scaling: scaling.forward_factor, used_scalings)
     if any(factor != 1.0 for factor in jax.tree.leaves(factors)):
@@ -109,7 +119,7 @@ def describe_params(recipe: Recipe, model: Transformer) -> Description:
         return std * (not is_zero_init(recipe, path_name(path), spec))
 
     return Description(
-        used_shapes=used,
+        used_shapes=used_shapes,
         used_specs=used_specs,
         shapes=shapes,
         specs=reparam.specs,
@@ -123,16 +133,14 @@ def describe_params(recipe: Recipe, model: Transformer) -> Description:
 
 
 def _abstract_params(recipe: Recipe, model: Transformer) -> tuple[Any, Any, Any]:
-    """Returns (shapes, specs) of the weights that a model uses, and the shapes of what its layers
-    carry.
-    """
+    """Returns (shapes, specs, stats): weights of a model, and collections that its layers carry."""
     key = jax.random.key(0)
     boxes, stats = jax.eval_shape(lambda: init_params(recipe, model, key))
     return *split_boxes(boxes), stats
 
 
 def _base_shapes(recipe: Recipe, model: Transformer, shapes: Any, specs: Any) -> Any:
-    """Returns the shapes in the base model; `shapes` themselves where there is none."""
+    """Returns the shapes in the base model, or `shapes` if there is no base model."""
     if recipe.scaling.row.against_one:
         return jax.tree.map(
             lambda s, spec: s.update(shape=one_channel_shape(spec, s.shape)), shapes, specs
@@ -144,28 +152,30 @@ def _base_shapes(recipe: Recipe, model: Transformer, shapes: Any, specs: Any) ->
 
 
 def _compute_scalings(recipe: Recipe, specs: Any, shapes: Any, base_shapes: Any) -> tuple[Any, Any]:
-    """Returns (growths, scalings) of each parameter. Raises ValueError for one without a rule."""
+    """Returns (growths, scalings) of each parameter. Raises ValueError if one has no rule."""
     part, blocks = recipe.scaling, recipe.model.n_layers
-    larger = blocks / base_depth(recipe), width_growth(recipe)
+    growth_factors = blocks / base_depth(recipe), width_growth(recipe)
     growths = jax.tree.map(
-        lambda spec, s, base: compute_growth(spec, s.shape, base.shape, *larger),
+        lambda spec, s, base: compute_growth(spec, s.shape, base.shape, *growth_factors),
         specs,
         shapes,
         base_shapes,
     )
 
     def scale(path, spec, shape, base, growth):
-        chosen = recipe.optimizers[optimizer_field(spec)]
-        if chosen.row.family == 'spectral' and growth.fan_in != growth.fan_out:
-            what = f'{path_name(path)}, of which one side alone grows'
-            instead = 'Choose another optimizer, or a model without such matrices.'
+        optimizer = recipe.optimizers[optimizer_field(spec)]
+        if optimizer.row.family == 'spectral' and growth.fan_in != growth.fan_out:
+            subject = f'{path_name(path)}, of which one side alone grows'
+            advice = 'Choose another optimizer, or a model without such matrices.'
             if spec.part == LORA:
-                what = f'the factors of model.reparam={recipe.model.reparam} ({path_name(path)}): '
-                what += 'one of their sides is reparam.rank, which does not grow'
-                instead = f'Choose another {optimizer_field(spec)}, or scaling.name=standard.'
+                subject = (
+                    f'the factors of model.reparam={recipe.model.reparam} ({path_name(path)}): '
+                )
+                subject += 'one of their sides is reparam.rank, which does not grow'
+                advice = f'Choose another {optimizer_field(spec)}, or scaling.name=standard.'
             raise ValueError(
-                f'{part} has no rule for {what}, with {chosen}, whose updates have singular values '
-                f'of one size. {instead}'
+                f'{part} has no rule for {subject}, with {optimizer}, whose updates have singular '
+                f'values of one size. {advice}'
             )
         return compute_scaling(
             part.row,
@@ -174,7 +184,7 @@ def _compute_scalings(recipe: Recipe, specs: Any, shapes: Any, base_shapes: Any)
             (shape.shape, base.shape),
             (blocks, base_depth(recipe)),
             growth,
-            chosen.row.family,
+            optimizer.row.family,
             **part.options,
         )
 
@@ -182,13 +192,28 @@ def _compute_scalings(recipe: Recipe, specs: Any, shapes: Any, base_shapes: Any)
 
 
 def is_zero_init(recipe: Recipe, path: str, spec: ParamSpec) -> bool:
-    """Whether this matrix is one of `Recipe.zero_starts`."""
+    """Whether a matrix starts at zero (`Recipe.zero_starts`).
+
+    Args:
+      recipe: names the roles that start at zero.
+      path: path of the parameter, by which queries are recognised.
+      spec: the parameter's spec.
+    """
     name = QUERY if path.split('/')[-1] == QUERY else spec.role
     return name in recipe.zero_starts
 
 
 def init_params(recipe: Recipe, model: Transformer, key: jax.Array) -> tuple[Any, Any]:
-    """Returns (boxed parameters at unit scale, the collections that layers carry)."""
+    """Initialises parameters.
+
+    Args:
+      recipe: gives the sequence length.
+      model: the Linen module.
+      key: random key.
+
+    Returns:
+      (boxed parameters at unit scale, the collections that layers carry).
+    """
     tokens_1T = jnp.zeros((1, recipe.data.seq_len), jnp.int32)
     variables = model.init(key, tokens_1T, method='activations')  # logits make no parameters
     stats = {name: variables[name] for name in (STATS, BACKWARD_STATS) if name in variables}
@@ -196,5 +221,5 @@ def init_params(recipe: Recipe, model: Transformer, key: jax.Array) -> tuple[Any
 
 
 def optimizer_field(spec: ParamSpec) -> str:
-    """Returns the field that names the optimizer of a parameter."""
+    """Returns the config field that names the optimizer of a parameter."""
     return 'optim.name' if spec.role == 'hidden' else 'optim.others'

@@ -1,4 +1,4 @@
-"""Floating-point operations of a training step, and the rate a device could do them at."""
+"""Counts the floating-point operations of a training step, and measures what a device can do."""
 
 import functools
 import math
@@ -11,10 +11,11 @@ from lm.config.recipe import Recipe
 from lm.training.state import Learner
 from modules.params import named_leaves
 
-# Published peak dense bf16 FLOP/s of one device, by a part of its `device_kind`; the first fits.
+# Published peak dense bf16 FLOP/s of a device, by a substring of its `device_kind`; the first match
+# counts.
 PEAK_FLOPS = {
     'TPU v6': 918e12,
-    'TPU7x': 1153.5e12,  # a chip's 2,307 are of two devices
+    'TPU7x': 1153.5e12,  # half of a chip's 2,307 TFLOP/s: a chip is two devices
     'TPU v5p': 459e12,
     'TPU v5 lite': 197e12,
     'TPU v5e': 197e12,
@@ -29,11 +30,11 @@ GEMM_SIZE = 2048
 
 
 def count_matmul_params(learner: Learner) -> int:
-    """Counts the weights that multiply a token's activations: those of matrices and the readout.
+    """Counts the weights that multiply a token's activations: matrices and the readout.
 
-    Of experts, those that a token goes through count, and the router. Shared matrices count once
-    for each block that uses them. A matrix has a fan_in; one in a norm of queries or keys, which
-    multiplies each head, counts once.
+    Only the experts that a token passes through count, and the router. Shared matrices count once
+    for each block that uses them. A matrix has a fan_in; a matrix in a norm of queries or keys,
+    which multiplies each head, counts once.
     """
     count, recipe = 0, learner.recipe
     shapes = named_leaves(learner.description.used_shapes)
@@ -50,41 +51,42 @@ def count_matmul_params(learner: Learner) -> int:
 def flops_per_token(learner: Learner) -> float:
     """Returns 6 N + `attention_flops`: forward and backward, per token of a sequence.
 
-    N = `count_matmul_params`, 2 operations forward and 4 backward each (arXiv:2001.08361, section 2.1).
-    Recomputation under remat is not counted.
+    N = `count_matmul_params`, with 2 operations forward and 4 backward (arXiv:2001.08361, section
+    2.1). Recomputation under remat is not counted.
     """
     return 6 * count_matmul_params(learner) + attention_flops(learner.recipe)
 
 
 def flops_in_full(learner: Learner) -> float:
-    """Returns `flops_per_token` by the other convention (arXiv:2204.02311, app. B): all pairs of
-    tokens count, also those that a causal mask or a window leaves out.
+    """Returns `flops_per_token` with all pairs of tokens counted (arXiv:2204.02311, app. B).
+
+    This convention includes pairs that a causal mask or a window leaves out.
     """
     return 6 * count_matmul_params(learner) + attention_flops(learner.recipe, in_full=True)
 
 
 def attention_flops(recipe: Recipe, in_full: bool = False) -> float:
-    """Returns 12 N H for each pair of tokens, per token and all layers, for N heads of width H
-    (arXiv:2204.02311, app. B).
+    """Returns 12 N H for each pair of tokens, per token and all layers (arXiv:2204.02311, app. B).
 
-    Each form of attention counts the pairs that it is for (`attended_tokens`), whether or not a kernel
-    computes others too; in_full: all pairs of a row (`attended_tokens_unmasked`).
+    N is the number of heads and H their width. Each form of attention counts the pairs in its
+    definition (`attended_tokens`), whether or not a kernel computes others too. With in_full all
+    pairs of a row count (`attended_tokens_unmasked`).
     """
     model, layer = recipe.model, recipe.attention
-    counted = layer.row.attended_tokens_unmasked if in_full else layer.row.attended_tokens
+    attended_tokens = layer.row.attended_tokens_unmasked if in_full else layer.row.attended_tokens
     pairs = sum(
-        counted(recipe.data.seq_len, recipe.head_dim, block, **layer.options)
+        attended_tokens(recipe.data.seq_len, recipe.head_dim, block, **layer.options)
         for block in range(1, model.n_layers + 1)
     )
     return 12 * recipe.attention_width * pairs
 
 
 def measure_gemm_flops(size: int = GEMM_SIZE, repeats: int = 5) -> float:
-    """Measures the FLOP/s of a float32 product of two square matrices, the best of `repeats`."""
+    """Measures the FLOP/s of a float32 product of two square matrices, best of `repeats`."""
     a = jnp.ones((size, size), jnp.float32)
     product = jax.jit(jnp.matmul).lower(a, a).compile()
     product(a, a).block_until_ready()
-    best = math.inf  # others may share the machine
+    best = math.inf  # the best, as other processes may share the machine
     for _ in range(repeats):
         start = time.perf_counter()
         product(a, a).block_until_ready()
@@ -93,21 +95,24 @@ def measure_gemm_flops(size: int = GEMM_SIZE, repeats: int = 5) -> float:
 
 
 def published_peak(device_kind: str) -> float | None:
-    """Returns the peak of `PEAK_FLOPS`; None for a kind that it does not have."""
+    """Returns the peak in `PEAK_FLOPS`, or None for a kind that it lacks."""
     return next((flops for name, flops in PEAK_FLOPS.items() if name in device_kind), None)
 
 
 @functools.cache
 def cached_gemm_flops() -> float:
-    """Returns `measure_gemm_flops` as this process has measured it: 0.3 s of all cores, which every program
-    of a sweep would pay.
+    """Returns `measure_gemm_flops`, measured once per process.
+
+    A measurement takes 0.3 s of all cores, which every program of a sweep would otherwise pay.
     """
     return measure_gemm_flops()
 
 
 def peak_flops(n_devices: int, remeasure: bool = False) -> tuple[float, str]:
-    """Returns (FLOP/s of `n_devices` together, the source of the number): published, or measured
-    with a float32 product, once a process unless `anew`. The devices of a CPU share the machine.
+    """Returns (FLOP/s of `n_devices` together, source of the number).
+
+    The number is published, or measured with a float32 product: once per process unless
+    `remeasure`. The devices of a CPU share the machine.
     """
     device = jax.devices()[0]
     if published := published_peak(device.device_kind):

@@ -1,4 +1,6 @@
-"""A run's State, its numbers (Hyper), and the Learner that holds all decisions about training."""
+"""The state of a run, its numbers (Hyper), and the Learner that holds all decisions about
+training.
+"""
 
 import collections
 import dataclasses
@@ -19,8 +21,10 @@ from modules.params import named_leaves, path_name, split_boxes
 
 
 class Weights(struct.PyTreeNode):
-    """The stored weights, what their map carries (reparam), and what layers carry, by collection
-    (stats, `modules.statistics`).
+    """The stored weights, with the state that belongs to them.
+
+    reparam: state of the reparametrisation. stats: state of layers, by collection
+    (`modules.statistics`).
     """
 
     params: Any
@@ -29,8 +33,9 @@ class Weights(struct.PyTreeNode):
 
 
 class State(struct.PyTreeNode):
-    """The arrays that training changes; gradients are taken at `weights`. step: updates done.
-    average: what is kept of earlier weights (`modules.optim.averages`).
+    """The arrays that training changes. Gradients are taken at `weights`.
+
+    step: number of updates done. average: state of the weight average (`modules.optim.averages`).
     """
 
     step: jax.Array
@@ -42,20 +47,23 @@ class State(struct.PyTreeNode):
 
     @property
     def weights(self) -> Weights:
+        """Returns the weights at which gradients are taken."""
         return Weights(self.params, self.reparam, self.stats)
 
 
-Hyper = dict[str, Any]  # {'optim.lr': scalar, ...}: what may differ between runs of one program
+Hyper = dict[str, Any]  # {'optim.lr': scalar, ...}: numbers that may differ between runs
 
 
 def make_hyper(recipe: Recipe) -> Hyper:
-    """Returns the numbers that programs take as data, and never branch on, as float32 scalars."""
+    """Returns the numbers that programs take as float32 scalars and never branch on."""
     return {path: jnp.float32(value) for path, value in recipe.traced_values.items()}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Learner:
-    """A model and all decisions about training it. bos_id begins a document and is no target."""
+    """A model and all decisions about training it. bos_id begins a document and is never a
+    target.
+    """
 
     recipe: Recipe
     model: Transformer
@@ -63,16 +71,24 @@ class Learner:
     description: Description
 
     def variables(self, weights: Weights) -> dict[str, Any]:
-        """Returns the argument of `model.apply` in evaluation."""
+        """Returns the variables that `model.apply` takes in evaluation."""
         used, _ = self.description.reparam.apply(weights.params, weights.reparam, False)
         return {'params': used, **weights.stats}
 
     def select_eval_weights(self, weights: Weights, average: Any, hyper: Hyper) -> Weights:
-        """Returns the weights to evaluate: the average (optim.average), where there is one.
+        """Returns the weights to evaluate: the average (optim.average), or `weights` without one.
 
-        Validation and all readers of checkpoints (`lm.inference.load`) go through here; metrics
-        and diagnostics of training are of `weights`, where its gradients are taken. What layers and
-        reparametrisations carry stays that of `weights`, and not what the average would see.
+        Validation and all readers of checkpoints (`lm.inference.load`) use it. Metrics and
+        diagnostics of training use `weights`, where gradients are taken. State that layers and
+        reparametrisations carry is not averaged; it belongs to `weights`.
+
+        Args:
+          weights: the trained weights.
+          average: `State.average`; empty without an average.
+          hyper: the numbers of the run.
+
+        Returns:
+          The weights to evaluate.
         """
         if not average:
             return weights
@@ -83,38 +99,52 @@ class Learner:
 
 
 def build_learner(recipe: Recipe, vocab_size: int, bos_id: int, platform: str) -> Learner:
-    """Builds the learner of a checked recipe for devices of `platform`."""
+    """Builds the learner of a checked recipe.
+
+    Args:
+      recipe: the checked recipe.
+      vocab_size: tokens of the vocabulary, V.
+      bos_id: the token that begins a document.
+      platform: 'cpu', 'gpu' or 'tpu'.
+
+    Returns:
+      The learner, with the platform's kernels.
+    """
     model = build_model(recipe, vocab_size, platform)
     return Learner(recipe, model, bos_id, describe_params(recipe, model))
 
 
 def check_learner(learner: Learner) -> None:
-    """Raises ValueError where an optimizer has more parameters than it serves, or where a kernel of
-    these devices lacks a derivative in forward mode. Nothing is computed.
+    """Raises ValueError if an optimizer or a kernel does not support the learner.
+
+    An optimizer may limit its number of parameters, and a kernel of these devices may lack a
+    derivative in forward mode. Nothing is computed.
     """
-    recipe, described, kernels = learner.recipe, learner.description, learner.model.kernels
-    sizes, shapes = collections.Counter(), named_leaves(described.shapes)
-    trained = named_leaves(described.trainable)
-    for path, spec in named_leaves(described.specs).items():
+    recipe, description, kernels = learner.recipe, learner.description, learner.model.kernels
+    sizes, shapes = collections.Counter(), named_leaves(description.shapes)
+    trained = named_leaves(description.trainable)
+    for path, spec in named_leaves(description.specs).items():
         name = recipe.optimizers[optimizer_field(spec)].name
         sizes[name] += trained[path] * math.prod(shapes[path].shape)
     for part in recipe.optimizers.values():
-        size, most = sizes[part.name], part.row.needs.max_parameters
-        if most is not None and size > most:
+        size, max_parameters = sizes[part.name], part.row.needs.max_parameters
+        if max_parameters is not None and size > max_parameters:
             raise ValueError(
-                f'{part} is for at most {most:,} parameters; got {size:,}. Make the '
+                f'{part} is for at most {max_parameters:,} parameters; got {size:,}. Make the '
                 'model smaller, give it to fewer (optim.name has the hidden matrices, optim.others '
                 'the rest), or choose another optimizer.'
             )
     for asker, what in recipe.forward_mode_targets.items():
-        able = {
+        names_by_operation = {
             operation: [name for name, row in OPERATIONS[operation].items() if row.is_forward_mode]
             for operation in ('rms_norm', 'softmax', 'cross_entropy')
         }
         if recipe.attention.row.has_scores:
             rows = ATTENTION_KERNELS.items()
-            able['attention'] = [name for name, row in rows if what in row.forward_mode]
-        for operation, names in able.items():
+            names_by_operation['attention'] = [
+                name for name, row in rows if what in row.forward_mode
+            ]
+        for operation, names in names_by_operation.items():
             if (name := kernels.kernel_name(operation)) not in names:
                 raise ValueError(
                     f'{asker} differentiates the {what} in forward mode, and kernels.{operation}='
@@ -123,15 +153,24 @@ def check_learner(learner: Learner) -> None:
 
 
 def init_state(learner: Learner, hyper: Hyper, key: jax.Array) -> State:
-    """Draws parameters at unit scale and multiplies matrices by init_scale * init_std."""
-    recipe, described = learner.recipe, learner.description
+    """Draws parameters at unit scale and multiplies matrices by init_scale * init_std.
+
+    Args:
+      learner: describes the parameters.
+      hyper: the numbers of the run.
+      key: random key.
+
+    Returns:
+      The state before the first step.
+    """
+    recipe, description = learner.recipe, learner.description
     boxes, stats = init_params(recipe, learner.model, key)
-    unit, _ = split_boxes(boxes)
-    stds, specs = named_leaves(described.init_stds), named_leaves(described.used_specs)
+    unit_params, _ = split_boxes(boxes)
+    stds, specs = named_leaves(description.init_stds), named_leaves(description.used_specs)
 
     def scale(path, weight):
         name = path_name(path)
-        std = stds.get(name)  # a tree holds no None
+        std = stds.get(name)  # None is missing from the leaves of a tree
         if std is None:
             return weight
         if specs[name].role == 'embedding':
@@ -139,8 +178,8 @@ def init_state(learner: Learner, hyper: Hyper, key: jax.Array) -> State:
         weight = recipe.init.row.arranged(specs[name], weight)
         return weight * (hyper['scaling.init_scale'] * std)
 
-    params, reparam = described.reparam.init(jax.tree_util.tree_map_with_path(scale, unit))
-    params = described.reparam.draw(params, key)
-    opt_state = unbox_state(build_optimizer(recipe, described, hyper).init(params))
-    average = build_average(recipe, described, hyper).init(params)
+    params, reparam = description.reparam.init(jax.tree_util.tree_map_with_path(scale, unit_params))
+    params = description.reparam.draw(params, key)
+    opt_state = unbox_state(build_optimizer(recipe, description, hyper).init(params))
+    average = build_average(recipe, description, hyper).init(params)
     return State(jnp.int32(0), params, reparam, stats, opt_state, average)

@@ -1,4 +1,4 @@
-"""One training step and one evaluation step: pure functions (`lm.devices.shardings` jits them).
+"""A training step and an evaluation step: pure functions (`lm.devices.shardings` jits them).
 
 The page reads from the whole to its parts: the step, its gradient, the optimizer, the loss.
 """
@@ -23,64 +23,70 @@ from modules.params import named_leaves
 from modules.statistics import AUXILIARY, BACKWARD_STATS, STATS
 
 Batch = Metrics = dict[str, jax.Array]
-TRAINING = (STATS, AUXILIARY)  # what layers fill in a training pass
+TRAINING = (STATS, AUXILIARY)  # collections that layers fill in a training pass
 MUST_BE_FINITE = ('loss', 'grad_norm', 'update_norm')  # otherwise the step has diverged
 
 
 def make_train_step(learner: Learner) -> Callable[[State, Batch, Hyper], tuple[State, Metrics]]:
     """Returns `train_step(state, batch, hyper) -> (state, metrics)`.
 
-    The gradient is that of (sum of token losses) / (target tokens of the whole batch), so it does
-    not depend on microbatches, hosts or padding. Each microbatch in turn updates what layers carry.
-    With on_divergence = skip_step, a step whose loss or gradient is not finite changes nothing but
-    the step count, and its metrics have `skipped` = 1.
+    The gradient belongs to (sum of token losses) / (target tokens of the whole batch), so it does
+    not depend on microbatches, hosts or padding. Each microbatch in turn updates the state of
+    layers. With on_divergence = skip_step, a step with a loss or gradient that is not finite
+    changes only the step count, and its metrics have `skipped` = 1.
     """
-    recipe, described = learner.recipe, learner.description
+    recipe, description = learner.recipe, learner.description
 
     def train_step(state: State, batch: Batch, hyper: Hyper):
-        total = jnp.maximum(jnp.sum(target_weights(batch, learner.bos_id)), 1.0)
-        parts = split_microbatches(batch, recipe.train.microbatches)
+        n_targets = jnp.maximum(jnp.sum(target_weights(batch, learner.bos_id)), 1.0)
+        microbatches = split_microbatches(batch, recipe.train.microbatches)
 
-        def loss(used, backward, carried, part):
-            variables = {'params': used, **carried, **backward}
-            sums, filled = apply_loss(learner, variables, part, hyper, mutable=TRAINING)
-            carried = {name: filled[name] for name in carried}
-            return sums['objective'] / total, (sums, carried)
+        def loss(used, backward, layer_stats, microbatch):
+            variables = {'params': used, **layer_stats, **backward}
+            sums, collections = apply_loss(learner, variables, microbatch, hyper, mutable=TRAINING)
+            layer_stats = {name: collections[name] for name in layer_stats}
+            return sums['objective'] / n_targets, (sums, layer_stats)
 
         def apply_reparam(params):
-            return described.reparam.apply(
+            return description.reparam.apply(
                 stop_frozen_gradients(learner, params), state.reparam, True
             )
 
+        # Microbatches differentiate in the used weights; one pullback then serves them all.
         used, to_stored, reparam = jax.vjp(apply_reparam, state.params, has_aux=True)
-        sums, grads, stats = _accumulate_gradients(loss, used, state.stats, parts)
+        sums, grads, stats = _accumulate_gradients(loss, used, state.stats, microbatches)
         (grads,) = to_stored(grads)
-        means = {name: sums[name] / total for name in sums if name != 'tokens'}
-        functions = batch_functions(learner, state, hyper, parts, total)
-        passed = state.replace(reparam=reparam, stats=stats)
-        new, updates, seen = optimizer_step(learner, passed, hyper, grads, means, functions)
+        means = {name: sums[name] / n_targets for name in sums if name != 'tokens'}
+        functions = batch_functions(learner, state, hyper, microbatches, n_targets)
+        passed_state = state.replace(reparam=reparam, stats=stats)
+        next_state, updates, stage_metrics = optimizer_step(
+            learner, passed_state, hyper, grads, means, functions
+        )
         metrics = {
             **means,
-            **seen,
+            **stage_metrics,
             'grad_norm': optax.tree.norm(grads),
             'update_norm': optax.tree.norm(updates),
             'batch_tokens': sums['tokens'],
         }
         metrics['loss'] = metrics.pop('objective')
         if 'targets' in batch:
-            of_text = jnp.sum(text_weights(batch, learner.bos_id))
-            metrics['target_share'] = sums['tokens'] / jnp.maximum(of_text, 1.0)
+            n_text_tokens = jnp.sum(text_weights(batch, learner.bos_id))
+            metrics['target_share'] = sums['tokens'] / jnp.maximum(n_text_tokens, 1.0)
         if recipe.train.on_divergence == 'skip_step':
-            finite = jnp.all(jnp.isfinite(jnp.stack([metrics[name] for name in MUST_BE_FINITE])))
-            kept = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, state)
-            new, metrics['skipped'] = kept.replace(step=new.step), 1.0 - finite
-        return new, metrics
+            # Each array is selected, as the condition is traced.
+            is_finite = jnp.all(jnp.isfinite(jnp.stack([metrics[name] for name in MUST_BE_FINITE])))
+            guarded = jax.tree.map(
+                lambda after, before: jnp.where(is_finite, after, before), next_state, state
+            )
+            next_state, metrics['skipped'] = guarded.replace(step=next_state.step), 1.0 - is_finite
+        return next_state, metrics
 
     return train_step
 
 
 def make_eval_step(learner: Learner) -> Callable[[Weights, Batch, Hyper], Metrics]:
-    """Returns `eval_step(weights, batch, hyper)`, the `token_sums` of one batch."""
+    """Returns `eval_step(weights, batch, hyper)`, which computes the `token_sums` of a batch."""
 
     def eval_step(weights, batch, hyper):
         return token_sums(learner, learner.variables(weights), batch, hyper)
@@ -89,8 +95,10 @@ def make_eval_step(learner: Learner) -> Callable[[Weights, Batch, Hyper], Metric
 
 
 def target_weights(batch: Batch, bos_id: int) -> jax.Array:
-    """Returns [B, T] float32, 1 where the next token is a target: not padding, not a beginning, and
-    among those that an objective marks in the batch (`lm.model.objectives`).
+    """Returns [B, T] float32, 1 if the next token is a target.
+
+    Targets are not padding, do not begin a document, and are among the tokens that an objective
+    marks in the batch (`lm.model.objectives`).
     """
     weights_BT = text_weights(batch, bos_id)
     if 'targets' in batch:
@@ -99,15 +107,15 @@ def target_weights(batch: Batch, bos_id: int) -> jax.Array:
 
 
 def text_weights(batch: Batch, bos_id: int) -> jax.Array:
-    """Returns the `target_weights` [B, T] of a causal model."""
+    """Returns the `target_weights` [B, T] of a causal objective."""
     targets_BT = batch['tokens'][:, 1:]
     return ((batch['segments'][:, 1:] > 0) & (targets_BT != bos_id)).astype(jnp.float32)
 
 
 def split_microbatches(batch: Batch, count: int) -> Batch:
-    """Returns [count, B / count, ...]; part i takes rows i, i + count, ...
+    """Returns [count, B / count, ...]; microbatch i takes rows i, i + count, ...
 
-    Strided, so that each device's contiguous rows spread evenly over the parts without moving.
+    The stride spreads each device's contiguous rows evenly over microbatches, so that none move.
     """
     return jax.tree.map(
         lambda rows: jnp.swapaxes(rows.reshape(-1, count, *rows.shape[1:]), 0, 1), batch
@@ -117,52 +125,71 @@ def split_microbatches(batch: Batch, count: int) -> Batch:
 def stop_frozen_gradients(learner: Learner, params: Any, keep_unread: bool = False) -> Any:
     """Stops the gradients of weights that are not trained, so that they are never computed.
 
-    unread: whether weights whose optimizer reads no gradient keep theirs.
+    Args:
+      learner: tells which weights are trained, and by which optimizer.
+      params: the stored weights.
+      keep_unread: whether to keep gradients that the weight's optimizer does not read.
+
+    Returns:
+      The weights.
     """
-    optimizers, described = learner.recipe.optimizers, learner.description
+    optimizers, description = learner.recipe.optimizers, learner.description
 
-    def stop_gradient(w, spec, trained):
+    def stop_gradient(weight, spec, is_trained):
         is_read = keep_unread or optimizers[optimizer_field(spec)].row.needs.gradient
-        return w if trained and is_read else jax.lax.stop_gradient(w)
+        return weight if is_trained and is_read else jax.lax.stop_gradient(weight)
 
-    return jax.tree.map(stop_gradient, params, described.specs, described.trainable)
+    return jax.tree.map(stop_gradient, params, description.specs, description.trainable)
 
 
-def _accumulate_gradients(loss, used, stats, parts):
-    """Returns (sums, gradient, stats) of `loss` over microbatches, one after the other.
+def _accumulate_gradients(loss, used, stats, microbatches):
+    """Returns (sums, gradient, stats) of `loss` over microbatches, in sequence.
 
-    The statistics of the backward pass come back as gradients (`modules.statistics`).
+    Statistics of the backward pass are returned by differentiation (`modules.statistics`).
     """
     grad = jax.grad(loss, argnums=(0, 1), has_aux=True)
     backward = {name: tree for name, tree in stats.items() if name == BACKWARD_STATS}
-    carried = {name: tree for name, tree in stats.items() if name != BACKWARD_STATS}
+    layer_stats = {name: tree for name, tree in stats.items() if name != BACKWARD_STATS}
 
-    def run_part(carried, backward, part):
-        (grads, backward), (sums, carried) = grad(used, backward, carried, part)
-        return (grads, sums), carried, backward
+    def run_microbatch(layer_stats, backward, microbatch):
+        (grads, backward), (sums, layer_stats) = grad(used, backward, layer_stats, microbatch)
+        return (grads, sums), layer_stats, backward
 
-    first = jax.tree.map(lambda rows: rows[0], parts)
-    if len(jax.tree.leaves(parts)[0]) == 1:
-        (grads, sums), carried, backward = run_part(carried, backward, first)
-        return sums, grads, carried | backward
+    first_microbatch = jax.tree.map(lambda rows: rows[0], microbatches)
+    # A single microbatch needs no accumulator.
+    if len(jax.tree.leaves(microbatches)[0]) == 1:
+        (grads, sums), layer_stats, backward = run_microbatch(
+            layer_stats, backward, first_microbatch
+        )
+        return sums, grads, layer_stats | backward
 
-    def add(carry, part):
-        total, carried, backward = carry
-        more, carried, backward = run_part(carried, backward, part)
-        return (jax.tree.map(jnp.add, total, more), carried, backward), None
+    def add(carry, microbatch):
+        total, layer_stats, backward = carry
+        increment, layer_stats, backward = run_microbatch(layer_stats, backward, microbatch)
+        return (jax.tree.map(jnp.add, total, increment), layer_stats, backward), None
 
-    shapes, *_ = jax.eval_shape(run_part, carried, backward, first)
+    shapes, *_ = jax.eval_shape(run_microbatch, layer_stats, backward, first_microbatch)
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-    ((grads, sums), carried, backward), _ = jax.lax.scan(add, (zeros, carried, backward), parts)
-    return sums, grads, carried | backward
+    ((grads, sums), layer_stats, backward), _ = jax.lax.scan(
+        add, (zeros, layer_stats, backward), microbatches
+    )
+    return sums, grads, layer_stats | backward
 
 
 def batch_functions(
     learner: Learner, state: State, hyper: Hyper, parts: Batch, total: jax.Array
 ) -> BatchFunctions:
-    """Returns functions that run the training pass with what the step's start carries.
+    """Returns functions of the batch that run the training pass with the state at the step's start.
 
-    parts: the batch in microbatches; total: its target tokens.
+    Args:
+      learner: the learner.
+      state: the state before the step.
+      hyper: the numbers of the run.
+      parts: the batch in microbatches.
+      total: number of target tokens of the batch.
+
+    Returns:
+      Functions that optimizers may call.
     """
     loss = learner.recipe.loss
 
@@ -176,11 +203,11 @@ def batch_functions(
         return sums['objective'] / total
 
     def value_fn(params):
-        share_of_rows = functools.partial(share, variables(params))
+        rows_share = functools.partial(share, variables(params))
         if learner.recipe.train.microbatches > 1:
-            # Or the map keeps what all of them need to go backward.
-            share_of_rows = jax.checkpoint(share_of_rows)
-        return jnp.sum(jax.lax.map(share_of_rows, parts))
+            # Otherwise the map holds the residuals of every microbatch at once.
+            rows_share = jax.checkpoint(rows_share)
+        return jnp.sum(jax.lax.map(rows_share, parts))
 
     def activations_fn(params, rows):
         return compute_activations(learner, variables(params), rows, TRAINING, hyper)[0]
@@ -218,15 +245,23 @@ def optimizer_step(
 ) -> tuple[State, Any, Metrics]:
     """Computes the next state from the gradient of the stored weights.
 
-    Returns (state, updates, seen): `updates` were added to the weights before any map after them
-    (`modules.reparam`), `seen` is recorded by name. The new state keeps `stats`, and `reparam` but
-    for that map. means: `objective` and the other terms of the loss, per target token of the batch.
+    Args:
+      learner: the learner.
+      state: the state before the step; its `stats` are returned unchanged.
+      hyper: the numbers of the run.
+      grads: gradient in the stored weights.
+      means: `objective` and the other terms of the loss, per target token of the batch.
+      functions: functions of the batch that optimizers may call.
+
+    Returns:
+      (state, updates, metrics): `updates` are those added to the weights, before any map after the
+      update (`modules.reparam`).
     """
-    recipe, described, params = learner.recipe, learner.description, state.params
+    recipe, description, params = learner.recipe, learner.description, state.params
     schedule = bind_rows(recipe, hyper)['optim.schedule']
     fraction = schedule(state.step, hyper['train.steps'])
-    updates, opt_state, seen = apply_stages(
-        update_stages(recipe, described, hyper, fraction),
+    updates, opt_state, stage_metrics = apply_stages(
+        update_stages(recipe, description, hyper, fraction),
         grads,
         state.opt_state,
         params,
@@ -235,75 +270,121 @@ def optimizer_step(
         means=means,
         **functions._asdict(),
     )
-    average = build_average(recipe, described, hyper)
-    updates, kept = average.adjust_updates(updates, params, state.average, fraction)
-    params, reparam = described.after_update(optax.apply_updates(params, updates), state.reparam)
-    kept = average.update_average(params, kept)
-    new = State(state.step + 1, params, reparam, state.stats, opt_state, kept)
-    return new, updates, seen | {'lr': peak_lrs(hyper)['optim.name'] * fraction}
+    average = build_average(recipe, description, hyper)
+    updates, average_state = average.adjust_updates(updates, params, state.average, fraction)
+    params, reparam = description.after_update(optax.apply_updates(params, updates), state.reparam)
+    average_state = average.update_average(params, average_state)
+    next_state = State(state.step + 1, params, reparam, state.stats, opt_state, average_state)
+    return next_state, updates, stage_metrics | {'lr': peak_lrs(hyper)['optim.name'] * fraction}
 
 
 def token_sums(learner: Learner, variables: Any, batch: Batch, hyper: Hyper) -> Metrics:
-    """Returns sums over target tokens: `objective`, `ce`, `tokens`, and other terms of the loss."""
+    """Computes sums over target tokens.
+
+    Args:
+      learner: the learner.
+      variables: as `model.apply` takes them.
+      batch: tokens and segments.
+      hyper: the numbers of the run.
+
+    Returns:
+      `objective`, `ce`, `tokens` and the other terms of the loss, by name.
+    """
     return apply_loss(learner, variables, batch, hyper, mutable=())[0]
 
 
 def apply_loss(
     learner: Learner, variables: Any, batch: Batch, hyper: Hyper, mutable: tuple[str, ...]
 ) -> tuple[Metrics, Any]:
-    """Returns `token_sums`, and the Linen collections named in `mutable` as the pass filled them.
+    """Computes `token_sums` and the mutable collections.
 
-    With STATS and AUXILIARY among them the pass is one of training: layers update what they carry,
-    and the auxiliary losses that they sow are in the objective, once for each target token.
+    If `mutable` has STATS and AUXILIARY, this is a training pass: layers update their state, and
+    the auxiliary losses that they sow are added to the objective, once for each target token.
+
+    Args:
+      learner: the learner.
+      variables: as `model.apply` takes them.
+      batch: tokens and segments.
+      hyper: the numbers of the run.
+      mutable: names of Linen collections.
+
+    Returns:
+      (sums by name, the collections after the pass).
     """
-    (x_BTD, readout), filled = compute_activations(learner, variables, batch, mutable, hyper)
-    return loss_sums(learner, x_BTD, readout, filled, batch, hyper), filled
+    (x_BTD, readout), collections = compute_activations(learner, variables, batch, mutable, hyper)
+    return loss_sums(learner, x_BTD, readout, collections, batch, hyper), collections
 
 
 def compute_activations(
     learner: Learner, variables: Any, batch: Batch, mutable: tuple[str, ...], hyper: Hyper
 ) -> tuple[tuple[jax.Array, Any], Any]:
-    """Returns ((the last activations [B, T, D], the readout), the collections of `mutable`).
+    """Computes the last activations.
 
-    hyper: has the rates of dropout, which a pass of training reads.
+    Args:
+      learner: the learner.
+      variables: as `model.apply` takes them.
+      batch: tokens and segments.
+      mutable: names of Linen collections.
+      hyper: has the dropout rates, which a training pass reads.
+
+    Returns:
+      ((activations [B, T, D], readout), the collections after the pass).
     """
-    tokens_BT, read_BT = batch['tokens'][:, :-1], batch['segments'][:, :-1]
-    segments_BT = read_BT if learner.recipe.data.mask_documents else None
+    tokens_BT, packed_BT = batch['tokens'][:, :-1], batch['segments'][:, :-1]
+    segments_BT = packed_BT if learner.recipe.data.mask_documents else None
     prefix_BT = batch['prefix'][:, :-1] if 'prefix' in batch else None
     dropout = learner.recipe.dropout if STATS in mutable else {}
-    rates = {what: hyper[path] for what, path in dropout.items()} or None
-    given = (tokens_BT, segments_BT, read_BT > 0, prefix_BT, rates)
-    return learner.model.apply(variables, *given, method='activations', mutable=mutable)
+    rates = {site: hyper[path] for site, path in dropout.items()} or None
+    args = (tokens_BT, segments_BT, packed_BT > 0, prefix_BT, rates)
+    return learner.model.apply(variables, *args, method='activations', mutable=mutable)
 
 
 def loss_sums(
-    learner: Learner, x_BTD: jax.Array, readout: Any, filled: Any, batch: Batch, hyper: Hyper
+    learner: Learner, x_BTD: jax.Array, readout: Any, collections: Any, batch: Batch, hyper: Hyper
 ) -> Metrics:
-    """Returns `token_sums` from the results of `activations`."""
+    """Computes `token_sums` from the results of `compute_activations`.
+
+    Args:
+      learner: the learner.
+      x_BTD: the last activations.
+      readout: maps activations to logits.
+      filled: the collections after the pass.
+      batch: tokens and segments.
+      hyper: the numbers of the run.
+
+    Returns:
+      Sums over target tokens by name.
+    """
     recipe, labels_BT = learner.recipe, batch['tokens'][:, 1:]
     weights_BT, row = target_weights(batch, learner.bos_id), recipe.loss.row
     fused = learner.model.kernels.fused_cross_entropy
     if fused is not None and row.has_kernels:
         row = logits_loss(fused)
-    if any(part.row.needs.error_probability for part in recipe.optimizers.values()):
+    if any(auxiliary.row.needs.error_probability for auxiliary in recipe.optimizers.values()):
         row = add_error_probability(row)
     loss = chunk_loss(row, loss_chunk_size(learner, labels_BT.shape, readout.weight_DV.shape[-1]))
     sums = loss(x_BTD, readout, labels_BT, weights_BT, **recipe.loss.option_values(hyper))
     sums |= {'tokens': jnp.sum(weights_BT)}
-    for part in recipe.auxiliaries if AUXILIARY in filled else ():
-        sown = named_leaves(filled[AUXILIARY]).items()
-        total = sum(jnp.sum(leaf) for path, leaf in sown if path.split('/')[-2] == part.name)
-        weighed = part.row(total, **part.option_values(hyper))
-        sums[part.name] = total * sums['tokens']
-        sums['objective'] += weighed * sums['tokens']
+    for auxiliary in recipe.auxiliaries if AUXILIARY in collections else ():
+        sown = named_leaves(collections[AUXILIARY]).items()
+        total = sum(jnp.sum(leaf) for path, leaf in sown if path.split('/')[-2] == auxiliary.name)
+        weighted = auxiliary.row(total, **auxiliary.option_values(hyper))
+        sums[auxiliary.name] = total * sums['tokens']
+        sums['objective'] += weighted * sums['tokens']
     return sums
 
 
-def loss_chunk_size(learner: Learner, shape_BT: tuple[int, int], vocab_size: int) -> int:
-    """Returns how many tokens' logits are made at a time, on all devices together; 0: all."""
+def loss_chunk_size(learner: Learner, shape_BT: tuple[int, ...], vocab_size: int) -> int:
+    """Returns the number of tokens whose logits are computed at once on all devices; 0 for all.
+
+    Args:
+      learner: has the config and the platform.
+      shape_BT: rows and tokens.
+      vocab_size: size of the vocabulary, V.
+    """
     if (chunk := learner.recipe.config.loss.chunk) is not None:
         return chunk
-    parts, platform = count_shards('BTV', (*shape_BT, vocab_size)), learner.model.kernels.platform
+    shards, platform = count_shards('BTV', (*shape_BT, vocab_size)), learner.model.kernels.platform
     device = jax.sharding.get_abstract_mesh().abstract_device
     kind = device.device_kind if device else ''
-    return select_chunk_size(math.prod(shape_BT), vocab_size, parts, platform, kind)
+    return select_chunk_size(math.prod(shape_BT), vocab_size, shards, platform, kind)

@@ -1,4 +1,4 @@
-"""The stages of an update (`modules.optim.stages`) as a recipe has them, with a run's numbers."""
+"""Builds the stages of an update (`modules.optim.stages`) from a recipe and a run's numbers."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ Numbers = Mapping[str, Any]
 
 
 def bind_rows(recipe: Recipe, hyper: Numbers) -> dict[str, Callable[..., Any]]:
-    """Returns the rows that an update applies, with their numbers, by the field that names each."""
+    """Returns the table rows that an update applies, with their numbers, by config field."""
     parts = (recipe.schedule, *recipe.optimizers.values(), recipe.decay, recipe.average)
     return {part.path: functools.partial(part.row, **part.option_values(hyper)) for part in parts}
 
@@ -27,32 +27,48 @@ def peak_lrs(rates: Numbers) -> dict[str, Any]:
 
     rates: a Hyper or a flattened config; optim.others_lr may be missing or None.
     """
-    others = rates.get('optim.others_lr')
+    others_lr = rates.get('optim.others_lr')
     lr = rates['optim.lr']
-    return {'optim.name': lr, 'optim.others': lr if others is None else others}
+    return {'optim.name': lr, 'optim.others': lr if others_lr is None else others_lr}
 
 
 def build_optimizer(
     recipe: Recipe, description: Description, hyper: Numbers
 ) -> optax.GradientTransformationExtraArgs:
-    """Returns the stages from clipped gradients to a direction as one, whose state is stored."""
+    """Builds the stages from clipped gradients to a direction, as one transformation.
+
+    Args:
+      recipe: names the optimizers.
+      description: describes the stored parameters.
+      hyper: the numbers of the run.
+
+    Returns:
+      The transformation, whose state is stored in checkpoints.
+    """
     return stored_stages(update_stages(recipe, description, hyper))
 
 
 def update_stages(
     recipe: Recipe, description: Description, hyper: Numbers, fraction: Any = None
 ) -> Stages:
-    """Returns the stages of an update by name.
+    """Builds the stages of an update.
 
-    fraction: of the schedule; without it those from the learning rate on, which have no stored
-    state, are left out.
+    Args:
+      recipe: names optimizers and decay rule.
+      description: describes the stored parameters.
+      hyper: the numbers of the run.
+      fraction: value of the schedule. If None, the stages from the learning rate on are left out;
+        they have no stored state.
+
+    Returns:
+      The stages by name.
     """
-    specs, scalings, trained = description.specs, description.scalings, description.trainable
+    specs, scalings, trainable = description.specs, description.scalings, description.trainable
     eps_factors = jax.tree.map(lambda scaling: scaling.eps_factor, scalings)
     facts = {
         'specs': specs,
         'optimizer': _build_optimizers(recipe, description, hyper),
-        'trainable': None if all(jax.tree.leaves(trained)) else trained,
+        'trainable': None if all(jax.tree.leaves(trainable)) else trainable,
     }
     if any(factor != 1.0 for factor in jax.tree.leaves(eps_factors)):
         facts['eps_factors'] = eps_factors
@@ -72,30 +88,53 @@ def update_stages(
 
 
 def _build_optimizers(recipe: Recipe, description: Description, hyper: Numbers) -> Any:
-    """Returns the optimizers of all parameters as one."""
+    """Returns the optimizers of all parameters as one transformation."""
     rows, specs = bind_rows(recipe, hyper), description.specs
-    hidden, others, trained = rows['optim.name'], rows['optim.others'], description.trainable
-    roles = {} if recipe.optim.name == recipe.optim.others else {'hidden': hidden}
-    if all(jax.tree.leaves(trained)):
-        return partition_by_role(specs, others, **roles) if roles else hidden(specs)
-    return partition_by_role(specs, others, trained, **roles)
+    hidden_row, others_row, trainable = (
+        rows['optim.name'],
+        rows['optim.others'],
+        description.trainable,
+    )
+    roles = {} if recipe.optim.name == recipe.optim.others else {'hidden': hidden_row}
+    if all(jax.tree.leaves(trainable)):
+        return partition_by_role(specs, others_row, **roles) if roles else hidden_row(specs)
+    return partition_by_role(specs, others_row, trainable, **roles)
 
 
 def build_average(recipe: Recipe, description: Description, hyper: Numbers) -> Average:
-    """Returns the average of stored weights that are trained (optim.average) with its numbers."""
-    average, trained = bind_rows(recipe, hyper)['optim.average'](), description.trainable
-    return average if all(jax.tree.leaves(trained)) else mask_untrained(average, trained)
+    """Builds the average of the trained stored weights (optim.average).
+
+    Args:
+      recipe: names the average.
+      description: describes the stored parameters.
+      hyper: the numbers of the run.
+
+    Returns:
+      The average.
+    """
+    average, trainable = bind_rows(recipe, hyper)['optim.average'](), description.trainable
+    return average if all(jax.tree.leaves(trainable)) else mask_untrained(average, trainable)
 
 
 def decay_shares(
     description: Description, rule: Callable, hyper: Numbers, fraction: Any, peaks: Numbers
 ) -> Any:
-    """Returns for each weight the share that the decay rule takes off it, or adds to its gradient,
-    in one step. rule: of `bind_rows`; fraction: what the schedule makes of `peak_lrs`.
+    """Returns the share of each weight that the decay rule takes off, or adds to its gradient, in a
+    step.
+
+    Args:
+      description: describes the stored parameters.
+      rule: the decay rule, from `bind_rows`.
+      hyper: the numbers of the run.
+      fraction: value of the schedule, relative to `peaks`.
+      peaks: learning rates from `peak_lrs`.
+
+    Returns:
+      A tree of scalars, NO_DECAY for weights without decay.
     """
 
-    def share(spec, scaling, growth, trained):
-        if not (trained and scaling.decay_factor):
+    def share(spec, scaling, growth, is_trained):
+        if not (is_trained and scaling.decay_factor):
             return NO_DECAY
         decay = DecayInputs(
             weight_decay=hyper['optim.weight_decay'],

@@ -1,6 +1,8 @@
-"""Compiles the training step of a small model on TPUs of each kind, which need not be here, with
-its parameters cut over four devices, and prints what waits for its all-gathers: one line of JSON
-each. A process of its own, as libtpu is loaded once in a process.
+"""Compiles the training step of a small model for TPUs of each kind, which need not be here, with
+its parameters cut over four devices, and prints the waits for its all-gathers: one line of JSON
+each.
+
+It is a separate process, as libtpu is loaded once per process.
 """
 
 import functools
@@ -18,7 +20,7 @@ from tpu.schedule import waiting_seconds
 
 SLICES = {'v4': '2x2x2', 'v5e': '2x4', 'v5p': '2x2x2', 'v6e': '2x4', 'tpu7x': '2x2x1'}
 MESH = {'data': 2, 'fsdp': 4}
-# Heads of 128, as large models have: of narrower ones more gathers stand alone on a v5e.
+# Heads of 128, as in large models: with narrower heads more gathers stand alone on a v5e.
 SMALL = {'kernels.attention': 'reference', 'data.seq_len': 128, 'model.d_model': 512}
 SMALL |= {'model.d_ff': 2048, 'model.n_heads': 4, 'model.n_kv_heads': 4}
 
@@ -26,28 +28,38 @@ SMALL |= {'model.d_ff': 2048, 'model.n_heads': 4, 'model.n_kv_heads': 4}
 def main() -> None:
     for kind, shape in SLICES.items():
         topology = open_topology(f'{kind}:{shape}')
-        made = blueprint(f'{kind}:{shape}', MESH, SMALL)
-        module = Module(Program(made, SINGLE).compile_step(1).as_text())
-        devices, rates = list(made.mesh.devices.flat), device_rates(topology)
+        step_blueprint = blueprint(f'{kind}:{shape}', MESH, SMALL)
+        module = Module(Program(step_blueprint, SINGLE).compile_step(1).as_text())
+        devices, rates = list(step_blueprint.mesh.devices.flat), device_rates(topology)
         link = functools.partial(collective_seconds, topology=topology, devices=devices)
 
-        def operation(computation, one, module=module, rates=rates):
-            return operation_cost(module, computation, one, rates.flops, rates.bytes).seconds
+        def operation(computation, exchange, module=module, rates=rates):
+            return operation_cost(module, computation, exchange, rates.flops, rates.bytes).seconds
 
         gathers = [
-            one
-            for found in list_exchanges(module).values()
-            for one in found
-            if one.collective.kind == 'all-gather'
+            exchange
+            for counts in list_exchanges(module).values()
+            for exchange in counts
+            if exchange.collective.kind == 'all-gather'
         ]
-        found = {
+        counts = {
             'kind': kind,
-            'alone': sum(one.collective.rounds for one in gathers if one.start == one.done),
-            'beside': sum(one.collective.rounds for one in gathers if one.start != one.done),
-            'links': sum(one.collective.rounds * link(one.collective) for one in gathers),
+            'alone': sum(
+                exchange.collective.rounds
+                for exchange in gathers
+                if exchange.start == exchange.done
+            ),
+            'beside': sum(
+                exchange.collective.rounds
+                for exchange in gathers
+                if exchange.start != exchange.done
+            ),
+            'links': sum(
+                exchange.collective.rounds * link(exchange.collective) for exchange in gathers
+            ),
             'waits': waiting_seconds(module, operation, link)['all-gather'],
         }
-        print(json.dumps(found), flush=True)
+        print(json.dumps(counts), flush=True)
 
 
 if __name__ == '__main__':

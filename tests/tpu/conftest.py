@@ -13,7 +13,7 @@ CHECK = base.check_training
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
-    """What is looked at every so many seconds is looked at all the time, from the repository."""
+    """Polls without pauses, from the repository."""
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(base, 'PAUSE_SEC', 0.0)
     monkeypatch.setattr(base, 'POLL_SEC', 0.01)
@@ -21,32 +21,34 @@ def no_pauses(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def no_check_of_trainings(monkeypatch):
-    """It takes four seconds, and what these tests launch is often no training; `checked` has it."""
+def skip_training_check(monkeypatch):
+    """Replaces the check, which takes four seconds; many launches here are no training. See
+    `checked`.
+    """
     monkeypatch.setattr(base, 'check_training', lambda job, chips, say: None)
 
 
 @pytest.fixture
-def checked(monkeypatch, no_check_of_trainings):
-    """A launch checks its training."""
+def with_training_check(monkeypatch, skip_training_check):
+    """Lets a launch check its training."""
     monkeypatch.setattr(base, 'check_training', CHECK)
 
 
 @pytest.fixture
 def fake(monkeypatch, tmp_path):
-    """fake(name, describe=[...]) -> Stub: a program that is not here, and its answers."""
+    """Returns fake(name, describe=[...]) -> Stub: a program that is not here, with its answers."""
     return functools.partial(Stub, monkeypatch, tmp_path)
 
 
 def signal_soon(number: int, seconds: float = 0.3) -> None:
-    """Sends this process a signal, as from another one, while it goes on."""
+    """Sends this process a signal after some seconds, like another process would."""
     threading.Timer(seconds, lambda: os.kill(os.getpid(), number)).start()
 
 
 @pytest.fixture
 def trainer(tmp_path):
-    """A folder with a train.py that writes its arguments to a file, one a line in repr, then does
-    what the file `then.py` in it says.
+    """A folder with a train.py that appends its arguments to a file, then runs `then.py` in the
+    folder.
     """
     folder = tmp_path / 'a repository'
     folder.mkdir()

@@ -1,11 +1,11 @@
-"""Programs that are not here: shell scripts on PATH that record their arguments, and answer with
-what a test lays out for them.
+"""Programs that are not here: shell scripts on PATH that record their arguments and give prepared
+answers.
 """
 
 import os
 from pathlib import Path
 
-# Flags that a shell would read as more than words.
+# Flags with characters that are special in a shell.
 SWEEP = "--config.sweep={'optim.lr': (1e-3, 3e-3)}"
 NASTY = (
     '--config=configs/default.py',
@@ -39,7 +39,7 @@ n=$(cat "$here/$key.n" 2>/dev/null || echo 1)
 
 class Stub:
     """answers: {'describe': ['echo ACTIVE', ...]} is shell text for each call with that argument,
-    in order, the last for all later ones; 'any' for what has no answer.
+    in order, the last for all later calls; 'any' is for calls without an answer.
     """
 
     def __init__(self, monkeypatch, folder: Path, name: str, **answers: list[str]):
@@ -63,5 +63,5 @@ class Stub:
         return [record.split(SEPARATORS[0])[:-1] for record in records]
 
     def verbs(self, among: str) -> list[str]:
-        """The first word of each call that is one of `among`, in order."""
+        """Returns the first word of each call that is one of `among`, in order."""
         return [next(word for word in call if word in among.split()) for call in self.calls]

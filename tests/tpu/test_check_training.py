@@ -1,5 +1,5 @@
-"""Property: what the hosts would refuse is refused where a training is launched, before any command
-of a cloud runs; what the hosts would take is taken.
+"""Property: trainings that the hosts would refuse are refused at the launch, before any command of
+a cloud runs; others pass.
 """
 
 from pathlib import Path
@@ -42,12 +42,12 @@ def check(chips=V6E_16, sweep=None, tune=None, **changes) -> str:
         (V6E_16, {'data_source': 'text:/only/hosts/see/*.txt'}),
     ],
 )
-def test_what_the_hosts_take_is_taken(chips, changes):
+def test_valid_trainings_pass(chips, changes):
     assert check(chips, **changes) == ''
 
 
 @pytest.mark.parametrize(
-    ('chips', 'changes', 'said'),
+    ('chips', 'changes', 'message'),
     [
         (V6E_16, {'model_norm': 'rmsnrm'}, "Did you mean 'rmsnorm'?"),
         (V6E_16, {'model_n_heads': 3}, 'model.n_heads must divide model.d_model'),
@@ -67,18 +67,18 @@ def test_what_the_hosts_take_is_taken(chips, changes):
         (Chips('v6e-20'), {}, 'Nearest that is offered: v6e-16, which has 16 chips (4x4).'),
     ],
 )
-def test_what_the_hosts_refuse_is_refused(chips, changes, said):
+def test_invalid_trainings_are_refused(chips, changes, message):
     with pytest.raises(ValueError) as error:
         check(chips, **changes)
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
-def test_a_start_that_is_on_the_hosts_is_left_to_them():
-    """Its model, and with it whether parts go together, is in its config."""
-    said = check(train_init_from='/shared/runs/base', model_norm='rmsnrm')
-    words = 'is not seen from here: the hosts check the config'
-    assert said == f'train.init_from=/shared/runs/base {words}\n'
-    assert words in check(train_init_from='gs://bucket/runs/base')
+def test_init_from_on_hosts_is_left_to_them():
+    """The source's config holds the model, so its parts cannot be checked here."""
+    message = check(train_init_from='/shared/runs/base', model_norm='rmsnrm')
+    text = 'is not seen from here: the hosts check the config'
+    assert message == f'train.init_from=/shared/runs/base {text}\n'
+    assert text in check(train_init_from='gs://bucket/runs/base')
 
 
 @pytest.mark.parametrize(
@@ -91,51 +91,56 @@ def test_a_start_that_is_on_the_hosts_is_left_to_them():
         (Chips('v3-32'), 32, 1),
         (Chips('tpu7x-16'), 16, 1),  # eight chips of two devices
         (Chips('v6e-4x4'), 16, 1),
-        (ray.Options(topology='4x4', accelerator_version='v6e', slices=2).chips(), 32, 2),
-        (ray.Options(nodes=2, resources='CPU=8,GPU=8').chips(), 16, 1),
-        (ray.Options(nodes=2).chips(), 0, 0),
-        (slurm.Options(nodes=4, submit_flags='--partition=gpu --gres=gpu:8').chips(), 32, 1),
-        (slurm.Options(nodes=2, submit_flags='--gres=gpu:h100:4').chips(), 8, 1),
-        (slurm.Options(nodes=2, submit_flags='--gpus-per-node=8').chips(), 16, 1),
-        (slurm.Options(nodes=2).chips(), 0, 0),
-        (xpk.Options(cluster='c', image='i', accelerator_type='v6e-8', slices=2).chips(), 16, 2),
+        (ray.RayOptions(topology='4x4', accelerator_version='v6e', slices=2).chips(), 32, 2),
+        (ray.RayOptions(nodes=2, resources='CPU=8,GPU=8').chips(), 16, 1),
+        (ray.RayOptions(nodes=2).chips(), 0, 0),
+        (slurm.SlurmOptions(nodes=4, submit_flags='--partition=gpu --gres=gpu:8').chips(), 32, 1),
+        (slurm.SlurmOptions(nodes=2, submit_flags='--gres=gpu:h100:4').chips(), 8, 1),
+        (slurm.SlurmOptions(nodes=2, submit_flags='--gpus-per-node=8').chips(), 16, 1),
+        (slurm.SlurmOptions(nodes=2).chips(), 0, 0),
+        (xpk.XpkOptions(cluster='c', image='i', accelerator_type='v6e-8', slices=2).chips(), 16, 2),
     ],
 )
-def test_devices_of_the_hosts_together(chips, devices, slices):
-    found = placeholder_devices(chips)
-    assert len(found) == devices and len({one.slice_index for one in found}) == slices
+def test_devices_and_slices_are_counted(chips, devices, slices):
+    placeholders = placeholder_devices(chips)
+    assert (
+        len(placeholders) == devices
+        and len({device.slice_index for device in placeholders}) == slices
+    )
 
 
 @pytest.mark.full  # programs that import JAX
 @pytest.mark.parametrize(
-    ('flag', 'said'),
+    ('flag', 'message'),
     [
         ('--config.model.nrm=rmsnorm', "no field model.nrm. Did you mean 'model.norm'?"),
         ('--workdri=/shared/run', '--workdri is no flag here. Did you mean --workdir=/shared/run?'),
         ('--config.mesh.fsdp=3', 'mesh.fsdp=3 is of 3 devices, and there are 16'),
     ],
 )
-def test_a_launch_ends_before_any_command_of_a_cloud(flag, said, checked, fake, capsys):
+def test_invalid_launch_runs_no_cloud_command(flag, message, with_training_check, fake, capsys):
     """With --dry_run and without."""
     cloud = fake('gcloud', describe=['echo ACTIVE'])
     for dry_run in ([], ['--dry_run']):
         train = [*TRAIN, '--config.data.batch_size=64', flag]
         assert launch.main([*FLAGS, *dry_run, '--', *train]) == BAD_INPUT
-        out, error = capsys.readouterr()
-        assert out == '' and error == f'error: {error.removeprefix("error: ")}' and said in error
+        stdout, error = capsys.readouterr()
+        assert (
+            stdout == '' and error == f'error: {error.removeprefix("error: ")}' and message in error
+        )
     assert cloud.calls == []
 
 
 @pytest.mark.full
-def test_a_launch_that_may_be_goes_on(checked, capsys):
-    """Flags of train.py that are not of the config are its flags here too."""
-    more = ['--config.data.batch_size=64', '--continue_changed', '--track=mlflow']
-    assert launch.main([*FLAGS, '--dry_run', '--', *TRAIN, *more]) == DONE
-    said = capsys.readouterr()
-    assert 'queued-resources create' in said.out and said.err == ''
+def test_valid_launch_continues(with_training_check, capsys):
+    """Flags of train.py that do not belong to the config are accepted too."""
+    flags = ['--config.data.batch_size=64', '--continue_changed', '--track=mlflow']
+    assert launch.main([*FLAGS, '--dry_run', '--', *TRAIN, *flags]) == DONE
+    captured = capsys.readouterr()
+    assert 'queued-resources create' in captured.out and captured.err == ''
 
 
-def test_without_jax_it_is_left_to_the_hosts(checked, monkeypatch, capsys):
+def test_missing_jax_leaves_checks_to_hosts(with_training_check, monkeypatch, capsys):
     monkeypatch.setattr(launch.base.importlib.util, 'find_spec', lambda name: None)
     assert launch.main([*FLAGS, '--dry_run', '--', *TRAIN, '--config.model.nrm=x']) == DONE
     assert 'JAX is not installed here' in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Property: what is offered can be named, and what is not is answered with the nearest."""
+"""Property: offered topologies can be named, and others are answered with the nearest."""
 
 import math
 
@@ -7,7 +7,7 @@ import pytest
 from tpu.chips import CHIPS, GPUS, TPUS, Chip, Topology, canonical_slice, list_shapes, open_topology
 
 
-def test_every_chip_has_a_published_peak_and_slices():
+def test_chips_have_published_peak_and_slices():
     for name, chip in CHIPS.items():
         assert chip.peak > 1e14, name
         sizes = [math.prod(map(int, shape.split('x'))) for shape in list_shapes(chip)]
@@ -17,7 +17,7 @@ def test_every_chip_has_a_published_peak_and_slices():
 
 
 @pytest.mark.parametrize(
-    'name, said',
+    'name, message',
     [
         ('v5e:3x4', 'Nearest that is offered: v5e:4x4'),
         ('v6e:32x16', 'Nearest that is offered: v6e:16x16'),
@@ -32,10 +32,10 @@ def test_every_chip_has_a_published_peak_and_slices():
         ('v9:4x4', 'must name one of v4, v5e'),
     ],
 )
-def test_what_is_not_offered_is_answered_with_the_nearest(name, said):
+def test_unknown_topology_suggests_nearest(name, message):
     with pytest.raises(ValueError, match='--topology') as error:
         open_topology(name)
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -51,12 +51,12 @@ def test_what_is_not_offered_is_answered_with_the_nearest(name, said):
         ('here', 'here'),
     ],
 )
-def test_a_slice_has_the_name_that_google_gives_it(name, shape):
-    """By chips, and by TensorCores where a chip has two (tables of axlearn, MaxText)."""
+def test_google_slice_names_are_parsed(name, shape):
+    """By chips, or by TensorCores if a chip has two (tables of axlearn, MaxText)."""
     assert canonical_slice(name) == shape
 
 
-def test_a_topology_opens_by_that_name(monkeypatch):
+def test_topology_opens_by_google_name(monkeypatch):
     monkeypatch.setattr('importlib.util.find_spec', lambda module: True)
     monkeypatch.setattr(Chip, 'make_slice_devices', lambda chip, shape, number: [shape])
     opened = open_topology('v5e-16')
@@ -64,24 +64,24 @@ def test_a_topology_opens_by_that_name(monkeypatch):
 
 
 @pytest.mark.parametrize('name, extra', [('v5e:4x4', 'tpu'), ('h100:8', 'cuda-compiler')])
-def test_a_compiler_that_is_not_installed_is_named_with_its_extra(name, extra, monkeypatch):
+def test_missing_compiler_names_its_extra(name, extra, monkeypatch):
     monkeypatch.setattr('importlib.util.find_spec', lambda module: None)
     with pytest.raises(ValueError, match=f'uv sync --extra {extra}$'):
         open_topology(name)
 
 
-def test_slices_are_of_tpus():
+def test_slices_need_tpus():
     with pytest.raises(ValueError, match='has no slices'):
         open_topology('here', 2)
     with pytest.raises(ValueError, match='must be 1 or more'):
         open_topology('v5e:4x4', 0)
 
 
-def test_a_dimension_is_a_ring_where_it_is_whole():
+def test_whole_dimensions_are_rings():
     """v5e and v6e at 16 chips, the others in whole cubes (Google's pages, jax-ml/scaling-book)."""
     rings = {'v6e:16x16': [True, True], 'v5e:8x16': [False, True], 'v5p:2x4x4': [False, True, True]}
-    for name, wanted in rings.items():
+    for name, expected in rings.items():
         kind, _, shape = name.partition(':')
         lengths = tuple(map(int, shape.split('x')))
-        found = Topology(name, CHIPS[kind], [], lengths)
-        assert [found.is_ring(i) for i in range(len(lengths))] == wanted, name
+        topology = Topology(name, CHIPS[kind], [], lengths)
+        assert [topology.is_ring(i) for i in range(len(lengths))] == expected, name

@@ -1,4 +1,4 @@
-"""Reference: what devices send each other, and how long that takes by closed forms."""
+"""Reference: traffic between devices, and its time by closed forms."""
 
 import itertools
 from typing import NamedTuple
@@ -22,7 +22,7 @@ class Device(NamedTuple):
     slice_index: int = 0
 
 
-def topology(name, slices=1):
+def make_topology(name, slices=1):
     kind, _, shape = name.partition(':')
     lengths = tuple(map(int, shape.split('x')))
     devices = [
@@ -48,7 +48,7 @@ def topology(name, slices=1):
     ],
     ids=str,
 )
-def test_groups_are_read_however_they_are_written(text, group):
+def test_group_forms_are_parsed(text, group):
     assert _parse_group(text) == group
 
 
@@ -103,13 +103,13 @@ PROGRAM = (
 )
 
 
-def test_collectives_count_once_and_by_what_they_give():
-    """Catches a reduce-scatter of a TPU that counts as an all-reduce of the whole, one that is
-    fused and stands twice, a start whose operands count, two of one channel that count as one, and
-    one of a SparseCore that is not seen.
+def test_collectives_count_once_by_result():
+    """Catches a TPU's reduce-scatter counted as an all-reduce of the whole, a fused collective
+    counted twice, a start whose operands count, two collectives of one channel counted as one, and
+    a missing collective of a SparseCore.
     """
-    found = list_collectives(Module(PROGRAM))
-    assert sorted(found) == [
+    collectives = list_collectives(Module(PROGRAM))
+    assert sorted(collectives) == [
         Collective('all-gather', 32, 32, 1, (0, 1)),
         Collective('all-gather', 48, 48, 1, (0, 1, 2)),
         Collective('all-gather', 64, 64, 1, (0, 1, 2, 3)),
@@ -117,7 +117,7 @@ def test_collectives_count_once_and_by_what_they_give():
         Collective('all-reduce between slices', 16, 16, 1),
         Collective('reduce-scatter', 32, 32, 1, (0, 1, 2, 3)),
     ]
-    assert list(count_by_kind(found)) == [
+    assert list(count_by_kind(collectives)) == [
         ('all-gather', 3, 144),
         ('all-reduce', 2, 40),
         ('reduce-scatter', 1, 32),
@@ -125,64 +125,68 @@ def test_collectives_count_once_and_by_what_they_give():
     ]
 
 
-def test_links_of_a_ring_carry_both_ways_and_those_of_a_line_one():
-    """A row of v6e:16x16 is a ring, one of v6e:8x8 a line, and each third chip shares its links."""
-    pod, part = topology('v6e:16x16'), topology('v6e:8x8')
+def test_rings_use_both_directions_and_lines_one():
+    """A row of v6e:16x16 is a ring, a row of v6e:8x8 a line, and every third chip shares
+    its links.
+    """
+    pod, part = make_topology('v6e:16x16'), make_topology('v6e:8x8')
     assert link_speed(pod.devices[:16], pod).rate == 2 * 90e9
     assert link_speed(part.devices[:8], part).rate == 90e9
     assert link_speed(pod.devices[:4], pod).rate == 90e9  # a part of the ring
     assert link_speed(pod.devices[:16:4], pod).rate == 2 * 90e9 / 4
     assert link_speed(pod.devices, pod).rate == 2 * 2 * 90e9  # both dimensions
-    cube = topology('v5p:4x4x4')
+    cube = make_topology('v5p:4x4x4')
     assert link_speed(cube.devices, cube).rate == 3 * 2 * 90e9
 
 
-def test_seconds_are_those_of_rings():
+def test_seconds_match_ring_formulas():
     """jax-ml/scaling-book, sharding.md: an all-gather of V bytes takes V / W, an all-reduce twice
     that, an all-to-all a quarter.
     """
-    pod = topology('v6e:16x16')
-    row, whole, rate = tuple(range(16)), 1.6e9, 180e9
+    pod = make_topology('v6e:16x16')
+    row, n_bytes, rate = tuple(range(16)), 1.6e9, 180e9
 
     def seconds(kind, size, group=row):
         return collective_seconds(Collective(kind, size, size, 1, group), pod, pod.devices)
 
-    assert seconds('all-gather', whole) == pytest.approx(whole / rate * 15 / 16)
-    assert seconds('reduce-scatter', whole / 16) == pytest.approx(whole / rate * 15 / 16)
-    assert seconds('all-reduce', whole) == pytest.approx(2 * whole / rate * 15 / 16)
-    assert seconds('all-to-all', whole / 16) == pytest.approx(whole / rate / 4 * 15 / 16)
-    everyone = seconds('all-gather', whole, ())
-    assert everyone == pytest.approx(whole / (2 * rate) * 255 / 256)
+    assert seconds('all-gather', n_bytes) == pytest.approx(n_bytes / rate * 15 / 16)
+    assert seconds('reduce-scatter', n_bytes / 16) == pytest.approx(n_bytes / rate * 15 / 16)
+    assert seconds('all-reduce', n_bytes) == pytest.approx(2 * n_bytes / rate * 15 / 16)
+    assert seconds('all-to-all', n_bytes / 16) == pytest.approx(n_bytes / rate / 4 * 15 / 16)
+    all_devices = seconds('all-gather', n_bytes, ())
+    assert all_devices == pytest.approx(n_bytes / (2 * rate) * 255 / 256)
 
 
-def test_a_permutation_takes_as_long_as_its_busiest_link():
-    """Catches the distance of the first pair, which may stay where it is, for that of all; and the
-    long way around a ring.
+def test_permutation_takes_its_busiest_link():
+    """Catches the distance of the first pair, which may be 0, used for all; and the long way around
+    a ring.
     """
-    pod, part = topology('v6e:16x16'), topology('v6e:8x8')
+    pod, part = make_topology('v6e:16x16'), make_topology('v6e:8x8')
 
-    def seconds(moves, where, size=9e8):
+    def seconds(moves, on, size=9e8):
         group = tuple(itertools.chain.from_iterable(moves))
-        one = Collective('collective-permute', size, size, 1, group)
-        return collective_seconds(one, where, where.devices)
+        collective = Collective('collective-permute', size, size, 1, group)
+        return collective_seconds(collective, on, on.devices)
 
-    def turned(n, by, stride=1):
+    def rotation(n, by, stride=1):
         return [(stride * i, stride * ((i + by) % n)) for i in range(n)]
 
-    assert seconds(turned(16, 1), pod) == pytest.approx(0.01)
-    assert seconds(turned(16, -3, 16), pod) == pytest.approx(0.03)
+    assert seconds(rotation(16, 1), pod) == pytest.approx(0.01)
+    assert seconds(rotation(16, -3, 16), pod) == pytest.approx(0.03)
     assert seconds([(0, 0), (1, 2), (2, 1)], pod) == pytest.approx(0.01)  # each link both ways
     assert seconds([(0, 15), (1, 2)], pod) == pytest.approx(0.01)  # around the end, past neither
     assert seconds([(i, i) for i in range(16)], pod) == 0.0
-    # Along a line of 8 each link carries one of them on, and the last comes back all the way.
-    assert seconds(turned(8, 1), part) == pytest.approx(0.01)
-    assert seconds(turned(8, 3), part) == pytest.approx(0.03)
+    # Along a line of 8 each link carries one transfer, and the last returns all the way.
+    assert seconds(rotation(8, 1), part) == pytest.approx(0.01)
+    assert seconds(rotation(8, 3), part) == pytest.approx(0.03)
     assert seconds([(0, 9), (9, 0)], part) == pytest.approx(0.01)  # along both dimensions
 
 
 @pytest.mark.full
-def test_between_slices_a_device_has_its_share_of_the_network():
-    """Catches what the compiler has hosts send, which no collective is."""
-    pods = topology('v6e:4x4', slices=4)
-    one = Collective('all-reduce between slices', 1e8, 1e8, 1)
-    assert collective_seconds(one, pods, pods.devices) == pytest.approx(2 * 1e8 * 3 / 4 / 12.5e9)
+def test_slices_share_the_network():
+    """Catches traffic through the hosts, which is no collective in the program."""
+    pods = make_topology('v6e:4x4', slices=4)
+    collective = Collective('all-reduce between slices', 1e8, 1e8, 1)
+    assert collective_seconds(collective, pods, pods.devices) == pytest.approx(
+        2 * 1e8 * 3 / 4 / 12.5e9
+    )

@@ -1,5 +1,6 @@
-"""Contract: the image copies what there is, all that its programs import, and installs extras that
-there are. No docker is asked.
+"""Contract: the image copies existing paths, includes all imports, and installs extras that exist.
+
+Docker itself is not used.
 """
 
 import ast
@@ -17,24 +18,24 @@ COPIED = [name for line in LINES if line.startswith('COPY ') for name in line.sp
 PROJECT = tomllib.loads((ROOT / 'pyproject.toml').read_text())
 
 
-def imported(path) -> set[str]:
-    """The first names of all modules that a file imports."""
+def list_imports(path) -> set[str]:
+    """Returns the top-level names of all modules that a file imports."""
     nodes = [*ast.walk(ast.parse(path.read_text()))]
-    names = [one.name for node in nodes if isinstance(node, ast.Import) for one in node.names]
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) if node.module]
     return {name.split('.')[0] for name in names}
 
 
 @pytest.mark.parametrize('name', COPIED)
-def test_what_is_copied_is_there_and_sent_to_docker(name):
+def test_copied_paths_exist_and_are_sent(name):
     assert (ROOT / name).exists()
     assert f'!{name}' in (ROOT / '.dockerignore').read_text().splitlines()
 
 
-def test_all_that_its_programs_import_is_copied():
-    """And the packages that pyproject.toml installs."""
+def test_imports_are_copied():
+    """The packages that pyproject.toml installs are copied too."""
     files = [path for name in COPIED for path in [ROOT / name, *(ROOT / name).rglob('*.py')]]
-    names = set().union(*(imported(path) for path in files if path.suffix == '.py'))
+    names = set().union(*(list_imports(path) for path in files if path.suffix == '.py'))
     local = {name for name in names if (ROOT / name).is_dir() or (ROOT / f'{name}.py').exists()}
     packages = PROJECT['tool']['hatch']['build']['targets']['wheel']['packages']
     assert {'lm', 'modules'} <= local
@@ -42,23 +43,23 @@ def test_all_that_its_programs_import_is_copied():
     assert 'train.py' in COPIED
 
 
-def test_extras_are_those_of_the_project():
+def test_extras_exist_in_project():
     extras = PROJECT['project']['optional-dependencies'].keys()
     named = re.search(r'^# EXTRA: (\w+), (\w+), or empty', TEXT, re.MULTILINE).groups()
     default = re.search(r'^ARG EXTRA=(\w+)$', TEXT, re.MULTILINE)[1]
     assert {*named, default, *re.findall(r'--extra=(\w+)', TEXT)} <= extras
 
 
-def test_xpk_finds_the_program_in_the_working_folder_by_the_python_of_the_environment():
+def test_xpk_command_matches_entrypoint():
     (folder,) = re.findall(r'^WORKDIR (\S+)$', TEXT, re.MULTILINE)
     (entry,) = re.findall(r'^ENTRYPOINT (.+)$', TEXT, re.MULTILINE)
     assert f'ENV PATH={folder}/.venv/bin:$PATH' in TEXT
-    options = xpk.Options(cluster='c', accelerator_type='v6e-16', image='I')
+    options = xpk.XpkOptions(cluster='c', accelerator_type='v6e-16', image='I')
     words = xpk.container_command(base.Job('job', ()), options).split()
     assert words[-2:] == ast.literal_eval(entry) and words[0] == 'exec'
 
 
-def test_python_is_one_that_the_project_takes():
+def test_python_version_matches_project():
     (version,) = re.findall(r'^FROM python:([\d.]+)-slim$', TEXT, re.MULTILINE)
     assert version == (ROOT / '.python-version').read_text().strip()
     assert PROJECT['project']['requires-python'] == f'>={version}'

@@ -1,4 +1,6 @@
-"""Property: a plan is drawn and written with every program, and what does not fit is marked."""
+"""Property: a plan is drawn and written with every program, and programs that do not fit are
+marked.
+"""
 
 from types import SimpleNamespace
 
@@ -11,18 +13,18 @@ from tpu.trials import TIME_COLUMNS, Trial
 GIB = 2**30
 STEPS = {'step_seconds_hidden': 1.0, 'step_seconds_exposed': 3.0, 'bound_seconds': 0.5}
 SHARES = {'mfu': 0.5, 'mfu_bound': 0.6}
-FOUND = SimpleNamespace(
+ESTIMATE = SimpleNamespace(
     **dict.fromkeys(TIME_COLUMNS.values(), 2.0) | STEPS | SHARES, bound_by='links'
 )
 TRIALS = {
-    'fast': Trial({}, FOUND, needed=8 * GIB, available=16 * GIB),
+    'fast': Trial({}, ESTIMATE, needed=8 * GIB, available=16 * GIB),
     'large': Trial({}, needed=20 * GIB, available=16 * GIB),
     'refused': Trial({}, refusal='7 does not divide 8'),
 }
 
 
-def test_a_figure_has_what_was_compiled():
-    """Catches a program without a bar, and one that does not fit drawn as the others."""
+def test_figure_shows_compiled_programs():
+    """Catches a missing bar, and a program that does not fit drawn like the others."""
     for x, panel in zip(('GiB', 'ms'), draw_panels(TRIALS).values(), strict=True):
         spec = chart_spec(panel)
         bars = spec['layer'][0]
@@ -35,32 +37,32 @@ def test_a_figure_has_what_was_compiled():
             16,
             False,
         )
-        shown = bars['encoding']['color']['scale']
-        assert dict(zip(shown['domain'], shown['range'], strict=True)) == {
+        scale = bars['encoding']['color']['scale']
+        assert dict(zip(scale['domain'], scale['range'], strict=True)) == {
             True: PASS_COLOUR,
             False: FAIL_COLOUR,
         }
 
 
-def test_a_tick_is_at_the_bound_of_what_fits():
+def test_fitting_programs_have_bound_ticks():
     step = chart_spec(draw_panels(TRIALS)['step'])
-    (tick,) = [one for one in step['layer'] if one['mark']['type'] == 'tick']
+    (tick,) = [layer for layer in step['layer'] if layer['mark']['type'] == 'tick']
     assert tick['encoding']['x']['field'] == 'bound'
     assert 'fits' in str(tick['transform'])
 
 
-def test_where_nothing_fits_there_is_no_step():
+def test_no_step_panel_if_nothing_fits():
     assert list(draw_panels({'large': TRIALS['large']})) == ['memory']
 
 
-@pytest.mark.parametrize('ending', ['html', 'svg'])
-def test_a_page_or_a_figure(tmp_path, ending):
-    """Catches a row that fails behind, where the page takes it for one that passes."""
-    path = tmp_path / f'plan.{ending}'
+@pytest.mark.parametrize('suffix', ['html', 'svg'])
+def test_page_and_figure_are_written(tmp_path, suffix):
+    """Catches a failing row placed last, where the page takes it for one that passes."""
+    path = tmp_path / f'plan.{suffix}'
     write_plan(path, 'a.py on v5e:2x2', TRIALS, '1 of 3 fit', True, ['a note'])
     text = path.read_text()
     assert 'a.py on v5e:2x2' in text and 'does not fit' in text
-    if ending == 'html':
+    if suffix == 'html':
         assert '<div class="verdict bad"><p><b>1 of 3 fit</b></p>\n<p>a note</p>' in text
         rows = [line for line in text.splitlines() if line.startswith('<tr class=')]
         marks = ['bad' in row.partition('>')[0] for row in rows]

@@ -1,4 +1,4 @@
-"""Reference: programs that are read from their text, against what they are known to compute."""
+"""Reference: programs parsed from text, against their known operations."""
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +38,7 @@ ENTRY %main (start: (s32[], f32[8])) -> (s32[], f32[8]) {
 }
 """  # noqa: E501
 
-# As libtpu writes a product of 32 matrices, 128 x 64 and 64 x 128, in one fusion.
+# libtpu's text for a product of 32 matrices, 128 x 64 and 64 x 128, in one fusion.
 PRODUCTS = """HloModule step
 
 %fused (q: f32[32,128,64], k: f32[32,128,64]) -> f32[32,128,128] {
@@ -65,7 +65,7 @@ ENTRY %main (a: bf16[2,4,1024,128], b: bf16[2,2,1024,128]) -> bf16[2,4,1024,128]
 """  # noqa: E501
 
 
-# As XLA writes a slice that a layer takes of stacked weights on a GPU.
+# XLA's text for a layer's slice of stacked weights on a GPU.
 BESIDE = """HloModule step
 
 %fused (p: f32[12,64], i: s32[]) -> f32[1,64] {
@@ -83,7 +83,7 @@ ENTRY %main (p.1: f32[12,64], i.1: s32[]) -> f32[1,64] {
 }
 """  # noqa: E501
 
-# As XLA writes 2 rows of 128 tokens, 4 heads of 64.
+# XLA's text for attention on 2 rows of 128 tokens, 4 heads of 64.
 CUDNN = """HloModule step
 
 ENTRY %main (q: bf16[2,128,4,64]) -> bf16[2,4,128,64] {
@@ -93,95 +93,101 @@ ENTRY %main (q: bf16[2,128,4,64]) -> bf16[2,4,128,64] {
 """  # noqa: E501
 
 
-def module_of(function, *shapes):
-    given = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
-    compiled = jax.jit(function).lower(*given).compile()
+def compile_module(function, *shapes):
+    arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    compiled = jax.jit(function).lower(*arguments).compile()
     return Module(compiled.as_text()), compiled
 
 
-def test_products_in_a_loop_count_as_often_as_it_runs():
-    """Catches rounds that are not read: XLA's own sum has the body once."""
+def test_loop_products_count_every_round():
+    """Catches missing rounds: XLA's own sum counts the body once."""
 
     def many(x, ws):
         return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, ws)[0]
 
-    module, compiled = module_of(many, (N, N), (5, N, N))
+    module, compiled = compile_module(many, (N, N), (5, N, N))
     assert estimate_cost(module, SECOND, SECOND).flops == 5 * 2 * N**3
     assert compiled.cost_analysis()['flops'] < 2 * 2 * N**3
     assert not module.unknown_loops
 
 
-def test_of_the_branches_of_a_conditional_the_dearest_counts():
-    """With the loop in it. Catches layers with a window and without, of which each is one, that
-    count as both.
+def test_most_expensive_branch_counts():
+    """The branch contains a loop. Catches layers with and without a window that both count in one
+    place.
     """
 
-    def either(is_long, x, w):
-        def times(n):
+    def switch(is_long, x, w):
+        def repeat(n):
             return lambda: jax.lax.fori_loop(0, n, lambda _, x: jnp.tanh(x @ w), x)
 
-        return jax.lax.switch(is_long.astype(int), [times(3), lambda: x, times(7), times(2)])
+        return jax.lax.switch(is_long.astype(int), [repeat(3), lambda: x, repeat(7), repeat(2)])
 
-    module, _ = module_of(either, (), (N, N), (N, N))
+    module, _ = compile_module(switch, (), (N, N), (N, N))
     assert estimate_cost(module, SECOND, SECOND).flops == 7 * 2 * N**3
 
 
 def triangle(x, w):
-    return jax.lax.fori_loop(0, 6, lambda i, x: jax.lax.fori_loop(0, i, times(w), x), x)
+    return jax.lax.fori_loop(0, 6, lambda i, x: jax.lax.fori_loop(0, i, multiply(w), x), x)
 
 
-def windowed(x, w):
+def window_limits(x, w):
     def outer(i, x):
-        return jax.lax.fori_loop(jnp.maximum((i * 8 - 20) // 8, 0), i, times(w), x)
+        return jax.lax.fori_loop(jnp.maximum((i * 8 - 20) // 8, 0), i, multiply(w), x)
 
     return jax.lax.fori_loop(0, 6, outer, x)
 
 
-def listed(x, w):
-    limits = jax.lax.fori_loop(0, 6, lambda i, out: out.at[i].set(2 * i), jnp.zeros(6, int))
-    return jax.lax.scan(lambda x, n: (jax.lax.fori_loop(0, n, times(w), x), None), x, limits)[0]
+def list_limits(x, w):
+    limits = jax.lax.fori_loop(0, 6, lambda i, filled: filled.at[i].set(2 * i), jnp.zeros(6, int))
+    return jax.lax.scan(lambda x, n: (jax.lax.fori_loop(0, n, multiply(w), x), None), x, limits)[0]
 
 
-def given(x, w, n):
-    return jax.lax.fori_loop(0, n.astype(int), times(w), x)
+def given_limit(x, w, n):
+    return jax.lax.fori_loop(0, n.astype(int), multiply(w), x)
 
 
-def deeper(x, w):
+def outer_limit(x, w):
     def outer(i, x):
-        return jax.lax.fori_loop(0, 3, lambda _, x: jax.lax.fori_loop(0, i, times(w), x), x)
+        return jax.lax.fori_loop(0, 3, lambda _, x: jax.lax.fori_loop(0, i, multiply(w), x), x)
 
     return jax.lax.fori_loop(0, 6, outer, x)
 
 
-def times(w):
+def multiply(w):
     return lambda _, x: jnp.tanh(x @ w)
 
 
 @pytest.mark.parametrize(
     ('function', 'products'),
-    [(triangle, 0 + 1 + 2 + 3 + 4 + 5), (windowed, 0 + 1 + 2 + 3 + 3 + 3), (listed, 2 * 15)],
+    [
+        (triangle, 0 + 1 + 2 + 3 + 4 + 5),
+        (window_limits, 0 + 1 + 2 + 3 + 3 + 3),
+        (list_limits, 2 * 15),
+    ],
 )
-def test_a_loop_whose_limit_the_loop_around_it_counts(function, products):
-    """Tiles of keys before a tile of queries are such. Catches the limit of the first round for
-    that of all, a start that is not taken off, and a list of limits that a loop before has filled.
+def test_limit_counted_by_outer_loop_is_evaluated(function, products):
+    """An example are tiles of keys before a tile of queries.
+
+    Catches the first round's limit used for all, a start that is not subtracted, and a list of
+    limits that an earlier loop has filled.
     """
-    module, _ = module_of(function, (N, N), (N, N))
+    module, _ = compile_module(function, (N, N), (N, N))
     assert not module.unknown_loops
     assert estimate_cost(module, SECOND, SECOND).flops == products * 2 * N**3
 
 
-@pytest.mark.parametrize(('function', 'shapes'), [(given, [()]), (deeper, [])])
-def test_a_limit_that_nobody_knows_is_said(function, shapes):
-    """One that the program is given; one that changes in a loop further out, whose count in the
-    first round would be 0.
+@pytest.mark.parametrize(('function', 'shapes'), [(given_limit, [()]), (outer_limit, [])])
+def test_unknown_limit_is_reported(function, shapes):
+    """A limit that is an argument, and a limit that changes two loops further out, where it is 0 in
+    the first round.
     """
-    module, _ = module_of(function, (N, N), (N, N), *shapes)
+    module, _ = compile_module(function, (N, N), (N, N), *shapes)
     assert len(module.unknown_loops) == 1
     assert set(module.unknown_loops) <= set(estimate_cost(module, SECOND, SECOND).unknown)
 
 
-def test_a_fusion_that_runs_beside_others_counts_once():
-    """Catches its operands, which it returns too, counted as written."""
+def test_asynchronous_fusion_counts_once():
+    """Catches operands, which it also returns, counted as written."""
     cost = estimate_cost(Module(BESIDE), SECOND, SECOND)
     assert cost.bytes == 2 * 64 * 4 + 4  # the slice read and written, the place read
     assert count_launches(Module(BESIDE)) == 1
@@ -198,61 +204,61 @@ def test_a_fusion_that_runs_beside_others_counts_once():
     ],
     ids=str,
 )
-def test_cudnn_attention_counts_the_pairs_that_its_mask_leaves(changes, products, pairs):
+def test_cudnn_attention_counts_unmasked_pairs(changes, products, pairs):
     text = CUDNN
-    for old, new in changes.items():
-        text = text.replace(old, new)
+    for original, replacement in changes.items():
+        text = text.replace(original, replacement)
     cost = estimate_cost(Module(text), SECOND, SECOND)
     assert cost.flops == 2 * products * 2 * 4 * pairs * 64
     assert not cost.unknown
 
 
-def test_a_loop_of_a_tpu_says_its_rounds_in_its_condition():
+def test_tpu_loop_rounds_are_in_its_condition():
     module = Module(LOOP)
     assert module.rounds == {'main': 1, 'body': 7}
     assert not module.unknown_loops
 
 
-def test_a_loop_that_counts_by_twos_runs_half_as_often():
-    """As the compiler writes products that go along with what the devices send each other."""
+def test_loop_with_step_2_runs_half_as_often():
+    """The compiler writes this for products that overlap with communication."""
     module = Module(LOOP.replace('constant(1)', 'constant(2)'))
     assert module.rounds == {'main': 1, 'body': 4}
 
 
-def test_a_loop_whose_first_round_was_taken_out_runs_once_less():
-    """As the compiler does to have what slices exchange go along with the next round."""
-    begins = '%first = s32[]{:T(128)} constant(1)\n  %count.2 = s32[]{:T(128)} copy(%first)\n'
-    begins += '  %given = (s32[]{:T(128)}, f32[8]{0:T(256)}) tuple(%count.2, %start)\n  ROOT %loop'
-    module = Module(LOOP.replace('ROOT %loop', begins).replace('while(%start)', 'while(%given)'))
+def test_peeled_loop_runs_once_less():
+    """The compiler does this to overlap communication with the next round."""
+    peeled = '%first = s32[]{:T(128)} constant(1)\n  %count.2 = s32[]{:T(128)} copy(%first)\n'
+    peeled += '  %given = (s32[]{:T(128)}, f32[8]{0:T(256)}) tuple(%count.2, %start)\n  ROOT %loop'
+    module = Module(LOOP.replace('ROOT %loop', peeled).replace('while(%start)', 'while(%given)'))
     assert module.rounds == {'main': 1, 'body': 6}
 
 
 @pytest.mark.parametrize(
-    'known, unknown',
+    'text, replacement',
     [('constant(7)', 'parameter(1)'), ('tuple(%more', 'tuple(%count.1')],
     ids=['limit', 'count'],
 )
-def test_a_loop_whose_rounds_nobody_knows_is_named(known, unknown):
-    module = Module(LOOP.replace(known, unknown))
+def test_loop_with_unknown_rounds_is_named(text, replacement):
+    module = Module(LOOP.replace(text, replacement))
     assert module.unknown_loops == ['loop']
     assert module.rounds['body'] == 1
 
 
-def test_kernels_say_what_they_compute_or_are_named():
-    """What a kernel says of itself may have line breaks in it, and closing braces."""
+def test_kernel_without_cost_estimate_is_named():
+    """A kernel's estimate may contain line breaks and closing braces."""
     cost = estimate_cost(Module(LOOP), SECOND, SECOND)
     assert cost.flops == 7 * 11
     assert cost.unknown == ('mystery',)
 
 
-def test_bytes_in_fast_memory_do_not_count():
-    """Of the first kernel the result, of the second both: 32 bytes each, and not the operand that
-    lies in a TPU's own memory.
+def test_fast_memory_does_not_count():
+    """The first kernel's result and both arrays of the second count, 32 bytes each; an operand in a
+    TPU's fast memory does not.
     """
     assert estimate_cost(Module(LOOP), SECOND, SECOND).bytes == 7 * 3 * 32
 
 
-def test_batched_products_of_a_tpu_count_what_lies_on_elements():
+def test_tpu_batched_products_count_valid_taps():
     assert estimate_cost(Module(PRODUCTS), SECOND, SECOND).flops == 2 * 32 * 128 * 128 * 64
 
 
@@ -266,8 +272,8 @@ def test_batched_products_of_a_tpu_count_what_lies_on_elements():
     ],
     ids=str,
 )
-def test_places_of_a_window_are_those_of_a_convolution(n_in, window):
-    """A convolution of ones adds up how many elements each place meets."""
+def test_valid_taps_match_convolution(n_in, window):
+    """A convolution of ones counts the elements that each position meets."""
     ones = jax.lax.conv_general_dilated(
         jnp.ones((1, 1, n_in)),
         jnp.ones((1, 1, window['size'])),
@@ -281,32 +287,32 @@ def test_places_of_a_window_are_those_of_a_convolution(n_in, window):
     assert _count_valid_taps(ones.shape[-1], n_in, fields, 0) == int(ones.sum())
 
 
-def test_splash_attention_counts_the_blocks_that_it_computes():
-    """Three products of [1024, 128] and [128, 1024] for each of 4 heads and 2 rows; four where the
-    gradients of keys and values are made, and five where the queries' is made too.
+def test_splash_attention_counts_computed_blocks():
+    """Three products of [1024, 128] and [128, 1024] for each of 4 heads and 2 rows; four for the
+    gradients of keys and values, and five if the gradient of queries is computed too.
     """
-    one = 0.75 * 2 * (2 * 4) * 1024 * 1024 * 128
+    product_flops = 0.75 * 2 * (2 * 4) * 1024 * 1024 * 128
     array = 'bf16[2,4,1024,128]{3,2,1,0}'
     for phase, arrays, products in (('dq', 1, 3), ('dkv', 2, 4), ('dkv', 3, 5)):
-        results = array if arrays == 1 else f'({", ".join([array] * arrays)})'
-        text = SPLASH.replace(f'.1 = {array}', f'.1 = {results}').replace('_dq_', f'_{phase}_')
+        result_text = array if arrays == 1 else f'({", ".join([array] * arrays)})'
+        text = SPLASH.replace(f'.1 = {array}', f'.1 = {result_text}').replace('_dq_', f'_{phase}_')
         cost = estimate_cost(Module(text), SECOND, SECOND, pair_share=0.75)
-        assert cost.flops == products * one and not cost.unknown
+        assert cost.flops == products * product_flops and not cost.unknown
 
 
-def test_a_slice_of_an_array_is_all_that_is_read():
-    """Catches a layer's weights that count as those of all layers."""
+def test_only_operand_slices_are_read():
+    """Catches a layer's weights counted as all layers' weights."""
 
-    def of_layer(x, ws):
+    def multiply_layers(x, ws):
         return jax.lax.fori_loop(0, 8, lambda i, x: x * ws[i], x)
 
-    module, _ = module_of(of_layer, (N, N), (8, N, N))
-    own = estimate_cost(module, SECOND, SECOND).bytes
-    once = 4 * N * N
-    assert 8 * 3 * once <= own < 8 * 3 * once + 8 * once
+    module, _ = compile_module(multiply_layers, (N, N), (8, N, N))
+    n_bytes = estimate_cost(module, SECOND, SECOND).bytes
+    layer_bytes = 4 * N * N
+    assert 8 * 3 * layer_bytes <= n_bytes < 8 * 3 * layer_bytes + 8 * layer_bytes
 
 
-# As libtpu has an operand pass through a nested fusion that changes its shape alone.
+# libtpu's text for an operand that passes through a nested fusion which only changes its shape.
 NESTED = """HloModule step
 
 %shaped (w: f32[8,512]) -> f32[4096] {
@@ -330,26 +336,26 @@ ENTRY %main (a: f32[8,512], k: s32[]) -> f32[SIZE] {
 
 
 @pytest.mark.parametrize(
-    ('size', 'use', 'read'),
+    ('size', 'use', 'n_read'),
     [
         (4096, 'negate(%whole)', 4096),
         (512, 'dynamic-slice(%whole, %i), dynamic_slice_sizes={512}', 512),
         (4096, 'bitcast(%whole)', 4096),
     ],
 )
-def test_an_operand_is_read_by_the_users_of_a_nested_fusion(size, use, read):
-    """Catches one that counts as not read, as nothing in the nested fusion takes of it."""
+def test_nested_fusion_reads_its_operand(size, use, n_read):
+    """Catches an operand counted as not read, because the nested fusion itself reads nothing."""
     text = NESTED.replace('SIZE', str(size)).replace('USE', use)
     index = 4 if 'slice' in use else 0
-    assert estimate_cost(Module(text), SECOND, SECOND).bytes == 4 * (read + size) + index
+    assert estimate_cost(Module(text), SECOND, SECOND).bytes == 4 * (n_read + size) + index
 
 
-def test_seconds_are_of_the_slower_of_both_operation_by_operation():
+def test_seconds_take_slower_resource_per_operation():
     def two(x, w, y):
         return x @ w, y + 1.0
 
     shapes = (N, N), (N, N), (N, N, N)
-    module, _ = module_of(two, *shapes)
+    module, _ = compile_module(two, *shapes)
     flops, array = 2 * N**3, 4 * N * N
     rate, bandwidth = flops / 5.0, 2 * N * array / 3.0  # the product 5 s, the sum 3 s
     cost = estimate_cost(module, rate, bandwidth)

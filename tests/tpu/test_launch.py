@@ -11,7 +11,7 @@ import pytest
 from lm.launch import streams
 from lm.launch.exit_status import BAD_INPUT, DIVERGED, DONE, RESUME, SIGNALLED
 from tpu import launch
-from tpu.launchers import base
+from tpu.launchers import base, ray
 
 CONFIG = '--config=configs/default.py'
 TRAIN = ['--', 'train.py', CONFIG, '--workdir=/shared/run']
@@ -21,7 +21,7 @@ SLURM = ['--engine=slurm', '--nodes=1']
 
 
 @pytest.mark.parametrize(
-    ('argv', 'said'),
+    ('argv', 'message'),
     [
         (['--engine=slrm', *TRAIN], "--engine must be one of gcloud, ray, slurm, xpk; got 'slrm'."),
         (['--engine=slrm', *TRAIN], "Did you mean 'slurm'?"),
@@ -72,18 +72,18 @@ SLURM = ['--engine=slurm', '--nodes=1']
         (['--engine=ray', '--nodes=1', '--max_restarts=-1', *TRAIN], 'flag --max_restarts=-1'),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_runs(argv, said, capsys, monkeypatch):
-    def never(*_, **__):
+def test_invalid_launch_runs_nothing(argv, message, capsys, monkeypatch):
+    def fail(*_, **__):
         raise AssertionError('something ran')
 
-    monkeypatch.setattr(subprocess, 'Popen', never)
+    monkeypatch.setattr(subprocess, 'Popen', fail)
     assert launch.main(argv) == BAD_INPUT
     error = capsys.readouterr().err
-    assert error.startswith('error: ') and said in error
+    assert error.startswith('error: ') and message in error
 
 
 @pytest.mark.parametrize(
-    ('flags', 'program', 'how'),
+    ('flags', 'program', 'advice'),
     [
         (GCLOUD, 'gcloud', 'https://cloud.google.com/sdk/docs/install'),
         (XPK, 'xpk', 'pip install xpk'),
@@ -91,24 +91,22 @@ def test_what_cannot_be_is_refused_before_anything_runs(argv, said, capsys, monk
         (SLURM, 'sbatch', 'slurm-client'),
     ],
 )
-def test_a_program_that_is_not_installed_is_named(
-    flags, program, how, monkeypatch, capsys, tmp_path
-):
+def test_missing_program_is_named(flags, program, advice, monkeypatch, capsys, tmp_path):
     monkeypatch.setenv('PATH', str(tmp_path))
     assert launch.main([*flags, *TRAIN]) == BAD_INPUT
     error = capsys.readouterr().err
-    assert f'{program}, which is not installed here' in error and how in error
+    assert f'{program}, which is not installed here' in error and advice in error
     assert launch.main([*flags, '--dry_run', *TRAIN]) == DONE
 
 
-def test_without_ray_its_extra_is_named(monkeypatch, capsys):
+def test_missing_ray_names_its_extra(monkeypatch, capsys):
     monkeypatch.setattr(base.importlib.util, 'find_spec', lambda name: None)
     assert launch.main(['--engine=ray', '--nodes=1', *TRAIN]) == BAD_INPUT
     assert 'pip install "evenkeel[cluster]"' in capsys.readouterr().err
 
 
-def test_the_command_starts_without_jax():
-    """It would cost seconds, and claim the TPU where the launcher runs on one."""
+def test_command_imports_no_jax():
+    """JAX would cost seconds, and claim the TPU of a launcher that runs on one."""
     program = (
         'import sys, tpu.launch; '
         "assert not {'jax', 'ray', 'numpy'} & set(sys.modules), sorted(sys.modules)"
@@ -117,7 +115,7 @@ def test_the_command_starts_without_jax():
 
 
 @pytest.mark.parametrize('engine', ['slurm', 'ray'])
-def test_a_job_outlives_who_reads_the_launcher_and_its_terminal(engine, monkeypatch):
+def test_job_survives_lost_output_and_terminal(engine, monkeypatch):
     """Catches a launcher that stops 256 chips because a pipe was closed, or a connection broke.
 
     Hosts on Ray end with the launcher, so there a hangup stops them after a checkpoint.
@@ -131,42 +129,42 @@ def test_a_job_outlives_who_reads_the_launcher_and_its_terminal(engine, monkeypa
         return DONE
 
     monkeypatch.setattr(base, 'supervise', supervise)
-    monkeypatch.setattr(launch.ENGINES['ray'], '_connect', lambda address: None)
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    monkeypatch.setattr(ray, '_connect', lambda address: None)
+    original = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:
         assert launch.main([f'--engine={engine}', '--nodes=1', *TRAIN]) == DONE
     finally:
-        signal.signal(signal.SIGHUP, before)
-    outlived, during = calls
-    assert outlived == 'outlives' and (during == signal.SIG_DFL) == (engine == 'slurm')
+        signal.signal(signal.SIGHUP, original)
+    output_call, sighup_handler = calls
+    assert output_call == 'outlives' and (sighup_handler == signal.SIG_DFL) == (engine == 'slurm')
 
 
-def test_the_help_is_there_without_docstrings():
+def test_help_works_without_docstrings():
     command = [sys.executable, '-OO', '-m', 'tpu.launch', '--help']
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     assert done.stdout.startswith('Starts a training on every host')
 
 
-def test_every_option_is_a_flag_with_words(capsys):
+def test_options_are_flags_with_help(capsys):
     assert launch.main(['--help']) == DONE
-    said = capsys.readouterr().out
-    assert 'Starts a training on every host' in said
+    help_text = capsys.readouterr().out
+    assert 'Starts a training on every host' in help_text
     for engine in launch.ENGINES.values():
-        for field in dataclasses.fields(engine.Options):
-            assert f'{field.name}:' in said
+        for field in dataclasses.fields(engine.options):
+            assert f'{field.name}:' in help_text
             assert field.metadata['words'].endswith('.')
 
 
-def test_a_dash_or_none_before_train(capsys):
-    """--dry-run as other launchers spell it; and a missing -- is no riddle."""
-    said = []
+def test_dry_run_spellings_and_missing_dashes(capsys):
+    """--dry-run is accepted as in other launchers, and so is a missing --."""
+    outputs = []
     for argv in (['--dry_run', '--', 'train.py', CONFIG], ['--dry-run', 'train.py', CONFIG]):
         assert launch.main([*SLURM, *argv]) == DONE
-        said.append(capsys.readouterr().out)
-    assert said[0] == said[1] and 'srun' in said[0]
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1] and 'srun' in outputs[0]
 
 
-def test_the_same_command_has_the_same_name():
+def test_job_name_depends_on_command_only():
     config = 'configs/Long_name of.one_experiment_or_other.py'
     name = launch.job_name(['a b'], config)
     assert name == launch.job_name(['a b'], config)
@@ -176,8 +174,8 @@ def test_the_same_command_has_the_same_name():
 
 
 @dataclasses.dataclass
-class Played:
-    """Ends with each of `statuses` in turn; None: with 143, at the third look after a stop."""
+class PlayedLaunch:
+    """Ends with each of `statuses` in turn; None: with 143, at the third poll after a stop."""
 
     statuses: list
     restarts: int = 3
@@ -205,50 +203,50 @@ class Played:
 
 
 @pytest.mark.parametrize(
-    ('statuses', 'ended', 'times'),
+    ('statuses', 'status', 'n_submitted'),
     [
         ([0], DONE, 1),
         ([BAD_INPUT], BAD_INPUT, 1),
         ([DIVERGED], DIVERGED, 1),
         ([126], 126, 1),
         ([127], 127, 1),  # no such command
-        ([RESUME, 143, 134, 255, 0], 255, 4),  # three restarts are all
+        ([RESUME, 143, 134, 255, 0], 255, 4),  # after three restarts
         ([RESUME, 143, 0], DONE, 3),
         ([130, BAD_INPUT], BAD_INPUT, 2),
         ([RESUME] * 4, RESUME, 4),
     ],
 )
-def test_which_statuses_are_started_again(statuses, ended, times):
-    said = []
-    played = Played(statuses)
-    assert base.supervise(played, [], said.append) == ended
-    assert (played.submitted, played.closed) == (times, 1)
-    assert sum('restart' in line and 'of at most 3' in line for line in said) == times - 1
+def test_resumable_statuses_restart(statuses, status, n_submitted):
+    messages = []
+    played = PlayedLaunch(statuses)
+    assert base.supervise(played, [], messages.append) == status
+    assert (played.submitted, played.closed) == (n_submitted, 1)
+    assert sum('restart' in line and 'of at most 3' in line for line in messages) == n_submitted - 1
 
 
-def test_a_job_that_its_scheduler_restarts_is_submitted_once():
-    played = Played([RESUME], restarts=0)
-    said = []
-    assert base.supervise(played, [], said.append) == RESUME and played.submitted == 1
-    assert said == ['Ctrl-C stops it after a checkpoint; so does: kill it']
+def test_scheduler_restarted_job_is_submitted_once():
+    played = PlayedLaunch([RESUME], restarts=0)
+    messages = []
+    assert base.supervise(played, [], messages.append) == RESUME and played.submitted == 1
+    assert messages == ['Ctrl-C stops it after a checkpoint; so does: kill it']
 
 
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_the_job_once_and_is_the_status(number):
-    played, caught = Played([None]), []
+def test_signal_stops_job_once_and_sets_status(number):
+    played, caught = PlayedLaunch([None]), []
     threading.Timer(0.1, caught.append, [number]).start()
     assert base.supervise(played, caught, lambda text: None) == SIGNALLED + number
     assert (played.submitted, played.stopped, played.closed) == (1, 1, 1)
 
 
-def test_a_job_that_ends_by_itself_while_it_is_stopped_is_done():
-    played = Played([0])
+def test_job_that_ends_while_stopping_is_done():
+    played = PlayedLaunch([0])
     assert base.supervise(played, [signal.SIGTERM], lambda text: None) == DONE
 
 
-def test_a_signal_between_restarts_ends_it(monkeypatch):
-    """The wait before the job is submitted again is not waited for."""
-    played, caught = Played([RESUME, 0]), []
+def test_signal_between_restarts_ends_launch(monkeypatch):
+    """The pause before the job is submitted again is cut short."""
+    played, caught = PlayedLaunch([RESUME, 0]), []
     threading.Timer(0.1, lambda: caught.append(signal.SIGTERM)).start()
     monkeypatch.setattr(base, 'PAUSE_SEC', 60.0)
     assert base.supervise(played, caught, lambda text: None) == 143
@@ -259,5 +257,5 @@ def test_a_signal_between_restarts_ends_it(monkeypatch):
     ('statuses', 'status'),
     [([], 0), ([0, 0], 0), ([143, 1, 137], 1), ([0, 42, 143], 42), ([0, 143], 143), ([42, 2], 2)],
 )
-def test_the_status_of_several_hosts(statuses, status):
+def test_statuses_are_combined(statuses, status):
     assert base.combine_statuses(statuses) == status

@@ -1,5 +1,6 @@
-"""Queued TPU slices: the commands, and a gcloud that plays back states. What a host runs:
-test_launch_gcloud_host.py.
+"""Queued TPU slices: the commands, and a gcloud that plays back states.
+
+tests/tpu/test_launch_gcloud_host.py tests the script of a host.
 """
 
 import secrets
@@ -17,13 +18,13 @@ REQUIRED = {'zone': 'us-east5-b', 'accelerator_type': 'v6e-16'}
 REQUIRED |= {'runtime_version': 'v2-alpha-tpuv6e'}
 FLAGS = [f'--{name}={value}' for name, value in REQUIRED.items()]
 TRAIN = ['--', 'train.py', '--config=configs/default.py', '--workdir=/shared/run']
-SAYS = 'echo "evenkeel: a host ended with status {0}"; exit {0}'
-UP = {'describe': ['echo "WARNING: a component was not found" >&2; echo ACTIVE']}
+REPORT = 'echo "evenkeel: a host ended with status {0}"; exit {0}'
+ACTIVE = {'describe': ['echo "WARNING: a component was not found" >&2; echo ACTIVE']}
 NOT_FOUND = 'echo "ERROR: NOT_FOUND: Resource was not found" >&2; exit 1'
 
 
 @pytest.fixture(autouse=True)
-def looks(monkeypatch):
+def poll_fast(monkeypatch):
     monkeypatch.setattr(gcloud, 'LOOK_SEC', 0.01)
     monkeypatch.setattr(gcloud, 'HOST_SEC', 0.1)
 
@@ -32,13 +33,13 @@ def run(*flags):
     return launch.main(['--engine=gcloud', '--name=job', *FLAGS, *flags, *TRAIN])
 
 
-def test_create():
-    options = gcloud.Options(**REQUIRED)
+def test_create_command():
+    options = gcloud.GcloudOptions(**REQUIRED)
     head = 'gcloud compute tpus queued-resources create job --zone=us-east5-b'
     software = '--accelerator-type=v6e-16 --runtime-version=v2-alpha-tpuv6e'
-    said = shlex.join(gcloud.create_command(Job('job', ()), options))
-    assert said == f'{head} {software} --node-id=job --async'
-    options = gcloud.Options(
+    command = shlex.join(gcloud.create_command(Job('job', ()), options))
+    assert command == f'{head} {software} --node-id=job --async'
+    options = gcloud.GcloudOptions(
         **REQUIRED, slices=2, spot=True, project='p', submit_flags="--labels='a=b c' --reserved"
     )
     assert gcloud.create_command(Job('job', ()), options) == [
@@ -49,24 +50,26 @@ def test_create():
     ]
 
 
-def test_every_host_of_several_slices_is_reached_at_once():
+def test_all_hosts_are_reached_at_once():
     """gcloud's default is 64 at a time, and each would wait for those that are not started."""
-    one, two = (gcloud.Options(**REQUIRED, slices=n) for n in (1, 2))
-    assert gcloud.ssh_command(Job('job', ()), one, 'date')[:6] == [
+    single, double = (gcloud.GcloudOptions(**REQUIRED, slices=n) for n in (1, 2))
+    assert gcloud.ssh_command(Job('job', ()), single, 'date')[:6] == [
         *('gcloud', 'compute', 'tpus', 'tpu-vm', 'ssh', 'job')
     ]
-    command = gcloud.ssh_command(Job('job', ()), two, 'date')
+    command = gcloud.ssh_command(Job('job', ()), double, 'date')
     assert command[:6] == ['gcloud', 'compute', 'tpus', 'queued-resources', 'ssh', 'job']
     assert {'--node=all', '--worker=all', '--batch-size=all', '--command=date'} <= set(command)
 
 
-def test_hosts_install_what_their_tpus_need():
-    text = gcloud.host_script(Job('job', ()), gcloud.Options(**REQUIRED))
+def test_hosts_install_tpu_extra():
+    text = gcloud.host_script(Job('job', ()), gcloud.GcloudOptions(**REQUIRED))
     assert ' uv run --extra tpu train.py' in text
 
 
-def test_dry_run_prints_lines_that_a_shell_reads(capsys, monkeypatch, fake):
-    """Contract: what is printed is what runs, but for the secret, which is new each time."""
+def test_dry_run_prints_shell_lines(capsys, monkeypatch, fake):
+    """Contract: the printed lines are the commands that run, except for the secret, which is new
+    each time.
+    """
     monkeypatch.setattr(secrets, 'token_hex', lambda count: '0f' * count)
     stub = fake('gcloud', describe=[NOT_FOUND, 'echo ACTIVE'])
     assert run('--setup=git clone x', '--dry_run', '--python=python3') == 0
@@ -74,44 +77,46 @@ def test_dry_run_prints_lines_that_a_shell_reads(capsys, monkeypatch, fake):
     assert not stub.calls
     assert run('--setup=git clone x', '--python=python3') == 0
     printed = [shlex.split(line)[1:] for line in lines]
-    create, describe, train, *rest = printed
-    assert stub.calls == [describe, create, describe, train, rest[-1]]
-    assert rest[0] == rest[-1] and rest[0][3] == 'delete'
+    create, describe, train, *deletes = printed
+    assert stub.calls == [describe, create, describe, train, deletes[-1]]
+    assert deletes[0] == deletes[-1] and deletes[0][3] == 'delete'
 
 
-# What the hosts tell, what ssh ends with: how often ssh is tried, and the launcher's status.
+# Answers of ssh: the number of tries, and the launcher's status.
 @pytest.mark.parametrize(
     ('answers', 'tries', 'status'),
     [
-        ([SAYS.format(0)], 1, 0),
-        ([SAYS.format(1)], 1, 1),
-        ([SAYS.format(2)], 1, 2),
-        ([SAYS.format(127)], 1, 127),
-        ([SAYS.format(42), SAYS.format(0)], 2, 0),
-        ([SAYS.format(143), SAYS.format(2)], 2, 2),
-        (['echo step; exit 255', SAYS.format(0)], 2, 0),  # the connection broke
-        (['echo step; exit 1', SAYS.format(0)], 2, 0),  # gcloud gave up, and no host told
-        ([SAYS.format(0).replace('exit 0', 'exit 255'), SAYS.format(0)], 2, 0),  # some host
-        (['(' + SAYS.format(143) + '); ' + SAYS.format(1)], 1, 1),  # of two hosts
-        ([SAYS.format(42)], 3, 42),
+        ([REPORT.format(0)], 1, 0),
+        ([REPORT.format(1)], 1, 1),
+        ([REPORT.format(2)], 1, 2),
+        ([REPORT.format(127)], 1, 127),
+        ([REPORT.format(42), REPORT.format(0)], 2, 0),
+        ([REPORT.format(143), REPORT.format(2)], 2, 2),
+        (['echo step; exit 255', REPORT.format(0)], 2, 0),  # the connection broke
+        (['echo step; exit 1', REPORT.format(0)], 2, 0),  # gcloud gave up, and no host told
+        ([REPORT.format(0).replace('exit 0', 'exit 255'), REPORT.format(0)], 2, 0),  # some host
+        (['(' + REPORT.format(143) + '); ' + REPORT.format(1)], 1, 1),  # of two hosts
+        ([REPORT.format(42)], 3, 42),
     ],
 )
-def test_statuses(answers, tries, status, fake, capfd):
-    stub = fake('gcloud', ssh=answers, **UP)
+def test_statuses_restart_or_end(answers, tries, status, fake, capfd):
+    stub = fake('gcloud', ssh=answers, **ACTIVE)
     assert run('--max_restarts=2') == status
     assert stub.verbs('describe create delete ssh') == ['describe', 'ssh'] * tries
-    out = capfd.readouterr().out
-    assert 'evenkeel: a host' not in out and out.count('step') == sum('step' in a for a in answers)
+    stdout = capfd.readouterr().out
+    assert 'evenkeel: a host' not in stdout and stdout.count('step') == sum(
+        'step' in answer for answer in answers
+    )
 
 
-def test_a_preempted_slice_is_deleted_and_created_again(fake, capfd):
+def test_preempted_slice_is_recreated(fake, capfd):
     stub = fake(
         'gcloud',
         describe=[
             *[f'echo {state}' for state in ('WAITING_FOR_RESOURCES', 'PROVISIONING', 'ACTIVE')],
             *[f'echo {state}' for state in ('SUSPENDING', 'SUSPENDED', 'CREATING', 'ACTIVE')],
         ],
-        ssh=['echo first; exit 255', 'echo second; ' + SAYS.format(0)],
+        ssh=['echo first; exit 255', 'echo second; ' + REPORT.format(0)],
     )
     assert run() == 0
     assert ' '.join(stub.verbs('describe create delete ssh')) == (
@@ -120,30 +125,35 @@ def test_a_preempted_slice_is_deleted_and_created_again(fake, capfd):
     )
     captured = capfd.readouterr()
     assert captured.out == 'first\nsecond\n'
-    for said in ('job is PROVISIONING', 'job is SUSPENDED', 'restart 1 of at most 10', 'deleting'):
-        assert said in captured.err
+    for message in (
+        'job is PROVISIONING',
+        'job is SUSPENDED',
+        'restart 1 of at most 10',
+        'deleting',
+    ):
+        assert message in captured.err
     assert '--force' in stub.calls[6] and '--quiet' in stub.calls[6]
 
 
 @pytest.mark.parametrize(
     ('flags', 'status', 'deleted'), [([], 0, 1), (['--keep'], 0, 0), ([], 2, 1), ([], 1, 1)]
 )
-def test_a_slice_of_this_command_is_given_back(flags, status, deleted, fake, capfd):
+def test_created_slice_is_deleted(flags, status, deleted, fake, capfd):
     """After bad input too: a corrected command has another name, and would not find the slice."""
-    stub = fake('gcloud', describe=[NOT_FOUND, 'echo ACTIVE'], ssh=[SAYS.format(status)])
+    stub = fake('gcloud', describe=[NOT_FOUND, 'echo ACTIVE'], ssh=[REPORT.format(status)])
     assert run(*flags) == status
     assert stub.verbs('describe create delete ssh').count('delete') == deleted
     assert ('costs until' in capfd.readouterr().err) == (not deleted)
 
 
-def test_what_cannot_be_created_is_not_tried_again(fake, capfd):
+def test_failed_creation_is_not_retried(fake, capfd):
     stub = fake('gcloud', describe=[NOT_FOUND, 'echo FAILED'])
     assert run() == 1
     assert stub.verbs('describe create ssh delete') == ['describe', 'create', 'describe', 'delete']
     assert 'could not be created. The reason: gcloud compute' in capfd.readouterr().err
 
 
-def test_a_refused_create_says_what_gcloud_said(fake, capfd):
+def test_refused_create_shows_gcloud_error(fake, capfd):
     refuses = ['echo "ERROR: quota exceeded" >&2; exit 1']
     stub = fake('gcloud', describe=[NOT_FOUND], create=refuses)
     assert run() == 1
@@ -152,11 +162,11 @@ def test_a_refused_create_says_what_gcloud_said(fake, capfd):
 
 
 @pytest.mark.parametrize(('failures', 'status'), [(gcloud.MAX_TRIES - 1, 0), (gcloud.MAX_TRIES, 1)])
-def test_gcloud_may_fail_for_a_while(failures, status, fake, capfd):
-    """And where it fails for longer, a slice that may train is not deleted."""
+def test_gcloud_may_fail_temporarily(failures, status, fake, capfd):
+    """If it fails for longer, a slice that may be training is not deleted."""
     broken = 'echo "ERROR: connection reset" >&2; exit 1'
     states = [NOT_FOUND, 'echo ACTIVE', *[broken] * failures, 'echo ACTIVE']
-    ends = ['exit 255', SAYS.format(0)]
+    ends = ['exit 255', REPORT.format(0)]
     stub = fake('gcloud', describe=states, ssh=ends)
     assert run() == status
     error = capfd.readouterr().err
@@ -164,23 +174,23 @@ def test_gcloud_may_fail_for_a_while(failures, status, fake, capfd):
     assert stub.verbs('describe create ssh delete').count('delete') == (not status)
 
 
-def test_what_gcloud_refuses_at_first_is_said_at_once(fake, capfd):
+def test_initial_gcloud_error_is_final(fake, capfd):
     refuses = ['echo "ERROR: You do not have permission" >&2; exit 1']
     stub = fake('gcloud', describe=refuses)
     assert run() == 1 and len(stub.calls) == 1
     assert 'error: gcloud refuses: ERROR: You do not have permission' in capfd.readouterr().err
 
 
-def test_sigterm_stops_the_hosts_and_is_the_status(fake, tmp_path):
-    """The first ssh trains until the second has asked the host to stop."""
+def test_sigterm_stops_hosts_and_sets_status(fake, tmp_path):
+    """The first ssh trains until the second has stopped the host."""
     flag = tmp_path / 'stopped'
     stub = fake(
         'gcloud',
         ssh=[
-            f'while [ ! -e {flag} ]; do sleep 0.05; done; ' + SAYS.format(143),
+            f'while [ ! -e {flag} ]; do sleep 0.05; done; ' + REPORT.format(143),
             f'touch {flag}',
         ],
-        **UP,
+        **ACTIVE,
     )
     signal_soon(signal.SIGTERM, 0.5)
     assert run() == 143
@@ -188,7 +198,7 @@ def test_sigterm_stops_the_hosts_and_is_the_status(fake, tmp_path):
     assert any(word.startswith('--command=kill -TERM') for word in stub.calls[-1])
 
 
-def test_a_signal_in_the_queue_ends_the_wait(fake):
+def test_signal_in_queue_ends_wait(fake):
     stub = fake('gcloud', describe=[NOT_FOUND, 'echo WAITING_FOR_RESOURCES'])
     signal_soon(signal.SIGINT)
     assert run() == 130

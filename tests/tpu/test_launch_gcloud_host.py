@@ -1,4 +1,4 @@
-"""The script that ssh runs on a host of a TPU slice, in the shells that there may be."""
+"""The script that ssh runs on a host of a TPU slice, in the available shells."""
 
 import ast
 import dataclasses
@@ -22,20 +22,24 @@ SHELLS = [shell for shell in ('bash', 'dash') if shutil.which(shell)]
 
 
 @pytest.fixture(autouse=True)
-def looks(monkeypatch):
+def poll_fast(monkeypatch):
     monkeypatch.setattr(gcloud, 'HOST_SEC', 0.1)
 
 
-class Hosts:
-    """One host: a home folder with the repository in it, and what ssh would run there."""
+class Host:
+    """One host: a home folder with the repository in it, and commands that ssh would run there."""
 
     def __init__(self, home: Path, trainer: Path, shell: str, flags=NASTY):
         self.home, self.trainer, self.shell = home, trainer, shell
         self.job = Job('job', tuple(flags), python=sys.executable)
-        self.options = gcloud.Options(**REQUIRED, folder=trainer.name)
+        self.options = gcloud.GcloudOptions(**REQUIRED, folder=trainer.name)
 
     def ssh(self, command: str, hangup=signal.SIG_DFL) -> subprocess.Popen:
-        """gcloud splits at blanks, and ssh joins the words again. hangup: what SIGHUP does."""
+        """Runs a command as gcloud does, which splits at blanks, and ssh, which joins the words
+        again.
+
+        hangup: the disposition of SIGHUP.
+        """
         words = command.split(' ')
         return subprocess.Popen(
             [self.shell, '-c', ' '.join(words)],
@@ -52,7 +56,7 @@ class Hosts:
         return self.ssh(gcloud.host_script(self.job, self.options), hangup)
 
     def arguments(self) -> list[list[str]]:
-        """Of each time that train.py was started."""
+        """Returns the arguments of each start of train.py."""
         file = self.trainer / 'arguments'
         lines = file.read_text().splitlines() if file.exists() else []
         return [ast.literal_eval(line) for line in lines]
@@ -64,22 +68,22 @@ class Hosts:
 
 @pytest.fixture(params=SHELLS)
 def host(request, tmp_path, trainer):
-    return Hosts(tmp_path, trainer, request.param)
+    return Host(tmp_path, trainer, request.param)
 
 
 def test_flags_survive_ssh(host):
-    """Whatever is in them, and whatever the status."""
+    """With any characters, and any status."""
     (host.trainer / 'then.py').write_text("print('a step'); sys.exit(42)")
     process = host.start()
-    out, _ = process.communicate(timeout=20)
+    stdout, _ = process.communicate(timeout=20)
     assert host.arguments() == [list(NASTY)]
     assert process.returncode == 42
-    assert out == 'a step\nevenkeel: a host ended with status 42\n'
+    assert stdout == 'a step\nevenkeel: a host ended with status 42\n'
 
 
 @pytest.fixture
 def gate(host) -> Path:
-    """A file without which the trainer does not end."""
+    """A file; the trainer ends once it exists."""
     gate = host.trainer / 'gate'
     (host.trainer / 'then.py').write_text(
         'import time\n'
@@ -91,29 +95,30 @@ def gate(host) -> Path:
 
 
 @pytest.mark.parametrize('hangup', [signal.SIG_DFL, signal.SIG_IGN], ids=['ends', 'ignored'])
-def test_a_connection_that_breaks_leaves_the_trainer(host, gate, hangup):
-    """Whoever comes back finds it, with all that it said; a second one is not started. Nothing else
-    is left, which would hold the pipe that is read to its end here.
+def test_broken_connection_keeps_trainer(host, gate, hangup):
+    """A new connection finds the trainer with all of its output, and starts no second one.
+
+    No other process is left, which would hold the pipe that is read to its end here.
     """
     first = host.start(hangup)
     host.wait_for_trainer()
     assert first.stdout.readline() == 'begun\n'
-    os.killpg(first.pid, signal.SIGHUP)  # as of a terminal that is gone
+    os.killpg(first.pid, signal.SIGHUP)  # like a lost terminal
     first.kill()
-    first.wait(20)  # as its ssh server does
+    first.wait(20)  # like its ssh server
     first.communicate(timeout=20)
     second = host.start()
     assert second.stdout.readline() == 'begun\n'
     gate.touch()
-    out, _ = second.communicate(timeout=20)
-    assert out == 'ended\nevenkeel: a host ended with status 0\n'
+    stdout, _ = second.communicate(timeout=20)
+    assert stdout == 'ended\nevenkeel: a host ended with status 0\n'
     assert len(host.arguments()) == 1
-    third = host.start()  # it has ended: it begins again, and finds nothing left to do
+    third = host.start()  # the trainer has ended, so it is started again
     third.communicate(timeout=20)
     assert len(host.arguments()) == 2
 
 
-def test_a_connection_that_nobody_reads_leaves_the_trainer_alone(host, gate):
+def test_unread_connection_keeps_trainer(host, gate):
     first = host.start(signal.SIG_IGN)
     host.wait_for_trainer()
     first.stdout.close()
@@ -127,25 +132,25 @@ def test_a_connection_that_nobody_reads_leaves_the_trainer_alone(host, gate):
     assert len(host.arguments()) == 1
 
 
-def test_a_stop_is_a_sigterm(host):
+def test_stop_script_sends_sigterm(host):
     (host.trainer / 'then.py').write_text(UNTIL_SIGTERM)
     process = host.start()
     assert process.stdout.readline() == 'begun\n'
     assert host.ssh(gcloud.stop_script(host.job)).wait(10) == 0
-    out, _ = process.communicate(timeout=20)
-    assert out == 'saved\nevenkeel: a host ended with status 143\n'
+    stdout, _ = process.communicate(timeout=20)
+    assert stdout == 'saved\nevenkeel: a host ended with status 143\n'
     assert process.returncode == 143
 
 
-def test_a_folder_that_is_not_there_is_bad_input(host):
+def test_missing_folder_is_bad_input(host):
     shutil.rmtree(host.trainer)
     process = host.start()
-    out, _ = process.communicate(timeout=20)
-    assert out.endswith('evenkeel: a host ended with status 1\n') and process.returncode == 1
+    stdout, _ = process.communicate(timeout=20)
+    assert stdout.endswith('evenkeel: a host ended with status 1\n') and process.returncode == 1
 
 
-def test_a_host_is_set_up_once(host):
-    """Where that fails, nothing trains, and it is tried again."""
+def test_host_is_set_up_once(host):
+    """If the setup fails, nothing trains, and it is tried again."""
     moved = host.home / 'not yet'
     host.trainer.rename(moved)
     setup = f"cd '{moved}' && echo \"it's\" >> ../set && cp -r . '{host.trainer}'  # a copy"
@@ -159,8 +164,8 @@ def test_a_host_is_set_up_once(host):
     assert (host.home / 'set').read_text() == "it's\n" and len(host.arguments()) == 2
 
 
-def test_from_the_command_to_the_trainer(trainer, tmp_path, fake, capfd):
-    """All at once: ssh runs what it is given. The trainer ends with 42 at first."""
+def test_command_reaches_trainer(trainer, tmp_path, fake, capfd):
+    """All together: ssh runs its command. The trainer ends with 42 at first."""
     (trainer / 'then.py').write_text(
         "tries = len((here / 'arguments').read_text().splitlines())\n"
         "print('try', tries)\n"

@@ -17,12 +17,12 @@ from tests.sweep_helpers import settings, write_corpus
 from tpu import launch
 
 ROOT = Path(__file__).parents[2]
-ACTOR = 'ray::Host'
+ACTOR = 'ray::RayHost'
 
 
 @pytest.fixture(scope='module')
 def cluster():
-    """Of one CPU."""
+    """A cluster of one CPU."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)  # workers import from here
         import ray
@@ -32,32 +32,33 @@ def cluster():
         ray.shutdown()
 
 
-def actors() -> list[psutil.Process]:
-    found = []
+def list_actors() -> list[psutil.Process]:
+    """Returns the processes of Ray actors."""
+    actors = []
     for process in psutil.Process().children(recursive=True):
         try:
             if (process.cmdline() or [''])[0].startswith(ACTOR):
-                found.append(process)
+                actors.append(process)
         except psutil.NoSuchProcess:
             continue
-    return found
+    return actors
 
 
 @pytest.mark.full
-def test_a_run_goes_on_after_its_host_is_lost(cluster, tmp_path, capfd, monkeypatch):
-    """A real training; the actor of its host is killed as the node would be."""
+def test_run_resumes_after_lost_host(cluster, tmp_path, capfd, monkeypatch):
+    """A real training; the actor of its host is killed, as if the node were lost."""
     monkeypatch.chdir(ROOT)
     (tmp_path / 'corpus').mkdir()
     corpus = write_corpus(tmp_path / 'corpus')
     workdir = tmp_path / 'run'
     steps = {'train_steps': 300, 'train_eval_every': 300, 'train_checkpoint_every': 20}
-    overrides = [f'--config.{k}={v}' for k, v in settings(corpus, **steps).items()]
+    overrides = [f'--config.{path}={value}' for path, value in settings(corpus, **steps).items()]
 
     def kill():
         deadline = time.monotonic() + PATIENCE_SEC
         while time.monotonic() < deadline:
             if (workdir / 'checkpoints').exists() and list_steps(workdir / 'checkpoints'):
-                return [victim.kill() for victim in actors()]
+                return [victim.kill() for victim in list_actors()]
             time.sleep(0.02)
 
     thread = threading.Thread(target=kill, daemon=True)
@@ -74,7 +75,7 @@ def test_a_run_goes_on_after_its_host_is_lost(cluster, tmp_path, capfd, monkeypa
 
 @pytest.mark.full
 def test_sigterm_reaches_the_trainer(trainer, tmp_path):
-    """The command in a process of its own: Ray, which it starts, takes signals for itself."""
+    """The command runs in a separate process: Ray, which it starts, handles signals itself."""
     (trainer / 'then.py').write_text(
         'import signal, time\n'
         'def stop(number, frame):\n'
@@ -95,8 +96,8 @@ def test_sigterm_reaches_the_trainer(trainer, tmp_path):
         while not (trainer / 'begun').exists() and time.monotonic() < deadline:
             time.sleep(0.05)
         launched.send_signal(signal.SIGTERM)
-        out, error = launched.communicate(timeout=60)
+        stdout, error = launched.communicate(timeout=60)
     finally:
         launched.kill()
     assert launched.returncode == 143, error
-    assert out == 'saved\n' and 'stopping: ' in error
+    assert stdout == 'saved\n' and 'stopping: ' in error

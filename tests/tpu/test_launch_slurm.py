@@ -1,5 +1,6 @@
-"""Jobs of SLURM: the batch script, which bash runs here, and programs that play back states. With
-SLURM itself: tests/slurm_on_one_machine.py.
+"""Jobs of SLURM: the batch script, which bash runs here, and programs that play back states.
+
+tests/slurm_on_one_machine.py uses SLURM itself.
 """
 
 import re
@@ -20,12 +21,12 @@ TRAIN = ['--', 'train.py', '--config=configs/default.py']
 
 
 @pytest.fixture(autouse=True)
-def looks(monkeypatch):
+def poll_fast(monkeypatch):
     monkeypatch.setattr(slurm, 'LOOK_SEC', 0.0)
 
 
-def shown(state, code='0:0', restarts=0, reason='None'):
-    """A line of `scontrol show job --oneliner`."""
+def job_line(state, code='0:0', restarts=0, reason='None'):
+    """Returns a line of `scontrol show job --oneliner`."""
     return (
         f'JobId=7 JobName=job UserId=me(1) Priority=1 Account=(null) JobState={state} '
         f'Reason={reason} Dependency=(null) Requeue=1 Restarts={restarts} BatchFlag=1 '
@@ -50,15 +51,17 @@ class Controller:
         return launch.main(['--engine=slurm', *flags, *TRAIN])
 
 
-def batch(flags, max_restarts=10, **options):
+def make_batch_script(flags, max_restarts=10, **options):
     return slurm.batch_script(
         Job('job', tuple(flags), python='python3', max_restarts=max_restarts),
-        slurm.Options(nodes=2, **options),
+        slurm.SlurmOptions(nodes=2, **options),
     )
 
 
-def test_the_batch_script_asks_for_the_job():
-    text = batch(['--config=c.py'], tasks_per_node=8, logs='/shared/logs', folder='/x y')
+def test_batch_script_requests_job():
+    text = make_batch_script(
+        ['--config=c.py'], tasks_per_node=8, logs='/shared/logs', folder='/x y'
+    )
     head = [line[8:] for line in text.splitlines() if line.startswith('#SBATCH ')]
     assert head == [
         '--job-name=job',
@@ -80,17 +83,17 @@ def test_the_batch_script_asks_for_the_job():
         *[(143, '2', True), (143, '3', False), (42, '4', False)],
     ],
 )
-def test_the_batch_script_queues_itself_again(
-    status, restarts, requeued, fake, monkeypatch, tmp_path
-):
-    """With the flags as they are, and srun leaving the tasks to themselves."""
+def test_batch_script_requeues_itself(status, restarts, requeued, fake, monkeypatch, tmp_path):
+    """The flags are unchanged, and srun leaves the tasks to themselves."""
     srun = fake('srun', any=[f'exit {status}'])
     scontrol = fake('scontrol')
     fake('sleep')
     monkeypatch.setenv('SLURM_JOB_ID', '7')
     if restarts is not None:
         monkeypatch.setenv('SLURM_RESTART_COUNT', restarts)
-    done = subprocess.run(['bash', '-c', batch(NASTY, max_restarts=3, folder=str(tmp_path))])
+    done = subprocess.run(
+        ['bash', '-c', make_batch_script(NASTY, max_restarts=3, folder=str(tmp_path))]
+    )
     assert done.returncode == status
     tasks = ['--kill-on-bad-exit=0', '--wait=0']
     assert srun.calls == [[*tasks, 'python3', 'train.py', *NASTY]]
@@ -98,38 +101,40 @@ def test_the_batch_script_queues_itself_again(
 
 
 @pytest.mark.parametrize(
-    ('files', 'words'), [('nvidia0', ['--extra', 'cuda']), ('accel0', ['--extra', 'tpu']), ('', [])]
+    ('files', 'extra_words'),
+    [('nvidia0', ['--extra', 'cuda']), ('accel0', ['--extra', 'tpu']), ('', [])],
 )
-def test_the_extra_is_that_of_the_devices_of_the_first_node(
-    files, words, fake, monkeypatch, tmp_path
-):
-    rows = [(words, f'{tmp_path}/{Path(g).name}', *more) for words, g, *more in slurm.ACCELERATORS]
+def test_first_node_determines_extra(files, extra_words, fake, monkeypatch, tmp_path):
+    rows = [
+        (extra_words, f'{tmp_path}/{Path(pattern).name}', *fields)
+        for extra_words, pattern, *fields in slurm.ACCELERATORS
+    ]
     monkeypatch.setattr(slurm, 'ACCELERATORS', rows)
     (tmp_path / (files or 'null')).touch()
     srun = fake('srun')
     text = slurm.batch_script(
-        Job('job', ('--x=a b',)), slurm.Options(nodes=2, folder=str(tmp_path))
+        Job('job', ('--x=a b',)), slurm.SlurmOptions(nodes=2, folder=str(tmp_path))
     )
     subprocess.run(['bash', '-c', text], check=True)
     (call,) = srun.calls
-    assert call[2:] == ['uv', 'run', *words, 'train.py', '--x=a b']
+    assert call[2:] == ['uv', 'run', *extra_words, 'train.py', '--x=a b']
 
 
-def test_every_start_has_a_secret_of_its_own(fake, tmp_path):
-    seen = tmp_path / 'seen'
-    fake('srun', any=[f'echo "$EVENKEEL_JOB_SECRET" >> {seen}'])
+def test_every_start_has_new_secret(fake, tmp_path):
+    secrets_file = tmp_path / 'seen'
+    fake('srun', any=[f'echo "$EVENKEEL_JOB_SECRET" >> {secrets_file}'])
     for _ in range(2):
-        subprocess.run(['bash', '-c', batch([], folder=str(tmp_path))], check=True)
-    one, other = seen.read_text().split()
-    assert re.fullmatch('[0-9a-f]{32}', one) and one != other
+        subprocess.run(['bash', '-c', make_batch_script([], folder=str(tmp_path))], check=True)
+    first, second = secrets_file.read_text().split()
+    assert re.fullmatch('[0-9a-f]{32}', first) and first != second
 
 
-def test_a_flag_ends_no_here_document(fake, tmp_path):
+def test_flags_do_not_end_here_document(fake, tmp_path):
     """The script that --dry_run prints gives sbatch the same text as a launch does."""
     fake('sbatch', any=[f'cat > {tmp_path}/batch'])
     for name in ('squeue', 'scontrol', 'tail', 'scancel'):
         fake(name)
-    job, options = Job('job', ('--x=1\nEND\nEND_\nrm -r /',)), slurm.Options(nodes=2)
+    job, options = Job('job', ('--x=1\nEND\nEND_\nrm -r /',)), slurm.SlurmOptions(nodes=2)
     subprocess.run(['bash', '-c', slurm.script(job, options)], cwd=tmp_path, check=True)
     assert (tmp_path / 'batch').read_text() == slurm.batch_script(job, options)
 
@@ -149,19 +154,19 @@ def test_a_flag_ends_no_here_document(fake, tmp_path):
         *[(state, '0:0', None) for state in ('PENDING', 'RUNNING', 'COMPLETING', 'REQUEUED')],
     ],
 )
-def test_the_status_of_a_job(state, code, status):
-    assert slurm.parse_status(slurm.parse_fields(shown(state, code))) == status
+def test_job_status_is_parsed(state, code, status):
+    assert slurm.parse_status(slurm.parse_fields(job_line(state, code))) == status
 
 
-def test_a_job_is_submitted_and_followed(fake, tmp_path, capfd):
-    """Through a preemption, after which SLURM runs it again."""
+def test_job_is_submitted_and_followed(fake, tmp_path, capfd):
+    """Through a preemption, after which SLURM runs the job again."""
     lines = [
-        shown('PENDING', reason='Resources'),
-        shown('RUNNING'),
-        shown('COMPLETING'),
-        shown('PENDING', restarts=1, reason='BeginTime'),
-        shown('RUNNING', restarts=1),
-        shown('COMPLETED', restarts=1),
+        job_line('PENDING', reason='Resources'),
+        job_line('RUNNING'),
+        job_line('COMPLETING'),
+        job_line('PENDING', restarts=1, reason='BeginTime'),
+        job_line('RUNNING', restarts=1),
+        job_line('COMPLETED', restarts=1),
     ]
     controller = Controller(fake, tmp_path, lines, says='step 1\nstep 2\n')
     assert controller.run('--submit_flags=--gres=gpu:8 --time=9', '--max_restarts=5') == 0
@@ -176,25 +181,25 @@ def test_a_job_is_submitted_and_followed(fake, tmp_path, capfd):
 
 
 @pytest.mark.parametrize('status', [1, 42])
-def test_its_status_is_returned_and_nothing_is_submitted_twice(status, fake, tmp_path):
-    controller = Controller(fake, tmp_path, [shown('FAILED', f'{status}:0')])
+def test_status_is_returned_without_resubmission(status, fake, tmp_path):
+    controller = Controller(fake, tmp_path, [job_line('FAILED', f'{status}:0')])
     assert controller.run() == status and len(controller.sbatch.calls) == 1
 
 
-def test_a_job_in_the_queue_is_found_again(fake, tmp_path):
+def test_queued_job_is_found(fake, tmp_path):
     """A second trainer would find the workdir locked."""
-    controller = Controller(fake, tmp_path, [shown('COMPLETED')], queue='7')
+    controller = Controller(fake, tmp_path, [job_line('COMPLETED')], queue='7')
     assert controller.run() == 0 and not controller.sbatch.calls
 
 
-@pytest.mark.timeout(60)  # a job that is not held is looked at for ever
+@pytest.mark.timeout(60)  # a job that is not held would be polled forever
 @pytest.mark.parametrize(
     ('state', 'cancelled'), [('RUNNING', ['--signal=TERM', '7']), ('PENDING', ['7'])]
 )
-def test_sigterm_stops_the_tasks_for_good(state, cancelled, fake, tmp_path):
-    """Were it not held first, its script would queue it again."""
-    controller = Controller(fake, tmp_path, [shown(state)])
-    after = f'echo {shlex.quote(shown("FAILED", "143:0"))}'
+def test_sigterm_stops_tasks_for_good(state, cancelled, fake, tmp_path):
+    """If the job were not held first, its script would queue it again."""
+    controller = Controller(fake, tmp_path, [job_line(state)])
+    after = f'echo {shlex.quote(job_line("FAILED", "143:0"))}'
     (controller.scancel.folder / 'any.1').write_text(
         f'[ $(wc -c < {controller.scontrol.folder}/held) = 5 ] &&'
         f' printf "%s" {shlex.quote(after)} > {controller.scontrol.folder}/show.1\n'
@@ -208,8 +213,8 @@ def test_sigterm_stops_the_tasks_for_good(state, cancelled, fake, tmp_path):
     assert ['update', 'JobId=7', 'Requeue=0'] in controller.scontrol.calls
 
 
-def test_scontrol_may_fail_for_a_while(fake, tmp_path, capfd):
-    controller = Controller(fake, tmp_path, [shown('RUNNING')] * 9 + [shown('COMPLETED')])
+def test_scontrol_may_fail_temporarily(fake, tmp_path, capfd):
+    controller = Controller(fake, tmp_path, [job_line('RUNNING')] * 9 + [job_line('COMPLETED')])
     for i in range(1, 10):
         (controller.scontrol.folder / f'show.{i}').write_text('echo down >&2; exit 1\n')
     assert controller.run() == 0
@@ -218,9 +223,9 @@ def test_scontrol_may_fail_for_a_while(fake, tmp_path, capfd):
     assert 'ended with status 1: down' in capfd.readouterr().err
 
 
-def test_dry_run_prints_lines_that_a_shell_reads(fake, tmp_path, capsys):
-    """Contract: pasted, it submits the same script."""
-    controller = Controller(fake, tmp_path, [shown('COMPLETED')])
+def test_dry_run_prints_shell_lines(fake, tmp_path, capsys):
+    """Contract: pasted in a shell, the lines submit the same script."""
+    controller = Controller(fake, tmp_path, [job_line('COMPLETED')])
     assert controller.run('--dry_run') == 0
     printed = capsys.readouterr().out
     assert not controller.squeue.calls

@@ -1,4 +1,4 @@
-"""Steps that others measured: a rate in seconds, and the steps that a prediction goes by."""
+"""Published steps: a rate in seconds, and the steps behind a prediction."""
 
 import json
 
@@ -10,8 +10,10 @@ from tpu.measured import FILE, nearest_ratio
 V6E = (1.3, 1.1, 2.0)
 
 
-def of_llama(d_model, d_ff, n_layers, n_heads):
-    """Weights that multiply a token, and attention's operations, of Llama 3.1 at T = 8,192."""
+def count_llama(d_model, d_ff, n_layers, n_heads):
+    """Returns weights that multiply a token, and attention's operations, of Llama 3.1 at T
+    = 8,192.
+    """
     layer = 2 * d_model * (n_heads + 8) * 128 + 3 * d_model * d_ff
     return n_layers * layer + 128_256 * d_model, 6 * n_layers * 8192 * n_heads * 128
 
@@ -23,25 +25,25 @@ def of_llama(d_model, d_ff, n_layers, n_heads):
         ((16_384, 53_248, 126, 128), 1261.40, 6, 98.34),
     ],
 )
-def test_a_rate_in_flops_is_the_seconds_that_were_published_with_it(sizes, tflops, rows, seconds):
+def test_published_flops_match_published_seconds(sizes, tflops, rows, seconds):
     """Two rows of tpu-recipes c8cfe2f, training/ironwood/README.md: it counts causal attention, and
     no input table.
     """
-    assert seconds_at(tflops, rows * 8192, *of_llama(*sizes)) == pytest.approx(seconds, rel=1e-3)
+    assert seconds_at(tflops, rows * 8192, *count_llama(*sizes)) == pytest.approx(seconds, rel=1e-3)
 
 
-def test_the_ratio_is_the_median_of_the_chip_s_own_steps():
-    found = nearest_ratio('v6e', {'v6e': V6E, 'v5e': (3.0,)})
-    assert found == (1.3, 'v6e', 3, 1.1, 2.0)
+def test_ratio_is_chip_median():
+    ratio = nearest_ratio('v6e', {'v6e': V6E, 'v5e': (3.0,)})
+    assert ratio == (1.3, 'v6e', 3, 1.1, 2.0)
     assert (
-        found.description
+        ratio.description
         == '1.30 times the estimate, as 3 measured steps on v6e took, 1.10 to 2.00'
     )
 
 
-def test_a_chip_without_steps_has_those_of_the_nearest_of_its_platform():
-    """Peaks of devices decide: 459 TFLOP/s of v5p are nearer to 275 of v4 than to 918 of v6e, and a
-    TPU7x has 1,153; a GPU of 989 lends none to it.
+def test_unmeasured_chip_uses_nearest_on_platform():
+    """Device peaks decide: 459 TFLOP/s of v5p are nearer to 275 of v4 than to 918 of v6e; a TPU7x
+    has 1,153, and a GPU of 989 is on another platform.
     """
     measured = {'v6e': V6E, 'v4': (1.5,), 'a100': (1.3,), 'h100': (1.9,)}
     assert nearest_ratio('v5p', measured).chip == 'v4'
@@ -50,11 +52,11 @@ def test_a_chip_without_steps_has_those_of_the_nearest_of_its_platform():
     assert nearest_ratio('a100', {'v4': (1.5,)}) is None
 
 
-def test_the_steps_that_plans_go_by_are_those_of_the_table():
-    """Catches figures of rows that were changed since, or are gone, and stay in use."""
+def test_stored_steps_match_table():
+    """Catches stored steps of rows that have changed or disappeared."""
     rows = {row.name: row for row in ROWS}
-    for found in json.loads(FILE.read_text())['steps']:
-        row = rows[found['name']]
-        assert (found['chip'], found['source']) == (row.chip, row.measured.source.url)
+    for step in json.loads(FILE.read_text())['steps']:
+        row = rows[step['name']]
+        assert (step['chip'], step['source']) == (row.chip, row.measured.source.url)
         if row.measured.seconds is not None:
-            assert found['measured'] == row.measured.seconds
+            assert step['measured'] == row.measured.seconds

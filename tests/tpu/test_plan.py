@@ -1,4 +1,4 @@
-"""The command: what it says of the devices at hand, of TPUs by their compiler, and of bad input."""
+"""The command: its output for the local devices, for TPUs by their compiler, and for bad input."""
 
 import functools
 import json
@@ -30,12 +30,12 @@ TINY = {
 }
 
 
-def planned(*flags, changes=TINY, **environment):
-    """(exit status, stdout, stderr)."""
+def run_plan(*flags, changes=TINY, **environment):
+    """Returns (exit status, stdout, stderr)."""
     config = () if any(flag.startswith('--config=') for flag in flags) else (DEFAULT,)
     command = [sys.executable, '-m', 'tpu.plan', *config]
     command += [f'--config.{path}={value}' for path, value in changes.items()]
-    done = subprocess.run(
+    process = subprocess.run(
         [*command, *flags],
         cwd=ROOT,
         env=os.environ | {'XLA_FLAGS': ''} | environment,
@@ -43,23 +43,23 @@ def planned(*flags, changes=TINY, **environment):
         text=True,
         timeout=500,
     )
-    return done.returncode, done.stdout, done.stderr
+    return process.returncode, process.stdout, process.stderr
 
 
-def written(folder, *flags, **how):
-    """(stdout, stderr, what it writes) of a plan that fits."""
-    out = folder / 'plan.json'
-    status, printed, noise = planned(*flags, f'--out={out}', **how)
-    assert status == 0, noise
-    return printed, noise, json.loads(out.read_text())
+def write_plan(folder, *flags, **options):
+    """Returns (stdout, stderr, the JSON) of a plan that fits."""
+    path = folder / 'plan.json'
+    status, printed, stderr = run_plan(*flags, f'--out={path}', **options)
+    assert status == 0, stderr
+    return printed, stderr, json.loads(path.read_text())
 
 
 @functools.cache
-def of_tpus(folder):
-    """`written` of four chips."""
+def plan_tpus(folder):
+    """Returns `write_plan` for four chips."""
     pytest.importorskip(COMPILERS['tpu'])
     flags = ('--topology=v5e:2x2', '--config.mesh.fsdp=2', '--price=1.2')
-    return written(folder, *flags, '--config.model.dtype=bfloat16')
+    return write_plan(folder, *flags, '--config.model.dtype=bfloat16')
 
 
 @pytest.fixture(scope='module')
@@ -68,122 +68,135 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.full
-def test_a_plan_of_tpus_has_memory_collectives_and_time(folder):
-    """Its parts add up: memory by kind, rounds of the loop over layers, the bound, the price."""
-    printed, _, found = of_tpus(folder)
-    assert found['fits'] and found['chips'] == 4 and found['mesh'] == 'data=2 fsdp=2'
-    assert sum(found['memory'].values()) == found['memory_needed'] < found['memory_there']
-    parameters = found['memory']['parameters']
-    assert parameters * 1.9 < 4 * found['parameters'] < 2 * parameters  # small ones are whole
-    sent = {one['kind']: one for one in found['collectives']}
-    assert sent['all-gather']['number'] >= 2 * 3 * 6  # six matrices, of three layers, twice
-    assert found['step_seconds'] == found['operation_seconds'] + found['waiting_seconds']
-    assert found['waiting_seconds'] == sum(one['waiting'] for one in found['collectives'])
-    hidden, exposed = found['step_seconds_hidden'], found['step_seconds_exposed']
-    assert hidden < found['step_seconds'] < exposed  # a v5e hides some of its gathers
-    assert found['operation_seconds'] >= max(found['compute_seconds'], found['memory_seconds'])
-    assert 0 < found['mfu_exposed'] < found['mfu'] < found['mfu_hidden'] <= found['mfu_bound'] < 1
-    bound = max(found['bound_operation_seconds'], found['link_seconds'])
-    assert found['bound_seconds'] == bound <= hidden
-    assert found['bound_operation_seconds'] < found['operation_seconds']  # heads of 64
-    assert found['compute_seconds'] > found['flops'] / found['rates']['flops']
-    least = found['model_flops'] / found['devices'] / found['rates']['flops']
-    assert found['mfu_bound'] == pytest.approx(least / bound)
-    assert found['ratio']['chip'] == 'v5e'
-    predicted = found['ratio']['value'] * found['step_seconds']
-    assert found['predicted_seconds'] == pytest.approx(predicted)
-    hours = found['steps'] * found['step_seconds'] * 4 / 3600
-    assert found['cost'] == pytest.approx(1.2 * hours)
-    said = ('GiB a device', 'all-gather: ', 'ms of waiting', 'at most', 'with all pairs of tokens')
-    for words in (*said, 'if nothing hid them', 'predicted: ', 'chip-hours', 'left out: '):
+def test_tpu_plan_has_memory_collectives_and_time(folder):
+    """The parts add up: memory by kind, rounds of the loop over layers, the bound, the price."""
+    printed, _, plan = plan_tpus(folder)
+    assert plan['fits'] and plan['chips'] == 4 and plan['mesh'] == 'data=2 fsdp=2'
+    assert sum(plan['memory'].values()) == plan['memory_needed'] < plan['memory_there']
+    parameters = plan['memory']['parameters']
+    assert (
+        parameters * 1.9 < 4 * plan['parameters'] < 2 * parameters
+    )  # small parameters are replicated
+    by_kind = {collective['kind']: collective for collective in plan['collectives']}
+    assert by_kind['all-gather']['number'] >= 2 * 3 * 6  # six matrices, of three layers, twice
+    assert plan['step_seconds'] == plan['operation_seconds'] + plan['waiting_seconds']
+    assert plan['waiting_seconds'] == sum(
+        collective['waiting'] for collective in plan['collectives']
+    )
+    hidden, exposed = plan['step_seconds_hidden'], plan['step_seconds_exposed']
+    assert hidden < plan['step_seconds'] < exposed  # a v5e hides some of its gathers
+    assert plan['operation_seconds'] >= max(plan['compute_seconds'], plan['memory_seconds'])
+    assert 0 < plan['mfu_exposed'] < plan['mfu'] < plan['mfu_hidden'] <= plan['mfu_bound'] < 1
+    bound = max(plan['bound_operation_seconds'], plan['link_seconds'])
+    assert plan['bound_seconds'] == bound <= hidden
+    assert plan['bound_operation_seconds'] < plan['operation_seconds']  # heads of 64
+    assert plan['compute_seconds'] > plan['flops'] / plan['rates']['flops']
+    peak_seconds = plan['model_flops'] / plan['devices'] / plan['rates']['flops']
+    assert plan['mfu_bound'] == pytest.approx(peak_seconds / bound)
+    assert plan['ratio']['chip'] == 'v5e'
+    predicted = plan['ratio']['value'] * plan['step_seconds']
+    assert plan['predicted_seconds'] == pytest.approx(predicted)
+    hours = plan['steps'] * plan['step_seconds'] * 4 / 3600
+    assert plan['cost'] == pytest.approx(1.2 * hours)
+    phrases = (
+        'GiB a device',
+        'all-gather: ',
+        'ms of waiting',
+        'at most',
+        'with all pairs of tokens',
+    )
+    for words in (*phrases, 'if nothing hid them', 'predicted: ', 'chip-hours', 'left out: '):
         assert words in printed
 
 
 @pytest.mark.full
-def test_products_of_a_plan_are_those_of_the_model(folder):
-    """6 N and attention's, of all pairs of tokens here and not of half of them, and RoPE's."""
-    *_, found = of_tpus(folder)
+def test_plan_counts_model_products(folder):
+    """6 N and attention's with all pairs of tokens, not half of them, and RoPE's."""
+    *_, plan = plan_tpus(folder)
     config = resolve(tiny_raw(TINY))
     learner = build_learner(config, *nominal_vocabulary(config), 'cpu')
     exact = flops_per_token(learner) * 32 * 128 / 4
     model, width = config.model, config.head_dim
-    heads = model.n_heads + model.n_kv_heads  # each turned by H x H, and so is its gradient
-    turned = 2 * 2 * width**2 * heads * model.n_layers * 32 * 128 / 4
-    assert exact < found['flops'] - turned < 1.2 * exact
-    assert found['model_flops'] == pytest.approx(4 * exact)
+    heads = model.n_heads + model.n_kv_heads  # each rotated by H x H, and so is its gradient
+    rope_flops = 2 * 2 * width**2 * heads * model.n_layers * 32 * 128 / 4
+    assert exact < plan['flops'] - rope_flops < 1.2 * exact
+    assert plan['model_flops'] == pytest.approx(4 * exact)
     in_full = 4 * exact + 32 * 128 * 12 * 3 * 128 * 128 / 2  # the other half of the pairs
-    assert found['model_flops_in_full'] == pytest.approx(in_full)
-    share = found['model_flops_in_full'] / found['model_flops']
-    assert found['mfu_in_full'] == pytest.approx(share * found['mfu'])
+    assert plan['model_flops_in_full'] == pytest.approx(in_full)
+    share = plan['model_flops_in_full'] / plan['model_flops']
+    assert plan['mfu_in_full'] == pytest.approx(share * plan['mfu'])
 
 
 @pytest.mark.full
 def test_compiling_for_tpus_is_quiet(folder):
-    """Nothing but how long it takes: libtpu complains at length where it finds no TPU."""
-    _, noise, _ = of_tpus(folder)
-    assert not [said for said in noise.splitlines() if not said.startswith('compiling for v5e:')]
+    """Prints only the compile time: libtpu complains at length if it finds no TPU."""
+    _, noise, _ = plan_tpus(folder)
+    assert not [line for line in noise.splitlines() if not line.startswith('compiling for v5e:')]
 
 
 @pytest.mark.full
-def test_a_step_for_a_gpu_starts_few_kernels(tmp_path):
-    """124M parameters in documents, 8 rows of 8,192: 2,559; 660,406 with blocked attention, whose
-    tiles are some thirteen each. The kernel is what `auto` is there. A plan needs no cuDNN, and
-    knows all of its calls.
+def test_gpu_step_launches_few_kernels(tmp_path):
+    """124M parameters in documents, 8 rows of 8,192: 2,559 launches; 660,406 with blocked
+    attention, whose tiles take about thirteen each.
+
+    `auto` selects this kernel on a GPU. A plan needs no cuDNN, and knows all of its calls.
     """
     pytest.importorskip(COMPILERS['gpu'])
     flags = ('--config=configs/llama_124m.py', '--topology=h200:1', '--config.data.batch_size=8')
-    printed, _, found = written(tmp_path, *flags, changes={})
-    assert 1000 < found['launches'] < 3000
-    assert f'launches: {found["launches"]:,} kernels' in printed
-    assert not found['unknown']
-    assert 1 < found['flops'] / found['model_flops'] < 1.1  # attention's forward runs once
+    printed, _, plan = write_plan(tmp_path, *flags, changes={})
+    assert 1000 < plan['launches'] < 3000
+    assert f'launches: {plan["launches"]:,} kernels' in printed
+    assert not plan['unknown']
+    assert 1 < plan['flops'] / plan['model_flops'] < 1.1  # attention's forward runs once
 
 
 @pytest.mark.full
-def test_a_sweep_is_planned_by_programs_and_runs_a_device(tmp_path):
-    """Two programs of two runs each, on the one device at hand."""
+def test_sweep_plan_groups_by_program(tmp_path):
+    """Two programs of two runs each, on one local device."""
     sweep = "{'model.norm': ('rmsnorm', 'layernorm'), 'train.seed': (0, 1)}"
     flags = ('--topology=here', f'--config.sweep={sweep}', '--config.model.n_layers=1')
-    printed, _, found = written(tmp_path, *flags)
-    assert [(group['name'], group['runs']) for group in found['groups']] == [
+    printed, _, plan = write_plan(tmp_path, *flags)
+    assert [(group['name'], group['runs']) for group in plan['groups']] == [
         ('model.norm=rmsnorm', 2),
         ('model.norm=layernorm', 2),
     ]
-    assert all(group['a_device'] == 2 for group in found['groups'])
-    own = [group['estimate'] for group in found['groups']]
-    assert all(one['runs'] == 2 and one['tokens'] == 2 * 32 * 128 for one in own)
-    hours = sum(one['steps'] * one['step_seconds'] / 3600 for one in own)
-    assert found['chip_hours'] == pytest.approx(hours) == pytest.approx(found['hours'])
-    assert found['runs'] == 4 and found['at_once'] == 2
+    assert all(group['a_device'] == 2 for group in plan['groups'])
+    estimates = [group['estimate'] for group in plan['groups']]
+    assert all(
+        estimate['runs'] == 2 and estimate['tokens'] == 2 * 32 * 128 for estimate in estimates
+    )
+    hours = sum(estimate['steps'] * estimate['step_seconds'] / 3600 for estimate in estimates)
+    assert plan['chip_hours'] == pytest.approx(hours) == pytest.approx(plan['hours'])
+    assert plan['runs'] == 4 and plan['at_once'] == 2
     assert '4 runs in 2 programs' in printed
 
 
 @pytest.mark.full
-def test_a_tuned_sweep_is_planned_by_waves(tmp_path):
+def test_tuned_plan_counts_waves(tmp_path):
     small = TINY | {'model.d_model': 32, 'model.d_ff': 32, 'data.seq_len': 32}
     tune = "--config.tune={'optim.lr': None, 'budget': 20}"
     flags = ('--topology=here', '--config.model.n_layers=1', tune)
-    printed, _, found = written(tmp_path, *flags, changes=small)
-    assert found['runs'] == 5 and found['waves'] == [3, 4]
+    printed, _, plan = write_plan(tmp_path, *flags, changes=small)
+    assert plan['runs'] == 5 and plan['waves'] == [3, 4]
     words = '1 arm of 15 runs at least, 20 as a rule: 3 to 4 such waves'
     assert words in printed and 'a wave, 5 runs of each arm: 5 runs in 1 programs' in printed
 
 
 @pytest.mark.full
-def test_a_search_is_a_table_that_nothing_is_cut_of_and_a_picture(tmp_path):
+def test_search_prints_full_table_and_figure(tmp_path):
     figure = tmp_path / 'plan.svg'
     flags = ('--topology=here', '--search', '--tries=1', '--config.model.n_layers=1')
-    printed, _, found = written(tmp_path, *flags, f'--figure={figure}', COLUMNS='80')
+    printed, _, plan = write_plan(tmp_path, *flags, f'--figure={figure}', COLUMNS='80')
     heading, *rows = printed.splitlines()
     assert heading.split()[-2:] == ['bound', 'by'] and '…' not in printed
     assert {row.split()[1] for row in rows} == {'microbatches=1', 'microbatches=2'}
-    assert len(found['tried']) == 2
+    assert len(plan['tried']) == 2
     assert 'microbatches=2' in figure.read_text()
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    'flags, said',
+    'flags, message',
     [
         (('--topology=v5p-x',), 'Did you mean v5p:4x4x4?'),
         (('--topology=here', '--config.mesh.fsdp=64'), 'mesh.fsdp must be between 1 and'),
@@ -191,7 +204,7 @@ def test_a_search_is_a_table_that_nothing_is_cut_of_and_a_picture(tmp_path):
     ],
     ids=str,
 )
-def test_bad_input_is_one_line(flags, said):
-    status, _, error = planned(*flags)
+def test_bad_input_prints_one_line(flags, message):
+    status, _, error = run_plan(*flags)
     assert status == 1
-    assert said in error and len(error.strip().splitlines()) == 1
+    assert message in error and len(error.strip().splitlines()) == 1

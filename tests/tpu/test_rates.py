@@ -1,4 +1,4 @@
-"""Reference: what products take on a device, against public timings and closed forms of tiles."""
+"""Reference: the time of products on a device, against public timings and closed forms of tiles."""
 
 import pytest
 
@@ -25,24 +25,26 @@ CUDNN = (
 )
 
 
-def cost(chip, a, b, result, operation, name='product'):
-    text = PROGRAM.format(a=a, b=b, result=result, operation=operation, name=name)
-    given, pairs = CHIPS[chip], computed_share(8192, None)
-    return estimate_cost(Module(text), given.peak, FAST, pairs, given.kind)
+def product_cost(chip, a, b, result_type, operation, name='product'):
+    text = PROGRAM.format(a=a, b=b, result=result_type, operation=operation, name=name)
+    published, pairs = CHIPS[chip], computed_share(8192, None)
+    return estimate_cost(Module(text), published.peak, FAST, pairs, published.kind)
 
 
-def splash(chip, head_dim, phase):
+def splash_cost(chip, head_dim, phase):
     array = f'bf16[2,{2048 // head_dim},8192,{head_dim}]{{3,2,1,0}}'
-    results = {'fwd': 1, 'dq': 1, 'dkv': 2, 'dkv and dq': 3}[phase]
-    result, name = f'({", ".join([array] * results)})', phase.partition(' ')[0]
+    n_results = {'fwd': 1, 'dq': 1, 'dkv': 2, 'dkv and dq': 3}[phase]
+    result_type, name = f'({", ".join([array] * n_results)})', phase.partition(' ')[0]
     operation = 'custom-call(%a, %b), custom_call_target="tpu_custom_call"'
-    return cost(chip, array, array, result, operation, f'splash_mha_{name}_no_residuals.1')
+    return product_cost(
+        chip, array, array, result_type, operation, f'splash_mha_{name}_no_residuals.1'
+    )
 
 
-def cudnn(chip, head_dim, phase):
+def cudnn_cost(chip, head_dim, phase):
     array = f'bf16[2,8192,{2048 // head_dim},{head_dim}]{{3,2,1,0}}'
     operation = CUDNN.format(phase=phase, heads=2048 // head_dim)
-    return cost(chip, array, array, array, operation)
+    return product_cost(chip, array, array, array, operation)
 
 
 @pytest.mark.parametrize(
@@ -64,14 +66,14 @@ def cudnn(chip, head_dim, phase):
         ('b200', '', 64, 1.070 * 989 / 2250),
     ],
 )
-def test_attention_on_the_rows_that_were_timed_takes_what_it_took(chip, kernel, head_dim, ms):
+def test_attention_reproduces_timings(chip, kernel, head_dim, ms):
     """Catches milliseconds of another chip, width or phase, and blocks that are charged twice: the
-    kernel's own count of operations is of nine eighths of the pairs under the mask.
+    kernel counts operations for nine eighths of the pairs under the mask.
     """
-    found = (cudnn if CHIPS[chip].platform == 'gpu' else splash)(chip, head_dim, kernel)
-    assert 1e3 * found.seconds == pytest.approx(ms, rel=2e-4)
-    assert found.bound == pytest.approx(found.flops / CHIPS[chip].peak)
-    assert found.bound < found.seconds
+    cost = (cudnn_cost if CHIPS[chip].platform == 'gpu' else splash_cost)(chip, head_dim, kernel)
+    assert 1e3 * cost.seconds == pytest.approx(ms, rel=2e-4)
+    assert cost.bound == pytest.approx(cost.flops / CHIPS[chip].peak)
+    assert cost.bound < cost.seconds
 
 
 @pytest.mark.parametrize(
@@ -85,12 +87,12 @@ def test_attention_on_the_rows_that_were_timed_takes_what_it_took(chip, kernel, 
         ('NVIDIA H100 80GB HBM3', 'backward', (31, 44, 15)),
     ],
 )
-def test_attention_reaches_the_documented_share_of_the_peak(kind, phase, percent):
-    found = [round(100 * attention_share(kind, head_dim, phase)) for head_dim in (64, 128, 256)]
-    assert found == list(percent)
+def test_attention_shares_match_documentation(kind, phase, percent):
+    shares = [round(100 * attention_share(kind, head_dim, phase)) for head_dim in (64, 128, 256)]
+    assert shares == list(percent)
 
 
-def test_heads_between_those_that_were_timed_are_interpolated():
+def test_head_dims_are_interpolated():
     def share(head_dim):
         return attention_share('TPU v5', head_dim, 'forward')
 
@@ -106,23 +108,23 @@ PADDED = {'v5p': (256, 384), 'v4': (256, 384), 'v6e': (256, 512), 'tpu7x': (256,
 
 
 @pytest.mark.parametrize('chip', ['v5p', 'v4', 'v6e', 'tpu7x', 'h100'])
-def test_a_product_is_charged_whole_tiles(chip):
-    """What is contracted and columns are rounded up; rows stream through."""
-    found = cost(chip, f'bf16[{M},{K}]', f'bf16[{K},{N}]', f'bf16[{M},{N}]{{1,0}}', DOT)
+def test_product_is_charged_whole_tiles(chip):
+    """Contraction and columns are rounded up; rows stream through."""
+    cost = product_cost(chip, f'bf16[{M},{K}]', f'bf16[{K},{N}]', f'bf16[{M},{N}]{{1,0}}', DOT)
     k, n = PADDED.get(chip, (K, N))
     peak = CHIPS[chip].peak
-    assert found.flops == 2 * M * K * N
-    assert found.flops_at_peak == pytest.approx(2 * M * k * n)
-    assert found.seconds == pytest.approx(2 * M * k * n / peak)
-    assert found.bound == pytest.approx(2 * M * K * N / peak)
+    assert cost.flops == 2 * M * K * N
+    assert cost.flops_at_peak == pytest.approx(2 * M * k * n)
+    assert cost.seconds == pytest.approx(2 * M * k * n / peak)
+    assert cost.bound == pytest.approx(2 * M * K * N / peak)
 
 
 @pytest.mark.parametrize(
-    'a, b, result, operation, padded',
+    'a, b, result_type, operation, padded',
     [
-        # Columns are those of the operand that has fewer, whichever it is.
+        # The columns are taken from the operand that has fewer.
         (f'bf16[{N},{K}]', f'bf16[{K},{M}]', f'bf16[{N},{M}]{{1,0}}', DOT, M * 256 * 512),
-        # Heads fill it together: libtpu gives such a product the cycles of a flat one.
+        # Heads fill the unit together: libtpu gives such a product the cycles of a flat product.
         (
             'bf16[2,512,256,1]',
             'bf16[8,64,256,1]',
@@ -151,5 +153,7 @@ def test_a_product_is_charged_whole_tiles(chip):
     ],
     ids=['narrower', 'heads', 'batch', 'gradient'],
 )
-def test_tiles_of_a_product_of_any_form(a, b, result, operation, padded):
-    assert cost('v6e', a, b, result, operation).flops_at_peak == pytest.approx(2 * padded)
+def test_tiles_are_counted_for_all_forms(a, b, result_type, operation, padded):
+    assert product_cost('v6e', a, b, result_type, operation).flops_at_peak == pytest.approx(
+        2 * padded
+    )

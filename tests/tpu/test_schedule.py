@@ -1,4 +1,6 @@
-"""Reference: what a device waits for, by hand; and what the compiler of each kind of TPU hides."""
+"""Reference: waits for collectives, by hand; and which collectives the compiler of each TPU
+hides.
+"""
 
 import functools
 
@@ -55,7 +57,7 @@ ENTRY %main (a: (s32[], f32[8])) -> (s32[], f32[8]) {
 MAIN
 }
 """
-# Lines of a schedule by a word; {n} is the place of one in it, and {o} that of the one it ends.
+# Lines of a schedule by a word; {n} is the line's position, {o} that of the line it ends.
 LINES = {
     'work': '%at.{n} = f32[8]{0} fusion(%x), kind=kLoop, calls=%work',
     'gather': '%at.{n} = f32[32]{0} all-gather(%x), replica_groups={{0,1,2,3}}',
@@ -76,30 +78,34 @@ LINES = {
 SPARSE = 'async_execution_thread="sparsecore", called_computations'
 
 
-def waits(main, body=''):
-    """Seconds by kind of the schedules in words, as "start work done-0"."""
+def wait_seconds(main, body=''):
+    """Seconds by kind for schedules in words, such as "start work done-0"."""
 
     def text(words):
-        found = []
+        lines = []
         for n, word in enumerate(words.split()):
-            name, _, other = word.partition('-')
-            found.append(LINES[name].replace('{n}', str(n)).replace('{o}', other))
-        return '\n'.join(f'  {line}' for line in found)
+            name, _, started = word.partition('-')
+            lines.append(LINES[name].replace('{n}', str(n)).replace('{o}', started))
+        return '\n'.join(f'  {line}' for line in lines)
 
     program = PROGRAM.replace('BODY', text(body)).replace('MAIN', text(main))
     program = program.replace('SPARSE', SPARSE).replace('MEGASCALE', '_xla_megascale_transfer_type')
 
-    def operation(computation, one):
-        return WORK if one.opcode == 'fusion' and one.callee in ('work', 'second') else 0
+    def operation(computation, instruction):
+        return (
+            WORK
+            if instruction.opcode == 'fusion' and instruction.callee in ('work', 'second')
+            else 0
+        )
 
-    def link(sent):
-        return NETWORK if sent.kind.endswith('slices') else GATHER
+    def link(collective):
+        return NETWORK if collective.kind.endswith('slices') else GATHER
 
     return dict(waiting_seconds(Module(program), operation, link))
 
 
 @pytest.mark.parametrize(
-    'main, left',
+    'main, remainder',
     [
         ('gather work', 5),  # nothing runs beside it
         ('start work work done-0 work', 1),
@@ -108,57 +114,60 @@ def waits(main, body=''):
         ('start start work work work done-0 done-1', 4),  # on the same links: until 10
         ('start gather work done-0', 10),
         ('async work work ended-0', 1),
-        # What a SparseCore sends comes with the update; before it there is nothing to send.
+        # A SparseCore gets its data with the update; before it there is nothing to send.
         ('reserve work update-0 work called-2', 3),
-        # A fused one runs from its first fusion to its last, beside what they compute.
+        # A fused collective runs from its first fusion to its last, beside their work.
         ('first second work third work', 1),
         ('first third work', 5),
     ],
 )
-def test_what_is_left_of_a_collective_is_waited_for(main, left):
-    """Catches one that hides behind what runs before its start or after its end, two that have the
-    links at once, and one on SparseCores that begins with the reservation of memory.
+def test_collective_remainder_is_waited_for(main, remainder):
+    """Catches overlap with work before the start or after the end, two collectives that use the
+    links at once, and a SparseCore collective that begins when its memory is reserved.
     """
-    assert sum(waits(main).values()) == left
+    assert sum(wait_seconds(main).values()) == remainder
 
 
-def test_the_network_is_other_links_than_those_of_a_slice():
-    """Work of 4 seconds stands beside both, which would take 8 one after the other."""
-    found = waits('start recv work work received-1 done-0')
-    assert found == {'all-gather': 1}
+def test_network_and_slice_links_are_separate():
+    """Work of 4 seconds runs beside both, which would take 8 in sequence."""
+    waits = wait_seconds('start recv work work received-1 done-0')
+    assert waits == {'all-gather': 1}
 
 
-def test_a_loop_waits_in_each_of_its_rounds_and_hides_what_runs_beside_it():
-    """Beside a loop of 7 x 2 seconds 5 are hidden. Where its own gathers, 7 x 5, are all that
-    it does, the links are free for another only when it is over; with work, 7 x 2 seconds before.
+def test_loop_waits_each_round_and_hides_collectives():
+    """Beside a loop of 7 x 2 seconds, 5 are hidden.
+
+    If the loop only does its own gathers, 7 x 5, the links are free for another one when it is
+    over; with work, 7 x 2 seconds earlier.
     """
-    assert waits('loop', 'start work done-0') == {'all-gather': 7 * 3}
-    assert waits('start loop done-0', 'work') == {}
-    assert waits('start loop done-0', 'gather') == {'all-gather': 7 * 5 + 5}
-    assert waits('start loop done-0', 'gather work') == {'all-gather': 7 * 5}
+    assert wait_seconds('loop', 'start work done-0') == {'all-gather': 7 * 3}
+    assert wait_seconds('start loop done-0', 'work') == {}
+    assert wait_seconds('start loop done-0', 'gather') == {'all-gather': 7 * 5 + 5}
+    assert wait_seconds('start loop done-0', 'gather work') == {'all-gather': 7 * 5}
 
 
 @functools.cache
-def gathers():
-    """Compiles five small programs, once; what they wait for, by kind of TPU."""
+def compile_gathers():
+    """Compiles five small programs, once; their waits by kind of TPU."""
     pytest.importorskip(COMPILERS['tpu'])
-    found = printed_by('tests.tpu.compile_gathers', seconds=900)
-    return {one.pop('kind'): one for one in found}
+    rows = printed_by('tests.tpu.compile_gathers', seconds=900)
+    return {row.pop('kind'): row for row in rows}
 
 
 @pytest.mark.full
 @pytest.mark.xdist_group('gathers')
 @pytest.mark.parametrize('kind', ['v4', 'v5e', 'v5p', 'v6e', 'tpu7x'])
-def test_what_the_compiler_hides_of_the_gathers_of_a_small_model(kind):
-    """All are waited for on v4 and v5p; on v5e most run inside other operations, on v6e and TPU7x
-    all on SparseCores. Catches one form of them that is read as another, and a step that is
-    compiled without the options for it.
+def test_compiler_hides_gathers_by_kind(kind):
+    """v4 and v5p wait for all gathers; v5e runs most inside other operations; v6e and TPU7x run all
+    on SparseCores.
+
+    Catches one form that is parsed as another, and a step compiled without the options for it.
     """
-    found = gathers()[kind]
-    of_layers = 4 * 6 * 2  # six matrices, forward and backward
-    assert found['alone'] + found['beside'] == 2 + of_layers
+    counts = compile_gathers()[kind]
+    n_layer_gathers = 4 * 6 * 2  # six matrices, forward and backward
+    assert counts['alone'] + counts['beside'] == 2 + n_layer_gathers
     if kind in ('v4', 'v5p'):
-        assert found['beside'] == 0 and found['waits'] == pytest.approx(found['links'])
+        assert counts['beside'] == 0 and counts['waits'] == pytest.approx(counts['links'])
     else:
-        assert found['alone'] <= (10 if kind == 'v5e' else 0)
-        assert found['waits'] < 0.8 * found['links']
+        assert counts['alone'] <= (10 if kind == 'v5e' else 0)
+        assert counts['waits'] < 0.8 * counts['links']

@@ -1,4 +1,5 @@
 """The parts that all launch engines share: jobs, options, restarts, and commands of this machine.
+
 Standard library only: JAX is for the hosts, and a launcher starts without it.
 """
 
@@ -16,26 +17,28 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lm.launch.exit_status import BAD_INPUT, DIVERGED, DONE, RESUME, SIGNALLED
 from lm.launch.this_host import HOST_FLAGS, SECRET, select_flags
 from modules.choices import suggest_nearest
 
-POLL_SEC = 0.2  # between looks at local processes and at caught signals
+POLL_SEC = 0.2  # interval of polling local processes and caught signals
 PAUSE_SEC = 30.0  # before the same job is submitted again
-READ_SEC = 5.0  # for the last output of a command, whose child may hold the pipe for ever
-MAX_RESTARTS = 10  # default of --max_restarts, as of a sweep's groups on Ray
-MAX_FAILURES = 60  # of a scheduler in a row, while it is asked for the state of a job
+READ_SEC = 5.0  # timeout for the last output of a command, as a child may hold the pipe open
+MAX_RESTARTS = 10  # default of --max_restarts, as for a sweep's groups on Ray
+MAX_FAILURES = 60  # consecutive failures of a scheduler to tell the state of a job
 NAME = re.compile(r'[a-z]([-a-z0-9]*[a-z0-9])?')
 MAX_NAME_LENGTH = 40
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A training to be started. flags: of train.py, the same on every host. python: the words
-    before train.py, '' for the engine's default. max_restarts: how often the job is started again.
-    secret: that of its hosts (`lm.launch.secret`).
+    """A training to be started.
+
+    flags: of train.py, the same on every host. python: words before train.py, '' for the engine's
+    default. max_restarts: how often the job is started again. secret: shared by its hosts
+    (`lm.launch.secret`).
     """
 
     name: str
@@ -49,17 +52,22 @@ class Job:
         return [*shlex.split(self.python or python), 'train.py', *self.flags]
 
     def command(self, python: str) -> str:
+        """Returns the command of a host for a shell."""
         return shlex.join(self.argv(python))
 
     def command_with_secret(self, python: str) -> str:
-        """Returns `command` for hosts that may share no disk, on which the secret could lie."""
+        """Returns `command` for hosts that may share no disk on which the secret could be
+        stored.
+        """
         return f'env {SECRET}={self.secret} {self.command(python)}'
 
 
 @dataclasses.dataclass(frozen=True)
 class Chips:
-    """The chips of a job's hosts together, as far as its options say. accelerator: a slice, as
-    Google names it, or KIND:SHAPE, given by `flag`; otherwise devices: how many, 0 for unknown.
+    """The chips of a job's hosts together, as far as its options tell.
+
+    accelerator: a slice, as Google names it, or KIND:SHAPE, given by `flag`. devices: number of
+    devices if there is no slice; 0 if unknown.
     """
 
     accelerator: str = ''
@@ -68,11 +76,13 @@ class Chips:
     devices: int = 0
 
 
-class Launch:
-    """One job under way. programs, packages: (requirement of this machine, how it is installed).
-    restarts: how often `supervise` submits the job again, 0 where the scheduler restarts it.
-    caught: signals that came. stream: output that is passed on. outlives_launcher: whether the
-    hosts train on, and the same command finds them again, if the launcher ends.
+class JobLaunch:
+    """A job in progress.
+
+    programs, packages: (requirement of this machine, how to install it). restarts: how often
+    `supervise` submits the job again, 0 if the scheduler restarts it. caught: signals that came.
+    stream: output that is forwarded. outlives_launcher: whether the hosts continue, and the same
+    command finds them again, if the launcher ends.
     """
 
     programs = packages = ()
@@ -85,42 +95,45 @@ class Launch:
 
     @property
     def restarts(self) -> int:
+        """Returns how often `supervise` submits the job again."""
         return self.job.max_restarts
 
     def submit(self) -> None:
-        """Starts the job, or finds it. Raises Stopped where a signal comes first."""
+        """Starts the job, or finds it. Raises LaunchInterrupted if a signal comes first."""
 
     def poll(self) -> int | None:
-        """Passes on new output of the first host; returns the job's exit status once it ended."""
+        """Forwards new output of the first host; returns the job's exit status once it ended."""
 
     def stop_commands(self) -> list[list[str]]:
-        """Returns the commands by which the hosts save a checkpoint and end."""
+        """Returns the commands that make the hosts save a checkpoint and end."""
+        raise NotImplementedError
 
     def stop(self) -> None:
-        """Stops the job, whose end `poll` then reports."""
+        """Stops the job; `poll` reports its end."""
         for command in self.stop_commands():
             run_command(command)
 
     def close(self) -> None:
-        """Releases what this launcher holds."""
+        """Releases the resources of this launcher."""
         if self.stream is not None and self.stream.process.poll() is None:
             self.stream.process.terminate()
             self.stream.process.wait()
 
     def is_due(self, seconds: float) -> bool:
         """Whether this last returned True at least `seconds` ago."""
-        now = time.monotonic()
-        if now - self.last_poll < seconds:
+        time_now = time.monotonic()
+        if time_now - self.last_poll < seconds:
             return False
-        self.last_poll = now
+        self.last_poll = time_now
         return True
 
     def query(self, read_state: Callable[[], Any], job: str) -> Any:
-        """Returns question(), or None where it raised ValueError, as a scheduler may for a while.
-        Raises the error after MOST_FAILURES in a row.
+        """Returns read_state(), or None if it raised ValueError, as a scheduler may for a while.
+
+        Raises the error after MAX_FAILURES in a row.
         """
         try:
-            found = read_state()
+            state = read_state()
         except ValueError as error:
             self.failures += 1
             if self.failures == MAX_FAILURES:
@@ -128,7 +141,20 @@ class Launch:
                 raise ValueError(f'{error}. {advice}') from None
             return None
         self.failures = 0
-        return found
+        return state
+
+
+class JobEngine(NamedTuple):
+    """A way to start a job.
+
+    options: dataclass of its flags. launch: the class of a job in progress. check: raises
+    ValueError for bad options. script: returns the commands that would run.
+    """
+
+    options: Any
+    launch: type[JobLaunch]
+    check: Callable[[Job, Any], None]
+    script: Callable[[Job, Any], str]
 
 
 class LaunchInterrupted(Exception):
@@ -136,13 +162,18 @@ class LaunchInterrupted(Exception):
 
 
 def option(description: str, default: Any = dataclasses.MISSING) -> Any:
-    """Declares a field of an engine's options, which is a flag; one without default is required."""
+    """Declares a field of an engine's options, which is a flag; it is required without a
+    default.
+    """
     return dataclasses.field(default=default, metadata={'words': description})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SliceOptions:
-    """Options of the engines that ask Google Cloud for TPU slices; each adds its own `zone`."""
+    """Options of engines that request TPU slices of Google Cloud; each adds its own `zone`."""
+
+    if TYPE_CHECKING:
+        zone: str  # each engine has its own help text
 
     accelerator_type: str = option('Such as v6e-16 or v5litepod-256: version and chips, or cores.')
     project: str = option('Google Cloud project; default that of gcloud.', '')
@@ -151,6 +182,7 @@ class SliceOptions:
     submit_flags: str = option('More flags for queued-resources or xpk workload create.', '')
 
     def location_flags(self) -> list[str]:
+        """Returns the flags of zone and project."""
         zone = [f'--zone={self.zone}'] if self.zone else []
         return [*zone, *([f'--project={self.project}'] if self.project else [])]
 
@@ -159,17 +191,30 @@ class SliceOptions:
         return Chips(self.accelerator_type, self.slices)
 
     def extra_flags(self, *flags: str) -> list[str]:
+        """Returns `flags` between --spot and the flags given by the user."""
         return [*(['--spot'] if self.spot else []), *flags, *shlex.split(self.submit_flags)]
 
 
-def read_options(engine: str, options: type, flag_values: Mapping[str, Any]) -> Any:
-    """Returns `options` of the given flags. Raises ValueError for a missing or an unknown one."""
+def read_options(engine: str, options: Any, flag_values: Mapping[str, Any]) -> Any:
+    """Parses the options of an engine.
+
+    Args:
+      engine: its name, for errors.
+      options: its dataclass of options.
+      flag_values: values of the flags that are set.
+
+    Returns:
+      The options.
+
+    Raises:
+      ValueError: for a missing or an unknown flag.
+    """
     fields = {field.name: field for field in dataclasses.fields(options)}
     for name in flag_values:
         if name not in fields:
             raise ValueError(
                 f'--{name} is not read by --engine={engine}, which reads '
-                f'{", ".join(f"--{known}" for known in fields)}.{suggest_nearest(name, fields)}'
+                f'{", ".join(f"--{field}" for field in fields)}.{suggest_nearest(name, fields)}'
             )
     missing = [
         f'--{name} ({field.metadata["words"].rstrip(".")})'
@@ -181,36 +226,44 @@ def read_options(engine: str, options: type, flag_values: Mapping[str, Any]) -> 
     return options(**flag_values)
 
 
-def check_installed(engine: str, launch: type[Launch]) -> None:
-    """Raises ValueError for a missing program or package, with how it is installed."""
-    absent = [one for one in launch.programs if shutil.which(one[0]) is None]
-    absent += [one for one in launch.packages if importlib.util.find_spec(one[0]) is None]
+def check_installed(engine: str, launch: type[JobLaunch]) -> None:
+    """Raises ValueError for a missing program or package, with the way to install it."""
+    absent = [
+        requirement for requirement in launch.programs if shutil.which(requirement[0]) is None
+    ]
+    absent += [
+        requirement
+        for requirement in launch.packages
+        if importlib.util.find_spec(requirement[0]) is None
+    ]
     if absent:
-        said = '; '.join(f'{what}, which is not installed here: {how}' for what, how in absent)
-        raise ValueError(f'--engine={engine} runs {said}. --dry_run prints what would run.')
+        needs = '; '.join(
+            f'{program}, which is not installed here: {advice}' for program, advice in absent
+        )
+        raise ValueError(f'--engine={engine} runs {needs}. --dry_run prints what would run.')
 
 
 def check_name(flag: str, name: str) -> None:
     """Raises ValueError for a name that some engine refuses; xpk's limit is the shortest."""
     if not NAME.fullmatch(name) or len(name) > MAX_NAME_LENGTH:
         raise ValueError(
-            f'{flag} must be at most {MAX_NAME_LENGTH} lowercase letters, digits and dashes, and begin '
-            f'with a letter; got {name!r}.'
+            f'{flag} must be at most {MAX_NAME_LENGTH} lowercase letters, digits and dashes, '
+            f'and begin with a letter; got {name!r}.'
         )
 
 
 def check_flags(job: Job) -> None:
-    """Raises ValueError where the flags of train.py name a host, which the engine does."""
-    named = sorted(select_flags(job.flags, HOST_FLAGS))
-    if named:
+    """Raises ValueError if the flags of train.py identify a host, as the engine does this."""
+    host_flags = sorted(select_flags(job.flags, HOST_FLAGS))
+    if host_flags:
         raise ValueError(
-            f'--{named[0]} says which host one is, and the hosts of a launch learn that from what '
-            'starts them; leave it out of what follows --.'
+            f'--{host_flags[0]} says which host one is, and the hosts of a launch learn that from '
+            'what starts them; leave it out of what follows --.'
         )
 
 
 def check_workdir(job: Job, engine: str) -> None:
-    """Raises ValueError without --workdir, where a preempted host loses its own disk."""
+    """Raises ValueError without --workdir, as a preempted host loses its own disk."""
     if not any(flag.lstrip('-').partition('=')[0] == 'workdir' for flag in job.flags):
         raise ValueError(
             f'--engine={engine} needs train.py --workdir=... on storage that all hosts share and '
@@ -219,18 +272,27 @@ def check_workdir(job: Job, engine: str) -> None:
 
 
 def check_training(job: Job, chips: Chips, say: Callable[[str], None]) -> None:
-    """Raises ValueError for a training that the hosts would refuse (`tpu.check_training`)."""
+    """Checks a training in a separate process (`tpu.check_training`).
+
+    Args:
+      job: the job.
+      chips: chips of all hosts.
+      say: receives a message on facts that could not be checked.
+
+    Raises:
+      ValueError: for a training that the hosts would refuse.
+    """
     if importlib.util.find_spec('jax') is None:
         say('JAX is not installed here: what train.py would refuse is left to the hosts')
         return
-    asked = json.dumps(dataclasses.asdict(chips))
-    status, said, error = run_command(
-        [sys.executable, '-m', 'tpu.check_training', asked, *job.flags]
+    chips_json = json.dumps(dataclasses.asdict(chips))
+    status, message, error = run_command(
+        [sys.executable, '-m', 'tpu.check_training', chips_json, *job.flags]
     )
     if status:
         raise ValueError(error.strip().removeprefix('error: ') or f'it ended with {status}')
-    if said:
-        say(said.strip())
+    if message:
+        say(message.strip())
 
 
 def check_positive(options: Any, *names: str) -> None:
@@ -241,23 +303,34 @@ def check_positive(options: Any, *names: str) -> None:
 
 
 def is_resumable(status: int) -> bool:
-    """Whether the same command may go on after this exit status: a host was lost (42), or a signal
-    ended it (above 128), as in a preemption. Bad input, a diverged loss and a command that cannot
-    run (126, 127) would end the same way again.
+    """Whether the same command may continue after this exit status.
+
+    A host was lost (42), or a signal ended it (above 128), as in a preemption. Bad input, a
+    diverged loss and a command that cannot run (126, 127) would end the same way again.
     """
     return status == RESUME or status > SIGNALLED
 
 
 def combine_statuses(statuses: Sequence[int]) -> int:
-    """Returns the exit status of a job from those of its hosts or containers: the smallest but 0.
-    Final ones (1, 2) come before those with which hosts end because another failed (42, 128 + n).
+    """Returns the exit status of a job from its hosts or containers: the smallest but 0.
+
+    Final statuses (1, 2) come before those of hosts that end because another failed (42, 128 + n).
     """
     return min((status for status in statuses if status != DONE), default=DONE)
 
 
-def supervise(launch: Launch, caught: list[int], say: Callable[[str], None]) -> int:
-    """Submits the job until it is done, cannot go on, or was restarted launch.restarts times;
-    returns its exit status. A signal, in `caught`, stops the job, whose end is still waited for.
+def supervise(launch: JobLaunch, caught: list[int], say: Callable[[str], None]) -> int:
+    """Submits the job until it is done, cannot continue, or was restarted launch.restarts times.
+
+    A signal, in `caught`, stops the job, whose end is still waited for.
+
+    Args:
+      launch: the job in progress.
+      caught: signals that came.
+      say: receives messages.
+
+    Returns:
+      The exit status of the job.
     """
     restarts = 0
     try:
@@ -284,12 +357,21 @@ def supervise(launch: Launch, caught: list[int], say: Callable[[str], None]) -> 
         launch.close()
 
 
-def wait_for_exit(launch: Launch, caught: list[int], say: Callable[[str], None]) -> int:
-    """Returns the status of the submitted job once it has ended; passes a signal on once."""
-    asked = False
+def wait_for_exit(launch: JobLaunch, caught: list[int], say: Callable[[str], None]) -> int:
+    """Waits for the submitted job, and stops it after a signal, once.
+
+    Args:
+      launch: the job in progress.
+      caught: signals that came.
+      say: receives messages.
+
+    Returns:
+      The exit status of the job.
+    """
+    is_stopping = False
     while (status := launch.poll()) is None:
-        if caught and not asked:
-            asked = True
+        if caught and not is_stopping:
+            is_stopping = True
             say('stopping: the hosts save a checkpoint; a second signal leaves them to it')
             launch.stop()
         time.sleep(POLL_SEC)
@@ -297,7 +379,7 @@ def wait_for_exit(launch: Launch, caught: list[int], say: Callable[[str], None])
 
 
 def interruptible_sleep(seconds: float, caught: list[int]) -> None:
-    """Sleeps. Raises Stopped as soon as a signal came."""
+    """Sleeps. Raises LaunchInterrupted as soon as a signal came."""
     end = time.monotonic() + seconds
     while not caught and time.monotonic() < end:
         time.sleep(min(POLL_SEC, seconds))
@@ -306,30 +388,31 @@ def interruptible_sleep(seconds: float, caught: list[int]) -> None:
 
 
 def shell_lines(*lines: str | Sequence[str]) -> str:
-    """Returns lines for a shell; one that is given as words is quoted."""
+    """Returns lines for a shell; a line given as words is quoted."""
     return ''.join(f'{line if isinstance(line, str) else shlex.join(line)}\n' for line in lines)
 
 
 def run_command(command: Sequence[str], text: str | None = None) -> tuple[int, str, str]:
     """Returns (exit status, stdout, stderr) of a short command, which Ctrl-C does not reach."""
-    done = subprocess.run(
+    process = subprocess.run(
         command, input=text or '', capture_output=True, text=True, start_new_session=True
     )
-    return done.returncode, done.stdout, done.stderr
+    return process.returncode, process.stdout, process.stderr
 
 
 def read_output(command: Sequence[str], text: str | None = None) -> str:
-    """Returns the stdout of a short command. Raises ValueError with its message where it fails."""
-    status, out, error = run_command(command, text)
+    """Returns the stdout of a short command. Raises ValueError with its message if it fails."""
+    status, stdout, error = run_command(command, text)
     if status:
-        said = (error or out).strip() or 'it said nothing'
-        raise ValueError(f'{shlex.join(command)} ended with status {status}: {said}')
-    return out
+        message = (error or stdout).strip() or 'it said nothing'
+        raise ValueError(f'{shlex.join(command)} ended with status {status}: {message}')
+    return stdout
 
 
 class Stream:
-    """A running command whose lines go to stdout as they come, but those for which `keep` returns
-    True. Ctrl-C does not reach it: the engine decides what is stopped.
+    """A running command whose lines are forwarded to stdout, except those that `is_hidden` selects.
+
+    Ctrl-C does not reach it: the engine decides when it is stopped.
     """
 
     def __init__(
@@ -348,13 +431,15 @@ class Stream:
         self.reader.start()
 
     def _read(self) -> None:
+        """Forwards lines until the command closes its output."""
+        assert self.process.stdout is not None  # a pipe
         for line in self.process.stdout:
             if not self.is_hidden(line):
                 sys.stdout.write(line)
                 sys.stdout.flush()
 
     def poll(self) -> int | None:
-        """Returns the exit status once the command has ended and its output was passed on."""
+        """Returns the exit status once the command has ended and its output was forwarded."""
         if self.process.poll() is None:
             return None
         self.reader.join(READ_SEC)

@@ -1,12 +1,12 @@
 """Hosts of a Ray cluster: a placement group with a bundle for each, and an actor in each bundle.
 
 Connects to the cluster that RAY_ADDRESS or `ray start` names, or starts one on this machine. The
-nodes need this repository under the same path. Where a host is lost, its group is released, and a
-new one is requested after PAUSE_SEC of `tpu.launchers.base`.
+nodes need this repository under the same path. If a host is lost, its group is released, and a new
+group is requested after PAUSE_SEC of `tpu.launchers.base`.
 
-Waits: the trainers are asked every LOOK_SEC; a host that does not answer for ANSWER_SEC is lost.
-Hosts are waited for without end, and trainers start once all are there: a TPU slice may take a
-quarter of an hour to boot.
+Waits: the trainers are polled every LOOK_SEC; a host that does not answer for ANSWER_SEC is lost.
+There is no limit on the wait for hosts, and trainers start once all hosts are there: a TPU slice
+may take a quarter of an hour to boot.
 
 Sources: docs.ray.io, ray.util.tpu.slice_placement_group (alpha) and Placement Groups; stale
 variables of slices: ray-project/ray#62893.
@@ -28,6 +28,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from lm.launch.before_jax import ACCELERATORS
 from lm.launch.exit_status import DONE, RESUME, SIGNALLED
@@ -38,14 +39,16 @@ from tpu.launchers.base import Chips, Job, option
 
 LOOK_SEC = 1.0
 ANSWER_SEC = 30.0
-SAY_SEC = 60.0  # between messages on what is waited for
-LAST_CHARS = 2000  # characters of each other host, shown where the job fails
+SAY_SEC = 60.0  # between messages while waiting for nodes
+LAST_CHARS = 2000  # last output of each host but the first, shown if the job fails
 PR_SET_PDEATHSIG = 1
-STALE_PREFIX = 'MEGASCALE_'  # of an earlier job on a host, whose slices are others or gone
+STALE_PREFIX = 'MEGASCALE_'  # variables of an earlier job on a host, for other slices
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
+class RayOptions:
+    """Options of --engine=ray."""
+
     nodes: int = option('Hosts of the job, on different nodes where there are.', 0)
     resources: str = option('Resources of each host, such as CPU=8,GPU=8.', 'CPU=1')
     topology: str = option('Shape of a TPU slice, such as 4x4; all its hosts are taken.', '')
@@ -55,7 +58,9 @@ class Options:
     folder: str = option('Folder of this repository on the nodes; default this one.', '')
 
     def chips(self) -> Chips:
-        """Returns the slices, or the GPUs of all hosts; only they know what their CPUs count as."""
+        """Returns the slices, or the GPUs of all hosts; only the hosts know how their CPUs
+        count.
+        """
         if self.topology:
             slice_name = f'{self.accelerator_version.lower()}:{self.topology}'
             return Chips(slice_name, self.slices, '--accelerator_version and --topology')
@@ -66,54 +71,69 @@ class Options:
 def parse_resources(text: str) -> dict[str, float]:
     """Returns {'CPU': 8.0, 'GPU': 8.0} for CPU=8,GPU=8."""
     try:
-        found = {name: float(n) for name, n in (part.split('=') for part in text.split(','))}
+        resources = {name: float(n) for name, n in (part.split('=') for part in text.split(','))}
     except ValueError:
-        found = {}
-    if not found or any(not name or n <= 0 for name, n in found.items()):
+        resources = {}
+    if not resources or any(not name or n <= 0 for name, n in resources.items()):
         raise ValueError(f'--resources must be such as CPU=8,GPU=8; got {text!r}')
-    return found
+    return resources
 
 
 def actor_options(bundle: dict[str, float]) -> dict:
     """Returns the options of an actor that takes the whole bundle."""
     kinds = {'CPU': 'num_cpus', 'GPU': 'num_gpus'}
-    known = {kinds[kind]: n for kind, n in bundle.items() if kind in kinds}
-    other = {kind: n for kind, n in bundle.items() if kind not in kinds}
-    return {'num_cpus': 0, **known, 'resources': other}
+    counted = {kinds[kind]: amount for kind, amount in bundle.items() if kind in kinds}
+    custom = {kind: amount for kind, amount in bundle.items() if kind not in kinds}
+    return {'num_cpus': 0, **counted, 'resources': custom}
 
 
-def select_python(options: Options) -> str:
-    """Returns the words before train.py: this interpreter where it has what JAX needs for the TPUs
-    or GPUs of the hosts, otherwise uv with the extra that installs it.
+def select_python(options: RayOptions) -> str:
+    """Returns the words before train.py.
+
+    This interpreter is used if it has the packages that JAX needs for the TPUs or GPUs of the
+    hosts, otherwise uv with the extra that installs them.
     """
     kinds = parse_resources(options.resources)
-    wanted = 'tpu' if options.topology or 'TPU' in kinds else 'cuda' if 'GPU' in kinds else ''
+    needed_extra = 'tpu' if options.topology or 'TPU' in kinds else 'cuda' if 'GPU' in kinds else ''
     for _, _, packages, extra in ACCELERATORS:
-        if extra == wanted and not any(map(importlib.util.find_spec, packages)):
+        if extra == needed_extra and not any(map(importlib.util.find_spec, packages)):
             return f'uv run --extra {extra}'
     return shlex.quote(sys.executable)
 
 
 def order_bundles(hosts: Sequence[dict], slices: int) -> list[int]:
-    """Returns the bundle of each process: slice by slice, and in each by its number there, as
-    libtpu and JAX must number them alike.
+    """Returns the bundle of each process: slice by slice, and in each by the host's number.
+
+    libtpu and JAX must number the hosts alike.
     """
     size, workers = len(hosts) // slices, [host['worker'] for host in hosts]
-    known = [i if worker is None else worker for i, worker in enumerate(workers)]
-    return sorted(range(len(hosts)), key=lambda i: (i // size, known[i]))
+    numbers = [i if worker is None else worker for i, worker in enumerate(workers)]
+    return sorted(range(len(hosts)), key=lambda i: (i // size, numbers[i]))
 
 
 def host_flags(first: dict, count: int | str, number: int | str) -> list[str]:
-    """Returns the flags of process `number`. first: process 0's `RayHost.about`."""
+    """Returns the flags of a process.
+
+    Args:
+      first: `RayHost.describe` of process 0.
+      count: number of processes.
+      number: number of the process.
+    """
     if count == 1:
         return ['--num_processes=1']
     port, watch_port = first['ports']
-    ports = [f'--coordinator={first["address"]}:{port}', f'--watch_port={watch_port}']
-    return [*ports, f'--num_processes={count}', f'--process_id={number}']
+    flags = [f'--coordinator={first["address"]}:{port}', f'--watch_port={watch_port}']
+    return [*flags, f'--num_processes={count}', f'--process_id={number}']
 
 
 def slice_env(first: dict, slices: int, number: int) -> dict[str, str]:
-    """Returns libtpu's variables for a host of slice `number`; none with one slice."""
+    """Returns libtpu's variables for a host of a slice; none with one slice.
+
+    Args:
+      first: `RayHost.describe` of process 0.
+      slices: number of slices.
+      number: number of the slice.
+    """
     if slices == 1:
         return {}
     from ray.util.tpu import get_tpu_coordinator_env_vars
@@ -122,10 +142,13 @@ def slice_env(first: dict, slices: int, number: int) -> dict[str, str]:
 
 
 def child_env(env: Mapping[str, str], changes: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment of a trainer, without variables that an earlier job of several slices
-    left: libtpu would wait for those slices without end.
+    """Returns the environment of a trainer, without stale variables of slices.
+
+    libtpu would wait forever for the slices of an earlier job.
     """
-    return {k: v for k, v in env.items() if not k.startswith(STALE_PREFIX)} | dict(changes)
+    return {name: value for name, value in env.items() if not name.startswith(STALE_PREFIX)} | dict(
+        changes
+    )
 
 
 def node_address() -> str:
@@ -136,22 +159,31 @@ def node_address() -> str:
 
 
 class RayHost:
-    """The actor of one host, which starts train.py there and reads its output. The trainer is a
-    process of its own, as its variables must be set before it imports JAX.
+    """The actor of one host, which starts train.py there and reads its output.
+
+    The trainer is a separate process, as its variables must be set before it imports JAX.
     """
 
     def describe(self) -> dict:
         """Returns the host's address, two free ports, and its number within its TPU slice."""
-        with socket.create_server(('', 0)) as one, socket.create_server(('', 0)) as two:
-            ports = one.getsockname()[1], two.getsockname()[1]
+        with socket.create_server(('', 0)) as coordinator, socket.create_server(('', 0)) as watch:
+            ports = coordinator.getsockname()[1], watch.getsockname()[1]
         worker = os.environ.get('TPU_WORKER_ID', '')
         number = int(worker) if worker.isdigit() else None
         return {'address': node_address(), 'ports': ports, 'worker': number}
 
     def start(self, words: Sequence[str], folder: str, changes: Mapping[str, str]) -> None:
-        """Starts the trainer, which gets SIGTERM where this actor is killed."""
+        """Starts the trainer, which gets SIGTERM if this actor is killed.
+
+        Args:
+          words: the command.
+          folder: where to run it.
+          changes: environment variables to set.
+        """
         libc = ctypes.CDLL(None) if platform.system() == 'Linux' else None
-        stop_with_actor = libc and functools.partial(libc.prctl, PR_SET_PDEATHSIG, signal.SIGTERM)
+        stop_with_actor = (
+            functools.partial(libc.prctl, PR_SET_PDEATHSIG, signal.SIGTERM) if libc else None
+        )
         self.log = tempfile.TemporaryFile()  # noqa: SIM115
         self.offset = 0
         self.process = subprocess.Popen(
@@ -166,7 +198,7 @@ class RayHost:
 
     def read(self) -> tuple[str, int | None]:
         """Returns the trainer's new output, and its exit status once it has ended."""
-        code = self.process.poll()  # before the file is read, so that nothing comes after
+        code = self.process.poll()  # polled before the file is read, so that no output is missed
         end = os.fstat(self.log.fileno()).st_size
         text = os.pread(self.log.fileno(), end - self.offset, self.offset)
         self.offset = end
@@ -178,7 +210,7 @@ class RayHost:
         self.process.send_signal(signal.SIGTERM)
 
 
-def script(job: Job, options: Options) -> str:
+def script(job: Job, options: RayOptions) -> str:
     """Returns the requested group, and the commands of each bundle."""
     first = {'address': 'HOST0', 'ports': ('PORT', 'OTHER_PORT')}
     if options.topology:
@@ -198,7 +230,8 @@ def script(job: Job, options: Options) -> str:
     )
 
 
-def check(job: Job, options: Options) -> None:
+def check(job: Job, options: RayOptions) -> None:
+    """Raises ValueError for options that this engine does not support."""
     del job
     parse_resources(options.resources)
     if bool(options.nodes) == bool(options.topology) or options.nodes < 0:
@@ -214,20 +247,24 @@ def check(job: Job, options: Options) -> None:
         raise ValueError(f'--slices is of --topology, and at least 1; got {options.slices}.')
 
 
-class Launch(base.Launch):
+class RayLaunch(base.JobLaunch):
     """A placement group and its actors."""
 
     outlives_launcher = False
     packages = (('ray', 'pip install "evenkeel[cluster]", or uv sync --extra cluster'),)
 
-    def __init__(self, *given):
-        super().__init__(*given)
+    def __init__(self, *args):
+        super().__init__(*args)
         self.folder = self.options.folder or os.getcwd()
         self.ray = _connect(self.options.address)
-        self.group = self.slices = None
-        self.hosts, self.codes, self.last_output = [], [], []
+        self.group: Any = None
+        self.slices: Any = None
+        self.hosts: list[Any] = []
+        self.codes: list[int | None] = []
+        self.last_output: list[str] = []
 
     def submit(self) -> None:
+        """Reserves the nodes, and starts the trainers."""
         self.close()
         self._reserve()
         strategy = self.ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
@@ -237,17 +274,17 @@ class Launch(base.Launch):
             .remote()
             for i, bundle in enumerate(self.group.bundle_specs)
         ]
-        about = self.ray.get([actor.describe.remote() for actor in actors])
-        places = order_bundles(about, self.options.slices)
-        first, size = about[places[0]], len(actors) // self.options.slices
-        self.hosts = [actors[place] for place in places]
+        descriptions = self.ray.get([actor.describe.remote() for actor in actors])
+        order = order_bundles(descriptions, self.options.slices)
+        first, hosts_per_slice = descriptions[order[0]], len(actors) // self.options.slices
+        self.hosts = [actors[place] for place in order]
         secret = {SECRET: self.job.secret}
         for number, host in enumerate(self.hosts):
-            flags = host_flags(first, len(places), number)
-            env = slice_env(first, self.options.slices, number // size) | secret
+            flags = host_flags(first, len(order), number)
+            variables = slice_env(first, self.options.slices, number // hosts_per_slice) | secret
             words = [*self.job.argv(select_python(self.options)), *flags]
-            self.ray.get(host.start.remote(words, self.folder, env))
-        self.codes, self.last_output = [None] * len(places), [''] * len(places)
+            self.ray.get(host.start.remote(words, self.folder, variables))
+        self.codes, self.last_output = [None] * len(order), [''] * len(order)
 
     def _reserve(self) -> None:
         """Waits until every bundle has its node."""
@@ -262,18 +299,23 @@ class Launch(base.Launch):
         else:
             bundles = [parse_resources(self.options.resources)] * self.options.nodes
             self.group = self.ray.util.placement_group(bundles, strategy='SPREAD')
-        ready, said = self.group.ready(), 0.0
+        ready, last_message = self.group.ready(), 0.0
         while not self.ray.wait([ready], timeout=0.5)[0]:
             if self.caught:
                 raise base.LaunchInterrupted
-            if time.monotonic() - said > SAY_SEC:
-                said = time.monotonic()
-                there = self.ray.cluster_resources()
-                kinds = {k: n for k, n in there.items() if k in ('CPU', 'GPU', 'TPU')}
-                wanted = self.group.bundle_specs
-                self.say(f'waiting for {len(wanted)} nodes with {wanted[0]}; in all, {kinds}')
+            if time.monotonic() - last_message > SAY_SEC:
+                last_message = time.monotonic()
+                cluster = self.ray.cluster_resources()
+                resources = {
+                    kind: amount
+                    for kind, amount in cluster.items()
+                    if kind in ('CPU', 'GPU', 'TPU')
+                }
+                specs = self.group.bundle_specs
+                self.say(f'waiting for {len(specs)} nodes with {specs[0]}; in all, {resources}')
 
     def poll(self) -> int | None:
+        """Forwards output of the first host; returns the job's status once all hosts have ended."""
         if not self.is_due(LOOK_SEC):
             return None
         for i, host in enumerate(self.hosts):
@@ -291,23 +333,25 @@ class Launch(base.Launch):
             self.last_output[i] = (self.last_output[i] + text)[-LAST_CHARS:]
         if None in self.codes:
             return None
-        status = base.combine_statuses(self.codes)
+        status = base.combine_statuses([code for code in self.codes if code is not None])
         if status != DONE and not self.caught:
             self._show_last_output()
         return status
 
     def _show_last_output(self) -> None:
-        """Shows the last output of the hosts whose output is not passed on."""
+        """Shows the last output of the hosts whose output is not forwarded."""
         for i, text in enumerate(self.last_output[1:], 1):
             if text.strip():
                 self.say(f'host {i} said last:\n{text.rstrip()}')
 
     def stop(self) -> None:
+        """Sends SIGTERM to all trainers."""
         for host in self.hosts:
             with contextlib.suppress(self.ray.exceptions.RayError, TimeoutError):
                 self.ray.get(host.stop.remote(), timeout=ANSWER_SEC)
 
     def close(self) -> None:
+        """Releases the placement group."""
         if self.slices is not None:
             self.slices.shutdown()
         elif self.group is not None:
@@ -316,11 +360,12 @@ class Launch(base.Launch):
         self.hosts = []
 
     def stop_commands(self) -> list[list[str]]:
+        """Returns the command that stops this launcher, and with it the job."""
         return [['kill', '-TERM', str(os.getpid())]]
 
 
 def _connect(address: str):
-    """Returns the ray package, connected."""
+    """Connects to the cluster, and returns the ray package."""
     # Ray would report its use, and under `uv run` give workers an environment of their own.
     os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')
     os.environ.setdefault('RAY_ENABLE_UV_RUN_RUNTIME_ENV', '0')
@@ -334,7 +379,7 @@ def _connect(address: str):
             ray.init(
                 address=address or None,
                 include_dashboard=None if address else False,
-                logging_level='ERROR',
+                logging_level='ERROR',  # ty: ignore[invalid-argument-type]  # Ray takes names too
                 log_to_driver=False,
             )
     return ray

@@ -6,8 +6,8 @@ end: the same command, given again, finds the job and shows its output.
 
 Waits: the state of the job is read every LOOK_SEC while it waits in the queue or runs; SLURM keeps
 its status for MinJobAge (300 s by default) after its end. A job that is queued again waits for
-AuthInfo=cred_expire (120 s by default). LIMIT_SEC before its time limit the hosts are asked to save
-a checkpoint, and the job goes on in a new allocation.
+AuthInfo=cred_expire (120 s by default). LIMIT_SEC before its time limit the hosts save a
+checkpoint, and the job continues in a new allocation.
 
 Sources: slurm.schedmd.com/sbatch.html, srun.html, scontrol.html, scancel.html.
 """
@@ -29,15 +29,17 @@ from tpu.launchers.base import Chips, Job, option
 LOOK_SEC = 10.0
 LIMIT_SEC = 120
 LOGIN = 'run this on a login node of the cluster (Debian: apt-get install slurm-client)'
-# Values of `JobState`; a job that is queued again has none of them.
+# Final values of `JobState`; a job that is queued again has none of them.
 ENDED = ('BOOT_FAIL', 'CANCELLED', 'COMPLETED', 'DEADLINE', 'FAILED', 'NODE_FAIL', 'OUT_OF_MEMORY')
-# --gpus-per-node=8, --gres=gpu:8 or --gres=gpu:h100:8
+# Matches --gpus-per-node=8, --gres=gpu:8 and --gres=gpu:h100:8.
 GPUS = re.compile(r'--(?:gpus-per-node[ =]|gres[ =]gpu:)(?:[a-zA-Z]\w*:)?(\d+)(?=\s|$|,)')
 ENDED += ('PREEMPTED', 'TIMEOUT')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
+class SlurmOptions:
+    """Options of --engine=slurm."""
+
     nodes: int = option('Nodes of the job.')
     tasks_per_node: int = option('Processes a node: 1 for all its devices, or one a GPU.', 1)
     folder: str = option('Folder of this repository on the nodes; default this one.', '')
@@ -45,19 +47,28 @@ class Options:
     submit_flags: str = option('More flags, for sbatch, such as --partition=gpu --gres=gpu:8.', '')
 
     def chips(self) -> Chips:
-        """Returns the GPUs of all nodes, where a flag of sbatch says how many each has."""
+        """Returns the GPUs of all nodes, if a flag of sbatch gives the number for each node."""
         per_node = GPUS.search(self.submit_flags)
         return Chips(devices=self.nodes * int(per_node[1]) if per_node else 0)
 
 
-def output_path(job: Job, options: Options, job_id: str = '%j') -> Path:
+def output_path(job: Job, options: SlurmOptions, job_id: str = '%j') -> Path:
+    """Returns the file of the job's output.
+
+    Args:
+      job: the job.
+      options: the folder of logs.
+      job_id: number of the job; by default sbatch's placeholder for it.
+    """
     return Path(options.logs).absolute() / f'{job.name}-{job_id}.out'
 
 
-def batch_script(job: Job, options: Options) -> str:
-    """Returns the batch script. srun leaves the tasks to end by themselves: they watch each other,
-    and if it killed one because another had failed, status 1, which is final, would become 137.
-    Nodes are alike: what the first one has says which extra `uv run` installs.
+def batch_script(job: Job, options: SlurmOptions) -> str:
+    """Returns the batch script.
+
+    srun leaves the tasks to end by themselves, as they watch each other: if it killed a task
+    because another had failed, status 1, which is final, would become 137. Nodes are assumed to be
+    alike: the accelerators of the first node determine the extra that `uv run` installs.
     """
     extras = '\n'.join(
         f"ls {files} > /dev/null 2>&1 && extra='--extra {extra}'"
@@ -91,21 +102,26 @@ exit $status
 """
 
 
-def submit_command(options: Options) -> list[str]:
+def submit_command(options: SlurmOptions) -> list[str]:
+    """Returns the command that submits the batch script on its stdin."""
     return ['sbatch', '--parsable', *shlex.split(options.submit_flags)]
 
 
 def find_command(job: Job) -> list[str]:
+    """Returns the command that lists the numbers of the user's jobs of this name."""
     return ['squeue', '--me', '--noheader', f'--name={job.name}', '--format=%i']
 
 
 def show_command(job_id: str) -> list[str]:
+    """Returns the command that shows the fields of a job."""
     return ['scontrol', 'show', 'job', '--oneliner', job_id]
 
 
 def cancel_commands(job_id: str) -> list[list[str]]:
-    """Returns the commands after which neither SLURM nor its script queues the job again, and which
-    send SIGTERM to the tasks. The batch script gets none, as it reports their status.
+    """Returns the commands that stop a job for good.
+
+    After the first, neither SLURM nor the batch script queues the job again. The second sends
+    SIGTERM to the tasks, but not to the batch script, which reports their status.
     """
     hold = ['scontrol', 'update', f'JobId={job_id}', 'Requeue=0']
     return [hold, ['scancel', '--signal=TERM', job_id]]
@@ -117,16 +133,18 @@ def parse_fields(text: str) -> dict[str, str]:
 
 
 def parse_status(fields: dict[str, str]) -> int | None:
-    """Returns the exit status of an ended job, RESUME where SLURM gave none; else None."""
+    """Returns the exit status of an ended job, RESUME if SLURM gave none; None if it has
+    not ended.
+    """
     if fields.get('JobState') not in ENDED:
         return None
-    code, _, number = fields.get('ExitCode', '0:0').partition(':')
+    code, _, signal_number = fields.get('ExitCode', '0:0').partition(':')
     if int(code) or fields['JobState'] == 'COMPLETED':
         return int(code)
-    return SIGNALLED + int(number) if int(number or 0) else RESUME
+    return SIGNALLED + int(signal_number) if int(signal_number or 0) else RESUME
 
 
-def script(job: Job, options: Options) -> str:
+def script(job: Job, options: SlurmOptions) -> str:
     """Returns all commands in order, as lines for a shell."""
     text, mark = batch_script(job, options), 'END'
     while mark in text.splitlines():  # a flag may hold any line
@@ -145,7 +163,8 @@ def script(job: Job, options: Options) -> str:
     )
 
 
-def check(job: Job, options: Options) -> None:
+def check(job: Job, options: SlurmOptions) -> None:
+    """Raises ValueError for options that this engine does not support."""
     base.check_positive(options, 'nodes', 'tasks_per_node')
     if re.search(r'[\s%\\]', str(output_path(job, options, '1'))):
         raise ValueError(
@@ -153,24 +172,27 @@ def check(job: Job, options: Options) -> None:
         )
 
 
-class Launch(base.Launch):
+class SlurmLaunch(base.JobLaunch):
     """A job of SLURM, which restarts by itself, and the file of its output."""
 
     programs = tuple((name, LOGIN) for name in ('sbatch', 'squeue', 'scontrol', 'scancel'))
     restarts, job_id, state, offset = 0, '', '', 0
 
     def submit(self) -> None:
+        """Submits the job, or finds it in the queue."""
         output_path(self.job, self.options).parent.mkdir(parents=True, exist_ok=True)
-        if found := base.read_output(find_command(self.job)).split():
-            self.job_id = found[0]
+        if job_ids := base.read_output(find_command(self.job)).split():
+            self.job_id = job_ids[0]
             self.say(f'job {self.job_id} of that name is there already')
             return
-        said = base.read_output(submit_command(self.options), batch_script(self.job, self.options))
-        self.job_id = said.strip().split(';')[0]  # NUMBER;CLUSTER where there are several
+        answer = base.read_output(
+            submit_command(self.options), batch_script(self.job, self.options)
+        )
+        self.job_id = answer.strip().split(';')[0]  # NUMBER;CLUSTER with several clusters
         self.say(f'job {self.job_id}; it says: {output_path(self.job, self.options, self.job_id)}')
 
     def _forward_output(self) -> None:
-        """Prints the job's new output; there is no file before the job has begun."""
+        """Prints the job's new output; there is no file before the job begins."""
         path = output_path(self.job, self.options, self.job_id)
         with contextlib.suppress(FileNotFoundError), path.open(errors='replace') as file:
             file.seek(self.offset)
@@ -181,6 +203,7 @@ class Launch(base.Launch):
     close = _forward_output
 
     def poll(self) -> int | None:
+        """Forwards output; returns the exit status once the job has ended."""
         self._forward_output()
         if not self.is_due(LOOK_SEC):
             return None
@@ -193,18 +216,20 @@ class Launch(base.Launch):
         return parse_status(fields)
 
     def _read_fields(self) -> dict[str, str]:
-        """Returns the fields of the job; none where scontrol failed."""
+        """Returns the fields of the job; {} if scontrol failed."""
         return (
             self.query(lambda: parse_fields(base.read_output(show_command(self.job_id))), 'job')
             or {}
         )
 
     def stop_commands(self) -> list[list[str]]:
+        """Returns the commands that stop the job."""
         return cancel_commands(self.job_id)
 
     def stop(self) -> None:
+        """Stops the job."""
         hold, signal = self.stop_commands()
         base.run_command(hold)
-        # A job that waits has nothing to save.
-        runs = self._read_fields().get('JobState') == 'RUNNING'
-        base.run_command(signal if runs else ['scancel', self.job_id])
+        # A job in the queue has nothing to save, and is cancelled.
+        is_running = self._read_fields().get('JobState') == 'RUNNING'
+        base.run_command(signal if is_running else ['scancel', self.job_id])

@@ -1,6 +1,6 @@
-"""TPU slices of a GKE cluster, as a JobSet that xpk makes.
+"""TPU slices of a GKE cluster, as a JobSet that xpk creates.
 
-xpk starts one pod a host. Its JobSet restarts all pods by itself where one ends with 42 or 127 to
+xpk starts one pod per host. Its JobSet restarts all pods by itself if one ends with 42 or 127 to
 255, or is evicted, at most --max_restarts times (xpk's own default is none); 1 and 2 are final. The
 launcher may therefore end: the same command, given again, finds the JobSet and shows its output.
 
@@ -29,18 +29,21 @@ GRACE_SEC = 120
 FIRST_POD = '-slice-job-0-0-'  # xpk: WORKLOAD-slice-job-SLICE-HOST-xxxxx
 JOBSET_LABEL = 'jobset.sigs.k8s.io/jobset-name'
 ATTEMPT_LABEL = 'jobset.sigs.k8s.io/restart-attempt'
-NONE = ''  # the state of a JobSet that is not there
+NONE = ''  # the state if there is no JobSet
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(SliceOptions):
+class XpkOptions(SliceOptions):
+    """Options of --engine=xpk."""
+
     cluster: str = option('GKE cluster, as xpk has created it.')
     image: str = option('Docker image with this repository and its environment.')
     zone: str = option('Zone of the cluster; default that of gcloud.', '')
     folder: str = option('Folder of this repository in the image; default its working folder.', '')
 
 
-def workload_command(verb: str, options: Options, *flags: str) -> list[str]:
+def workload_command(verb: str, options: XpkOptions, *flags: str) -> list[str]:
+    """Returns an xpk command for workloads of the cluster."""
     return [
         'xpk',
         'workload',
@@ -51,9 +54,12 @@ def workload_command(verb: str, options: Options, *flags: str) -> list[str]:
     ]
 
 
-def create_command(job: Job, options: Options) -> list[str]:
-    # train.py takes all chips of its host; xpk would start two containers on one of v7x.
-    one = ['--no-use-parallel-containers'] if options.accelerator_type.startswith('tpu7x') else []
+def create_command(job: Job, options: XpkOptions) -> list[str]:
+    """Returns the command that creates the JobSet."""
+    # train.py takes all chips of its host; xpk would start two containers on a host of v7x.
+    single_container = (
+        ['--no-use-parallel-containers'] if options.accelerator_type.startswith('tpu7x') else []
+    )
     return workload_command(
         'create',
         options,
@@ -63,34 +69,36 @@ def create_command(job: Job, options: Options) -> list[str]:
         f'--docker-image={options.image}',
         f'--max-restarts={job.max_restarts}',
         f'--termination-grace-period-seconds={GRACE_SEC}',
-        *options.extra_flags(*one),
+        *options.extra_flags(*single_container),
         f'--command={container_command(job, options)}',
     )
 
 
-def container_command(job: Job, options: Options) -> str:
-    """Returns the command of a pod; with `exec`, as xpk sends SIGTERM to its shell alone."""
+def container_command(job: Job, options: XpkOptions) -> str:
+    """Returns the command of a pod; with `exec`, as xpk sends SIGTERM only to its shell."""
     train = f'exec {job.command_with_secret("python3")}'
     return f'cd {shlex.quote(options.folder)} && {train}' if options.folder else train
 
 
-def delete_command(job: Job, options: Options) -> list[str]:
+def delete_command(job: Job, options: XpkOptions) -> list[str]:
     """Returns the command that sends the pods SIGTERM, and SIGKILL after GRACE_SEC."""
     return workload_command('delete', options, f'--workload={job.name}', '--force')
 
 
-def list_command(job: Job, options: Options) -> list[str]:
-    """Returns a command by which xpk also points kubectl at the cluster."""
+def list_command(job: Job, options: XpkOptions) -> list[str]:
+    """Returns the command that lists the workload; by it xpk also points kubectl at the cluster."""
     return workload_command('list', options, f'--filter-by-job={job.name}')
 
 
 def state_commands(job: Job) -> list[list[str]]:
+    """Returns the commands that show the JobSet and its pods in JSON."""
     jobset, pods = [job.name, '--ignore-not-found'], [f'--selector={JOBSET_LABEL}={job.name}']
     get = ['kubectl', 'get']
     return [[*get, 'jobset', *jobset, '--output=json'], [*get, 'pods', *pods, '--output=json']]
 
 
 def logs_command(pod: str, *flags: str) -> list[str]:
+    """Returns the command that follows the log of a pod."""
     return ['kubectl', 'logs', '--follow', pod, *flags]
 
 
@@ -99,34 +107,40 @@ def parse_state(jobset: str) -> tuple[str, int]:
     if not jobset.strip():
         return NONE, 0
     status = json.loads(jobset).get('status', {})
-    true = [one['type'] for one in status.get('conditions', []) if one['status'] == 'True']
-    ended = [kind for kind in true if kind in ('Completed', 'Failed')]
-    return (ended or ['Running'])[0], status.get('restarts', 0)
+    true_kinds = [
+        condition['type']
+        for condition in status.get('conditions', [])
+        if condition['status'] == 'True'
+    ]
+    final = [kind for kind in true_kinds if kind in ('Completed', 'Failed')]
+    return (final or ['Running'])[0], status.get('restarts', 0)
 
 
 def newest_pods(all_pods: list[dict]) -> list[dict]:
-    """Returns the pods of the newest restart; earlier ones may be listed for a while."""
+    """Returns the pods of the newest restart; earlier pods may be listed for a while."""
     attempts = [int(pod['metadata'].get('labels', {}).get(ATTEMPT_LABEL, 0)) for pod in all_pods]
     return [pod for pod, n in zip(all_pods, attempts, strict=True) if n == max(attempts)]
 
 
 def first_pod(job: Job, all_pods: list[dict]) -> str | None:
     """Returns the name of the first host's pod once it has started."""
-    begun = ('Running', 'Succeeded', 'Failed')
-    pods = [pod for pod in newest_pods(all_pods) if pod.get('status', {}).get('phase') in begun]
+    started_phases = ('Running', 'Succeeded', 'Failed')
+    pods = [
+        pod for pod in newest_pods(all_pods) if pod.get('status', {}).get('phase') in started_phases
+    ]
     names = [pod['metadata']['name'] for pod in pods]
     return next((name for name in names if name.startswith(job.name + FIRST_POD)), None)
 
 
 def exit_codes(all_pods: list[dict]) -> list[int]:
-    """Returns the exit codes of the containers of the newest restart that have ended."""
+    """Returns the exit codes of ended containers in the newest restart."""
     pods = [pod.get('status', {}).get('containerStatuses', []) for pod in newest_pods(all_pods)]
     states = [container.get('state', {}) for containers in pods for container in containers]
     return [state['terminated']['exitCode'] for state in states if 'terminated' in state]
 
 
-def script(job: Job, options: Options) -> str:
-    """Returns all commands in order for a shell, and the JobSet where xpk is installed."""
+def script(job: Job, options: XpkOptions) -> str:
+    """Returns all commands in order for a shell, and the JobSet if xpk is installed."""
     lines = [
         '# points kubectl at the cluster:',
         list_command(job, options),
@@ -143,12 +157,13 @@ def script(job: Job, options: Options) -> str:
     if shutil.which('xpk') is None:
         return base.shell_lines(*lines, manifest)
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, 'jobset.yaml')
-        base.read_output([*manifest[:-1], f'--output-manifest-file={file}'])
-        return base.shell_lines(*lines, file.read_text().strip())
+        path = Path(folder, 'jobset.yaml')
+        base.read_output([*manifest[:-1], f'--output-manifest-file={path}'])
+        return base.shell_lines(*lines, path.read_text().strip())
 
 
-def check(job: Job, options: Options) -> None:
+def check(job: Job, options: XpkOptions) -> None:
+    """Raises ValueError for options that this engine does not support."""
     base.check_workdir(job, 'xpk')
     base.check_name('--cluster', options.cluster)
     base.check_positive(options, 'slices')
@@ -156,13 +171,14 @@ def check(job: Job, options: Options) -> None:
         raise ValueError('xpk puts the command into a line of YAML: no flag may have a line break.')
 
 
-class Launch(base.Launch):
+class XpkLaunch(base.JobLaunch):
     """A JobSet, which restarts by itself, and the log of its first pod."""
 
     programs = (XPK, KUBECTL)
     restarts, pod, seen_restarts = 0, '', 0
 
     def submit(self) -> None:
+        """Creates the JobSet, or finds it; an ended JobSet of the same name is replaced."""
         base.read_output(list_command(self.job, self.options))
         state, _ = parse_state(base.read_output(state_commands(self.job)[0]))
         if state in ('Completed', 'Failed'):
@@ -174,13 +190,14 @@ class Launch(base.Launch):
             base.read_output(create_command(self.job, self.options))
 
     def poll(self) -> int | None:
-        if not self.is_due(LOOK_SEC) or (seen := self.query(self._read_state, 'JobSet')) is None:
+        """Forwards the log; returns the exit status once the JobSet has ended."""
+        if not self.is_due(LOOK_SEC) or (reading := self.query(self._read_state, 'JobSet')) is None:
             return None
-        (state, restarts), found = seen
+        (state, restarts), pods = reading
         if restarts > self.seen_restarts:
             self.say(f'restart {restarts} of at most {self.job.max_restarts}')
             self.seen_restarts = restarts
-        self._follow_log(found)
+        self._follow_log(pods)
         if state == 'Running':
             return None
         if self.stream is not None:
@@ -190,7 +207,7 @@ class Launch(base.Launch):
             return RESUME
         if state == 'Completed':
             return DONE
-        status = base.combine_statuses(exit_codes(found))
+        status = base.combine_statuses(exit_codes(pods))
         if status == DONE:
             self.say(f'JobSet {self.job.name} has failed, and no pod tells how')
         return status or BAD_INPUT
@@ -201,7 +218,7 @@ class Launch(base.Launch):
         return parse_state(jobset), json.loads(pods)['items']
 
     def _follow_log(self, pods: list[dict]) -> None:
-        """Streams the log of the first pod; after a break, only what it says from now on."""
+        """Streams the log of the first pod; after a break, only new lines."""
         pod = first_pod(self.job, pods)
         if pod is None or (self.stream is not None and self.stream.poll() is None):
             return
@@ -212,4 +229,5 @@ class Launch(base.Launch):
         self.pod = pod
 
     def stop_commands(self) -> list[list[str]]:
+        """Returns the command that deletes the JobSet."""
         return [delete_command(self.job, self.options)]

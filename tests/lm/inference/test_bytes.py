@@ -1,4 +1,4 @@
-"""Probabilities of bytes from tokens. Reference: a Markov chain, and its tokens by enumeration."""
+"""Probabilities of bytes from tokens. Reference: a Markov chain, whose tokens are enumerated."""
 
 import itertools
 
@@ -26,12 +26,14 @@ def two_merges() -> SubwordTokenizer:
     return SubwordTokenizer(bpe, 7, 5, 6, cuttable=False)
 
 
-def trained(*texts: str, size: int = 300) -> SubwordTokenizer:
+def train_tokenizer(*texts: str, size: int = 300) -> SubwordTokenizer:
     return plan_tokenizer(f'bpe:{size}').build(texts)
 
 
 class Chain:
-    """Texts of LENGTH letters, each letter drawn given the `order` before it; its token model."""
+    """Texts of LENGTH letters, each drawn given the `order` letters before, and their token
+    model.
+    """
 
     def __init__(self, order: int, tokenizer):
         rng = np.random.default_rng(order)
@@ -55,30 +57,30 @@ class Chain:
         return self.table[before[max(0, len(before) - self.order) :]]
 
     def log_ps(self, tree):
-        """Returns log p(token | its tokens) of each node, by all texts that begin so."""
-        own, found = [()], []
+        """Returns log p(next token | its tokens) for each node, by enumerating all texts."""
+        prefixes, log_ps = [()], []
         for parent, token in zip(tree.parents[1:], tree.tokens[1:], strict=True):
-            own.append((*own[parent], token))
+            prefixes.append((*prefixes[parent], token))
         with np.errstate(divide='ignore'):
-            for tokens, ids in zip(own, tree.next_tokens, strict=True):
+            for tokens, ids in zip(prefixes, tree.next_tokens, strict=True):
                 masses = [self.begun.get((*tokens, i), 0.0) for i in ids.tolist()]
-                found.append(np.log(np.array(masses)) - np.log(self.begun.get(tokens, np.nan)))
-        return found
+                log_ps.append(np.log(np.array(masses)) - np.log(self.begun.get(tokens, np.nan)))
+        return log_ps
 
 
 @pytest.mark.parametrize('order', [1, 2, 3])
-def test_next_bytes_are_those_of_the_chain_that_the_tokens_come_from(order):
+def test_next_byte_probs_match_markov_chain(order):
     tokenizer = two_merges()
     chain, covers = Chain(order, tokenizer), ContextFinder(two_merges())
     for text in ('', 'a', 'b', 'ab', 'ba', 'aab', 'abab', 'cabab', 'abcab', 'abcaba'):
         tree = covers.build_tree(text.encode(), open_ended=True)
-        found = next_byte_probs(tree, chain.log_ps(tree), covers.token_bytes)
-        wanted = np.zeros(256)
-        wanted[list(LETTERS.encode())] = list(chain.next(text).values())
-        np.testing.assert_allclose(found, wanted, atol=1e-9, err_msg=text)
+        probs = next_byte_probs(tree, chain.log_ps(tree), covers.token_bytes)
+        expected = np.zeros(256)
+        expected[list(LETTERS.encode())] = list(chain.next(text).values())
+        np.testing.assert_allclose(probs, expected, atol=1e-9, err_msg=text)
 
 
-def test_prefixes_of_a_text_have_the_chains_probabilities():
+def test_prefix_probs_match_markov_chain():
     chain, covers = Chain(2, two_merges()), ContextFinder(two_merges())
     text = 'abcabab'
     tree = covers.build_tree(text.encode())
@@ -87,13 +89,13 @@ def test_prefixes_of_a_text_have_the_chains_probabilities():
     np.testing.assert_allclose(log_p, [0, *np.cumsum(steps)], atol=1e-9)
 
 
-def test_tokens_by_themselves_are_not_the_chain():
-    """A cover that is left out shows: the encoding of 'a' alone has less than P(a)."""
+def test_single_encoding_has_less_than_prefix_probability():
+    """Catches a missing cover: the encoding of 'a' alone has less than P(a)."""
     chain, covers = Chain(1, two_merges()), ContextFinder(two_merges())
     tree = covers.build_tree(b'a')
     log_ps = chain.log_ps(tree)
-    alone = node_log_probs(tree, log_ps)[tree.trunk[-1]]
-    assert np.exp(alone) < 0.99 * np.exp(prefix_log_probs(tree, log_ps)[-1])
+    log_p = node_log_probs(tree, log_ps)[tree.trunk[-1]]
+    assert np.exp(log_p) < 0.99 * np.exp(prefix_log_probs(tree, log_ps)[-1])
 
 
 TEXTS = (
@@ -104,9 +106,11 @@ TEXTS = (
 
 @pytest.mark.parametrize('text', TEXTS)
 @pytest.mark.parametrize('size', [258, 300])
-def test_uniform_tokens_give_a_distribution_and_no_less_than_the_encoding(text, size):
-    """Under any model of tokens the bytes' P falls along a text, and is at least the tokens' P."""
-    tokenizer = trained(*TEXTS, size=size)
+def test_prefix_probs_decrease_and_bound_encoding(text, size):
+    """For any token model, P of the bytes decreases along a text and is at least P of the
+    encoding.
+    """
+    tokenizer = train_tokenizer(*TEXTS, size=size)
     covers, rng = ContextFinder(tokenizer), np.random.default_rng(0)
     tree = covers.build_tree(text.encode())
     assert b''.join(covers.token_bytes[tree.tokens[n]] for n in tree.trunk[1:]) == text.encode()
@@ -123,9 +127,9 @@ def test_uniform_tokens_give_a_distribution_and_no_less_than_the_encoding(text, 
         np.testing.assert_allclose(log_p, weights[list(tree.trunk)])
 
 
-def test_contexts_are_encodings_of_texts():
+def test_contexts_encode_texts():
     """'\\n\\n' is one token at the end of a text, and two before a word."""
-    tokenizer = trained('x\n\n' * 9, 'y\n\n' * 9, size=262)
+    tokenizer = train_tokenizer('x\n\n' * 9, 'y\n\n' * 9, size=262)
     assert len(tokenizer.encode('x\n\n')) == 2 < len(tokenizer.encode('x\n\ny')) - 1
     tree = ContextFinder(tokenizer).build_tree(b'x\n\n')
     assert [end for end in tree.ends if end == 3] == [3, 3]
@@ -133,41 +137,41 @@ def test_contexts_are_encodings_of_texts():
     assert list(bytes_.parents) == [-1, 0, 1, 2]
 
 
-def test_what_the_tokenizer_never_gives_does_not_follow():
-    """'a' then 'b' is always one token, so that no cover has them apart."""
+def test_impossible_tokens_do_not_follow():
+    """'a' then 'b' is always one token, so no cover has them apart."""
     tree = ContextFinder(two_merges()).build_tree(b'abb')
-    own = dict(zip(tree.tokens, tree.next_tokens, strict=True))
-    assert own[0].tolist() == []  # behind 'a' alone
-    assert own[-1].tolist() == [0, 3, 4]
-    assert own[3].tolist() == [1]
+    next_tokens = dict(zip(tree.tokens, tree.next_tokens, strict=True))
+    assert next_tokens[0].tolist() == []  # behind 'a' alone
+    assert next_tokens[-1].tolist() == [0, 3, 4]
+    assert next_tokens[3].tolist() == [1]
 
 
-def test_the_own_encoding_is_among_the_covers_whatever_may_follow(monkeypatch):
+def test_trunk_is_always_in_tree(monkeypatch):
     monkeypatch.setattr('lm.inference.bytes.NEXT_TEXTS', (b'',))
-    tokenizer = trained('x\n\n' * 9, 'y\n\n' * 9, size=262)
+    tokenizer = train_tokenizer('x\n\n' * 9, 'y\n\n' * 9, size=262)
     tree = ContextFinder(tokenizer).build_tree(b'x\n\ny')
     assert [tree.tokens[n] for n in tree.trunk[1:]] == tokenizer.encode('x\n\ny')
     for node in tree.trunk[1:]:
         assert tree.tokens[node] in tree.next_tokens[tree.parents[node]]
 
 
-def test_a_text_may_end_within_a_character():
-    tokenizer = trained(*TEXTS)
+def test_text_may_end_within_character():
+    tokenizer = train_tokenizer(*TEXTS)
     tree = ContextFinder(tokenizer).build_tree('café'.encode()[:-1], open_ended=True)
     log_ps = [np.full(len(ids), -1.0) for ids in tree.next_tokens]
-    found = next_byte_probs(tree, log_ps, ContextFinder(tokenizer).token_bytes)
-    assert found[0xA9] > 0
-    assert not found[:0x80].any()
+    probs = next_byte_probs(tree, log_ps, ContextFinder(tokenizer).token_bytes)
+    assert probs[0xA9] > 0
+    assert not probs[:0x80].any()
     assert list_continuations(b'\xff') == list_continuations(b'a\xa9') == []
 
 
-def test_tokenizers_that_do_not_spell_are_refused():
+def test_tokenizer_that_does_not_spell_is_refused():
     with pytest.raises(ValueError, match='Here texts are token ids'):
         spell_vocabulary(TokenIds(16, 0, 1))
     words = library.Tokenizer(library.models.WordLevel({'a': 0}, unk_token='a'))
     with pytest.raises(ValueError, match='This one decodes by nothing'):
         spell_vocabulary(SubwordTokenizer(words, 3, 1, 2, cuttable=False))
-    spaced = trained(*TEXTS)
+    spaced = train_tokenizer(*TEXTS)
     spaced.library.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=True)
     with pytest.raises(ValueError, match="This one spells 'a' otherwise"):
         spell_vocabulary(spaced)

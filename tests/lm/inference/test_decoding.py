@@ -1,6 +1,6 @@
-"""Equivalence: a model that reads rows in parts gives what it gives when it reads them whole.
+"""Equivalence: a model that reads rows in parts gives the same as one that reads them whole.
 
-Each attention layer, option and position by itself is in tests/modules/test_attention.py.
+Each attention layer, option and position is tested in tests/modules/test_attention.py.
 """
 
 import jax
@@ -23,8 +23,8 @@ ROWS = {
 
 @pytest.mark.full
 @pytest.mark.parametrize('changes', ROWS.values(), ids=ROWS)
-def test_rows_read_in_parts(changes):
-    """Five tokens and three, then three and one, of rows of eight and four."""
+def test_reading_in_parts_equals_whole_rows(changes):
+    """Reads five and three tokens, then three and one, of rows of eight and four."""
     learner = tiny_learner(checked_config(changes))
     variables = learner.variables(initial_state(learner.recipe).weights)
     tokens = tiny_batch(rows=2)['tokens'][:, :-1]
@@ -36,24 +36,24 @@ def test_rows_read_in_parts(changes):
     def part(variables, cache, tokens, counts):
         return extend(learner, variables, cache, tokens, counts)
 
-    wanted, run = whole(variables), jax.jit(part)
+    expected, run = whole(variables), jax.jit(part)
     cache = init_cache(learner, variables, 2, 8)
     first, cache = run(variables, cache, tokens[:, :5], jnp.int32([5, 3]))
-    then = np.stack([tokens[0, 5:], tokens[1, 3:6]])
-    second, cache = run(variables, cache, then, jnp.int32([3, 1]))
+    second_tokens = np.stack([tokens[0, 5:], tokens[1, 3:6]])
+    second, cache = run(variables, cache, second_tokens, jnp.int32([3, 1]))
     np.testing.assert_array_equal(cache.lengths_B, [8, 4])
-    for found, right in (
-        (first[0], wanted[0, :5]),
-        (first[1, :3], wanted[1, :3]),
-        (second[0], wanted[0, 5:]),
-        (second[1, :1], wanted[1, 3:4]),
+    for logits, target in (
+        (first[0], expected[0, :5]),
+        (first[1, :3], expected[1, :3]),
+        (second[0], expected[0, 5:]),
+        (second[1, :1], expected[1, 3:4]),
     ):
-        np.testing.assert_allclose(found, right, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(logits, target, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.full
-def test_learned_positions_end():
-    """Beyond them a table lookup would give the last one in silence."""
+def test_learned_positions_limit_capacity():
+    """Beyond the table a lookup would silently give the last position."""
     learner = tiny_learner(checked_config({'model.position': 'learned'}))
     variables = learner.variables(initial_state(learner.recipe).weights)
     with pytest.raises(ValueError, match=r'data.seq_len=8 positions; got a cache for 9 tokens'):

@@ -1,4 +1,4 @@
-"""Where a checkpoint is looked for, and what it computes once it is loaded."""
+"""Finding a checkpoint, and the methods of a loaded one."""
 
 from pathlib import Path
 
@@ -15,24 +15,26 @@ from lm.training.state import make_hyper
 from tests.helpers import VOCAB, initial_state, tiny_batch, tiny_config, tiny_learner
 
 
-def test_a_sweep_names_its_cells_with_checkpoints(tmp_path):
-    """The first few, and how to choose one."""
+def test_sweep_error_names_cells_with_checkpoints(tmp_path):
+    """It names the first few cells, and how to choose one."""
     (tmp_path / SWEEP).write_text('{}')
     for cell in 'edcba':
         (tmp_path / cell / FOLDER / '3').mkdir(parents=True)
     (tmp_path / 'empty' / FOLDER).mkdir(parents=True)
     with pytest.raises(ValueError) as error:
         find_checkpoint(tmp_path)
-    said = str(error.value)
-    assert f'{tmp_path} is a sweep; give the workdir of one of its 5 cells' in said
-    assert f'such as {tmp_path}/a, {tmp_path}/b, {tmp_path}/c. ' in said
-    assert f'python -m eval.runs --workdir={tmp_path}' in said
+    message = str(error.value)
+    assert f'{tmp_path} is a sweep; give the workdir of one of its 5 cells' in message
+    assert f'such as {tmp_path}/a, {tmp_path}/b, {tmp_path}/c. ' in message
+    assert f'python -m eval.runs --workdir={tmp_path}' in message
     assert find_checkpoint(tmp_path / 'a') == (tmp_path / 'a' / FOLDER, 3)
 
 
 @pytest.mark.full
-def test_what_a_checkpoint_computes_is_of_its_weights():
-    """The methods give what the functions of `lm.inference.probes` give, which have own tests."""
+def test_checkpoint_methods_match_probes():
+    """The methods return the same as the functions of `lm.inference.probes`, which have their own
+    tests.
+    """
     config = tiny_config()
     weights, tokens = initial_state(config).weights, jnp.asarray(tiny_batch()['tokens'][:2, :-1])
     checkpoint = Checkpoint(
@@ -48,7 +50,7 @@ def test_what_a_checkpoint_computes_is_of_its_weights():
     assert by_activation.keys() == checkpoint.activations(tokens).keys()
 
 
-def test_text_is_encoded_as_a_document_begins():
+def test_encode_begins_with_bos():
     tokenizer = ByteTokenizer()
     checkpoint = Checkpoint(Path('x'), None, 1, {}, None, None, {}, None, tokenizer)
     assert checkpoint.encode('ab').tolist() == [[tokenizer.bos_id, *tokenizer.encode('ab')]]

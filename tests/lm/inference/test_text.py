@@ -1,4 +1,4 @@
-"""Property: text comes as its tokens do, and is the same however they are cut into calls."""
+"""Property: text arrives with its tokens, and does not depend on how they are split into calls."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ TEXT = 'A cafe\u0301, 10 € for 😀😀 and naïve   spaces\n\tdef f(x): retur
 
 
 class ByteRuns:
-    """Bytes of a tokenizer with byte fallback: a run of them is text if all of it is UTF-8."""
+    """Bytes of a tokenizer with byte fallback: a run of bytes is text if all of it is UTF-8."""
 
     def decode(self, ids):
         try:
@@ -24,15 +24,15 @@ def bpe():
     return tokenizers.plan_tokenizer('bpe:300').build([TEXT * 3])
 
 
-def streamed(stream: TextStream, ids: list[int], size: int) -> str:
+def stream_text(stream: TextStream, ids: list[int], size: int) -> str:
     parts = [stream.feed(ids[i : i + size]) for i in range(0, len(ids), size)]
     return ''.join([*parts, stream.finish()])
 
 
 @pytest.mark.parametrize('size', [1, 2, 5, 1000])
 @pytest.mark.parametrize('kind', ['byte', 'bpe', 'ids'])
-def test_parts_are_the_whole(kind, size, bpe):
-    """Behind the tokens of a prompt, of which they may depend."""
+def test_streamed_parts_join_to_whole_text(kind, size, bpe):
+    """After the tokens of a prompt, on which the text may depend."""
     tokenizer = {
         'byte': tokenizers.ByteTokenizer(),
         'bpe': bpe,
@@ -42,23 +42,25 @@ def test_parts_are_the_whole(kind, size, bpe):
     for before in (0, 1, 3):
         stream = TextStream(tokenizer, context=[tokenizer.bos_id, *ids[:before]])
         prompt = tokenizer.decode(ids[:before])
-        assert prompt + streamed(stream, ids[before:], size) == tokenizer.decode(ids)
+        assert prompt + stream_text(stream, ids[before:], size) == tokenizer.decode(ids)
 
 
 @pytest.mark.parametrize('size', [1, 3, 64])
-def test_bytes_that_are_no_text(size):
-    """Random ones: each call may end within a character, or within none."""
+def test_random_bytes_decode_like_whole(size):
+    """Each call may end within a character, or within none."""
     tokenizer = tokenizers.ByteTokenizer()
     for seed in range(40):
         ids = np.random.default_rng(seed).choice([65, 0x80, 0xE2, 0x82, 0xAC, 0xF0, 0xC3], 64)
-        assert streamed(TextStream(tokenizer), ids.tolist(), size) == tokenizer.decode(ids)
+        assert stream_text(TextStream(tokenizer), ids.tolist(), size) == tokenizer.decode(ids)
 
 
-def test_nothing_that_is_shown_is_taken_back():
-    """Catches a character shown before its last byte, where a run of bytes stands or falls."""
+def test_emitted_text_is_final():
+    """Catches a character emitted before its last byte, when a run of bytes is text only as a
+    whole.
+    """
     ids = list('a€€b'.encode())
-    shown = [stream.feed([i]) for stream in [TextStream(ByteRuns())] for i in ids[1:4]]
-    assert shown == ['', '', '€']
+    emitted = [stream.feed([i]) for stream in [TextStream(ByteRuns())] for i in ids[1:4]]
+    assert emitted == ['', '', '€']
     stream = TextStream(tokenizers.ByteTokenizer())
     assert [stream.feed([i]) for i in ids] == ['a', '', '', '€', '', '', '€', 'b']
 
@@ -68,7 +70,7 @@ STOPS = ['\n\n', 'def', 'de f', 'efg', 'xyz', 'abcd', 'bc']
 
 @pytest.mark.parametrize('size', [1, 2, 3, 100])
 @pytest.mark.parametrize(
-    ('text', 'wanted'),
+    ('text', 'expected'),
     [
         ('no stop d', 'no stop d'),  # the last letters may have been the beginning of one
         ('a dedef b', 'a de'),
@@ -79,19 +81,19 @@ STOPS = ['\n\n', 'def', 'de f', 'efg', 'xyz', 'abcd', 'bc']
         ('defg', ''),
     ],
 )
-def test_text_ends_before_the_first_stop(text, wanted, size):
+def test_text_ends_before_first_stop(text, expected, size):
     stream = TextStream(tokenizers.ByteTokenizer(), STOPS)
-    assert streamed(stream, list(text.encode()), size) == wanted
-    assert stream.is_stopped == (wanted != text)
+    assert stream_text(stream, list(text.encode()), size) == expected
+    assert stream.is_stopped == (expected != text)
     assert not stream.is_stopped or stream.feed(list(b'more')) == stream.finish() == ''
 
 
-def test_what_may_be_a_stop_is_held_back():
+def test_possible_stop_is_held_back():
     stream = TextStream(tokenizers.ByteTokenizer(), ['\n\n', 'stop'])
     assert [stream.feed([i]) for i in b'ast st'] == ['a', '', '', 'st ', '', '']
     assert stream.finish() == 'st' and not stream.is_stopped
 
 
-def test_an_empty_stop_is_refused():
+def test_empty_stop_is_refused():
     with pytest.raises(ValueError, match='a stop string is empty'):
         TextStream(tokenizers.ByteTokenizer(), ['a', ''])

@@ -1,4 +1,6 @@
-"""Contract: fields that do not fit each other, or the devices: said before anything is traced."""
+"""Contract: conflicts between fields, or with the devices, are reported before anything is
+traced.
+"""
 
 import time
 
@@ -19,7 +21,7 @@ def test_tiny_config_passes():
 
 
 @pytest.mark.parametrize(
-    ('changes', 'said'),
+    ('changes', 'message'),
     [
         (
             {'model.attention': 'linear', 'kernels.attention': 'blocked'},
@@ -276,28 +278,28 @@ def test_tiny_config_passes():
         ),
     ],
 )
-def test_fields_that_do_not_fit_each_other(changes, said):
-    with pytest.raises(ValueError, match=said):
+def test_conflicting_fields_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
         check(tiny_config(changes))
 
 
-def test_a_prime_width_is_answered_at_once():
-    """A search through all numbers up to it would take minutes."""
-    began = time.process_time()
+def test_prime_width_is_refused_quickly():
+    """A search through all smaller numbers would take minutes."""
+    start = time.process_time()
     with pytest.raises(ValueError, match=r'Nearest that works: 1\.'):
         check(tiny_config({'model.d_model': 10**9 + 7}))
-    assert time.process_time() - began < 1
+    assert time.process_time() - start < 1
     assert [nearest_divisor(24, n) for n in (1, 5, 7, 9, 11, 100)] == [1, 4, 6, 8, 12, 24]
 
 
-def test_odd_head_width_is_fine_without_rope():
+def test_odd_head_width_passes_without_rope():
     check(tiny_config({'model.d_model': 6, 'model.n_heads': 2, 'model.position': 'learned'}))
 
 
 @pytest.mark.parametrize(
     ('rows', 'parts', 'devices', 'nearest'), [(12, 1, 8, 16), (3, 1, 8, 8), (24, 2, 8, 32)]
 )
-def test_batch_that_devices_cannot_share(rows, parts, devices, nearest):
+def test_indivisible_batch_names_nearest(rows, parts, devices, nearest):
     config = tiny_config({'data.batch_size': rows, 'train.microbatches': parts})
     mesh = make_mesh(config.mesh)
     assert mesh.size == devices
@@ -309,7 +311,7 @@ def test_batch_that_devices_cannot_share(rows, parts, devices, nearest):
     check_devices(tiny_config(fitting), mesh)
 
 
-def test_devices_that_processes_cannot_share():
+def test_uneven_processes_are_refused():
     config = tiny_config()
     with pytest.raises(ValueError, match='8 devices do not spread evenly over 3 processes'):
         check_devices(config, make_mesh(config.mesh), 3)

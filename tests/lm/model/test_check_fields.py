@@ -1,4 +1,4 @@
-"""Contract: what can be wrong with one field of a config is said before anything is traced."""
+"""Contract: errors in a single field are reported before anything is traced."""
 
 import math
 import re
@@ -28,33 +28,35 @@ LLAMA3 = {'attention.rope_scaling': 'llama3', 'attention.rope_factor': 2.0}
 YARN = LLAMA3 | {'attention.rope_scaling': 'yarn'}
 
 
-def reader_of(path):
-    """{field: name} of a part that reads the option, if any part does."""
+def find_reader(path):
+    """Returns {field: name} of a part that reads the option, or {}."""
     section, name = path.split('.')
     for field, choice in CHOICES.items():
         for row, part in choice.table.items():
             terms = [AUXILIARIES[term] for term in getattr(part, 'auxiliary', ())]
-            of_term = section == 'loss' and any(name in declared_options(term) for term in terms)
-            if of_term or (choice.section == section and name in declared_options(part)):
+            is_read_by_term = section == 'loss' and any(
+                name in declared_options(term) for term in terms
+            )
+            if is_read_by_term or (choice.section == section and name in declared_options(part)):
                 return {field: row}
     return {}
 
 
 @pytest.mark.parametrize('path', NAMES)
-def test_misspelt_name_gives_the_choices_and_the_nearest(path):
-    """Every table: one that is not looked up would let the typo through."""
+def test_misspelt_name_lists_choices_and_nearest(path):
+    """Covers every table: a table without lookup would accept the typo."""
     name = max(NAMES[path], key=len)
     with pytest.raises(ValueError, match=f"Did you mean '{name}'") as error:
-        check(tiny_config({**reader_of(path), path: name + 'x'}))
+        check(tiny_config({**find_reader(path), path: name + 'x'}))
     assert str(error.value).startswith(path + ' must be one of ')
     assert all(choice in str(error.value) for choice in NAMES[path])
 
 
 @pytest.mark.parametrize('path', NAMES)
-def test_every_name_in_every_table_passes(path):
-    """But those of hidden matrices as the optimizer of the others."""
+def test_every_table_name_passes(path):
+    """Except optimizers for hidden matrices as the optimizer of the others."""
     for name in NAMES[path]:
-        changes = {**reader_of(path), path: name}
+        changes = {**find_reader(path), path: name}
         if path == 'optim.others' and set(OPTIMIZERS[name].roles) != set(ROLES):
             with pytest.raises(ValueError, match=f'optim.others={name} is not for'):
                 checked_config(changes)
@@ -63,7 +65,7 @@ def test_every_name_in_every_table_passes(path):
 
 
 def test_every_choice_is_looked_up():
-    """A string field of the config is a name, a path, or one that `lm.data` checks or reads."""
+    """Every string field is a name, a path, or checked by `lm.data`."""
     strings = {path for path, field in FIELDS.items() if str in field.types}
     ours = {path for path in strings if not path.startswith('data.')} | {'data.objective'}
     ours |= {'data.loss_on'}
@@ -71,8 +73,8 @@ def test_every_choice_is_looked_up():
     assert ours - {'train.init_from', 'train.profile', 'reparam.roles'} - lists == NAMES.keys()
 
 
-def test_a_name_of_another_field_is_answered_with_that_field():
-    """As Schedule-Free, which others have among optimizers."""
+def test_name_from_another_field_names_that_field():
+    """For example Schedule-Free, which other programs list among optimizers."""
     with pytest.raises(ValueError, match=r"'schedule_free' is one of optim.average"):
         tiny_config({'optim.name': 'schedule_free'})
     with pytest.raises(ValueError, match=r"'layernorm' is one of model.norm\.$"):
@@ -86,12 +88,12 @@ def test_unlike_name_suggests_nothing():
 
 
 @pytest.mark.parametrize('path', BOUNDED)
-def test_nothing_beyond_the_bounds_passes(path):
-    """And the least that may be passes: catches < where <= is meant."""
-    least, most = FIELDS[path].option.minimum, FIELDS[path].option.maximum
+def test_values_beyond_bounds_are_refused(path):
+    """The minimum itself passes: catches < instead of <=."""
+    minimum, maximum = FIELDS[path].option.minimum, FIELDS[path].option.maximum
     (kind,) = {int, float} & set(FIELDS[path].types)
-    if kind is int and most == math.inf:
-        most = LARGEST_INT
+    if kind is int and maximum == math.inf:
+        maximum = LARGEST_INT
     fitting = {
         'model.d_model': {'model.n_heads': 1, 'model.n_kv_heads': 1, 'model.position': 'none'},
         'model.n_heads': {'model.n_kv_heads': 1},
@@ -114,23 +116,23 @@ def test_nothing_beyond_the_bounds_passes(path):
         'attention.rope_fraction': {'model.d_model': 200}
         | {'model.n_heads': 1, 'model.n_kv_heads': 1},
     }
-    changes = reader_of(path) | fitting.get(path, {})
-    beyond = [least - 1, math.nan, math.nextafter(most, math.inf)]
+    changes = find_reader(path) | fitting.get(path, {})
+    beyond = [minimum - 1, math.nan, math.nextafter(maximum, math.inf)]
     if kind is int:
-        beyond = [least - 1, most + 1]
-    elif most == math.inf:
+        beyond = [minimum - 1, maximum + 1]
+    elif maximum == math.inf:
         beyond = beyond[:1]
-    if least - 1 == least:
+    if minimum - 1 == minimum:
         beyond = [math.nan]
-    said = re.escape(f'{path} must be between {least} and {most}; got')
+    message = re.escape(f'{path} must be between {minimum} and {maximum}; got')
     for value in beyond:
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             check(tiny_config(changes | {path: kind(value)}))
-    check(tiny_config(changes | {path: kind(least)}))
+    check(tiny_config(changes | {path: kind(minimum)}))
 
 
-def test_every_number_has_a_bound():
-    """Numbers of the data section are checked by `lm.data`."""
+def test_every_number_has_bounds():
+    """`lm.data` checks the numbers of the data section."""
     free = {path for path in NUMBERS if path not in BOUNDED}
     assert not {path for path in free if not path.startswith('data.')}
     for path in BOUNDED:
@@ -139,12 +141,12 @@ def test_every_number_has_a_bound():
 
 
 @pytest.mark.parametrize('path', [path for path, field in FIELDS.items() if field.is_part_option])
-def test_an_option_that_no_chosen_part_reads_is_refused(path):
-    """It names the parts that would. Catches one that changes nothing in silence."""
+def test_unread_option_names_its_readers(path):
+    """Catches an option that silently changes nothing."""
     values = {int: 2, float: 0.5, bool: True}
-    texts = ['hidden', *FIELDS[path].option.choices]  # the one without choices is of roles
+    texts = ['hidden', *FIELDS[path].option.choices]  # roles have no choices
     value = values.get(FIELDS[path].types[0]) or texts[-1]
-    (reader,) = reader_of(path).items()
+    (reader,) = find_reader(path).items()
     unread = {
         'model.qk_norm': 'rmsnorm',
         'model.placement': 'pre',
@@ -155,9 +157,9 @@ def test_an_option_that_no_chosen_part_reads_is_refused(path):
     try:
         config = tiny_config(changes | {path: value})
     except ValueError as error:
-        said = str(error)
-        assert said.startswith(f'{path}={value} is read by no part of this config')
-        assert f'{reader[0]}=' in said.split('It is read with')[1]
-    else:  # what all rows of its tables read
+        message = str(error)
+        assert message.startswith(f'{path}={value} is read by no part of this config')
+        assert f'{reader[0]}=' in message.split('It is read with')[1]
+    else:  # all rows of its tables read it
         assert path in config.readers
     checked_config({reader[0]: reader[1]})

@@ -1,7 +1,6 @@
 """Objectives on their way into batches, weights and attention.
 
-Property: shares, documents apart, prefixes seen whole and nothing beyond them. Equivalence: hosts,
-microbatches, mapped runs, a run gone on with. Contract: what cannot be is refused.
+Property: shares, independent documents, prefixes seen whole and nothing beyond. Equivalence: hosts.
 """
 
 import dataclasses
@@ -27,23 +26,23 @@ MIXED = 'causal:0.25+span_corruption:0.25+infill:0.25+prefix:0.25'
 
 
 @dataclasses.dataclass(frozen=True)
-class Ids:
-    """Of a tokenizer, all that an objective asks."""
+class SpecialIds:
+    """The attributes of a tokenizer that objectives read."""
 
     bos_id: int = 100
     eos_id: int = 101
     vocab_size: int = 102
 
 
-class Numbered:
-    """Rows of two documents and padding: of row i, tokens i and i + 1 alone (below 50), and 60."""
+class NumberedRows:
+    """Rows of two documents and padding: row i has only token i (below 50), then only 60."""
 
     def __len__(self):
         return 40
 
     def __getitem__(self, i):
         tokens, segments = np.full(41, i, np.int32), np.ones(41, np.int32)
-        tokens[20], tokens[21:] = Ids.bos_id, 60
+        tokens[20], tokens[21:] = SpecialIds.bos_id, 60
         segments[20:] = 2
         tokens[38:] = segments[38:] = 0
         return {'tokens': tokens, 'segments': segments}
@@ -52,10 +51,10 @@ class Numbered:
 def mixture(objective, **changes):
     changes = {f'data.{name}': value for name, value in changes.items()}
     config = tiny_config({'data.objective': objective, 'data.seq_len': 40} | changes)
-    return build_training_mixture(config, Ids())
+    return build_training_mixture(config, SpecialIds())
 
 
-def test_reference_places_of_documents():
+def test_reference_document_slices():
     segments = np.array([1, 1, 1, 2, 3, 3, 0, 0])
     assert list(document_slices(segments)) == [slice(0, 3), slice(3, 4), slice(4, 6)]
     assert list(document_slices(np.zeros(3, int))) == []
@@ -64,27 +63,31 @@ def test_reference_places_of_documents():
 
 
 @pytest.mark.parametrize('objective', ['span_corruption', 'infill', 'prefix'])
-def test_property_documents_keep_apart(objective):
-    """What is at the place of a document depends on no token of another one, and padding stays."""
-    rows, other = Numbered(), Numbered()[7]
-    other['tokens'][21:38] = 61
+def test_property_documents_are_independent(objective):
+    """A document does not depend on tokens of another one, and padding stays."""
+    rows, changed_row = NumberedRows(), NumberedRows()[7]
+    changed_row['tokens'][21:38] = 61
     mix = mixture(objective, **({'span_most': 5} if objective == 'span_corruption' else {}))
     for seed in range(20):
-        made, changed_ = (mix(row, np.random.default_rng(seed)) for row in (rows[7], other))
-        first, second = made['tokens'][:20], made['tokens'][20:38]
+        transformed, transformed_changed = (
+            mix(row, np.random.default_rng(seed)) for row in (rows[7], changed_row)
+        )
+        first, second = transformed['tokens'][:20], transformed['tokens'][20:38]
         assert set(first[first < 100]) == {7} and set(second[second < 100]) == {60}
-        np.testing.assert_array_equal(changed_['tokens'][:20], first)
-        np.testing.assert_array_equal(made['segments'], rows[7]['segments'])
-        assert not made['tokens'][38:].any() and not made['targets'][38:].any()
+        np.testing.assert_array_equal(transformed_changed['tokens'][:20], first)
+        np.testing.assert_array_equal(transformed['segments'], rows[7]['segments'])
+        assert not transformed['tokens'][38:].any() and not transformed['targets'][38:].any()
         if objective == 'prefix':
-            assert set(made['prefix'][:20]) == {0, 1} and set(made['prefix'][20:38]) == {0, 2}
+            assert set(transformed['prefix'][:20]) == {0, 1} and set(
+                transformed['prefix'][20:38]
+            ) == {0, 2}
 
 
-def test_property_shares_of_a_mixture():
-    """Of rows; all documents of a row have one objective."""
+def test_property_mixture_follows_shares():
+    """Shares count rows; all documents of a row have the same objective."""
     mix, counts = mixture('causal:0.2+infill:0.5+prefix:0.3'), {'causal': 0, 'infill': 0}
     for seed in range(2000):
-        row = mix(Numbered()[3], np.random.default_rng(seed))
+        row = mix(NumberedRows()[3], np.random.default_rng(seed))
         first, second = (
             row['tokens'][place].max() >= 102 for place in document_slices(row['segments'])
         )
@@ -95,11 +98,11 @@ def test_property_shares_of_a_mixture():
     assert abs(counts['causal'] / 2000 - 0.2) < 0.04
 
 
-def test_property_a_batch_is_a_function_of_seed_step_and_place():
-    """Catches numbers drawn from a generator that lives on, which resuming would not find again,
-    and rows of a batch, epochs or seeds that are corrupted alike.
+def test_property_batch_depends_on_seed_step_and_row():
+    """Catches a stateful generator, which resuming could not restore, and rows of a batch, epochs
+    or seeds that are corrupted alike.
     """
-    rows, mix = Numbered(), mixture('infill')
+    rows, mix = NumberedRows(), mixture('infill')
 
     def batch(step, seed=3):
         return batch_at(rows, step, batch_size=8, seed=seed, transform=mix)
@@ -108,7 +111,7 @@ def test_property_a_batch_is_a_function_of_seed_step_and_place():
     batch(2)
     jax.tree.map(np.testing.assert_array_equal, batch(7), first)
     cuts = {
-        (step, i, seed): tuple(np.flatnonzero(row >= Ids.vocab_size))
+        (step, i, seed): tuple(np.flatnonzero(row >= SpecialIds.vocab_size))
         for seed in (3, 4)
         for step in range(10)
         for i, row in enumerate(batch(step, seed)['tokens'])
@@ -117,9 +120,9 @@ def test_property_a_batch_is_a_function_of_seed_step_and_place():
 
 
 @pytest.mark.parametrize('count', [2, 4])
-def test_equivalence_hosts_together_hold_the_batch(count):
-    """Catches numbers by the place in a host's share."""
-    rows, mix = Numbered(), mixture(MIXED)
+def test_equivalence_hosts_share_the_batch(count):
+    """Catches randomness by position in a host's share."""
+    rows, mix = NumberedRows(), mixture(MIXED)
     whole = batch_at(rows, 5, batch_size=8, seed=0, transform=mix)
     assert list(whole) == ['tokens', 'segments', 'targets', 'prefix']
     parts = []
@@ -135,35 +138,35 @@ def test_equivalence_hosts_together_hold_the_batch(count):
 
 
 def test_property_causal_costs_nothing():
-    """The same batches and vocabulary as without objectives, and no array more."""
+    """The same batches and vocabulary as without objectives, and no further array."""
     config = tiny_config()
-    assert build_training_mixture(config, Ids()) is None and count_marks(config) == 0
+    assert build_training_mixture(config, SpecialIds()) is None and count_marks(config) == 0
     assert batch_fields(config) == ('tokens', 'segments')
-    assert evaluation_rows(config, Ids(), Numbered()) == {}
+    assert evaluation_rows(config, SpecialIds(), NumberedRows()) == {}
 
 
-def test_reference_marks_of_the_vocabulary():
-    """Those of holes too where they are numbered, in training or evaluation."""
-    for changes, wanted in (
+def test_reference_count_marks():
+    """Numbered holes count too, in training or evaluation."""
+    for changes, n_marks in (
         ({'data.objective': 'prefix'}, 0),
         ({'data.objective': 'infill'}, N_UNNUMBERED),
         ({'data.objective': 'causal:0.5+span_corruption:0.5', 'data.masks': 7}, N_UNNUMBERED + 7),
         ({'train.eval_objectives': 'causal+infill'}, N_UNNUMBERED),
         ({'train.eval_objectives': 'infill+span_corruption', 'data.masks': 9}, N_UNNUMBERED + 9),
     ):
-        assert count_marks(tiny_config(changes)) == wanted, changes
+        assert count_marks(tiny_config(changes)) == n_marks, changes
 
 
-def test_property_evaluation_is_always_the_same_and_counts_holes():
-    """Whatever the seed of the text and the loss in training."""
-    seen = []
+def test_property_evaluation_is_fixed_and_counts_holes():
+    """It does not depend on the data seed or the training loss."""
+    all_rows = []
     for changes in ({}, {'data.seed': 5, 'data.objective': 'infill', 'data.loss_on': 'document'}):
         config = tiny_config({'train.eval_objectives': 'causal+infill+prefix'} | changes)
-        found = evaluation_rows(config, Ids(), Numbered())
-        assert list(found) == ['infill', 'prefix']
-        assert len(found['infill']) == 40
-        seen.append([found['infill'][i] for i in range(40)])
-    jax.tree.map(np.testing.assert_array_equal, *seen)
-    for row in seen[0]:
+        rows_by_objective = evaluation_rows(config, SpecialIds(), NumberedRows())
+        assert list(rows_by_objective) == ['infill', 'prefix']
+        assert len(rows_by_objective['infill']) == 40
+        all_rows.append([rows_by_objective['infill'][i] for i in range(40)])
+    jax.tree.map(np.testing.assert_array_equal, *all_rows)
+    for row in all_rows[0]:
         counted = row['tokens'][row['targets'] > 0]
-        assert 2 <= len(counted) < 30 and (counted == Ids.vocab_size + 1).sum() == 2
+        assert 2 <= len(counted) < 30 and (counted == SpecialIds.vocab_size + 1).sum() == 2

@@ -50,14 +50,14 @@ def after_two_steps(**changes):
 
 @pytest.mark.full
 @pytest.mark.parametrize('changes', [{'scan_layers': False}, {'remat': 'full'}], ids=str)
-def test_unrolled_or_computed_again_it_is_the_same_step(changes):
-    """Losses, weights and keys. Catches a layer computed again that drops others."""
+def test_unrolling_and_remat_keep_the_step(changes):
+    """Losses, weights and keys. Catches a recomputed layer that drops differently."""
     assert_trees_close(after_two_steps(**changes), after_two_steps(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.full
-def test_eight_devices_drop_what_one_drops():
-    """Catches a device that drops by its own rows."""
+def test_eight_devices_drop_like_one():
+    """Catches a device that drops by its local rows."""
     config = checked_config(TOGETHER)
     mesh, learner = make_mesh(config.mesh), tiny_learner(config)
     state = jax.device_put(initial_state(config), state_shardings(learner, mesh))
@@ -69,20 +69,20 @@ def test_eight_devices_drop_what_one_drops():
 
 
 @pytest.mark.full
-def test_each_layer_microbatch_and_step_drops_others():
-    """Two layers, two steps of two microbatches: no key comes twice."""
+def test_dropout_keys_never_repeat():
+    """Two layers, two steps of two microbatches: no key occurs twice."""
     config = checked_config(TOGETHER)
-    state, keys, others = initial_state(config), [], []
+    state, mlp_keys, block_keys = initial_state(config), [], []
     for step in range(3):
         if step:
             state, _ = train_step(config)(state, BATCH, make_hyper(config))
-        keys.append(np.asarray(state.stats[STATS]['layers']['mlp']['dropout_key']))
-        others.append(np.asarray(state.stats[STATS]['layers']['dropout_key']))
-    assert len({tuple(key) for layers in keys + others for key in layers.tolist()}) == 12
-    key = key_from_int(keys[0][0])
-    for _ in range(2):  # one a microbatch
+        mlp_keys.append(np.asarray(state.stats[STATS]['layers']['mlp']['dropout_key']))
+        block_keys.append(np.asarray(state.stats[STATS]['layers']['dropout_key']))
+    assert len({tuple(key) for layers in mlp_keys + block_keys for key in layers.tolist()}) == 12
+    key = key_from_int(mlp_keys[0][0])
+    for _ in range(2):  # one per microbatch
         _, key = jax.random.split(key)
-    np.testing.assert_array_equal(key_to_int(key), keys[1][0])
+    np.testing.assert_array_equal(key_to_int(key), mlp_keys[1][0])
 
 
 OPTIONS = [
@@ -100,16 +100,16 @@ OPTIONS = [
 
 
 @pytest.mark.full
-def test_each_option_of_rope_reaches_it():
+def test_rope_options_change_logits():
     """All of them give other logits than the default, and than each other."""
     params, tokens = initial_state(checked_config()).params, tiny_batch(rows=2)['tokens'][:, :-1]
 
     @functools.partial(jax.jit)
-    def logits(params):
+    def compute_logits(params):
         configs = map(checked_config, [{}, *OPTIONS])
         return [tiny_model(config).apply({'params': params}, tokens) for config in configs]
 
-    found = jax.device_get(logits(params))
-    for i, one in enumerate(found):
-        for j, other in enumerate(found[:i]):
-            assert np.abs(one - other).max() > 1e-5, (i, j)
+    all_logits = jax.device_get(compute_logits(params))
+    for i, logits in enumerate(all_logits):
+        for j, earlier in enumerate(all_logits[:i]):
+            assert np.abs(logits - earlier).max() > 1e-5, (i, j)

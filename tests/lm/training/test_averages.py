@@ -1,5 +1,5 @@
-"""Weights that evaluation uses. Equivalence: resumed = uninterrupted, mapped = alone, eight devices
-= one. Property: what is recorded is what is read back. Contract: what is refused.
+"""Weights that evaluation uses. Equivalence: resumed = uninterrupted, mapped = single, eight
+devices = one. Property: the recorded loss is reproduced. Contract: refusals.
 """
 
 import jax
@@ -25,44 +25,47 @@ from train import DONE, train, train_sweep
 
 FREE = {'optim.average': 'schedule_free', 'optim.b1': 0.0}
 EMA = {'optim.average': 'ema', 'optim.average_decay': 0.5}
-AVERAGED = {'ema': EMA, 'schedule_free': FREE}
+AVERAGES = {'ema': EMA, 'schedule_free': FREE}
 BETAS = (0.9, 0.5)
 
 
 @pytest.fixture(scope='module', autouse=True)
-def quickly_compiled():
-    """No time is spent on making programs fast."""
+def compile_without_optimizations():
+    """Spends no time on making programs fast."""
     jax.config.update('jax_disable_most_optimizations', True)
     yield
     jax.config.update('jax_disable_most_optimizations', False)
 
 
 @pytest.fixture(scope='module')
-def tree(tmp_path_factory):
+def raw_config(tmp_path_factory):
     corpus = write_corpus(tmp_path_factory.mktemp('corpus'))
     return base(corpus, optim_schedule='constant', model_n_layers=1, train_checkpoint_every=0)
 
 
 @pytest.fixture(scope='module')
-def runs(tree, tmp_path_factory):
-    """{average: the workdir of a run}. Not to be written to."""
+def runs(raw_config, tmp_path_factory):
+    """Returns {average: the workdir of a run}, read-only."""
     folder = tmp_path_factory.mktemp('runs')
-    for name, changes in AVERAGED.items():
-        assert train(changed(tree, changes), folder / name) == DONE
-    return {name: folder / name for name in AVERAGED}
+    for name, changes in AVERAGES.items():
+        assert train(changed(raw_config, changes), folder / name) == DONE
+    return {name: folder / name for name in AVERAGES}
 
 
 @pytest.fixture
-def free(runs):
+def schedule_free_run(runs):
     return runs['schedule_free']
 
 
 @pytest.fixture(scope='module')
-def swept(tree, tmp_path_factory):
+def swept_runs(raw_config, tmp_path_factory):
     """The folders of two runs of one program, with the BETAS of Schedule-Free."""
     workdir = tmp_path_factory.mktemp('swept') / 'sweep'
-    tree = {**tree, 'optim': {**tree['optim'], 'average': 'schedule_free', 'b1': 0.0}}
-    assert train_sweep(tree, {'optim.schedule_free_beta': BETAS}, workdir) == DONE
+    raw_config = {
+        **raw_config,
+        'optim': {**raw_config['optim'], 'average': 'schedule_free', 'b1': 0.0},
+    }
+    assert train_sweep(raw_config, {'optim.schedule_free_beta': BETAS}, workdir) == DONE
     return list(cell_folders(workdir).values())
 
 
@@ -70,15 +73,15 @@ def losses(workdir, name):
     return [row[name] for row in read_rows(workdir / 'metrics.jsonl') if name in row]
 
 
-def assert_same(actual, wanted):
-    actual, wanted = named_leaves(actual), named_leaves(wanted)
-    assert actual.keys() == wanted.keys()
-    for path, leaf in wanted.items():
+def assert_equal_trees(actual, expected):
+    actual, expected = named_leaves(actual), named_leaves(expected)
+    assert actual.keys() == expected.keys()
+    for path, leaf in expected.items():
         np.testing.assert_array_equal(actual[path], leaf, err_msg=path)
 
 
 def two_steps(changes):
-    """(learner, hyper, the state at the start, after two steps)."""
+    """Returns (learner, hyper, initial state, state after two steps)."""
     config = checked_config({'model.n_layers': 1} | changes)
     states, hyper = [helpers.initial_state(config)], make_hyper(config)
     for seed in (0, 1):
@@ -87,14 +90,14 @@ def two_steps(changes):
     return tiny_learner(config), hyper, states[0], states[-1]
 
 
-def evaluated(learner, hyper, state):
+def eval_params(learner, hyper, state):
     return learner.select_eval_weights(state.weights, state.average, hyper).params
 
 
 @pytest.mark.full
-def test_what_a_run_records_is_what_is_read_back(runs, swept):
-    """Catches an evaluation of the weights that are trained, in the run or of its checkpoint."""
-    for workdir in (*runs.values(), *swept):
+def test_recorded_loss_is_reproduced_from_checkpoint(runs, swept_runs):
+    """Catches an evaluation of the trained weights, in the run or from its checkpoint."""
+    for workdir in (*runs.values(), *swept_runs):
         recorded = losses(workdir, 'validation_ce')[-1]
         np.testing.assert_allclose(
             perplexity(load(workdir)).numbers['validation_ce'], recorded, rtol=1e-6
@@ -103,80 +106,86 @@ def test_what_a_run_records_is_what_is_read_back(runs, swept):
 
 
 @pytest.mark.full
-def test_a_sweep_over_its_numbers_is_each_run_alone(tree, free, swept, tmp_path):
-    """To the bit; the second's are not those of the program. Catches a number that is not the
-    run's own, in the step or in evaluation.
+def test_swept_runs_equal_single_runs(raw_config, schedule_free_run, swept_runs, tmp_path):
+    """To the bit; the second run's numbers differ from the program's defaults.
+
+    Catches a number that does not belong to the run, in the step or in evaluation.
     """
-    alone = tmp_path / 'alone'
-    assert train(changed(tree, FREE | {'optim.schedule_free_beta': BETAS[1]}), alone) == DONE
-    for found, wanted in zip(swept, (free, alone), strict=True):
+    single_run = tmp_path / 'alone'
+    assert (
+        train(changed(raw_config, FREE | {'optim.schedule_free_beta': BETAS[1]}), single_run)
+        == DONE
+    )
+    for swept_run, expected_run in zip(swept_runs, (schedule_free_run, single_run), strict=True):
         for name in ('loss', 'validation_ce'):
-            assert losses(found, name) == losses(wanted, name)
-        assert_same(load(found).weights, load(wanted).weights)
-    assert losses(free, 'validation_ce') != losses(alone, 'validation_ce')
+            assert losses(swept_run, name) == losses(expected_run, name)
+        assert_equal_trees(load(swept_run).weights, load(expected_run).weights)
+    assert losses(schedule_free_run, 'validation_ce') != losses(single_run, 'validation_ce')
 
 
 @pytest.mark.full
-@pytest.mark.parametrize('name', AVERAGED)
-def test_resumed_is_uninterrupted(tree, runs, name, tmp_path):
-    """To the bit, where gradients are taken and where it is evaluated."""
-    cut, changes = tmp_path / 'cut', AVERAGED[name]
-    assert train(changed(tree, changes | {'train.steps': 4}), cut) == DONE
-    assert train(changed(tree, changes), cut, continue_changed=True) == DONE
+@pytest.mark.parametrize('name', AVERAGES)
+def test_resumed_run_equals_uninterrupted(raw_config, runs, name, tmp_path):
+    """To the bit, for the trained and the evaluated weights."""
+    cut, changes = tmp_path / 'cut', AVERAGES[name]
+    assert train(changed(raw_config, changes | {'train.steps': 4}), cut) == DONE
+    assert train(changed(raw_config, changes), cut, continue_changed=True) == DONE
     for recorded in ('loss', 'validation_ce'):
         assert losses(cut, recorded) == losses(runs[name], recorded)
-    assert_same(load(cut).weights, load(runs[name]).weights)
+    assert_equal_trees(load(cut).weights, load(runs[name]).weights)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize('name', ['none', 'ema'])
-def test_a_run_with_another_average_does_not_go_on(tree, free, name):
-    other = {'optim.average': name, 'optim.b1': 0.0}
+def test_other_average_cannot_resume(raw_config, schedule_free_run, name):
+    changes = {'optim.average': name, 'optim.b1': 0.0}
     with pytest.raises(TreeMismatch, match=rf"optim.average: 'schedule_free' -> '{name}'(.|\n)*/z"):
-        train(changed(tree, other), free, continue_changed=True)
+        train(changed(raw_config, changes), schedule_free_run, continue_changed=True)
 
 
 @pytest.mark.full
-def test_a_run_starts_from_the_average_of_another(tree, free):
-    """And its own average starts there, as that of a converted checkpoint does."""
-    config = changed(tree, EMA | {'train.init_from': str(free)})
+def test_run_starts_from_average(raw_config, schedule_free_run):
+    """Its own average starts there too, as for a converted checkpoint."""
+    config = changed(raw_config, EMA | {'train.init_from': str(schedule_free_run)})
     state = initial_state(config, silent_experiment(config))
-    assert_same(state.params, load(free).weights.params)
-    assert_same(state.average['average'], state.params)
+    assert_equal_trees(state.params, load(schedule_free_run).weights.params)
+    assert_equal_trees(state.average['average'], state.params)
     assert int(state.average['updates']) == 0
 
 
 @pytest.mark.full
-def test_what_a_conversion_writes_is_evaluated_as_it_is(free, tmp_path):
-    source = load(free)
+def test_converted_weights_are_evaluated_unchanged(schedule_free_run, tmp_path):
+    source = load(schedule_free_run)
     write_workdir(
         tmp_path / 'out', source.recipe, source.weights, source.tokenizer, source.step, source.meta
     )
-    assert_same(load(tmp_path / 'out').weights, source.weights)
+    assert_equal_trees(load(tmp_path / 'out').weights, source.weights)
 
 
-@pytest.mark.parametrize('changes', AVERAGED.values(), ids=AVERAGED)
+@pytest.mark.parametrize('changes', AVERAGES.values(), ids=AVERAGES)
 class TestEachAverage:
+    """Contracts that every average meets."""
+
     @pytest.mark.full
     def test_eight_devices_are_one(self, changes):
-        learner, hyper, _, wanted = two_steps(changes)
+        learner, hyper, _, expected = two_steps(changes)
         batches = stack([packed_batch(0), packed_batch(1)])
-        found = helpers.trained_on_all_devices(learner, batches, hyper)
-        helpers.assert_trees_close(found, wanted, rtol=1e-4, atol=1e-5)
+        final = helpers.trained_on_all_devices(learner, batches, hyper)
+        helpers.assert_trees_close(final, expected, rtol=1e-4, atol=1e-5)
 
     def test_it_lies_where_its_weights_do_and_counts(self, changes):
-        """As large as the weights, and scalars."""
+        """It is as large as the weights, plus scalars."""
         config = checked_config(changes)
         learner = tiny_learner(config)
         shardings = state_shardings(learner, make_mesh(config.mesh))
         shapes = state_layout(learner)[0]
         assert shardings.params in shardings.average.values()
         plain = checked_config({path: None for path in changes} | {'optim.average': 'none'})
-        more = optimizer_state_bytes(shapes) - optimizer_state_bytes(
+        extra_bytes = optimizer_state_bytes(shapes) - optimizer_state_bytes(
             state_layout(tiny_learner(plain))[0]
         )
         params = sum(4 * leaf.size for leaf in jax.tree.leaves(shapes.params))
-        assert params < more < params + 20
+        assert params < extra_bytes < params + 20
 
     @pytest.mark.full
     def test_what_is_not_trained_stays(self, changes):
@@ -184,35 +193,35 @@ class TestEachAverage:
         learner, hyper, start, state = two_steps(
             changes | {'train.trainable': 'norms', 'model.norm': 'layernorm'}
         )
-        trained = named_leaves(learner.description.trainable)
-        for params in (state.params, evaluated(learner, hyper, state)):
+        is_trained = named_leaves(learner.description.trainable)
+        for params in (state.params, eval_params(learner, hyper, state)):
             before = named_leaves(start.params)
             for path, leaf in named_leaves(params).items():
-                assert np.array_equal(leaf, before[path]) != trained[path], path
+                assert np.array_equal(leaf, before[path]) != is_trained[path], path
 
 
 @pytest.mark.full
-def test_a_step_averages_the_weights_that_it_makes():
+def test_step_averages_updated_weights():
     """Two steps of an ema, by hand. Catches an average of the weights before the step."""
     config = checked_config({'model.n_layers': 1} | EMA)
     learner, hyper, start, second = two_steps(EMA)
     first, _ = train_step(config)(start, packed_batch(0), hyper)
-    wanted = jax.tree.map(lambda a, b: (0.5 * a + b) / 1.5, first.params, second.params)
-    found = evaluated(learner, hyper, second)
-    helpers.assert_trees_close(found, wanted, rtol=1e-5, atol=1e-7)
+    expected = jax.tree.map(lambda a, b: (0.5 * a + b) / 1.5, first.params, second.params)
+    average = eval_params(learner, hyper, second)
+    helpers.assert_trees_close(average, expected, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.full
-def test_a_projection_holds_for_the_average():
-    """Norms of matrices are those of the start, and the average is not the weights."""
+def test_projection_applies_to_average():
+    """Norms of matrices are the initial ones, and the average differs from the weights."""
     learner, hyper, start, state = two_steps(
         EMA | {'model.reparam': 'normalize_and_project', 'optim.lr': 0.1}
     )
-    found = named_leaves(evaluated(learner, hyper, state))
+    averaged = named_leaves(eval_params(learner, hyper, state))
     for path, spec in named_leaves(learner.description.specs).items():
-        before, trained = (named_leaves(tree)[path] for tree in (start.params, state.params))
-        assert not np.array_equal(found[path], trained), path
+        before, weight = (named_leaves(tree)[path] for tree in (start.params, state.params))
+        assert not np.array_equal(averaged[path], weight), path
         if spec.role == 'hidden':
-            norm, wanted = np.linalg.norm(found[path]), np.linalg.norm(before)
-            np.testing.assert_allclose(norm, wanted, rtol=1e-5, err_msg=path)
-            assert np.linalg.norm(named_leaves(state.average)[f'average/{path}']) < 0.999 * wanted
+            norm, expected = np.linalg.norm(averaged[path]), np.linalg.norm(before)
+            np.testing.assert_allclose(norm, expected, rtol=1e-5, err_msg=path)
+            assert np.linalg.norm(named_leaves(state.average)[f'average/{path}']) < 0.999 * expected

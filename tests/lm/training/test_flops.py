@@ -1,4 +1,4 @@
-"""Reference: operations counted by hand, against the parameters there are and against XLA."""
+"""Reference: operations counted by hand, against the parameters and against XLA."""
 
 import dataclasses
 import math
@@ -32,39 +32,45 @@ CASES = [
 ]
 
 
-def counted(changes):
-    """What is counted of the configured model."""
+def count_params(changes):
+    """Counts the matmul parameters of the configured model."""
     return count_matmul_params(tiny_learner(tiny_config(changes)))
 
 
 @pytest.mark.parametrize('changes', CASES, ids=str)
-def test_matmul_params_are_the_matrices_of_the_model(changes):
-    """All that has two sides and is no table. Catches a gate, grouped heads or the matrices of a
-    norm not counted, or a matrix counted by its stored parts.
+def test_matmul_params_are_the_matrices(changes):
+    """All parameters with two sides, except tables.
+
+    Catches a missing gate, grouped heads or norm matrices, and a matrix counted by its stored
+    parts.
     """
-    described = tiny_learner(tiny_config(changes | {'model.reparam': 'none'})).description
-    shapes = named_leaves(described.shapes)
-    wanted = sum(
+    description = tiny_learner(tiny_config(changes | {'model.reparam': 'none'})).description
+    shapes = named_leaves(description.shapes)
+    expected = sum(
         math.prod(shapes[path].shape)
-        for path, spec in named_leaves(described.specs).items()
+        for path, spec in named_leaves(description.specs).items()
         if spec.role in ('hidden', 'readout')
     )
-    assert counted(changes) == wanted
-    assert counted(changes | {'model.tie_embeddings': True}) == wanted  # the table multiplies too
+    assert count_params(changes) == expected
+    assert (
+        count_params(changes | {'model.tie_embeddings': True}) == expected
+    )  # the table multiplies too
 
 
-def test_gated_norms_count():
+def test_gated_norms_are_counted():
     """Two of 16 x 16 x 2 in each of two blocks, and a final one."""
-    assert counted({'model.norm': 'gated_rmsnorm'}) - counted({}) == 5 * 16 * 16 * 2
+    assert count_params({'model.norm': 'gated_rmsnorm'}) - count_params({}) == 5 * 16 * 16 * 2
 
 
 @pytest.mark.parametrize(('n_experts', 'per_token'), [(4, 2), (3, 1)])
-def test_of_experts_those_that_a_token_goes_through_count(n_experts, per_token):
-    """At 16 x 32 x 2 each, all of a router of 16 x E; shared matrices in each of two blocks."""
+def test_only_active_experts_are_counted(n_experts, per_token):
+    """16 x 32 x 2 each, and all of a router of 16 x E; shared matrices count in each of two
+    blocks.
+    """
     experts = {'mlp.n_experts': n_experts, 'mlp.experts_per_token': per_token}
-    wanted = 2 * ((per_token - 1) * 16 * 32 * 2 + 16 * n_experts)
+    expected = 2 * ((per_token - 1) * 16 * 32 * 2 + 16 * n_experts)
     for changes in ({'model.placement': 'wide'}, {'model.mlp': 'moe'}):
-        assert counted(changes | experts) - counted({}) == wanted
+        assert count_params(changes | experts) - count_params({}) == expected
 
 
 def test_flops_per_token_by_hand():
@@ -83,10 +89,10 @@ def test_flops_per_token_by_hand():
 SIZES = {'model.d_model': 16, 'model.n_heads': 2, 'model.n_layers': 5, 'data.seq_len': 64}
 
 
-def pairs(length, window):
-    """How many keys all queries of a row see, the diagonal counted as half."""
-    places = np.arange(length) + 0.5
-    return np.sum(np.minimum(places, window))
+def count_pairs(length, window):
+    """How many keys all queries of a row see; the diagonal counts half."""
+    positions = np.arange(length) + 0.5
+    return np.sum(np.minimum(positions, window))
 
 
 @pytest.mark.parametrize(
@@ -102,30 +108,32 @@ def pairs(length, window):
     ],
     ids=str,
 )
-def test_attention_of_a_window_counts_the_pairs_within(changes, windows):
-    """12 N H a pair, pair by pair; in full all of them. Catches the width of the model in place of
-    that of the heads, full layers counted among those with a window, and rows that are shorter.
+def test_window_attention_counts_pairs_within(changes, windows):
+    """12 N H per pair, pair by pair; in_full counts all pairs.
+
+    Catches the width of the model instead of the heads', full layers counted as windowed, and rows
+    shorter than the window.
     """
-    seen = sum(pairs(64, window) for window in windows)
-    counted = attention_flops(tiny_config(SIZES | changes)) * 64
-    np.testing.assert_allclose(counted, 12 * 16 * seen, rtol=1e-9)
+    n_pairs = sum(count_pairs(64, window) for window in windows)
+    count_params = attention_flops(tiny_config(SIZES | changes)) * 64
+    np.testing.assert_allclose(count_params, 12 * 16 * n_pairs, rtol=1e-9)
     in_full = attention_flops(tiny_config(SIZES | changes), in_full=True)
     assert in_full == 12 * 16 * 64 * 5
 
 
 @pytest.mark.parametrize(('name', 'features'), [('linear', 8), ('nala', 16)])
 @pytest.mark.parametrize('length', [64, 128])
-def test_linear_attention_counts_its_state_and_no_pairs(name, features, length):
-    """Of each of 2 heads of width 8: 2 F H to add to the state and 2 F H to read it, forward; three
-    times that with the backward pass, whatever the length.
+def test_linear_attention_counts_state_not_pairs(name, features, length):
+    """For each of 2 heads of width 8: 2 F H to add to the state and 2 F H to read it, forward;
+    three times that with the backward pass, for any length.
     """
     config = tiny_config(SIZES | {'model.attention': name, 'data.seq_len': length})
     assert attention_flops(config) == 3 * 5 * 2 * (2 * features * 8 + 2 * features * 8)
     assert attention_flops(config, in_full=True) == attention_flops(config)
 
 
-def test_forward_flops_are_near_those_xla_counts():
-    """A third of the step's, with all pairs in the attention since `reference` computes them."""
+def test_forward_flops_are_close_to_xla():
+    """A third of the step's, plus all pairs in attention, as `reference` computes them."""
     config = tiny_config(
         {
             'model.d_model': 64,
@@ -136,28 +144,30 @@ def test_forward_flops_are_near_those_xla_counts():
         }
     )
     learner = tiny_learner(config)
-    model, described = learner.model, learner.description
+    model, description = learner.model, learner.description
     tokens = jax.ShapeDtypeStruct((2, 32), np.int32)
-    lowered = jax.jit(lambda p, t: model.apply({'params': p}, t)).lower(described.shapes, tokens)
-    counted = lowered.cost_analysis()['flops'] / tokens.size
+    lowered = jax.jit(lambda params, tokens_arg: model.apply({'params': params}, tokens_arg)).lower(
+        description.shapes, tokens
+    )
+    count_params = lowered.cost_analysis()['flops'] / tokens.size
     upper_half = 2 * config.model.n_layers * 32 * 64
     ours = flops_per_token(learner) / 3 + upper_half
-    assert 1 < counted / ours < 1.15  # XLA counts norms, softmax and GELU too
+    assert 1 < count_params / ours < 1.15  # XLA counts norms, softmax and GELU too
 
 
-def test_the_peak_is_the_best_that_was_measured(monkeypatch):
-    """Catches the median, which a run exceeds where others kept the machine busy."""
+def test_measured_flops_take_best_repeat(monkeypatch):
+    """Catches the median, which a run exceeds if other processes kept the machine busy."""
     clock = iter([0, 4, 10, 11, 20, 23])
     monkeypatch.setattr(flops, 'time', SimpleNamespace(perf_counter=lambda: next(clock)))
     assert measure_gemm_flops(size=64, repeats=3) == 2 * 64**3
 
 
-def test_measured_peak(monkeypatch):
-    """On a CPU, of the whole machine once, not once a device; once a process unless asked anew."""
+def test_peak_is_measured_once_per_process(monkeypatch):
+    """On a CPU for the whole machine, not per device; again only if `remeasure`."""
     assert 0 < measure_gemm_flops(size=64, repeats=3) < 1e15
     rates = iter([2.0, 3.0])
     monkeypatch.setattr(flops, 'measure_gemm_flops', lambda: next(rates))
-    found = [peak_flops(8, anew) for anew in (True, False, True, False)]
+    peaks = [peak_flops(8, remeasure) for remeasure in (True, False, True, False)]
     flops.cached_gemm_flops.cache_clear()
     source = 'measured float32 2048^3 product'
-    assert found == [(rate, source) for rate in (2.0, 2.0, 3.0, 3.0)]
+    assert peaks == [(rate, source) for rate in (2.0, 2.0, 3.0, 3.0)]

@@ -1,4 +1,4 @@
-"""Reference: the noise of gradients, from gradients of parts of the batch and from many draws."""
+"""Reference: gradient noise, from gradients of parts of the batch and from many draws."""
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +12,9 @@ from tests.helpers import initial_state, packed_batch, tiny_config, tiny_learner
 
 
 @pytest.mark.full
-def test_noise_is_that_between_even_and_odd_rows():
-    """Each part's gradient on its own. Catches halves of other rows, and means over rows where
-    parts have other numbers of tokens.
+def test_noise_compares_even_and_odd_rows():
+    """The gradient of each half alone. Catches other halves, and means over rows if halves have
+    different numbers of tokens.
     """
     config = tiny_config({'model.reparam': 'weight_norm'})
     learner, hyper, state = tiny_learner(config), make_hyper(config), initial_state(config)
@@ -32,24 +32,29 @@ def test_noise_is_that_between_even_and_odd_rows():
 
     parts = [grad({name: rows[i::2] for name, rows in batch.items()}) for i in (0, 1)]
     (even, n_even), (odd, n_odd) = [(np.float64(g), float(n)) for g, n in parts]
-    n, whole = n_even + n_odd, (even + odd) / (n_even + n_odd)
-    small = (np.sum((even / n_even) ** 2) + np.sum((odd / n_odd) ** 2)) / 2
-    signal, trace = 2 * np.sum(whole**2) - small, n * (small - np.sum(whole**2))
-    found = jax.jit(make_diagnose_step(learner))(state, batch, hyper)
-    np.testing.assert_allclose(found['gradient_noise_signal'], signal, rtol=1e-3)
-    np.testing.assert_allclose(found['gradient_noise_trace'], trace, rtol=1e-3)
-    np.testing.assert_allclose(found['gradient_noise_scale'], trace / signal, rtol=1e-3)
+    n, full_grad = n_even + n_odd, (even + odd) / (n_even + n_odd)
+    mean_half_norm = (np.sum((even / n_even) ** 2) + np.sum((odd / n_odd) ** 2)) / 2
+    signal, trace = (
+        2 * np.sum(full_grad**2) - mean_half_norm,
+        n * (mean_half_norm - np.sum(full_grad**2)),
+    )
+    diagnostics = jax.jit(make_diagnose_step(learner))(state, batch, hyper)
+    np.testing.assert_allclose(diagnostics['gradient_noise_signal'], signal, rtol=1e-3)
+    np.testing.assert_allclose(diagnostics['gradient_noise_trace'], trace, rtol=1e-3)
+    np.testing.assert_allclose(diagnostics['gradient_noise_scale'], trace / signal, rtol=1e-3)
 
 
-def test_estimates_are_right_on_average():
-    """Of tokens whose gradients are normal around (1, 1, 1): 3, and 3 x 4 for a deviation of 2."""
+def test_noise_estimates_are_unbiased():
+    """For tokens with normal gradients around (1, 1, 1): 3, and 3 x 4 for a deviation of 2."""
     rng = np.random.default_rng(0)
     signals, traces = [], []
     for _ in range(400):
         tokens = 1 + 2 * rng.normal(size=(16, 3))
-        found = gradient_noise(tokens.mean(0), tokens[:8].mean(0), jnp.float32(16), jnp.float32(8))
-        signals.append(found['gradient_noise_signal'])
-        traces.append(found['gradient_noise_trace'])
-    for values, wanted in ((signals, 3.0), (traces, 12.0)):
+        diagnostics = gradient_noise(
+            tokens.mean(0), tokens[:8].mean(0), jnp.float32(16), jnp.float32(8)
+        )
+        signals.append(diagnostics['gradient_noise_signal'])
+        traces.append(diagnostics['gradient_noise_trace'])
+    for values, expected in ((signals, 3.0), (traces, 12.0)):
         error = np.std(values) / np.sqrt(len(values))
-        assert abs(np.mean(values) - wanted) < 3 * error < 0.2 * wanted
+        assert abs(np.mean(values) - expected) < 3 * error < 0.2 * expected

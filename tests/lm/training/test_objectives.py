@@ -1,4 +1,4 @@
-"""Objectives behind the data: weights, attention, steps, runs, and what is refused."""
+"""Objectives in training: weights, attention, steps, runs, and refusals."""
 
 import functools
 
@@ -30,8 +30,8 @@ from train import DONE, train
 MIXED = 'causal:0.25+span_corruption:0.25+infill:0.25+prefix:0.25'
 
 
-def test_weights_are_those_of_the_targets():
-    """Padding and beginnings stay out, whatever an objective says of them."""
+def test_target_weights_follow_targets():
+    """Padding and beginnings never count, whatever an objective marks."""
     batch = packed_batch()
     plain = target_weights(batch, BOS)
     batch['targets'] = np.ones_like(batch['tokens'])
@@ -45,7 +45,7 @@ PREFIXED = {'data.mask_documents': True, 'data.objective': 'prefix'}
 
 
 def prefixed_batch():
-    """Two documents a row, the first 2 and 3 tokens of which are their prefixes."""
+    """Two documents per row, with prefixes of 2 and 3 tokens."""
     batch = packed_batch(rows=4, length=12)
     batch['segments'][:] = np.repeat([1, 2], [5, 8])
     batch['tokens'] = np.where(batch['tokens'] == BOS, 1, batch['tokens'])
@@ -57,9 +57,10 @@ def prefixed_batch():
 
 @pytest.mark.default_rows('blocked')
 @pytest.mark.parametrize('kernel', ['reference', 'blocked'])
-def test_property_a_prefix_is_seen_whole_and_nothing_beyond_it(kernel):
-    """By the gradient of each position with respect to each embedding, through two layers, with
-    ALiBi. Catches a prefix that leaks into the next document's, or a target that is seen.
+def test_property_prefix_is_bidirectional(kernel):
+    """By the gradient of each position in each embedding, through two layers, with ALiBi.
+
+    Catches a prefix that leaks into the next document's, and a target that is seen.
     """
     changes = {'kernels.attention': kernel, 'model.position': 'alibi', 'data.seq_len': 12}
     config = checked_config(PREFIXED | changes)
@@ -69,14 +70,14 @@ def test_property_a_prefix_is_seen_whole_and_nothing_beyond_it(kernel):
 
     @jax.jit
     def jacobian(table_VD):
-        """[T, T]: how position t moves with what is looked up at s."""
-        own = jnp.asarray(np.arange(12)[None])  # each place has a token of its own
+        """Returns [T, T]: how position t depends on the embedding at s."""
+        tokens_1T = jnp.asarray(np.arange(12)[None])  # each position has its own token
 
-        def out(table_VD):
+        def position_sums(table_VD):
             params = variables['params'] | {'embedding': table_VD}
             x_BTD, _ = learner.model.apply(
                 variables | {'params': params},
-                own,
+                tokens_1T,
                 row['segments'][:, :-1],
                 row['segments'][:, :-1] > 0,
                 row['prefix'][:, :-1],
@@ -84,7 +85,7 @@ def test_property_a_prefix_is_seen_whole_and_nothing_beyond_it(kernel):
             )
             return x_BTD[0].sum(-1) + jnp.square(x_BTD[0]).sum(-1)
 
-        return jnp.abs(jax.jacrev(out)(table_VD)).sum(-1)[:, :12]
+        return jnp.abs(jax.jacrev(position_sums)(table_VD)).sum(-1)[:, :12]
 
     moved = np.asarray(jacobian(variables['params']['embedding'])) > 1e-9
     number, segment = (batch[name][0, :-1] for name in ('prefix', 'segments'))
@@ -95,9 +96,9 @@ def test_property_a_prefix_is_seen_whole_and_nothing_beyond_it(kernel):
 
 
 @pytest.mark.full
-def test_property_a_batch_says_how_far_the_prefix_reaches():
-    """The first position moves with the second token, the last of the prefix, and not with the
-    third, which is the first target. Catches a prefix shifted as targets are.
+def test_property_prefix_ends_at_first_target():
+    """The first position depends on the second token, which ends the prefix, and not on the third,
+    the first target. Catches a prefix that is shifted like targets.
     """
     config = checked_config(PREFIXED | {'data.seq_len': 12})
     learner, batch = tiny_learner(config), prefixed_batch()
@@ -108,15 +109,15 @@ def test_property_a_batch_says_how_far_the_prefix_reaches():
         return compute_activations(learner, learner.variables(weights), batch, (), {})[0][0][:, 0]
 
     plain = first_position(weights, batch)
-    for place, moves in ((1, True), (2, False)):
+    for position, is_changed in ((1, True), (2, False)):
         tokens = batch['tokens'].copy()
-        tokens[:, place] = tokens[:, place] % (VOCAB - 1) + 1
-        assert np.any(first_position(weights, batch | {'tokens': tokens}) != plain) == moves
+        tokens[:, position] = tokens[:, position] % (VOCAB - 1) + 1
+        assert np.any(first_position(weights, batch | {'tokens': tokens}) != plain) == is_changed
 
 
 @pytest.mark.full
-def test_property_what_a_prefix_holds_is_no_target():
-    """The loss does not move with the label of a token of the prefix, and its share is recorded."""
+def test_property_prefix_tokens_are_no_targets():
+    """The loss does not depend on labels in the prefix, and the target share is recorded."""
     config = checked_config(PREFIXED | {'data.seq_len': 12})
     step = jax.jit(make_train_step(tiny_learner(config)))
     state, batch = initial_state(config), prefixed_batch()
@@ -129,34 +130,36 @@ def test_property_what_a_prefix_holds_is_no_target():
 
 @pytest.mark.full
 def test_equivalence_microbatches_and_mapped_runs():
-    """The same update of a mixture's batch at once, in two parts, and beside another run."""
+    """The same update of a mixture's batch at once, in two microbatches, and beside another run."""
     config = checked_config(PREFIXED | {'data.seq_len': 12, 'data.batch_size': 4})
     state, batch, hyper = initial_state(config), prefixed_batch(), make_hyper(config)
-    batch['targets'][0] = 0  # parts of other size
-    alone, metrics = jax.jit(make_train_step(tiny_learner(config)))(state, batch, hyper)
+    batch['targets'][0] = 0  # microbatches of different size
+    single, metrics = jax.jit(make_train_step(tiny_learner(config)))(state, batch, hyper)
     halves = checked_config(
         PREFIXED | {'data.seq_len': 12, 'data.batch_size': 4, 'train.microbatches': 2}
     )
-    other = jax.jit(make_train_step(tiny_learner(halves)))
-    in_parts, of_parts = other(state, batch, hyper)
-    assert_trees_close(in_parts.params, alone.params, 1e-4, 1e-6)
-    np.testing.assert_allclose(of_parts['loss'], metrics['loss'], rtol=1e-6)
-    np.testing.assert_allclose(of_parts['target_share'], metrics['target_share'], rtol=1e-6)
+    step_in_halves = jax.jit(make_train_step(tiny_learner(halves)))
+    halves_state, halves_metrics = step_in_halves(state, batch, hyper)
+    assert_trees_close(halves_state.params, single.params, 1e-4, 1e-6)
+    np.testing.assert_allclose(halves_metrics['loss'], metrics['loss'], rtol=1e-6)
+    np.testing.assert_allclose(halves_metrics['target_share'], metrics['target_share'], rtol=1e-6)
     plain = batch | {'prefix': np.zeros_like(batch['prefix'])}
     many = jax.jit(jax.vmap(make_train_step(tiny_learner(config))))
-    both, seen = many(stack([state, state]), stack([plain, batch]), stack([hyper, hyper]))
-    own = jax.tree.map(lambda leaf: leaf[1], both.params)
-    assert_trees_close(own, alone.params, 1e-4, 1e-6)
-    assert abs(seen['loss'][0] - seen['loss'][1]) > 1e-4
+    mapped_states, mapped_metrics = many(
+        stack([state, state]), stack([plain, batch]), stack([hyper, hyper])
+    )
+    mapped_params = jax.tree.map(lambda leaf: leaf[1], mapped_states.params)
+    assert_trees_close(mapped_params, single.params, 1e-4, 1e-6)
+    assert abs(mapped_metrics['loss'][0] - mapped_metrics['loss'][1]) > 1e-4
 
 
-def test_runs_of_other_objectives_share_no_program():
-    """Nor batches, which are made for a program's runs together."""
+def test_objectives_do_not_share_programs():
+    """They share no batches either, which are made for the runs of a program together."""
     objectives = ('causal', 'infill', 'causal:0.5+infill:0.5', 'causal:0.4+infill:0.6')
     raw = tiny_raw({'train.eval_objectives': 'infill'})
-    made = expand_sweep(raw, {'data.objective': objectives, 'train.seed': (0, 1)})
-    assert [len(group) for group in group_by_program(made)] == [2, 2, 2, 2]
-    assert len({cell.name for cell in made}) == 8
+    cells = expand_sweep(raw, {'data.objective': objectives, 'train.seed': (0, 1)})
+    assert [len(group) for group in group_by_program(cells)] == [2, 2, 2, 2]
+    assert len({cell.name for cell in cells}) == 8
 
 
 @pytest.fixture(scope='module')
@@ -165,11 +168,15 @@ def corpus(tmp_path_factory):
 
 
 @pytest.mark.full
-def test_equivalence_a_run_gone_on_with_is_the_run(corpus, tmp_path):
-    """To the bit, half way through; what it records of other objectives too."""
-    more = {'data_objective': MIXED, 'train_eval_objectives': 'causal+infill', 'data_seq_len': 24}
-    more |= {'data_masks': 4, 'optim_schedule': 'constant', 'optim_warmup_steps': 0}
-    config = changed(base(corpus, **more), {})
+def test_equivalence_resumed_run_is_the_run(corpus, tmp_path):
+    """To the bit, from half way; records of other objectives too."""
+    changes = {
+        'data_objective': MIXED,
+        'train_eval_objectives': 'causal+infill',
+        'data_seq_len': 24,
+    }
+    changes |= {'data_masks': 4, 'optim_schedule': 'constant', 'optim_warmup_steps': 0}
+    config = changed(base(corpus, **changes), {})
     assert train(config, tmp_path / 'whole') == DONE
     assert train(update_recipe(config, {'train.steps': 4}), tmp_path / 'parts') == DONE
     assert train(config, tmp_path / 'parts', continue_changed=True) == DONE
@@ -179,7 +186,7 @@ def test_equivalence_a_run_gone_on_with_is_the_run(corpus, tmp_path):
     assert 'validation_infill_ce' in whole[-1]
 
 
-BAD = [
+INVALID = [
     ({'data.objective': 'causl'}, "Did you mean 'causal'"),
     ({'data.objective': 'fim'}, "Did you mean 'infill'"),
     ({'data.objective': 'causal:0.5+span_coruption:0.5'}, "Did you mean 'span_corruption'"),
@@ -218,7 +225,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(('changes', 'words'), BAD, ids=str)
-def test_what_cannot_be_is_refused(changes, words):
+@pytest.mark.parametrize(('changes', 'words'), INVALID, ids=str)
+def test_invalid_objectives_are_refused(changes, words):
     with pytest.raises(ValueError, match=words):
         check(tiny_config(changes))

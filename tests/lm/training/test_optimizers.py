@@ -1,4 +1,4 @@
-"""Which optimizer moves which parameter, and by how much. By single steps."""
+"""Which optimizer updates which parameter, and by how much. By single steps."""
 
 import jax
 import numpy as np
@@ -17,7 +17,7 @@ from tests.helpers import (
     train_step,
 )
 
-SIGNS = {
+SIGN_UPDATES = {
     'optim.name': 'lion',
     'optim.others': 'lion',
     'optim.eps': None,
@@ -28,54 +28,55 @@ SIGNS = {
 }
 
 
-def moved(changes):
-    """({path: what one step adds}, {path: role})."""
-    config = tiny_config(SIGNS | changes)
+def first_update(changes):
+    """Returns ({path: update of one step}, {path: role})."""
+    config = tiny_config(SIGN_UPDATES | changes)
     before = initial_state(config)
     after, _ = train_step(config)(before, packed_batch(), make_hyper(config))
-    added = jax.tree.map(lambda a, b: np.asarray(a - b), after.params, before.params)
+    updates = jax.tree.map(lambda a, b: np.asarray(a - b), after.params, before.params)
     specs = named_leaves(tiny_learner(config).description.specs)
-    return named_leaves(added), {path: spec.role for path, spec in specs.items()}
+    return named_leaves(updates), {path: spec.role for path, spec in specs.items()}
 
 
 @pytest.mark.full
-def test_hidden_matrices_and_the_others_have_an_optimizer_each():
-    """Signs here, a gradient below the clipping norm there. Catches roles mixed up."""
-    added, roles = moved({'optim.others': 'sgd'})
+def test_hidden_and_others_use_their_optimizers():
+    """Signs for one, a gradient below the clipping norm for the other. Catches exchanged roles."""
+    added, roles = first_update({'optim.others': 'sgd'})
     for path, change in added.items():
         is_sign = np.isin(np.round(np.abs(change), 6), (0, 0.25)).all()
         assert is_sign == (roles[path] == 'hidden'), path
 
 
 @pytest.mark.full
-def test_others_have_a_learning_rate_of_their_own():
-    """Also in their weight decay. Catches one that all have."""
-    added, roles = moved({'optim.others_lr': 0.125})
+def test_others_use_their_learning_rate():
+    """In their weight decay too. Catches a rate that all share."""
+    added, roles = first_update({'optim.others_lr': 0.125})
     for path, change in added.items():
         largest = np.abs(change).max()
         np.testing.assert_allclose(largest, 0.25 if roles[path] == 'hidden' else 0.125, rtol=1e-5)
-    decayed, _ = moved({'optim.others_lr': 0.125, 'optim.weight_decay': 0.5})
-    config = tiny_config(SIGNS)
+    decayed, _ = first_update({'optim.others_lr': 0.125, 'optim.weight_decay': 0.5})
+    config = tiny_config(SIGN_UPDATES)
     start = named_leaves(initial_state(config).params)
     for path, change in decayed.items():
         lr = 0.25 if roles[path] == 'hidden' else 0.125
-        wanted = 0 if roles[path] == 'vector' else -lr * 0.5 * start[path]
-        np.testing.assert_allclose(change - added[path], wanted, atol=1e-5, err_msg=path)
+        expected = 0 if roles[path] == 'vector' else -lr * 0.5 * start[path]
+        np.testing.assert_allclose(change - added[path], expected, atol=1e-5, err_msg=path)
 
 
-def test_one_optimizer_for_all_is_as_without_a_second():
-    """Its state is not cut in two, so that older checkpoints are read."""
+def test_equal_optimizers_share_one_state():
+    """The state is not split in two, so that older checkpoints can be read."""
     state = initial_state(tiny_config({'optim.name': 'adamw', 'optim.others': 'adamw'}))
     assert not any('others' in path for path in named_leaves(state.opt_state))
 
 
-def test_what_is_not_given_is_in_no_program():
-    """Numbers share one; None has another. A second optimizer's default differs from the first's,
-    so that b2, not given, is of each its own.
+def test_unset_numbers_are_not_traced():
+    """Numbers share a program; None has another.
+
+    A second optimizer may have another default, so an unset b2 is resolved for each.
     """
     sweep = {'optim.match_rms': (None, 0.1, 0.2)}
-    found = group_by_program(expand_sweep(tiny_raw(SIGNS), sweep))
-    assert [len(group) for group in found] == [1, 2]
+    groups = group_by_program(expand_sweep(tiny_raw(SIGN_UPDATES), sweep))
+    assert [len(group) for group in groups] == [1, 2]
     config = tiny_config({'optim.name': 'lion'})
     assert config.optim.b1 == 0.9 and config.optim.b2 is None
     assert 'optim.b2' not in make_hyper(config)

@@ -1,5 +1,5 @@
-"""Equivalence: a model trained with kernels over rows, a TPU's interpreted, and without. Contract:
-what such kernels do not serve is refused.
+"""Equivalence: training with Pallas kernels over rows, interpreted, and without. Contract:
+refusals.
 """
 
 import functools
@@ -34,10 +34,12 @@ CHANGES = {
 
 
 @pytest.mark.full
-def test_losses_of_fifty_steps_are_those_of_the_reference(monkeypatch):
-    """Norms of the stream, of queries and keys, attention and routers, the loss in chunks."""
+def test_pallas_losses_equal_reference(monkeypatch):
+    """Fifty steps: norms of the stream, of queries and keys, attention, routers, and the loss in
+    chunks.
+    """
     monkeypatch.setattr(pl, 'pallas_call', functools.partial(pl.pallas_call, interpret=True))
-    monkeypatch.setattr(tpu, 'ALIASES', {})  # the interpreter cannot, where blocks are cut
+    monkeypatch.setattr(tpu, 'ALIASES', {})  # the interpreter cannot alias blocks that are cut
     batches = stack([packed_batch(seed) for seed in range(STEPS)])
     losses = {}
     for name in ('reference', 'pallas'):
@@ -70,21 +72,21 @@ def test_losses_of_fifty_steps_are_those_of_the_reference(monkeypatch):
     ],
     ids=str,
 )
-def test_a_kernel_that_nothing_reads_is_refused(changes, message):
+def test_unused_kernel_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         check(tiny_config(changes))
 
 
 @pytest.mark.parametrize('operation', ['rms_norm', 'softmax', 'cross_entropy'])
-def test_a_kernel_without_a_derivative_in_forward_mode_is_refused(operation):
-    asked = {'optim.ghost_radius': 1.0, 'kernels.attention': 'reference'}
-    config = tiny_config(asked | {f'kernels.{operation}': 'pallas'})
+def test_kernel_without_forward_mode_is_refused(operation):
+    changes = {'optim.ghost_radius': 1.0, 'kernels.attention': 'reference'}
+    config = tiny_config(changes | {f'kernels.{operation}': 'pallas'})
     with pytest.raises(ValueError, match=f'ghost_radius .* choose kernels.{operation}=reference'):
         check_learner(build_learner(config, VOCAB, BOS, 'tpu'))
 
 
-def test_a_checkpoint_of_a_tpu_is_read_elsewhere():
-    said, config = [], tiny_config({'kernels.rms_norm': 'pallas'})
-    assert replace_kernels('cpu', config, said.append).kernels == {}
-    assert len(said) == 1 and 'kernels.rms_norm=pallas runs on tpu, gpu alone' in said[0]
-    assert replace_kernels('tpu', config, said.append) is config
+def test_tpu_checkpoint_loads_elsewhere():
+    messages, config = [], tiny_config({'kernels.rms_norm': 'pallas'})
+    assert replace_kernels('cpu', config, messages.append).kernels == {}
+    assert len(messages) == 1 and 'kernels.rms_norm=pallas runs on tpu, gpu alone' in messages[0]
+    assert replace_kernels('tpu', config, messages.append) is config

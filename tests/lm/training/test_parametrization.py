@@ -1,4 +1,4 @@
-"""Parametrisations in the model: the base model, what starts at 0, refusals; little compiles."""
+"""Parametrisations in the model: the base model, zero initialization, refusals; little compiles."""
 
 import re
 
@@ -22,41 +22,43 @@ BASE = {'scaling.base_width': 8, 'scaling.base_depth': 1}
 GROWING = [n for n, row in PARAMETRIZATIONS.items() if row.grows and not row.against_one]
 
 
-def grown(name, **changes):
+def grow_config(name, **changes):
     """The tiny model, of width 16 and depth 2, against a base model half as large."""
     sizes = {'width': 'scaling.base_width', 'depth': 'scaling.base_depth'}
-    base = {sizes[of]: BASE[sizes[of]] for of in PARAMETRIZATIONS[name].grows}
+    base = {sizes[size]: BASE[sizes[size]] for size in PARAMETRIZATIONS[name].grows}
     return checked_config({'scaling.name': name, **base, **changes})
 
 
 @pytest.mark.parametrize('name', GROWING)
-def test_at_the_base_sizes_it_is_standard(name):
-    """To the bit: the same factors and deviations, scores and decay. Catches a constant that does
-    not cancel; queries that are published to start at 0 are the one difference.
+def test_base_sizes_equal_standard(name):
+    """To the bit: the same factors, deviations, scores and decay.
+
+    Catches a constant that does not cancel. The only difference is mup_full, whose queries start at
+    0.
     """
     config = tiny_config()
-    here = update_recipe(
+    at_base = update_recipe(
         config,
         {
             'scaling.name': name,
             **{
-                f'scaling.base_{of}': {'width': 16, 'depth': 2}[of]
-                for of in PARAMETRIZATIONS[name].grows
+                f'scaling.base_{size}': {'width': 16, 'depth': 2}[size]
+                for size in PARAMETRIZATIONS[name].grows
             },
         },
     )
-    wanted, found = tiny_learner(config).description, tiny_learner(here).description
-    assert found.scalings == wanted.scalings
-    assert set(named_leaves(found.growths).values()) == {Growth()}
-    stds = named_leaves(wanted.init_stds)
-    for path, std in named_leaves(found.init_stds).items():
+    expected, description = tiny_learner(config).description, tiny_learner(at_base).description
+    assert description.scalings == expected.scalings
+    assert set(named_leaves(description.growths).values()) == {Growth()}
+    stds = named_leaves(expected.init_stds)
+    for path, std in named_leaves(description.init_stds).items():
         assert std == (0 if name == 'mup_full' and path.endswith('query') else stds[path]), path
-    assert attention_scores(here) == attention_scores(config)
+    assert attention_scores(at_base) == attention_scores(config)
 
 
-def test_growths_are_those_of_the_parameters():
-    """Twice the width: of the model's own shapes, grouped heads, gates and experts among them."""
-    config = grown(
+def test_growths_match_parameters():
+    """At twice the width: shapes of the model, including grouped heads, gates and experts."""
+    config = grow_config(
         'mup',
         **{
             'model.n_kv_heads': 1,
@@ -67,8 +69,8 @@ def test_growths_are_those_of_the_parameters():
     )
     growths = named_leaves(tiny_learner(config).description.growths)
     sides = {path: (growth.fan_in, growth.fan_out) for path, growth in growths.items()}
-    both = {path for path, growth in sides.items() if growth == (2, 2)}
-    assert both == {
+    grow_both = {path for path, growth in sides.items() if growth == (2, 2)}
+    assert grow_both == {
         f'layers/{name}'
         for name in (
             'attention/query',
@@ -84,104 +86,112 @@ def test_growths_are_those_of_the_parameters():
     assert {growth.width for growth in growths.values()} == {2}
 
 
-def test_what_a_model_of_experts_has():
-    """The router's outputs do not grow: it is an output, as the readout."""
-    config = grown('mup', **{'model.mlp': 'moe'})
+def test_router_outputs_do_not_grow():
+    """The router counts as an output, like the readout."""
+    config = grow_config('mup', **{'model.mlp': 'moe'})
     growths = named_leaves(tiny_learner(config).description.growths)
     assert (growths['layers/mlp/router'].fan_in, growths['layers/mlp/router'].fan_out) == (2, 1)
     assert (growths['layers/mlp/up'].fan_in, growths['layers/mlp/up'].fan_out) == (2, 2)
 
 
 def test_logits_per_width():
-    """sqrt(H_base) / H where heads grow in width, nothing where they grow in number."""
-    wider = grown('mup', **{'scaling.base_heads': 2})
+    """sqrt(H_base) / H if heads grow in width, unchanged if they grow in number."""
+    wider = grow_config('mup', **{'scaling.base_heads': 2})
     assert base_head_dim(wider) == 4 and attention_scores(wider).scale == 4**0.5 / 8
-    more = grown('mup')
-    assert base_head_dim(more) == 8 and attention_scores(more).scale is None
-    assert base_head_dim(grown('mup_simple')) is None
-    assert wider.base.model.n_heads == 2 and more.base.model.n_heads == 1
-    assert more.base is more.base and more.base.base is more.base  # made once
-    free = grown('mup', **{'scaling.base_heads': 1, 'model.head_dim': 6}).base.model
-    assert (free.n_heads, free.head_dim) == (1, 6)  # all heads together are half as wide
+    more_heads = grow_config('mup')
+    assert base_head_dim(more_heads) == 8 and attention_scores(more_heads).scale is None
+    assert base_head_dim(grow_config('mup_simple')) is None
+    assert wider.base.model.n_heads == 2 and more_heads.base.model.n_heads == 1
+    assert (
+        more_heads.base is more_heads.base and more_heads.base.base is more_heads.base
+    )  # built once
+    with_head_dim = grow_config('mup', **{'scaling.base_heads': 1, 'model.head_dim': 6}).base.model
+    assert (with_head_dim.n_heads, with_head_dim.head_dim) == (
+        1,
+        6,
+    )  # all heads together are half as wide
 
 
 @pytest.mark.full
-def test_a_tied_readout_has_the_factor_of_a_readout():
-    """The embedding, twice as wide, drawn alike, gives logits half as large, and is looked up as it
-    is. Catches a table that is scaled where it is looked up, or nowhere.
+def test_tied_readout_is_scaled():
+    """The table, twice as wide, gives logits half as large, and is not scaled as an embedding.
+
+    Catches a table that is scaled where it is looked up, or nowhere.
     """
     tied = {'model.tie_embeddings': True}
     tokens = jnp.ones((1, 4), jnp.int32)
-    found = []
-    for config in (grown('mup', **tied), tiny_config(tied)):
+    readouts = []
+    for config in (grow_config('mup', **tied), tiny_config(tied)):
         learner = tiny_learner(config)
         variables = learner.variables(initial_state(tiny_config(tied)).weights)
-        found.append(
+        readouts.append(
             jax.jit(lambda v, m=learner.model: m.apply(v, tokens, method='activations'))(variables)
         )
-    (x, readout), (y, plain) = found
+    (x, readout), (y, plain) = readouts
     np.testing.assert_array_equal(x, y)
     np.testing.assert_array_equal(readout.weight_DV, plain.weight_DV / 2)
 
 
 @pytest.mark.full
-def test_what_starts_at_0():
-    """As asked, and queries with mup_full as published; keys, values and gates do not."""
+def test_zero_init_covers_named_roles():
+    """As configured, and queries with mup_full as published; not keys, values and gates."""
     gates = {'attention.gate': 'elementwise', 'attention.affine_scaled': True}
     for config, zero in (
         (tiny_config({'scaling.zero_init': 'query'} | gates), {'query'}),
         (tiny_config({'scaling.zero_init': 'both'}), {'query', 'readout'}),
-        (grown('mup_full'), {'query'}),
-        (grown('mup_full', **{'scaling.zero_init': 'readout'}), {'query', 'readout'}),
+        (grow_config('mup_full'), {'query'}),
+        (grow_config('mup_full', **{'scaling.zero_init': 'readout'}), {'query', 'readout'}),
     ):
         params = named_leaves(initial_state(config).params)
-        found = {path.split('/')[-1] for path, w in params.items() if not np.any(w)}
-        assert found == zero
+        zero_names = {path.split('/')[-1] for path, w in params.items() if not np.any(w)}
+        assert zero_names == zero
 
 
 @pytest.mark.full
-def test_the_embedding_is_drawn_as_asked():
+def test_embedding_std_scales_embedding():
     """A number of the run: the same draw, times the deviation."""
     config = tiny_config({'scaling.embedding_std': 0.5})
-    plain, asked = (named_leaves(initial_state(c).params) for c in (tiny_config(), config))
-    np.testing.assert_allclose(asked['embedding'], 0.5 * 4 * plain['embedding'], rtol=1e-6)
-    np.testing.assert_array_equal(asked['readout'], plain['readout'])
+    plain, scaled = (named_leaves(initial_state(c).params) for c in (tiny_config(), config))
+    np.testing.assert_allclose(scaled['embedding'], 0.5 * 4 * plain['embedding'], rtol=1e-6)
+    np.testing.assert_array_equal(scaled['readout'], plain['readout'])
     assert 'scaling.embedding_std' in make_hyper(config)
 
 
 @pytest.mark.full
-def test_orthogonal_matrices_of_the_model():
+def test_orthogonal_init():
     config = tiny_config({'scaling.init': 'orthogonal'})
     params = initial_state(config).params
     up = np.asarray(named_leaves(params)['layers/mlp/up'])
     np.testing.assert_allclose(np.linalg.svd(up, compute_uv=False), 1.0, rtol=1e-5)
 
 
-def shares_of(config, fraction=1.0):
+def compute_shares(config, fraction=1.0):
     flat = flatten(config)
-    described = tiny_learner(config).description
+    description = tiny_learner(config).description
     rule = bind_rows(config, flat)['optim.decay_rule']
-    shares = named_leaves(decay_shares(described, rule, flat, fraction, peak_lrs(flat)))
+    shares = named_leaves(decay_shares(description, rule, flat, fraction, peak_lrs(flat)))
     return {path: float(share) for path, share in shares.items()}
 
 
 @pytest.mark.full
-def test_independent_decay_does_not_change_with_the_learning_rate():
-    """Under each parametrisation, of which none divides it: catches a rate that comes in again."""
+def test_independent_decay_ignores_learning_rate():
+    """For each parametrisation, as none divides it: catches a learning rate that enters again."""
     for name in GROWING:
-        config = grown(name, **{'optim.decay_rule': 'independent', 'optim.weight_decay': 0.1})
-        slow, fast = (shares_of(update_recipe(config, {'optim.lr': lr})) for lr in (1e-3, 1e-1))
+        config = grow_config(name, **{'optim.decay_rule': 'independent', 'optim.weight_decay': 0.1})
+        slow, fast = (
+            compute_shares(update_recipe(config, {'optim.lr': lr})) for lr in (1e-3, 1e-1)
+        )
         assert slow == fast and set(slow.values()) == {0.0, 0.1}
 
 
 @pytest.mark.full
-def test_every_parameter_has_a_rate_and_a_decay_in_the_table():
-    """What is decayed, each as often as its share says, under every rule; frozen ones are not."""
+def test_table_lists_rates_and_decays():
+    """Under every rule: the decay of each parameter, and its horizon in steps."""
     for rule in DECAY_RULES:
-        config = grown('mup', **{'optim.decay_rule': rule, 'optim.weight_decay': 0.1})
-        shares = shares_of(config)
-        listed = parameter_rows(tiny_learner(config), make_mesh(config.mesh))
-        rows = {row['parameter']: row for row in listed}
+        config = grow_config('mup', **{'optim.decay_rule': rule, 'optim.weight_decay': 0.1})
+        shares = compute_shares(config)
+        table_rows = parameter_rows(tiny_learner(config), make_mesh(config.mesh))
+        rows = {row['parameter']: row for row in table_rows}
         assert rows.keys() == shares.keys()
         for path, row in rows.items():
             assert float(row['decay']) == pytest.approx(shares[path], rel=1e-2)
@@ -191,7 +201,7 @@ def test_every_parameter_has_a_rate_and_a_decay_in_the_table():
                 assert float(steps) == pytest.approx(1 / shares[path], abs=0.5)
 
 
-REFUSED = (
+INVALID = (
     ({'scaling.name': 'mup'}, 'mup scales against a base model: set scaling.base_width'),
     (
         {'scaling.name': 'complete_p', 'scaling.base_width': 8},
@@ -272,13 +282,13 @@ REFUSED = (
 )
 
 
-@pytest.mark.parametrize(('changes', 'message'), REFUSED)
-def test_what_does_not_go_together(changes, message):
+@pytest.mark.parametrize(('changes', 'message'), INVALID)
+def test_conflicting_scalings_are_refused(changes, message):
     with pytest.raises(ValueError, match=re.compile(message, re.DOTALL)):
         check(tiny_config(changes))
 
 
-def test_a_matrix_that_grows_on_one_side_has_no_rule_with_a_spectral_optimizer():
-    config = grown('mup', **{'model.mlp': 'moe', 'optim.name': 'muon'})
+def test_one_sided_growth_with_spectral_is_refused():
+    config = grow_config('mup', **{'model.mlp': 'moe', 'optim.name': 'muon'})
     with pytest.raises(ValueError, match='no rule for layers/mlp/router, of which one side alone'):
         tiny_learner(config)

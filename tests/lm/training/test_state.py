@@ -1,4 +1,4 @@
-"""Contract and reference: what training starts from, and what it knows of each parameter."""
+"""Contract and reference: the initial state of training, and the description of each parameter."""
 
 import jax
 import jax.numpy as jnp
@@ -18,19 +18,22 @@ from tests.modules.test_reparam import HOLDING
 WIDE = {'model.d_model': 64, 'model.d_ff': 192, 'model.n_layers': 3, 'data.seq_len': 64}
 
 
-def weights_of(config):
+def init_weights(config):
     state = initial_state(config)
     return state.params, state.reparam
 
 
-def test_hyper_is_the_traced_options_by_path():
-    """What the chosen parts read, float32, and nothing else: no decay_fraction with a constant
-    rate. Catches a number read from another section.
+def test_hyper_holds_traced_options():
+    """Only numbers that the chosen parts read, in float32: no decay_fraction with a constant rate.
+
+    Catches a number read from another section.
     """
     config = tiny_config({'optim.lr': 0.125, 'train.steps': 7, 'loss.z_loss': 0.5})
     hyper = make_hyper(config)
-    wanted = {'optim.lr': 0.125, 'train.steps': 7, 'loss.z_loss': 0.5, 'optim.b2': 0.95}
-    assert wanted.items() <= {path: round(float(value), 6) for path, value in hyper.items()}.items()
+    expected = {'optim.lr': 0.125, 'train.steps': 7, 'loss.z_loss': 0.5, 'optim.b2': 0.95}
+    assert (
+        expected.items() <= {path: round(float(value), 6) for path, value in hyper.items()}.items()
+    )
     assert all(value.dtype == jnp.float32 and value.shape == () for value in hyper.values())
     assert set(hyper) < set(RUN_PATHS)
     assert not {'optim.decay_fraction', 'loss.balance_loss', 'train.seed'} & set(hyper)
@@ -38,10 +41,10 @@ def test_hyper_is_the_traced_options_by_path():
 
 @pytest.mark.default_rows('rope')
 @pytest.mark.parametrize('position', ['rope', 'learned'])
-def test_drawn_matrices_have_their_standard_deviation(position):
-    """Measured against 1/sqrt(fan_in), vectors as declared, no two layers alike.
+def test_matrices_have_their_standard_deviation(position):
+    """Measured against 1/sqrt(fan_in); vectors as declared; no two layers alike.
 
-    Catches the layer axis counted into the fan-in, and layers drawn from one key.
+    Catches a layer axis counted in the fan-in, and layers drawn from one key.
     """
     config = tiny_config(WIDE | {'model.position': position})
     params = named_leaves(initial_state(config).params)
@@ -50,50 +53,52 @@ def test_drawn_matrices_have_their_standard_deviation(position):
         if path.endswith('scale'):
             np.testing.assert_array_equal(value, 1)
             continue
-        wanted = fan_in.get(path.removeprefix('layers/'), 64) ** -0.5
-        spread = 4 * wanted / np.sqrt(2 * value.size)  # four standard errors
-        assert abs(np.std(value) - wanted) < spread, path
-        assert abs(np.mean(value)) < 4 * wanted / np.sqrt(value.size), path
+        expected = fan_in.get(path.removeprefix('layers/'), 64) ** -0.5
+        tolerance = 4 * expected / np.sqrt(2 * value.size)  # four standard errors
+        assert abs(np.std(value) - expected) < tolerance, path
+        assert abs(np.mean(value)) < 4 * expected / np.sqrt(value.size), path
         if path.startswith('layers/'):
             assert np.abs(np.corrcoef(value.reshape(3, -1))[0, 1]) < 0.1, path
 
 
-def test_init_scale_multiplies_matrices_alone():
-    """And may be traced; another seed gives another draw."""
+def test_init_scale_multiplies_only_matrices():
+    """It may be traced; another seed gives another draw."""
     config = tiny_config()
     once = named_leaves(initial_state(config).params)
     twice = named_leaves(initial_state(tiny_config({'scaling.init_scale': 2.0})).params)
-    other = named_leaves(initial_state(config, seed=1).params)
+    reseeded = named_leaves(initial_state(config, seed=1).params)
     for path, value in once.items():
         is_vector = path.endswith('scale')
         np.testing.assert_allclose(twice[path], value * (1 if is_vector else 2), rtol=1e-6)
-        assert np.array_equal(other[path], value) == is_vector
+        assert np.array_equal(reseeded[path], value) == is_vector
 
 
 @pytest.mark.full
 @pytest.mark.parametrize('reparam', REPARAMS)
-def test_description_covers_the_stored_parameters(reparam):
-    """Every consumer's record is parallel to the parameters; the stds are of the weights used."""
+def test_description_covers_stored_parameters(reparam):
+    """Each tree is parallel to the parameters; the standard deviations belong to the used
+    weights.
+    """
     config = tiny_config({'model.reparam': reparam})
-    described = tiny_learner(config).description
+    description = tiny_learner(config).description
     params = named_leaves(initial_state(config).params)
-    assert named_leaves(described.shapes).keys() == params.keys()
-    assert named_leaves(described.specs).keys() == params.keys()
-    assert named_leaves(described.scalings).keys() == params.keys()
-    for path, shape in named_leaves(described.shapes).items():
+    assert named_leaves(description.shapes).keys() == params.keys()
+    assert named_leaves(description.specs).keys() == params.keys()
+    assert named_leaves(description.scalings).keys() == params.keys()
+    for path, shape in named_leaves(description.shapes).items():
         assert (shape.shape, shape.dtype) == (params[path].shape, params[path].dtype)
-    used, _ = described.reparam.apply(*weights_of(config), False)
-    drawn = {path for path, value in named_leaves(used).items() if np.std(value) > 0}
-    assert named_leaves(described.init_stds).keys() == drawn
+    used, _ = description.reparam.apply(*init_weights(config), False)
+    random_paths = {path for path, value in named_leaves(used).items() if np.std(value) > 0}
+    assert named_leaves(description.init_stds).keys() == random_paths
 
 
 @pytest.mark.default_rows('sigma')
 @pytest.mark.parametrize('reparam', [name for name in HOLDING if name != 'shared'])
-def test_reparam_starts_from_the_same_weights(reparam):
-    """The same seed gives the same model, whatever is stored."""
+def test_reparam_keeps_initial_weights(reparam):
+    """The same seed gives the same model for every stored form."""
     config = tiny_config({'model.reparam': reparam})
-    described = tiny_learner(config).description
-    used, _ = described.reparam.apply(*weights_of(config), True)
+    description = tiny_learner(config).description
+    used, _ = description.reparam.apply(*init_weights(config), True)
     plain = initial_state(tiny_config({'model.reparam': 'none'})).params
     for path, value in named_leaves(plain).items():
         np.testing.assert_allclose(named_leaves(used)[path], value, rtol=1e-5, err_msg=path)
@@ -108,20 +113,20 @@ def test_state_starts_at_step_0_with_float32_moments():
 
 
 @pytest.mark.parametrize(('name', 'per_parameter'), [('adamw', 8), ('lion', 4)])
-def test_the_size_of_the_optimizer_state(name, per_parameter):
-    """Two moments of float32 or one, and a counter. Catches parameters counted with it, and types
-    left out.
+def test_optimizer_state_bytes(name, per_parameter):
+    """One or two float32 moments, and a counter. Catches parameters counted as state, and missing
+    types.
     """
     changes = {'optim.name': name, 'optim.others': name, 'optim.eps': None}
     learner = tiny_learner(tiny_config(changes))
-    kept = optimizer_state_bytes(state_layout(learner)[0])
-    assert kept == per_parameter * parameter_count(learner) + 4
+    n_bytes = optimizer_state_bytes(state_layout(learner)[0])
+    assert n_bytes == per_parameter * parameter_count(learner) + 4
 
 
 @pytest.mark.default_rows('none', 'sigma')
 @pytest.mark.parametrize('reparam', REPARAMS)
-def test_table_tells_of_every_parameter(reparam):
-    """One row each, with numbers that are those used. Catches a factor left out."""
+def test_table_lists_every_parameter(reparam):
+    """One row each, with the numbers in use. Catches a missing factor."""
     config = tiny_config({'model.reparam': reparam, 'scaling.init_scale': 2.0, 'optim.lr': 0.5})
     learner, mesh = tiny_learner(config), make_mesh(config.mesh)
     rows = {row['parameter']: row for row in parameter_rows(learner, mesh)}
@@ -145,22 +150,22 @@ def test_table_tells_of_every_parameter(reparam):
     assert (norm['init std'], norm['decay'], norm['over steps']) == ('declared', '0', '-')
 
 
-def test_table_says_what_is_frozen():
+def test_table_shows_frozen_parameters():
     config = tiny_config({'train.trainable': 'norms'})
     rows = parameter_rows(tiny_learner(config), make_mesh(config.mesh))
     for row in rows:
-        told = (row['optimizer'], row['lr'], row['decay'])
+        columns = (row['optimizer'], row['lr'], row['decay'])
         is_norm = row['parameter'].endswith('scale')
-        assert told == (('adamw', '0.003', '0') if is_norm else ('frozen', '0', '0'))
+        assert columns == (('adamw', '0.003', '0') if is_norm else ('frozen', '0', '0'))
     assert {row['optimizer'] for row in rows} == {'adamw', 'frozen'}
 
 
-def test_table_says_over_which_axes_each_dimension_lies():
-    """Catches one that lies over two axes of the mesh, as the heads of attention/out."""
+def test_table_shows_sharding_per_dimension():
+    """Catches a dimension over two mesh axes, such as the heads of attention/out."""
     sizes = {'model.n_heads': 8, 'model.n_kv_heads': 8, 'mesh.fsdp': 2, 'mesh.tensor': 4}
     config = tiny_config(sizes | {'mesh.data': 1})
     rows = parameter_rows(tiny_learner(config), make_mesh(config.mesh))
-    lie = {row['parameter'].removeprefix('layers/'): row['sharding'] for row in rows}
-    assert lie['attention/query'] == '-, fsdp, tensor, -'
-    assert lie['attention/out'] == '-, tensor+fsdp, -, -'
-    assert lie['final_norm/scale'] == 'replicated'
+    shardings = {row['parameter'].removeprefix('layers/'): row['sharding'] for row in rows}
+    assert shardings['attention/query'] == '-, fsdp, tensor, -'
+    assert shardings['attention/out'] == '-, tensor+fsdp, -, -'
+    assert shardings['final_norm/scale'] == 'replicated'

@@ -42,8 +42,9 @@ PADDING = {'tokens': np.full((8, 9), BOS, np.int32), 'segments': np.zeros((8, 9)
 
 
 def run(batch=None, state=None, config=CONFIG, **hyper):
-    """One step from the start with fields of Hyper changed: these are traced, so nothing compiles
-    again.
+    """Does one step from the start with fields of Hyper changed.
+
+    Hyper is traced, so that nothing compiles again.
     """
     changed = {PATHS[name]: jnp.float32(value) for name, value in hyper.items()}
     changed = make_hyper(config) | changed
@@ -54,8 +55,8 @@ def norm(tree):
     return np.sqrt(sum(np.sum(np.square(np.float64(leaf))) for leaf in jax.tree.leaves(tree)))
 
 
-def difference(new, old):
-    return jax.tree.map(lambda a, b: np.float64(a) - np.float64(b), new, old)
+def difference(a, b):
+    return jax.tree.map(lambda x, y: np.float64(x) - np.float64(y), a, b)
 
 
 def assert_same_bits(a, b):
@@ -63,8 +64,10 @@ def assert_same_bits(a, b):
 
 
 @functools.cache
-def by_definition():
-    """(sums over target tokens, gradient of the mean objective), without the code under test."""
+def reference_step():
+    """Returns (sums over target tokens, gradient of the mean objective), without the code under
+    test.
+    """
     batch, model = packed_batch(), tiny_learner(CONFIG).model
     labels = batch['tokens'][:, 1:].reshape(-1)
     weights = (batch['segments'][:, 1:].reshape(-1) > 0) & (labels != BOS)
@@ -85,7 +88,9 @@ def by_definition():
 
 
 def test_only_real_tokens_are_targets():
-    """Not padding, and not a beginning, which nothing foretells; an end is one."""
+    """Padding is no target, nor the beginning of a document, which is not predictable; an end is
+    one.
+    """
     tokens = jnp.int32([[0, 5, 6, 0, 7, 8, 9]])
     segments = jnp.int32([[1, 1, 1, 2, 2, 2, 0]])
     batch = {'tokens': tokens, 'segments': segments}
@@ -93,10 +98,12 @@ def test_only_real_tokens_are_targets():
 
 
 @pytest.mark.full
-def test_metrics_are_what_they_are_called():
-    """Means per target token of the whole batch. Catches a mean over rows, or over padding too."""
+def test_metrics_match_definitions():
+    """Means per target token of the whole batch. Catches a mean over rows, or one that includes
+    padding.
+    """
     _, metrics = run()
-    means, grads = by_definition()
+    means, grads = reference_step()
     norms = {'grad_norm', 'update_norm'}
     assert metrics.keys() == {'loss', 'ce', 'z_loss', 'lr', 'batch_tokens'} | norms
     for name, value in means.items():
@@ -106,73 +113,77 @@ def test_metrics_are_what_they_are_called():
 
 
 @pytest.mark.full
-def test_update_norm_is_of_what_is_added():
+def test_update_norm_includes_lr_and_decay():
     """Learning rate and weight decay included."""
-    new, metrics = run(lr=0.1, weight_decay=0.5)
-    moved = norm(difference(new.params, STATE().params))
-    np.testing.assert_allclose(metrics['update_norm'], moved, rtol=1e-4)
+    state, metrics = run(lr=0.1, weight_decay=0.5)
+    expected = norm(difference(state.params, STATE().params))
+    np.testing.assert_allclose(metrics['update_norm'], expected, rtol=1e-4)
 
 
-def test_first_update_is_adam_s():
+def test_first_update_is_adam():
     """-lr (g / (|g| + eps) + wd w), no decay for vectors: the whole chain, signs included."""
-    new, _ = run(lr=0.1, weight_decay=0.5, clip_norm=np.inf)
-    _, grads = by_definition()
-    old, moved = named_leaves(STATE().params), named_leaves(new.params)
+    state, _ = run(lr=0.1, weight_decay=0.5, clip_norm=np.inf)
+    _, grads = reference_step()
+    start, params = named_leaves(STATE().params), named_leaves(state.params)
     for path, grad in named_leaves(grads).items():
         decay = 0.0 if path.endswith('scale') else 0.5
-        wanted = -0.1 * (grad / (np.abs(grad) + CONFIG.optim.eps) + decay * old[path])
-        np.testing.assert_allclose(moved[path] - old[path], wanted, atol=1e-4, err_msg=path)
+        expected = -0.1 * (grad / (np.abs(grad) + CONFIG.optim.eps) + decay * start[path])
+        np.testing.assert_allclose(params[path] - start[path], expected, atol=1e-4, err_msg=path)
 
 
 @pytest.mark.default_rows('0.05')
 @pytest.mark.parametrize('clip', [0.05, 1e6])
-def test_clipping(clip):
-    """The optimizer sees at most `clip_norm`; grad_norm is of before. Adam's m is (1 - b1) g."""
-    new, metrics = run(clip_norm=clip)
-    seen = norm(optax.tree.get(new.opt_state, 'mu')) / (1 - CONFIG.optim.b1)
-    np.testing.assert_allclose(seen, min(clip, metrics['grad_norm']), rtol=1e-4)
-    np.testing.assert_allclose(metrics['grad_norm'], norm(by_definition()[1]), rtol=1e-5)
+def test_gradient_is_clipped(clip):
+    """The optimizer sees at most `clip_norm`; grad_norm is before clipping. Adam's m is (1
+    - b1) g.
+    """
+    state, metrics = run(clip_norm=clip)
+    norm_seen = norm(optax.tree.get(state.opt_state, 'mu')) / (1 - CONFIG.optim.b1)
+    np.testing.assert_allclose(norm_seen, min(clip, metrics['grad_norm']), rtol=1e-4)
+    np.testing.assert_allclose(metrics['grad_norm'], norm(reference_step()[1]), rtol=1e-5)
     assert metrics['grad_norm'] > 0.05
 
 
-def test_schedule_moves_with_the_step():
-    """lr is that of the step about to be done; each step counts one."""
+def test_lr_follows_schedule():
+    """lr belongs to the step about to be done; each step counts as one."""
     state = STATE()
-    for step, wanted in enumerate((0.25, 0.5, 0.75, 1.0, 1.0)):
+    for step, lr in enumerate((0.25, 0.5, 0.75, 1.0, 1.0)):
         state, metrics = run(state=state, lr=1.0, warmup_steps=4)
-        np.testing.assert_allclose(metrics['lr'], wanted, rtol=1e-6)
+        np.testing.assert_allclose(metrics['lr'], lr, rtol=1e-6)
         assert int(state.step) == step + 1
 
 
-def test_padding_does_not_matter():
-    """Whatever stands in it. Catches a padding token that is weighted or attended to."""
-    batch, other = packed_batch(), packed_batch()
-    hidden = batch['segments'] == 0
-    other['tokens'] = np.where(hidden, tiny_batch(seed=5)['tokens'], batch['tokens'])
-    assert (other['tokens'] != batch['tokens']).any()
-    assert_same_bits(run(batch), run(other))
+def test_padding_changes_nothing():
+    """Its tokens do not matter. Catches a padding token that is weighted or attended to."""
+    batch, changed = packed_batch(), packed_batch()
+    is_padding = batch['segments'] == 0
+    changed['tokens'] = np.where(is_padding, tiny_batch(seed=5)['tokens'], batch['tokens'])
+    assert (changed['tokens'] != batch['tokens']).any()
+    assert_same_bits(run(batch), run(changed))
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(('rule', 'share'), [('decoupled', 0.1 * 0.25), ('independent', 0.25)])
 @pytest.mark.parametrize('warmup', [0, 2])
-def test_weight_decay_of_a_step_without_gradient(rule, share, warmup):
-    """All padding: w becomes w - lr wd w, or w - wd w at the peak; half of it half way up the
-    warm-up. Vectors keep every bit.
+def test_weight_decay_without_gradient(rule, share, warmup):
+    """All padding: w becomes w - lr wd w, or w - wd w at the peak, and half of it midway in the
+    warm-up.
+
+    Vectors keep every bit.
     """
     config = tiny_config({'optim.decay_rule': rule})
-    new, metrics = run(PADDING, config=config, lr=0.1, weight_decay=0.25, warmup_steps=warmup)
+    state, metrics = run(PADDING, config=config, lr=0.1, weight_decay=0.25, warmup_steps=warmup)
     share = share / 2 if warmup else share
-    old = named_leaves(STATE().params)
-    for path, value in named_leaves(new.params).items():
+    start = named_leaves(STATE().params)
+    for path, value in named_leaves(state.params).items():
         if path.endswith('scale'):
-            np.testing.assert_array_equal(value, old[path])
+            np.testing.assert_array_equal(value, start[path])
         else:
-            np.testing.assert_allclose(value, (1 - share) * old[path], rtol=1e-6, err_msg=path)
+            np.testing.assert_allclose(value, (1 - share) * start[path], rtol=1e-6, err_msg=path)
     assert (metrics['loss'], metrics['grad_norm'], metrics['batch_tokens']) == (0, 0, 0)
 
 
-def test_microbatches_cut_every_row_once():
+def test_microbatches_take_each_row_once():
     batch = tiny_batch(rows=6)
     parts = split_microbatches(batch, 3)
     assert parts['tokens'].shape == (3, 2, 9)
@@ -181,7 +192,7 @@ def test_microbatches_cut_every_row_once():
 
 
 def test_microbatches_equal_one_batch():
-    """Also where they hold unlike numbers of target tokens: catches a mean of means."""
+    """The microbatches have different numbers of target tokens: catches a mean of means."""
     batch = packed_batch()
     counts = np.sum(split_microbatches({'w': target_weights(batch, BOS)}, 4)['w'], (1, 2))
     assert len(set(counts.tolist())) > 1
@@ -192,8 +203,10 @@ def test_microbatches_equal_one_batch():
 
 
 @functools.cache
-def on_eight_devices():
-    """The step as the training loop compiles it, but two microbatches, and its mesh."""
+def compile_on_eight_devices():
+    """Compiles the step as the training loop does, with two microbatches; returns it with
+    its mesh.
+    """
     config = tiny_config(
         {'loss.z_loss': 0.01, 'loss.label_smoothing': 0.1, 'train.microbatches': 2}
     )
@@ -208,17 +221,21 @@ def on_eight_devices():
 
 @pytest.mark.full
 def test_eight_devices_equal_one():
-    """Two steps, the batch cut over them; the state is donated, and laid out as it came."""
-    mesh, state, step, batch, shardings = on_eight_devices()
-    hyper, one = make_hyper(CONFIG), STATE()
+    """Two steps on a batch cut over devices; the state is donated, and its shardings stay."""
+    mesh, state, step, batch, shardings = compile_on_eight_devices()
+    hyper, reference = make_hyper(CONFIG), STATE()
     for _ in range(2):
-        given = jax.tree.map(jnp.copy, state)
-        new, metrics = step(given, put_batch(mesh, batch), hyper)
-        one, wanted = train_step(CONFIG)(one, batch, hyper)
-        assert_trees_close((new, metrics), (one, wanted), rtol=1e-4, atol=1e-6)
-        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(given.params))
-        jax.tree.map(lambda a, s: a.sharding.is_equivalent_to(s, a.ndim) or 1 / 0, new, shardings)
-        state = new
+        donated = jax.tree.map(jnp.copy, state)
+        next_state, metrics = step(donated, put_batch(mesh, batch), hyper)
+        reference, expected = train_step(CONFIG)(reference, batch, hyper)
+        assert_trees_close((next_state, metrics), (reference, expected), rtol=1e-4, atol=1e-6)
+        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(donated.params))
+        jax.tree.map(
+            lambda leaf, sharding: leaf.sharding.is_equivalent_to(sharding, leaf.ndim) or 1 / 0,
+            next_state,
+            shardings,
+        )
+        state = next_state
 
 
 @pytest.mark.full
@@ -230,7 +247,7 @@ def test_init_on_eight_devices_equals_one():
     assert all(len(leaf.sharding.device_set) == 8 for leaf in jax.tree.leaves(state))
 
 
-def test_evaluation_sums_what_training_reports():
+def test_evaluation_sums_match_training_metrics():
     """The same numbers before the update, as sums; on one device and on eight."""
     learner, hyper, batch = tiny_learner(CONFIG), make_hyper(CONFIG), packed_batch()
     _, metrics = run()
@@ -238,14 +255,14 @@ def test_evaluation_sums_what_training_reports():
     sums = step(STATE().weights, batch, hyper)
     tokens = float(metrics['batch_tokens'])
     assert float(sums['tokens']) == tokens
-    for theirs, ours in (('objective', 'loss'), ('ce', 'ce'), ('z_loss', 'z_loss')):
-        np.testing.assert_allclose(sums[theirs], metrics[ours] * tokens, rtol=1e-5)
+    for name, metric in (('objective', 'loss'), ('ce', 'ce'), ('z_loss', 'z_loss')):
+        np.testing.assert_allclose(sums[name], metrics[metric] * tokens, rtol=1e-5)
     mesh = make_mesh(CONFIG.mesh)
     jitted = jit_eval_step(learner, mesh)
     arguments = (STATE().weights, batch, hyper)
-    spread = jitted.lower(*arguments).compile()
-    arguments = jax.device_put(arguments, spread.input_shardings[0])
-    assert_trees_close(spread(*arguments), sums, rtol=1e-5, atol=0)
+    on_eight = jitted.lower(*arguments).compile()
+    arguments = jax.device_put(arguments, on_eight.input_shardings[0])
+    assert_trees_close(on_eight(*arguments), sums, rtol=1e-5, atol=0)
 
 
 SKIPPING = tiny_config(
@@ -254,38 +271,38 @@ SKIPPING = tiny_config(
 
 
 @pytest.mark.default_rows('loss')
-@pytest.mark.parametrize('what', ['update', 'loss'])
-def test_a_step_that_is_not_finite_is_skipped(what):
-    """Parameters and moments keep every bit; the step is counted, and says so."""
+@pytest.mark.parametrize('cause', ['update', 'loss'])
+def test_nonfinite_step_is_skipped(cause):
+    """Parameters and moments keep every bit; the step is counted and reported."""
     params = jax.tree.map(np.copy, STATE().params)
-    if what == 'loss':
+    if cause == 'loss':
         params['embedding'][3, 0] = np.inf
-    state = STATE().replace(params=params)
-    new, metrics = run(state=state, config=SKIPPING, lr=np.nan if what == 'update' else 0.1)
+    start = STATE().replace(params=params)
+    state, metrics = run(state=start, config=SKIPPING, lr=np.nan if cause == 'update' else 0.1)
     assert metrics['skipped'] == 1
-    assert np.isfinite(metrics['loss']) == (what == 'update')
+    assert np.isfinite(metrics['loss']) == (cause == 'update')
     assert not np.isfinite(metrics['update_norm'])
-    assert int(new.step) == int(state.step) + 1
-    assert_same_bits((new.params, new.opt_state), (state.params, state.opt_state))
+    assert int(state.step) == int(start.step) + 1
+    assert_same_bits((state.params, state.opt_state), (start.params, start.opt_state))
 
 
-def test_a_gradient_norm_that_overflows_is_skipped():
-    """Clipping by an infinite norm would turn it into a finite update of nothing but decay."""
+def test_overflowing_gradient_norm_is_skipped():
+    """Clipping by an infinite norm would give a finite update that only decays."""
     config = update_recipe(SKIPPING, {'loss.z_loss': 1e25})
-    new, metrics = run(config=config)
+    state, metrics = run(config=config)
     assert np.isinf(metrics['grad_norm']) and np.isfinite(metrics['update_norm'])
     assert metrics['skipped'] == 1
-    assert_same_bits(new.params, STATE().params)
+    assert_same_bits(state.params, STATE().params)
 
 
-def test_a_step_that_is_finite_is_not_skipped():
-    new, metrics = run(config=SKIPPING)
+def test_finite_step_is_not_skipped():
+    state, metrics = run(config=SKIPPING)
     assert metrics.pop('skipped') == 0
-    assert_trees_close((new, metrics), run(), rtol=1e-5, atol=1e-7)
+    assert_trees_close((state, metrics), run(), rtol=1e-5, atol=1e-7)
 
 
-def test_loss_falls_on_a_batch_that_repeats():
-    """From ln 16, chance, to next to nothing in 30 steps."""
+def test_loss_falls_on_repeated_batch():
+    """From ln 16, chance, to almost zero in 30 steps."""
     tokens = np.tile(np.int32([3, 9, 4, 12]), (8, 3))[:, :9]
     batch = {'tokens': tokens, 'segments': np.ones_like(tokens)}
     state, losses = STATE(), []
@@ -296,20 +313,18 @@ def test_loss_falls_on_a_batch_that_repeats():
     assert losses[-1] < 0.1
 
 
-def test_masked_documents_reach_the_model():
-    """data.mask_documents: other losses than without, and a first document that does not matter to
-    the second.
-    """
+def test_model_reads_mask_documents():
+    """data.mask_documents changes losses, and the first document does not affect the second."""
     config = tiny_config({'data.mask_documents': True})
     hyper = make_hyper(config)
     step = jax.jit(make_eval_step(tiny_learner(config)))
-    batch, other = packed_batch(), packed_batch()
+    batch, changed = packed_batch(), packed_batch()
     first = (batch['segments'] == 1) & (batch['tokens'] != BOS)
-    other['tokens'] = np.where(first, tiny_batch(seed=5)['tokens'], batch['tokens'])
-    for b in (batch, other):  # the second document alone is weighted: what comes first is padding
-        b['segments'] = np.where(b['segments'] == 1, 0, b['segments'])
-    sums = [step(STATE().weights, b, hyper) for b in (batch, other)]
+    changed['tokens'] = np.where(first, tiny_batch(seed=5)['tokens'], batch['tokens'])
+    for rows in (batch, changed):  # the first document becomes padding
+        rows['segments'] = np.where(rows['segments'] == 1, 0, rows['segments'])
+    sums = [step(STATE().weights, rows, hyper) for rows in (batch, changed)]
     assert_same_bits(*sums)
     plain = jax.jit(make_eval_step(tiny_learner(CONFIG)))
-    sums = [plain(STATE().weights, b, hyper) for b in (batch, other)]
+    sums = [plain(STATE().weights, rows, hyper) for rows in (batch, changed)]
     assert abs(sums[0]['ce'] - sums[1]['ce']) > 1e-3

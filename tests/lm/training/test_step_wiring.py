@@ -1,4 +1,6 @@
-"""What a step hands on: to the parametrisation's factors, and to an optimizer beside gradients."""
+"""The wiring of a step: the parametrisation's factors, and an optimizer's inputs beside
+gradients.
+"""
 
 import dataclasses
 
@@ -31,18 +33,18 @@ from tests.lm.training.test_step import CONFIG, STATE
 
 
 @pytest.mark.full
-def test_the_factors_of_a_parametrisation(monkeypatch):
-    """Of hidden matrices: used twice as large, rate times 3, decay times 4, Adam's eps times 5."""
+def test_parametrisation_factors_are_applied(monkeypatch):
+    """Hidden matrices: used twice as large, rate times 3, decay times 4, Adam's eps times 5."""
 
     @parametrization(('adam',), grows=())
-    def scaled(spec, growth, family):
+    def scaled_standard(spec, growth, family):
         assert (growth, family) == (Growth(), 'adam')
         factors = {'forward': 2.0, 'lr': 3.0, 'decay': 4.0, 'eps': 5.0}
-        found = standard(spec, growth, family)
-        return dataclasses.replace(found, **factors) if spec.role == 'hidden' else found
+        scaling = standard(spec, growth, family)
+        return dataclasses.replace(scaling, **factors) if spec.role == 'hidden' else scaling
 
-    monkeypatch.setitem(PARAMETRIZATIONS, 'standard', scaled)
-    learner = build_learner(update_recipe(CONFIG, {}), VOCAB, BOS, 'cpu')  # with that row
+    monkeypatch.setitem(PARAMETRIZATIONS, 'standard', scaled_standard)
+    learner = build_learner(update_recipe(CONFIG, {}), VOCAB, BOS, 'cpu')  # with the new row
     batch, hidden = packed_batch(), 'layers/mlp/up'
     changes = {'optim.lr': 0.1, 'optim.weight_decay': 0.5, 'optim.clip_norm': np.inf}
     hyper = make_hyper(CONFIG) | {path: jnp.float32(value) for path, value in changes.items()}
@@ -58,25 +60,25 @@ def test_the_factors_of_a_parametrisation(monkeypatch):
 
         return state, used, jax.grad(mean)(used), make_train_step(learner)(state, batch, hyper)[0]
 
-    state, used, grads, new = jax.device_get(everything())
-    old, used, grads = (named_leaves(tree)[hidden] for tree in (state.params, used, grads))
-    np.testing.assert_allclose(old, named_leaves(STATE().params)[hidden], rtol=1e-6)
-    np.testing.assert_allclose(used, 2 * old, rtol=1e-6)
+    state, used, grads, after = jax.device_get(everything())
+    start, used, grads = (named_leaves(tree)[hidden] for tree in (state.params, used, grads))
+    np.testing.assert_allclose(start, named_leaves(STATE().params)[hidden], rtol=1e-6)
+    np.testing.assert_allclose(used, 2 * start, rtol=1e-6)
     grad = 2 * grads
-    wanted = -0.3 * grad / (np.abs(grad) + 5 * CONFIG.optim.eps) - 0.3 * 0.5 * 4 * old
-    np.testing.assert_allclose(named_leaves(new.params)[hidden] - old, wanted, atol=1e-5)
+    expected = -0.3 * grad / (np.abs(grad) + 5 * CONFIG.optim.eps) - 0.3 * 0.5 * 4 * start
+    np.testing.assert_allclose(named_leaves(after.params)[hidden] - start, expected, atol=1e-5)
 
 
 @pytest.mark.full
-def test_what_an_optimizer_gets_beside_the_gradient(monkeypatch):
+def test_optimizer_gets_loss_and_gradient(monkeypatch):
     """The loss of the whole batch, as a number and as a function, and the unclipped gradient."""
 
     @optimizer_row('adam')
     def differences(specs, **numbers):
-        def update(clipped, state, params, *, value, grad, value_fn, **more):
-            again, found = jax.value_and_grad(value_fn)(params)
-            wrong = jax.tree.map(lambda a, b: a - b, found, grad)
-            return jax.tree.map(lambda leaf: leaf + (again - value), wrong), state
+        def update(clipped, state, params, *, value, grad, value_fn, **arguments):
+            loss, gradient = jax.value_and_grad(value_fn)(params)
+            difference = jax.tree.map(lambda a, b: a - b, gradient, grad)
+            return jax.tree.map(lambda leaf: leaf + (loss - value), difference), state
 
         return optax.GradientTransformationExtraArgs(lambda params: (), update)
 
@@ -93,8 +95,8 @@ def test_what_an_optimizer_gets_beside_the_gradient(monkeypatch):
     assert metrics['update_norm'] < 1e-5
 
 
-def test_what_layers_sow_is_weighed_in_the_objective_and_recorded_as_it_is():
-    """Once for each token that is a target. Catches a weight that is lost, or that records have."""
+def test_auxiliary_losses_are_weighted_in_objective():
+    """Once per target token. Catches a missing weight, and a weight in the record."""
     config = tiny_config({'model.mlp': 'moe'})
     learner, batch = tiny_learner(config), packed_batch()
     x = jnp.ones((*batch['tokens'][:, 1:].shape, 4))
@@ -102,14 +104,14 @@ def test_what_layers_sow_is_weighed_in_the_objective_and_recorded_as_it_is():
     hyper = make_hyper(config) | {'loss.balance_loss': jnp.float32(0.25)}
     sown = {AUXILIARY: {'layers': {'mlp': {'balance_loss': (jnp.float32([1.0, 3.0]),)}}}}
     plain = loss_sums(learner, x, readout, {}, batch, hyper)
-    found = loss_sums(learner, x, readout, sown, batch, hyper)
-    np.testing.assert_allclose(found['balance_loss'], 4.0 * plain['tokens'])
-    added = found['objective'] - plain['objective']
-    np.testing.assert_allclose(added, 0.25 * 4.0 * plain['tokens'], rtol=1e-5)
+    sums = loss_sums(learner, x, readout, sown, batch, hyper)
+    np.testing.assert_allclose(sums['balance_loss'], 4.0 * plain['tokens'])
+    difference = sums['objective'] - plain['objective']
+    np.testing.assert_allclose(difference, 0.25 * 4.0 * plain['tokens'], rtol=1e-5)
 
 
-def test_the_peak_of_the_others_is_that_of_all_where_none_is_given():
+def test_peak_others_lr_defaults_to_lr():
     rates = {'optim.lr': 0.5, 'optim.others_lr': 0.125}
     assert peak_lrs(rates) == {'optim.name': 0.5, 'optim.others': 0.125}
-    for alone in ({'optim.lr': 0.5}, {'optim.lr': 0.5, 'optim.others_lr': None}):
-        assert peak_lrs(alone) == {'optim.name': 0.5, 'optim.others': 0.5}
+    for lr_only in ({'optim.lr': 0.5}, {'optim.lr': 0.5, 'optim.others_lr': None}):
+        assert peak_lrs(lr_only) == {'optim.name': 0.5, 'optim.others': 0.5}

@@ -1,6 +1,6 @@
-"""Gradients of weights from some of the tokens, in a whole step. Equivalence: unrolled layers,
-remat and a resumed run change nothing. Property: it learns as the exact gradient does, and each
-layer, microbatch and step takes other tokens.
+"""Gradients of weights from a sample of the tokens, in a whole step. Equivalence: unrolled layers,
+remat and a resumed run change nothing. Property: it learns like the exact gradient, and each layer,
+microbatch and step samples other tokens.
 """
 
 import functools
@@ -30,13 +30,13 @@ from tests.helpers import (
 )
 
 WTA_CRS = {'kernels.matmul': 'wta_crs', 'kernels.wta_crs_least': 1}
-SOME = WTA_CRS | {'train.microbatches': 2}
+SAMPLED = WTA_CRS | {'train.microbatches': 2}
 BATCH = packed_batch(rows=16)
 
 
 @functools.cache
 def after_two_steps(**changes):
-    config = checked_config(SOME | {f'model.{name}': value for name, value in changes.items()})
+    config = checked_config(SAMPLED | {f'model.{name}': value for name, value in changes.items()})
     state = initial_state(config)
     for _ in range(2):
         state, metrics = train_step(config)(state, BATCH, make_hyper(config))
@@ -44,16 +44,16 @@ def after_two_steps(**changes):
 
 
 @pytest.mark.full
-def test_unrolled_and_computed_again_it_is_the_same_step():
-    """Losses, weights and keys. Catches a layer computed again that draws others."""
+def test_unrolling_and_remat_keep_the_step():
+    """Losses, weights and keys. Catches a recomputed layer that samples differently."""
     changed = after_two_steps(scan_layers=False, remat='full')
     assert_trees_close(changed, after_two_steps(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.full
-def test_each_product_layer_microbatch_and_step_draws_others():
-    """Four inputs in two layers, three steps of two microbatches: no key comes twice."""
-    config, keys = checked_config(SOME), []
+def test_keys_never_repeat():
+    """Four inputs in two layers, three steps of two microbatches: no key occurs twice."""
+    config, keys = checked_config(SAMPLED), []
     state = initial_state(config)
     for step in range(3):
         if step:
@@ -64,24 +64,24 @@ def test_each_product_layer_microbatch_and_step_draws_others():
 
 
 @pytest.mark.full
-def test_a_resumed_run_goes_on_bitwise(tmp_path):
-    """From a checkpoint of the first step. Catches keys that are no part of the state."""
-    config = checked_config(SOME)
+def test_resumed_step_is_bitwise_equal(tmp_path):
+    """From a checkpoint of the first step. Catches keys that are not part of the state."""
+    config = checked_config(SAMPLED)
     step, hyper, mesh = train_step(config), make_hyper(config), make_mesh(config.mesh)
     first, _ = step(initial_state(config), BATCH, hyper)
     checkpoints = Checkpoints(tmp_path, 1, 0, print)
     checkpoints.save(first, {'counters': {}}, None)
     checkpoints.wait()
-    read, _ = checkpoints.restore(abstract_state(tiny_learner(config), mesh))
+    restored, _ = checkpoints.restore(abstract_state(tiny_learner(config), mesh))
     checkpoints.close()
-    whole, resumed = (step(jax.device_get(state), BATCH, hyper) for state in (first, read))
+    whole, resumed = (step(jax.device_get(state), BATCH, hyper) for state in (first, restored))
     jax.tree.map(np.testing.assert_array_equal, *jax.device_get((whole, resumed)))
 
 
 @pytest.mark.full
-def test_it_learns_as_the_exact_gradient_does():
-    """By 0.3 of 64 tokens, over 50 steps, from the same weights: the first loss is the same, and
-    the last ones are within a tenth of what was learnt.
+def test_sampled_gradient_learns_like_exact():
+    """From 0.3 of 64 tokens, over 50 steps, with the same weights: the first loss is the same, and
+    the last losses differ by less than a tenth of the improvement.
     """
     batches = stack([repeating_batch(step) for step in range(50)])
     small = {'model.n_layers': 1, 'kernels.attention': 'reference', 'optim.lr': 0.01}
@@ -90,11 +90,11 @@ def test_it_learns_as_the_exact_gradient_does():
         config = checked_config(small | {'train.steps': 50} | changes)
         return trained(tiny_learner(config))(jax.random.key(0), make_hyper(config), batches)[0]
 
-    exact, some = losses({}), losses(WTA_CRS)
-    assert exact[0] == some[0]
-    learnt = exact[0] - np.mean(exact[-5:])
-    assert learnt > 0.3
-    assert 0 < np.abs(np.mean(some[-5:]) - np.mean(exact[-5:])) < 0.1 * learnt
+    exact, sampled = losses({}), losses(WTA_CRS)
+    assert exact[0] == sampled[0]
+    improvement = exact[0] - np.mean(exact[-5:])
+    assert improvement > 0.3
+    assert 0 < np.abs(np.mean(sampled[-5:]) - np.mean(exact[-5:])) < 0.1 * improvement
 
 
 def repeating_batch(seed):
@@ -105,24 +105,26 @@ def repeating_batch(seed):
 
 
 @pytest.mark.full
-def test_no_token_moves_to_another_device():
-    """Eight devices: the loss is that of one, and nothing but sums is exchanged, as without it.
-    Catches tokens that are chosen from all of the batch.
+def test_tokens_stay_on_their_device():
+    """On eight devices the loss equals that of one, and only sums are exchanged, as without
+    sampling.
+
+    Catches tokens that are sampled from the whole batch.
     """
-    config = checked_config(SOME)
+    config = checked_config(SAMPLED)
     mesh, learner = make_mesh(config.mesh), tiny_learner(config)
     state = jax.device_put(initial_state(config), state_shardings(learner, mesh))
     step = jit_train_step(learner, mesh).lower(state, BATCH, make_hyper(config)).compile()
     assert 'all-reduce(' in step.as_text()
-    for moved in ('all-gather(', 'all-to-all(', 'collective-permute('):
-        assert moved not in step.as_text()
+    for opcode in ('all-gather(', 'all-to-all(', 'collective-permute('):
+        assert opcode not in step.as_text()
     _, metrics = step(state, put_batch(mesh, BATCH), make_hyper(config))
-    _, wanted = train_step(config)(initial_state(config), BATCH, make_hyper(config))
-    np.testing.assert_allclose(metrics['loss'], wanted['loss'], rtol=1e-6)
+    _, expected = train_step(config)(initial_state(config), BATCH, make_hyper(config))
+    np.testing.assert_allclose(metrics['loss'], expected['loss'], rtol=1e-6)
 
 
 @pytest.mark.parametrize(
-    ('changes', 'said'),
+    ('changes', 'message'),
     [
         ({'kernels.wta_crs_ratio': 0.0}, 'kernels.wta_crs_ratio must be between .* and 1; got 0'),
         ({'kernels.wta_crs_ratio': 1.5}, 'kernels.wta_crs_ratio must be between .* and 1; got 1.5'),
@@ -140,7 +142,7 @@ def test_no_token_moves_to_another_device():
         ({'optim.ghost_radius': 1.0}, 'optim.ghost_radius differentiates the logits'),
     ],
 )
-def test_what_does_not_go_together(changes, said):
-    """Before any compile."""
-    with pytest.raises(ValueError, match=said):
+def test_conflicting_fields_are_refused(changes, message):
+    """Before anything is compiled."""
+    with pytest.raises(ValueError, match=message):
         check(tiny_config({'kernels.matmul': 'wta_crs'} | changes))
