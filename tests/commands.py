@@ -58,7 +58,7 @@ def start_run(
     )
 
 
-def finished(process: subprocess.Popen) -> tuple[int, str]:
+def wait_for_command(process: subprocess.Popen) -> tuple[int, str]:
     output, _ = process.communicate(timeout=PATIENCE_SEC)
     return process.returncode, output
 
@@ -70,7 +70,7 @@ def wait_for_step(workdir: Path, step: int, process: subprocess.Popen) -> None:
         if rows and rows[-1]['step'] >= step:
             return
         time.sleep(0.01)
-    raise AssertionError(f'ended before step {step}: {finished(process)}')
+    raise AssertionError(f'ended before step {step}: {wait_for_command(process)}')
 
 
 SWEEP = {'train.log_every': (1, 2), 'optim.lr': (0.003, 0.01)}
@@ -92,7 +92,7 @@ def start_sweep(
     """
     overrides = [f'--config.{k}={v}' for k, v in settings(corpus, **LONGER | changes).items()]
     program = [sys.executable, 'train.py', '--config=configs/default.py', *overrides]
-    with log_of(workdir).open('a') as log:  # not a pipe, which would end with Ray's processes
+    with log_path(workdir).open('a') as log:  # not a pipe, which would end with Ray's processes
         return subprocess.Popen(
             [*program, f'--workdir={workdir}', f'--config.sweep={sweep}', f'--engine={engine}'],
             cwd=ROOT,
@@ -102,7 +102,7 @@ def start_sweep(
         )
 
 
-def log_of(workdir: Path) -> Path:
+def log_path(workdir: Path) -> Path:
     return workdir.with_suffix('.log')
 
 
@@ -110,11 +110,11 @@ def wait_for_rows(workdir: Path, rows: int, process: subprocess.Popen) -> None:
     """Waits until the cells have recorded a number of rows, together."""
     deadline = time.monotonic() + PATIENCE_SEC
     while time.monotonic() < deadline and process.poll() is None:
-        if (workdir / 'sweep.json').exists() and recorded(workdir) >= rows:
+        if (workdir / 'sweep.json').exists() and count_recorded(workdir) >= rows:
             return
         time.sleep(0.01)
-    raise AssertionError(f'no {rows} rows: {log_of(workdir).read_text()}')
+    raise AssertionError(f'no {rows} rows: {log_path(workdir).read_text()}')
 
 
-def recorded(workdir: Path) -> int:
+def count_recorded(workdir: Path) -> int:
     return sum(len(rows) for rows in curves(workdir).values())

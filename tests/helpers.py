@@ -69,7 +69,7 @@ NEEDS = {
             f'scaling.base_{size}': {'width': 8, 'depth': 1}[size] for size in row.grows
         }
         for name, row in PARAMETRIZATIONS.items()
-        if not row.against_one
+        if not row.is_absolute
     },
 }
 
@@ -130,7 +130,7 @@ def packed_batch(seed: int = 0, rows: int = 8, length: int = 8) -> dict[str, np.
     return batch
 
 
-def program_of(config: Config) -> Config:
+def program_config(config: Config) -> Config:
     """Returns a config that is the same for all configs of one program."""
     flat = flatten(config)
     return update_recipe(config, {p: flat[p] and 1 for p in RUN_PATHS if not is_off(p, flat[p])})
@@ -153,11 +153,11 @@ def initial_state(config: Config, seed: int = 0) -> State:
 
     One program serves all numeric options.
     """
-    state = _init(program_of(config))(jax.random.key(seed), make_hyper(config))
+    state = _init(program_config(config))(jax.random.key(seed), make_hyper(config))
     return jax.device_get(state)
 
 
-def trained(learner: Learner, runs: int | None = None) -> Callable:
+def make_training(learner: Learner, runs: int | None = None) -> Callable:
     """Returns losses(keys, hypers, batches [steps, ...]) -> (losses [steps], last state), as one
     program.
 
@@ -200,7 +200,7 @@ def trained_on_all_devices(learner: Learner, batches: Any, hyper: Hyper) -> Stat
     return jax.device_get(sharded(batches, hyper))
 
 
-def rows_of(paths: Sequence[str], config: Config) -> list[dict[str, Any]]:
+def list_choices(paths: Sequence[str], config: Config) -> list[dict[str, Any]]:
     """Returns {field: name} for every name of the fields, except the names in `config`."""
     flat = flatten(config)
     return [{path: name} for path in paths for name in CHOICES[path].table if name != flat[path]]

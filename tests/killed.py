@@ -82,7 +82,7 @@ def dying(folder: Path, at: int) -> Iterator[list[str]]:
         Checkpoints._writers.clear()  # of the process that has died
 
 
-def events_of(command: Callable[[], None], folder: Path) -> list[str]:
+def list_events(command: Callable[[], None], folder: Path) -> list[str]:
     """Returns the file events of a command below a folder."""
     with dying(folder, 0) as events:
         command()

@@ -58,7 +58,7 @@ class _Device(jax.sharding.AbstractDevice):
     compute_capability: str = '9.0'
 
 
-def compiled(
+def compile_for_chip(
     function: Callable[..., Any],
     shapes: Sequence[tuple[tuple[int, ...], Any]],
     chip: str,

@@ -65,7 +65,7 @@ def base(corpus: dict, **changes) -> dict[str, Any]:
     return to_dict(build_config(config))
 
 
-def changed(tree: dict[str, Any], changes: dict[str, Any]) -> Config:
+def cell_config(tree: dict[str, Any], changes: dict[str, Any]) -> Config:
     """Returns the config of a cell."""
     flat = flatten(tree) | changes
     nested: dict[str, dict] = {}

@@ -26,14 +26,14 @@ from lm.run.wave import Wave
 from lm.study.tables.results import TABLE
 from lm.study.train import engines, groups
 from lm.study.train.engines import parse_resources
-from tests.commands import PATIENCE_SEC, log_of, start_sweep
+from tests.commands import PATIENCE_SEC, log_path, start_sweep
 from tests.sweep_helpers import (
     MODES,
     assert_close,
     base,
     before_step,
+    cell_config,
     cell_folders,
-    changed,
     copy_workdir,
     curves,
     statuses,
@@ -68,7 +68,7 @@ def single_run_curves(corpus, tmp_path_factory):
     folder = tmp_path_factory.mktemp('alone')
     tree = base(corpus)
     for i, changes in enumerate(CELLS):
-        assert train.train(changed(tree, changes), folder / str(i)) == DONE
+        assert train.train(cell_config(tree, changes), folder / str(i)) == DONE
     return {json.dumps(changes): timeless(folder / str(i)) for i, changes in enumerate(CELLS)}
 
 
@@ -168,7 +168,7 @@ class TestTheSameCommandAgain:
         before_step(monkeypatch, lambda wave: trained.append([s.recipe for s in wave.slots]))
         new = [{'optim.lr': 0.02}, {'optim.lr': 0.04}]
         assert train_sweep(base(corpus), [*new, CELLS[1]], workdir) == DONE
-        assert trained == [[changed(base(corpus), changes) for changes in new]] * 8
+        assert trained == [[cell_config(base(corpus), changes) for changes in new]] * 8
         assert before.items() <= contents(workdir).items()
         assert curves(workdir).items() > single_run_curves.items()
         groups = {record['cell']: record['group'] for record in table(workdir)}
@@ -235,7 +235,7 @@ class TestAFailure:
         folder = cell_folders(workdir)[json.dumps(cell)]
         (folder / 'summary.json').unlink()
         before = contents(workdir)
-        with open_workdir(folder, changed(base(corpus), cell), continue_changed=False):
+        with open_workdir(folder, cell_config(base(corpus), cell), continue_changed=False):
             assert train_sweep(base(corpus), CELLS, workdir) == BAD_INPUT
         assert f'{folder.name} left out: another process trains in' in capsys.readouterr().out
         assert contents(workdir) == before
@@ -250,7 +250,7 @@ class TestAFailure:
         text = summary.read_text()
         summary.unlink()
         held = contextlib.ExitStack()
-        held.enter_context(open_workdir(summary.parent, changed(base(corpus), cell), False))
+        held.enter_context(open_workdir(summary.parent, cell_config(base(corpus), cell), False))
         held.callback(summary.write_text, text)  # before it lets go
         programs = []
         monkeypatch.setattr(groups, 'Program', lambda *setting: programs.append(setting))
@@ -262,13 +262,13 @@ class TestAFailure:
 class TestRefused:
     def test_single_run_workdir(self, corpus, tmp_path):
         tree = base(corpus, train_steps=1)
-        assert train.train(changed(tree, {}), tmp_path) == DONE
+        assert train.train(cell_config(tree, {}), tmp_path) == DONE
         with pytest.raises(ValueError, match='holds a single run; give another --workdir'):
             train_sweep(tree, {'optim.lr': (0.1, 0.2)}, tmp_path)
 
     def test_sweep_workdir_for_single_run(self, sweep_workdir, corpus):
         with pytest.raises(ValueError, match='holds a sweep; give another --workdir'):
-            train.train(changed(base(corpus), {}), sweep_workdir('loop'))
+            train.train(cell_config(base(corpus), {}), sweep_workdir('loop'))
 
     def test_another_base_config_with_the_fields_that_differ(self, sweep_workdir, corpus):
         other_base = base(corpus, optim_weight_decay=0.2, data_batch_size=16)
@@ -328,7 +328,7 @@ def test_bad_input_gives_one_line(corpus, tmp_path):
     sweep = {'optim.lrr': (0.003, 0.01)}
     process = start_sweep(tmp_path / 'x', corpus, sweep)
     assert process.wait(timeout=PATIENCE_SEC) == BAD_INPUT and not (tmp_path / 'x').exists()
-    assert log_of(tmp_path / 'x').read_text() == (
+    assert log_path(tmp_path / 'x').read_text() == (
         "error: sweep axis 'optim.lrr' names no config field. Did you mean 'optim.lr'?\n"
     )
 

@@ -9,7 +9,7 @@ import pytest
 from lm.launch import streams
 from lm.record.checkpoints import Checkpoints
 from lm.record.metrics import TIME_FIELDS, Recorder, read_rows
-from tests.commands import finished, start_run, tiny
+from tests.commands import start_run, tiny, wait_for_command
 from tests.sweep_helpers import before_step, poison_at, timeless
 from train import BAD_INPUT, DIVERGED, DONE, train
 
@@ -184,14 +184,14 @@ def test_leaking_norm_is_reported(norm, corpus, tmp_path, capsys):
 @pytest.mark.full
 def test_unknown_field_suggests_nearest(corpus, tmp_path):
     """A page shows the answer to an unknown value, and its commands are tested."""
-    code, output = finished(start_run(tmp_path, corpus, '--config.model.nrom=none'))
+    code, output = wait_for_command(start_run(tmp_path, corpus, '--config.model.nrom=none'))
     assert code == BAD_INPUT and "Did you mean 'model.norm'" in output
     assert 'Traceback' not in output
 
 
 def test_config_and_schedule_are_printed(corpus, tmp_path):
     flags = ('--print_config', '--print_schedule')
-    code, output = finished(start_run(tmp_path / 'run', corpus, *flags))
+    code, output = wait_for_command(start_run(tmp_path / 'run', corpus, *flags))
     config, end = json.JSONDecoder().raw_decode(output)
     assert code == DONE and config['model']['d_model'] == 16
     title, head, *rows = output[end:].split('\n')[1:-1]

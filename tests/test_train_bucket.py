@@ -24,7 +24,7 @@ from lm.storage import complete_folders
 from lm.storage.buckets import PreconditionFailed, open_bucket
 from lm.storage.files import InUseError
 from lm.storage.lease import LEASE, Lease
-from tests.commands import PATIENCE_SEC, ROOT, finished, start_run, tiny
+from tests.commands import PATIENCE_SEC, ROOT, start_run, tiny, wait_for_command
 from tests.object_store import Line
 from tests.sweep_helpers import base, before_step, curves, table, terminate_at, timeless
 from train import DONE, SIGNALLED, train, train_sweep
@@ -135,7 +135,7 @@ def test_command_with_bucket_and_refusal(whole, corpus, bucket_url, monkeypatch,
     process = start_run(bucket_url, corpus, train_steps=50_000, train_checkpoint_every=25_000)
     deadline = time.monotonic() + PATIENCE_SEC
     while 'metrics.jsonl' not in open_bucket(bucket_url).list():
-        assert process.poll() is None and time.monotonic() < deadline, finished(process)
+        assert process.poll() is None and time.monotonic() < deadline, wait_for_command(process)
         time.sleep(0.1)
     with (
         pytest.raises(InUseError, match=f'another process trains in {bucket_url}'),
@@ -149,7 +149,7 @@ def test_command_with_bucket_and_refusal(whole, corpus, bucket_url, monkeypatch,
     ):
         pass
     process.terminate()
-    code, output = finished(process)
+    code, output = wait_for_command(process)
     assert code == SIGNALLED + signal.SIGTERM and f'{bucket_url} holds all of it' in output
     (step,) = list_checkpoints(bucket_url)
     with mirror_workdir(bucket_url) as workdir:

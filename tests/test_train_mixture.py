@@ -13,7 +13,7 @@ import pytest
 
 from lm.config.resolve import resolve, update_recipe
 from lm.record.metrics import read_rows
-from tests.commands import ROOT, command, finished, start_run, tiny
+from tests.commands import ROOT, command, start_run, tiny, wait_for_command
 from tests.sweep_helpers import base, cell_folders, timeless
 from tests.xla import ONE_DEVICE
 from train import DONE, train, train_sweep
@@ -46,7 +46,7 @@ def whole(corpus, tmp_path_factory):
     """Returns a run of the program, and its output."""
     folder = tmp_path_factory.mktemp('runs') / 'whole'
     process = start_run(folder, corpus, train_eval_objectives='causal+infill')
-    code, output = finished(process)
+    code, output = wait_for_command(process)
     assert code == DONE, output
     return folder, output
 
@@ -95,14 +95,18 @@ def test_equivalence_resumed_run(whole, corpus, tmp_path):
 
 
 def test_repeated_command_finds_run_and_data(whole, corpus):
-    code, output = finished(start_run(whole[0], corpus, train_eval_objectives='causal+infill'))
+    code, output = wait_for_command(
+        start_run(whole[0], corpus, train_eval_objectives='causal+infill')
+    )
     assert code == DONE and 'nothing left to do' in output and 'preparing' not in output
 
 
 def test_different_shares_are_different_data(whole, corpus):
     """A run does not resume with another mixture."""
     changed = corpus | {'data.mixture': corpus['data.mixture'].replace('0.75', '0.5')}
-    code, output = finished(start_run(whole[0], changed, train_eval_objectives='causal+infill'))
+    code, output = wait_for_command(
+        start_run(whole[0], changed, train_eval_objectives='causal+infill')
+    )
     assert code != DONE and 'data.mixture' in output
 
 

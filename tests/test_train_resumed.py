@@ -23,7 +23,7 @@ from lm.record.workdir import InUseError, open_workdir
 from lm.run.journal import CheckpointsLost
 from lm.storage.files import read_json, seal_record, write_json
 from tests import sweep_helpers
-from tests.commands import PATIENCE_SEC, ROOT, finished, start_run, tiny, wait_for_step
+from tests.commands import PATIENCE_SEC, ROOT, start_run, tiny, wait_for_command, wait_for_step
 from tests.sweep_helpers import before_step, terminate_at, timeless
 from train import DONE, SIGNALLED, train
 
@@ -180,7 +180,7 @@ def test_sigterm_saves_and_reports(corpus, tmp_path):
     process = start_run(tmp_path, corpus, train_steps=50_000)
     wait_for_step(tmp_path, 3, process)
     process.terminate()
-    code, output = finished(process)
+    code, output = wait_for_command(process)
     assert code == SIGNALLED + signal.SIGTERM
     saved = int(re.search(r'SIGTERM: saved step (\d+)', output).group(1))
     assert (tmp_path / 'checkpoints' / str(saved)).is_dir()

@@ -40,7 +40,7 @@ class Chip(NamedTuple):
     link: float
     network: float
     description: dict[str, Any]
-    devices_a_chip: int = 1
+    devices_per_chip: int = 1
     cubes: bool = False
     cores: int = 1
     largest: int = 1
@@ -91,7 +91,9 @@ TPUS = {
     'v5e': _tpu('v5e', 'TPU v5 lite', 15.75, 819, 45, 3.125, **PLANE),
     'v5p': _tpu('v5p', 'TPU v5', 95.73, 2765, 90, 6.25, largest=6144, **CUBES),
     'v6e': _tpu('v6e', 'TPU v6 lite', 31.24, 1638, 90, 12.5, **PLANE),
-    'tpu7x': _tpu('tpu7x', 'TPU7x', 94.74, 3690, 50, 6.25, devices_a_chip=2, largest=9216, **CUBES),
+    'tpu7x': _tpu(
+        'tpu7x', 'TPU7x', 94.74, 3690, 50, 6.25, devices_per_chip=2, largest=9216, **CUBES
+    ),
 }
 
 # The part of stream_executor.GpuTargetConfigProto that determines how XLA compiles a program. Sizes
@@ -257,7 +259,7 @@ def count_slice_devices(name: str, flag: str) -> int:
             f'{flag}={name}: there is no such slice of {kind}. Nearest that is offered: '
             f'{kind}-{chips * TPUS[kind].cores}, which has {chips} chips ({closest}).'
         )
-    return count_chips(shape) * TPUS[kind].devices_a_chip
+    return count_chips(shape) * TPUS[kind].devices_per_chip
 
 
 def canonical_slice(name: str) -> str:

@@ -421,7 +421,9 @@ def estimate_step(
     return StepEstimate(
         topology=topology.label,
         mesh=format_mesh(blueprint.mesh),
-        chips=max(1, blueprint.mesh.size // (topology.chip.devices_a_chip if topology.chip else 1)),
+        chips=max(
+            1, blueprint.mesh.size // (topology.chip.devices_per_chip if topology.chip else 1)
+        ),
         devices=blueprint.mesh.size,
         runs=step.runs,
         parameters=parameter_count(blueprint.learner),

@@ -79,7 +79,9 @@ class SweepPlan:
     @property
     def chip_hours(self) -> float:
         """Returns the chip-hours of all runs."""
-        return self.device_hours / (self.topology.chip.devices_a_chip if self.topology.chip else 1)
+        return self.device_hours / (
+            self.topology.chip.devices_per_chip if self.topology.chip else 1
+        )
 
     @property
     def hours(self) -> float:

@@ -12,12 +12,12 @@ def base_head_dim(recipe: Recipe) -> int | None:
     """
     if not recipe.scaling.row.logits_per_width:
         return None
-    return 1 if recipe.scaling.row.against_one else recipe.base.head_dim
+    return 1 if recipe.scaling.row.is_absolute else recipe.base.head_dim
 
 
 def base_depth(recipe: Recipe) -> int:
     """Returns the number of blocks of the base model, or 1 if the parametrisation has none."""
-    if recipe.scaling.row.against_one:
+    if recipe.scaling.row.is_absolute:
         return 1
     return recipe.config.scaling.base_depth or recipe.model.n_layers
 
@@ -27,7 +27,7 @@ def width_growth(recipe: Recipe) -> float:
     none.
     """
     base = recipe.config.scaling.base_width or recipe.model.d_model
-    return recipe.model.d_model / (1 if recipe.scaling.row.against_one else base)
+    return recipe.model.d_model / (1 if recipe.scaling.row.is_absolute else base)
 
 
 def unused_base_sizes(recipe: Recipe) -> list[str]:
@@ -38,7 +38,7 @@ def unused_base_sizes(recipe: Recipe) -> list[str]:
     return [
         f'scaling.{name}'
         for name, is_read in reads.items()
-        if vars(scaling)[name] is not None and (row.against_one or not is_read)
+        if vars(scaling)[name] is not None and (row.is_absolute or not is_read)
     ]
 
 
@@ -52,7 +52,7 @@ def check_base(recipe: Recipe) -> None:
     """Raises ValueError if a size of the base model is missing, unread or not an integer."""
     scaling, part, row = recipe.config.scaling, recipe.scaling, recipe.scaling.row
     for size, own_size in ((WIDTH, recipe.model.d_model), (DEPTH, recipe.model.n_layers)):
-        name, is_read = f'base_{size}', size in row.grows and not row.against_one
+        name, is_read = f'base_{size}', size in row.grows and not row.is_absolute
         value = vars(scaling)[name]
         if is_read and value is None:
             but_zero = f', but that each {row.zero[0]} starts at 0' if row.zero else ''

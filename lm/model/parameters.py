@@ -141,7 +141,7 @@ def _abstract_params(recipe: Recipe, model: Transformer) -> tuple[Any, Any, Any]
 
 def _base_shapes(recipe: Recipe, model: Transformer, shapes: Any, specs: Any) -> Any:
     """Returns the shapes in the base model, or `shapes` if there is no base model."""
-    if recipe.scaling.row.against_one:
+    if recipe.scaling.row.is_absolute:
         return jax.tree.map(
             lambda s, spec: s.update(shape=one_channel_shape(spec, s.shape)), shapes, specs
         )

@@ -175,7 +175,7 @@ def init_state(learner: Learner, hyper: Hyper, key: jax.Array) -> State:
             return weight
         if specs[name].role == 'embedding':
             std = hyper.get('scaling.embedding_std', std)
-        weight = recipe.init.row.arranged(specs[name], weight)
+        weight = recipe.init.row.arrange(specs[name], weight)
         return weight * (hyper['scaling.init_scale'] * std)
 
     params, reparam = description.reparam.init(jax.tree_util.tree_map_with_path(scale, unit_params))

@@ -30,8 +30,8 @@ def orthogonalize(spec: ParamSpec, unit: jax.Array) -> jax.Array:
     return from_matrices(spec, math.sqrt(max(rows, columns)) * factor, unit.shape)
 
 
-# arranged(spec, unit) -> entries of the same root mean square, from independent normal entries.
-init_row = row_decorator(arranged=lambda spec, unit: unit)
+# arrange(spec, unit) -> entries of the same root mean square, from independent normal entries.
+init_row = row_decorator(arrange=lambda spec, unit: unit)
 
 
 @init_row()
@@ -76,7 +76,7 @@ def depth_scaled(spec: ParamSpec, shape: tuple[int, ...], blocks: int) -> float:
     return SMALL / math.sqrt(2 * blocks) if writes_to_stream(spec) else SMALL
 
 
-@init_row(arranged=orthogonalize)
+@init_row(arrange=orthogonalize)
 def orthogonal(spec: ParamSpec, shape: tuple[int, ...], blocks: int) -> float:
     """Hidden matrices with all singular values 1 (arXiv:1312.6120).
 

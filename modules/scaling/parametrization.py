@@ -108,7 +108,7 @@ def writes_to_stream(spec: ParamSpec) -> bool:
 
 
 _parametrization_row = row_decorator(
-    families=(), grows=(), logits_per_width=False, zero=(), against_one=False, check=accept_any
+    families=(), grows=(), logits_per_width=False, zero=(), is_absolute=False, check=accept_any
 )
 
 
@@ -118,7 +118,7 @@ def parametrization(
     """Makes the decorator of a row, which sets facts that other code reads.
 
     logits_per_width: whether attention's logits are q k / H instead of q k / sqrt(H), both equal at
-    the base model's head width. zero: the matrices that are 0 at the start. against_one: whether
+    the base model's head width. zero: the matrices that are 0 at the start. is_absolute: whether
     there is no base model, or one of a single block and channel, so that growths are sizes.
 
     Args:
@@ -325,7 +325,7 @@ def depth_mup(spec: ParamSpec, growth: Growth, family: str) -> Factors:
     ('adam',),
     grows=(WIDTH, DEPTH),
     logits_per_width=True,
-    against_one=True,
+    is_absolute=True,
     check=check_unit_init,
 )
 def unit(spec: ParamSpec, growth: Growth, family: str) -> Factors:

@@ -349,7 +349,7 @@ def plan(name: str, tiny: bool) -> dict[str, Any]:
             'rates measured here',
         )
     else:
-        n = len(devices) // CHIPS[chip].devices_a_chip
+        n = len(devices) // CHIPS[chip].devices_per_chip
         shape = next(shape for shape in list_shapes(CHIPS[chip]) if count_chips(shape) == n)
         planned_seconds, source = plan_seconds(name, f'{chip}:{shape}'), f'{chip}:{shape}'
     return {

@@ -30,7 +30,7 @@ from modules.kernels.softmax import SOFTMAX_KERNELS
 from modules.losses import LOSSES, chunk_loss, logits_loss, select_chunk_size
 from modules.products import Readout
 from tests.program_text import moves
-from tests.programs import ENVIRONMENT, compiled, printed_by
+from tests.programs import ENVIRONMENT, compile_for_chip, printed_by
 from tpu.chips import CHIPS, GPUS, TPUS
 
 MODULE = 'tests.bench.kernels'
@@ -179,7 +179,7 @@ def gigabytes(case: Case, function: Callable[..., Any], chip: str) -> float:
     shapes = [(tuple(SIZES[axis] for axis in axes), select_type(axes)) for axes in case.letters]
 
     def sum_moved(options):
-        program = compiled(case.make(function), shapes, chip, case.donated, options)
+        program = compile_for_chip(case.make(function), shapes, chip, case.donated, options)
         return sum(move.bytes for move in moves(program))
 
     return min(map(sum_moved, OPTIONS[CHIPS[chip].platform])) / 1e9

@@ -21,11 +21,11 @@ from tests.helpers import (
     assert_trees_close,
     checked_config,
     initial_state,
+    make_training,
     packed_batch,
     stack,
     tiny_learner,
     train_step,
-    trained,
     trained_on_all_devices,
 )
 
@@ -52,7 +52,9 @@ def test_mapped_scan_equals_unrolled_sharded_run(row):
     hyper = make_hyper(learner.recipe)
     hypers = [hyper, hyper | {'optim.lr': hyper['optim.lr'] / 2}]
     many = stack([stack([packed_batch(i)] * 2) for i in range(STEPS)])
-    _, states = trained(learner, runs=2)(jnp.stack([jax.random.key(0)] * 2), stack(hypers), many)
+    _, states = make_training(learner, runs=2)(
+        jnp.stack([jax.random.key(0)] * 2), stack(hypers), many
+    )
     second = jax.tree.map(lambda leaf: leaf[1], states)
     batches = stack([packed_batch(i) for i in range(STEPS)])
     expected = trained_on_all_devices(row_learner(row, scanned=False), batches, hypers[1])

@@ -19,11 +19,11 @@ from tests.helpers import (
     VOCAB,
     another,
     checked_config,
-    rows_of,
+    list_choices,
+    make_training,
     stack,
     tiny_config,
     tiny_learner,
-    trained,
 )
 
 BASE = {
@@ -143,7 +143,7 @@ NOT_PLAIN = [
 ]
 # A norm stands in blocks, before the readout or behind the embedding: three of them a program.
 SITES = ('model.norm', 'model.final_norm', 'model.embedding_norm')
-OF_TABLES = rows_of(PATHS, tiny_config(BASE))
+OF_TABLES = list_choices(PATHS, tiny_config(BASE))
 IN_BLOCKS = [changes for changes in OF_TABLES if 'model.norm' in changes]
 OTHERS = [changes for changes in OF_TABLES if changes not in IN_BLOCKS]
 PLAIN = [
@@ -235,7 +235,7 @@ def four_runs(config):
 def train_four(config):
     keys, hypers, batches = four_runs(config)
     mapped = jax.tree.map(lambda *b: np.stack(b, 1), *batches)
-    return trained(tiny_learner(config), runs=4)(jnp.stack(keys), stack(hypers), mapped)
+    return make_training(tiny_learner(config), runs=4)(jnp.stack(keys), stack(hypers), mapped)
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_every_choice(changes):
 def test_mapped_run_equals_single_run(changes):
     config = checked_config(BASE | changes)
     losses, _ = train_four(config)
-    train_single = trained(tiny_learner(config))
+    train_single = make_training(tiny_learner(config))
     rtol = RTOL_OF_NORM.get(config.model.norm, RTOL[config.model.dtype])
     for run, run_inputs in enumerate(zip(*four_runs(config), strict=True)):
         np.testing.assert_allclose(losses[:, run], train_single(*run_inputs)[0], rtol=rtol, atol=0)
@@ -273,7 +273,7 @@ def test_every_number_changes_the_losses():
     batches = stack([batch(i, 0) for i in range(STEPS)])
     many = jax.tree.map(lambda b: np.stack([b] * len(hypers), 1), batches)
     keys = jnp.stack([jax.random.key(0)] * len(hypers))
-    losses, _ = trained(tiny_learner(config), runs=len(hypers))(keys, stack(hypers), many)
+    losses, _ = make_training(tiny_learner(config), runs=len(hypers))(keys, stack(hypers), many)
     same = [p for i, p in enumerate(plain) if np.array_equal(losses[:, i + 1], losses[:, 0])]
     assert not same
 

@@ -23,8 +23,8 @@ from tests.helpers import (
     BOS,
     assert_trees_close,
     checked_config,
+    make_training,
     stack,
-    trained,
     trained_on_all_devices,
 )
 
@@ -117,7 +117,7 @@ def test_tried_rows_have_facts():
 def test_norm_at_placement(norm, placement):
     learner = pair_learner(norm, placement)
     batches = stack([batch(i) for i in range(STEPS)])
-    losses, _ = trained(learner)(jax.random.key(0), make_hyper(learner.recipe), batches)
+    losses, _ = make_training(learner)(jax.random.key(0), make_hyper(learner.recipe), batches)
     fell = losses[0] - np.mean(losses[-5:])
     assert fell > FALL, fell
 
@@ -135,7 +135,7 @@ def test_mapped_scan_equals_unrolled_sharded_run(norm, placement):
     hypers = [hyper, hyper | {'optim.lr': hyper['optim.lr'] / 2}]
     keys = jnp.stack([jax.random.key(0)] * 2)
     many = stack([stack([batch(i)] * 2) for i in range(COMPARED)])
-    _, states = trained(learner, runs=2)(keys, stack(hypers), many)
+    _, states = make_training(learner, runs=2)(keys, stack(hypers), many)
     second = jax.tree.map(lambda leaf: leaf[1], states)
     assert_trees_close(second, unrolled_sharded_state(norm, placement, hypers[1]), 1e-3, 1e-4)
 

@@ -39,10 +39,10 @@ BY_LAYER = {'activation_rms': 1.0, 'attention_logit_max': 4.0, 'update_rms_ratio
 def base_config() -> dict[str, Any]:
     """Returns the baseline: the default config with the first value of each axis."""
     base = to_dict(resolve(default.get_config()))
-    return changed(base, {path: values[0] for path, values in AXES.items()})
+    return update_config(base, {path: values[0] for path, values in AXES.items()})
 
 
-def changed(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+def update_config(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     config = copy.deepcopy(base)
     for path, value in changes.items():
         section, name = path.split('.')
@@ -150,7 +150,7 @@ def write_sweep(
     base, cells = base_config(), []
     for values in itertools.product(*axes.values()):
         changes = dict(zip(axes, values, strict=True))
-        config = changed(base, changes)
+        config = update_config(base, changes)
         name = hashlib.sha256(json.dumps(config).encode()).hexdigest()[:8]
         cells.append({'cell': name, 'group': 0, 'changes': changes, 'differs': changes})
         fate = fates.get(values, 'done')
@@ -161,7 +161,7 @@ def write_sweep(
     return cells
 
 
-def compared(folder: Path) -> list[Comparison]:
+def compare_sweep(folder: Path) -> list[Comparison]:
     return compare(gather(folder), read_sweep(folder))
 
 

@@ -118,7 +118,7 @@ def test_columns_need_no_quotes(sweep):
 
 def test_done_cell(sweep):
     record = cell(runs.gather(sweep), 'layernorm', 0.01, 1)
-    config = fixture.changed(
+    config = fixture.update_config(
         fixture.base_config(), {'model.norm': 'layernorm', 'optim.lr': 0.01, 'train.seed': 1}
     )
     assert record['status'] == 'done' and record['sweep'] == 'norms' and record['group'] == 0

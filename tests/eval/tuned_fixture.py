@@ -105,7 +105,7 @@ def write_tuned(
     record = dataclasses.asdict(tune) | {'metric': 'ce', 'arms': arms}
     paths = [field, *tune.fields, 'train.seed', 'data.seed']
     axes = {path: list(dict.fromkeys(cell['changes'][path] for cell in cells)) for path in paths}
-    base = fixture.changed(fixture.base_config(), {})
+    base = fixture.update_config(fixture.base_config(), {})
     sweep = {'base': base, 'axes': axes, 'cells': cells, 'tune': record}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / 'sweep.json').write_text(json.dumps(sweep))

@@ -46,7 +46,7 @@ def test_damage_falls_back_to_earlier_step(damage, trial, intact, tmp_path):
     files = [p for p in (workdir / 'checkpoints' / '2').rglob('*') if p.is_file()]
     victim = rng.choice(sorted(p for p in files if p.stat().st_size))
     damage(victim, rng)
-    checkpoints = write(workdir, {}, said=messages.append)
+    checkpoints = write(workdir, {}, say=messages.append)
     restored = checkpoints.restore(shapes())
     assert_is(restored, 1 if messages else 2)
     assert checkpoints.damaged_steps() == ([2] if messages else [])
@@ -59,7 +59,7 @@ def test_flipped_bit_is_detected(trial, intact, tmp_path):
     workdir = shutil.copytree(intact, tmp_path / 'run')
     array_files = [p for p in (workdir / 'checkpoints' / '2').glob('*/**/d/*') if p.is_file()]
     flip(rng.choice(sorted(array_files)), rng)
-    checkpoints = write(workdir, {}, said=messages.append)
+    checkpoints = write(workdir, {}, say=messages.append)
     restored = checkpoints.restore(shapes())
     assert_is(restored, 1 if messages else 2)  # what is not noticed has changed no number
 

@@ -33,8 +33,8 @@ from lm.storage.filling import MARK, fill_folder
 from lm.study.tables.results import write_table
 from tests.commands import tiny
 from tests.corpora import write_corpus
-from tests.eval.convert.test_hf import base, saved, with_tokenizer
-from tests.killed import events_of, kill
+from tests.eval.convert.test_hf import base, save_case, with_tokenizer
+from tests.killed import kill, list_events
 
 ABSENT, REFUSED, WHOLE = 'absent', 'refused', 'whole'
 BESIDE = {
@@ -54,7 +54,7 @@ class Case:
 @pytest.fixture(scope='module')
 def model_folder(tmp_path_factory):
     """A folder of transformers, with a tokenizer, a chat template and settings."""
-    folder = with_tokenizer(saved(tmp_path_factory.mktemp('hf') / 'llama', 'llama2'))
+    folder = with_tokenizer(save_case(tmp_path_factory.mktemp('hf') / 'llama', 'llama2'))
     assert BESIDE.keys() <= {*TOKENIZER_FILES, *OTHER_FILES}
     for name, text in BESIDE.items():
         (folder / name).write_text(text)
@@ -283,7 +283,7 @@ def test_killed_command_leaves_no_false_whole(name, cases, is_long, tmp_path):
     removed last.
     """
     case = cases[name]
-    n = len(events_of(lambda: case.command(tmp_path / 'whole'), tmp_path / 'whole'))
+    n = len(list_events(lambda: case.command(tmp_path / 'whole'), tmp_path / 'whole'))
     assert n > 1 and case.state(tmp_path / 'whole') == WHOLE
     ats = range(1, n + 1) if is_long else sorted({1, 2, n // 3, n // 2, n - 1, n} - {0})
     states = check_kills(case, tmp_path, ats)
@@ -294,7 +294,7 @@ def test_killed_command_leaves_no_false_whole(name, cases, is_long, tmp_path):
 @pytest.mark.parametrize('name', ['fold, merge, prune', 'export-hf'])
 def test_kills_before_the_last_file(name, cases, tmp_path):
     case = cases[name]
-    n = len(events_of(lambda: case.command(tmp_path / 'whole'), tmp_path / 'whole'))
+    n = len(list_events(lambda: case.command(tmp_path / 'whole'), tmp_path / 'whole'))
     assert check_kills(case, tmp_path, [n // 2, n]) == [
         REFUSED,
         REFUSED if 'fold' in name else WHOLE,

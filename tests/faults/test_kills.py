@@ -19,11 +19,11 @@ from tests.commands import (
     LONGER,
     PATIENCE_SEC,
     SWEEP,
-    finished,
-    log_of,
-    recorded,
+    count_recorded,
+    log_path,
     start_run,
     start_sweep,
+    wait_for_command,
     wait_for_rows,
     wait_for_step,
 )
@@ -43,7 +43,7 @@ def corpus(tmp_path_factory):
 def whole_run(corpus, tmp_path_factory):
     """The rows of an undisturbed run."""
     workdir = tmp_path_factory.mktemp('whole') / 'run'
-    code, output = finished(start_run(workdir, corpus, **RUN))
+    code, output = wait_for_command(start_run(workdir, corpus, **RUN))
     assert code == DONE, output
     return timeless(workdir)
 
@@ -56,8 +56,8 @@ def test_killed_run_resumes(trial, whole_run, corpus, tmp_path):
         process = start_run(tmp_path, corpus, **RUN)
         wait_for_step(tmp_path, 80 * third + rng.randrange(5, 70), process)
         process.kill()
-        assert finished(process)[0] == -signal.SIGKILL
-    code, output = finished(start_run(tmp_path, corpus, **RUN))
+        assert wait_for_command(process)[0] == -signal.SIGKILL
+    code, output = wait_for_command(start_run(tmp_path, corpus, **RUN))
     assert code == DONE and 'resuming after step' in output
     assert timeless(tmp_path) == whole_run
 
@@ -89,11 +89,11 @@ def test_killed_sweep_resumes(engine, trial, whole_sweep, corpus, tmp_path):
     for part in range(kills):
         process = start_sweep(workdir, corpus, engine=engine, **changes)
         share = (part + rng.uniform(0.1, 0.9)) / parts
-        wait_for_rows(workdir, int(share * recorded(whole)), process)
+        wait_for_rows(workdir, int(share * count_recorded(whole)), process)
         process.kill()
         assert process.wait(timeout=PATIENCE_SEC) == -signal.SIGKILL
     process = start_sweep(workdir, corpus, engine=engine, **changes)
-    code, output = process.wait(timeout=PATIENCE_SEC), log_of(workdir).read_text()
+    code, output = process.wait(timeout=PATIENCE_SEC), log_path(workdir).read_text()
     assert code == DONE and 'resuming after step' in output, output
     assert '4 cells, 2 programs' in output and f'4 of 4 done; {workdir}/cells.parquet' in output
     cells = [(row['log_every'], row['lr'], row['group']) for row in table(workdir)]
@@ -131,23 +131,23 @@ def test_killed_tuned_sweep_resumes(trial, is_long, whole_tuned, corpus, tmp_pat
     with the same numbers.
     """
     context = multiprocessing.get_context('spawn')
-    rng, workdir, rows = random.Random(trial), tmp_path / 'sweep', recorded(whole_tuned)
+    rng, workdir, rows = random.Random(trial), tmp_path / 'sweep', count_recorded(whole_tuned)
     kills = 10 if is_long else 2
     for kill in range(kills):
         process = context.Process(target=train_tuned, args=(workdir, corpus))
         process.start()
         n_rows = int((kill + rng.uniform(0.1, 0.9)) / kills * rows)
         while process.is_alive() and not (
-            (workdir / 'sweep.json').exists() and recorded(workdir) >= n_rows
+            (workdir / 'sweep.json').exists() and count_recorded(workdir) >= n_rows
         ):
             time.sleep(0.01)
         process.kill()
         process.join()
-        assert process.exitcode == -signal.SIGKILL, log_of(workdir).read_text()
+        assert process.exitcode == -signal.SIGKILL, log_path(workdir).read_text()
     process = context.Process(target=train_tuned, args=(workdir, corpus))
     process.start()
     process.join(PATIENCE_SEC)
-    output = log_of(workdir).read_text()
+    output = log_path(workdir).read_text()
     assert process.exitcode == DONE and 'resuming after step' in output, output
     assert output.count('wave 1, scan') >= 1 and 'look 1' in output
     ledgers = [read_json(sweep_folder / 'sweep.json') for sweep_folder in (workdir, whole_tuned)]

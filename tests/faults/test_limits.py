@@ -19,7 +19,15 @@ import pytest
 from lm.record.metrics import read_rows
 from lm.storage.files import read_json
 from lm.study.train.groups import MAX_RUNS, OTHER_FILES
-from tests.commands import PATIENCE_SEC, ROOT, command, finished, log_of, start_run, start_sweep
+from tests.commands import (
+    PATIENCE_SEC,
+    ROOT,
+    command,
+    log_path,
+    start_run,
+    start_sweep,
+    wait_for_command,
+)
 from tests.sweep_helpers import statuses, write_corpus
 from tests.xla import ONE_DEVICE
 from train import BAD_INPUT, DONE, SIGNALLED
@@ -37,11 +45,11 @@ def test_full_disk_ends_run_with_saved_steps(corpus, tmp_path):
     """A limit on the size of files raises as a full disk does, in any file that reaches it."""
     changes = {'train_steps': 2000, 'train_checkpoint_every': 100, 'train_eval_every': 0}
     limit = (resource.RLIMIT_FSIZE, FILE_BYTES)
-    code, output = finished(start_run(tmp_path / 'run', corpus, limit=limit, **changes))
+    code, output = wait_for_command(start_run(tmp_path / 'run', corpus, limit=limit, **changes))
     *_, last = output.strip().splitlines()
     assert code == BAD_INPUT and 'Traceback' not in output, output
     assert last.startswith('error: a file in ') and '/checkpoints/' in last
-    code, output = finished(start_run(tmp_path / 'run', corpus, **changes))
+    code, output = wait_for_command(start_run(tmp_path / 'run', corpus, **changes))
     assert code == DONE and 'resuming after step' in output and 'lacks' not in output, output
 
 
@@ -53,7 +61,7 @@ def test_ctrl_c_before_training(trial, corpus, tmp_path):
     )
     time.sleep(random.Random(trial).uniform(0.5, 10))
     process.send_signal(signal.SIGINT)
-    code, output = finished(process)
+    code, output = wait_for_command(process)
     assert code == SIGNALLED + signal.SIGINT and 'Traceback' not in output, output
     *_, last = output.strip().splitlines()
     assert last.startswith('SIGINT: '), output
@@ -81,7 +89,7 @@ def test_files_and_threads_are_bounded(is_long, corpus, tmp_path):
         except psutil.NoSuchProcess:
             break
         time.sleep(0.05)
-    assert process.returncode == DONE, log_of(workdir).read_text()
+    assert process.returncode == DONE, log_path(workdir).read_text()
     assert statuses(workdir) == ['done'] * cells
     assert 0 < most_files <= min(allowed, MAX_RUNS + OTHER_FILES)
     assert 0 < most_threads < 200

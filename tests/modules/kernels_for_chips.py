@@ -14,7 +14,7 @@ from modules.kernels.cross_entropy import CROSS_ENTROPY_KERNELS
 from modules.kernels.rms_norm import RMS_NORM_KERNELS
 from modules.kernels.softmax import SOFTMAX_KERNELS
 from tests.program_text import moves
-from tests.programs import compiled, kernels_compiled
+from tests.programs import compile_for_chip, kernels_compiled
 from tpu.chips import CHIPS
 
 ROWS = 131_072  # more than fast memory holds of the narrow ones, too
@@ -61,7 +61,7 @@ def main(*chips: str) -> None:
                     (tuple(sizes[axis] for axis in argument), TYPES[argument])
                     for argument in letters
                 ]
-                program = compiled(function, shapes, chip, donated)
+                program = compile_for_chip(function, shapes, chip, donated)
                 passes = moves(program)
                 line = {
                     'chip': chip,

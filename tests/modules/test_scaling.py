@@ -154,7 +154,7 @@ def wider(spec, shape, times):
 def scaling_at(name, family, case, width, depth):
     spec, base = case
     shape, blocks, base_blocks = wider(spec, base, width), 3 * depth, 3
-    if PARAMETRIZATIONS[name].against_one:
+    if PARAMETRIZATIONS[name].is_absolute:
         base, base_blocks = one_channel_shape(spec, base), 1
     return compute_scaling(
         PARAMETRIZATIONS[name],
@@ -182,7 +182,7 @@ def test_factors_follow_width_and_depth(name, family):
     }
     for case_name, case in CASES.items():
         at_base = scaling_at(name, family, case, 1, 1)
-        if PARAMETRIZATIONS[name].against_one:
+        if PARAMETRIZATIONS[name].is_absolute:
             assert at_base.init_std in (1, None), case_name
         else:
             assert at_base == standard(*case), case_name

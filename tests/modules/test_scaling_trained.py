@@ -31,7 +31,7 @@ def mlp_run(name, family, width, steps, lr):
         shape, base = (
             tuple(VOCAB if a == 'vocab' else n for a in spec.axes) for n in (width, BASE)
         )
-        if row.against_one:
+        if row.is_absolute:
             base = one_channel_shape(spec, shape)
         growth = compute_growth(spec, shape, base)
         scaling = compute_scaling(row, INITS['fan_in'], spec, (shape, base), (1, 1), growth, family)

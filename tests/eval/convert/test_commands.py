@@ -24,7 +24,7 @@ from modules.norms import fold as algebra
 from modules.params import named_leaves
 from tests.eval.programs import run_module
 from tests.helpers import VOCAB, initial_state, tiny_config, tiny_learner
-from tests.sweep_helpers import base, changed, write_corpus
+from tests.sweep_helpers import base, cell_config, write_corpus
 from tests.xla import ONE_DEVICE
 from train import DONE, train
 
@@ -224,14 +224,14 @@ def tuned_run(tmp_path_factory):
     tree = base(write_corpus(folder / 'text'), model_reparam='weight_norm', optim_lr=0.02)
     once = {'train.eval_every': 0, 'train.checkpoint_every': 0}
     once |= {'model.norm': 'layernorm', 'model.final_norm': 'auto'}
-    assert train(changed(tree, once), folder / 'layernorm') == DONE
+    assert train(cell_config(tree, once), folder / 'layernorm') == DONE
     without = once | {
         'model.norm': 'layernorm_removal',
         'norm.removal_start': 2,
         'norm.removal_gap': 1,
         'train.init_from': str(folder / 'layernorm'),
     }
-    assert train(changed(tree, without), folder / 'tuned') == DONE
+    assert train(cell_config(tree, without), folder / 'tuned') == DONE
     return folder / 'tuned'
 
 

@@ -61,20 +61,20 @@ def draw_weights(name):
     return {n: weight(n, shape) for n, shape in CASES[name]['tensors'].items()}
 
 
-def saved(folder, name, arrays=None, most=10**9, **fields):
+def save_case(folder, name, arrays=None, max_bytes=10**9, **fields):
     """Writes a folder as transformers saves one."""
     folder.mkdir(exist_ok=True)
     config = {k: v for k, v in (CASES[name]['config'] | fields).items() if v != 'left out'}
     (folder / 'config.json').write_text(json.dumps(config))
     arrays = draw_weights(name) if arrays is None else arrays
-    safetensors.write_folder(folder, safetensors.make_tensors(arrays), most)
+    safetensors.write_folder(folder, safetensors.make_tensors(arrays), max_bytes)
     return folder
 
 
 @functools.cache
-def imported(name):
+def import_case(name):
     with tempfile.TemporaryDirectory() as folder:
-        return import_folder(saved(Path(folder), name), base(), Path('run'))
+        return import_folder(save_case(Path(folder), name), base(), Path('run'))
 
 
 def make_checkpoint(model, recipe=None):
@@ -106,7 +106,7 @@ DEFAULT_ROWS = ('gemma2', 'gpt2', 'llama3')
 @pytest.mark.parametrize('name', CASES)
 def test_import_matches_transformers(name):
     """Catches heads that are split otherwise, a misplaced norm, and a different RoPE or window."""
-    logits = make_checkpoint(imported(name)).logits(TOKENS_BT)
+    logits = make_checkpoint(import_case(name)).logits(TOKENS_BT)
     assert largest_difference(np.asarray(logits)[0], theirs()[name]) < CLOSE
 
 
@@ -117,7 +117,7 @@ def import_on_mesh(name, **mesh):
     """The import sharded over the eight devices of the tests."""
     with tempfile.TemporaryDirectory() as folder:
         cut = make_mesh(MeshConfig(data=1, **mesh))
-        return import_folder(saved(Path(folder), name), base(), Path('run'), cut)
+        return import_folder(save_case(Path(folder), name), base(), Path('run'), cut)
 
 
 @pytest.mark.parametrize('mesh', [{'fsdp': 8}, CUT])
@@ -126,7 +126,7 @@ def test_import_shards_over_devices(name, mesh):
     """Bitwise: arrays that share a tensor, side by side or interleaved, gains with an offset of 1,
     and scaled queries. Catches a wrong range, and a range that is read twice.
     """
-    sharded, whole = import_on_mesh(name, **mesh), imported(name)
+    sharded, whole = import_on_mesh(name, **mesh), import_case(name)
     assert_same(sharded.params, whole.params)
     if mesh == {'fsdp': 8}:  # nothing is read twice; CUT has copies of what it does not cut
         assert sharded.n_bytes_read == sharded.file_bytes == whole.n_bytes_read
@@ -141,7 +141,7 @@ def test_sharded_import_matches_transformers(name):
     sharded.
     """
     model = import_on_mesh(name, **CUT)
-    assert_same(model.params, imported(name).params)
+    assert_same(model.params, import_case(name).params)
     logits = np.asarray(make_checkpoint(model).logits(np.repeat(TOKENS_BT, 8, 0)))
     assert len(model.params['layers/mlp/up'].sharding.device_set) == 8
     assert max(largest_difference(row, theirs()[name]) for row in logits) < CLOSE
@@ -151,7 +151,7 @@ def test_sharded_import_matches_transformers(name):
 @pytest.mark.parametrize('name', CASES)
 def test_logits_unscanned_and_cached(name):
     """One token at a time, and with layers that are not scanned."""
-    model = imported(name)
+    model = import_case(name)
     recipe = update_recipe(model.recipe, {'model.scan_layers': False})
     checkpoint = make_checkpoint(model, recipe)
     logits = checkpoint.logits(TOKENS_BT)
@@ -167,7 +167,7 @@ def test_logits_unscanned_and_cached(name):
 
 def export_case(name):
     """The export of an import, without the comparison of logits."""
-    checkpoint = make_checkpoint(imported(name))
+    checkpoint = make_checkpoint(import_case(name))
     return checkpoint, export_hf.convert_checkpoint(checkpoint, 'float32')
 
 
@@ -180,8 +180,10 @@ def test_export_reimports_bitwise(tmp_path, name):
     checkpoint, exported = export_case(name)
     export_hf.write_folder(tmp_path / 'out', checkpoint, exported, 'float32', max_bytes=9000)
     again = import_folder(tmp_path / 'out', base(), Path('run'))
-    assert export_hf.describe_model(again.recipe) == export_hf.describe_model(imported(name).recipe)
-    assert_same(again.params, imported(name).params)
+    assert export_hf.describe_model(again.recipe) == export_hf.describe_model(
+        import_case(name).recipe
+    )
+    assert_same(again.params, import_case(name).params)
     stored = dict(safetensors.map_tensors(safetensors.read_folder(tmp_path / 'out')))
     case = CASES[name]
     assert {n: list(array.shape) for n, array in stored.items()} == case['tensors']
@@ -214,14 +216,14 @@ def test_hub_files_import(tmp_path):
     short = {n.removeprefix('transformer.'): x for n, x in draw_weights('gpt2').items()}
     wide = np.concatenate([short['wte.weight'], np.ones((6, 16), np.float32)])
     tensors = {'h.0.attn.bias': np.ones((1, 1, 8, 8), np.float32), 'wte.weight': wide}
-    folder = saved(
-        tmp_path / 'gpt2', 'gpt2', short | tensors, most=9000, n_ctx=32, dtype='left out'
+    folder = save_case(
+        tmp_path / 'gpt2', 'gpt2', short | tensors, max_bytes=9000, n_ctx=32, dtype='left out'
     )
     model = import_folder(folder, base(), Path('run'))
     assert model.vocab_size == 70 and '70 rows' in model.notes[0]
     assert 'attn_pdrop=0.1' in model.notes[1]
     np.testing.assert_array_equal(
-        model.params['layers/mlp/up'], imported('gpt2').params['layers/mlp/up']
+        model.params['layers/mlp/up'], import_case('gpt2').params['layers/mlp/up']
     )
     half = {n: x.astype(ml_dtypes.bfloat16) for n, x in draw_weights('llama3').items()}
     half['lm_head.weight'] = half['model.embed_tokens.weight']
@@ -233,14 +235,14 @@ def test_hub_files_import(tmp_path):
         'torch_dtype': 'bfloat16',
         'head_dim': None,
     }
-    folder = saved(tmp_path / 'llama3', 'llama3', half, **four)
+    folder = save_case(tmp_path / 'llama3', 'llama3', half, **four)
     again = import_folder(folder, base(), Path('run'))
-    assert again.recipe == imported('llama3').recipe
-    expected = imported('llama3').params['layers/attention/query'].astype(ml_dtypes.bfloat16)
+    assert again.recipe == import_case('llama3').recipe
+    expected = import_case('llama3').params['layers/attention/query'].astype(ml_dtypes.bfloat16)
     np.testing.assert_array_equal(again.params['layers/attention/query'], expected)
     half['lm_head.weight'] = half['lm_head.weight'] + half['lm_head.weight']
     with pytest.raises(ValueError, match=r'ties lm_head.weight to the embedding'):
-        import_folder(saved(tmp_path / 'llama3', 'llama3', half), base(), Path('run'))
+        import_folder(save_case(tmp_path / 'llama3', 'llama3', half), base(), Path('run'))
 
 
 @pytest.mark.full
@@ -266,7 +268,10 @@ def test_mxfp4_weights_import(tmp_path):
     cut = make_mesh(MeshConfig(data=1, fsdp=4, expert=2))  # experts, and parts of a group of 32
     whole_model, packed_model, sharded_model = (
         import_folder(
-            saved(tmp_path / n, 'gpt_oss', arrays, **sizes, **extra_fields), base(), Path('r'), m
+            save_case(tmp_path / n, 'gpt_oss', arrays, **sizes, **extra_fields),
+            base(),
+            Path('r'),
+            m,
         )
         for n, arrays, extra_fields, m in (
             ('whole', wide, {}, None),
@@ -289,7 +294,7 @@ def test_llama_with_biases_imports(tmp_path, attention, mlp):
     for layer in range(2):
         full = {f'model.layers.{layer}.{name}': size for name, size in names.items()}
         arrays |= {name: weight(name, [size]) for name, size in full.items()}
-    model = import_folder(saved(tmp_path, 'llama2', arrays, **config), base(), Path('run'))
+    model = import_folder(save_case(tmp_path, 'llama2', arrays, **config), base(), Path('run'))
     assert model.recipe.model.bias and not model.recipe.model.qkv_bias
     for path in (p for p in model.params if p.endswith('_bias')):
         assert np.any(model.params[path]) == (attention if '/attention/' in path else mlp), path
@@ -308,7 +313,7 @@ def test_llama_with_attention_biases_equals_qwen(tmp_path):
     """Reference: the logits of Qwen 2, which has no bias of outputs or in the MLP."""
     config = CASES['llama2']['config'] | {'attention_bias': True, 'rms_norm_eps': 1e-6}
     outputs = {f'model.layers.{i}.self_attn.o_proj.bias': np.zeros(16, 'f') for i in range(2)}
-    folder = saved(tmp_path, 'llama2', draw_weights('qwen2') | outputs, **config)
+    folder = save_case(tmp_path, 'llama2', draw_weights('qwen2') | outputs, **config)
     model = import_folder(folder, base(), Path('run'))
     logits = np.asarray(make_checkpoint(model).logits(TOKENS_BT))[0]
     assert largest_difference(logits, theirs()['qwen2']) < CLOSE
@@ -333,9 +338,9 @@ def test_gemma3_text_model_imports(tmp_path, version):
         'eos_token_id': [2, 5],
         'bos_token_id': 1,
     }
-    folder = saved(tmp_path, 'gemma3', arrays)
+    folder = save_case(tmp_path, 'gemma3', arrays)
     (folder / 'config.json').write_text(json.dumps(whole))
-    model, expected = import_folder(folder, base(), Path('run')), imported('gemma3')
+    model, expected = import_folder(folder, base(), Path('run')), import_case('gemma3')
     assert (model.model_type, model.recipe) == ('gemma3_text', expected.recipe)
     assert_same(model.params, expected.params)
     assert 'vision_tower (1 tensors), multi_modal_projector (1 tensors)' in model.notes[0]
@@ -421,21 +426,21 @@ def test_mismatched_tensors_are_listed(tmp_path):
     arrays['model.layers.2.mlp.up_proj.weight'] = arrays.pop('model.layers.1.mlp.up_proj.weight')
     arrays['model.norm.weight'] = np.ones(8, np.float32)
     with pytest.raises(ValueError) as error:
-        import_folder(saved(tmp_path, 'llama2', arrays), base(), Path('run'))
+        import_folder(save_case(tmp_path, 'llama2', arrays), base(), Path('run'))
     message = str(error.value)
     assert 'missing: model.layers.1.mlp.up_proj.weight;' in message
     assert 'left over: model.layers.2.mlp.up_proj.weight;' in message
     assert 'model.norm.weight is [8], and [16] is wanted' in message
     arrays = {n: x.astype(np.int8) for n, x in draw_weights('llama2').items()}
     with pytest.raises(ValueError, match='int8: quantised weights are not read'):
-        import_folder(saved(tmp_path, 'llama2', arrays), base(), Path('run'))
+        import_folder(save_case(tmp_path, 'llama2', arrays), base(), Path('run'))
     del arrays['model.embed_tokens.weight']
     with pytest.raises(ValueError, match=r'hold no model.embed_tokens.weight'):
-        import_folder(saved(tmp_path, 'llama2', arrays), base(), Path('run'))
+        import_folder(save_case(tmp_path, 'llama2', arrays), base(), Path('run'))
 
 
 def test_unexportable_model_names_fields():
-    model = imported('llama3')
+    model = import_case('llama3')
     for changes, message in (
         ({'model.placement': 'post', 'model.final_norm': 'none'}, "model.placement='post'"),
         ({'attention.gate': 'headwise'}, "attention.gate='headwise' .there 'none'"),
@@ -454,8 +459,8 @@ def test_partial_rotary_as_in_transformers(tmp_path):
     scale a part.
     """
     half, linear = {'partial_rotary_factor': 0.5}, {'rope_type': 'linear', 'factor': 2.0}
-    model = import_folder(saved(tmp_path, 'llama2', **half), base(), Path('run'))
-    assert model.recipe == imported('llama2').recipe
+    model = import_folder(save_case(tmp_path, 'llama2', **half), base(), Path('run'))
+    assert model.recipe == import_case('llama2').recipe
     assert (
         'partial_rotary_factor=0.5, which transformers does not read in a llama' in model.notes[0]
     )
@@ -477,8 +482,8 @@ def test_windowless_export_has_window_size(name):
     usual = ['window', 'full_every', 'rope_local_base', 'rope_scaling', 'rope_factor']
     usual += ['rope_original_length', 'rope_beta_fast', 'rope_beta_slow', 'rope_truncate']
     changes = {f'attention.{option}': None for option in usual}
-    recipe = update_recipe(imported(name).recipe, changes)
-    family, config, exported_recipe = export_hf.select_family(recipe, imported(name).params)
+    recipe = update_recipe(import_case(name).recipe, changes)
+    family, config, exported_recipe = export_hf.select_family(recipe, import_case(name).params)
     assert family == CASES[name]['config']['model_type'] and config['sliding_window'] > 0
     assert set(config['layer_types']) == {'full_attention'}
     assert exported_recipe.attention.options['window'] is None
@@ -486,7 +491,7 @@ def test_windowless_export_has_window_size(name):
 
 def test_bfloat16_difference_is_measured_on_files(tmp_path):
     """The comparison uses the weights that an import reads, bitwise; gains have an offset of 1."""
-    checkpoint = make_checkpoint(imported('gemma3'))
+    checkpoint = make_checkpoint(import_case('gemma3'))
     converted = export_hf.convert_checkpoint(checkpoint, 'bfloat16')
     export_hf.write_folder(tmp_path / 'out', checkpoint, converted, 'bfloat16')
     again, rounded = import_folder(tmp_path / 'out', base(), Path('run')), 0
@@ -501,7 +506,7 @@ def test_bfloat16_export_states_difference(tmp_path):
     """The difference is that of the files, some 1e-2, and not of the float32 weights before
     rounding.
     """
-    checkpoint = make_checkpoint(imported('llama2'))
+    checkpoint = make_checkpoint(import_case('llama2'))
     exported = export_hf.export_checkpoint(checkpoint, 'bfloat16')
     export_hf.write_folder(tmp_path / 'out', checkpoint, exported, 'bfloat16')
     again = make_checkpoint(import_folder(tmp_path / 'out', base(), Path('run')))
@@ -516,7 +521,7 @@ def test_embedding_factor_note():
     """transformers rounds sqrt(D) to the dtype of loading: sqrt(24) is 4.90625 in bfloat16, and
     sqrt(16) is 4 in both.
     """
-    square = imported('gemma2').recipe
+    square = import_case('gemma2').recipe
     recipe, bfloat16 = update_recipe(square, {'model.d_model': 24}), np.dtype(ml_dtypes.bfloat16)
     for noted, dtype, count in ((square, bfloat16, 0), (recipe, np.dtype(np.float32), 0)):
         assert len(import_hf.factor_notes(noted, dtype, {'embedding_scale'})) == count
@@ -570,7 +575,7 @@ def test_import_evaluates_trains_and_exports(tmp_path, capsys):
     config = default.get_config()
     config.data.source, config.data.cache_dir = f'text:{tmp_path}/text.jsonl', str(tmp_path / 'c')
     config.data.validation_fraction, config.data.batch_size = 0.2, 8
-    folder, run = with_tokenizer(saved(tmp_path / 'hf', 'llama2')), tmp_path / 'run'
+    folder, run = with_tokenizer(save_case(tmp_path / 'hf', 'llama2')), tmp_path / 'run'
     np.savez(tmp_path / 'seen.npz', tokens=TOKENS_BT, logits=theirs()['llama2'][None])
     options = {'out': str(run), 'config': config, 'reference': str(tmp_path / 'seen.npz')}
     convert.run(['import-hf', str(folder)], options)
@@ -599,7 +604,7 @@ def test_import_evaluates_trains_and_exports(tmp_path, capsys):
     convert.run(['export-hf'], options | {'dtype': 'float32'})
     assert 'model_type=llama' in capsys.readouterr().out
     again = import_folder(tmp_path / 'out', base(), run)
-    assert_same(again.params, imported('llama2').params)
+    assert_same(again.params, import_case('llama2').params)
     assert again.tokenizer.encode('w0 w49') == [3, 52]
     named = json.loads((tmp_path / 'out' / 'tokenizer_config.json').read_text())
     assert (named['bos_token'], named['eos_token']) == ('<s>', '</s>')
@@ -610,7 +615,7 @@ def test_folded_gpt2_exports(tmp_path):
     """The stream has no mean, so that LayerNorm equals RMSNorm. The bias of the logits moves into
     the last norm.
     """
-    model = imported('gpt2')
+    model = import_case('gpt2')
     folded = fold_checkpoint(make_checkpoint(model), 'rmsnorm', untie=True)
     source = make_checkpoint(model, folded.recipe)
     object.__setattr__(source, 'weights', folded.weights)

@@ -14,7 +14,15 @@ from eval.convert import export_hf, hf_config
 from eval.convert.hf_config import ConfigFields
 from eval.convert.hf_families import FAMILIES
 from eval.convert.import_hf import import_folder
-from tests.eval.convert.test_hf import CASES, CLOSE, FOLDER, TOKENS_BT, base, make_checkpoint, saved
+from tests.eval.convert.test_hf import (
+    CASES,
+    CLOSE,
+    FOLDER,
+    TOKENS_BT,
+    base,
+    make_checkpoint,
+    save_case,
+)
 from tests.fixtures.hf.exports import SETS, checkpoint
 from tests.fixtures.hf.exports import TOKENS_BT as TOKENS_OF_OURS_BT
 from tests.fixtures.hf.seeded import change_fields, few, weight
@@ -84,7 +92,7 @@ def test_logits_with_changed_fields(name):
         shapes = CASES[name]['tensors'] | RECORD[name]['tensors'].get(number, {})
         arrays = {key: weight(key, shape) for key, shape in shapes.items() if shape}
         with tempfile.TemporaryDirectory() as folder:
-            saved(Path(folder), name, arrays)
+            save_case(Path(folder), name, arrays)
             (Path(folder) / 'config.json').write_text(json.dumps(raw))
             try:
                 model = import_folder(Path(folder), base(), Path('run'))

@@ -22,7 +22,7 @@ from eval.convert.import_hf import write_run
 from eval.convert.layouts import Layout
 from modules.params import ParamSpec
 from tests.eval.convert.test_commands import checkpoint
-from tests.eval.convert.test_hf import imported
+from tests.eval.convert.test_hf import import_case
 
 LLAMA = {
     'model.norm': 'rmsnorm',
@@ -77,7 +77,7 @@ def test_adapter_names_match_imported_model(tmp_path):
     """Phi-3, which as a LLaMA would have a tensor for each matrix. The family is recorded in the
     run of train.init_from, and not in the adapter's run.
     """
-    write_run(tmp_path, tmp_path / 'run', imported('phi3'))
+    write_run(tmp_path, tmp_path / 'run', import_case('phi3'))
     changes = {'model.n_layers': 1, 'train.init_from': str(tmp_path / 'run')}
     source = checkpoint(LLAMA | changes | {'reparam.rslora': True})
     adapter = export_adapter(source, 'someone/phi')

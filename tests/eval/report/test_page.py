@@ -230,7 +230,7 @@ def test_sweep_without_finished_cells(axes, tmp_path):
 
 
 def test_escapes_script_end(tmp_path):
-    config = fixture.changed(fixture.base_config(), {'data.source': 'text:</script><b>x'})
+    config = fixture.update_config(fixture.base_config(), {'data.source': 'text:</script><b>x'})
     axes = fixture.AXES | {'data.source': ('text:</script><b>x',), 'optim.lr': (0.003,)}
     fixture.write_sweep(tmp_path / 'sweep', axes, {})
     text = write_report(tmp_path / 'sweep').read_text()
@@ -260,7 +260,7 @@ def test_figures_for_papers(sweep, tmp_path):
 def test_many_variants_have_panels(tmp_path):
     kinds = ('gelu', 'relu', 'silu', 'swiglu', 'geglu')
     fixture.write_sweep(tmp_path / 'sweep', fixture.AXES | {'model.activation': kinds}, {})
-    spec = chart_spec(figures.draw_learning_rates(fixture.compared(tmp_path / 'sweep'), 'ce'))
+    spec = chart_spec(figures.draw_learning_rates(fixture.compare_sweep(tmp_path / 'sweep'), 'ce'))
     names = [f'{norm}, {kind}' for norm in fixture.NORMS for kind in kinds]
     assert spec['facet']['sort'] == names[1:]
     for panel in names[1:]:  # with the baseline in each

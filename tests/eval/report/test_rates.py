@@ -10,13 +10,13 @@ from tests.eval import sweep_fixture as fixture
 def mean_text(norm, lr, seeds):
     """Returns the mean of the final losses, to three digits."""
     axes = zip(fixture.AXES, (norm, lr), strict=False)
-    base = fixture.changed(fixture.base_config(), dict(axes))
-    ends = [fixture.final_ce(fixture.changed(base, {'train.seed': seed})) for seed in seeds]
+    base = fixture.update_config(fixture.base_config(), dict(axes))
+    ends = [fixture.final_ce(fixture.update_config(base, {'train.seed': seed})) for seed in seeds]
     return f'{sum(ends) / len(ends):.3f}'
 
 
 def test_means_over_finished_seeds_and_divergences(sweep):
-    head, *rows = rates_table(fixture.compared(sweep), 'ce')
+    head, *rows = rates_table(fixture.compare_sweep(sweep), 'ce')
     assert head == ['variant', '0.001', '0.003', '0.01', '0.03']
     assert rows == [
         [
@@ -39,7 +39,7 @@ def test_means_over_finished_seeds_and_divergences(sweep):
 def test_no_mean_if_every_run_diverged(tmp_path):
     fates = {('rmsnorm', 0.03, seed): 'diverged' for seed in fixture.SEEDS}
     fixture.write_sweep(tmp_path / 'sweep', fixture.AXES, fates)
-    _, first, _ = rates_table(fixture.compared(tmp_path / 'sweep'), 'ce')
+    _, first, _ = rates_table(fixture.compare_sweep(tmp_path / 'sweep'), 'ce')
     assert first[-1] == '(3)'
 
 

@@ -10,7 +10,7 @@ from tests.eval import sweep_fixture as fixture
 
 def write_comparisons(folder, axes):
     fixture.write_sweep(folder, fixture.AXES | axes, {})
-    return fixture.compared(folder)
+    return fixture.compare_sweep(folder)
 
 
 def test_panel_per_choice_and_line_per_size(tmp_path):

@@ -25,11 +25,13 @@ def change_base(folder, changes):
     """Rewrites a sweep as if it had started from another config."""
     path = folder / 'sweep.json'
     sweep = json.loads(path.read_text())
-    sweep['base'] = fixture.changed(sweep['base'], changes)
+    sweep['base'] = fixture.update_config(sweep['base'], changes)
     path.write_text(json.dumps(sweep))
     for cell in sweep['cells']:
         config = folder / cell['cell'] / 'config.json'
-        config.write_text(json.dumps(fixture.changed(json.loads(config.read_text()), changes)))
+        config.write_text(
+            json.dumps(fixture.update_config(json.loads(config.read_text()), changes))
+        )
 
 
 @pytest.fixture(scope='module')

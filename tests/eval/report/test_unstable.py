@@ -163,7 +163,7 @@ def test_figures_over_steps_have_line_per_run(sweep):
     """The mean over layers with its band, variants in their colours. Catches one layer for all, a
     missing run, and a gap that breaks a line.
     """
-    comparisons = fixture.compared(sweep)
+    comparisons = fixture.compare_sweep(sweep)
     records = [record for comparison in comparisons for record in comparison.variant.records]
     series_by_run = {record['workdir']: series.read_series(record) for record in records}
     runs = collect_runs(comparisons, series_by_run)

@@ -10,7 +10,7 @@ import pytest
 from eval.suites.minimal_pairs import minimal_pairs, read_pairs
 from lm.data.tokenizers import TokenIds
 from tests.eval.suites.checkpoints import make_checkpoint, make_learner
-from tests.helpers import tiny_config, trained
+from tests.helpers import make_training, tiny_config
 
 CHANGES = {'data.seq_len': 8, 'optim.lr': 0.02, 'model.n_layers': 1}
 TOKENIZER = TokenIds(16, 0, 1)
@@ -43,7 +43,7 @@ def train_grammar(steps):
     segments = np.broadcast_to(np.arange(9) < 6, tokens.shape).astype(np.int32)
     hyper = make_checkpoint(CHANGES, TOKENIZER).hyper
     batches = {'tokens': tokens, 'segments': segments}
-    return jax.device_get(trained(learner)(jax.random.key(0), hyper, batches)[1]).weights
+    return jax.device_get(make_training(learner)(jax.random.key(0), hyper, batches)[1]).weights
 
 
 @pytest.mark.full

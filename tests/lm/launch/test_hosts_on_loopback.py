@@ -38,7 +38,7 @@ from lm.study.plan.cells import expand_sweep
 from modules.params import named_leaves
 from tests import strangers
 from tests.commands import ROOT
-from tests.eval.convert.test_hf import imported, saved
+from tests.eval.convert.test_hf import import_case, save_case
 from tests.lm.launch.test_supervisor import free_ports
 from tests.object_store import BUCKET, CREDENTIALS, QUICK, server
 from tests.sweep_helpers import (
@@ -385,7 +385,7 @@ def test_two_hosts_each_read_half_of_an_import(tmp_path):
     """Equals the import of one process bitwise. Catches a host that reads the whole model, and
     parts on the wrong host.
     """
-    folder = saved(tmp_path / 'theirs', 'llama2', most=9000)
+    folder = save_case(tmp_path / 'theirs', 'llama2', max_bytes=9000)
     job = Job(
         tmp_path,
         ['import-hf', str(folder), f'--out={tmp_path / "run"}'],
@@ -396,7 +396,7 @@ def test_two_hosts_each_read_half_of_an_import(tmp_path):
         job.wait()
     finally:
         job.kill()
-    params, reference = named_leaves(load(tmp_path / 'run').weights.params), imported('llama2')
+    params, reference = named_leaves(load(tmp_path / 'run').weights.params), import_case('llama2')
     assert params.keys() == reference.params.keys()
     for path, array in reference.params.items():
         np.testing.assert_array_equal(array, params[path])

@@ -35,9 +35,9 @@ def shapes() -> State:
     )
 
 
-def write(workdir, losses, keep_last=2, keep_best=1, said=print) -> Checkpoints:
+def write(workdir, losses, keep_last=2, keep_best=1, say=print) -> Checkpoints:
     """Writes a checkpoint for each {step: validation loss or None}."""
-    checkpoints = Checkpoints(workdir, keep_last, keep_best, said)
+    checkpoints = Checkpoints(workdir, keep_last, keep_best, say)
     for step, loss in losses.items():
         checkpoints.save(state(step), META, loss)
     checkpoints.wait()
@@ -94,7 +94,7 @@ def wider(leaf):
 
 def test_damaged_checkpoint_is_replaced_by_previous(tmp_path):
     messages = []
-    checkpoints = write(tmp_path, {1: None, 2: None}, said=messages.append)
+    checkpoints = write(tmp_path, {1: None, 2: None}, say=messages.append)
     for path in (tmp_path / 'checkpoints' / '2' / 'weights').rglob('*'):
         if path.is_file():
             path.unlink()

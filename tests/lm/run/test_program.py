@@ -20,7 +20,7 @@ from lm.run.wave import Wave
 from lm.training.state import make_hyper
 from modules.kernels.attention import ATTENTION_KERNELS
 from tests.helpers import jit_train_step
-from tests.sweep_helpers import base, changed, silent_experiment, write_corpus
+from tests.sweep_helpers import base, cell_config, silent_experiment, write_corpus
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_row_shows_mfu_or_unknown(mfu, text):
 def config(tmp_path_factory):
     """Returns a config with batches that are cut over two devices."""
     corpus = write_corpus(tmp_path_factory.mktemp('corpus'))
-    return changed(base(corpus, mesh_data=2, train_checkpoint_every=0), {})
+    return cell_config(base(corpus, mesh_data=2, train_checkpoint_every=0), {})
 
 
 @pytest.fixture(scope='module')

@@ -30,8 +30,8 @@ from tests.helpers import BOS, VOCAB, packed_batch, tiny_config
 from tests.sweep_helpers import (
     base,
     before_step,
+    cell_config,
     cell_folders,
-    changed,
     silent_experiment,
     terminate_at,
     timeless,
@@ -54,14 +54,14 @@ def tree(tmp_path_factory):
 def source(tree, tmp_path_factory):
     """Returns a workdir to start from, of 8 steps; read only."""
     workdir = tmp_path_factory.mktemp('source') / 'run'
-    assert train(changed(tree, {}), workdir) == DONE
+    assert train(cell_config(tree, {}), workdir) == DONE
     return workdir
 
 
 @pytest.fixture
 def make_config(tree, source):
     """Returns make_config(changes) -> the config of a fine-tuning run."""
-    return lambda changes: changed(tree, {'train.init_from': str(source)} | changes)
+    return lambda changes: cell_config(tree, {'train.init_from': str(source)} | changes)
 
 
 REMOVAL = {'model.norm': 'layernorm_removal', 'norm.removal_start': 2, 'train.steps': 12}
@@ -71,7 +71,7 @@ REMOVAL = {'model.norm': 'layernorm_removal', 'norm.removal_start': 2, 'train.st
 def removal_run(tree, source, tmp_path_factory):
     """Returns the workdir of 12 steps from `source`, with the first norms removed; read only."""
     workdir = tmp_path_factory.mktemp('removed') / 'run'
-    assert train(changed(tree, {'train.init_from': str(source)} | REMOVAL), workdir) == DONE
+    assert train(cell_config(tree, {'train.init_from': str(source)} | REMOVAL), workdir) == DONE
     return workdir
 
 
@@ -90,7 +90,9 @@ def merge_source(tmp_path):
     """
 
     def merge(changes, source_changes, explicit_paths=()):
-        write_config(tmp_path, changed(to_dict(build_config(default.get_config())), source_changes))
+        write_config(
+            tmp_path, cell_config(to_dict(build_config(default.get_config())), source_changes)
+        )
         (tmp_path / 'checkpoints' / '4').mkdir(parents=True, exist_ok=True)
         raw = default.get_config()
         raw.update_from_flattened_dict({'train.init_from': str(tmp_path)} | changes)
@@ -167,7 +169,7 @@ class TestMissingSource:
         changes = SOURCE_CHANGES | {'data.tokenizer': 'bpe:300', 'data.source': 'synthetic:copy'}
         workdir = tmp_path / 'source'
         (workdir / 'checkpoints' / '4').mkdir(parents=True)
-        write_config(workdir, changed(to_dict(build_config(default.get_config())), changes))
+        write_config(workdir, cell_config(to_dict(build_config(default.get_config())), changes))
         tokenizer_plan('bpe:300').build(['some text'] * 9).save(workdir / 'tokenizer')
         return workdir
 
@@ -211,7 +213,7 @@ class TestMissingSource:
                 merge_source_model(raw, (), run_workdir)
         with pytest.raises(ValueError, match=r'not a file'):
             start.check_run(recipe, workdir)
-        byte = changed(to_dict(recipe.config), {'data.tokenizer': 'byte'})
+        byte = cell_config(to_dict(recipe.config), {'data.tokenizer': 'byte'})
         with pytest.raises(ValueError, match=r'source holds no checkpoint'):
             start.check_run(byte, workdir)
 
@@ -227,7 +229,7 @@ class TestMissingSource:
 def test_run_resumes_after_source_has_moved(tree, tmp_path, capsys):
     """Its own copy of the tokenizer gives the same numbers as a run with the source in place."""
     source = tmp_path / 'source'
-    assert train(changed(tree, {'data.tokenizer': 'bpe:300'}), source) == DONE
+    assert train(cell_config(tree, {'data.tokenizer': 'bpe:300'}), source) == DONE
     (tmp_path / 'text').mkdir()
     text = write_corpus(tmp_path / 'text')['data.source']
     raw = tree | {'train': tree['train'] | {'init_from': str(source)}}
@@ -343,7 +345,9 @@ def test_checkpoint_that_does_not_fit_is_refused(changes, match, make_config):
 
 def test_saved_bpe_is_equal(tree, tmp_path):
     """It is trained once, then stored with the data and with the checkpoint."""
-    tokenizer = silent_experiment(changed(tree, {'data.tokenizer': 'bpe:300'})).dataset.tokenizer
+    tokenizer = silent_experiment(
+        cell_config(tree, {'data.tokenizer': 'bpe:300'})
+    ).dataset.tokenizer
     tokenizer.save(tmp_path)
     assert read_tokenizer_files(load_tokenizer(tmp_path)) == read_tokenizer_files(tokenizer)
 
@@ -441,7 +445,7 @@ NOT_BUILT = {
 def test_impossible_model_is_refused_before_folder(tree, tmp_path, changes, message):
     """Catches a refusal after the text has been prepared, which can take an hour."""
     with pytest.raises(ValueError, match=f'^{message}'):
-        train(changed(tree, {'kernels.attention': 'auto'} | changes), tmp_path / 'run')
+        train(cell_config(tree, {'kernels.attention': 'auto'} | changes), tmp_path / 'run')
     assert not (tmp_path / 'run').exists()
 
 

@@ -24,8 +24,8 @@ from tests.sweep_helpers import (
     assert_same_curves,
     base,
     before_step,
+    cell_config,
     cell_folders,
-    changed,
     curves,
     poison_at,
     silent_experiment,
@@ -118,7 +118,7 @@ class TestDivergence:
             before_step(patch, poison_at(step, BAD))
             assert train_sweep(tree, FIVE, tmp_path / 'sweep') == DONE
         before_step(monkeypatch, poison_at(step))
-        assert train(changed(tree, FIVE[BAD]), tmp_path / 'alone') == DONE
+        assert train(cell_config(tree, FIVE[BAD]), tmp_path / 'alone') == DONE
         self.assert_as_alone(tmp_path, five[run_axis], run_axis)
         assert [e['kind'] for e in summary(tmp_path / 'sweep', FIVE[BAD])['events']] == ['rollback']
 
@@ -151,7 +151,7 @@ class TestDivergence:
             before_step(patch, infinite_lr_at(6, BAD))
             assert train_sweep(tree, FIVE, tmp_path / 'sweep') == DONE
         before_step(monkeypatch, infinite_lr_at(6))
-        assert train(changed(tree, FIVE[BAD]), tmp_path / 'alone') == DONE
+        assert train(cell_config(tree, FIVE[BAD]), tmp_path / 'alone') == DONE
         sweep_curves = list(curves(tmp_path / 'sweep').values())
         assert sweep_curves[BAD] == timeless(tmp_path / 'alone')
         skipped = [[row['skipped'] for row in rows if 'skipped' in row] for rows in sweep_curves]
@@ -254,7 +254,7 @@ class TestWaves:
     def test_large_group_trains_in_waves(self, five, corpus, tmp_path, monkeypatch, capsys):
         """Memory for two runs, as reported by the compiler."""
         tree = base(corpus)
-        program = Program(silent_experiment(changed(tree, {})), 'loop')
+        program = Program(silent_experiment(cell_config(tree, {})), 'loop')
         memory = program.memory_bytes(2)
         assert 0 < memory < program.memory_bytes(5)
         monkeypatch.setattr(groups, 'device_memory_bytes', lambda: memory)
@@ -266,7 +266,7 @@ class TestWaves:
 
     def test_devices_share_host_memory(self, corpus, monkeypatch):
         """On a CPU a wave may use of each device an equal share of the memory."""
-        experiment = silent_experiment(changed(base(corpus, mesh_run=4), {}), runs=4)
+        experiment = silent_experiment(cell_config(base(corpus, mesh_run=4), {}), runs=4)
         program = Program(experiment, 'loop')
         monkeypatch.setattr(program, 'memory_bytes', lambda slots: slots * 100)
         monkeypatch.setattr(groups, 'device_memory_bytes', lambda: 4 * 800)

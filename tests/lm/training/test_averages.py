@@ -20,7 +20,7 @@ from lm.training.state import make_hyper
 from modules.params import named_leaves
 from tests import helpers
 from tests.helpers import checked_config, packed_batch, stack, tiny_learner, train_step
-from tests.sweep_helpers import base, cell_folders, changed, silent_experiment, write_corpus
+from tests.sweep_helpers import base, cell_config, cell_folders, silent_experiment, write_corpus
 from train import DONE, train, train_sweep
 
 FREE = {'optim.average': 'schedule_free', 'optim.b1': 0.0}
@@ -48,7 +48,7 @@ def runs(raw_config, tmp_path_factory):
     """Returns {average: the workdir of a run}, read-only."""
     folder = tmp_path_factory.mktemp('runs')
     for name, changes in AVERAGES.items():
-        assert train(changed(raw_config, changes), folder / name) == DONE
+        assert train(cell_config(raw_config, changes), folder / name) == DONE
     return {name: folder / name for name in AVERAGES}
 
 
@@ -113,7 +113,7 @@ def test_swept_runs_equal_single_runs(raw_config, schedule_free_run, swept_runs,
     """
     single_run = tmp_path / 'alone'
     assert (
-        train(changed(raw_config, FREE | {'optim.schedule_free_beta': BETAS[1]}), single_run)
+        train(cell_config(raw_config, FREE | {'optim.schedule_free_beta': BETAS[1]}), single_run)
         == DONE
     )
     for swept_run, expected_run in zip(swept_runs, (schedule_free_run, single_run), strict=True):
@@ -128,8 +128,8 @@ def test_swept_runs_equal_single_runs(raw_config, schedule_free_run, swept_runs,
 def test_resumed_run_equals_uninterrupted(raw_config, runs, name, tmp_path):
     """To the bit, for the trained and the evaluated weights."""
     cut, changes = tmp_path / 'cut', AVERAGES[name]
-    assert train(changed(raw_config, changes | {'train.steps': 4}), cut) == DONE
-    assert train(changed(raw_config, changes), cut, continue_changed=True) == DONE
+    assert train(cell_config(raw_config, changes | {'train.steps': 4}), cut) == DONE
+    assert train(cell_config(raw_config, changes), cut, continue_changed=True) == DONE
     for recorded in ('loss', 'validation_ce'):
         assert losses(cut, recorded) == losses(runs[name], recorded)
     assert_equal_trees(load(cut).weights, load(runs[name]).weights)
@@ -140,13 +140,13 @@ def test_resumed_run_equals_uninterrupted(raw_config, runs, name, tmp_path):
 def test_other_average_cannot_resume(raw_config, schedule_free_run, name):
     changes = {'optim.average': name, 'optim.b1': 0.0}
     with pytest.raises(TreeMismatch, match=rf"optim.average: 'schedule_free' -> '{name}'(.|\n)*/z"):
-        train(changed(raw_config, changes), schedule_free_run, continue_changed=True)
+        train(cell_config(raw_config, changes), schedule_free_run, continue_changed=True)
 
 
 @pytest.mark.full
 def test_run_starts_from_average(raw_config, schedule_free_run):
     """Its own average starts there too, as for a converted checkpoint."""
-    config = changed(raw_config, EMA | {'train.init_from': str(schedule_free_run)})
+    config = cell_config(raw_config, EMA | {'train.init_from': str(schedule_free_run)})
     state = initial_state(config, silent_experiment(config))
     assert_equal_trees(state.params, load(schedule_free_run).weights.params)
     assert_equal_trees(state.average['average'], state.params)

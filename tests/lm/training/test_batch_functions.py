@@ -17,13 +17,13 @@ from tests.helpers import (
     VOCAB,
     assert_trees_close,
     initial_state,
+    make_training,
     packed_batch,
-    program_of,
+    program_config,
     stack,
     tiny_config,
     tiny_learner,
     train_step,
-    trained,
     trained_on_all_devices,
 )
 
@@ -45,7 +45,7 @@ def take_step(changes):
     """Returns (update, metrics); all numbers share one program."""
     config = tiny_config(REFERENCE | changes)
     state = initial_state(config)
-    after, metrics = train_step(program_of(config))(state, packed_batch(), make_hyper(config))
+    after, metrics = train_step(program_config(config))(state, packed_batch(), make_hyper(config))
     return jax.tree.map(lambda a, b: np.asarray(a - b), after.params, state.params), metrics
 
 
@@ -96,7 +96,7 @@ def test_mapped_runs_equal_single_runs(name):
     changes = REFERENCE | {'optim.name': name} | ROWS[name]
     config, batches = tiny_config(changes), [packed_batch(seed) for seed in range(2)]
     hypers = stack([make_hyper(config)] * 2)
-    mapped = trained(tiny_learner(update_recipe(config, {'train.microbatches': 2})), runs=2)
+    mapped = make_training(tiny_learner(update_recipe(config, {'train.microbatches': 2})), runs=2)
     keys = jax.vmap(jax.random.key)(jnp.arange(2))
     rows = stack([stack([batch, batch]) for batch in batches])
     _, final = mapped(keys, hypers, rows)

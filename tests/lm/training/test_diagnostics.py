@@ -19,7 +19,7 @@ from tests.helpers import (
     BOS,
     initial_state,
     packed_batch,
-    program_of,
+    program_config,
     tiny_batch,
     tiny_config,
     tiny_learner,
@@ -39,7 +39,7 @@ def program(config):
 
 
 def diagnose(config, state, batch):
-    return program(program_of(config))(state, batch, make_hyper(config))
+    return program(program_config(config))(state, batch, make_hyper(config))
 
 
 @pytest.mark.full

@@ -24,7 +24,7 @@ from tests.helpers import (
     tiny_learner,
     tiny_raw,
 )
-from tests.sweep_helpers import base, changed, timeless, write_corpus
+from tests.sweep_helpers import base, cell_config, timeless, write_corpus
 from train import DONE, train
 
 MIXED = 'causal:0.25+span_corruption:0.25+infill:0.25+prefix:0.25'
@@ -176,7 +176,7 @@ def test_equivalence_resumed_run_is_the_run(corpus, tmp_path):
         'data_seq_len': 24,
     }
     changes |= {'data_masks': 4, 'optim_schedule': 'constant', 'optim_warmup_steps': 0}
-    config = changed(base(corpus, **changes), {})
+    config = cell_config(base(corpus, **changes), {})
     assert train(config, tmp_path / 'whole') == DONE
     assert train(update_recipe(config, {'train.steps': 4}), tmp_path / 'parts') == DONE
     assert train(config, tmp_path / 'parts', continue_changed=True) == DONE

@@ -13,7 +13,15 @@ from lm.inference.load import replace_kernels
 from lm.model.check import check
 from lm.training.state import build_learner, check_learner, make_hyper
 from modules.kernels.cross_entropy import tpu
-from tests.helpers import BOS, VOCAB, checked_config, packed_batch, stack, tiny_config, trained
+from tests.helpers import (
+    BOS,
+    VOCAB,
+    checked_config,
+    make_training,
+    packed_batch,
+    stack,
+    tiny_config,
+)
 
 STEPS = 50
 KERNELS = ('kernels.rms_norm', 'kernels.softmax', 'kernels.cross_entropy')
@@ -45,7 +53,7 @@ def test_pallas_losses_equal_reference(monkeypatch):
     for name in ('reference', 'pallas'):
         config = checked_config(CHANGES | dict.fromkeys(KERNELS, name))
         learner = build_learner(config, VOCAB, BOS, 'tpu')
-        losses[name] = trained(learner)(jax.random.key(0), make_hyper(config), batches)[0]
+        losses[name] = make_training(learner)(jax.random.key(0), make_hyper(config), batches)[0]
     assert losses['reference'][-1] < losses['reference'][0] - 0.05
     np.testing.assert_allclose(losses['pallas'], losses['reference'], rtol=1e-5)
 

@@ -19,7 +19,7 @@ from modules.scaling import DECAY_RULES, PARAMETRIZATIONS, Growth
 from tests.helpers import checked_config, initial_state, tiny_config, tiny_learner
 
 BASE = {'scaling.base_width': 8, 'scaling.base_depth': 1}
-GROWING = [n for n, row in PARAMETRIZATIONS.items() if row.grows and not row.against_one]
+GROWING = [n for n, row in PARAMETRIZATIONS.items() if row.grows and not row.is_absolute]
 
 
 def grow_config(name, **changes):

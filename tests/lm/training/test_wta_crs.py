@@ -20,13 +20,13 @@ from tests.helpers import (
     checked_config,
     initial_state,
     jit_train_step,
+    make_training,
     packed_batch,
     stack,
     tiny_batch,
     tiny_config,
     tiny_learner,
     train_step,
-    trained,
 )
 
 WTA_CRS = {'kernels.matmul': 'wta_crs', 'kernels.wta_crs_least': 1}
@@ -88,7 +88,9 @@ def test_sampled_gradient_learns_like_exact():
 
     def losses(changes):
         config = checked_config(small | {'train.steps': 50} | changes)
-        return trained(tiny_learner(config))(jax.random.key(0), make_hyper(config), batches)[0]
+        return make_training(tiny_learner(config))(jax.random.key(0), make_hyper(config), batches)[
+            0
+        ]
 
     exact, sampled = losses({}), losses(WTA_CRS)
     assert exact[0] == sampled[0]

@@ -356,7 +356,7 @@ def test_flipped_array_bit_restores_previous_checkpoint(machine):
         flip(first.bucket, name)
     second = machine('b')
     messages = []
-    restored = checkpoints.write(second.copy.folder, {}, said=messages.append)
+    restored = checkpoints.write(second.copy.folder, {}, say=messages.append)
     checkpoints.assert_is(restored.restore(checkpoints.shapes()), 1)
     assert restored.damaged_steps() == [2] and 'cannot be read' in messages[0]
     restored.close()

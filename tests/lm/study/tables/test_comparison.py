@@ -79,7 +79,7 @@ def test_sensitivity_needs_a_finished_grid(tmp_path):
     notes = {}
     for name, fates in (('waits', waits), ('partly', partly), ('ends', ends)):
         fixture.write_sweep(tmp_path / name, axes, fates)
-        [variant] = fixture.compared(tmp_path / name)
+        [variant] = fixture.compare_sweep(tmp_path / name)
         notes[name] = variant.notes
         assert math.isnan(variant.sensitivity) == (name != 'ends')
     assert notes == {
@@ -167,7 +167,7 @@ def test_rates_are_compared_if_only_they_were_swept():
     assert [c.variant.name for c in (low, best, high)] == ['lr 0.001', 'lr 0.003', 'lr 0.01']
     assert low.variant.is_baseline and low.verdict == ''  # that of the base
     assert high.difference.mean == pytest.approx(0.0900045) and high.verdict == 'worse'
-    base = fixture.changed(fixture.base_config(), {'optim.lr': 0.5})
+    base = fixture.update_config(fixture.base_config(), {'optim.lr': 0.5})
     rates = comparison.compare_rates(records[:2] + records[4:], RATES | {'base': base})
     assert [c.variant.is_baseline for c in rates] == [True, False]  # the best of two
     assert comparison.compare_rates(records[:2], RATES) == []
@@ -193,7 +193,7 @@ def test_describe_lr_choice():
     assert lr_choice_text(one_rate[::2], SWEEP) == ''
     rates = [ended_record(3.0 + lr, seed, lr=lr) for lr in (0.001, 0.01) for seed in (0, 1)]
     assert 'no seed chose one' in lr_choice_text(rates, RATES)
-    away = fixture.changed(fixture.base_config(), {'optim.lr': 0.5})
+    away = fixture.update_config(fixture.base_config(), {'optim.lr': 0.5})
     assert 'chose lr 0.001 as the best' in lr_choice_text(rates, RATES | {'base': away})
 
 

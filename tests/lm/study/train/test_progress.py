@@ -17,7 +17,9 @@ from tests.eval import sweep_fixture as fixture
 def sweep(tmp_path):
     """Returns (folder, groups); the cells of each norm share a program."""
     cells = fixture.write_sweep(tmp_path / 'sweep')
-    configs = [resolve(fixture.changed(fixture.base_config(), cell['changes'])) for cell in cells]
+    configs = [
+        resolve(fixture.update_config(fixture.base_config(), cell['changes'])) for cell in cells
+    ]
     listed = [
         Cell(c['cell'], c['changes'], config) for c, config in zip(cells, configs, strict=True)
     ]
