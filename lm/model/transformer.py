@@ -372,9 +372,14 @@ class Transformer(nn.Module):
         if model.readout_bias:
             zeros = declare(nn.initializers.zeros, 'vector', ('vocab',))
             bias_V = cast(jax.Array, self.param('readout_bias', zeros, (self.vocab_size,)))
-        dtype, tied = DTYPES[model.dtype], model.tie_embeddings
+        dtype: Any = DTYPES[model.dtype]
         readout = Readout(
-            weight_DV, bias_V, model.logit_softcap, self.kernels.matmul, dtype, is_table=tied
+            weight_DV,
+            bias_V,
+            model.logit_softcap,
+            self.kernels.matmul,
+            dtype,
+            is_table=model.tie_embeddings,
         )
         return x_BTD, readout
 

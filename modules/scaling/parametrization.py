@@ -355,7 +355,7 @@ def unit(spec: ParamSpec, growth: Growth, family: str) -> Factors:
     )
 
 
-PARAMETRIZATIONS = {
+PARAMETRIZATIONS: dict[str, Any] = {  # functions with facts: `_parametrization_row`
     'standard': standard,
     'complete_p': complete_p,
     'depth_mup': depth_mup,
