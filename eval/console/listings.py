@@ -262,5 +262,5 @@ def find_sources(text: str) -> str:
     code.
     """
     papers = dict.fromkeys(re.findall(r'arXiv:\d{4}\.\d{4,5}', text))
-    code = ['code'] if re.search(r'\bcode\s+(of|beside)\b', text) else []
+    code = ['code'] if re.search(r'\bcode\s+(of|beside)\b|\b(its|authors.)\s+code\b', text) else []
     return ', '.join([*papers, *code])
