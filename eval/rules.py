@@ -88,11 +88,11 @@ def evaluate_rule(
 
     Args:
       name: name of the rule.
-      what: description of the value.
+      description: description of the value.
       value: the result of the rule.
       unit: unit of the value.
       fit: the origin of the rule.
-      **at: quantities that decide whether the rule is within its range.
+      **quantities: they decide whether the rule is within its range.
     """
     spans, outside = [], []
     for quantity in [quantity for quantity in quantities if quantity in fit.ranges]:

@@ -98,10 +98,10 @@ def test_logits_with_changed_fields(name):
                 model = import_folder(Path(folder), base(), Path('run'))
             except ValueError:
                 continue
-        model = json.dumps([import_definition(raw), model.recipe.data.seq_len], sort_keys=True)
-        if model not in models:
-            models[model] = few(np.asarray(make_checkpoint(model).logits(TOKENS_BT))[0])
-        assert difference(models[model], rows[outcome]) < CLOSE, fields
+        definition = json.dumps([import_definition(raw), model.recipe.data.seq_len], sort_keys=True)
+        if definition not in models:
+            models[definition] = few(np.asarray(make_checkpoint(model).logits(TOKENS_BT))[0])
+        assert difference(models[definition], rows[outcome]) < CLOSE, fields
     assert len(models) > 5
 
 
