@@ -253,8 +253,8 @@ def test_interrupted_push_leaves_consistent_bucket(machine, bucket_url, monkeypa
         rows = bucket.read('metrics.jsonl')[0].decode().splitlines()
         assert steps and max(steps) <= len(rows)
         for step in steps:
-            files = marks[f'checkpoints/{step}'].files
-            texts = [bucket.read(f'checkpoints/{step}/{file}')[0] for file in files]
+            sizes = marks[f'checkpoints/{step}'].files
+            texts = [bucket.read(f'checkpoints/{step}/{file}')[0] for file in sizes]
             assert len({text.split()[-1] for text in texts}) == 1, 'of two trainings'
         assert 12 in steps or 'summary.json' not in bucket.list()
         monkeypatch.setenv('EVENKEEL_CACHE', str(folder.parents[3] / f'other-{n}'))
