@@ -66,6 +66,7 @@ def join(digest: str) -> None:
     """
     if (host := child_host()) is None:
         return
+    # After an uncaught error JAX's shutdown would wait for processes that wait for this one.
     sys.excepthook = functools.partial(_exit_alone, BAD_INPUT)
     # It would take SIGTERM for itself; which signals end a run is agreed on by `StopAgreement`.
     jax.config.update('jax_enable_preemption_service', False)
@@ -208,6 +209,7 @@ def _await_value(key: str) -> Any:
     """Returns the value of a key once it is set."""
     while True:
         try:
+            # Python handles signals only between calls, so that a call must not wait for long.
             return json.loads(_service().blocking_key_value_get(key, WAIT_MS))
         except jax.errors.JaxRuntimeError as error:
             if 'DEADLINE_EXCEEDED' not in str(error):

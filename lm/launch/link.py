@@ -134,7 +134,9 @@ def parse_message(line: bytes) -> dict[str, Any]:
     """Returns the message in a line. Raises ValueError or RecursionError if it is not valid."""
     message = json.loads(line)
     if not isinstance(message, dict) or any(
-        type(value) is not TYPES.get(key) for key, value in message.items()
+        # `type`, not isinstance, since a bool is an int for isinstance.
+        type(value) is not TYPES.get(key)
+        for key, value in message.items()
     ):
         raise ValueError('no message of a supervisor')
     return message
@@ -176,8 +178,10 @@ class Links:
         messages: list[tuple[Link, dict[str, Any] | None]] = []
         for key, _ in self._selector.select(seconds):
             link = key.data
+            # A server is registered without a link.
             if link is None:
                 self._accept_connection(cast(socket.socket, key.fileobj))
+            # An earlier event of the same turn may have dropped it.
             elif link in self.open_links:
                 try:
                     messages += [(link, message) for message in link.read()]

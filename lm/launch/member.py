@@ -74,6 +74,7 @@ class Member(Supervisor):
                     self.certificate = unseal(secret, message['certificate'])
                     return True
             if self.received_signals:
+                # Tells process 0, which would otherwise wait for this host until its time-out.
                 link.send(ended=-self.received_signals[0])
                 self._stop_if_signalled()
         return False

@@ -90,6 +90,7 @@ class Secret:
 
         Also removes the folder, if a failed start leaves it empty.
         """
+        # The next job of this host may have written its own secret already.
         if self.path is not None and self.read() == self._text:
             self.path.unlink(missing_ok=True)
             with contextlib.suppress(OSError):

@@ -121,4 +121,5 @@ def mean_ce(sums: list[dict[str, Any]]) -> float:
     It is NaN if no token is a target, as in documents that are too short.
     """
     tokens = sum(float(batch_sums['tokens']) for batch_sums in sums)
+    # Added in Python's float64: a sum over a whole split would round in float32.
     return sum(float(batch_sums['ce']) for batch_sums in sums) / tokens if tokens else math.nan

@@ -112,6 +112,7 @@ class Tracer:
                 jax.profiler.stop_trace()
             except FAILURES as error:
                 self._error = error
+        # Traced once per program: later waves of the same program are not.
         self._folder = self._traced_steps = None
 
 

@@ -332,6 +332,7 @@ class Mirror:
         self._push_files(is_all=is_last or bool(unsent))
         self._assign_tokens(unsent)
         try:
+            # The newest first: if writing is interrupted, it is the one from which the run resumes.
             for name in sorted(unsent, key=parse_step, reverse=True):
                 if read_stats(staged[name]) == unsent[name]:  # unless it was removed during listing
                     self._push_checkpoint(name, staged[name])
@@ -372,6 +373,7 @@ class Mirror:
             if not is_summary(name)
             and (is_all or size < LARGE_BYTES or time_now >= self._due.get(name, 0.0))
         }
+        # A reader that finds rows must find the config that they belong to.
         first = {name for name in due if PurePosixPath(name).name in WRITTEN_FIRST}
         for names in (first, due - first):
             for_each(lambda name: self.push_file(name, files[name]), names)

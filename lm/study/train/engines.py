@@ -136,6 +136,7 @@ def train_sweep(
     """
     enter = choose(ENGINES, engine, '--engine')
     plan = WavePlan(base, sweep, tune)
+    # Before anything asks for devices: JAX's processes can join only until then.
     host, hosts = join_sweep(plan.first_groups, engine)
     url = str(workdir) if is_url(str(workdir)) else None
     _check_devices(plan.first_groups, url)
@@ -153,6 +154,8 @@ def train_sweep(
     say(f'{workdir}: {plan.describe(wave)}, {programs}, on {device_name()}')
     _say_lines(ledger, describe_sweep_code, itertools.chain(*wave.all_groups), work)
     with (
+        # Host 0 alone sends, as it sees the records of all hosts: every row would otherwise be sent
+        # once per host.
         send_to_trackers(ledger.folder, trackers if host == 0 else (), say),
         catch_signals() as work.caught,
         enter() as train,
@@ -446,6 +449,7 @@ def _task_options(resources: dict[str, float]) -> dict:
     custom = {k: n for k, n in resources.items() if k not in kinds}
     on_cpu = {'JAX_PLATFORMS': 'cpu', 'GLIBC_TUNABLES': ':'.join(TUNABLES)}
     return {
+        # Ray's default of one CPU for each task would also count for tasks of accelerators.
         'num_cpus': 0,
         **named,
         'resources': custom,

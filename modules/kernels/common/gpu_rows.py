@@ -48,6 +48,7 @@ class RowSlices(NamedTuple):
         """Picks the longest vector such that every row of the arrays starts at a multiple of it."""
         min_itemsize = min(array.dtype.itemsize for array in arrays)
         vector = MAX_THREAD_BYTES // min_itemsize
+        # A slice must not be longer than a row.
         while vector > 1 and (width % vector or THREADS * vector > width):
             vector //= 2
         return cls(width, vector)
@@ -251,6 +252,7 @@ def call_on_gpu(
     def kernel(*refs):
         refs = dict(zip(names, refs, strict=True))
         program = jax.lax.axis_index('program')
+        # Rows program, program + programs, ...: ceil((rows - program) / programs) of them.
         count = (rows - program + programs - 1) // programs
 
         def step_row(i, carry):
