@@ -155,10 +155,10 @@ def infill(
         <prefix> text <suffix> text EOS <middle> text <eom>
 
     The two cuts are uniform over all places, as in code that follows the paper; the loss is on all
-    three parts, as we remember the paper. Our choices: <eom> ends the middle, where the paper has
-    the token that ends documents, so that a document cut by its row does not seem to end; <prefix>,
-    <suffix> and <middle> are never predicted; every document is cut, since a mixture sets their
-    share.
+    three parts, as we remember the paper. Our choices: <eom> ends the middle in place of the
+    paper's token that ends documents, so that a document cut by its row does not seem to end;
+    <prefix>, <suffix> and <middle> are never predicted; every document is cut, since a mixture sets
+    their share.
     """
     begins, ends, room = _find_ends(tokens, special_tokens)
     is_text, room = loss_on == 'document', room - 4  # 4 special tokens

@@ -64,7 +64,9 @@ class Part:
         return f'{self.path}={self.name}'
 
     def build(self, **wiring: Any) -> Any:
-        """Returns row(...) with its options, and with those of `wiring` that it has fields for."""
+        """Returns row(...) with its options, and with the entries of `wiring` that are its
+        fields.
+        """
         return options.build_part(self.row, self.options, **wiring)
 
     def option_values(self, hyper: Mapping[str, Any]) -> dict[str, Any]:

@@ -258,9 +258,9 @@ def describe_exit(code: int | None) -> str:
 def blame_rank(process_id: int, when: float, code: int | None) -> tuple[int, bool, float]:
     """Returns a key that sorts the end that caused the others first.
 
-    A child does not abort by itself, but the runtime aborts it when another is lost; a child that
-    has done its work ends no other. Among errors known at the same time, process 0's is first: it
-    reported LAST_WORDS_SEC before it ended (`lm.launch.distributed`), and the others may have
+    A child never aborts on its own: the runtime aborts it when another child is lost. A child that
+    has finished its work ends no other. Among errors known at the same time, process 0's is first:
+    it reported LAST_WORDS_SEC before it ended (`lm.launch.distributed`), and the others may have
     failed because its service had ended.
 
     Args:

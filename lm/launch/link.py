@@ -8,7 +8,7 @@ parsed as JSON, answered with more than a nonce, or logged; strangers are counte
 stranger that connects and sends nothing holds `Listener.accept` in the challenge, and no member is
 greeted until it leaves. Half a message holds `recv_bytes` although `poll` has returned True, and a
 peer that reads nothing holds `send_bytes`. With a time-out on the socket, `recv_bytes` raises
-BlockingIOError where it would have waited.
+BlockingIOError instead of waiting.
 """
 
 import contextlib
@@ -92,7 +92,7 @@ class Link:
             raise LinkClosed(str(error)) from error
 
     def read(self) -> list[dict[str, Any]]:
-        """Returns the messages that have arrived. To be called when there is something to read."""
+        """Returns the messages that have arrived. Call it when the socket is readable."""
         try:
             data = self.socket.recv(1 << 16)
             *lines, self._partial_line = (self._partial_line + data).split(b'\n')
@@ -221,9 +221,9 @@ class Links:
 
 
 def local_addresses(name: str) -> list[str]:
-    """Returns the addresses of this machine that a name of it resolves to.
+    """Resolves a name of this machine to addresses that this machine has.
 
-    Returns [], for all addresses, if the name is that of a gateway, or stands for the loopback only
+    Returns [], for all addresses, if the name belongs to a gateway, or stands for the loopback only
     on this machine (Debian's 127.0.1.1).
     """
     try:

@@ -50,9 +50,7 @@ class Member(Supervisor):
         return False
 
     def _handshake(self, secret: str) -> bool:
-        """Says hello to process 0, and waits with it for the others; returns False if it is
-        busy.
-        """
+        """Says hello to process 0, and waits for the other hosts; returns False if it is busy."""
         link = self._link
         self._last_problem = 'what answers there is none, or has another secret of the job'
         while not link.is_trusted:

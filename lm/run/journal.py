@@ -149,7 +149,7 @@ class Journal:
         return newest
 
     def _describe_differences(self) -> str:
-        """Returns the fields in which the newest checkpoint's config differs, to print."""
+        """Returns the config fields that differ from the newest checkpoint's, as text."""
         if not (steps := self.checkpoints.steps()):
             return ''  # the checkpoint is on the disk of process 0
         meta = read_meta(self.checkpoints.folder, steps[-1])

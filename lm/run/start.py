@@ -69,7 +69,7 @@ def check_run(recipe: Recipe, workdir: Path | None = None) -> None:
 def check_init_from(recipe: Recipe, workdir: Path | None = None) -> None:
     """Raises ValueError if train.init_from names no checkpoint.
 
-    A run that has a checkpoint of its own resumes from it and needs no other.
+    A run with checkpoints resumes from these and needs no other.
     """
     if not recipe.train.init_from:
         return
@@ -263,7 +263,8 @@ def store_weights(learner: Learner, source: Checkpoint, used: Any) -> tuple[Any,
       (stored, state) of the reparametrisation.
 
     Raises:
-      ValueError: if it cannot hold the weights; one that fixes lengths cannot.
+      ValueError: if the reparametrisation cannot hold the weights, for example because it fixes
+        lengths.
     """
     reparam, weights = learner.description.reparam, source.weights
     stored, state = weights.params, weights.reparam

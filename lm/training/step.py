@@ -360,7 +360,7 @@ def loss_sums(
       learner: the learner.
       x_BTD: the last activations.
       readout: maps activations to logits.
-      filled: the collections after the pass.
+      collections: the collections after the pass.
       batch: tokens and segments.
       hyper: the numbers of the run.
 

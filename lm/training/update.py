@@ -123,8 +123,8 @@ def build_average(recipe: Recipe, description: Description, hyper: Numbers) -> A
 def decay_shares(
     description: Description, rule: Callable, hyper: Numbers, fraction: Any, peaks: Numbers
 ) -> Any:
-    """Returns the share of each weight that the decay rule takes off, or adds to its gradient, in a
-    step.
+    """Returns the share of each weight that the decay rule removes in a step, or adds to its
+    gradient.
 
     Args:
       description: describes the stored parameters.

@@ -142,9 +142,9 @@ def apollo(
     P [K, r] of the shorter side is normal with variance 1 / r. It is drawn again for every
     `projection_every` updates, and not stored. The norm of f G grows at most `growth_limit`-fold
     from an update to the next. APOLLO-Mini is rank=1, apollo_factors=tensor, apollo_scale=128.
-    Follows zhuhanqing/APOLLO, whose rank is a quarter of the width. Its factors, and the limit
-    on them, come before Adam's bias correction. The scale may be applied before the limit or after
-    it (`scale_front`) without a difference, as the limit is on ratios.
+    Follows zhuhanqing/APOLLO, which sets the rank to a quarter of the width. Its factors, and the
+    limit on them, come before Adam's bias correction. The scale may be applied before the limit or
+    after it (`scale_front`) without a difference, as the limit is on ratios.
     """
 
     def update(leaf, grad, state, weight, count):
@@ -277,7 +277,7 @@ def uncorrected_adam(
 
 
 def bias_factor(b1: Any, b2: Any, count: jax.Array, dtype: Any) -> jax.Array:
-    """Returns sqrt(1 - b2^t) / (1 - b1^t), accurate in a dtype in which b2^t is almost 1.
+    """Returns sqrt(1 - b2^t) / (1 - b1^t), accurate even if b2^t rounds to almost 1.
 
     Args:
       b1: share of the first moment that is kept.

@@ -15,17 +15,17 @@ Wherever this is interrupted, the bucket holds checkpoints with rows that cover 
 incomplete has a mark.
 
 At the start (`Mirror.pull`) the content of the bucket replaces local content that differs. There is
-one exception: if the lease says that nobody has written to the bucket since this same folder was
-written to it, the folder is the same run further on. It is kept, and the first `push` writes the
-rest. A folder with checkpoints that never were in the bucket, to which another process has written
-since, is set aside.
+one exception: if this folder was the last to write to the bucket, by the lease, it holds the same
+run at a later step. It is kept, and the first `push` writes the rest. A folder with checkpoints
+that never were in the bucket, to which another process has written since, is set aside.
 
 Each cell of a sweep is such a workdir with its own lease, which a process holds while it trains the
 cell (`mirror_cell`). The lease of the sweep is held only while sweep.json, table and report are
 written from the records of all cells (`mirror_sweep_records`).
 
 If the bucket cannot be written for longer than `Times.retry`, or another process has taken the
-workdir, the run is stopped as by SIGTERM, and ends with an error that says where its files are.
+workdir, the run is stopped as by SIGTERM, and ends with an error that names the folder of its
+files.
 """
 
 import _thread

@@ -370,7 +370,7 @@ class _Tuner:
         With one field: three octaves, and repeats of the best value and its neighbour. From the
         second time on only repeats, unless the best is significantly better than its neighbour,
         because noise grows with the learning rate and some of many noisy runs are low by chance.
-        With several fields, and so many lines: one step, then two, and so on.
+        With several fields, which make many lines: one step, then two, and so on.
         """
         side, means = edge_side(arm.means), arm.means
         if not side or arm.extensions == EXTENSIONS:

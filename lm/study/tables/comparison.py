@@ -105,8 +105,8 @@ def compare(records: Sequence[Record], sweep: Mapping[str, Any]) -> list[Compari
 
 
 def compare_rates(records: Sequence[Record], sweep: Mapping[str, Any]) -> list[Comparison]:
-    """Compares each learning rate with that of the base, or with the best rate if the base's was
-    not swept.
+    """Compares each learning rate with the base's, or with the best rate if the base's was not
+    swept.
 
     Returns [] if anything but learning rates and seeds was swept, or only one rate. The best rate
     is chosen on the same seeds that it is compared on, so no other rate can be better.

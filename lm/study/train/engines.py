@@ -321,8 +321,8 @@ def _train_wave(ledger: Ledger, work: Work, wave: PlannedWave, train: Train) -> 
     """Trains the cells of a wave, together with the other hosts; returns whether all have ended for
     good.
 
-    If the next wave follows from all of them, it waits for other hosts, and trains the cells of
-    lost hosts.
+    If the next wave depends on all of these cells, waits for the other hosts, and trains the cells
+    of lost hosts.
     """
     work.groups = deal_cells(wave.groups, ledger.host, ledger.hosts)
     if ledger.hosts > 1:
@@ -381,7 +381,7 @@ def local_engine() -> Generator[Train]:
 def ray_engine() -> Generator[Train]:
     """Yields a function that trains each group, or part of `runs_at_once` runs, as a Ray task.
 
-    Each task has a process of its own. Connects to the cluster that RAY_ADDRESS or `ray start`
+    Each task runs in its own process. Connects to the cluster that RAY_ADDRESS or `ray start`
     names, or starts a cluster on this machine. A task is retried RETRIES times if its worker is
     lost. The nodes need this checkout and the workdir under the same path, or a workdir in a
     bucket. Raises ValueError if Ray is not installed, or if no node has the resources of a group.

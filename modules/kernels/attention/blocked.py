@@ -332,8 +332,8 @@ def _forward(grid, q_GTH, k_GSH, v_GSH, terms, labels):
 def _backward(grid, residuals, grad_GTH):
     """Computes dS = P * (dP - rowsum(dO * O)); each tile adds to its queries, keys and values.
 
-    Sums over queries are products [H, T] by [T, S] with q and dO transposed in advance, as they are
-    small: XLA:CPU multiplies by a transposed left side at half the speed.
+    Sums over queries are products [H, T] by [T, S]. The small q and dO are transposed in advance,
+    because XLA:CPU multiplies by a transposed left side at half the speed.
     """
     q_GTH, k_GSH, v_GSH, terms, labels, out_GTH, log_sum_GT1 = residuals
     dtype, has_segments = accumulator_dtype(q_GTH), labels.segments_GS is not None

@@ -186,7 +186,7 @@ def _bind_kernel(options, lengths_BM, offsets_BM) -> Callable[..., jax.Array]:
 
 
 def _vjp(options, q_BTNH, k_BSKH, v_BSKH, lengths_BM, offsets_BM) -> tuple[Any, list, list]:
-    """Returns the pullback, the available arrays, and where each residual is among them.
+    """Returns the pullback, the available arrays, and the index of each residual among them.
 
     Available are the arguments and, as the last, the output. A residual that is not among them has
     the index None.

@@ -18,7 +18,7 @@ class Kernel:
 
     compute: takes `platform` as a keyword, unless `platforms` is None (any platform).
     is_forward_mode: whether it has a forward-mode derivative. is_plain: whether a loss computes the
-    same by itself, so that it needs no kernel. default_platforms: platforms on which it is the
+    same in plain operations, and needs no kernel. default_platforms: platforms on which it is the
     default, because a compiled step then moves fewer bytes.
     """
 

@@ -49,7 +49,7 @@ def quadratic(
       ([B, N, T, H] in the type of v, the state after the last token).
 
     Raises:
-      ValueError: for a state together with segments, since it does not say which segment it is of.
+      ValueError: for a state together with segments, since the segment of the state is unknown.
     """
     n_heads = q_num_BNTF.shape[1]
     q_num_BNTF, k_num_BKTF, q_den_BNTF, k_den_BKTF, v = map(

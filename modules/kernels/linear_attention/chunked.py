@@ -28,7 +28,7 @@ def chunked_linear_attention(
     """Computes `quadratic` in memory that grows with T: a chunk's pairs, and a state per chunk.
 
     The backward pass recomputes each chunk from the state before it. The last chunk is padded with
-    tokens whose features are 0. Sources: arXiv:2006.16236, section 3.3; chunks arXiv:2312.06635.
+    features of 0. Sources: arXiv:2006.16236, section 3.3; chunks arXiv:2312.06635.
 
     Args:
       q_num_BNTF: query features of the numerator.

@@ -25,7 +25,7 @@ class SampledRows(struct.PyTreeNode):
 
 @dataclasses.dataclass(frozen=True)
 class WTACRS:
-    """Product x w whose weight gradient in training is an unbiased estimate from some tokens.
+    """Product x w. In training, its weight gradient is an unbiased estimate from some tokens.
 
         dw = sum_i x_i^T g_i  ~  sum_{i in top} x_i^T g_i + sum_{j drawn} x_j^T g_j / (q_j (K - c))
 
