@@ -83,13 +83,13 @@ class Part:
 class Recipe:
     """A resolved config: its fields, and the parts that they name.
 
-    Two recipes are equal if their configs are, because everything else follows from the config.
+    Recipes with equal configs are equal, because everything else follows from the config.
 
     Attributes:
       config: the fields, as config.json has them.
       scaling: the parametrisation.
       auxiliaries: losses that layers sow.
-      kernels: {operation: kernel} of those that the config names; devices choose the others.
+      kernels: {operation: kernel} as far as the config names kernels; devices choose the others.
     """
 
     config: Config

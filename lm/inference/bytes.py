@@ -6,8 +6,8 @@ and of which only the last token reaches the end of x. Then
     P(x) = sum over covers t of P(t),    P(next byte b | x) = P(x b) / P(x).
 
 All tokens of a cover but the last encode a prefix of x, and a tokenizer has about one encoding for
-each prefix. The covers therefore form a tree of contexts, with one node per byte. Source: Phan et
-al. 2025 (arXiv:2410.09303).
+each prefix. So the covers form a tree of contexts, with one node per byte. Source: Phan et al. 2025
+(arXiv:2410.09303).
 """
 
 import bisect

@@ -93,7 +93,7 @@ def generate_texts(
       tokenizer: the run's.
       requests: rows to be continued.
       stops: strings that end the text of each request.
-      order: numbers of the requests in the order in which they enter; None: as given.
+      order: numbers of the requests in their order of admission; None: as given.
 
     Yields:
       (number of a request, text that follows, whether the text has ended).

@@ -236,6 +236,7 @@ def _task_devices(env: Mapping[str, str], local_id: int | None) -> tuple[int, ..
 
 def _job_ports(host: str, job: int) -> dict[str, Any]:
     """Returns the coordinator and watch port of a scheduler's job."""
+    # Derived from the job's number, which all its hosts know: no port has to be agreed on.
     port = 65536 - JOB_PORTS + job % JOB_PORTS
     return {'coordinator': f'{host}:{port}', 'watch_port': port - JOB_PORTS}
 

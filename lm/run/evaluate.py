@@ -18,7 +18,7 @@ Sums = dict[str, list[dict[str, Any]]]  # batch sums by source; a single source 
 
 
 def validation_batches(experiment: Experiment, rows: Rows | MixedRows) -> Iterator[data.Batch]:
-    """Yields this process's share of the batches, which are as large as microbatches to fit in
+    """Yields this process's share of the batches. A batch has the size of a microbatch, to fit in
     memory.
     """
     recipe = experiment.recipe

@@ -2,8 +2,8 @@
 
 If every run fits on the devices of one host, the cells are dealt out: each host trains its cells as
 if it were alone, and a lost host costs only its own cells. JAX's processes are not joined then,
-because the runtime ends all of them when one is lost. If a run needs the devices of several hosts,
-all of them train it, and the runs of a group train in sequence.
+because the runtime ends all processes when one is lost. If a run needs the devices of several
+hosts, all of them train it, and the runs of a group train in sequence.
 """
 
 import contextlib
@@ -221,9 +221,9 @@ def deal_cells(groups: Groups, host: int, hosts: int) -> list[list[Cell]]:
     """Returns the cells of one of n hosts, by group.
 
     The cells are consecutive, so that few groups compile on two hosts. Every host gets about the
-    same work, up to half a cell. Cells that have ended are dealt too, so that hosts that look at
-    different times, and the same command later, get the same shares, and with them the same meshes
-    and numbers.
+    same work, up to half a cell. Cells that have ended are dealt too. Hosts that look at different
+    times, and the same command later, then get the same shares, and with them the same meshes and
+    numbers.
 
     Args:
       groups: all cells, by program.

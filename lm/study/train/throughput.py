@@ -1,8 +1,8 @@
 """Measures the seconds of a step of each program before a sweep trains.
 
 WORKDIR/throughput.json: {'device': name, 'programs': {key: {'sec': seconds for each step and run,
-'runs': concurrent runs}}}. A number is written once: the same command finds it again, also on
-another device, since the number of steps may follow from it.
+'runs': concurrent runs}}}. A number is written once. The same command reads it again, also on
+another device, since the number of steps may depend on it.
 """
 
 import hashlib
