@@ -1,10 +1,10 @@
-"""Objectives: functions that choose which tokens of a document are predicted, and from which.
+"""Objectives: functions that choose the predicted tokens of a document, and the tokens they see.
 
 A function takes the tokens [n] of a document that lie in one row, and returns as many tokens, so
-that rows keep their shape and documents their place. Special tokens need room, for which text is
-left out: the last tokens of a document that begins in the row, or the first tokens of a document
-continued from an earlier row. The rest is a contiguous stretch of the text. A document too short
-for its special tokens is unchanged. Only NumPy is used: this code runs where batches are made.
+that rows keep their shape and documents their place. Special tokens take the room of text: of the
+last tokens of a document that begins in the row, or of the first tokens of a document continued
+from an earlier row. The rest is a contiguous stretch of the text. A document too short for its
+special tokens is unchanged. Only NumPy is used: this code runs where batches are made.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
 """Exact probabilities of bytes under a model of tokens, as sums over covers.
 
-A cover of a text x is a sequence of tokens that a tokenizer gives for some text that begins with x,
-and of which only the last token reaches the end of x. Then
+A cover of a text x is a sequence of tokens that a tokenizer gives for some text that begins with x.
+Only its last token reaches the end of x. Then
 
     P(x) = sum over covers t of P(t),    P(next byte b | x) = P(x b) / P(x).
 

@@ -13,7 +13,8 @@ class TextStream:
     """Decodes tokens to text as they arrive.
 
     It holds back incomplete characters, and text that may begin a stop string. The text ends before
-    the stop string that is completed first, however the tokens are divided over calls.
+    the stop string that is completed first. It does not depend on how the tokens are divided over
+    calls.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The secret of a job, which tells its hosts from strangers. Standard library only.
+"""The secret of a job, which distinguishes its hosts from strangers. Standard library only.
 
 The secret is the value of --job_secret_file or EVENKEEL_JOB_SECRET, the same on all hosts, or else
 a file in the workdir, which process 0 writes anew for each job and the others read. A host proves

@@ -2,8 +2,8 @@
 
 When a process is lost, JAX's runtime ends all others without a reason, or waits for it for ever. So
 each `train.py` starts itself again as a child that trains, and supervises it. The members keep a
-link to the coordinator. When a child ends, or a link breaks, all hosts are told which host it was,
-end their own children and exit with the same status.
+link to the coordinator. When a child ends, or a link breaks, all hosts learn which host it was, end
+their own children and exit with the same status.
 
 If the cells of a sweep are dealt to hosts (`lm.study.train.hosts`), the children declare that they
 are independent: a host that ends, or is lost, then ends no other, and the job ends when all have.

@@ -76,7 +76,7 @@ def is_damage(error: Exception) -> bool:
 
 @contextlib.contextmanager
 def _translate_damage(path: Path) -> Generator[None]:
-    """Raises errors that mean damage, whatever their type, as DamagedCheckpoint."""
+    """Raises errors of any type that mean damage as DamagedCheckpoint."""
     try:
         yield
     except Exception as error:

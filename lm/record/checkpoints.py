@@ -278,7 +278,7 @@ def _make_barrier() -> Callable[..., None]:
 
 @contextlib.contextmanager
 def _translate_errors() -> Generator[None]:
-    """Raises an error of a write, whatever type Orbax gives it, as an OSError."""
+    """Raises errors of a write as OSError, as Orbax raises several types."""
     try:
         yield
     except (OSError, ValueError, RuntimeError) as error:

@@ -2,7 +2,7 @@
 
 Each run of a wave (`lm.run.wave`) has one Journal, which restores and saves checkpoints, watches
 losses, records and sums up. With several processes each has a Journal, and they save and restore
-together; process 0 alone reads and writes records.
+together; only process 0 reads and writes records.
 """
 
 import dataclasses

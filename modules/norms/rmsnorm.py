@@ -112,7 +112,7 @@ class GatedRMSNorm(RMSNormBase):
 
         Args:
           name: of the parameter.
-          axes: its logical axes, of which the first is summed over.
+          axes: its logical axes; the first is summed over.
           shape: the sizes of the axes.
         """
         init = declare(nn.initializers.normal(1.0), 'hidden', axes, fan_in=axes[:1], part=NORM)

@@ -247,8 +247,8 @@ def _project_gradient(g, state, count, period):
 def singular_basis(x: jax.Array, rank: int) -> jax.Array:
     """Returns [..., K, r]: singular vectors of the shorter side of x [..., K, N], largest first.
 
-    A singular vector is unique up to its sign, on which moments that outlive a projection depend.
-    The largest entry in magnitude of each vector is made positive, equally on every device.
+    A singular vector is unique up to its sign, and moments that outlive a projection depend on the
+    sign. The largest entry in magnitude of each vector is made positive, equally on every device.
     """
     vectors = jnp.linalg.svd(x, full_matrices=False)[0][..., :rank]
     largest = jnp.argmax(jnp.abs(vectors), -2, keepdims=True)

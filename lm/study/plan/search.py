@@ -1,9 +1,9 @@
-"""The next values of each arm of an ablation: waves of runs that follow from ended runs alone.
+"""The next values of each arm of an ablation: waves of runs that follow only from ended runs.
 
 Waves follow from the settings and from the losses of earlier waves, without random choices.
-`replay_waves` recomputes them. The first wave with a missing loss is trained next, whatever else
-has ended and in whatever order. All arms get the same number of runs in each wave, and share its
-stage:
+`replay_waves` recomputes them. The first wave with a missing loss is trained next. It does not
+matter what else has ended, or in which order. All arms get the same number of runs in each wave,
+and share its stage:
 
     scan     octaves around the centre, one seed
     extend   while the best value is at an edge: further octaves, and repeats of the best two; from

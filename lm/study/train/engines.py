@@ -311,7 +311,7 @@ def _train_waves(
 
 
 def _say_lines(ledger: Ledger, make_lines: Callable[..., list[str]], *arguments: Any) -> None:
-    """Prints lines about the whole sweep, on host 0 alone."""
+    """Prints lines about the whole sweep, only on host 0."""
     if is_first() and ledger.host == 0:
         for line in make_lines(*arguments):
             ledger.say(line)
@@ -433,7 +433,7 @@ def default_resources(cluster: dict[str, float]) -> dict[str, float]:
 
 
 def _check_resources(nodes: list[dict], resources: dict[str, float]) -> None:
-    """Raises ValueError if no node can hold the task, for which Ray would wait forever."""
+    """Raises ValueError if no node can hold the task, since Ray would wait for one forever."""
     alive = [node['Resources'] for node in nodes if node['Alive']]
     if not any(all(node.get(k, 0) >= n for k, n in resources.items()) for node in alive):
         available = [

@@ -225,7 +225,7 @@ def _train_cells(program: Program, slots: int, cells: list[Cell], work: Work) ->
 
 
 def longest_recipe(cells: Sequence[Cell]) -> Recipe:
-    """Returns the recipe of the run with the most steps, for which the text must suffice."""
+    """Returns the recipe of the run with the most steps, which needs the most text."""
     return max((cell.recipe for cell in cells), key=lambda recipe: recipe.train.steps)
 
 
