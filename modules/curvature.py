@@ -158,9 +158,9 @@ def logit_sharpness(logits: jax.Array, labels: jax.Array, eps: float) -> jax.Arr
 
         100 (max f(z + d) - f(z)) / (1 + f(z))  over |d_i| <= eps (|z_i| + 1)
 
-    f grows with every logit except the label's, with which it falls. The largest value is therefore
-    at a corner of the box, and no search is needed. Source: arXiv:2405.18710, which applies it to
-    the logits of the last token, and arXiv:1609.04836 for the measure.
+    f grows with every logit except the label's, and falls with the label's. The largest value is
+    therefore at a corner of the box, and no search is needed. Source: arXiv:2405.18710, which
+    applies it to the logits of the last token, and arXiv:1609.04836 for the measure.
 
     Args:
       logits: z, [..., V].

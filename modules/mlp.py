@@ -103,7 +103,7 @@ class RandomFeatures(PositionWise):
     features max(0, g.x) of fixed directions g. The mean of these features over many directions
     estimates the kernel of a ReLU layer of infinite width. G has no gradients, no decay and no
     optimizer state. Here W_down starts like any matrix; the source starts it at the features of
-    trained weights. `bias` adds a bias to the second matmul alone, as the features are fixed.
+    trained weights. `bias` adds a bias only to the second matmul, as the features are fixed.
     """
 
     bias: bool = False

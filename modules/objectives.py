@@ -1,10 +1,10 @@
-"""Objectives: functions that choose which tokens of a document are predicted, and from which.
+"""Objectives: functions that choose the predicted tokens of a document, and the tokens they see.
 
 A function takes the tokens [n] of a document that lie in one row, and returns as many tokens, so
-that rows keep their shape and documents their place. Special tokens need room, for which text is
-left out: the last tokens of a document that begins in the row, or the first tokens of a document
-continued from an earlier row. The rest is a contiguous stretch of the text. A document too short
-for its special tokens is unchanged. Only NumPy is used: this code runs where batches are made.
+that rows keep their shape and documents their place. Special tokens take the room of text: of the
+last tokens of a document that begins in the row, or of the first tokens of a document continued
+from an earlier row. The rest is a contiguous stretch of the text. A document too short for its
+special tokens is unchanged. Only NumPy is used: this code runs where batches are made.
 """
 
 import dataclasses
@@ -155,10 +155,10 @@ def infill(
         <prefix> text <suffix> text EOS <middle> text <eom>
 
     The two cuts are uniform over all places, as in code that follows the paper; the loss is on all
-    three parts, as we remember the paper. Our choices: <eom> ends the middle, where the paper has
-    the token that ends documents, so that a document cut by its row does not seem to end; <prefix>,
-    <suffix> and <middle> are never predicted; every document is cut, since a mixture sets their
-    share.
+    three parts, as we remember the paper. Our choices: <eom> ends the middle in place of the
+    paper's token that ends documents, so that a document cut by its row does not seem to end;
+    <prefix>, <suffix> and <middle> are never predicted; every document is cut, since a mixture sets
+    their share.
     """
     begins, ends, room = _find_ends(tokens, special_tokens)
     is_text, room = loss_on == 'document', room - 4  # 4 special tokens

@@ -168,8 +168,8 @@ class Placement:
 
     init_gain: L -> a factor of the deviation of the matrices that `deepnorm_gain` names.
 
-    norms_before: {sublayer: the norm whose output is the only input of its first matrices}, if the
-    output of the sublayer is added unchanged.
+    norms_before: {sublayer: the norm that alone feeds its first matrices}, if the output of the
+    sublayer is added unchanged.
 
     needs: other choices that belong to the method, by the name of their option or table.
     """

@@ -58,7 +58,7 @@ def next_key(module: nn.Module, name: str = 'key') -> jax.Array | None:
 
 
 def key_to_int(key: jax.Array) -> jax.Array:
-    """Returns a random key as int32 [2], to be stored with the other statistics."""
+    """Returns a random key as int32 [2], the form in which statistics store it."""
     return jax.lax.bitcast_convert_type(jax.random.key_data(key), jnp.int32)
 
 

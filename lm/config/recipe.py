@@ -64,7 +64,9 @@ class Part:
         return f'{self.path}={self.name}'
 
     def build(self, **wiring: Any) -> Any:
-        """Returns row(...) with its options, and with those of `wiring` that it has fields for."""
+        """Returns row(...) with its options, and with the entries of `wiring` that are its
+        fields.
+        """
         return options.build_part(self.row, self.options, **wiring)
 
     def option_values(self, hyper: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,13 +83,13 @@ class Part:
 class Recipe:
     """A resolved config: its fields, and the parts that they name.
 
-    Two recipes are equal if their configs are, because everything else follows from the config.
+    Recipes with equal configs are equal, because everything else follows from the config.
 
     Attributes:
       config: the fields, as config.json has them.
       scaling: the parametrisation.
       auxiliaries: losses that layers sow.
-      kernels: {operation: kernel} of those that the config names; devices choose the others.
+      kernels: {operation: kernel} as far as the config names kernels; devices choose the others.
     """
 
     config: Config

@@ -142,8 +142,8 @@ def list_unread_options(recipe: Recipe) -> list[str]:
 
 
 def drop_unread_options(recipe: Recipe) -> Recipe:
-    """Returns the recipe without options that no chosen part reads, such as those of a kernel that
-    was replaced.
+    """Returns the recipe without options that no chosen part reads, such as options of a replaced
+    kernel.
     """
     return update_recipe(recipe, dict.fromkeys(list_unread_options(recipe)))
 

@@ -186,7 +186,7 @@ def find_files(pattern: str) -> Matches:
 def _drop_links(names: Iterable[str], is_hard_linked: bool) -> list[str]:
     """Returns one name for each file, from names that share an inode.
 
-    Some network file systems number files by a hash, so that two of them may share a number.
+    Some network file systems number files by a hash, so that two files may share a number.
     """
     real = {name: os.path.realpath(name) for name in names}
     by_file = defaultdict(list)

@@ -1,7 +1,7 @@
 """Batches: the rows of a step are a pure function of (seed, step).
 
 In a mixture, the source of a row depends only on the row's number (`Shares`). Every prefix of the
-order therefore has the shares, and each source has an order of its own. The number of hosts and of
+order therefore has the shares, and each source has its own order. The number of hosts and of
 reading threads does not matter, and resuming at a step needs no state but its number.
 """
 

@@ -2,7 +2,7 @@
 
 A split is one stream, BOS document EOS BOS document EOS ... A packing assigns spans of it to rows
 so that each token but BOS is a target exactly once. A span that continues a document repeats the
-token before it and always begins a row, where that token is only an input.
+token before it and always begins a row, so that this token is only an input.
 """
 
 import bisect

@@ -1,7 +1,7 @@
-"""Selects the mesh for mesh.axes=auto: the one that sends least, among those that fit in memory.
+"""Selects the mesh for mesh.axes=auto: of the meshes that fit in memory, the mesh that sends least.
 
 `tensor` and `context` are cut only if rows and parameters cannot be cut enough: their traffic lies
-between matrix products, where nothing hides it.
+between matrix products and is not overlapped.
 
 A device holds parameters, gradients, optimizer state and averages, by the table that shards them
 (`lm.devices.shardings`), and the residuals of the forward pass that the backward pass needs. The
@@ -66,7 +66,7 @@ class MeshCandidate:
 
     @property
     def n_blocking(self) -> int:
-        """Number of devices that sum or gather between matrix products, where nothing hides it."""
+        """Number of devices that sum or gather between matrix products, without overlap."""
         return self.mesh.tensor * self.mesh.context
 
     @property

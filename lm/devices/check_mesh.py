@@ -93,7 +93,7 @@ def _check_experts(recipe: Recipe, mesh: Mesh) -> None:
 
 
 def _check_context(recipe: Recipe, mesh: Mesh) -> None:
-    """Checks that attention can read rows whose tokens lie on several devices."""
+    """Checks that attention supports rows with tokens on several devices."""
     n = mesh.shape['context']
     if n == 1:
         return

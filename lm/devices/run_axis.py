@@ -132,9 +132,9 @@ def take(all_R: Any, run: jax.Array) -> Any:
 
 
 class SingleRun:
-    """The layout of one run, whose arrays are passed through without a copy.
+    """The layout of one run. Arrays are passed through without a copy.
 
-    It has the methods of `StackedRuns`, for a program that serves both; there is one slot alone.
+    It has the methods of `StackedRuns`, for a program that serves both, and a single slot.
 
     states_sharding, scalars_sharding, batch_sharding: the shardings of a state, of small arrays and
     of a batch.
@@ -147,7 +147,7 @@ class SingleRun:
         self.scalars_sharding, self.batch_sharding = replicated_sharding(mesh), batch_sharding(mesh)
 
     def map_runs(self, function: Callable, n_shared: int = 0) -> Callable[..., Any]:
-        """Adds an argument, `active`, which jit drops as nothing reads it."""
+        """Adds the argument `active`. Nothing reads it, so jit drops it."""
 
         @functools.wraps(function)
         def apply_one(*arguments):

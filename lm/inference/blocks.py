@@ -14,7 +14,7 @@ from modules.sequence import Sequence, packed_rows, whole_rows
 def select_blocks(
     learner: Learner, variables: dict[str, Any], active_L: jax.Array
 ) -> dict[str, Any]:
-    """Returns variables with which the model skips the blocks where `active_L` is False.
+    """Returns variables that make the model skip the blocks with a False in `active_L`.
 
     The other blocks keep their numbers, and with them everything that depends on depth. A skipped
     block is still computed and its result discarded, so that one program serves every choice.

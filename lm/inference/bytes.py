@@ -1,13 +1,13 @@
 """Exact probabilities of bytes under a model of tokens, as sums over covers.
 
-A cover of a text x is a sequence of tokens that a tokenizer gives for some text that begins with x,
-and of which only the last token reaches the end of x. Then
+A cover of a text x is a sequence of tokens that a tokenizer gives for some text that begins with x.
+Only its last token reaches the end of x. Then
 
     P(x) = sum over covers t of P(t),    P(next byte b | x) = P(x b) / P(x).
 
 All tokens of a cover but the last encode a prefix of x, and a tokenizer has about one encoding for
-each prefix. The covers therefore form a tree of contexts, with one node per byte. Source: Phan et
-al. 2025 (arXiv:2410.09303).
+each prefix. So the covers form a tree of contexts, with one node per byte. Source: Phan et al. 2025
+(arXiv:2410.09303).
 """
 
 import bisect

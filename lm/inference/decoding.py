@@ -59,9 +59,9 @@ def extend(
     tokens_BT: jax.Array,
     counts_B: jax.Array | None = None,
 ) -> tuple[jax.Array, Cache]:
-    """Reads further tokens of each row. A pure function, to be jitted.
+    """Reads further tokens of each row. Pure, so that callers can jit it.
 
-    The logits equal those of reading the rows whole, each as one document, as evaluation does.
+    The logits are the same as in evaluation, which reads each row whole, as a single document.
     Tokens beyond the capacity are dropped silently.
 
     Args:

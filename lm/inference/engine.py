@@ -1,4 +1,4 @@
-"""Generation of many rows at once: slots over one cache, which rows enter and leave at any time.
+"""Generates many rows at once. Rows enter and leave the slots of a cache at any time.
 
 `eval.generate` and the server run the same engine, so that both give the same text. A row does not
 depend on its slot or its neighbours, up to rounding.
@@ -31,7 +31,7 @@ MIN_CHUNK = 16  # least tokens that are read at once, with padding
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """A row to be continued.
+    """A row to continue.
 
     tokens: begins with BOS. max_tokens: the most tokens to add. top: how many of the likeliest
     tokens to report with each added token.

@@ -193,7 +193,7 @@ class Checkpoint:
     def observe(self) -> Callable[..., tuple[jax.Array, Activations]]:
         """Returns observe(weights, tokens [B, T], shifts=None) -> (logits, activations).
 
-        It is a pure function, to be differentiated in the weights or in the shifts
+        The function is pure, and differentiable in the weights and in the shifts
         (`lm.inference.probes.observe`).
         """
         return jit_with_learner(observe, self.learner)

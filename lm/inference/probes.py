@@ -104,8 +104,7 @@ def input_squares(learner: Learner, weights: Weights, tokens_BT: jax.Array) -> d
 
 
 def input_moments(learner: Learner, weights: Weights, tokens_BT: jax.Array) -> dict[str, jax.Array]:
-    """Computes the means of x_i x_j for the inputs of every matrix, as `input_squares` those of
-    x_i^2.
+    """Computes the means of x_i x_j for the inputs of every matrix, counted as in `input_squares`.
 
     Args:
       learner: the learner.

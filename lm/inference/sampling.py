@@ -93,8 +93,8 @@ def sample_tokens(logits_BV: jax.Array, rows: SamplingBatch, position_B: jax.Arr
 def invert_cdf(logits_BV: jax.Array, uniform_B: jax.Array) -> jax.Array:
     """Returns the token at which the cumulative probability exceeds a number in [0, 1), [B].
 
-    One random number per row takes a tenth of the time on a CPU that one per logit takes. Sums are
-    over blocks first, and then within one block.
+    On a CPU, a random number per row takes a tenth of the time of a random number per logit. Sums
+    are over blocks first, and then within a block.
     """
     weights_BV = jnp.exp(logits_BV - jnp.max(logits_BV, -1, keepdims=True))
     n_blocks = math.ceil(weights_BV.shape[-1] / BLOCK)
@@ -164,8 +164,7 @@ def keep_top_p(logits_BV: jax.Array, p_B: jax.Array, is_active_B: jax.Array) -> 
 def keep_largest(
     logits_BV: jax.Array, weights_BV: jax.Array, mass_B: jax.Array, is_active_B: jax.Array
 ) -> jax.Array:
-    """Keeps the fewest largest logits of each row whose weights sum to a mass; equal logits
-    together.
+    """Keeps the largest logits of each row, as few as reach a sum of weights; ties stay together.
 
     The threshold is found bit by bit, in 32 sums over the row: on a CPU this takes a sixteenth of
     the time of a sort.

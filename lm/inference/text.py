@@ -13,7 +13,8 @@ class TextStream:
     """Decodes tokens to text as they arrive.
 
     It holds back incomplete characters, and text that may begin a stop string. The text ends before
-    the stop string that is completed first, however the tokens are divided over calls.
+    the stop string that is completed first. It does not depend on how the tokens are divided over
+    calls.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ def generate_texts(
       tokenizer: the run's.
       requests: rows to be continued.
       stops: strings that end the text of each request.
-      order: numbers of the requests in the order in which they enter; None: as given.
+      order: numbers of the requests in their order of admission; None: as given.
 
     Yields:
       (number of a request, text that follows, whether the text has ended).

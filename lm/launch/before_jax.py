@@ -129,6 +129,7 @@ def default_dtype() -> str:
     """
     platforms = os.environ.get('JAX_PLATFORMS')
     needed = [name for _, _, packages, _ in ACCELERATORS for name in packages]
+    # Only looked for, not imported: JAX must not start before the process is prepared.
     is_fast = has_accelerator() and any(map(importlib.util.find_spec, needed))
     is_fast = is_fast and not missing_plugin_advice()  # libtpu is of no use to a GPU
     if platforms:

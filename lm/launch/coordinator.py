@@ -84,6 +84,7 @@ class Coordinator(Supervisor):
         self.job, self.certificate = secrets.token_hex(8), make_certificate()
         names = {str(process_id): name for process_id, name in self.names.items()}
         for link in list(self._members.values()):
+            # The links are not encrypted, and the certificate holds a private key.
             sealed_certificate = seal(self._secret, self.certificate)
             self._send(link, start=names, job=self.job, certificate=sealed_certificate)
 
@@ -107,6 +108,8 @@ class Coordinator(Supervisor):
             )
         if not 0 <= process_id < count:
             raise JobEnded(BAD_INPUT, f'{label} has no id from 0 to {count - 1}')
+        # A member whose link broke before the start is no member any more, and may come again under
+        # its id.
         if process_id in self.names and (process_id == 0 or process_id in self._members):
             pair = f'{self.names[process_id]} and {label}'
             raise JobEnded(BAD_INPUT, f'two processes have the id {process_id}: {pair}')
@@ -168,6 +171,7 @@ class Coordinator(Supervisor):
                 self.say(
                     f'{self.host_name(link.process_id)} has gone; the others train their cells'
                 )
+            # A member reports its end before it closes the link, and this report stays.
             self.ends.setdefault(link.process_id, (time.monotonic(), None))
 
     def _decide_end(self) -> None:
@@ -204,6 +208,7 @@ class Coordinator(Supervisor):
                 if 0 in self.ends and self.received_signals
                 else math.inf
             )
+        # An error ends the others soon; an end by intent leaves them time to finish.
         waits = {DONE: LEAVE_SEC, DIVERGED: LEAVE_SEC}
         return min(when + waits.get(code, COLLECT_SEC) for when, code in self.ends.values())
 
@@ -253,9 +258,9 @@ def describe_exit(code: int | None) -> str:
 def blame_rank(process_id: int, when: float, code: int | None) -> tuple[int, bool, float]:
     """Returns a key that sorts the end that caused the others first.
 
-    A child does not abort by itself, but the runtime aborts it when another is lost; a child that
-    has done its work ends no other. Among errors known at the same time, process 0's is first: it
-    reported LAST_WORDS_SEC before it ended (`lm.launch.distributed`), and the others may have
+    A child never aborts on its own: the runtime aborts it when another child is lost. A child that
+    has finished its work ends no other. Among errors known at the same time, process 0's is first:
+    it reported LAST_WORDS_SEC before it ended (`lm.launch.distributed`), and the others may have
     failed because its service had ended.
 
     Args:

@@ -4,7 +4,7 @@ A single process sends nothing: every function returns its own values.
 
 Values are exchanged through the service at which JAX's processes meet, not through the devices:
 this compiles no program, waits in no collective, and lets signals be handled meanwhile. No wait has
-a time-out of its own: if a process ends, the supervisors (`lm.launch.supervisor`) end the others.
+a time-out: if a process ends, the supervisors (`lm.launch.supervisor`) end the others.
 """
 
 import contextlib
@@ -66,6 +66,7 @@ def join(digest: str) -> None:
     """
     if (host := child_host()) is None:
         return
+    # After an uncaught error JAX's shutdown would wait for processes that wait for this one.
     sys.excepthook = functools.partial(_exit_alone, BAD_INPUT)
     # It would take SIGTERM for itself; which signals end a run is agreed on by `StopAgreement`.
     jax.config.update('jax_enable_preemption_service', False)
@@ -98,7 +99,7 @@ def join(digest: str) -> None:
 
 
 def leave(status: int) -> None:
-    """Ends the process, after waiting for the others unless it ends for an error of its own."""
+    """Ends the process, after waiting for the others unless it ends because of its own error."""
     if jax.distributed.is_initialized():
         if status == BAD_INPUT:
             _exit_alone(status)
@@ -208,6 +209,7 @@ def _await_value(key: str) -> Any:
     """Returns the value of a key once it is set."""
     while True:
         try:
+            # Python handles signals only between calls, so that a call must not wait for long.
             return json.loads(_service().blocking_key_value_get(key, WAIT_MS))
         except jax.errors.JaxRuntimeError as error:
             if 'DEADLINE_EXCEEDED' not in str(error):
@@ -222,14 +224,14 @@ def _service() -> Any:
 
 
 class StopAgreement:
-    """Agreement of all processes to stop a run at the same step, whichever of them caught a signal.
+    """Lets all processes stop a run at the same step, whichever process caught a signal.
 
     Several processes take the largest signal number that any of them has caught, one step later.
     They compute it by a program beside the step, over all devices. All processes dispatch it at the
     same position in the same order, so all read the same number at the same step. It costs no wait,
     since the step's metrics are fetched at that time too. A message over the network could arrive
-    before a step on one host and after it on another, and an argument of the step would make its
-    program another than that of a single process.
+    before a step on one host and after it on another, and an argument of the step would give
+    several processes another program than a single one.
     """
 
     def __init__(self, caught: list[int]):

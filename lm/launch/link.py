@@ -8,7 +8,7 @@ parsed as JSON, answered with more than a nonce, or logged; strangers are counte
 stranger that connects and sends nothing holds `Listener.accept` in the challenge, and no member is
 greeted until it leaves. Half a message holds `recv_bytes` although `poll` has returned True, and a
 peer that reads nothing holds `send_bytes`. With a time-out on the socket, `recv_bytes` raises
-BlockingIOError where it would have waited.
+BlockingIOError instead of waiting.
 """
 
 import contextlib
@@ -92,7 +92,7 @@ class Link:
             raise LinkClosed(str(error)) from error
 
     def read(self) -> list[dict[str, Any]]:
-        """Returns the messages that have arrived. To be called when there is something to read."""
+        """Returns the messages that have arrived. Call it when the socket is readable."""
         try:
             data = self.socket.recv(1 << 16)
             *lines, self._partial_line = (self._partial_line + data).split(b'\n')
@@ -134,7 +134,9 @@ def parse_message(line: bytes) -> dict[str, Any]:
     """Returns the message in a line. Raises ValueError or RecursionError if it is not valid."""
     message = json.loads(line)
     if not isinstance(message, dict) or any(
-        type(value) is not TYPES.get(key) for key, value in message.items()
+        # `type`, not isinstance, since a bool is an int for isinstance.
+        type(value) is not TYPES.get(key)
+        for key, value in message.items()
     ):
         raise ValueError('no message of a supervisor')
     return message
@@ -176,8 +178,10 @@ class Links:
         messages: list[tuple[Link, dict[str, Any] | None]] = []
         for key, _ in self._selector.select(seconds):
             link = key.data
+            # A server is registered without a link.
             if link is None:
                 self._accept_connection(cast(socket.socket, key.fileobj))
+            # An earlier event of the same turn may have dropped it.
             elif link in self.open_links:
                 try:
                     messages += [(link, message) for message in link.read()]
@@ -217,9 +221,9 @@ class Links:
 
 
 def local_addresses(name: str) -> list[str]:
-    """Returns the addresses of this machine that a name of it resolves to.
+    """Resolves a name of this machine to addresses that this machine has.
 
-    Returns [], for all addresses, if the name is that of a gateway, or stands for the loopback only
+    Returns [], for all addresses, if the name belongs to a gateway, or stands for the loopback only
     on this machine (Debian's 127.0.1.1).
     """
     try:

@@ -50,9 +50,7 @@ class Member(Supervisor):
         return False
 
     def _handshake(self, secret: str) -> bool:
-        """Says hello to process 0, and waits with it for the others; returns False if it is
-        busy.
-        """
+        """Says hello to process 0, and waits for the other hosts; returns False if it is busy."""
         link = self._link
         self._last_problem = 'what answers there is none, or has another secret of the job'
         while not link.is_trusted:
@@ -74,6 +72,7 @@ class Member(Supervisor):
                     self.certificate = unseal(secret, message['certificate'])
                     return True
             if self.received_signals:
+                # Tells process 0, which would otherwise wait for this host until its time-out.
                 link.send(ended=-self.received_signals[0])
                 self._stop_if_signalled()
         return False

@@ -1,4 +1,4 @@
-"""The secret of a job, which tells its hosts from strangers. Standard library only.
+"""The secret of a job, which distinguishes its hosts from strangers. Standard library only.
 
 The secret is the value of --job_secret_file or EVENKEEL_JOB_SECRET, the same on all hosts, or else
 a file in the workdir, which process 0 writes anew for each job and the others read. A host proves
@@ -90,6 +90,7 @@ class Secret:
 
         Also removes the folder, if a failed start leaves it empty.
         """
+        # The next job of this host may have written its own secret already.
         if self.path is not None and self.read() == self._text:
             self.path.unlink(missing_ok=True)
             with contextlib.suppress(OSError):

@@ -15,7 +15,7 @@ ECHO_SEC = 1.0
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal arrived at a point where nothing is lost. `args[0]` is its number."""
+    """A signal arrived while nothing could be lost. `args[0]` is its number."""
 
 
 class CaughtSignals(list[int]):

@@ -77,7 +77,7 @@ def open_streams() -> None:
 
     A character that the encoding lacks is escaped. A closed stream counts as /dev/null: the next
     opened file would otherwise get its descriptor, and libraries that print would write into that
-    file. Streams that somebody else has set stay, such as those of a notebook.
+    file. Streams that another program has set stay, such as a notebook's.
     """
     for descriptor in range(3):
         try:

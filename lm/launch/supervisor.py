@@ -2,8 +2,8 @@
 
 When a process is lost, JAX's runtime ends all others without a reason, or waits for it for ever. So
 each `train.py` starts itself again as a child that trains, and supervises it. The members keep a
-link to the coordinator. When a child ends, or a link breaks, all hosts are told which host it was,
-end their own children and exit with the same status.
+link to the coordinator. When a child ends, or a link breaks, all hosts learn which host it was, end
+their own children and exit with the same status.
 
 If the cells of a sweep are dealt to hosts (`lm.study.train.hosts`), the children declare that they
 are independent: a host that ends, or is lost, then ends no other, and the job ends when all have.
@@ -74,6 +74,7 @@ def supervise(host: Host, command: Sequence[str], argv: Sequence[str] = ()) -> i
                 os.set_blocking(read_end, False)
                 env = {JOB: supervisor.job, TELL: str(write_end), **mtls}
                 child = start_child(host, command, env, write_end)
+                # The child then holds the only end for writing, so that the pipe ends with it.
                 os.close(write_end)
                 _watch_child(supervisor, child, read_end)
         except JobEnded as ended:
@@ -98,6 +99,7 @@ def _watch_child(
             )
             if has_ended and not reported:
                 reported = True
+                # Once. The job may go on for a while, as other children still have to end.
                 supervisor.on_child_exit(child.returncode)
             supervisor.step(POLL_SEC)
     except JobEnded:
@@ -113,6 +115,7 @@ def _watch_child(
 def _is_child_independent(declaration: int) -> bool:
     """Whether the child has declared that it needs no other host."""
     with contextlib.suppress(BlockingIOError):  # nothing has been said yet
+        # At the end of the pipe, when the child has ended, `read` returns b'': no declaration.
         return bool(os.read(declaration, 1))
     return False
 

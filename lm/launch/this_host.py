@@ -1,7 +1,7 @@
 """Detects which process of several this is, from flags or from the variables of a launcher.
 
-Standard library only, since JAX is not imported yet. The names of variables are those that JAX
-reads (jax/_src/clusters), in its order.
+Standard library only, since JAX is not imported yet. Reads the same variables as JAX
+(jax/_src/clusters), in the same order.
 """
 
 import dataclasses
@@ -175,7 +175,7 @@ def ask_launchers(env: Mapping[str, str]) -> LauncherHost | None:
 
 
 def open_mpi(env: Mapping[str, str]) -> LauncherHost | None:
-    """Returns a process of mpirun, which names the host of its own process only up to version 4."""
+    """Returns a process of mpirun. Only versions up to 4 name the host of mpirun itself."""
     names = ('OMPI_COMM_WORLD_SIZE', 'OMPI_COMM_WORLD_RANK', 'OMPI_COMM_WORLD_LOCAL_RANK')
     if not all(name in env for name in names):
         return None
@@ -236,6 +236,7 @@ def _task_devices(env: Mapping[str, str], local_id: int | None) -> tuple[int, ..
 
 def _job_ports(host: str, job: int) -> dict[str, Any]:
     """Returns the coordinator and watch port of a scheduler's job."""
+    # Derived from the job's number, which all its hosts know: no port has to be agreed on.
     port = 65536 - JOB_PORTS + job % JOB_PORTS
     return {'coordinator': f'{host}:{port}', 'watch_port': port - JOB_PORTS}
 

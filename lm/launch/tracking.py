@@ -1,8 +1,8 @@
 """Starts the followers of a run: processes that send its rows to trackers (`eval.sync`).
 
 Training starts a follower for each tracker, and waits for it at the end, for some seconds. A
-follower reads the files of the run, and ends when its standard input does, however training ended.
-Its failures do not affect training.
+follower reads the files of the run, and ends when its standard input ends, whether or not training
+succeeded. Its failures do not affect training.
 """
 
 import contextlib

@@ -23,9 +23,7 @@ def base_depth(recipe: Recipe) -> int:
 
 
 def width_growth(recipe: Recipe) -> float:
-    """Returns d_model divided by that of the base model, or by 1 if the parametrisation has
-    none.
-    """
+    """Returns d_model over the base model's d_model, which is 1 if there is no base model."""
     base = recipe.config.scaling.base_width or recipe.model.d_model
     return recipe.model.d_model / (1 if recipe.scaling.row.is_absolute else base)
 

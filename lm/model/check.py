@@ -1,6 +1,6 @@
 """Checks that the parts of a recipe fit together, before anything is traced or read.
 
-A demand of one part on the rest is checked beside that part (`modules.facts`).
+Each part checks its own demands on the rest of a recipe (`modules.facts`).
 """
 
 import dataclasses
@@ -86,10 +86,9 @@ def _check_loss_on(recipe: Recipe) -> None:
 
 
 def attention_scores(recipe: Recipe) -> Scores | None:
-    """Returns the kind of scores that the attention layer asks a kernel for, or None if it has
-    none.
+    """Returns the scores that the attention kernel must support; None if the layer has no scores.
 
-    It covers every objective: `prefix` is set if any of them has prefixes.
+    They cover every objective: `prefix` is set if any objective has prefixes.
     """
     layer = recipe.attention
     if not layer.row.has_scores:
@@ -202,8 +201,8 @@ def _check_scaled_updates(recipe: Recipe) -> None:
 def _check_tied_embeddings(recipe: Recipe) -> None:
     """Raises ValueError if one table cannot be both embedding and readout.
 
-    The readout may have another factor in the forward pass (`lm.model.transformer`), but its
-    standard deviation and learning rate are those of the embedding.
+    The readout may have another factor in the forward pass (`lm.model.transformer`), but has the
+    embedding's standard deviation and learning rate.
     """
     if not recipe.model.tie_embeddings:
         return

@@ -1,4 +1,4 @@
-"""Selects the kernels of a recipe on a platform: those it names, else the platform's default."""
+"""Selects the kernels of a recipe: the kernels that it names, else the platform's defaults."""
 
 from lm.config.recipe import Recipe
 from lm.model.check import attention_scores

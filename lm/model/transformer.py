@@ -66,7 +66,7 @@ def make_norm(
       site: where the norm stands: 'attention', 'mlp', 'qk', 'embedding' or 'final'.
       name: name of the module.
       valid: 0 for padding, broadcast over the features; None if there is none.
-      order: position in the order in which norms can be removed.
+      order: the norm's place in the order of removal.
 
     Returns:
       The Linen module.
@@ -243,7 +243,7 @@ class Block(nn.Module):
         Args:
           sublayer: 'attention' or 'mlp'.
           valid: 0 for padding, [B, T, 1]; None if there is none.
-          order: position in the order in which norms can be removed.
+          order: the norm's place in the order of removal.
         """
         site = self.recipe.norm, self.kernels, 'embed', sublayer
         return lambda name: make_norm(*site, f'{sublayer}_{name}', valid, order)

@@ -76,7 +76,7 @@ def is_damage(error: Exception) -> bool:
 
 @contextlib.contextmanager
 def _translate_damage(path: Path) -> Generator[None]:
-    """Raises errors that mean damage, whatever their type, as DamagedCheckpoint."""
+    """Raises errors of any type that mean damage as DamagedCheckpoint."""
     try:
         yield
     except Exception as error:
@@ -160,6 +160,7 @@ def build_items(state: State, meta: Mapping[str, Any]) -> ocp.args.Composite | N
       meta: the record to save beside it; digests and trees are added.
     """
     weights, training = _weights(state), _training(state)
+    # Before process 0 gathers the arrays: each process hashes the parts that it holds.
     array_digests = {
         'weights': digests.hash_arrays(weights),
         'training': digests.hash_arrays(training),
@@ -208,6 +209,8 @@ def read_state(folder: Path, step: int, shapes: State) -> tuple[State, dict[str,
         items, meta = {}, None
         with raise_on_all(TreeMismatch, DamagedCheckpoint):
             if is_first():
+                # NumPy arrays make Orbax restore to the host; broadcast views of one zero take no
+                # memory.
                 zeros = jax.tree.map(
                     lambda s: np.broadcast_to(np.zeros((), s.dtype), s.shape), shapes
                 )
@@ -220,6 +223,8 @@ def read_state(folder: Path, step: int, shapes: State) -> tuple[State, dict[str,
     else:
         with raise_on_all(DamagedCheckpoint):
             items, meta = _read_state_items(folder, step, shapes)
+    # Outside of `raise_on_all`: digests are sums over the devices of all processes, which get the
+    # same result and raise together.
     _check_digests(folder / str(step), items, meta)
     return State(**_fill_missing(items['weights'], shapes), **items['training']), meta
 
@@ -258,6 +263,7 @@ def _read_state_items(
         check_tree(meta['tree'], state_record(shapes), path)
         items = {'weights': ocp.args.StandardRestore(weights)}
         if 'reparam' not in weights:
+            # StandardRestore demands the whole tree. Without `reparam` only a part of it is read.
             restore_args = ocp.checkpoint_utils.construct_restore_args(weights)
             items['weights'] = ocp.args.PyTreeRestore(weights, restore_args, partial_restore=True)
         if with_training:
@@ -314,6 +320,7 @@ def read_items(path: Path, **items: Any) -> Any:
         if not (file.is_file() or file.is_dir()):
             raise DamagedCheckpoint(f'{file} is no regular file')
     ignore_late_callbacks()
+    # As the only active process: Orbax would otherwise wait for all processes at its barriers.
     multiprocessing = ocp.options.MultiprocessingOptions(
         primary_host=jax.process_index(), active_processes={jax.process_index()}
     )

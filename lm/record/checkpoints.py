@@ -106,8 +106,11 @@ class Checkpoints:
         with _translate_errors():
             manager = self._open_manager()
             if manager is not None:
+                # One write at a time: an error of the previous write is raised here, and `_sync`
+                # knows only the step that is being written.
                 manager.wait_until_finished()
             if loss is not None:
+                # LowestLoss shares this dict, and judges the new checkpoint when the write ends.
                 self._losses[step] = loss
             self._saving_step = step
             items = checkpoint.build_items(state, meta | {'loss': loss})
@@ -193,6 +196,7 @@ class Checkpoints:
         """
         for step in reversed(broadcast_from_first(self.steps())):
             try:
+                # TreeMismatch is not caught: older checkpoints belong to the same model.
                 state, meta = read_state(self.folder, step, shapes)
             except DamagedCheckpoint as error:
                 self._move_aside(step, error)
@@ -274,7 +278,7 @@ def _make_barrier() -> Callable[..., None]:
 
 @contextlib.contextmanager
 def _translate_errors() -> Generator[None]:
-    """Raises an error of a write, whatever type Orbax gives it, as an OSError."""
+    """Raises errors of a write as OSError, as Orbax raises several types."""
     try:
         yield
     except (OSError, ValueError, RuntimeError) as error:

@@ -49,7 +49,7 @@ def find_other_code(history: Any, summary: Mapping[str, Any]) -> Code | None:
 
     Args:
       history: the list in the run's counters; None or empty if an older version trained it.
-      summary: the run's summary.json; older versions recorded the commit alone.
+      summary: the run's summary.json; older versions recorded only the commit.
     """
     current = running_code()
     match history:

@@ -84,7 +84,7 @@ def _sums(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _sums_from(words: jax.Array, start: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns both sums of the words of a slice whose first row has index `start`."""
+    """Returns both sums of the words of a slice that begins at row `start`."""
     # Indices along each axis: a flat order would gather a sharded array.
     index = jnp.broadcast_to(start, words.shape)
     for axis, size in enumerate(words.shape):

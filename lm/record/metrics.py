@@ -64,6 +64,7 @@ class Recorder:
             write_text(self._path, b''.join(rewritten).decode())
         from lm.record.event_file import EventFile  # imports tensorboardX
 
+        # TensorBoard hides earlier events from this step on, which are written again.
         self._board = EventFile(workdir / 'tensorboard', purge_step=step + 1)
 
     def write(self, row: dict[str, Any]) -> None:

@@ -43,6 +43,7 @@ def _gather_array(array: jax.Array) -> np.ndarray | None:
         part = _make_gather(stop - start, sharding.mesh)(array, start)
         if whole is not None:
             whole[start:stop] = np.asarray(part.addressable_data(0))
+        # Otherwise this part would stay on the devices while the next part is gathered.
         part.delete()
     return whole
 

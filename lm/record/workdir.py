@@ -55,7 +55,7 @@ def open_workdir(
       say: prints a line.
       wait_until: time (`time.monotonic`) until which to wait for another process to leave the
         folder; by default PATIENCE_SEC from now.
-      per_process: each process opens a folder of its own.
+      per_process: each process opens its own folder.
 
     Raises:
       ValueError: if the folder holds another run (with the fields that differ), if checkpoints

@@ -18,7 +18,7 @@ Sums = dict[str, list[dict[str, Any]]]  # batch sums by source; a single source 
 
 
 def validation_batches(experiment: Experiment, rows: Rows | MixedRows) -> Iterator[data.Batch]:
-    """Yields this process's share of the batches, which are as large as microbatches to fit in
+    """Yields this process's share of the batches. A batch has the size of a microbatch, to fit in
     memory.
     """
     recipe = experiment.recipe
@@ -121,4 +121,5 @@ def mean_ce(sums: list[dict[str, Any]]) -> float:
     It is NaN if no token is a target, as in documents that are too short.
     """
     tokens = sum(float(batch_sums['tokens']) for batch_sums in sums)
+    # Added in Python's float64: a sum over a whole split would round in float32.
     return sum(float(batch_sums['ce']) for batch_sums in sums) / tokens if tokens else math.nan

@@ -2,7 +2,7 @@
 
 Each run of a wave (`lm.run.wave`) has one Journal, which restores and saves checkpoints, watches
 losses, records and sums up. With several processes each has a Journal, and they save and restore
-together; process 0 alone reads and writes records.
+together; only process 0 reads and writes records.
 """
 
 import dataclasses
@@ -143,12 +143,13 @@ class Journal:
         for row in Run(self.workdir).rows():
             if row['step'] <= self.step:
                 validated = {'validated_step': row['step']} if LOSS in row else {}
+                # Later rows belong to steps that will be repeated.
                 newest |= _drop_lists(row) | validated
         newest.pop('step', None)
         return newest
 
     def _describe_differences(self) -> str:
-        """Returns the fields in which the newest checkpoint's config differs, to print."""
+        """Returns the config fields that differ from the newest checkpoint's, as text."""
         if not (steps := self.checkpoints.steps()):
             return ''  # the checkpoint is on the disk of process 0
         meta = read_meta(self.checkpoints.folder, steps[-1])
@@ -176,9 +177,13 @@ class Journal:
         """Takes over the folder: drops the summary and rows after `step`, and starts recording."""
         self.counters.code = extend_code_history(self.counters.code, self.step)
         if is_first():
+            # Only now, not when the folder is created: a start that fails leaves no config.json, by
+            # which a folder counts as a run.
             write_config(self.workdir, self.recipe)
         self._open_recorder()
         if is_first():
+            # A summary means that the run has ended; one that is killed from here on must not look
+            # so.
             (self.workdir / SUMMARY).unlink(missing_ok=True)
 
     def _open_recorder(self) -> None:
@@ -187,6 +192,7 @@ class Journal:
             return
         self.recorder = Recorder(self.workdir, self.step, self.counters.rows, self.terminal.say)
         self.detector = Detector(self.recipe, self.counters.warnings)
+        # Symptoms are changes since earlier rows, so the detector needs the rows before a restart.
         for row in Run(self.workdir).rows():
             self.detector.observe(row)
 
@@ -216,6 +222,8 @@ class Journal:
 
     def next_place(self) -> data.Cursor:
         """Returns the position of the next step's batch."""
+        # The last number is the end of the run's batches, beyond which nothing is prefetched. After
+        # a rollback it exceeds train.steps.
         index = self.counters.batch_index
         return data.Cursor(
             self.recipe.data.seed, index, index + self.recipe.train.steps - self.step
@@ -353,6 +361,7 @@ class Journal:
         """
         bad_step, counters = self.step, self.counters
         n_rollbacks = sum(event['kind'] == 'rollback' for event in counters.events)
+        # The newest checkpoint may still be in the writing thread.
         self.checkpoints.wait()
         state = (
             None if n_rollbacks >= MAX_REPEATS else self.restore(template, True, start_over=True)
@@ -364,6 +373,8 @@ class Journal:
                 else 'no checkpoint to roll back to'
             )
             raise DivergenceError(f'{error}; {reason}')
+        # Only what the lost steps had changed goes back. The batch index does not, so that the
+        # batches since the checkpoint are left out; nor do the events, which count the rollbacks.
         restored = {name: getattr(self.counters, name) for name in ('tokens', 'best', 'rows')}
         self.counters = dataclasses.replace(counters, **restored)
         self._event(

@@ -1,8 +1,8 @@
 """Traces the steps that train.profile names, and summarizes their time.
 
 `WORKDIR/profile` gets the files of `jax.profiler`, for xprof and Perfetto, and summary.json. Runs
-of a sweep that share a program are traced together, once, in the folder of the first of them; with
-several processes the first one traces.
+of a sweep that share a program are traced together, once, in the folder of the first run. Of
+several processes, process 0 traces.
 """
 
 import shutil
@@ -43,7 +43,7 @@ class Tracer:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the last step to be traced has been started."""
+        """Whether the last step of the trace has started."""
         return self.is_tracing and self._steps_left == 0
 
     def is_first_step(self, step: int) -> bool:
@@ -112,6 +112,7 @@ class Tracer:
                 jax.profiler.stop_trace()
             except FAILURES as error:
                 self._error = error
+        # Traced once per program: later waves of the same program are not.
         self._folder = self._traced_steps = None
 
 

@@ -171,6 +171,8 @@ class Program:
             trace_on_mesh(mesh, self.layout.map_runs(make_train_step(learner))),
             in_shardings=(scalars, states, batch, scalars),
             out_shardings=(states, scalars),
+            # States are updated in place: without donation, parameters and optimizer state would
+            # need twice their memory. The caller's old states are invalid after the call.
             donate_argnums=1,
             compiler_options=step_options(mesh),
         )
@@ -219,6 +221,7 @@ class Program:
     def memory_bytes(self, slots: int) -> int:
         """Returns the bytes that one device needs for a step, from the compiler's own report."""
         report = self.compile_step(slots).memory_analysis()
+        # A donated state is both argument and output; its bytes count once.
         arguments = report.argument_size_in_bytes - report.alias_size_in_bytes
         return arguments + report.output_size_in_bytes + report.temp_size_in_bytes
 
@@ -236,6 +239,8 @@ class Program:
         return self._put(batch, self.layout.batch_sharding)
 
     def _put(self, batch: data.Batch, sharding: Any = None) -> dict[str, jax.Array]:
+        # On the host, where segments are known: a kernel can only return NaN for a row with too
+        # many documents.
         if self._masks_documents:
             name = self.experiment.learner.model.kernels.kernel_name('attention')
             check_documents(name, batch['segments'][..., :-1])
@@ -286,6 +291,7 @@ def find_max_runs(
     Raises:
       ValueError: if not even `multiple` runs fit.
     """
+    # Rounded up, as the run axis of the mesh divides the slots evenly.
     runs = -(-max_runs // multiple) * multiple
     while (needed_bytes := bytes_for(runs)) > limit:
         if runs == multiple:

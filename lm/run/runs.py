@@ -34,7 +34,7 @@ class Status(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class RunSpec:
-    """A run to be trained, with its folder and terminal."""
+    """A run to train, with its folder and terminal."""
 
     recipe: Recipe
     folder: Path

@@ -69,7 +69,7 @@ def check_run(recipe: Recipe, workdir: Path | None = None) -> None:
 def check_init_from(recipe: Recipe, workdir: Path | None = None) -> None:
     """Raises ValueError if train.init_from names no checkpoint.
 
-    A run that has a checkpoint of its own resumes from it and needs no other.
+    A run with checkpoints resumes from these and needs no other.
     """
     if not recipe.train.init_from:
         return
@@ -130,6 +130,7 @@ def merge_source_model(
     fields = {p: v for p, v in unresolve_fields(source).items() if p.startswith(MODEL_FIELDS)}
     fields['data.tokenizer'] = tokenizer
     fields = {path: value for path, value in fields.items() if path not in explicit_paths}
+    # An option that no chosen part reads would be refused; None leaves it out.
     fields |= dict.fromkeys(fields.keys() & {*unused_fields(update_config(start, fields))})
     current, config = flatten(start), to_dict(update_config(start, fields))
     changes = {path: value for path, value in fields.items() if value != current[path]}
@@ -193,6 +194,7 @@ def initial_state(
     stats = carry_over(variables, state.stats)
     fresh = state.params, state.reparam, state.stats
     params, reparam, stats = _place_like((stored, reparam, stats), fresh)
+    # The average in `state` began at random weights; it has to begin at the loaded weights.
     average = build_average(recipe, experiment.learner.description, make_hyper(recipe))
     average = _place_like(_jit_if_distributed(average.init)(params), state.average)
     return state.replace(params=params, reparam=reparam, stats=stats, average=average)
@@ -261,7 +263,8 @@ def store_weights(learner: Learner, source: Checkpoint, used: Any) -> tuple[Any,
       (stored, state) of the reparametrisation.
 
     Raises:
-      ValueError: if it cannot hold the weights; one that fixes lengths cannot.
+      ValueError: if the reparametrisation cannot hold the weights, for example because it fixes
+        lengths.
     """
     reparam, weights = learner.description.reparam, source.weights
     stored, state = weights.params, weights.reparam
@@ -275,6 +278,7 @@ def store_weights(learner: Learner, source: Checkpoint, used: Any) -> tuple[Any,
     restored, _ = _jit_if_distributed(lambda *arrays: reparam.apply(*arrays, False))(stored, state)
     errors = _relative_errors(restored, used)
     worst = max(errors, key=errors.__getitem__, default=None)
+    # `not <=` instead of `>`, so that NaN is an error too.
     if worst is not None and not errors[worst] <= MAX_STORED_ERROR:
         reparam_options = vars(learner.recipe.config.reparam).items()
         options_text = ''.join(
@@ -298,6 +302,7 @@ def _relative_errors(actual: Any, expected: Any) -> dict[str, float]:
         return jnp.max(jnp.abs(x - y)) / jnp.max(jnp.abs(y))
 
     if is_multiprocess():
+        # Equal arrays are told apart first: for arrays of zeros the error would be 0 / 0.
         compare = jax.jit(
             lambda *trees: jax.tree.map(
                 lambda x, y: jnp.where(jnp.all(x == y), 0, error(x, y)), *trees
@@ -370,6 +375,7 @@ def list_candidates(path: str) -> list[str]:
     folder, newest = find_checkpoint(path)
     if is_url(path):
         return [join_url(split_checkpoint_url(path)[0], FOLDER, newest)]
+    # The path of one checkpoint means this checkpoint; a damaged one then has no substitute.
     steps = [newest] if folder == Path(path).parent else reversed(list_steps(folder))
     return [str(folder / str(step)) for step in steps]
 

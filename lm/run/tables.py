@@ -25,8 +25,8 @@ MAX_CORNER_STEPS = 10**6  # longer runs show evenly spaced steps alone
 def parameter_rows(learner: Learner, mesh: Mesh) -> list[dict[str, str]]:
     """Returns a row for each parameter, with all settings that apply to it.
 
-    `decay` is the share that a step takes off at the peak of the schedule, `over steps` the number
-    of steps whose updates the weight then averages.
+    `decay` is the share that a step removes at the peak of the schedule. `over steps` is the number
+    of steps over which the weight then averages updates.
     """
     recipe, described = learner.recipe, learner.description
     shapes, scalings = named_leaves(described.shapes), named_leaves(described.scalings)
@@ -120,7 +120,7 @@ def make_table(rows: list[dict[str, str]]) -> Table:
 
 
 def format_schedule(recipe: Recipe) -> str:
-    """Returns the learning rates at evenly spaced steps and where the slope changes, with bars."""
+    """Returns the learning rates at evenly spaced steps and at changes of the slope, with bars."""
     steps, peaks = recipe.train.steps, {'lr': recipe.optim.lr}
     if recipe.optim.others_lr is not None:
         peaks['others_lr'] = recipe.optim.others_lr
@@ -139,7 +139,7 @@ def format_schedule(recipe: Recipe) -> str:
 
 
 def schedule_fractions(recipe: Recipe, steps: np.ndarray) -> np.ndarray:
-    """Returns fractions of the peak at steps counted from 1, like those of metrics.jsonl."""
+    """Returns fractions of the peak at steps counted from 1, as in metrics.jsonl."""
     hyper = make_hyper(recipe)
     schedule = bind_rows(recipe, hyper)['optim.schedule']
     fractions = schedule(jnp.asarray(steps - 1, jnp.int32), hyper['train.steps'])

@@ -120,7 +120,7 @@ def _ops(line: Any, all_events: bool) -> Iterator[tuple[int, Op]]:
 
 
 def summarize(trace: Trace, program_sources: Sources) -> dict[str, Any]:
-    """Returns where the time of the traced steps goes, to be written as JSON.
+    """Returns the time of the traced steps by operation and by part, in types of JSON.
 
     `steps` has for each step its wall time, the time that a device is busy (the mean over devices)
     and the time that the process waits for data, in ms. `operations` are sorted by self time, which

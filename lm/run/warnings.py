@@ -71,7 +71,7 @@ class Detector:
         return warnings
 
     def observe(self, row: dict[str, Any]) -> None:
-        """Takes note of a row that was recorded before, without a warning."""
+        """Adds a row that was recorded before, without a warning."""
         step, values = row['step'], _to_arrays(row)
         for name, value in values.items():
             self._first.setdefault(name, value)

@@ -126,8 +126,10 @@ class Wave:
         for i in self.active_slots:
             self._call_journal(i, Journal.open)
         self._diagnose(
+            # Only runs that start: a resumed run has recorded the diagnosis of its step.
             self._select_slots(lambda journal: journal.is_diagnosis_due() and journal.step == 0)
         )
+        # Opening files and the first diagnosis are no training time.
         for i in self.active_slots:
             self.slots[i].journal.throughput.reset()
         for journal in [self.slots[i].journal for i in self.active_slots[:1]]:
@@ -140,7 +142,11 @@ class Wave:
                 self._end_trace()
             is_due = bool(self._select_slots(Journal.is_due))
             if is_due:
+                # A divergence in the last step must be known before its weights are evaluated or
+                # saved.
                 self.fetch_pending()
+                # Before saving, since a checkpoint records the validation loss of its step, by
+                # which the best checkpoints are kept.
                 self._evaluate()
                 self._diagnose(self._select_slots(Journal.is_diagnosis_due))
                 for i in self._select_slots(Journal.is_save_due):
@@ -191,6 +197,7 @@ class Wave:
             return
         journal = self.slots[self.active_slots[0]].journal
         if self.program.tracer.is_first_step(journal.step + 1):
+            # Otherwise the trace would begin with operations of the step before.
             self.fetch_pending()
             with self._pause_clocks():
                 self.program.tracer.begin(journal.workdir)
@@ -218,6 +225,7 @@ class Wave:
             slot_batches[i] = batch
         waited = time.perf_counter() - start
         for i in active:
+            # Each run gets the whole wait: the step of all runs waits for it.
             self.slots[i].journal.throughput.add_wait(waited)
         return self.program.stack_batches(slot_batches)
 
@@ -240,6 +248,7 @@ class Wave:
             fetched, answer = jax.device_get(metrics)
         self._stopping.finish_exchange(answer)
         for i, step in steps:
+            # A run that diverged had already dispatched its next step, which does not count.
             if self.slots[i].is_active:
                 row = self.program.pick(fetched, i).items()
                 self._call_journal(
@@ -342,12 +351,15 @@ class Wave:
         """Continues with fewer slots if empty slots would cost more time than compiling again."""
         multiple = self.experiment.mesh.shape['run']  # the mesh cuts slots evenly
         fewer = max(1, -(-len(self.active_slots) // multiple)) * multiple
+        # kernels.run_axis=loop skips empty slots, vmap computes them. A wave shrinks only to half
+        # its slots or fewer, so it compiles again at most log2(size) times.
         skipped = self.program.layout.skips_inactive
         if skipped or not self.active_slots or fewer > self.size // 2:
             return
         steps_left = max(s.recipe.train.steps - s.journal.step for s in self.slots if s.is_active)
         step_sec = self.slots[self.active_slots[0]].journal.last.get('step_sec') or 0.0
         worth_it = steps_left * step_sec * (1 - fewer / self.size) >= self.program.compile_sec
+        # Clocks differ between processes, but all of them must run the same program.
         if not broadcast_from_first(worth_it):
             return
         states = [self.take_state(i) for i in self.active_slots]

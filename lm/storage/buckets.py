@@ -4,8 +4,8 @@ A store holds objects by name, each written whole or not at all. A write may be 
 is no such object yet, or it is still the one that was read. There are no folders, locks or renames.
 
 Credentials and endpoint of s3:// come from the usual environment variables (AWS_ACCESS_KEY_ID,
-AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION, AWS_ENDPOINT_URL) or the machine's role; those
-of gs:// from Google's application default credentials.
+AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION, AWS_ENDPOINT_URL) or the machine's role.
+Credentials of gs:// are Google's application default credentials.
 """
 
 import contextlib

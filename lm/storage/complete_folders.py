@@ -2,8 +2,8 @@
 
 A store has no folders and renames nothing, so a folder gets a mark: the object FOLDER/.whole, which
 is written after all others and deleted before any of them. It is JSON: {'files': {name: bytes},
-'token': text}, where no two uploads have the same token. A folder is incomplete, and nobody reads
-it, if it has no mark, or if its mark lists an object that does not exist.
+'token': text}; the token is unique to an upload. A folder is incomplete, and nobody reads it, if it
+has no mark, or if its mark lists an object that does not exist.
 """
 
 import dataclasses

@@ -84,7 +84,7 @@ def describe_full_disk(error: BaseException, folder: Path | str) -> str:
 
 
 def first_line(error: Exception, max_chars: int | None = None) -> str:
-    """Returns the first line of an error's text, at most `max_chars` characters of it."""
+    """Returns the first line of an error's text, cut to `max_chars` characters."""
     return str(error).strip().partition('\n')[0][:max_chars]
 
 

@@ -236,7 +236,7 @@ def describe_budget(study: Study) -> str | None:
     """Returns advice on the budget that can detect the smallest effect; None if none is needed.
 
     Returns None until tuning has ended, and if the fresh seeds suffice. The spread of a paired
-    difference is estimated as that of two uncorrelated runs.
+    difference is estimated as if both runs were uncorrelated.
     """
     tests, s = sum(study.is_judged[1:]), study.tuning.spread.s
     if study.tuning.open_wave or not tests or not s:

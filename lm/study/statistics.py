@@ -216,9 +216,9 @@ def holm_adjust(p_values: Sequence[float]) -> list[float]:
     """Adjusts p-values for their number; all that fall below a level are jointly significant at it.
 
     With m of them in order p_(1) <= ... <= p_(m): max over j <= k of min(1, (m - j + 1) p_(j)). The
-    chance that any true null hypothesis is rejected is then at most the level, whatever the
-    dependence between the tests; here all share a baseline. A nan is not a test: it stays, and does
-    not count (S. Holm, Scandinavian Journal of Statistics 6, 1979).
+    chance that any true null hypothesis is rejected is then at most the level, for any dependence
+    between the tests; here all share a baseline. A nan is not a test: it stays, and does not count
+    (S. Holm, Scandinavian Journal of Statistics 6, 1979).
     """
     tests = [i for i, p in enumerate(p_values) if not math.isnan(p)]
     adjusted, largest = [math.nan] * len(p_values), 0.0

@@ -88,8 +88,8 @@ class Study:
     def looks(self) -> list[tuple[list[list[Point]], list[FreshResult | None]]]:
         """Returns the looks so far as (points of each arm, fresh results of each arm).
 
-        If the last look has missing runs, its results are those of the look before. Otherwise no
-        look follows it.
+        If the last look has missing runs, it has the results of the look before. Otherwise no look
+        follows it.
         """
         looks: list[tuple[list[list[Point]], list[FreshResult | None]]] = []
         if self.tuning.open_wave:

@@ -56,7 +56,10 @@ def make_diagnose_step(learner: Learner) -> Callable[[State, Batch, Hyper], Diag
 
         def apply_reparam(params):
             return description.reparam.apply(
-                stop_frozen_gradients(learner, params), state.reparam, False
+                # False: as in evaluation, so that reparametrisations do not advance their state.
+                stop_frozen_gradients(learner, params),
+                state.reparam,
+                False,
             )
 
         used, to_stored, _ = jax.vjp(apply_reparam, state.params, has_aux=True)
@@ -110,6 +113,8 @@ def gradient_noise(
       The three diagnostics by name.
     """
     other_tokens = jnp.maximum(total_tokens - half_tokens, 1.0)
+    # The batch's gradient is the token-weighted mean of the halves', so the second half needs no
+    # backward pass.
     other_grads = jax.tree.map(
         lambda g, half: (total_tokens * g - half_tokens * half) / other_tokens, grads, half_grads
     )

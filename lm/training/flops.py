@@ -42,6 +42,8 @@ def count_matmul_params(learner: Learner) -> int:
         shape = dict(zip(spec.axes, shapes[path].shape, strict=True))
         if 'expert' in shape:
             shape['expert'] = recipe.mlp.options['experts_per_token']
+        # Looking up an embedding multiplies nothing; a tied table counts, because it is the
+        # readout.
         is_table = spec.role == 'embedding' and 'vocab' in shape
         if spec.fan_in or (is_table and recipe.model.tie_embeddings):
             count += math.prod(shape.values())
@@ -85,6 +87,7 @@ def measure_gemm_flops(size: int = GEMM_SIZE, repeats: int = 5) -> float:
     """Measures the FLOP/s of a float32 product of two square matrices, best of `repeats`."""
     a = jnp.ones((size, size), jnp.float32)
     product = jax.jit(jnp.matmul).lower(a, a).compile()
+    # Warm-up, not timed.
     product(a, a).block_until_ready()
     best = math.inf  # the best, as other processes may share the machine
     for _ in range(repeats):

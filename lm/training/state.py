@@ -125,6 +125,8 @@ def check_learner(learner: Learner) -> None:
     trained = named_leaves(description.trainable)
     for path, spec in named_leaves(description.specs).items():
         name = recipe.optimizers[optimizer_field(spec)].name
+        # By name, because optim.name and optim.others may be the same optimizer. Untrained
+        # parameters count 0.
         sizes[name] += trained[path] * math.prod(shapes[path].shape)
     for part in recipe.optimizers.values():
         size, max_parameters = sizes[part.name], part.row.needs.max_parameters
@@ -173,6 +175,8 @@ def init_state(learner: Learner, hyper: Hyper, key: jax.Array) -> State:
         std = stds.get(name)  # None is missing from the leaves of a tree
         if std is None:
             return weight
+        # embedding_std may differ between the runs of a program, so it is traced, and the static
+        # description cannot hold it.
         if specs[name].role == 'embedding':
             std = hyper.get('scaling.embedding_std', std)
         weight = recipe.init.row.arrange(specs[name], weight)

@@ -38,6 +38,7 @@ def make_train_step(learner: Learner) -> Callable[[State, Batch, Hyper], tuple[S
     recipe, description = learner.recipe, learner.description
 
     def train_step(state: State, batch: Batch, hyper: Hyper):
+        # A batch without a target has the loss 0, not 0 / 0.
         n_targets = jnp.maximum(jnp.sum(target_weights(batch, learner.bos_id)), 1.0)
         microbatches = split_microbatches(batch, recipe.train.microbatches)
 
@@ -45,6 +46,8 @@ def make_train_step(learner: Learner) -> Callable[[State, Batch, Hyper], tuple[S
             variables = {'params': used, **layer_stats, **backward}
             sums, collections = apply_loss(learner, variables, microbatch, hyper, mutable=TRAINING)
             layer_stats = {name: collections[name] for name in layer_stats}
+            # Divided by the targets of the whole batch: the gradients of microbatches then add up
+            # to the batch's, however many targets each has.
             return sums['objective'] / n_targets, (sums, layer_stats)
 
         def apply_reparam(params):
@@ -71,6 +74,8 @@ def make_train_step(learner: Learner) -> Callable[[State, Batch, Hyper], tuple[S
         }
         metrics['loss'] = metrics.pop('objective')
         if 'targets' in batch:
+            # Tokens that are no target cost the same work: the journal divides by this share, so
+            # that tokens/s counts them (`lm.run.journal`).
             n_text_tokens = jnp.sum(text_weights(batch, learner.bos_id))
             metrics['target_share'] = sums['tokens'] / jnp.maximum(n_text_tokens, 1.0)
         if recipe.train.on_divergence == 'skip_step':
@@ -79,6 +84,8 @@ def make_train_step(learner: Learner) -> Callable[[State, Batch, Hyper], tuple[S
             guarded = jax.tree.map(
                 lambda after, before: jnp.where(is_finite, after, before), next_state, state
             )
+            # The step counts all the same. Otherwise the schedule would stand still, while the text
+            # moves on to the next batch.
             next_state, metrics['skipped'] = guarded.replace(step=next_state.step), 1.0 - is_finite
         return next_state, metrics
 
@@ -108,6 +115,7 @@ def target_weights(batch: Batch, bos_id: int) -> jax.Array:
 
 def text_weights(batch: Batch, bos_id: int) -> jax.Array:
     """Returns the `target_weights` [B, T] of a causal objective."""
+    # Segment 0 is padding. BOS begins a document, which the tokens before it cannot predict.
     targets_BT = batch['tokens'][:, 1:]
     return ((batch['segments'][:, 1:] > 0) & (targets_BT != bos_id)).astype(jnp.float32)
 
@@ -258,6 +266,7 @@ def optimizer_step(
       update (`modules.reparam`).
     """
     recipe, description, params = learner.recipe, learner.description, state.params
+    # `state.step` counts the updates done, so the first update is at step 0 of the schedule.
     schedule = bind_rows(recipe, hyper)['optim.schedule']
     fraction = schedule(state.step, hyper['train.steps'])
     updates, opt_state, stage_metrics = apply_stages(
@@ -271,6 +280,7 @@ def optimizer_step(
         **functions._asdict(),
     )
     average = build_average(recipe, description, hyper)
+    # Most averages return the update unchanged; Schedule-Free replaces it.
     updates, average_state = average.adjust_updates(updates, params, state.average, fraction)
     params, reparam = description.after_update(optax.apply_updates(params, updates), state.reparam)
     average_state = average.update_average(params, average_state)
@@ -330,9 +340,11 @@ def compute_activations(
     Returns:
       ((activations [B, T, D], readout), the collections after the pass).
     """
+    # A row has T + 1 tokens: tokens 0 to T - 1 predict tokens 1 to T (`lm.data.rows`).
     tokens_BT, packed_BT = batch['tokens'][:, :-1], batch['segments'][:, :-1]
     segments_BT = packed_BT if learner.recipe.data.mask_documents else None
     prefix_BT = batch['prefix'][:, :-1] if 'prefix' in batch else None
+    # A pass trains if and only if it may change STATS (`modules.statistics`): no other flag exists.
     dropout = learner.recipe.dropout if STATS in mutable else {}
     rates = {site: hyper[path] for site, path in dropout.items()} or None
     args = (tokens_BT, segments_BT, packed_BT > 0, prefix_BT, rates)
@@ -348,7 +360,7 @@ def loss_sums(
       learner: the learner.
       x_BTD: the last activations.
       readout: maps activations to logits.
-      filled: the collections after the pass.
+      collections: the collections after the pass.
       batch: tokens and segments.
       hyper: the numbers of the run.
 
@@ -358,6 +370,8 @@ def loss_sums(
     recipe, labels_BT = learner.recipe, batch['tokens'][:, 1:]
     weights_BT, row = target_weights(batch, learner.bos_id), recipe.loss.row
     fused = learner.model.kernels.fused_cross_entropy
+    # Kernels compute log Z, the label's logit and the mean logit. Losses that need more of the
+    # logits (`has_kernels` is False) use plain operations under every kernels.cross_entropy.
     if fused is not None and row.has_kernels:
         row = logits_loss(fused)
     if any(auxiliary.row.needs.error_probability for auxiliary in recipe.optimizers.values()):
@@ -367,8 +381,11 @@ def loss_sums(
     sums |= {'tokens': jnp.sum(weights_BT)}
     for auxiliary in recipe.auxiliaries if AUXILIARY in collections else ():
         sown = named_leaves(collections[AUXILIARY]).items()
+        # `sow` stores a tuple, so a path ends with an index, and the name is the part before it.
         total = sum(jnp.sum(leaf) for path, leaf in sown if path.split('/')[-2] == auxiliary.name)
         weighted = auxiliary.row(total, **auxiliary.option_values(hyper))
+        # All sums are divided by the batch's targets later. An auxiliary loss is one number of a
+        # pass: times the targets, a microbatch has a weight in proportion to them.
         sums[auxiliary.name] = total * sums['tokens']
         sums['objective'] += weighted * sums['tokens']
     return sums
@@ -385,6 +402,8 @@ def loss_chunk_size(learner: Learner, shape_BT: tuple[int, ...], vocab_size: int
     if (chunk := learner.recipe.config.loss.chunk) is not None:
         return chunk
     shards, platform = count_shards('BTV', (*shape_BT, vocab_size)), learner.model.kernels.platform
+    # The mesh that is traced, not jax.devices(): a step may be compiled for devices that are not
+    # here (`tpu.plan`).
     device = jax.sharding.get_abstract_mesh().abstract_device
     kind = device.device_kind if device else ''
     return select_chunk_size(math.prod(shape_BT), vocab_size, shards, platform, kind)

@@ -70,6 +70,8 @@ def update_stages(
         'optimizer': _build_optimizers(recipe, description, hyper),
         'trainable': None if all(jax.tree.leaves(trainable)) else trainable,
     }
+    # A stage exists only if it has something to do: one that divides by 1 would still be a pass
+    # over all gradients.
     if any(factor != 1.0 for factor in jax.tree.leaves(eps_factors)):
         facts['eps_factors'] = eps_factors
     if fraction is not None:
@@ -82,6 +84,8 @@ def update_stages(
         )
         facts['decay_shares'] = shares
         if recipe.decay.row.in_gradient:
+            # As L2 regularisation, decay enters the gradient before the optimizer
+            # (arXiv:1711.05101, section 2), and nothing is taken off the weights afterwards.
             facts['penalty_shares'] = shares
             facts['decay_shares'] = jax.tree.map(lambda _: NO_DECAY, specs)
     return build_stages(facts, hyper)
@@ -119,8 +123,8 @@ def build_average(recipe: Recipe, description: Description, hyper: Numbers) -> A
 def decay_shares(
     description: Description, rule: Callable, hyper: Numbers, fraction: Any, peaks: Numbers
 ) -> Any:
-    """Returns the share of each weight that the decay rule takes off, or adds to its gradient, in a
-    step.
+    """Returns the share of each weight that the decay rule removes in a step, or adds to its
+    gradient.
 
     Args:
       description: describes the stored parameters.
@@ -134,6 +138,8 @@ def decay_shares(
     """
 
     def share(spec, scaling, growth, is_trained):
+        # Decided by static numbers, since a traced share of 0 would still be multiplied by every
+        # weight.
         if not (is_trained and scaling.decay_factor):
             return NO_DECAY
         decay = DecayInputs(

@@ -1,6 +1,6 @@
 """Causal linear attention: weights are products of features, so a running sum over keys suffices.
 
-A layer caches a state of fixed size, where softmax attention caches all tokens.
+A layer caches a state of fixed size; softmax attention caches all tokens.
 """
 
 from collections.abc import Callable

@@ -65,8 +65,8 @@ class SoftmaxAttention(MultiHead):
     def check(cls, recipe: Any, part: Any) -> None:
         """Raises ValueError for options that contradict each other or the objective.
 
-        `full_every` needs a window. `affine_scaled` adds a mean of earlier tokens, so it needs an
-        objective whose tokens see no later tokens.
+        `full_every` needs a window. `affine_scaled` adds a mean of earlier tokens, so no objective
+        may let tokens see later tokens.
         """
         super().check(recipe, part)
         options = part.options
@@ -301,7 +301,7 @@ def scale_affinely(module: nn.Module, alpha_BTN, mixed_BNTH, mean_BNTH, valid_BT
     m is the running mean of alpha for each head, carried as a statistic. Rows of weights sum to m
     if the rows of p sum to 1, and single weights may be negative.
 
-    Source: arXiv:2602.23057, where m starts at 0. Here m starts at 0.5, as alpha does, and has no
+    Source: arXiv:2602.23057; m starts at 0 there. Here m starts at 0.5, as alpha does, and has no
     gradient. A step uses the m from before its batch, so that no token depends on a later one.
 
     Args:
@@ -331,12 +331,11 @@ def visible_mean(
 ) -> jax.Array:
     """Returns the mean of v over the tokens that each token sees, itself included, [B, K, T, H].
 
-    Only those tokens are added, in float32 at least. A difference of two prefix sums over the row
-    would carry the rounding error of all earlier tokens, and an inf in another document would turn
-    into NaN. Sums restart at documents and, with a window, also at every `window` tokens. A window
-    then overlaps at most one earlier piece; the sum from the window's start to the end of that
-    piece is added. If T is sharded, each device gathers all tokens and keeps the means of its own
-    tokens.
+    Adds only these tokens, in float32 at least. A difference of two prefix sums over the row would
+    carry the rounding error of all earlier tokens, and an inf in another document would turn into
+    NaN. Sums restart at documents and, with a window, also at every `window` tokens. A window then
+    overlaps at most one earlier piece; the sum from the window's start to the end of that piece is
+    added. If T is sharded, each device gathers all tokens and keeps the means of its own tokens.
 
     Args:
       v_BKTH: the values.

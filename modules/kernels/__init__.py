@@ -90,6 +90,7 @@ class Kernels:
         if self.attention_options:
             kernel = functools.partial(kernel, options=dict(self.attention_options))
         holds_scores = self._row('attention').holds_scores
+        # Fused attention kernels have a softmax inside, and only the reference can take another.
         if not holds_scores or self.kernel_name('softmax') == 'reference':
             return kernel
         return functools.partial(kernel, softmax=self.softmax)
@@ -152,6 +153,8 @@ def kernels_for(
       ValueError: for a name in no table, and for a kernel that does not run on the platform.
     """
     if implementation == 'auto':
+        # XLA for CPUs and for TPUs want another matmul (`modules.kernels.matmul`).
+        # `lm.model.kernels` replaces more where a compiled step then moves fewer bytes.
         implementation = {'cpu': 'xla_cpu', 'tpu': 'xla_tpu'}.get(platform, 'xla')
     names = dict(choose(IMPLEMENTATIONS, implementation, 'kernels.implementation'))
     for operation, name in kernel_names.items():

@@ -60,7 +60,7 @@ def aldr_kl(
     next lambda from it. Here each lambda is computed from l0 = ldr_lambda, one step of that
     iteration, since a language model seldom sees a token twice. l is at least l0 / 1000, for tokens
     of which the model is certain. Source: arXiv:2112.14869, section 4.2, and the code that `ldr_kl`
-    names, whose scores are `l1`.
+    names, with `l1` scores.
     """
     lead_MV, scores_MV = _margins(logits_MV, labels_M, ldr_margin, ldr_scores)
     log_v = jnp.log(jnp.array(logits_MV.shape[-1], lead_MV.dtype))

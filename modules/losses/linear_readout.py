@@ -81,7 +81,7 @@ def spherical_z(
     """objective = softplus(a (b - s)) / a with s = (z_label - mean z) / std z.
 
     It is invariant to shifts of the logits and to positive factors. Logits are therefore no log
-    probabilities, and `ce` says little: compare ranks. Sources tune a and b to the task; these
+    probabilities, and `ce` means little: compare ranks. Sources tune a and b to the task; these
     values are ours. Not the z-loss of `cross_entropy`. Source: arXiv:1604.08859, section 3.
     """
     mean_M = sum_M / vocab
@@ -128,8 +128,8 @@ def adversarial_comp_sum(
     where C is the scatter of the V columns about their mean and u is the label's column minus that
     mean. Gradient ascent from u, projected to the ball, is power iteration here: it approaches
     sigma from below in `adversarial_steps` steps (D^2 operations per step and token, against D V
-    for the logits). `adversarial` is sigma. The default numbers are ours. Source: arXiv:2304.07288,
-    whose formula for the second term we could not see.
+    for the logits). `adversarial` is sigma. The default numbers are ours. Source: arXiv:2304.07288;
+    we could not see its formula for the second term.
     """
     logits_MV = at_least_float32(readout(x).reshape(-1, readout.weight_DV.shape[-1]))
     labels_M, weights_M = labels.reshape(-1), weights.reshape(-1)
@@ -143,7 +143,7 @@ def adversarial_comp_sum(
 def worst_shift(readout: Any, labels_M: jax.Array, steps: int) -> jax.Array:
     """Returns sigma [M] of `adversarial_comp_sum`: |A v| with v [D] of length 1.
 
-    v comes from power iteration and has no gradient, so that the gradient is that of the largest
+    v comes from power iteration and has no gradient, so that |A v| has the gradient of the largest
     singular value.
 
     Args:

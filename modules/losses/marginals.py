@@ -2,7 +2,7 @@
 
 A network reads a row with hidden tokens, without a causal mask. Its logits are the conditional
 distributions of hidden tokens, and a number per row is the log probability of the visible tokens.
-These functions of both have no row in `LOSSES`, whose tokens are predicted from earlier tokens.
+These functions have no row in `LOSSES`: rows there predict tokens from earlier tokens.
 """
 
 from collections.abc import Callable
@@ -88,7 +88,7 @@ def conditional_losses(
 
     Its mean over random cuts is -1 / T log p(row), the mean over orders of the sum of conditionals.
     The authors' code uses only the next token, and so has more variance about the same mean.
-    Source: arXiv:2310.12920, of its first step.
+    Source: arXiv:2310.12920, its first step.
 
     Args:
       logits_BTV: of rows with hidden tokens (`hide_tokens`).

@@ -86,12 +86,12 @@ def rescaled_step(
     batches: tuple[Any, Any],
     form: str = 'published',
 ) -> RescaledStep:
-    """Takes a step on the rescaled loss of a batch, and differentiates the loss of another after
+    """Takes a step on the rescaled loss of a batch, and differentiates another batch's loss after
     it.
 
     With w the weights of a rescaler o and l the losses of rows, the step of `transform` on
-    mean(w_o(B) l(B)) leads from p to p'(o). The gradient is that of mean(w_o(B') l_p'(o)(B')) in o,
-    through the weights of B' and through the step. Source: arXiv:2412.12955, algorithm 1.
+    mean(w_o(B) l(B)) leads from p to p'(o). Differentiates mean(w_o(B') l_p'(o)(B')) in o, through
+    the weights of B' and through the step. Source: arXiv:2412.12955, algorithm 1.
 
     Args:
       rows_fn: maps (params, batch) to losses_R and features_RF; features get no gradient.

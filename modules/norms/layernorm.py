@@ -45,10 +45,10 @@ class LayerNorm(Norm):
 class L1Norm(LayerNorm):
     """y = (x - mean(x)) / (mean|x - mean(x)| + eps) * scale + bias, computed in float32.
 
-    OUR READING of arXiv:2411.10948, whose abstract alone was available: the mean absolute deviation
-    replaces the standard deviation, which is sqrt(pi / 2) times as large for a Gaussian. `rescale`
-    multiplies by sqrt(2 / pi), so that such an x gets unit variance; whether the paper does so is
-    unknown.
+    OUR READING of arXiv:2411.10948, of which only the abstract was available: the mean absolute
+    deviation replaces the standard deviation, which is sqrt(pi / 2) times as large for a Gaussian.
+    `rescale` multiplies by sqrt(2 / pi), so that such an x gets unit variance; whether the paper
+    does so is unknown.
     """
 
     eps: Eps = 1e-5

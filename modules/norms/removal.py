@@ -39,7 +39,7 @@ class _Removal(Norm):
     The running mean is frozen as in the paper's code (with EXP_RECOMPUTE_STD_ON_REAL). Ours is
     simpler in three ways. It has one constant for all positions, while the code keeps separate
     constants for the first position and end-of-text until the end. It removes the norms of queries,
-    keys and values together, while the code removes those of values later. It has no auxiliary loss
+    keys and values together; the code removes the norms of values later. It has no auxiliary loss
     that evens out the last stream.
     """
 

@@ -64,7 +64,7 @@ class CRMSNorm(Norm):
     """LayerNorm's model on a stream with one coordinate less.
 
     y = crms_normalize(x); gain and bias are in the next matrix. The stream holds one coordinate
-    less than model.d_model: the model equals a Pre-LN model of that width whose stream has mean
+    less than model.d_model: the model equals a Pre-LN model of that width with a stream of mean
     zero (arXiv:2305.14858).
     """
 
@@ -112,7 +112,7 @@ class GatedRMSNorm(RMSNormBase):
 
         Args:
           name: of the parameter.
-          axes: its logical axes, of which the first is summed over.
+          axes: its logical axes; the first is summed over.
           shape: the sizes of the axes.
         """
         init = declare(nn.initializers.normal(1.0), 'hidden', axes, fan_in=axes[:1], part=NORM)

@@ -128,7 +128,7 @@ def unified_scale(
       warmup: updates without the window.
       x: [..., D].
       scale: the gain, [D].
-      statistics: (window, e), whose cotangents are their next values.
+      statistics: (window, e); their cotangents are their next values.
       constants: (m [D], compensation [D], update, skip), which have no gradient.
     """
     return x * broadcast_like(jax.lax.rsqrt(constants[0] + eps) * scale, x)

@@ -92,7 +92,7 @@ def optimizer_row(
     Args:
       family: a row of FAMILIES.
       roles: of the parameters that the optimizer is for.
-      other_sizes: values of options with which updates have another size than the family's.
+      other_sizes: values of options that give updates another size than the family's.
       check: checks the rest of a config (`modules.facts`).
       **needs: fields of `Needs`.
 
@@ -191,7 +191,7 @@ def per_parameter(
     init: Callable[[Any, jax.Array], ParamState],
     update: Callable[..., tuple[jax.Array | Direction, ParamState]],
 ) -> optax.GradientTransformationExtraArgs:
-    """Makes an optimizer that treats each parameter alone.
+    """Makes an optimizer that treats each parameter separately.
 
     Args:
       specs: a ParamSpec for each parameter.

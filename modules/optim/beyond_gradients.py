@@ -131,8 +131,8 @@ def gauss_newton(
     on the same batch, and gamma is doubled; otherwise gamma is halved and the step tried again. The
     last of `gauss_newton_tries` steps is taken without the test, as in the authors' code, which has
     40. They solve by Cholesky's factors; this uses conjugate gradients, with a forward-mode and a
-    backward pass per product: kernels.attention must be reference. It is for cross_entropy, whose H
-    is exact with z-loss and label smoothing too; terms that layers add to the loss are in g alone.
+    backward pass per product: kernels.attention must be reference. It is for cross_entropy: H is
+    exact, also with z-loss and label smoothing; terms that layers add to the loss are in g alone.
     If it is used for some roles, its evaluations keep the other parameters fixed. Source:
     arXiv:2506.13710, algorithm 1, and https://github.com/epfml/grad-norm-smooth. Raises ValueError
     if an extra argument is missing.
@@ -225,13 +225,12 @@ def sven(
     summed objective over the mean number of target tokens of a group, so that the mean of l is the
     objective. At a learning rate of 1 it is the whole step; the authors use 0.1.
 
-    J^+ r = J^T K^+ r by the eigenvectors of K = J J^T [B, B], whose eigenvalues are squared
-    singular values: in float32, eigenvalues below about a thousandth of the largest are rounding
-    errors. The `sven_k` largest singular values that are above sven_rtol times the largest are
-    kept. Layers that look at a batch see each sequence as a microbatch. J takes B times the memory
-    of the parameters. Source: arXiv:2604.01279, and https://github.com/sambt/sven, without its
-    RMSProp and its growing k. Raises ValueError if the extra arguments `rows` and `share_fn` are
-    missing.
+    J^+ r = J^T K^+ r by the eigenvectors of K = J J^T [B, B]. Its eigenvalues are squared singular
+    values: in float32, eigenvalues below about a thousandth of the largest are rounding errors. The
+    `sven_k` largest singular values that are above sven_rtol times the largest are kept. Layers
+    that look at a batch see each sequence as a microbatch. J takes B times the memory of the
+    parameters. Source: arXiv:2604.01279, and https://github.com/sambt/sven, without its RMSProp and
+    its growing k. Raises ValueError if the extra arguments `rows` and `share_fn` are missing.
     """
 
     def update(updates, state, params=None, *, rows=None, share_fn=None, **_):

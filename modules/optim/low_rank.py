@@ -142,9 +142,9 @@ def apollo(
     P [K, r] of the shorter side is normal with variance 1 / r. It is drawn again for every
     `projection_every` updates, and not stored. The norm of f G grows at most `growth_limit`-fold
     from an update to the next. APOLLO-Mini is rank=1, apollo_factors=tensor, apollo_scale=128.
-    Follows zhuhanqing/APOLLO, whose rank is a quarter of the width. Its factors, and the limit
-    on them, come before Adam's bias correction. The scale may be applied before the limit or after
-    it (`scale_front`) without a difference, as the limit is on ratios.
+    Follows zhuhanqing/APOLLO, which sets the rank to a quarter of the width. Its factors, and the
+    limit on them, come before Adam's bias correction. The scale may be applied before the limit or
+    after it (`scale_front`) without a difference, as the limit is on ratios.
     """
 
     def update(leaf, grad, state, weight, count):
@@ -247,8 +247,8 @@ def _project_gradient(g, state, count, period):
 def singular_basis(x: jax.Array, rank: int) -> jax.Array:
     """Returns [..., K, r]: singular vectors of the shorter side of x [..., K, N], largest first.
 
-    A singular vector is unique up to its sign, on which moments that outlive a projection depend.
-    The largest entry in magnitude of each vector is made positive, equally on every device.
+    A singular vector is unique up to its sign, and moments that outlive a projection depend on the
+    sign. The largest entry in magnitude of each vector is made positive, equally on every device.
     """
     vectors = jnp.linalg.svd(x, full_matrices=False)[0][..., :rank]
     largest = jnp.argmax(jnp.abs(vectors), -2, keepdims=True)
@@ -277,7 +277,7 @@ def uncorrected_adam(
 
 
 def bias_factor(b1: Any, b2: Any, count: jax.Array, dtype: Any) -> jax.Array:
-    """Returns sqrt(1 - b2^t) / (1 - b1^t), accurate in a dtype in which b2^t is almost 1.
+    """Returns sqrt(1 - b2^t) / (1 - b1^t), accurate even if b2^t rounds to almost 1.
 
     Args:
       b1: share of the first moment that is kept.

@@ -213,7 +213,7 @@ def auon(
 
     R is so near 1 that this is momentum alone (in the form of the paper, momentum of length 1): it
     changes no ratio of singular values. auon_form: `code` as published; `paper` gives sqrt(max(1,
-    fan_out / fan_in)) n / (|n| R), and auon_gamma=1 there. The family is that of `code`. Sources:
+    fan_out / fan_in)) n / (|n| R), and auon_gamma=1 there. The family suits `code`. Sources:
     arXiv:2509.24320, section 3.1; its code as of January 2026 and, for `paper`, the code for its
     first experiments, which also has the factor of the shape.
     """

@@ -93,7 +93,7 @@ def aro(
 
 
 def _orient_stream(spec, matrices):
-    """Transposes matrices whose output is the residual stream; inverts itself."""
+    """Transposes matrices that write to the residual stream; inverts itself."""
     _, rows, columns = matrix_axes(spec)
     in_rows, in_columns = (any(spec.axes[i] == STREAM for i in axes) for axes in (rows, columns))
     return jnp.swapaxes(matrices, -2, -1) if in_columns and not in_rows else matrices
@@ -194,7 +194,7 @@ def shampoo(
     there, directions without any gradient would become the longest. Roots are computed at every
     `shampoo_every`-th update; before the first roots the direction is Adam's, or m without
     grafting. Grafting (arXiv:2002.11803) gives each matrix the Frobenius norm of Adam's direction;
-    without it the size is that of an orthogonal matrix.
+    without it the direction is as large as an orthogonal matrix.
     """
 
     def init(spec, weight):

@@ -102,9 +102,9 @@ def adafactor(
 ) -> optax.GradientTransformation:
     """g / sqrt(v), with v of a matrix from the means of its rows and columns (arXiv:1804.04235).
 
-    v is a mean of g^2 + eps, in which step t has the share t^-x. For a matrix only the means r of
-    rows and c of columns are stored, and v = r c / mean(r). Then an update is divided by max(1,
-    rms(update) / clip), and multiplied by max(1e-3, rms(weight)) unless it is absolute.
+    v is a running mean of g^2 + eps; step t enters it with the share t^-x. For a matrix only the
+    means r of rows and c of columns are stored, and v = r c / mean(r). Then an update is divided by
+    max(1, rms(update) / clip), and multiplied by max(1e-3, rms(weight)) unless it is absolute.
 
     Same as optax.adafactor without its weight decay, except that each matrix of a stack is factored
     alone; optax factors the two largest axes of the whole array. In the paper the learning rate is
@@ -228,7 +228,7 @@ def remove_radial(
 ) -> jax.Array | Direction:
     """Projects a direction orthogonally to the weight if the gradient is nearly orthogonal to it.
 
-    A weight whose length has no effect has an orthogonal gradient, and a sum of gradients that only
+    If the length of a weight has no effect, its gradients are orthogonal to it, and their sum only
     lengthens it. The tested rows are the output units of a matrix, or the tokens of an embedding:
     if the largest |cos(grad, weight)| among them is below delta / sqrt(entries of a row), each row
     loses its radial part, p <- p - w <w, p> / |w|^2. Otherwise the whole matrix is tested as a

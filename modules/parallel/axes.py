@@ -114,10 +114,10 @@ def count_axis_shards(letter: str) -> int:
 def shard_activation(x: jax.Array, letters: str) -> jax.Array:
     """Shards x over the devices by the letters of its shape, such as 'BTD'.
 
-    x is left alone on a mesh that shards only rows, as XLA finds that sharding by itself. It is
-    also left alone in code that runs on each device separately (`modules.parallel.loss_sums`).
-    There, x is sharded over `tensor` like its weights, and a `vmap` over runs would name `run` a
-    second time.
+    On a mesh that shards only rows x is left alone, as XLA finds that sharding unaided. It is also
+    left alone in code that runs on each device separately (`modules.parallel.loss_sums`). There, x
+    is sharded over `tensor` like its weights, and a `vmap` over runs would name `run` a second
+    time.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if all(mesh.shape[axis] == 1 for axis in mesh.axis_names if axis not in ('run', 'data')):
@@ -207,7 +207,7 @@ _constrain_weight.defvjp(
 def shard_matrices(x: jax.Array, n_batch: int) -> jax.Array:
     """Shards x by whole matrices, one for each index of its first `n_batch` axes.
 
-    If the number of devices does not divide their number, every device has all of them.
+    If the devices do not divide the matrices evenly, every device has all matrices.
     """
     return jax.lax.with_sharding_constraint(x, _matrix_spec(x.shape[:n_batch]))
 

@@ -156,8 +156,8 @@ def weight_compander(
     is clipped at NEAR_BOUND of the bound. Stores a of every matrix in its state: `compander_width`
     times the root mean square of W at the start; b = a / `compander_slope`.
 
-    The arctan is our reading of arXiv:2306.16993, whose formula we could not see, and so are a and
-    b, which are not learned here.
+    The arctan, a and b are our reading of arXiv:2306.16993: we could not see its formula. a and b
+    are not learned here.
     """
 
     def init(spec, weight):

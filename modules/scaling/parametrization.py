@@ -383,7 +383,7 @@ def compute_scaling(
     """Applies a row to a parameter.
 
     The spec's init_gain multiplies the deviation. Vectors keep their declared value, and decay only
-    if their spec says so.
+    if their spec sets it.
 
     Args:
       row: a row of `PARAMETRIZATIONS`.

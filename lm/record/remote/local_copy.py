@@ -119,7 +119,7 @@ class LocalCopy:
         )
 
     def fetch_files(self, listing: Mapping[str, ObjectMeta]) -> None:
-        """Fetches the files that differ from the local ones; each of them whole or not at all."""
+        """Fetches the files that differ from the local files, each of them atomically."""
 
         def fetch_file(name: str) -> None:
             path, partial = self.folder / name, self._make_partial_path()
@@ -141,7 +141,7 @@ class LocalCopy:
         for_each(fetch_file, filter(differs, listing))
 
     def fetch_folder(self, folder: str, mark: complete_folders.FolderMark) -> None:
-        """Fetches a checkpoint, unless the local copy is the same; all of it or nothing."""
+        """Fetches a checkpoint atomically, unless the local copy equals it."""
         if self.has_checkpoint(folder, mark.token):
             return
         path, partial = self.folder / folder, self._make_partial_path()

@@ -4,28 +4,28 @@ The training code gets the folder (`mirror_workdir`) and knows nothing of the bu
 the folder is written to the bucket at intervals, in this order (`Mirror.push`):
 
 1. The complete checkpoints are listed, and get second names (hard links), so that they remain until
-   they are written, whatever the run removes. The summaries are read before.
+   they are written, even if the run removes them. The summaries are read before.
 2. All files but summaries. Rows are on disk before a checkpoint that covers them, so the rows
    written now cover every listed checkpoint.
 3. The new checkpoints, the newest first: their files, then their marks.
 4. Checkpoints that were not listed are deleted, their marks first.
 5. The summaries: a summary with status done comes after the last checkpoint of its run.
 
-Wherever this is interrupted, the bucket holds checkpoints with rows that cover them, and nothing
-incomplete has a mark.
+After an interruption at any point, the bucket holds checkpoints with rows that cover them, and
+nothing incomplete has a mark.
 
 At the start (`Mirror.pull`) the content of the bucket replaces local content that differs. There is
-one exception: if the lease says that nobody has written to the bucket since this same folder was
-written to it, the folder is the same run further on. It is kept, and the first `push` writes the
-rest. A folder with checkpoints that never were in the bucket, to which another process has written
-since, is set aside.
+one exception: if this folder was the last to write to the bucket, by the lease, it holds the same
+run at a later step. It is kept, and the first `push` writes the rest. If another process has
+written to the bucket since, a folder with checkpoints that never were in the bucket is set aside.
 
 Each cell of a sweep is such a workdir with its own lease, which a process holds while it trains the
 cell (`mirror_cell`). The lease of the sweep is held only while sweep.json, table and report are
 written from the records of all cells (`mirror_sweep_records`).
 
 If the bucket cannot be written for longer than `Times.retry`, or another process has taken the
-workdir, the run is stopped as by SIGTERM, and ends with an error that says where its files are.
+workdir, the run is stopped as by SIGTERM, and ends with an error that names the folder of its
+files.
 """
 
 import _thread
@@ -332,6 +332,7 @@ class Mirror:
         self._push_files(is_all=is_last or bool(unsent))
         self._assign_tokens(unsent)
         try:
+            # The newest first: if writing is interrupted, it is the one from which the run resumes.
             for name in sorted(unsent, key=parse_step, reverse=True):
                 if read_stats(staged[name]) == unsent[name]:  # unless it was removed during listing
                     self._push_checkpoint(name, staged[name])
@@ -372,6 +373,7 @@ class Mirror:
             if not is_summary(name)
             and (is_all or size < LARGE_BYTES or time_now >= self._due.get(name, 0.0))
         }
+        # A reader that finds rows must find the config that they belong to.
         first = {name for name in due if PurePosixPath(name).name in WRITTEN_FIRST}
         for names in (first, due - first):
             for_each(lambda name: self.push_file(name, files[name]), names)

@@ -1,8 +1,7 @@
 """Loss over one tuned field: its fit, its minimum, and the uncertainty of both.
 
 A field is searched over centre * 2^(k / PER_OCTAVE), with k an integer. Losses at one k differ by
-their seeds. A loss that is not finite is that of a diverged run: it bounds the search, and is not
-fitted.
+their seeds. A diverged run has a loss that is not finite: it bounds the search, and is not fitted.
 """
 
 import dataclasses

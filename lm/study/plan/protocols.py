@@ -207,8 +207,7 @@ def apply_protocol(
 def apply_overrides(
     base: Mapping[str, Any], cells: Sequence[Cell], overrides: Sequence[Changes]
 ) -> list[Cell]:
-    """Returns the cells with the fields that a protocol sets. Their `changes` remain those of the
-    sweep.
+    """Returns the cells with the fields that a protocol sets. Their `changes` remain the sweep's.
 
     Args:
       base: the config that all cells start from, as nested dicts.
@@ -340,8 +339,7 @@ def nearest_batch(recipe: Recipe, tokens: int) -> int:
 
 
 def equal_flops(cells: Sequence[Cell], measurements: Measurements) -> list[Terms]:
-    """Gives every cell the baseline's operations: steps = F / f, with f those of the cell's own
-    step.
+    """Gives every cell the baseline's operations: steps = F / f, f per step of the cell.
 
     f = (6 N + attention) batch_size seq_len with N the weights that a token is multiplied by,
     including the readout and a token's experts (arXiv:2001.08361, section 2.1). The products of an

@@ -1,9 +1,9 @@
-"""The next values of each arm of an ablation: waves of runs that follow from ended runs alone.
+"""The next values of each arm of an ablation: waves of runs that follow only from ended runs.
 
 Waves follow from the settings and from the losses of earlier waves, without random choices.
-`replay_waves` recomputes them. The first wave with a missing loss is trained next, whatever else
-has ended and in whatever order. All arms get the same number of runs in each wave, and share its
-stage:
+`replay_waves` recomputes them. The first wave with a missing loss is trained next. It does not
+matter what else has ended, or in which order. All arms get the same number of runs in each wave,
+and share its stage:
 
     scan     octaves around the centre, one seed
     extend   while the best value is at an edge: further octaves, and repeats of the best two; from
@@ -370,7 +370,7 @@ class _Tuner:
         With one field: three octaves, and repeats of the best value and its neighbour. From the
         second time on only repeats, unless the best is significantly better than its neighbour,
         because noise grows with the learning rate and some of many noisy runs are low by chance.
-        With several fields, and so many lines: one step, then two, and so on.
+        With several fields, which make many lines: one step, then two, and so on.
         """
         side, means = edge_side(arm.means), arm.means
         if not side or arm.extensions == EXTENSIONS:

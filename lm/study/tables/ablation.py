@@ -305,8 +305,8 @@ def _format_verdict(name: str, baseline: str, verdict: Verdict, unit: str) -> st
 def compare_pair(ablation: Ablation, arm: int, against: int) -> Verdict | None:
     """Returns the verdict on an arm against another arm, over the fresh seeds that both have.
 
-    An end of the interval is infinite if an arm at an edge could still become better. p is that of
-    this pair alone.
+    An end of the interval is infinite if an arm at an edge could still become better. p is not
+    adjusted for other pairs.
 
     Args:
       ablation: the arms and their losses.

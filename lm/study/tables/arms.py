@@ -13,7 +13,7 @@ from lm.study.tables.variants import split_variants
 def arm_names(sweep: Mapping[str, Any]) -> list[str]:
     """Returns the name of each arm of a sweep.json; [] without config.tune.
 
-    Names are those that `lm.study.tables.variants.split_variants` gives to variants.
+    Arms are named as `lm.study.tables.variants.split_variants` names variants.
     """
     if 'tune' not in sweep:
         return []

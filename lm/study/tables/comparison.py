@@ -59,7 +59,7 @@ def sensitivity(losses: Losses, initial: float) -> float:
     The expectation is the mean over the swept learning rates, each averaged over its seeds first.
     For rates that are evenly spaced in log(lr) it is a mean over log(lr). Only variants swept over
     the same learning rates are comparable. The result is nan with fewer than two rates, or if
-    `initial` is nan. From arXiv:2309.14322, where the grid spans three decades.
+    `initial` is nan. From arXiv:2309.14322; its grid spans three decades.
     """
     capped = [np.minimum(list(by_seed.values()), initial) for by_seed in losses.values() if by_seed]
     if len(capped) < 2:
@@ -105,8 +105,8 @@ def compare(records: Sequence[Record], sweep: Mapping[str, Any]) -> list[Compari
 
 
 def compare_rates(records: Sequence[Record], sweep: Mapping[str, Any]) -> list[Comparison]:
-    """Compares each learning rate with that of the base, or with the best rate if the base's was
-    not swept.
+    """Compares each learning rate with the base's, or with the best rate if the base's was not
+    swept.
 
     Returns [] if anything but learning rates and seeds was swept, or only one rate. The best rate
     is chosen on the same seeds that it is compared on, so no other rate can be better.

@@ -136,6 +136,7 @@ def train_sweep(
     """
     enter = choose(ENGINES, engine, '--engine')
     plan = WavePlan(base, sweep, tune)
+    # Before anything asks for devices: JAX's processes can join only until then.
     host, hosts = join_sweep(plan.first_groups, engine)
     url = str(workdir) if is_url(str(workdir)) else None
     _check_devices(plan.first_groups, url)
@@ -153,6 +154,8 @@ def train_sweep(
     say(f'{workdir}: {plan.describe(wave)}, {programs}, on {device_name()}')
     _say_lines(ledger, describe_sweep_code, itertools.chain(*wave.all_groups), work)
     with (
+        # Host 0 alone sends, as it sees the records of all hosts: every row would otherwise be sent
+        # once per host.
         send_to_trackers(ledger.folder, trackers if host == 0 else (), say),
         catch_signals() as work.caught,
         enter() as train,
@@ -308,7 +311,7 @@ def _train_waves(
 
 
 def _say_lines(ledger: Ledger, make_lines: Callable[..., list[str]], *arguments: Any) -> None:
-    """Prints lines about the whole sweep, on host 0 alone."""
+    """Prints lines about the whole sweep, only on host 0."""
     if is_first() and ledger.host == 0:
         for line in make_lines(*arguments):
             ledger.say(line)
@@ -318,8 +321,8 @@ def _train_wave(ledger: Ledger, work: Work, wave: PlannedWave, train: Train) -> 
     """Trains the cells of a wave, together with the other hosts; returns whether all have ended for
     good.
 
-    If the next wave follows from all of them, it waits for other hosts, and trains the cells of
-    lost hosts.
+    If the next wave depends on all of these cells, waits for the other hosts, and trains the cells
+    of lost hosts.
     """
     work.groups = deal_cells(wave.groups, ledger.host, ledger.hosts)
     if ledger.hosts > 1:
@@ -378,7 +381,7 @@ def local_engine() -> Generator[Train]:
 def ray_engine() -> Generator[Train]:
     """Yields a function that trains each group, or part of `runs_at_once` runs, as a Ray task.
 
-    Each task has a process of its own. Connects to the cluster that RAY_ADDRESS or `ray start`
+    Each task runs in its own process. Connects to the cluster that RAY_ADDRESS or `ray start`
     names, or starts a cluster on this machine. A task is retried RETRIES times if its worker is
     lost. The nodes need this checkout and the workdir under the same path, or a workdir in a
     bucket. Raises ValueError if Ray is not installed, or if no node has the resources of a group.
@@ -430,7 +433,7 @@ def default_resources(cluster: dict[str, float]) -> dict[str, float]:
 
 
 def _check_resources(nodes: list[dict], resources: dict[str, float]) -> None:
-    """Raises ValueError if no node can hold the task, for which Ray would wait forever."""
+    """Raises ValueError if no node can hold the task, since Ray would wait for one forever."""
     alive = [node['Resources'] for node in nodes if node['Alive']]
     if not any(all(node.get(k, 0) >= n for k, n in resources.items()) for node in alive):
         available = [
@@ -446,6 +449,7 @@ def _task_options(resources: dict[str, float]) -> dict:
     custom = {k: n for k, n in resources.items() if k not in kinds}
     on_cpu = {'JAX_PLATFORMS': 'cpu', 'GLIBC_TUNABLES': ':'.join(TUNABLES)}
     return {
+        # Ray's default of one CPU for each task would also count for tasks of accelerators.
         'num_cpus': 0,
         **named,
         'resources': custom,

@@ -81,8 +81,11 @@ def train_group(group: list[Cell], work: Work) -> None:
         for note in list_sweep_notes([cell.recipe for cell in waiting]):
             work.say(f'NOTE: {note}')
 
+    # Called only after some folder has opened: if other processes hold all of them, there is
+    # nothing to train.
     @functools.cache
     def compile_once() -> tuple[Program, int]:
+        # Compiling takes long and there is nothing to save, so that a signal may end it at once.
         with interruptible(work.caught):
             return compile_program(waiting, work)
 
@@ -116,6 +119,8 @@ def _select_on_first(choose: Callable[[], list[Cell]], cells: list[Cell]) -> lis
 
 def _list_waiting(group: list[Cell], work: Work) -> list[Cell]:
     """Returns the cells that have not ended; rewrites a damaged config.json of an ended cell."""
+    # Ended cells are not opened again, so this is the only repair of their config.json, which
+    # tables and reports read.
     for cell in filter(work.is_final, group):
         try:
             Run(work.folder(cell)).read_config()
@@ -151,6 +156,7 @@ def _open_cells(folders: contextlib.ExitStack, cells: list[Cell], work: Work) ->
             workdir.record_failure(folder, error, work.say)
         return False
 
+    # A cell in a bucket waits for several requests, so that many are opened at a time.
     opened = (map if work.url is None else for_each)(try_open, cells)
     return [cell for cell, has_opened in zip(cells, opened, strict=True) if has_opened]
 
@@ -174,6 +180,7 @@ def compile_program(cells: Sequence[Cell], work: Work) -> tuple[Program, int]:
 
 def _build_program(cells: Sequence[Cell], work: Work) -> Program:
     """Returns the program of the cells, without compiling it."""
+    # train.steps may differ between the cells (RUN_PATHS). It does not change the program.
     recipe, n_runs = longest_recipe(cells), 1 if is_multiprocess() else len(cells)
     experiment = Experiment(recipe, open_text(recipe, work.say), work.say, n_runs)
     axis = select_run_axis(experiment.recipe.config.kernels.run_axis, experiment.platform)
@@ -218,7 +225,7 @@ def _train_cells(program: Program, slots: int, cells: list[Cell], work: Work) ->
 
 
 def longest_recipe(cells: Sequence[Cell]) -> Recipe:
-    """Returns the recipe of the run with the most steps, for which the text must suffice."""
+    """Returns the recipe of the run with the most steps, which needs the most text."""
     return max((cell.recipe for cell in cells), key=lambda recipe: recipe.train.steps)
 
 
@@ -240,6 +247,7 @@ def count_slots(
     requested = min(
         runs, runs_at_once or runs, max(multiple, max_open_folders() // multiple * multiple)
     )
+    # The devices of a CPU share the machine's memory.
     limit = device_memory_bytes() // (program.experiment.mesh.size if program.shares_memory else 1)
     fitting = find_max_runs(requested, multiple, limit, program.memory_bytes)
     waves = -(-runs // fitting)

@@ -2,8 +2,8 @@
 
 If every run fits on the devices of one host, the cells are dealt out: each host trains its cells as
 if it were alone, and a lost host costs only its own cells. JAX's processes are not joined then,
-because the runtime ends all of them when one is lost. If a run needs the devices of several hosts,
-all of them train it, and the runs of a group train in sequence.
+because the runtime ends all processes when one is lost. If a run needs the devices of several
+hosts, all of them train it, and the runs of a group train in sequence.
 """
 
 import contextlib
@@ -122,11 +122,13 @@ def run_host_0_first(workdir: Path, host: int, hosts: int, function: Callable[[]
     if hosts == 1:
         return run_first_then_others(function)
     job, deadline = os.environ[JOB], time.monotonic() + MEET_SEC
+    # The name of the job, as an earlier job may have left its mark.
     while host > 0 and _read_mark(workdir) != job:
         if time.monotonic() > deadline:
             raise ValueError(format_not_shared(workdir, [f'host {host}']))
         time.sleep(POLL_SEC)
     value = function()
+    # After `function`: the mark tells the other hosts that the folder is complete.
     if host == 0:
         write_text(workdir / MARK, job)
     os.write(int(os.environ[TELL]), b'.')  # tells the supervisor that this host is independent
@@ -156,6 +158,8 @@ class OtherHosts:
             if not waiting or any(map(self._has_failed, waiting)):
                 return []
             activity = self._read_activity(waiting)
+            # A held lock is activity at any time; a lease only when its tag changes, since a lost
+            # host leaves its lease behind.
             if activity != last_activity or True in activity.values():
                 last_change, last_activity = time.monotonic(), activity
             if time.monotonic() - last_change > LOST_SEC and _has_locks(self._work):
@@ -217,9 +221,9 @@ def deal_cells(groups: Groups, host: int, hosts: int) -> list[list[Cell]]:
     """Returns the cells of one of n hosts, by group.
 
     The cells are consecutive, so that few groups compile on two hosts. Every host gets about the
-    same work, up to half a cell. Cells that have ended are dealt too, so that hosts that look at
-    different times, and the same command later, get the same shares, and with them the same meshes
-    and numbers.
+    same work, up to half a cell. Cells that have ended are dealt too. Hosts that look at different
+    times, and the same command later, then get the same shares, and with them the same meshes and
+    numbers.
 
     Args:
       groups: all cells, by program.
@@ -252,6 +256,8 @@ def estimate_work(recipe: Recipe) -> int:
     Counts the matrices of blocks and readout, and attention, for all tokens of the run.
     """
     model, data, steps = recipe.model, recipe.data, recipe.train.steps
+    # Per token and block: queries, keys, values and output 4 D^2; a gated MLP 3 D F; scores and the
+    # mix of values 2 T D. Only ratios between cells matter.
     block = 4 * model.d_model**2 + 3 * model.d_model * model.d_ff + 2 * data.seq_len * model.d_model
     readout = model.d_model * _vocab_size(data.tokenizer)
     return steps * data.batch_size * data.seq_len * (model.n_layers * block + readout)

@@ -75,6 +75,8 @@ def open_sweep(
     if (path / SWEEP).exists():
         earlier = _read_earlier(path, base, continue_changed, say)
         earlier_cells = earlier['cells']
+        # A damaged sweep.json has no base (`_read_earlier`). Before any cell has begun nothing can
+        # be lost, and config.tune may change at will.
         if 'base' in earlier and any((path / cell['cell']).exists() for cell in earlier_cells):
             _compare_tunes(path, earlier.get('tune'), tune, continue_changed, say)
         if names := _find_earlier_names(path, earlier_cells, groups):

@@ -13,6 +13,7 @@ from lm.study.plan.protocols import Groups, Measurements
 from lm.study.train.groups import Work
 from lm.study.train.throughput import FILE, measure_throughput, program_digest, read_throughput
 
+# Host 0 compiles every program before it writes the first time, hence an hour.
 POLL_SEC, PATIENCE_SEC = 0.5, 3600.0
 
 
@@ -43,6 +44,7 @@ def local_measurements(work: Work, engine: str, host: int) -> Measurements:
                 sec_by_program = measure_throughput(programs, work)
             else:
                 sec_by_program = _await_throughput(programs, work)
+            # Again, as host 0 may have written times of another device than this host's.
             _check_device(work)
         for group in programs:
             if program_digest(group[0]) not in sec_by_program:

@@ -65,6 +65,7 @@ class SweepProgress:
     def __init__(self, workdir: Path, groups: list[list[Cell]], console: Console):
         self.workdir, self.groups, self.console = workdir, groups, console
         self._began, self._next = time.monotonic(), 0.0
+        # Steps of an earlier command took none of this process's time, and are no part of its rate.
         self._steps_before = sum(steps_done(r) for r in gather(workdir))
         is_terminal = console.is_terminal
         self.screen = Live(console=console, auto_refresh=False) if is_terminal else nullcontext()

@@ -1,8 +1,8 @@
 """Measures the seconds of a step of each program before a sweep trains.
 
 WORKDIR/throughput.json: {'device': name, 'programs': {key: {'sec': seconds for each step and run,
-'runs': concurrent runs}}}. A number is written once: the same command finds it again, also on
-another device, since the number of steps may follow from it.
+'runs': concurrent runs}}}. A number is written once. The same command reads it again, also on
+another device, since the number of steps may depend on it.
 """
 
 import hashlib
@@ -119,7 +119,9 @@ def measure_step_sec(program: Program, recipes: Sequence[Recipe], slots: int) ->
     step, active, times = program.compile_step(slots), np.ones(slots, bool), []
     for _ in range(WARM_UP + STEPS):
         start = time.perf_counter()
+        # The step donates its states, so each call takes those of the call before.
         states, metrics = step(active, states, batch, hypers)
+        # JAX dispatches asynchronously: the clock would otherwise stop before the step has run.
         jax.block_until_ready((states, metrics))
         times.append(time.perf_counter() - start)
     return broadcast_from_first(statistics.median(times[WARM_UP:]) / slots)

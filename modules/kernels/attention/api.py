@@ -215,6 +215,7 @@ def attend(
 
     if scores.window is None or is_full is None:
         return compute(scores)
+    # A kernel's window is static, so a traced choice needs two calls, of which one runs.
     unbounded = dataclasses.replace(scores, window=None)
     return jax.lax.cond(is_full, lambda: compute(unbounded), lambda: compute(scores))
 

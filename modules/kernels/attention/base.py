@@ -158,6 +158,7 @@ def attend_at_positions(
     distance_BTS = (
         positions_BT[..., None] - jnp.arange(k_BKSH.shape[2], dtype=jnp.int32)[None, None]
     )
+    # A later token of the same prefix gets a positive distance, and `is_visible` then admits it.
     if mutual_BTS is not None:
         distance_BTS = jnp.broadcast_to(distance_BTS, mutual_BTS.shape)
         distance_BTS = jnp.where(mutual_BTS, jnp.abs(distance_BTS), distance_BTS)
@@ -212,6 +213,7 @@ def attention_logits(
       key_bias_BKS: added to all logits of a key.
     """
     n_heads, head_dim = q_BNTH.shape[1], q_BNTH.shape[-1]
+    # Scaling q takes H products per query, scaling the logits S.
     q_BNTH, dtype = q_BNTH * scores.compute_scale(head_dim), accumulator_dtype(q_BNTH)
     s_BNTS = jnp.einsum('bnth,bnsh->bnts', q_BNTH, k_BNSH, preferred_element_type=dtype)
     if key_bias_BKS is not None:

@@ -147,6 +147,7 @@ def _attend_on_device(scores, axis_name, q_BNTH, k_BKSH, v_BKSH, segments_BT, *a
     def repeat_labels(label_BT):
         if label_BT is None:
             return None
+        # -1: padding is a document apart, and in no prefix, whose numbers are above 0.
         label_BT = jnp.pad(label_BT, ((0, 0), (0, n_padding)), constant_values=-1)
         return jnp.repeat(label_BT, n_heads, axis=0)
 
@@ -207,6 +208,7 @@ def _loop_key_tiles(grid: TileGrid, has_segments: bool, i: Any, body: Callable, 
     """
     first, window = 0, grid.scores.window
     if grid.scores.prefix:
+        # All tiles, all masked: a prefix may begin and end anywhere, also behind the queries.
         carry = _loop(0, i, lambda j, carry: body(j, carry, True), carry)
         carry = _loop(i + 1, grid.key_tiles, lambda j, carry: body(j, carry, True), carry)
         return body(i, carry, True)
@@ -330,8 +332,8 @@ def _forward(grid, q_GTH, k_GSH, v_GSH, terms, labels):
 def _backward(grid, residuals, grad_GTH):
     """Computes dS = P * (dP - rowsum(dO * O)); each tile adds to its queries, keys and values.
 
-    Sums over queries are products [H, T] by [T, S] with q and dO transposed in advance, as they are
-    small: XLA:CPU multiplies by a transposed left side at half the speed.
+    Sums over queries are products [H, T] by [T, S]. The small q and dO are transposed in advance,
+    because XLA:CPU multiplies by a transposed left side at half the speed.
     """
     q_GTH, k_GSH, v_GSH, terms, labels, out_GTH, log_sum_GT1 = residuals
     dtype, has_segments = accumulator_dtype(q_GTH), labels.segments_GS is not None
@@ -357,6 +359,8 @@ def _backward(grid, residuals, grad_GTH):
             grad_terms = _add_term_gradients(
                 grid, labels, grad_terms, grad_logits, grad_scores, i, j
             )
+            # Back to the type of the inputs, as in the forward pass; products still accumulate in
+            # `dtype`.
             grad_scores, probs = grad_scores.astype(q.dtype), probs.astype(grad.dtype)
             grad_q = grad_q + _batched_matmul(grad_scores, k, 2, 1, dtype)
             grad_k = _accumulate_tile(
@@ -386,6 +390,8 @@ def _backward(grid, residuals, grad_GTH):
 
 def _add_term_gradients(grid, labels, grad_terms, grad_logits, grad_scores, i, j):
     """Adds a tile to the gradients of slopes and key biases."""
+    # Slopes are added after the cap and key biases before it: hence the gradient of the logits for
+    # slopes, and of the scores before the cap for biases.
     if grad_terms.slopes_G is not None:
         distance = _token_distances(grid, labels, i, j, grad_logits)
         slopes_G = grad_terms.slopes_G - jnp.sum(grad_logits * distance, (1, 2))

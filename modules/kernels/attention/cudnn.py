@@ -186,7 +186,7 @@ def _bind_kernel(options, lengths_BM, offsets_BM) -> Callable[..., jax.Array]:
 
 
 def _vjp(options, q_BTNH, k_BSKH, v_BSKH, lengths_BM, offsets_BM) -> tuple[Any, list, list]:
-    """Returns the pullback, the available arrays, and where each residual is among them.
+    """Returns the pullback, the available arrays, and the index of each residual among them.
 
     Available are the arguments and, as the last, the output. A residual that is not among them has
     the index None.
@@ -207,6 +207,7 @@ def _attend_with_residuals(options, *arrays) -> tuple[jax.Array, list[jax.Array]
         residuals = zip(jax.tree.leaves(pull), indices, strict=True)
         return available[-1], [residual for residual, index in residuals if index is None]
 
+    # Named, so that remat policies can keep the output and its residuals (`modules.numerics`).
     return checkpoint_name(_merge_runs(compute)(*arrays), ATTENTION_OUTPUT)
 
 
@@ -224,6 +225,8 @@ def _backward(options, residuals, grad_BTNH):
             indices.extend(leaf_indices)
             return pull
 
+        # A function cannot be a residual. Its structure is traced again, and filled with the arrays
+        # that the forward pass has kept.
         structure = jax.tree.structure(jax.eval_shape(trace_pullback, *arrays))
         available, extra = [*arrays, out_BTNH], iter(extra_residuals)
         leaves = [next(extra) if index is None else available[index] for index in indices]

@@ -113,6 +113,7 @@ def weight_statistics(
         return _sum_queries(*statistics, weight_BQ, weight_BQ * (rows_Q[None] > first_BQ))
 
     with jax.named_scope('diagnostics'):
+        # Block by block, so that no array [B, N, T, T] is held.
         sums = jax.lax.map(block_sums, jnp.arange(0, length, min(block, length)))
         total = {name: jnp.sum(parts, 0) for name, parts in sums.items() if name != 'largest'}
         return {
@@ -145,6 +146,7 @@ def _row_statistics(log_weights_BNQS, visible_BQS, is_first_BQS, sinks_N):
     relative_BNQS = logits_BNQS - shift_BNQ[..., None]
     weights_BNQS = jnp.where(visible_BNQS, jnp.exp(relative_BNQS), 0.0)
     total_BNQ = jnp.sum(weights_BNQS, -1)
+    # 0 log 0 is 0: the log of a weight of 0 may be -inf, and 0 times -inf is NaN.
     mean_BNQ = jnp.sum(jnp.where(weights_BNQS == 0, 0.0, weights_BNQS * relative_BNQS), -1)
     if sinks_N is not None:
         sink_weight_BNQ = jnp.exp(sinks_BNQ - shift_BNQ)

@@ -270,6 +270,7 @@ def _make_kernel(
         masks.MultiHeadMask([mask] * q_BNTH.shape[1]),
         block_sizes=kernels.BlockSizes(**kernel_block_sizes(blocks, length, parts)),
         attn_logits_soft_cap=scores.softcap or None,
+        # `map_shards` has split the heads already: the kernel sees those of one device.
         head_shards=1,
         q_seq_shards=parts,
         residual_checkpoint_name=ATTENTION_OUTPUT,

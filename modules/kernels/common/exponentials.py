@@ -51,6 +51,7 @@ def _terms_two_pass(z, max_exponent):
 
 def exact_exp2(n: jax.Array) -> jax.Array:
     """Returns 2^n exactly for whole numbers n <= 0, from its bits; 0 below normal numbers."""
+    # Float32 has its exponent, plus 127, in bits 23 to 30; -127 gives the bits of 0.
     bits = (jnp.clip(n, -127.0, 0.0).astype(jnp.int32) + 127) << 23
     return jax.lax.bitcast_convert_type(bits, jnp.float32)
 
@@ -124,4 +125,5 @@ def probabilities(form: ExponentialForm, z: jax.Array, pair: Pair) -> jax.Array:
       pair: the sum.
     """
     exponent, mantissa = pair
+    # One division per row and a product per entry.
     return form.terms(z, exponent) * jnp.where(mantissa == 0, 0.0, 1.0 / mantissa)

@@ -1,9 +1,9 @@
-"""Programs of GPU kernels over the rows of a matrix, and the slices in which they read rows.
+"""Programs of GPU kernels over the rows of a matrix, and the slices of a row that they read.
 
-A program has 128 threads, a warpgroup, and loops over rows. It reads a row in slices, in which each
-thread moves up to 16 bytes at once. The last slice ends with the row and may overlap the previous
-one, so that no slice exceeds the row, whatever its width. Entries in two slices are written twice,
-with the same value, and counted once.
+A program has 128 threads, a warpgroup, and loops over rows. It reads a row in slices: each thread
+moves up to 16 bytes of a slice at once. The last slice ends with the row and may overlap the
+previous one, so that no slice exceeds the row, whatever its width. Entries in two slices are
+written twice, with the same value, and counted once.
 
 All slices have the same shape, and threads exchange a single sum at the end of a row: the reads of
 a program wait for each other nowhere else.
@@ -48,6 +48,7 @@ class RowSlices(NamedTuple):
         """Picks the longest vector such that every row of the arrays starts at a multiple of it."""
         min_itemsize = min(array.dtype.itemsize for array in arrays)
         vector = MAX_THREAD_BYTES // min_itemsize
+        # A slice must not be longer than a row.
         while vector > 1 and (width % vector or THREADS * vector > width):
             vector //= 2
         return cls(width, vector)
@@ -251,6 +252,7 @@ def call_on_gpu(
     def kernel(*refs):
         refs = dict(zip(names, refs, strict=True))
         program = jax.lax.axis_index('program')
+        # Rows program, program + programs, ...: ceil((rows - program) / programs) of them.
         count = (rows - program + programs - 1) // programs
 
         def step_row(i, carry):

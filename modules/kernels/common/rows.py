@@ -18,7 +18,7 @@ class Kernel:
 
     compute: takes `platform` as a keyword, unless `platforms` is None (any platform).
     is_forward_mode: whether it has a forward-mode derivative. is_plain: whether a loss computes the
-    same by itself, so that it needs no kernel. default_platforms: platforms on which it is the
+    same in plain operations, and needs no kernel. default_platforms: platforms on which it is the
     default, because a compiled step then moves fewer bytes.
     """
 
@@ -104,6 +104,7 @@ def merge_runs(compute: Callable[..., Any]) -> Callable[..., Any]:
             array if is_mapped else jnp.broadcast_to(array, (runs, *array.shape))
             for array, is_mapped in zip(arrays, mapped, strict=True)
         ]
+        # `call`, not `compute`, so that another vmap around this one finds the rule again.
         stacked = call(*(array.reshape(-1, *array.shape[2:]) for array in arrays))
         stacked = jax.tree.map(lambda array: array.reshape(runs, -1, *array.shape[1:]), stacked)
         return stacked, jax.tree.map(lambda _: True, stacked)

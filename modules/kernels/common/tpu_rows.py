@@ -50,8 +50,7 @@ def block_rows(rows: int, width: int, bytes_per_entry: float, name: str) -> int:
       rows: rows of the matrix.
       width: entries of a row.
       bytes_per_entry: of all buffers together; a buffer that is transferred while the previous
-        block
-        is computed counts twice.
+        block is computed counts twice.
       name: the kernel, for the error.
 
     Raises:

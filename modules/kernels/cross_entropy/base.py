@@ -28,10 +28,13 @@ def statistics(logits_MV: jax.Array, labels_M: jax.Array) -> Statistics:
     logits_MV = at_least_float32(logits_MV)
     present_MV = logits_MV != -jnp.inf  # True for NaN, which must reach the loss
     has_logits_M = jnp.any(present_MV, -1)
+    # `initial` keeps the maximum finite in a row of only -inf: -inf minus -inf is NaN.
     max_M = jnp.max(logits_MV, -1, initial=jnp.finfo(logits_MV.dtype).min)
+    # The maximum cancels in log_z, so that its gradient is 0 and need not be computed.
     max_M = jax.lax.stop_gradient(max_M)
     sum_M = jnp.sum(jnp.exp(logits_MV - max_M[:, None]), -1)
     log_z_M = max_M + jnp.log(jnp.where(has_logits_M, sum_M, 1.0))  # the gradient of log(0) is NaN
+    # Compared rather than indexed: a label that is no column then matches none.
     is_label_MV = jnp.arange(logits_MV.shape[-1])[None] == labels_M[:, None]
     label_logits_MV = jnp.where(is_label_MV, jnp.where(present_MV, logits_MV, -jnp.inf), 0.0)
     label_logit_M = jnp.sum(label_logits_MV, -1)
@@ -108,6 +111,7 @@ def logit_gradient(
       The gradient in the type of x, 0 where x is -inf.
     """
     x32 = x.astype(jnp.float32)
+    # In this order: high + low would round to one float32, with an error of 10^-3 near 10^4.
     gradient = grad_log_z * jnp.exp((x32 - high) - low) + grad_entry
     gradient = gradient + jnp.where(column == label, grad_label, 0.0)
     return jnp.where(x32 != -jnp.inf, gradient, 0.0).astype(x.dtype)

@@ -48,6 +48,7 @@ def forward_rows(logits_MV: jax.Array, labels_M: jax.Array) -> tuple[jax.Array, 
             lambda: (total, jnp.float32(row.width)),
         )
         label = refs['labels'][n]
+        # -1 stands for a label that is no column (`api.statistics`); the read must stay in the row.
         label_logit = refs['logits'][n, jnp.maximum(label, 0)].astype(jnp.float32)
         label_logit = jnp.where(label >= 0, label_logit, 0.0)
         numbers = (*sum_threads(ONLINE, pair), label_logit, total, count)

@@ -43,6 +43,8 @@ def forward_rows(logits_MV: jax.Array, labels_M: jax.Array) -> tuple[jax.Array, 
     of columns has its own maximum and sum of exponentials, and the states of blocks are added.
     """
     rows, width = logits_MV.shape
+    # Logits twice, as the next block arrives while this one is computed; 8 bytes for the compiler's
+    # temporaries.
     bytes_per_entry = 2 * itemsize(logits_MV) + 8
     fits = SUBLANES * row_bytes(width, bytes_per_entry) <= DEFAULT_BYTES
     blocks = select_matrix_blocks(rows, width, bytes_per_entry, whole_rows=fits)
@@ -54,6 +56,7 @@ def forward_rows(logits_MV: jax.Array, labels_M: jax.Array) -> tuple[jax.Array, 
         {'logits': (logits_MV, blocks.matrix_spec), 'labels': (labels_1M, blocks.number_spec(1))},
         {'state': (state, blocks.number_spec(STATE))},
         grid=blocks.grid,
+        # Blocks along the last two axes update the same block of states, one after the other.
         semantics=('parallel', 'arbitrary', 'arbitrary'),
         limit=memory_limit(*blocks.shape, bytes_per_entry),
         cost=(8 * rows * width, rows * width, moved),
@@ -104,6 +107,7 @@ def backward_rows(logits_MV: jax.Array, *numbers: jax.Array) -> jax.Array:
       *numbers: COEFFICIENTS numbers per row, [M] each.
     """
     rows, width = logits_MV.shape
+    # Logits and gradient, twice each.
     bytes_per_entry = 4 * itemsize(logits_MV) + 8
     blocks = select_matrix_blocks(rows, width, bytes_per_entry, whole_rows=False)
     operands = {'logits': (logits_MV, blocks.matrix_spec)}
@@ -178,6 +182,7 @@ def select_matrix_blocks(
         min_rows = min(LANES, math.ceil(rows / SUBLANES) * SUBLANES)
         columns = min(width, block_columns(min_rows, bytes_per_entry))
     size = block_rows(rows, columns, bytes_per_entry, NAME)
+    # Fewer rows than LANES are a power of two, so that blocks divide a register of numbers.
     size = size // LANES * LANES if size >= LANES else 2 ** int(math.log2(size))
     blocks_of_rows, group_rows = math.ceil(rows / size), max(size, LANES)
     sharing = min(group_rows // size, blocks_of_rows)

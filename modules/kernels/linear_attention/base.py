@@ -49,7 +49,7 @@ def quadratic(
       ([B, N, T, H] in the type of v, the state after the last token).
 
     Raises:
-      ValueError: for a state together with segments, since it does not say which segment it is of.
+      ValueError: for a state together with segments, since the segment of the state is unknown.
     """
     n_heads = q_num_BNTF.shape[1]
     q_num_BNTF, k_num_BKTF, q_den_BNTF, k_den_BKTF, v = map(
@@ -69,6 +69,7 @@ def quadratic(
         'bnts,bnsh->bnth', masked_weights(q_num_BNTF, k_num_BKTF), repeat_kv_heads(v, n_heads)
     )
     denominator_BNT = jnp.sum(masked_weights(q_den_BNTF, k_den_BKTF), -1)
+    # The keys that the last token sees are those of the last document, to which the state belongs.
     in_last_BS = jnp.broadcast_to(visible_BTS[:, -1], (len(v), v.shape[2])).astype(v.dtype)
     products_BKFH = jnp.einsum('bs,bksf,bksh->bkfh', in_last_BS, k_num_BKTF, v)
     keys_BKF = jnp.einsum('bs,bksf->bkf', in_last_BS, k_den_BKTF)

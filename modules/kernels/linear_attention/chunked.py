@@ -28,7 +28,7 @@ def chunked_linear_attention(
     """Computes `quadratic` in memory that grows with T: a chunk's pairs, and a state per chunk.
 
     The backward pass recomputes each chunk from the state before it. The last chunk is padded with
-    tokens whose features are 0. Sources: arXiv:2006.16236, section 3.3; chunks arXiv:2312.06635.
+    features of 0. Sources: arXiv:2006.16236, section 3.3; chunks arXiv:2312.06635.
 
     Args:
       q_num_BNTF: query features of the numerator.
@@ -61,6 +61,8 @@ def chunked_linear_attention(
         return attend_chunk(state, *parts, eps)
 
     parts = q_num, k_num, q_den, k_den, v, split_chunks(start_BT, 1, chunk, 'edge'), first_C
+    # In a scan XLA cannot merge the recomputation with the forward pass, so that the barriers of
+    # prevent_cse would only cost time (documentation of jax.checkpoint).
     state, out_CBKGTH = jax.lax.scan(jax.checkpoint(body, prevent_cse=False), state, parts)
     out_BKGTH = jnp.moveaxis(out_CBKGTH, 0, 3).reshape(batch, n_kv_heads, groups, -1, head_dim)
     out_BNTH = out_BKGTH.reshape(batch, n_kv_heads * groups, -1, head_dim)[:, :, :length]
@@ -95,6 +97,7 @@ def attend_chunk(
     visible_BTS = causal_mask(position_T, position_T, start_BT).astype(v_BKTH.dtype)
     # The state belongs to the document of the last token before the chunk.
     continues_BT = (start_BT < first).astype(v_BKTH.dtype)
+    # As a product with the mask, not a cumulative sum, which would run across documents.
     keys_BKTF = jnp.einsum('bts,bksf->bktf', visible_BTS, k_den_BKTF)
     keys_BKTF = keys_BKTF + jnp.einsum('bt,bkf->bktf', continues_BT, state.keys_BKF)
     weights_BKGTS = jnp.einsum('bkgtf,bksf->bkgts', q_num_BKGTF, k_num_BKTF)

@@ -1,9 +1,9 @@
 """Products of activations and a weight matrix, and their table. `modules.products` calls it.
 
-A row is a function (x [M, I], w [I, O], out_dtype) -> [M, O] of type `out_dtype`, in which it also
-accumulates; None: the type of x and w. flat: whether it supports only these two axes; `einsum`
-supports any. A row with options is a class whose instances are such functions: `wta_crs`, whose
-weight gradients are estimates.
+A row is a function (x [M, I], w [I, O], out_dtype) -> [M, O], accumulated and returned in
+`out_dtype`; None: the type of x and w. flat: whether it supports only these two axes; `einsum`
+supports any. A row with options is a class, and its instances are such functions: `wta_crs`, which
+estimates weight gradients.
 """
 
 import jax
@@ -65,8 +65,8 @@ def einsum(
 ) -> jax.Array:
     """Computes x w over all axes without flattening, so that the compiler chooses the layouts.
 
-    XLA for TPUs writes heads in the order in which attention reads them, and reads them in the
-    order in which attention writes them. A flat product would cost a copy of the whole array.
+    XLA for TPUs then writes heads in the order that attention reads, and reads them in the order
+    that attention writes. A flat product would cost a copy of the whole array.
 
     Args:
       x: activations, batch axes first and summed axes last.

@@ -25,7 +25,7 @@ class SampledRows(struct.PyTreeNode):
 
 @dataclasses.dataclass(frozen=True)
 class WTACRS:
-    """Product x w whose weight gradient in training is an unbiased estimate from some tokens.
+    """Product x w. In training, its weight gradient is an unbiased estimate from some tokens.
 
         dw = sum_i x_i^T g_i  ~  sum_{i in top} x_i^T g_i + sum_{j drawn} x_j^T g_j / (q_j (K - c))
 
@@ -91,6 +91,7 @@ class WTACRS:
         n_kept = max(self.wta_crs_least, int(self.wta_crs_ratio * n_tokens))
         if n_kept >= n_tokens:
             return None
+        # The sample is a residual of the product and no path for gradients: x gets its own exactly.
         x_SMI = jax.lax.stop_gradient(x_SMI)
         keys_S = jax.random.split(key, len(x_SMI))
         return jax.vmap(functools.partial(sample_shard_rows, n_kept=n_kept))(keys_S, x_SMI)
@@ -126,6 +127,7 @@ def sample_indices(key: jax.Array, sizes_M: jax.Array, n_kept: int) -> tuple[jax
     places_K = jnp.argsort(-p_M)[:n_kept]  # not top_k, which XLA does not shard
     n_top = count_winners(p_M[places_K])
     is_top_K = jnp.arange(n_kept) < n_top
+    # The c largest are kept for certain and cannot be drawn again.
     rest_M = p_M.at[places_K].multiply(1 - is_top_K)
     ends_M = jnp.cumsum(rest_M)
     # Points are above 0, so that leading rows with probability 0 are never drawn.

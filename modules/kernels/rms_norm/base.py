@@ -12,7 +12,7 @@ def inverse_rms(x: jax.Array, eps: float) -> jax.Array:
     """Returns 1 / sqrt(mean(x^2) + eps) over the last axis, [..., 1].
 
     Args:
-      x: [..., D], in the type in which to compute the mean.
+      x: [..., D], in the type for the mean.
       eps: added under the root.
     """
     return jax.lax.rsqrt(jnp.mean(x**2, -1, keepdims=True) + eps)

@@ -84,6 +84,8 @@ def backward_rows(
     operands = {'x': padded_x_ND, 'g': pad_columns(g_ND), 'scale': pad_columns(scale_D)}
     row = RowSlices.for_arrays(padded_x_ND.shape[1], x_ND, g_ND)
     parts, keeps = row.slices(), row.width <= MAX_REGISTER_ROW
+    # Three arrays in registers: x, g and the sum for the scale. At most `rows`, as in
+    # `call_on_gpu`, since dscale has a row for each program.
     programs = min(rows, count_programs(row.width, 3))
     out_shapes = {'dx': jax.ShapeDtypeStruct(padded_x_ND.shape, x_ND.dtype)}
     if scale_D is not None:

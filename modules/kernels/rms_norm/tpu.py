@@ -71,6 +71,9 @@ def backward_rows(
     blocks = math.ceil(rows / size)
     parts = min(PARTS, blocks)
     blocks_per_part = math.ceil(blocks / parts)
+    # The last part may have fewer blocks than the others. It then repeats the last block: dx is
+    # written again with the same values, and dscale is unchanged, as the rows count as beyond the
+    # end.
     block = pl.BlockSpec(
         (size, width), lambda p, i: (jnp.minimum(p * blocks_per_part + i, blocks - 1), 0)
     )
@@ -87,6 +90,7 @@ def backward_rows(
         operands,
         out_shapes,
         grid=(parts, blocks_per_part),
+        # The blocks of a part add to the same sum, one after the other.
         semantics=('parallel', 'arbitrary'),
         limit=memory_limit(size, width, 2 * moved + 12),
         cost=(11 * rows * width, rows, bytes_moved),

@@ -110,6 +110,8 @@ def _compute(x, mask, sink, options, saves):
 
 
 def _forward_with_residuals(x, mask, sink, options):
+    # The backward pass needs the sums to recompute p from x, and for the probability of a sink,
+    # which p does not contain.
     p, sums = _compute(x, mask, sink, options, bool(options.softcap) or sink is not None)
     return p, (x if options.softcap else p, sums, mask, sink)
 
@@ -121,6 +123,7 @@ def _backward(options, residuals, g):
     arrays = _call(kernel, (x_or_p, g, sums, mask, sink), names)
     dsink = None
     if sink is not None:
+        # A sink that is shared by rows gets the sum of their gradients.
         broadcast_axes = tuple(axis for axis, length in enumerate(sink.shape) if length == 1)
         dsink = jnp.sum(arrays['dsink'], broadcast_axes, keepdims=True).astype(sink.dtype)
     return arrays['dx'], None, dsink

@@ -63,6 +63,7 @@ class SoftmaxRows(NamedTuple):
             side_arrays[name] = (
                 pad_columns(flatten_rows(array)) if array.shape[-1] > 1 else array.reshape(-1)
             )
+        # Shorter rows are padded to a column per thread (`pad_columns`).
         row = RowSlices.for_arrays(max(x.shape[-1], THREADS), x)
         return cls(row, leading, x.shape[-1], side_arrays, side_lengths, options)
 
@@ -192,6 +193,7 @@ def backward_rows(
       sink: as in `SoftmaxRows.from_arrays`.
       options: of the softmax.
     """
+    # Without a softcap dx follows from p alone, which is 0 at hidden entries: no mask is read.
     rows = SoftmaxRows.from_arrays(g, mask if options.softcap else None, sink, options)
     row, base = rows.row, FORMS[options.form]
     x_or_p_NS, g_NS = pad_columns(flatten_rows(x_or_p)), pad_columns(flatten_rows(g))

@@ -129,6 +129,7 @@ def backward_rows(
       sink: as in `forward_rows`.
       options: of the softmax.
     """
+    # Without a softcap dx follows from p alone, which is 0 at hidden entries: no mask is read.
     shape, mask = _kernel_shape(g, mask, sink), mask if options.softcap else None
     moved = itemsize(x_or_p, g, x_or_p) + (mask is not None)
     tiling = _make_tiling(shape, moved, options)
