@@ -30,7 +30,7 @@ def words_in(text: str) -> set[str]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Table:
+class ChoiceTable:
     """A dict that fields of the config choose from.
 
     Attributes:
@@ -60,7 +60,7 @@ class Tables:
         tables = [self._table(path, name) for path, name in sorted(names) if path]
         self.all = [table for table in tables if table]
 
-    def _table(self, path: str, name: str) -> Table | None:
+    def _table(self, path: str, name: str) -> ChoiceTable | None:
         assigned, imported = _assigned_values(self.trees[path]), self.sources.imported(path)
         value = assigned.get(name)
         keys = value.keys if isinstance(value, ast.Dict) else [None]
@@ -77,7 +77,7 @@ class Tables:
             words[key.value] = frozenset(
                 texts([row, *(assigned[import_name] for import_name in used & assigned.keys())])
             )
-        return Table(name, path, rows, words)
+        return ChoiceTable(name, path, rows, words)
 
     @functools.cached_property
     def readings(self) -> set[tuple[str, str]]:
@@ -248,7 +248,7 @@ class Definitions:
         files = [file for file in above if file in self.sources.modules.values()]
         return [(file, name) for file in files if name in self.of(file)]
 
-    def may_name(self, path: str, rows: Set[str], tables: Iterable[Table]) -> bool:
+    def may_name(self, path: str, rows: Set[str], tables: Iterable[ChoiceTable]) -> bool:
         """Whether a test in a file may be about one of the rows, according to the source."""
         summaries = [self.with_helpers((path, name)) for name in self.of(path)]
         summaries.append(self.said_by(path, self.sources.tree(path).body))
@@ -258,7 +258,11 @@ class Definitions:
         ) or any(in_name(row, names) for row in rows)
 
     def is_touched(
-        self, nodeid: str, parameter_texts: Iterable[str], rows: Set[str], tables: Iterable[Table]
+        self,
+        nodeid: str,
+        parameter_texts: Iterable[str],
+        rows: Set[str],
+        tables: Iterable[ChoiceTable],
     ) -> bool:
         """Whether a test is about one of the rows of these tables.
 
@@ -280,7 +284,7 @@ class Definitions:
         return bool(rows & summary.words) or goes_through(tables, summary.whole)
 
 
-def goes_through(tables: Iterable[Table], used: Iterable[Definition]) -> bool:
+def goes_through(tables: Iterable[ChoiceTable], used: Iterable[Definition]) -> bool:
     """Whether a table, or the object that holds all tables, is used as a whole."""
     names = {(table.file, table.name) for table in tables}
     return any(

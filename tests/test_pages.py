@@ -91,13 +91,13 @@ def section(title: str) -> list[str]:
     return [line for line in text.split('\n## ')[0].splitlines() if line.startswith('| ')]
 
 
-def quoted(lines: list[str], cell: int) -> set[str]:
+def parse_names(lines: list[str], cell: int) -> set[str]:
     return {name for line in lines for name in re.findall('`([^`]+)`', line.split('|')[cell])}
 
 
 def find_unlisted(files: list[str], *titles: str) -> tuple[set[str], set[str]]:
     """Returns (files that no table of the sections names, names without a file)."""
-    names = {name for title in titles for name in quoted(section(title), 1)}
+    names = {name for title in titles for name in parse_names(section(title), 1)}
     patterns = {}
     for name in names:
         text = re.escape(name) + ('.+' if name.endswith('/') else '')
@@ -129,13 +129,13 @@ class TestFiles:
         assert list(evaluate_all(targets, read_suites('perplexity:4', {}), False, print))
         assert find_unlisted(files_in(workdir), 'A run', 'Evaluations') == (set(), set())
         (path, *_) = workdir.glob('evaluations/*/*')
-        assert read_json(path).keys() | {'sha256'} == quoted(section('Evaluations'), 3)
+        assert read_json(path).keys() | {'sha256'} == parse_names(section('Evaluations'), 3)
 
     def test_run_columns_and_summary_fields(self, whole):
-        columns = quoted(section('metrics.jsonl'), 2)
+        columns = parse_names(section('metrics.jsonl'), 2)
         assert columns == {name for row in read_rows(whole / 'metrics.jsonl') for name in row}
         summary = json.loads((whole / 'summary.json').read_text()).keys()
-        listed = quoted(section('summary.json'), 1) - {'metrics.jsonl'}
+        listed = parse_names(section('summary.json'), 1) - {'metrics.jsonl'}
         assert summary - columns == listed - columns
 
     def test_files_in_a_sweep(self, corpus, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import Share
 
 
-class Item:
+class FakeItem:
     def __init__(self, nodeid, group=None):
         self.nodeid, self.group = nodeid, group
 
@@ -30,8 +30,8 @@ def split_shares(items, share):
 
 def test_shares_partition_tests_and_keep_groups():
     """Catches a share by files, which gets all rows of a test, and a divided group."""
-    rows = [Item(f'tests/a.py::test_rows[{i}]') for i in range(6)]
-    items = [Item('tests/b.py::test_one', 'g'), *rows, Item('tests/c.py::test_two', 'g')]
+    rows = [FakeItem(f'tests/a.py::test_rows[{i}]') for i in range(6)]
+    items = [FakeItem('tests/b.py::test_one', 'g'), *rows, FakeItem('tests/c.py::test_two', 'g')]
     shares = [split_shares(items, f'{i}/3') for i in (1, 2, 3)]
     assert sorted(x.nodeid for kept_items, _ in shares for x in kept_items) == sorted(
         x.nodeid for x in items

@@ -240,9 +240,9 @@ def test_changes_include_untracked_files(tmp_path):
     for name in ('new', 'ignored'):
         (tmp_path / name).write_text('')
     expected = ['after', 'before', 'edited', 'new', 'removed']
-    assert touched.changed(tmp_path, 'HEAD') == expected
+    assert touched.list_changed_files(tmp_path, 'HEAD') == expected
     with pytest.raises(SystemExit, match=r'^nothing is no commit of this project; '):
-        touched.changed(tmp_path, 'nothing')
+        touched.list_changed_files(tmp_path, 'nothing')
 
 
 @pytest.fixture

@@ -84,7 +84,7 @@ def test_rows_are_synced_before_their_checkpoint(corpus, tmp_path, monkeypatch):
     assert [counters['rows'] for name, counters in done if name == 'saved'] == [5, 10]
 
 
-class TestDivergence:
+class TestDivergenceInTrain:
     """Parameters that are not finite. `tests/lm/run/test_wave.py` tests properties of any run."""
 
     def test_stop_reports_loss_and_last_good_checkpoint(

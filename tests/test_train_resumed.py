@@ -44,7 +44,7 @@ def test_finished_run_reports_other_code(whole, corpus, capsys, edited_sources):
         f'NOTE: other code has trained this run: {describe_code(recorded_code)}; '
         f'this is {edited_sources}. '
     )
-    assert words in said(capsys)
+    assert words in read_stdout(capsys)
     assert edited_sources == 'commit dddddddd with uncommitted changes (sources eeeeeeee)'
 
 
@@ -55,7 +55,7 @@ def test_resumed_run_records_both_codes(whole, corpus, tmp_path, capsys, request
     capsys.readouterr()
     stop_after(9, tiny(corpus), tmp_path)
     words = f'other code has trained up to step 6: {describe_code(began)}; from there on it is'
-    assert f'NOTE: {words} {edited}' in said(capsys)
+    assert f'NOTE: {words} {edited}' in read_stdout(capsys)
     assert train(tiny(corpus), tmp_path) == DONE
     assert 'other code' not in capsys.readouterr().out
     summary = read_json(tmp_path / 'summary.json')
@@ -81,10 +81,10 @@ def test_old_run_reports_another_commit(whole, corpus, tmp_path, capsys):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Checkpoints, 'restore', without_code)
             assert train(tiny(corpus), workdir) == DONE
-        assert ('other code has trained this run: commit aaaaaaaa;' in said(capsys)) is says
+        assert ('other code has trained this run: commit aaaaaaaa;' in read_stdout(capsys)) is says
 
 
-def said(capsys) -> str:
+def read_stdout(capsys) -> str:
     return ' '.join(capsys.readouterr().out.split())
 
 

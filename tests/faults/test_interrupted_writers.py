@@ -44,7 +44,7 @@ BESIDE = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Case:
+class Writer:
     """command(target): writes a folder or file; state(target): how a reader sees it."""
 
     command: Callable[[Path], Any]
@@ -211,40 +211,40 @@ def cases(model_folder, run, tmp_path_factory):
         return write_table(target)
 
     return {
-        'import-hf': Case(
+        'import-hf': Writer(
             lambda target: convert.run(
                 ['import-hf', str(model_folder)],
                 {'out': str(target), 'config': config, 'reference': None},
             ),
             make_run_state(run, {'tokenizer.json', *BESIDE}),
         ),
-        'fold, merge, prune': Case(
+        'fold, merge, prune': Writer(
             lambda target: convert.write_like(checkpoint, target, checkpoint.weights, {}),
             make_run_state(run, {'tokenizer.json'}),
         ),
-        'merge --basis': Case(
+        'merge --basis': Writer(
             lambda target: convert.run(
                 ['merge', str(run), str(run)], {'out': str(target)} | merging
             ),
             basis_state,
         ),
-        'export-hf': Case(
+        'export-hf': Writer(
             lambda target: export_hf.write_folder(
                 target, checkpoint, export_model(), 'float32', 10_000
             ),
             model_state,
         ),
-        'export-peft': Case(
+        'export-peft': Writer(
             lambda target: export_peft.write_folder(target, export_peft.Adapter({'r': 1}, factors)),
             adapter_state,
         ),
-        'prepared data': Case(prepare, data_state),
-        'a table': Case(sweep, make_files_state('cells.parquet', is_whole=is_parquet)),
-        'pages and figures': Case(
+        'prepared data': Writer(prepare, data_state),
+        'a table': Writer(sweep, make_files_state('cells.parquet', is_whole=is_parquet)),
+        'pages and figures': Writer(
             write_figures,
             make_files_state('figure.svg', 'figure.png', 'page.html', is_whole=is_figure),
         ),
-        'an evaluation': Case(write_kept, kept_state),
+        'an evaluation': Writer(write_kept, kept_state),
     }
 
 

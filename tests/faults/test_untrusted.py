@@ -132,7 +132,7 @@ def list_files(place: Path, but: Path) -> dict[str, tuple]:
     return entries
 
 
-class Waits(BaseException):
+class ReaderTimeout(BaseException):
     """Raised on a timeout. No reader catches it."""
 
 
@@ -140,7 +140,7 @@ def outcome(reader, workdir: Path) -> str:
     """Returns '' for records or a clear error; else a description of the failure."""
 
     def alarm(*_):
-        raise Waits
+        raise ReaderTimeout
 
     files_before, previous_handler = (
         list_files(workdir.parent, workdir),
@@ -149,7 +149,7 @@ def outcome(reader, workdir: Path) -> str:
     signal.alarm(MOST_SEC)
     try:
         reader(workdir)
-    except Waits:
+    except ReaderTimeout:
         return 'it waits'
     except (ValueError, OSError) as error:
         if str(error).count('\n') > MOST_LINES or not str(error).strip():

@@ -26,7 +26,7 @@ from eval.sync.follower import Follower, send_all
 from eval.sync.marks import file_name, read_mark
 from lm.storage.files import UnreadableFile
 from tests.eval.sync.fakes import Server, begin, end, on_disk, train
-from tests.faults.test_untrusted import MOST_SEC, Waits
+from tests.faults.test_untrusted import MOST_SEC, ReaderTimeout
 from tests.hostile_models import NO_JSON, STRANGE_FILES
 
 META = {'config': {}, 'step': 5}
@@ -36,10 +36,10 @@ HUGE = 10**400
 
 @pytest.fixture(autouse=True)
 def limit_time():
-    """Raises Waits, which nobody catches, after MOST_SEC."""
+    """Raises ReaderTimeout, which nobody catches, after MOST_SEC."""
 
     def alarm(*_):
-        raise Waits
+        raise ReaderTimeout
 
     previous_handler = signal.signal(signal.SIGALRM, alarm)
     signal.alarm(MOST_SEC)

@@ -36,12 +36,14 @@ def test_worst_shift_is_largest_singular_value():
         def total(weight):
             return jnp.sum(worst_shift(readout(weight), jnp.asarray(LABELS), 300))
 
-        def expected(weight):
+        def compute_expected(weight):
             rows = weight[:, LABELS].T[:, None] - weight.T[None]
             return jnp.sum(jnp.linalg.svd(rows, compute_uv=False)[:, 0])
 
         weight = jnp.asarray(WEIGHT)
-        (actual, grad), (value, exact) = (jax.value_and_grad(f)(weight) for f in (total, expected))
+        (actual, grad), (value, exact) = (
+            jax.value_and_grad(f)(weight) for f in (total, compute_expected)
+        )
     np.testing.assert_allclose(actual, value, rtol=1e-12)
     np.testing.assert_allclose(grad, exact, atol=1e-8)
     np.testing.assert_allclose(

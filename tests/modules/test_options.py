@@ -40,8 +40,8 @@ class Child(Part):
     groups: Annotated[int | None, Option('of them', 1)] = None
 
 
-def function(x, *, rate: Rate = 0.5, other: int = 3):
-    return x, rate, other
+def function(x, *, rate: Rate = 0.5, count: int = 3):
+    return x, rate, count
 
 
 def with_option(declared_type, option, name='rate'):
@@ -291,7 +291,7 @@ def test_part_gets_options_and_matching_wiring():
 def test_function_gets_no_wiring():
     with pytest.raises(TypeError):
         build_part(function, {'rate': 0.1}, x=1)  # wiring is for fields
-    assert build_part(functools.partial(function, 1), {'rate': 0.1}, other=7) == (1, 0.1, 3)
+    assert build_part(functools.partial(function, 1), {'rate': 0.1}, count=7) == (1, 0.1, 3)
 
 
 def test_part_refuses_unknown_option():

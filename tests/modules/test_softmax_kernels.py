@@ -220,8 +220,8 @@ def test_pass_is_one_kernel():
     kernels = [equation for equation in equations if 'pallas_call' in str(equation.primitive)]
     names = [str(kernel.params['name']) for kernel in kernels]
     assert names == ['softmax', 'softmax_backward']
-    rest = [equation for equation in equations if equation not in kernels]
-    large = {str(e.primitive) for e in rest for v in e.outvars if v.aval.size == x.size}
+    other_equations = [equation for equation in equations if equation not in kernels]
+    large = {str(e.primitive) for e in other_equations for v in e.outvars if v.aval.size == x.size}
     assert large <= {'reshape'}, large
 
 

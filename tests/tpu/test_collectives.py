@@ -17,7 +17,7 @@ from tpu.collectives import (
 from tpu.hlo import Module
 
 
-class Device(NamedTuple):
+class TopologyDevice(NamedTuple):
     coords: tuple[int, ...]
     slice_index: int = 0
 
@@ -26,7 +26,7 @@ def make_topology(name, slices=1):
     kind, _, shape = name.partition(':')
     lengths = tuple(map(int, shape.split('x')))
     devices = [
-        Device((*place, 0, 0)[:3], number)
+        TopologyDevice((*place, 0, 0)[:3], number)
         for number in range(slices)
         for place in itertools.product(*map(range, lengths))
     ]

@@ -13,7 +13,7 @@ from eval.sync.records import StepTail
 from lm.record.run import Run
 from lm.storage.files import InUseError, UnreadableFile, hold_lock
 from tests.eval.sync.fakes import (
-    Killed,
+    FollowerKilled,
     Server,
     begin,
     end,
@@ -146,7 +146,7 @@ def test_killed_follower_sends_every_point_once(tmp_path, at, knows, sent, resum
     train(tmp_path, sent + 1, 24)
     end(tmp_path, 'stopped')
     server.kill = at
-    with pytest.raises(Killed):
+    with pytest.raises(FollowerKilled):
         send_all(sender)
     server.kill = None
     if resumes:

@@ -173,7 +173,7 @@ def _without(raw):
 
 
 @dataclasses.dataclass(frozen=True)
-class Numbered:
+class NamedRows:
     """Rows (name, number)."""
 
     name: str
@@ -193,7 +193,7 @@ class Numbered:
 
 
 def test_reference_mixed_rows_in_order():
-    mixed = MixedRows(('a', 'b'), Shares([2.0, 1.0]), (Numbered('a', 4), Numbered('b', 5)))
+    mixed = MixedRows(('a', 'b'), Shares([2.0, 1.0]), (NamedRows('a', 4), NamedRows('b', 5)))
     assert len(mixed) == 9 and (mixed.n_tokens, mixed.n_bytes) == (20, 60)
     expected = [('a', 0), ('b', 0), ('a', 1), ('a', 2), ('b', 1), ('a', 3)]
     expected += [('a', 0), ('b', 2), ('a', 1)]  # a begins again
@@ -209,6 +209,6 @@ def test_reference_mean_by_share_uses_names():
     """JAX sorts the keys of a dict: a mean by position would weigh one source by another's
     share.
     """
-    mixed = MixedRows(('b', 'a'), Shares([3.0, 1.0]), (Numbered('b', 1), Numbered('a', 1)))
+    mixed = MixedRows(('b', 'a'), Shares([3.0, 1.0]), (NamedRows('b', 1), NamedRows('a', 1)))
     assert mean_by_share({'a': 1.0, 'b': 5.0}, mixed) == 4.0
-    assert mean_by_share({'': 3.5}, Numbered('', 1)) == 3.5
+    assert mean_by_share({'': 3.5}, NamedRows('', 1)) == 3.5

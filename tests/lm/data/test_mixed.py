@@ -24,11 +24,11 @@ from lm.data import (
     tokenizers,
 )
 from lm.storage.files import hold_lock
-from tests.lm.data.conftest import Killed, discard_line, document, raise_killed
-from tests.lm.data.test_loader import Numbered
+from tests.lm.data.conftest import PreparationKilled, discard_line, document, raise_killed
+from tests.lm.data.test_loader import NumberedRows
 
 
-class Tagged(Numbered):
+class Tagged(NumberedRows):
     """Rows that hold a tag and their number."""
 
     def __init__(self, n, tag):
@@ -219,7 +219,7 @@ def test_killed_tokenizer_training_resumes_from_scans(mixture_cfg, monkeypatch):
         scan(source, *args)
 
     monkeypatch.setattr(dataset, 'scan_source', record)
-    with monkeypatch.context() as patch, pytest.raises(Killed):
+    with monkeypatch.context() as patch, pytest.raises(PreparationKilled):
         patch.setattr(tokenizers.SubwordTokenizer, 'save', raise_killed)
         open_dataset(cfg, say=discard_line)
     assert len(scanned) == 2

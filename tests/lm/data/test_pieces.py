@@ -19,7 +19,7 @@ from lm.data.sources import open_source
 from lm.storage.files import hold_lock, read_json, write_json
 from tests.lm.data.conftest import (
     PIECE_BYTES,
-    Killed,
+    PreparationKilled,
     discard_line,
     interrupt_encoding,
     leftover_folders,
@@ -134,7 +134,7 @@ def test_complete_data_removes_pieces(data_cfg):
 @pytest.mark.parametrize('is_at_work', [False, True])
 def test_outdated_pieces_are_removed(data_cfg, tmp_path, monkeypatch, is_at_work):
     """A process was killed, and the text changed. Pieces that another process locks stay."""
-    with monkeypatch.context() as patch, pytest.raises(Killed):
+    with monkeypatch.context() as patch, pytest.raises(PreparationKilled):
         patch.setattr(prepare.Pieces, '_ensure_piece', raise_killed)
         open_dataset(data_cfg, say=discard_line)
     (outdated,) = cache.root(data_cfg.cache_dir).glob('*.pieces')

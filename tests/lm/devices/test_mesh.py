@@ -110,14 +110,14 @@ def test_data_crosses_slices():
     """Each slice has whole groups of the other axes, so that only `data` uses the slow links."""
 
     @dataclasses.dataclass(frozen=True)
-    class Device:
+    class SliceDevice:
         id: int
         slice_index: int
         process_index: int = 0
         platform: str = 'other'
         device_kind: str = 'other'
 
-    devices = [Device(i, i // 4) for i in range(8)]
+    devices = [SliceDevice(i, i // 4) for i in range(8)]
     mesh = make_mesh(MeshConfig(data=-1, fsdp=2), devices)
     assert get_shape(mesh) == {'data': 4, 'fsdp': 2}
     by_data = mesh.devices.reshape(4, 2)

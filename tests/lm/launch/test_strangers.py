@@ -20,7 +20,7 @@ from tests import strangers
 from tests.lm.launch.test_supervisor import (  # noqa: F401
     ENDS,
     assert_ended,
-    connected,
+    connect,
     job,
     let_end,
     ports,
@@ -96,7 +96,7 @@ def test_proof_is_not_valid_for_another_connection(pair):
     coordinator, member = pair()
     greet(coordinator, member)
     greeting = f'{member._nonce} {links.proof(THE, "member", member._peer_nonce, member._nonce)}\n'
-    with connected(coordinator._servers[0].getsockname()[1]) as replayed:
+    with connect(coordinator._servers[0].getsockname()[1]) as replayed:
         coordinator.wait(1.0)
         replayed.sendall(greeting.encode())
         coordinator.wait(1.0)
@@ -108,7 +108,7 @@ def test_strangers_are_limited_in_time_and_number(pair, monkeypatch):
     greet(coordinator, member)
     monkeypatch.setattr(links, 'MAX_STRANGERS', 3)
     port = coordinator._servers[0].getsockname()[1]
-    idle = [connected(port) for _ in range(7)]
+    idle = [connect(port) for _ in range(7)]
     for _ in range(7):
         coordinator.wait(0.1)
     assert len(coordinator.open_links) == 1 + 3 and coordinator.strangers == 4
@@ -127,7 +127,7 @@ def test_strangers_are_limited_in_time_and_number(pair, monkeypatch):
 def test_no_stranger_message_is_accepted(pair, kind):
     coordinator, member = pair()
     greet(coordinator, member)
-    with connected(coordinator._servers[0].getsockname()[1]) as stranger:
+    with connect(coordinator._servers[0].getsockname()[1]) as stranger:
         coordinator.wait(1.0)
         sender = threading.Thread(target=send_all, args=(stranger, strangers.KINDS[kind]))
         sender.start()
@@ -189,7 +189,7 @@ def test_port_scan_disturbs_no_job(job, ports, count):  # noqa: F811
     """Scans while hosts gather and while they train; the log has one line, the count."""
     child = ENDS.format(then='sys.exit()')
     first = job(0, child)
-    connected(ports[1]).close()
+    connect(ports[1]).close()
     address, rng = ('127.0.0.1', ports[1]), random.Random(0)
     accepted = 1 + strangers.send(address, strangers.kinds(count // 2), rng)
     second = job(1, child)

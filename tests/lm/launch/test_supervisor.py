@@ -436,7 +436,7 @@ def test_duplicate_process_id_is_refused_everywhere(job):
     assert_ended(parents, BAD_INPUT, 'two processes have the id 1')
 
 
-def connected(port):
+def connect(port):
     """Returns a connection, once a server listens."""
     while True:
         with contextlib.suppress(ConnectionError):
@@ -446,7 +446,7 @@ def connected(port):
 
 def test_two_coordinators_on_one_machine(job, ports):
     first = job(0)
-    connected(ports[1]).close()
+    connect(ports[1]).close()
     assert_ended([job(0)], BAD_INPUT, 'Is another process 0 here?')
     wait_begun(job(1), first)  # which it does not disturb
 

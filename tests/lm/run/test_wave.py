@@ -85,7 +85,7 @@ def infinite_lr_at(step: int, slot: int = 0):
     return set_lr
 
 
-class TestDivergence:
+class TestDivergenceInWave:
     @pytest.mark.full
     @pytest.mark.parametrize('run_axis', MODES)
     def test_nan_does_not_change_other_runs(self, run_axis, five, corpus, tmp_path, capsys):

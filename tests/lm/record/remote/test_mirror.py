@@ -201,7 +201,7 @@ def test_checkpoint_removed_during_push_is_complete(machine, monkeypatch):
     assert list_complete(mirror.bucket) == {'checkpoints/8'}
 
 
-class Killed(Exception):
+class PushKilled(Exception):
     """As kill -9, before a request is made."""
 
 
@@ -212,7 +212,7 @@ def kill_at(monkeypatch, n: int) -> None:
     def before(method):
         def act(bucket, *arguments, **options):
             if next(count) >= n:
-                raise Killed
+                raise PushKilled
             return method(bucket, *arguments, **options)
 
         return act
@@ -245,7 +245,7 @@ def test_interrupted_push_leaves_consistent_bucket(machine, bucket_url, monkeypa
             try:
                 first.push()
                 break
-            except Killed:
+            except PushKilled:
                 n_points += 1
         bucket = open_bucket(bucket_url)
         marks = complete_folders.list_complete_folders(bucket, bucket.list())
@@ -436,7 +436,7 @@ def test_interrupted_start_leaves_no_newer_folder(machine):
     """The local content predates the training on another machine, until all of that is fetched."""
     train_and_end(machine('a'), 4)
     second = train_and_end(machine('b'), 8, 'b')
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(PushKilled):
         patch.setattr(Bucket, 'fetch', raise_killed)
         machine('a')
     resumed = machine('a')
@@ -447,7 +447,7 @@ def test_interrupted_start_leaves_no_newer_folder(machine):
 
 
 def raise_killed(*_):
-    raise Killed
+    raise PushKilled
 
 
 def test_unchanged_files_are_not_fetched_again(machine, monkeypatch):

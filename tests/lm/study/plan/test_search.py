@@ -155,10 +155,10 @@ def test_waves_ignore_constant_offsets():
 
 
 def test_mirrored_losses_mirror_picks():
-    def mirrored(point):
+    def mirror(point):
         return parabola(0.8, s=0)(Point((-point.k[0],), point.seed))
 
-    (replay, _), (mirrored_replay, _) = run_search([parabola(0.8, s=0)]), run_search([mirrored])
+    (replay, _), (mirrored_replay, _) = run_search([parabola(0.8, s=0)]), run_search([mirror])
     assert compute_picks(replay)[0].k == (6,) and compute_picks(mirrored_replay)[0].k == (-6,)
     assert len(replay.waves) == len(mirrored_replay.waves)
 

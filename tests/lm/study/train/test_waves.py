@@ -160,10 +160,10 @@ def test_repeatedly_stopped_sweep_is_unchanged(interval, whole, train_tuned, tmp
     """
     workdir = tmp_path / 'stopped'
 
-    def turned(turn):
+    def rotate(turn):
         return lambda cells: sorted(cells, key=lambda cell: cell.name[turn % 3 :])
 
-    trained, commands = train_in_pieces(train_tuned, workdir, interval, turned)
+    trained, commands = train_in_pieces(train_tuned, workdir, interval, rotate)
     assert commands > len(trained) / interval - 1 and trained == whole[1].trained
     assert ledger(workdir) == ledger(whole[0]) and rows(workdir) == rows(whole[0])
 
