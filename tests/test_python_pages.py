@@ -37,12 +37,12 @@ def silent() -> None:
 class Partly:
     """A class with methods and fields that say too little."""
 
-    noted: int  #: beside it
+    told: int  #: beside it
     #: Above it.
-    noted_above: int = 0
-    unnoted: int = 0
+    told_above: int = 0
+    untold: int = 0
 
-    def scale(self, x) -> int:
+    def of(self, x) -> int:
         """Returns x."""
         return x
 
@@ -51,14 +51,14 @@ class Partly:
         return 0
 
     @classmethod
-    def build(cls, x) -> None:
-        """Builds a copy.
+    def made(cls, x) -> None:
+        """Makes one.
 
         Args:
-          y: its size.
+          y: what it is made of.
         """
 
-    def _scale(self, x):
+    def _of(self, x):
         return x
 
 
@@ -89,11 +89,11 @@ def test_faults_name_the_function_or_constant():
     assert list(python_pages.faults(room)) == ['room has no __all__']
     room.__all__ = ['Partly', 'silent']
     assert list(python_pages.faults(room)) == [
-        'room.Partly.unnoted has no comment "#: " beside or above it',
-        'room.Partly.scale does not say in Args what x is',
+        'room.Partly.untold has no comment "#: " beside or above it',
+        'room.Partly.of does not say in Args what x is',
         'room.Partly.size has no docstring',
-        'room.Partly.build does not say in Args what x is',
-        'room.Partly.build has no parameter y, which Args names',
+        'room.Partly.made does not say in Args what x is',
+        'room.Partly.made has no parameter y, which Args names',
         'room.silent has no docstring',
     ]
 
