@@ -281,8 +281,8 @@ def run(
             test_mutant = functools.partial(
                 outcome, file, pytest_commands=pytest_commands, seconds=limit
             )
-            results = pool.map(test_mutant, [mutant.text for mutant in faulty])
-            for mutant, result in zip(faulty, results, strict=True):
+            outcomes = pool.map(test_mutant, [mutant.text for mutant in faulty])
+            for mutant, result in zip(faulty, outcomes, strict=True):
                 counts[result] += 1
                 if result == 'survived':
                     print(f'{file}:{mutant.line}: {mutant.kind}', *mutant.diff(text), sep='\n')

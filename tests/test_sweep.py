@@ -124,11 +124,11 @@ class TestACell:
 class TestTheSameCommandAgain:
     def test_trains_nothing(self, sweep_workdir, corpus, tmp_path, monkeypatch):
         workdir = copy_workdir(sweep_workdir('loop'), tmp_path / 'again')
-        before, results = contents(workdir), table(workdir)
+        before, table_before = contents(workdir), table(workdir)
         monkeypatch.setattr(groups, 'Program', lambda *_: pytest.fail('made a program'))
         (workdir / TABLE).unlink()
         assert train_sweep(base(corpus), CELLS, workdir) == DONE
-        assert contents(workdir) == before and table(workdir) == results
+        assert contents(workdir) == before and table(workdir) == table_before
         assert (workdir / TABLE).exists()
 
     def test_cells_from_other_code_are_counted_once(
@@ -166,14 +166,16 @@ class TestTheSameCommandAgain:
         workdir = copy_workdir(sweep_workdir('loop'), tmp_path / 'extended')
         before, trained = contents(workdir), []
         before_step(monkeypatch, lambda wave: trained.append([s.recipe for s in wave.slots]))
-        new = [{'optim.lr': 0.02}, {'optim.lr': 0.04}]
-        assert train_sweep(base(corpus), [*new, CELLS[1]], workdir) == DONE
-        assert trained == [[cell_config(base(corpus), changes) for changes in new]] * 8
+        new_cells = [{'optim.lr': 0.02}, {'optim.lr': 0.04}]
+        assert train_sweep(base(corpus), [*new_cells, CELLS[1]], workdir) == DONE
+        assert trained == [[cell_config(base(corpus), changes) for changes in new_cells]] * 8
         assert before.items() <= contents(workdir).items()
         assert curves(workdir).items() > single_run_curves.items()
         groups = {record['cell']: record['group'] for record in table(workdir)}
         folders = cell_folders(workdir)
-        cell_groups = [groups[folders[json.dumps(changes)].name] for changes in (*new, *CELLS)]
+        cell_groups = [
+            groups[folders[json.dumps(changes)].name] for changes in (*new_cells, *CELLS)
+        ]
         assert cell_groups == [0, 0, None, 0, None, None]
         assert statuses(workdir) == ['done'] * 6
 
@@ -213,8 +215,8 @@ class TestAFailure:
         assert [record['ce'] for record in records[2:]] == [
             record['ce'] for record in table(sweep_workdir('loop'))[2:]
         ]
-        output = capsys.readouterr().out
-        assert 'FAILED: ValueError' in output and '2 of 4 done, 2 failed' in output
+        stdout = capsys.readouterr().out
+        assert 'FAILED: ValueError' in stdout and '2 of 4 done, 2 failed' in stdout
 
     @pytest.mark.full
     def test_unopenable_cell_leaves_its_group(self, sweep_workdir, corpus, tmp_path, capsys):

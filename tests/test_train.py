@@ -92,9 +92,9 @@ class TestDivergenceInTrain:
     ):
         before_step(monkeypatch, poison_at(6))
         assert train(tiny(corpus), tmp_path) == DIVERGED
-        output = capsys.readouterr().out
-        assert 'DIVERGED: step 6: loss nan' in output
-        assert f'last good checkpoint: {tmp_path}/checkpoints/4' in output
+        stdout = capsys.readouterr().out
+        assert 'DIVERGED: step 6: loss nan' in stdout
+        assert f'last good checkpoint: {tmp_path}/checkpoints/4' in stdout
         assert json.loads((tmp_path / 'summary.json').read_text())['status'] == 'diverged'
         saved = {path.name for path in (tmp_path / 'checkpoints').iterdir()}
         assert not {'6', '7', '8'} & saved
@@ -184,17 +184,17 @@ def test_leaking_norm_is_reported(norm, corpus, tmp_path, capsys):
 @pytest.mark.full
 def test_unknown_field_suggests_nearest(corpus, tmp_path):
     """A page shows the answer to an unknown value, and its commands are tested."""
-    code, output = wait_for_command(start_run(tmp_path, corpus, '--config.model.nrom=none'))
-    assert code == BAD_INPUT and "Did you mean 'model.norm'" in output
-    assert 'Traceback' not in output
+    code, stdout = wait_for_command(start_run(tmp_path, corpus, '--config.model.nrom=none'))
+    assert code == BAD_INPUT and "Did you mean 'model.norm'" in stdout
+    assert 'Traceback' not in stdout
 
 
 def test_config_and_schedule_are_printed(corpus, tmp_path):
     flags = ('--print_config', '--print_schedule')
-    code, output = wait_for_command(start_run(tmp_path / 'run', corpus, *flags))
-    config, end = json.JSONDecoder().raw_decode(output)
+    code, stdout = wait_for_command(start_run(tmp_path / 'run', corpus, *flags))
+    config, end = json.JSONDecoder().raw_decode(stdout)
     assert code == DONE and config['model']['d_model'] == 16
-    title, head, *rows = output[end:].split('\n')[1:-1]
+    title, head, *rows = stdout[end:].split('\n')[1:-1]
     assert title == f'optim.schedule={config["optim"]["schedule"]}' and head.split()[0] == 'step'
     assert [int(row.split()[0]) for row in rows] == [*range(1, config['train']['steps'] + 1)]
     assert not (tmp_path / 'run').exists()

@@ -149,8 +149,8 @@ def test_command_with_bucket_and_refusal(whole, corpus, bucket_url, monkeypatch,
     ):
         pass
     process.terminate()
-    code, output = wait_for_command(process)
-    assert code == SIGNALLED + signal.SIGTERM and f'{bucket_url} holds all of it' in output
+    code, stdout = wait_for_command(process)
+    assert code == SIGNALLED + signal.SIGTERM and f'{bucket_url} holds all of it' in stdout
     (step,) = list_checkpoints(bucket_url)
     with mirror_workdir(bucket_url) as workdir:
         assert timeless(workdir)[-1]['step'] == step

@@ -76,8 +76,8 @@ def test_old_run_reports_another_commit(whole, corpus, tmp_path, capsys):
         return state, meta
 
     for commit, says in ((summary['git_commit'], False), ('a' * 40, True)):
-        old = {k: v for k, v in summary.items() if k != 'code'} | {'git_commit': commit}
-        write_json(workdir / 'summary.json', seal_record(old))
+        old_summary = {k: v for k, v in summary.items() if k != 'code'} | {'git_commit': commit}
+        write_json(workdir / 'summary.json', seal_record(old_summary))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Checkpoints, 'restore', without_code)
             assert train(tiny(corpus), workdir) == DONE
@@ -180,9 +180,9 @@ def test_sigterm_saves_and_reports(corpus, tmp_path):
     process = start_run(tmp_path, corpus, train_steps=50_000)
     wait_for_step(tmp_path, 3, process)
     process.terminate()
-    code, output = wait_for_command(process)
+    code, stdout = wait_for_command(process)
     assert code == SIGNALLED + signal.SIGTERM
-    saved = int(re.search(r'SIGTERM: saved step (\d+)', output).group(1))
+    saved = int(re.search(r'SIGTERM: saved step (\d+)', stdout).group(1))
     assert (tmp_path / 'checkpoints' / str(saved)).is_dir()
 
 
@@ -194,8 +194,8 @@ def test_damaged_checkpoint_falls_back_with_note(victim, whole, corpus, tmp_path
     stop_after(8, tiny(corpus), tmp_path)
     os.truncate(tmp_path / 'checkpoints' / '8' / victim, 3)
     assert train(tiny(corpus), tmp_path) == DONE
-    output = capsys.readouterr().out
-    assert 'checkpoints/8 cannot be read' in output and 'resuming after step 4' in output
+    stdout = capsys.readouterr().out
+    assert 'checkpoints/8 cannot be read' in stdout and 'resuming after step 4' in stdout
     assert (tmp_path / 'checkpoints_damaged' / '8').is_dir()
     assert timeless(tmp_path) == timeless(whole)
 

@@ -178,10 +178,10 @@ class Collector:
         self.items: list[CollectedTest] = []
 
     def pytest_collection_finish(self, session):
-        for item in session.items:
-            parameters = texts_in(getattr(getattr(item, 'callspec', None), 'params', {}))
-            is_full = item.get_closest_marker('full') is not None
-            self.items.append(CollectedTest(item.nodeid, tuple(parameters), is_full))
+        for test in session.items:
+            parameters = texts_in(getattr(getattr(test, 'callspec', None), 'params', {}))
+            is_full = test.get_closest_marker('full') is not None
+            self.items.append(CollectedTest(test.nodeid, tuple(parameters), is_full))
 
 
 def collect_tests(files: Iterable[str]) -> list[CollectedTest]:
@@ -190,15 +190,15 @@ def collect_tests(files: Iterable[str]) -> list[CollectedTest]:
     """
     if not files:
         return []
-    collector, output, before = Collector(), io.StringIO(), dict(os.environ)
+    collector, stdout, before = Collector(), io.StringIO(), dict(os.environ)
     command = ['--collect-only', '-q', '-n', '0', '-m', 'not product', *sorted(files)]
-    with contextlib.redirect_stdout(output):
+    with contextlib.redirect_stdout(stdout):
         status = pytest.main(command, plugins=[collector])
     os.environ.clear()  # conftest.py sets some, and pytest is started again
     os.environ.update(before)
     gc.unfreeze()  # conftest.py freezes what is collected; DuckDB complains of what is never freed
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
-        raise SystemExit(f'{output.getvalue()}\npytest does not find all tests, as it says above')
+        raise SystemExit(f'{stdout.getvalue()}\npytest does not find all tests, as it says above')
     return collector.items
 
 
@@ -215,18 +215,18 @@ class Selection:
         files = frozenset().union(*(touch.files for touch in touched))
         looked_at = frozenset().union(*(touch.named for touch in touched)) - files
         selected = {
-            item.nodeid: item
-            for item in collect_tests(looked_at)
+            test.nodeid: test
+            for test in collect_tests(looked_at)
             for touch in touched
-            if item.nodeid.split('::')[0] in touch.named
-            and definitions.is_touched(item.nodeid, item.texts, touch.rows, touch.tables)
+            if test.nodeid.split('::')[0] in touch.named
+            and definitions.is_touched(test.nodeid, test.texts, touch.rows, touch.tables)
         }
         return cls(files, tuple(selected.values()))
 
     @property
     def arguments(self) -> list[str]:
         """Returns the arguments of pytest."""
-        return [*sorted(self.files), *(item.nodeid for item in self.tests)]
+        return [*sorted(self.files), *(test.nodeid for test in self.tests)]
 
     def lines(self) -> list[str]:
         """Returns the same for people, with the cases of one test in one line."""
@@ -236,13 +236,13 @@ class Selection:
 
     @property
     def files_with_tests(self) -> set[str]:
-        return {*self.files, *(item.nodeid.split('::')[0] for item in self.tests)}
+        return {*self.files, *(test.nodeid.split('::')[0] for test in self.tests)}
 
     def counts(self) -> dict[str, int]:
         """Returns {tier: number of tests}, for which all files are collected."""
-        items = [*self.tests, *collect_tests(self.files)]
-        full = sum(item.is_full for item in items)
-        return {'default': len(items) - full, 'full': full}
+        tests = [*self.tests, *collect_tests(self.files)]
+        full = sum(test.is_full for test in tests)
+        return {'default': len(tests) - full, 'full': full}
 
 
 def run(selection: Selection, tiers: Iterable[str], pytest_arguments: Sequence[str]) -> int:

@@ -115,11 +115,11 @@ def test_sampling_stop_strings_and_converse(workdir, monkeypatch, capsys):
     assert stopped == '3: abcdefg'
     monkeypatch.setattr('sys.stdin', io.StringIO('3: abc\n' + 'long ' * 9 + '\n2\n'))
     converse(checkpoint, 12, Sampling(2.0, **options, seed=1), [])
-    output, error = capsys.readouterr()
+    stdout, error = capsys.readouterr()
     completions = [
         generate(checkpoint, [prompt], 12, 2.0, seed=1, **options)[0] for prompt in ('3: abc', '2')
     ]
-    assert output == ''.join(
+    assert stdout == ''.join(
         text[len(prompt) :] + '\n'
         for text, prompt in zip(completions, ('3: abc', '2'), strict=True)
     )

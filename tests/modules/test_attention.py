@@ -282,7 +282,7 @@ def numpy_attention(
 ):
     """Computes one row of a layer without positions in float64, a head and a query at a time."""
     width = D // HEADS
-    out = np.zeros((len(x), D))
+    y_TD = np.zeros((len(x), D))
     scale = 1 / width if logit_scale == 'mup' else width**-0.5
     gates = numpy_gate(gate, x, w)
     for n in range(HEADS):
@@ -310,8 +310,8 @@ def numpy_attention(
                 probs = alpha * probs + (mean - alpha) / len(probs)
             mixed[t] = probs @ v[visible]
         mixed = mixed * (gates if isinstance(gates, float) else gates[:, n])
-        out += mixed @ w['out'][n]
-    return out
+        y_TD += mixed @ w['out'][n]
+    return y_TD
 
 
 OPTIONS = [
@@ -353,11 +353,11 @@ def test_attention_layer_matches_equation(name, options):
     module = layer(name, position='none', **options)
     params = perturb_vectors(draw_params(module)[0])
     stats = {'stats': {'affine_mean': jnp.full(HEADS, 0.7)}} if module.affine_scaled else {}
-    outputs = run(module, {'params': params, **stats}, draw_x(), whole_rows(LENGTH))
+    y_BTD = run(module, {'params': params, **stats}, draw_x(), whole_rows(LENGTH))
     w = {key: np.float64(value) for key, value in params.items()}
     l2_options = {'l2_scaled': 'both'} if name == 'l2' else {}
     expected = numpy_attention(np.float64(draw_x()[0]), w, mean=0.7, **(l2_options | options))
-    np.testing.assert_allclose(outputs[0], expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(y_BTD[0], expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.full

@@ -83,8 +83,8 @@ def forward_and_gradients(name, scores, segmented, *arrays, **options):
             name, q, k, v, scores, segments if segmented else None, **sink_arrays, options=options
         )
 
-    output, pull = jax.vjp(run, q, k, v, sink_arrays)
-    return output, *jax.tree.leaves(pull(grad))
+    y, pull = jax.vjp(run, q, k, v, sink_arrays)
+    return y, *jax.tree.leaves(pull(grad))
 
 
 compiled = jax.jit(forward_and_gradients, static_argnums=(0, 1, 2))

@@ -85,8 +85,8 @@ def test_rope_as_product_matches_rope(fraction):
     for platform in ('cpu', 'tpu'):
         options = {'rope_fraction': fraction, 'platform': platform}
         rotate = functools.partial(rope, positions_BT=whole_rows(6).positions_BT, **options)
-        outputs, pull = jax.vjp(rotate, x)
-        rotated.append(outputs)
+        y, pull = jax.vjp(rotate, x)
+        rotated.append(y)
         gradients.append(np.float32(pull(g)[0]))
         loss = jax.checkpoint(
             lambda x, rotate=rotate: jnp.sin(rotate(x)), policy=REMAT_POLICIES['dots']

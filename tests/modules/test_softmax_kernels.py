@@ -83,10 +83,10 @@ def draw_options(shape, seed=0):
 def forward_and_gradients(compute, x, g, sink=None, **options):
     """Returns the output, dx, and dsink if there is a sink."""
     if sink is None:
-        output, pull = jax.vjp(lambda x: compute(x, **options), x)
+        y, pull = jax.vjp(lambda x: compute(x, **options), x)
     else:
-        output, pull = jax.vjp(lambda x, sink: compute(x, sink=sink, **options), x, sink)
-    return output, *pull(g)
+        y, pull = jax.vjp(lambda x, sink: compute(x, sink=sink, **options), x, sink)
+    return y, *pull(g)
 
 
 def run(compute, x, g, **options):
@@ -213,8 +213,8 @@ def test_pass_is_one_kernel():
     (x, g), options = draw(shape, 'float32'), draw_options(shape)
 
     def softmax_and_gradient(x, sink):
-        output, pull = jax.vjp(lambda x, sink: softmax(x, **{**options, 'sink': sink}), x, sink)
-        return output, pull(g)
+        y, pull = jax.vjp(lambda x, sink: softmax(x, **{**options, 'sink': sink}), x, sink)
+        return y, pull(g)
 
     equations = jax.make_jaxpr(softmax_and_gradient)(x, options['sink']).eqns
     kernels = [equation for equation in equations if 'pallas_call' in str(equation.primitive)]

@@ -312,8 +312,8 @@ def test_llama_with_biases_imports(tmp_path, attention, mlp):
 def test_llama_with_attention_biases_equals_qwen(tmp_path):
     """Reference: the logits of Qwen 2, which has no bias of outputs or in the MLP."""
     config = CASES['llama2']['config'] | {'attention_bias': True, 'rms_norm_eps': 1e-6}
-    outputs = {f'model.layers.{i}.self_attn.o_proj.bias': np.zeros(16, 'f') for i in range(2)}
-    folder = save_case(tmp_path, 'llama2', draw_weights('qwen2') | outputs, **config)
+    biases = {f'model.layers.{i}.self_attn.o_proj.bias': np.zeros(16, 'f') for i in range(2)}
+    folder = save_case(tmp_path, 'llama2', draw_weights('qwen2') | biases, **config)
     model = import_folder(folder, base(), Path('run'))
     logits = np.asarray(make_checkpoint(model).logits(TOKENS_BT))[0]
     assert largest_difference(logits, theirs()['qwen2']) < CLOSE

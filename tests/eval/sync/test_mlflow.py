@@ -188,8 +188,8 @@ def test_killed_and_resumed_run_is_followed(database, tmp_path):
     command = (*TRAIN, f'--workdir={tmp_path}', '--config.train.steps=60', '--track=mlflow')
     path = tmp_path / 'metrics.jsonl'
     kill_when(start(*command, **env), lambda: len(read_rows(path)) >= 35)
-    output = finish(start(*command, **env))
-    assert 'resuming after step' in output and 'done:' in output
+    stdout = finish(start(*command, **env))
+    assert 'resuming after step' in stdout and 'done:' in stdout
     tracker = open_tracker(database, 'trained')
     assert send_all(Follower(tmp_path, 'mlflow', tracker, print))
     points, run = read_back(tmp_path, tracker)

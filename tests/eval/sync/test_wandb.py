@@ -114,8 +114,8 @@ def test_killed_process_sends_everything_once(tmp_path):
 def test_training_sweep_is_followed(tmp_path):
     command = (*TRAIN, f'--workdir={tmp_path}', '--config.train.steps=40', '--track=wandb')
     sweep = '--config.sweep={"optim.lr": (1e-3, 3e-3)}'
-    output = finish(start(*command, sweep, WANDB_MODE='offline'))
-    assert 'steps sent to offline (evenkeel); runs 2' in output or 'eval.sync' in output
+    stdout = finish(start(*command, sweep, WANDB_MODE='offline'))
+    assert 'steps sent to offline (evenkeel); runs 2' in stdout or 'eval.sync' in stdout
     assert send_all(Follower(tmp_path, 'wandb', open_tracker(), print))
     cells = [path.parent for path in tmp_path.glob('*/config.json')]
     assert len(cells) == 2

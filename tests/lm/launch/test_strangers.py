@@ -137,9 +137,9 @@ def test_no_stranger_message_is_accepted(pair, kind):
         assert [link.is_trusted for link in coordinator.open_links if link.is_trusted] == [True]
 
 
-def send_all(connection, data):
+def send_all(connection, payload):
     with contextlib.suppress(OSError):
-        connection.sendall(data)
+        connection.sendall(payload)
 
 
 @pytest.mark.parametrize(
@@ -253,9 +253,9 @@ def test_unseal_needs_the_secret():
     for wrong_secret in (THE + '!', ''):
         with pytest.raises(ValueError):
             unseal(wrong_secret, hidden)
-    nonce, data, tag = hidden.split()
+    nonce, sealed, tag = hidden.split()
     with pytest.raises(ValueError):
-        unseal(THE, f'{nonce} {int(data[:2], 16) ^ 1:02x}{data[2:]} {tag}')
+        unseal(THE, f'{nonce} {int(sealed[:2], 16) ^ 1:02x}{sealed[2:]} {tag}')
 
 
 def test_child_receives_certificate_for_jax():

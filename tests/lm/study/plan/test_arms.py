@@ -58,11 +58,11 @@ def train(ablation, workdir, shuffled=lambda runs: runs, max_waves=99) -> list[l
     waves = []
     for _ in range(max_waves):
         runs = list_runs(ablation, workdir)
-        new = [c for c in ablation.make_cells(runs) if not (workdir / c.name).exists()]
-        if not new:
+        new_cells = [c for c in ablation.make_cells(runs) if not (workdir / c.name).exists()]
+        if not new_cells:
             return waves
         waves.append(runs)
-        for cell in shuffled(new):
+        for cell in shuffled(new_cells):
             end(cell, workdir)
     return waves
 

@@ -129,9 +129,9 @@ def test_waves_ignore_order_and_other_runs():
     replay, ledgers = several()
     mixed = []
     for ledger in ledgers:
-        items = [*ledger.items(), (Point((3,), 0), -5.0), (Point((0,), 400), -5.0)]
-        random.Random(1).shuffle(items)
-        mixed.append(dict(items))
+        losses = [*ledger.items(), (Point((3,), 0), -5.0), (Point((0,), 400), -5.0)]
+        random.Random(1).shuffle(losses)
+        mixed.append(dict(losses))
     shuffled = replay_waves(mixed, ONE, [(UNBOUNDED,)] * len(ledgers))
     assert [w.points for w in shuffled.waves] == [w.points for w in replay.waves]
     assert compute_picks(shuffled) == compute_picks(replay)

@@ -263,8 +263,11 @@ def test_cells_from_earlier_sweep_have_no_arm(written, tmp_path):
     """They stay on record, and their arm numbers may now belong to other arms."""
     folder, _, ablation = written
     sweep = read_sweep(folder)
-    old = sweep['cells'][0] | {'group': None, 'tuned': {**sweep['cells'][0]['tuned'], 'arm': 99}}
-    again = sweep | {'cells': [old, *sweep['cells'][1:]]}
+    old_cell = sweep['cells'][0] | {
+        'group': None,
+        'tuned': {**sweep['cells'][0]['tuned'], 'arm': 99},
+    }
+    again = sweep | {'cells': [old_cell, *sweep['cells'][1:]]}
     read_again = tables.read_ablation(again, runs.gather(folder))
     assert len(read_again.arms[0].losses) == len(ablation.arms[0].losses) - 1
 

@@ -105,18 +105,18 @@ def test_folders_without_config_are_no_cells(sweep):
 
 def test_old_record_is_read_in_present_form(sweep):
     folder, _ = sweep
-    old, present = read_json(folder / 'sweep.json'), read_sweep(folder)
-    assert present['axes'] == old['axes'] and present['base'] == to_dict(
-        resolve_stored(old['base'])
+    old_sweep, present = read_json(folder / 'sweep.json'), read_sweep(folder)
+    assert present['axes'] == old_sweep['axes'] and present['base'] == to_dict(
+        resolve_stored(old_sweep['base'])
     )
     assert [cell['changes'] for cell in present['cells']] == [
-        cell['changes'] for cell in old['cells']
+        cell['changes'] for cell in old_sweep['cells']
     ]
     assert present['cells'][-1]['differs'] == present['cells'][-1]['changes'] | {
         'model.final_norm': 'layernorm'
     }
-    old['cells'][0]['changes']['model.norm_eps'] = 0.1
-    write_json(folder / 'sweep.json', old)
+    old_sweep['cells'][0]['changes']['model.norm_eps'] = 0.1
+    write_json(folder / 'sweep.json', old_sweep)
     present = read_sweep(folder)
     assert (
         present['axes']['norm.eps'] == [0.1] and present['cells'][0]['differs']['norm.eps'] == 0.1
