@@ -249,7 +249,7 @@ class Definitions:
         return [(file, name) for file in files if name in self.of(file)]
 
     def may_name(self, path: str, rows: Set[str], tables: Iterable[ChoiceTable]) -> bool:
-        """Whether a test in a file may be about one of the rows, according to the source."""
+        """Returns whether the source of a file may name one of the rows."""
         summaries = [self.with_helpers((path, name)) for name in self.of(path)]
         summaries.append(self.said_by(path, self.sources.tree(path).body))
         names = '.'.join([path, *self.of(path)])
@@ -264,7 +264,7 @@ class Definitions:
         rows: Set[str],
         tables: Iterable[ChoiceTable],
     ) -> bool:
-        """Whether a test is about one of the rows of these tables.
+        """Returns whether a test is about one of the rows of these tables.
 
         Args:
           nodeid: pytest's id of the test.
@@ -285,7 +285,7 @@ class Definitions:
 
 
 def goes_through(tables: Iterable[ChoiceTable], used: Iterable[Definition]) -> bool:
-    """Whether a table, or the object that holds all tables, is used as a whole."""
+    """Returns whether a table, or the object that holds all tables, is used as a whole."""
     names = {(table.file, table.name) for table in tables}
     return any(
         origin in names or (origin[1] in OF_TABLES and not is_test(origin[0])) for origin in used
@@ -293,7 +293,7 @@ def goes_through(tables: Iterable[ChoiceTable], used: Iterable[Definition]) -> b
 
 
 def in_name(row: str, name: str) -> bool:
-    """Whether a row's name is a part of a name: 'sophia' is in test_optim_sophia.py."""
+    """Returns whether a row's name is a part of a name: 'sophia' is in test_optim_sophia.py."""
     return f'_{row}_' in f'_{re.sub(r"[^a-zA-Z0-9]", "_", name)}_'
 
 

@@ -78,7 +78,7 @@ def test_tables_match_declared_options(field):
 
 @pytest.mark.parametrize('field', LEFT_OUT)
 def test_omitted_options_are_named_above_the_table(field):
-    """They are named with the rows that lack them."""
+    """Omitted options are named with the rows that lack them."""
     option, sentence = LEFT_OUT[field]
     above = TEXT.split(f'\n| `{field}` |')[0].split('\n## ')[-1]
     assert sentence in ' '.join(above.split())

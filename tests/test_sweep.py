@@ -181,7 +181,9 @@ class TestTheSameCommandAgain:
 
     @pytest.mark.full
     def test_tries_failed_cells_again(self, sweep_workdir, corpus, tmp_path, monkeypatch, capsys):
-        """They resume from their checkpoints, with the results of a sweep that did not fail."""
+        """Failed cells resume from their checkpoints, with the results of a sweep that did not
+        fail.
+        """
         with monkeypatch.context() as patch:
             before_step(patch, fail_at(7))
             assert train_sweep(base(corpus), CELLS, tmp_path) == BAD_INPUT
@@ -342,7 +344,7 @@ FOR_SWEEPS = '--engine, --runs_at_once and --resources are for'
     'flag_values', [{'engine': 'ray'}, {'runs_at_once': 2}, {'resources': ['CPU=1']}]
 )
 def test_sweep_flags_are_refused_for_single_run(flag_values):
-    """They would be ignored silently."""
+    """The flags would be ignored silently."""
     with flagsaver.flagsaver():
         parse_flags(['train.py'])
         assert engines.read_sweep_flags(False)

@@ -73,7 +73,7 @@ MODELS = {
 
 
 class Source(NamedTuple):
-    """Where a step was published."""
+    """A publication of a measured step."""
 
     name: str
     url: str

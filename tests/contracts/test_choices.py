@@ -170,7 +170,7 @@ APART = ('model.dtype', 'train.trainable')
 
 
 def fits(row) -> bool:
-    """Whether train.py would accept it."""
+    """Returns whether train.py would accept the choice."""
     try:
         checked_config(BASE | row)
     except ValueError:

@@ -257,8 +257,8 @@ def test_every_average(name):
 
 @pytest.mark.parametrize('name', SCHEDULES)
 def test_every_schedule(name):
-    """From above 0, never beyond 1, never at 0 for two steps; mapped runs equal single runs; each
-    number matters, and so does each choice.
+    """A schedule starts above 0, stays at most 1 and is never 0 for two steps; mapped runs equal
+    single runs; each number matters, and so does each choice.
     """
     declared, steps = declared_options(SCHEDULES[name]), jnp.arange(20)
     traced = {n: d for n, d in declared.items() if d.option.traced}

@@ -75,14 +75,14 @@ def test_ngram_suite_on_the_same_split(workdir):
 
 @pytest.mark.full
 def test_generate_continues_the_text(workdir):
-    """Also beyond one window of 16 tokens."""
+    """The text may exceed one window of 16 tokens."""
     (text,) = generate(load(workdir), ['3: abcdefgh abc'], tokens=40, temperature=0)
     assert text.startswith('3: abcdefgh abcdefgh abcdefgh abcdefgh abc')
 
 
 @pytest.mark.full
 def test_prompts_are_independent(workdir):
-    """Also beyond one window of 16 tokens; the first row is sampled as if it were alone."""
+    """Prompts may exceed one window of 16 tokens; the first row is sampled as if it were alone."""
     checkpoint, prompts = load(workdir), ['3: abcdefgh abc', '1']
     together = generate(checkpoint, prompts, tokens=20, temperature=0)
     assert together == [

@@ -228,7 +228,7 @@ def test_preparation_restarts_after_a_signal(sent, trial, cfg, expected_data, tm
 @pytest.mark.full
 @pytest.mark.trials(short=1, long=20)
 def test_another_process_continues_after_kill(trial, cfg, expected_data, tmp_path):
-    """It neither waits for a piece that nobody encodes, nor takes half of one."""
+    """The second process neither waits for a piece that nobody encodes, nor takes half of one."""
     expected, seconds, _ = expected_data
     fields = dataclasses.replace(cfg, cache_dir=str(tmp_path / 'cache'))
     victim, survivor = launch_preparation(fields), launch_preparation(fields)

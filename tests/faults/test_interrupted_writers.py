@@ -101,7 +101,7 @@ def make_run_state(run, beside):
 
 
 def model_state(target):
-    """How transformers sees a folder: without config.json it is no model."""
+    """Returns the state of a folder for transformers: without config.json it is no model."""
     if not target.exists() or not any(target.iterdir()):
         return ABSENT
     if not (target / 'config.json').exists():
@@ -196,7 +196,7 @@ def cases(model_folder, run, tmp_path_factory):
         return open_dataset(dataclasses.replace(fields, cache_dir=str(target)), say=discard_line)
 
     def data_state(target):
-        """How another process sees the data: a name without an ending is complete."""
+        """Returns the state for another process: a name without an ending is complete."""
         digest_folders = (
             [path for path in target.glob('*') if len(path.name) == 32] if target.exists() else []
         )

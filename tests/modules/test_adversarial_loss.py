@@ -28,8 +28,8 @@ def differences(label):
 
 @pytest.mark.full
 def test_worst_shift_is_largest_singular_value():
-    """Of the differences, with the same gradient. Catches a mean that is not subtracted, and a
-    rank-one part without V.
+    """Compared with the matrix of differences, with the same gradient. Catches a mean that is not
+    subtracted, and a rank-one part without V.
     """
     with jax.enable_x64(True):
 

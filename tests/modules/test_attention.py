@@ -166,8 +166,8 @@ def draw_variables(module):
 
 @pytest.mark.parametrize(('row', 'kernels'), kernel_params(), ids=row_id)
 def test_no_option_leaks_between_documents(row, kernels):
-    """By gradient, exactly 0, also if another document is 1e8 times as large. Catches a difference
-    of prefix sums over the row, which carries the rounding error of earlier documents.
+    """The gradient is exactly 0, also if another document is 1e8 times as large. Catches a
+    difference of prefix sums over the row, which carries the rounding error of earlier documents.
     """
     module = layer(**row, qk_norm='rmsnorm', n_kv_heads=2, kernels=kernels)
     variables = draw_variables(module)

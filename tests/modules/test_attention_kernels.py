@@ -229,7 +229,7 @@ def test_blocked_fields_over_several_tiles(length, fields, monkeypatch):
 @pytest.mark.default_rows('reference')
 @pytest.mark.parametrize('name', PORTABLE)
 def test_is_full_turns_window_off(name):
-    """By a traced scalar, as the layers of a scan differ; forward and gradient."""
+    """`is_full` is a traced scalar, as the layers of a scan differ; forward and gradient."""
     arrays = draw(9, 4, 2, batch=2)
     q, k, v, grad = arrays
 
@@ -261,7 +261,7 @@ def test_blocked_memory_grows_linearly():
 @pytest.mark.parametrize('name', ATTENTION_KERNELS)
 @pytest.mark.parametrize('fields', FIELDS, ids=str)
 def test_unsupported_scores_are_rejected(name, fields):
-    """By the function that config checks call and by the kernel itself; the error lists
+    """The function that config checks call and the kernel itself refuse; the error lists
     alternatives.
     """
     q, k, v, _ = draw(4)

@@ -189,8 +189,8 @@ def test_published_equations(name, options, expected):
 
 @pytest.mark.parametrize('tau', [0.5, 1.0, 1.5])
 def test_comp_sum_gradient_scales_cross_entropy(tau):
-    """By a power of p. Also with tau as a tracer, where a division by tau - 1 would give NaN at
-    1.
+    """The factor is a power of p. tau may be a tracer, where a division by tau - 1 would give NaN
+    at 1.
     """
     logits, labels = jnp.float32(LOGITS), jnp.int32(LABELS)
 

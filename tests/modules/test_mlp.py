@@ -181,7 +181,9 @@ def test_rows_have_separate_capacity():
 
 @pytest.mark.full
 def test_evaluation_is_independent_by_token():
-    """By gradient; in training it depends on earlier tokens, which may use up capacity."""
+    """Checked by gradient; in training a token depends on earlier tokens, which may use up
+    capacity.
+    """
     layer = moe(expert_capacity=0.5)
     x, params, stats = draw(layer)
     jacobian = jax.jacrev(lambda x: evaluate(layer, params, stats, x).sum(-1))(x)

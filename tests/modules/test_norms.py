@@ -85,7 +85,7 @@ def reference(name, case, x, w, training):
 
 @pytest.mark.parametrize(('name', 'options', 'training', 'dtype'), CASES)
 def test_forward_and_gradient(name, options, training, dtype):
-    """By x and by every parameter, and the next running statistics; with padding."""
+    """Gradients in x and every parameter, and the next running statistics; with padding."""
     case = build(name, dtype=dtype, **options, **weight_options(name))
     x, dy = tokens(dtype)
     params = jax.tree.map(np.float64, case.params)

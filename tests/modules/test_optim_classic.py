@@ -73,7 +73,9 @@ def test_projections_follow_package(case):
 
 @pytest.mark.parametrize('make', [adamp, sgdp])
 def test_orthogonal_gradient_gives_orthogonal_direction(make):
-    """By output unit, in both layers. Catches a projection on the gradient, or of the gradient."""
+    """Orthogonal for each output unit, in both layers. Catches a projection on the gradient, or of
+    the gradient.
+    """
     weight, grad = normal(2, 2, 3, 4), normal(2, 2, 3, 4, seed=1)
     axes = (1, 2)
     radial = jnp.sum(grad * weight, axes, keepdims=True)

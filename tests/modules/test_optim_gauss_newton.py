@@ -203,7 +203,7 @@ def test_missing_extra_arguments_are_refused(row, message):
 
 
 def steps_to_separate(points, lr, normalized):
-    """Of logistic regression from 0: how many updates until every margin is positive."""
+    """Returns the updates of logistic regression from 0 until every margin is positive."""
     tx, params = normalized_gd(VECTOR), {'x': jnp.zeros(points.shape[1])}
     for count in range(10_000):
         margins = points @ params['x']

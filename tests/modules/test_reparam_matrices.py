@@ -55,7 +55,7 @@ def test_vector_has_no_matrices():
 @pytest.mark.parametrize('name', WITH_ROLES)
 @pytest.mark.parametrize('roles', ['readout', 'hidden+embedding', 'embedding+readout+hidden'])
 def test_map_covers_its_roles_only(name, roles):
-    """It represents the mapped matrices. Catches a role that is only looked up at init."""
+    """The map represents the mapped matrices. Catches a role that is only looked up at init."""
     params, mapped_roles = sample_all(), roles.split('+')
     reparam = REPARAMS[name](ALL, param_shapes(params), roles=roles)
     stored, state = reparam.init(params)

@@ -45,7 +45,7 @@ def stored_matrix(stored):
 
 
 def test_power_iteration_follows_published_steps():
-    """Of weights that change between steps, each layer and each parameter on its own."""
+    """The weights change between steps; each layer and each parameter iterates separately."""
     reparam, stored, state = init_reparam()
     vectors = {k: [np.linalg.svd(m)[2][0] for m in layer_matrices(k, sample()[k])] for k in SUMMED}
     for key in SUMMED:  # a singular vector may point either way
@@ -163,7 +163,7 @@ def test_spectral_norm_is_one_in_every_layer():
 
 
 def test_spectral_cap_keeps_matrices_below_the_bound():
-    """To the bit, and their gradient; larger matrices get the bound."""
+    """They and their gradients are bitwise equal; larger matrices get the bound."""
     params = sample()
     scales = np.float32([0.01, 1, 10]).reshape(3, 1, 1)
     params['up'] = params['up'] * scales / np.float32(np.linalg.norm(params['up'][1], 2))

@@ -124,7 +124,7 @@ def test_final_status_is_returned(code, status, cluster, trainer, capfd):
 
 
 def test_ended_run_is_restarted(cluster, trainer, capfd):
-    """It ends with 42, then by a signal, and is then done."""
+    """The run ends with 42, then by a signal, and is then done."""
     code = (
         "tries = len((here / 'arguments').read_text().splitlines())\n"
         'tries <= 1 and sys.exit(42)\n'

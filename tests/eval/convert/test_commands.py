@@ -237,7 +237,7 @@ def tuned_run(tmp_path_factory):
 
 @pytest.mark.full
 def test_fold_after_removal_preserves_loss(tuned_run, tmp_path):
-    """From start to end: no norm is left, and the programs load the result like any checkpoint."""
+    """Norms are removed until none is left; the programs load the result like any checkpoint."""
     folder = tmp_path / 'none'
     flags = ('--to=none', f'--checkpoint={tuned_run}', f'--out={folder}')
     done = run_module('eval.convert', 'fold', *flags, XLA_FLAGS=ONE_DEVICE)

@@ -460,7 +460,7 @@ def exchange(routes, engine, body, client, on_send=None):
 
 @pytest.mark.parametrize('stream', [False, True])
 def test_leaving_client_frees_its_slots(stream):
-    """Also without streaming, where the server would only notice at the end."""
+    """This holds without streaming too, where the server would only notice at the end."""
     engine = Letters(slots=2, step_sec=0.005, endless=True)
     engine.capacity = 10**9
     routes = service(engine, timeout_sec=1000)
@@ -489,7 +489,7 @@ def make_unending(engine):
 
 
 def test_slow_reader_is_disconnected():
-    """It reads nothing of a stream, while the engine makes more than may wait for it."""
+    """The client reads nothing of a stream, while the engine makes more than may wait for it."""
     engine = Letters(slots=1, step_sec=0.001, endless=True)
     engine.admit = make_unending(engine)
     steps_at_cut, steps = [], []

@@ -94,7 +94,7 @@ LOOP = '{% for j in range(99999) %}' * 3 + '{% endfor %}' * 3
 
 @pytest.mark.parametrize('name', RAISES)
 def test_failing_template_refuses_the_messages(folder, name):
-    """Also a template that leaves its sandbox, or allocates all memory."""
+    """The templates include one that leaves its sandbox, or allocates all memory."""
     template, words = RAISES[name]
     (folder / 'chat_template.jinja').write_text(template)
     chat = build_chat(tokenizers.load_for_model(folder, 258, None, None), folder)

@@ -58,7 +58,7 @@ def deal_slowly(weights, n):
 
 @pytest.mark.parametrize('weights', WEIGHTS, ids=str)
 def test_reference_shares_deal_rows(weights):
-    """Also the number of each row within its source, and the counts of every prefix."""
+    """Checks also the number of each row within its source, and the counts of every prefix."""
     shares, counts = Shares(weights), [0] * len(weights)
     for i, source in enumerate(deal_slowly(weights, 400)):
         assert shares.count_rows(i) == counts

@@ -58,7 +58,7 @@ def test_dtype_auto_is_the_programs_choice():
 
 
 def test_unresolve_restores_none_and_auto():
-    """Also for options that only another choice reads; values that are set otherwise stay."""
+    """This includes options that only another choice reads; values that are set otherwise stay."""
     raw = default.get_config()
     for changes in ({}, {'model.mlp': 'moe', 'mlp.n_experts': 3, 'attention.window': 8}):
         raw.update_from_flattened_dict(changes)

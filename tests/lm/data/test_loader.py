@@ -135,7 +135,7 @@ def test_property_feed_prefetches(prefetch):
 
 
 def test_property_runs_at_one_cursor_share_batches():
-    """Also if one of them stops earlier, or arrives later."""
+    """One of the runs may stop earlier, or arrive later."""
     rows = NumberedRows(100)
     with record_batches(rows, 8) as (feed, keys):
         for step in range(6):

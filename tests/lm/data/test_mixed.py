@@ -164,7 +164,7 @@ def test_equivalence_mixed_source_and_source_alone(mixture_cfg, tokenizer):
 
 
 def test_property_bpe_trains_once_on_all_training_splits(mixture_cfg, monkeypatch):
-    """It is not trained again for other shares, another order or other names."""
+    """Other shares, another order or other names do not train it again."""
     trained = []
     build = prepare.training_texts
 

@@ -168,7 +168,9 @@ def test_reference_common_subsequences():
 
 
 def test_note_at_each_start(cfg, tmp_path):
-    """Also for existing data, and for data of a version that did not measure the loss."""
+    """The note appears also for existing data, and for data of a version that did not measure the
+    loss.
+    """
     tokenizer = f'hf:{tmp_path}'
     letters_tokenizer().save(str(tmp_path / 'tokenizer.json'))
     source = write_texts(tmp_path, [f'the {LETTERS[i]} fox, ' * 9 for i in range(9)])

@@ -222,7 +222,7 @@ def test_digest_includes_the_mark(tmp_path, monkeypatch):
 
 
 def test_unmarked_utf_16_prints_a_note(cfg, tmp_path):
-    """It is valid UTF-8, with a zero after every letter."""
+    """UTF-16 of ASCII text is valid UTF-8, with a zero after every letter."""
     encodings = ['utf-16-le' if i == 4 else 'utf-8' for i in range(9)]
     texts = [f'some text {i} '.encode(encoding) * 9 for i, encoding in enumerate(encodings)]
     (note,) = opening_notes(cfg(source=write_texts(tmp_path, texts)))
@@ -304,7 +304,7 @@ def test_reference_entropy_rates():
 
 
 def test_reference_regression_documents():
-    """From the text alone: least squares over a document leaves the noise, and w ~ N(0, I / 2)."""
+    """Text alone: least squares over a document leaves the noise, and w ~ N(0, I / 2)."""
     text = ''.join(read_source('synthetic:linear_regression', limit=500)).encode('ascii')
     values = (np.frombuffer(text, np.uint8) - 79.0) * (4 / 94)  # 79: the middle of ' ' to '~'
     pairs = values.reshape(500, 42, 3)

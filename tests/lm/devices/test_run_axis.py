@@ -62,7 +62,7 @@ def test_each_run_equals_single_run(axis_name, run, data):
 
 @pytest.mark.parametrize(('run', 'data'), [(1, 1), (4, 1), (4, 2)])
 def test_loop_skips_inactive_runs(run, data):
-    """Also if the devices have unequal numbers of active runs, and one has none."""
+    """Devices may have unequal numbers of active runs, or none."""
     mesh = make_mesh(MeshConfig(data=data, run=run), runs=R)
     active = np.isin(np.arange(R), (1, 4, 5, 7))
     all_runs, active_runs = (map_function('loop', mesh, a) for a in (np.ones(R, bool), active))

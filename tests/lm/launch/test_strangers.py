@@ -162,7 +162,7 @@ def test_process_id_out_of_range_is_refused(job, number):  # noqa: F811
 
 
 def test_host_with_wrong_secret_times_out(job):  # noqa: F811
-    """So does a silent peer: neither delays a host beyond --host_timeout."""
+    """A silent peer times out too: neither delays a host beyond --host_timeout."""
     first = job(0)
     stranger = job(1, secret='this is another one', timeout=1.0)
     assert_ended([stranger], RESUME, 'or has another secret of the job')

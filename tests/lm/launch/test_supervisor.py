@@ -550,7 +550,7 @@ def test_independent_host_0_is_like_others(apart):
 
 @pytest.mark.parametrize('signalled', [0, 1])
 def test_independent_host_receives_signals_alone(apart, signalled):
-    """It exits within a few seconds, and the others continue."""
+    """The host exits within a few seconds, and the others continue."""
     parents, stopped = apart(DONE, DONE, DONE), SIGNALLED + signal.SIGTERM
     parents[signalled].send_signal(signal.SIGTERM)
     assert wait_for_end(parents[signalled])[0] == stopped

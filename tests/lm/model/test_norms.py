@@ -105,7 +105,7 @@ def test_layernorm_scaling_starts_with_pre_norm():
 
 @pytest.mark.full
 def test_inline_option_applies_to_its_norm_only():
-    """It takes precedence over the section's option, which the other norms use."""
+    """The inline option takes precedence over the section's option, which the other norms use."""
     params = build_params({'model.qk_norm': 'rmsnorm:scale=False', 'norm.scale': True})
     assert not [path for path in named_leaves(params) if 'query_norm' in path]
     assert 'scale' in params['final_norm']

@@ -288,7 +288,7 @@ def test_weights_are_stored_by_present_reparam(make_config, source):
 
 @pytest.mark.full
 def test_second_launch_resumes_its_own_checkpoint(make_config, removal_run, tmp_path, monkeypatch):
-    """It equals an uninterrupted run, and does not read the source again."""
+    """The resumed run equals an uninterrupted run, and does not read the source again."""
     assert train(make_config(REMOVAL | {'train.steps': 8}), tmp_path / 'cut') == DONE
     monkeypatch.setattr(start, 'load', lambda path: pytest.fail('started from init_from again'))
     assert train(make_config(REMOVAL), tmp_path / 'cut', continue_changed=True) == DONE
@@ -344,7 +344,7 @@ def test_checkpoint_that_does_not_fit_is_refused(changes, match, make_config):
 
 
 def test_saved_bpe_is_equal(tree, tmp_path):
-    """It is trained once, then stored with the data and with the checkpoint."""
+    """The tokenizer is trained once, then stored with the data and with the checkpoint."""
     tokenizer = silent_experiment(
         cell_config(tree, {'data.tokenizer': 'bpe:300'})
     ).dataset.tokenizer
@@ -386,7 +386,7 @@ ONLY_NORMS = {'train.trainable': 'norms', 'optim.weight_decay': 0.5}
 
 @pytest.mark.full
 def test_norms_alone_are_trained():
-    """Also with weight decay; the gains of a reparametrisation are no norms."""
+    """This holds with weight decay; the gains of a reparametrisation are no norms."""
     kinds = {'model.norm': 'layernorm', 'model.qk_norm': 'rmsnorm', 'model.reparam': 'weight_norm'}
     config = tiny_config(ONLY_NORMS | kinds)
     learner, step, before = make_step(config)

@@ -107,7 +107,7 @@ def test_recorded_loss_is_reproduced_from_checkpoint(runs, swept_runs):
 
 @pytest.mark.full
 def test_swept_runs_equal_single_runs(raw_config, schedule_free_run, swept_runs, tmp_path):
-    """To the bit; the second run's numbers differ from the program's defaults.
+    """Equality is bitwise; the second run's numbers differ from the program's defaults.
 
     Catches a number that does not belong to the run, in the step or in evaluation.
     """
@@ -126,7 +126,7 @@ def test_swept_runs_equal_single_runs(raw_config, schedule_free_run, swept_runs,
 @pytest.mark.full
 @pytest.mark.parametrize('name', AVERAGES)
 def test_resumed_run_equals_uninterrupted(raw_config, runs, name, tmp_path):
-    """To the bit, for the trained and the evaluated weights."""
+    """Equality is bitwise, for the trained and the evaluated weights."""
     cut, changes = tmp_path / 'cut', AVERAGES[name]
     assert train(cell_config(raw_config, changes | {'train.steps': 4}), cut) == DONE
     assert train(cell_config(raw_config, changes), cut, continue_changed=True) == DONE
@@ -174,7 +174,7 @@ class TestEachAverage:
         helpers.assert_trees_close(final, expected, rtol=1e-4, atol=1e-5)
 
     def test_it_lies_where_its_weights_do_and_counts(self, changes):
-        """It is as large as the weights, plus scalars."""
+        """The average is as large as the weights, plus scalars."""
         config = checked_config(changes)
         learner = tiny_learner(config)
         shardings = state_shardings(learner, make_mesh(config.mesh))
@@ -189,7 +189,7 @@ class TestEachAverage:
 
     @pytest.mark.full
     def test_what_is_not_trained_stays(self, changes):
-        """To the bit, in the average too."""
+        """Frozen weights are bitwise equal, in the average too."""
         learner, hyper, start, state = two_steps(
             changes | {'train.trainable': 'norms', 'model.norm': 'layernorm'}
         )

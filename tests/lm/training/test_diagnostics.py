@@ -118,7 +118,7 @@ def rms(*arrays):
 @pytest.mark.full
 @pytest.mark.parametrize('reparam', ['weight_norm', 'shared', 'normalize_and_project'])
 def test_updates_match_training_step(reparam):
-    """By role and layer, from the parameters before and after a training step.
+    """Updates by role and layer are computed from the parameters before and after a training step.
 
     Catches an unscaled direction, missing decay or map after the update, and parameters of another
     role.

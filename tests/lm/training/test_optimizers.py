@@ -1,4 +1,4 @@
-"""Which optimizer updates which parameter, and by how much. By single steps."""
+"""Optimizers by parameter, and the size of their updates, in single steps."""
 
 import jax
 import numpy as np

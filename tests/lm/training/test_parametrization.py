@@ -31,7 +31,7 @@ def grow_config(name, **changes):
 
 @pytest.mark.parametrize('name', GROWING)
 def test_base_sizes_equal_standard(name):
-    """To the bit: the same factors, deviations, scores and decay.
+    """Bitwise equal are the same factors, deviations, scores and decay.
 
     Catches a constant that does not cancel. The only difference is mup_full, whose queries start at
     0.

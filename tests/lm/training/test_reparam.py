@@ -69,7 +69,9 @@ def assert_same_bits(actual, expected):
 
 @pytest.mark.full
 def test_step_does_one_power_iteration():
-    """From the weights at its start, for any number of microbatches. Catches one per microbatch."""
+    """It starts from the weights before the step, for any number of microbatches. Catches one per
+    microbatch.
+    """
     config = checked_config(SIGMA | {'train.microbatches': 4})
     before = perturb_weights(config)
     after = take_steps(config, before)
@@ -190,7 +192,7 @@ def test_projection_keeps_initial_norms():
 
 @pytest.mark.full
 def test_frozen_parameters_are_not_projected():
-    """To the bit. Catches a map after the update that rounds frozen weights."""
+    """Frozen weights are bitwise equal. Catches a map that rounds them after the update."""
     config = checked_config(
         SMALL | {'model.reparam': 'normalize_and_project', 'train.trainable': 'norms'}
     )
@@ -354,7 +356,7 @@ def test_one_channel_base_is_not_checked():
 
 @pytest.mark.full
 def test_lora_trains_only_its_factors():
-    """From the weights of a source: the first loss is the source's evaluation.
+    """Training starts from a source: the first loss is the source's evaluation.
 
     Only trained parameters move or have optimizer state, including DoRA's gain. Catches decay and
     moments of the others.

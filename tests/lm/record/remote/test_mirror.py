@@ -471,7 +471,7 @@ def test_unchanged_files_are_not_fetched_again(machine, monkeypatch):
 
 @pytest.mark.parametrize('damage', ['emptied', 'truncated'])
 def test_damaged_local_checkpoint_is_fetched_again(damage, machine):
-    """It is not taken for a newer checkpoint, and does not replace the good one."""
+    """The checkpoint is not taken for a newer checkpoint, and does not replace the good one."""
     first = train_and_push(machine('a'), 4)
     before = files(first.copy.folder)
     damaged = first.copy.folder / 'checkpoints' / '4' / 'weights' / 'd' / '0'

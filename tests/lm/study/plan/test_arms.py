@@ -1,4 +1,4 @@
-"""From config.tune to arms and their cells, and from folders to the next cells."""
+"""Arms and their cells of config.tune, and the next cells by the folders of a workdir."""
 
 import math
 import random
@@ -260,7 +260,9 @@ class TestLosses:
 
 
 def test_waves_do_not_depend_on_order_of_ends(two, tmp_path):
-    """Nor do they depend on the process's knowledge of earlier waves: a new process plans each."""
+    """Waves depend neither on the order of ends nor on memory of earlier waves: a new process plans
+    each.
+    """
     waves = train(two, tmp_path / 'a')
     fresh = ArmPlan(tiny_raw(), NORMS, LR)
     rng = random.Random(0)

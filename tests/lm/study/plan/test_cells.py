@@ -1,4 +1,4 @@
-"""From config.sweep to cells, and from cells to groups."""
+"""Cells of config.sweep, and groups of cells."""
 
 import re
 import time

@@ -63,7 +63,7 @@ def test_parse_tune_reads_options_and_fields():
 
 
 def refines(tune):
-    """Whether a search reaches refinement, on losses with no need of extensions."""
+    """Returns whether a search reaches refinement, on losses with no need of extensions."""
     losses = {}
 
     def loss(k):

@@ -260,7 +260,7 @@ def test_record_has_arm_and_stage(written, tmp_path):
 
 
 def test_cells_from_earlier_sweep_have_no_arm(written, tmp_path):
-    """They stay on record, and their arm numbers may now belong to other arms."""
+    """The cells stay on record, and their arm numbers may now belong to other arms."""
     folder, _, ablation = written
     sweep = read_sweep(folder)
     old_cell = sweep['cells'][0] | {

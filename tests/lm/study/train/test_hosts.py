@@ -162,7 +162,7 @@ def at_once(monkeypatch):
 
 
 def test_host_waits_for_other_hosts(at_once, tmp_path):
-    """It waits while they hold the cells, however long, and updates the progress display."""
+    """The host waits while they hold the cells, however long, and updates the progress display."""
     held = contextlib.ExitStack()
     watched = Watched(tmp_path, {})
     for cell in watched.cells:

@@ -59,7 +59,7 @@ def begin(folder, cell):
 
 
 def test_cells_from_older_version_keep_names(sweep):
-    """They also keep their results. Cells that had not begun get their present names."""
+    """The cells also keep their results. Cells that had not begun get their present names."""
     folder, raw = sweep
     fresh = names(group_by_program(expand_sweep(raw, SWEPT)))
     kept_names = names(open_cells(folder, raw, SWEPT))
@@ -179,7 +179,7 @@ def test_damaged_record_is_rebuilt_from_folders(tmp_path, text):
 
 
 def test_sweep_resumes_with_another_mesh(tmp_path):
-    """It keeps its folders; if cells differ in their meshes, each has its own folder."""
+    """The sweep keeps its folders; if cells differ in their meshes, each has its own folder."""
     raw, swept = tiny_raw(), {'optim.lr': (1e-3, 3e-3)}
     groups = open_cells(tmp_path, raw, swept)
     for cell in itertools.chain(*groups):

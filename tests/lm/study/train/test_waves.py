@@ -155,8 +155,8 @@ def test_arms_get_equal_runs_trained_once(train_tuned, tmp_path, capsys):
 @pytest.mark.default_rows('11')
 @pytest.mark.parametrize('interval', [1, 4, 11])
 def test_repeatedly_stopped_sweep_is_unchanged(interval, whole, train_tuned, tmp_path):
-    """It is stopped after a number of runs, which train in another order each time. Catches a wave
-    that opens before the last has ended, and a wave that depends on the order of ends.
+    """The sweep is stopped after a number of runs, which train in another order each time. Catches
+    a wave that opens before the last has ended, and a wave that depends on the order of ends.
     """
     workdir = tmp_path / 'stopped'
 

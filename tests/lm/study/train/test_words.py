@@ -40,7 +40,9 @@ def noisy(i, octaves, seed):
 
 @pytest.mark.parametrize('tune', [{}, {'budget': 40}, {'budget': 18, 'seeds': 4}])
 def test_no_arm_exceeds_announced_runs(tune):
-    """Nor does it fall below them, although a distant optimum and noise request all waves."""
+    """Each arm gets exactly the announced runs, although a distant optimum and noise request all
+    waves.
+    """
     plan = ArmPlan(tiny_raw(), ARMS, {'optim.lr': 0.01, 'smallest_effect': 1e-9} | tune)
     *_, last = simulate_arms(plan, noisy)
     tune_settings = plan.tune
