@@ -122,7 +122,7 @@ class TestACell:
 
 
 class TestTheSameCommandAgain:
-    def test_trains_nothing(self, sweep_workdir, corpus, tmp_path, monkeypatch):
+    def test_plan_flag_trains_nothing(self, sweep_workdir, corpus, tmp_path, monkeypatch):
         workdir = copy_workdir(sweep_workdir('loop'), tmp_path / 'again')
         before, table_before = contents(workdir), table(workdir)
         monkeypatch.setattr(groups, 'Program', lambda *_: pytest.fail('made a program'))
@@ -264,7 +264,7 @@ class TestAFailure:
 
 
 class TestRefused:
-    def test_single_run_workdir(self, corpus, tmp_path):
+    def test_sweep_refuses_workdir_of_single_run(self, corpus, tmp_path):
         tree = base(corpus, train_steps=1)
         assert train.train(cell_config(tree, {}), tmp_path) == DONE
         with pytest.raises(ValueError, match='holds a single run; give another --workdir'):
@@ -274,7 +274,7 @@ class TestRefused:
         with pytest.raises(ValueError, match='holds a sweep; give another --workdir'):
             train.train(cell_config(base(corpus), {}), sweep_workdir('loop'))
 
-    def test_another_base_config_with_the_fields_that_differ(self, sweep_workdir, corpus):
+    def test_other_base_config_is_refused_with_differences(self, sweep_workdir, corpus):
         other_base = base(corpus, optim_weight_decay=0.2, data_batch_size=16)
         before = contents(sweep_workdir('loop'))
         with pytest.raises(ValueError, match=r'optim\.weight_decay: 0\.1 -> 0\.2') as error:
@@ -288,7 +288,7 @@ class TestRefused:
             train_sweep(base(corpus), {'optim.lr': (0.1,)}, tmp_path / 'x', engine='locla')
         assert not (tmp_path / 'x').exists()
 
-    def test_axis_without_effect(self, corpus, tmp_path):
+    def test_axis_without_effect_is_refused(self, corpus, tmp_path):
         with pytest.raises(ValueError, match=r'decay_fraction=0\.1 is read by no part'):
             train_sweep(base(corpus), {'optim.decay_fraction': (0.1, 0.2)}, tmp_path / 'x')
         assert not (tmp_path / 'x').exists()
@@ -298,12 +298,12 @@ class TestRefused:
             train_sweep(base(corpus, mesh_data=8), {'data.batch_size': (8, 12)}, tmp_path / 'x')
 
     @pytest.mark.parametrize('text', ['GPU', 'GPU=one', 'GPU=1=2', ''])
-    def test_nonnumeric_resources(self, text):
+    def test_nonnumeric_resources_are_refused(self, text):
         with pytest.raises(ValueError, match='--resources must be such as CPU=2,GPU=1'):
             parse_resources(['CPU=2', text])
         assert parse_resources(['CPU=2', 'GPU=0.5']) == {'CPU': 2, 'GPU': 0.5}
 
-    def test_negative_runs_at_once(self, capsys):
+    def test_negative_runs_at_once_is_refused(self, capsys):
         with flagsaver.flagsaver(), pytest.raises(SystemExit) as stopped:
             parse_flags(['train.py', '--runs_at_once=-1'])
         assert stopped.value.code == BAD_INPUT

@@ -55,7 +55,7 @@ def test_tokens_accumulate_over_steps(whole):
     assert np.all(np.diff(tokens) > 0) and tokens[-1] <= 12 * 8 * 16
 
 
-def test_byte_bits_per_byte_is_loss_over_ln2_up_to_ends(whole):
+def test_byte_model_bits_per_byte_is_loss_over_ln2(whole):
     """A byte tokenizer has one token for each byte, and an EOS for each document."""
     row = [row for row in read_rows(whole / 'metrics.jsonl') if 'bits_per_byte' in row][-1]
     plain = row['validation_ce'] / np.log(2)
@@ -144,7 +144,7 @@ def test_lost_output_is_recorded(corpus, tmp_path, monkeypatch):
     assert event['seen'] == 'standard output is gone: Broken pipe'
 
 
-def test_unwritable_workdir(corpus, tmp_path):
+def test_unwritable_workdir_raises(corpus, tmp_path):
     (tmp_path / 'file').write_text('in the way')
     with pytest.raises(OSError, match='cannot be written'):
         train(tiny(corpus), tmp_path / 'file' / 'run')

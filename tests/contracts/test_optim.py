@@ -180,7 +180,7 @@ class TestEveryOptimizer:
             moved = jax.tree.map(lambda leaf, i=i: np.abs(leaf[i] - leaf[0]).max(), mapped[0])
             assert max(jax.tree.leaves(moved)) > 1e-4, number
 
-    def test_descends_and_keeps_types(self, optimizer_runs, name):
+    def test_optimizer_descends_and_keeps_dtypes(self, optimizer_runs, name):
         params, state, losses = jax.tree.map(lambda leaf: leaf[0], optimizer_runs[name]['alone'])
         assert losses[-1] < 0.5 * losses[0]
         for leaf in jax.tree.leaves((params, state)):
@@ -213,7 +213,7 @@ class TestEveryOptimizer:
 
 
 @pytest.mark.parametrize('name', AVERAGES)
-def test_every_average(name):
+def test_every_average_descends_and_reads_its_options(name):
     """Around gradient descent after a warm-up: the averaged weights descend, and each number
     changes them; mapped runs equal single runs; types and structure stay; all state is described.
     """
@@ -256,7 +256,7 @@ def test_every_average(name):
 
 
 @pytest.mark.parametrize('name', SCHEDULES)
-def test_every_schedule(name):
+def test_every_schedule_is_positive_and_reads_its_options(name):
     """A schedule starts above 0, stays at most 1 and is never 0 for two steps; mapped runs equal
     single runs; each number matters, and so does each choice.
     """

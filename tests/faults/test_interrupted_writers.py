@@ -278,7 +278,7 @@ def check_kills(case, folder, ats):
 
 @pytest.mark.full
 @pytest.mark.parametrize('name', NAMES)
-def test_killed_command_leaves_no_false_whole(name, cases, is_long, tmp_path):
+def test_killed_command_leaves_no_false_complete(name, cases, is_long, tmp_path):
     """At every event in the long form, otherwise at some. Catches a mark that is not
     removed last.
     """

@@ -237,12 +237,12 @@ def try_damages(original, readers, tmp_path, seeds, names=None):
 @pytest.mark.parametrize(
     'seeds', [range(24), pytest.param(range(24, 200), marks=pytest.mark.full)], ids=['few', 'many']
 )
-def test_untrusted_sweep(sweep, tmp_path, seeds):
+def test_damaged_sweep_is_read_or_refused(sweep, tmp_path, seeds):
     try_damages(sweep, (query_runs, make_page, resume_sweep), tmp_path, seeds, SMALL)
 
 
 @pytest.mark.full
-def test_untrusted_run(run, tmp_path):
+def test_damaged_run_is_read_or_refused(run, tmp_path):
     """100 damages. The checkpoint and the tokenizer are opened."""
     readers = (open_checkpoint, resume, query_runs, make_page, open_checkpoint, resume, convert)
     try_damages(run, readers, tmp_path, range(100))

@@ -160,7 +160,7 @@ def test_result_with_other_types_is_refused(tmp_path, suite, name):
 @pytest.mark.full
 @pytest.mark.filterwarnings('ignore::RuntimeWarning')
 @pytest.mark.parametrize('name', RESULTS)
-def test_page_of_read_results(tmp_path, suite, name):
+def test_page_shows_read_results(tmp_path, suite, name):
     path = spoiled_result(tmp_path, name)
     with contextlib.suppress(UnreadableFile):
         if stored := kept.read_result(path, REQUEST, META):

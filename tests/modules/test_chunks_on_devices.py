@@ -157,7 +157,7 @@ def test_every_loss_on_a_mesh(sizes, name):
 @pytest.mark.default_rows('2data-2fsdp-2context-own')
 @pytest.mark.parametrize('tied', [False, True], ids=['own', 'tied'])
 @pytest.mark.parametrize('sizes', [ROWS, SHARDED, BOTH, EXPERTS], ids=mesh_id)
-def test_chunks_exchange_nothing(sizes, tied):
+def test_chunks_need_no_communication(sizes, tied):
     """A sharded readout is gathered once, and its gradient summed once. Catches a loop sharded by
     XLA.
     """

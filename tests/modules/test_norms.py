@@ -251,7 +251,7 @@ def test_norms_serve_heads_too(name):
 
 
 @pytest.mark.parametrize('name', NORMS)
-def test_parameters(name):
+def test_norm_parameters_have_float32_and_decay(name):
     """float32 under bfloat16, along the norm's axis, with the right decay.
 
     Catches a gain in the compute type, a gain that decays, a matrix that does not.

@@ -216,6 +216,6 @@ def test_property_holes_stop_at_the_last_mask():
         assert len(lengths) == 3 and (lengths <= 4).all()
 
 
-def test_causal_changes_nothing():
+def test_causal_objective_keeps_documents():
     document = causal(text(5), SPECIAL, None)
     assert_document(document, text(5), text(5))

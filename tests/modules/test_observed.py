@@ -137,7 +137,7 @@ def test_large_logits_keep_precision(size):
         np.testing.assert_allclose(actual, expected[name], rtol=1e-5)
 
 
-def test_zero_weights_are_no_outcome():
+def test_zero_weights_give_no_nan():
     """log 0 of linear attention gives no NaN, and a query with one key has no share."""
     logits = np.zeros((1, 1, T, T), np.float32)
     logits[..., 1::2] = -np.inf

@@ -92,7 +92,7 @@ def test_decay_reaches_0_at_the_last_step(name):
 
 
 @pytest.mark.parametrize('name', SCHEDULES)
-def test_schedule_stays_between_nothing_and_the_peak(name):
+def test_schedule_stays_between_0_and_peak(name):
     """With and without warm-up and decay, and beyond the last step, where an end is kept."""
     for changes in ({}, {'warmup_steps': 0}, {'decay_fraction': 0}, {'steps': 1}):
         values = fraction(name, jnp.arange(2 * STEPS), **changes)
@@ -200,7 +200,7 @@ def test_unused_role_is_named():
         partition_by_role(SPECS, readout=scaled_by(0.5), default=scaled_by(1.0))
 
 
-def test_moments_have_specs_of_their_parameters():
+def test_moments_have_parameter_specs():
     """This holds behind a partition, which leaves some out. Catches moments without sharding."""
     tx = partition_by_role(SPECS, hidden=adamw, default=lambda specs: optax.trace(0.9))
     specs = named_leaves(state_specs(jax.eval_shape(tx.init, PARAMS), PARAMS, SPECS))

@@ -78,7 +78,7 @@ def test_schedule_free_follows_authors_code(case):
 
 
 @pytest.mark.parametrize('decay', [0.0, 0.9, 0.9999])
-def test_ema_is_its_closed_form(decay):
+def test_ema_matches_closed_form(decay):
     """Training is as without it. Catches a share of the initial weights, and a share that ends."""
     average = AVERAGES['ema'](average_decay=jnp.float32(decay))
     trained, averaged = points(average, SGD, 'wide', 0.1, 0)

@@ -161,7 +161,7 @@ def test_step_is_the_dense_solution(role):
     assert jax.tree.leaves(state) == [2.0]
 
 
-def test_climbing_step_is_retried():
+def test_increasing_step_is_retried():
     """The matrix does not see the curvature of this loss: gamma is halved until a step is accepted,
     or no tries remain. Catches an endless search, and a first step that is taken anyway.
     """

@@ -124,7 +124,7 @@ def test_rank_is_at_most_the_shorter_side(row):
     jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
-def test_galore_moves_in_the_subspace_and_fira_everywhere():
+def test_galore_moves_in_subspace_and_fira_everywhere():
     """Rank 2 of 4; within a period the subspace comes from its first gradient."""
     grads = gradients(3, (4, 6))
     basis = np.linalg.svd(grads[0]['w'])[0][:, :2]

@@ -155,7 +155,7 @@ def assert_same(actual, expected, rtol=1e-12):
 
 
 @pytest.mark.parametrize('name', STAGES)
-def test_each_stage(name):
+def test_stage_matches_reference(name):
     """Catches an rms of all layers, a clip of each leaf, positions taken for words, a radius or a
     limit of the norm that is met from above, and a share of the decay that is lost.
     """

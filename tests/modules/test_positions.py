@@ -209,7 +209,7 @@ def test_longrope_selects_factors_by_length(length, capacity, is_long):
 
 
 @pytest.mark.full
-def test_rope_by_layer():
+def test_rope_varies_by_layer():
     """Window layers have another base and no scaling; every third layer has no rope, bitwise. One
     program for all layers. Catches m on unscaled layers, and layers counted from 0.
     """

@@ -103,7 +103,7 @@ def test_axes_in_another_order_are_refused(axes, fan_in):
         Wrong().init(jax.random.key(0), jnp.ones((2, 3, 4)))
 
 
-def test_readout_of_some_tokens_gives_their_logits():
+def test_partial_readout_matches_full_logits():
     """c tanh((x W + b) / c), float32 from bfloat16, of any number of axes, under jit and grad."""
     rng = np.random.default_rng(0)
     x_BTD, w_DV, b_V = (jnp.float32(rng.normal(size=s)) for s in ((2, 3, 8), (8, 5), (5,)))

@@ -57,7 +57,7 @@ def test_every_reparam_describes_its_stored_arrays(name):
 
 
 @pytest.mark.parametrize('name', REPARAMS)
-def test_evaluation_leaves_the_state_alone(name):
+def test_evaluation_does_not_change_state(name):
     reparam = REPARAMS[name](SPECS, param_shapes(sample()))
     stored, state = jax.jit(reparam.init)(sample())
     _, after = reparam.apply(stored, state, False)
@@ -81,7 +81,7 @@ def test_least_init_scale_is_finite(name):
     assert all(map(jnp.all, map(jnp.isfinite, jax.tree.leaves(jax.jit(jax.grad(total))(stored)))))
 
 
-def test_none_stores_the_parameters_themselves():
+def test_none_stores_unchanged_parameters():
     reparam = REPARAMS['none'](SPECS, param_shapes(sample()))
     stored, state = jax.jit(reparam.init)(sample())
     assert reparam.specs == SPECS
@@ -160,7 +160,7 @@ def sample_shared():
     return sample() | {'gate': jnp.float32(np.random.default_rng(9).normal(size=(3, 6, 2)))}
 
 
-def test_shared_matrices_are_stored_once():
+def test_shared_hidden_matrices_are_stored_once():
     """Hidden matrices outside of norms; the first layer at the start."""
     sampled = sample_shared()
     reparam = shared(SHARED_SPECS, param_shapes(sampled))

@@ -47,7 +47,7 @@ def test_rows_are_the_summed_axes_in_any_position():
     np.testing.assert_allclose(as_matrices(spec, weight), expected, rtol=1e-6)
 
 
-def test_vector_has_no_matrices():
+def test_as_matrices_rejects_vectors():
     with pytest.raises(ValueError, match='is no matrix: nothing is summed over'):
         as_matrices(SPECS['scale'], np.ones((3, 6)))
 

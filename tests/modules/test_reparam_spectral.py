@@ -192,7 +192,7 @@ def measure(names):
     return reparam.measures(*reparam.init(sample()))
 
 
-def test_measures_have_paths_of_used_weights():
+def test_measures_use_paths_of_weights():
     """A number for each matrix; through a chain too."""
     largest = {k: [np.linalg.norm(m, 2) for m in layer_matrices(k, sample()[k])] for k in SUMMED}
     measures = measure(['sigma'])

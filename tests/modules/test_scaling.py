@@ -58,7 +58,7 @@ def test_init_gain_and_decayed_vectors():
     assert (decayed.init_std, decayed.lr_factor, decayed.decay_factor) == (None, 1, 1)
 
 
-def test_standard():
+def test_standard_init_is_one_over_sqrt_fan_in():
     """1/sqrt(fan_in); stacking changes nothing. Catches a fan-in read off the shape."""
     expected = {
         'embedding': (1 / 4, 1, 1),

@@ -140,7 +140,7 @@ def test_valid_launch_continues(with_training_check, capsys):
     assert 'queued-resources create' in captured.out and captured.err == ''
 
 
-def test_missing_jax_leaves_checks_to_hosts(with_training_check, monkeypatch, capsys):
+def test_checks_run_on_hosts_without_local_jax(with_training_check, monkeypatch, capsys):
     monkeypatch.setattr(launch.base.importlib.util, 'find_spec', lambda name: None)
     assert launch.main([*FLAGS, '--dry_run', '--', *TRAIN, '--config.model.nrm=x']) == DONE
     assert 'JAX is not installed here' in capsys.readouterr().err

@@ -125,7 +125,7 @@ def test_collectives_count_once_by_result():
     ]
 
 
-def test_rings_use_both_directions_and_lines_one():
+def test_ring_rate_is_twice_line_rate():
     """A row of v6e:16x16 is a ring, a row of v6e:8x8 a line, and every third chip shares
     its links.
     """

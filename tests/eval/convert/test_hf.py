@@ -395,7 +395,7 @@ def test_unsupported_field_is_named(name):
     assert '\n' not in str(error.value)
 
 
-def test_duplicate_version_4_fields():
+def test_duplicate_version_4_fields_are_read():
     """If no field says at which layer windows begin, all layers of a family have a window."""
     expected = {'attention.rope_base': 500.0, 'attention.rope_fraction': 0.5}
     twice = {'rotary_emb_base': 500, 'rope_theta': 500, 'rotary_pct': 0.5}
@@ -517,7 +517,7 @@ def test_bfloat16_export_states_difference(tmp_path):
     )  # of other tokens
 
 
-def test_embedding_factor_note():
+def test_embedding_factor_rounding_is_noted():
     """transformers rounds sqrt(D) to the dtype of loading: sqrt(24) is 4.90625 in bfloat16, and
     sqrt(16) is 4 in both.
     """

@@ -100,7 +100,7 @@ def test_directions_are_principal():
 
 
 @pytest.mark.parametrize('p', [1, 3, 5])
-def test_error_is_the_smaller_singular_values(p):
+def test_low_rank_error_is_smaller_singular_values(p):
     """Catches another order, and coefficients without their magnitudes."""
     differences = np.random.default_rng(0).normal(size=(5, 40))
     basis = compute_basis(differences, p)

@@ -235,7 +235,7 @@ def test_squares_average_over_all_rows():
         np.testing.assert_allclose(means, expected[path], rtol=1e-5)
 
 
-def test_text_rows(tmp_path):
+def test_text_rows_are_read(tmp_path):
     model = dataclasses.replace(checkpoint({'data.seq_len': 4}), tokenizer=ByteTokenizer())
     (tmp_path / 'a.txt').write_text('abcdef')
     (tmp_path / 'b.txt').write_text('gh')

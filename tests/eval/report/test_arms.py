@@ -26,7 +26,7 @@ def written(tmp_path_factory):
     return folder, write_report(folder, say=messages.append).read_text(), messages[0]
 
 
-def test_answer_comes_first(written):
+def test_page_begins_with_verdict(written):
     """Catches the table of variants at the rates that the compared seeds selected."""
     folder, text, _ = written
     parsed = Page(text)

@@ -405,7 +405,7 @@ def test_full_queue_sends_retry_after():
 
 
 @pytest.mark.parametrize('stream', [False, True])
-def test_time_runs_out_while_waiting_and_while_generating(stream):
+def test_requests_time_out_waiting_and_generating(stream):
     engine = Letters(slots=1, step_sec=0.02, endless=True)
     with TestClient(service(engine, timeout_sec=0.3).app()) as client:
         body = {'prompt': ['a', 'a'], 'max_tokens': 64, 'stream': stream}

@@ -59,14 +59,14 @@ def test_special_token_in_message_is_refused(folder):
         chat.format_prompt([{'role': 'user', 'content': 'a<|end|>b'}])
 
 
-def test_a_template_file_has_precedence(folder):
+def test_template_file_has_precedence(folder):
     (folder / 'chat_template.jinja').write_text('{{ bos_token }}{{ messages[0].content }}')
     tokenizer = tokenizers.load_for_model(folder, 258, None, None)
     chat = build_chat(tokenizer, folder)
     assert tokenizer.decode(chat.encode(chat.format_prompt(HELLO))) == ' hello '
 
 
-def test_without_template_lines_have_roles(tmp_path):
+def test_prompt_without_template_has_roles(tmp_path):
     chat = build_chat(ByteTokenizer(), tmp_path)
     assert isinstance(chat, PlainChat) and chat.stops == ('\nuser:',)
     turns = [{'role': 'system', 'content': 'Be brief.'}, *HELLO]

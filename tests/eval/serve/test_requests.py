@@ -192,7 +192,7 @@ def test_top_logprobs_need_logprobs():
 
 
 @pytest.mark.parametrize('name', ['a\ud800', 'x' * 10**6, '\n'], ids=['half', 'long', 'line'])
-def test_errors_are_short(name):
+def test_error_values_are_shortened(name):
     refusal = catch_refusal(CompletionBody.parse, {'prompt': 'a', name: 1})
     assert len(json.dumps(refusal.message, ensure_ascii=False).encode()) < 2000
     assert len(quote_value(name)) < 70

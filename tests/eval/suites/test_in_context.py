@@ -39,7 +39,7 @@ def test_algorithms_match_plain_formulas():
         assert predictions[suite.ZERO][n, k] == 0
 
 
-def test_learning_rate_is_optimal():
+def test_gd_learning_rate_is_optimal():
     predictions, rates = predict_drawn()
 
     def errors(factor):

@@ -121,7 +121,7 @@ def test_spacing_is_equal():
     assert suite.spaced_indices(1000, 3)[-1] == 999
 
 
-def test_running_variance():
+def test_running_variance_matches_numpy():
     values = np.random.default_rng(0).normal(5, 2, (6, 3, 2))
     running = suite.RunningVariance()
     for array in values:

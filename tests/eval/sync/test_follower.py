@@ -225,7 +225,7 @@ def test_long_run_does_not_delay_others(tmp_path, monkeypatch):
     assert_has_all(tmp_path / 'b', server)
 
 
-def test_expensive_sessions_are_not_reopened_at_once(tmp_path):
+def test_expensive_sessions_are_not_reopened_early(tmp_path):
     server = Server(most_open=2, reopen_sec=1e6)
     for name in 'abc':
         begin(tmp_path / name, lr=ord(name))
@@ -275,7 +275,7 @@ def test_failing_runs_do_not_block_next_runs(tmp_path):
     assert_has_all(tmp_path / 'f', server)
 
 
-def test_unreachable_tracker_is_asked_rarely(tmp_path):
+def test_unreachable_tracker_is_retried_rarely(tmp_path):
     """A round ends after three runs; the waits grow; everything is sent when the tracker answers
     again.
     """

@@ -93,7 +93,7 @@ def test_property_shares_are_decimals():
 TWO = "{'wiki': (0.75, 'text:a/*.txt'), 'code': (0.25, 'python')}"
 
 
-def test_a_mixture_is_parsed():
+def test_mixture_is_parsed():
     assert parse_mixture(TWO) == (
         Ingredient('wiki', 0.75, 'text:a/*.txt'),
         Ingredient('code', 0.25, 'python'),

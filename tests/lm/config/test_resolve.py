@@ -163,7 +163,7 @@ def test_int_becomes_float():
     assert lr == 1.0
 
 
-def test_differences_are_old_and_new_value_by_path():
+def test_differences_map_path_to_old_and_new_value():
     before = tiny_config()
     after = tiny_config({'optim.lr': 0.5, 'model.norm': 'none'})
     assert differences(before, before) == {}

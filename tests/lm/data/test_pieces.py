@@ -93,7 +93,7 @@ def test_first_folder_stays_without_locks(tmp_path):
     assert [p.name for p in tmp_path.rglob('*')] == ['name', 'theirs']
 
 
-def test_hosts_without_shared_locks_write_apart(tmp_path, monkeypatch):
+def test_hosts_without_locks_write_separately(tmp_path, monkeypatch):
     """The folder that a killed process of this host left is removed."""
     path = tmp_path / 'name'
     left_by_killed = tmp_path / f'name.{cache.socket.gethostname()}{cache.PARTIAL}'

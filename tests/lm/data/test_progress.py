@@ -49,7 +49,7 @@ def test_logs_get_lines_and_terminals_one_line(capture_progress):
     assert stdout.endswith('\r\033[K') and '\n' not in stdout
 
 
-def test_short_work_says_nothing(capture_progress):
+def test_short_work_prints_nothing(capture_progress):
     assert not capture_progress(
         io.StringIO(), lambda: list(progress.track_progress('abc', 3, 'letters')), first=60.0
     )

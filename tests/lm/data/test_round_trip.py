@@ -167,7 +167,7 @@ def test_reference_common_subsequences():
         assert round_trip.count_common(a, b) == common(a, b), (a, b)
 
 
-def test_note_at_each_start(cfg, tmp_path):
+def test_note_is_printed_at_each_start(cfg, tmp_path):
     """The note appears also for existing data, and for data of a version that did not measure the
     loss.
     """

@@ -109,7 +109,7 @@ def test_parameters_are_gathered_and_their_gradients_scattered():
     assert max(reduced) <= table_parts[0]  # parts, over `data`
 
 
-def test_a_v6e_exchanges_parameters_while_it_computes():
+def test_v6e_overlaps_exchange_with_computation():
     """On its SparseCores. Catches a step that is compiled without the options for it."""
     waits = programs()['parameters']['waits']
     assert not {'all-gather', 'reduce-scatter'} & set(waits)  # sums of a few numbers are left
@@ -121,7 +121,7 @@ def test_grouped_query_weights_are_gathered_twice_per_layer():
     assert sum(sent('grouped', 'all-gather', LAYERS)) == 2 * layer_bytes
 
 
-def test_heads_and_features_are_summed_four_times_per_layer():
+def test_heads_and_features_are_reduced_four_times_per_layer():
     """After attention and the MLP, forward and backward; nothing is gathered."""
     sizes = PROGRAMS['heads'][1]
     assert kinds('heads') == {'all-reduce'}

@@ -71,7 +71,7 @@ def test_open_axis_takes_remaining_devices(sizes, shape):
         (8, -1, 16, (1, 8)),
     ],
 )
-def test_runs_take_devices_that_data_leaves(data, run, runs, shape):
+def test_run_axis_takes_devices_left_by_data(data, run, runs, shape):
     mesh = make_mesh(MeshConfig(data=data, run=run), runs=runs)
     assert (mesh.shape['run'], mesh.shape['data']) == shape
     assert mesh.size == math.prod(shape)
@@ -93,7 +93,7 @@ def test_invalid_axis_size_is_refused(axis, size):
         ({'tensor': -1, 'fsdp': -1}, r'one axis of the mesh may be -1.*all but one to numbers\.$'),
     ],
 )
-def test_axes_that_do_not_divide_devices_are_refused(sizes, message):
+def test_indivisible_axes_are_refused(sizes, message):
     with pytest.raises(ValueError, match=message):
         make_test_mesh(**sizes)
 

@@ -140,7 +140,7 @@ class TestLayout:
                 layout.take(states, slot)['w'], np.full((3, 5), slot + 1.0)
             )
 
-    def test_pick_returns_stacked_values(self, laid_out):
+    def test_pick_inverts_stack(self, laid_out):
         layout, slots = laid_out
         slot_values = [{'x': np.float32(i), 'y': np.full(2, i)} for i in range(slots)]
         for stacked in (

@@ -110,7 +110,7 @@ def test_find_set_fields_by_flag_and_file(parse_config, file):
     assert find_set_fields(config) == {'model.d_model', 'optim.lr', 'model.d_ff'}
 
 
-def test_flag_has_type_of_field(parse_config, file):
+def test_flag_has_field_type(parse_config, file):
     """The value in the file may be a whole number, or None."""
     mine = file('config.optim.b2 = 1', 'config.scaling.embedding_std = None')
     config = parse_config(mine, '--config.optim.b2=0.5', '--config.scaling.embedding_std=0.25')

@@ -397,7 +397,7 @@ def test_differing_text_is_refused(start, corpus, tmp_path):
 
 
 @pytest.mark.full
-def test_two_hosts_each_read_half_of_an_import(tmp_path):
+def test_two_hosts_each_read_half_the_import(tmp_path):
     """Equals the import of one process bitwise. Catches a host that reads the whole model, and
     parts on the wrong host.
     """

@@ -92,7 +92,7 @@ def test_member_trusts_no_other_coordinator():
     far_end.close()
 
 
-def test_proof_is_not_valid_for_another_connection(pair):
+def test_proof_is_valid_for_one_connection(pair):
     coordinator, member = pair()
     greet(coordinator, member)
     greeting = f'{member._nonce} {links.proof(THE, "member", member._peer_nonce, member._nonce)}\n'
@@ -155,7 +155,7 @@ def test_message_types_are_checked(line):
 
 
 @pytest.mark.parametrize('number', [2, 77, -1])
-def test_process_id_out_of_range_is_refused(job, number):  # noqa: F811
+def test_out_of_range_process_id_is_refused(job, number):  # noqa: F811
     first = job(0)
     second = job(number)
     assert_ended((first, second), BAD_INPUT, f'host {number} (', 'has no id from')
@@ -243,7 +243,7 @@ def test_given_secret(tmp_path, monkeypatch):
         Secret(HOST, bucket, {})
 
 
-def test_unseal_needs_the_secret():
+def test_unseal_requires_the_secret():
     text = 'a key\n' * 100
     hidden = seal(THE, text)
     assert unseal(THE, hidden) == text and 'key' not in bytes.fromhex(hidden.split()[1]).decode(

@@ -336,7 +336,7 @@ def test_hub_model_is_refused_with_advice():
         ({'model.tie_embeddings': True}, r'extra    readout'),
     ],
 )
-def test_checkpoint_that_does_not_fit_is_refused(changes, match, make_config):
+def test_mismatched_checkpoint_is_refused(changes, match, make_config):
     config = make_config(changes)
     with pytest.raises(ValueError, match=match) as caught:
         initial_state(config, silent_experiment(config))

@@ -101,7 +101,7 @@ BREAKS = {
 
 
 @pytest.mark.parametrize('name', BREAKS)
-def test_each_kind_is_given_once_for_a_layer(name):
+def test_warning_kind_is_given_once_per_layer(name):
     """Catches another layer or head, a threshold that is crossed unnoticed, a warning that is given
     again, and one that was given before the run was resumed.
     """
@@ -140,7 +140,7 @@ def test_slow_fall_is_no_collapse():
     )
 
 
-def test_update_jump():
+def test_update_jump_gives_a_warning():
     rows = [{'step': s, 'update_norm': 1.0 + 0.1 * (s % 5)} for s in range(40)]
     assert not detect_warnings(*rows, {'step': 41, 'update_norm': 5.9})
     (warning,) = detect_warnings(

@@ -213,7 +213,7 @@ class TestBatches:
         ]
 
     @pytest.mark.full
-    def test_ended_run_makes_no_batches(self, corpus, tmp_path, monkeypatch):
+    def test_finished_run_makes_no_batches(self, corpus, tmp_path, monkeypatch):
         calls = record_takes(monkeypatch)
         assert train_sweep(base(corpus), [{'train.steps': 4}, {}], tmp_path) == DONE
         batch_indices = [indices for _, indices, _ in calls]
@@ -275,7 +275,7 @@ class TestWaves:
         assert groups.count_slots(program, 16, 0, lambda text: None) == 16
 
     @pytest.mark.full
-    def test_run_that_does_not_fit_fails_with_advice(self, corpus, tmp_path, monkeypatch, capsys):
+    def test_oversized_run_fails_with_advice(self, corpus, tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(groups, 'device_memory_bytes', lambda: 10_000)
         assert train_sweep(base(corpus), FIVE[:2], tmp_path) == BAD_INPUT
         assert statuses(tmp_path) == ['failed', 'failed']

@@ -183,7 +183,7 @@ def test_bad_address_names_its_variable(address, monkeypatch):
         open_bucket('s3://b/a')
 
 
-def test_unreachable_store(monkeypatch, bucket_url):
+def test_unreachable_store_raises_bucket_error(monkeypatch, bucket_url):
     monkeypatch.setenv('AWS_ENDPOINT_URL', f'http://127.0.0.1:{free_port()}')
     with pytest.raises(BucketError, match=f'{bucket_url} cannot be reached'):
         open_bucket(bucket_url).list()

@@ -167,13 +167,13 @@ class TestEachAverage:
     """Contracts that every average meets."""
 
     @pytest.mark.full
-    def test_eight_devices_are_one(self, changes):
+    def test_average_on_eight_devices_matches_one(self, changes):
         learner, hyper, _, expected = two_steps(changes)
         batches = stack([packed_batch(0), packed_batch(1)])
         final = helpers.trained_on_all_devices(learner, batches, hyper)
         helpers.assert_trees_close(final, expected, rtol=1e-4, atol=1e-5)
 
-    def test_it_lies_where_its_weights_do_and_counts(self, changes):
+    def test_average_is_sharded_like_weights_and_counted(self, changes):
         """The average is as large as the weights, plus scalars."""
         config = checked_config(changes)
         learner = tiny_learner(config)
@@ -188,7 +188,7 @@ class TestEachAverage:
         assert params < extra_bytes < params + 20
 
     @pytest.mark.full
-    def test_what_is_not_trained_stays(self, changes):
+    def test_frozen_weights_are_unchanged(self, changes):
         """Frozen weights are bitwise equal, in the average too."""
         learner, hyper, start, state = two_steps(
             changes | {'train.trainable': 'norms', 'model.norm': 'layernorm'}

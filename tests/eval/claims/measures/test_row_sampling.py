@@ -25,7 +25,7 @@ def test_variance_matches_sampling():
     )
 
 
-def test_chances_by_norm_are_best():
+def test_norm_probabilities_minimize_variance():
     rng = np.random.default_rng(1)
     gradients = np.exp(rng.standard_normal((20, 1))) * rng.standard_normal((20, 4))
     norms, mean_square = np.linalg.norm(gradients, axis=1), np.sum(gradients.mean(0) ** 2)

@@ -68,7 +68,7 @@ def train(ablation, workdir, shuffled=lambda runs: runs, max_waves=99) -> list[l
 
 
 class TestArms:
-    def test_each_cell_is_an_arm_and_the_first_the_baseline(self, two):
+    def test_first_cell_is_the_baseline_arm(self, two):
         assert [arm.name for arm in two.arms] == ['model.norm=rmsnorm', 'model.norm=layernorm']
         assert [cell.changes['optim.lr'] for cell in two.first_cells] == [0.003, 0.003]
         assert all(arm.is_judged for arm in two.arms)
@@ -77,7 +77,7 @@ class TestArms:
         (arm,) = ArmPlan(tiny_raw(), None, LR).arms
         assert arm.name == 'the base' and arm.changes == {}
 
-    def test_own_value_is_centre_but_no_change(self):
+    def test_tuned_value_is_centre_but_no_change(self):
         """Catches an arm with the value of its centre in every run."""
         sweep = ({'optim.name': 'adamw'}, {'optim.name': 'lion', 'optim.lr': 3e-4})
         plan = ArmPlan(tiny_raw(), sweep, LR)
@@ -259,7 +259,7 @@ class TestLosses:
         assert plan.load_ablation(tmp_path).study.losses[0][Point((0,), 0)] == 1.5
 
 
-def test_waves_do_not_depend_on_order_of_ends(two, tmp_path):
+def test_waves_ignore_completion_order(two, tmp_path):
     """Waves depend neither on the order of ends nor on memory of earlier waves: a new process plans
     each.
     """
@@ -281,7 +281,7 @@ def test_waves_do_not_depend_on_order_of_ends(two, tmp_path):
     assert len(of_tuning[0]) == len(of_tuning[1]) == study.tuning_runs[0]
 
 
-def test_wave_opens_after_the_last_has_ended(two, tmp_path):
+def test_wave_opens_after_the_previous_ends(two, tmp_path):
     first = list_runs(two, tmp_path)
     *earlier, last = two.make_cells(first)
     for cell in earlier:

@@ -93,7 +93,7 @@ def test_every_wave_has_equal_runs_for_each_arm(study):
 
 
 @pytest.mark.parametrize('study', [several, surfaces])
-def test_seeds_count_from_0_at_each_value(study):
+def test_seeds_start_at_0_for_each_value(study):
     replay, _ = study()
     for i in range(len(replay.arms)):
         points = [p for wave in replay.waves for p in wave.points[i]]
@@ -252,7 +252,7 @@ def test_flat_counts_only_tried_values():
     assert compute_picks(nothing_known)[0].states == (NOT_REFINED,)
 
 
-def test_not_convex_keeps_the_best_value():
+def test_non_convex_losses_keep_best_value():
     """A best value between a hill and divergence has no parabola through it."""
     losses = {-16: 0.02, -12: 0.6, -8: 1.0, -4: 1.2, 0: 0.0}
     replay, _ = run_search([lambda point: losses.get(point.k[0], math.inf) + 0.001 * noise(point)])

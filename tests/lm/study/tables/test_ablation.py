@@ -129,7 +129,7 @@ def test_sensitivity_by_hand(tmp_path):
     assert second.sensitivity == pytest.approx(first.sensitivity)
 
 
-def test_failed_arms(written, rows):
+def test_failed_arms_leave_other_verdicts(written, rows):
     """The other arms get their verdicts."""
     none, some, edge = rows['norm none'], rows['groupnorm'], rows['derf']
     assert none.outcome == 'diverged' and none.states == (DIVERGED,) and none.values == {}

@@ -27,7 +27,7 @@ def test_parts_are_even(n, max_size, sizes):
     assert [cell for part in parts for cell in part] == list(range(n))
 
 
-def test_failure_leaves_folders_of_other_processes(tmp_path, monkeypatch):
+def test_failure_leaves_other_processes_folders(tmp_path, monkeypatch):
     mine, held = expand_sweep(tiny_raw(), {'train.seed': (0, 1)})
     monkeypatch.setattr(groups.workdir, 'PATIENCE_SEC', 0.0)
 

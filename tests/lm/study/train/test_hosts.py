@@ -89,7 +89,7 @@ def second_host_digests(monkeypatch):
     [({}, True), ({'fsdp': -1, 'data': 1}, True), ({'fsdp': 4}, True), ({'fsdp': 8}, False),
      ({'tensor': 2, 'data': 4}, False)],
 )  # fmt: skip
-def test_run_that_fits_on_one_host_joins_no_other(second_host_digests, monkeypatch, mesh, apart):
+def test_single_host_run_joins_no_other(second_host_digests, monkeypatch, mesh, apart):
     monkeypatch.setattr(hosts, '_count_local_devices', lambda host: 4)
     share = join_sweep([[MeshCell()], [MeshCell(**mesh)]], 'local')
     assert (share, len(second_host_digests)) == (((1, 2), 0) if apart else ((0, 1), 1))
@@ -119,7 +119,7 @@ def test_join_sweep_alone_and_with_other_engines(second_host_digests, monkeypatc
     assert join_sweep([[MeshCell()]], 'ray') == (0, 1)
 
 
-def test_other_hosts_see_files_of_host_0(monkeypatch, tmp_path):
+def test_other_hosts_see_host_0_files(monkeypatch, tmp_path):
     """A host that does not see them has another folder with that name."""
     monkeypatch.setattr(hosts, 'MEET_SEC', 0.1)
     monkeypatch.setenv(JOB, 'mine')
@@ -171,7 +171,7 @@ def test_host_waits_for_other_hosts(at_once, tmp_path):
     assert watched.wait() == [] and watched.looks == 41
 
 
-def test_abandoned_cells_are_returned(at_once, tmp_path):
+def test_lost_host_returns_its_cells(at_once, tmp_path):
     """Their host is lost. Cells that have ended, or diverged, are not returned."""
     held = contextlib.ExitStack()
     watched = Watched(tmp_path, {5: lambda: watched.end('a', 'diverged'), 10: lambda: held.close()})
