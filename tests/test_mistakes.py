@@ -62,7 +62,7 @@ def assert_works(command: str) -> None:
 
 
 @pytest.mark.parametrize('command_line', OF_ALL)
-def test_foreign_flag_suggests_ours(command_line, answer):
+def test_foreign_flag_suggests_equivalent(command_line, answer):
     message, _, command = answer(command_line).rpartition('Write ')
     words = [word for word in shlex.split(command_line) if word.startswith('--') or '=' in word]
     names = [word.partition('=')[0] for word in words]

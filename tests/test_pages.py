@@ -120,10 +120,10 @@ def files_in(folder: Path) -> list[str]:
 class TestFiles:
     """The page lists the files that real runs leave."""
 
-    def test_files_in_a_run(self, whole):
+    def test_run_files_are_documented(self, whole):
         assert find_unlisted(files_in(whole), 'A run') == (set(), set())
 
-    def test_files_in_an_evaluated_run(self, whole, tmp_path):
+    def test_evaluated_run_files_are_documented(self, whole, tmp_path):
         workdir = shutil.copytree(whole, tmp_path / 'run')
         targets = find_targets([str(workdir)], 'all', print)
         assert list(evaluate_all(targets, read_suites('perplexity:4', {}), False, print))
@@ -138,18 +138,18 @@ class TestFiles:
         listed = parse_names(section('summary.json'), 1) - {'metrics.jsonl'}
         assert summary - columns == listed - columns
 
-    def test_files_in_a_sweep(self, corpus, tmp_path):
+    def test_sweep_files_are_documented(self, corpus, tmp_path):
         cells = ({'optim.lr': 0.01}, {'optim.lr': 0.003})
         assert train_sweep(base(corpus), cells, tmp_path) == DONE
         write_report([tmp_path])
         assert find_unlisted(files_in(tmp_path), 'A sweep') == (set(), set())
 
-    def test_files_in_a_bucket(self, corpus, bucket_url):
+    def test_bucket_files_are_documented(self, corpus, bucket_url):
         with mirror_workdir(bucket_url) as workdir:
             assert train(tiny(corpus), workdir) == DONE
         objects = [*open_bucket(bucket_url).list()]
         assert find_unlisted(objects, 'A run', 'A bucket') == (set(), {'.lock'})
 
-    def test_files_in_prepared_data(self, whole, corpus):
+    def test_prepared_data_files_are_documented(self, whole, corpus):
         cache = Path(corpus['data.cache_dir'])
         assert find_unlisted(files_in(cache), 'Prepared data') == (set(), set())

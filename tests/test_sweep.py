@@ -180,7 +180,7 @@ class TestTheSameCommandAgain:
         assert statuses(workdir) == ['done'] * 6
 
     @pytest.mark.full
-    def test_tries_failed_cells_again(self, sweep_workdir, corpus, tmp_path, monkeypatch, capsys):
+    def test_failed_cells_are_retried(self, sweep_workdir, corpus, tmp_path, monkeypatch, capsys):
         """Failed cells resume from their checkpoints, with the results of a sweep that did not
         fail.
         """
@@ -264,7 +264,7 @@ class TestAFailure:
 
 
 class TestRefused:
-    def test_sweep_refuses_workdir_of_single_run(self, corpus, tmp_path):
+    def test_sweep_refuses_single_run_workdir(self, corpus, tmp_path):
         tree = base(corpus, train_steps=1)
         assert train.train(cell_config(tree, {}), tmp_path) == DONE
         with pytest.raises(ValueError, match='holds a single run; give another --workdir'):

@@ -181,7 +181,7 @@ def test_table_rows_touch_their_tests(selector, file, rows, whole, named):
         ('eval/__main__.py', ['eval']),  # which runs it; one that reads all rooms reads more
     ],
 )
-def test_rank_tests_lists_tests_of_a_file(selector, file, tests):
+def test_rank_tests_lists_tests_for_a_file(selector, file, tests):
     assert [short([test]).pop() for test in selector.nearest.rank_tests(file)] == tests
 
 

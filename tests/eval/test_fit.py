@@ -255,7 +255,7 @@ def test_few_runs_widen_intervals():
     np.testing.assert_allclose([middle - low, high - middle], 0.19, atol=0.02)
 
 
-def test_unit_of_inputs_changes_only_the_mean():
+def test_input_unit_changes_only_the_mean():
     """Parameters of one part in thousands give the same law: a is at M1, which moves."""
     columns, loss, constants = known_law('two_parts')
     scaled = columns | {'first_parameters': columns['first_parameters'] / 1000}

@@ -179,7 +179,7 @@ def test_waiting_cell_has_its_resolved_config(tmp_path):
     assert (by_placement['wide']['mlp'], by_placement['wide']['reparam']) == ('moe', 'shared')
 
 
-def test_folder_with_runs_and_sweeps(sweep):
+def test_gather_reads_runs_and_sweeps(sweep):
     records = runs.gather(sweep.parent)
     assert len(records) == 25 and records[-1]['cell'] == 'single'
     assert len(runs.frame(sweep, sweep.parent / 'single')) == 25

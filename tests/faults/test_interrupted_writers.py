@@ -292,7 +292,7 @@ def test_killed_command_leaves_no_false_complete(name, cases, is_long, tmp_path)
 
 
 @pytest.mark.parametrize('name', ['fold, merge, prune', 'export-hf'])
-def test_kills_before_the_last_file(name, cases, tmp_path):
+def test_kill_midway_is_refused(name, cases, tmp_path):
     case = cases[name]
     n = len(list_events(lambda: case.command(tmp_path / 'whole'), tmp_path / 'whole'))
     assert check_kills(case, tmp_path, [n // 2, n]) == [

@@ -92,7 +92,7 @@ def test_sophia_follows_published_algorithm():
     assert np.any(steps < 0.9) and np.any(steps > 0.999)  # clipped or not
 
 
-def test_single_role_uses_the_loss_of_all_parameters():
+def test_single_role_uses_total_loss():
     """Behind a partition the other parameters are fixed. Catches a loss of its part alone, and
     others at 0.
     """

@@ -172,7 +172,7 @@ def test_cge_draws_new_coordinates_in_each_update():
 
 
 @pytest.mark.parametrize('row', [sven, cge])
-def test_single_role_uses_the_loss_of_all_parameters(row):
+def test_single_role_uses_total_loss(row):
     """Behind a partition the others stand still, and it is as where they are constants."""
 
     def hidden_loss(first):

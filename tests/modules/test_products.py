@@ -64,7 +64,7 @@ def test_product_sums_over_fan_in(kind, matmul):
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_product_is_flat():
+def test_matmul_has_two_dimensions():
     """The matmul sees two dimensions for any x, forward and backward: on XLA:CPU a step takes half
     as long again if its backward pass has more.
     """

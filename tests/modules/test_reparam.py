@@ -66,7 +66,7 @@ def test_evaluation_does_not_change_state(name):
 
 
 @pytest.mark.parametrize('name', REPARAMS)
-def test_least_init_scale_is_finite(name):
+def test_smallest_init_scale_is_finite(name):
     """Value and gradient are finite at the least scale that the row declares; 0 if it declares
     none.
     """

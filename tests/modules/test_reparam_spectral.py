@@ -177,7 +177,7 @@ def test_spectral_cap_keeps_matrices_below_the_bound():
 
 
 @pytest.mark.parametrize('name', ['sigma', 'spectral_norm'])
-def test_least_init_scale_is_above_eps(name):
+def test_smallest_init_scale_exceeds_eps(name):
     """Singular values are equal to those at any other scale. Catches a least scale below EPS."""
     small = jax.tree.map(lambda w: w * np.float32(MIN_INIT_SCALE), sample())
     reparam, stored, state = init_reparam(name, small)
@@ -192,7 +192,7 @@ def measure(names):
     return reparam.measures(*reparam.init(sample()))
 
 
-def test_measures_use_paths_of_weights():
+def test_measures_use_weight_paths():
     """A number for each matrix; through a chain too."""
     largest = {k: [np.linalg.norm(m, 2) for m in layer_matrices(k, sample()[k])] for k in SUMMED}
     measures = measure(['sigma'])

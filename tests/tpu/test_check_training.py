@@ -73,7 +73,7 @@ def test_invalid_trainings_are_refused(chips, changes, message):
     assert message in str(error.value)
 
 
-def test_init_from_on_hosts_is_left_to_them():
+def test_hosts_check_remote_init_from():
     """The source's config holds the model, so its parts cannot be checked here."""
     message = check(train_init_from='/shared/runs/base', model_norm='rmsnrm')
     text = 'is not seen from here: the hosts check the config'

@@ -213,7 +213,7 @@ def test_whole_tpu_slice_is_requested(cluster, trainer):
     assert cluster.removed == [0]
 
 
-def test_wait_for_nodes_is_reported(cluster, trainer, capfd):
+def test_waiting_for_nodes_is_reported(cluster, trainer, capfd):
     signal_soon(signal.SIGTERM)
     assert run_stub(trainer, '', hosts=['--nodes=3']) == 143
     assert "waiting for 3 nodes with {'CPU': 1.0}; in all, {'CPU': 2.0}" in capfd.readouterr().err

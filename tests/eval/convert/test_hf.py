@@ -489,7 +489,7 @@ def test_windowless_export_has_window_size(name):
     assert exported_recipe.attention.options['window'] is None
 
 
-def test_bfloat16_difference_is_measured_on_files(tmp_path):
+def test_export_measures_bfloat16_difference_on_files(tmp_path):
     """The comparison uses the weights that an import reads, bitwise; gains have an offset of 1."""
     checkpoint = make_checkpoint(import_case('gemma3'))
     converted = export_hf.convert_checkpoint(checkpoint, 'bfloat16')

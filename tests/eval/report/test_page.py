@@ -240,7 +240,7 @@ def test_escapes_script_end(tmp_path):
 
 
 @pytest.mark.full
-def test_figures_for_papers(sweep, tmp_path):
+def test_figures_are_written_for_papers(sweep, tmp_path):
     write_report(sweep, tmp_path / 'page.html', figures=tmp_path / 'figures')
     names = [
         'differences',

@@ -261,7 +261,7 @@ def test_errors_are_one_line(status, code, post_args):
     assert error['type'] == 'invalid_request_error' and '\n' not in error['message']
 
 
-def test_far_too_long_text_is_not_encoded(client, monkeypatch):
+def test_overlong_text_is_not_encoded(client, monkeypatch):
     monkeypatch.setattr(type(BYTE), 'encode', lambda self, text: pytest.fail('it is'))
     long = 'a' * 100_000
     for path, body in (
@@ -299,7 +299,7 @@ def test_preflight_allows_no_other_sites():
         assert client.delete('/v1/models').headers['allow'] == 'GET, HEAD, OPTIONS'
 
 
-def test_head_is_get_without_a_body(client):
+def test_head_request_has_no_body(client):
     for path, status in (('/health', 200), ('/v1/models', 200), ('/v1/completions', 405)):
         response = client.head(path)
         assert response.status_code == status

@@ -175,7 +175,7 @@ def test_invalid_messages_are_refused_by_index(message, expected):
     assert refusal.status == 400 and expected in refusal.message
 
 
-def test_both_names_for_max_tokens():
+def test_max_tokens_has_two_names():
     assert ChatBody.parse({'messages': HELLO, 'max_completion_tokens': 7}).max_tokens == 7
     assert ChatBody.parse({'messages': HELLO}).max_tokens is None
     conflict = {'messages': HELLO, 'max_completion_tokens': 7, 'max_tokens': 8}

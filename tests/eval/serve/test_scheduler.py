@@ -48,7 +48,7 @@ def serve_all(scheduler: Scheduler, *texts: Texts) -> None:
 
 
 @pytest.mark.parametrize('at_once', [1, 4])
-def test_four_reasons_to_end_a_text(at_once):
+def test_text_ends_for_four_reasons(at_once):
     """Length, EOS, a stop string, an end token."""
     engine = Letters(slots=2, at_once=at_once)
     texts = [

@@ -22,7 +22,7 @@ class TestFrames:
     def simplex(self, n=5):
         return 3.0 * (np.eye(n) - 1 / n)
 
-    def test_simplex_has_nc2_of_1(self):
+    def test_simplex_has_zero_nc2(self):
         numbers = suite.measure_frame(self.simplex())
         assert max(numbers.values()) < 1e-9
         assert numbers.keys() == {'nc2_norms', 'nc2_cosines', 'nc2_distances'}

@@ -302,7 +302,7 @@ def test_unreachable_tracker_is_retried_rarely(tmp_path):
         assert_has_all(tmp_path / f'{i}', server)
 
 
-def test_one_follower_at_a_time(tmp_path, monkeypatch):
+def test_second_follower_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(follower_of, 'PATIENCE_SEC', 0.0)
     (tmp_path / 'cell').mkdir()
     (tmp_path / 'sweep.json').write_text('{}')

@@ -43,7 +43,7 @@ def test_default_config_resolves_and_survives_json():
     hash(config)  # programs are kept by config
 
 
-def test_dtype_auto_is_the_programs_choice():
+def test_program_chooses_auto_dtype():
     """Runs that started on CPUs keep their names; on GPUs they have others."""
     raw = default.get_config()
     on_gpu, on_cpu = resolve(with_dtype(raw, 'bfloat16')), resolve(with_dtype(raw, 'float32'))

@@ -59,7 +59,7 @@ def test_aliases_differ_from_field_names():
         ('model.norm', 'batch_norm', 'batchnorm'),
     ],
 )
-def test_usual_name_suggests_the_name_here(path, name, suggestion):
+def test_common_name_suggests_our_name(path, name, suggestion):
     with pytest.raises(ValueError, match=f"Did you mean '{suggestion}'"):
         check(tiny_config({path: name}))
 

@@ -25,10 +25,10 @@ from lm.data import (
 )
 from lm.storage.files import hold_lock
 from tests.lm.data.conftest import PreparationKilled, discard_line, document, raise_killed
-from tests.lm.data.test_loader import NumberedRows
+from tests.lm.data.test_loader import IndexRows
 
 
-class Tagged(NumberedRows):
+class Tagged(IndexRows):
     """Rows that hold a tag and their number."""
 
     def __init__(self, n, tag):

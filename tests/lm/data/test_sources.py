@@ -383,7 +383,7 @@ def long_window(content):
         (lambda d: 'tfds:surely_not_a_dataset', 'is not prepared under'),
     ],
 )
-def test_errors(make, message, tmp_path):
+def test_invalid_sources_raise(make, message, tmp_path):
     source = make(tmp_path)
     with pytest.raises(ValueError, match=re.escape(message.format(tmp_path))):
         read_source(source)

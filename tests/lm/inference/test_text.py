@@ -88,7 +88,7 @@ def test_text_ends_before_first_stop(text, expected, size):
     assert not stream.is_stopped or stream.feed(list(b'more')) == stream.finish() == ''
 
 
-def test_possible_stop_is_held_back():
+def test_partial_stop_is_held_back():
     stream = TextStream(tokenizers.ByteTokenizer(), ['\n\n', 'stop'])
     assert [stream.feed([i]) for i in b'ast st'] == ['a', '', '', 'st ', '', '']
     assert stream.finish() == 'st' and not stream.is_stopped

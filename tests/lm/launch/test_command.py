@@ -123,7 +123,7 @@ def test_switch_needs_no_value(parse_config):
     assert config.norm.scale is True and config.model.embedding_scale is False
 
 
-def test_field_reference_is_kept(parse_config, file):
+def test_field_reference_follows_overrides(parse_config, file):
     mine = file("config.model.d_ff = 4 * config.model.get_ref('d_model')")
     assert parse_config(mine, '--config.model.d_model=32').model.d_ff == 128
 

@@ -84,7 +84,7 @@ def test_gather_values_in_order(on_each):
     assert values == [[[0, 1, 4], [['0'], ['1'], ['2']]]] * N
 
 
-def test_broadcast_from_first_returns_value_of_process_0(on_each):
+def test_broadcast_from_first_returns_first_value(on_each):
     assert (
         on_each(lambda i: [broadcast_from_first({'step': i}), broadcast_from_first(i + 7)])
         == [[{'step': 0}, 7]] * N

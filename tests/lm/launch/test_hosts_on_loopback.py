@@ -666,7 +666,7 @@ def test_hosts_without_a_common_disk_train_in_a_bucket(
 
 
 @pytest.mark.product
-def test_unreachable_bucket_ends_all(bucket_env, start, corpus, tmp_path):
+def test_unreachable_bucket_ends_all_hosts(bucket_env, start, corpus, tmp_path):
     nowhere = bucket_env | {'AWS_ENDPOINT_URL': 'http://127.0.0.1:9'}
     job = start(f's3://{BUCKET}/nowhere', corpus, host_options=lambda i: {'env': nowhere}).wait(
         BAD_INPUT

@@ -227,7 +227,7 @@ def test_pipe_as_secret_file_does_not_block(tmp_path):
     assert secret.read() == ''
 
 
-def test_given_secret(tmp_path, monkeypatch):
+def test_configured_secret_is_used(tmp_path, monkeypatch):
     file = tmp_path / 'secret'
     file.write_text(f'  {THE}\n')
     by_file = Host('h0:1', 2, 0, 2, secret_file=str(file))

@@ -81,7 +81,7 @@ def test_name_from_another_field_names_that_field():
         tiny_config({'model.placement': 'layernorm'})
 
 
-def test_unlike_name_suggests_nothing():
+def test_dissimilar_name_suggests_nothing():
     with pytest.raises(ValueError, match=r'must be one of .*got') as error:
         choose({'rmsnorm': 1}, 'qqq', 'model.norm')
     assert 'Did you mean' not in str(error.value)

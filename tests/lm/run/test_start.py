@@ -133,7 +133,7 @@ def test_unread_options_are_not_copied(merge_source):
     )
 
 
-def test_sweep_is_kept(merge_source):
+def test_merge_source_keeps_sweep(merge_source):
     axes = {'optim.lr': (0.1, 0.2)}
     raw, _ = merge_source({'sweep': axes}, SOURCE_CHANGES)
     assert raw['sweep'] == axes and raw['model']['d_model'] == 32

@@ -126,7 +126,7 @@ def test_second_layer_has_its_warning():
     ]
 
 
-def test_slow_fall_is_no_collapse():
+def test_slow_decline_is_no_collapse():
     """Over more than FALL_STEPS: catches a comparison with all earlier steps."""
     shares = (0.9, 0.7, 0.5, 0.34, 0.25)
     rows = [

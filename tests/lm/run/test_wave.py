@@ -308,7 +308,7 @@ def test_max_runs_are_found_in_few_tries(max_runs, multiple, limit, runs, tries)
     assert find_max_runs(max_runs, multiple, limit, bytes_for) == runs and calls == tries
 
 
-def test_not_even_one_run_fits():
+def test_find_max_runs_raises_if_none_fits():
     with pytest.raises(ValueError, match=r'4 runs need 5\.00 GB a device, and there are 4\.00 GB'):
         find_max_runs(16, 4, 4e9, lambda n: (1 + n) * 1e9)
 

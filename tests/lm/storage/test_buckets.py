@@ -150,7 +150,7 @@ class RefusingHandler(http.server.BaseHTTPRequestHandler):
 @pytest.mark.parametrize(
     ('status', 'code'), [(403, 'AccessDenied'), (401, 'Unauthorized'), (400, 'ExpiredToken')]
 )
-def test_refusing_store(status, code, monkeypatch, bucket_url):
+def test_refused_request_raises_bucket_error(status, code, monkeypatch, bucket_url):
     monkeypatch.setattr(RefusingHandler, 'status', status)
     monkeypatch.setattr(RefusingHandler, 'code', code)
     with serving(RefusingHandler) as address:

@@ -87,7 +87,7 @@ def test_layer_gradient_norms_sum_to_total():
 
 
 @pytest.mark.full
-def test_names_and_shapes():
+def test_diagnostics_have_known_names_and_shapes():
     """Reports and warnings read these names: catches a lost name, and a changed shape."""
     shapes = {name: value.shape for name, value in diagnose(CONFIG, STATE(), tiny_batch()).items()}
     moments = ('rms', 'largest', 'kurtosis')

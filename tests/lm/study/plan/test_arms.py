@@ -89,7 +89,7 @@ class TestArms:
     @pytest.mark.parametrize(
         ('setting', 'centre'), [(None, 0.003), (0.01, 0.01), ((1e-3, 4e-3), 2e-3)]
     )
-    def test_given_value_is_centre_for_all_arms(self, setting, centre):
+    def test_explicit_value_is_centre_for_all_arms(self, setting, centre):
         plan = ArmPlan(tiny_raw(), NORMS, {'optim.lr': setting})
         assert [arm.grid.centres['optim.lr'] for arm in plan.arms] == pytest.approx([centre] * 2)
 

@@ -45,7 +45,7 @@ def test_zipped_fields_move_together():
     ]
 
 
-def test_list_of_zips_gives_several_axes():
+def test_zips_give_several_axes():
     first = {'optim.lr': (0.1, 0.2), 'optim.b1': (0.8, 0.9)}
     second = {'train.seed': (1, 2), 'data.seed': (3, 4)}
     assert changes({'zip': (first, second)}) == [
@@ -55,7 +55,7 @@ def test_list_of_zips_gives_several_axes():
     ]
 
 
-def test_list_is_an_axis_of_changes():
+def test_listed_changes_form_an_axis():
     listed = ({}, {'loss.z_loss': 0.0}, {'optim.b2': 0.9, 'optim.b1': 0.8})
     assert changes({'list': listed}) == list(listed)
     assert changes({'list': listed, 'train.seed': (1, 2)}) == [

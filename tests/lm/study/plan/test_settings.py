@@ -82,7 +82,7 @@ def test_min_budget_suffices_to_refine(fields):
     assert refines(parse_tune(fields | {'seeds': 4, 'budget': budget}))
 
 
-def test_less_than_min_budget_does_not_refine():
+def test_budget_below_minimum_does_not_refine():
     budget = Tune({LR: None}).min_budget
     assert not refines(Tune({LR: None}, budget=budget - 1))
 

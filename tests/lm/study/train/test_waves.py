@@ -242,7 +242,7 @@ def test_changed_tune_settings_are_reported(whole, train_tuned, capsys):
     assert again.trained and not again.trained.keys() & first.trained.keys()
 
 
-def test_tuned_sweep_takes_over_untuned_one(whole, train_tuned, tmp_path, monkeypatch, capsys):
+def test_tuned_sweep_reuses_untuned_runs(whole, train_tuned, tmp_path, monkeypatch, capsys):
     """Without config.tune the folder of a tuned sweep is refused, since its verdicts would be lost.
     In the other direction its runs count.
     """

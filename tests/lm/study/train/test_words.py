@@ -82,7 +82,7 @@ def test_wave_announcements_count_new_runs():
     assert ', undecided: ' in describe_arms(last)[1]
 
 
-def test_max_runs_without_budget():
+def test_max_runs_exceed_typical_runs():
     for fields in ({'optim.lr': 0.01}, {'optim.lr': 0.01, 'optim.weight_decay': 0.1}):
         tune = parse_tune(fields)
         assert tune.min_budget < tune.typical_runs < max_runs(tune) < math.inf
