@@ -137,7 +137,7 @@ def basis_state(target):
 
 
 def make_files_state(*names, is_whole):
-    """Returns state(target) for files in a folder, each of which is complete by itself."""
+    """Returns state(target) for files in a folder that are complete individually."""
 
     def state(target):
         existing = [target / name for name in names if (target / name).exists()]

@@ -406,7 +406,7 @@ def test_visible_mean_matches_reference(window):
 @pytest.mark.parametrize('value', [1e8, np.inf, np.nan])
 def test_visible_mean_ignores_other_documents(value, window):
     """Values of a document, whatever they are, change neither the means of another nor their
-    gradients. Catches sums over the row, in which 1e8 leaves 0 of the next document and inf NaN.
+    gradients. Catches sums over the row, where 1e8 rounds the next document to 0 and inf gives NaN.
     """
     v = jnp.float32(np.random.default_rng(0).normal(size=(1, 1, 8, 2)))
     segments = jnp.int32([[1, 1, 1, 2, 2, 2, 2, 3]])

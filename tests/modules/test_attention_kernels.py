@@ -213,8 +213,8 @@ def test_query_with_one_key_has_no_gradient(dtype):
     ids=str,
 )
 def test_blocked_fields_over_several_tiles(length, fields, monkeypatch):
-    """Tiles of 4 tokens, two of them unrolled and four in loops, the last one padded. Catches keys
-    of another tile, a window without its first tile, a maximum that is not carried on.
+    """Tiles of 4 tokens: two unrolled and four in loops, the last with padding. Catches keys of
+    another tile, a window without its first tile, a maximum that is not carried on.
     """
     for name in ('MIN_TILE', 'MAX_TILE'):
         monkeypatch.setattr(sys.modules['modules.kernels.attention.blocked'], name, 4)

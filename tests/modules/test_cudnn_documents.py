@@ -178,7 +178,7 @@ def test_too_many_documents_give_nan():
 
 @pytest.mark.usefixtures('hopper')
 def test_check_documents_rejects_too_many():
-    """Runs and rows. Catches uncounted padding, and a limit where there is none."""
+    """Runs and rows. Catches uncounted padding, and a limit where none applies."""
     segments = np.zeros((3, 2, 64), int)
     segments[2, 1] = np.minimum(np.arange(64), MIN_DOCUMENTS - 1)
     check_documents('cudnn', segments)

@@ -295,7 +295,7 @@ def test_rows_share_capacity(layer):
 
 @pytest.mark.full
 def test_only_expert_weights_have_expert_axis():
-    """The router reads every token, so all of it counts as work."""
+    """The router reads every token, so it counts fully."""
     specs = split_boxes(
         moe('swiglu').init(jax.random.key(0), jnp.ones((1, TOKENS, WIDTH)))['params']
     )[1]

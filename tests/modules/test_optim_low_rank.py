@@ -1,5 +1,5 @@
-"""Reference: GaLore, Fira and APOLLO against trajectories of their authors' code. Property: what is
-kept of a matrix, subspaces, factors and the limit on growth.
+"""Reference: GaLore, Fira and APOLLO against trajectories of their authors' code. Property:
+projected gradients, subspaces, factors and the limit on growth.
 """
 
 import functools

@@ -1,6 +1,5 @@
-"""Stages of an update. Reference: each of them, and all in their order, in float64 in numpy.
-Contract: numbers are mapped, a stage without its inputs is left out, the stored state keeps its
-layout.
+"""Stages of an update. Reference: each stage, and all stages in order, in float64 numpy. Contract:
+numbers are mapped, a stage without its inputs is left out, the stored state keeps its layout.
 """
 
 import jax

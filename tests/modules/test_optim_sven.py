@@ -93,8 +93,8 @@ def test_sven_is_equal_in_microbatches():
 
 
 def test_pseudo_inverse_solves_least_squares():
-    """Checks a tree of matrices in float64 to 1e-9, with more rows than columns and with fewer;
-    with a row twice, of which the inverse is none.
+    """Checks a tree of matrices in float64 to 1e-9, with more rows than columns and with fewer; a
+    repeated row makes the matrix singular.
     """
     rng = np.random.default_rng(0)
     for groups in (5, 9):

@@ -111,7 +111,7 @@ def test_weight_norm_column_length_is_the_gain():
 
 
 def test_weight_norm_gains_are_vectors():
-    """Gains do not decay; directions stay what the matrices were."""
+    """Gains do not decay; directions keep the roles of the matrices."""
     reparam = REPARAMS['weight_norm'](SPECS, param_shapes(sample()))
     assert reparam.specs['up'] == {
         'direction': SPECS['up'],

@@ -228,8 +228,8 @@ def test_pass_is_one_kernel():
 @pytest.mark.full
 @pytest.mark.usefixtures('interpret_kernels')
 def test_softmax_under_vmap_and_scan(monkeypatch):
-    """Under vmap in vmap, one of them not over the first axis, in a scan. Catches a rule that
-    mistakes a mapped axis for rows, or duplicates the mask for each mapped index.
+    """Nested vmaps, one not over the first axis, inside a scan. Catches a rule that mistakes a
+    mapped axis for rows, or duplicates the mask for each mapped index.
     """
 
     # JAX's interpreter, unlike its compiler, needs semantics of mapped axes too.

@@ -273,6 +273,6 @@ def test_mlp_has_smaller_residuals():
 
 
 def test_rows_keep_input_type():
-    """Not the float32 in which their norms are computed, which would take twice the memory."""
+    """Norms are computed in float32, but stored rows in float32 would take twice the memory."""
     rows = sample_shard_rows(jax.random.key(0), X.astype(jnp.bfloat16), KEPT)
     assert rows.scaled_SKI.dtype == jnp.bfloat16

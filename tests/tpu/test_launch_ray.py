@@ -93,7 +93,7 @@ def cluster(monkeypatch):
 
 
 def run_stub(trainer, code, *flags, hosts=('--nodes=2',)):
-    """Runs a train.py with the given code, in which `me` is the process number."""
+    """Runs a train.py with the given code; `me` is the process number there."""
     (trainer / 'then.py').write_text(
         "import os, signal, time\nme = int(sys.argv[-1].partition('=')[2])\n" + code
     )

@@ -257,7 +257,7 @@ def test_fold_after_removal_preserves_loss(tuned_run, tmp_path):
 
 @pytest.mark.full
 def test_training_resumes_from_fold(tuned_run, tmp_path, capsys):
-    """The workdir is that of a run at the step of the source."""
+    """The workdir looks like a run at the step of the source."""
     source, workdir = load(tuned_run.parent / 'layernorm'), tmp_path / 'rmsnorm'
     folded = fold_checkpoint(source, 'rmsnorm')
     write_workdir(

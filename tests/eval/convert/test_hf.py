@@ -503,9 +503,7 @@ def test_export_measures_bfloat16_difference_on_files(tmp_path):
 
 @pytest.mark.full
 def test_bfloat16_export_states_difference(tmp_path):
-    """The difference is that of the files, some 1e-2, and not of the float32 weights before
-    rounding.
-    """
+    """The difference refers to the files, some 1e-2, not to the float32 weights before rounding."""
     checkpoint = make_checkpoint(import_case('llama2'))
     exported = export_hf.export_checkpoint(checkpoint, 'bfloat16')
     export_hf.write_folder(tmp_path / 'out', checkpoint, exported, 'bfloat16')

@@ -93,7 +93,7 @@ def test_unused_files_are_noted(tmp_path):
 
 
 def test_huge_number_is_not_a_size(tmp_path):
-    """Python reads it without an error, up to 4,300 digits; model_max_length has 31."""
+    """Python parses integers of up to 4,300 digits without an error; model_max_length has 31."""
     write_model(tmp_path / 'model', 'llama3')
     settings = {'model_max_length': 10**30, 'eos_token': '</s>'}
     (tmp_path / 'model' / 'tokenizer_config.json').write_text(json.dumps(settings))

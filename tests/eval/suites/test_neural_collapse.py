@@ -74,7 +74,7 @@ def read_all_features(learner, weights):
 @pytest.mark.full
 @pytest.mark.parametrize('kind', ['biased', 'cosines'])
 def test_numbers_match_loops_over_features(monkeypatch, kind):
-    """With padding, a bias of logits, and rows in two batches, the last of which is padded too."""
+    """With padding, a bias of logits, and two batches of rows, the last with padding rows."""
     changes = {'biased': {'model.readout_bias': True}, 'cosines': {'model.readout': 'cosines'}}
     checkpoint = make_checkpoint(changes[kind] | {'data.batch_size': 16})
     learner, params = checkpoint.learner, dict(checkpoint.weights.params)

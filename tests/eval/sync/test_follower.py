@@ -1,4 +1,4 @@
-"""Contract: whatever happens, a tracker has the points of metrics.jsonl, each of them once."""
+"""Contract: whatever happens, a tracker has each point of metrics.jsonl once."""
 
 import json
 import os

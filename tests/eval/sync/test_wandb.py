@@ -1,4 +1,4 @@
-"""Contract, with W&B offline: its files have the points of metrics.jsonl, each of them once."""
+"""Contract, with W&B offline: its files have each point of metrics.jsonl once."""
 
 import time
 

@@ -185,7 +185,7 @@ def test_flatten_keeps_declaration_order():
 
 
 class TestAuto:
-    """'auto' and None stand for what the other choices need."""
+    """'auto' and None resolve to values that follow from other fields."""
 
     @pytest.mark.parametrize('name', PLACEMENTS)
     def test_placement_chooses_its_needs(self, name):

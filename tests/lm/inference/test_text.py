@@ -10,7 +10,7 @@ TEXT = 'A cafe\u0301, 10 € for 😀😀 and naïve   spaces\n\tdef f(x): retur
 
 
 class ByteRuns:
-    """Bytes of a tokenizer with byte fallback: a run of bytes is text if all of it is UTF-8."""
+    """Bytes of a tokenizer with byte fallback: a run of bytes is text if it is valid UTF-8."""
 
     def decode(self, ids):
         try:

@@ -363,7 +363,7 @@ def bpe(**ids):
 
 
 def assert_norms_alone_changed(after, before, specs):
-    """Compares bitwise; all norms must have changed, those of queries and keys too."""
+    """Compares bitwise; all norms must have changed, including query and key norms."""
     after, before = named_leaves(after), named_leaves(before)
     for path, spec in named_leaves(specs).items():
         if spec.part == NORM:

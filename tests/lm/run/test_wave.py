@@ -191,7 +191,7 @@ def record_takes(monkeypatch) -> list[tuple[loader.Feed, list[int], int]]:
 class TestBatches:
     @pytest.mark.full
     def test_batches_are_made_ahead_and_shared(self, corpus, tmp_path, monkeypatch):
-        """Uses two orders of the text, one of which three runs share; no thread is left over."""
+        """Uses two orders of the text, one shared by three runs; no thread is left over."""
         built, original = [], loader.batch_at
 
         def batch_at(rows, step, *, seed, **options):
@@ -324,7 +324,7 @@ def test_run_and_data_mesh_changes_no_number(five, corpus, tmp_path, monkeypatch
 
 
 class TestCompaction:
-    """A wave in which most runs have ended continues with fewer slots."""
+    """A wave continues with fewer slots once most runs have ended."""
 
     SWEEP = (  # two go on for long, and neither is first
         {'train.seed': 0, 'train.steps': 4},

@@ -86,7 +86,7 @@ def test_step_does_one_power_iteration():
 
 @pytest.mark.full
 def test_eight_devices_equal_one():
-    """Vectors are replicated, and equal those of one device."""
+    """Vectors are replicated and equal the result of one device."""
     config = checked_config(CHAIN)
     learner = tiny_learner(config)
     mesh = make_mesh(learner.recipe.mesh)
@@ -279,9 +279,7 @@ def test_tied_embeddings_have_no_readout_to_map():
 
 
 def build_source(changes):
-    """Returns a checkpoint in place of that of `lm.inference.load`, and the weights that it
-    used.
-    """
+    """Returns a stand-in for the checkpoint of `lm.inference.load`, and its weights."""
     config = checked_config(SMALL | changes)
     weights = perturb_weights(config).weights
     source = types.SimpleNamespace(recipe=config, weights=weights, path='runs/source')

@@ -108,7 +108,7 @@ def repeating_batch(seed):
 
 @pytest.mark.full
 def test_tokens_stay_on_their_device():
-    """On eight devices the loss equals that of one, and only sums are exchanged, as without
+    """The loss on eight devices equals the loss on one, and only sums are exchanged, as without
     sampling.
 
     Catches tokens that are sampled from the whole batch.

@@ -151,7 +151,7 @@ def test_undecided_arm_lists_caveats(rows):
 
 
 def test_caveats_count_deciding_seeds(tmp_path):
-    """The number follows from the deviation of pairs in the study, not from that of tuning."""
+    """The number follows from the deviation of pairs in the study, not in tuning."""
     losses = {'rmsnorm': bowl(3.0, 0, 0.02, 1), 'layernorm': bowl(3.0, 0, 0.02, 2)}
     study = tuned.write_tuned(tmp_path / 's', losses, ASKED)
     row = tables.arm_results(read(tmp_path / 's'))[1]

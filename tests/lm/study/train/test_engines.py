@@ -147,7 +147,7 @@ def test_killed_workers_change_no_number(cluster, local, corpus, tmp_path, capfd
 
 @pytest.mark.full
 def test_tuned_sweep_survives_killed_workers(cluster, corpus, tmp_path, capfd):
-    """Waves and numbers equal those of a sweep in this process."""
+    """Waves and numbers equal a sweep in this process."""
     arms, tune = {'optim.b1': (0.9, 0.8)}, {'optim.lr': 0.01, 'seeds': 3, 'budget': 13}
     tree = base(corpus, train_steps=30, train_eval_every=30, train_checkpoint_every=10)
     assert train_sweep(tree, arms, tmp_path / 'local', tune=tune) == DONE
