@@ -225,7 +225,7 @@ def test_unreadable_run_is_overwritten_only_on_request(whole, corpus, tmp_path):
 
 
 def test_moved_workdir_is_named_and_resumes(whole, corpus, tmp_path):
-    """Nothing is created in its old place, to which it may return."""
+    """Nothing is created in its old place, so it may return there."""
     original, moved = tmp_path / 'there', tmp_path / 'here'
 
     def move(wave):

@@ -77,7 +77,7 @@ def behind_a_readout(cross_entropy):
 
 
 def behind_a_readout_by_chunks(cross_entropy):
-    """As in a step: some tokens at a time, with logits in float32."""
+    """Computes the loss as a step does: some tokens at a time, with logits in float32."""
 
     def total(x, weight, labels):
         chunk = select_chunk_size(labels.size, weight.shape[-1])

@@ -198,8 +198,8 @@ class TestEveryOptimizer:
             assert len(specs[path].axes) == len(leaf.shape), path
 
     def test_every_state_axis_has_a_sharding_rule(self, name):
-        """For all choices. Catches a row with an axis that lm.devices.mesh does not know: it trains
-        here and is refused in every run, as its state has no sharding.
+        """Checks all choices. Catches a row with an axis that lm.devices.mesh does not know: it
+        trains here and is refused in every run, as its state has no sharding.
         """
         declared = declared_options(OPTIMIZERS[name])
         choices = [(n, value) for n, d in declared.items() for value in d.option.choices]
@@ -214,7 +214,7 @@ class TestEveryOptimizer:
 
 @pytest.mark.parametrize('name', AVERAGES)
 def test_every_average_descends_and_reads_its_options(name):
-    """Around gradient descent after a warm-up: the averaged weights descend, and each number
+    """Averages gradient descent after a warm-up: the averaged weights descend, and each number
     changes them; mapped runs equal single runs; types and structure stay; all state is described.
     """
     declared = declared_options(AVERAGES[name])

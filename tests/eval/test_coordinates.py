@@ -107,7 +107,7 @@ def test_standard_fails_coordinate_check():
 
 @pytest.mark.full
 def test_complete_p_is_flat_in_depth():
-    """At the last block the change by training grows with depth under `standard`, but not under
+    """The change by training at the last block grows with depth under `standard`, but not under
     `complete_p`.
 
     Catches blocks of a deep model that are not measured.

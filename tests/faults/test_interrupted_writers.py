@@ -279,8 +279,8 @@ def check_kills(case, folder, ats):
 @pytest.mark.full
 @pytest.mark.parametrize('name', NAMES)
 def test_killed_command_leaves_no_false_complete(name, cases, is_long, tmp_path):
-    """At every event in the long form, otherwise at some. Catches a mark that is not
-    removed last.
+    """The long form kills at every event, otherwise at some. Catches a mark that is not removed
+    last.
     """
     case = cases[name]
     n = len(list_events(lambda: case.command(tmp_path / 'whole'), tmp_path / 'whole'))

@@ -53,7 +53,7 @@ def test_worst_shift_is_largest_singular_value():
 
 @pytest.mark.full
 def test_ascent_approaches_from_below():
-    """With the default number of steps, on a readout without structure."""
+    """Runs the default number of steps, on a random readout."""
     weight = RNG.normal(size=(32, 200)).astype(np.float32)
     labels = np.arange(40)
     actual = worst_shift(readout(weight, dtype=jnp.float32), labels, 10)

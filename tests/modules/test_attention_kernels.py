@@ -343,7 +343,7 @@ def test_extreme_logits_stay_finite(fn):
 
 @pytest.mark.full
 def test_only_reference_has_forward_mode():
-    """As its docstring says."""
+    """Its docstring states this."""
     q, k, v, _ = draw(8)
     with pytest.raises(TypeError, match='forward-mode'):
         jax.jvp(lambda q: attend('blocked', q, k, v, PLAIN), (q,), (q,))

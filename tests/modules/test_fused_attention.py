@@ -386,7 +386,7 @@ def test_loading_replaces_unavailable_kernels():
 @pytest.mark.default_rows('cudnn')
 @pytest.mark.parametrize('name', ['blocked', 'cudnn', 'splash'])
 def test_remat_keeps_attention_outputs(monkeypatch, name):
-    """Counts loops and calls in the traced gradient: equal numbers without rematerialization."""
+    """Counts loops and calls in the traced gradient: remat adds none."""
     versions = 'jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version'
     monkeypatch.setattr(versions, lambda: 91000)
     q, k, v, *_ = draw(2048, dtype='bfloat16', batch=1)

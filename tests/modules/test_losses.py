@@ -179,7 +179,7 @@ PUBLISHED = [
 
 @pytest.mark.parametrize(('name', 'options', 'expected'), PUBLISHED)
 def test_published_equations(name, options, expected):
-    """In float64, `ce` too."""
+    """Compares in float64, `ce` too."""
     with jax.enable_x64(True):
         terms = per_token(name, jnp.asarray(LOGITS), jnp.asarray(LABELS), **options)
         np.testing.assert_allclose(terms['objective'], expected(), rtol=1e-10)

@@ -133,7 +133,7 @@ def test_conditional_losses_sum_to_entropy(cuts):
 
 @pytest.mark.parametrize('count', [2, LENGTH])
 def test_chain_matches_marginal(count):
-    """All rows, each in its own order."""
+    """Each row has its own order."""
     ranks = random_ranks(jax.random.key(1), len(ROWS), LENGTH)
     actual = jax.jit(
         lambda: chain_conditionals(conditionals, jnp.array(ROWS), ranks, count, MASK)

@@ -84,7 +84,7 @@ def numpy_mixture(probs, outputs, capacity, per_token=2):
 @pytest.mark.default_rows('swiglu')
 @pytest.mark.parametrize('activation', ['relu', 'swiglu'])
 def test_evaluation_sums_likeliest_experts(activation):
-    """Not normalized over them, without dropped tokens, without noise."""
+    """Gates are not normalized over them; no token is dropped, and there is no noise."""
     layer = moe(activation)
     x, params, stats = draw(layer)
     outputs = numpy_experts(params, np.float64(x), activation == 'swiglu')

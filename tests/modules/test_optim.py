@@ -23,7 +23,7 @@ def numpy_adam(grads, b1, b2, eps):
 
 
 def test_adamw_direction():
-    """Over several steps. Catches a missing bias correction, or eps inside the root."""
+    """Compares several steps. Catches a missing bias correction, or eps inside the root."""
     grads = np.random.default_rng(0).normal(size=(5, 3)) * 0.1
     tx = adamw(None, b1=0.9, b2=0.95, eps=1e-2)
     state = tx.init(jnp.zeros(3))

@@ -89,7 +89,7 @@ def logits_fn(params, rows):
 
 
 def share_from_logits(logits, rows):
-    """With a z-loss."""
+    """Includes a z-loss."""
     log_z = jax.nn.logsumexp(logits, -1)
     picked = jnp.take_along_axis(logits, rows['label'][..., None], -1)[..., 0]
     return jnp.sum(log_z - picked + 0.1 * log_z**2) / (2 * TOKENS)

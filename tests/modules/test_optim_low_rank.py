@@ -177,8 +177,9 @@ def test_projections_differ_by_parameter_layer_and_period():
 
 
 def test_growth_is_limited():
-    """To `limit` times the previous norm, which is then the norm; a shrinking update is unchanged,
-    and so is an update after 0. Catches a matrix that a first gradient of zero would hold for good.
+    """The limit is `limit` times the previous norm, which is then the norm; a shrinking update is
+    unchanged, and so is an update after 0. Catches a matrix that a first gradient of zero would
+    hold for good.
     """
     x = np.ones((3, 2, 2), np.float32)  # of norm 2
     limited, norm = limit_growth(jnp.asarray(x), jnp.float32([1.0, 4.0, 0.0]), 1.5)

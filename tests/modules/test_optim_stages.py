@@ -192,7 +192,7 @@ def test_resize_with_a_single_option(left_out):
 
 
 def test_zero_update_stays_zero():
-    """Not NaN, where there is no gradient."""
+    """A zero gradient gives no NaN."""
     zeros = jax.tree.map(jnp.zeros_like, GRADS)
     assert not any(
         leaf.any() for leaf in run('resize', zeros, **stage_options('resize'))[0].values()

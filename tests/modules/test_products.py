@@ -50,7 +50,9 @@ def draw(kind, **options):
 @pytest.mark.parametrize('matmul', MATMUL_KERNELS)
 @pytest.mark.parametrize('kind', KINDS)
 def test_product_sums_over_fan_in(kind, matmul):
-    """With a bias, in float64. Catches axes flattened in another order, experts that share."""
+    """Compares in float64, with a bias. Catches axes flattened in another order, experts that
+    share.
+    """
     module, x, params, specs = draw(kind, matmul=matmul, bias=True)
     axes, fan_in, _, _, equation = KINDS[kind]
     assert specs['w'] == ParamSpec('hidden', axes, fan_in, init_gain=0.5)

@@ -207,7 +207,7 @@ def test_chain_applies_far_before_near():
 
 
 def test_reparametrise_chains_nearest_first():
-    """As `chain` of both; the options of a row reach it."""
+    """Equals `chain` of both; the options of a row reach it."""
     reparam = reparametrise(['shared', 'weight_norm'], SPECS, param_shapes(sample()), {})
     stored, state = reparam.init(sample())
     assert stored['up']['direction'].shape == (6, 7)

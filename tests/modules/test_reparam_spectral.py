@@ -68,7 +68,7 @@ def test_power_iteration_follows_published_steps():
 
 
 def test_power_iteration_converges():
-    """Against numpy's decomposition, from any vector, in a single call and in many."""
+    """Reference: numpy's decomposition, from any vector, in a single call and in many."""
     matrices, u = np.float32(draw(2, 3, 9, 5)), np.float32(draw(2, 3, 5, seed=1))
     expected = np.linalg.svd(np.float64(matrices), compute_uv=False)[..., 0]
     actual, u_at_once = power_iteration(matrices, u, 300)
@@ -131,7 +131,9 @@ def test_gamma_is_the_spectral_norm_at_both_starts(start, options):
 
 
 def test_evaluation_iterates_from_the_stored_vectors():
-    """As training does, without storing the result. Catches an evaluation by last step's sigma."""
+    """Evaluation iterates as training does, without storing the result. Catches an evaluation by
+    last step's sigma.
+    """
     reparam, stored, state = init_reparam()
     for key in SUMMED:
         stored[key]['matrix'] += sample(seed=3)[key]

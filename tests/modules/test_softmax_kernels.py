@@ -259,8 +259,8 @@ def test_softmax_under_vmap_and_scan(monkeypatch):
 
 
 def test_checkpoint_recomputes_softmax():
-    """Under `jax.checkpoint`, which the interpreter lacks. Catches a pass that fails there, or
-    residuals that are kept nevertheless.
+    """Runs under `jax.checkpoint`, which the interpreter lacks. Catches a pass that fails there, or residuals that
+    are kept nevertheless.
     """
     x, g = draw((4, 40), 'float32')
     gradient = jax.grad(lambda x: jnp.sum(g * jax.checkpoint(softmax)(jnp.sin(x))))
@@ -306,6 +306,6 @@ def test_softmax_is_sharded(batch):
     ],
 )
 def test_bad_input_is_rejected(compute, words):
-    """Before anything is compiled. Catches an error from the kernel's tracing."""
+    """Raised before anything is compiled. Catches an error from the kernel's tracing."""
     with pytest.raises(ValueError, match=words):
         compute(jnp.zeros((4, 8)))

@@ -119,7 +119,7 @@ def test_devices_and_slices_are_counted(chips, devices, slices):
     ],
 )
 def test_invalid_launch_runs_no_cloud_command(flag, message, with_training_check, fake, capsys):
-    """With --dry_run and without."""
+    """Checked with --dry_run and without."""
     cloud = fake('gcloud', describe=['echo ACTIVE'])
     for dry_run in ([], ['--dry_run']):
         train = [*TRAIN, '--config.data.batch_size=64', flag]

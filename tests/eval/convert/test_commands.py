@@ -101,8 +101,8 @@ def fold_case(name):
 @pytest.mark.full
 @pytest.mark.parametrize('name', CASES)
 def test_fold_preserves_logits(name):
-    """In float64, up to rounding. Catches any reader, writer, bias, gain or statistic that is left
-    out.
+    """Logits are equal in float64, up to rounding. Catches any reader, writer, bias, gain or
+    statistic that is left out.
     """
     assert fold_case(name).differences['float64'] < 1e-12
     assert 0 < fold_case(name).differences['float32'] < 1e-5

@@ -386,7 +386,7 @@ BAD_FIELDS = {
 
 @pytest.mark.parametrize('name', BAD_FIELDS)
 def test_unsupported_field_is_named(name):
-    """Before any weight is read."""
+    """The error is raised before any weight is read."""
     case, fields, message = BAD_FIELDS[name]
     config = CASES[case]['config'] | fields
     config = {k: v for k, v in config.items() if v != 'left out'}

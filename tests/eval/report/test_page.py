@@ -164,7 +164,7 @@ def test_page_has_curves(page):
 
 
 def test_smoothing_is_unbiased():
-    """In closed form: a constant stays, a step decays at its rate, gaps are skipped."""
+    """Reference, closed form: a constant stays, a step decays at its rate, gaps are skipped."""
     steps = list(range(1, 101))
     assert series.smooth((steps, [2.0] * 100), 0.05) == pytest.approx([2.0] * 100)
     values = [0.0] + [1.0] * 98 + [None]

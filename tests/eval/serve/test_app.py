@@ -322,7 +322,7 @@ def test_failing_route_has_the_same_error_format(monkeypatch):
 
 
 def test_listed_end_tokens_end_a_text(tmp_path):
-    """In a completion and in a chat, also if the token is found by scoring."""
+    """Checks a completion and a chat, also if the token is found by scoring."""
     (tmp_path / 'generation_config.json').write_text(json.dumps({'eos_token_id': [0, ord('c')]}))
     with TestClient(service(Letters(), folder=tmp_path).app()) as client:
         (choice,) = ask(client, prompt='a', max_tokens=9).json()['choices']

@@ -94,7 +94,7 @@ def test_eigenvalues_match_quadratic():
 
 @pytest.mark.full
 def test_eigenvalues_match_dense_hessian():
-    """To 1e-4 of the largest eigenvalue. The scales are from AdamW's state."""
+    """They agree to 1e-4 of the largest eigenvalue. The scales are from AdamW's state."""
     checkpoint, state = make_trained_checkpoint()
     learner = build_float32_learner(checkpoint, 'reference')
     hessian = dense_hessian(checkpoint, learner)

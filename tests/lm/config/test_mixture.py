@@ -68,8 +68,8 @@ def test_reference_shares_deal_rows(weights):
 
 @pytest.mark.parametrize('weights', WEIGHTS, ids=str)
 def test_property_every_prefix_has_the_shares(weights):
-    """Up to rounding, however long. Catches shares that are rounded to whole numbers first, and
-    numbers beyond the precision of floats.
+    """Shares hold up to rounding for any length. Catches shares that are rounded to whole numbers
+    first, and numbers beyond the precision of floats.
     """
     shares, bound = Shares(weights), 0.5 if len(weights) <= 2 else 2
     expected = np.array(weights) / sum(weights)
@@ -109,7 +109,7 @@ def test_mixture_is_parsed():
     ],
 )
 def test_property_mixture_spellings_share_a_digest(spelling):
-    """For any spelling, and any sum of the weights."""
+    """The digest ignores the spelling and the sum of the weights."""
     raw = {'data.mixture': TWO, 'data.source': 'python'}
     config, same = (resolve(tiny_raw(raw | {'data.mixture': text})) for text in (TWO, spelling))
     assert config == same and digest(config) == digest(same)

@@ -230,7 +230,7 @@ class TestIdentity:
 
     @pytest.mark.parametrize('path', sorted(FIELDS))
     def test_default_is_left_out(self, path):
-        """As if the field did not exist yet."""
+        """The record looks as if the field did not exist yet."""
         for changes in ({}, {'model.placement': 'wide', 'model.norm': 'powernorm'}):
             config = checked_config(changes)
             keys = {key for key in identity(config) if key == path or key.endswith(f':{path}')}
@@ -248,7 +248,7 @@ class TestIdentity:
 
     @pytest.mark.parametrize('name', NORMS)
     def test_explicit_part_default_changes_nothing(self, name):
-        """In the section, and behind the name."""
+        """The default is given in the section, or after the name."""
         plain = tiny_config({'model.norm': name})
         for option, declared in declared_options(NORMS[name]).items():
             if declared.default is not None:

@@ -55,7 +55,7 @@ def test_equivalence_pieces_by_one_process(data_cfg, expected_files, encoding):
 
 
 def test_equivalence_pieces_by_several_processes(data_cfg, expected_files, encoding, monkeypatch):
-    """All encode at once, and each piece is encoded once."""
+    """All processes encode at once, and each piece is encoded once."""
     meet, totals = threading.Barrier(N), []
 
     def before(number):

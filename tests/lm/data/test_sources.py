@@ -127,7 +127,7 @@ def test_hard_links_are_one_file(tmp_path):
 
 
 def test_links_without_duplicates_have_no_note(tmp_path):
-    """As in the cache of the hub."""
+    """The cache of the hub has such links."""
     for i in range(3):
         (tmp_path / f'blob{i}').write_text(f'text {i}')
         (tmp_path / f'{i}.txt').symlink_to(f'blob{i}')
@@ -434,7 +434,7 @@ assert 'tensorflow' not in sys.modules
 
 @pytest.mark.full  # imports TensorFlow
 def test_reference_tfds(tmp_path):
-    """In a separate process: TFDS reads TFDS_DATA_DIR once, when it is imported."""
+    """Runs in a separate process: TFDS reads TFDS_DATA_DIR once, when it is imported."""
     process = subprocess.run(
         [sys.executable, '-c', TFDS_PROGRAM, str(tmp_path), json.dumps(TEXTS)],
         env=os.environ | {'TFDS_DATA_DIR': str(tmp_path)},

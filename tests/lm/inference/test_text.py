@@ -32,7 +32,7 @@ def stream_text(stream: TextStream, ids: list[int], size: int) -> str:
 @pytest.mark.parametrize('size', [1, 2, 5, 1000])
 @pytest.mark.parametrize('kind', ['byte', 'bpe', 'ids'])
 def test_streamed_parts_join_to_whole_text(kind, size, bpe):
-    """After the tokens of a prompt, on which the text may depend."""
+    """The text follows the tokens of a prompt, and may depend on them."""
     tokenizer = {
         'byte': tokenizers.ByteTokenizer(),
         'bpe': bpe,

@@ -354,9 +354,7 @@ def test_killed_supervisor_ends_child_and_other_hosts(job, killed):
 
 
 def test_first_failure_is_named_despite_earlier_abort(job):
-    """As with JAX, the runtime of the other hosts aborts them. Host 1 is the one that was
-    killed.
-    """
+    """As with JAX, the runtime of the other hosts aborts them. Host 1 was killed."""
     first = job(0, ENDS.format(then='os.abort()'))
     second = job(1, ENDS.format(then='import time; time.sleep(0.5); os.kill(os.getpid(), 9)'))
     wait_begun(first, second)

@@ -54,7 +54,7 @@ def test_misspelt_name_lists_choices_and_nearest(path):
 
 @pytest.mark.parametrize('path', NAMES)
 def test_every_table_name_passes(path):
-    """Except optimizers for hidden matrices as the optimizer of the others."""
+    """The exceptions are optimizers for hidden matrices alone, as optimizer of the others."""
     for name in NAMES[path]:
         changes = {**find_reader(path), path: name}
         if path == 'optim.others' and set(OPTIMIZERS[name].roles) != set(ROLES):

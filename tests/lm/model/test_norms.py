@@ -138,8 +138,8 @@ def test_block_numbers_continue_across_groups(monkeypatch):
 
 @pytest.mark.full
 def test_mix_is_post_norm_then_pre_norm():
-    """At both ends of the fraction it equals post or pre, with the final norm; between, it rounds
-    down.
+    """The mix at both ends of the fraction equals post or pre, with the final norm; between, it
+    rounds down.
     """
     mix = {'model.placement': 'mix', 'model.n_layers': 4}
     pre, post = mix | {'model.placement': 'pre'}, mix | {'model.placement': 'post'}

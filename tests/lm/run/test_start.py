@@ -1,7 +1,8 @@
 """The state a run starts from (train.init_from), and fine-tuning.
 
-Equivalence: the start equals the source's model, and resuming changes nothing. Property: which
-parameters fine-tuning changes, and in which order norms are removed. Contract: what is refused.
+Equivalence: the start equals the source's model, and resuming changes nothing. Property:
+fine-tuning changes only its parameters, and norms are removed in order. Contract: invalid starts
+are refused.
 """
 
 import jax

@@ -127,7 +127,7 @@ def test_second_layer_has_its_warning():
 
 
 def test_slow_decline_is_no_collapse():
-    """Over more than FALL_STEPS: catches a comparison with all earlier steps."""
+    """The decline takes more than FALL_STEPS: catches a comparison with all earlier steps."""
     shares = (0.9, 0.7, 0.5, 0.34, 0.25)
     rows = [
         {'step': 100 * i, 'attention_entropy_share': [[share, share]]}
@@ -201,7 +201,7 @@ def test_present_settings_are_not_advised():
 
 
 def test_remedies_name_fields():
-    """Even if no remedy is used: catches a misspelt path, which would never be advised."""
+    """Checks remedies without using them: catches a misspelt path, which would never be advised."""
     named = {r.path for r in vars(remedies).values() if isinstance(r, remedies.Remedy)}
     assert named <= FIELDS.keys()
     assert np.all([len(REMEDIES[kind]) for kind in REMEDIES])

@@ -265,7 +265,7 @@ class TestWaves:
         assert_same_curves(tmp_path, five['loop'])
 
     def test_devices_share_host_memory(self, corpus, monkeypatch):
-        """On a CPU a wave may use of each device an equal share of the memory."""
+        """Each CPU device may use an equal share of the host's memory."""
         experiment = silent_experiment(cell_config(base(corpus, mesh_run=4), {}), runs=4)
         program = Program(experiment, 'loop')
         monkeypatch.setattr(program, 'memory_bytes', lambda slots: slots * 100)

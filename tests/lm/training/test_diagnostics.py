@@ -178,7 +178,7 @@ def test_role_gradients_sum_to_gradient_norm():
 
 @pytest.mark.full
 def test_readout_covers_target_tokens():
-    """Against all logits at once: catches padding and beginnings of documents that count."""
+    """Reference: all logits at once. Catches padding and beginnings of documents that count."""
     config = tiny_config({'model.n_layers': 3, 'model.logit_softcap': 3.0})
     state, batch = initial_state(config), packed_batch()
     diagnostics, tokens = diagnose(config, state, batch), batch['tokens'][:, :-1]
@@ -253,7 +253,7 @@ def test_experts_report_their_maximum():
 
 @pytest.mark.full
 def test_sublayer_outputs_exclude_padding():
-    """Against the changes that each sublayer makes to the stream.
+    """Reference: the changes that each sublayer makes to the stream.
 
     Catches outputs after the norm or the placement, attention and MLP exchanged, and padding that
     counts.

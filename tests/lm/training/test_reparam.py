@@ -150,7 +150,7 @@ def test_resumed_run_is_bitwise_equal(tmp_path):
 
 @pytest.mark.full
 def test_map_is_computed_in_float32():
-    """For any dtype of products: the weights that the model casts are the same."""
+    """The dtype of products does not matter: the weights that the model casts are the same."""
     half, full = (
         checked_config(SIGMA | {'model.reparam': 'sigma+weight_standardization', 'model.dtype': d})
         for d in ('bfloat16', 'float32')
@@ -164,7 +164,7 @@ def test_map_is_computed_in_float32():
 
 @pytest.mark.full
 def test_projection_keeps_initial_norms():
-    """Over steps that would change them, with decay; the optimizer's moments are unaffected."""
+    """Steps with decay would change the norms; the optimizer's moments are unaffected."""
     changes = SMALL | {'optim.lr': 0.05, 'optim.weight_decay': 0.5}
     projected, plain = (
         checked_config(changes | {'model.reparam': name})

@@ -145,6 +145,6 @@ def test_tokens_stay_on_their_device():
     ],
 )
 def test_conflicting_fields_are_refused(changes, message):
-    """Before anything is compiled."""
+    """The error is raised before anything is compiled."""
     with pytest.raises(ValueError, match=message):
         check(tiny_config({'kernels.matmul': 'wta_crs'} | changes))

@@ -202,7 +202,7 @@ def test_checkpoint_removed_during_push_is_complete(machine, monkeypatch):
 
 
 class PushKilled(Exception):
-    """As kill -9, before a request is made."""
+    """Raised before a request is made, in place of kill -9."""
 
 
 def kill_at(monkeypatch, n: int) -> None:
