@@ -259,8 +259,8 @@ def test_softmax_under_vmap_and_scan(monkeypatch):
 
 
 def test_checkpoint_recomputes_softmax():
-    """Runs under `jax.checkpoint`, which the interpreter lacks. Catches a pass that fails there, or residuals that
-    are kept nevertheless.
+    """Runs under `jax.checkpoint`, which the interpreter lacks. Catches a pass that fails there, or
+    residuals that are kept nevertheless.
     """
     x, g = draw((4, 40), 'float32')
     gradient = jax.grad(lambda x: jnp.sum(g * jax.checkpoint(softmax)(jnp.sin(x))))
