@@ -59,8 +59,8 @@ def start_run(
 
 
 def wait_for_command(process: subprocess.Popen) -> tuple[int, str]:
-    output, _ = process.communicate(timeout=PATIENCE_SEC)
-    return process.returncode, output
+    stdout, _ = process.communicate(timeout=PATIENCE_SEC)
+    return process.returncode, stdout
 
 
 def wait_for_step(workdir: Path, step: int, process: subprocess.Popen) -> None:

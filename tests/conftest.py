@@ -64,7 +64,7 @@ def pytest_generate_tests(metafunc):
 
 @pytest.fixture
 def is_long(request) -> bool:
-    """Whether tests/faults run at length."""
+    """Returns whether tests/faults run at length."""
     return request.config.getoption('long')
 
 

@@ -66,7 +66,7 @@ class Meter:
             return
         say('')
         say(f'{"CPU-minutes":>11} {"tests":>6}')
-        for room, costs in sorted(rooms.items(), key=lambda item: -sum(item[1])):
+        for room, costs in sorted(rooms.items(), key=lambda folder_costs: -sum(folder_costs[1])):
             say(f'{sum(costs) / 60:11.1f} {len(costs):6,}  {room}')
         minutes = (time.monotonic() - self.started) / 60
         say(f'{sum(total.values()) / 60:11.1f} {len(total):6,}  in {minutes:.1f} minutes')

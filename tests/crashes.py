@@ -25,7 +25,7 @@ def pytest_handlecrashitem(crashitem: str, report: pytest.TestReport) -> None:
 class Scheduling(LoadGroupScheduling):
     """Gives a replacement process two tests at once, as all processes get at the start.
 
-    A process runs its last test when it is told the next, or that there is none. xdist gives it
+    A process runs its last test when it learns the next, or that none is left. xdist gives it
     only one group, which may have one test, or none that has not passed before the other process
     died: it would wait for ever, and the run too.
     """

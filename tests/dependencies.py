@@ -64,12 +64,12 @@ def arguments(nodes: Iterable[ast.AST]) -> set[str]:
 
 
 def is_test(path: str) -> bool:
-    """Whether pytest looks for tests in the file."""
+    """Returns whether pytest looks for tests in the file."""
     return path.startswith(TESTS) and bool(re.search(r'/test_\w+\.py$', path))
 
 
 def is_fixture(node: ast.AST) -> bool:
-    """Whether it is a fixture that tests must request."""
+    """Returns whether it is a fixture that tests must request."""
     return 'fixture' in _decorators(node) and not _is_autouse(node)
 
 

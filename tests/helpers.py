@@ -76,7 +76,7 @@ NEEDS = {
 
 def with_needs(changes: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the changes, and the fields that their choices require."""
-    needed = [NEEDS.get(item, {}) for item in changes.items()]
+    needed = [NEEDS.get(change, {}) for change in changes.items()]
     return {path: value for needs in needed for path, value in needs.items()} | dict(changes)
 
 

@@ -311,11 +311,11 @@ def whole_files() -> Iterator[tuple[str, Kind]]:
             Kind('llama3', bytes_in('tokenizer.json', content), ('tokenizer.json',)),
         )
 
-        def of_index(folder: Path, content: bytes = content) -> None:
+        def write_index(folder: Path, content: bytes = content) -> None:
             in_shards(folder, 'llama3')
             (folder / INDEX).write_bytes(content)
 
-        yield f'{INDEX}: {what}', Kind('llama3', of_index, (INDEX,))
+        yield f'{INDEX}: {what}', Kind('llama3', write_index, (INDEX,))
     for name in sorted({*READ} - {ONE_FILE, INDEX, SHARDS[1], 'special_tokens_map.json'}):
         yield f'{name}: 8 GB', Kind('llama3', sparse(name, 8 << 30), (name,))
     for name in ('config.json', 'tokenizer_config.json', 'generation_config.json'):
@@ -395,7 +395,7 @@ def entry(**fields: Any) -> Callable[[dict[str, Any]], None]:
     return lambda header: header[FIRST].update(fields)
 
 
-def renamed(name: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def rename_tensor(name: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
     return lambda header: {name if n == FIRST else n: x for n, x in header.items()}
 
 
@@ -443,14 +443,14 @@ HEADERS = {
     'no entries': lambda header: {},
     'metadata alone': lambda header: {'__metadata__': {}},
     'metadata a list': lambda header: {**header, '__metadata__': []},
-    'name empty': renamed(''),
-    'name a path': renamed('../../etc/passwd'),
-    'name of braces': renamed('{L}{E}{0.__class__}'),
-    'name with a newline': renamed('a\nb\x1b[2J'),
-    'name of a megabyte': renamed('x' * 10**6),
-    'layer 10**9': renamed('model.layers.1000000000.mlp.up_proj.weight'),
-    'layer -1': renamed('model.layers.-1.mlp.up_proj.weight'),
-    'layer of many digits': renamed(f'model.layers.{"9" * 5000}.mlp.up_proj.weight'),
+    'name empty': rename_tensor(''),
+    'name a path': rename_tensor('../../etc/passwd'),
+    'name of braces': rename_tensor('{L}{E}{0.__class__}'),
+    'name with a newline': rename_tensor('a\nb\x1b[2J'),
+    'name of a megabyte': rename_tensor('x' * 10**6),
+    'layer 10**9': rename_tensor('model.layers.1000000000.mlp.up_proj.weight'),
+    'layer -1': rename_tensor('model.layers.-1.mlp.up_proj.weight'),
+    'layer of many digits': rename_tensor(f'model.layers.{"9" * 5000}.mlp.up_proj.weight'),
 }
 MAY_IMPORT = ('metadata a list',)
 RAW_FILES = {
@@ -510,26 +510,26 @@ def weights() -> Iterator[tuple[str, Kind]]:
 
 
 def weight_maps() -> dict[str, Callable[[dict[str, Any]], Any]]:
-    def all_of(file: Any) -> Callable[[dict[str, Any]], Any]:
+    def map_all_to(file: Any) -> Callable[[dict[str, Any]], Any]:
         return lambda index: {'weight_map': dict.fromkeys(index['weight_map'], file)}
 
-    def one_of(file: Any) -> Callable[[dict[str, Any]], Any]:
+    def map_first_to(file: Any) -> Callable[[dict[str, Any]], Any]:
         return lambda index: index['weight_map'].update({FIRST: file})
 
     paths = ('../x', '/etc/passwd', 'a/b', '..', '.', '', 'a\\b', 'x' * 5000, 'a\0b', '~', '\ud800')
     types = (None, 3, True, [], {}, [SHARDS[0]], 1.5)
     return (
-        {f'all in {path!r:.20}': all_of(path) for path in paths}
-        | {f'one in {path!r:.20}': one_of(path) for path in paths}
-        | {f'all in {value!r}': all_of(value) for value in types}
-        | {f'one in {value!r}': one_of(value) for value in types}
+        {f'all in {path!r:.20}': map_all_to(path) for path in paths}
+        | {f'one in {path!r:.20}': map_first_to(path) for path in paths}
+        | {f'all in {value!r}': map_all_to(value) for value in types}
+        | {f'one in {value!r}': map_first_to(value) for value in types}
         | {f'weight_map {v!r}': lambda index, v=v: {'weight_map': v} for v in (*types[:5], 'x')}
         | {
             'no weight_map': lambda index: {},
             'a list': lambda index: [index],
-            'all in the first': all_of(SHARDS[0]),
-            'all in config.json': all_of('config.json'),
-            'a shard that is not there': one_of('model-00003-of-00002.safetensors'),
+            'all in the first': map_all_to(SHARDS[0]),
+            'all in config.json': map_all_to('config.json'),
+            'a shard that is not there': map_first_to('model-00003-of-00002.safetensors'),
             'a name that is nowhere': lambda index: index['weight_map'].update({'x': SHARDS[0]}),
             'a name less': lambda index: index['weight_map'].pop(FIRST) and None,
             '200,000 names more': lambda index: index['weight_map'].update(

@@ -27,7 +27,7 @@ EVENTS = {
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
-class Killed(BaseException):
+class KilledAtEvent(BaseException):
     """The process ends at this point."""
 
 
@@ -61,13 +61,12 @@ def _watch(event: str, arguments: tuple) -> None:
         return
     _Death.events.append(f'{event} {path.removeprefix(_Death.folder)}')
     if 0 < _Death.at <= len(_Death.events):
-        raise Killed(_Death.events[-1])
+        raise KilledAtEvent(_Death.events[-1])
 
 
 @contextlib.contextmanager
 def dying(folder: Path, at: int) -> Iterator[list[str]]:
-    """Raises Killed at the event number `at` of the block, and at each later event; yields the
-    events.
+    """Yields the events of the block; raises KilledAtEvent at event `at` and at all later events.
 
     at: from 1; 0 only counts.
     """

@@ -39,7 +39,7 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
-from tests.touched import Selector, changed, git, list_files
+from tests.touched import Selector, git, list_changed_files, list_files
 
 LEFT_OUT = shutil.ignore_patterns('.git', '.venv', 'runs', '__pycache__', '*.egg-info')
 PASSED = pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED
@@ -281,8 +281,8 @@ def run(
             test_mutant = functools.partial(
                 outcome, file, pytest_commands=pytest_commands, seconds=limit
             )
-            results = pool.map(test_mutant, [mutant.text for mutant in faulty])
-            for mutant, result in zip(faulty, results, strict=True):
+            outcomes = pool.map(test_mutant, [mutant.text for mutant in faulty])
+            for mutant, result in zip(faulty, outcomes, strict=True):
                 counts[result] += 1
                 if result == 'survived':
                     print(f'{file}:{mutant.line}: {mutant.kind}', *mutant.diff(text), sep='\n')
@@ -309,7 +309,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument('--list', action='store_true', help='shows the faults and runs nothing')
     arguments = parser.parse_args(argv)
     selector = Selector(ROOT, list_files(ROOT))
-    files = arguments.files or (changed(ROOT, arguments.since) if arguments.since else [])
+    files = arguments.files or (
+        list_changed_files(ROOT, arguments.since) if arguments.since else []
+    )
     files = [file for file in files if file in selector.nearest.product]
     if not files:
         parser.error('names no file of the product that is Python; give some, or --since=COMMIT')

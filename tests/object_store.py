@@ -175,8 +175,8 @@ class Line:
     @staticmethod
     def _pass_on(source: socket.socket, target: socket.socket) -> None:
         with contextlib.suppress(OSError):
-            while data := source.recv(1 << 16):
-                target.sendall(data)
+            while chunk := source.recv(1 << 16):
+                target.sendall(chunk)
         with contextlib.suppress(OSError):
             target.shutdown(socket.SHUT_RDWR)
 

@@ -78,14 +78,16 @@ def compile_for_chip(
         fields |= {'compute_capability': device.compute_capability}
         described = described.update(abstract_device=_Device(**fields))
 
-    def placed(shape):
+    def place_on_mesh(shape):
         whole = NamedSharding(mesh, PartitionSpec())
         return Format(Layout(tuple(range(len(shape)))), whole) if len(shape) > 1 else whole
 
-    arguments = [jax.ShapeDtypeStruct(s, jnp.dtype(t), sharding=placed(s)) for s, t in shapes]
+    arguments = [
+        jax.ShapeDtypeStruct(s, jnp.dtype(t), sharding=place_on_mesh(s)) for s, t in shapes
+    ]
     with jax.sharding.use_abstract_mesh(described):
         shardings = jax.tree.map(
-            lambda leaf: placed(leaf.shape), jax.eval_shape(function, *arguments)
+            lambda leaf: place_on_mesh(leaf.shape), jax.eval_shape(function, *arguments)
         )
         program = jax.jit(function, out_shardings=shardings, donate_argnums=donated)
         return program.lower(*arguments).compile(compiler_options=dict(options or {}))

@@ -30,7 +30,7 @@ def words_in(text: str) -> set[str]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Table:
+class ChoiceTable:
     """A dict that fields of the config choose from.
 
     Attributes:
@@ -60,7 +60,7 @@ class Tables:
         tables = [self._table(path, name) for path, name in sorted(names) if path]
         self.all = [table for table in tables if table]
 
-    def _table(self, path: str, name: str) -> Table | None:
+    def _table(self, path: str, name: str) -> ChoiceTable | None:
         assigned, imported = _assigned_values(self.trees[path]), self.sources.imported(path)
         value = assigned.get(name)
         keys = value.keys if isinstance(value, ast.Dict) else [None]
@@ -77,7 +77,7 @@ class Tables:
             words[key.value] = frozenset(
                 texts([row, *(assigned[import_name] for import_name in used & assigned.keys())])
             )
-        return Table(name, path, rows, words)
+        return ChoiceTable(name, path, rows, words)
 
     @functools.cached_property
     def readings(self) -> set[tuple[str, str]]:
@@ -248,8 +248,8 @@ class Definitions:
         files = [file for file in above if file in self.sources.modules.values()]
         return [(file, name) for file in files if name in self.of(file)]
 
-    def may_name(self, path: str, rows: Set[str], tables: Iterable[Table]) -> bool:
-        """Whether a test in a file may be about one of the rows, according to the source."""
+    def may_name(self, path: str, rows: Set[str], tables: Iterable[ChoiceTable]) -> bool:
+        """Returns whether the source of a file may name one of the rows."""
         summaries = [self.with_helpers((path, name)) for name in self.of(path)]
         summaries.append(self.said_by(path, self.sources.tree(path).body))
         names = '.'.join([path, *self.of(path)])
@@ -258,9 +258,13 @@ class Definitions:
         ) or any(in_name(row, names) for row in rows)
 
     def is_touched(
-        self, nodeid: str, parameter_texts: Iterable[str], rows: Set[str], tables: Iterable[Table]
+        self,
+        nodeid: str,
+        parameter_texts: Iterable[str],
+        rows: Set[str],
+        tables: Iterable[ChoiceTable],
     ) -> bool:
-        """Whether a test is about one of the rows of these tables.
+        """Returns whether a test is about one of the rows of these tables.
 
         Args:
           nodeid: pytest's id of the test.
@@ -280,8 +284,8 @@ class Definitions:
         return bool(rows & summary.words) or goes_through(tables, summary.whole)
 
 
-def goes_through(tables: Iterable[Table], used: Iterable[Definition]) -> bool:
-    """Whether a table, or the object that holds all tables, is used as a whole."""
+def goes_through(tables: Iterable[ChoiceTable], used: Iterable[Definition]) -> bool:
+    """Returns whether a table, or the object that holds all tables, is used as a whole."""
     names = {(table.file, table.name) for table in tables}
     return any(
         origin in names or (origin[1] in OF_TABLES and not is_test(origin[0])) for origin in used
@@ -289,7 +293,7 @@ def goes_through(tables: Iterable[Table], used: Iterable[Definition]) -> bool:
 
 
 def in_name(row: str, name: str) -> bool:
-    """Whether a row's name is a part of a name: 'sophia' is in test_optim_sophia.py."""
+    """Returns whether a row's name is a part of a name: 'sophia' is in test_optim_sophia.py."""
     return f'_{row}_' in f'_{re.sub(r"[^a-zA-Z0-9]", "_", name)}_'
 
 

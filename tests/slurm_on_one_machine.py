@@ -197,7 +197,7 @@ def test_two_tasks_train(start):
 
 
 def test_preempted_job_resumes(start):
-    """As SLURM preempts it (PreemptMode=REQUEUE): SIGTERM, time to save, and the queue."""
+    """SLURM preempts a job (PreemptMode=REQUEUE) by SIGTERM, time to save, and the queue."""
     launched = start('preempted')
     launched.wait_for_step(60)
     run('scontrol', 'requeue', launched.number)
@@ -206,7 +206,7 @@ def test_preempted_job_resumes(start):
 
 
 def test_signalled_tasks_are_requeued(start):
-    """As before the time limit (--signal), and as an operator may do."""
+    """SLURM signals tasks before the time limit (--signal), and an operator may."""
     launched = start('signalled')
     launched.wait_for_step(60)
     run('scancel', '--signal=TERM', launched.number)

@@ -84,7 +84,7 @@ def fits(config: dict) -> bool:
 
 
 def builds(config: dict) -> bool:
-    """Whether its parameters can be described, which `fits` does not check."""
+    """Returns whether its parameters can be described, which `fits` does not check."""
     try:
         tiny_learner(checked_config(BASE | config))
     except ValueError:

@@ -253,10 +253,10 @@ PARTS = {path: ATTRIBUTES.get(path, path.split('.')[1]) for path in CHOICES} | {
 
 
 def test_every_config_field_is_read():
-    """By attribute, from something called like its section, or by its path; a field that names a
-    row as the part of a recipe; one of a stage of an update as its keyword. The files that declare
-    and check fields do not count, nor the columns of a table. Options of parts are handed on by
-    name, and refused where no part reads them.
+    """Fields are read as attributes of something called like their section, or by path; a field
+    that names a row as the part of a recipe; one of a stage of an update as its keyword. The files
+    that declare and check fields do not count, nor the columns of a table. Options of parts are
+    handed on by name, and refused where no part reads them.
     """
     read_attributes, paths = set(), set()
     for path in PRODUCT:

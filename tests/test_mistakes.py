@@ -19,8 +19,8 @@ from tests.commands import PATIENCE_SEC
 from tests.mistakes import ANSWERED, NOT_HERE
 
 CONFIG = '--config=configs/default.py'
-OF_ALL = {given: flags for program in ANSWERED.values() for given, flags in program.items()}
-ABSENT = {given: words for program in NOT_HERE.values() for given, words in program.items()}
+OF_ALL = {mistake: flags for program in ANSWERED.values() for mistake, flags in program.items()}
+ABSENT = {mistake: words for program in NOT_HERE.values() for mistake, words in program.items()}
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +62,7 @@ def assert_works(command: str) -> None:
 
 
 @pytest.mark.parametrize('command_line', OF_ALL)
-def test_foreign_flag_suggests_ours(command_line, answer):
+def test_foreign_flag_suggests_equivalent(command_line, answer):
     message, _, command = answer(command_line).rpartition('Write ')
     words = [word for word in shlex.split(command_line) if word.startswith('--') or '=' in word]
     names = [word.partition('=')[0] for word in words]

@@ -91,13 +91,13 @@ def section(title: str) -> list[str]:
     return [line for line in text.split('\n## ')[0].splitlines() if line.startswith('| ')]
 
 
-def quoted(lines: list[str], cell: int) -> set[str]:
+def parse_names(lines: list[str], cell: int) -> set[str]:
     return {name for line in lines for name in re.findall('`([^`]+)`', line.split('|')[cell])}
 
 
 def find_unlisted(files: list[str], *titles: str) -> tuple[set[str], set[str]]:
     """Returns (files that no table of the sections names, names without a file)."""
-    names = {name for title in titles for name in quoted(section(title), 1)}
+    names = {name for title in titles for name in parse_names(section(title), 1)}
     patterns = {}
     for name in names:
         text = re.escape(name) + ('.+' if name.endswith('/') else '')
@@ -120,36 +120,36 @@ def files_in(folder: Path) -> list[str]:
 class TestFiles:
     """The page lists the files that real runs leave."""
 
-    def test_files_in_a_run(self, whole):
+    def test_run_files_are_documented(self, whole):
         assert find_unlisted(files_in(whole), 'A run') == (set(), set())
 
-    def test_files_in_an_evaluated_run(self, whole, tmp_path):
+    def test_evaluated_run_files_are_documented(self, whole, tmp_path):
         workdir = shutil.copytree(whole, tmp_path / 'run')
         targets = find_targets([str(workdir)], 'all', print)
         assert list(evaluate_all(targets, read_suites('perplexity:4', {}), False, print))
         assert find_unlisted(files_in(workdir), 'A run', 'Evaluations') == (set(), set())
         (path, *_) = workdir.glob('evaluations/*/*')
-        assert read_json(path).keys() | {'sha256'} == quoted(section('Evaluations'), 3)
+        assert read_json(path).keys() | {'sha256'} == parse_names(section('Evaluations'), 3)
 
     def test_run_columns_and_summary_fields(self, whole):
-        columns = quoted(section('metrics.jsonl'), 2)
+        columns = parse_names(section('metrics.jsonl'), 2)
         assert columns == {name for row in read_rows(whole / 'metrics.jsonl') for name in row}
         summary = json.loads((whole / 'summary.json').read_text()).keys()
-        listed = quoted(section('summary.json'), 1) - {'metrics.jsonl'}
+        listed = parse_names(section('summary.json'), 1) - {'metrics.jsonl'}
         assert summary - columns == listed - columns
 
-    def test_files_in_a_sweep(self, corpus, tmp_path):
+    def test_sweep_files_are_documented(self, corpus, tmp_path):
         cells = ({'optim.lr': 0.01}, {'optim.lr': 0.003})
         assert train_sweep(base(corpus), cells, tmp_path) == DONE
         write_report([tmp_path])
         assert find_unlisted(files_in(tmp_path), 'A sweep') == (set(), set())
 
-    def test_files_in_a_bucket(self, corpus, bucket_url):
+    def test_bucket_files_are_documented(self, corpus, bucket_url):
         with mirror_workdir(bucket_url) as workdir:
             assert train(tiny(corpus), workdir) == DONE
         objects = [*open_bucket(bucket_url).list()]
         assert find_unlisted(objects, 'A run', 'A bucket') == (set(), {'.lock'})
 
-    def test_files_in_prepared_data(self, whole, corpus):
+    def test_prepared_data_files_are_documented(self, whole, corpus):
         cache = Path(corpus['data.cache_dir'])
         assert find_unlisted(files_in(cache), 'Prepared data') == (set(), set())

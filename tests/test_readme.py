@@ -22,7 +22,7 @@ def cells(line):
     return [cell.strip() for cell in line.strip().strip('|').split('|')]
 
 
-def quoted(cell):
+def parse_names(cell):
     return re.findall(r'`([\w.]+)`', cell)
 
 
@@ -34,7 +34,7 @@ def tables():
     for block in TEXT.split('\n\n'):
         lines = block.splitlines()
         header = cells(lines[0]) if lines and lines[0].startswith('| `') else []
-        field = next(iter(quoted(header[0])), '') if header else ''
+        field = next(iter(parse_names(header[0])), '') if header else ''
         if field in CHOICES:
             assert field not in by_field, field
             by_field[field] = header, [cells(line) for line in lines[2:]]
@@ -55,7 +55,7 @@ def test_tables_are_found():
 @pytest.mark.parametrize('field', TABLES)
 def test_tables_have_unique_names(field):
     _, rows = TABLES[field]
-    names = [name for row in rows for name in quoted(row[0])]
+    names = [name for row in rows for name in parse_names(row[0])]
     assert sorted(names) == sorted(row.name for row in part_rows(field))
 
 
@@ -67,18 +67,18 @@ def test_tables_match_declared_options(field):
     left_out, _ = LEFT_OUT.get(field, ('', ''))
     for row in rows:
         if 'options' in header:
-            listed = quoted(row[header.index('options')])
+            listed = parse_names(row[header.index('options')])
         else:
-            paths = [path for path in quoted(' '.join(row)) if path in FIELDS]
+            paths = [path for path in parse_names(' '.join(row)) if path in FIELDS]
             listed = [path.split('.')[1] for path in paths if FIELDS[path].is_part_option]
         assert len(set(listed)) == len(listed), row
-        for name in quoted(row[0]):
+        for name in parse_names(row[0]):
             assert set(listed) == declared[name] - {left_out}, name
 
 
 @pytest.mark.parametrize('field', LEFT_OUT)
 def test_omitted_options_are_named_above_the_table(field):
-    """They are named with the rows that lack them."""
+    """Omitted options are named with the rows that lack them."""
     option, sentence = LEFT_OUT[field]
     above = TEXT.split(f'\n| `{field}` |')[0].split('\n## ')[-1]
     assert sentence in ' '.join(above.split())
@@ -87,4 +87,4 @@ def test_omitted_options_are_named_above_the_table(field):
         for row in part_rows(field)
         if option not in {path.split('.')[1] for path in row.options}
     ]
-    assert without and sorted([*without, option]) == sorted(quoted(sentence))
+    assert without and sorted([*without, option]) == sorted(parse_names(sentence))

@@ -85,8 +85,8 @@ def test_parts_sweep_in_one_program(project, tmp_path):
     }
     overrides = [f'--config.{path}={value}' for path, value in changes.items()]
     config = ['--config=configs/default.py', f'--workdir={tmp_path}/sweep']
-    out = command(project, *config, *overrides, f'--config.sweep={sweep}')
-    assert '4 cells, 1 program,' in out
-    assert '4 of 4 done' in out
+    stdout = command(project, *config, *overrides, f'--config.sweep={sweep}')
+    assert '4 cells, 1 program,' in stdout
+    assert '4 of 4 done' in stdout
     metrics = [path.read_text() for path in (tmp_path / 'sweep').glob('*/metrics.jsonl')]
     assert len(set(metrics)) == 4

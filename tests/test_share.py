@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import Share
 
 
-class Item:
+class FakeItem:
     def __init__(self, nodeid, group=None):
         self.nodeid, self.group = nodeid, group
 
@@ -18,27 +18,27 @@ class Item:
         return self.group and types.SimpleNamespace(args=(self.group,))
 
 
-def split_shares(items, share):
+def split_shares(tests, share):
     """Returns (items that are kept, items that are reported as deselected)."""
-    out, kept_items = [], list(items)
+    deselected, kept_items = [], list(tests)
     config = types.SimpleNamespace(
-        hook=types.SimpleNamespace(pytest_deselected=lambda items: out.extend(items))
+        hook=types.SimpleNamespace(pytest_deselected=lambda items: deselected.extend(items))
     )
     Share(share).pytest_collection_modifyitems(config, kept_items)
-    return kept_items, out
+    return kept_items, deselected
 
 
 def test_shares_partition_tests_and_keep_groups():
     """Catches a share by files, which gets all rows of a test, and a divided group."""
-    rows = [Item(f'tests/a.py::test_rows[{i}]') for i in range(6)]
-    items = [Item('tests/b.py::test_one', 'g'), *rows, Item('tests/c.py::test_two', 'g')]
-    shares = [split_shares(items, f'{i}/3') for i in (1, 2, 3)]
+    rows = [FakeItem(f'tests/a.py::test_rows[{i}]') for i in range(6)]
+    tests = [FakeItem('tests/b.py::test_one', 'g'), *rows, FakeItem('tests/c.py::test_two', 'g')]
+    shares = [split_shares(tests, f'{i}/3') for i in (1, 2, 3)]
     assert sorted(x.nodeid for kept_items, _ in shares for x in kept_items) == sorted(
-        x.nodeid for x in items
+        x.nodeid for x in tests
     )
     assert all(
-        {*kept_items} | {*out} == {*items} and not {*kept_items} & {*out}
-        for kept_items, out in shares
+        {*kept_items} | {*deselected} == {*tests} and not {*kept_items} & {*deselected}
+        for kept_items, deselected in shares
     )
     assert [len({*kept_items} & {*rows}) for kept_items, _ in shares] == [2, 2, 2]
     assert sorted(sum(x.group == 'g' for x in kept_items) for kept_items, _ in shares) == [0, 0, 2]

@@ -122,13 +122,13 @@ class TestACell:
 
 
 class TestTheSameCommandAgain:
-    def test_trains_nothing(self, sweep_workdir, corpus, tmp_path, monkeypatch):
+    def test_plan_flag_trains_nothing(self, sweep_workdir, corpus, tmp_path, monkeypatch):
         workdir = copy_workdir(sweep_workdir('loop'), tmp_path / 'again')
-        before, results = contents(workdir), table(workdir)
+        before, table_before = contents(workdir), table(workdir)
         monkeypatch.setattr(groups, 'Program', lambda *_: pytest.fail('made a program'))
         (workdir / TABLE).unlink()
         assert train_sweep(base(corpus), CELLS, workdir) == DONE
-        assert contents(workdir) == before and table(workdir) == results
+        assert contents(workdir) == before and table(workdir) == table_before
         assert (workdir / TABLE).exists()
 
     def test_cells_from_other_code_are_counted_once(
@@ -166,20 +166,24 @@ class TestTheSameCommandAgain:
         workdir = copy_workdir(sweep_workdir('loop'), tmp_path / 'extended')
         before, trained = contents(workdir), []
         before_step(monkeypatch, lambda wave: trained.append([s.recipe for s in wave.slots]))
-        new = [{'optim.lr': 0.02}, {'optim.lr': 0.04}]
-        assert train_sweep(base(corpus), [*new, CELLS[1]], workdir) == DONE
-        assert trained == [[cell_config(base(corpus), changes) for changes in new]] * 8
+        new_cells = [{'optim.lr': 0.02}, {'optim.lr': 0.04}]
+        assert train_sweep(base(corpus), [*new_cells, CELLS[1]], workdir) == DONE
+        assert trained == [[cell_config(base(corpus), changes) for changes in new_cells]] * 8
         assert before.items() <= contents(workdir).items()
         assert curves(workdir).items() > single_run_curves.items()
         groups = {record['cell']: record['group'] for record in table(workdir)}
         folders = cell_folders(workdir)
-        cell_groups = [groups[folders[json.dumps(changes)].name] for changes in (*new, *CELLS)]
+        cell_groups = [
+            groups[folders[json.dumps(changes)].name] for changes in (*new_cells, *CELLS)
+        ]
         assert cell_groups == [0, 0, None, 0, None, None]
         assert statuses(workdir) == ['done'] * 6
 
     @pytest.mark.full
-    def test_tries_failed_cells_again(self, sweep_workdir, corpus, tmp_path, monkeypatch, capsys):
-        """They resume from their checkpoints, with the results of a sweep that did not fail."""
+    def test_failed_cells_are_retried(self, sweep_workdir, corpus, tmp_path, monkeypatch, capsys):
+        """Failed cells resume from their checkpoints, with the results of a sweep that did not
+        fail.
+        """
         with monkeypatch.context() as patch:
             before_step(patch, fail_at(7))
             assert train_sweep(base(corpus), CELLS, tmp_path) == BAD_INPUT
@@ -213,8 +217,8 @@ class TestAFailure:
         assert [record['ce'] for record in records[2:]] == [
             record['ce'] for record in table(sweep_workdir('loop'))[2:]
         ]
-        output = capsys.readouterr().out
-        assert 'FAILED: ValueError' in output and '2 of 4 done, 2 failed' in output
+        stdout = capsys.readouterr().out
+        assert 'FAILED: ValueError' in stdout and '2 of 4 done, 2 failed' in stdout
 
     @pytest.mark.full
     def test_unopenable_cell_leaves_its_group(self, sweep_workdir, corpus, tmp_path, capsys):
@@ -260,7 +264,7 @@ class TestAFailure:
 
 
 class TestRefused:
-    def test_single_run_workdir(self, corpus, tmp_path):
+    def test_sweep_refuses_single_run_workdir(self, corpus, tmp_path):
         tree = base(corpus, train_steps=1)
         assert train.train(cell_config(tree, {}), tmp_path) == DONE
         with pytest.raises(ValueError, match='holds a single run; give another --workdir'):
@@ -270,7 +274,7 @@ class TestRefused:
         with pytest.raises(ValueError, match='holds a sweep; give another --workdir'):
             train.train(cell_config(base(corpus), {}), sweep_workdir('loop'))
 
-    def test_another_base_config_with_the_fields_that_differ(self, sweep_workdir, corpus):
+    def test_other_base_config_is_refused_with_differences(self, sweep_workdir, corpus):
         other_base = base(corpus, optim_weight_decay=0.2, data_batch_size=16)
         before = contents(sweep_workdir('loop'))
         with pytest.raises(ValueError, match=r'optim\.weight_decay: 0\.1 -> 0\.2') as error:
@@ -284,7 +288,7 @@ class TestRefused:
             train_sweep(base(corpus), {'optim.lr': (0.1,)}, tmp_path / 'x', engine='locla')
         assert not (tmp_path / 'x').exists()
 
-    def test_axis_without_effect(self, corpus, tmp_path):
+    def test_axis_without_effect_is_refused(self, corpus, tmp_path):
         with pytest.raises(ValueError, match=r'decay_fraction=0\.1 is read by no part'):
             train_sweep(base(corpus), {'optim.decay_fraction': (0.1, 0.2)}, tmp_path / 'x')
         assert not (tmp_path / 'x').exists()
@@ -294,12 +298,12 @@ class TestRefused:
             train_sweep(base(corpus, mesh_data=8), {'data.batch_size': (8, 12)}, tmp_path / 'x')
 
     @pytest.mark.parametrize('text', ['GPU', 'GPU=one', 'GPU=1=2', ''])
-    def test_nonnumeric_resources(self, text):
+    def test_nonnumeric_resources_are_refused(self, text):
         with pytest.raises(ValueError, match='--resources must be such as CPU=2,GPU=1'):
             parse_resources(['CPU=2', text])
         assert parse_resources(['CPU=2', 'GPU=0.5']) == {'CPU': 2, 'GPU': 0.5}
 
-    def test_negative_runs_at_once(self, capsys):
+    def test_negative_runs_at_once_is_refused(self, capsys):
         with flagsaver.flagsaver(), pytest.raises(SystemExit) as stopped:
             parse_flags(['train.py', '--runs_at_once=-1'])
         assert stopped.value.code == BAD_INPUT
@@ -340,7 +344,7 @@ FOR_SWEEPS = '--engine, --runs_at_once and --resources are for'
     'flag_values', [{'engine': 'ray'}, {'runs_at_once': 2}, {'resources': ['CPU=1']}]
 )
 def test_sweep_flags_are_refused_for_single_run(flag_values):
-    """They would be ignored silently."""
+    """The flags would be ignored silently."""
     with flagsaver.flagsaver():
         parse_flags(['train.py'])
         assert engines.read_sweep_flags(False)

@@ -137,7 +137,7 @@ def short(paths):
         ('modules/places.py', MODELS),
     ],
 )
-def test_files_touched_whole(selector, file, whole):
+def test_file_touches_whole_test_files(selector, file, whole):
     touched_tests = selector.touched_by(file)
     assert (short(touched_tests.files), touched_tests.rows) == (whole, frozenset())
 
@@ -160,7 +160,7 @@ def test_files_touched_whole(selector, file, whole):
         ),
     ],
 )
-def test_files_touched_by_the_rows_of_a_table(selector, file, rows, whole, named):
+def test_table_rows_touch_their_tests(selector, file, rows, whole, named):
     """Whole files name the class, or read a config, a page or data that name the row."""
     touched_tests = selector.touched_by(file)
     assert (touched_tests.rows, short(touched_tests.files), short(touched_tests.named)) == (
@@ -181,7 +181,7 @@ def test_files_touched_by_the_rows_of_a_table(selector, file, rows, whole, named
         ('eval/__main__.py', ['eval']),  # which runs it; one that reads all rooms reads more
     ],
 )
-def test_tests_named_for_a_file(selector, file, tests):
+def test_rank_tests_lists_tests_for_a_file(selector, file, tests):
     assert [short([test]).pop() for test in selector.nearest.rank_tests(file)] == tests
 
 
@@ -199,7 +199,7 @@ def test_tests_named_for_a_file(selector, file, tests):
         ('plain.py::test_batches', [], False),
     ],
 )
-def test_single_tests_touched_by_a_row(selector, test, parameters, expected):
+def test_row_touches_single_tests(selector, test, parameters, expected):
     tables = selector.touched_by('modules/norms/batch.py').tables
     is_touched = selector.definitions.is_touched(
         f'tests/test_{test}', parameters, {'batch', 'ghost'}, tables
@@ -240,9 +240,9 @@ def test_changes_include_untracked_files(tmp_path):
     for name in ('new', 'ignored'):
         (tmp_path / name).write_text('')
     expected = ['after', 'before', 'edited', 'new', 'removed']
-    assert touched.changed(tmp_path, 'HEAD') == expected
+    assert touched.list_changed_files(tmp_path, 'HEAD') == expected
     with pytest.raises(SystemExit, match=r'^nothing is no commit of this project; '):
-        touched.changed(tmp_path, 'nothing')
+        touched.list_changed_files(tmp_path, 'nothing')
 
 
 @pytest.fixture

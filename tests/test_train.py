@@ -55,7 +55,7 @@ def test_tokens_accumulate_over_steps(whole):
     assert np.all(np.diff(tokens) > 0) and tokens[-1] <= 12 * 8 * 16
 
 
-def test_byte_bits_per_byte_is_loss_over_ln2_up_to_ends(whole):
+def test_byte_model_bits_per_byte_is_loss_over_ln2(whole):
     """A byte tokenizer has one token for each byte, and an EOS for each document."""
     row = [row for row in read_rows(whole / 'metrics.jsonl') if 'bits_per_byte' in row][-1]
     plain = row['validation_ce'] / np.log(2)
@@ -84,7 +84,7 @@ def test_rows_are_synced_before_their_checkpoint(corpus, tmp_path, monkeypatch):
     assert [counters['rows'] for name, counters in done if name == 'saved'] == [5, 10]
 
 
-class TestDivergence:
+class TestDivergenceInTrain:
     """Parameters that are not finite. `tests/lm/run/test_wave.py` tests properties of any run."""
 
     def test_stop_reports_loss_and_last_good_checkpoint(
@@ -92,9 +92,9 @@ class TestDivergence:
     ):
         before_step(monkeypatch, poison_at(6))
         assert train(tiny(corpus), tmp_path) == DIVERGED
-        output = capsys.readouterr().out
-        assert 'DIVERGED: step 6: loss nan' in output
-        assert f'last good checkpoint: {tmp_path}/checkpoints/4' in output
+        stdout = capsys.readouterr().out
+        assert 'DIVERGED: step 6: loss nan' in stdout
+        assert f'last good checkpoint: {tmp_path}/checkpoints/4' in stdout
         assert json.loads((tmp_path / 'summary.json').read_text())['status'] == 'diverged'
         saved = {path.name for path in (tmp_path / 'checkpoints').iterdir()}
         assert not {'6', '7', '8'} & saved
@@ -144,7 +144,7 @@ def test_lost_output_is_recorded(corpus, tmp_path, monkeypatch):
     assert event['seen'] == 'standard output is gone: Broken pipe'
 
 
-def test_unwritable_workdir(corpus, tmp_path):
+def test_unwritable_workdir_raises(corpus, tmp_path):
     (tmp_path / 'file').write_text('in the way')
     with pytest.raises(OSError, match='cannot be written'):
         train(tiny(corpus), tmp_path / 'file' / 'run')
@@ -184,17 +184,17 @@ def test_leaking_norm_is_reported(norm, corpus, tmp_path, capsys):
 @pytest.mark.full
 def test_unknown_field_suggests_nearest(corpus, tmp_path):
     """A page shows the answer to an unknown value, and its commands are tested."""
-    code, output = wait_for_command(start_run(tmp_path, corpus, '--config.model.nrom=none'))
-    assert code == BAD_INPUT and "Did you mean 'model.norm'" in output
-    assert 'Traceback' not in output
+    code, stdout = wait_for_command(start_run(tmp_path, corpus, '--config.model.nrom=none'))
+    assert code == BAD_INPUT and "Did you mean 'model.norm'" in stdout
+    assert 'Traceback' not in stdout
 
 
 def test_config_and_schedule_are_printed(corpus, tmp_path):
     flags = ('--print_config', '--print_schedule')
-    code, output = wait_for_command(start_run(tmp_path / 'run', corpus, *flags))
-    config, end = json.JSONDecoder().raw_decode(output)
+    code, stdout = wait_for_command(start_run(tmp_path / 'run', corpus, *flags))
+    config, end = json.JSONDecoder().raw_decode(stdout)
     assert code == DONE and config['model']['d_model'] == 16
-    title, head, *rows = output[end:].split('\n')[1:-1]
+    title, head, *rows = stdout[end:].split('\n')[1:-1]
     assert title == f'optim.schedule={config["optim"]["schedule"]}' and head.split()[0] == 'step'
     assert [int(row.split()[0]) for row in rows] == [*range(1, config['train']['steps'] + 1)]
     assert not (tmp_path / 'run').exists()

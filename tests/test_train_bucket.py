@@ -60,7 +60,7 @@ def elsewhere(monkeypatch, tmp_path):
 def test_bucket_run_equals_disk_run(
     whole, corpus, bucket_url, s3_port, elsewhere, monkeypatch, capsys
 ):
-    """Also over a short outage; and so do its readers: suites, generation, tables, a page."""
+    """Equal after a short outage; its readers agree too: suites, generation, tables, a page."""
     line, output = Line(s3_port), ['']
 
     def cut_line(wave):
@@ -111,7 +111,9 @@ METADATA = 'checkpoints/12/meta/metadata'
 
 @pytest.mark.full
 def test_killed_run_resumes_on_another_machine(whole, corpus, bucket_url, elsewhere):
-    """It was killed with all of checkpoint 8 written except its mark, so the one before counts."""
+    """The run was killed with all of checkpoint 8 written except its mark, so the one before
+    counts.
+    """
     data_paths = [corpus['data.source'], corpus['data.cache_dir']]
     command = [sys.executable, '-m', 'tests.victims', bucket_url, *data_paths]
     killed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SEC)
@@ -149,8 +151,8 @@ def test_command_with_bucket_and_refusal(whole, corpus, bucket_url, monkeypatch,
     ):
         pass
     process.terminate()
-    code, output = wait_for_command(process)
-    assert code == SIGNALLED + signal.SIGTERM and f'{bucket_url} holds all of it' in output
+    code, stdout = wait_for_command(process)
+    assert code == SIGNALLED + signal.SIGTERM and f'{bucket_url} holds all of it' in stdout
     (step,) = list_checkpoints(bucket_url)
     with mirror_workdir(bucket_url) as workdir:
         assert timeless(workdir)[-1]['step'] == step

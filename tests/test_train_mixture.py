@@ -46,9 +46,9 @@ def whole(corpus, tmp_path_factory):
     """Returns a run of the program, and its output."""
     folder = tmp_path_factory.mktemp('runs') / 'whole'
     process = start_run(folder, corpus, train_eval_objectives='causal+infill')
-    code, output = wait_for_command(process)
-    assert code == DONE, output
-    return folder, output
+    code, stdout = wait_for_command(process)
+    assert code == DONE, stdout
+    return folder, stdout
 
 
 def test_reference_loss_is_mean_over_sources(whole):
@@ -78,12 +78,12 @@ def test_reference_bits_per_byte_is_mean_over_sources(whole):
 
 
 def test_each_source_is_described_and_evaluated(whole):
-    output = whole[1]
+    stdout = whole[1]
     for name, share in SHARES.items():
-        assert f'  {name}: {share} of the sequences; ' in output
-    last = [line for line in output.splitlines() if 'validation loss' in line][-1]
+        assert f'  {name}: {share} of the sequences; ' in stdout
+    last = [line for line in stdout.splitlines() if 'validation loss' in line][-1]
     assert last.index(' first ') < last.index(' again ') < last.index(' infill ')
-    assert 'before a source repeats' in output
+    assert 'before a source repeats' in stdout
 
 
 def test_equivalence_resumed_run(whole, corpus, tmp_path):
@@ -95,24 +95,24 @@ def test_equivalence_resumed_run(whole, corpus, tmp_path):
 
 
 def test_repeated_command_finds_run_and_data(whole, corpus):
-    code, output = wait_for_command(
+    code, stdout = wait_for_command(
         start_run(whole[0], corpus, train_eval_objectives='causal+infill')
     )
-    assert code == DONE and 'nothing left to do' in output and 'preparing' not in output
+    assert code == DONE and 'nothing left to do' in stdout and 'preparing' not in stdout
 
 
 def test_different_shares_are_different_data(whole, corpus):
     """A run does not resume with another mixture."""
     changed = corpus | {'data.mixture': corpus['data.mixture'].replace('0.75', '0.5')}
-    code, output = wait_for_command(
+    code, stdout = wait_for_command(
         start_run(whole[0], changed, train_eval_objectives='causal+infill')
     )
-    assert code != DONE and 'data.mixture' in output
+    assert code != DONE and 'data.mixture' in stdout
 
 
 def test_equivalence_evaluated_later(whole):
     """`python -m eval` needs only the folder."""
-    out = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, '-m', 'eval', f'--checkpoint={whole[0]}', '--suite=perplexity,ngram'],
         cwd=ROOT,
         env={**os.environ, 'XLA_FLAGS': ONE_DEVICE, 'JAX_PLATFORMS': 'cpu'},
@@ -120,7 +120,7 @@ def test_equivalence_evaluated_later(whole):
         capture_output=True,
         check=True,
     )
-    evaluated = json.loads(out.stdout)
+    evaluated = json.loads(completed.stdout)
     recorded = json.loads((whole[0] / 'summary.json').read_text())
     names = ['validation_ce', 'bits_per_byte', *(f'validation_{name}_ce' for name in SHARES)]
     for name in names:
@@ -143,6 +143,6 @@ def test_equivalence_sweep_cells_and_single_runs(corpus, tmp_path):
 
 def test_repeating_source_is_refused(corpus, tmp_path):
     line = command(tmp_path, corpus, data_epochs=1, train_steps=5000)
-    out = subprocess.run(line, cwd=ROOT, text=True, capture_output=True, check=False)
-    assert out.returncode == 1 and 'Traceback' not in out.stderr
-    assert 'in data.mixture, which holds' in out.stderr
+    completed = subprocess.run(line, cwd=ROOT, text=True, capture_output=True, check=False)
+    assert completed.returncode == 1 and 'Traceback' not in completed.stderr
+    assert 'in data.mixture, which holds' in completed.stderr

@@ -44,7 +44,7 @@ def test_finished_run_reports_other_code(whole, corpus, capsys, edited_sources):
         f'NOTE: other code has trained this run: {describe_code(recorded_code)}; '
         f'this is {edited_sources}. '
     )
-    assert words in said(capsys)
+    assert words in read_stdout(capsys)
     assert edited_sources == 'commit dddddddd with uncommitted changes (sources eeeeeeee)'
 
 
@@ -55,7 +55,7 @@ def test_resumed_run_records_both_codes(whole, corpus, tmp_path, capsys, request
     capsys.readouterr()
     stop_after(9, tiny(corpus), tmp_path)
     words = f'other code has trained up to step 6: {describe_code(began)}; from there on it is'
-    assert f'NOTE: {words} {edited}' in said(capsys)
+    assert f'NOTE: {words} {edited}' in read_stdout(capsys)
     assert train(tiny(corpus), tmp_path) == DONE
     assert 'other code' not in capsys.readouterr().out
     summary = read_json(tmp_path / 'summary.json')
@@ -76,15 +76,15 @@ def test_old_run_reports_another_commit(whole, corpus, tmp_path, capsys):
         return state, meta
 
     for commit, says in ((summary['git_commit'], False), ('a' * 40, True)):
-        old = {k: v for k, v in summary.items() if k != 'code'} | {'git_commit': commit}
-        write_json(workdir / 'summary.json', seal_record(old))
+        old_summary = {k: v for k, v in summary.items() if k != 'code'} | {'git_commit': commit}
+        write_json(workdir / 'summary.json', seal_record(old_summary))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Checkpoints, 'restore', without_code)
             assert train(tiny(corpus), workdir) == DONE
-        assert ('other code has trained this run: commit aaaaaaaa;' in said(capsys)) is says
+        assert ('other code has trained this run: commit aaaaaaaa;' in read_stdout(capsys)) is says
 
 
-def said(capsys) -> str:
+def read_stdout(capsys) -> str:
     return ' '.join(capsys.readouterr().out.split())
 
 
@@ -180,9 +180,9 @@ def test_sigterm_saves_and_reports(corpus, tmp_path):
     process = start_run(tmp_path, corpus, train_steps=50_000)
     wait_for_step(tmp_path, 3, process)
     process.terminate()
-    code, output = wait_for_command(process)
+    code, stdout = wait_for_command(process)
     assert code == SIGNALLED + signal.SIGTERM
-    saved = int(re.search(r'SIGTERM: saved step (\d+)', output).group(1))
+    saved = int(re.search(r'SIGTERM: saved step (\d+)', stdout).group(1))
     assert (tmp_path / 'checkpoints' / str(saved)).is_dir()
 
 
@@ -194,8 +194,8 @@ def test_damaged_checkpoint_falls_back_with_note(victim, whole, corpus, tmp_path
     stop_after(8, tiny(corpus), tmp_path)
     os.truncate(tmp_path / 'checkpoints' / '8' / victim, 3)
     assert train(tiny(corpus), tmp_path) == DONE
-    output = capsys.readouterr().out
-    assert 'checkpoints/8 cannot be read' in output and 'resuming after step 4' in output
+    stdout = capsys.readouterr().out
+    assert 'checkpoints/8 cannot be read' in stdout and 'resuming after step 4' in stdout
     assert (tmp_path / 'checkpoints_damaged' / '8').is_dir()
     assert timeless(tmp_path) == timeless(whole)
 
@@ -225,7 +225,7 @@ def test_unreadable_run_is_overwritten_only_on_request(whole, corpus, tmp_path):
 
 
 def test_moved_workdir_is_named_and_resumes(whole, corpus, tmp_path):
-    """Nothing is created in its old place, to which it may return."""
+    """Nothing is created in its old place, so it may return there."""
     original, moved = tmp_path / 'there', tmp_path / 'here'
 
     def move(wave):

@@ -36,7 +36,7 @@ import pytest
 from tests import ROOT
 from tests.dependencies import Dependencies, Sources, is_test, texts
 from tests.nearest import Nearest
-from tests.rows import Definitions, Table, Tables, texts_in, words_in
+from tests.rows import ChoiceTable, Definitions, Tables, texts_in, words_in
 
 SETTINGS = ('pyproject.toml', '.python-version', 'tests/conftest.py', '.ci/')
 TIERS = {'default': 'not full and not product', 'full': 'full and not product'}
@@ -55,7 +55,7 @@ class Touched:
     files: frozenset[str]
     why: str
     rows: frozenset[str] = frozenset()
-    tables: tuple[Table, ...] = ()
+    tables: tuple[ChoiceTable, ...] = ()
     named: frozenset[str] = frozenset()
 
 
@@ -91,7 +91,7 @@ class Selector:
         why = f'{by_imports}; {", ".join(sorted(rows))} may be of {_count(named, "more")}'
         return Touched(files, why, names, tuple(tables), named)
 
-    def _without_tables(self, file: str) -> tuple[set[str], set[str], list[Table]]:
+    def _without_tables(self, file: str) -> tuple[set[str], set[str], list[ChoiceTable]]:
         """Returns (files that read a file, rows that come from these, tables of the rows).
 
         If every run has such a row by default, the files that read its table are included, and so
@@ -145,7 +145,7 @@ def git(root: Path, *arguments: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def changed(root: Path, commit: str) -> list[str]:
+def list_changed_files(root: Path, commit: str) -> list[str]:
     """Returns the files that differ from a commit, including files that git does not know."""
     names = [f'{commit}^{{commit}}']
     inside = subprocess.run(
@@ -163,7 +163,7 @@ def list_files(root: Path) -> list[str]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Item:
+class CollectedTest:
     """A test that pytest has collected. texts: strings in its parameters."""
 
     nodeid: str
@@ -175,30 +175,30 @@ class Collector:
     """A plugin that keeps the collected tests."""
 
     def __init__(self):
-        self.items: list[Item] = []
+        self.items: list[CollectedTest] = []
 
     def pytest_collection_finish(self, session):
-        for item in session.items:
-            parameters = texts_in(getattr(getattr(item, 'callspec', None), 'params', {}))
-            is_full = item.get_closest_marker('full') is not None
-            self.items.append(Item(item.nodeid, tuple(parameters), is_full))
+        for test in session.items:
+            parameters = texts_in(getattr(getattr(test, 'callspec', None), 'params', {}))
+            is_full = test.get_closest_marker('full') is not None
+            self.items.append(CollectedTest(test.nodeid, tuple(parameters), is_full))
 
 
-def collect_tests(files: Iterable[str]) -> list[Item]:
+def collect_tests(files: Iterable[str]) -> list[CollectedTest]:
     """Returns the tests in some files. Raises SystemExit with pytest's output if it cannot read
     one.
     """
     if not files:
         return []
-    collector, output, before = Collector(), io.StringIO(), dict(os.environ)
+    collector, stdout, before = Collector(), io.StringIO(), dict(os.environ)
     command = ['--collect-only', '-q', '-n', '0', '-m', 'not product', *sorted(files)]
-    with contextlib.redirect_stdout(output):
+    with contextlib.redirect_stdout(stdout):
         status = pytest.main(command, plugins=[collector])
     os.environ.clear()  # conftest.py sets some, and pytest is started again
     os.environ.update(before)
     gc.unfreeze()  # conftest.py freezes what is collected; DuckDB complains of what is never freed
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
-        raise SystemExit(f'{output.getvalue()}\npytest does not find all tests, as it says above')
+        raise SystemExit(f'{stdout.getvalue()}\npytest does not find all tests, as it says above')
     return collector.items
 
 
@@ -207,26 +207,26 @@ class Selection:
     """The tests that several files touch: all tests of `files`, and single tests of others."""
 
     files: frozenset[str]
-    tests: tuple[Item, ...]
+    tests: tuple[CollectedTest, ...]
 
     @classmethod
-    def of(cls, touched: Iterable[Touched], definitions: Definitions) -> 'Selection':
+    def select(cls, touched: Iterable[Touched], definitions: Definitions) -> 'Selection':
         touched = list(touched)
         files = frozenset().union(*(touch.files for touch in touched))
         looked_at = frozenset().union(*(touch.named for touch in touched)) - files
         selected = {
-            item.nodeid: item
-            for item in collect_tests(looked_at)
+            test.nodeid: test
+            for test in collect_tests(looked_at)
             for touch in touched
-            if item.nodeid.split('::')[0] in touch.named
-            and definitions.is_touched(item.nodeid, item.texts, touch.rows, touch.tables)
+            if test.nodeid.split('::')[0] in touch.named
+            and definitions.is_touched(test.nodeid, test.texts, touch.rows, touch.tables)
         }
         return cls(files, tuple(selected.values()))
 
     @property
     def arguments(self) -> list[str]:
         """Returns the arguments of pytest."""
-        return [*sorted(self.files), *(item.nodeid for item in self.tests)]
+        return [*sorted(self.files), *(test.nodeid for test in self.tests)]
 
     def lines(self) -> list[str]:
         """Returns the same for people, with the cases of one test in one line."""
@@ -236,13 +236,13 @@ class Selection:
 
     @property
     def files_with_tests(self) -> set[str]:
-        return {*self.files, *(item.nodeid.split('::')[0] for item in self.tests)}
+        return {*self.files, *(test.nodeid.split('::')[0] for test in self.tests)}
 
     def counts(self) -> dict[str, int]:
         """Returns {tier: number of tests}, for which all files are collected."""
-        items = [*self.tests, *collect_tests(self.files)]
-        full = sum(item.is_full for item in items)
-        return {'default': len(items) - full, 'full': full}
+        tests = [*self.tests, *collect_tests(self.files)]
+        full = sum(test.is_full for test in tests)
+        return {'default': len(tests) - full, 'full': full}
 
 
 def run(selection: Selection, tiers: Iterable[str], pytest_arguments: Sequence[str]) -> int:
@@ -280,7 +280,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument('--pytest', default='', help="more arguments, such as --pytest='-x -n 2'")
     options = parser.parse_args(argv)
     gc.disable()  # to look for garbage among the trees of all files takes as long as to make them
-    files = options.of or options.files or changed(ROOT, options.commit)
+    files = options.of or options.files or list_changed_files(ROOT, options.commit)
     tracked = list_files(ROOT)
     if (options.of or options.files) and (unknown := sorted(set(files) - set(tracked))):
         raise SystemExit(f'no file of the project: {", ".join(unknown)}; paths are from its root')
@@ -292,7 +292,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     touched = {file: selector.touched_by(file) for file in files}
     for file, touch in touched.items():
         print(f'{file}: {touch.why}')
-    selection = Selection.of(touched.values(), selector.definitions)
+    selection = Selection.select(touched.values(), selector.definitions)
     print(*selection.lines(), sep='\n')
     share = len(selection.files_with_tests) / max(1, len(selector.tests))
     print(

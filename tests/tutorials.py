@@ -79,10 +79,10 @@ def command(words: list[str], folder: Path, status: int) -> str:
 
 def python(code: str, names: dict) -> str:
     """Runs a block with the names of earlier blocks; returns its output."""
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
+    stdout = io.StringIO()
+    with contextlib.redirect_stdout(stdout):
         exec(compile(code, 'tutorial', 'exec'), names)
-    return out.getvalue()
+    return stdout.getvalue()
 
 
 def change(folder: Path, language: str, code: str) -> None:

@@ -73,19 +73,19 @@ BY_HEADS = ((32, 64), (16, 128), (8, 256))  # of attention alone, 2 rows of 8,19
 STEPS = 10
 
 
-class Row(NamedTuple):
+class BenchmarkRow(NamedTuple):
     name: str
     measure: Callable[[], dict[str, Any]]
 
 
-def list_rows(group: str, tiny: bool) -> Iterator[Row]:
+def list_rows(group: str, tiny: bool) -> Iterator[BenchmarkRow]:
     """Yields the rows of one of GROUPS, in the order of measurement."""
     if tiny:
         row_kernels.BEYOND_CACHE, row_kernels.COPIED = 1e4, 2**22
     return GROUPS[group](tiny)
 
 
-def attention_rows(tiny: bool) -> Iterator[Row]:
+def attention_rows(tiny: bool) -> Iterator[BenchmarkRow]:
     """Each kernel against float64: lengths and documents, other options, odd sizes, types."""
     lengths = (128, 256) if tiny else LENGTHS
     default = {'length': lengths[0], 'heads': HEADS, 'dtype': 'bfloat16', 'documents': True}
@@ -98,9 +98,9 @@ def attention_rows(tiny: bool) -> Iterator[Row]:
             is_supported = kernel.supports >= change.get('asked', {}).keys()
             if is_supported and not (kernel.holds_scores and change.get('length', 0) > DENSE):
                 title = f'{name}: {format_changes(change)}'
-                yield Row(title, functools.partial(attention, name, **default | change))
+                yield BenchmarkRow(title, functools.partial(attention, name, **default | change))
     for name in ATTENTION_KERNELS.keys() - SUPPORTED.keys():
-        yield Row(name, functools.partial(refuse_platform, name))
+        yield BenchmarkRow(name, functools.partial(refuse_platform, name))
 
 
 def refuse_platform(name: str) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def agreement(error: float, bound: float) -> dict[str, Any]:
     return {'error': error, 'bound': bound, 'agrees': bool(error < bound)}
 
 
-def row_agreement_rows(tiny: bool) -> Iterator[Row]:
+def row_agreement_rows(tiny: bool) -> Iterator[BenchmarkRow]:
     """RMSNorm, softmax and loss over rows of usual and odd sizes."""
     shapes = [(16, 128), (5, 131)] if tiny else [(64, 4096), (67, 1000), (33, 50_257)]
     for case in (*NORM_CASES[1:], *ROW_CASES[1::2]):
@@ -190,7 +190,9 @@ def row_agreement_rows(tiny: bool) -> Iterator[Row]:
             for name in case.kernels:
                 for dtype in row_kernels.TYPES:
                     title = f'{case.name}, {name}: {shape[0]} x {shape[1]:,}, {dtype}'
-                    yield Row(title, functools.partial(row_agreement, case, name, shape, dtype))
+                    yield BenchmarkRow(
+                        title, functools.partial(row_agreement, case, name, shape, dtype)
+                    )
 
 
 def row_agreement(case, name, shape, dtype) -> dict[str, Any]:
@@ -230,8 +232,10 @@ def compile_here(recipe: Recipe) -> CompiledStep:
     return compile_step(build_blueprint(recipe, topology, print), topology)
 
 
-def step_against_cpu_rows(tiny: bool) -> Iterator[Row]:
-    yield Row('default', functools.partial(step_against_cpu, build_recipe('default', tiny)))
+def step_against_cpu_rows(tiny: bool) -> Iterator[BenchmarkRow]:
+    yield BenchmarkRow(
+        'default', functools.partial(step_against_cpu, build_recipe('default', tiny))
+    )
 
 
 def step_against_cpu(recipe: Recipe) -> dict[str, Any]:
@@ -267,7 +271,7 @@ def step_against_cpu(recipe: Recipe) -> dict[str, Any]:
     )
 
 
-def step_rows(tiny: bool) -> Iterator[Row]:
+def step_rows(tiny: bool) -> Iterator[BenchmarkRow]:
     """Each model unchanged, and with one choice changed."""
     changes: list[dict[str, Any]] = [{}]
     for name in SUPPORTED:
@@ -278,7 +282,7 @@ def step_rows(tiny: bool) -> Iterator[Row]:
     for model in ['llama_124m'] if tiny else MODELS:
         for change in changes:
             name = f'{model}: {format_changes(change) or "as it is"}'
-            yield Row(name, functools.partial(train, model, tiny, change))
+            yield BenchmarkRow(name, functools.partial(train, model, tiny, change))
 
 
 def train(model: str, tiny: bool, changes: dict[str, Any]) -> dict[str, Any]:
@@ -299,13 +303,13 @@ def rates(step: CompiledStep, seconds: float) -> dict[str, float]:
     return {'ms': 1e3 * seconds, 'tokens/s': tokens, 'MFU': utilisation}
 
 
-def copy_rows(tiny: bool) -> Iterator[Row]:
+def copy_rows(tiny: bool) -> Iterator[BenchmarkRow]:
     """Kernels over rows, and the same left to XLA."""
     small = [(case, (16, 128), 'bfloat16') for case in (*NORM_CASES, *ROW_CASES)]
     for case, shape, dtype in small if tiny else row_kernels.cases():
         for name in case.kernels:
             title = f'{case.name}, {name}: {shape[0]:,} x {shape[1]:,}, {dtype}'
-            yield Row(title, functools.partial(copy_share, case, shape, dtype, name))
+            yield BenchmarkRow(title, functools.partial(copy_share, case, shape, dtype, name))
 
 
 def copy_share(case, shape, dtype, name) -> dict[str, float]:
@@ -314,12 +318,12 @@ def copy_share(case, shape, dtype, name) -> dict[str, float]:
         return row_kernels.copy_share(case, shape, dtype, time_sets)
 
 
-def sweep_rows(tiny: bool) -> Iterator[Row]:
+def sweep_rows(tiny: bool) -> Iterator[BenchmarkRow]:
     runs = 4 if tiny else 16
     for dtype in ('bfloat16', 'float32'):
         for title, run_axis, n in (('a single run', SINGLE, 1), ('vmap', 'vmap', runs)):
             name = f'{title}, {n} run{"s" * (n > 1)}, {dtype}'
-            yield Row(name, functools.partial(sweep, tiny, run_axis, n, dtype))
+            yield BenchmarkRow(name, functools.partial(sweep, tiny, run_axis, n, dtype))
 
 
 def sweep(tiny: bool, run_axis: str, runs: int, dtype: str) -> dict[str, float]:
@@ -333,9 +337,9 @@ def sweep(tiny: bool, run_axis: str, runs: int, dtype: str) -> dict[str, float]:
     return rates(step, measure_step(step, run_axis)[0])
 
 
-def plan_rows(tiny: bool) -> Iterator[Row]:
+def plan_rows(tiny: bool) -> Iterator[BenchmarkRow]:
     for name in ('default', *MODELS):
-        yield Row(name, functools.partial(plan, name, tiny))
+        yield BenchmarkRow(name, functools.partial(plan, name, tiny))
 
 
 def plan(name: str, tiny: bool) -> dict[str, Any]:
@@ -374,17 +378,17 @@ def plan_seconds(name: str, topology: str) -> float:
         return json.loads(file.read_text())['step_seconds']
 
 
-def decoder_rows(tiny: bool) -> Iterator[Row]:
+def decoder_rows(tiny: bool) -> Iterator[BenchmarkRow]:
     """A plain decoder of three frameworks."""
     shape = TINY_PEER if tiny else PEER
     ours = functools.partial(evenkeel_step, changes={'model.dtype': 'bfloat16'})
     plain = functools.partial(plain_step, dtype=jnp.bfloat16)
-    yield Row(f'{shape}: evenkeel', functools.partial(decoder, ours, shape))
-    yield Row(f'{shape}: plain Flax', functools.partial(decoder, plain, shape))
-    yield Row(f'{shape}: PyTorch', functools.partial(torch_decoder, shape))
+    yield BenchmarkRow(f'{shape}: evenkeel', functools.partial(decoder, ours, shape))
+    yield BenchmarkRow(f'{shape}: plain Flax', functools.partial(decoder, plain, shape))
+    yield BenchmarkRow(f'{shape}: PyTorch', functools.partial(torch_decoder, shape))
 
 
-def peer_rows(tiny: bool) -> Iterator[Row]:
+def peer_rows(tiny: bool) -> Iterator[BenchmarkRow]:
     """Attention alone, and kernels over rows, beside other libraries."""
     rows, length = (1, 128) if tiny else (2, 8192)
     for n, width in BY_HEADS[:1] if tiny else BY_HEADS:
@@ -392,13 +396,13 @@ def peer_rows(tiny: bool) -> Iterator[Row]:
         for name in [*SUPPORTED, 'tokamax', 'PyTorch']:
             if name != 'reference':
                 measure = functools.partial(attention_alone, name, q_shape)
-                yield Row(f'attention {q_shape}, forward and backward: {name}', measure)
+                yield BenchmarkRow(f'attention {q_shape}, forward and backward: {name}', measure)
     shapes = [(16, 128)] * 2 if tiny else [(8192, 4096), (16_384, 50_257)]
     for cases, shape in zip((NORM_CASES, ROW_CASES), shapes, strict=True):
         for case in cases:
             for name in ('pallas', 'reference', 'PyTorch', 'Liger', 'tokamax'):
                 measure = functools.partial(row_peer, case, shape, name)
-                yield Row(f'{case.name}, {shape[0]:,} x {shape[1]:,}: {name}', measure)
+                yield BenchmarkRow(f'{case.name}, {shape[0]:,} x {shape[1]:,}: {name}', measure)
 
 
 def decoder(make, shape) -> dict[str, float]:
@@ -456,9 +460,9 @@ def row_peer(case, shape, name) -> dict[str, float]:
     return row_kernels.copy_share(case, shape, 'bfloat16', time_sets)
 
 
-def profile_rows(tiny: bool) -> Iterator[Row]:
+def profile_rows(tiny: bool) -> Iterator[BenchmarkRow]:
     for model in MODELS:
-        yield Row(model, functools.partial(profile, model, tiny))
+        yield BenchmarkRow(model, functools.partial(profile, model, tiny))
 
 
 def profile(model: str, tiny: bool) -> dict[str, Any]:

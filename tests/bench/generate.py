@@ -65,7 +65,7 @@ def with_engine(slots: int, length: int, **sampling):
 
 
 def by_window(length: int):
-    """Returns the same for one row, all of it read for each token."""
+    """Returns the same for one row that is read whole for each token."""
     import jax
     import jax.numpy as jnp
 

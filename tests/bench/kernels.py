@@ -77,7 +77,7 @@ def behind_a_readout(cross_entropy):
 
 
 def behind_a_readout_by_chunks(cross_entropy):
-    """As in a step: some tokens at a time, with logits in float32."""
+    """Computes the loss as a step does: some tokens at a time, with logits in float32."""
 
     def total(x, weight, labels):
         chunk = select_chunk_size(labels.size, weight.shape[-1])
@@ -119,7 +119,7 @@ def backward(function):
     return lambda *arrays: jax.vjp(function, *arrays[:-1])[1](arrays[-1])
 
 
-class Case(NamedTuple):
+class KernelCase(NamedTuple):
     """plain: the alternative without a kernel. make: builds a program from either. letters: the
     axes of each argument, by SIZES. donated: arguments that it may overwrite.
     """
@@ -144,12 +144,12 @@ def norms(width, pair):
     def forward(norm):
         return lambda x, scale: norm(x, scale, EPS)
 
-    yield Case('forward', *pair, forward, (rows, width))
-    yield Case('backward', *pair, lambda n: backward(forward(n)), (rows, width, rows))
-    yield Case('in a block', *pair, in_a_block, (rows, square, square, width, rows))
+    yield KernelCase('forward', *pair, forward, (rows, width))
+    yield KernelCase('backward', *pair, lambda n: backward(forward(n)), (rows, width, rows))
+    yield KernelCase('in a block', *pair, in_a_block, (rows, square, square, width, rows))
 
 
-def cases(platform: str) -> Iterator[Case]:
+def cases(platform: str) -> Iterator[KernelCase]:
     pair = (
         RMS_NORM_KERNELS['reference'].for_platform(platform),
         find_kernel(RMS_NORM_KERNELS, platform),
@@ -159,20 +159,20 @@ def cases(platform: str) -> Iterator[Case]:
             yield case._replace(name=f'rms_norm, 65,536 x {SIZES[width]:,}, {case.name}')
     letters = ('RSW', 'WHJ', 'WHJ', 'J', 'RHSS')
     heads_case = 'rms_norm, 256 x 256 x 16 x 64, of queries and keys'
-    yield Case(heads_case, *pair, before_queries_and_keys, letters)
+    yield KernelCase(heads_case, *pair, before_queries_and_keys, letters)
     pair = plain_softmax, find_kernel(SOFTMAX_KERNELS, platform)
-    yield Case('softmax, 65,536 x 4,096, both', *pair, both, ('ND', 'ND'))
+    yield KernelCase('softmax, 65,536 x 4,096, both', *pair, both, ('ND', 'ND'))
     heads = ('BHTK',) * 4
-    yield Case('softmax, 4 x 16 x 2,048 x 2,048, in attention', *pair, in_attention, heads)
+    yield KernelCase('softmax, 4 x 16 x 2,048 x 2,048, in attention', *pair, in_attention, heads)
     pair = LOSSES['cross_entropy'].__wrapped__, find_kernel(CROSS_ENTROPY_KERNELS, platform)
     loss_case = 'cross_entropy, 4,096 x 50,257'
-    yield Case(f'{loss_case}, both', *pair, loss_and_gradient, ('MV', 'M'), (0,))
-    yield Case(f'{loss_case}, behind a readout', *pair, behind_a_readout, ('MW', 'WV', 'M'))
+    yield KernelCase(f'{loss_case}, both', *pair, loss_and_gradient, ('MV', 'M'), (0,))
+    yield KernelCase(f'{loss_case}, behind a readout', *pair, behind_a_readout, ('MW', 'WV', 'M'))
     name = 'cross_entropy, 16,384 x 50,257, behind a readout by chunks'
-    yield Case(name, *pair, behind_a_readout_by_chunks, ('HWW', 'WU', 'HW'))
+    yield KernelCase(name, *pair, behind_a_readout_by_chunks, ('HWW', 'WU', 'HW'))
 
 
-def gigabytes(case: Case, function: Callable[..., Any], chip: str) -> float:
+def gigabytes(case: KernelCase, function: Callable[..., Any], chip: str) -> float:
     def select_type(letters):
         return 'float32' if letters in FLOAT32 else 'int32' if letters in INT32 else 'bfloat16'
 

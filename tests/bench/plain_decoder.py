@@ -13,7 +13,7 @@ import optax
 from flax import linen as nn
 
 
-class Block(nn.Module):
+class PlainBlock(nn.Module):
     n_heads: int
     d_ff: int
     dtype: Any = None
@@ -29,7 +29,7 @@ class Block(nn.Module):
         return x_BTD + dense(x_BTD.shape[-1])(h_BTF)
 
 
-class Decoder(nn.Module):
+class PlainDecoder(nn.Module):
     d_model: int
     n_heads: int
     n_layers: int
@@ -43,13 +43,13 @@ class Decoder(nn.Module):
         x_BTD = nn.Embed(self.vocab_size, self.d_model, dtype=self.dtype)(tokens_BT)
         x_BTD = x_BTD + nn.Embed(length, self.d_model, dtype=self.dtype)(jnp.arange(length)[None])
         for _ in range(self.n_layers):
-            x_BTD = Block(self.n_heads, self.d_ff, self.dtype)(x_BTD)
+            x_BTD = PlainBlock(self.n_heads, self.d_ff, self.dtype)(x_BTD)
         x_BTD = nn.LayerNorm(dtype=self.dtype)(x_BTD)
         logits = nn.Dense(self.vocab_size, use_bias=False, dtype=self.dtype)(x_BTD)
         return logits.astype(jnp.float32)
 
 
-def make_step(model: Decoder, lr: float):
+def make_step(model: PlainDecoder, lr: float):
     """(init(key, tokens) -> state, step(state, tokens) -> (state, loss)), not jitted."""
     tx = optax.chain(
         optax.clip_by_global_norm(1.0), optax.adamw(lr, b1=0.9, b2=0.95, weight_decay=0.1)

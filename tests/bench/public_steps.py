@@ -73,7 +73,7 @@ MODELS = {
 
 
 class Source(NamedTuple):
-    """Where a step was published."""
+    """A publication of a measured step."""
 
     name: str
     url: str
@@ -121,11 +121,11 @@ class Measured(NamedTuple):
     tflops: float | None = None
 
 
-class Row(NamedTuple):
+class PlannedStep(NamedTuple):
     """A step to plan.
 
     chips, rows: of all slices. remat: policies to try, in this order. theirs: the measured
-    counterpart of the policy. more: other changes to the config.
+    counterpart of the policy. config_changes: other changes to the config.
     """
 
     name: str
@@ -138,7 +138,7 @@ class Row(NamedTuple):
     theirs: str
     measured: Measured
     slices: int = 1
-    more: Mapping[str, Any] = {}
+    config_changes: Mapping[str, Any] = {}
 
     @property
     def chip(self) -> str:
@@ -149,106 +149,106 @@ class Row(NamedTuple):
         data_fields = {'data.seq_len': self.seq_len, 'data.batch_size': self.rows}
         mesh = {f'mesh.{axis}': n for axis, n in ({'data': -1} | dict(self.mesh)).items()}
         other_fields = {'data.mask_documents': False, 'model.remat': remat}
-        return MODELS[self.model] | data_fields | mesh | other_fields | dict(self.more)
+        return MODELS[self.model] | data_fields | mesh | other_fields | dict(self.config_changes)
 
 
 def mpt(
     chip: str, size: str, rows: int, seq_len: int, microbatches: int, remat: str, rate: int
-) -> Row:
+) -> PlannedStep:
     """Makes a row of llm-foundry's table. rate: tokens per second of eight GPUs.
 
     Where it names no policy it keeps all activations, which would here need 145 GiB of an H100 for
     7 billion parameters, and 119 of an A100 for one billion: `dots` is the nearest that fits.
     """
-    return Row(
+    return PlannedStep(
         *(f'{chip}-8-mpt{size.lower()}-{seq_len // 1024}k', f'MPT {size}', f'{chip}:8', rows),
         *(seq_len, {'fsdp': 8}, ('dots' if remat == 'none' else remat,)),
         *(f'{remat}, {microbatches} microbatches', Measured(FOUNDRY, rows * seq_len / rate)),
-        more={'train.microbatches': microbatches},
+        config_changes={'train.microbatches': microbatches},
     )
 
 
 OFFLOADED = 'input, q, k, v, o on the host'
 TWO_DIMENSIONS = {'fsdp': 16, 'tensor': 4}
 ROWS = [
-    Row(
+    PlannedStep(
         *('v5e-256-32b', 'MaxText 32B', 'v5e:16x16', 1024, 2048, {'fsdp': 256}),
         *(('full',), 'full', Measured(maxtext('v5e'), tflops=132)),
     ),
-    Row(
+    PlannedStep(
         *('v5e-256-64b', 'MaxText 64B', 'v5e:16x16', 512, 2048, {'fsdp': 256}),
         *(('full',), 'full', Measured(maxtext('v5e'), tflops=118)),
     ),
-    Row(
+    PlannedStep(
         *('v4-64-22b', 'MaxText 22B', 'v4:4x4x4', 1024, 2048, {'fsdp': 64}),
         *(('full',), 'full', Measured(maxtext('v4'), tflops=156)),
     ),
-    Row(
+    PlannedStep(
         *('v5p-64-32b', 'MaxText 32B', 'v5p:4x4x4', 512, 2048, TWO_DIMENSIONS),
         *(('dots',), 'products', Measured(maxtext('v5p'), tflops=328)),
     ),
-    Row(
+    PlannedStep(
         *('v5p-512-405b', 'Llama 3 405B', 'v5p:8x8x8', 1024, 8192, {'fsdp': 512}),
         *(('attended', 'full'), 'attention and half of the MLP on the host'),
         Measured(recipe('v5p', 'v5p/Llama3.1-405B-MaxText/README.md'), 131.474),
     ),
-    Row(
+    PlannedStep(
         *('v6e-8-8b', 'Llama 3 8B', 'v6e:2x4', 24, 8192, {'fsdp': 8}, ('offload', 'full')),
         *(OFFLOADED, Measured(recipe('v6e', TRILLIUM.format('8B', 'v6e-8')), 3.443)),
     ),
-    Row(
+    PlannedStep(
         *('v6e-8-7b', 'Mistral 7B', 'v6e:2x4', 48, 8192, {'fsdp': 8}, ('offload', 'full')),
         *(OFFLOADED, Measured(recipe('v6e', 'trillium/Mistral-7B-MaxText/README.md'), 6.320)),
     ),
-    Row(
+    PlannedStep(
         *('v6e-256-8b', 'Llama 3 8B', 'v6e:16x16', 1024, 8192, {'fsdp': 256}, ('offload', 'full')),
         *(OFFLOADED, Measured(recipe('v6e', TRILLIUM.format('8B', 'v6e-256')), 4.546)),
     ),
-    Row(
+    PlannedStep(
         *('v6e-256-8b-1', 'Llama 3 8B', 'v6e:16x16', 256, 8192, {'fsdp': 256}, ('full',)),
         *('full', Measured(TORCHPRIME, 1.625)),
     ),
-    Row(
+    PlannedStep(
         *('v6e-256-8b-2', 'Llama 3 8B', 'v6e:16x16', 512, 8192, {'fsdp': 256}, ('full',)),
         *('full', Measured(TORCHPRIME, 2.991)),
     ),
-    Row(
+    PlannedStep(
         *('v6e-256-70b-4k', 'Llama 3 70B', 'v6e:16x16', 512, 4096, {'fsdp': 256}, ('full',)),
         *('full', Measured(TORCHPRIME, 9.480)),
     ),
-    Row(
+    PlannedStep(
         *('v6e-32-70b', 'Llama 3 70B', 'v6e:4x8', 64, 8192, {'fsdp': 32}, ('full',)),
         'input, q, k, v on the host, weights in bfloat16',
         Measured(recipe('v6e', TRILLIUM.format('70B', 'v6e-32')), 17.790),
     ),
-    Row(
+    PlannedStep(
         *('v6e-256-70b', 'Llama 3 70B', 'v6e:16x16', 1280, 8192, {'fsdp': 256}, ('full',)),
         'input, q, k, v on the host',
         Measured(recipe('v6e', TRILLIUM.format('70B', 'v6e-256')), 42.656),
     ),
-    Row(
+    PlannedStep(
         *('v6e-512-405b', 'Llama 3 405B', 'v6e:16x16', 512, 8192, {'fsdp': 256}, ('full',)),
         'input on the host',
         Measured(recipe('v6e', 'trillium/Llama3.1-405B-MaxText/README.md'), 54.803),
         slices=2,
     ),
-    Row(
+    PlannedStep(
         *('tpu7x-64-70b', 'Llama 3 70B', 'tpu7x:4x4x4', 256, 8192, {'fsdp': 128}),
         *(('attention', 'full'), 'input, attention, q, k, v', Measured(IRONWOOD, 12.20)),
     ),
-    Row(
+    PlannedStep(
         *('tpu7x-256-405b', 'Llama 3 405B', 'tpu7x:4x8x8', 1536, 8192, {'fsdp': 512}, ('full',)),
         *('k, v; input and half of the MLP on the host', Measured(IRONWOOD, 98.34)),
     ),
-    Row(
+    PlannedStep(
         *('h100-8-7b', 'Llama 2 7B', 'h100:8', 16, 4096, {'fsdp': 8}, ('dots',)),
         *('products and attention', Measured(TOOLBOX, 0.721)),
     ),
-    Row(
+    PlannedStep(
         *('h100-8-8b', 'Llama 3 8B', 'h100:8', 16, 8192, {'fsdp': 8}, ('attention',)),
         *('half of the products, and attention', Measured(TORCHTITAN, 2 * 8192 / 6667)),
     ),
-    Row(
+    PlannedStep(
         *('h100-8-7b-a3', 'Llama 2 7B', 'h100:8', 32, 4096, {'fsdp': 8}, ('dots',)),
         *('products and attention', Measured(A3, tflops=492)),
     ),
@@ -284,7 +284,7 @@ class PlannedRow(NamedTuple):
     estimate: StepEstimate | None
 
 
-def plan_row(row: Row, base: Config, programs: Path | None) -> list[PlannedRow]:
+def plan_row(row: PlannedStep, base: Config, programs: Path | None) -> list[PlannedRow]:
     """Plans a row with each of its policies, up to the first that fits."""
     topology, plans = open_topology(row.topology, row.slices), []
     for remat in row.remat:
@@ -295,7 +295,7 @@ def plan_row(row: Row, base: Config, programs: Path | None) -> list[PlannedRow]:
 
 
 def _plan_policy(
-    row: Row, remat: str, base: Config, topology: Topology, programs: Path | None
+    row: PlannedStep, remat: str, base: Config, topology: Topology, programs: Path | None
 ) -> PlannedRow:
     config = update_recipe(base, row.changes(remat))
     check(config)
@@ -349,7 +349,7 @@ def seconds_at(tflops: float, tokens: float, parameters: int, attention: float) 
     return tokens * (6 * parameters + attention) / (1e12 * tflops)
 
 
-def measured_seconds(row: Row, estimate: StepEstimate, base: Config) -> float:
+def measured_seconds(row: PlannedStep, estimate: StepEstimate, base: Config) -> float:
     if row.measured.seconds is not None:
         return row.measured.seconds
     attention = attention_flops(update_recipe(base, row.changes(row.remat[0])))
@@ -357,7 +357,7 @@ def measured_seconds(row: Row, estimate: StepEstimate, base: Config) -> float:
     return seconds_at(row.measured.tflops, tokens, estimate.parameters, attention)
 
 
-def record(row: Row, tried: list[PlannedRow], base: Config) -> dict[str, Any]:
+def record(row: PlannedStep, tried: list[PlannedRow], base: Config) -> dict[str, Any]:
     """Returns a row of tpu/measured_steps.json."""
     *_, last = tried
     estimate = last.estimate
@@ -397,7 +397,7 @@ COLUMNS = (
 )
 
 
-def cells(row: Row, stored_row: Mapping[str, Any]) -> list[str]:
+def cells(row: PlannedStep, stored_row: Mapping[str, Any]) -> list[str]:
     """Returns a row of the table, from its record."""
     chips = f'{row.slices} x {row.topology}' if row.slices > 1 else row.topology
     mesh = ' '.join(f'{axis}={n}' for axis, n in row.mesh.items())

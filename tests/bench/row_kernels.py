@@ -30,7 +30,7 @@ ROUNDS = 7
 TOLERANCES = {'bfloat16': 1e-2, 'float32': 1e-4}
 
 
-class Case(NamedTuple):
+class RowKernelCase(NamedTuple):
     """moved: the least number of arrays of the size of x that are read and written. make: from a
     platform's kernel, makes the function (x, g, scale or labels) -> results.
     """
@@ -80,18 +80,18 @@ def loss_both(compute):
 
 
 NORM_CASES = [
-    Case('rms_norm forward', 2, norm, RMS_NORM_KERNELS),
-    Case('rms_norm both', 5, norm_both, RMS_NORM_KERNELS),
+    RowKernelCase('rms_norm forward', 2, norm, RMS_NORM_KERNELS),
+    RowKernelCase('rms_norm both', 5, norm_both, RMS_NORM_KERNELS),
 ]
 ROW_CASES = [
-    Case('softmax forward', 2, softmax, SOFTMAX_KERNELS),
-    Case('softmax both', 5, softmax_both, SOFTMAX_KERNELS),
-    Case('cross_entropy forward', 1, loss, CROSS_ENTROPY_KERNELS),
-    Case('cross_entropy both', 3, loss_both, CROSS_ENTROPY_KERNELS),
+    RowKernelCase('softmax forward', 2, softmax, SOFTMAX_KERNELS),
+    RowKernelCase('softmax both', 5, softmax_both, SOFTMAX_KERNELS),
+    RowKernelCase('cross_entropy forward', 1, loss, CROSS_ENTROPY_KERNELS),
+    RowKernelCase('cross_entropy both', 3, loss_both, CROSS_ENTROPY_KERNELS),
 ]
 
 
-def cases() -> Iterator[tuple[Case, tuple[int, int], str]]:
+def cases() -> Iterator[tuple[RowKernelCase, tuple[int, int], str]]:
     for group, shapes in ((NORM_CASES, NORMS), (ROW_CASES, ROWS)):
         for shape in shapes:
             for dtype in TYPES:
@@ -99,7 +99,9 @@ def cases() -> Iterator[tuple[Case, tuple[int, int], str]]:
                     yield case, shape, dtype
 
 
-def draw(seed: int, shape: tuple[int, int], dtype: str, case: Case) -> tuple[jax.Array, ...]:
+def draw(
+    seed: int, shape: tuple[int, int], dtype: str, case: RowKernelCase
+) -> tuple[jax.Array, ...]:
     """Draws x, g and the third argument of the case."""
     keys = jax.random.split(jax.random.key(seed), 3)
     x, g = (jax.random.normal(key, shape, dtype) for key in keys[:2])
@@ -142,7 +144,7 @@ def copy_rate() -> float:
 
 
 def compute_error(
-    case: Case, implementation: str, shape: tuple[int, int], dtype: str, on: str
+    case: RowKernelCase, implementation: str, shape: tuple[int, int], dtype: str, on: str
 ) -> float:
     """Returns the largest |actual - expected| / |expected| of the results; float64 on a CPU is
     expected.
@@ -164,7 +166,9 @@ def distance(actual: jax.Array, expected: jax.Array) -> float:
     return float(np.linalg.norm(actual - expected) / np.linalg.norm(expected))
 
 
-def copy_share(case: Case, shape: tuple[int, int], dtype: str, time_case: Callable) -> dict:
+def copy_share(
+    case: RowKernelCase, shape: tuple[int, int], dtype: str, time_case: Callable
+) -> dict:
     """Returns bytes per second, and their share of a copy's.
 
     time_case(sets): seconds of a call, over this number of sets of arrays.
@@ -177,7 +181,9 @@ def copy_share(case: Case, shape: tuple[int, int], dtype: str, time_case: Callab
     return {'GB/s': rate / 1e9, 'share of a copy': rate / copy_rate()}
 
 
-def time_kernel(case: Case, implementation: str, shape, dtype: str, on: str, count: int) -> float:
+def time_kernel(
+    case: RowKernelCase, implementation: str, shape, dtype: str, on: str, count: int
+) -> float:
     """Returns the seconds of a call of one of our kernels."""
     sets = [draw(seed, shape, dtype, case) for seed in range(count)]
     return time_calls(case.make(case.kernels[implementation].for_platform(on)), sets)

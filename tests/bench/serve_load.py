@@ -32,7 +32,7 @@ GOES_ON_SEC = 30.0  # for the server to be idle when all clients have gone
 
 
 @dataclasses.dataclass
-class Waits:
+class WaitTimes:
     """Seconds of well-behaved clients, from their first try, to the first byte and to the end.
 
     refused: tries rejected by the full queue. failed: responses without text.
@@ -92,7 +92,7 @@ async def connection(port: int) -> Iterator[tuple[asyncio.StreamReader, asyncio.
             await writer.wait_closed()
 
 
-async def asks_and_reads(port: int, rng: random.Random, waits: Waits) -> None:
+async def asks_and_reads(port: int, rng: random.Random, waits: WaitTimes) -> None:
     """Requests until it gets a text, and records how long that took."""
     sent, start = completion(rng), time.perf_counter()
     while True:
@@ -199,9 +199,9 @@ BAD: tuple[Callable[[int, random.Random], Awaitable[None]], ...] = (
 
 async def load(
     port: int, good: int, bad: int, seconds: float, think_sec: float = THINK_SEC, seed: int = 0
-) -> Waits:
+) -> WaitTimes:
     """Runs clients for some seconds, and waits until the good ones have their last responses."""
-    waits, end = Waits(), time.perf_counter() + seconds
+    waits, end = WaitTimes(), time.perf_counter() + seconds
 
     async def client(act: Callable[[random.Random], Awaitable[None]], i: int) -> None:
         rng = random.Random(f'{seed} {i}')

@@ -62,10 +62,10 @@ def evenkeel_step(shape, changes=None):
 def plain_step(shape, dtype=None):
     import jax
 
-    from tests.bench.plain_decoder import Decoder, make_step
+    from tests.bench.plain_decoder import PlainDecoder, make_step
 
     d_model, n_heads, n_layers, d_ff, length, vocab, batch = shape
-    init, step = make_step(Decoder(d_model, n_heads, n_layers, d_ff, vocab, dtype), lr=1e-3)
+    init, step = make_step(PlainDecoder(d_model, n_heads, n_layers, d_ff, vocab, dtype), lr=1e-3)
     tokens = jax.random.randint(jax.random.key(0), (batch, length + 1), 0, vocab)
     state = jax.jit(init)(jax.random.key(0), tokens)
     start = time.perf_counter()

@@ -188,7 +188,7 @@ def test_step_needs_few_packages(tmp_path):
 
 @pytest.mark.full
 def test_rehearsal_resumes_after_stop(tmp_path):
-    """It is stopped when its second row appears."""
+    """The rehearsal is stopped when its second row appears."""
     folder, groups = (
         tmp_path / 'out',
         ('norms, softmax and loss against float64', 'share of a copy'),

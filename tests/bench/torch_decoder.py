@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 
-class Block(nn.Module):
+class TorchBlock(nn.Module):
     def __init__(self, width, heads, hidden):
         super().__init__()
         self.heads = heads
@@ -35,11 +35,11 @@ class Block(nn.Module):
         return x + self.down(F.gelu(self.up(self.norms[1](x)), approximate='tanh'))
 
 
-class Decoder(nn.Module):
+class TorchDecoder(nn.Module):
     def __init__(self, width, heads, layers, hidden, length, vocab):
         super().__init__()
         self.tokens, self.positions = nn.Embedding(vocab, width), nn.Embedding(length, width)
-        self.blocks = nn.Sequential(*(Block(width, heads, hidden) for _ in range(layers)))
+        self.blocks = nn.Sequential(*(TorchBlock(width, heads, hidden) for _ in range(layers)))
         self.norm, self.readout = nn.LayerNorm(width), nn.Linear(width, vocab, False)
 
     def forward(self, tokens):
@@ -55,7 +55,7 @@ def main():
     torch.manual_seed(0)
     on_gpu = torch.cuda.is_available()
     device = 'cuda' if on_gpu else 'cpu'
-    model = Decoder(width, heads, layers, hidden, length, vocab).to(device)
+    model = TorchDecoder(width, heads, layers, hidden, length, vocab).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1, fused=on_gpu)
     run = torch.compile(model) if on_gpu else model
     tokens = torch.randint(vocab, (batch, length + 1), device=device)

@@ -14,7 +14,7 @@ import time
 
 import torch
 import torch.nn.functional as F
-from torch_decoder import Decoder
+from torch_decoder import TorchDecoder
 
 
 def read(model, tokens, start, caches):
@@ -40,7 +40,7 @@ def main():
     width, heads, layers, hidden, length, vocab = shape
     torch.manual_seed(0)
     device = 'cuda' if torch.cuda.is_available() else 'cpu'
-    model = Decoder(width, heads, layers, hidden, length, vocab).to(device)
+    model = TorchDecoder(width, heads, layers, hidden, length, vocab).to(device)
     size = (batch, heads, length, width // heads)
     caches = [[torch.zeros(size, device=device) for _ in 'kv'] for _ in range(layers)]
     first = torch.randint(vocab, (batch, prompt), device=device)

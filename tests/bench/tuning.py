@@ -131,7 +131,7 @@ CURVES = {
 }
 
 
-class Cell(NamedTuple):
+class TuningCase(NamedTuple):
     """A row of the table.
 
     sigma: noise in units of CURVATURE. rho: correlation of arms over seeds. loud: the arm with
@@ -157,7 +157,9 @@ SETTINGS = (
     (0.0, None, EFFECT),
     (0.36, 2, 1.0),
 )
-CELLS = [Cell(c, s, *setting) for setting, c, s in itertools.product(SETTINGS, CURVES, SIGMAS)]
+CELLS = [
+    TuningCase(c, s, *setting) for setting, c, s in itertools.product(SETTINGS, CURVES, SIGMAS)
+]
 CELLS.sort(key=lambda cell: cell.seed)  # mixed, so that a stopped run has covered all kinds
 
 
@@ -200,7 +202,7 @@ def _normal(study: int) -> np.ndarray:
     return np.random.default_rng((study, 2)).standard_normal((6, 64, 70))
 
 
-def simulate(cell: Cell, number: int) -> dict:
+def simulate(cell: TuningCase, number: int) -> dict:
     """Runs a study to its end; compares its conclusions with the truth."""
     sigma = cell.sigma * CURVATURE
     effects = (0, 0, 0, -cell.effect * sigma, -cell.effect * sigma)
@@ -267,7 +269,7 @@ def replay_in_random_order(whole: Study, arms: Sequence[Runs], number: int) -> l
     return matches
 
 
-def simulate_studies(cell: Cell, numbers: range) -> list[dict]:
+def simulate_studies(cell: TuningCase, numbers: range) -> list[dict]:
     return [simulate(cell, number) for number in numbers]
 
 
@@ -320,7 +322,7 @@ def mean_value(studies: Sequence[dict], key: str) -> float:
     return float(np.mean(numbers)) if numbers.size else math.nan
 
 
-def print_cells(results: Iterator[tuple[Cell, list[dict]]], start: float) -> None:
+def print_cells(results: Iterator[tuple[TuningCase, list[dict]]], start: float) -> None:
     print(
         '| curve | noise | correlation | loud arm | effect | coverage | family error | power | '
         'regret | edges | runs | allowance | no verdict |'

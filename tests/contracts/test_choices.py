@@ -170,7 +170,7 @@ APART = ('model.dtype', 'train.trainable')
 
 
 def fits(row) -> bool:
-    """Whether train.py would accept it."""
+    """Returns whether train.py would accept the choice."""
     try:
         checked_config(BASE | row)
     except ValueError:
@@ -243,7 +243,7 @@ def train_four(config):
     [*DEFAULT, *(pytest.param(row, marks=pytest.mark.full) for row in [*DEAR, *IN_BLOCKS])],
     ids=row_name,
 )
-def test_every_choice(changes):
+def test_every_choice_trains_beside_others(changes):
     """Catches the failure of a choice, and its side effects on another choice in its row."""
     losses, last = train_four(checked_config(BASE | changes))
     for leaf in jax.tree.leaves(last):

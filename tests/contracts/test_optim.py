@@ -180,7 +180,7 @@ class TestEveryOptimizer:
             moved = jax.tree.map(lambda leaf, i=i: np.abs(leaf[i] - leaf[0]).max(), mapped[0])
             assert max(jax.tree.leaves(moved)) > 1e-4, number
 
-    def test_descends_and_keeps_types(self, optimizer_runs, name):
+    def test_optimizer_descends_and_keeps_dtypes(self, optimizer_runs, name):
         params, state, losses = jax.tree.map(lambda leaf: leaf[0], optimizer_runs[name]['alone'])
         assert losses[-1] < 0.5 * losses[0]
         for leaf in jax.tree.leaves((params, state)):
@@ -198,8 +198,8 @@ class TestEveryOptimizer:
             assert len(specs[path].axes) == len(leaf.shape), path
 
     def test_every_state_axis_has_a_sharding_rule(self, name):
-        """For all choices. Catches a row with an axis that lm.devices.mesh does not know: it trains
-        here and is refused in every run, as its state has no sharding.
+        """Checks all choices. Catches a row with an axis that lm.devices.mesh does not know: it
+        trains here and is refused in every run, as its state has no sharding.
         """
         declared = declared_options(OPTIMIZERS[name])
         choices = [(n, value) for n, d in declared.items() for value in d.option.choices]
@@ -213,8 +213,8 @@ class TestEveryOptimizer:
 
 
 @pytest.mark.parametrize('name', AVERAGES)
-def test_every_average(name):
-    """Around gradient descent after a warm-up: the averaged weights descend, and each number
+def test_every_average_descends_and_reads_its_options(name):
+    """Averages gradient descent after a warm-up: the averaged weights descend, and each number
     changes them; mapped runs equal single runs; types and structure stay; all state is described.
     """
     declared = declared_options(AVERAGES[name])
@@ -256,9 +256,9 @@ def test_every_average(name):
 
 
 @pytest.mark.parametrize('name', SCHEDULES)
-def test_every_schedule(name):
-    """From above 0, never beyond 1, never at 0 for two steps; mapped runs equal single runs; each
-    number matters, and so does each choice.
+def test_every_schedule_is_positive_and_reads_its_options(name):
+    """A schedule starts above 0, stays at most 1 and is never 0 for two steps; mapped runs equal
+    single runs; each number matters, and so does each choice.
     """
     declared, steps = declared_options(SCHEDULES[name]), jnp.arange(20)
     traced = {n: d for n, d in declared.items() if d.option.traced}

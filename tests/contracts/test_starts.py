@@ -1,5 +1,5 @@
 """Contract: at the published start pairs of choices compute finite numbers, or are refused by name.
-Property: the search splits a config that cannot be built, and loses no other pair of it.
+Property: the search splits a config that cannot be built without losing another pair.
 """
 
 import itertools

@@ -97,7 +97,7 @@ def test_paper_follows_the_name_once():
     assert line.endswith('(arXiv:2105.13290)')  # one of two, each behind what it is of
 
 
-def test_all_fields_with_their_names():
+def test_listing_has_all_fields():
     text = format_listing()
     for field in CHOICES:
         assert f'\n{field}=NAME' in f'\n{text}'
@@ -115,7 +115,7 @@ def test_lines_fit_a_terminal(field):
     assert format_listing(field).endswith('\n') and not format_listing(field).endswith('\n\n')
 
 
-def test_an_unknown_field_names_the_nearest():
+def test_unknown_field_error_names_the_nearest():
     for ask in (format_listing, part_rows):
         with pytest.raises(ValueError, match=r"--choices must be .* Did you mean 'model.norm'\?"):
             ask('model.nrom')
@@ -133,17 +133,17 @@ def test_an_unknown_field_names_the_nearest():
         (Option(choices=('a', 'b')), 'a|b'),
     ],
 )
-def test_bounds(option, expected):
+def test_bounds_are_formatted(option, expected):
     assert format_bounds(option) == expected
 
 
-def test_kind():
+def test_option_type_is_named():
     several = OptionDeclaration((int, type(None)), Option('', 1, math.inf, traced=True), None)
     assert option_type(several) == 'int or None, 1 to any, traced'
     assert option_type(OptionDeclaration((bool,), Option(), False)) == 'bool'
 
 
-def test_the_first_sentence_and_the_sources():
+def test_card_has_first_sentence_and_sources():
     text = 'x +\n    F(x) (arXiv:1111.11111, alg. 2). More of\nit.\n\nSource: arXiv:2222.22222.'
     assert first_sentence(text) == 'x + F(x) (arXiv:1111.11111, alg. 2)'
     assert find_sources(text) == 'arXiv:1111.11111, arXiv:2222.22222'

@@ -98,7 +98,7 @@ def test_program_takes_runs_or_a_tuned_sweep(runs, capsys, monkeypatch):
 
 
 def test_comparison_sentence():
-    """An example, and a score of which more is better."""
+    """An example, and a score that is better if higher."""
     effect, suite = Difference(-0.012, -0.016, -0.008, 0.0004), SUITES['perplexity']
     verdict = decide_verdict(effect, suite)
     assert comparison_sentence('runs/b', 'runs/a', verdict, effect, 412, suite) == (

@@ -38,7 +38,7 @@ def slope(value, spread=0.0, quantity=SIZE, lower_limit=0.0):
     return Slope('final', quantity, value, spread, np.ones((1, 2)), lower_limit)
 
 
-def test_slope_is_the_power(monkeypatch):
+def test_fitted_slope_is_the_exponent(monkeypatch):
     """Sizes c m^a have slope a, with their spread over seeds. Catches logs of one side alone."""
 
     def power_law(config, seeds, steps, n_positions):
@@ -52,7 +52,7 @@ def test_slope_is_the_power(monkeypatch):
     assert fitted.verdict(0.05) == 'grows' and fitted.is_failure(0.05)
 
 
-def test_verdicts():
+def test_slope_verdicts_use_the_interval():
     """The whole interval must be outside of the tolerance. Logits may shrink as far as noise does,
     and a value that is not finite fails.
     """
@@ -96,7 +96,7 @@ def test_stays_flat_in_width(name):
 
 
 @pytest.mark.full
-def test_standard_fails():
+def test_standard_fails_coordinate_check():
     """The contribution of a layer grows with width at one learning rate."""
     fits = fit_slopes(tiny_config(SMALL), 'width', WIDTHS, 2, 3)
     grown = {
@@ -106,8 +106,8 @@ def test_standard_fails():
 
 
 @pytest.mark.full
-def test_depth():
-    """At the last block the change by training grows with depth under `standard`, but not under
+def test_complete_p_is_flat_in_depth():
+    """The change by training at the last block grows with depth under `standard`, but not under
     `complete_p`.
 
     Catches blocks of a deep model that are not measured.

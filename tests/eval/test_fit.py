@@ -255,7 +255,7 @@ def test_few_runs_widen_intervals():
     np.testing.assert_allclose([middle - low, high - middle], 0.19, atol=0.02)
 
 
-def test_unit_changes_only_the_mean():
+def test_input_unit_changes_only_the_mean():
     """Parameters of one part in thousands give the same law: a is at M1, which moves."""
     columns, loss, constants = known_law('two_parts')
     scaled = columns | {'first_parameters': columns['first_parameters'] / 1000}
@@ -265,7 +265,7 @@ def test_unit_changes_only_the_mean():
     assert fitted['M1'][1] == pytest.approx(fitted['M1'][2])  # given, and so without an interval
 
 
-def test_parts_that_grow_together_are_refused():
+def test_simultaneous_growth_is_refused():
     n = np.geomspace(1e6, 1e9, 12)
     for power in (0.7, 1.0):
         columns = {'first_parameters': n, 'second_parameters': 2 * n**power}
@@ -336,7 +336,7 @@ def test_fit_helpers():
     assert len(LAWS['chinchilla'].starts({}, None, {'parameters': 1, 'tokens': 1})) == 4500
 
 
-def test_annealing_sums():
+def test_annealing_sums_match_recursion():
     """Reference: the recursions, step by step.
 
     Catches a fall that is one step late, and a warm-up that counts as a fall.
@@ -352,7 +352,7 @@ def test_annealing_sums():
     assert peak_step(rates) == 20 and columns['S2'][19] == 0 < columns['S2'][-1]
 
 
-def test_multi_power_sums():
+def test_multi_power_sums_match_double_sum():
     """Reference: the double sum; joined steps of a cosine are near it. Catches S_k from k + 1."""
 
     def drop(rates, s):
@@ -587,7 +587,7 @@ def test_equal_cell_names_in_two_sweeps_are_two_runs(sweep, tmp_path):
     assert len(set(twice.runs)) == 2 * len(set(once.runs)) == len(twice.runs)
 
 
-def test_points_from_sweep(sweep):
+def test_points_come_from_finished_runs(sweep):
     """Runs that have not ended are named and left out; `where` selects."""
     points = points_from_workdir(LAWS['chinchilla'], sweep, PointOptions('ce'))
     assert len(points.runs) == 20 and len(points.left_out) == 4

@@ -75,14 +75,14 @@ def test_ngram_suite_on_the_same_split(workdir):
 
 @pytest.mark.full
 def test_generate_continues_the_text(workdir):
-    """Also beyond one window of 16 tokens."""
+    """The text may exceed one window of 16 tokens."""
     (text,) = generate(load(workdir), ['3: abcdefgh abc'], tokens=40, temperature=0)
     assert text.startswith('3: abcdefgh abcdefgh abcdefgh abcdefgh abc')
 
 
 @pytest.mark.full
 def test_prompts_are_independent(workdir):
-    """Also beyond one window of 16 tokens; the first row is sampled as if it were alone."""
+    """Prompts may exceed one window of 16 tokens; the first row is sampled as if it were alone."""
     checkpoint, prompts = load(workdir), ['3: abcdefgh abc', '1']
     together = generate(checkpoint, prompts, tokens=20, temperature=0)
     assert together == [
@@ -115,11 +115,11 @@ def test_sampling_stop_strings_and_converse(workdir, monkeypatch, capsys):
     assert stopped == '3: abcdefg'
     monkeypatch.setattr('sys.stdin', io.StringIO('3: abc\n' + 'long ' * 9 + '\n2\n'))
     converse(checkpoint, 12, Sampling(2.0, **options, seed=1), [])
-    output, error = capsys.readouterr()
+    stdout, error = capsys.readouterr()
     completions = [
         generate(checkpoint, [prompt], 12, 2.0, seed=1, **options)[0] for prompt in ('3: abc', '2')
     ]
-    assert output == ''.join(
+    assert stdout == ''.join(
         text[len(prompt) :] + '\n'
         for text, prompt in zip(completions, ('3: abc', '2'), strict=True)
     )

@@ -98,7 +98,7 @@ def test_critical_batch_doubles_at_13_percent_less_loss():
     assert rules.critical_batch(0.87 * 3) / rules.critical_batch(3) == pytest.approx(2, rel=0.05)
 
 
-def test_exponents():
+def test_rules_scale_with_their_exponents():
     """Property: the effect of doubling on each rule."""
 
     def power(function):
@@ -115,7 +115,7 @@ def test_exponents():
     assert power(rules.one_epoch_tokens) == pytest.approx(1)
 
 
-def test_around_the_critical_batch():
+def test_steps_and_tokens_around_critical_batch():
     """Property: linear far below it, flat far above; twice the fewest steps and tokens at it."""
     assert rules.saturating_rate(0.1, 1.0, 2.0, 1e9) == pytest.approx(0.2)
     assert rules.saturating_rate(0.1, 1e9, 2e9, 1.0) == pytest.approx(0.1)
@@ -124,7 +124,7 @@ def test_around_the_critical_batch():
     assert (steps - 1) * (tokens - 1) == pytest.approx(1) and steps > tokens
 
 
-def test_ranges():
+def test_rules_state_their_ranges():
     """Contract: small models are beyond Step Law's range, and the text states the quantities."""
     small = rules_by_key(parameters=124e6, tokens=2.5e9)
     rate = small['step_law', 'learning rate, AdamW']
@@ -196,7 +196,7 @@ def test_functions_refuse_invalid_numbers():
             rules.kaplan_allocation(bad)
 
 
-def test_written_as_json(tmp_path):
+def test_rules_are_written_as_json(tmp_path):
     """Every digit, and the inputs."""
     inputs = RuleInputs(parameters=1e9, tokens=2e10)
     write_rules(tmp_path / 'rules.json', inputs, apply_rules(inputs))

@@ -116,7 +116,7 @@ def test_columns_need_no_quotes(sweep):
     assert runs.query(f'select {", ".join(names)} from runs', sweep).column_names == names
 
 
-def test_done_cell(sweep):
+def test_finished_cell_is_listed(sweep):
     record = cell(runs.gather(sweep), 'layernorm', 0.01, 1)
     config = fixture.update_config(
         fixture.base_config(), {'model.norm': 'layernorm', 'optim.lr': 0.01, 'train.seed': 1}
@@ -179,7 +179,7 @@ def test_waiting_cell_has_its_resolved_config(tmp_path):
     assert (by_placement['wide']['mlp'], by_placement['wide']['reparam']) == ('moe', 'shared')
 
 
-def test_folder_with_runs_and_sweeps(sweep):
+def test_gather_reads_runs_and_sweeps(sweep):
     records = runs.gather(sweep.parent)
     assert len(records) == 25 and records[-1]['cell'] == 'single'
     assert len(runs.frame(sweep, sweep.parent / 'single')) == 25
@@ -287,7 +287,7 @@ def test_program_fails_in_one_line(sweep):
     assert process.stderr.startswith('error: Binder Error') and "mean 'norm'" in process.stderr
 
 
-def test_rows_as_text():
+def test_table_formats_rows_as_text():
     rows = [{'norm': 'a|b', 'ce': 2.123456789}, {'norm': None, 'ce': None}]
     assert json.loads(format_table(rows, ['norm', 'ce'], 'json')) == rows
     table = format_table(rows, ['norm', 'ce'], 'markdown').splitlines()

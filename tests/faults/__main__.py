@@ -6,7 +6,7 @@ import sys
 import pytest
 
 
-class Table:
+class TrialCounts:
     """Counts the trials of each case."""
 
     def __init__(self):
@@ -28,7 +28,7 @@ class Table:
 
 
 if __name__ == '__main__':
-    table = Table()
+    table = TrialCounts()
     status = pytest.main(['tests/faults', '--long', *sys.argv[1:]], plugins=[table])
     print(table.markdown())
     sys.exit(status)

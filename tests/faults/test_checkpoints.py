@@ -64,7 +64,7 @@ def test_flipped_bit_is_detected(trial, intact, tmp_path):
     assert_is(restored, 1 if messages else 2)  # what is not noticed has changed no number
 
 
-def test_all_checkpoints_damaged(intact, tmp_path):
+def test_restore_returns_none_if_all_are_damaged(intact, tmp_path):
     workdir = shutil.copytree(intact, tmp_path / 'run')
     for step in (1, 2):
         shutil.rmtree(workdir / 'checkpoints' / str(step) / 'weights')

@@ -140,7 +140,7 @@ def refusal(changes: dict[str, Any]) -> str | Config:
 
 
 def names_a_field(message: str) -> bool:
-    """Whether a message names a field, or a part that a section lacks."""
+    """Returns whether a message names a field, or a part that a section lacks."""
     return any(path in FIELDS for path in re.findall(r'[a-z]+\.\w+', message))
 
 

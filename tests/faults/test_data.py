@@ -48,7 +48,7 @@ def cfg(corpus, tmp_path_factory) -> DataConfig:
 
 
 @pytest.fixture(scope='module')
-def undisturbed(cfg):
+def expected_data(cfg):
     """Returns (the expected data, the seconds that it takes, its folder)."""
     start = time.perf_counter()
     dataset = open_dataset(cfg, say=discard_line)
@@ -91,9 +91,9 @@ def damage_file(path: Path, rng: random.Random) -> str:
 
 
 @pytest.mark.trials(short=8, long=200)
-def test_damaged_data_is_the_same_or_refused(trial, cfg, undisturbed, tmp_path):
+def test_damaged_data_is_the_same_or_refused(trial, cfg, expected_data, tmp_path):
     """Other tokens are never read, or counted."""
-    expected, _, folder = undisturbed
+    expected, _, folder = expected_data
     copied = tmp_path / folder.name
     shutil.copytree(folder, copied)
     rng = random.Random(trial)
@@ -113,9 +113,9 @@ def test_damaged_data_is_the_same_or_refused(trial, cfg, undisturbed, tmp_path):
         assert bool(messages) == any('is damaged' in line for line in messages)
 
 
-def test_feed_refuses_tokens_beyond_vocabulary(cfg, undisturbed, tmp_path):
+def test_feed_refuses_tokens_beyond_vocabulary(cfg, expected_data, tmp_path):
     """JAX would clamp them, and the run would train on other tokens."""
-    _, _, folder = undisturbed
+    _, _, folder = expected_data
     copied = tmp_path / folder.name
     shutil.copytree(folder, copied)
     byte = dataclasses.replace(cfg, tokenizer='byte')
@@ -210,8 +210,8 @@ def launch_preparation(cfg: DataConfig, most_bytes: int = 0) -> subprocess.Popen
 @pytest.mark.full
 @pytest.mark.trials(short=1, long=20)
 @pytest.mark.parametrize('sent', [signal.SIGKILL, signal.SIGINT])
-def test_preparation_restarts_after_a_signal(sent, trial, cfg, undisturbed, tmp_path):
-    expected, seconds, _ = undisturbed
+def test_preparation_restarts_after_a_signal(sent, trial, cfg, expected_data, tmp_path):
+    expected, seconds, _ = expected_data
     fields = dataclasses.replace(cfg, cache_dir=str(tmp_path / 'cache'))
     process = launch_preparation(fields)
     time.sleep(random.Random(trial).uniform(0, seconds))
@@ -227,9 +227,9 @@ def test_preparation_restarts_after_a_signal(sent, trial, cfg, undisturbed, tmp_
 
 @pytest.mark.full
 @pytest.mark.trials(short=1, long=20)
-def test_another_process_continues_after_kill(trial, cfg, undisturbed, tmp_path):
-    """It neither waits for a piece that nobody encodes, nor takes half of one."""
-    expected, seconds, _ = undisturbed
+def test_another_process_continues_after_kill(trial, cfg, expected_data, tmp_path):
+    """The second process neither waits for a piece that nobody encodes, nor takes half of one."""
+    expected, seconds, _ = expected_data
     fields = dataclasses.replace(cfg, cache_dir=str(tmp_path / 'cache'))
     victim, survivor = launch_preparation(fields), launch_preparation(fields)
     time.sleep(random.Random(trial).uniform(0, seconds))

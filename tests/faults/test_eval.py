@@ -43,7 +43,7 @@ def overwrite(text: bytes, rng: random.Random) -> bytes:
 
 
 def zeros(text: bytes, rng: random.Random) -> bytes:
-    """As after a power cut: the length is on disk, the content is not."""
+    """Writes zeros, as after a power cut: the length is on disk, the content is not."""
     del rng
     return bytes(len(text))
 

@@ -44,7 +44,7 @@ BESIDE = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Case:
+class Writer:
     """command(target): writes a folder or file; state(target): how a reader sees it."""
 
     command: Callable[[Path], Any]
@@ -101,7 +101,7 @@ def make_run_state(run, beside):
 
 
 def model_state(target):
-    """How transformers sees a folder: without config.json it is no model."""
+    """Returns the state of a folder for transformers: without config.json it is no model."""
     if not target.exists() or not any(target.iterdir()):
         return ABSENT
     if not (target / 'config.json').exists():
@@ -137,7 +137,7 @@ def basis_state(target):
 
 
 def make_files_state(*names, is_whole):
-    """Returns state(target) for files in a folder, each of which is complete by itself."""
+    """Returns state(target) for files in a folder that are complete individually."""
 
     def state(target):
         existing = [target / name for name in names if (target / name).exists()]
@@ -196,7 +196,7 @@ def cases(model_folder, run, tmp_path_factory):
         return open_dataset(dataclasses.replace(fields, cache_dir=str(target)), say=discard_line)
 
     def data_state(target):
-        """How another process sees the data: a name without an ending is complete."""
+        """Returns the state for another process: a name without an ending is complete."""
         digest_folders = (
             [path for path in target.glob('*') if len(path.name) == 32] if target.exists() else []
         )
@@ -211,40 +211,40 @@ def cases(model_folder, run, tmp_path_factory):
         return write_table(target)
 
     return {
-        'import-hf': Case(
+        'import-hf': Writer(
             lambda target: convert.run(
                 ['import-hf', str(model_folder)],
                 {'out': str(target), 'config': config, 'reference': None},
             ),
             make_run_state(run, {'tokenizer.json', *BESIDE}),
         ),
-        'fold, merge, prune': Case(
+        'fold, merge, prune': Writer(
             lambda target: convert.write_like(checkpoint, target, checkpoint.weights, {}),
             make_run_state(run, {'tokenizer.json'}),
         ),
-        'merge --basis': Case(
+        'merge --basis': Writer(
             lambda target: convert.run(
                 ['merge', str(run), str(run)], {'out': str(target)} | merging
             ),
             basis_state,
         ),
-        'export-hf': Case(
+        'export-hf': Writer(
             lambda target: export_hf.write_folder(
                 target, checkpoint, export_model(), 'float32', 10_000
             ),
             model_state,
         ),
-        'export-peft': Case(
+        'export-peft': Writer(
             lambda target: export_peft.write_folder(target, export_peft.Adapter({'r': 1}, factors)),
             adapter_state,
         ),
-        'prepared data': Case(prepare, data_state),
-        'a table': Case(sweep, make_files_state('cells.parquet', is_whole=is_parquet)),
-        'pages and figures': Case(
+        'prepared data': Writer(prepare, data_state),
+        'a table': Writer(sweep, make_files_state('cells.parquet', is_whole=is_parquet)),
+        'pages and figures': Writer(
             write_figures,
             make_files_state('figure.svg', 'figure.png', 'page.html', is_whole=is_figure),
         ),
-        'an evaluation': Case(write_kept, kept_state),
+        'an evaluation': Writer(write_kept, kept_state),
     }
 
 
@@ -278,9 +278,9 @@ def check_kills(case, folder, ats):
 
 @pytest.mark.full
 @pytest.mark.parametrize('name', NAMES)
-def test_killed_command_leaves_no_false_whole(name, cases, is_long, tmp_path):
-    """At every event in the long form, otherwise at some. Catches a mark that is not
-    removed last.
+def test_killed_command_leaves_no_false_complete(name, cases, is_long, tmp_path):
+    """The long form kills at every event, otherwise at some. Catches a mark that is not removed
+    last.
     """
     case = cases[name]
     n = len(list_events(lambda: case.command(tmp_path / 'whole'), tmp_path / 'whole'))
@@ -292,7 +292,7 @@ def test_killed_command_leaves_no_false_whole(name, cases, is_long, tmp_path):
 
 
 @pytest.mark.parametrize('name', ['fold, merge, prune', 'export-hf'])
-def test_kills_before_the_last_file(name, cases, tmp_path):
+def test_kill_midway_is_refused(name, cases, tmp_path):
     case = cases[name]
     n = len(list_events(lambda: case.command(tmp_path / 'whole'), tmp_path / 'whole'))
     assert check_kills(case, tmp_path, [n // 2, n]) == [

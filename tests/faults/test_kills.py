@@ -43,8 +43,8 @@ def corpus(tmp_path_factory):
 def whole_run(corpus, tmp_path_factory):
     """The rows of an undisturbed run."""
     workdir = tmp_path_factory.mktemp('whole') / 'run'
-    code, output = wait_for_command(start_run(workdir, corpus, **RUN))
-    assert code == DONE, output
+    code, stdout = wait_for_command(start_run(workdir, corpus, **RUN))
+    assert code == DONE, stdout
     return timeless(workdir)
 
 
@@ -57,8 +57,8 @@ def test_killed_run_resumes(trial, whole_run, corpus, tmp_path):
         wait_for_step(tmp_path, 80 * third + rng.randrange(5, 70), process)
         process.kill()
         assert wait_for_command(process)[0] == -signal.SIGKILL
-    code, output = wait_for_command(start_run(tmp_path, corpus, **RUN))
-    assert code == DONE and 'resuming after step' in output
+    code, stdout = wait_for_command(start_run(tmp_path, corpus, **RUN))
+    assert code == DONE and 'resuming after step' in stdout
     assert timeless(tmp_path) == whole_run
 
 
@@ -93,9 +93,9 @@ def test_killed_sweep_resumes(engine, trial, whole_sweep, corpus, tmp_path):
         process.kill()
         assert process.wait(timeout=PATIENCE_SEC) == -signal.SIGKILL
     process = start_sweep(workdir, corpus, engine=engine, **changes)
-    code, output = process.wait(timeout=PATIENCE_SEC), log_path(workdir).read_text()
-    assert code == DONE and 'resuming after step' in output, output
-    assert '4 cells, 2 programs' in output and f'4 of 4 done; {workdir}/cells.parquet' in output
+    code, stdout = process.wait(timeout=PATIENCE_SEC), log_path(workdir).read_text()
+    assert code == DONE and 'resuming after step' in stdout, stdout
+    assert '4 cells, 2 programs' in stdout and f'4 of 4 done; {workdir}/cells.parquet' in stdout
     cells = [(row['log_every'], row['lr'], row['group']) for row in table(workdir)]
     assert cells == [(1, 0.003, 0), (1, 0.01, 0), (2, 0.003, 1), (2, 0.01, 1)]
     assert table(workdir) == table(whole)
@@ -147,9 +147,9 @@ def test_killed_tuned_sweep_resumes(trial, is_long, whole_tuned, corpus, tmp_pat
     process = context.Process(target=train_tuned, args=(workdir, corpus))
     process.start()
     process.join(PATIENCE_SEC)
-    output = log_path(workdir).read_text()
-    assert process.exitcode == DONE and 'resuming after step' in output, output
-    assert output.count('wave 1, scan') >= 1 and 'look 1' in output
+    stdout = log_path(workdir).read_text()
+    assert process.exitcode == DONE and 'resuming after step' in stdout, stdout
+    assert stdout.count('wave 1, scan') >= 1 and 'look 1' in stdout
     ledgers = [read_json(sweep_folder / 'sweep.json') for sweep_folder in (workdir, whole_tuned)]
     assert ledgers[0] == ledgers[1]
     assert table(workdir) == table(whole_tuned)

@@ -45,12 +45,12 @@ def test_full_disk_ends_run_with_saved_steps(corpus, tmp_path):
     """A limit on the size of files raises as a full disk does, in any file that reaches it."""
     changes = {'train_steps': 2000, 'train_checkpoint_every': 100, 'train_eval_every': 0}
     limit = (resource.RLIMIT_FSIZE, FILE_BYTES)
-    code, output = wait_for_command(start_run(tmp_path / 'run', corpus, limit=limit, **changes))
-    *_, last = output.strip().splitlines()
-    assert code == BAD_INPUT and 'Traceback' not in output, output
+    code, stdout = wait_for_command(start_run(tmp_path / 'run', corpus, limit=limit, **changes))
+    *_, last = stdout.strip().splitlines()
+    assert code == BAD_INPUT and 'Traceback' not in stdout, stdout
     assert last.startswith('error: a file in ') and '/checkpoints/' in last
-    code, output = wait_for_command(start_run(tmp_path / 'run', corpus, **changes))
-    assert code == DONE and 'resuming after step' in output and 'lacks' not in output, output
+    code, stdout = wait_for_command(start_run(tmp_path / 'run', corpus, **changes))
+    assert code == DONE and 'resuming after step' in stdout and 'lacks' not in stdout, stdout
 
 
 @pytest.mark.full
@@ -61,10 +61,10 @@ def test_ctrl_c_before_training(trial, corpus, tmp_path):
     )
     time.sleep(random.Random(trial).uniform(0.5, 10))
     process.send_signal(signal.SIGINT)
-    code, output = wait_for_command(process)
-    assert code == SIGNALLED + signal.SIGINT and 'Traceback' not in output, output
-    *_, last = output.strip().splitlines()
-    assert last.startswith('SIGINT: '), output
+    code, stdout = wait_for_command(process)
+    assert code == SIGNALLED + signal.SIGINT and 'Traceback' not in stdout, stdout
+    *_, last = stdout.strip().splitlines()
+    assert last.startswith('SIGINT: '), stdout
 
 
 @pytest.mark.full

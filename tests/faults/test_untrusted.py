@@ -132,7 +132,7 @@ def list_files(place: Path, but: Path) -> dict[str, tuple]:
     return entries
 
 
-class Waits(BaseException):
+class ReaderTimeout(BaseException):
     """Raised on a timeout. No reader catches it."""
 
 
@@ -140,7 +140,7 @@ def outcome(reader, workdir: Path) -> str:
     """Returns '' for records or a clear error; else a description of the failure."""
 
     def alarm(*_):
-        raise Waits
+        raise ReaderTimeout
 
     files_before, previous_handler = (
         list_files(workdir.parent, workdir),
@@ -149,7 +149,7 @@ def outcome(reader, workdir: Path) -> str:
     signal.alarm(MOST_SEC)
     try:
         reader(workdir)
-    except Waits:
+    except ReaderTimeout:
         return 'it waits'
     except (ValueError, OSError) as error:
         if str(error).count('\n') > MOST_LINES or not str(error).strip():
@@ -237,12 +237,12 @@ def try_damages(original, readers, tmp_path, seeds, names=None):
 @pytest.mark.parametrize(
     'seeds', [range(24), pytest.param(range(24, 200), marks=pytest.mark.full)], ids=['few', 'many']
 )
-def test_untrusted_sweep(sweep, tmp_path, seeds):
+def test_damaged_sweep_is_read_or_refused(sweep, tmp_path, seeds):
     try_damages(sweep, (query_runs, make_page, resume_sweep), tmp_path, seeds, SMALL)
 
 
 @pytest.mark.full
-def test_untrusted_run(run, tmp_path):
+def test_damaged_run_is_read_or_refused(run, tmp_path):
     """100 damages. The checkpoint and the tokenizer are opened."""
     readers = (open_checkpoint, resume, query_runs, make_page, open_checkpoint, resume, convert)
     try_damages(run, readers, tmp_path, range(100))

@@ -16,7 +16,7 @@ from configs import default
 from eval.convert.import_hf import import_folder, write_run
 from lm.data import tokenizers
 from tests import hostile_models
-from tests.faults.test_untrusted import MOST_SEC, Waits
+from tests.faults.test_untrusted import MOST_SEC, ReaderTimeout
 
 MOST_MEMORY = 2 << 30  # bytes beside those that the process has: one kind has a file of 8 GB
 MOST_CHARACTERS = 3000  # of an error
@@ -47,10 +47,10 @@ def sound_models(tmp_path_factory):
 
 @contextlib.contextmanager
 def limit_resources():
-    """Limits the memory and the time of the block. Raises Waits after MOST_SEC."""
+    """Limits the memory and the time of the block. Raises ReaderTimeout after MOST_SEC."""
 
     def alarm(*_):
-        raise Waits
+        raise ReaderTimeout
 
     status = Path('/proc/self/status')
     held = re.search(r'VmData:\s+(\d+) kB', status.read_text() if status.exists() else '')
@@ -89,7 +89,7 @@ def outcome(name: str, kind: hostile_models.Kind, folder: Path) -> str:
         if '\n' in message or not message.isprintable() or len(message) > MOST_CHARACTERS:
             return f'a refusal of many lines, or of other characters: {message[:300]!r}'
         return ''
-    except Waits:
+    except ReaderTimeout:
         return 'it waits'
     except BaseException as error:  # a library that panics raises no Exception
         return f'{type(error).__name__}: {str(error)[:300]}'

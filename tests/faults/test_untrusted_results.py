@@ -26,7 +26,7 @@ from eval.sync.follower import Follower, send_all
 from eval.sync.marks import file_name, read_mark
 from lm.storage.files import UnreadableFile
 from tests.eval.sync.fakes import Server, begin, end, on_disk, train
-from tests.faults.test_untrusted import MOST_SEC, Waits
+from tests.faults.test_untrusted import MOST_SEC, ReaderTimeout
 from tests.hostile_models import NO_JSON, STRANGE_FILES
 
 META = {'config': {}, 'step': 5}
@@ -36,10 +36,10 @@ HUGE = 10**400
 
 @pytest.fixture(autouse=True)
 def limit_time():
-    """Raises Waits, which nobody catches, after MOST_SEC."""
+    """Raises ReaderTimeout, which nobody catches, after MOST_SEC."""
 
     def alarm(*_):
-        raise Waits
+        raise ReaderTimeout
 
     previous_handler = signal.signal(signal.SIGALRM, alarm)
     signal.alarm(MOST_SEC)
@@ -160,7 +160,7 @@ def test_result_with_other_types_is_refused(tmp_path, suite, name):
 @pytest.mark.full
 @pytest.mark.filterwarnings('ignore::RuntimeWarning')
 @pytest.mark.parametrize('name', RESULTS)
-def test_page_of_read_results(tmp_path, suite, name):
+def test_page_shows_read_results(tmp_path, suite, name):
     path = spoiled_result(tmp_path, name)
     with contextlib.suppress(UnreadableFile):
         if stored := kept.read_result(path, REQUEST, META):

@@ -14,7 +14,7 @@ M, D = 12, 16
 WEIGHTS = np.float64([1, 0, 1, 1, 1, 1, 1, 1, 0, 1, 1, 0])[:, None]  # 0 for padding
 
 
-class Case(NamedTuple):
+class NormCase(NamedTuple):
     """A norm with drawn parameters and statistics, as float32 NumPy arrays."""
 
     norm: Any
@@ -23,7 +23,7 @@ class Case(NamedTuple):
     options: dict[str, Any]  # all of the norm's fields
 
 
-def build(name, seed=1, randomize=True, features=D, dtype='float32', **options) -> Case:
+def build(name, seed=1, randomize=True, features=D, dtype='float32', **options) -> NormCase:
     """Builds a norm.
 
     randomize: whether to draw parameters and statistics at random instead of the initial values.
@@ -37,7 +37,7 @@ def build(name, seed=1, randomize=True, features=D, dtype='float32', **options) 
         params = jax.tree.map(lambda p: np.float32(rng.normal(0.2, 0.3, p.shape)), params)
         stats = {k: {n: _draw(rng, n, v) for n, v in tree.items()} for k, tree in stats.items()}
     fields = {f: getattr(norm, f) for f in norm.__dataclass_fields__ if f not in ('parent', 'name')}
-    return Case(norm, params, stats, fields)
+    return NormCase(norm, params, stats, fields)
 
 
 def _draw(rng, name, value):

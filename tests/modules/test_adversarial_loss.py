@@ -28,20 +28,22 @@ def differences(label):
 
 @pytest.mark.full
 def test_worst_shift_is_largest_singular_value():
-    """Of the differences, with the same gradient. Catches a mean that is not subtracted, and a
-    rank-one part without V.
+    """Compared with the matrix of differences, with the same gradient. Catches a mean that is not
+    subtracted, and a rank-one part without V.
     """
     with jax.enable_x64(True):
 
         def total(weight):
             return jnp.sum(worst_shift(readout(weight), jnp.asarray(LABELS), 300))
 
-        def expected(weight):
+        def compute_expected(weight):
             rows = weight[:, LABELS].T[:, None] - weight.T[None]
             return jnp.sum(jnp.linalg.svd(rows, compute_uv=False)[:, 0])
 
         weight = jnp.asarray(WEIGHT)
-        (actual, grad), (value, exact) = (jax.value_and_grad(f)(weight) for f in (total, expected))
+        (actual, grad), (value, exact) = (
+            jax.value_and_grad(f)(weight) for f in (total, compute_expected)
+        )
     np.testing.assert_allclose(actual, value, rtol=1e-12)
     np.testing.assert_allclose(grad, exact, atol=1e-8)
     np.testing.assert_allclose(
@@ -51,7 +53,7 @@ def test_worst_shift_is_largest_singular_value():
 
 @pytest.mark.full
 def test_ascent_approaches_from_below():
-    """With the default number of steps, on a readout without structure."""
+    """Runs the default number of steps, on a random readout."""
     weight = RNG.normal(size=(32, 200)).astype(np.float32)
     labels = np.arange(40)
     actual = worst_shift(readout(weight, dtype=jnp.float32), labels, 10)

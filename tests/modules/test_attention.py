@@ -166,8 +166,8 @@ def draw_variables(module):
 
 @pytest.mark.parametrize(('row', 'kernels'), kernel_params(), ids=row_id)
 def test_no_option_leaks_between_documents(row, kernels):
-    """By gradient, exactly 0, also if another document is 1e8 times as large. Catches a difference
-    of prefix sums over the row, which carries the rounding error of earlier documents.
+    """The gradient is exactly 0, also if another document is 1e8 times as large. Catches a
+    difference of prefix sums over the row, which carries the rounding error of earlier documents.
     """
     module = layer(**row, qk_norm='rmsnorm', n_kv_heads=2, kernels=kernels)
     variables = draw_variables(module)
@@ -282,7 +282,7 @@ def numpy_attention(
 ):
     """Computes one row of a layer without positions in float64, a head and a query at a time."""
     width = D // HEADS
-    out = np.zeros((len(x), D))
+    y_TD = np.zeros((len(x), D))
     scale = 1 / width if logit_scale == 'mup' else width**-0.5
     gates = numpy_gate(gate, x, w)
     for n in range(HEADS):
@@ -310,8 +310,8 @@ def numpy_attention(
                 probs = alpha * probs + (mean - alpha) / len(probs)
             mixed[t] = probs @ v[visible]
         mixed = mixed * (gates if isinstance(gates, float) else gates[:, n])
-        out += mixed @ w['out'][n]
-    return out
+        y_TD += mixed @ w['out'][n]
+    return y_TD
 
 
 OPTIONS = [
@@ -353,11 +353,11 @@ def test_attention_layer_matches_equation(name, options):
     module = layer(name, position='none', **options)
     params = perturb_vectors(draw_params(module)[0])
     stats = {'stats': {'affine_mean': jnp.full(HEADS, 0.7)}} if module.affine_scaled else {}
-    outputs = run(module, {'params': params, **stats}, draw_x(), whole_rows(LENGTH))
+    y_BTD = run(module, {'params': params, **stats}, draw_x(), whole_rows(LENGTH))
     w = {key: np.float64(value) for key, value in params.items()}
     l2_options = {'l2_scaled': 'both'} if name == 'l2' else {}
     expected = numpy_attention(np.float64(draw_x()[0]), w, mean=0.7, **(l2_options | options))
-    np.testing.assert_allclose(outputs[0], expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(y_BTD[0], expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.full
@@ -406,7 +406,7 @@ def test_visible_mean_matches_reference(window):
 @pytest.mark.parametrize('value', [1e8, np.inf, np.nan])
 def test_visible_mean_ignores_other_documents(value, window):
     """Values of a document, whatever they are, change neither the means of another nor their
-    gradients. Catches sums over the row, in which 1e8 leaves 0 of the next document and inf NaN.
+    gradients. Catches sums over the row, where 1e8 rounds the next document to 0 and inf gives NaN.
     """
     v = jnp.float32(np.random.default_rng(0).normal(size=(1, 1, 8, 2)))
     segments = jnp.int32([[1, 1, 1, 2, 2, 2, 2, 3]])

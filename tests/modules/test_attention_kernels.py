@@ -41,10 +41,10 @@ def forward_and_gradients(name, q, k, v, grad, segments=None, scores=PLAIN, arra
     def run(q, k, v, arrays):
         return attend(name, q, k, v, scores, segments, **arrays)
 
-    out, pull = jax.vjp(run, q, k, v, arrays or {})
+    y, pull = jax.vjp(run, q, k, v, arrays or {})
     *slopes, array_gradients = pull(grad)
     return (
-        out,
+        y,
         *slopes,
         *(array_gradients[name] for name in sorted(array_gradients) if name != 'prefix_BT'),
     )
@@ -64,7 +64,7 @@ def numpy_attention(
 ):
     """Returns the output and gradients, computed a row and a head at a time."""
     q, k, v, grad = (np.asarray(a, np.float64) for a in (q, k, v, grad))
-    out, dq, dk, dv = (np.zeros_like(a) for a in (q, q, k, v))
+    y, dq, dk, dv = (np.zeros_like(a) for a in (q, q, k, v))
     array_gradients = [
         None if a is None else np.zeros(a.shape) for a in (key_bias_BKS, sinks_N, slopes_N)
     ]
@@ -95,7 +95,7 @@ def numpy_attention(
         weights = np.exp(logits - largest)
         sink_weight = 0.0 if sinks_N is None else np.exp(np.float64(sinks_N)[n] - largest)
         probs = weights / (weights.sum(-1, keepdims=True) + sink_weight)
-        out[b, n] = probs @ v[b, kv]
+        y[b, n] = probs @ v[b, kv]
         d_probs = grad[b, n] @ v[b, kv].T
         d_logits = probs * (d_probs - np.sum(probs * d_probs, -1, keepdims=True))
         if key_bias_BKS is not None:
@@ -108,7 +108,7 @@ def numpy_attention(
         dq[b, n] = slope * d_logits @ k[b, kv] * scale
         dk[b, kv] += (slope * d_logits).T @ q[b, n] * scale
         dv[b, kv] += probs.T @ grad[b, n]
-    return out, dq, dk, dv, *(a for a in array_gradients if a is not None)
+    return y, dq, dk, dv, *(a for a in array_gradients if a is not None)
 
 
 def assert_close(actual, expected, rounding):
@@ -213,8 +213,8 @@ def test_query_with_one_key_has_no_gradient(dtype):
     ids=str,
 )
 def test_blocked_fields_over_several_tiles(length, fields, monkeypatch):
-    """Tiles of 4 tokens, two of them unrolled and four in loops, the last one padded. Catches keys
-    of another tile, a window without its first tile, a maximum that is not carried on.
+    """Tiles of 4 tokens: two unrolled and four in loops, the last with padding. Catches keys of
+    another tile, a window without its first tile, a maximum that is not carried on.
     """
     for name in ('MIN_TILE', 'MAX_TILE'):
         monkeypatch.setattr(sys.modules['modules.kernels.attention.blocked'], name, 4)
@@ -229,16 +229,16 @@ def test_blocked_fields_over_several_tiles(length, fields, monkeypatch):
 @pytest.mark.default_rows('reference')
 @pytest.mark.parametrize('name', PORTABLE)
 def test_is_full_turns_window_off(name):
-    """By a traced scalar, as the layers of a scan differ; forward and gradient."""
+    """`is_full` is a traced scalar, as the layers of a scan differ; forward and gradient."""
     arrays = draw(9, 4, 2, batch=2)
     q, k, v, grad = arrays
 
     @functools.partial(jax.jit)
     def run(is_full):
-        out, pull = jax.vjp(
+        y, pull = jax.vjp(
             lambda q, k, v: attend(name, q, k, v, Scores(window=3), is_full=is_full), q, k, v
         )
-        return out, *pull(grad)
+        return y, *pull(grad)
 
     for is_full, window in ((True, None), (False, 3)):
         assert_close(run(is_full), numpy_attention(*arrays, scores=Scores(window=window)), 2**-23)
@@ -261,7 +261,7 @@ def test_blocked_memory_grows_linearly():
 @pytest.mark.parametrize('name', ATTENTION_KERNELS)
 @pytest.mark.parametrize('fields', FIELDS, ids=str)
 def test_unsupported_scores_are_rejected(name, fields):
-    """By the function that config checks call and by the kernel itself; the error lists
+    """The function that config checks call and the kernel itself refuse; the error lists
     alternatives.
     """
     q, k, v, _ = draw(4)
@@ -334,8 +334,8 @@ def test_extreme_logits_stay_finite(fn):
     """
     scale = 300.0
     ours = forward_and_gradients(fn, *draw(256, scale=scale), None)
-    out, _, _, dv = numpy_attention(*draw(256, scale=scale))
-    np.testing.assert_allclose(ours[0], out, rtol=1e-5)
+    y, _, _, dv = numpy_attention(*draw(256, scale=scale))
+    np.testing.assert_allclose(ours[0], y, rtol=1e-5)
     np.testing.assert_allclose(ours[3], dv, rtol=1e-5, atol=1e-2)
     for grad in ours[1:3]:
         assert np.abs(grad).max() <= 32 * 2**-23 * scale**3
@@ -343,7 +343,7 @@ def test_extreme_logits_stay_finite(fn):
 
 @pytest.mark.full
 def test_only_reference_has_forward_mode():
-    """As its docstring says."""
+    """Its docstring states this."""
     q, k, v, _ = draw(8)
     with pytest.raises(TypeError, match='forward-mode'):
         jax.jvp(lambda q: attend('blocked', q, k, v, PLAIN), (q,), (q,))

@@ -145,7 +145,7 @@ def test_loss_on_mesh_matches_one_device(sizes, tied):
     ids=mesh_id,
 )
 def test_every_loss_on_a_mesh(sizes, name):
-    """In float64. With `context`, a loss of whole rows is left to XLA."""
+    """Compares in float64. With `context`, a loss of whole rows is left to XLA."""
     softcap = 0.0 if LOSSES[name].linear_readout else 3.0
     with jax.enable_x64(True):
         arrays = draw_problem('float64')
@@ -157,7 +157,7 @@ def test_every_loss_on_a_mesh(sizes, name):
 @pytest.mark.default_rows('2data-2fsdp-2context-own')
 @pytest.mark.parametrize('tied', [False, True], ids=['own', 'tied'])
 @pytest.mark.parametrize('sizes', [ROWS, SHARDED, BOTH, EXPERTS], ids=mesh_id)
-def test_chunks_exchange_nothing(sizes, tied):
+def test_chunks_need_no_communication(sizes, tied):
     """A sharded readout is gathered once, and its gradient summed once. Catches a loop sharded by
     XLA.
     """
@@ -173,7 +173,9 @@ def test_chunks_exchange_nothing(sizes, tied):
 
 
 def test_vocabulary_stays_sharded():
-    """Over `tensor`, inside the loop too. Catches a gather of all logits, or of the gradient."""
+    """It is sharded over `tensor`, inside the loop too. Catches a gather of all logits, or of the
+    gradient.
+    """
     collectives = list_collectives(Module(program(False, **VOCABULARY).as_text()))
     assert max(c.largest for c in collectives) <= D * V * 4 // VOCABULARY['tensor']
 
@@ -304,7 +306,9 @@ def test_gradients_have_derivatives(sizes):
     ids=['rows', 'tokens', 'whole rows', 'one device'],
 )
 def test_indivisible_tokens_are_left_to_xla(sizes, rows, tokens, name):
-    """Without manual axes, and with the same numbers. Catches rows that are padded or lost."""
+    """XLA shards them without manual axes, with equal numbers. Catches rows that are padded or
+    lost.
+    """
     arrays = draw_problem('float32', rows, tokens)
     compute = value_and_gradients(chunk_loss(LOSSES[name], 12))
     devices = jax.devices()[:1] if sizes == {'data': 1} else None

@@ -151,8 +151,8 @@ def test_reference_matches_float64():
 @pytest.mark.full
 @pytest.mark.parametrize('form', FORMS)
 def test_gradient_overwrites_logits(use_form, monkeypatch):
-    """In the logits' memory, which the interpreter shares if blocks divide them. Catches a kernel
-    that reads a logit after overwriting it.
+    """The interpreter shares the logits' memory if blocks divide them. Catches a kernel that reads
+    a logit after overwriting it.
     """
     monkeypatch.setattr(tpu, 'ALIASES', {'logits': 'gradient'})
     arrays = draw(128, 768)
@@ -230,7 +230,9 @@ def test_checkpoint_recomputes_statistics():
 
 @pytest.mark.full
 def test_rows_are_sharded():
-    """Over the axis `data`, as on one device. Catches rows that are gathered or mixed."""
+    """Rows sharded over `data` give the results of one device. Catches rows that are gathered or
+    mixed.
+    """
     mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 4), ('run', 'data'))
     arrays = draw(8, 42)
     run = statistics_and_gradient
@@ -255,7 +257,7 @@ def test_nan_rows_and_labels_without_column(use_form):
 
 
 def test_unsupported_types_are_rejected():
-    """Before anything is compiled, with an alternative."""
+    """The error is raised before anything is compiled, with an alternative."""
     labels = jnp.zeros(16, 'int32')
 
     def shapes(dtype, width):

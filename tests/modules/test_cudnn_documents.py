@@ -127,8 +127,8 @@ def test_offsets_describe_documents(seed):
 
 
 def forward_and_gradients(name, scores, q, k, v, grad, segments):
-    output, pull = jax.vjp(lambda *inputs: attend(name, *inputs, scores, segments), q, k, v)
-    return output, *pull(grad)
+    y, pull = jax.vjp(lambda *inputs: attend(name, *inputs, scores, segments), q, k, v)
+    return y, *pull(grad)
 
 
 @pytest.mark.full
@@ -171,14 +171,14 @@ def test_too_many_documents_give_nan():
     assert max_documents(length) == MIN_DOCUMENTS and max_documents(8192) == 128
     q, k, v, *_ = draw(length, dtype='bfloat16')
     segments = [np.minimum(np.arange(length), n - 1) for n in (MIN_DOCUMENTS, MIN_DOCUMENTS + 1)]
-    output = attend('cudnn', q, k, v, Scores(), jnp.asarray(np.stack(segments)))
-    assert np.isfinite(np.asarray(output[0], np.float32)).all()
-    assert np.isnan(np.asarray(output[1], np.float32)).any()
+    y = attend('cudnn', q, k, v, Scores(), jnp.asarray(np.stack(segments)))
+    assert np.isfinite(np.asarray(y[0], np.float32)).all()
+    assert np.isnan(np.asarray(y[1], np.float32)).any()
 
 
 @pytest.mark.usefixtures('hopper')
 def test_check_documents_rejects_too_many():
-    """Runs and rows. Catches uncounted padding, and a limit where there is none."""
+    """Runs and rows. Catches uncounted padding, and a limit where none applies."""
     segments = np.zeros((3, 2, 64), int)
     segments[2, 1] = np.minimum(np.arange(64), MIN_DOCUMENTS - 1)
     check_documents('cudnn', segments)
@@ -199,8 +199,8 @@ def test_hopper_program_has_offsets(window):
 
     def loss(q):
         weights = jnp.eye(8, dtype=q.dtype)
-        output = attend('cudnn', q @ weights, k, v, Scores(window=window), segments)
-        return jnp.sum(output @ weights)
+        y = attend('cudnn', q @ weights, k, v, Scores(window=window), segments)
+        return jnp.sum(y @ weights)
 
     rematerialized = jax.checkpoint(loss, policy=REMAT_POLICIES['dots'])
     lowered = jax.jit(jax.grad(rematerialized)).trace(q).lower(lowering_platforms=('cuda',))

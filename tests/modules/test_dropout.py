@@ -12,7 +12,7 @@ from modules.kernels.attention.base import Scores
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 def test_dropout_keeps_mean(dtype):
-    """In each type, which stays; a rate of 0, traced too, keeps every bit."""
+    """The dtype is kept; a rate of 0, traced too, keeps every bit."""
     x = jnp.asarray(np.random.default_rng(0).normal(size=(64, 64)), dtype)
     rates = jnp.float32([0.0, 0.25])
     dropped = jax.jit(jax.vmap(lambda rate: Dropout(rate, jax.random.key(1))(x)))(rates)

@@ -51,7 +51,7 @@ def test_block_sums_equal_row_sums(form):
 @pytest.mark.default_rows('online')
 @pytest.mark.parametrize('form', [ONLINE, TWO_PASS], ids=['online', 'two_pass'])
 def test_pairs_are_added(form):
-    """As over devices or threads, one of which has an empty sum. Catches a sum that is not rescaled
+    """Pairs come from devices or threads; one has an empty sum. Catches a sum that is not rescaled
     to the larger exponent, or the exponent of an empty sum that wins.
     """
     z = np.random.default_rng(0).normal(size=(5, 64)).astype(np.float32)

@@ -83,8 +83,8 @@ def forward_and_gradients(name, scores, segmented, *arrays, **options):
             name, q, k, v, scores, segments if segmented else None, **sink_arrays, options=options
         )
 
-    output, pull = jax.vjp(run, q, k, v, sink_arrays)
-    return output, *jax.tree.leaves(pull(grad))
+    y, pull = jax.vjp(run, q, k, v, sink_arrays)
+    return y, *jax.tree.leaves(pull(grad))
 
 
 compiled = jax.jit(forward_and_gradients, static_argnums=(0, 1, 2))
@@ -159,7 +159,7 @@ def test_splash_uses_requested_blocks():
 @pytest.mark.usefixtures('plain_operations')
 @pytest.mark.parametrize('name', ['cudnn', 'splash'])
 def test_is_full_turns_window_off(name):
-    """By a traced scalar, as the layers of a scan differ; padded rows and documents."""
+    """`is_full` is a traced scalar, as the layers of a scan differ; padded rows and documents."""
     q, k, v, _, segments, _ = draw(9)
 
     @functools.partial(jax.jit, static_argnums=0)
@@ -284,14 +284,16 @@ def test_unsupported_row_sharding_is_rejected(name, words, monkeypatch):
     ids=str,
 )
 def test_unsupported_config_is_rejected(changes, words):
-    """By name and with the alternatives, before a model is built."""
+    """The error gives name and alternatives, before a model is built."""
     with pytest.raises(ValueError, match=words):
         check(tiny_config({'model.dtype': 'bfloat16'} | changes))
 
 
 @pytest.mark.parametrize('field', ['slopes', 'key_bias'])
 def test_splash_rejects_unsupported_scores(field):
-    """Also a type that TPUs lack. The kernel itself checks too, without a checked config."""
+    """It rejects a type that TPUs lack, too. The kernel itself checks too, without a checked
+    config.
+    """
     with pytest.raises(
         ValueError, match=f'splash does not serve {field}=True; .*do: blocked, reference$'
     ):
@@ -364,7 +366,7 @@ def test_auto_selects_fused_loss_on_gpus():
 
 
 def test_loading_replaces_unavailable_kernels():
-    """By the platform's own kernels, with a message; kernels that run stay."""
+    """The platform's own kernels replace them, with a message; kernels that run stay."""
     chosen = {'kernels.attention': 'splash', 'kernels.splash_block_q': 128}
     messages, config = [], tiny_config(chosen | {'kernels.matmul': 'direct'})
     replaced = replace_kernels('cpu', config, messages.append)
@@ -384,7 +386,7 @@ def test_loading_replaces_unavailable_kernels():
 @pytest.mark.default_rows('cudnn')
 @pytest.mark.parametrize('name', ['blocked', 'cudnn', 'splash'])
 def test_remat_keeps_attention_outputs(monkeypatch, name):
-    """Counts loops and calls in the traced gradient: as many as without rematerialization."""
+    """Counts loops and calls in the traced gradient: remat adds none."""
     versions = 'jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version'
     monkeypatch.setattr(versions, lambda: 91000)
     q, k, v, *_ = draw(2048, dtype='bfloat16', batch=1)

@@ -162,7 +162,7 @@ def test_loss_statistics_and_gradient(rows, width, dtype):
 
 @pytest.mark.full
 def test_label_without_column_has_zero_logit():
-    """As with columns sharded over devices. Catches the logit of the first column."""
+    """Columns sharded over devices have such labels. Catches the logit of the first column."""
     logits, _, _ = loss_tests.draw(3, 140)
     label_logit_M = statistics(logits, jnp.asarray([-1, 140, 2], jnp.int32))[1]
     np.testing.assert_array_equal(label_logit_M, [0, 0, logits[2, 2]])

@@ -53,7 +53,7 @@ SHARES = {  # a decay of 0.1, a rate of 0.04, half way down the schedule of 100 
 
 
 @pytest.mark.parametrize('name', DECAY_RULES)
-def test_decay_rule(name):
+def test_decay_share_follows_fan_in(name):
     """At four times the fan-in, with a parametrisation's factor of 3; a peak of 0 gives no 0 /
     0.
     """

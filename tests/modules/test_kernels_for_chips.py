@@ -22,8 +22,9 @@ GPU_KERNELS = {'cross_entropy, both': 1}  # the gradient is XLA's
 # An H200 runs the programs of an H100.
 @pytest.mark.parametrize('chips', [tuple(TPUS), ('a100',), ('h100',), ('b200',)], ids=' '.join)
 def test_kernels_read_and_write_once(chips):
-    """By the chips' own compilers. Catches a kernel that exceeds a chip's memory, a kernel that
-    reads rows twice, spilled registers, and a layout that copies arrays of an odd width first.
+    """The chips' own compilers compile the kernels. Catches a kernel that exceeds a chip's memory,
+    a kernel that reads rows twice, spilled registers, and a layout that copies arrays of an odd
+    width first.
     """
     on_gpu = chips[0] in GPUS
     pytest.importorskip(COMPILERS['gpu' if on_gpu else 'tpu'])

@@ -107,7 +107,7 @@ def test_layer_matches_equation(name, position):
 @pytest.mark.full
 @pytest.mark.parametrize('name', LINEAR)
 def test_kernels_agree_in_layer(name):
-    """In documents, with gradients: the layer passes the same arrays to both."""
+    """Compares documents, with gradients: the layer passes the same arrays to both."""
     x, sequence = draw_x(2), packed_rows(jnp.int32([[1, 1, 1, 2, 2, 2, 2, 2, 0], [5] * LENGTH]))
 
     def gradients(implementation):

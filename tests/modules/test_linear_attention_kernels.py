@@ -48,14 +48,14 @@ def forward_and_gradients(name, options, *arrays, segments=None, state=None):
     def run(inputs, state):
         return kernel(*inputs, EPS, segments, state)
 
-    outputs, pull = jax.vjp(run, inputs, state)
-    return outputs, pull((grad, state_grad))
+    y, pull = jax.vjp(run, inputs, state)
+    return y, pull((grad, state_grad))
 
 
 def numpy_recurrence(q_num, k_num, q_den, k_den, v, segments=None, state=None):
     """Returns output and last state of the recurrence, a row, head and token at a time."""
     q_num, k_num, q_den, k_den, v = (np.float64(a) for a in (q_num, k_num, q_den, k_den, v))
-    outputs = np.zeros((*q_num.shape[:3], v.shape[-1]))
+    y = np.zeros((*q_num.shape[:3], v.shape[-1]))
     batch, heads, _, features = k_num.shape
     last_state = np.zeros((batch, heads, features, v.shape[-1])), np.zeros((batch, heads, features))
     for b, n in np.ndindex(q_num.shape[:2]):
@@ -66,9 +66,9 @@ def numpy_recurrence(q_num, k_num, q_den, k_den, v, segments=None, state=None):
                 s, z = 0.0, 0.0
             s = s + np.outer(k_num[b, kv, t], v[b, kv, t])
             z = z + k_den[b, kv, t]
-            outputs[b, n, t] = q_num[b, n, t] @ s / (q_den[b, n, t] @ z + SHOWING_EPS)
+            y[b, n, t] = q_num[b, n, t] @ s / (q_den[b, n, t] @ z + SHOWING_EPS)
         last_state[0][b, kv], last_state[1][b, kv] = s, z
-    return outputs, last_state
+    return y, last_state
 
 
 @pytest.mark.parametrize('name', LINEAR_ATTENTION_KERNELS)

@@ -39,7 +39,7 @@ def test_cross_entropy():
 
 
 @pytest.mark.parametrize('smoothing', [0.1, 1.0])
-def test_label_smoothing(smoothing):
+def test_label_smoothing_matches_equation(smoothing):
     """Cross-entropy to (1 - s) onehot + s / V; the reported `ce` is not smoothed."""
     log_p = special.log_softmax(LOGITS, -1)
     target = (1 - smoothing) * ONE_HOT + smoothing / 11
@@ -55,7 +55,7 @@ def test_label_smoothing(smoothing):
     np.testing.assert_allclose(grad, np.exp(log_p) - target, atol=1e-6)
 
 
-def test_z_loss():
+def test_z_loss_adds_squared_log_partition():
     """Adds c (log Z)^2, recorded without c; d (log Z)^2 / dz = 2 log Z softmax(z)."""
     log_z = special.logsumexp(LOGITS, -1, keepdims=True)
     with_z, without = (losses(jnp.float32(LOGITS), z_loss=c) for c in (0.5, 0.0))
@@ -179,7 +179,7 @@ PUBLISHED = [
 
 @pytest.mark.parametrize(('name', 'options', 'expected'), PUBLISHED)
 def test_published_equations(name, options, expected):
-    """In float64, `ce` too."""
+    """Compares in float64, `ce` too."""
     with jax.enable_x64(True):
         terms = per_token(name, jnp.asarray(LOGITS), jnp.asarray(LABELS), **options)
         np.testing.assert_allclose(terms['objective'], expected(), rtol=1e-10)
@@ -189,8 +189,8 @@ def test_published_equations(name, options, expected):
 
 @pytest.mark.parametrize('tau', [0.5, 1.0, 1.5])
 def test_comp_sum_gradient_scales_cross_entropy(tau):
-    """By a power of p. Also with tau as a tracer, where a division by tau - 1 would give NaN at
-    1.
+    """The factor is a power of p. tau may be a tracer, where a division by tau - 1 would give NaN
+    at 1.
     """
     logits, labels = jnp.float32(LOGITS), jnp.int32(LABELS)
 
@@ -228,7 +228,7 @@ def test_ldr_is_between_largest_and_mean_margin():
 
 
 @pytest.mark.parametrize('name', sorted(set(LOSSES) - {'cross_entropy'}))
-def test_certain_models_have_finite_gradients(name):
+def test_extreme_probabilities_have_finite_gradients(name):
     """Right and wrong, by 60 nats: p is 1 in float32, or e^-60."""
     logits, labels = jnp.float32([[60.0, 0.0, 0.0], [60.0, 0.0, 0.0]]), jnp.int32([0, 1])
 

@@ -133,7 +133,7 @@ def test_conditional_losses_sum_to_entropy(cuts):
 
 @pytest.mark.parametrize('count', [2, LENGTH])
 def test_chain_matches_marginal(count):
-    """All rows, each in its own order."""
+    """Each row has its own order."""
     ranks = random_ranks(jax.random.key(1), len(ROWS), LENGTH)
     actual = jax.jit(
         lambda: chain_conditionals(conditionals, jnp.array(ROWS), ranks, count, MASK)
@@ -149,7 +149,7 @@ def test_impossible_count_is_rejected(count):
         chain_conditionals(conditionals, jnp.array(ROWS), ranks, count, MASK)
 
 
-def test_cuts_are_uniform():
+def test_random_cuts_are_uniform():
     """1 / (T C(T, n) (T - n)) for each n known positions and a next one, within 5 deviations."""
     draws = 2**16
     cut = jax.jit(lambda key: random_cut(key, draws, LENGTH))(jax.random.key(2))

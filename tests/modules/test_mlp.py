@@ -84,7 +84,7 @@ def numpy_mixture(probs, outputs, capacity, per_token=2):
 @pytest.mark.default_rows('swiglu')
 @pytest.mark.parametrize('activation', ['relu', 'swiglu'])
 def test_evaluation_sums_likeliest_experts(activation):
-    """Not normalized over them, without dropped tokens, without noise."""
+    """Gates are not normalized over them; no token is dropped, and there is no noise."""
     layer = moe(activation)
     x, params, stats = draw(layer)
     outputs = numpy_experts(params, np.float64(x), activation == 'swiglu')
@@ -181,7 +181,9 @@ def test_rows_have_separate_capacity():
 
 @pytest.mark.full
 def test_evaluation_is_independent_by_token():
-    """By gradient; in training it depends on earlier tokens, which may use up capacity."""
+    """Checked by gradient; in training a token depends on earlier tokens, which may use up
+    capacity.
+    """
     layer = moe(expert_capacity=0.5)
     x, params, stats = draw(layer)
     jacobian = jax.jacrev(lambda x: evaluate(layer, params, stats, x).sum(-1))(x)
@@ -293,7 +295,7 @@ def test_rows_share_capacity(layer):
 
 @pytest.mark.full
 def test_only_expert_weights_have_expert_axis():
-    """The router reads every token, so all of it counts as work."""
+    """The router reads every token, so it counts fully."""
     specs = split_boxes(
         moe('swiglu').init(jax.random.key(0), jnp.ones((1, TOKENS, WIDTH)))['params']
     )[1]

@@ -75,7 +75,7 @@ def test_ghost_batches_are_independent():
 
 
 def test_estimated_statistics_have_no_gradient():
-    """They include this batch by value, but no gradient flows through them."""
+    """The statistics include this batch by value, but no gradient flows through them."""
     dependence_MM, change = dependence('batch_channel', True, estimated=True)
     assert off_diagonal(dependence_MM).max() == 0
     assert change > 1e-3

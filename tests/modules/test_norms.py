@@ -85,7 +85,7 @@ def reference(name, case, x, w, training):
 
 @pytest.mark.parametrize(('name', 'options', 'training', 'dtype'), CASES)
 def test_forward_and_gradient(name, options, training, dtype):
-    """By x and by every parameter, and the next running statistics; with padding."""
+    """Gradients in x and every parameter, and the next running statistics; with padding."""
     case = build(name, dtype=dtype, **options, **weight_options(name))
     x, dy = tokens(dtype)
     params = jax.tree.map(np.float64, case.params)
@@ -251,7 +251,7 @@ def test_norms_serve_heads_too(name):
 
 
 @pytest.mark.parametrize('name', NORMS)
-def test_parameters(name):
+def test_norm_parameters_have_float32_and_decay(name):
     """float32 under bfloat16, along the norm's axis, with the right decay.
 
     Catches a gain in the compute type, a gain that decays, a matrix that does not.

@@ -172,7 +172,7 @@ def test_property_shares_and_lengths_are_uniform():
 
 
 def test_property_hole_places_are_uniform():
-    """Also the first and the last. A hole takes two of five tokens: four places."""
+    """The first and the last place count too. A hole takes two of five tokens: four places."""
     rng, options = np.random.default_rng(0), {'span_least': 2, 'span_most': 2, 'masks': 1}
     options |= {'mask_ratio_least': 0.4, 'mask_ratio_most': 0.4}
     places = collections.Counter(
@@ -216,6 +216,6 @@ def test_property_holes_stop_at_the_last_mask():
         assert len(lengths) == 3 and (lengths <= 4).all()
 
 
-def test_causal_changes_nothing():
+def test_causal_objective_keeps_documents():
     document = causal(text(5), SPECIAL, None)
     assert_document(document, text(5), text(5))

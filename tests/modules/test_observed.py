@@ -114,7 +114,7 @@ def test_statistics_match_reference(case, block):
 
 
 def test_is_full_turns_window_off():
-    """By a traced scalar. Catches a scalar that is read at trace time, and its negation."""
+    """`is_full` is a traced scalar. Catches a scalar read at trace time, and its negation."""
     arrays, scores = draw_arrays(), Scores(window=2)
     q, k = jnp.float32(arrays['q']), jnp.float32(arrays['k'])
     compute = jax.jit(lambda is_full: attention_statistics(q, k, scores, is_full=is_full))
@@ -137,7 +137,7 @@ def test_large_logits_keep_precision(size):
         np.testing.assert_allclose(actual, expected[name], rtol=1e-5)
 
 
-def test_zero_weights_are_no_outcome():
+def test_zero_weights_give_no_nan():
     """log 0 of linear attention gives no NaN, and a query with one key has no share."""
     logits = np.zeros((1, 1, T, T), np.float32)
     logits[..., 1::2] = -np.inf

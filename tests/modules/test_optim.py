@@ -23,7 +23,7 @@ def numpy_adam(grads, b1, b2, eps):
 
 
 def test_adamw_direction():
-    """Over several steps. Catches a missing bias correction, or eps inside the root."""
+    """Compares several steps. Catches a missing bias correction, or eps inside the root."""
     grads = np.random.default_rng(0).normal(size=(5, 3)) * 0.1
     tx = adamw(None, b1=0.9, b2=0.95, eps=1e-2)
     state = tx.init(jnp.zeros(3))
@@ -55,7 +55,7 @@ def fraction(name, step, **changes):
 
 
 def reach(name):
-    """Whether it has an end that it reaches."""
+    """Returns whether the schedule has an end that it reaches."""
     return 'final_lr_fraction' in declared_options(SCHEDULES[name])
 
 
@@ -86,14 +86,14 @@ def test_schedule_at_its_boundaries(name):
 
 @pytest.mark.parametrize('name', [n for n in SCHEDULES if reach(n) and n != 'exponential'])
 def test_decay_reaches_0_at_the_last_step(name):
-    """To the bit: the last step changes no weight, and the step before it does."""
+    """Exactly: the last step changes no weight, and the step before it does."""
     before, last = fraction(name, jnp.int32([STEPS - 2, STEPS - 1]), final_lr_fraction=0.0)
     assert last == 0.0 < before
 
 
 @pytest.mark.parametrize('name', SCHEDULES)
-def test_schedule_stays_between_nothing_and_the_peak(name):
-    """Also without warm-up, without decay, and beyond the last step, where an end is kept."""
+def test_schedule_stays_between_0_and_peak(name):
+    """With and without warm-up and decay, and beyond the last step, where an end is kept."""
     for changes in ({}, {'warmup_steps': 0}, {'decay_fraction': 0}, {'steps': 1}):
         values = fraction(name, jnp.arange(2 * STEPS), **changes)
         assert np.all((values > 0) & (values <= 1))
@@ -160,7 +160,9 @@ def scaled_by(factor):
 
 
 def test_partition_passes_each_optimizer_its_specs():
-    """It runs on its parameters alone. Catches specs of all parameters with trees of some."""
+    """An optimizer runs on its parameters alone. Catches specs of all parameters with trees of
+    some.
+    """
     roles_by_path = []
 
     def make_noted(specs):
@@ -198,8 +200,8 @@ def test_unused_role_is_named():
         partition_by_role(SPECS, readout=scaled_by(0.5), default=scaled_by(1.0))
 
 
-def test_moments_have_specs_of_their_parameters():
-    """Also behind a partition, which leaves some out. Catches moments without sharding."""
+def test_moments_have_parameter_specs():
+    """This holds behind a partition, which leaves some out. Catches moments without sharding."""
     tx = partition_by_role(SPECS, hidden=adamw, default=lambda specs: optax.trace(0.9))
     specs = named_leaves(state_specs(jax.eval_shape(tx.init, PARAMS), PARAMS, SPECS))
     up_specs = [spec for path, spec in specs.items() if path.endswith('layers/up')]

@@ -66,7 +66,7 @@ def points(average, make, shape, decay, warmup, lr=0.05):
 
 @pytest.mark.parametrize('case', AS_PUBLISHED)
 def test_schedule_free_follows_authors_code(case):
-    """Where gradients are taken, and where it is evaluated. Catches decay of z in place of y, the
+    """Compares the points of gradients and of evaluation. Catches decay of z in place of y, the
     weight of a warm-up, x for z, and a first step that is not all of the mean.
     """
     make, decay, warmup, options = AS_PUBLISHED[case]
@@ -78,7 +78,7 @@ def test_schedule_free_follows_authors_code(case):
 
 
 @pytest.mark.parametrize('decay', [0.0, 0.9, 0.9999])
-def test_ema_is_its_closed_form(decay):
+def test_ema_matches_closed_form(decay):
     """Training is as without it. Catches a share of the initial weights, and a share that ends."""
     average = AVERAGES['ema'](average_decay=jnp.float32(decay))
     trained, averaged = points(average, SGD, 'wide', 0.1, 0)
@@ -97,7 +97,7 @@ def test_ema_is_its_closed_form(decay):
 
 @pytest.mark.parametrize('name', AVERAGES)
 def test_constant_weights_average_to_themselves(name):
-    """To the bit, over many steps. Catches an average that does not begin at the weights."""
+    """Equality is bitwise, over many steps. Catches averages that do not begin at the weights."""
     average = AVERAGES[name]()
     params = {'w': jnp.float32(np.random.default_rng(0).normal(size=(4, 6)))}
     zeros = jax.tree.map(jnp.zeros_like, params)

@@ -73,7 +73,9 @@ def test_projections_follow_package(case):
 
 @pytest.mark.parametrize('make', [adamp, sgdp])
 def test_orthogonal_gradient_gives_orthogonal_direction(make):
-    """By output unit, in both layers. Catches a projection on the gradient, or of the gradient."""
+    """Orthogonal for each output unit, in both layers. Catches a projection on the gradient, or of
+    the gradient.
+    """
     weight, grad = normal(2, 2, 3, 4), normal(2, 2, 3, 4, seed=1)
     axes = (1, 2)
     radial = jnp.sum(grad * weight, axes, keepdims=True)
@@ -224,7 +226,7 @@ def test_adafactor_treats_layers_separately(spec, shape):
 
 
 def test_adafactor_stores_two_vectors_per_large_matrix():
-    """With the parameter's own axes, heads apart. Catches memory as large as Adam's."""
+    """They have the parameter's own axes, heads apart. Catches memory as large as Adam's."""
     params = {'w': jnp.zeros((2, 2, 3, 4))}
     for min_size, expected in [(4, [('layer', 'embed'), STACKED.axes[:3]]), (5, [STACKED.axes])]:
         state = adafactor({'w': STACKED}, adafactor_min_size=min_size).init(params)

@@ -89,7 +89,7 @@ def logits_fn(params, rows):
 
 
 def share_from_logits(logits, rows):
-    """With a z-loss."""
+    """Includes a z-loss."""
     log_z = jax.nn.logsumexp(logits, -1)
     picked = jnp.take_along_axis(logits, rows['label'][..., None], -1)[..., 0]
     return jnp.sum(log_z - picked + 0.1 * log_z**2) / (2 * TOKENS)
@@ -161,7 +161,7 @@ def test_step_is_the_dense_solution(role):
     assert jax.tree.leaves(state) == [2.0]
 
 
-def test_climbing_step_is_retried():
+def test_increasing_step_is_retried():
     """The matrix does not see the curvature of this loss: gamma is halved until a step is accepted,
     or no tries remain. Catches an endless search, and a first step that is taken anyway.
     """
@@ -203,7 +203,7 @@ def test_missing_extra_arguments_are_refused(row, message):
 
 
 def steps_to_separate(points, lr, normalized):
-    """Of logistic regression from 0: how many updates until every margin is positive."""
+    """Returns the updates of logistic regression from 0 until every margin is positive."""
     tx, params = normalized_gd(VECTOR), {'x': jnp.zeros(points.shape[1])}
     for count in range(10_000):
         margins = points @ params['x']

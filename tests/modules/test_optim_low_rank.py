@@ -1,5 +1,5 @@
-"""Reference: GaLore, Fira and APOLLO against trajectories of their authors' code. Property: what is
-kept of a matrix, subspaces, factors and the limit on growth.
+"""Reference: GaLore, Fira and APOLLO against trajectories of their authors' code. Property:
+projected gradients, subspaces, factors and the limit on growth.
 """
 
 import functools
@@ -124,7 +124,7 @@ def test_rank_is_at_most_the_shorter_side(row):
     jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
-def test_galore_moves_in_the_subspace_and_fira_everywhere():
+def test_galore_moves_in_subspace_and_fira_everywhere():
     """Rank 2 of 4; within a period the subspace comes from its first gradient."""
     grads = gradients(3, (4, 6))
     basis = np.linalg.svd(grads[0]['w'])[0][:, :2]
@@ -177,8 +177,9 @@ def test_projections_differ_by_parameter_layer_and_period():
 
 
 def test_growth_is_limited():
-    """To `limit` times the previous norm, which is then the norm; a shrinking update is unchanged,
-    and so is an update after 0. Catches a matrix that a first gradient of zero would hold for good.
+    """The limit is `limit` times the previous norm, which is then the norm; a shrinking update is
+    unchanged, and so is an update after 0. Catches a matrix that a first gradient of zero would
+    hold for good.
     """
     x = np.ones((3, 2, 2), np.float32)  # of norm 2
     limited, norm = limit_growth(jnp.asarray(x), jnp.float32([1.0, 4.0, 0.0]), 1.5)

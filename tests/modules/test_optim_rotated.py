@@ -111,7 +111,7 @@ def test_mapped_runs_branch_like_a_single_run(name):
 
 @pytest.mark.default_rows('galore', 'conda')
 @pytest.mark.parametrize('name', ['soap', 'conda', 'galore', 'fira'])
-def test_directions_ignore_signs_of_singular_vectors(name, monkeypatch):
+def test_directions_ignore_singular_vector_signs(name, monkeypatch):
     """Property, as their docstrings say; other libraries have other signs than LAPACK."""
     refresh = {'soap_every': 2, 'conda_every': 2, 'projection_every': 2, 'rank': 2}
     parameters = inspect.signature(OPTIMIZERS[name]).parameters
@@ -166,7 +166,7 @@ class TestSoap:
         rotated, expected = (turn @ x if side == 'left' else x @ turn for x in (grads, plain))
         np.testing.assert_allclose(directions(make, rotated)[0], expected, atol=1e-9)
 
-    def test_without_rotated_sides_is_adam_one_step_later(self):
+    def test_soap_without_rotation_is_delayed_adam(self):
         """Equivalence. Catches sides above soap_max_dim that are rotated, and a bias correction
         that counts the first gradient.
         """
@@ -223,7 +223,7 @@ class TestAro:
         assert_follows(actual, 'make_aro', case, shape, rtol=1e-7)
 
     @pytest.mark.parametrize('name', ['sink', 'row', 'sign'])
-    def test_rms_is_aro_scale(self, name):
+    def test_direction_rms_is_aro_scale(self, name):
         """Property. Catches norms of 1 in the place of the root of the width."""
         updates, _ = directions(functools.partial(aro, aro_map=name), draw(3, 4, 12))
         sizes = np.sqrt(np.mean(np.square(updates), axis=(1, 2)))
@@ -274,7 +274,7 @@ class TestShampoo:
         actual, _ = directions(make, grads)
         np.testing.assert_allclose(actual[0], orthogonal_factor(grads[0]), atol=1e-5)
 
-    def test_damping_is_a_share_of_the_largest_eigenvalue(self):
+    def test_damping_scales_with_largest_eigenvalue(self):
         """Closed form of the first direction. Catches a share that is added as it is."""
         gradient = 1e-3 * draw(3, 3)
         make = functools.partial(shampoo, shampoo_graft=False, shampoo_eps=0.1)

@@ -58,8 +58,8 @@ def run_updates(tx, start, steps=STEPS, lr=LR):
 
 
 def run_published(is_sophia, steps=STEPS, b1=0.9, b2=0.8):
-    """Yields the weights of algorithm 3, in which Sophia updates the parameters `is_sophia` and the
-    others stay; with the same random vectors, float64.
+    """Yields the weights of algorithm 3: Sophia updates the parameters `is_sophia`, the others
+    stay; with the same random vectors, float64.
     """
     w, m, h = flat(START), np.zeros(10), np.zeros(10)
     sophia_params = {name: leaf for name, leaf in START.items() if is_sophia[name]}
@@ -92,7 +92,7 @@ def test_sophia_follows_published_algorithm():
     assert np.any(steps < 0.9) and np.any(steps > 0.999)  # clipped or not
 
 
-def test_single_role_uses_the_loss_of_all_parameters():
+def test_single_role_uses_total_loss():
     """Behind a partition the other parameters are fixed. Catches a loss of its part alone, and
     others at 0.
     """

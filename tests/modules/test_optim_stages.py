@@ -1,6 +1,5 @@
-"""Stages of an update. Reference: each of them, and all in their order, in float64 in numpy.
-Contract: numbers are mapped, a stage without its inputs is left out, the stored state keeps its
-layout.
+"""Stages of an update. Reference: each stage, and all stages in order, in float64 numpy. Contract:
+numbers are mapped, a stage without its inputs is left out, the stored state keeps its layout.
 """
 
 import jax
@@ -155,7 +154,7 @@ def assert_same(actual, expected, rtol=1e-12):
 
 
 @pytest.mark.parametrize('name', STAGES)
-def test_each_stage(name):
+def test_stage_matches_reference(name):
     """Catches an rms of all layers, a clip of each leaf, positions taken for words, a radius or a
     limit of the norm that is met from above, and a share of the decay that is lost.
     """
@@ -193,7 +192,7 @@ def test_resize_with_a_single_option(left_out):
 
 
 def test_zero_update_stays_zero():
-    """Not NaN, where there is no gradient."""
+    """A zero gradient gives no NaN."""
     zeros = jax.tree.map(jnp.zeros_like, GRADS)
     assert not any(
         leaf.any() for leaf in run('resize', zeros, **stage_options('resize'))[0].values()

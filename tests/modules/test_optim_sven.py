@@ -93,8 +93,8 @@ def test_sven_is_equal_in_microbatches():
 
 
 def test_pseudo_inverse_solves_least_squares():
-    """Of a tree of matrices, in float64 to 1e-9, where rows outnumber columns and where they do
-    not; with a row twice, of which the inverse is none.
+    """Checks a tree of matrices in float64 to 1e-9, with more rows than columns and with fewer; a
+    repeated row makes the matrix singular.
     """
     rng = np.random.default_rng(0)
     for groups in (5, 9):
@@ -135,8 +135,8 @@ def gradient():
 
 @pytest.mark.parametrize('at_a_time', [1, 4, 100])
 def test_cge_is_the_forward_difference(at_a_time):
-    """Of each coordinate, in float64 to 1e-8, by any number of them at a time. Catches a central
-    difference, a base elsewhere, and coordinates that are left out of the last batch.
+    """Checks each coordinate, in float64 to 1e-8, by any number of them at a time. Catches a
+    central difference, a base elsewhere, and coordinates that are left out of the last batch.
     """
     start, expected = flat(START), []
     for i in range(10):
@@ -172,7 +172,7 @@ def test_cge_draws_new_coordinates_in_each_update():
 
 
 @pytest.mark.parametrize('row', [sven, cge])
-def test_single_role_uses_the_loss_of_all_parameters(row):
+def test_single_role_uses_total_loss(row):
     """Behind a partition the others stand still, and it is as where they are constants."""
 
     def hidden_loss(first):

@@ -40,8 +40,8 @@ class Child(Part):
     groups: Annotated[int | None, Option('of them', 1)] = None
 
 
-def function(x, *, rate: Rate = 0.5, other: int = 3):
-    return x, rate, other
+def function(x, *, rate: Rate = 0.5, count: int = 3):
+    return x, rate, count
 
 
 def with_option(declared_type, option, name='rate'):
@@ -87,7 +87,7 @@ def test_decorated_function_keeps_options():
     assert declared_options(wrap(wrap(function))) == {'rate': DECLARED_RATE}
 
 
-def test_record_has_options_of_its_parts():
+def test_record_has_part_options():
     options = declared_options(Record('words', function, with_option(int, RATE, 'groups')))
     assert options == {'rate': DECLARED_RATE, 'groups': OptionDeclaration((int,), RATE, None)}
     assert declared_options(Record('words', function)) == {'rate': DECLARED_RATE}
@@ -98,7 +98,7 @@ def test_part_without_annotations_has_no_options(part):
     assert declared_options(part) == {}
 
 
-def test_types():
+def test_annotation_types_are_listed():
     assert annotation_types(float) == (float,)
     assert annotation_types(Annotated[float, RATE]) == (float,)
     assert annotation_types(Annotated[float | None, RATE]) == (float, type(None))
@@ -110,12 +110,12 @@ def test_bounds_are_included(value):
 
 
 @pytest.mark.parametrize('value', [-1e-9, 1.5, math.nan, math.inf, -math.inf])
-def test_value_out_of_bounds_is_refused(value):
+def test_out_of_bounds_value_is_refused(value):
     with pytest.raises(ValueError, match=r'norm.rate must be between 0 and 1; got'):
         RATE.check('norm.rate', value)
 
 
-def test_infinity_is_within_open_bounds_and_nan_is_not():
+def test_open_bounds_include_infinity_but_not_nan():
     Option().check('x', math.inf)
     Option('', 0).check('x', math.inf)
     with pytest.raises(ValueError, match='x must be between'):
@@ -291,7 +291,7 @@ def test_part_gets_options_and_matching_wiring():
 def test_function_gets_no_wiring():
     with pytest.raises(TypeError):
         build_part(function, {'rate': 0.1}, x=1)  # wiring is for fields
-    assert build_part(functools.partial(function, 1), {'rate': 0.1}, other=7) == (1, 0.1, 3)
+    assert build_part(functools.partial(function, 1), {'rate': 0.1}, count=7) == (1, 0.1, 3)
 
 
 def test_part_refuses_unknown_option():

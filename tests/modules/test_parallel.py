@@ -78,7 +78,7 @@ def test_query_and_key_heads_are_sharded_together(k_heads, local_heads):
 
 
 def test_partial_sums_cover_all_axes():
-    """Over all axes that shard rows, and no others."""
+    """Sums run over all axes that shard rows, and no others."""
     mesh, x = make_test_mesh(data=2, context=2, tensor=2), draw(4, 6, 3)
     total = run_on_mesh(
         mesh,
@@ -92,7 +92,7 @@ def test_partial_sums_cover_all_axes():
 @pytest.mark.full
 @pytest.mark.parametrize('shape', [(4, 6, 16), (4, 2, 6, 16)])
 def test_rms_norm_on_sharded_activations(shape):
-    """With the gradient of the scale, which is a sum over all devices."""
+    """Includes the gradient of the scale, which is a sum over all devices."""
     mesh, x, scale, g = (
         make_test_mesh(data=2, context=2, tensor=2),
         draw(*shape),
@@ -117,7 +117,7 @@ def test_rms_norm_on_sharded_activations(shape):
 @pytest.mark.parametrize('sizes', [{'data': 2, 'context': 2, 'tensor': 2}, {'context': 8}])
 @pytest.mark.parametrize('window', [None, 5])
 def test_visible_mean_on_sharded_rows(sizes, window):
-    """With gradients; documents and windows cross devices. Catches another device's tokens, and
+    """Includes gradients; documents and windows cross devices. Catches another device's tokens, and
     sums that restart on each device.
     """
     v, g = draw(4, 2, 24, 8), draw(4, 2, 24, 8)
@@ -182,7 +182,7 @@ def test_blocked_attention_on_sharded_rows(sizes, term):
 @pytest.mark.parametrize('sizes', [{'data': 2, 'fsdp': 4}, {'fsdp': 2, 'tensor': 2, 'context': 2}])
 @pytest.mark.parametrize('vocab', [16, 18])
 def test_table_gradient_is_scattered(sizes, vocab):
-    """With a vocabulary that all devices divide, and one that only `tensor` divides, or none."""
+    """All devices, only `tensor`, or none divide the vocabulary."""
     table, tokens, g = draw(vocab, 8), RNG.integers(0, vocab, (8, 6)), draw(8, 6, 8)
 
     def gradient(table):

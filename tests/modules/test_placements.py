@@ -92,7 +92,7 @@ def test_mix_takes_the_floor(blocks, fraction, post):
     assert sum(group.count for group in groups) == blocks
 
 
-def test_deepnorm_gain():
+def test_deepnorm_gain_matches_published_table():
     """The published table for a decoder of 6 and of 32 blocks."""
     assert PLACEMENTS['deepnorm'].init_gain(6) == pytest.approx(0.380, abs=5e-4)
     assert PLACEMENTS['deepnorm'].init_gain(32) == pytest.approx(0.250, abs=5e-4)

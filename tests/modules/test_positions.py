@@ -85,8 +85,8 @@ def test_rope_as_product_matches_rope(fraction):
     for platform in ('cpu', 'tpu'):
         options = {'rope_fraction': fraction, 'platform': platform}
         rotate = functools.partial(rope, positions_BT=whole_rows(6).positions_BT, **options)
-        outputs, pull = jax.vjp(rotate, x)
-        rotated.append(outputs)
+        y, pull = jax.vjp(rotate, x)
+        rotated.append(y)
         gradients.append(np.float32(pull(g)[0]))
         loss = jax.checkpoint(
             lambda x, rotate=rotate: jnp.sin(rotate(x)), policy=REMAT_POLICIES['dots']
@@ -199,7 +199,7 @@ def test_yarn_matches_released_code(base, head_dim, factor, length, truncate):
     [(8, None, False), (9, None, True), (1, 8, False), (1, 9, True)],
 )
 def test_longrope_selects_factors_by_length(length, capacity, is_long):
-    """By the row, or by a cache's capacity, so that a cache holds keys of one list."""
+    """The length is the row's, or a cache's capacity, so that a cache holds keys of one list."""
     options = {'rope_short_factor': '1,1.5', 'rope_long_factor': '2,30.0', 'rope_factor': 4.0}
     options |= {'rope_original_length': 8, 'rope_base': 100.0, 'rope_scaling': 'longrope'}
     frequencies, m = rope_frequencies(4, length=length, capacity=capacity, **options)
@@ -209,7 +209,7 @@ def test_longrope_selects_factors_by_length(length, capacity, is_long):
 
 
 @pytest.mark.full
-def test_rope_by_layer():
+def test_rope_varies_by_layer():
     """Window layers have another base and no scaling; every third layer has no rope, bitwise. One
     program for all layers. Catches m on unscaled layers, and layers counted from 0.
     """
@@ -226,7 +226,7 @@ def test_rope_by_layer():
 
 
 def test_default_rope_options_add_no_operations():
-    """Also with the published values spelt out: the same operations, so old runs resume bitwise."""
+    """The published values, spelt out, give the same operations, so old runs resume bitwise."""
     x, positions = jnp.ones((1, 1, 3, 8)), whole_rows(3).positions_BT
     plain = jax.make_jaxpr(rope)(x, positions)
     spelt = jax.make_jaxpr(lambda x, p: rope(x, p, **ROPE))(x, positions)
@@ -296,7 +296,7 @@ def test_whole_rows_count_from_zero():
 
 
 def test_documents_restart_positions():
-    """Also where a row begins in the middle of a document, and in the padding, segment 0."""
+    """Includes a row that begins in the middle of a document, and in the padding, segment 0."""
     segments = jnp.int32([[1, 1, 2, 2, 2, 0], [3, 3, 3, 3, 3, 3], [0, 1, 1, 4, 0, 0]])
     sequence = packed_rows(segments)
     expected = [[0, 1, 0, 1, 2, 0], [0, 1, 2, 3, 4, 5], [0, 0, 1, 0, 0, 1]]

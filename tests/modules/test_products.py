@@ -50,7 +50,9 @@ def draw(kind, **options):
 @pytest.mark.parametrize('matmul', MATMUL_KERNELS)
 @pytest.mark.parametrize('kind', KINDS)
 def test_product_sums_over_fan_in(kind, matmul):
-    """With a bias, in float64. Catches axes flattened in another order, experts that share."""
+    """Compares in float64, with a bias. Catches axes flattened in another order, experts that
+    share.
+    """
     module, x, params, specs = draw(kind, matmul=matmul, bias=True)
     axes, fan_in, _, _, equation = KINDS[kind]
     assert specs['w'] == ParamSpec('hidden', axes, fan_in, init_gain=0.5)
@@ -64,7 +66,7 @@ def test_product_sums_over_fan_in(kind, matmul):
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_product_is_flat():
+def test_matmul_has_two_dimensions():
     """The matmul sees two dimensions for any x, forward and backward: on XLA:CPU a step takes half
     as long again if its backward pass has more.
     """
@@ -103,7 +105,7 @@ def test_axes_in_another_order_are_refused(axes, fan_in):
         Wrong().init(jax.random.key(0), jnp.ones((2, 3, 4)))
 
 
-def test_readout_of_some_tokens_gives_their_logits():
+def test_partial_readout_matches_full_logits():
     """c tanh((x W + b) / c), float32 from bfloat16, of any number of axes, under jit and grad."""
     rng = np.random.default_rng(0)
     x_BTD, w_DV, b_V = (jnp.float32(rng.normal(size=s)) for s in ((2, 3, 8), (8, 5), (5,)))

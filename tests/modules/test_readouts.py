@@ -30,7 +30,7 @@ def largest_cosine(rows_VD) -> float:
 
 
 class TestWelch:
-    def test_is_met_by_equiangular_lines(self):
+    def test_equiangular_lines_meet_welch_bound(self):
         """Six diagonals of the icosahedron in 3 dimensions, and a simplex."""
         golden = (1 + np.sqrt(5)) / 2
         two = np.array([[1, golden], [1, -golden]])
@@ -39,7 +39,7 @@ class TestWelch:
         assert largest_cosine(lines) == pytest.approx(welch_bound(6, 3))
         assert largest_cosine(simplex) == pytest.approx(welch_bound(5, 4))
 
-    def test_is_0_where_rows_can_be_orthogonal(self):
+    def test_welch_bound_is_0_for_orthogonal_rows(self):
         assert welch_bound(4, 4) == welch_bound(3, 8) == 0
 
 

@@ -57,7 +57,7 @@ def test_every_reparam_describes_its_stored_arrays(name):
 
 
 @pytest.mark.parametrize('name', REPARAMS)
-def test_evaluation_leaves_the_state_alone(name):
+def test_evaluation_does_not_change_state(name):
     reparam = REPARAMS[name](SPECS, param_shapes(sample()))
     stored, state = jax.jit(reparam.init)(sample())
     _, after = reparam.apply(stored, state, False)
@@ -66,7 +66,7 @@ def test_evaluation_leaves_the_state_alone(name):
 
 
 @pytest.mark.parametrize('name', REPARAMS)
-def test_least_init_scale_is_finite(name):
+def test_smallest_init_scale_is_finite(name):
     """Value and gradient are finite at the least scale that the row declares; 0 if it declares
     none.
     """
@@ -81,7 +81,7 @@ def test_least_init_scale_is_finite(name):
     assert all(map(jnp.all, map(jnp.isfinite, jax.tree.leaves(jax.jit(jax.grad(total))(stored)))))
 
 
-def test_none_stores_the_parameters_themselves():
+def test_none_stores_unchanged_parameters():
     reparam = REPARAMS['none'](SPECS, param_shapes(sample()))
     stored, state = jax.jit(reparam.init)(sample())
     assert reparam.specs == SPECS
@@ -111,7 +111,7 @@ def test_weight_norm_column_length_is_the_gain():
 
 
 def test_weight_norm_gains_are_vectors():
-    """So that they do not decay; directions stay what the matrices were."""
+    """Gains do not decay; directions keep the roles of the matrices."""
     reparam = REPARAMS['weight_norm'](SPECS, param_shapes(sample()))
     assert reparam.specs['up'] == {
         'direction': SPECS['up'],
@@ -160,7 +160,7 @@ def sample_shared():
     return sample() | {'gate': jnp.float32(np.random.default_rng(9).normal(size=(3, 6, 2)))}
 
 
-def test_shared_matrices_are_stored_once():
+def test_shared_hidden_matrices_are_stored_once():
     """Hidden matrices outside of norms; the first layer at the start."""
     sampled = sample_shared()
     reparam = shared(SHARED_SPECS, param_shapes(sampled))
@@ -207,7 +207,7 @@ def test_chain_applies_far_before_near():
 
 
 def test_reparametrise_chains_nearest_first():
-    """As `chain` of both; the options of a row reach it."""
+    """Equals `chain` of both; the options of a row reach it."""
     reparam = reparametrise(['shared', 'weight_norm'], SPECS, param_shapes(sample()), {})
     stored, state = reparam.init(sample())
     assert stored['up']['direction'].shape == (6, 7)

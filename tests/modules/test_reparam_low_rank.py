@@ -42,7 +42,7 @@ def param_shapes(tree):
 
 @pytest.mark.default_rows('options1-4.242640687119285')
 @pytest.mark.parametrize(('options', 'scale'), [({}, 3.0), ({'rslora': True}, 6 / np.sqrt(2))])
-def test_lora_adds_product_of_factors(options, scale):
+def test_lora_adds_factor_product(options, scale):
     """Catches a factor shared by a stack, the axes of several rows or columns, and the scale."""
     reparam = REPARAMS['lora'](SPECS, param_shapes(sample()), **ROLES, **options)
     stored = perturb(reparam.init(sample())[0])

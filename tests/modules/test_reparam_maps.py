@@ -36,7 +36,7 @@ def test_standardized_columns_have_mean_0_and_std_gain():
 
 
 def test_initial_standardization_only_removes_the_mean():
-    """So that any parametrisation's scale holds, and a matrix of zeros stays zero."""
+    """The scale of any parametrisation holds, and a matrix of zeros stays zero."""
     reparam, stored, state = init_reparam('weight_standardization')
     used, _ = reparam.apply(stored, state, True)
     for key, axes in SUMMED.items():

@@ -47,7 +47,7 @@ def test_rows_are_the_summed_axes_in_any_position():
     np.testing.assert_allclose(as_matrices(spec, weight), expected, rtol=1e-6)
 
 
-def test_vector_has_no_matrices():
+def test_as_matrices_rejects_vectors():
     with pytest.raises(ValueError, match='is no matrix: nothing is summed over'):
         as_matrices(SPECS['scale'], np.ones((3, 6)))
 
@@ -55,7 +55,7 @@ def test_vector_has_no_matrices():
 @pytest.mark.parametrize('name', WITH_ROLES)
 @pytest.mark.parametrize('roles', ['readout', 'hidden+embedding', 'embedding+readout+hidden'])
 def test_map_covers_its_roles_only(name, roles):
-    """It represents the mapped matrices. Catches a role that is only looked up at init."""
+    """The map represents the mapped matrices. Catches a role that is only looked up at init."""
     params, mapped_roles = sample_all(), roles.split('+')
     reparam = REPARAMS[name](ALL, param_shapes(params), roles=roles)
     stored, state = reparam.init(params)

@@ -45,7 +45,7 @@ def stored_matrix(stored):
 
 
 def test_power_iteration_follows_published_steps():
-    """Of weights that change between steps, each layer and each parameter on its own."""
+    """The weights change between steps; each layer and each parameter iterates separately."""
     reparam, stored, state = init_reparam()
     vectors = {k: [np.linalg.svd(m)[2][0] for m in layer_matrices(k, sample()[k])] for k in SUMMED}
     for key in SUMMED:  # a singular vector may point either way
@@ -68,7 +68,7 @@ def test_power_iteration_follows_published_steps():
 
 
 def test_power_iteration_converges():
-    """Against numpy's decomposition, from any vector, in a single call and in many."""
+    """Reference: numpy's decomposition, from any vector, in a single call and in many."""
     matrices, u = np.float32(draw(2, 3, 9, 5)), np.float32(draw(2, 3, 5, seed=1))
     expected = np.linalg.svd(np.float64(matrices), compute_uv=False)[..., 0]
     actual, u_at_once = power_iteration(matrices, u, 300)
@@ -131,7 +131,9 @@ def test_gamma_is_the_spectral_norm_at_both_starts(start, options):
 
 
 def test_evaluation_iterates_from_the_stored_vectors():
-    """As training does, without storing the result. Catches an evaluation by last step's sigma."""
+    """Evaluation iterates as training does, without storing the result. Catches an evaluation by
+    last step's sigma.
+    """
     reparam, stored, state = init_reparam()
     for key in SUMMED:
         stored[key]['matrix'] += sample(seed=3)[key]
@@ -163,7 +165,7 @@ def test_spectral_norm_is_one_in_every_layer():
 
 
 def test_spectral_cap_keeps_matrices_below_the_bound():
-    """To the bit, and their gradient; larger matrices get the bound."""
+    """They and their gradients are bitwise equal; larger matrices get the bound."""
     params = sample()
     scales = np.float32([0.01, 1, 10]).reshape(3, 1, 1)
     params['up'] = params['up'] * scales / np.float32(np.linalg.norm(params['up'][1], 2))
@@ -177,7 +179,7 @@ def test_spectral_cap_keeps_matrices_below_the_bound():
 
 
 @pytest.mark.parametrize('name', ['sigma', 'spectral_norm'])
-def test_least_init_scale_is_above_eps(name):
+def test_smallest_init_scale_exceeds_eps(name):
     """Singular values are equal to those at any other scale. Catches a least scale below EPS."""
     small = jax.tree.map(lambda w: w * np.float32(MIN_INIT_SCALE), sample())
     reparam, stored, state = init_reparam(name, small)
@@ -192,7 +194,7 @@ def measure(names):
     return reparam.measures(*reparam.init(sample()))
 
 
-def test_measures_have_paths_of_used_weights():
+def test_measures_use_weight_paths():
     """A number for each matrix; through a chain too."""
     largest = {k: [np.linalg.norm(m, 2) for m in layer_matrices(k, sample()[k])] for k in SUMMED}
     measures = measure(['sigma'])

@@ -135,7 +135,7 @@ def gradients(kernel, x, scale):
 
 
 def test_norm_under_vmap_scan_and_remat(small_blocks, interpreted_without_effects):
-    """As in a sweep with scanned layers under remat."""
+    """A sweep with scanned layers under remat combines them."""
     x, scale = draw((2, 3, 20, 42), 'float32')[0], draw((2, 3, 42), 'float32')[0]
 
     def compute(name):

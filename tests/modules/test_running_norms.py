@@ -155,7 +155,7 @@ def test_unified_norm_follows_its_recursion(updates, sizes, options, skipped):
 
 
 @pytest.mark.parametrize('name', ['powernorm', 'unified'])
-def test_both_in_bfloat16(name):
+def test_bfloat16_update_matches_float64(name):
     """One update under warm-up: x and dx in bfloat16, everything else in float32."""
     case = build(name, dtype='bfloat16', valid=VALID)
     x, dy = tokens('bfloat16')

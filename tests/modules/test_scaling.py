@@ -58,7 +58,7 @@ def test_init_gain_and_decayed_vectors():
     assert (decayed.init_std, decayed.lr_factor, decayed.decay_factor) == (None, 1, 1)
 
 
-def test_standard():
+def test_standard_init_is_one_over_sqrt_fan_in():
     """1/sqrt(fan_in); stacking changes nothing. Catches a fan-in read off the shape."""
     expected = {
         'embedding': (1 / 4, 1, 1),
@@ -76,7 +76,7 @@ def test_standard():
         ), name
 
 
-def test_growth_is_by_sums_and_by_outputs():
+def test_growth_covers_sums_and_outputs():
     """Four times the width: the terms of a sum, and its outputs; layers are separate."""
     spec, _ = CASES['out']
     assert compute_growth(spec, (6, 8, 9, 64), (3, 2, 9, 16), depth=2.0) == Growth(4, 4, 2)

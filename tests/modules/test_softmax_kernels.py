@@ -83,10 +83,10 @@ def draw_options(shape, seed=0):
 def forward_and_gradients(compute, x, g, sink=None, **options):
     """Returns the output, dx, and dsink if there is a sink."""
     if sink is None:
-        output, pull = jax.vjp(lambda x: compute(x, **options), x)
+        y, pull = jax.vjp(lambda x: compute(x, **options), x)
     else:
-        output, pull = jax.vjp(lambda x, sink: compute(x, sink=sink, **options), x, sink)
-    return output, *pull(g)
+        y, pull = jax.vjp(lambda x, sink: compute(x, sink=sink, **options), x, sink)
+    return y, *pull(g)
 
 
 def run(compute, x, g, **options):
@@ -213,23 +213,23 @@ def test_pass_is_one_kernel():
     (x, g), options = draw(shape, 'float32'), draw_options(shape)
 
     def softmax_and_gradient(x, sink):
-        output, pull = jax.vjp(lambda x, sink: softmax(x, **{**options, 'sink': sink}), x, sink)
-        return output, pull(g)
+        y, pull = jax.vjp(lambda x, sink: softmax(x, **{**options, 'sink': sink}), x, sink)
+        return y, pull(g)
 
     equations = jax.make_jaxpr(softmax_and_gradient)(x, options['sink']).eqns
     kernels = [equation for equation in equations if 'pallas_call' in str(equation.primitive)]
     names = [str(kernel.params['name']) for kernel in kernels]
     assert names == ['softmax', 'softmax_backward']
-    rest = [equation for equation in equations if equation not in kernels]
-    large = {str(e.primitive) for e in rest for v in e.outvars if v.aval.size == x.size}
+    other_equations = [equation for equation in equations if equation not in kernels]
+    large = {str(e.primitive) for e in other_equations for v in e.outvars if v.aval.size == x.size}
     assert large <= {'reshape'}, large
 
 
 @pytest.mark.full
 @pytest.mark.usefixtures('interpret_kernels')
 def test_softmax_under_vmap_and_scan(monkeypatch):
-    """Under vmap in vmap, one of them not over the first axis, in a scan. Catches a rule that
-    mistakes a mapped axis for rows, or duplicates the mask for each mapped index.
+    """Nested vmaps, one not over the first axis, inside a scan. Catches a rule that mistakes a
+    mapped axis for rows, or duplicates the mask for each mapped index.
     """
 
     # JAX's interpreter, unlike its compiler, needs semantics of mapped axes too.
@@ -259,7 +259,7 @@ def test_softmax_under_vmap_and_scan(monkeypatch):
 
 
 def test_checkpoint_recomputes_softmax():
-    """Under `jax.checkpoint`, which the interpreter lacks. Catches a pass that fails there, or
+    """Runs under `jax.checkpoint`, which the interpreter lacks. Catches a pass that fails there, or
     residuals that are kept nevertheless.
     """
     x, g = draw((4, 40), 'float32')
@@ -306,6 +306,6 @@ def test_softmax_is_sharded(batch):
     ],
 )
 def test_bad_input_is_rejected(compute, words):
-    """Before anything is compiled. Catches an error from the kernel's tracing."""
+    """Raised before anything is compiled. Catches an error from the kernel's tracing."""
     with pytest.raises(ValueError, match=words):
         compute(jnp.zeros((4, 8)))

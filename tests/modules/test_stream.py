@@ -56,7 +56,7 @@ def test_sink_share_has_largest_coordinates(scale):
 
 
 def test_stacked_matrices_have_separate_singular_values():
-    """Against numpy's decomposition: catches sides in the wrong order and layers that mix."""
+    """Reference: numpy's decomposition. Catches sides in the wrong order and layers that mix."""
     rng = np.random.default_rng(0)
     spec = ParamSpec('hidden', ('layer', 'embed', 'heads', 'head_dim'), ('embed',))
     weight = rng.normal(size=(3, 6, 2, 5)) * np.array([1.0, 2.0, 0.0])[:, None, None, None]

@@ -109,7 +109,7 @@ def test_forward_and_input_gradient_are_exact(name):
 
 
 def test_sampling_all_tokens_is_exact():
-    """With a ratio of 1, and if the minimum exceeds the number of tokens."""
+    """A ratio of 1, or a minimum above the number of tokens, samples all."""
     for options in ({'wta_crs_ratio': 1.0}, {'wta_crs_least': TOKENS}):
         assert WTACRS(**options).sample_rows(jax.random.key(0), X) is None
 
@@ -117,7 +117,7 @@ def test_sampling_all_tokens_is_exact():
 @pytest.mark.default_rows('20-True')
 @pytest.mark.parametrize(('n_nonzero', 'exact'), [(0, True), (1, True), (KEPT, True), (30, False)])
 def test_zero_rows_are_never_drawn(n_nonzero, exact):
-    """As for experts without tokens. Catches 0 / 0, and draws from nothing."""
+    """Experts without tokens have such rows. Catches 0 / 0, and draws from nothing."""
     sizes = jnp.zeros(TOKENS).at[np.arange(n_nonzero) * 2].set(jnp.arange(1.0, n_nonzero + 1))
     for seed in range(5):
         indices, weights = sample_indices(jax.random.key(seed), sizes, KEPT)
@@ -273,6 +273,6 @@ def test_mlp_has_smaller_residuals():
 
 
 def test_rows_keep_input_type():
-    """Not the float32 in which their norms are computed, which would take twice the memory."""
+    """Norms are computed in float32, but stored rows in float32 would take twice the memory."""
     rows = sample_shard_rows(jax.random.key(0), X.astype(jnp.bfloat16), KEPT)
     assert rows.scaled_SKI.dtype == jnp.bfloat16

@@ -73,7 +73,7 @@ def test_invalid_trainings_are_refused(chips, changes, message):
     assert message in str(error.value)
 
 
-def test_init_from_on_hosts_is_left_to_them():
+def test_hosts_check_remote_init_from():
     """The source's config holds the model, so its parts cannot be checked here."""
     message = check(train_init_from='/shared/runs/base', model_norm='rmsnrm')
     text = 'is not seen from here: the hosts check the config'
@@ -119,7 +119,7 @@ def test_devices_and_slices_are_counted(chips, devices, slices):
     ],
 )
 def test_invalid_launch_runs_no_cloud_command(flag, message, with_training_check, fake, capsys):
-    """With --dry_run and without."""
+    """Checked with --dry_run and without."""
     cloud = fake('gcloud', describe=['echo ACTIVE'])
     for dry_run in ([], ['--dry_run']):
         train = [*TRAIN, '--config.data.batch_size=64', flag]
@@ -140,7 +140,7 @@ def test_valid_launch_continues(with_training_check, capsys):
     assert 'queued-resources create' in captured.out and captured.err == ''
 
 
-def test_missing_jax_leaves_checks_to_hosts(with_training_check, monkeypatch, capsys):
+def test_checks_run_on_hosts_without_local_jax(with_training_check, monkeypatch, capsys):
     monkeypatch.setattr(launch.base.importlib.util, 'find_spec', lambda name: None)
     assert launch.main([*FLAGS, '--dry_run', '--', *TRAIN, '--config.model.nrm=x']) == DONE
     assert 'JAX is not installed here' in capsys.readouterr().err

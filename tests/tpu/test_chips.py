@@ -52,7 +52,7 @@ def test_unknown_topology_suggests_nearest(name, message):
     ],
 )
 def test_google_slice_names_are_parsed(name, shape):
-    """By chips, or by TensorCores if a chip has two (tables of axlearn, MaxText)."""
+    """Sizes count chips, or TensorCores if a chip has two (tables of axlearn, MaxText)."""
     assert canonical_slice(name) == shape
 
 

@@ -17,7 +17,7 @@ from tpu.collectives import (
 from tpu.hlo import Module
 
 
-class Device(NamedTuple):
+class TopologyDevice(NamedTuple):
     coords: tuple[int, ...]
     slice_index: int = 0
 
@@ -26,7 +26,7 @@ def make_topology(name, slices=1):
     kind, _, shape = name.partition(':')
     lengths = tuple(map(int, shape.split('x')))
     devices = [
-        Device((*place, 0, 0)[:3], number)
+        TopologyDevice((*place, 0, 0)[:3], number)
         for number in range(slices)
         for place in itertools.product(*map(range, lengths))
     ]
@@ -125,7 +125,7 @@ def test_collectives_count_once_by_result():
     ]
 
 
-def test_rings_use_both_directions_and_lines_one():
+def test_ring_rate_is_twice_line_rate():
     """A row of v6e:16x16 is a ring, a row of v6e:8x8 a line, and every third chip shares
     its links.
     """

@@ -1,4 +1,4 @@
-"""The launch command: what it refuses before anything runs, and when it starts a job again."""
+"""The launch command: refusals before anything runs, and restarts of jobs."""
 
 import dataclasses
 import signal

@@ -139,7 +139,9 @@ def test_preempted_slice_is_recreated(fake, capfd):
     ('flags', 'status', 'deleted'), [([], 0, 1), (['--keep'], 0, 0), ([], 2, 1), ([], 1, 1)]
 )
 def test_created_slice_is_deleted(flags, status, deleted, fake, capfd):
-    """After bad input too: a corrected command has another name, and would not find the slice."""
+    """The slice is deleted after bad input too: a corrected command has another name, and would not
+    find the slice.
+    """
     stub = fake('gcloud', describe=[NOT_FOUND, 'echo ACTIVE'], ssh=[REPORT.format(status)])
     assert run(*flags) == status
     assert stub.verbs('describe create delete ssh').count('delete') == deleted

@@ -72,7 +72,7 @@ def host(request, tmp_path, trainer):
 
 
 def test_flags_survive_ssh(host):
-    """With any characters, and any status."""
+    """Flags may have any characters, and the command any status."""
     (host.trainer / 'then.py').write_text("print('a step'); sys.exit(42)")
     process = host.start()
     stdout, _ = process.communicate(timeout=20)

@@ -93,7 +93,7 @@ def cluster(monkeypatch):
 
 
 def run_stub(trainer, code, *flags, hosts=('--nodes=2',)):
-    """Runs a train.py with the given code, in which `me` is the process number."""
+    """Runs a train.py with the given code; `me` is the process number there."""
     (trainer / 'then.py').write_text(
         "import os, signal, time\nme = int(sys.argv[-1].partition('=')[2])\n" + code
     )
@@ -124,7 +124,7 @@ def test_final_status_is_returned(code, status, cluster, trainer, capfd):
 
 
 def test_ended_run_is_restarted(cluster, trainer, capfd):
-    """It ends with 42, then by a signal, and is then done."""
+    """The run ends with 42, then by a signal, and is then done."""
     code = (
         "tries = len((here / 'arguments').read_text().splitlines())\n"
         'tries <= 1 and sys.exit(42)\n'
@@ -213,7 +213,7 @@ def test_whole_tpu_slice_is_requested(cluster, trainer):
     assert cluster.removed == [0]
 
 
-def test_wait_for_nodes_is_reported(cluster, trainer, capfd):
+def test_waiting_for_nodes_is_reported(cluster, trainer, capfd):
     signal_soon(signal.SIGTERM)
     assert run_stub(trainer, '', hosts=['--nodes=3']) == 143
     assert "waiting for 3 nodes with {'CPU': 1.0}; in all, {'CPU': 2.0}" in capfd.readouterr().err

@@ -159,7 +159,7 @@ def test_job_status_is_parsed(state, code, status):
 
 
 def test_job_is_submitted_and_followed(fake, tmp_path, capfd):
-    """Through a preemption, after which SLURM runs the job again."""
+    """The job is followed through a preemption; SLURM then runs it again."""
     lines = [
         job_line('PENDING', reason='Resources'),
         job_line('RUNNING'),

@@ -156,7 +156,7 @@ def test_candidates_use_attention_shares():
 
 
 def test_sweep_fills_remaining_devices():
-    """Of 8 devices 5 go to the first program, and 3 to the second, with 2 runs each.
+    """5 of 8 devices go to the first program, and 3 to the second, with 2 runs each.
 
     Catches a device counted twice, and waves in sequence.
     """

@@ -35,7 +35,7 @@ def write(folder, text, name='mine'):
     return path
 
 
-def test_reads_file(tmp_path):
+def test_claim_file_is_read(tmp_path):
     claim = read_claim(write(tmp_path, GOOD))
     assert (claim.name, claim.title, claim.part) == (
         'mine',

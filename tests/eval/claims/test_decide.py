@@ -72,7 +72,7 @@ def decide_conditions(study, *conditions):
 
 
 class TestEstimate:
-    def test_holds_fails_or_is_undecided(self):
+    def test_outcome_is_holds_fails_or_undecided(self):
         estimate = Estimate(0.5, 0.4, 0.6, 5)
         assert estimate.outcome(0.3, 0.7) == estimate.outcome(0.4, math.inf) == HOLDS
         assert estimate.outcome(0.7, 0.9) == estimate.outcome(-math.inf, 0.3) == FAILS
@@ -187,13 +187,13 @@ class TestWithdrawnClaim:
         )
 
     @pytest.mark.parametrize('state', ['', 'open', 'stale', 'out of reach here'])
-    def test_has_no_verdict(self, study, state):
+    def test_decision_is_withdrawn_with_reason(self, study, state):
         assert decide_conditions(study, condition('layernorm', high=0.0)).verdict == 'reproduced'
         decision = self.withdraw(study, state)
         assert (decision.verdict, decision.why) == ('withdrawn', self.WHY)
         assert decision.conditions[0].estimate.value < -0.05  # what was measured stays
 
-    def test_is_not_counted(self, study):
+    def test_withdrawn_claim_is_not_counted(self, study):
         decisions = [
             self.withdraw(study),
             decide_conditions(study, condition('layernorm', high=0.0)),
@@ -330,7 +330,7 @@ class TestMeasureEvidence:
         )
         return claim(*conditions, studies={'it': self.NAME})
 
-    def test_is_open_then_computed_then_stale(self, tmp_path, monkeypatch):
+    def test_evidence_is_open_then_computed_then_stale(self, tmp_path, monkeypatch):
         measured_claim = self.claim_within(slope=(-math.inf, 1.0))
         decision = decide(measured_claim, {self.NAME: open_evidence(self.NAME, tmp_path)})
         assert (decision.verdict, decision.why) == ('open', 'it has not been computed')
@@ -401,7 +401,7 @@ class TestChangedStudy:
             (lambda base, tune: tune['arms'].pop(), 'in config.tune or its arms; move'),
         ],
     )
-    def test_is_stale_and_says_why(self, written, tmp_path, monkeypatch, change, reason):
+    def test_evidence_is_stale_with_reason(self, written, tmp_path, monkeypatch, change, reason):
         state, why = self.state(written, tmp_path, monkeypatch, change)
         assert state == 'stale' and reason in why
 
@@ -414,7 +414,7 @@ class TestPodStudy:
         monkeypatch.chdir(ROOT)
         return lambda: open_evidence(self.NAME, tmp_path)
 
-    def test_unreachable_without_runs(self, open_study):
+    def test_study_without_runs_is_out_of_reach(self, open_study):
         """A study on a pod has the cost of its plan in place of runs."""
         pod_study = open_study()
         assert pod_study.state == 'out of reach here' and 'not planned yet' in pod_study.why
@@ -442,7 +442,7 @@ class TestPodStudy:
         assert dataclasses.replace(pod_study, topology='v6e:4x4').plan != pod_study.plan
         assert f'--out={pod_study.plan}' in pod_study.plan_command
 
-    def test_is_planned_and_not_trained(self, tmp_path, monkeypatch):
+    def test_run_flag_plans_pod_study_without_training(self, tmp_path, monkeypatch):
         """--run writes the missing plans, each once."""
         monkeypatch.chdir(ROOT)
         plan, runs = tmp_path / 'plans' / 'it.json', tmp_path / 'runs'

@@ -136,7 +136,7 @@ def test_numbers_change_digest(line):
 
 
 def test_swapped_arguments_change_digest():
-    """Both are passed by keyword, so that numbering the arguments would hide the swap."""
+    """Both arguments are passed by keyword, so that numbering the arguments would hide the swap."""
     text = 'def mine():\n    return less(a=1, b=2)\ndef less({}):\n    return {} - {}\n'
     same, swapped = (text.format(*names) for names in (('a, b', 'a', 'b'), ('b, a', 'b', 'a')))
     digests = {

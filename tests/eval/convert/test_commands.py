@@ -101,8 +101,8 @@ def fold_case(name):
 @pytest.mark.full
 @pytest.mark.parametrize('name', CASES)
 def test_fold_preserves_logits(name):
-    """In float64, up to rounding. Catches any reader, writer, bias, gain or statistic that is left
-    out.
+    """Logits are equal in float64, up to rounding. Catches any reader, writer, bias, gain or
+    statistic that is left out.
     """
     assert fold_case(name).differences['float64'] < 1e-12
     assert 0 < fold_case(name).differences['float32'] < 1e-5
@@ -237,7 +237,7 @@ def tuned_run(tmp_path_factory):
 
 @pytest.mark.full
 def test_fold_after_removal_preserves_loss(tuned_run, tmp_path):
-    """From start to end: no norm is left, and the programs load the result like any checkpoint."""
+    """Norms are removed until none is left; the programs load the result like any checkpoint."""
     folder = tmp_path / 'none'
     flags = ('--to=none', f'--checkpoint={tuned_run}', f'--out={folder}')
     done = run_module('eval.convert', 'fold', *flags, XLA_FLAGS=ONE_DEVICE)
@@ -257,7 +257,7 @@ def test_fold_after_removal_preserves_loss(tuned_run, tmp_path):
 
 @pytest.mark.full
 def test_training_resumes_from_fold(tuned_run, tmp_path, capsys):
-    """The workdir is that of a run at the step of the source."""
+    """The workdir looks like a run at the step of the source."""
     source, workdir = load(tuned_run.parent / 'layernorm'), tmp_path / 'rmsnorm'
     folded = fold_checkpoint(source, 'rmsnorm')
     write_workdir(

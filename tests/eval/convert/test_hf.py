@@ -312,8 +312,8 @@ def test_llama_with_biases_imports(tmp_path, attention, mlp):
 def test_llama_with_attention_biases_equals_qwen(tmp_path):
     """Reference: the logits of Qwen 2, which has no bias of outputs or in the MLP."""
     config = CASES['llama2']['config'] | {'attention_bias': True, 'rms_norm_eps': 1e-6}
-    outputs = {f'model.layers.{i}.self_attn.o_proj.bias': np.zeros(16, 'f') for i in range(2)}
-    folder = save_case(tmp_path, 'llama2', draw_weights('qwen2') | outputs, **config)
+    biases = {f'model.layers.{i}.self_attn.o_proj.bias': np.zeros(16, 'f') for i in range(2)}
+    folder = save_case(tmp_path, 'llama2', draw_weights('qwen2') | biases, **config)
     model = import_folder(folder, base(), Path('run'))
     logits = np.asarray(make_checkpoint(model).logits(TOKENS_BT))[0]
     assert largest_difference(logits, theirs()['qwen2']) < CLOSE
@@ -386,7 +386,7 @@ BAD_FIELDS = {
 
 @pytest.mark.parametrize('name', BAD_FIELDS)
 def test_unsupported_field_is_named(name):
-    """Before any weight is read."""
+    """The error is raised before any weight is read."""
     case, fields, message = BAD_FIELDS[name]
     config = CASES[case]['config'] | fields
     config = {k: v for k, v in config.items() if v != 'left out'}
@@ -395,7 +395,7 @@ def test_unsupported_field_is_named(name):
     assert '\n' not in str(error.value)
 
 
-def test_duplicate_version_4_fields():
+def test_duplicate_version_4_fields_are_read():
     """If no field says at which layer windows begin, all layers of a family have a window."""
     expected = {'attention.rope_base': 500.0, 'attention.rope_fraction': 0.5}
     twice = {'rotary_emb_base': 500, 'rope_theta': 500, 'rotary_pct': 0.5}
@@ -489,7 +489,7 @@ def test_windowless_export_has_window_size(name):
     assert exported_recipe.attention.options['window'] is None
 
 
-def test_bfloat16_difference_is_measured_on_files(tmp_path):
+def test_export_measures_bfloat16_difference_on_files(tmp_path):
     """The comparison uses the weights that an import reads, bitwise; gains have an offset of 1."""
     checkpoint = make_checkpoint(import_case('gemma3'))
     converted = export_hf.convert_checkpoint(checkpoint, 'bfloat16')
@@ -503,9 +503,7 @@ def test_bfloat16_difference_is_measured_on_files(tmp_path):
 
 @pytest.mark.full
 def test_bfloat16_export_states_difference(tmp_path):
-    """The difference is that of the files, some 1e-2, and not of the float32 weights before
-    rounding.
-    """
+    """The difference refers to the files, some 1e-2, not to the float32 weights before rounding."""
     checkpoint = make_checkpoint(import_case('llama2'))
     exported = export_hf.export_checkpoint(checkpoint, 'bfloat16')
     export_hf.write_folder(tmp_path / 'out', checkpoint, exported, 'bfloat16')
@@ -517,7 +515,7 @@ def test_bfloat16_export_states_difference(tmp_path):
     )  # of other tokens
 
 
-def test_embedding_factor_note():
+def test_embedding_factor_rounding_is_noted():
     """transformers rounds sqrt(D) to the dtype of loading: sqrt(24) is 4.90625 in bfloat16, and
     sqrt(16) is 4 in both.
     """

@@ -40,7 +40,7 @@ def test_family_fields_have_types(monkeypatch):
 
 @pytest.mark.parametrize('case', CASES)
 def test_types_accept_real_configs(tmp_path, case):
-    """As transformers wrote them. Catches a bound that excludes a real model."""
+    """The configs are files that transformers wrote. Catches a bound that excludes a real model."""
     (tmp_path / 'config.json').write_text(json.dumps(CASES[case]['config']))
     assert read_config(tmp_path) == CASES[case]['config']
 
@@ -55,7 +55,9 @@ def write_tensors(folder, value, file=ONE_FILE):
 
 @pytest.mark.parametrize('lacks_shards', [False, True])
 def test_single_file_precedes_index(tmp_path, lacks_shards):
-    """As in transformers (modeling_utils, _get_resolved_checkpoint_files). A note says so."""
+    """The order follows transformers (modeling_utils, _get_resolved_checkpoint_files). A note says
+    so.
+    """
     write_model(tmp_path / 'model', 'llama3')
     names = write_tensors(tmp_path / 'model', 1.0)
     if not lacks_shards:
@@ -93,7 +95,7 @@ def test_unused_files_are_noted(tmp_path):
 
 
 def test_huge_number_is_not_a_size(tmp_path):
-    """It is no error of Python either, which reads 4,300 digits; model_max_length has 31."""
+    """Python parses integers of up to 4,300 digits without an error; model_max_length has 31."""
     write_model(tmp_path / 'model', 'llama3')
     settings = {'model_max_length': 10**30, 'eos_token': '</s>'}
     (tmp_path / 'model' / 'tokenizer_config.json').write_text(json.dumps(settings))

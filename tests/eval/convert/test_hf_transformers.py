@@ -84,7 +84,7 @@ def test_fields_mean_the_same_as_in_transformers(name):
 @pytest.mark.full
 @pytest.mark.parametrize('name', RECORD)
 def test_logits_with_changed_fields(name):
-    """For each distinct model that both have. Catches a different rule of RoPE or of windows."""
+    """Compares each distinct model that both have. Catches a different rule of RoPE or windows."""
     rows, models = read_record('fields.npz', name), {}
     for number, fields, raw, outcome in iterate_probes(name):
         if outcome in ('same', 'refused'):
@@ -172,8 +172,8 @@ def export_set(name):
 @pytest.mark.full
 @pytest.mark.parametrize('name', SETS)
 def test_transformers_computes_exports(tmp_path, name):
-    """Up to rounding, or the export is refused. Catches a field that they ignore although our
-    importer reads it.
+    """Logits are equal up to rounding, or the export is refused. Catches a field that they ignore
+    although our importer reads it.
     """
     if 'refused' in EXPORTS[name]:
         with pytest.raises(

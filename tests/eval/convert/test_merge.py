@@ -35,8 +35,8 @@ GAIN = ParamSpec('vector', ('layer', 'embed'))
 
 
 def test_variance_matches_parts():
-    """By hand: both parts have variance 5, their mean has variance 4 about 4. Catches a variance of
-    the standard deviation, about 0, or over one axis only.
+    """Reference, by hand: both parts have variance 5, their mean has variance 4 about 4. Catches a
+    variance of the standard deviation, about 0, or over one axis only.
     """
     parts = [np.array([[1.0, 3.0], [5.0, 7.0]]), np.array([[3.0, 1.0], [7.0, 5.0]])]
     merged = compute_mean(parts)
@@ -87,7 +87,7 @@ def test_constants_stay_finite():
 
 
 def test_directions_are_principal():
-    """By hand: for 3 a and 4 b with orthonormal a, b, one direction keeps 4 b whole."""
+    """Reference, by hand: for 3 a and 4 b with orthonormal a, b, one direction keeps 4 b whole."""
     base = {'up': np.ones((1, 4), np.float32)}
     changes = np.array([[3.0, 0, 0, 0], [0, 0, 4.0, 0]], np.float32)
     models = [{'up': base['up'] + change} for change in changes]
@@ -100,7 +100,7 @@ def test_directions_are_principal():
 
 
 @pytest.mark.parametrize('p', [1, 3, 5])
-def test_error_is_the_smaller_singular_values(p):
+def test_low_rank_error_is_smaller_singular_values(p):
     """Catches another order, and coefficients without their magnitudes."""
     differences = np.random.default_rng(0).normal(size=(5, 40))
     basis = compute_basis(differences, p)

@@ -52,7 +52,9 @@ def test_scores_and_masks_by_hand():
 @pytest.mark.parametrize('remove', REMOVE)
 @pytest.mark.parametrize(('share', 'n_inputs', 'n'), [(0.1, 64, 6), (0.29, 100, 29), (0.5, 7, 3)])
 def test_share_is_exact_per_output(remove, share, n_inputs, n):
-    """For equal weights too. Catches a threshold, which takes all ties, and 28 for 29 of 100."""
+    """The share is exact for equal weights too. Catches a threshold, which takes all ties, and 28
+    for 29 of 100.
+    """
     rng = RNG(0)
     for weights_IO in (rng.normal(size=(3, n_inputs, 5)), np.ones((3, n_inputs, 5))):
         scores_IO = wanda(weights_IO, rng.uniform(1, 1, (3, n_inputs)))
@@ -235,7 +237,7 @@ def test_squares_average_over_all_rows():
         np.testing.assert_allclose(means, expected[path], rtol=1e-5)
 
 
-def test_text_rows(tmp_path):
+def test_text_rows_are_read(tmp_path):
     model = dataclasses.replace(checkpoint({'data.seq_len': 4}), tokenizer=ByteTokenizer())
     (tmp_path / 'a.txt').write_text('abcdef')
     (tmp_path / 'b.txt').write_text('gh')

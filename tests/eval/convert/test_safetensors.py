@@ -37,8 +37,8 @@ def entry(begin, end, shape, dtype='U8'):
 
 @pytest.mark.parametrize('max_bytes, files', [(10**6, 1), (30, 2)])
 def test_written_tensors_are_read_back(tmp_path, max_bytes, files):
-    """In one file or several. Catches a transposed array written in memory order, and one dtype for
-    all tensors of a file.
+    """Tensors are written to one file or several. Catches a transposed array written in memory
+    order, and one dtype for all tensors of a file.
     """
     write_folder(tmp_path, make_tensors(ARRAYS), max_bytes)
     assert len(list(tmp_path.glob('*.safetensors'))) == files

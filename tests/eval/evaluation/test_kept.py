@@ -57,7 +57,7 @@ def evaluations(paths, suites='fake', step=None, again=False, say=lambda line: N
 
 
 def is_same(first, second) -> bool:
-    """Whether two nested structures are equal, with nan equal to nan."""
+    """Returns whether two nested structures are equal, with nan equal to nan."""
     return json.dumps(kept.to_json(first)) == json.dumps(kept.to_json(second))
 
 

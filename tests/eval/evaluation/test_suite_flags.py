@@ -100,7 +100,7 @@ def test_values_have_option_types(option, text, value):
 
 
 def test_options_are_flags(monkeypatch):
-    """By absl's own parsing, in separate flag values."""
+    """absl parses the flags, in separate flag values."""
     flag_values = flags.FlagValues()
     monkeypatch.setattr(module.flags, 'FLAGS', flag_values)
     for define in ('DEFINE_string', 'DEFINE_flag'):

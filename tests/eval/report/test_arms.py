@@ -26,7 +26,7 @@ def written(tmp_path_factory):
     return folder, write_report(folder, say=messages.append).read_text(), messages[0]
 
 
-def test_answer_comes_first(written):
+def test_page_begins_with_verdict(written):
     """Catches the table of variants at the rates that the compared seeds selected."""
     folder, text, _ = written
     parsed = Page(text)
@@ -75,7 +75,7 @@ def test_terminal_prints_answer(written):
 
 
 def test_page_for_unfinished_sweep(tmp_path):
-    """In the first wave there is a chart of ended runs, and a row for each arm."""
+    """The page of a first wave has a chart of finished runs, and a row for each arm."""
     tuned.write_tuned(tmp_path / 'half', LOSSES, TUNE, 0)
     text = write_report(tmp_path / 'half').read_text()
     parsed = Page(text)

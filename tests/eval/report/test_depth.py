@@ -82,7 +82,7 @@ def test_profiles_average_seeds_at_both_ends(profiles_by_quantity):
             np.testing.assert_allclose(ratios, [profile.layers**power] * 2)
 
 
-def test_exponent_and_ratio():
+def test_depth_exponent_and_ratio():
     layers = np.arange(1, 25)
     assert depth_exponent(3 * layers**-0.7) == pytest.approx(-0.7) == depth_exponent(layers**-0.7)
     for invalid in ([1.0], [1.0, 0.0], [1.0, -2.0], [1.0, math.nan], [1.0, math.inf]):

@@ -164,7 +164,7 @@ def test_page_has_curves(page):
 
 
 def test_smoothing_is_unbiased():
-    """In closed form: a constant stays, a step decays at its rate, gaps are skipped."""
+    """Reference, closed form: a constant stays, a step decays at its rate, gaps are skipped."""
     steps = list(range(1, 101))
     assert series.smooth((steps, [2.0] * 100), 0.05) == pytest.approx([2.0] * 100)
     values = [0.0] + [1.0] * 98 + [None]
@@ -240,7 +240,7 @@ def test_escapes_script_end(tmp_path):
 
 
 @pytest.mark.full
-def test_figures_for_papers(sweep, tmp_path):
+def test_figures_are_written_for_papers(sweep, tmp_path):
     write_report(sweep, tmp_path / 'page.html', figures=tmp_path / 'figures')
     names = [
         'differences',

@@ -36,7 +36,7 @@ def test_means_over_finished_seeds_and_divergences(sweep):
     ]
 
 
-def test_no_mean_if_every_run_diverged(tmp_path):
+def test_table_has_no_mean_if_every_run_diverged(tmp_path):
     fates = {('rmsnorm', 0.03, seed): 'diverged' for seed in fixture.SEEDS}
     fixture.write_sweep(tmp_path / 'sweep', fixture.AXES, fates)
     _, first, _ = rates_table(fixture.compare_sweep(tmp_path / 'sweep'), 'ce')

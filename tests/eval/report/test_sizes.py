@@ -13,7 +13,7 @@ def write_comparisons(folder, axes):
     return fixture.compare_sweep(folder)
 
 
-def test_panel_per_choice_and_line_per_size(tmp_path):
+def test_figure_has_panel_per_choice_and_line_per_size(tmp_path):
     """Fields that follow the width are not a choice. Catches sizes sorted as text, panels for each
     width, and a ring that is not at the lowest mean.
     """

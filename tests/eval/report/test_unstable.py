@@ -75,8 +75,8 @@ def test_page_lists_warnings(page):
 
 
 def test_page_shows_last_diagnostics(page):
-    """At step 40 of 60, layer by layer. Catches the first step, another run, heads in the wrong
-    order, and a mean in place of the least.
+    """The page shows step 40 of 60, layer by layer. Catches the first step,
+    another run, heads in the wrong order, and a mean in place of the least.
     """
     parsed = Page(page)
     rows = as_dicts(parsed.tables['Before it diverged'])

@@ -261,7 +261,7 @@ def test_errors_are_one_line(status, code, post_args):
     assert error['type'] == 'invalid_request_error' and '\n' not in error['message']
 
 
-def test_far_too_long_text_is_not_encoded(client, monkeypatch):
+def test_overlong_text_is_not_encoded(client, monkeypatch):
     monkeypatch.setattr(type(BYTE), 'encode', lambda self, text: pytest.fail('it is'))
     long = 'a' * 100_000
     for path, body in (
@@ -299,7 +299,7 @@ def test_preflight_allows_no_other_sites():
         assert client.delete('/v1/models').headers['allow'] == 'GET, HEAD, OPTIONS'
 
 
-def test_head_is_get_without_a_body(client):
+def test_head_request_has_no_body(client):
     for path, status in (('/health', 200), ('/v1/models', 200), ('/v1/completions', 405)):
         response = client.head(path)
         assert response.status_code == status
@@ -322,7 +322,7 @@ def test_failing_route_has_the_same_error_format(monkeypatch):
 
 
 def test_listed_end_tokens_end_a_text(tmp_path):
-    """In a completion and in a chat, also if the token is found by scoring."""
+    """Checks a completion and a chat, also if the token is found by scoring."""
     (tmp_path / 'generation_config.json').write_text(json.dumps({'eos_token_id': [0, ord('c')]}))
     with TestClient(service(Letters(), folder=tmp_path).app()) as client:
         (choice,) = ask(client, prompt='a', max_tokens=9).json()['choices']
@@ -405,7 +405,7 @@ def test_full_queue_sends_retry_after():
 
 
 @pytest.mark.parametrize('stream', [False, True])
-def test_time_runs_out_while_waiting_and_while_generating(stream):
+def test_requests_time_out_waiting_and_generating(stream):
     engine = Letters(slots=1, step_sec=0.02, endless=True)
     with TestClient(service(engine, timeout_sec=0.3).app()) as client:
         body = {'prompt': ['a', 'a'], 'max_tokens': 64, 'stream': stream}
@@ -460,7 +460,7 @@ def exchange(routes, engine, body, client, on_send=None):
 
 @pytest.mark.parametrize('stream', [False, True])
 def test_leaving_client_frees_its_slots(stream):
-    """Also without streaming, where the server would only notice at the end."""
+    """This holds without streaming too, where the server would only notice at the end."""
     engine = Letters(slots=2, step_sec=0.005, endless=True)
     engine.capacity = 10**9
     routes = service(engine, timeout_sec=1000)
@@ -489,7 +489,7 @@ def make_unending(engine):
 
 
 def test_slow_reader_is_disconnected():
-    """It reads nothing of a stream, while the engine makes more than may wait for it."""
+    """The client reads nothing of a stream, while the engine makes more than may wait for it."""
     engine = Letters(slots=1, step_sec=0.001, endless=True)
     engine.admit = make_unending(engine)
     steps_at_cut, steps = [], []

@@ -59,14 +59,14 @@ def test_special_token_in_message_is_refused(folder):
         chat.format_prompt([{'role': 'user', 'content': 'a<|end|>b'}])
 
 
-def test_a_template_file_has_precedence(folder):
+def test_template_file_has_precedence(folder):
     (folder / 'chat_template.jinja').write_text('{{ bos_token }}{{ messages[0].content }}')
     tokenizer = tokenizers.load_for_model(folder, 258, None, None)
     chat = build_chat(tokenizer, folder)
     assert tokenizer.decode(chat.encode(chat.format_prompt(HELLO))) == ' hello '
 
 
-def test_without_template_lines_have_roles(tmp_path):
+def test_prompt_without_template_has_roles(tmp_path):
     chat = build_chat(ByteTokenizer(), tmp_path)
     assert isinstance(chat, PlainChat) and chat.stops == ('\nuser:',)
     turns = [{'role': 'system', 'content': 'Be brief.'}, *HELLO]
@@ -94,7 +94,7 @@ LOOP = '{% for j in range(99999) %}' * 3 + '{% endfor %}' * 3
 
 @pytest.mark.parametrize('name', RAISES)
 def test_failing_template_refuses_the_messages(folder, name):
-    """Also a template that leaves its sandbox, or allocates all memory."""
+    """The templates include one that leaves its sandbox, or allocates all memory."""
     template, words = RAISES[name]
     (folder / 'chat_template.jinja').write_text(template)
     chat = build_chat(tokenizers.load_for_model(folder, 258, None, None), folder)

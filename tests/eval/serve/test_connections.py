@@ -93,7 +93,7 @@ def test_garbage_after_request_frees_the_slot(endless):
     'bytes_sent', [b'', b'POST /v1/completions HT', request(b'{"prompt": "a"}')]
 )
 def test_idle_connection_is_cut(bytes_sent, monkeypatch):
-    """Without a request, within a request, and after a response."""
+    """The connection idles without a request, within a request, or after a response."""
     monkeypatch.setattr(connections, 'CHECK_SEC', 0.1)
     with on_loopback(Letters()) as port, connect(port) as sock:
         sock.sendall(bytes_sent)

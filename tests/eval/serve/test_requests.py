@@ -175,7 +175,7 @@ def test_invalid_messages_are_refused_by_index(message, expected):
     assert refusal.status == 400 and expected in refusal.message
 
 
-def test_both_names_for_max_tokens():
+def test_max_tokens_has_two_names():
     assert ChatBody.parse({'messages': HELLO, 'max_completion_tokens': 7}).max_tokens == 7
     assert ChatBody.parse({'messages': HELLO}).max_tokens is None
     conflict = {'messages': HELLO, 'max_completion_tokens': 7, 'max_tokens': 8}
@@ -192,7 +192,7 @@ def test_top_logprobs_need_logprobs():
 
 
 @pytest.mark.parametrize('name', ['a\ud800', 'x' * 10**6, '\n'], ids=['half', 'long', 'line'])
-def test_errors_are_short(name):
+def test_error_values_are_shortened(name):
     refusal = catch_refusal(CompletionBody.parse, {'prompt': 'a', name: 1})
     assert len(json.dumps(refusal.message, ensure_ascii=False).encode()) < 2000
     assert len(quote_value(name)) < 70

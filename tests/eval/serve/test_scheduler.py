@@ -48,7 +48,7 @@ def serve_all(scheduler: Scheduler, *texts: Texts) -> None:
 
 
 @pytest.mark.parametrize('at_once', [1, 4])
-def test_four_reasons_to_end_a_text(at_once):
+def test_text_ends_for_four_reasons(at_once):
     """Length, EOS, a stop string, an end token."""
     engine = Letters(slots=2, at_once=at_once)
     texts = [
@@ -70,7 +70,7 @@ def test_four_reasons_to_end_a_text(at_once):
     assert engine.n_free == 2
 
 
-def test_many_texts_do_not_block_others():
+def test_long_calls_do_not_block_others():
     """Texts are taken from each call in turn, whoever came first."""
     engine = Letters(slots=1)
     many, single = Texts(*(row('a', 2) for _ in range(6))), Texts(row('m', 2))

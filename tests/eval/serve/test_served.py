@@ -43,8 +43,8 @@ def service(checkpoint, whole):
 
 @pytest.mark.full
 def test_served_text_matches_generate(client, checkpoint):
-    """With the same seed, and also streamed. Catches other random numbers, another first token, and
-    a lost space between prompt and text.
+    """The texts have the same seed, and may be streamed. Catches other random numbers, another
+    first token, and a lost space between prompt and text.
     """
     body = {'prompt': PROMPTS, 'max_tokens': 6, 'temperature': 0.9, 'top_k': 40, 'seed': 5}
     answer = client.post('/v1/completions', json=body).json()

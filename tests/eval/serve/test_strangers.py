@@ -48,7 +48,7 @@ def test_accepted_requests_are_admitted():
 
 @pytest.mark.full
 def test_strangers_do_not_affect_others(whole):
-    """Over HTTP, with a model: no request fails the server, hangs, or changes a later text."""
+    """Runs over HTTP with a model: no request fails the server, hangs, or changes a later text."""
     routes = program.Server(str(whole), load(whole), 3, None, 8, PATIENCE_SEC, None).service
     statuses = []
     with serving(routes) as port:

@@ -53,7 +53,7 @@ def make_likeliest_events(logits, labels):
     return np.asarray(statistics['confidence'])[0], np.asarray(statistics['correct'])[0]
 
 
-def test_two_levels_by_hand():
+def test_two_levels_match_hand_computation():
     """|0.6 - 3/5| over half of the events, and |0.9 - 2/5| over the other half."""
     assert expected_error(bin_events(P, HAPPENED, ONE, equal_width(10)).total) == pytest.approx(
         0.25
@@ -78,7 +78,7 @@ def test_joined_classes_average_errors():
     assert expected_error(classes.total) == pytest.approx(mean)
 
 
-def test_equal_mass_bins():
+def test_equal_mass_bins_have_equal_counts():
     p = np.random.default_rng(0).beta(5, 1, 3000)
     counts = bin_events(p, p > 0.5, np.zeros(3000, int), equal_mass(p, 15)).total.count
     np.testing.assert_array_equal(counts, 200)

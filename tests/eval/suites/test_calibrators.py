@@ -29,8 +29,8 @@ def draw_events(size, n=4000, seed=0):
 
 
 def test_h_loss_matches_h_error(monkeypatch):
-    """In NumPy, with as many rounds of k-means: the last round there assigns, and here moves
-    centres.
+    """Reference in NumPy, with as many rounds of k-means: the last round there assigns, and here
+    moves centres.
     """
     monkeypatch.setattr(calibration_errors, 'ROUNDS', MEANS_ROUNDS + 1)
     log_p, place = draw_events(4, n=700)
@@ -54,7 +54,7 @@ def test_h_undoes_overconfidence():
 @pytest.mark.full
 @pytest.mark.parametrize(('balanced', 'expected'), [(False, 0.8), (True, 0.5)])
 def test_correctness_without_information(balanced, expected):
-    """All places look the same: the optimum is the share of right places, 4 of 5, and with the
+    """All positions look the same: the optimum is the share of right places, 4 of 5, and with the
     weights of the published code 1/2.
     """
     log_p = np.tile(log_softmax(np.array([[3.0, 0.0, -1.0]])), (1000, 1))

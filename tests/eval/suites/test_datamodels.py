@@ -97,7 +97,7 @@ def test_margins_are_log_odds():
 
 
 def test_klom_matches_histogram_divergence():
-    """Against scipy, by its definition, with different numbers of models."""
+    """Reference: scipy, by definition, with different numbers of models."""
     rng = np.random.default_rng(0)
     unlearned, retrained = rng.normal(0.5, 1, (80, 3)), rng.normal(0, [1, 2, 0.1], (100, 3))
     divergences = klom(unlearned, retrained)

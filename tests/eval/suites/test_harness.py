@@ -217,7 +217,7 @@ def test_missing_tasks_and_data_are_refused(folder, tmp_path):
         harness(None, tasks='gone', include_path=str(tmp_path))
 
 
-def test_names_are_needed():
+def test_harness_suite_requires_task_names():
     with pytest.raises(ValueError, match='needs names of tasks: --suite=harness:TASK'):
         _find_tasks('', '')
 

@@ -39,7 +39,7 @@ def test_algorithms_match_plain_formulas():
         assert predictions[suite.ZERO][n, k] == 0
 
 
-def test_learning_rate_is_optimal():
+def test_gd_learning_rate_is_optimal():
     predictions, rates = predict_drawn()
 
     def errors(factor):
@@ -79,7 +79,7 @@ def test_value_averages_only_numbers():
 
 
 def test_posterior_matches_grid():
-    """In one dimension, where w can be summed over. Without pairs only the prior determines y."""
+    """Reference: a sum over w in one dimension. Without pairs only the prior determines y."""
     line = regression.REGRESSIONS['linear_regression_1d'].sample_tasks(np.random.default_rng(3), 5)
     nats = suite.posterior_nats(line, 1.0)
     w_G = np.linspace(-6, 6, 40_001)

@@ -48,12 +48,12 @@ def gradient_program():
             losses_T = jax.nn.logsumexp(logits_BTV[0], -1) - true_T(logits_BTV)
             return jnp.sum(losses_T * is_target_T) / jnp.sum(is_target_T)
 
-        def sum_of_logits(logits_BTV, _):
+        def sum_target_logits(logits_BTV, _):
             return jnp.sum(true_T(logits_BTV) * is_target_T)
 
         learner = tiny_learner(CONFIG)
         of_loss, _ = gradients(learner, run_weights, tokens_1T[:, :-1], mean_loss)
-        _, of_logits = gradients(learner, run_weights, tokens_1T[:, :-1], sum_of_logits)
+        _, of_logits = gradients(learner, run_weights, tokens_1T[:, :-1], sum_target_logits)
         return of_loss, of_logits['embedding'][0]
 
     return jax.jit(run)
@@ -121,7 +121,7 @@ def test_spacing_is_equal():
     assert suite.spaced_indices(1000, 3)[-1] == 999
 
 
-def test_running_variance():
+def test_running_variance_matches_numpy():
     values = np.random.default_rng(0).normal(5, 2, (6, 3, 2))
     running = suite.RunningVariance()
     for array in values:

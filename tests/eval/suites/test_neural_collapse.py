@@ -22,12 +22,12 @@ class TestFrames:
     def simplex(self, n=5):
         return 3.0 * (np.eye(n) - 1 / n)
 
-    def test_a_simplex_is_one(self):
+    def test_simplex_has_zero_nc2(self):
         numbers = suite.measure_frame(self.simplex())
         assert max(numbers.values()) < 1e-9
         assert numbers.keys() == {'nc2_norms', 'nc2_cosines', 'nc2_distances'}
 
-    def test_lengths_and_angles_are_told_apart(self):
+    def test_lengths_and_angles_are_distinguished(self):
         longer, nearer = self.simplex(), self.simplex()
         longer[0] *= 2
         numbers = suite.measure_frame(longer)
@@ -49,7 +49,7 @@ class TestFrames:
 
 
 class TestClasses:
-    def test_are_the_most_frequent(self):
+    def test_frequent_tokens_are_sorted(self):
         counts = np.array([3.0, 9.0, 0.0, 5.0, 9.0, 1.0])
         np.testing.assert_array_equal(suite.frequent_tokens(counts, 3, 2), [1, 4, 3])
         np.testing.assert_array_equal(suite.frequent_tokens(counts, 9, 3), [1, 4, 3, 0])
@@ -74,7 +74,7 @@ def read_all_features(learner, weights):
 @pytest.mark.full
 @pytest.mark.parametrize('kind', ['biased', 'cosines'])
 def test_numbers_match_loops_over_features(monkeypatch, kind):
-    """With padding, a bias of logits, and rows in two batches, the last of which is padded too."""
+    """With padding, a bias of logits, and two batches of rows, the last with padding rows."""
     changes = {'biased': {'model.readout_bias': True}, 'cosines': {'model.readout': 'cosines'}}
     checkpoint = make_checkpoint(changes[kind] | {'data.batch_size': 16})
     learner, params = checkpoint.learner, dict(checkpoint.weights.params)

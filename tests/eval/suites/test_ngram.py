@@ -49,7 +49,7 @@ def slow_bits(train: list[str], test: list[str], order: int) -> float:
 
 
 @pytest.mark.parametrize('order', [1, 2, 3, 5])
-def test_equals_the_slow_version(order):
+def test_kneser_ney_matches_slow_version(order):
     train = ['abracadabra', 'a cad bard', 'brand', 'abra']
     test = ['cadabra', 'bad zebra']
     bits, n_bytes = kneser_ney_bits(as_bytes(*train), as_bytes(*test), order)
@@ -57,7 +57,7 @@ def test_equals_the_slow_version(order):
     np.testing.assert_allclose(bits, slow_bits(train, test, order), rtol=1e-9)
 
 
-def test_probabilities_of_all_bytes_sum_to_one():
+def test_byte_probabilities_sum_to_one():
     train = as_bytes('abracadabra', 'banana band')
     next_bytes = [np.array([97, 98, byte], np.uint8) for byte in range(256)]
     prefix, _ = kneser_ney_bits(train, as_bytes('ab'), 3)
@@ -65,7 +65,7 @@ def test_probabilities_of_all_bytes_sum_to_one():
     np.testing.assert_allclose(sum(2 ** (prefix - bits) for bits in whole), 1, rtol=1e-9)
 
 
-def test_longer_context_helps_on_text_that_has_it():
+def test_longer_context_lowers_bits():
     text = 'the norm of the layer is the norm of the head. ' * 20
     bits = [kneser_ney_bits(as_bytes(text), as_bytes(text), order)[0] for order in (1, 3, 5)]
     assert bits[0] > 2 * bits[1] > 2 * bits[2]

@@ -25,7 +25,7 @@ WORDS = ['norm', 'layer', 'head', 'token', 'scale', 'depth', 'width', 'step', 'l
 
 @pytest.fixture(scope='module')
 def text(tmp_path_factory):
-    """Two folders of documents of 3 to 47 bytes, some of them equal."""
+    """Two folders of documents of 3 to 47 bytes, some equal."""
     folder = tmp_path_factory.mktemp('text')
     for name, max_length in (('short', LENGTH - 1), ('long', 3 * LENGTH)):
         (folder / name).mkdir()

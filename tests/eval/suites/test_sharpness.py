@@ -71,9 +71,7 @@ def dense_hessian(checkpoint, learner):
 
 
 def test_eigenvalues_match_quadratic():
-    """sum_i c_i w_i^2 / 2 over all weights, of which only norms are trained: c s^2 are the
-    eigenvalues.
-    """
+    """sum_i c_i w_i^2 / 2 over all weights, with only norms trained: c s^2 are the eigenvalues."""
     checkpoint, _ = make_trained_checkpoint(train__trainable='norms')
     learner = checkpoint.learner
 
@@ -96,7 +94,7 @@ def test_eigenvalues_match_quadratic():
 
 @pytest.mark.full
 def test_eigenvalues_match_dense_hessian():
-    """To 1e-4 of the largest eigenvalue. The scales are from AdamW's state."""
+    """They agree to 1e-4 of the largest eigenvalue. The scales are from AdamW's state."""
     checkpoint, state = make_trained_checkpoint()
     learner = build_float32_learner(checkpoint, 'reference')
     hessian = dense_hessian(checkpoint, learner)

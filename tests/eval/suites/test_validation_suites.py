@@ -130,7 +130,7 @@ def test_angles_match_arccos():
     np.testing.assert_array_equal(np.diagonal(angle)[:2], 0.0)
 
 
-def test_a_small_angle_keeps_its_digits():
+def test_small_angle_keeps_its_digits():
     """At 1e-4 the cosine is 1 in float32."""
     pair = np.array([[[1.0, 0.0]], [[np.cos(1e-4), np.sin(1e-4)]]], np.float32)
     angle, _ = sum_angles(pair, np.ones(1))

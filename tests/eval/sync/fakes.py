@@ -103,7 +103,7 @@ def on_disk(folder):
     return points
 
 
-class Killed(BaseException):
+class FollowerKilled(BaseException):
     """Ends the follower at this point."""
 
 
@@ -156,22 +156,22 @@ class Session:
         if self.server.down:
             raise ConnectionError('no route to the tracker')
         if self.server.kill == 'before':
-            raise Killed
+            raise FollowerKilled
         for i, step in enumerate(steps):
             if self.server.kill == 'midway' and i == len(steps) // 2:
-                raise Killed
+                raise FollowerKilled
             for n, (tag, value) in enumerate(step.values.items()):
                 # A server that reports its last step stores each step whole.
                 if self.server.kill == 'within' and i and n == 1 and not self.server.knows:
-                    raise Killed
+                    raise FollowerKilled
                 if self.server.knows or step.step > self.before.get(tag, NOTHING):
                     self.points.append((step.step, tag, value))
         if self.server.kill == 'behind':
-            raise Killed
+            raise FollowerKilled
 
     def end(self, status, summary):
         if self.server.kill == 'at the end':
-            raise Killed
+            raise FollowerKilled
         self.server.ends.setdefault(self.name, []).append((status, summary))
 
     def close(self):

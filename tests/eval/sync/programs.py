@@ -36,9 +36,9 @@ def kill_when(process, is_time):
 
 def finish(process):
     """Returns the output of a process, once it has ended without an error."""
-    output, _ = process.communicate(timeout=WAIT_SEC)
-    assert process.returncode == 0, output
-    return output
+    stdout, _ = process.communicate(timeout=WAIT_SEC)
+    assert process.returncode == 0, stdout
+    return stdout
 
 
 TRAIN = (

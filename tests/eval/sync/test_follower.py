@@ -1,4 +1,4 @@
-"""Contract: whatever happens, a tracker has the points of metrics.jsonl, each of them once."""
+"""Contract: whatever happens, a tracker has each point of metrics.jsonl once."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from eval.sync.records import StepTail
 from lm.record.run import Run
 from lm.storage.files import InUseError, UnreadableFile, hold_lock
 from tests.eval.sync.fakes import (
-    Killed,
+    FollowerKilled,
     Server,
     begin,
     end,
@@ -146,7 +146,7 @@ def test_killed_follower_sends_every_point_once(tmp_path, at, knows, sent, resum
     train(tmp_path, sent + 1, 24)
     end(tmp_path, 'stopped')
     server.kill = at
-    with pytest.raises(Killed):
+    with pytest.raises(FollowerKilled):
         send_all(sender)
     server.kill = None
     if resumes:
@@ -225,7 +225,7 @@ def test_long_run_does_not_delay_others(tmp_path, monkeypatch):
     assert_has_all(tmp_path / 'b', server)
 
 
-def test_expensive_sessions_are_not_reopened_at_once(tmp_path):
+def test_expensive_sessions_are_not_reopened_early(tmp_path):
     server = Server(most_open=2, reopen_sec=1e6)
     for name in 'abc':
         begin(tmp_path / name, lr=ord(name))
@@ -275,7 +275,7 @@ def test_failing_runs_do_not_block_next_runs(tmp_path):
     assert_has_all(tmp_path / 'f', server)
 
 
-def test_unreachable_tracker_is_asked_rarely(tmp_path):
+def test_unreachable_tracker_is_retried_rarely(tmp_path):
     """A round ends after three runs; the waits grow; everything is sent when the tracker answers
     again.
     """
@@ -302,7 +302,7 @@ def test_unreachable_tracker_is_asked_rarely(tmp_path):
         assert_has_all(tmp_path / f'{i}', server)
 
 
-def test_one_follower_at_a_time(tmp_path, monkeypatch):
+def test_second_follower_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(follower_of, 'PATIENCE_SEC', 0.0)
     (tmp_path / 'cell').mkdir()
     (tmp_path / 'sweep.json').write_text('{}')

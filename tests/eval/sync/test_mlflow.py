@@ -13,7 +13,7 @@ from eval.sync.records import read_source
 from eval.sync.to_mlflow import LARGEST, MAX_PARAM_CHARS, Mlflow
 from lm.record.metrics import TIME_FIELDS, read_rows
 from lm.record.run import Run
-from tests.eval.sync.fakes import Killed, begin, end, go_on, on_disk, train, write_run
+from tests.eval.sync.fakes import FollowerKilled, begin, end, go_on, on_disk, train, write_run
 from tests.eval.sync.programs import TRAIN, finish, kill_when, start
 
 pytestmark = [pytest.mark.full, pytest.mark.xdist_group('mlflow')]
@@ -91,13 +91,13 @@ def test_killed_follower_sends_nothing_twice(database, tmp_path, monkeypatch, wh
     def log_or_kill(*arguments, **entities):
         calls.append(entities)
         if len(calls) == call and when == 'before':
-            raise Killed
+            raise FollowerKilled
         log(*arguments, **entities)
         if len(calls) == call:
-            raise Killed
+            raise FollowerKilled
 
     tracker.client.log_batch = log_or_kill
-    with pytest.raises(Killed):
+    with pytest.raises(FollowerKilled):
         send_all(Follower(tmp_path, 'mlflow', tracker, print))
     tracker = open_tracker(database, f'{when}-{call}')
     mark = read_tracker_mark(tmp_path, tracker)
@@ -188,8 +188,8 @@ def test_killed_and_resumed_run_is_followed(database, tmp_path):
     command = (*TRAIN, f'--workdir={tmp_path}', '--config.train.steps=60', '--track=mlflow')
     path = tmp_path / 'metrics.jsonl'
     kill_when(start(*command, **env), lambda: len(read_rows(path)) >= 35)
-    output = finish(start(*command, **env))
-    assert 'resuming after step' in output and 'done:' in output
+    stdout = finish(start(*command, **env))
+    assert 'resuming after step' in stdout and 'done:' in stdout
     tracker = open_tracker(database, 'trained')
     assert send_all(Follower(tmp_path, 'mlflow', tracker, print))
     points, run = read_back(tmp_path, tracker)

@@ -1,4 +1,4 @@
-"""Contract, with W&B offline: its files have the points of metrics.jsonl, each of them once."""
+"""Contract, with W&B offline: its files have each point of metrics.jsonl once."""
 
 import time
 
@@ -8,7 +8,7 @@ import pytest
 from eval.sync.follower import Follower, send_all
 from eval.sync.marks import file_name, read_mark
 from eval.sync.to_wandb import Wandb, list_offline_files, read_points
-from tests.eval.sync.fakes import Killed, begin, go_on, on_disk, write_run
+from tests.eval.sync.fakes import FollowerKilled, begin, go_on, on_disk, write_run
 from tests.eval.sync.programs import TRAIN, finish, kill_when, start
 
 pytestmark = [pytest.mark.full, pytest.mark.xdist_group('wandb')]
@@ -67,14 +67,14 @@ def test_killed_follower_sends_nothing_twice(tmp_path, monkeypatch, call):
         def log_or_kill(*values, **options):
             calls.append(options)
             if len(calls) == call:
-                raise Killed
+                raise FollowerKilled
             log(*values, **options)
 
         monkeypatch.setattr(session._run, 'log', log_or_kill)
         return session
 
     tracker.open = open_with_kill
-    with pytest.raises(Killed):
+    with pytest.raises(FollowerKilled):
         send_all(Follower(tmp_path, 'wandb', tracker, print))
     sessions[0]._run.finish()
     go_on(tmp_path, 7, 25)
@@ -114,8 +114,8 @@ def test_killed_process_sends_everything_once(tmp_path):
 def test_training_sweep_is_followed(tmp_path):
     command = (*TRAIN, f'--workdir={tmp_path}', '--config.train.steps=40', '--track=wandb')
     sweep = '--config.sweep={"optim.lr": (1e-3, 3e-3)}'
-    output = finish(start(*command, sweep, WANDB_MODE='offline'))
-    assert 'steps sent to offline (evenkeel); runs 2' in output or 'eval.sync' in output
+    stdout = finish(start(*command, sweep, WANDB_MODE='offline'))
+    assert 'steps sent to offline (evenkeel); runs 2' in stdout or 'eval.sync' in stdout
     assert send_all(Follower(tmp_path, 'wandb', open_tracker(), print))
     cells = [path.parent for path in tmp_path.glob('*/config.json')]
     assert len(cells) == 2

@@ -58,7 +58,7 @@ def deal_slowly(weights, n):
 
 @pytest.mark.parametrize('weights', WEIGHTS, ids=str)
 def test_reference_shares_deal_rows(weights):
-    """Also the number of each row within its source, and the counts of every prefix."""
+    """Checks also the number of each row within its source, and the counts of every prefix."""
     shares, counts = Shares(weights), [0] * len(weights)
     for i, source in enumerate(deal_slowly(weights, 400)):
         assert shares.count_rows(i) == counts
@@ -68,8 +68,8 @@ def test_reference_shares_deal_rows(weights):
 
 @pytest.mark.parametrize('weights', WEIGHTS, ids=str)
 def test_property_every_prefix_has_the_shares(weights):
-    """Up to rounding, however long. Catches shares that are rounded to whole numbers first, and
-    numbers beyond the precision of floats.
+    """Shares hold up to rounding for any length. Catches shares that are rounded to whole numbers
+    first, and numbers beyond the precision of floats.
     """
     shares, bound = Shares(weights), 0.5 if len(weights) <= 2 else 2
     expected = np.array(weights) / sum(weights)
@@ -93,7 +93,7 @@ def test_property_shares_are_decimals():
 TWO = "{'wiki': (0.75, 'text:a/*.txt'), 'code': (0.25, 'python')}"
 
 
-def test_a_mixture_is_parsed():
+def test_mixture_is_parsed():
     assert parse_mixture(TWO) == (
         Ingredient('wiki', 0.75, 'text:a/*.txt'),
         Ingredient('code', 0.25, 'python'),
@@ -109,7 +109,7 @@ def test_a_mixture_is_parsed():
     ],
 )
 def test_property_mixture_spellings_share_a_digest(spelling):
-    """For any spelling, and any sum of the weights."""
+    """The digest ignores the spelling and the sum of the weights."""
     raw = {'data.mixture': TWO, 'data.source': 'python'}
     config, same = (resolve(tiny_raw(raw | {'data.mixture': text})) for text in (TWO, spelling))
     assert config == same and digest(config) == digest(same)
@@ -173,7 +173,7 @@ def _without(raw):
 
 
 @dataclasses.dataclass(frozen=True)
-class Numbered:
+class NamedRows:
     """Rows (name, number)."""
 
     name: str
@@ -193,7 +193,7 @@ class Numbered:
 
 
 def test_reference_mixed_rows_in_order():
-    mixed = MixedRows(('a', 'b'), Shares([2.0, 1.0]), (Numbered('a', 4), Numbered('b', 5)))
+    mixed = MixedRows(('a', 'b'), Shares([2.0, 1.0]), (NamedRows('a', 4), NamedRows('b', 5)))
     assert len(mixed) == 9 and (mixed.n_tokens, mixed.n_bytes) == (20, 60)
     expected = [('a', 0), ('b', 0), ('a', 1), ('a', 2), ('b', 1), ('a', 3)]
     expected += [('a', 0), ('b', 2), ('a', 1)]  # a begins again
@@ -209,6 +209,6 @@ def test_reference_mean_by_share_uses_names():
     """JAX sorts the keys of a dict: a mean by position would weigh one source by another's
     share.
     """
-    mixed = MixedRows(('b', 'a'), Shares([3.0, 1.0]), (Numbered('b', 1), Numbered('a', 1)))
+    mixed = MixedRows(('b', 'a'), Shares([3.0, 1.0]), (NamedRows('b', 1), NamedRows('a', 1)))
     assert mean_by_share({'a': 1.0, 'b': 5.0}, mixed) == 4.0
-    assert mean_by_share({'': 3.5}, Numbered('', 1)) == 3.5
+    assert mean_by_share({'': 3.5}, NamedRows('', 1)) == 3.5

@@ -43,7 +43,7 @@ def test_default_config_resolves_and_survives_json():
     hash(config)  # programs are kept by config
 
 
-def test_dtype_auto_is_the_programs_choice():
+def test_program_chooses_auto_dtype():
     """Runs that started on CPUs keep their names; on GPUs they have others."""
     raw = default.get_config()
     on_gpu, on_cpu = resolve(with_dtype(raw, 'bfloat16')), resolve(with_dtype(raw, 'float32'))
@@ -58,7 +58,7 @@ def test_dtype_auto_is_the_programs_choice():
 
 
 def test_unresolve_restores_none_and_auto():
-    """Also for options that only another choice reads; values that are set otherwise stay."""
+    """This includes options that only another choice reads; values that are set otherwise stay."""
     raw = default.get_config()
     for changes in ({}, {'model.mlp': 'moe', 'mlp.n_experts': 3, 'attention.window': 8}):
         raw.update_from_flattened_dict(changes)
@@ -163,7 +163,7 @@ def test_int_becomes_float():
     assert lr == 1.0
 
 
-def test_differences_are_old_and_new_value_by_path():
+def test_differences_map_path_to_old_and_new_value():
     before = tiny_config()
     after = tiny_config({'optim.lr': 0.5, 'model.norm': 'none'})
     assert differences(before, before) == {}
@@ -185,7 +185,7 @@ def test_flatten_keeps_declaration_order():
 
 
 class TestAuto:
-    """'auto' and None stand for what the other choices need."""
+    """'auto' and None resolve to values that follow from other fields."""
 
     @pytest.mark.parametrize('name', PLACEMENTS)
     def test_placement_chooses_its_needs(self, name):
@@ -230,7 +230,7 @@ class TestIdentity:
 
     @pytest.mark.parametrize('path', sorted(FIELDS))
     def test_default_is_left_out(self, path):
-        """As if the field did not exist yet."""
+        """The record looks as if the field did not exist yet."""
         for changes in ({}, {'model.placement': 'wide', 'model.norm': 'powernorm'}):
             config = checked_config(changes)
             keys = {key for key in identity(config) if key == path or key.endswith(f':{path}')}
@@ -248,7 +248,7 @@ class TestIdentity:
 
     @pytest.mark.parametrize('name', NORMS)
     def test_explicit_part_default_changes_nothing(self, name):
-        """In the section, and behind the name."""
+        """The default is given in the section, or after the name."""
         plain = tiny_config({'model.norm': name})
         for option, declared in declared_options(NORMS[name]).items():
             if declared.default is not None:

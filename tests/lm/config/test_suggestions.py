@@ -38,7 +38,7 @@ def test_dissimilar_field_suggests_nothing():
     assert field_hint('qqq', FIELDS) == ''
 
 
-def test_aliases_are_no_names_here():
+def test_aliases_differ_from_field_names():
     names = {name for table in NAMES.values() for name in table}
     shared = {'seed', 'warmup'}  # names of several fields
     assert foreign_names().fields.keys() & {path.split('.')[1] for path in FIELDS} == shared
@@ -59,7 +59,7 @@ def test_aliases_are_no_names_here():
         ('model.norm', 'batch_norm', 'batchnorm'),
     ],
 )
-def test_usual_name_suggests_the_name_here(path, name, suggestion):
+def test_common_name_suggests_our_name(path, name, suggestion):
     with pytest.raises(ValueError, match=f"Did you mean '{suggestion}'"):
         check(tiny_config({path: name}))
 

@@ -63,12 +63,12 @@ def data_cfg(request, cfg):
     return cfg(tokenizer=request.param)
 
 
-class Killed(BaseException):
+class PreparationKilled(BaseException):
     """Stands for the end of the process."""
 
 
 def raise_killed(*_, **__):
-    raise Killed
+    raise PreparationKilled
 
 
 def contents(folder: Path) -> dict[str, bytes]:

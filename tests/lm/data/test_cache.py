@@ -136,17 +136,17 @@ def test_property_killed_midway_and_prepared_again(cfg, tmp_path):
 @pytest.mark.full
 def test_property_two_at_once_prepare_once(cfg):
     processes = [launch(cfg(), RACE) for _ in range(2)]
-    outputs = [process.communicate()[0] for process in processes]
+    stdouts = [process.communicate()[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
-    assert sum('preparing' in output for output in outputs) == 1
-    assert sum('waiting for it' in output for output in outputs) == 1
-    digests = [re.search('digest (.*)', output).group(1) for output in outputs]
+    assert sum('preparing' in stdout for stdout in stdouts) == 1
+    assert sum('waiting for it' in stdout for stdout in stdouts) == 1
+    digests = [re.search('digest (.*)', stdout).group(1) for stdout in stdouts]
     assert digests[0] == digests[1]
 
 
 @pytest.mark.full
 def test_property_no_tensorflow(cfg):
     process = launch(cfg(tokenizer='bpe:300', packing='best_fit'))
-    output, errors = process.communicate()
+    stdout, errors = process.communicate()
     assert process.returncode == 0, errors
-    assert output.splitlines()[-1] == 'False'
+    assert stdout.splitlines()[-1] == 'False'

@@ -174,7 +174,7 @@ def test_errors_too_many_globs(monkeypatch):
         ({'configs': [{'config_name': False, 'data_files': SPLITS[2]}]}, SPLITS[2:]),
     ],
 )
-def test_every_card_form(card, expected):
+def test_card_forms_are_parsed(card, expected):
     assert select_files('a/b', '', SPLITS, card) == expected
 
 

@@ -19,7 +19,7 @@ from lm.data.loader import READERS, THREAD_PREFIX
 from tests.lm.data.conftest import discard_line
 
 
-class Numbered:
+class IndexRows:
     """Rows that hold only their number."""
 
     def __init__(self, n):
@@ -45,7 +45,7 @@ def numbers(batch):
 
 
 def test_property_every_epoch_is_another_permutation():
-    rows, B = Numbered(24), 4
+    rows, B = IndexRows(24), 4
     row_numbers = [numbers(batch_at(rows, s, batch_size=B, seed=0)) for s in range(18)]
     epochs = np.array(row_numbers).reshape(3, 24)
     for epoch in epochs:
@@ -55,14 +55,14 @@ def test_property_every_epoch_is_another_permutation():
 
 
 def test_property_batches_continue_across_epochs():
-    rows = Numbered(10)
+    rows = IndexRows(10)
     row_numbers = np.ravel([numbers(batch_at(rows, s, batch_size=4, seed=0)) for s in range(5)])
     assert sorted(row_numbers[:10]) == sorted(row_numbers[10:]) == list(range(10))
 
 
 def test_property_neighbouring_seeds_share_no_epoch():
     """Grain alone would make epoch 1 of seed 0 the epoch 0 of seed 1."""
-    rows = Numbered(50)
+    rows = IndexRows(50)
     orders = [
         tuple(numbers(batch_at(rows, epoch, batch_size=50, seed=seed)))
         for seed in range(4)
@@ -72,7 +72,7 @@ def test_property_neighbouring_seeds_share_no_epoch():
 
 
 def test_property_batch_depends_on_seed_and_step():
-    rows = Numbered(100)
+    rows = IndexRows(100)
     first = batch_at(rows, 7, batch_size=8, seed=3)
     batch_at(rows, 2, batch_size=8, seed=4)
     check_same(batch_at(rows, 7, batch_size=8, seed=3), first)
@@ -82,7 +82,7 @@ def test_property_batch_depends_on_seed_and_step():
 
 @pytest.mark.parametrize('count', [1, 2, 4, 8])
 def test_equivalence_hosts_share_the_batch(count):
-    rows = Numbered(100)
+    rows = IndexRows(100)
     whole = numbers(batch_at(rows, 5, batch_size=8, seed=0))
     parts = [
         numbers(batch_at(rows, 5, batch_size=8, seed=0, process_index=i, process_count=count))
@@ -128,15 +128,15 @@ def test_equivalence_feed_returns_batch_at(prefetch, cfg):
 
 @pytest.mark.parametrize('prefetch', [0, 1, 8])
 def test_property_feed_prefetches(prefetch):
-    with record_batches(Numbered(100), prefetch) as (feed, keys):
+    with record_batches(IndexRows(100), prefetch) as (feed, keys):
         feed.take([Cursor(0, 5, 99)])
         idle(feed)
         assert sorted(keys) == [(0, step) for step in range(5, 6 + prefetch)]
 
 
 def test_property_runs_at_one_cursor_share_batches():
-    """Also if one of them stops earlier, or arrives later."""
-    rows = Numbered(100)
+    """One of the runs may stop earlier, or arrive later."""
+    rows = IndexRows(100)
     with record_batches(rows, 8) as (feed, keys):
         for step in range(6):
             cursors = [
@@ -152,7 +152,7 @@ def test_property_runs_at_one_cursor_share_batches():
 
 def test_property_unused_batches_are_dropped():
     """One run went back and left batches out, another has ended."""
-    with record_batches(Numbered(100), 4) as (feed, _):
+    with record_batches(IndexRows(100), 4) as (feed, _):
         feed.take([Cursor(0, 0, 50), Cursor(1, 0, 50)])
         assert set(feed._futures) == {(seed, step) for seed in (0, 1) for step in range(3)}
         feed.take([Cursor(0, 30, 50)])
@@ -162,7 +162,7 @@ def test_property_unused_batches_are_dropped():
 @pytest.mark.full
 def test_property_many_orders_share_threads():
     """Three hundred runs with separate orders: one batch of each is prefetched."""
-    with record_batches(Numbered(100), 8) as (feed, keys):
+    with record_batches(IndexRows(100), 8) as (feed, keys):
         for step in range(3):
             feed.take([Cursor(seed, step, 50) for seed in range(300)])
             assert len(feed._futures) == 600
@@ -175,7 +175,7 @@ def reader_threads():
 
 
 def test_property_close_ends_threads():
-    class Slow(Numbered):
+    class Slow(IndexRows):
         def __getitem__(self, i):
             time.sleep(0.02)
             return super().__getitem__(i)
@@ -186,7 +186,7 @@ def test_property_close_ends_threads():
 
 
 def test_take_raises_reader_errors():
-    class Torn(Numbered):
+    class Torn(IndexRows):
         def __getitem__(self, i):
             raise OSError('no such chunk')
 
@@ -195,7 +195,7 @@ def test_take_raises_reader_errors():
 
 
 def test_property_evaluation_covers_the_split_in_order():
-    rows = Numbered(10)
+    rows = IndexRows(10)
     batches = list(evaluation_batches(rows, batch_size=4, limit=0))
     assert [batch['tokens'].shape for batch in batches] == [(4, 3)] * 3
     assert list(itertools.chain(*map(numbers, batches)))[:10] == list(range(10))
@@ -232,13 +232,13 @@ def test_errors_batch_not_divisible_by_hosts():
     ):
         extra = {'seed': 0} if make_batch is batch_at else {'limit': 0}
         with pytest.raises(ValueError, match='multiple of the number of processes'):
-            make_batch(Numbered(9), 0, batch_size=4, process_count=3, **extra)
+            make_batch(IndexRows(9), 0, batch_size=4, process_count=3, **extra)
     with pytest.raises(ValueError, match='multiple of the number of processes'):
-        Feed(Numbered(9), batch_size=4, prefetch=1, process_count=3)
+        Feed(IndexRows(9), batch_size=4, prefetch=1, process_count=3)
 
 
 def test_reference_epoch_rule(cfg):
-    rows = Numbered(10)
+    rows = IndexRows(10)
     assert steps_in_epoch(rows, 4) == 2
     one_epoch, three_epochs = cfg(batch_size=4, epochs=1), cfg(batch_size=4, epochs=3)
     assert check_epochs(one_epoch, 2, rows) == 1

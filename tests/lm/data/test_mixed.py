@@ -24,11 +24,11 @@ from lm.data import (
     tokenizers,
 )
 from lm.storage.files import hold_lock
-from tests.lm.data.conftest import Killed, discard_line, document, raise_killed
-from tests.lm.data.test_loader import Numbered
+from tests.lm.data.conftest import PreparationKilled, discard_line, document, raise_killed
+from tests.lm.data.test_loader import IndexRows
 
 
-class Tagged(Numbered):
+class Tagged(IndexRows):
     """Rows that hold a tag and their number."""
 
     def __init__(self, n, tag):
@@ -164,7 +164,7 @@ def test_equivalence_mixed_source_and_source_alone(mixture_cfg, tokenizer):
 
 
 def test_property_bpe_trains_once_on_all_training_splits(mixture_cfg, monkeypatch):
-    """It is not trained again for other shares, another order or other names."""
+    """Other shares, another order or other names do not train it again."""
     trained = []
     build = prepare.training_texts
 
@@ -219,7 +219,7 @@ def test_killed_tokenizer_training_resumes_from_scans(mixture_cfg, monkeypatch):
         scan(source, *args)
 
     monkeypatch.setattr(dataset, 'scan_source', record)
-    with monkeypatch.context() as patch, pytest.raises(Killed):
+    with monkeypatch.context() as patch, pytest.raises(PreparationKilled):
         patch.setattr(tokenizers.SubwordTokenizer, 'save', raise_killed)
         open_dataset(cfg, say=discard_line)
     assert len(scanned) == 2

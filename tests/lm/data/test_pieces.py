@@ -19,7 +19,7 @@ from lm.data.sources import open_source
 from lm.storage.files import hold_lock, read_json, write_json
 from tests.lm.data.conftest import (
     PIECE_BYTES,
-    Killed,
+    PreparationKilled,
     discard_line,
     interrupt_encoding,
     leftover_folders,
@@ -55,7 +55,7 @@ def test_equivalence_pieces_by_one_process(data_cfg, expected_files, encoding):
 
 
 def test_equivalence_pieces_by_several_processes(data_cfg, expected_files, encoding, monkeypatch):
-    """All encode at once, and each piece is encoded once."""
+    """All processes encode at once, and each piece is encoded once."""
     meet, totals = threading.Barrier(N), []
 
     def before(number):
@@ -93,7 +93,7 @@ def test_first_folder_stays_without_locks(tmp_path):
     assert [p.name for p in tmp_path.rglob('*')] == ['name', 'theirs']
 
 
-def test_hosts_without_shared_locks_write_apart(tmp_path, monkeypatch):
+def test_hosts_without_locks_write_separately(tmp_path, monkeypatch):
     """The folder that a killed process of this host left is removed."""
     path = tmp_path / 'name'
     left_by_killed = tmp_path / f'name.{cache.socket.gethostname()}{cache.PARTIAL}'
@@ -134,7 +134,7 @@ def test_complete_data_removes_pieces(data_cfg):
 @pytest.mark.parametrize('is_at_work', [False, True])
 def test_outdated_pieces_are_removed(data_cfg, tmp_path, monkeypatch, is_at_work):
     """A process was killed, and the text changed. Pieces that another process locks stay."""
-    with monkeypatch.context() as patch, pytest.raises(Killed):
+    with monkeypatch.context() as patch, pytest.raises(PreparationKilled):
         patch.setattr(prepare.Pieces, '_ensure_piece', raise_killed)
         open_dataset(data_cfg, say=discard_line)
     (outdated,) = cache.root(data_cfg.cache_dir).glob('*.pieces')

@@ -44,12 +44,12 @@ def report_twice():
 
 def test_logs_get_lines_and_terminals_one_line(capture_progress):
     assert capture_progress(io.StringIO(), report_twice).startswith('at work\nat work\n')
-    output = capture_progress(Terminal(), report_twice)
-    assert output.startswith('\rat work\033[K\rat work\033[K')
-    assert output.endswith('\r\033[K') and '\n' not in output
+    stdout = capture_progress(Terminal(), report_twice)
+    assert stdout.startswith('\rat work\033[K\rat work\033[K')
+    assert stdout.endswith('\r\033[K') and '\n' not in stdout
 
 
-def test_short_work_says_nothing(capture_progress):
+def test_short_work_prints_nothing(capture_progress):
     assert not capture_progress(
         io.StringIO(), lambda: list(progress.track_progress('abc', 3, 'letters')), first=60.0
     )

@@ -126,7 +126,7 @@ SCAN_DAMAGES = [(damage, name) for damage in DAMAGES.values() for name in (scan.
 )
 @pytest.mark.parametrize(('damage', 'name'), [(swap, scan.COPY), *SCAN_DAMAGES])
 def test_damaged_scan_is_made_again(damage, name, data_cfg, expected_files, monkeypatch):
-    """Before the tokenizer is trained, or anything is encoded."""
+    """The scan is repeated before the tokenizer is trained or anything is encoded."""
     with monkeypatch.context() as patch, pytest.raises(AssertionError):
         patch.setattr(prepare, 'training_texts', refuse)
         open_dataset(data_cfg, say=discard_line)

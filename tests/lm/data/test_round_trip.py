@@ -167,8 +167,10 @@ def test_reference_common_subsequences():
         assert round_trip.count_common(a, b) == common(a, b), (a, b)
 
 
-def test_note_at_each_start(cfg, tmp_path):
-    """Also for existing data, and for data of a version that did not measure the loss."""
+def test_note_is_printed_at_each_start(cfg, tmp_path):
+    """The note appears also for existing data, and for data of a version that did not measure the
+    loss.
+    """
     tokenizer = f'hf:{tmp_path}'
     letters_tokenizer().save(str(tmp_path / 'tokenizer.json'))
     source = write_texts(tmp_path, [f'the {LETTERS[i]} fox, ' * 9 for i in range(9)])

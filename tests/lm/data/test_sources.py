@@ -127,7 +127,7 @@ def test_hard_links_are_one_file(tmp_path):
 
 
 def test_links_without_duplicates_have_no_note(tmp_path):
-    """As in the cache of the hub."""
+    """The cache of the hub has such links."""
     for i in range(3):
         (tmp_path / f'blob{i}').write_text(f'text {i}')
         (tmp_path / f'{i}.txt').symlink_to(f'blob{i}')
@@ -222,7 +222,7 @@ def test_digest_includes_the_mark(tmp_path, monkeypatch):
 
 
 def test_unmarked_utf_16_prints_a_note(cfg, tmp_path):
-    """It is valid UTF-8, with a zero after every letter."""
+    """UTF-16 of ASCII text is valid UTF-8, with a zero after every letter."""
     encodings = ['utf-16-le' if i == 4 else 'utf-8' for i in range(9)]
     texts = [f'some text {i} '.encode(encoding) * 9 for i, encoding in enumerate(encodings)]
     (note,) = opening_notes(cfg(source=write_texts(tmp_path, texts)))
@@ -304,7 +304,7 @@ def test_reference_entropy_rates():
 
 
 def test_reference_regression_documents():
-    """From the text alone: least squares over a document leaves the noise, and w ~ N(0, I / 2)."""
+    """Text alone: least squares over a document leaves the noise, and w ~ N(0, I / 2)."""
     text = ''.join(read_source('synthetic:linear_regression', limit=500)).encode('ascii')
     values = (np.frombuffer(text, np.uint8) - 79.0) * (4 / 94)  # 79: the middle of ' ' to '~'
     pairs = values.reshape(500, 42, 3)
@@ -383,7 +383,7 @@ def long_window(content):
         (lambda d: 'tfds:surely_not_a_dataset', 'is not prepared under'),
     ],
 )
-def test_errors(make, message, tmp_path):
+def test_invalid_sources_raise(make, message, tmp_path):
     source = make(tmp_path)
     with pytest.raises(ValueError, match=re.escape(message.format(tmp_path))):
         read_source(source)
@@ -434,7 +434,7 @@ assert 'tensorflow' not in sys.modules
 
 @pytest.mark.full  # imports TensorFlow
 def test_reference_tfds(tmp_path):
-    """In a separate process: TFDS reads TFDS_DATA_DIR once, when it is imported."""
+    """Runs in a separate process: TFDS reads TFDS_DATA_DIR once, when it is imported."""
     process = subprocess.run(
         [sys.executable, '-c', TFDS_PROGRAM, str(tmp_path), json.dumps(TEXTS)],
         env=os.environ | {'TFDS_DATA_DIR': str(tmp_path)},

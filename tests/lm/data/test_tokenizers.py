@@ -144,7 +144,7 @@ def test_reference_vocab_size_needs_no_corpus(hf_folder):
         ('ids:64,1,64', 'ids must be below 64'),
     ],
 )
-def test_errors(spec, says):
+def test_invalid_specs_raise(spec, says):
     with pytest.raises(ValueError, match=says.replace('.', r'\.')):
         tokenizers.plan_tokenizer(spec)
 

@@ -85,7 +85,7 @@ def test_runs_side_by_side_get_fewest_devices():
     assert axes in ('run=4 fsdp=2', 'run=2 fsdp=4')
 
 
-def test_no_mesh_at_all():
+def test_auto_raises_if_no_mesh_exists():
     with pytest.raises(ValueError, match=r'auto finds no mesh of 8 devices: mesh\.data=3 '):
         select_axes(**{'mesh.data': 3})
 
@@ -122,7 +122,7 @@ def test_whole_torus_doubles_fsdp_traffic(monkeypatch):
     assert estimate_sent_bytes(learner.recipe, learner, mesh) == pytest.approx(2 * before)
 
 
-def test_torus_shape():
+def test_torus_shape_follows_coordinates():
     tpus = [SimpleNamespace(platform='tpu', coords=(x, y, 0)) for x in range(4) for y in range(2)]
     assert (
         torus_shape(tpus) == [4, 2]

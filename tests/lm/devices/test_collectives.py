@@ -67,8 +67,8 @@ def activations(rows, tokens=TOKENS):
 
 
 def test_slices_exchange_gradient_parts():
-    """Once per step, in the rounds of the layers, one of which the compiler peels off; the tables
-    are exchanged once.
+    """Gradients are exchanged once per step in the loop over layers (the compiler peels off one
+    round); the tables are exchanged once.
     """
     collectives = [
         collective
@@ -109,8 +109,10 @@ def test_parameters_are_gathered_and_their_gradients_scattered():
     assert max(reduced) <= table_parts[0]  # parts, over `data`
 
 
-def test_a_v6e_exchanges_parameters_while_it_computes():
-    """On its SparseCores. Catches a step that is compiled without the options for it."""
+def test_v6e_overlaps_exchange_with_computation():
+    """The SparseCores exchange parameters. Catches a step that is compiled without the options for
+    it.
+    """
     waits = programs()['parameters']['waits']
     assert not {'all-gather', 'reduce-scatter'} & set(waits)  # sums of a few numbers are left
 
@@ -121,8 +123,8 @@ def test_grouped_query_weights_are_gathered_twice_per_layer():
     assert sum(sent('grouped', 'all-gather', LAYERS)) == 2 * layer_bytes
 
 
-def test_heads_and_features_are_summed_four_times_per_layer():
-    """After attention and the MLP, forward and backward; nothing is gathered."""
+def test_heads_and_features_are_reduced_four_times_per_layer():
+    """Sums follow attention and the MLP, forward and backward; nothing is gathered."""
     sizes = PROGRAMS['heads'][1]
     assert kinds('heads') == {'all-reduce'}
     activation_bytes = activations(ROWS // sizes['data'])
@@ -164,8 +166,8 @@ def test_tokens_go_to_their_experts_and_back():
 
 
 def test_matrices_are_exchanged_once_in_and_once_out():
-    """For Muon's iterations: six matrices of each layer. Catches an exchange in each product, and
-    state that is sharded differently from its matrix.
+    """Muon's iterations exchange six matrices of each layer. Catches an exchange in each product,
+    and state that is sharded differently from its matrix.
     """
     sizes = PROGRAMS['matrices'][1]
     exchanged = sent('matrices', 'all-to-all')

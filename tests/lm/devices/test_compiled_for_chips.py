@@ -31,9 +31,9 @@ def test_step_with_kernels_compiles_for_tpus():
 
 
 def test_step_with_kernels_compiles_for_gpus():
-    """On one GPU and on four, where runs and rows are cut, or parameters. Catches a kernel that the
-    mesh does not cut, that the assembler refuses or that spills registers, and gathered parameters
-    that block all work.
+    """Compiles for one GPU and for four, where runs and rows are cut, or parameters. Catches a
+    kernel that the mesh does not cut, that the assembler refuses or that spills registers, and
+    gathered parameters that block all work.
     """
     pytest.importorskip(COMPILERS['gpu'])
     single, runs, sharded = printed_by('tests.lm.devices.compile_for_chips', 'gpu')

@@ -71,7 +71,7 @@ def test_open_axis_takes_remaining_devices(sizes, shape):
         (8, -1, 16, (1, 8)),
     ],
 )
-def test_runs_take_devices_that_data_leaves(data, run, runs, shape):
+def test_run_axis_takes_devices_left_by_data(data, run, runs, shape):
     mesh = make_mesh(MeshConfig(data=data, run=run), runs=runs)
     assert (mesh.shape['run'], mesh.shape['data']) == shape
     assert mesh.size == math.prod(shape)
@@ -93,7 +93,7 @@ def test_invalid_axis_size_is_refused(axis, size):
         ({'tensor': -1, 'fsdp': -1}, r'one axis of the mesh may be -1.*all but one to numbers\.$'),
     ],
 )
-def test_axes_that_do_not_divide_devices_are_refused(sizes, message):
+def test_indivisible_axes_are_refused(sizes, message):
     with pytest.raises(ValueError, match=message):
         make_test_mesh(**sizes)
 
@@ -110,14 +110,14 @@ def test_data_crosses_slices():
     """Each slice has whole groups of the other axes, so that only `data` uses the slow links."""
 
     @dataclasses.dataclass(frozen=True)
-    class Device:
+    class SliceDevice:
         id: int
         slice_index: int
         process_index: int = 0
         platform: str = 'other'
         device_kind: str = 'other'
 
-    devices = [Device(i, i // 4) for i in range(8)]
+    devices = [SliceDevice(i, i // 4) for i in range(8)]
     mesh = make_mesh(MeshConfig(data=-1, fsdp=2), devices)
     assert get_shape(mesh) == {'data': 4, 'fsdp': 2}
     by_data = mesh.devices.reshape(4, 2)

@@ -143,7 +143,7 @@ def test_losses_equal_one_device(model, sizes):
         ({'context': 2}, {'model.attention': 'linear'}, r'model\.attention=linear reads in order'),
     ],
 )
-def test_mesh_that_does_not_divide_config_is_refused(sizes, changes, message):
+def test_indivisible_mesh_is_refused(sizes, changes, message):
     fields = COMMON | {f'mesh.{axis}': n for axis, n in ({'data': 1} | sizes).items()} | changes
     config = tiny_config(fields)
     with pytest.raises(ValueError, match=message):

@@ -62,7 +62,7 @@ def test_each_run_equals_single_run(axis_name, run, data):
 
 @pytest.mark.parametrize(('run', 'data'), [(1, 1), (4, 1), (4, 2)])
 def test_loop_skips_inactive_runs(run, data):
-    """Also if the devices have unequal numbers of active runs, and one has none."""
+    """Devices may have unequal numbers of active runs, or none."""
     mesh = make_mesh(MeshConfig(data=data, run=run), runs=R)
     active = np.isin(np.arange(R), (1, 4, 5, 7))
     all_runs, active_runs = (map_function('loop', mesh, a) for a in (np.ones(R, bool), active))
@@ -140,7 +140,7 @@ class TestLayout:
                 layout.take(states, slot)['w'], np.full((3, 5), slot + 1.0)
             )
 
-    def test_pick_returns_stacked_values(self, laid_out):
+    def test_pick_inverts_stack(self, laid_out):
         layout, slots = laid_out
         slot_values = [{'x': np.float32(i), 'y': np.full(2, i)} for i in range(slots)]
         for stacked in (

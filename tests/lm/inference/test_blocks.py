@@ -84,7 +84,7 @@ def test_removed_block_equals_smaller_model(case):
 @pytest.mark.full
 @pytest.mark.parametrize('case', CASES)
 def test_blocks_in_sequence_equal_model(case):
-    """Each block's output is the activation after it, and block numbers are those of the model."""
+    """Each block's output is the activation after it, and blocks are numbered as in the model."""
     learner, variables = build_case(case)
     hyper = make_hyper(learner.recipe)
     _, filled = compute_activations(learner, variables, BATCH, ('activations',), hyper)

@@ -165,7 +165,7 @@ def test_text_may_end_within_character():
     assert list_continuations(b'\xff') == list_continuations(b'a\xa9') == []
 
 
-def test_tokenizer_that_does_not_spell_is_refused():
+def test_lossy_tokenizer_is_refused():
     with pytest.raises(ValueError, match='Here texts are token ids'):
         spell_vocabulary(TokenIds(16, 0, 1))
     words = library.Tokenizer(library.models.WordLevel({'a': 0}, unk_token='a'))

@@ -63,7 +63,9 @@ def whole_row_log_probs(name: str, row: list[int]) -> np.ndarray:
 
 
 def run(engine: Engine, requests: list[Request]) -> list[RowUpdate]:
-    """All tokens of each request with its finish reason; slots are refilled as they become free."""
+    """Returns all tokens of each request with its finish reason; slots are refilled as they become
+    free.
+    """
     updates = [RowUpdate([], '') for _ in requests]
     waiting, running = list(range(len(requests))), {}
     while waiting or running:
@@ -123,7 +125,7 @@ def single_updates(engine):
 
 
 def test_rows_do_not_depend_on_neighbours(engine, single_updates):
-    """In another slot, between other neighbours, in another order."""
+    """Requests run in another slot, between other neighbours, in another order."""
     assert any(update.finish_reason == 'length' for update in single_updates)
     for order in ([3, 1, 4, 0, 2], [2, 2, 1, 0]):
         together = run(engine, [REQUESTS[i] for i in order])

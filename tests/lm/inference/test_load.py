@@ -16,7 +16,7 @@ from tests.helpers import VOCAB, initial_state, tiny_batch, tiny_config, tiny_le
 
 
 def test_sweep_error_names_cells_with_checkpoints(tmp_path):
-    """It names the first few cells, and how to choose one."""
+    """The error names the first few cells, and how to choose one."""
     (tmp_path / SWEEP).write_text('{}')
     for cell in 'edcba':
         (tmp_path / cell / FOLDER / '3').mkdir(parents=True)

@@ -147,7 +147,7 @@ def test_split_blocks_inverts_join_blocks(case):
 @pytest.mark.full
 @pytest.mark.parametrize('case', CASES)
 def test_gradients_cover_all_weights_and_activations(case):
-    """Catches blocks that a scan leaves out, and one shift for all of them."""
+    """Catches blocks that a scan leaves out, and a single shift for all."""
     _, weights, _, activations = observe_case(case)
     by_weight, by_activation = case_gradients(case)
     assert jax.tree.map(jnp.shape, by_weight) == jax.tree.map(jnp.shape, weights.params)

@@ -94,7 +94,9 @@ def test_samples_follow_probabilities(sampling):
 
 
 def test_samples_depend_on_seed_and_position_only():
-    """Not on the place in the batch. Seeds of 64 bits differ, and negative seeds are allowed."""
+    """Samples do not depend on the place in the batch. Seeds of 64 bits differ, and negative seeds
+    are allowed.
+    """
     seeds = [3, 3 + 2**32, 3 - SEED_RANGE, -1, 4, 3]
     logits_BV = np.zeros((len(seeds), VOCAB), np.float32)
     rows = SamplingBatch.stack([Sampling(seed=seed) for seed in seeds])

@@ -10,7 +10,7 @@ TEXT = 'A cafe\u0301, 10 € for 😀😀 and naïve   spaces\n\tdef f(x): retur
 
 
 class ByteRuns:
-    """Bytes of a tokenizer with byte fallback: a run of bytes is text if all of it is UTF-8."""
+    """Bytes of a tokenizer with byte fallback: a run of bytes is text if it is valid UTF-8."""
 
     def decode(self, ids):
         try:
@@ -32,7 +32,7 @@ def stream_text(stream: TextStream, ids: list[int], size: int) -> str:
 @pytest.mark.parametrize('size', [1, 2, 5, 1000])
 @pytest.mark.parametrize('kind', ['byte', 'bpe', 'ids'])
 def test_streamed_parts_join_to_whole_text(kind, size, bpe):
-    """After the tokens of a prompt, on which the text may depend."""
+    """The text follows the tokens of a prompt, and may depend on them."""
     tokenizer = {
         'byte': tokenizers.ByteTokenizer(),
         'bpe': bpe,
@@ -88,7 +88,7 @@ def test_text_ends_before_first_stop(text, expected, size):
     assert not stream.is_stopped or stream.feed(list(b'more')) == stream.finish() == ''
 
 
-def test_possible_stop_is_held_back():
+def test_partial_stop_is_held_back():
     stream = TextStream(tokenizers.ByteTokenizer(), ['\n\n', 'stop'])
     assert [stream.feed([i]) for i in b'ast st'] == ['a', '', '', 'st ', '', '']
     assert stream.finish() == 'st' and not stream.is_stopped

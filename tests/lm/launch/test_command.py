@@ -110,7 +110,7 @@ def test_find_set_fields_by_flag_and_file(parse_config, file):
     assert find_set_fields(config) == {'model.d_model', 'optim.lr', 'model.d_ff'}
 
 
-def test_flag_has_type_of_field(parse_config, file):
+def test_flag_has_field_type(parse_config, file):
     """The value in the file may be a whole number, or None."""
     mine = file('config.optim.b2 = 1', 'config.scaling.embedding_std = None')
     config = parse_config(mine, '--config.optim.b2=0.5', '--config.scaling.embedding_std=0.25')
@@ -123,7 +123,7 @@ def test_switch_needs_no_value(parse_config):
     assert config.norm.scale is True and config.model.embedding_scale is False
 
 
-def test_field_reference_is_kept(parse_config, file):
+def test_field_reference_follows_overrides(parse_config, file):
     mine = file("config.model.d_ff = 4 * config.model.get_ref('d_model')")
     assert parse_config(mine, '--config.model.d_model=32').model.d_ff == 128
 

@@ -84,14 +84,14 @@ def test_gather_values_in_order(on_each):
     assert values == [[[0, 1, 4], [['0'], ['1'], ['2']]]] * N
 
 
-def test_broadcast_from_first(on_each):
+def test_broadcast_from_first_returns_first_value(on_each):
     assert (
         on_each(lambda i: [broadcast_from_first({'step': i}), broadcast_from_first(i + 7)])
         == [[{'step': 0}, 7]] * N
     )
 
 
-def test_run_first_then_others(on_each):
+def test_run_first_runs_process_0_first(on_each):
     order = []
 
     def act(i):
@@ -103,7 +103,7 @@ def test_run_first_then_others(on_each):
     assert order[0] == 0 and sorted(order) == [0, 1, 2]
 
 
-def test_raise_on_all(on_each):
+def test_raise_on_all_raises_on_each_process(on_each):
     def fail_on_some(i):
         with raise_on_all(DamagedCheckpoint):
             if i == 1:

@@ -83,7 +83,7 @@ class Job:
     """The same command on n hosts; the output of each goes to a file."""
 
     def __init__(
-        self, folder: Path, arguments: list[str], each=lambda number: {}, program=TRAIN, n=N
+        self, folder: Path, arguments: list[str], host_options=lambda number: {}, program=TRAIN, n=N
     ):
         self.ports = ports = free_ports()
         which = [f'--coordinator=127.0.0.1:{ports[0]}', f'--watch_port={ports[1]}']
@@ -91,13 +91,19 @@ class Job:
         self.logs = [folder / f'host{i}.log' for i in range(n)]
         self.hosts = []
         for i in range(n):
-            process = [*each(i).get('before', ()), sys.executable, *program, *arguments, *which]
+            process = [
+                *host_options(i).get('before', ()),
+                sys.executable,
+                *program,
+                *arguments,
+                *which,
+            ]
             with self.logs[i].open('w') as log:
                 self.hosts.append(
                     subprocess.Popen(
                         [*process, f'--num_processes={n}', f'--process_id={i}'],
-                        env={**os.environ, 'XLA_FLAGS': devices, **each(i).get('env', {})},
-                        cwd=each(i).get('cwd', ROOT),
+                        env={**os.environ, 'XLA_FLAGS': devices, **host_options(i).get('env', {})},
+                        cwd=host_options(i).get('cwd', ROOT),
                         stdout=log,
                         stderr=subprocess.STDOUT,
                     )
@@ -175,11 +181,17 @@ def jobs(folder):
     begun = []
 
     def start(
-        workdir, corpus, *flags, config='configs/default.py', each=lambda i: {}, n=N, **changes
+        workdir,
+        corpus,
+        *flags,
+        config='configs/default.py',
+        host_options=lambda i: {},
+        n=N,
+        **changes,
     ):
         overrides = [f'--config.{k}={v}' for k, v in settings(corpus, **RUN | changes).items()]
         arguments = [f'--config={config}', f'--workdir={workdir}', *overrides, *flags]
-        begun.append(Job(folder, arguments, each, n=n))
+        begun.append(Job(folder, arguments, host_options, n=n))
         return begun[-1]
 
     yield start
@@ -251,10 +263,10 @@ def test_cpu_processes_share_no_compilation_cache(start, corpus, tmp_path):
     that reads it and a host that compiles would wait for each other, as in the second job here.
     """
     programs = tmp_path / 'programs'
-    each = lambda i: {'env': {'JAX_COMPILATION_CACHE_DIR': str(programs)}}  # noqa: E731
+    host_options = lambda i: {'env': {'JAX_COMPILATION_CACHE_DIR': str(programs)}}  # noqa: E731
     changes = {'mesh_data': 1, 'mesh_fsdp': 8, 'train_steps': 2, 'train_diagnose_every': 1}
     for name in ('first', 'second'):
-        start(tmp_path / name, corpus, each=each, **changes).wait()
+        start(tmp_path / name, corpus, host_options=host_options, **changes).wait()
     assert not programs.exists() or not any(programs.iterdir())
 
 
@@ -341,8 +353,8 @@ def damage(checkpoint):
 def test_error_on_one_host_ends_all(start, corpus, tmp_path):
     """Host 0 cannot write its part of the first checkpoint, for which host 1 would wait."""
     data.open_dataset(resolve(base(corpus, **RUN)).data)  # larger files than the checkpoint's
-    each = lambda i: {} if i else {'before': LIMITED}  # noqa: E731
-    job = start(tmp_path / 'run', corpus, each=each).wait(BAD_INPUT)
+    host_options = lambda i: {} if i else {'before': LIMITED}  # noqa: E731
+    job = start(tmp_path / 'run', corpus, host_options=host_options).wait(BAD_INPUT)
     assert 'error: ' in job.read_log(0) and 'the same command goes on anew' in job.read_log(0)
     assert f'host 0 ({NAME}) ended with status 1; all hosts end with status 1' in job.read_log(1)
 
@@ -356,8 +368,10 @@ def test_differing_config_file_is_refused(start, corpus, tmp_path):
         '    config = default.get_config()\n'
         '    config.optim.b1 = float(os.environ["B1"])\n    return config\n'
     )
-    each = [{'env': {'B1': '0.9', 'PYTHONPATH': str(ROOT)}}, {'env': {'B1': '0.8'}}]
-    job = start(tmp_path / 'run', corpus, config=file, each=lambda i: each[i]).wait(BAD_INPUT)
+    host_options = [{'env': {'B1': '0.9', 'PYTHONPATH': str(ROOT)}}, {'env': {'B1': '0.8'}}]
+    job = start(tmp_path / 'run', corpus, config=file, host_options=lambda i: host_options[i]).wait(
+        BAD_INPUT
+    )
     for i in range(N):
         log = job.read_log(i)
         assert 'the config, as its file resolves to it, must be the same on all hosts' in log
@@ -373,15 +387,17 @@ def test_differing_text_is_refused(start, corpus, tmp_path):
         (tmp_path / str(i) / 'a.txt').write_text(f'{i} of some words, and more of them\n' * 100)
     relative_corpus = corpus | {'data.source': 'text:*.txt', 'data.cache_dir': 'cache'}
     config = ROOT / 'configs' / 'default.py'
-    each = lambda i: {'cwd': tmp_path / str(i), 'env': {'PYTHONPATH': str(ROOT)}}  # noqa: E731
-    job = start(tmp_path / 'run', relative_corpus, config=config, each=each).wait(BAD_INPUT)
+    host_options = lambda i: {'cwd': tmp_path / str(i), 'env': {'PYTHONPATH': str(ROOT)}}  # noqa: E731
+    job = start(tmp_path / 'run', relative_corpus, config=config, host_options=host_options).wait(
+        BAD_INPUT
+    )
     for i in range(N):
         assert 'the digest of the prepared data must be the same on all hosts' in job.read_log(i)
     assert not (tmp_path / 'run' / 'config.json').exists()
 
 
 @pytest.mark.full
-def test_two_hosts_each_read_half_of_an_import(tmp_path):
+def test_two_hosts_each_read_half_the_import(tmp_path):
     """Equals the import of one process bitwise. Catches a host that reads the whole model, and
     parts on the wrong host.
     """
@@ -389,7 +405,7 @@ def test_two_hosts_each_read_half_of_an_import(tmp_path):
     job = Job(
         tmp_path,
         ['import-hf', str(folder), f'--out={tmp_path / "run"}'],
-        each=lambda i: {'env': {'PYTHONPATH': str(ROOT)}},
+        host_options=lambda i: {'env': {'PYTHONPATH': str(ROOT)}},
         program=('-m', 'eval.convert'),
     )
     try:
@@ -571,7 +587,9 @@ def test_tuned_sweep_with_runs_on_both_hosts(start, corpus, tmp_path):
     tuned = (TUNED[0], f'--config.tune={TUNE | {"optim.lr": 0.001}}')
     brief = BRIEF | {'mesh_data': 8}
     eight = {'XLA_FLAGS': EIGHT_DEVICES}
-    start(tmp_path / 'one', corpus, *tuned, n=1, each=lambda i: {'env': eight}, **brief).wait()
+    start(
+        tmp_path / 'one', corpus, *tuned, n=1, host_options=lambda i: {'env': eight}, **brief
+    ).wait()
     start(tmp_path / 'two', corpus, *tuned, **brief).wait()
     assert_same_study(tmp_path / 'two', tmp_path / 'one', rtol=1e-3)
 
@@ -597,8 +615,8 @@ def start_anew(bucket_env, start, tmp_path):
 
     def begin(*arguments, **changes):
         disks = [tmp_path / f'machine-{next(machines)}' for _ in range(N)]
-        each = lambda i: {'env': bucket_env | {'EVENKEEL_CACHE': str(disks[i])}}  # noqa: E731
-        return start(*arguments, each=each, **changes), disks
+        host_options = lambda i: {'env': bucket_env | {'EVENKEEL_CACHE': str(disks[i])}}  # noqa: E731
+        return start(*arguments, host_options=host_options, **changes), disks
 
     return begin
 
@@ -648,9 +666,11 @@ def test_hosts_without_a_common_disk_train_in_a_bucket(
 
 
 @pytest.mark.product
-def test_unreachable_bucket_ends_all(bucket_env, start, corpus, tmp_path):
+def test_unreachable_bucket_ends_all_hosts(bucket_env, start, corpus, tmp_path):
     nowhere = bucket_env | {'AWS_ENDPOINT_URL': 'http://127.0.0.1:9'}
-    job = start(f's3://{BUCKET}/nowhere', corpus, each=lambda i: {'env': nowhere}).wait(BAD_INPUT)
+    job = start(f's3://{BUCKET}/nowhere', corpus, host_options=lambda i: {'env': nowhere}).wait(
+        BAD_INPUT
+    )
     assert f'error: s3://{BUCKET}/nowhere' in job.read_log(0)
     assert f'host 0 ({NAME}) ended with status 1; all hosts end with status 1' in job.read_log(1)
 
@@ -690,6 +710,8 @@ def test_sweep_is_dealt_without_common_disk(start_anew, dealt_sweep, corpus, buc
 
 @pytest.mark.product
 def test_sweep_on_both_hosts_needs_a_disk(bucket_env, start, corpus):
-    each = lambda i: {'env': bucket_env}  # noqa: E731
-    job = start(f's3://{BUCKET}/sweep', corpus, FLAG, each=each, mesh_data=8).wait(BAD_INPUT)
+    host_options = lambda i: {'env': bucket_env}  # noqa: E731
+    job = start(f's3://{BUCKET}/sweep', corpus, FLAG, host_options=host_options, mesh_data=8).wait(
+        BAD_INPUT
+    )
     assert 'needs a --workdir on a disk that all of them see' in job.read_log(0)

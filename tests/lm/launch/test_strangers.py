@@ -20,7 +20,7 @@ from tests import strangers
 from tests.lm.launch.test_supervisor import (  # noqa: F401
     ENDS,
     assert_ended,
-    connected,
+    connect,
     job,
     let_end,
     ports,
@@ -92,11 +92,11 @@ def test_member_trusts_no_other_coordinator():
     far_end.close()
 
 
-def test_proof_is_not_valid_for_another_connection(pair):
+def test_proof_is_valid_for_one_connection(pair):
     coordinator, member = pair()
     greet(coordinator, member)
     greeting = f'{member._nonce} {links.proof(THE, "member", member._peer_nonce, member._nonce)}\n'
-    with connected(coordinator._servers[0].getsockname()[1]) as replayed:
+    with connect(coordinator._servers[0].getsockname()[1]) as replayed:
         coordinator.wait(1.0)
         replayed.sendall(greeting.encode())
         coordinator.wait(1.0)
@@ -108,7 +108,7 @@ def test_strangers_are_limited_in_time_and_number(pair, monkeypatch):
     greet(coordinator, member)
     monkeypatch.setattr(links, 'MAX_STRANGERS', 3)
     port = coordinator._servers[0].getsockname()[1]
-    idle = [connected(port) for _ in range(7)]
+    idle = [connect(port) for _ in range(7)]
     for _ in range(7):
         coordinator.wait(0.1)
     assert len(coordinator.open_links) == 1 + 3 and coordinator.strangers == 4
@@ -127,7 +127,7 @@ def test_strangers_are_limited_in_time_and_number(pair, monkeypatch):
 def test_no_stranger_message_is_accepted(pair, kind):
     coordinator, member = pair()
     greet(coordinator, member)
-    with connected(coordinator._servers[0].getsockname()[1]) as stranger:
+    with connect(coordinator._servers[0].getsockname()[1]) as stranger:
         coordinator.wait(1.0)
         sender = threading.Thread(target=send_all, args=(stranger, strangers.KINDS[kind]))
         sender.start()
@@ -137,9 +137,9 @@ def test_no_stranger_message_is_accepted(pair, kind):
         assert [link.is_trusted for link in coordinator.open_links if link.is_trusted] == [True]
 
 
-def send_all(connection, data):
+def send_all(connection, payload):
     with contextlib.suppress(OSError):
-        connection.sendall(data)
+        connection.sendall(payload)
 
 
 @pytest.mark.parametrize(
@@ -155,14 +155,14 @@ def test_message_types_are_checked(line):
 
 
 @pytest.mark.parametrize('number', [2, 77, -1])
-def test_process_id_out_of_range_is_refused(job, number):  # noqa: F811
+def test_out_of_range_process_id_is_refused(job, number):  # noqa: F811
     first = job(0)
     second = job(number)
     assert_ended((first, second), BAD_INPUT, f'host {number} (', 'has no id from')
 
 
 def test_host_with_wrong_secret_times_out(job):  # noqa: F811
-    """So does a silent peer: neither delays a host beyond --host_timeout."""
+    """A silent peer times out too: neither delays a host beyond --host_timeout."""
     first = job(0)
     stranger = job(1, secret='this is another one', timeout=1.0)
     assert_ended([stranger], RESUME, 'or has another secret of the job')
@@ -189,7 +189,7 @@ def test_port_scan_disturbs_no_job(job, ports, count):  # noqa: F811
     """Scans while hosts gather and while they train; the log has one line, the count."""
     child = ENDS.format(then='sys.exit()')
     first = job(0, child)
-    connected(ports[1]).close()
+    connect(ports[1]).close()
     address, rng = ('127.0.0.1', ports[1]), random.Random(0)
     accepted = 1 + strangers.send(address, strangers.kinds(count // 2), rng)
     second = job(1, child)
@@ -227,7 +227,7 @@ def test_pipe_as_secret_file_does_not_block(tmp_path):
     assert secret.read() == ''
 
 
-def test_given_secret(tmp_path, monkeypatch):
+def test_configured_secret_is_used(tmp_path, monkeypatch):
     file = tmp_path / 'secret'
     file.write_text(f'  {THE}\n')
     by_file = Host('h0:1', 2, 0, 2, secret_file=str(file))
@@ -243,7 +243,7 @@ def test_given_secret(tmp_path, monkeypatch):
         Secret(HOST, bucket, {})
 
 
-def test_unseal_needs_the_secret():
+def test_unseal_requires_the_secret():
     text = 'a key\n' * 100
     hidden = seal(THE, text)
     assert unseal(THE, hidden) == text and 'key' not in bytes.fromhex(hidden.split()[1]).decode(
@@ -253,9 +253,9 @@ def test_unseal_needs_the_secret():
     for wrong_secret in (THE + '!', ''):
         with pytest.raises(ValueError):
             unseal(wrong_secret, hidden)
-    nonce, data, tag = hidden.split()
+    nonce, sealed, tag = hidden.split()
     with pytest.raises(ValueError):
-        unseal(THE, f'{nonce} {int(data[:2], 16) ^ 1:02x}{data[2:]} {tag}')
+        unseal(THE, f'{nonce} {int(sealed[:2], 16) ^ 1:02x}{sealed[2:]} {tag}')
 
 
 def test_child_receives_certificate_for_jax():

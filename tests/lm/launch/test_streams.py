@@ -77,7 +77,7 @@ def test_lost_output_is_reported_once(kind, request, stream_to, capfd):
 def test_printing_program_exits_without_reader(
     kind, status, message, request, stream_to, monkeypatch, capfd
 ):
-    """Also if the text is short, and stays in a buffer until the program ends."""
+    """A short text stays in a buffer until the program ends."""
     monkeypatch.setattr(sys, 'stdout', stream_to(request.getfixturevalue(kind)))
     with pytest.raises(SystemExit) as ended:
         run_main(lambda argv: print('an answer'))(['eval'])

@@ -91,7 +91,7 @@ def test_inconsistent_flags_are_refused(argv, env, message):
         detect_host(argv, env)
 
 
-def test_slurm():
+def test_slurm_variables_define_the_host():
     """Checks JAX's port for the job; a task alone on its machine has all devices."""
     host = detect_host([], SLURM)
     assert host.coordinator == 'gpu08:65535' and host.watch_address == ('gpu08', 61439)
@@ -104,7 +104,7 @@ def test_slurm():
 
 
 @pytest.mark.parametrize('of_job', [{}, {'SLURM_NTASKS': ''}, {'SLURM_NTASKS': '9'}], ids=repr)
-def test_slurm_counts_the_tasks_of_the_step(of_job):
+def test_slurm_counts_step_tasks(of_job):
     """SLURM_NTASKS is not set with sbatch --ntasks-per-node alone, and counts the whole job in a
     shell of salloc.
     """
@@ -124,7 +124,7 @@ def test_slurm_with_a_task_for_each_gpu():
     assert detect_host([], tasks | {'CUDA_VISIBLE_DEVICES': '0,1'}).local_devices == (1,)
 
 
-def test_slurm_is_what_jax_finds(monkeypatch):
+def test_slurm_host_matches_jax(monkeypatch):
     from jax._src.clusters.slurm_cluster import SlurmCluster
 
     for name, value in SLURM.items():
@@ -133,7 +133,7 @@ def test_slurm_is_what_jax_finds(monkeypatch):
     assert SlurmCluster.get_coordinator_address(None, None) == slurm(SLURM).coordinator
 
 
-def test_open_mpi_is_what_jax_finds(monkeypatch):
+def test_open_mpi_host_matches_jax(monkeypatch):
     from jax._src.clusters.ompi_cluster import OmpiCluster
 
     for name, value in OPEN_MPI.items():
@@ -151,7 +151,7 @@ def test_open_mpi_is_what_jax_finds(monkeypatch):
         ('n[007,009-010]x,host2', ['n007x', 'n009x', 'n010x', 'host2']),
     ],
 )
-def test_expand_nodes(nodes, expected):
+def test_expand_nodes_parses_slurm_lists(nodes, expected):
     assert expand_nodes(nodes) == expected
 
 
@@ -354,9 +354,7 @@ def test_killed_supervisor_ends_child_and_other_hosts(job, killed):
 
 
 def test_first_failure_is_named_despite_earlier_abort(job):
-    """As with JAX, the runtime of the other hosts aborts them. Host 1 is the one that was
-    killed.
-    """
+    """As with JAX, the runtime of the other hosts aborts them. Host 1 was killed."""
     first = job(0, ENDS.format(then='os.abort()'))
     second = job(1, ENDS.format(then='import time; time.sleep(0.5); os.kill(os.getpid(), 9)'))
     wait_begun(first, second)
@@ -436,7 +434,7 @@ def test_duplicate_process_id_is_refused_everywhere(job):
     assert_ended(parents, BAD_INPUT, 'two processes have the id 1')
 
 
-def connected(port):
+def connect(port):
     """Returns a connection, once a server listens."""
     while True:
         with contextlib.suppress(ConnectionError):
@@ -444,9 +442,9 @@ def connected(port):
         time.sleep(0.01)
 
 
-def test_two_coordinators_on_one_machine(job, ports):
+def test_second_coordinator_on_a_machine_is_refused(job, ports):
     first = job(0)
-    connected(ports[1]).close()
+    connect(ports[1]).close()
     assert_ended([job(0)], BAD_INPUT, 'Is another process 0 here?')
     wait_begun(job(1), first)  # which it does not disturb
 
@@ -550,7 +548,7 @@ def test_independent_host_0_is_like_others(apart):
 
 @pytest.mark.parametrize('signalled', [0, 1])
 def test_independent_host_receives_signals_alone(apart, signalled):
-    """It exits within a few seconds, and the others continue."""
+    """The host exits within a few seconds, and the others continue."""
     parents, stopped = apart(DONE, DONE, DONE), SIGNALLED + signal.SIGTERM
     parents[signalled].send_signal(signal.SIGTERM)
     assert wait_for_end(parents[signalled])[0] == stopped

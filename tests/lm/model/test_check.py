@@ -311,7 +311,7 @@ def test_indivisible_batch_names_nearest(rows, parts, devices, nearest):
     check_devices(tiny_config(fitting), mesh)
 
 
-def test_uneven_processes_are_refused():
+def test_uneven_process_count_is_refused():
     config = tiny_config()
     with pytest.raises(ValueError, match='8 devices do not spread evenly over 3 processes'):
         check_devices(config, make_mesh(config.mesh), 3)

@@ -54,7 +54,7 @@ def test_misspelt_name_lists_choices_and_nearest(path):
 
 @pytest.mark.parametrize('path', NAMES)
 def test_every_table_name_passes(path):
-    """Except optimizers for hidden matrices as the optimizer of the others."""
+    """The exceptions are optimizers for hidden matrices alone, as optimizer of the others."""
     for name in NAMES[path]:
         changes = {**find_reader(path), path: name}
         if path == 'optim.others' and set(OPTIMIZERS[name].roles) != set(ROLES):
@@ -81,7 +81,7 @@ def test_name_from_another_field_names_that_field():
         tiny_config({'model.placement': 'layernorm'})
 
 
-def test_unlike_name_suggests_nothing():
+def test_dissimilar_name_suggests_nothing():
     with pytest.raises(ValueError, match=r'must be one of .*got') as error:
         choose({'rmsnorm': 1}, 'qqq', 'model.norm')
     assert 'Did you mean' not in str(error.value)

@@ -105,7 +105,7 @@ def test_layernorm_scaling_starts_with_pre_norm():
 
 @pytest.mark.full
 def test_inline_option_applies_to_its_norm_only():
-    """It takes precedence over the section's option, which the other norms use."""
+    """The inline option takes precedence over the section's option, which the other norms use."""
     params = build_params({'model.qk_norm': 'rmsnorm:scale=False', 'norm.scale': True})
     assert not [path for path in named_leaves(params) if 'query_norm' in path]
     assert 'scale' in params['final_norm']
@@ -138,8 +138,8 @@ def test_block_numbers_continue_across_groups(monkeypatch):
 
 @pytest.mark.full
 def test_mix_is_post_norm_then_pre_norm():
-    """At both ends of the fraction it equals post or pre, with the final norm; between, it rounds
-    down.
+    """The mix at both ends of the fraction equals post or pre, with the final norm; between, it
+    rounds down.
     """
     mix = {'model.placement': 'mix', 'model.n_layers': 4}
     pre, post = mix | {'model.placement': 'pre'}, mix | {'model.placement': 'post'}

@@ -158,7 +158,7 @@ def test_reference_count_marks():
 
 
 def test_property_evaluation_is_fixed_and_counts_holes():
-    """It does not depend on the data seed or the training loss."""
+    """Evaluation does not depend on the data seed or the training loss."""
     all_rows = []
     for changes in ({}, {'data.seed': 5, 'data.objective': 'infill', 'data.loss_on': 'document'}):
         config = tiny_config({'train.eval_objectives': 'causal+infill+prefix'} | changes)

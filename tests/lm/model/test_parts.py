@@ -101,7 +101,7 @@ OPTIONS = [
 
 @pytest.mark.full
 def test_rope_options_change_logits():
-    """All of them give other logits than the default, and than each other."""
+    """Every option gives logits different from the default and from all others."""
     params, tokens = initial_state(checked_config()).params, tiny_batch(rows=2)['tokens'][:, :-1]
 
     @functools.partial(jax.jit)

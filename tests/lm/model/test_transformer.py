@@ -254,9 +254,7 @@ ROWS = [
 
 @pytest.mark.parametrize('changes', ROWS, ids=str)
 def test_every_parameter_is_described(changes):
-    """For every choice: an axis name for each dimension, `layer` first if stacked, and a
-    sharding.
-    """
+    """Each choice has an axis name for each dimension, `layer` first if stacked, and a sharding."""
     config = tiny_config(with_needs(changes))
     description = tiny_learner(config).description
     shapes, specs = named_leaves(description.shapes), named_leaves(description.specs)
@@ -282,7 +280,7 @@ def test_every_parameter_is_described(changes):
     ids=str,
 )
 def test_readout_maps_last_activations_to_logits(changes):
-    """For all parts of the readout; collections that layers fill are returned too."""
+    """Checks all parts of the readout; collections that layers fill are returned too."""
     config = tiny_config(changes)
     params = build_params(changes)
     if 'readout_bias' in params:

@@ -71,7 +71,7 @@ def test_best_checkpoint_is_read_from_old_counters(tmp_path):
     assert write(tmp_path, {3: 3.0}, keep_last=1).steps() == [1, 3]
 
 
-def test_other_model_is_not_damage(tmp_path):
+def test_model_mismatch_is_not_damage(tmp_path):
     checkpoints = write(tmp_path, {1: None})
     other_shapes = shapes().replace(params={'mlp': {'up': shapes().params['mlp']['up']}})
     with pytest.raises(TreeMismatch):
@@ -79,7 +79,7 @@ def test_other_model_is_not_damage(tmp_path):
     assert checkpoints.steps() == [1]
 
 
-def test_other_optimizer_is_not_damage(tmp_path):
+def test_optimizer_mismatch_is_not_damage(tmp_path):
     """Catches a checkpoint that is moved away because the config has changed."""
     checkpoints = write(tmp_path, {1: None})
     for opt_state in ({'other': shapes().step}, jax.tree.map(wider, shapes().opt_state)):
@@ -136,7 +136,7 @@ def test_missing_resources_are_not_damage(tmp_path, monkeypatch, error):
     assert checkpoints.steps() == [1] and not is_damage(error)
 
 
-def test_only_late_callbacks_are_silenced(tmp_path, monkeypatch):
+def test_late_callbacks_are_silenced(tmp_path, monkeypatch):
     """TensorStore reports to an event loop that Orbax has closed: a traceback for each array."""
     reported = []
     monkeypatch.setattr(sys, 'unraisablehook', reported.append)
@@ -162,7 +162,7 @@ def test_device_without_memory_is_not_disk_error(tmp_path, monkeypatch):
 
 
 @pytest.mark.full
-def test_few_write_at_a_time_without_open_files(tmp_path):
+def test_writer_threads_and_open_files_are_limited(tmp_path):
     threads, files = threading.active_count(), len(os.listdir('/proc/self/fd'))
     runs = [write(tmp_path / str(i), {1: 1.0}) for i in range(3 * MAX_WRITERS)]
     assert threading.active_count() - threads <= 2 * MAX_WRITERS
@@ -205,13 +205,13 @@ def test_files_are_synced_before_folder_is_renamed(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('name', ['a[b]', 'a]', 'back\\slash', os.fsdecode(b'caf\xe9/run')])
-def test_path_that_cannot_be_read_back_is_refused(tmp_path, name):
+def test_unrestorable_path_is_refused(tmp_path, name):
     with pytest.raises(ValueError, match='another --workdir'):
         check_path(tmp_path / name)
 
 
 @pytest.mark.parametrize('name', ['a b', 'ü', 'a*b', 'a?b', 'a{b}', 'a#%20b', "a'b", 'a,b=c;d'])
-def test_other_characters_in_paths_are_read_back(tmp_path, name):
+def test_unusual_paths_are_read_back(tmp_path, name):
     checkpoints = write(tmp_path / name, {1: None})
     assert_is(checkpoints.restore(shapes()), 1)
     assert 'digests' in read_meta(checkpoints.folder, 1)

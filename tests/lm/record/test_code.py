@@ -43,7 +43,7 @@ def test_other_files_do_not_change_digest(checkout):
     assert sources_digest(checkout) == before
 
 
-def test_checkout_without_git_has_digest_alone(monkeypatch):
+def test_checkout_without_git_has_only_digest(monkeypatch):
     monkeypatch.setattr(code, 'git_commit', lambda: 'unknown')
     running_code.cache_clear()
     try:

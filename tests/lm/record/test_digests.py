@@ -76,7 +76,9 @@ def test_signed_zeros_and_nans_have_other_digests(platform):
 @pytest.mark.parametrize('shape', [(16, 24), (520, 8)])  # 256 rows and fewer one by one
 @pytest.mark.parametrize('spec', [('a', None), (None, 'a'), (None, None)])
 def test_mesh_does_not_change_digest(platform, spec, shape):
-    """Nor does slicing: an array on one device is processed some rows at a time, with a rest."""
+    """Slicing does not change it either: an array on one device is processed some rows at a time,
+    with a rest.
+    """
     mesh, whole = Mesh(np.array(jax.devices()), ('a',)), array(shape=shape)
     sharded = jax.device_put(whole, NamedSharding(mesh, PartitionSpec(*spec)))
     assert digests.hash_arrays(sharded) == digests.hash_arrays(whole)

@@ -73,7 +73,7 @@ def test_run_resumes_on_another_mesh(sizes, scanned, written):
 
 
 def test_large_weights_are_sharded_over_all_devices(monkeypatch):
-    """For evaluation. Catches a mesh that does not divide the model's width."""
+    """Loads weights for evaluation. Catches a mesh that does not divide the model's width."""
     learner = tiny_learner(CONFIG)
     assert make_default_mesh(learner).size == 1
     monkeypatch.setattr('lm.inference.load.device_memory_bytes', lambda: 1000)

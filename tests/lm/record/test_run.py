@@ -22,7 +22,7 @@ def test_record_is_read_without_jax():
     assert not subprocess.run([sys.executable, '-c', code], check=False).returncode
 
 
-def test_missing_folder_is_waiting(tmp_path):
+def test_run_with_missing_folder_is_waiting(tmp_path):
     run = Run(tmp_path / 'cell')
     assert not run.has_begun and run.status is None and not run.is_final
     assert run.loss('ce') is None and run.results() == {'status': 'waiting'}

@@ -30,7 +30,7 @@ def nothing_compiles(monkeypatch):
     monkeypatch.setattr(groups, 'Program', compile)
 
 
-class Killed(BaseException):
+class TrialKilled(BaseException):
     """Ends a process at this point."""
 
 
@@ -60,8 +60,8 @@ def test_killed_trial_is_no_checkpoint(is_committed, tmp_path, monkeypatch):
     """Readers, buckets and retention ignore it, and the next start removes it. Catches a name that
     is taken for a step.
     """
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(trial, 'read_items', lambda *_, **__: (_ for _ in ()).throw(Killed))
+    with monkeypatch.context() as patch, pytest.raises(TrialKilled):
+        patch.setattr(trial, 'read_items', lambda *_, **__: (_ for _ in ()).throw(TrialKilled))
         try_checkpoint(tmp_path, {})
     folder = tmp_path / FOLDER
     assert (folder / NAME / 'meta').is_dir()

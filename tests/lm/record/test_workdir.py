@@ -138,7 +138,7 @@ class TestDamagedFile:
             write_config(tmp_path, CONFIG)
         assert len(messages) == 1 and Run(tmp_path).read_recipe() == CONFIG
 
-    def test_run_has_not_ended(self, tmp_path, text):
+    def test_invalid_summary_leaves_run_unfinished(self, tmp_path, text):
         self.write(tmp_path / 'summary.json', text)
         assert Run(tmp_path).status is None and not Run(tmp_path).is_final
 
@@ -163,7 +163,7 @@ def test_existing_config_is_not_rewritten(tmp_path):
     assert (tmp_path / 'config.json').stat().st_ino == before
 
 
-def test_path_unfit_for_checkpoints_is_refused_at_once(tmp_path):
+def test_unusable_checkpoint_path_is_refused_early(tmp_path):
     with (
         pytest.raises(ValueError, match=r'holds \[ and \]'),
         open_workdir(tmp_path / 'a[b]', CONFIG, False),

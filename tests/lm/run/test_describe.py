@@ -86,7 +86,7 @@ def test_sweep_notes_count_their_runs():
 
 
 def test_options_counted_in_steps_declare_it():
-    """By its name or its description, so that a new option is not forgotten."""
+    """Such options are found by name or description, so that a new option is not forgotten."""
     rows = [row for choice in CHOICES.values() for row in choice.table.values()]
     declared = {name: d for row in rows for name, d in declared_options(row).items()}
     counted = {name for name, d in declared.items() if d.option.time_unit}

@@ -48,8 +48,8 @@ def read_diagnosis(folder, changes):
 
 
 def test_rows_hold_layer_and_head_values(sweep):
-    """At the start, every third step and the end. All numbers are finite in a steady run, and
-    strict JSON in a diverging run.
+    """Rows at the start, every third step and the end have them. All numbers are finite in a steady
+    run, and strict JSON in a diverging run.
     """
     rows = read_diagnosis(sweep, STEADY)
     assert [row['step'] for row in rows] == [0, 3, 6, 8]
@@ -77,8 +77,8 @@ def test_report_has_warnings(sweep):
 
 
 def test_warnings_follow_from_rows(sweep):
-    """In spite of the stop: catches a detector that forgets the start of its run, counters that
-    lose warnings, and a warning that is given again.
+    """Warnings survive the stop: catches a detector that forgets the start of its run, counters
+    that lose warnings, and a warning that is given again.
     """
     for changes in (STEADY, BROKEN):
         folder = cell_folders(sweep)[json.dumps(changes)]

@@ -120,7 +120,7 @@ def test_program_is_step_itself(program, config):
 
 @pytest.mark.full
 def test_arrays_have_no_run_axis(program, wave):
-    """Their sharding is that of a single run too."""
+    """They are sharded as in a single run."""
     expected = program.experiment.state_shapes
     for _ in range(2):
         for leaf, shape in zip(*map(jax.tree.leaves, (wave.states, expected)), strict=True):

@@ -1,7 +1,8 @@
 """The state a run starts from (train.init_from), and fine-tuning.
 
-Equivalence: the start equals the source's model, and resuming changes nothing. Property: which
-parameters fine-tuning changes, and in which order norms are removed. Contract: what is refused.
+Equivalence: the start equals the source's model, and resuming changes nothing. Property:
+fine-tuning changes only its parameters, and norms are removed in order. Contract: invalid starts
+are refused.
 """
 
 import jax
@@ -133,7 +134,7 @@ def test_unread_options_are_not_copied(merge_source):
     )
 
 
-def test_sweep_is_kept(merge_source):
+def test_merge_source_keeps_sweep(merge_source):
     axes = {'optim.lr': (0.1, 0.2)}
     raw, _ = merge_source({'sweep': axes}, SOURCE_CHANGES)
     assert raw['sweep'] == axes and raw['model']['d_model'] == 32
@@ -288,7 +289,7 @@ def test_weights_are_stored_by_present_reparam(make_config, source):
 
 @pytest.mark.full
 def test_second_launch_resumes_its_own_checkpoint(make_config, removal_run, tmp_path, monkeypatch):
-    """It equals an uninterrupted run, and does not read the source again."""
+    """The resumed run equals an uninterrupted run, and does not read the source again."""
     assert train(make_config(REMOVAL | {'train.steps': 8}), tmp_path / 'cut') == DONE
     monkeypatch.setattr(start, 'load', lambda path: pytest.fail('started from init_from again'))
     assert train(make_config(REMOVAL), tmp_path / 'cut', continue_changed=True) == DONE
@@ -336,7 +337,7 @@ def test_hub_model_is_refused_with_advice():
         ({'model.tie_embeddings': True}, r'extra    readout'),
     ],
 )
-def test_checkpoint_that_does_not_fit_is_refused(changes, match, make_config):
+def test_mismatched_checkpoint_is_refused(changes, match, make_config):
     config = make_config(changes)
     with pytest.raises(ValueError, match=match) as caught:
         initial_state(config, silent_experiment(config))
@@ -344,7 +345,7 @@ def test_checkpoint_that_does_not_fit_is_refused(changes, match, make_config):
 
 
 def test_saved_bpe_is_equal(tree, tmp_path):
-    """It is trained once, then stored with the data and with the checkpoint."""
+    """The tokenizer is trained once, then stored with the data and with the checkpoint."""
     tokenizer = silent_experiment(
         cell_config(tree, {'data.tokenizer': 'bpe:300'})
     ).dataset.tokenizer
@@ -363,7 +364,7 @@ def bpe(**ids):
 
 
 def assert_norms_alone_changed(after, before, specs):
-    """Compares bitwise; all norms must have changed, those of queries and keys too."""
+    """Compares bitwise; all norms must have changed, including query and key norms."""
     after, before = named_leaves(after), named_leaves(before)
     for path, spec in named_leaves(specs).items():
         if spec.part == NORM:
@@ -386,7 +387,7 @@ ONLY_NORMS = {'train.trainable': 'norms', 'optim.weight_decay': 0.5}
 
 @pytest.mark.full
 def test_norms_alone_are_trained():
-    """Also with weight decay; the gains of a reparametrisation are no norms."""
+    """This holds with weight decay; the gains of a reparametrisation are no norms."""
     kinds = {'model.norm': 'layernorm', 'model.qk_norm': 'rmsnorm', 'model.reparam': 'weight_norm'}
     config = tiny_config(ONLY_NORMS | kinds)
     learner, step, before = make_step(config)

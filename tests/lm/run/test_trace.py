@@ -98,7 +98,7 @@ def test_trace_without_step_is_refused():
         ('jit(s)/transpose(jvp(T))/while/body/eval_jaxpr/layers_1/attention_norm_in/m', 'backward'),
     ],
 )
-def test_source_in_module(source, part):
+def test_source_in_module_is_parsed(source, part):
     assert trace.parse_source(source.replace('T.', 'Transformer.')) == ('attention_norm_in', part)
 
 

@@ -101,7 +101,7 @@ BREAKS = {
 
 
 @pytest.mark.parametrize('name', BREAKS)
-def test_each_kind_is_given_once_for_a_layer(name):
+def test_warning_kind_is_given_once_per_layer(name):
     """Catches another layer or head, a threshold that is crossed unnoticed, a warning that is given
     again, and one that was given before the run was resumed.
     """
@@ -126,8 +126,8 @@ def test_second_layer_has_its_warning():
     ]
 
 
-def test_slow_fall_is_no_collapse():
-    """Over more than FALL_STEPS: catches a comparison with all earlier steps."""
+def test_slow_decline_is_no_collapse():
+    """The decline takes more than FALL_STEPS: catches a comparison with all earlier steps."""
     shares = (0.9, 0.7, 0.5, 0.34, 0.25)
     rows = [
         {'step': 100 * i, 'attention_entropy_share': [[share, share]]}
@@ -140,7 +140,7 @@ def test_slow_fall_is_no_collapse():
     )
 
 
-def test_update_jump():
+def test_update_jump_gives_a_warning():
     rows = [{'step': s, 'update_norm': 1.0 + 0.1 * (s % 5)} for s in range(40)]
     assert not detect_warnings(*rows, {'step': 41, 'update_norm': 5.9})
     (warning,) = detect_warnings(
@@ -201,7 +201,7 @@ def test_present_settings_are_not_advised():
 
 
 def test_remedies_name_fields():
-    """Even if no remedy is used: catches a misspelt path, which would never be advised."""
+    """Checks remedies without using them: catches a misspelt path, which would never be advised."""
     named = {r.path for r in vars(remedies).values() if isinstance(r, remedies.Remedy)}
     assert named <= FIELDS.keys()
     assert np.all([len(REMEDIES[kind]) for kind in REMEDIES])

@@ -85,7 +85,7 @@ def infinite_lr_at(step: int, slot: int = 0):
     return set_lr
 
 
-class TestDivergence:
+class TestDivergenceInWave:
     @pytest.mark.full
     @pytest.mark.parametrize('run_axis', MODES)
     def test_nan_does_not_change_other_runs(self, run_axis, five, corpus, tmp_path, capsys):
@@ -191,7 +191,7 @@ def record_takes(monkeypatch) -> list[tuple[loader.Feed, list[int], int]]:
 class TestBatches:
     @pytest.mark.full
     def test_batches_are_made_ahead_and_shared(self, corpus, tmp_path, monkeypatch):
-        """Uses two orders of the text, one of which three runs share; no thread is left over."""
+        """Uses two orders of the text, one shared by three runs; no thread is left over."""
         built, original = [], loader.batch_at
 
         def batch_at(rows, step, *, seed, **options):
@@ -213,7 +213,7 @@ class TestBatches:
         ]
 
     @pytest.mark.full
-    def test_ended_run_makes_no_batches(self, corpus, tmp_path, monkeypatch):
+    def test_finished_run_makes_no_batches(self, corpus, tmp_path, monkeypatch):
         calls = record_takes(monkeypatch)
         assert train_sweep(base(corpus), [{'train.steps': 4}, {}], tmp_path) == DONE
         batch_indices = [indices for _, indices, _ in calls]
@@ -265,7 +265,7 @@ class TestWaves:
         assert_same_curves(tmp_path, five['loop'])
 
     def test_devices_share_host_memory(self, corpus, monkeypatch):
-        """On a CPU a wave may use of each device an equal share of the memory."""
+        """Each CPU device may use an equal share of the host's memory."""
         experiment = silent_experiment(cell_config(base(corpus, mesh_run=4), {}), runs=4)
         program = Program(experiment, 'loop')
         monkeypatch.setattr(program, 'memory_bytes', lambda slots: slots * 100)
@@ -275,7 +275,7 @@ class TestWaves:
         assert groups.count_slots(program, 16, 0, lambda text: None) == 16
 
     @pytest.mark.full
-    def test_run_that_does_not_fit_fails_with_advice(self, corpus, tmp_path, monkeypatch, capsys):
+    def test_oversized_run_fails_with_advice(self, corpus, tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(groups, 'device_memory_bytes', lambda: 10_000)
         assert train_sweep(base(corpus), FIVE[:2], tmp_path) == BAD_INPUT
         assert statuses(tmp_path) == ['failed', 'failed']
@@ -308,7 +308,7 @@ def test_max_runs_are_found_in_few_tries(max_runs, multiple, limit, runs, tries)
     assert find_max_runs(max_runs, multiple, limit, bytes_for) == runs and calls == tries
 
 
-def test_not_even_one_run_fits():
+def test_find_max_runs_raises_if_none_fits():
     with pytest.raises(ValueError, match=r'4 runs need 5\.00 GB a device, and there are 4\.00 GB'):
         find_max_runs(16, 4, 4e9, lambda n: (1 + n) * 1e9)
 
@@ -324,7 +324,7 @@ def test_run_and_data_mesh_changes_no_number(five, corpus, tmp_path, monkeypatch
 
 
 class TestCompaction:
-    """A wave in which most runs have ended continues with fewer slots."""
+    """A wave continues with fewer slots once most runs have ended."""
 
     SWEEP = (  # two go on for long, and neither is first
         {'train.seed': 0, 'train.steps': 4},

@@ -150,7 +150,7 @@ class RefusingHandler(http.server.BaseHTTPRequestHandler):
 @pytest.mark.parametrize(
     ('status', 'code'), [(403, 'AccessDenied'), (401, 'Unauthorized'), (400, 'ExpiredToken')]
 )
-def test_refusing_store(status, code, monkeypatch, bucket_url):
+def test_refused_request_raises_bucket_error(status, code, monkeypatch, bucket_url):
     monkeypatch.setattr(RefusingHandler, 'status', status)
     monkeypatch.setattr(RefusingHandler, 'code', code)
     with serving(RefusingHandler) as address:
@@ -183,7 +183,7 @@ def test_bad_address_names_its_variable(address, monkeypatch):
         open_bucket('s3://b/a')
 
 
-def test_unreachable_store(monkeypatch, bucket_url):
+def test_unreachable_store_raises_bucket_error(monkeypatch, bucket_url):
     monkeypatch.setenv('AWS_ENDPOINT_URL', f'http://127.0.0.1:{free_port()}')
     with pytest.raises(BucketError, match=f'{bucket_url} cannot be reached'):
         open_bucket(bucket_url).list()

@@ -191,7 +191,7 @@ RECORD = {
     ],
 )
 def test_damaged_lease_raises_one_line(make_lease, bucket_url, text):
-    """It is not taken over, as a process may train there."""
+    """The lease is not taken over, as a process may train there."""
     open_bucket(bucket_url).write('.lease', text)
     with pytest.raises(UnreadableFile, match=r'/\.lease cannot be read .* Delete it, if no'):
         make_lease('other').acquire(discard_line, patience=0.0)

@@ -73,7 +73,7 @@ def test_half_width_matches_first_order():
     assert math.log(ratio.low) == pytest.approx(-half_width, abs=0.004)
 
 
-def test_higher_loss_after_longer_run_is_noise():
+def test_longer_run_with_higher_loss_is_noise():
     """Property: the value never rises with the arm's loss."""
     baseline = lengths(3.5, 3.0, 3.04, 2.7)
     targets = np.linspace(2.6, 3.6, 41)

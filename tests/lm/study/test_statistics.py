@@ -100,7 +100,7 @@ def test_infinite_allowance_rules_out_an_outcome(test):
 
 
 @pytest.mark.parametrize('test', [HOLM, DUNNETT])
-def test_difference_decides_without_spread(test):
+def test_difference_without_spread_decides(test):
     same = np.full(5, 3.1)
     (verdict,) = judge_arms([same], same, [0.0], 0.0, test)
     assert verdict.outcome == UNDECIDED and verdict.p == 1.0 and math.isnan(verdict.correlation)
@@ -246,7 +246,7 @@ def test_p_value_matches_paired_t_test():
     assert sides == {'better', 'worse', 'within noise'}
 
 
-def test_sign_decides_without_variance():
+def test_sign_without_variance_decides():
     assert p_value(Interval(-0.1, 0.0, 3)) == 0 and p_value(Interval(0.0, 0.0, 3)) == 1
     assert classify_difference(Interval(-0.1, 0.0, 3), 0.0) == 'better'
     assert classify_difference(Interval(0.0, 0.0, 3), 1.0) == 'within noise'

@@ -233,7 +233,7 @@ def test_runs_and_stages_count_each_run_once():
     assert {'scan', 'refine', 'look 1', 'look 2'} <= kinds
 
 
-def test_states_during_tuning():
+def test_states_follow_tuning():
     nothing = make_study([{}, {}])
     assert nothing.states(0) == (NOT_REFINED,) and nothing.fresh_results == [None, None]
     stage, points = nothing.next_runs

@@ -107,7 +107,7 @@ def test_recorded_loss_is_reproduced_from_checkpoint(runs, swept_runs):
 
 @pytest.mark.full
 def test_swept_runs_equal_single_runs(raw_config, schedule_free_run, swept_runs, tmp_path):
-    """To the bit; the second run's numbers differ from the program's defaults.
+    """Equality is bitwise; the second run's numbers differ from the program's defaults.
 
     Catches a number that does not belong to the run, in the step or in evaluation.
     """
@@ -126,7 +126,7 @@ def test_swept_runs_equal_single_runs(raw_config, schedule_free_run, swept_runs,
 @pytest.mark.full
 @pytest.mark.parametrize('name', AVERAGES)
 def test_resumed_run_equals_uninterrupted(raw_config, runs, name, tmp_path):
-    """To the bit, for the trained and the evaluated weights."""
+    """Equality is bitwise, for the trained and the evaluated weights."""
     cut, changes = tmp_path / 'cut', AVERAGES[name]
     assert train(cell_config(raw_config, changes | {'train.steps': 4}), cut) == DONE
     assert train(cell_config(raw_config, changes), cut, continue_changed=True) == DONE
@@ -167,14 +167,14 @@ class TestEachAverage:
     """Contracts that every average meets."""
 
     @pytest.mark.full
-    def test_eight_devices_are_one(self, changes):
+    def test_average_on_eight_devices_matches_one(self, changes):
         learner, hyper, _, expected = two_steps(changes)
         batches = stack([packed_batch(0), packed_batch(1)])
         final = helpers.trained_on_all_devices(learner, batches, hyper)
         helpers.assert_trees_close(final, expected, rtol=1e-4, atol=1e-5)
 
-    def test_it_lies_where_its_weights_do_and_counts(self, changes):
-        """It is as large as the weights, plus scalars."""
+    def test_average_is_sharded_like_weights_and_counted(self, changes):
+        """The average is as large as the weights, plus scalars."""
         config = checked_config(changes)
         learner = tiny_learner(config)
         shardings = state_shardings(learner, make_mesh(config.mesh))
@@ -188,8 +188,8 @@ class TestEachAverage:
         assert params < extra_bytes < params + 20
 
     @pytest.mark.full
-    def test_what_is_not_trained_stays(self, changes):
-        """To the bit, in the average too."""
+    def test_frozen_weights_are_unchanged(self, changes):
+        """Frozen weights are bitwise equal, in the average too."""
         learner, hyper, start, state = two_steps(
             changes | {'train.trainable': 'norms', 'model.norm': 'layernorm'}
         )

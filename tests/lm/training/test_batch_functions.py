@@ -188,7 +188,7 @@ NO_DERIVATIVE = (
     ],
 )
 def test_unsupported_learners_are_refused(changes, message):
-    """From shapes alone, before anything is compiled."""
+    """The check needs only shapes, and runs before anything is compiled."""
     learner = build_learner(tiny_config(changes), VOCAB, BOS, 'cpu')
     if message is None:
         check_learner(learner)

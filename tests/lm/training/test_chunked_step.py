@@ -74,7 +74,8 @@ def test_chunks_on_mesh_equal_one_device(sizes, changes):
 
 
 def test_chunk_size_is_selected_per_device():
-    """As many tokens on each device of a mesh as on one; more if `tensor` cuts their logits.
+    """Each device of a mesh gets as many tokens as a single device; more if `tensor` cuts their
+    logits.
 
     Catches rounds of two tokens on a pod.
     """

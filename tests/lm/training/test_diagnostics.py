@@ -87,7 +87,7 @@ def test_layer_gradient_norms_sum_to_total():
 
 
 @pytest.mark.full
-def test_names_and_shapes():
+def test_diagnostics_have_known_names_and_shapes():
     """Reports and warnings read these names: catches a lost name, and a changed shape."""
     shapes = {name: value.shape for name, value in diagnose(CONFIG, STATE(), tiny_batch()).items()}
     moments = ('rms', 'largest', 'kurtosis')
@@ -118,7 +118,7 @@ def rms(*arrays):
 @pytest.mark.full
 @pytest.mark.parametrize('reparam', ['weight_norm', 'shared', 'normalize_and_project'])
 def test_updates_match_training_step(reparam):
-    """By role and layer, from the parameters before and after a training step.
+    """Updates by role and layer are computed from the parameters before and after a training step.
 
     Catches an unscaled direction, missing decay or map after the update, and parameters of another
     role.
@@ -178,7 +178,7 @@ def test_role_gradients_sum_to_gradient_norm():
 
 @pytest.mark.full
 def test_readout_covers_target_tokens():
-    """Against all logits at once: catches padding and beginnings of documents that count."""
+    """Reference: all logits at once. Catches padding and beginnings of documents that count."""
     config = tiny_config({'model.n_layers': 3, 'model.logit_softcap': 3.0})
     state, batch = initial_state(config), packed_batch()
     diagnostics, tokens = diagnose(config, state, batch), batch['tokens'][:, :-1]
@@ -253,7 +253,7 @@ def test_experts_report_their_maximum():
 
 @pytest.mark.full
 def test_sublayer_outputs_exclude_padding():
-    """Against the changes that each sublayer makes to the stream.
+    """Reference: the changes that each sublayer makes to the stream.
 
     Catches outputs after the norm or the placement, attention and MLP exchanged, and padding that
     counts.

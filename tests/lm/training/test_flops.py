@@ -90,7 +90,7 @@ SIZES = {'model.d_model': 16, 'model.n_heads': 2, 'model.n_layers': 5, 'data.seq
 
 
 def count_pairs(length, window):
-    """How many keys all queries of a row see; the diagonal counts half."""
+    """Returns the number of keys that all queries of a row see; the diagonal counts half."""
     positions = np.arange(length) + 0.5
     return np.sum(np.minimum(positions, window))
 

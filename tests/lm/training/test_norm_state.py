@@ -190,7 +190,7 @@ def test_evaluation_rows_are_independent(name):
 
 @pytest.mark.full
 def test_skipped_step_keeps_statistics():
-    """Neither pass updates them, although both ran, with NaN."""
+    """Neither pass updates the statistics, although both ran, with NaN."""
     name = 'unified'
     skipping = config(name, **{'train.on_divergence': 'skip_step'})
     step, hyper = train_step(skipping), make_hyper(skipping)

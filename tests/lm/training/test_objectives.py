@@ -58,7 +58,7 @@ def prefixed_batch():
 @pytest.mark.default_rows('blocked')
 @pytest.mark.parametrize('kernel', ['reference', 'blocked'])
 def test_property_prefix_is_bidirectional(kernel):
-    """By the gradient of each position in each embedding, through two layers, with ALiBi.
+    """Checked by the gradient of each position in each embedding, through two layers, with ALiBi.
 
     Catches a prefix that leaks into the next document's, and a target that is seen.
     """
@@ -154,7 +154,9 @@ def test_equivalence_microbatches_and_mapped_runs():
 
 
 def test_objectives_do_not_share_programs():
-    """They share no batches either, which are made for the runs of a program together."""
+    """Runs with different objectives share no batches either, which are made for the runs of a
+    program together.
+    """
     objectives = ('causal', 'infill', 'causal:0.5+infill:0.5', 'causal:0.4+infill:0.6')
     raw = tiny_raw({'train.eval_objectives': 'infill'})
     cells = expand_sweep(raw, {'data.objective': objectives, 'train.seed': (0, 1)})
@@ -169,7 +171,7 @@ def corpus(tmp_path_factory):
 
 @pytest.mark.full
 def test_equivalence_resumed_run_is_the_run(corpus, tmp_path):
-    """To the bit, from half way; records of other objectives too."""
+    """Equality is bitwise, from half way; includes records of other objectives too."""
     changes = {
         'data_objective': MIXED,
         'train_eval_objectives': 'causal+infill',

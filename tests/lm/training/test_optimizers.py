@@ -1,4 +1,4 @@
-"""Which optimizer updates which parameter, and by how much. By single steps."""
+"""Optimizers by parameter, and the size of their updates, in single steps."""
 
 import jax
 import numpy as np
@@ -49,7 +49,7 @@ def test_hidden_and_others_use_their_optimizers():
 
 @pytest.mark.full
 def test_others_use_their_learning_rate():
-    """In their weight decay too. Catches a rate that all share."""
+    """Their weight decay uses it too. Catches a rate that all share."""
     added, roles = first_update({'optim.others_lr': 0.125})
     for path, change in added.items():
         largest = np.abs(change).max()

@@ -31,7 +31,7 @@ def grow_config(name, **changes):
 
 @pytest.mark.parametrize('name', GROWING)
 def test_base_sizes_equal_standard(name):
-    """To the bit: the same factors, deviations, scores and decay.
+    """Bitwise equal are the same factors, deviations, scores and decay.
 
     Catches a constant that does not cancel. The only difference is mup_full, whose queries start at
     0.
@@ -57,7 +57,7 @@ def test_base_sizes_equal_standard(name):
 
 
 def test_growths_match_parameters():
-    """At twice the width: shapes of the model, including grouped heads, gates and experts."""
+    """Doubles the width: shapes of the model, including grouped heads, gates and experts."""
     config = grow_config(
         'mup',
         **{
@@ -175,7 +175,7 @@ def compute_shares(config, fraction=1.0):
 
 @pytest.mark.full
 def test_independent_decay_ignores_learning_rate():
-    """For each parametrisation, as none divides it: catches a learning rate that enters again."""
+    """No parametrisation divides the decay by it: catches a learning rate that enters again."""
     for name in GROWING:
         config = grow_config(name, **{'optim.decay_rule': 'independent', 'optim.weight_decay': 0.1})
         slow, fast = (
@@ -186,7 +186,7 @@ def test_independent_decay_ignores_learning_rate():
 
 @pytest.mark.full
 def test_table_lists_rates_and_decays():
-    """Under every rule: the decay of each parameter, and its horizon in steps."""
+    """The table has, under every rule, the decay of each parameter, and its horizon in steps."""
     for rule in DECAY_RULES:
         config = grow_config('mup', **{'optim.decay_rule': rule, 'optim.weight_decay': 0.1})
         shares = compute_shares(config)

@@ -69,7 +69,9 @@ def assert_same_bits(actual, expected):
 
 @pytest.mark.full
 def test_step_does_one_power_iteration():
-    """From the weights at its start, for any number of microbatches. Catches one per microbatch."""
+    """It starts from the weights before the step, for any number of microbatches. Catches one per
+    microbatch.
+    """
     config = checked_config(SIGMA | {'train.microbatches': 4})
     before = perturb_weights(config)
     after = take_steps(config, before)
@@ -84,7 +86,7 @@ def test_step_does_one_power_iteration():
 
 @pytest.mark.full
 def test_eight_devices_equal_one():
-    """Vectors are replicated, and equal those of one device."""
+    """Vectors are replicated and equal the result of one device."""
     config = checked_config(CHAIN)
     learner = tiny_learner(config)
     mesh = make_mesh(learner.recipe.mesh)
@@ -148,7 +150,7 @@ def test_resumed_run_is_bitwise_equal(tmp_path):
 
 @pytest.mark.full
 def test_map_is_computed_in_float32():
-    """For any dtype of products: the weights that the model casts are the same."""
+    """The dtype of products does not matter: the weights that the model casts are the same."""
     half, full = (
         checked_config(SIGMA | {'model.reparam': 'sigma+weight_standardization', 'model.dtype': d})
         for d in ('bfloat16', 'float32')
@@ -162,7 +164,7 @@ def test_map_is_computed_in_float32():
 
 @pytest.mark.full
 def test_projection_keeps_initial_norms():
-    """Over steps that would change them, with decay; the optimizer's moments are unaffected."""
+    """Steps with decay would change the norms; the optimizer's moments are unaffected."""
     changes = SMALL | {'optim.lr': 0.05, 'optim.weight_decay': 0.5}
     projected, plain = (
         checked_config(changes | {'model.reparam': name})
@@ -190,7 +192,7 @@ def test_projection_keeps_initial_norms():
 
 @pytest.mark.full
 def test_frozen_parameters_are_not_projected():
-    """To the bit. Catches a map after the update that rounds frozen weights."""
+    """Frozen weights are bitwise equal. Catches a map that rounds them after the update."""
     config = checked_config(
         SMALL | {'model.reparam': 'normalize_and_project', 'train.trainable': 'norms'}
     )
@@ -277,9 +279,7 @@ def test_tied_embeddings_have_no_readout_to_map():
 
 
 def build_source(changes):
-    """Returns a checkpoint in place of that of `lm.inference.load`, and the weights that it
-    used.
-    """
+    """Returns a stand-in for the checkpoint of `lm.inference.load`, and its weights."""
     config = checked_config(SMALL | changes)
     weights = perturb_weights(config).weights
     source = types.SimpleNamespace(recipe=config, weights=weights, path='runs/source')
@@ -354,7 +354,7 @@ def test_one_channel_base_is_not_checked():
 
 @pytest.mark.full
 def test_lora_trains_only_its_factors():
-    """From the weights of a source: the first loss is the source's evaluation.
+    """Training starts from a source: the first loss is the source's evaluation.
 
     Only trained parameters move or have optimizer state, including DoRA's gain. Catches decay and
     moments of the others.

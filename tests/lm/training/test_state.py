@@ -62,7 +62,7 @@ def test_matrices_have_their_standard_deviation(position):
 
 
 def test_init_scale_multiplies_only_matrices():
-    """It may be traced; another seed gives another draw."""
+    """The scale may be traced; another seed gives another draw."""
     config = tiny_config()
     once = named_leaves(initial_state(config).params)
     twice = named_leaves(initial_state(tiny_config({'scaling.init_scale': 2.0})).params)

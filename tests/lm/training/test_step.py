@@ -302,7 +302,7 @@ def test_finite_step_is_not_skipped():
 
 
 def test_loss_falls_on_repeated_batch():
-    """From ln 16, chance, to almost zero in 30 steps."""
+    """The loss falls from ln 16, chance, to almost zero in 30 steps."""
     tokens = np.tile(np.int32([3, 9, 4, 12]), (8, 3))[:, :9]
     batch = {'tokens': tokens, 'segments': np.ones_like(tokens)}
     state, losses = STATE(), []

@@ -96,7 +96,7 @@ def test_optimizer_gets_loss_and_gradient(monkeypatch):
 
 
 def test_auxiliary_losses_are_weighted_in_objective():
-    """Once per target token. Catches a missing weight, and a weight in the record."""
+    """Each counts once per target token. Catches a missing weight, and a weight in the record."""
     config = tiny_config({'model.mlp': 'moe'})
     learner, batch = tiny_learner(config), packed_batch()
     x = jnp.ones((*batch['tokens'][:, 1:].shape, 4))

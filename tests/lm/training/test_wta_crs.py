@@ -65,7 +65,7 @@ def test_keys_never_repeat():
 
 @pytest.mark.full
 def test_resumed_step_is_bitwise_equal(tmp_path):
-    """From a checkpoint of the first step. Catches keys that are not part of the state."""
+    """Resumes from a checkpoint of the first step. Catches keys that are not part of the state."""
     config = checked_config(SAMPLED)
     step, hyper, mesh = train_step(config), make_hyper(config), make_mesh(config.mesh)
     first, _ = step(initial_state(config), BATCH, hyper)
@@ -80,8 +80,8 @@ def test_resumed_step_is_bitwise_equal(tmp_path):
 
 @pytest.mark.full
 def test_sampled_gradient_learns_like_exact():
-    """From 0.3 of 64 tokens, over 50 steps, with the same weights: the first loss is the same, and
-    the last losses differ by less than a tenth of the improvement.
+    """Trains for 50 steps on 0.3 of 64 tokens, from the same weights: the first loss is the same,
+    and the last losses differ by less than a tenth of the improvement.
     """
     batches = stack([repeating_batch(step) for step in range(50)])
     small = {'model.n_layers': 1, 'kernels.attention': 'reference', 'optim.lr': 0.01}
@@ -108,7 +108,7 @@ def repeating_batch(seed):
 
 @pytest.mark.full
 def test_tokens_stay_on_their_device():
-    """On eight devices the loss equals that of one, and only sums are exchanged, as without
+    """The loss on eight devices equals the loss on one, and only sums are exchanged, as without
     sampling.
 
     Catches tokens that are sampled from the whole batch.
@@ -145,6 +145,6 @@ def test_tokens_stay_on_their_device():
     ],
 )
 def test_conflicting_fields_are_refused(changes, message):
-    """Before anything is compiled."""
+    """The error is raised before anything is compiled."""
     with pytest.raises(ValueError, match=message):
         check(tiny_config({'kernels.matmul': 'wta_crs'} | changes))

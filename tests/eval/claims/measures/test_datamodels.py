@@ -79,7 +79,7 @@ def test_ascent_raises_loss_and_matching_meets_targets(small):
 
 
 def test_medians_cover_forgotten_and_retained(monkeypatch):
-    """Twelve training points, of which three are forgotten, and eight held-out points."""
+    """Twelve training points (three forgotten) and eight held-out points."""
     for name, value in SIZES.items():
         monkeypatch.setattr(datamodels, name, value)
     scores = np.arange(20) % 7 + 1.0

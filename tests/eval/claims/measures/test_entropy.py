@@ -16,7 +16,7 @@ def test_entropies_match_sums():
     np.testing.assert_allclose(entropies(logits_TS), -(p_TS * np.log(p_TS)).sum(-1), rtol=1e-9)
 
 
-def test_bound_has_its_limits():
+def test_entropy_bound_has_published_limits():
     np.testing.assert_allclose(entropy_bound(0.0, 7), np.log(7))
     # T norm exp(-norm) for large norms, which is the paper's rate, up to its constants
     log_ratios = [
@@ -26,7 +26,7 @@ def test_bound_has_its_limits():
 
 
 @pytest.mark.parametrize('norm', NORMS)
-def test_bound_is_least_on_sphere(norm):
+def test_entropy_bound_is_smallest_on_sphere(norm):
     """Two groups of equal logits of all sizes, and random logits: none has less, one attains the
     bound.
     """

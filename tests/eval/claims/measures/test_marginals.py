@@ -50,7 +50,7 @@ def learner_and_params():
     return learner, start(jax.random.key(0))
 
 
-def test_every_place_sees_all_others(learner_and_params):
+def test_position_sees_all_others(learner_and_params):
     """Catches a causal mask: the logits of each place change with a symbol in any other place."""
     learner, params = learner_and_params
     rows = np.full((marginals.LENGTH + 1, marginals.LENGTH), MASK)

@@ -15,7 +15,7 @@ from tests import ROOT
 
 class TestStepsToSeparate:
     @pytest.mark.parametrize('n', [30, 60, 120])
-    def test_one_disagreeing_point(self, n):
+    def test_perceptron_steps_match_hand_count(self, n):
         """With a large rate plain descent is a perceptron: after the first step each step adds lr /
         n of the last point, with a margin of lr (m^2 - s^2 (n - 2) / n) / 2 before. Normalized
         descent takes a single such step. Catches a missing or inverted quotient.

@@ -7,7 +7,9 @@ from eval.claims.measures.row_sampling import _variance_ratio
 
 
 def test_variance_matches_sampling():
-    """Draws 200,000 rows with each set of chances. The mean of estimates is that of all rows."""
+    """Draws 200,000 rows with each set of chances. The mean of the estimates equals the mean of all
+    rows.
+    """
     rng = np.random.default_rng(0)
     gradients = rng.standard_normal((6, 3)) * np.array([[1], [1], [2], [4], [8], [0.5]])
     norms, chances = np.linalg.norm(gradients, axis=1), np.array([1.0, 2, 2, 3, 6, 1])
@@ -25,7 +27,7 @@ def test_variance_matches_sampling():
     )
 
 
-def test_chances_by_norm_are_best():
+def test_norm_probabilities_minimize_variance():
     rng = np.random.default_rng(1)
     gradients = np.exp(rng.standard_normal((20, 1))) * rng.standard_normal((20, 4))
     norms, mean_square = np.linalg.norm(gradients, axis=1), np.sum(gradients.mean(0) ** 2)

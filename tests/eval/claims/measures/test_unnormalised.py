@@ -35,7 +35,7 @@ TABLE = jnp.float32(np.random.default_rng(0).normal(size=(WORDS, WORDS)))
 LOG_Z = jax.nn.logsumexp(TABLE, -1)
 
 
-def test_correct_average_gives_exact_gradient():
+def test_exact_average_gives_exact_gradient():
     """Contexts 1, 1 and 3: the loss is -log p, with the gradient p minus the word."""
     contexts, words, weights = [1, 1, 3], [0, 2, 4], np.array([1.0, 2.0, 0.5])
     p = np.exp(TABLE - LOG_Z[:, None])

@@ -75,7 +75,7 @@ def test_machine_has_its_cells_and_all_records(move_to, bucket_url, monkeypatch)
     assert sweep_files == {'sweep.json', 'cells.parquet'}
 
 
-def test_cell_in_training_is_refused_to_others(move_to, bucket_url, monkeypatch):
+def test_training_cell_is_refused_to_others(move_to, bucket_url, monkeypatch):
     """Another machine resumes it afterwards, from its checkpoint."""
     monkeypatch.setattr(mirror, 'PATIENCE_SEC', 0.1)
     a = move_to('a')

@@ -201,8 +201,8 @@ def test_checkpoint_removed_during_push_is_complete(machine, monkeypatch):
     assert list_complete(mirror.bucket) == {'checkpoints/8'}
 
 
-class Killed(Exception):
-    """As kill -9, before a request is made."""
+class PushKilled(Exception):
+    """Raised before a request is made, in place of kill -9."""
 
 
 def kill_at(monkeypatch, n: int) -> None:
@@ -212,7 +212,7 @@ def kill_at(monkeypatch, n: int) -> None:
     def before(method):
         def act(bucket, *arguments, **options):
             if next(count) >= n:
-                raise Killed
+                raise PushKilled
             return method(bucket, *arguments, **options)
 
         return act
@@ -245,7 +245,7 @@ def test_interrupted_push_leaves_consistent_bucket(machine, bucket_url, monkeypa
             try:
                 first.push()
                 break
-            except Killed:
+            except PushKilled:
                 n_points += 1
         bucket = open_bucket(bucket_url)
         marks = complete_folders.list_complete_folders(bucket, bucket.list())
@@ -436,7 +436,7 @@ def test_interrupted_start_leaves_no_newer_folder(machine):
     """The local content predates the training on another machine, until all of that is fetched."""
     train_and_end(machine('a'), 4)
     second = train_and_end(machine('b'), 8, 'b')
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(PushKilled):
         patch.setattr(Bucket, 'fetch', raise_killed)
         machine('a')
     resumed = machine('a')
@@ -447,7 +447,7 @@ def test_interrupted_start_leaves_no_newer_folder(machine):
 
 
 def raise_killed(*_):
-    raise Killed
+    raise PushKilled
 
 
 def test_unchanged_files_are_not_fetched_again(machine, monkeypatch):
@@ -471,7 +471,7 @@ def test_unchanged_files_are_not_fetched_again(machine, monkeypatch):
 
 @pytest.mark.parametrize('damage', ['emptied', 'truncated'])
 def test_damaged_local_checkpoint_is_fetched_again(damage, machine):
-    """It is not taken for a newer checkpoint, and does not replace the good one."""
+    """The checkpoint is not taken for a newer checkpoint, and does not replace the good one."""
     first = train_and_push(machine('a'), 4)
     before = files(first.copy.folder)
     damaged = first.copy.folder / 'checkpoints' / '4' / 'weights' / 'd' / '0'

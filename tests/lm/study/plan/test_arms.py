@@ -1,4 +1,4 @@
-"""From config.tune to arms and their cells, and from folders to the next cells."""
+"""Arms and their cells of config.tune, and the next cells by the folders of a workdir."""
 
 import math
 import random
@@ -58,17 +58,17 @@ def train(ablation, workdir, shuffled=lambda runs: runs, max_waves=99) -> list[l
     waves = []
     for _ in range(max_waves):
         runs = list_runs(ablation, workdir)
-        new = [c for c in ablation.make_cells(runs) if not (workdir / c.name).exists()]
-        if not new:
+        new_cells = [c for c in ablation.make_cells(runs) if not (workdir / c.name).exists()]
+        if not new_cells:
             return waves
         waves.append(runs)
-        for cell in shuffled(new):
+        for cell in shuffled(new_cells):
             end(cell, workdir)
     return waves
 
 
 class TestArms:
-    def test_each_cell_is_an_arm_and_the_first_the_baseline(self, two):
+    def test_first_cell_is_the_baseline_arm(self, two):
         assert [arm.name for arm in two.arms] == ['model.norm=rmsnorm', 'model.norm=layernorm']
         assert [cell.changes['optim.lr'] for cell in two.first_cells] == [0.003, 0.003]
         assert all(arm.is_judged for arm in two.arms)
@@ -77,7 +77,7 @@ class TestArms:
         (arm,) = ArmPlan(tiny_raw(), None, LR).arms
         assert arm.name == 'the base' and arm.changes == {}
 
-    def test_own_value_is_centre_but_no_change(self):
+    def test_tuned_value_is_centre_but_no_change(self):
         """Catches an arm with the value of its centre in every run."""
         sweep = ({'optim.name': 'adamw'}, {'optim.name': 'lion', 'optim.lr': 3e-4})
         plan = ArmPlan(tiny_raw(), sweep, LR)
@@ -89,7 +89,7 @@ class TestArms:
     @pytest.mark.parametrize(
         ('setting', 'centre'), [(None, 0.003), (0.01, 0.01), ((1e-3, 4e-3), 2e-3)]
     )
-    def test_given_value_is_centre_for_all_arms(self, setting, centre):
+    def test_explicit_value_is_centre_for_all_arms(self, setting, centre):
         plan = ArmPlan(tiny_raw(), NORMS, {'optim.lr': setting})
         assert [arm.grid.centres['optim.lr'] for arm in plan.arms] == pytest.approx([centre] * 2)
 
@@ -259,8 +259,10 @@ class TestLosses:
         assert plan.load_ablation(tmp_path).study.losses[0][Point((0,), 0)] == 1.5
 
 
-def test_waves_do_not_depend_on_order_of_ends(two, tmp_path):
-    """Nor do they depend on the process's knowledge of earlier waves: a new process plans each."""
+def test_waves_ignore_completion_order(two, tmp_path):
+    """Waves depend neither on the order of ends nor on memory of earlier waves: a new process plans
+    each.
+    """
     waves = train(two, tmp_path / 'a')
     fresh = ArmPlan(tiny_raw(), NORMS, LR)
     rng = random.Random(0)
@@ -279,7 +281,7 @@ def test_waves_do_not_depend_on_order_of_ends(two, tmp_path):
     assert len(of_tuning[0]) == len(of_tuning[1]) == study.tuning_runs[0]
 
 
-def test_wave_opens_after_the_last_has_ended(two, tmp_path):
+def test_wave_opens_after_the_previous_ends(two, tmp_path):
     first = list_runs(two, tmp_path)
     *earlier, last = two.make_cells(first)
     for cell in earlier:

@@ -1,4 +1,4 @@
-"""From config.sweep to cells, and from cells to groups."""
+"""Cells of config.sweep, and groups of cells."""
 
 import re
 import time
@@ -38,14 +38,14 @@ def test_axes_are_multiplied_and_the_last_changes_fastest():
     ]
 
 
-def test_fields_of_a_zip_move_together():
+def test_zipped_fields_move_together():
     assert changes({'zip': {'model.d_ff': (16, 64), 'optim.lr': (0.2, 0.1)}}) == [
         {'model.d_ff': 16, 'optim.lr': 0.2},
         {'model.d_ff': 64, 'optim.lr': 0.1},
     ]
 
 
-def test_several_zips_are_several_axes():
+def test_zips_give_several_axes():
     first = {'optim.lr': (0.1, 0.2), 'optim.b1': (0.8, 0.9)}
     second = {'train.seed': (1, 2), 'data.seed': (3, 4)}
     assert changes({'zip': (first, second)}) == [
@@ -55,7 +55,7 @@ def test_several_zips_are_several_axes():
     ]
 
 
-def test_list_is_an_axis_of_changes():
+def test_listed_changes_form_an_axis():
     listed = ({}, {'loss.z_loss': 0.0}, {'optim.b2': 0.9, 'optim.b1': 0.8})
     assert changes({'list': listed}) == list(listed)
     assert changes({'list': listed, 'train.seed': (1, 2)}) == [
@@ -69,7 +69,7 @@ def test_tuple_sweep_is_one_list(kind):
     assert changes(listed) == list(listed)
 
 
-def test_cell_name_is_digest_of_single_run():
+def test_cell_name_is_single_run_digest():
     (cell,) = expand_sweep(tiny_raw(), {'optim.lr': (0.1,), 'model.norm': ('layernorm',)})
     single = tiny_config({'optim.lr': 0.1, 'model.norm': 'layernorm'})
     assert cell.recipe == single and cell.name == digest(single)
@@ -198,7 +198,7 @@ def split_and_expand(changes, sweep):
     return resolve(base), expand_sweep(base, sweep)
 
 
-def test_option_belongs_to_cells_that_read_it():
+def test_option_belongs_to_cells_reading_it():
     """The option is given as an axis. Cells that do not read it are one cell, and not one for each
     value.
     """
@@ -222,7 +222,7 @@ def test_option_belongs_to_cells_that_read_it():
         ('scaling.base_heads', 1, 'scaling.name', 'standard', 'mup'),
     ],
 )
-def test_common_option_belongs_to_cells_that_read_it(path, value, field, without, within):
+def test_common_option_belongs_to_cells_reading_it(path, value, field, without, within):
     """Holds whether the base reads it or not."""
     needs = {'scaling.base_width': 8} if field == 'scaling.name' else {}
     for first in (without, within):
@@ -260,7 +260,7 @@ def test_kv_heads_follow_heads_in_each_cell():
     assert [cell.recipe.model.n_kv_heads for cell in explicit] == [2, 2]
 
 
-def test_hundreds_of_cells_expand_in_seconds():
+def test_large_sweep_expands_in_seconds():
     """Each cell takes 2.5 ms on an idle core."""
     axes = {'optim.lr': tuple(np.geomspace(1e-4, 1e-1, 50)), 'train.seed': tuple(range(4))}
     began = time.process_time()

@@ -92,7 +92,7 @@ def test_divergence_bounds_the_vertex():
 @pytest.mark.parametrize(
     'losses', [{0: [1.0]}, {0: [1.0], 8: [2.0]}, {-8: [1.0], 0: [2.0], 8: [1.5]}]
 )
-def test_best_value_is_kept_without_convexity(losses):
+def test_best_value_is_kept_if_not_convex(losses):
     means = compute_means(losses)
     assert find_vertex(means, 0.0) == min(losses, key=lambda k: losses[k]) and not is_convex(
         means, 0.0

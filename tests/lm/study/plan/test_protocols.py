@@ -76,7 +76,7 @@ def test_equal_tokens_by_hand():
 
 
 @pytest.mark.parametrize('batch', [3, 24, 100, 333])
-def test_equal_tokens_is_met_or_refused_with_a_batch(batch):
+def test_equal_tokens_is_met_or_suggests_a_batch(batch):
     """Property: met within 0.1%."""
     tokens = 40 * 8 * 8
     raw, sweep = tiny_raw({'train.steps': 40}), {'protocol': 'equal_tokens'}
@@ -156,7 +156,7 @@ def test_one_epoch_uses_every_row_once(text):
     assert 'less than one batch of 8 rows' in refusal(sweep, raw, make_measurements(tokens=60))
 
 
-def test_regime_adaptation_scales_lr_with_root_of_batch():
+def test_regime_adaptation_scales_lr_with_sqrt_batch():
     sweep = BATCHES | {'optim.lr': (0.001, 0.002), 'protocol': 'regime_adaptation'}
     cells = apply_overrides(RAW, expand_sweep(RAW, sweep), apply(sweep).overrides)
     assert [cell.recipe.train.steps for cell in cells] == [STEPS] * 4
@@ -279,7 +279,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(('broken', 'words'), BROKEN, ids=lambda value: str(value)[:60])
-def test_cells_that_break_a_protocol_are_refused(broken, words):
+def test_protocol_refuses_incompatible_cells(broken, words):
     """Configs alone suffice: nothing is counted, opened or timed."""
     assert words in refusal(
         {'optim.b1': (0.8, 0.9)} | broken, machine=Measurements('cpu', None, None)

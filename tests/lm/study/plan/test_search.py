@@ -93,7 +93,7 @@ def test_every_wave_has_equal_runs_for_each_arm(study):
 
 
 @pytest.mark.parametrize('study', [several, surfaces])
-def test_seeds_count_from_0_at_each_value(study):
+def test_seeds_start_at_0_for_each_value(study):
     replay, _ = study()
     for i in range(len(replay.arms)):
         points = [p for wave in replay.waves for p in wave.points[i]]
@@ -129,9 +129,9 @@ def test_waves_ignore_order_and_other_runs():
     replay, ledgers = several()
     mixed = []
     for ledger in ledgers:
-        items = [*ledger.items(), (Point((3,), 0), -5.0), (Point((0,), 400), -5.0)]
-        random.Random(1).shuffle(items)
-        mixed.append(dict(items))
+        losses = [*ledger.items(), (Point((3,), 0), -5.0), (Point((0,), 400), -5.0)]
+        random.Random(1).shuffle(losses)
+        mixed.append(dict(losses))
     shuffled = replay_waves(mixed, ONE, [(UNBOUNDED,)] * len(ledgers))
     assert [w.points for w in shuffled.waves] == [w.points for w in replay.waves]
     assert compute_picks(shuffled) == compute_picks(replay)
@@ -155,10 +155,10 @@ def test_waves_ignore_constant_offsets():
 
 
 def test_mirrored_losses_mirror_picks():
-    def mirrored(point):
+    def mirror(point):
         return parabola(0.8, s=0)(Point((-point.k[0],), point.seed))
 
-    (replay, _), (mirrored_replay, _) = run_search([parabola(0.8, s=0)]), run_search([mirrored])
+    (replay, _), (mirrored_replay, _) = run_search([parabola(0.8, s=0)]), run_search([mirror])
     assert compute_picks(replay)[0].k == (6,) and compute_picks(mirrored_replay)[0].k == (-6,)
     assert len(replay.waves) == len(mirrored_replay.waves)
 
@@ -252,7 +252,7 @@ def test_flat_counts_only_tried_values():
     assert compute_picks(nothing_known)[0].states == (NOT_REFINED,)
 
 
-def test_not_convex_keeps_the_best_value():
+def test_non_convex_losses_keep_best_value():
     """A best value between a hill and divergence has no parabola through it."""
     losses = {-16: 0.02, -12: 0.6, -8: 1.0, -4: 1.2, 0: 0.0}
     replay, _ = run_search([lambda point: losses.get(point.k[0], math.inf) + 0.001 * noise(point)])

@@ -63,7 +63,7 @@ def test_parse_tune_reads_options_and_fields():
 
 
 def refines(tune):
-    """Whether a search reaches refinement, on losses with no need of extensions."""
+    """Returns whether a search reaches refinement, on losses with no need of extensions."""
     losses = {}
 
     def loss(k):
@@ -82,7 +82,7 @@ def test_min_budget_suffices_to_refine(fields):
     assert refines(parse_tune(fields | {'seeds': 4, 'budget': budget}))
 
 
-def test_less_than_min_budget_does_not_refine():
+def test_budget_below_minimum_does_not_refine():
     budget = Tune({LR: None}).min_budget
     assert not refines(Tune({LR: None}, budget=budget - 1))
 
@@ -97,7 +97,7 @@ def test_scans_are_octaves_around_the_centre_or_over_the_range():
     assert Tune({LR: (1.0, 16.0), DECAY: None}).scans == (SCAN, lines[1])
 
 
-def test_values_are_eighths_of_octaves():
+def test_values_lie_on_eighth_octaves():
     grid = Grid({LR: 0.01})
     assert grid.values((0,)) == {LR: 0.01} and grid.values((-16,)) == {LR: 0.0025}
     assert grid.values((1,))[LR] == pytest.approx(0.01 * 2 ** (1 / 8))
@@ -120,7 +120,7 @@ def test_coupling_needs_both_fields_and_proportional_decay():
     assert not make_grid(parse_tune({LR: None}), config, True).coupled
 
 
-def test_centres_are_own_given_or_geometric_means():
+def test_centres_are_fields_options_or_geometric_means():
     config = {LR: 0.02, DECAY: 0.1}
     assert make_grid(parse_tune({LR: None}), config, False).centres == {LR: 0.02}
     assert make_grid(parse_tune({LR: 0.3}), config, False).centres == {LR: 0.3}

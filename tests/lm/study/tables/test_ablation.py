@@ -129,7 +129,7 @@ def test_sensitivity_by_hand(tmp_path):
     assert second.sensitivity == pytest.approx(first.sensitivity)
 
 
-def test_failed_arms(written, rows):
+def test_failed_arms_leave_other_verdicts(written, rows):
     """The other arms get their verdicts."""
     none, some, edge = rows['norm none'], rows['groupnorm'], rows['derf']
     assert none.outcome == 'diverged' and none.states == (DIVERGED,) and none.values == {}
@@ -151,7 +151,7 @@ def test_undecided_arm_lists_caveats(rows):
 
 
 def test_caveats_count_deciding_seeds(tmp_path):
-    """The number follows from the deviation of pairs in the study, not from that of tuning."""
+    """The number follows from the deviation of pairs in the study, not in tuning."""
     losses = {'rmsnorm': bowl(3.0, 0, 0.02, 1), 'layernorm': bowl(3.0, 0, 0.02, 2)}
     study = tuned.write_tuned(tmp_path / 's', losses, ASKED)
     row = tables.arm_results(read(tmp_path / 's'))[1]
@@ -260,11 +260,14 @@ def test_record_has_arm_and_stage(written, tmp_path):
 
 
 def test_cells_from_earlier_sweep_have_no_arm(written, tmp_path):
-    """They stay on record, and their arm numbers may now belong to other arms."""
+    """The cells stay on record, and their arm numbers may now belong to other arms."""
     folder, _, ablation = written
     sweep = read_sweep(folder)
-    old = sweep['cells'][0] | {'group': None, 'tuned': {**sweep['cells'][0]['tuned'], 'arm': 99}}
-    again = sweep | {'cells': [old, *sweep['cells'][1:]]}
+    old_cell = sweep['cells'][0] | {
+        'group': None,
+        'tuned': {**sweep['cells'][0]['tuned'], 'arm': 99},
+    }
+    again = sweep | {'cells': [old_cell, *sweep['cells'][1:]]}
     read_again = tables.read_ablation(again, runs.gather(folder))
     assert len(read_again.arms[0].losses) == len(ablation.arms[0].losses) - 1
 

@@ -38,7 +38,7 @@ def sweep(tmp_path_factory):
     return runs.gather(folder), results.read_sweep(folder)
 
 
-def test_compare_a_sweep(sweep):
+def test_compare_lists_variants(sweep):
     rms, layer = comparison.compare(*sweep)
     assert [c.variant.name for c in (rms, layer)] == ['rmsnorm', 'layernorm']
     assert rms.variant.is_baseline and not layer.variant.is_baseline
@@ -128,7 +128,7 @@ def test_divergence_without_initial_loss_is_noted():
     ]
 
 
-def test_verdicts_are_adjusted_for_their_number():
+def test_verdicts_are_adjusted_for_multiple_comparisons():
     """Each of three variants is worse with p = 0.03, which alone would give a verdict."""
     spread = np.array([-1.0, 0.0, 1.0])
     shift = stats.t.isf(0.015, 2) / 3**0.5

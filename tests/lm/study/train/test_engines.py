@@ -138,16 +138,16 @@ def test_killed_workers_change_no_number(cluster, local, corpus, tmp_path, capfd
     thread, killed = kill_workers_half_way(tmp_path)
     assert train_sweep(base(corpus, **LONGER), SWEEP, tmp_path, engine='ray') == DONE
     thread.join()
-    output = capfd.readouterr().out
-    assert killed and 'resuming after step' in output
-    assert "2 tasks on Ray, each with {'CPU': 1.0}" in output and '4 of 4 done' in output
+    stdout = capfd.readouterr().out
+    assert killed and 'resuming after step' in stdout
+    assert "2 tasks on Ray, each with {'CPU': 1.0}" in stdout and '4 of 4 done' in stdout
     assert table(tmp_path) == table(local)
     assert curves(tmp_path) == curves(local)
 
 
 @pytest.mark.full
 def test_tuned_sweep_survives_killed_workers(cluster, corpus, tmp_path, capfd):
-    """Waves and numbers equal those of a sweep in this process."""
+    """Waves and numbers equal a sweep in this process."""
     arms, tune = {'optim.b1': (0.9, 0.8)}, {'optim.lr': 0.01, 'seeds': 3, 'budget': 13}
     tree = base(corpus, train_steps=30, train_eval_every=30, train_checkpoint_every=10)
     assert train_sweep(tree, arms, tmp_path / 'local', tune=tune) == DONE
@@ -155,8 +155,8 @@ def test_tuned_sweep_survives_killed_workers(cluster, corpus, tmp_path, capfd):
     thread, killed = kill_workers_half_way(workdir)
     assert train_sweep(tree, arms, workdir, engine='ray', tune=tune) == DONE
     thread.join()
-    output = capfd.readouterr().out
-    assert killed and output.count('1 task on Ray') == 3 and 'look 1: 3 runs' in output
+    stdout = capfd.readouterr().out
+    assert killed and stdout.count('1 task on Ray') == 3 and 'look 1: 3 runs' in stdout
     ledgers = [read_json(tmp_path / name / 'sweep.json') for name in ('ray', 'local')]
     assert ledgers[0] == ledgers[1]
     assert rows(workdir) == rows(tmp_path / 'local')
@@ -180,8 +180,8 @@ def test_bucket_sweep_matches_disk_sweep(cluster, local, corpus, bucket_url, mon
     monkeypatch.setattr(engines, '_task_options', with_keys)
     assert train_sweep(base(corpus, **LONGER), SWEEP, bucket_url, engine='ray') == DONE
     thread.join()
-    output = capfd.readouterr().out
-    assert killed and 'resuming after step' in output and '4 of 4 done' in output
+    stdout = capfd.readouterr().out
+    assert killed and 'resuming after step' in stdout and '4 of 4 done' in stdout
     fetched = fetch_records(bucket_url)
     assert curves(fetched) == curves(local)
     assert rows(fetched) == rows(local)

@@ -21,13 +21,13 @@ def test_open_folders_respect_file_limit(allowed, expected, monkeypatch):
 
 
 @pytest.mark.parametrize(('n', 'max_size', 'sizes'), [(5, 2, [2, 2, 1]), (4, 9, [4]), (0, 3, [])])
-def test_parts_are_even(n, max_size, sizes):
+def test_split_evenly_gives_even_parts(n, max_size, sizes):
     parts = list(groups._split_evenly(list(range(n)), max_size))
     assert [len(part) for part in parts] == sizes
     assert [cell for part in parts for cell in part] == list(range(n))
 
 
-def test_failure_leaves_folders_of_other_processes(tmp_path, monkeypatch):
+def test_failure_leaves_other_processes_folders(tmp_path, monkeypatch):
     mine, held = expand_sweep(tiny_raw(), {'train.seed': (0, 1)})
     monkeypatch.setattr(groups.workdir, 'PATIENCE_SEC', 0.0)
 

@@ -69,14 +69,14 @@ def test_estimate_work_grows_with_model():
     assert long == 2 * narrow and wide > 1.5 * narrow and deep > 1.5 * narrow
 
 
-class Cell:
+class MeshCell:
     def __init__(self, **mesh):
         self.name = 'cell'
         self.recipe = types.SimpleNamespace(mesh=MeshConfig(**{'data': -1} | mesh))
 
 
 @pytest.fixture
-def second_of_two_hosts(monkeypatch):
+def second_host_digests(monkeypatch):
     """Makes this process the child of a supervisor, and returns the digests it joins with."""
     joined = []
     monkeypatch.setenv(CHILD, json.dumps(dataclasses.asdict(HOST)))
@@ -89,10 +89,10 @@ def second_of_two_hosts(monkeypatch):
     [({}, True), ({'fsdp': -1, 'data': 1}, True), ({'fsdp': 4}, True), ({'fsdp': 8}, False),
      ({'tensor': 2, 'data': 4}, False)],
 )  # fmt: skip
-def test_run_that_fits_on_one_host_joins_no_other(second_of_two_hosts, monkeypatch, mesh, apart):
+def test_single_host_run_joins_no_other(second_host_digests, monkeypatch, mesh, apart):
     monkeypatch.setattr(hosts, '_count_local_devices', lambda host: 4)
-    share = join_sweep([[Cell()], [Cell(**mesh)]], 'local')
-    assert (share, len(second_of_two_hosts)) == (((1, 2), 0) if apart else ((0, 1), 1))
+    share = join_sweep([[MeshCell()], [MeshCell(**mesh)]], 'local')
+    assert (share, len(second_host_digests)) == (((1, 2), 0) if apart else ((0, 1), 1))
 
 
 @pytest.mark.full
@@ -102,7 +102,7 @@ def test_devices_are_counted_in_another_process(monkeypatch):
     assert hosts._count_local_devices(dataclasses.replace(HOST, local_devices=(1,))) == 1
 
 
-def test_single_host_env_hides_other_tpu_hosts(second_of_two_hosts, monkeypatch):
+def test_single_host_env_hides_other_tpu_hosts(second_host_digests, monkeypatch):
     monkeypatch.setattr(hosts, 'has_tpu', lambda: True)
     monkeypatch.setenv('MEGASCALE_NUM_SLICES', '2')
     monkeypatch.setenv('TPU_PROCESS_BOUNDS', '2,2,1')
@@ -112,14 +112,14 @@ def test_single_host_env_hides_other_tpu_hosts(second_of_two_hosts, monkeypatch)
     )
 
 
-def test_join_sweep_alone_and_with_other_engines(second_of_two_hosts, monkeypatch):
+def test_join_sweep_alone_and_with_other_engines(second_host_digests, monkeypatch):
     with pytest.raises(ValueError, match='--engine=ray starts processes of its own'):
-        join_sweep([[Cell()]], 'ray')
+        join_sweep([[MeshCell()]], 'ray')
     monkeypatch.delenv(CHILD)
-    assert join_sweep([[Cell()]], 'ray') == (0, 1)
+    assert join_sweep([[MeshCell()]], 'ray') == (0, 1)
 
 
-def test_other_hosts_see_files_of_host_0(monkeypatch, tmp_path):
+def test_other_hosts_see_host_0_files(monkeypatch, tmp_path):
     """A host that does not see them has another folder with that name."""
     monkeypatch.setattr(hosts, 'MEET_SEC', 0.1)
     monkeypatch.setenv(JOB, 'mine')
@@ -162,7 +162,7 @@ def at_once(monkeypatch):
 
 
 def test_host_waits_for_other_hosts(at_once, tmp_path):
-    """It waits while they hold the cells, however long, and updates the progress display."""
+    """The host waits while they hold the cells, however long, and updates the progress display."""
     held = contextlib.ExitStack()
     watched = Watched(tmp_path, {})
     for cell in watched.cells:
@@ -171,7 +171,7 @@ def test_host_waits_for_other_hosts(at_once, tmp_path):
     assert watched.wait() == [] and watched.looks == 41
 
 
-def test_abandoned_cells_are_returned(at_once, tmp_path):
+def test_lost_host_returns_its_cells(at_once, tmp_path):
     """Their host is lost. Cells that have ended, or diverged, are not returned."""
     held = contextlib.ExitStack()
     watched = Watched(tmp_path, {5: lambda: watched.end('a', 'diverged'), 10: lambda: held.close()})

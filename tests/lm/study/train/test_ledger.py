@@ -59,7 +59,7 @@ def begin(folder, cell):
 
 
 def test_cells_from_older_version_keep_names(sweep):
-    """They also keep their results. Cells that had not begun get their present names."""
+    """The cells also keep their results. Cells that had not begun get their present names."""
     folder, raw = sweep
     fresh = names(group_by_program(expand_sweep(raw, SWEPT)))
     kept_names = names(open_cells(folder, raw, SWEPT))
@@ -105,18 +105,18 @@ def test_folders_without_config_are_no_cells(sweep):
 
 def test_old_record_is_read_in_present_form(sweep):
     folder, _ = sweep
-    old, present = read_json(folder / 'sweep.json'), read_sweep(folder)
-    assert present['axes'] == old['axes'] and present['base'] == to_dict(
-        resolve_stored(old['base'])
+    old_sweep, present = read_json(folder / 'sweep.json'), read_sweep(folder)
+    assert present['axes'] == old_sweep['axes'] and present['base'] == to_dict(
+        resolve_stored(old_sweep['base'])
     )
     assert [cell['changes'] for cell in present['cells']] == [
-        cell['changes'] for cell in old['cells']
+        cell['changes'] for cell in old_sweep['cells']
     ]
     assert present['cells'][-1]['differs'] == present['cells'][-1]['changes'] | {
         'model.final_norm': 'layernorm'
     }
-    old['cells'][0]['changes']['model.norm_eps'] = 0.1
-    write_json(folder / 'sweep.json', old)
+    old_sweep['cells'][0]['changes']['model.norm_eps'] = 0.1
+    write_json(folder / 'sweep.json', old_sweep)
     present = read_sweep(folder)
     assert (
         present['axes']['norm.eps'] == [0.1] and present['cells'][0]['differs']['norm.eps'] == 0.1
@@ -179,7 +179,7 @@ def test_damaged_record_is_rebuilt_from_folders(tmp_path, text):
 
 
 def test_sweep_resumes_with_another_mesh(tmp_path):
-    """It keeps its folders; if cells differ in their meshes, each has its own folder."""
+    """The sweep keeps its folders; if cells differ in their meshes, each has its own folder."""
     raw, swept = tiny_raw(), {'optim.lr': (1e-3, 3e-3)}
     groups = open_cells(tmp_path, raw, swept)
     for cell in itertools.chain(*groups):

@@ -32,7 +32,7 @@ def make_progress(sweep, terminal: bool = False) -> SweepProgress:
     return SweepProgress(folder, grouped, console)
 
 
-def test_lines_for_each_group_and_the_sweep(sweep):
+def test_progress_has_a_line_per_group_and_sweep(sweep):
     folder, grouped = sweep
     first, second, last = make_progress(sweep).format_lines()
     assert first.startswith('group 1 of 2  model.norm=rmsnorm  11 of 12 done, 1 failed  best ')
@@ -49,7 +49,7 @@ def test_lines_for_each_group_and_the_sweep(sweep):
     assert [len(group) for group in grouped] == [12, 12]
 
 
-def test_notes_come_first(sweep):
+def test_notes_precede_progress(sweep):
     folder, grouped = sweep
     console = Console(file=io.StringIO(), width=200)
     with show_progress(folder, grouped, console, ['a [word]']):
@@ -77,7 +77,7 @@ def test_waiting_group_has_no_line(sweep):
     ]
 
 
-def test_time_left_by_rate_so_far(sweep, monkeypatch):
+def test_time_left_follows_current_rate(sweep, monkeypatch):
     """200 steps took 60 s, with 80 and 200 left in the two unfinished runs."""
     folder, grouped = sweep
     times = iter([100.0, 160.0])

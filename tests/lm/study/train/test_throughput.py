@@ -19,11 +19,11 @@ def test_steps_are_timed_once_with_the_training_program(corpus, tmp_path, monkey
     grouped = group_by_program(expand_sweep(base(corpus), SWEEP))
     work, builds, original = Work([], tmp_path, []), [], groups._build_program
 
-    def counted(*arguments):
+    def count_build(*arguments):
         builds.append(1)
         return original(*arguments)
 
-    monkeypatch.setattr(groups, '_build_program', counted)
+    monkeypatch.setattr(groups, '_build_program', count_build)
     sec_by_program = measure_throughput(grouped, work)
     assert (
         sec_by_program.keys() == {program_digest(cell) for cell in grouped[0]}

@@ -155,15 +155,15 @@ def test_arms_get_equal_runs_trained_once(train_tuned, tmp_path, capsys):
 @pytest.mark.default_rows('11')
 @pytest.mark.parametrize('interval', [1, 4, 11])
 def test_repeatedly_stopped_sweep_is_unchanged(interval, whole, train_tuned, tmp_path):
-    """It is stopped after a number of runs, which train in another order each time. Catches a wave
-    that opens before the last has ended, and a wave that depends on the order of ends.
+    """The sweep is stopped after a number of runs, which train in another order each time. Catches
+    a wave that opens before the last has ended, and a wave that depends on the order of ends.
     """
     workdir = tmp_path / 'stopped'
 
-    def turned(turn):
+    def rotate(turn):
         return lambda cells: sorted(cells, key=lambda cell: cell.name[turn % 3 :])
 
-    trained, commands = train_in_pieces(train_tuned, workdir, interval, turned)
+    trained, commands = train_in_pieces(train_tuned, workdir, interval, rotate)
     assert commands > len(trained) / interval - 1 and trained == whole[1].trained
     assert ledger(workdir) == ledger(whole[0]) and rows(workdir) == rows(whole[0])
 
@@ -242,7 +242,7 @@ def test_changed_tune_settings_are_reported(whole, train_tuned, capsys):
     assert again.trained and not again.trained.keys() & first.trained.keys()
 
 
-def test_tuned_sweep_takes_over_untuned_one(whole, train_tuned, tmp_path, monkeypatch, capsys):
+def test_tuned_sweep_reuses_untuned_runs(whole, train_tuned, tmp_path, monkeypatch, capsys):
     """Without config.tune the folder of a tuned sweep is refused, since its verdicts would be lost.
     In the other direction its runs count.
     """

@@ -40,7 +40,9 @@ def noisy(i, octaves, seed):
 
 @pytest.mark.parametrize('tune', [{}, {'budget': 40}, {'budget': 18, 'seeds': 4}])
 def test_no_arm_exceeds_announced_runs(tune):
-    """Nor does it fall below them, although a distant optimum and noise request all waves."""
+    """Each arm gets exactly the announced runs, although a distant optimum and noise request all
+    waves.
+    """
     plan = ArmPlan(tiny_raw(), ARMS, {'optim.lr': 0.01, 'smallest_effect': 1e-9} | tune)
     *_, last = simulate_arms(plan, noisy)
     tune_settings = plan.tune
@@ -80,7 +82,7 @@ def test_wave_announcements_count_new_runs():
     assert ', undecided: ' in describe_arms(last)[1]
 
 
-def test_max_runs_without_budget():
+def test_max_runs_exceed_typical_runs():
     for fields in ({'optim.lr': 0.01}, {'optim.lr': 0.01, 'optim.weight_decay': 0.1}):
         tune = parse_tune(fields)
         assert tune.min_budget < tune.typical_runs < max_runs(tune) < math.inf
