@@ -1,6 +1,4 @@
-"""In-context learning: a layer of linear attention trained on regressions, against one step of
-gradient descent.
-"""
+"""In-context learning: trained linear attention against a step of gradient descent."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
