@@ -1,4 +1,4 @@
-"""Starts a training on all hosts of a TPU slice, a GKE cluster, SLURM or Ray, and restarts it.
+"""Starts a training on every host of a TPU slice, a GKE cluster, SLURM or Ray, and restarts it.
 
     python -m tpu.launch --engine=gcloud --zone=Z --accelerator_type=T --runtime_version=R \\
         [--dry_run] -- train.py --config=configs/mine.py --workdir=/shared/runs/mine
