@@ -269,7 +269,7 @@ def _ring_bytes(kind: str, size: float, n: int) -> float:
 def link_speed(group: Sequence[jax.Device], topology: Topology) -> LinkSpeed:
     """Returns the connection of a group of devices, by their positions in the torus.
 
-    Along a whole ring both directions carry data; along a part of a ring, or a line, only one does.
+    Along a whole ring both directions carry data; along a line or a part of a ring, only one.
     Devices at a distance of k share their links with k - 1 other groups.
     """
     chip = topology.chip

@@ -51,8 +51,8 @@ def load_ratios() -> dict[str, tuple[float, ...]]:
 def nearest_ratio(chip: str, measured: Mapping[str, Sequence[float]] | None = None) -> Ratio | None:
     """Returns the ratio of a kind of chip, or of the nearest measured chip of its platform.
 
-    The nearest chip is the nearest in log peak: an H200 takes the ratio of the H100, a v5p that of
-    the v4. Returns None if no chip of the platform was measured.
+    The nearest chip is the nearest in log peak: an H200 takes the ratio of the H100, a v5p the
+    ratio of the v4. Returns None if no chip of the platform was measured.
     """
     measured = load_ratios() if measured is None else measured
     same_platform = [name for name in measured if CHIPS[name].platform == CHIPS[chip].platform]

@@ -4,7 +4,7 @@
     STUDIES = {'whole': 'configs/studies/optimizers_tuned.py'}
     HOLDS = ({'study': 'whole', 'arm': {'optim.name': 'muon'}, 'difference': (None, 0.0)},)
 
-A study is a config file with config.tune, or `measure:NAME`; several claims may share one. A
+A study is a config file with config.tune, or `measure:NAME`; several claims may share a study. A
 condition is a quantity (`eval.claims.evidence`) and its allowed range. A claim holds if all its
 conditions do. WITHDRAWN = 'reason' takes back the verdict, whatever the evidence; CAUTION = 'text'
 warns the reader before the verdict. Both are single sentences. The first line of the file's

@@ -110,7 +110,8 @@ def sum_angles(streams: jax.Array, weights: jax.Array) -> jax.Array:
     """Returns sums over tokens of the angle over pi and of 1 - cosine between streams, [2, L, L].
 
     The angle between unit vectors u and v is 2 arctan(|u - v| / |u + v|). It is exact even for a
-    cosine near 1, whose arccos has lost all digits. A vector of zeros is at a right angle to all.
+    cosine near 1; its arccos would have no correct digits. A vector of zeros is at a right angle to
+    all vectors.
 
     Args:
       streams: [L, ..., D].

@@ -105,7 +105,7 @@ def two_per_unit_mask(key: jax.Array, shape: tuple[int, int]) -> jax.Array:
 
 
 def normed_logits(params: Params, x: jax.Array) -> jax.Array:
-    """Returns the logits of inputs that are normalized as one batch."""
+    """Returns the logits of inputs that are normalized as a single batch."""
     hidden = zip(params['kernels'], params['gains'], params['biases'], strict=True)
     for kernel, gain, bias in hidden:
         x = x @ kernel

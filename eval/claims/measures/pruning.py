@@ -1,4 +1,4 @@
-"""A model of two languages, pruned by half for one of them."""
+"""A model of two languages, half of it pruned for the sake of a language."""
 
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple

@@ -44,7 +44,7 @@ def merged_starts() -> Iterator[Iterable[float]]:
 
 
 def _mean_variances(tiny: TinyModel, seed: int) -> list[float]:
-    """Returns the variances of the plain and of the rescaled mean over those of the models."""
+    """Returns the variances of the plain and of the rescaled mean over the models' variances."""
     starts = [named_params(tiny.init(WORKERS * seed + i)) for i in range(WORKERS)]
     matrices = [path for path, spec in tiny.specs.items() if spec.role != 'vector']
     ratios = []
