@@ -1,7 +1,7 @@
-"""Charts as Altair specifications: one style for PNG, SVG and interactive pages.
+"""Charts as Altair specifications, with the same style for PNG, SVG and interactive pages.
 
-One specification serves all three. vl-convert draws PNG and SVG without a browser, and provides the
-scripts that draw it in a page, which therefore needs no network.
+The same specification serves all three. vl-convert draws PNG and SVG without a browser, and
+provides the scripts that draw the chart in a page. A page therefore needs no network.
 """
 
 import datetime
@@ -71,9 +71,7 @@ def chart_spec(chart: Chart) -> Spec:
 
 
 def save_chart(chart: Chart, path: Path) -> Path:
-    """Writes a chart as .png or .svg, by the suffix of `path`. Raises ValueError for other
-    suffixes.
-    """
+    """Writes a chart as .png or .svg, by the suffix of `path`, else raises ValueError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     spec = chart_spec(chart) | {'background': 'white'}
     if path.suffix == '.svg':
@@ -87,7 +85,7 @@ def save_chart(chart: Chart, path: Path) -> Path:
 
 
 def render_scripts(charts: Mapping[str, Chart]) -> Markup:
-    """Returns the scripts that draw each chart in the element whose id is its name.
+    """Returns scripts that draw each chart in the element with the chart's name as its id.
 
     They follow the colour scheme of the reader's system, and print in light colours.
     """
@@ -101,7 +99,7 @@ def render_scripts(charts: Mapping[str, Chart]) -> Markup:
 
 
 def write_page(path: Path, charts: Mapping[str, Chart], **content: Any) -> None:
-    """Writes a page of charts above a table of `rows`, the first `failed` of which are failures.
+    """Writes a page of charts above a table of `rows`; the first `failed` rows are failures.
 
     Args:
       path: the HTML file.

@@ -1,11 +1,11 @@
-"""Compares checkpoints item by item: each RUN with the first one, which is the baseline.
+"""Compares checkpoints item by item: each RUN with the first RUN, the baseline.
 
     python -m eval.compare RUN RUN ... [--suite=NAME[,NAME[:VALUE]]] [--NAME.OPTION=VALUE ...]
     python -m eval.compare SWEEP    of a sweep with config.tune: the verdict on each arm
 
-A RUN is a workdir, a cell of a sweep, WORKDIR/checkpoints/STEP, or a URL. Kept results are read,
-and others computed, as `python -m eval` does. The 95% interval is from a bootstrap over the items
-that both have. p is from a permutation test, adjusted for the number of runs (Holm).
+A RUN is a workdir, a cell of a sweep, WORKDIR/checkpoints/STEP, or a URL. Stored results are read,
+others are computed, as by `python -m eval`. The 95% interval is from a bootstrap over the shared
+items. p is from a permutation test, adjusted for the number of runs (Holm).
 """
 
 from lm.launch.before_jax import prepare_process
@@ -68,7 +68,7 @@ def compare(
     Args:
       runs: workdirs, WORKDIR/checkpoints/STEP or URLs; at least two.
       request: the suite.
-      say: gets lines about results that are read, and about items that only one run has.
+      say: receives lines about results that are read, and about items of a single run.
       again: whether kept results are computed anew.
 
     Returns:
@@ -114,7 +114,7 @@ def find_target(run: str, say: Say) -> Target:
 def compare_arms(run: str, say: Say) -> list[str] | None:
     """Returns the verdict on each arm of a sweep with config.tune, from fresh seeds, as sentences.
 
-    None if `run` is no such sweep. `say` gets a note if the sweep is not finished.
+    Returns None if `run` is no such sweep. `say` receives a note if the sweep is not finished.
     """
     from lm.study.tables.ablation import describe_progress, format_verdicts, read_ablation
     from lm.study.tables.results import gather, read_sweep
@@ -141,7 +141,7 @@ def compare_evaluations(
       baseline: the evaluation of the first run.
       evaluations: the evaluations of the other runs.
       request: the suite.
-      say: gets lines about items that only one run has.
+      say: receives lines about items of a single run.
 
     Returns:
       A comparison for each evaluation.

@@ -3,7 +3,7 @@
     python -m eval.coordinates --config=configs/default.py --config.scaling.name=mup
         --config.scaling.base_width=64 --widths=64,128,256,512 [--depths=2,4,8] [--out=page.html]
 
-Trains a few steps on one random batch at each width, from several seeds, at the peak learning rate.
+Trains a few steps on a random batch at each width, from several seeds, at the peak learning rate.
 Fits the slope of log size against log width for each activation, and for its change since the
 start. A parametrisation that transfers the learning rate has slopes near 0 (arXiv:2203.03466,
 appendix D.1). The exit status is 1 if an activation or its change grows, shrinks or is not finite.
@@ -89,8 +89,8 @@ class Slope(NamedTuple):
 def lower_slope_limit(dimension: str, activation: str, quantity: str) -> float:
     """Returns the smallest slope that is no failure.
 
-    Logits, of the model and of attention, may shrink like the mean of independent terms. With depth
-    all sizes may, since the additions of blocks are independent at the start.
+    Logits of the model and of attention may shrink like the mean of independent terms. With depth
+    all sizes may shrink, since the additions of blocks are independent at the start.
 
     Args:
       dimension: 'width' or 'depth'.
@@ -102,13 +102,12 @@ def lower_slope_limit(dimension: str, activation: str, quantity: str) -> float:
 
 
 def resize_recipe(recipe: Recipe, dimension: str, value: int) -> Recipe:
-    """Returns the recipe with another width or depth, at its peak learning rate from the first step
-    on.
+    """Returns the recipe with another width or depth, at its peak learning rate at every step.
 
     Args:
       recipe: the recipe to resize.
-      dimension: 'width', where the number of heads grows (the head width, if scaling.base_heads is
-        set), or 'depth'.
+      dimension: 'depth', or 'width'. With the width the number of heads grows, or the head width if
+        scaling.base_heads is set.
       value: the new size.
 
     Raises:
@@ -129,9 +128,7 @@ def resize_recipe(recipe: Recipe, dimension: str, value: int) -> Recipe:
 
 
 def make_batch(recipe: Recipe) -> dict[str, jax.Array]:
-    """Returns random tokens, frequent and rare ones, with one document per row; equal at every
-    size.
-    """
+    """Returns random tokens, frequent and rare, with a document per row; the same at every size."""
     rows, length = recipe.data.batch_size, recipe.data.seq_len
     shares = 1 / np.arange(1, VOCAB)
     tokens = np.random.default_rng(0).choice(VOCAB - 1, (rows, length + 1), p=shares / sum(shares))
@@ -144,8 +141,8 @@ def measure_sizes(
 ) -> dict[tuple[str, str], np.ndarray]:
     """Measures mean |x| after training, and mean |change of x| since the start.
 
-    The stream after each sublayer is one activation at each of `n_positions` evenly spaced blocks,
-    including the last. So are attention logits, which have a size only.
+    Activations are the stream after each sublayer, and attention logits, at `n_positions` evenly
+    spaced blocks including the last. Attention logits have a size only.
 
     Args:
       recipe: the recipe to train.
@@ -209,7 +206,7 @@ def fit_slopes(
       values: the sizes.
       seeds: initializations at each size.
       steps: number of training steps.
-      say: gets a line after each size.
+      say: receives a line after each size.
 
     Raises:
       ValueError: for fewer than two sizes.

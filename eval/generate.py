@@ -61,9 +61,9 @@ def generate(
 ) -> list[str]:
     """Continues each prompt by up to `tokens` tokens, or to the end of the document.
 
-    Prompts of different length are processed together, and each text is the same as if it were
-    alone. If a row reaches data.seq_len tokens, the later half of them is read again from position
-    0, and the earlier tokens are forgotten (`lm.inference.engine`).
+    Prompts of different length are processed together; a text does not depend on the others. If a
+    row reaches data.seq_len tokens, the later half of them is read again from position 0, and the
+    earlier tokens are forgotten (`lm.inference.engine`).
 
     Args:
       checkpoint: as `load` returns it.
@@ -162,7 +162,7 @@ def print_text(
 def converse(checkpoint: Checkpoint, tokens: int, sampling: Sampling, stop: Sequence[str]) -> None:
     """Reads prompts line by line, and prints each completion, until Ctrl-C or the last line.
 
-    Each prompt is a separate document: the model does not see the previous ones.
+    Each prompt is a separate document: the model does not see previous prompts.
 
     Args:
       checkpoint: the model to sample from.

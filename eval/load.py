@@ -29,8 +29,7 @@ def define_checkpoint() -> flags.FlagHolder[Any]:
 
 
 def open_data(checkpoint: Checkpoint) -> data.Dataset:
-    """Opens the data that a checkpoint was trained on, or the data of its config if it was
-    imported.
+    """Opens the data that a checkpoint was trained on; for an import, the data of its config.
 
     Args:
       checkpoint: as `load` returns it.

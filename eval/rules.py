@@ -3,10 +3,10 @@
     python -m eval.rules --parameters=124e6 --tokens=2.5e9 [--batch_tokens=5e5]
         [--base_lr=3e-3 --base_batch=1e5] [--loss=3.3] [--out=rules.json]
 
-Each row is a rule: its value, the range of the experiments that it was fitted on, whether this size
-is within the range, and the paper. The lines below the table cite the source of the constants. With
---batch_tokens, also prints the cost of that batch relative to the critical batch; with a learning
-rate that was tuned at another batch, also the scaled rate.
+Each row is a rule: its value, the range of its experiments, whether this size is within the range,
+and the paper. The lines below the table cite the sources of the constants. --batch_tokens adds the
+cost of that batch relative to the critical batch; --base_lr and --base_batch, a learning rate that
+was tuned at another batch, add the scaled rate.
 """
 
 from lm.launch.before_jax import prepare_process
@@ -114,7 +114,7 @@ def format_number(value: float) -> str:
 
 
 def apply_rules(inputs: RuleInputs) -> list[Rule]:
-    """Returns every rule whose inputs are known."""
+    """Returns every rule with known inputs."""
     n, d = inputs.parameters, inputs.tokens
     assert n is not None and d is not None  # RuleInputs refuses it
     size, batch = {'parameters': n, 'tokens': d}, rules.step_law_batch(d)

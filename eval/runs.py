@@ -1,15 +1,14 @@
-"""Runs as a table: one row per run, with its config and its results as columns, queried in SQL.
+"""Queries runs in SQL: a table with a row per run, and config and results as columns.
 
     python -m eval.runs [--workdir=DIR[,DIR]] [--format=table|csv|markdown|json] [SQL]
 
     python -m eval.runs "select norm, avg(ce) from runs where status = 'done' group by norm"
 
 Table `runs` has a row for each run or cell: its identity, config and results
-(`lm.study.tables.columns`). The config of a run by an older version is converted to the present
-form. Table `metrics` has a row for each cell and recorded step, with every quantity of
-metrics.jsonl; quantities of layers are lists. Join it `using (cell)`, or `using (workdir)` if two
-sweeps share a cell. `ce` is the final validation loss in `runs`, and the loss of the training batch
-in `metrics`.
+(`lm.study.tables.columns`). Configs of older versions are converted to the present form. Table
+`metrics` has a row for each cell and recorded step, with every quantity of metrics.jsonl;
+quantities of layers are lists. Join it `using (cell)`, or `using (workdir)` if two sweeps share a
+cell. `ce` is the final validation loss in `runs`, and the loss of the training batch in `metrics`.
 """
 
 from lm.launch.before_jax import prepare_streams
@@ -112,7 +111,7 @@ def query(select: str, *workdirs: str | Path) -> pa.Table:
       The rows of the answer, an Arrow table.
 
     Raises:
-      ValueError: with DuckDB's message in one line, and the nearest column for an unknown one.
+      ValueError: with DuckDB's message on a line, and the column nearest to an unknown column.
     """
     records = gather_all(workdirs)
     tables = {'runs': to_arrow(records)}

@@ -2,10 +2,10 @@
 
     python -m tpu.check_training '{"accelerator": "v6e-16", "slices": 1}' FLAGS of train.py
 
-Reads the flags as train.py does, resolves the config, runs the checks of its parts, and lays its
-mesh over as many devices as the chips have. It reads no text, compiles nothing, and looks for no
-device. `tpu.launch` runs it in a separate process, as it imports JAX. Facts that this machine
-cannot see, such as a checkpoint to start from, are left to the hosts, with a message.
+Reads the flags as train.py does, resolves the config, runs the checks of its parts, and lays out
+its mesh over the devices of the chips. Reads no text, compiles nothing, and needs no device.
+`tpu.launch` runs it in a separate process, as it imports JAX. What this machine cannot see, such as
+a checkpoint to start from, is left to the hosts, with a message.
 """
 
 from tpu.environment import prepare_environment
@@ -73,7 +73,7 @@ def check_training(
       chips: the chips of all hosts.
 
     Returns:
-      What could not be checked here; '' for nothing.
+      A line on what could not be checked here; '' if all was checked.
 
     Raises:
       ValueError: for fields, parts or a mesh that the hosts would refuse, and for chips that do not

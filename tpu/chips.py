@@ -1,7 +1,7 @@
-"""Chips for which programs are compiled without having one, their published rates, and topologies.
+"""Chips that programs are compiled for in their absence, their published rates, and topologies.
 
-A topology is 'v5p:4x4x4', several such slices, 'h100:8', or 'here', the local devices. Rates are of
-one device, in units of 1e9 bytes per second; a chip of TPU v7x is two devices.
+A topology is 'v5p:4x4x4', several such slices, 'h100:8', or 'here', the local devices. Rates are
+per device, in units of 1e9 bytes per second; a chip of TPU v7x has two devices.
 """
 
 import dataclasses
@@ -26,11 +26,11 @@ class Chip(NamedTuple):
     """A kind of TPU or GPU.
 
     platform: 'tpu' or 'gpu'. kind: `jax.Device.device_kind`. memory: bytes that the compiler allows
-    a program. gb_per_second: bandwidth of that memory. link: one-way rate of one link to a
-    neighbour; for a GPU, of all its links. network: one-way share of the network between slices.
-    description: as the compiler takes it. cubes: whether slices have three dimensions. cores:
-    TensorCores of a chip, if Google's names count them. largest: chips of the largest slice, or
-    GPUs of a host. host: chips of a host along each dimension.
+    a program. gb_per_second: bandwidth of that memory. link: one-way rate of a link to a neighbour;
+    for a GPU, of all its links. network: one-way share of the network between slices. description:
+    arguments for `get_topology_desc`. cubes: whether slices have three dimensions. cores:
+    TensorCores per chip, if Google's names of slices count them. largest: chips of the largest
+    slice, or GPUs of a host. host: chips of a host along each dimension.
     """
 
     platform: str
@@ -61,9 +61,7 @@ class Chip(NamedTuple):
         return topologies.get_topology_desc(platform='cuda', **shape, **self.description).devices
 
     def make_slice_devices(self, shape: str, number: int) -> Sequence[jax.Device]:
-        """Returns the devices of `number` slices of TPUs, each a torus of `shape`, such as
-        '4x4x4'.
-        """
+        """Returns the devices of `number` TPU slices, each a torus of `shape`, such as '4x4x4'."""
         slice_options: dict[str, Any] = {'num_slices': number} if number > 1 else {}
         description = self.description | slice_options
         description |= {'topology_name': f'{self.description["topology_name"]}:{shape}'}
@@ -85,6 +83,7 @@ def _tpu(name: str, kind: str, gib: float, *rates: Any, options: Any = (), **fac
 # Network of v4: the book's 25 GB/s per host.
 PLANE = {'largest': 256, 'host': (2, 2)}
 CUBES = {'cubes': True, 'cores': 2, 'host': (2, 2, 1)}
+# The two TensorCores of a v4 chip act as one device.
 MEGACORE = {'chip_config_name': 'megacore'}
 TPUS = {
     'v4': _tpu('v4', 'TPU v4', 30.75, 1200, 45, 6.25, options=MEGACORE, largest=4096, **CUBES),
@@ -162,7 +161,7 @@ ALIASES = {'v5litepod': 'v5e', 'v5lite': 'v5e', 'v5': 'v5p', 'v7x': 'tpu7x', 'tp
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """Devices for which a plan is made.
+    """The devices of a plan.
 
     name: as given by the user. chip: None for the local devices. shape: chips of a slice along each
     dimension; (n,) for GPUs.
@@ -186,6 +185,7 @@ class Topology:
 
     def is_ring(self, dimension: int) -> bool:
         """Whether the chips along a dimension form a ring."""
+        # Whole cubes close into rings along each dimension, planar slices only at full length.
         length = self.shape[dimension]
         assert self.chip is not None  # the local devices have no shape
         return length % CUBE == 0 if self.chip.cubes else length == WRAPS_FLAT
@@ -194,8 +194,8 @@ class Topology:
 def open_topology(name: str, slices: int = 1) -> Topology:
     """Returns the topology with its devices, to compile for.
 
-    Raises ValueError for a topology that is not offered, with the nearest one; for several slices
-    of chips without slices; and for a missing compiler, with the extra that installs it.
+    Raises ValueError for a topology that is not offered, with the nearest that is; for several
+    slices of chips without slices; and for a missing compiler, with the extra that installs it.
     """
     given_name, name = name, canonical_slice(name)
     kind, _, shape = name.partition(':')
@@ -273,6 +273,7 @@ def canonical_slice(name: str) -> str:
     if kind not in TPUS or not number.isdecimal():
         return name
     chips, remainder = divmod(int(number), TPUS[kind].cores)
+    # Several shapes have equally many chips; reversed, so that the shape listed first wins.
     shapes_by_chips = {count_chips(shape): shape for shape in reversed(list_shapes(TPUS[kind]))}
     return f'{kind}:{chips if remainder else shapes_by_chips.get(chips, chips)}'
 
@@ -295,9 +296,7 @@ def list_shapes(chip: Chip) -> list[str]:
 
 
 def _nearest_shape(shape: str, offered: Sequence[str]) -> str:
-    """Returns the offered shape with the nearest number of chips, then with most lengths in
-    common.
-    """
+    """Returns the offered shape with the nearest number of chips, then most lengths in common."""
     lengths = shape.lower().split('x')
     if not all(part.isdigit() for part in lengths):
         return offered[0]

@@ -51,8 +51,8 @@ class Collective(NamedTuple):
 class Exchange(NamedTuple):
     """A collective in the order of its computation.
 
-    The links are busy from instruction `start` on, and `done` waits for them. Both are the same
-    instruction if nothing else runs meanwhile.
+    Instruction `start` begins the transfer, and `done` waits for its end. A synchronous collective
+    is both.
     """
 
     collective: Collective
@@ -101,6 +101,7 @@ def _computation_exchanges(module: Module, computation: Computation, rounds: int
     # starts it, others run beside it, and the last waits for it.
     for fusions in fusions_by_key.values():
         names = list(fusions)
+        # A fusion may hold only a part of them; the fullest names each collective once.
         fused = max(fusions.values(), key=len)
         exchanges += [Exchange(collective, names[0], names[-1]) for collective in fused]
     return exchanges
@@ -111,8 +112,8 @@ def _find_collectives(
 ) -> Iterator[tuple[tuple | None, Collective]]:
     """Yields (key, collective) for the collectives of an instruction.
 
-    The key identifies a collective that may appear in several fusions of a computation; None if it
-    appears nowhere else.
+    Several fusions of a computation may hold parts of one collective, with equal keys. The key of
+    an unfused collective is None.
     """
     is_fusion = instruction.opcode == 'fusion'
     if is_fusion and (instruction.callee or '').startswith(SCATTER_PREFIX):
@@ -141,6 +142,7 @@ def _find_collectives(
         if kind[2] and kind[1] != 'all-reduce':  # arrays are (operands, results, contexts)
             arrays = [array for array in arrays if array.shape]
             arrays = arrays[len(arrays) // 2 :]
+        # The parts of one collective in several fusions share its channel and its arrays.
         channel = CHANNEL.search(part.attributes)
         key = kind[1], channel and channel[1], tuple(a[:2] for a in arrays)
         yield key if is_fusion else None, _make_collective(kind[1], arrays, rounds, part)
@@ -190,9 +192,9 @@ def _parse_group(text: str) -> tuple[int, ...]:
 
 
 def _parse_mesh_group(axes: str, group_axes: str) -> tuple[int, ...]:
-    """Returns positions in a mesh "'data'=2,'fsdp'=4" along axes "'fsdp'", or along a part of an
-    axis.
+    """Returns positions in a mesh "'data'=2,'fsdp'=4" along axes such as "'fsdp'".
 
+    An axis may be split, with the group along a part of it:
     "'fsdp':(2)2" is the part of length 2 after the first 2.
     """
     lengths = {name: int(n) for name, n in re.findall(r"'(\w+)'=(\d+)", axes)}
@@ -209,7 +211,7 @@ class LinkSpeed(NamedTuple):
     """The connection of a group of n devices of one slice.
 
     rate: bytes per second that a device sends and receives simultaneously in a ring, over all
-    dimensions. hop_factor: slowdown of an all-to-all, whose bytes cross several links.
+    dimensions. hop_factor: slowdown of an all-to-all, as its bytes cross several links.
     """
 
     n: int
@@ -267,7 +269,7 @@ def _ring_bytes(kind: str, size: float, n: int) -> float:
 def link_speed(group: Sequence[jax.Device], topology: Topology) -> LinkSpeed:
     """Returns the connection of a group of devices, by their positions in the torus.
 
-    Along a whole ring both directions carry data; along a part of a ring, or a line, only one does.
+    Along a whole ring both directions carry data; along a line or a part of a ring, only one.
     Devices at a distance of k share their links with k - 1 other groups.
     """
     chip = topology.chip
@@ -282,6 +284,8 @@ def link_speed(group: Sequence[jax.Device], topology: Topology) -> LinkSpeed:
         stride = min(b - a for a, b in itertools.pairwise(coordinates))
         is_ring = topology.is_ring(dimension) and len(coordinates) * stride == length
         rates.append(1e9 * chip.link * (2 if is_ring else 1) / stride)
+        # A byte takes the shorter way around a ring, n / 4 links on average. A line, which has no
+        # second way, counts double.
         hop_factor = max(hop_factor, len(coordinates) / (4 if is_ring else 2))
     # The two devices of a chip exchange at least as fast as with others.
     return LinkSpeed(len(group), sum(rates) or 1e9 * chip.link * 2, hop_factor)
@@ -302,6 +306,7 @@ def max_link_transfers(pairs: Sequence[tuple[jax.Device, jax.Device]], topology:
         position = list(source.coords)
         for dimension, length in enumerate(topology.shape):
             offset = target.coords[dimension] - position[dimension]
+            # Around a ring, the other way is shorter beyond half of its length.
             if topology.is_ring(dimension) and abs(offset) > length / 2:
                 offset -= int(math.copysign(length, offset))
             step = 1 if offset > 0 else -1
@@ -313,9 +318,7 @@ def max_link_transfers(pairs: Sequence[tuple[jax.Device, jax.Device]], topology:
 
 
 def count_by_kind(collectives: Sequence[Collective]) -> Iterator[tuple[str, int, int]]:
-    """Yields (kind, number in a step, bytes of the results on a device) for each kind that
-    occurs.
-    """
+    """Yields (kind, number per step, bytes of results per device) for each kind that occurs."""
     for kind in (*KINDS, *(kind + BETWEEN_SLICES for kind in KINDS)):
         same_kind = [collective for collective in collectives if collective.kind == kind]
         if same_kind:

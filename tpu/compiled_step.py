@@ -1,13 +1,13 @@
 """The training step of a config, compiled for a topology, with its memory, collectives and time.
 
-The time follows a roofline. Every operation takes as long as its products at their share of the
-published peak (`tpu.rates`), or as its bytes at the published bandwidth of memory, whichever is
-longer, one operation after another. The links take as long as their bytes take in rings.
+The time follows a roofline. Operations run one after another. Each takes the longer of two times:
+its products at their share of the published peak (`tpu.rates`), and its bytes at the published
+bandwidth of memory. Links transfer the bytes of collectives in rings.
 `step_seconds` is the sum of all operations and of the waits for collectives in the order of the
 compiled program (`tpu.schedule`). Two further numbers bracket it: in `step_seconds_hidden` links
-and operations overlap completely, in `step_seconds_exposed` not at all. `bound_seconds` has all
-products at the peak and all links hidden: no step is faster. NOT_MODELLED lists the effects that
-none of them includes.
+and operations overlap completely, in `step_seconds_exposed` not at all. `bound_seconds` is a lower
+bound: all products at the peak, all links hidden. NOT_MODELLED lists the effects that none of these
+numbers includes.
 """
 
 import collections
@@ -107,6 +107,7 @@ def build_blueprint(recipe: Recipe, topology: Topology, say: Say, runs: int = 1)
 
 def nominal_vocabulary(recipe: Recipe) -> tuple[int, int]:
     """Returns (vocabulary size, BOS) without the text; the program does not depend on the BOS."""
+    # Any id serves as BOS: it is a value, not a shape, so the compiled program is the same.
     n_tokens = tokenizers.vocab_size(recipe.data.tokenizer)
     return n_tokens + count_marks(recipe), n_tokens - 2
 
@@ -115,6 +116,7 @@ def device_memory(topology: Topology) -> int:
     """Returns the bytes of a device that a program may use."""
     if topology.chip is not None:
         return topology.chip.memory
+    # XLA's devices of one CPU share the machine's memory; each GPU or TPU has its own.
     is_cpu = topology.devices[0].platform == 'cpu'
     return device_memory_bytes() // (len(topology.devices) if is_cpu else 1)
 
@@ -170,6 +172,7 @@ def peak_bytes(executable: Any, topology: Topology) -> int:
     if topology.chip is not None and topology.chip.platform == 'tpu':
         # The sum over kinds counts donated arrays twice, and omits temporaries (libtpu 0.0.51).
         return report.peak_memory_in_bytes + report.generated_code_size_in_bytes
+    # Donated arguments are also outputs: `alias` counts them once.
     arguments = report.argument_size_in_bytes - report.alias_size_in_bytes
     return arguments + report.output_size_in_bytes + report.temp_size_in_bytes
 
@@ -191,10 +194,10 @@ class Rates(NamedTuple):
 class StepEstimate:
     """An estimate of one step.
 
-    bytes, flops: of one device. bound_*: all products at the peak and all links hidden; other times
-    have products at their share of the peak. waiting_seconds: waits for links in the order of the
-    program. mfu: share of the peak used for 6 N and attention's operations (`lm.training.flops`).
-    mfu_in_full: the same with all pairs of tokens, including those that masks leave out.
+    bytes, flops: per device. bound_*: with all products at the peak and all links hidden; other
+    times have products at their share of the peak. waiting_seconds: waits for links in the order of
+    the program. mfu: share of the peak used for 6 N and attention's operations
+    (`lm.training.flops`). mfu_in_full: the same with all pairs of tokens, also masked pairs.
     mfu_hidden, mfu_exposed: if operations hide all links, or none. mfu_bound: upper bound of mfu.
     price: of a chip-hour.
     """
@@ -473,10 +476,11 @@ def memory_by_kind(step: CompiledStep, topology: Topology) -> dict[str, int]:
         'carried by layers and reparametrisations': bytes_per_device(
             (shapes.stats, shapes.reparam)
         ),
-        'text': int(rows * (recipe.data.seq_len + 1) * 4),
+        'text': int(rows * (recipe.data.seq_len + 1) * 4),  # int32; inputs and targets overlap
     }
     bytes_by_kind = {kind: int(runs * size) for kind, size in bytes_by_kind.items() if size}
     program = step.executable.memory_analysis().generated_code_size_in_bytes
+    # The compiler reports one peak, not its parts; the remainder cannot be split further.
     remainder = peak_bytes(step.executable, topology) - sum(bytes_by_kind.values()) - program
     return bytes_by_kind | {'program': program, 'activations, gradients and buffers': remainder}
 
@@ -484,7 +488,7 @@ def memory_by_kind(step: CompiledStep, topology: Topology) -> dict[str, int]:
 def computed_pair_share(recipe: Recipe, parts: int = 1) -> float:
     """Returns the share of all pairs of tokens in the blocks that splash attention computes.
 
-    It is averaged over the layers. parts: number of devices that share the tokens of a row.
+    The share is the mean over layers. parts: number of devices that share the tokens of a row.
     """
     options = recipe.attention.options
     window, full_every = options.get('window'), options.get('full_every')
@@ -516,10 +520,12 @@ COPY_BYTES = 1 << 28  # bytes
 
 
 def measure_bandwidth(repeats: int = 5) -> float:
-    """Measures the bytes per second that the first device reads and writes: the best of
-    `repeats`.
+    """Measures the bytes per second that the first device reads and writes.
+
+    The result is the best of `repeats` rounds.
     """
     x = jnp.zeros(COPY_BYTES // 4, jnp.float32)
+    # In place: without donation every round would also allocate its result.
     add = jax.jit(lambda x: x + 1, donate_argnums=0).lower(x).compile()
     best = math.inf
     for _ in range(repeats + 1):  # the first round touches the pages

@@ -18,6 +18,7 @@ from tpu.rates import CAUSAL, LENGTH, attention_share, tile_fill_share
 FREE = ('parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast', 'while', 'call', 'send')
 FREE += ('conditional', 'after-all', 'partition-id', 'replica-id', 'opt-barrier', 'domain', 'recv')
 FREE += ('async-start', 'async-update', 'custom-call-start', 'custom-call-update')
+# Custom calls of TPU programs that only mark buffers or wait.
 FREE_CALLS = ('AllocateBuffer', 'AsyncCollectiveDone', 'ConcatBitcast', 'ShardBarrier')
 SLICES = ('slice', 'dynamic-slice', 'gather')  # these read as much as they return
 UPDATE = 'dynamic-update-slice'  # writes its second operand into its first, in place
@@ -43,9 +44,10 @@ class Cost(NamedTuple):
     """Cost of a step or of an instruction.
 
     flops: operations of products. bytes: read from and written to memory. seconds: all operations
-    in sequence, each as long as its products or its bytes take. unknown: kernels and loops whose
-    operations or rounds are unknown. flops_at_peak: the flops that a device at its peak computes in
-    the time of the products. bound: seconds if all products ran at the peak.
+    in sequence; each takes the longer of its products and its bytes. unknown: kernels with an
+    unknown number of operations, and loops with an unknown number of rounds. flops_at_peak: the
+    flops that a device at its peak computes in the time of the products. bound: seconds if all
+    products ran at the peak.
     """
 
     flops: float
@@ -110,8 +112,10 @@ def operation_cost(
       The cost.
     """
     known_flops = _count_flops(module, computation, instruction, pair_share)
+    # A kernel of unknown flops still counts by its bytes, so that it costs some time.
     flops, n_bytes = known_flops or 0.0, _count_bytes(module, computation, instruction)
     flops_at_peak = _flops_at_peak(module, computation, instruction, flops, kind)
+    # Roofline: reads and writes of an operation overlap with its products.
     seconds, bound = (max(n / rate, n_bytes / bandwidth) for n in (flops_at_peak, flops))
     unknown = () if known_flops is not None else (instruction.name,)
     return Cost(flops, n_bytes, seconds, unknown, flops_at_peak, bound)
@@ -145,6 +149,8 @@ def _products(
             flops, batch = _convolution_flops(inner, part), _convolution_batch(inner, part)
         else:
             continue
+        # Each element of the result sums `contracted` products, 2 flops each. This holds for
+        # convolutions too, and leaves out their padding.
         contracted = flops / 2 / part.arrays[0].size
         narrower = min(math.prod(_operand_shape(inner, part, operand)) for operand in (0, 1))
         yield flops, contracted, narrower / contracted / batch
@@ -193,8 +199,9 @@ def _operand_shape(
 
 
 def _dot_flops(computation: Computation, instruction: Instruction) -> float:
-    """Counts the flops of a dot, or of a library's product, whose dimensions are in JSON."""
+    """Counts the flops of a dot, or of a library call, which gives its dimensions in JSON."""
     match = CONTRACTED.search(instruction.attributes)
+    # Without the attribute the last axis of the first operand is contracted, as in a plain matmul.
     contracted = [int(n) for n in re.findall(r'\d+', match[1])] if match else [-1]
     shape = _operand_shape(computation, instruction, 0)
     return 2.0 * instruction.arrays[0].size * math.prod(shape[i] for i in contracted)
@@ -227,7 +234,10 @@ def _convolution_batch(computation: Computation, instruction: Instruction) -> in
 
 
 def _convolution_flops(computation: Computation, instruction: Instruction) -> float:
-    """Counts the flops of a convolution, which TPUs use for products, on elements of the input."""
+    """Counts the flops of a convolution on elements of the input.
+
+    The compiler for TPUs turns matrix products into convolutions.
+    """
     input_labels, kernel_labels, output_labels = _dim_labels(instruction)
     kernel_lengths = dict(
         zip(kernel_labels, _operand_shape(computation, instruction, 1), strict=True)
@@ -246,6 +256,7 @@ def _convolution_flops(computation: Computation, instruction: Instruction) -> fl
         * kernel_lengths['i']
         / (int(groups[1]) if groups else 1)
     )
+    # Spatial axes are the digits 0, 1, ...; the window's fields list them in this order.
     for i, axis in enumerate(sorted(set(output_labels) - set('bf'))):
         total *= _count_valid_taps(output_lengths[axis], input_lengths[axis], fields, i)
     return total
@@ -284,6 +295,7 @@ def _kernel_flops(
     computation: Computation, instruction: Instruction, pair_share: float
 ) -> float | None:
     """Counts the flops of a kernel or a library call; None if they are unknown."""
+    # A Pallas kernel may state its flops; this comes before all guesses from its name.
     if match := ESTIMATE.search(instruction.attributes):
         return float(json.loads(match[1])['flops'])
     if kernel := SPLASH.match(instruction.name):
@@ -296,6 +308,7 @@ def _kernel_flops(
         return _cudnn_flops(computation, instruction, 'Backward' in name)
     if 'gemm' in name or 'matmul' in name:
         return _dot_flops(computation, instruction)
+    # Only KERNELS may hide products; other custom calls have none.
     return None if name in KERNELS else 0.0
 
 
@@ -322,6 +335,7 @@ def _cudnn_flops(
     *rows, queries, keys = (int(n) for n in re.findall(r'\d+', sizes[1]))
     pairs = queries * keys
     if 'CAUSAL' in mask[1]:
+        # The first queries see fewer than n_attended keys: the triangle that is subtracted.
         window = CUDNN_WINDOW.search(instruction.attributes)
         n_attended = min(int(window[1]) or keys, keys) if window else keys
         pairs = queries * n_attended - n_attended * (n_attended - 1) / 2
@@ -351,11 +365,13 @@ def _count_bytes(module: Module, computation: Computation, instruction: Instruct
     ):
         return 0
     if instruction.opcode in ('copy-start', 'slice-start'):
+        # The results are both sides, then a context. A slice moves only the bytes of the smaller
+        # side; a side in fast memory costs no bandwidth.
         sides = [array for array in instruction.arrays if array.shape][:2]
         return sum(min(array.bytes for array in sides) for side in sides if not side.is_fast)
     written = _slow_bytes(instruction.arrays)
     if instruction.opcode in SLICES:
-        return 2 * written
+        return 2 * written  # the operand is not read in full
     if instruction.opcode == UPDATE:
         return 2 * _slow_bytes(computation[instruction.operands[1]].arrays)
     inner = module.computations.get(instruction.callee) if instruction.opcode in FUSIONS else None
@@ -375,11 +391,12 @@ def _slow_bytes(arrays: Sequence[Array]) -> int:
 def _bytes_read(
     module: Module, computation: Computation, instruction: Instruction, inner: Computation
 ) -> float:
-    """Counts the bytes that a fusion reads of its operands: each in full, or only slices of it."""
+    """Counts the bytes that a fusion reads of its operands, in full or only in slices."""
     total = 0
     for number, name in enumerate(instruction.operands):
         whole, parameter = _slow_bytes(computation[name].arrays), _find_parameter(inner, number)
         if whole and parameter is not None:
+            # Several slices of an operand may overlap; nothing is read more than once.
             total += min(whole, _parameter_bytes_read(module, inner, parameter.name))
     return total
 

@@ -1,5 +1,6 @@
-"""The environment of a process that compiles for other devices, set before JAX. Standard
-library.
+"""The environment of a process that compiles for other devices, set before JAX is imported.
+
+This module needs only the standard library.
 """
 
 import os

@@ -25,7 +25,7 @@ def write_plan(
       path: .html for a page, .png or .svg for the figure.
       title: heading of the page or figure.
       trials: trials by name.
-      verdict: one line that says whether the step fits.
+      verdict: a line on whether the step fits.
       is_bad: whether to colour the verdict as a failure.
       notes: further lines of the page.
     """

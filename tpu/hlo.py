@@ -100,10 +100,9 @@ Computation = dict[str, Instruction]
 class Module:
     """A program.
 
-    rounds: how often a step runs each computation that is not part of a fusion. Of a conditional's
-    branches only the one with the largest results counts. If the rounds of a loop depend on the
-    loop around it, their mean counts. unknown_loops: loops whose rounds are unknown, which count
-    once.
+    rounds: how often a step runs each computation that is not part of a fusion. A conditional
+    counts as its branch with the largest results. If the rounds of a loop depend on the loop around
+    it, their mean counts. unknown_loops: loops with an unknown number of rounds, counted once.
     """
 
     def __init__(self, text: str):
@@ -129,6 +128,8 @@ class Module:
                 condition, body = parse_loop(instruction)
                 trips = self._find_trip_count(self.computations[name], instruction, condition, body)
                 if trips is None:
+                    # The limit may depend on the loop around it, as tiles of keys under a causal
+                    # mask depend on the tile of queries: the mean over all its rounds.
                     trips = self._mean_trip_count(instruction, rounds() or [integers])
                 evaluator, loop_rounds = (
                     integers.enter_loop(instruction),
@@ -149,6 +150,7 @@ class Module:
                     self._count_rounds(branch, IntegerEvaluator(self.computations, branch))
                     for branch in branches
                 ]
+                # The dearest branch, by the bytes it writes: an upper bound of the conditional.
                 totals += max(runs, key=self._result_bytes)
         return totals
 
@@ -172,8 +174,7 @@ class Module:
     def _find_trip_count(
         self, parent: Computation, loop: Instruction, condition: str, body: str
     ) -> int | None:
-        """Returns the rounds of a loop, as the compiler states them or from its counter; None if
-        unknown.
+        """Returns the rounds of a loop, stated by the compiler or from its counter, else None.
 
         The counter's limit, start and step must be constants. The compiler lets it start at 1 if it
         moves the first round out of the loop, and steps by 2 if it merges two rounds.
@@ -195,8 +196,9 @@ class Module:
         return None
 
     def instructions(self) -> Iterator[tuple[str, Instruction, int]]:
-        """Yields (computation, instruction, rounds) for scheduled instructions; a fusion is a
-        single one.
+        """Yields (computation, instruction, rounds) for scheduled instructions.
+
+        A fusion counts as a single instruction.
         """
         for name, n in self.rounds.items():
             for instruction in self.computations[name].values():

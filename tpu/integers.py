@@ -1,6 +1,7 @@
-"""Evaluates integers of a compiled program from its text, for loops whose limit is not a constant.
+"""Evaluates integers of a compiled program from its text, for loops with a variable limit.
 
-The loop around them may count such a limit, for example tiles of keys before a tile of queries.
+The limit may depend on the counter of an outer loop, for example the tiles of keys up to a tile of
+queries.
 """
 
 import math
@@ -31,7 +32,7 @@ OPERATIONS = {
     'add': np.add,
     'subtract': np.subtract,
     'multiply': np.multiply,
-    'divide': lambda a, b: np.trunc(a / b).astype(int),
+    'divide': lambda a, b: np.trunc(a / b).astype(int),  # toward 0, unlike Python's //
     'remainder': np.fmod,
     'maximum': np.maximum,
     'minimum': np.minimum,
@@ -41,7 +42,7 @@ OPERATIONS = {
     'or': np.bitwise_or,
     'shift-left': np.left_shift,
     'shift-right-arithmetic': np.right_shift,
-    'shift-right-logical': lambda a, b: (a & 0xFFFFFFFF) >> b,
+    'shift-right-logical': lambda a, b: (a & 0xFFFFFFFF) >> b,  # of 32-bit integers
     'select': lambda which, a, b: np.where(which != 0, a, b),
     'clamp': lambda low, x, high: np.clip(x, low, high),
 }
@@ -61,8 +62,9 @@ class UnknownInteger(ValueError):
 
 
 class LoopCount(NamedTuple):
-    """The counter of a loop: its index in the carry, its start and step, and the number of
-    rounds.
+    """The counter of a loop.
+
+    place: its index in the carry. start, step: its first value and increment. rounds: their number.
     """
 
     place: int
@@ -123,6 +125,7 @@ class IntegerEvaluator:
                 values[0].reshape(shape) if values[0].size > 1 else np.full(shape, values[0].item())
             )
         if instruction.opcode == 'dynamic-slice' and len(shape) == 1:
+            # XLA clamps the start of a slice so that the slice stays within the array.
             start = int(np.clip(values[1], 0, len(values[0]) - shape[0]))
             return values[0][start : start + shape[0]]
         if instruction.opcode == 'dynamic-update-slice' and len(shape) == 1:
@@ -161,15 +164,14 @@ class IntegerEvaluator:
         raise UnknownInteger(source.name)
 
     def _evaluate_loop(self, loop: 'Instruction', index: int) -> np.ndarray:
-        """Evaluates an element that a loop returns: one that it does not change, or an array that
-        it fills.
-        """
+        """Evaluates an element of a loop's result: an unchanged element, or an array it fills."""
         start = self.instructions[loop.operands[0]]
         if self._is_invariant(loop, index):
             return self.evaluate_element(start, index)
         array_type = loop.arrays[index]
         if array_type.size > MAX_ELEMENTS:
             raise UnknownInteger(loop.name)
+        # UNSET in place of the initial values shows whether the loop writes every element.
         array_value = np.full(array_type.shape, UNSET)
         for evaluator in self.enter_rounds(loop):
             evaluator.carry = {**evaluator.carry, index: array_value}
@@ -266,7 +268,7 @@ def parse_direction(instruction: 'Instruction') -> str:
 
 
 def find_root(computation: 'Computation') -> 'Instruction':
-    """Returns the instruction whose result the computation returns."""
+    """Returns the root of a computation, the instruction that gives its result."""
     return next(instruction for instruction in computation.values() if instruction.is_root)
 
 

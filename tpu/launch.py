@@ -1,17 +1,18 @@
-"""Starts a training on every host of a TPU slice, a GKE cluster, SLURM or Ray, and keeps it going.
+"""Starts a training on every host of a TPU slice, a GKE cluster, SLURM or Ray, and restarts it.
 
     python -m tpu.launch --engine=gcloud --zone=Z --accelerator_type=T --runtime_version=R \\
         [--dry_run] -- train.py --config=configs/mine.py --workdir=/shared/runs/mine
 
-The command after -- is the one of docs/guide/hosts.md, without the program that runs it (--python).
-The first host's output is forwarded, and train.py's exit status returned. After a preemption, or if
-a host is lost (42, 128 + n), the command is started again, at most --max_restarts times.
+The command after -- is described in docs/guide/hosts.md; --python gives the program that runs it.
+The launcher forwards the first host's output, and returns train.py's exit status. After a
+preemption or the loss of a host (42, 128 + n) it starts the command again, at most --max_restarts
+times.
 
-Before anything is created the command is checked here, as the hosts would (tpu.check_training):
-flags, config, parts, and the mesh over as many devices as the chips have.
+Before it creates anything, the launcher checks flags, config, parts, and the mesh over the devices
+of the chips, as the hosts would (tpu.check_training).
 
---dry_run checks, and prints what would run. The flags of an engine are in --help, its waits in
-tpu/launchers/ENGINE.py.
+--dry_run only checks, and prints the commands that would run. --help lists the flags of each
+engine; tpu/launchers/ENGINE.py documents its waits.
 """
 
 import dataclasses
@@ -49,7 +50,7 @@ DEFINE: dict[type, Callable[..., Any]] = {
 
 
 def define_flags() -> tuple[flags.FlagValues, list[str]]:
-    """Returns the flags of this command, and the names of those that are options of engines."""
+    """Returns the flags of this command, and the names of the options of engines among them."""
     flag_values = flags.FlagValues()
     help_text = f'Engine that starts the hosts: {", ".join(ENGINES)}.'
     flags.DEFINE_string('engine', None, help_text, flag_values)
@@ -74,9 +75,7 @@ def define_flags() -> tuple[flags.FlagValues, list[str]]:
 
 
 def option_help(fields: dict[str, dataclasses.Field]) -> str:
-    """Returns '[gcloud, xpk] Zone of ...' for an option, from its field in each engine that reads
-    it.
-    """
+    """Returns '[gcloud, xpk] Zone of ...' for an option, given its field in each of its engines."""
     engines_by_text: dict[str, list[str]] = {}
     for engine, field in fields.items():
         engines_by_text.setdefault(field.metadata['words'], []).append(engine)

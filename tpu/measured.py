@@ -49,11 +49,10 @@ def load_ratios() -> dict[str, tuple[float, ...]]:
 
 
 def nearest_ratio(chip: str, measured: Mapping[str, Sequence[float]] | None = None) -> Ratio | None:
-    """Returns the ratio of a kind of chip, or of the nearest measured chip on its platform, else
-    None.
+    """Returns the ratio of a kind of chip, or of the nearest measured chip of its platform.
 
-    The nearest chip has the nearest device peak, as a ratio: for an H200 the H100, for a v5p the
-    v4.
+    The nearest chip is the nearest in log peak: an H200 takes the ratio of the H100, a v5p the
+    ratio of the v4. Returns None if no chip of the platform was measured.
     """
     measured = load_ratios() if measured is None else measured
     same_platform = [name for name in measured if CHIPS[name].platform == CHIPS[chip].platform]

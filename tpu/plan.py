@@ -1,16 +1,19 @@
-"""Plans a training on a pod that nobody holds, with the compiler of its chips.
+"""Plans a training on chips that are not at hand, with their compiler.
 
     python -m tpu.plan --config=configs/llama_8b.py --topology=v6e:16x16 [--slices=2]
         [--config.mesh.fsdp=16 ...] [--search] [--price=2.7] [--out=plan.json] [--figure=plan.html]
 
-Compiles the very step that train.py runs, kernels and shardings included, for the topology: chips
-of v4, v5e, v5p, v6e or tpu7x by the shape of a slice, h100:8 and other GPUs of one host, or `here`.
-Prints the memory of a device, the traffic between devices, and the step time beside its lower
-bound. If the step does not fit, changes that may help are compiled. --search compiles meshes, remat
-policies and microbatches, and ranks them. With config.sweep: how many runs fit a chip, and the
-chip-hours of all; with config.tune those of a wave, and of the waves that the search takes. It
-reads no text, trains nothing, and looks for no chip. Exit status 0 if the step fits, 1 for bad
-input, 3 if it does not fit.
+Compiles the step that train.py runs, with its kernels and shardings, for a topology: a slice of
+v4, v5e, v5p, v6e or tpu7x, given by its shape; the GPUs of one host, such as h100:8; or `here`.
+Prints the memory per device, the traffic between devices, and the step time with its lower bound.
+If the step does not fit, compiles changes that may help. --search compiles meshes, remat policies
+and microbatches, and ranks them.
+
+With config.sweep, prints how many runs fit a chip, and the total chip-hours. With config.tune,
+prints the chip-hours of a wave, and of all waves that the search takes.
+
+Reads no text, trains nothing, and needs no chip. Exit status: 0 if the step fits, 1 for bad input,
+3 if the step does not fit.
 """
 
 import sys

@@ -1,13 +1,14 @@
 """Shares of a device's published peak that products reach.
 
-Kernels of attention have the share that public timings of them give; other products have the share
-of the tiles of a TPU's matrix unit that their shapes fill.
+Shares of attention kernels come from public timings. For other products, a shape determines the
+share of a TPU's matrix unit that its tiles fill.
 
-Timings are of attention over 2 rows of 8,192 tokens in bfloat16 under a causal mask, as many key
-heads as query heads and 2,048 channels in all, in milliseconds: the best of each shape in
-openxla/tokamax 783ea95, tokamax/data/autotuning, for calls where the kernel returns only its
-results. A product of queries and keys is 2 * 2 * 2048 * 8192**2 operations for all pairs of tokens,
-and half as many under the mask; forward has 2 of them, backward 5. In percent of one device's peak:
+The timings, in milliseconds, cover attention over 2 rows of 8,192 tokens in bfloat16 with a causal
+mask, equal numbers of key and query heads and 2,048 channels in total. Each is the best for its
+shape in openxla/tokamax 783ea95, tokamax/data/autotuning, among calls that return only the results.
+A product of queries and keys takes 2 * 2 * 2048 * 8192**2 operations for all pairs of tokens and
+half of that with the mask; a forward pass has 2 products, a backward pass 5. In percent of one
+device's peak:
 
     heads of        64   128   256
     v5p             33    62    67
@@ -15,9 +16,9 @@ and half as many under the mask; forward has 2 of them, backward 5. In percent o
     tpu7x           12    22    37, backward 13, 25, 42
     H100            52    64    64, backward 31, 44, 15
 
-A kernel that is not in that table takes the share of the nearest one: v4 and v5e that of v5p, whose
-matrix unit is as wide, and A100, H200 and B200 that of H100. A backward pass without a timing has
-the share of the forward pass.
+Other devices take the shares of a similar device in the table: v5p for v4 and v5e, which have a
+matrix unit of the same width, and H100 for A100, H200 and B200. A backward pass without a timing
+takes the share of the forward pass.
 """
 
 import math
@@ -62,16 +63,16 @@ UNITS = {'TPU v6': 256, 'TPU7x': 256, 'TPU': 128}
 def attention_share(kind: str, head_dim: int, phase: str, pairs: float = CAUSAL) -> float:
     """Returns the share of the peak that attention's products reach on a device.
 
-    The share is linear in H between the timed widths. Below the first it is proportional to H, as a
-    narrow head takes as long as one that fills the unit and has as many exponentials; above the
-    last it is constant.
+    The share is linear in H between the timed widths. Below the first width it is proportional to
+    H, because a narrow head takes the time of a head that fills the unit and has equally many
+    exponentials. Above the last width it is constant.
 
     Args:
       kind: `jax.Device.device_kind`; a kind without timings has share 1.
       head_dim: the width of a head, H.
       phase: 'forward' or 'backward'.
-      pairs: the share of all pairs of tokens that the kernel's operations are counted for on causal
-        rows of LENGTH: the pairs under the mask, or those in the blocks that it touches.
+      pairs: share of all pairs of tokens that the caller counts as operations on causal rows of
+        LENGTH: the unmasked pairs, or all pairs in blocks with an unmasked pair.
     """
     timings = _lookup_kind(ATTENTION, kind)
     if timings is None:
@@ -93,8 +94,8 @@ def tile_fill_share(kind: str, contracted: float, columns: float) -> float:
 
     A TPU's unit of side u holds a tile of one operand, K along one side and N along the other, and
     the rows of the other operand stream through: M of them, eight at a time. Both sides are padded
-    to whole tiles, as K N / (u**2 ceil(K / u) ceil(N / u)). Rows are many, so their padding is
-    neglected. The share is 1 if nothing is padded.
+    to whole tiles: the share is K N / (u**2 ceil(K / u) ceil(N / u)), and 1 without padding. Rows
+    are many, so their padding is neglected.
 
     Args:
       kind: `jax.Device.device_kind`.
@@ -109,5 +110,5 @@ def tile_fill_share(kind: str, contracted: float, columns: float) -> float:
 
 
 def _lookup_kind(table: Mapping[str, Any], kind: str) -> Any:
-    """Returns the first row whose key is a substring of a device's kind, else None."""
+    """Returns the first row with a key that is a substring of a device's kind, else None."""
     return next((row for key, row in table.items() if key in kind), None)

@@ -48,10 +48,10 @@ def waiting_seconds(module: Module, operation: Operation, link: Link) -> Counter
     the remainder. A collective without a separate start is waited for in full. A fused collective
     starts in its first fusion and ends in its last.
 
-    Collectives within a slice share its links, and collectives between slices share the network:
-    each begins when the one before has ended, and those of a loop come before one that runs beside
-    the loop. A wait that is counted for one kind may therefore be caused by another that is queued
-    before it.
+    Collectives within a slice share its links, and collectives between slices share the network.
+    Each queue is first in, first out. Collectives inside a loop precede a collective that runs
+    beside the loop. A wait counts for the kind of the awaited collective, even if a collective of
+    another kind, earlier in the queue, causes the wait.
 
     Args:
       module: the compiled program.
@@ -74,6 +74,7 @@ class _Schedule:
 
     def total_waits(self) -> Counter[str]:
         """Returns the waits of all computations in a step."""
+        # `ComputationRun.waits` excludes callees, so that each wait counts once, by its own rounds.
         total = Counter()
         for name, rounds in self.module.rounds.items():
             for kind, seconds in self.simulate(name).waits.items():
@@ -117,6 +118,7 @@ class _Schedule:
                     for transfer in transfers
                     if transfer.is_between_slices == is_between
                 )
+                # Starts now, or when the last transfer on the same links has ended.
                 end_time = max(clock, *end_times, 0.0) + seconds
                 transfers.append(Transfer(exchange, is_between, end_time))
             # A collective without a separate start ends in the same instruction.

@@ -152,7 +152,7 @@ def plan_sweep(
     price: float | None = None,
     tune: Any = None,
 ) -> SweepPlan:
-    """Plans a sweep with each run on one device, and as many runs at once as fit.
+    """Plans a sweep with each run on one device, and the most runs per device that fit.
 
     The program of each group of `lm.study.train.groups` is compiled until its runs fit. With
     config.tune a group has the runs of one wave. Steps follow the protocol of the sweep; if it
@@ -170,8 +170,9 @@ def plan_sweep(
       The plan.
 
     Raises:
-      ValueError: if a run needs several devices, or does not fit one.
+      ValueError: if a run needs several devices, or does not fit a single device.
     """
+    # Runs of a sweep do not communicate: a program for one device serves all devices.
     device = dataclasses.replace(topology, devices=topology.devices[:1])
     runs, groups, overrides = [] if sweep is None else expand_sweep(base, sweep), [], []
     if (protocol := resolve_protocol(base, sweep)) is not None:

@@ -1,10 +1,10 @@
 """Compiles changes to a config for a topology.
 
-Some changes may help a step that does not fit; a search tries meshes, remat policies and
+`try_changes` looks for changes that make a step fit; `search` tries meshes, remat policies and
 microbatches. A search cannot compile all candidates. It orders them by estimates without a
 compiler: the bytes that a device holds and sends, by the formulas of `lm.devices.auto_mesh`, and
-the operations that a remat policy repeats. It compiles the config as given first, then candidates
-in that order. After one that does not fit, it skips those with a larger estimate of memory.
+the operations that a remat policy repeats. It compiles the given config first, then candidates in
+that order. If a candidate does not fit, the search skips all with a larger estimate of memory.
 """
 
 import dataclasses
@@ -234,7 +234,7 @@ def search(
       price: price of a chip-hour, in any currency.
 
     Returns:
-      The trials, fastest first, then those that do not fit.
+      The trials, fastest first; trials that do not fit come last.
     """
     current = {f'mesh.{axis}': getattr(recipe.mesh, axis) for axis in ('data', *AXES)}
     current |= {'model.remat': recipe.model.remat, 'train.microbatches': recipe.train.microbatches}
@@ -261,7 +261,7 @@ def search(
 
 
 def _rank_key(trial: Trial) -> tuple[float, float]:
-    """Orders trials by step time; those that do not fit come last, by memory."""
+    """Orders trials by step time; trials that do not fit come last, by memory."""
     if trial.estimate is None:
         return math.inf, trial.needed or math.inf
     return trial.estimate.step_seconds, trial.estimate.step_seconds_exposed
@@ -281,6 +281,7 @@ def generate_candidates(recipe: Recipe, topology: Topology) -> Iterator[SearchCa
         for *axis_sizes, microbatches in itertools.product(sizes, sizes, sizes, MICROBATCHES):
             if math.prod(axis_sizes) > n_devices:
                 continue
+            # mesh.data=-1 takes the remaining devices.
             changes = dict(zip((f'mesh.{axis}' for axis in AXES), axis_sizes, strict=True))
             changes |= {'mesh.data': -1, 'model.remat': remat, 'train.microbatches': microbatches}
             changed = update_recipe(remat_recipe, changes)
@@ -313,9 +314,7 @@ def _estimate_seconds(recipe: Recipe, learner: Learner, mesh: Mesh, topology: To
 
 
 def _flops_at_peak(learner: Learner, kind: str) -> float:
-    """Returns `flops_per_token`, with attention's operations scaled to the time that its kernels
-    take.
-    """
+    """Returns `flops_per_token`, with attention's operations divided by their share of the peak."""
     attended, head_dim = attention_flops(learner.recipe), learner.recipe.head_dim
     slowdown = sum(share / attention_share(kind, head_dim, phase) for phase, share in FLOPS.items())
     return flops_per_token(learner) + (slowdown - 1) * attended

@@ -6,7 +6,7 @@
     python -m eval.claims --record=docs/claims/board.json      a recorded board, without its runs
 
 The board is computed from records alone. A claim is open if its studies have no records or
-unfinished records, stale if a config has changed since, and without verdict if its file says
+unfinished records, stale if a config has changed since, and without verdict if its file has
 WITHDRAWN.
 """
 
@@ -50,6 +50,7 @@ def read_board(
     decisions = {claim.name: decide(claim, evidence) for claim in claims}
     recorded, entries = read_record(record, claims) if record else ({}, {})
     for name in list(recorded):
+        # Records in the workdir are newer than board.json, even if they decide less.
         if any(evidence[study].has_records for study in decisions[name].claim.studies.values()):
             del recorded[name]
             entries.pop(name, None)

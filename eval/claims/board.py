@@ -42,7 +42,7 @@ HEADING_LABELS = {
 
 
 def table_rows(decisions: Sequence[Decision], entries: Entries) -> list[dict[str, Any]]:
-    """Returns one row for each claim, in the order of VERDICTS."""
+    """Returns a row for each claim, in the order of VERDICTS."""
     return [
         {
             'claim': decision.claim.name,
@@ -64,7 +64,7 @@ def table_rows(decisions: Sequence[Decision], entries: Entries) -> list[dict[str
 def core_hours(decision: Decision) -> float:
     """Returns the core-hours of a claim's studies: wall time times cores of each run.
 
-    A run that serves several claims counts for each of them.
+    A run that serves several claims counts for each claim.
     """
     return sum(study.core_seconds for study in decision.evidence.values()) / 3600
 
@@ -104,6 +104,7 @@ def _format_effect(condition: ConditionResult) -> str:
     estimate = condition.estimate
     if estimate is None:
         return ''
+    # An arm that diverges at every rate has no loss to subtract (`evidence.loss_difference`).
     if math.isinf(estimate.value):
         return f'{"it" if estimate.value > 0 else "the other"} diverges at every rate'
     return f'{estimate.value:+.3f} [{_format_bound(estimate.low)}, {_format_bound(estimate.high)}]'

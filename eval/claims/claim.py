@@ -1,16 +1,15 @@
-"""A claim as its file states it: what a paper says, which runs test it, and what counts as
-reproduced.
+"""A claim as its file states it: a paper's statement, the runs that test it, and the criterion.
 
     PART = 'optimizers'
     STUDIES = {'whole': 'configs/studies/optimizers_tuned.py'}
     HOLDS = ({'study': 'whole', 'arm': {'optim.name': 'muon'}, 'difference': (None, 0.0)},)
 
-A study is a config file with config.tune, or `measure:NAME`; several claims may share one. A
-condition is a quantity (`eval.claims.evidence`) and the range in which it must lie. A claim holds
-if all its conditions do. WITHDRAWN = 'reason' takes back a verdict that does not stand, whatever
-the evidence; CAUTION = 'text' states what a reader must know before the verdict. Both are one
-sentence. The docstring of the file has the claim in its first line, then a text for each of
-HEADINGS: the paper, its statement, the differences here, and the criterion in words.
+A study is a config file with config.tune, or `measure:NAME`; several claims may share a study. A
+condition is a quantity (`eval.claims.evidence`) and its allowed range. A claim holds if all its
+conditions do. WITHDRAWN = 'reason' takes back the verdict, whatever the evidence; CAUTION = 'text'
+warns the reader before the verdict. Both are single sentences. The first line of the file's
+docstring is the claim. Texts for each of HEADINGS follow: the paper, its statement, the differences
+here, and the criterion in words.
 """
 
 import dataclasses
@@ -40,7 +39,7 @@ STUDY_KEYS, MEASURE_KEYS = {'study', 'arm', 'against'}, {'study', 'value'}  # ke
 
 @dataclasses.dataclass(frozen=True)
 class Condition:
-    """A quantity of a study and the range in which it must lie.
+    """A quantity of a study and its allowed range.
 
     of: selects the quantity, such as {'arm': {...}} or {'value': 'x'}.
     """
@@ -63,8 +62,8 @@ class Condition:
 class Claim:
     """A claim of a file.
 
-    studies: {name: config file, as train.py takes it}. withdrawn: why the verdict does not stand,
-    '' if it does. caution: what qualifies the verdict, '' for nothing.
+    studies: {name: config file, as train.py takes it}. withdrawn: the reason to take back the
+    verdict, or ''. caution: a warning on the verdict, or ''.
     """
 
     name: str
@@ -84,7 +83,7 @@ class Claim:
 
 
 def read_claims(folder: Path = FOLDER, only: Iterable[str] = ()) -> list[Claim]:
-    """Returns the claims of a folder by name, or only the named ones.
+    """Returns the claims of a folder by name, or only the claims named in `only`.
 
     Raises:
       ValueError: if the folder has no claims, a name is unknown, or a file is not a valid claim.
@@ -182,6 +181,7 @@ def _parse_range(bounds: Any, quantity: str) -> tuple[float, float]:
         raise ValueError(f'{quantity} must be (low, high), of which one may be None; got {bounds}')
     low = -math.inf if bounds[0] is None else float(bounds[0])
     high = math.inf if bounds[1] is None else float(bounds[1])
+    # A condition that every number meets would always hold.
     if not low < high or (math.isinf(low) and math.isinf(high)):
         raise ValueError(f'{quantity} must be a range that some numbers are not in; got {bounds}')
     return low, high

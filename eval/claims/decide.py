@@ -1,4 +1,4 @@
-"""Verdicts: conditions hold, fail or are undecided by their evidence, and so are claims.
+"""Verdicts: by its evidence a condition holds, fails or is undecided; claims follow from these.
 
 A withdrawn claim has no verdict, whatever its evidence.
 """
@@ -90,11 +90,10 @@ def conclude(
     """Returns a claim with its verdict.
 
     Args:
-      claim: the claim; WITHDRAWN if its file says so.
-      conditions: the outcome of each of its conditions.
-      evidence: by the names that the claim gives its studies. If one is unfinished, its state is
-          the
-        verdict.
+      claim: the claim; if its file has WITHDRAWN, so is the verdict.
+      conditions: the outcomes of its conditions.
+      evidence: by the names that the claim gives its studies. The state of an unfinished study is
+        the verdict.
     """
     if claim.withdrawn:
         return Decision(claim, WITHDRAWN, claim.withdrawn, conditions, evidence)
@@ -117,6 +116,7 @@ def combine_outcomes(outcomes: Sequence[str]) -> str:
     A claim asserts that all conditions hold. It is UNDECIDED if an undecided condition can still
     change the verdict.
     """
+    # One of each is IN_PART already, whatever the undecided conditions turn out to be.
     if HOLDS in outcomes and FAILS in outcomes:
         return IN_PART
     if UNDECIDED in outcomes:
@@ -137,8 +137,8 @@ def _decide_condition(condition: Condition, evidence: Evidence) -> ConditionResu
 def count_needed_seeds(estimate: Estimate | None, condition: Condition, outcome: str) -> int | None:
     """Estimates how many seeds would decide an undecided condition with a probability of 80%.
 
-    Assumes that the true value is the estimated one, and asks when it is told from the nearest end
-    of the range.
+    Assumes that the estimate is the true value, and that the difference from the nearest end of the
+    range has to be detected.
 
     Args:
       estimate: the quantity, if it is known.

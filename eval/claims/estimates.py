@@ -1,4 +1,4 @@
-"""An estimate: a number, its interval, and the deviation that tells how to narrow it."""
+"""An estimate: a number, its interval, and the deviation, from which needed seeds follow."""
 
 import dataclasses
 import math

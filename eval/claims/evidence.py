@@ -3,7 +3,7 @@
 A study is named by its config file, as train.py takes it, a measure by `measure:NAME`. Both report
 their cost, whether their records are current, and estimates of quantities. A study on accelerators
 that are not available here is named `CONFIG on TOPOLOGY`. Without records of runs it is out of
-reach, and its cost is the one that `tpu.plan` estimates.
+reach, and `tpu.plan` estimates its cost.
 """
 
 import dataclasses
@@ -54,12 +54,11 @@ class Quantity:
 
 
 def loss_difference(ablation: Ablation, arm: int, against: int) -> Estimate | None:
-    """Returns the loss of an arm minus the loss of another, each at its best values, on fresh
-    seeds.
+    """Returns the loss of an arm minus the loss of another arm, on fresh seeds.
 
-    The interval includes the tuning allowances of both arms. An end is infinite if an arm is still
-    at an edge of the values tried, as it could be better without bound. An arm that diverges at
-    every value is infinitely worse than an arm that does not.
+    Each arm has its best values. The interval includes the tuning allowances of both arms. An end
+    is infinite if an arm is still at an edge of the values tried, as it could be better without
+    bound. An arm that diverges at every value is infinitely worse than an arm that does not.
 
     Args:
       ablation: the study.
@@ -139,7 +138,7 @@ class StudyEvidence:
 
     @property
     def fresh_runs(self) -> int:
-        """Returns the number of ended runs on fresh seeds, the only ones that verdicts use."""
+        """Returns the number of ended runs on fresh seeds; verdicts use no other runs."""
         if self.ablation is None:
             return 0
         return sum(self.ablation.count_runs(i)[1] for i in range(len(self.arms.arms)))
@@ -149,6 +148,7 @@ class StudyEvidence:
         """Returns the wall time of its runs times the cores of their machines."""
         arms = self.ablation.arms if self.ablation else ()
         records = [record for arm in arms for record in arm.records.values()]
+        # Runs that trained side by side share the wall time and the cores.
         return sum(
             (record['wall_sec'] or 0.0)
             / (record['side_by_side'] or 1)
@@ -211,7 +211,7 @@ class StudyEvidence:
         """Returns the index of the arm with these changes; 0, the baseline, for None.
 
         If several arms contain the changes, the arm with the fewest changes is selected. Raises
-        ValueError if there is none, or no single one.
+        ValueError if no arm, or more than one, remains.
         """
         if changes is None:
             return 0
@@ -318,9 +318,9 @@ def _open_study(name: str, workdir: Path) -> StudyEvidence:
 
 
 def _list_changes(record: Mapping[str, Any], base: Mapping[str, Any], arms: ArmPlan) -> list[str]:
-    """Returns what separates the study on record from the current config: fields, or the arms.
+    """Returns the differences of the recorded study from the current config: fields, or the arms.
 
-    A field that an older version did not have does not count. Neither does the place of training: a
+    Fields that an older version lacked do not count. The place of training does not count either: a
     mesh, or the default matmul dtype of a device.
     """
     # The default matmul dtype depends on the device, so the current config takes the stored one.
@@ -342,9 +342,7 @@ def _read_plan(study: StudyEvidence) -> StudyEvidence:
 
 
 def _drop_search_version(tune: Mapping[str, Any]) -> Any:
-    """Returns a record of tuning without the version of the search, which does not change the
-    study.
-    """
+    """Returns a record of tuning without the search version, which does not change the study."""
     return json.loads(json.dumps({k: v for k, v in tune.items() if k != 'search_version'}))
 
 
@@ -364,7 +362,7 @@ def _open_measure(name: str, workdir: Path) -> MeasureEvidence:
 
 
 def _parse_estimate(numbers: Mapping[str, Any]) -> Estimate:
-    """Reads an estimate of a record, where null stands for nan."""
+    """Reads an estimate of a record; null means nan."""
     fields: dict[str, Any] = {name: math.nan if x is None else x for name, x in numbers.items()}
     return Estimate(**fields)
 

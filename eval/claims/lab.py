@@ -1,5 +1,4 @@
-"""The laboratory of the board: random tasks, initial weights, training over seeds and rates,
-estimates.
+"""Shared code of measures: random tasks, initial weights, training over seeds and rates, estimates.
 
 A measure is a function without arguments that returns or yields numbers; `measure` names them:
 
@@ -41,8 +40,7 @@ class Measure:
     trains: bool
 
     def compute(self) -> dict[str, Estimate]:
-        """Returns the values by name: an interval for values over seeds, exact estimates for single
-        numbers.
+        """Returns the values by name, with intervals over seeds; single numbers are exact.
 
         Raises:
           ValueError: if the function returns more or fewer values than it names.
@@ -63,8 +61,7 @@ def measure(*values: str, trains: bool = True) -> Callable[[FunctionType], Measu
     Args:
       values: names of the function's values, in order; claims refer to these.
       trains: whether it fits weights. Other measures are closed forms, or numbers of random
-          matrices
-        or untrained models.
+        matrices or untrained models.
     """
     return lambda function: Measure(function, values, trains)
 
@@ -76,7 +73,7 @@ def _as_estimate(value: Any) -> Estimate:
 
 
 class KeyedRng:
-    """A generator with methods of numpy's Generator that draws by jax.random, one key a draw."""
+    """A generator with methods of numpy's Generator; each draw uses a key of jax.random."""
 
     def __init__(self, keys: Iterable[jax.Array]):
         self._keys = iter(keys)
@@ -94,9 +91,9 @@ Array = Any  # jax.Array drawn by a KeyedRng, np.ndarray drawn by a Generator
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A classification task with Gaussian clusters of deviation `spread` around centres from N(0,
-    1).
+    """A classification task with Gaussian clusters around random centres.
 
+    Clusters have the deviation `spread`, centres are from N(0, 1).
     Cluster n is of class n % classes. rare: the share of class 1 in a task of two classes; 0 makes
     classes equally frequent. wrong: the share of training labels that are replaced by another
     class.
@@ -207,7 +204,7 @@ def logits(params: Sequence[Array], x: Array) -> Array:
 
 
 def accuracy(logits_BV: Array, labels_B: Array) -> jax.Array:
-    """Returns the share of rows for which the label has the largest logit."""
+    """Returns the share of rows with the largest logit at the label."""
     return jnp.mean(jnp.argmax(logits_BV, -1) == labels_B)
 
 
@@ -228,7 +225,7 @@ def train(
     observe: Callable[[Any], Any] = lambda params: None,
     stages: int | None = None,
 ) -> TrainOutput:
-    """Trains parameters, one step for each batch, in one loop that is traced once.
+    """Trains parameters, with a step for each batch, in a single traced loop.
 
     Args:
       loss: (params, batch) -> loss; with a loss_state, (params, batch, loss_state) -> (loss,
@@ -281,12 +278,12 @@ def draw_batches(key: jax.Array, steps: int, batch: int, rows: int) -> jax.Array
 
 
 def map_seeds(run_seed: Callable, seeds: Any) -> Any:
-    """Returns run_seed(seed) for all seeds, or keys, one after the other in one program."""
+    """Returns run_seed(seed) for all seeds, or keys, in sequence in a single program."""
     return jax.device_get(jax.jit(lambda seeds: jax.lax.map(run_seed, seeds))(seeds))
 
 
 def map_rates(prepare: Callable, seeds: Any, rates: Sequence[float]) -> Any:
-    """Returns prepare(seed)(rate) for all seeds and rates, computed in one program.
+    """Returns prepare(seed)(rate) for all seeds and rates, computed in a single program.
 
     Args:
       prepare: seed -> (rate -> values); makes data and initial weights once for all rates.
@@ -300,6 +297,7 @@ def map_rates(prepare: Callable, seeds: Any, rates: Sequence[float]) -> Any:
     def run_seed(seed):
         return jax.lax.map(prepare(seed), jnp.float32(rates))
 
+    # float64, as means and intervals over seeds are computed in NumPy.
     return jax.tree.map(np.float64, map_seeds(run_seed, seeds))
 
 

@@ -1,4 +1,4 @@
-"""Papers whose claims the board does not have, and why: out of scope, or not yet tested.
+"""Papers without a claim on the board, with the reason: out of scope, or not yet tested.
 
 A paper is listed by its title. If only a part of it is tested, the other part is listed here.
 """

@@ -1,4 +1,4 @@
-"""Digests of measures, which change with any code that may change a number, and with nothing else.
+"""Digests of measures, which change only with code that may change a number.
 
 The digest of a measure covers the normal form of its function and of every function, class and
 constant of `eval.claims` that it reaches by name. The normal form has no comments, docstrings,
@@ -7,8 +7,8 @@ be renamed, and definitions may move between modules. An argument that is passed
 in the reached code keeps its name.
 
 Code outside of the package (modules, lm, and the rest of eval) counts by name alone: otherwise
-every commit would make every verdict stale. Tests notice if it computes other numbers: they repeat
-the measures that take seconds, and compare the numbers with the record.
+every commit would make every verdict stale. If such code computes other numbers, tests fail: they
+repeat the measures that take seconds, and compare the numbers with the record.
 """
 
 import ast
@@ -119,8 +119,9 @@ class _Scope:
 
 
 class _Reader:
-    """Reads definitions. kept_keywords: arguments that keep their names, as they are passed by
-    keyword.
+    """Reads definitions.
+
+    kept_keywords: arguments that keep their names, as they are passed by keyword.
     """
 
     def __init__(self, load_source: ReadSource, kept_keywords: frozenset[str]):
@@ -132,8 +133,8 @@ class _Reader:
     def read_all(self, module: str, name: str) -> list[Any]:
         """Returns the forms of a measure and of all code that it reaches, in order of mention.
 
-        Of the measure's decorator only the values count; `lab.Measure`, which makes estimates of
-        numbers, has its own tests.
+        Only the values of the measure's decorator count; `lab.Measure`, which makes estimates from
+        numbers, has separate tests.
         """
         self.definition_ids[module, name] = 0
         forms = []
@@ -210,10 +211,11 @@ class _Reader:
         return repr(node)
 
     def scope_form(self, node: Any, scopes: tuple[_Scope, ...]) -> Any:
-        """Returns the normal form of a node that has its own scope."""
+        """Returns the normal form of a node with a separate scope."""
         kind = type(node).__name__, self.lookup(getattr(node, 'name', ''), scopes)
         outside = []
         if isinstance(node, COMPREHENSIONS):
+            # Python evaluates the first iterable outside of the comprehension's scope.
             first, *generators = node.generators
             outside = [self.form(first.iter, scopes)]
             elements = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]

@@ -1,8 +1,8 @@
-"""The record of a board, from which its pages can be made without the runs.
+"""The record of a board; pages can be made from it without the runs.
 
-`--pages` writes board.json beside the pages, and `--record=board.json` reads from it the evidence
-that a workdir lacks. It holds estimates and the outcome of each condition, but no verdicts: these
-follow from the outcomes and from the claim's file, which may have been withdrawn since.
+`--pages` writes board.json beside the pages, and `--record=board.json` reads evidence from it that
+a workdir lacks. It holds estimates and outcomes of conditions, but no verdicts: these follow from
+the outcomes and from the claim's file, which may have been withdrawn since.
 """
 
 import dataclasses
@@ -35,8 +35,8 @@ EVIDENCE_FIELDS = ('state', 'why', 'runs', 'core_seconds', 'command', 'trains')
 class RecordedEvidence:
     """Evidence of a study or a measure on a board.
 
-    The fields are those that `StudyEvidence` and `MeasureEvidence` have. plan_command: of a study
-    out of reach. code: the digest of a measure when it was recorded.
+    `StudyEvidence` and `MeasureEvidence` have the same fields. plan_command: of a study out of
+    reach. code: the digest of a measure when it was recorded.
     """
 
     name: str
@@ -57,7 +57,7 @@ def board_record(decisions: Sequence[Decision], entries: Entries) -> dict[str, A
         'evidence': {name: _evidence_record(study) for name, study in sorted(evidence.items())},
         'claims': {
             decision.claim.name: {
-                'asked': decision.claim.digest,
+                'asked': decision.claim.digest,  # these keys are in published files
                 'entry': entries.get(decision.claim.name),
                 'conditions': [_condition_record(condition) for condition in decision.conditions],
             }
@@ -127,7 +127,7 @@ def read_record(path: Path, claims: Sequence[Claim]) -> tuple[dict[str, Decision
 
 
 def _parse_evidence(name: str, fields: Mapping[str, Any]) -> RecordedEvidence:
-    """Reads the evidence of a record; a measure that other code computes now is STALE."""
+    """Reads the evidence of a record; a measure is STALE if its code has changed since."""
     evidence = RecordedEvidence(name, **fields)
     short = name.removeprefix(MEASURE)
     if (

@@ -1,7 +1,6 @@
-"""The register: what counted for each claim when it was first read, and how many runs had ended by
-then.
+"""The register: the criterion of each claim when it was first read, and the runs ended by then.
 
-claims.json of the workdir has one entry for each claim: the digest of its conditions and studies,
+claims.json of the workdir has an entry for each claim: the digest of its conditions and studies,
 the day, and the number of ended runs on fresh seeds, which decide the verdict. The board reports
 conditions that changed later, or that were written after runs had ended.
 """
@@ -28,7 +27,7 @@ def read_entries(workdir: Path) -> Entries:
 def add_entries(
     workdir: Path, claims: Sequence[Claim], evidence: Mapping[str, Evidence]
 ) -> Entries:
-    """Adds an entry for each claim that has none, and returns all entries.
+    """Adds an entry for each claim without an entry, and returns all entries.
 
     Args:
       workdir: folder of claims.json.
@@ -52,7 +51,7 @@ def add_entries(
 
 
 def entry_note(claim: Claim, entries: Entries) -> str:
-    """Returns a note on when a claim's conditions were written; '' if nothing is worth a note."""
+    """Returns a note if a claim's conditions were written late or changed, else ''."""
     entry = entries.get(claim.name)
     if entry is None:
         return 'what counts was not on record before'

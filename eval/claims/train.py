@@ -1,6 +1,4 @@
-"""Trains the studies that open claims need, by the commands on their pages, and plans the studies
-that are out of reach.
-"""
+"""Trains the studies of open claims by the commands on their pages; plans studies out of reach."""
 
 import shlex
 import signal
@@ -23,7 +21,7 @@ def train_open_claims(decisions: Sequence[Decision], hours: float | None = None)
     """Trains the studies of OPEN claims, cheapest first.
 
     After `hours` the current study is stopped; it keeps its checkpoints, and the next call resumes
-    it. Studies that are OUT_OF_REACH get a plan if they have none. WITHDRAWN claims are skipped.
+    it. OUT_OF_REACH studies without a plan are planned. WITHDRAWN claims are skipped.
 
     Raises:
       ValueError: if train.py is not in the current folder, or if a command fails.
@@ -63,7 +61,7 @@ def _run_command(command: Sequence[str], deadline: float | None) -> None:
             process.send_signal(signal.SIGTERM)
             process.wait(GRACE_SEC)
             return
-        except BaseException:
+        except BaseException:  # Ctrl-C too: otherwise the training would outlive this program
             process.send_signal(signal.SIGTERM)
             process.wait(GRACE_SEC)
             raise

@@ -1,8 +1,8 @@
 """Listings that train.py prints in place of training: parts, a config, a schedule.
 
-    python train.py --choices               every field, its names, a line each
-    python train.py --choices=model.norm    one field, with the options and sources of its rows
-    python train.py --choices=model.norm=rmsnorm    one row, with its whole docstring
+    python train.py --choices               every field and its names, a line each
+    python train.py --choices=model.norm    a field, with the options and sources of its rows
+    python train.py --choices=model.norm=rmsnorm    a row, with its whole docstring
 
 A row is described by its `summary`, or else by the first sentence of its docstring. Its sources are
 the papers and the code named there.
@@ -64,12 +64,11 @@ def print_parts() -> bool:
 
 
 def print_config(recipe: Recipe, base: dict[str, Any], sweep: Any, tune: Any = None) -> bool:
-    """Prints the config or the schedule, as the flags request, after checking the config and its
-    cells.
+    """Prints the config or the schedule, as the flags request, after checking it and its cells.
 
     Args:
       recipe: the resolved config.
-      base: the config without its sweep, from which the cells start.
+      base: the config of the cells before their changes, without its sweep.
       sweep: config.sweep, or None.
       tune: config.tune, or None.
 
@@ -114,9 +113,7 @@ class PartRow:
 
 
 def part_rows(field: str) -> list[PartRow]:
-    """Returns the rows of a field's table. Raises ValueError with the nearest field for an unknown
-    one.
-    """
+    """Returns the rows of a field's table. Raises ValueError, with the nearest, if unknown."""
     choice = choose(CHOICES, field, '--choices')
     rows = []
     for name, part in choice.table.items():
@@ -137,8 +134,7 @@ def part_rows(field: str) -> list[PartRow]:
 
 
 def format_listing(selection: str | None = None) -> str:
-    """Returns the rows of a field, or one row, FIELD=NAME, with their options; without selection
-    all fields.
+    """Returns the rows of a field or the row FIELD=NAME, with options; all fields by default.
 
     Lines are at most WIDTH wide.
     """
@@ -188,7 +184,7 @@ def _details(field: str, name: str = '') -> Iterator[str]:
 
 
 def _wrap_hanging(start: str, text: str, column: int) -> list[str]:
-    """Returns `start`, followed by the text from `column` on, on as many lines as needed."""
+    """Returns `start` and the text, wrapped into lines that are indented to `column`."""
     wrapper = textwrap.TextWrapper(WIDTH, f'{start:{column}}', ' ' * column)
     wrapper.break_long_words = wrapper.break_on_hyphens = False
     return wrapper.wrap(text) or [start.rstrip()]
@@ -228,8 +224,10 @@ def format_bounds(option: Option) -> str:
 
 
 def describe_part(part: Any) -> str:
-    """Returns the description of a row: its summary, its docstring, the docstring of its first
-    function, or the names of its members.
+    """Returns the description of a row.
+
+    This is its summary, its docstring, the docstring of its first function, or the names of its
+    members.
     """
     if isinstance(part, Mapping):
         members = part

@@ -1,8 +1,7 @@
-"""Converts checkpoints: folds, merges and prunes them, and imports and exports Hugging Face
-models.
+"""Converts checkpoints: folding, merging, pruning, and import and export of Hugging Face models.
 
-Folding writes norms and reparametrisations into the matrices, merging combines several checkpoints
-into one, and pruning sets weights to 0.
+Folding writes norms and reparametrisations into the matrices, merging combines several checkpoints,
+and pruning sets weights to 0.
 
 Called by `python -m eval.convert` alone. Calls eval.load, lm.model and lm.training for models,
 lm.record for files, and modules.norms.fold for the algebra of folding. `means` and `scores` hold

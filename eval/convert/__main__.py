@@ -14,8 +14,8 @@ run the same command on each with --coordinator=HOST:PORT --num_processes=N --pr
 a launcher, as for train.py. Each process then reads and holds only its part of the weights.
 export-hf: a checkpoint as a folder that transformers loads (`eval.convert.export_hf`).
 export-peft: the factors of model.reparam=lora as an adapter (`eval.convert.export_peft`).
-merge: the mean of runs of one architecture. With --basis, rebuilds each run from the base and P
-directions per matrix as DIR/1, DIR/2, ..., and writes the directions to a file
+merge: the mean of runs with the same architecture. With --basis, rebuilds each run from the base
+and P directions per matrix as DIR/1, DIR/2, ..., and writes the directions to a file
 (`eval.convert.merge`).
 prune: a checkpoint without a share of the weights of its blocks, chosen by their importance for a
 text (`eval.convert.prune`).
@@ -98,6 +98,7 @@ def run(arguments: Sequence[str], options: Mapping[str, Any]) -> None:
     target = parse_local_path(options['out'], '--out')
     if command.writes_runs:
         check_path(target)
+    # Before the model is loaded, so that a bad --out costs no time.
     check_empty(target)
     command.run(*map(expand_home, positional), target=target, options=options)
 
@@ -149,6 +150,7 @@ def import_folder(folder: str, target: Path, options: Mapping[str, Any]) -> None
     if options['reference']:
         with np.load(options['reference']) as reference:
             tokens_BT, reference_logits = reference['tokens'], reference['logits']
+        # Loaded from the workdir, so that the comparison includes writing and reading.
         logits = np.asarray(load(target).logits(tokens_BT.astype(np.int32)))
         difference = import_hf.largest_difference(logits, reference_logits)
         print(f'largest difference of logits, relative to the largest logit: {difference:.1e}')
@@ -173,6 +175,7 @@ def join_hosts(folder: Path, base: Mapping[str, Any], reference: str | None) -> 
             '--reference compares the logits of the whole model on one host; leave it out here'
         )
     run_config = single_run_config(base)
+    # Arrays over several hosts need the same config and the same tensors on each.
     distributed.join(digest(resolve(run_config)))
     check_same_everywhere(f'what {folder} holds', import_hf.digest_folder(folder))
 
@@ -201,7 +204,7 @@ def export_adapter(target: Path, options: Mapping[str, Any]) -> None:
 
 
 def merge_runs(*runs: str, target: Path, options: Mapping[str, Any]) -> None:
-    """Merges runs into one, or into a basis from which each is rebuilt, and prints the errors."""
+    """Merges runs into their mean, or into a basis with rebuilt runs, and prints the errors."""
     keep, p, base = (options[name] for name in ('keep', 'basis', 'base'))
     merge.check_arguments(runs, keep, p, base)
     checkpoints = [load(path) for path in runs]
@@ -259,7 +262,7 @@ def write_like(
       checkpoint: gives the recipe, tokenizer, step and metadata.
       workdir: an empty or new folder.
       weights: the new weights.
-      origin: metadata that record where the weights come from.
+      origin: metadata on the source of the weights.
     """
     recipe, meta = merge.standalone_recipe(checkpoint.recipe), checkpoint.meta | origin
     write_workdir(workdir, recipe, weights, checkpoint.tokenizer, checkpoint.step, meta)

@@ -1,8 +1,8 @@
 """Exports a checkpoint as a folder that transformers loads. The inverse of `import_hf`.
 
-Whatever the families of transformers cannot express is first written into the weights: a
-reparametrisation, factors of a parametrisation, the factor of embeddings, and norms without gains
-or biases.
+Some parts of our models have no counterpart in transformers: reparametrisations, factors of a
+parametrisation, the factor of embeddings, and norms without gains or biases. Export first writes
+these into the weights.
 """
 
 import dataclasses
@@ -55,7 +55,7 @@ from modules.positions import parse_numbers
 
 Params = dict[str, Any]  # {'layers/mlp/up': array, ...}; embedding_scale is a float32 scalar
 TOLERANCE = 1e-5  # of float32 logits, relative to the largest
-MAX_FILE_BYTES = 5 << 30  # of a file, as transformers has it
+MAX_FILE_BYTES = 5 << 30  # of a file, as in transformers
 MAX_LOGIT_TOKENS = 64  # tokens of the rows that logits are compared on
 DTYPES = {'float32': np.dtype(np.float32), 'bfloat16': np.dtype(ml_dtypes.bfloat16)}
 # Fields that may differ: parameters that our model lacks are filled with neutral values.
@@ -125,6 +125,7 @@ def round_params(exported: ExportedModel, dtype: str) -> Params:
     rounded = dict(exported.params)
     for row in FAMILIES[exported.model_type].rows:
         for path in set(row.paths) & rounded.keys():
+            # Files hold gain - 1 in some families; the difference is rounded, not the gain.
             stored = (rounded[path] - np.float32(row.offset)).astype(DTYPES[dtype])
             rounded[path] = stored.astype(np.float32) + np.float32(row.offset)
     return rounded
@@ -162,10 +163,12 @@ def build_plain_model(checkpoint: Checkpoint) -> tuple[Recipe, Params]:
     carried = [path for path, x in stats.items() if np.issubdtype(x.dtype, np.floating)]
     if carried:  # PRNG keys are integers and matter only in training
         raise ValueError(f'layers of this model carry what theirs cannot: {format_list(carried)}')
+    # Without a map, the stored weights are exact, and a copy in float64 would double the memory.
     mapped = recipe.model.reparam != 'none' or recipe.scaling.name != 'standard'
     used = float64_variables(checkpoint) if mapped else jax.device_get(checkpoint.variables)
     params = {path: np.asarray(x) for path, x in named_leaves(used['params']).items()}
     head_dim, base = recipe.head_dim, base_head_dim(recipe)
+    # muP divides logits by head_dim, families by sqrt(head_dim): queries absorb the ratio.
     if recipe.attention.options.get('logit_scale') == 'mup':
         scale_queries(params, 1 / math.sqrt(head_dim))
     elif base not in (None, head_dim):
@@ -182,7 +185,9 @@ def build_plain_model(checkpoint: Checkpoint) -> tuple[Recipe, Params]:
 
 
 def multiply_readout(params: Params, recipe: Recipe, factor: float | np.floating) -> None:
-    """Multiplies the logits of a model with tied embeddings, by scaling its last norm.
+    """Multiplies the logits of a model with tied embeddings by a factor, through its last norm.
+
+    The readout itself cannot take the factor, because it is also the embedding.
 
     Args:
       params: changed in place.
@@ -242,10 +247,11 @@ def select_family(
     for wanted_fields in variants:
         for name, family in sorted(FAMILIES.items(), key=lambda entry: entry[0] != preferred):
             try:
+                # A family has the model if its config.json, read again, gives the same fields.
                 config = family.write(flatten(recipe) | wanted_fields | unbiased)
                 fields = family.read(config)
                 converted = recipe_for(fields, to_dict(recipe), recipe.data.tokenizer)
-            except ValueError as error:  # a value that their class, or its code, does not take
+            except ValueError as error:  # their class, or its code, does not allow a value
                 refusals.append(f'{name}: {error}')
                 continue
             family_fields = describe_model(converted)
@@ -305,7 +311,7 @@ def has_bias(family: Family, recipe: Recipe, path: str) -> bool:
 
 
 def is_centred(params: Params) -> bool:
-    """Whether everything written to the stream has a mean of 0, up to rounding."""
+    """Whether all that is written to the stream has a mean of 0, up to rounding."""
     writers = [
         path
         for path in params
@@ -326,23 +332,25 @@ def _rms(x: np.ndarray) -> float:
 def convert_params(
     params: Params, shapes: Mapping[str, Any], recipe: Recipe, dtype: np.dtype
 ) -> None:
-    """Changes parameters in place to those of `recipe`, with the same logits.
+    """Converts parameters in place to the parameters of `recipe`, with the same logits.
 
     Args:
       params: by path; changed in place.
       shapes: of the parameters of `recipe`, by path.
       recipe: the model in the family.
-      dtype: of the files, to which transformers rounds the factor of embeddings.
+      dtype: of the files; transformers rounds the factor of embeddings to it.
 
     Raises:
       ValueError: for parameters that have no place in the family.
     """
+    # Gains of 1 and biases of 0 compute the same as a norm or matrix without them.
     for path, shape in shapes.items():
         if path.endswith('/scale') and path not in params:
             params[path] = np.ones(shape, np.float32)
         elif path.endswith('bias') and path not in params:
             params[path] = np.zeros(shape, np.float32)
     stored_factor = embedding_factor(recipe, dtype) if SCALE in shapes else np.float32(1)
+    # The embedding absorbs the difference; a tied readout would multiply logits by it too.
     factor = params.pop(SCALE, np.float32(1)) / stored_factor
     if factor != 1:
         params['embedding'] = params['embedding'] * factor
@@ -372,6 +380,7 @@ def add_readout_bias(params: Params, bias_V: np.ndarray) -> None:
     """
     weight_DV = params.get('readout', params['embedding'].T).astype(np.float64)
     bias_V = bias_V.astype(np.float64)
+    # Normal equations [D, D] are smaller than least squares over V rows.
     moved_D = np.linalg.lstsq(weight_DV @ weight_DV.T, weight_DV @ bias_V, rcond=None)[0]
     missed = np.max(np.abs(moved_D @ weight_DV - bias_V)) / np.max(np.abs(bias_V))
     if BIAS not in params or missed > 1e-6:
@@ -399,9 +408,7 @@ def export_tensors(exported: ExportedModel, dtype: str) -> dict[str, safetensors
 
 
 def tokenizer_config(tokenizer: SubwordTokenizer) -> dict[str, Any]:
-    """Returns the tokenizer_config.json of a tokenizer. BOS and EOS without a spelling are left
-    out.
-    """
+    """Returns the tokenizer_config.json of a tokenizer. BOS and EOS need a spelling."""
     ids = {'bos_token': tokenizer.bos_id, 'eos_token': tokenizer.eos_id}
     spelt = {name: tokenizer.library.id_to_token(i) for name, i in ids.items()}
     return {'tokenizer_class': 'PreTrainedTokenizerFast'} | {n: t for n, t in spelt.items() if t}
@@ -426,7 +433,7 @@ def write_folder(
       max_bytes: of a file of weights.
 
     Returns:
-      Notes on things that could not be exported.
+      Notes on what is not exported, or differs.
 
     Raises:
       ValueError: if `folder` is not empty.
@@ -439,8 +446,8 @@ def write_folder(
         'vocab_size': checkpoint.meta['vocab_size'],
         **ids,
         'pad_token_id': None,  # the default of the class may be outside this vocabulary
-        'dtype': dtype,
-        'torch_dtype': dtype,
+        'dtype': dtype,  # the name in transformers 5
+        'torch_dtype': dtype,  # the name in transformers 4
     }
     notes = factor_notes(exported.recipe, DTYPES[dtype], exported.params)
     beside = checkpoint.path.parent.parent / 'tokenizer'

@@ -1,7 +1,7 @@
 """Exports the factors of a model with model.reparam=lora as an adapter that PEFT loads.
 
-The adapter belongs on the model that `export_hf` makes of the weights without the factors: the
-weights of `train.init_from`, if only the factors were trained.
+Its base is the model that `export_hf` writes from the weights without the factors. If only the
+factors were trained, these are the weights of `train.init_from`.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ def export_adapter(checkpoint: Checkpoint, base: str) -> Adapter:
 
     Args:
       checkpoint: of a model with model.reparam=lora.
-      base: name or folder of the model without the factors, which PEFT reads from the adapter.
+      base: name or folder of the model without the factors; PEFT reads it from the adapter.
 
     Returns:
       The adapter.
@@ -56,6 +56,7 @@ def export_adapter(checkpoint: Checkpoint, base: str) -> Adapter:
         )
     (part,) = recipe.reparam
     options = part.options
+    # rsLoRA divides alpha by sqrt(r), LoRA by r.
     scale = options['alpha'] / options['rank'] ** (0.5 if options['rslora'] else 1)
     merged, without = export_checkpoint(checkpoint), export_checkpoint(_zero_factors(checkpoint))
     stored = {p: np.asarray(x) for p, x in named_leaves(checkpoint.weights.params).items()}
@@ -88,6 +89,7 @@ def export_adapter(checkpoint: Checkpoint, base: str) -> Adapter:
                 'export-hf.'
             )
         module = place.name.removesuffix('.weight')
+        # PEFT matches target_modules by suffix; two parts tell mlp.c_proj from attn.c_proj.
         module_name = '.'.join(module.split('.')[-2:])
         modules.add(module_name)
         if len(paths) > 1:
@@ -119,15 +121,15 @@ def export_adapter(checkpoint: Checkpoint, base: str) -> Adapter:
 def join_factors(
     layout: Layout, spec: ParamSpec, pairs: Sequence[tuple[np.ndarray, np.ndarray]]
 ) -> tuple[np.ndarray, np.ndarray, bool]:
-    """Returns the factors of a tensor of a file, which may hold several matrices.
+    """Returns the factors of a file's tensor, which may hold several matrices.
 
-    B A is the product, laid out as [O, I]. R is r times the number of matrices: a column of B has
-    the outputs of its matrix, and 0 for the others.
+    The product B A is laid out as [O, I]. R is r times the number of matrices: each column of B
+    belongs to a single matrix, and is 0 at the outputs of the others.
 
     Args:
       layout: of the tensor.
       spec: of any of the matrices, which all read the same inputs.
-      pairs: (a, b) of each matrix. a has the matrix's rows and r, b has r and its columns.
+      pairs: (a, b) of each matrix, of shapes [rows of the matrix, r] and [r, its columns].
 
     Returns:
       (A [R, I], B [O, R], whether the file's tensor is [I, O]).
@@ -137,15 +139,16 @@ def join_factors(
     total_rank = rank * len(pairs)
 
     def as_rows(a):
-        """Puts the rank in the place of the outputs, in the order of the file."""
+        """Replaces the axes of the outputs by the rank, for the layout of the file."""
         return a.reshape(*a.shape[:n_rows], rank, *(1,) * (n_columns - 1))
 
     def as_columns(part, b):
-        """Puts the rank in the place of the inputs."""
+        """Replaces the axes of the inputs by the rank, with 0 in the columns of other matrices."""
         columns = np.zeros((total_rank, *b.shape[1:]), b.dtype)
         columns[part_of_column == part] = b
         return columns.reshape(total_rank, *(1,) * (n_rows - 1), *b.shape[1:])
 
+    # The layout may interleave the matrices; joining their numbers shows the order of the columns.
     part_numbers = [np.full((*(1,) * n_rows, rank), part) for part in range(len(pairs))]
     part_of_column = layout.join([as_rows(part_number) for part_number in part_numbers]).reshape(
         total_rank
@@ -177,7 +180,7 @@ def _zero_factors(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def _check_factors(place: TensorPlace, specs: Sequence[ParamSpec], stored: Container[str]) -> None:
-    """Raises ValueError for a tensor whose factors PEFT does not support."""
+    """Raises ValueError if PEFT does not support factors of a tensor."""
     reason = ''
     if '.experts.' in place.row.name:
         reason = 'is an expert, which transformers keeps in one module with the others'

@@ -102,6 +102,7 @@ def fold_checkpoint(checkpoint: Checkpoint, to: str, untie: bool = False) -> Fol
     source, vocab = checkpoint.recipe, checkpoint.meta['vocab_size']
     before = float64_variables(checkpoint)
     params = named_leaves(before['params'])
+    # The readout absorbs the last norm, the embedding does not: they become two matrices.
     if source.model.tie_embeddings:
         params['readout'] = params['embedding'].T
     maps = affine_maps(TARGETS[to][source.norm.name], source, params, before)
@@ -111,6 +112,7 @@ def fold_checkpoint(checkpoint: Checkpoint, to: str, untie: bool = False) -> Fol
     specs = named_leaves(build_cpu_learner(unfolded, vocab).description.specs)
     params = fold_params(params, specs, maps, source, recipe)
     before_leaves = {name: named_leaves(tree) for name, tree in before.items()}
+    # Drops the statistics of the norms that are folded.
     after = {
         n: {p: x for p, x in leaf_by_path.items() if parent_path(p) not in maps}
         for n, leaf_by_path in before_leaves.items()
@@ -126,7 +128,7 @@ def fold_reparam(checkpoint: Checkpoint, untie: bool, norm_obstacle: str) -> Fol
     Args:
       checkpoint: the source.
       untie: whether to give tied embeddings a separate readout.
-      norm_obstacle: the reason why its norms stay.
+      norm_obstacle: the reason to keep its norms.
     """
     source, before = checkpoint.recipe, float64_variables(checkpoint)
     after, changes = dict(before), reparam_removal() | {'train.init_from': ''}
@@ -141,7 +143,7 @@ def fold_reparam(checkpoint: Checkpoint, untie: bool, norm_obstacle: str) -> Fol
 
 
 def find_norm_obstacle(checkpoint: Checkpoint, to: str) -> str:
-    """Returns the reason why the norms of a model stay while its reparametrisation is folded.
+    """Returns the reason to keep the norms of a model while its reparametrisation is folded.
 
     Returns '' if the norms can be folded too, if there is no reparametrisation, or if `to` is a
     norm. Raises ValueError for a placement that is built on the reparametrisation.
@@ -211,6 +213,7 @@ def check_removal_finished(recipe: Recipe, stats: Any) -> None:
     if 'removal_start' not in options:
         return
     start, gap = options['removal_start'], options['removal_gap']
+    # All norms count the same updates.
     updates = int(stats['stats']['final_norm']['updates'])
     due = [removal_update(start, gap, order) for order in range(2 * recipe.model.n_layers + 1)]
     n_remaining = sum(updates < update for update in due)
@@ -231,7 +234,7 @@ def affine_maps(
       kind: computes the map of a norm from its parameters.
       recipe: of the model.
       params: by path, in float64.
-      carried: variables other than parameters, such as the statistics of norms.
+      carried: all variables but the parameters, such as the statistics of norms.
     """
     (blocks,) = block_groups(recipe)
     eps: Any = recipe.norm.options.get('eps')  # None for norms without it, which do not read it
@@ -274,7 +277,7 @@ def fold_config(source: Recipe, to: str, biased: bool) -> Recipe:
         'model.norm': norm,
         'model.final_norm': norm,
         'model.bias': source.model.bias or biased,
-        'model.qkv_bias': source.model.qkv_bias and not biased,
+        'model.qkv_bias': source.model.qkv_bias and not biased,  # model.bias includes these
         'model.readout_bias': source.model.readout_bias or biased,
         'model.tie_embeddings': False,
         # The weights are complete, and the parameters of train.trainable may be gone.
@@ -285,8 +288,9 @@ def fold_config(source: Recipe, to: str, biased: bool) -> Recipe:
 
 
 def fold_norm(source: Recipe, to: str, unfolded_recipe: Recipe) -> str:
-    """Returns model.norm with the options of the source's norm except its gains:
-    'rmsnorm:scale=False'.
+    """Returns model.norm with the options of the source's norm, such as 'rmsnorm:scale=False'.
+
+    Only the gains are left out, as they are in the matrices.
 
     Args:
       source: the recipe before folding.
@@ -331,6 +335,7 @@ def fold_params(
             if drops:
                 folded[path] = fold.compress_writer(folded[path])
             if spec.role == 'hidden' and recipe.model.bias:
+                # model.bias is a choice for the whole model: writers get biases of 0.
                 layers, width = len(folded[path]), folded[path].shape[-1]
                 folded.setdefault(f'{path}_bias', np.zeros((layers, width)))
             continue
@@ -343,8 +348,9 @@ def fold_params(
 
 
 def norm_before(path: str, recipe: Recipe) -> str:
-    """Returns the norm before a matrix that reads the stream: 'layers/mlp_norm_in' for
-    'layers/mlp/up'.
+    """Returns the norm before a matrix that reads the stream.
+
+    For 'layers/mlp/up' it is 'layers/mlp_norm_in'.
     """
     if not parent_path(path):
         return 'final_norm'
@@ -416,10 +422,10 @@ def compute_logits(
 
 
 def use_reference_kernels(recipe: Recipe) -> Recipe:
-    """Returns the recipe with the reference kernels, which run anywhere; its own may need a GPU or
-    TPU.
+    """Returns the recipe with the reference kernels, which run anywhere.
 
-    The matmul product stays: it runs on a CPU, and may carry state.
+    Other kernels may need a GPU or TPU. The matmul product stays: it runs on a CPU, and may carry
+    state.
     """
     kernels = vars(KernelsConfig(implementation='reference', matmul=recipe.config.kernels.matmul))
     return update_recipe(recipe, {f'kernels.{name}': value for name, value in kernels.items()})
@@ -470,9 +476,7 @@ def build_folded(checkpoint: Checkpoint, recipe: Recipe, before: Any, after: Any
 
 
 def reparam_removal() -> dict[str, Any]:
-    """Returns the changes that remove the reparametrisation, its options, and training of it
-    alone.
-    """
+    """Returns the changes that remove the reparametrisation and its options, and train all."""
     reparam_options = [path for path in FIELDS if path.startswith('reparam.')]
     return {'model.reparam': 'none', 'train.trainable': 'all'} | dict.fromkeys(reparam_options)
 
@@ -513,6 +517,7 @@ def write_workdir(
                     shutil.copyfile(file, workdir / 'tokenizer' / file.name)
                 write_config(workdir, recipe)
         check_shared(workdir / CONFIG, '--out')
+        # A run resumes only from a complete state: moments of 0, and an average of the weights.
         weights = jax.tree.map(jnp.asarray, weights)
         learner, hyper = build_cpu_learner(recipe, meta['vocab_size']), make_hyper(recipe)
         moments = build_optimizer(recipe, learner.description, hyper).init(weights.params)

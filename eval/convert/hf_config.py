@@ -1,8 +1,8 @@
 """Converts fields of a config.json of transformers (4 or 5) to our fields, and back.
 
 A family (`eval.convert.hf_families`) lists entries. Each entry reads fields of config.json and
-writes them again. A field that no entry reads is an error that names it, unless the computation
-does not depend on it (`IGNORED_FIELDS`).
+writes them again. A field that no entry reads is an error, unless the computation does not depend
+on it (`IGNORED_FIELDS`): an unknown field may change the model.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ MISSING = object()
 
 
 class ConfigFields:
-    """The fields of a config.json, each of which must be taken.
+    """The fields of a config.json; every field must be taken.
 
     raw: the parsed file. taken: names of the fields that were taken. notes: sentences about fields
     that transformers does not read either.
@@ -118,6 +118,7 @@ class SharedField(ConfigEntry):
         default = fields.take(self.alias, self.default) if self.alias else self.default
         value = fields.take(self.name, default)
         value = self.null_value if value is None else value
+        # A file may have 10000 for 10000.0.
         if float in FIELDS[self.path].types and type(value) is int:
             value = float(value)
         return {self.path: value}
@@ -125,6 +126,7 @@ class SharedField(ConfigEntry):
     def write(self, flat: Flat) -> Flat:
         value = flat[self.path]
         value = None if self.null_value is not None and value == self.null_value else value
+        # Both names, as each version of transformers reads only its own.
         return {self.name: value} | ({self.alias: value} if self.alias else {})
 
 
@@ -187,6 +189,7 @@ class ChoiceField(ConfigEntry):
         return {self.path: self.names[theirs]}
 
     def write(self, flat: Flat) -> Flat:
+        # Reversed, so that the first of several equal names is the last to be set.
         to_theirs = {ours: name for name, ours in reversed(self.names.items())}
         return {self.name: to_theirs.get(flat[self.path], self.default)}
 
@@ -224,6 +227,7 @@ class MaxPositions(ConfigEntry):
     def write(self, flat: Flat) -> Flat:
         longest = flat['data.seq_len']
         if flat['attention.rope_scaling'] in ('llama3', 'longrope', 'yarn'):
+            # data.seq_len may be cut to the rows of training; the model reads up to this length.
             longer = flat['attention.rope_factor'] * flat['attention.rope_original_length']
             longest = max(longest, round(longer))
         return {self.name: longest}
@@ -257,7 +261,8 @@ class HeadDim(ConfigEntry):
 class QueryScalar(ConfigEntry):
     """The s of logits q k / sqrt(s).
 
-    Our models divide by the width of a head, so that the weights absorb the rest.
+    Our models have s = head_dim; on import the queries absorb the ratio, and an export writes
+    head_dim.
     """
 
     default: int

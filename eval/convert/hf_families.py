@@ -1,9 +1,9 @@
-"""Families of models in transformers, and the place of each of their tensors in our tree.
+"""Families of models in transformers, and the places of their tensors in our tree.
 
-A row is a tensor of their files: its name, our path, and its layout (`eval.convert.layouts`). {L}
-is the number of a layer and {E} the number of an expert; our arrays are stacked along both. The
-letters are as usual: D model, N heads, K heads of keys, H features of a head, F hidden
-features of the MLP, V vocabulary, T positions, E experts.
+A row describes a tensor of their files: its name, our path, and its layout
+(`eval.convert.layouts`). {L} is the number of a layer and {E} the number of an expert; our arrays
+are stacked along both. The letters are D model, N heads, K heads of keys, H features of a head,
+F hidden features of the MLP, V vocabulary, T positions, E experts.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ class TensorRow(NamedTuple):
 
 
 def make_row(name: str, paths: str, axes: str, offset: float = 0.0) -> TensorRow:
-    """Returns a row. The paths 'a/{b,c}' stand for a/b and a/c.
+    """Returns a row. The paths 'a/{b,c}' mean a/b and a/c.
 
     Args:
       name: of the tensor in the files.
@@ -90,9 +90,7 @@ class Family:
     unused_suffixes: tuple[str, ...] = ('.rotary_emb.inv_freq',)
 
     def read(self, raw: Mapping[str, Any]) -> Flat:
-        """Returns our fields of a config.json. Raises ValueError, with the names, for unknown
-        fields.
-        """
+        """Returns our fields of a config.json. Raises ValueError that names unknown fields."""
         fields, flat = ConfigFields(raw), dict(self.constants)
         for entry in self.entries:
             flat |= entry.read(fields)
@@ -161,7 +159,7 @@ def size_entries(
 
     Args:
       max_positions: default of the tokens in a row, as in their class; so are the other arguments.
-      kv_heads: heads of keys; None: as many as of queries.
+      kv_heads: heads of keys; None: the number of query heads.
       eps: of the norms.
       tied: whether the embedding is the readout.
     """
@@ -180,6 +178,7 @@ def size_entries(
 SILU = FixedField('hidden_act', 'silu', ('swish',))
 NO_BIAS = FixedField('attention_bias', False)
 
+# transformers' 'gelu' is exact (erf), ours the tanh approximation.
 GPT2_ACTIVATIONS = {
     'gelu_new': 'gelu',
     'gelu_pytorch_tanh': 'gelu',
@@ -250,6 +249,7 @@ def four_norms(offset: float) -> tuple[TensorRow, ...]:
     )
 
 
+# GPT-2 stores matrices as [in, out] (Conv1D), the other families as [out, in] (Linear).
 H = 'transformer.h.{L}.'
 GPT2 = Family(
     'GPT2LMHeadModel',
@@ -288,7 +288,7 @@ GPT2 = Family(
         *norm_rows('transformer.ln_f', 'final_norm', bias=True),
     ),
     prefix='transformer.',
-    unused_suffixes=('.attn.bias', '.attn.masked_bias'),
+    unused_suffixes=('.attn.bias', '.attn.masked_bias'),  # buffers of the causal mask
 )
 LLAMA = Family(
     'LlamaForCausalLM',
@@ -383,6 +383,7 @@ GEMMA_ALWAYS = DECODER | {
     'model.embedding_scale': True,
 }
 GEMMA_ACTIVATION = FixedField('hidden_activation', 'gelu_pytorch_tanh', (None, 'gelu_new'))
+# The norms of Gemma multiply by 1 + weight, so that our gains are the file's plus 1.
 GEMMA2 = Family(
     'Gemma2ForCausalLM',
     (
@@ -471,6 +472,7 @@ GPT_NEOX = Family(
         *rows_with_bias(
             NEOX + 'attention.query_key_value',
             ATTENTION + '{query,key,value}',
+            # Interleaved head by head; GPT-2 has all queries, then all keys, then all values.
             '(N 3 H) D -> D N H',
             '(N 3 H) -> N H',
         ),

@@ -1,9 +1,10 @@
-"""Reads files of models from other programs: only regular files of bounded sizes and typed fields.
+"""Reads model files of other programs: only regular files with bounded sizes and typed fields.
 
 A folder may come from anyone. A pipe in place of a file would block, a size of 10**9 would be
-allocated, and a text in place of a number would end as an error of some library. So each field of
-config.json that a family takes has a `FieldKind` here, which is checked before the family reads it.
-The other fields must be finite numbers, texts or flags; the computation does not depend on them.
+allocated, and a text in place of a number would end as an error of some library. Each field of
+config.json that a family takes therefore has a `FieldKind` here, which is checked before the family
+reads the field. Other fields must be finite numbers, texts or flags; the computation does not
+depend on them.
 """
 
 import dataclasses
@@ -99,6 +100,7 @@ def _parse_integer(text: str) -> int | float:
 def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     merged = dict(pairs)
     if len(merged) < len(pairs):
+        # The same value twice is harmless. repr tells 1 from true and 1.0, which == does not.
         for name, value in pairs:
             if repr(merged[name]) != repr(value):
                 raise ValueError(f'it has {format_value(name)} twice, with two values')
@@ -109,10 +111,11 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 class FieldKind:
     """The values that a field may have.
 
-    types: of Python, where bool is not an int. description: for an error. minimum, maximum: of
-    numbers. is_exclusive: whether numbers must be above `minimum`. nullable: whether null is
-    allowed. element: the kind of the elements of a list. fields: the kinds of an object's fields; a
-    name that is not listed may have any value. Texts have at most MAX_TEXT characters.
+    types: Python types, compared exactly, so that a bool is not an int. description: for an error.
+    minimum, maximum: of numbers. is_exclusive: whether numbers must be above `minimum`. nullable:
+    whether null is allowed. element: the kind of the elements of a list. fields: the kinds of an
+    object's fields; a name that is not listed may have any value. Texts have at most MAX_TEXT
+    characters.
     """
 
     types: tuple[type, ...]
@@ -221,7 +224,7 @@ ROPE_FIELDS = {
     'truncate': FLAG_OR_NULL,
 }
 ROPE = object_kind(ROPE_FIELDS, nullable=True)
-# Gemma 3 has one for each kind of its layers.
+# Gemma 3 has a separate object for each kind of layer.
 ROPES = object_kind(
     ROPE_FIELDS | {'full_attention': ROPE, 'sliding_attention': ROPE},
     nullable=True,
@@ -299,8 +302,7 @@ FIELDS: dict[str, FieldKind] = {
 
 
 def check_fields(raw: Mapping[str, Any]) -> None:
-    """Raises ValueError for the first invalid field of config.json, or if there are too many
-    fields.
+    """Raises ValueError for the first invalid field of config.json, or for too many fields.
 
     A field is invalid if it has another type, is out of its bounds or is not finite.
     """

@@ -47,6 +47,7 @@ def find_text_config(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(text_fields, dict):
         raise ValueError(f'{FILE} has model_type={raw["model_type"]!r} and no text_config')
     shared = {field: raw[field] for field in SHARED_FIELDS if raw.get(field) is not None}
+    # A text_config omits fields with the default of its class.
     return class_defaults | shared | text_fields | {'model_type': name}
 
 

@@ -1,7 +1,7 @@
 """Converts RoPE and the windows of attention in a config.json to our fields, and back.
 
-These are entries of a family, like the entries of `eval.convert.hf_config`. They have their own
-file because both depend on the layer.
+These are entries of a family, like the entries of `eval.convert.hf_config`, that depend on the
+layer.
 """
 
 import dataclasses
@@ -46,12 +46,12 @@ OMITTABLE = ('attention_factor', 'beta_fast', 'beta_slow', 'truncate')
 class Rope:
     """rope_parameters (transformers 5), or rope_theta and rope_scaling (4), which take precedence.
 
-    base, fraction: defaults of their class. base_name, fraction_name: of fields of version 4.
+    base, fraction: defaults of their class. base_name, fraction_name: names in version 4.
     is_partial: whether the model's code rotates only partial_rotary_factor of a head's features.
-    Most rotate all features, whatever that field says, and fail if frequencies are scaled too.
-    kinds: the scalings of their class. default_parameters, original_length: of their class, the
-    rope_parameters and the original_max_position_embeddings beside them, which takes precedence
-    over the length in them.
+    The code of most models ignores that field and rotates all features, and fails if frequencies
+    are scaled too. kinds: the scalings of their class. default_parameters: rope_parameters of their
+    class. original_length: original_max_position_embeddings of their class, which takes precedence
+    over the length in rope_parameters.
     """
 
     base: float = 10_000.0
@@ -134,6 +134,7 @@ class NoRopeLayers:
 
     def read(self, fields: ConfigFields) -> Flat:
         has_rope = read_rope_layers(fields, self.period)
+        # Our models only have a period; it is the place of the first layer without RoPE.
         period = has_rope.index(0) + 1 if 0 in has_rope else 0
         if period and has_rope != [int((i + 1) % period != 0) for i in range(len(has_rope))]:
             raise ValueError(
@@ -168,8 +169,8 @@ def read_rope(
 
     Args:
       parameters: the object.
-      base: of frequencies, if the object has none.
-      fraction: of the features of a head, if the object has none.
+      base: default base of the frequencies.
+      fraction: default fraction of a head's features.
       fields: the whole config.json.
       original_length: takes precedence over the length in the object.
       is_partial: whether the model's code can rotate a part of the features.
@@ -201,6 +202,7 @@ def read_rope(
     if name in SCALING_OPTIONS[kind]:
         remaining[name] = original_length or remaining.get(name, longest)
         if kind == 'longrope' and remaining[name] and longest:
+            # transformers computes a missing factor of longrope from the two lengths.
             remaining.setdefault('factor', max(1.0, longest / remaining[name]))
     if kind != 'default':
         options['rope_scaling'] = kind
@@ -246,11 +248,11 @@ def write_original_length(parameters: Flat) -> Flat:
 class Window:
     """sliding_window and, in some families, the layers that have it.
 
-    default: of their class. period: of full layers, unless the file lists the
-    layers. has_types: whether the family lists layer_types. has_use: whether use_sliding_window
-    enables it. is_needed: whether their code fails without a number even if no layer has a window.
-    is_no_rope: whether the windowed layers are by default the layers without RoPE. has_pattern:
-    whether sliding_window_pattern gives the period.
+    default: of their class. period: of full layers, unless the file lists the layers. has_types:
+    whether the family lists layer_types. has_use: whether use_sliding_window enables the window.
+    is_needed: whether their code fails without a number even if no layer has a window. is_no_rope:
+    whether the windowed layers are by default the layers without RoPE. has_pattern: whether
+    sliding_window_pattern gives the period.
     """
 
     default: int | None = None
@@ -317,6 +319,7 @@ class Window:
         window, period = flat['attention.window'], flat['attention.full_every']
         written = {'sliding_window': window}
         if window is None and self.is_needed:
+            # No layer uses it, but their code needs a number.
             written['sliding_window'] = flat['data.seq_len']
         if self.has_types:
             written['layer_types'] = [

@@ -1,7 +1,7 @@
 """Checks the sizes in config.json against the headers of the tensors, before anything is built.
 
-A model of 10**9 layers or experts would be a list of so many names, and a model of a wrong width
-would be traced in vain. Both are refused by the numbers alone.
+A model of 10**9 layers or experts would need a list of 10**9 names, and a model of a wrong width
+would be traced in vain. The numbers alone show both errors.
 """
 
 from collections.abc import Mapping
@@ -97,7 +97,7 @@ def size_names(family: Family, raw: Mapping[str, Any]) -> dict[str, str]:
 def check_shapes(
     family: Family, fields: Flat, raw: Mapping[str, Any], stored: Mapping[str, StoredTensor]
 ) -> None:
-    """Raises ValueError for a matrix of the first layer with another shape than the config's.
+    """Raises ValueError if a matrix of the first layer does not have the config's shape.
 
     Args:
       family: of the model.

@@ -28,7 +28,8 @@ class WeightReader:
     """Reads float32 ranges of our parameters from tensors at `places` in the files.
 
     shapes: of all our parameters. stored: the tensors by name. packed: 4-bit tensors. factors:
-    {path: factor of the array}. constants: {path: fill value}. n_bytes_read: of the files so far.
+    {path: factor of the array}. constants: {path: fill value}. n_bytes_read: bytes that were read
+    from the files so far.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class WeightReader:
         block = empty_aligned([len(index_range) for index_range in ranges])
         if path in self._constants:
             block[...] = self._constants[path]
+        # A place covers a layer and expert; its index has fewer axes than the ranges.
         for place, part in self._parts[path]:
             if all(i in index_range for i, index_range in zip(place.index, ranges, strict=False)):
                 index = tuple(
@@ -124,6 +126,7 @@ class WeightReader:
         tensors with a shorter I in the files, and the same layout brings them into ours.
         """
         expert_range, input_range, output_range = ranges
+        # Whole groups are read, as a scale belongs to all 32 numbers; the ends are cut below.
         groups = slice(input_range.start // mxfp4.GROUP, -(-input_range.stop // mxfp4.GROUP))
         first = input_range.start - mxfp4.GROUP * groups.start
 

@@ -190,7 +190,7 @@ def recipe_for(fields: Mapping[str, Any], base: Mapping[str, Any], tokenizer: st
 
     Args:
       fields: of the model, by path; names that begin with '@' are skipped.
-      base: a config, as nested dicts. Options and base sizes that nothing reads are dropped.
+      base: a config, as nested dicts. Unread options and base sizes are dropped.
       tokenizer: data.tokenizer.
 
     Raises:
@@ -232,6 +232,7 @@ def select_weights(family: Family, stored: Mapping[str, StoredTensor]) -> dict[s
 
 def read_embedding_size(family: Family, stored: Mapping[str, StoredTensor]) -> tuple[int, np.dtype]:
     """Returns (rows of the embedding, its dtype). There may be more rows than tokens."""
+    # From the tensor, not from config.json: some models pad the table.
     name = next(row.name for row in family.rows if row.paths == ('embedding',))
     if name not in stored:
         raise ValueError(f'the files hold no {name}; they have {format_list(stored)}')
@@ -249,8 +250,7 @@ def param_shapes(learner: Learner) -> Shapes:
 def match_tensors(
     family: Family, recipe: Recipe, shapes: Shapes, stored: Mapping[str, StoredTensor]
 ) -> list[TensorPlace]:
-    """Returns the places of the tensors that fill arrays of these shapes, in the order of the
-    files.
+    """Returns the places of the tensors that fill arrays of these shapes, in file order.
 
     Args:
       family: of the model.
@@ -295,6 +295,7 @@ def _is_second_table(family: Family, name: str, stored: Mapping[str, StoredTenso
     readout, embedding = (safetensors.map_tensor(stored[n]) for n in (name, rows['embedding',]))
     starts = range(0, len(readout), CHUNK_ROWS) if readout.shape == embedding.shape else ()
     parts = (slice(start, start + CHUNK_ROWS) for start in starts)
+    # The first host compares, and all follow: the others would read the whole table again.
     if starts and broadcast_from_first(
         is_first() and all(np.array_equal(readout[p], embedding[p]) for p in parts)
     ):
@@ -372,7 +373,7 @@ def load_tokenizer(
       folder: of transformers.
       raw: the config.json.
       vocab_size: rows of the embedding.
-      workdir: where the tokenizer's files will be.
+      workdir: will hold the tokenizer's files.
     """
 
     def find_id(name: str) -> int | None:
@@ -385,6 +386,7 @@ def load_tokenizer(
         return tokenizers.load_for_model(
             folder, vocab_size, bos, eos
         ), f'hf:{workdir / "tokenizer"}'
+    # Without ids in config.json, the last token ends and begins documents.
     eos = vocab_size - 1 if eos is None else eos
     bos = eos if bos is None else bos
     tokenizer = tokenizers.TokenIds(vocab_size, bos, eos)

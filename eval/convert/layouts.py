@@ -1,9 +1,9 @@
-"""Layouts: how a tensor of a file holds our arrays.
+"""Layouts: the order of our arrays in a tensor of a file.
 
-'(N H) D -> D N H' means: the file's tensor has two axes, the first of which is heads times
-features, and our array has three. A|B|C is an axis of length A in the first array, of B in the
-second, and of C in the third; the arrays are concatenated in the file. A digit is the number of
-arrays that are interleaved in the file.
+'(N H) D -> D N H' means that the file's tensor has two axes, heads times features and model width,
+and that our array has three. A|B|C is an axis of length A in the first array, B in the second and C
+in the third; the file concatenates the arrays along it. A digit is the number of arrays that the
+file interleaves.
 """
 
 import math

@@ -1,8 +1,7 @@
-"""Means of the weights of several models, and low-rank bases of their differences from a base
-model.
+"""Means of the weights of several models, and low-rank bases of their differences from a base.
 
-Computed in float64 and rounded once to the type of the weights. Each index of the batch axes of a
-parameter (layer, expert) is a separate matrix.
+All is computed in float64 and rounded once to the type of the weights. Each index of the batch axes
+of a parameter (layer, expert) is a separate matrix.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,16 +39,15 @@ def to_float64(array: np.ndarray) -> np.ndarray:
 
 
 def rescale_variance(merged: np.ndarray, parts: Sequence[np.ndarray], n_batch: int) -> np.ndarray:
-    """Returns `merged` scaled about its mean m, so that its variance becomes the mean v* of its
-    parts':
+    """Scales `merged` about its mean m to the mean variance v* of its parts:
 
         m + (x - m) sqrt((v* + eps v*) / (v + eps v*))
 
-    Independent parts of equal variance v*, K of them, have a mean of variance v* / K, and a factor
-    of sqrt(K). Equal parts do not change, bitwise.
+    The mean of K independent parts of variance v* has variance v* / K, so that the factor is
+    sqrt(K). Equal parts do not change, bitwise.
 
-    Source: arXiv:2404.04616. Its code adds eps = 1e-4 itself in place of eps v*. The variance of a
-    wide matrix, 1 / fan_in, is of that size, so that most of the variance stayed lost.
+    Source: arXiv:2404.04616. Its code adds eps = 1e-4 itself in place of eps v*. A wide matrix has
+    a variance of that size, 1 / fan_in, and would regain only a part of its variance.
 
     Args:
       merged: the mean of the parts.
@@ -90,8 +88,8 @@ def merge_params(
 def compute_basis(differences: np.ndarray, p: int) -> Basis:
     """Returns the p principal directions of n differences [..., n, S].
 
-    These are the right singular vectors of the largest singular values s. Their squared error,
-    sum_{i > p} s_i^2, is the smallest that p directions can have.
+    These are the right singular vectors of the largest singular values s. No other p directions
+    have a smaller squared error than theirs, sum_{i > p} s_i^2.
     """
     left_vectors, singular_values, right_vectors = np.linalg.svd(differences, full_matrices=False)
     return Basis(right_vectors[..., :p, :], left_vectors[..., :p] * singular_values[..., None, :p])
@@ -100,10 +98,9 @@ def compute_basis(differences: np.ndarray, p: int) -> Basis:
 def compute_bases(
     specs: Mapping[str, ParamSpec], base: Flat, models: Sequence[Flat], p: int
 ) -> dict[str, Basis]:
-    """Returns the basis of the differences of models from a base, by path, in the dtype of the
-    base.
+    """Returns bases of the differences of models from a base, by path, in the base's dtype.
 
-    A matrix of fewer than p elements has a basis of as many directions as elements.
+    A matrix of fewer than p elements has one direction per element.
 
     Args:
       specs: of the parameters, by path.

@@ -1,4 +1,4 @@
-"""Merges checkpoints into their mean, or into a basis from which each is rebuilt."""
+"""Merges checkpoints into their mean, or into a basis that rebuilds each of them."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -114,6 +114,7 @@ def merge_checkpoints(checkpoints: Sequence[Checkpoint], keep: str | None) -> We
 
 def average_stats(*leaves: Any) -> np.ndarray:
     first = np.asarray(leaves[0])
+    # A mean of counters or keys has no meaning.
     if not np.issubdtype(first.dtype, np.floating):
         return first
     return compute_mean(leaves).astype(first.dtype)

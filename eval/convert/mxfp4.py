@@ -1,8 +1,8 @@
-"""4-bit weights with a scale for every 32 of them (MXFP4), the format in which gpt-oss is released.
+"""4-bit weights with a scale for every 32 weights (MXFP4), the format of the gpt-oss files.
 
 A tensor [E, I, O] is stored as two: `_blocks` [E, O, I / 32, 16], with two numbers in each byte,
 the lower half first, and `_scales` [E, O, I / 32], exponents of two plus 127. Sources: Open Compute
-Project, Microscaling Formats 1.0; the layout is that in transformers' integrations/mxfp4.py.
+Project, Microscaling Formats 1.0; for the layout, transformers' integrations/mxfp4.py.
 """
 
 from collections.abc import Mapping
@@ -50,5 +50,6 @@ def unpack_tensors(
                 )
             n_experts, n_outputs, groups = shape
             whole = (n_experts, GROUP * groups, n_outputs)
+            # Never read as float32: `WeightReader` takes the pair. Only its shape and name count.
             tensors[stem] = StoredTensor(blocks.file, np.dtype(np.float32), whole, blocks.begin)
     return tensors, packed

@@ -73,7 +73,7 @@ class Pruning:
             raise ValueError(f'--strength must be 0 or above; got {self.strength}')
 
     def check_general(self, source: str | None) -> None:
-        """Raises ValueError if a score needs a general text and has none, or the reverse.
+        """Raises ValueError if --general is missing for a score that needs it, or is not read.
 
         source: the flag --general.
         """
@@ -171,7 +171,7 @@ def prune_params(
 
 
 class ScoreReader:
-    """Computes scores by reading texts with the model of a learner, some rows at a time.
+    """Computes scores on texts with the model of a learner, `rows` rows at a time.
 
     Reuse the object for other weights: its programs are compiled once.
     """
@@ -228,8 +228,7 @@ class ScoreReader:
     def compute_means(
         self, statistic: str, weights: Weights, tokens_BT: np.ndarray
     ) -> dict[str, np.ndarray]:
-        """Returns means over all tokens of the inputs' squares or moments, by the path of the
-        parameter.
+        """Returns means of the inputs' squares or moments over all tokens, by parameter path.
 
         Args:
           statistic: SQUARES or MOMENTS.
@@ -302,6 +301,7 @@ def average_over_rows(
         return jax.tree.map(jnp.add, total, row_scores), None
 
     zeros = {path: jnp.zeros_like(params[path]) for path in general}
+    # A scan, as scores are not linear in gradients: each row needs a separate backward pass.
     total, _ = jax.lax.scan(add, zeros, tokens_BT)
     return jax.tree.map(lambda x: x / len(tokens_BT), total)
 

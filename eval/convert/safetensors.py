@@ -1,13 +1,15 @@
 """Reads and writes safetensors files, without the library of that name.
 
-A file is the length of a header in 8 bytes (little-endian), the header, a JSON object {name:
-{dtype, shape, data_offsets}}, and the data. Tensors are read through `numpy.memmap`, so that only
-the parts that are read take memory. Format: https://github.com/huggingface/safetensors.
+A file consists of the length of a header in 8 bytes (little-endian), the header, which is a JSON
+object {name: {dtype, shape, data_offsets}}, and the data. Tensors are read through `numpy.memmap`,
+so that only the parts that are read take memory. Format:
+https://github.com/huggingface/safetensors.
 
-The library (0.8) is not enough. Reading: `get_tensor` copies, float8 has no dtype in its numpy, a
-duplicate name is read as its last entry, a name may move the cursor of a terminal, and most errors
-name neither tensor nor numbers. Writing: `save_file` takes all tensors at once, while a model that
-is larger than memory must be written tensor by tensor.
+The library (0.8) does not suffice. Its `get_tensor` copies, its numpy interface has no dtype for
+float8, it reads the last of several entries with the same name, it allows names that move the
+cursor of a terminal, and most of its errors give neither the tensor nor the numbers. Its
+`save_file` takes all tensors at once, but a model larger than memory must be written tensor by
+tensor.
 """
 
 import json
@@ -27,7 +29,7 @@ from lm.storage.files import open_regular, replace_file, write_json
 MAX_HEADER_BYTES = 100_000_000  # bytes, as in the library
 MAX_FILE_BYTES = 1 << 63  # also bounds an axis
 MAX_AXES = 32  # numpy has 64
-MAX_TENSORS = 100_000  # of a file; one of DeepSeek-V3, in 163 files, has some 600
+MAX_TENSORS = 100_000  # of a file; each of the 163 files of DeepSeek-V3 has some 600
 MOST_NAME, MOST_FILE = 1000, 255  # bytes of the names of tensors and of files
 METADATA = '__metadata__'
 ONE_FILE, INDEX = 'model.safetensors', 'model.safetensors.index.json'
@@ -123,6 +125,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
                 f'{begin}:{end} have {end - begin:,}'
             )
         tensors[name] = StoredTensor(path, dtype, tuple(shape), begin + 8 + length)
+    # By size too: an empty tensor begins where the next tensor does, and must come first.
     tensors = dict(sorted(tensors.items(), key=lambda pair: (pair[1].begin, pair[1].n_bytes)))
     # The tensors must cover the data without gaps and overlaps.
     position, previous = 8 + length, 'the header'
@@ -143,7 +146,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 def is_name(text: str, max_bytes: int) -> bool:
     """Whether a text may name a tensor or a file.
 
-    It may have at most `max_bytes` bytes, none of which moves the cursor of a terminal.
+    A name has at most `max_bytes` bytes, and no characters that move the cursor of a terminal.
     """
     return text.isprintable() and len(text.encode()) <= max_bytes
 
@@ -213,10 +216,8 @@ def list_unread_files(folder: Path) -> list[str]:
 
 
 def map_tensor(tensor: StoredTensor) -> np.ndarray:
-    """Returns a memory-mapped view of the file. Its pages are freed with the last array that uses
-    it.
-    """
-    if tensor.n_bytes == 0:
+    """Returns a memory-mapped view of the file; its pages are freed with the last array in use."""
+    if tensor.n_bytes == 0:  # mmap refuses a length of 0
         return np.empty(tensor.shape, tensor.dtype)
     whole = np.memmap(tensor.file, np.uint8, 'r', tensor.begin, (tensor.n_bytes,))
     return np.asarray(whole).view(tensor.dtype).reshape(tensor.shape)

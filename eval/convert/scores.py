@@ -1,4 +1,4 @@
-"""Scores of single weights, and masks that choose weights of every output or matrix by them."""
+"""Scores of single weights, and masks of the weights with the largest scores."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -35,13 +35,14 @@ def magnitude(weights_IO: np.ndarray, squares_I: np.ndarray) -> np.ndarray:
 def obs(weights_IO: np.ndarray, moments_II: np.ndarray) -> np.ndarray:
     """Returns w_io^2 / U_ii^2, the scores of SparseGPT (arXiv:2301.00774) of matrices [..., I, O].
 
-    U is the upper triangle with U' U = H^-1, and H has the means of x_i x_j and DAMPING. The score
-    is the mean square by which output o changes if w_io is removed and the weights of the inputs
+    H holds the means of x_i x_j, plus DAMPING; U is the upper triangle with U' U = H^-1. The score
+    is the mean square of the change of output o if w_io is removed and the weights of the inputs
     after i compensate. An input that is always 0 scores 0. moments_II: means over the tokens of a
     text, [..., I, I].
     """
     h_II, eye_II = np.asarray(moments_II, np.float64), np.eye(moments_II.shape[-1])
     squares_I = np.diagonal(h_II, axis1=-2, axis2=-1)
+    # Inputs that are always 0 get 1 on the diagonal, so that H has an inverse (SparseGPT's code).
     dead_I = squares_I == 0
     damp = DAMPING * np.mean(np.where(dead_I, 1.0, squares_I), -1)[..., None]
     h_II = h_II + eye_II * (dead_I + damp)[..., None]
@@ -86,7 +87,7 @@ class WeightScore:
     """A row of SCORES.
 
     compute: (weights, statistic) -> scores. statistic: SQUARES or MOMENTS, the means of x_i^2 or
-    x_i x_j, for which weights are matrices [..., I, O]; or GRADIENTS of a row, shaped like the
+    x_i x_j, with weights as matrices [..., I, O]; or GRADIENTS of a row, in the shape of the
     parameter. per: the published row of PER. needs_general: whether gradients are `regularise`d,
     which takes a second text.
     """
@@ -110,8 +111,8 @@ SCORES: Mapping[str, WeightScore] = {
 def largest_per_output(ranks_IO: np.ndarray, share: float) -> np.ndarray:
     """Returns a mask of the floor(share I) largest of the I numbers of every output, [..., I, O].
 
-    Of equal numbers the first are taken, so that the count is exact. Raises ValueError for a share
-    of less than a single number.
+    Ties go to the first numbers, so that the count is exact. Raises ValueError for a share of less
+    than a single number.
     """
     return _largest(ranks_IO, share, 'inputs of an output')
 

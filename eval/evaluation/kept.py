@@ -1,6 +1,6 @@
 """Results of suites as files: WORKDIR/evaluations/STEP/NAME-OPTIONS.json, sealed.
 
-A file has the digest of its checkpoint: a different checkpoint of the same step, as after
+A file holds the digest of its checkpoint. A different checkpoint of the same step, as after
 --start_over, is evaluated again.
 """
 
@@ -93,7 +93,7 @@ def write_result(
 
 
 def read_result(path: Path, request: SuiteRequest, meta: Mapping[str, Any]) -> SuiteResult | None:
-    """Returns the stored result; None if there is none, or it is of another checkpoint.
+    """Returns the stored result; None if it does not exist or belongs to another checkpoint.
 
     Args:
       path: from `result_path`.

@@ -1,7 +1,7 @@
 """Paired comparison of two models on the same items: difference, interval, p-value.
 
-A model's number is sum_i s_i / sum_i w_i over items i: nats over bytes of documents, or hits over
-questions. Items are resampled in pairs, since the difficulty of an item affects both models.
+A model's number is sum_i s_i / sum_i w_i over items i: nats per byte of documents, or hits per
+question. Items are resampled in pairs, since the difficulty of an item affects both models.
 """
 
 import dataclasses

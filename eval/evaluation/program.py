@@ -1,6 +1,4 @@
-"""Evaluates the checkpoints and suites of `python -m eval`, and prints, writes and draws the
-results.
-"""
+"""Evaluates checkpoints with suites for `python -m eval`; prints, writes and draws the results."""
 
 import json
 from collections.abc import Sequence

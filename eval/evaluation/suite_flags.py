@@ -107,9 +107,7 @@ def define_suites(default: str | None = None) -> flags.FlagHolder[str | None]:
 
 
 def parse_suite_flags(argv: list[str]) -> list[str]:
-    """Parses flags like `parse_flags`. Exits with the nearest name for an unknown option of a
-    suite.
-    """
+    """Parses flags like `parse_flags`. An unknown option of a suite exits with the nearest name."""
     try:
         check_options(argv)
     except ValueError as error:

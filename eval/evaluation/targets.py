@@ -48,7 +48,7 @@ class Evaluation:
 
 
 def find_targets(checkpoints: Sequence[str], step: str | None, say: Say) -> list[Target]:
-    """Returns the checkpoints that --checkpoint and --step name; for a sweep, those of its cells.
+    """Returns the checkpoints named by --checkpoint and --step; for a sweep, of all its cells.
 
     Args:
       checkpoints: workdirs, sweeps, WORKDIR/checkpoints/STEP, or URLs.
@@ -163,9 +163,9 @@ def evaluate_all(
 
 
 class Evaluator:
-    """Evaluates a checkpoint, which is loaded only if a result is not stored.
+    """Evaluates a checkpoint; loads it only if a result is not stored.
 
-    checkpoint: another checkpoint, whose compiled programs are reused for the same run.
+    checkpoint: another checkpoint of the same run, to reuse its compiled programs.
     """
 
     def __init__(

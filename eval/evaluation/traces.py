@@ -1,7 +1,7 @@
 """Numbers of suites over the checkpoints of a run and over seeds: how reliable they are.
 
 As in arXiv:2406.10229: monotonicity, the spread over seeds, and the signal-to-noise ratio. Runs
-whose configs differ only in seeds form a group.
+with configs that differ only in seeds form a group.
 """
 
 import dataclasses
@@ -24,8 +24,8 @@ MAX_STEPS = 6  # columns of steps in the table on a terminal
 class NumberTrace:
     """A number of a suite in each run of a group, by step.
 
-    monotonicity: Kendall's tau-b between the number and the step, averaged over `ordered_runs`, the
-    runs with two steps or more in which the number changes; nan if there is none. seed_std: the
+    monotonicity: Kendall's tau-b between the number and the step, averaged over `ordered_runs`:
+    runs with two steps or more and a number that changes; nan without such a run. seed_std: the
     standard deviation over seeds, averaged over the steps that two runs have. signal_to_noise: the
     mean over those runs and steps, over seed_std. Both are nan without two runs.
     """
@@ -174,8 +174,7 @@ def group_evaluations(evaluations: Sequence[Evaluation]) -> dict[str, list[Evalu
 
 
 def format_traces(traces: Sequence[NumberTrace]) -> list[dict[str, Any]]:
-    """Returns the rows of a table: each number at each step, or at the first and last of many
-    steps.
+    """Returns table rows: each number at each step, or at the first and last of many steps.
 
     A number that varies has its statistics too. `of runs` is the number of runs in the mean of
     monotonicity, if not all.

@@ -1,14 +1,14 @@
-"""Fits a scaling law, or a law of loss curves, and predicts the largest runs, which are held out.
+"""Fits a scaling law, or a law of loss curves, and predicts the held-out largest runs.
 
     python -m eval.fit --workdir=runs/sizes --law=chinchilla [--hold_out=0.25] [--figures=DIR]
     python -m eval.fit --table=numbers.csv --law=annealing --hold_out_where="run = 'wsd'"
 
-chinchilla, kaplan and data_constrained describe the final loss of runs: columns parameters, tokens
-(and unique_tokens) and the loss. mixture describes the loss of one domain, with a column share,
-two_parts a loss in first_parameters and second_parameters. annealing and multi_power describe the
-loss along runs of one model; the learning rate comes from the config or, for a table of run, step,
-lr and loss, from the rows. downstream describes a score by the loss. Intervals of 95% are from a
-bootstrap over runs, widened if there are few runs.
+chinchilla, kaplan and data_constrained describe the final loss of runs by the columns parameters
+and tokens (and unique_tokens). mixture describes the loss of a single domain, with a column share;
+two_parts describes a loss by first_parameters and second_parameters. annealing and multi_power
+describe the loss along runs of the same model; the learning rate comes from the config or, for a
+table of run, step, lr and loss, from the rows. downstream describes a score by the loss. 95%
+intervals come from a bootstrap over runs, and are widened if there are few runs.
 """
 
 from lm.launch.before_jax import prepare_process

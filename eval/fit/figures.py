@@ -1,4 +1,4 @@
-"""Figures of a fit and their page: points, open diamonds for held-out ones, the law as lines."""
+"""Figures of a fit and their page: points, open diamonds for held-out points, the law as lines."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -73,7 +73,7 @@ def draw_panels(report: FitReport) -> dict[str, Chart]:
 
 
 def draw_loss_over(report: FitReport, along: str, by: str) -> Chart:
-    """Draws the loss over one column, with a line and a colour for each value of another.
+    """Draws the loss over a column, with a line and a colour for each value of another column.
 
     Args:
       report: the fit and its points.
@@ -165,7 +165,7 @@ def draw_panel(
     colour: altair.Color,
     log: bool = False,
 ) -> Chart:
-    """Draws points and lines over one column.
+    """Draws points and lines over a column.
 
     Args:
       lines: rows of the law.

@@ -1,6 +1,4 @@
-"""Fits of a law to points, from many starts, with bootstrap intervals and held-out points; the fit
-as text and as JSON.
-"""
+"""Fits a law to points: many starts, bootstrap intervals, held-out points, and reports."""
 
 import dataclasses
 import math
@@ -85,9 +83,9 @@ class FittedLaw:
 def percentile_interval(values: np.ndarray) -> np.ndarray:
     """Returns the ends [2, ...] that contain CONFIDENCE of further draws like values [boots, ...].
 
-    Uses the value at position p (boots + 1) in order, which a share p of further draws is below.
-    With numpy's default, p (boots - 1) + 1, intervals are too narrow: 80 draws cover 93%, 40 draws
-    90%.
+    Takes the value at position p (boots + 1) of the sorted draws; a share p of further draws is
+    below it. numpy's default position, p (boots - 1) + 1, makes intervals too narrow: 80 draws
+    cover 93%, 40 draws 90%.
     """
     return np.percentile(values, BOUNDS, axis=0, method='weibull')
 
@@ -166,11 +164,11 @@ def fit(
 
 
 def small_sample_factor(points: int, groups: int, constants: int) -> float:
-    """Returns sqrt(G / (G - 1) (n - 1) / (n - P)) t / z, above 1: a correction for a bootstrap of
-    few runs.
+    """Returns sqrt(G / (G - 1) (n - 1) / (n - P)) t / z, which corrects a bootstrap of few runs.
 
-    Residuals are too small because the constants are fitted to the errors too: by the root, n / (n
-    - P) if each point is a group. As their size is estimated from few groups, Student's t quantile
+    The factor is above 1. Residuals are too small because the constants are fitted to the errors
+    too; the root corrects this, with n / (n - P) if each point is a group. As the size of the
+    residuals is estimated from few groups, Student's t quantile
     for min(G - 1, n - P) degrees of freedom replaces the normal quantile z. Source: the corrections
     of cluster-robust errors in Cameron and Miller, Journal of Human Resources 50 (2015), section
     VI.
@@ -189,7 +187,7 @@ def small_sample_factor(points: int, groups: int, constants: int) -> float:
 def check_sensitivity(law: Law, theta: np.ndarray, x: Columns, units: Mapping) -> None:
     """Raises ValueError for constants that no point depends on.
 
-    An example are the constants of repeated tokens if no run has repeated any.
+    An example: the constants of repeated tokens, if no run has repeated tokens.
 
     Args:
       law: the law.
@@ -256,7 +254,7 @@ def polish(
       theta: initial constants [P].
       x: its inputs.
       y: observed values [points].
-      tolerance: relative changes at which to stop.
+      tolerance: stops at smaller relative changes.
 
     Returns:
       (the sum, the constants); NO_VALUE and theta if they are not finite.
@@ -286,13 +284,13 @@ def bootstrap(
 ) -> np.ndarray:
     """Fits resamples of the points.
 
-    A resample that does not determine the constants is drawn again: it has no more different points
-    than constants, or fewer different values of a column than the law needs. A resample without a
-    fit is left out.
+    A resample is drawn again if it does not determine the constants: if its distinct points do not
+    outnumber the constants, or a column has fewer distinct values than the law needs. A resample
+    without a fit is left out.
 
     Args:
       law: the law.
-      theta: constants from which each fit starts.
+      theta: initial constants of each fit.
       x: its inputs.
       y: observed values [points].
       boots: number of resamples.
@@ -412,10 +410,9 @@ def is_outside(row: Mapping[str, Any]) -> bool:
 
 
 def judge_intervals(report: FitReport) -> tuple[str, bool]:
-    """Returns how many held-out runs are within their intervals, in words, and whether these are
-    too few.
+    """Returns a text on the held-out runs within their intervals, and whether there are too few.
 
-    Too few: fewer than by chance in all but 5% of fits.
+    Too few means fewer than by chance in all but 5% of fits.
     """
     rows = held_out_rows(report)
     if not rows or rows[0]['low'] is None:

@@ -1,20 +1,21 @@
 """The laws: their constants, the columns that they read, and their values in numbers near 1.
 
-Laws of the final loss, or of a score, are in N parameters (N1 and N2 of two parts), D tokens, U
-different tokens, the share p of a domain in them, or the loss L in nats per token. No published
-constants are used: these hold for one tokenizer, one text and one way to count parameters.
-`parameters` of runs include embeddings, as in arXiv:2203.15556; arXiv:2001.08361 excludes them.
+Laws of the final loss, or of a score, are functions of N parameters (N1 and N2 of two parts), D
+tokens, U distinct tokens, the share p of a domain in them, or the loss L in nats per token. They
+use no published constants, which hold only for the same tokenizer, text and way to count
+parameters. `parameters` of runs include embeddings, as in arXiv:2203.15556; arXiv:2001.08361
+excludes them.
 
-Laws of loss curves are in the learning rate eta_i at each step i of a run, from 1; s is a step with
-a known loss, w the first step at the peak. S1(s) = sum_{i <= s} eta_i includes the warm-up; falling
-rates count from w on, and points before w are left out. These laws hold for one model and one way
-to train it, and predict schedules similar to the fitted ones. A rate held at 0 still lowers the
-loss that `annealing` predicts, and neither law finds any update too large, so they must not be
-minimised over schedules without a bound.
+Laws of loss curves are functions of the learning rate eta_i at each step i of a run, from 1; s is a
+step with a known loss, w the first step at the peak. S1(s) = sum_{i <= s} eta_i includes the
+warm-up; falling rates count from w on, and points before w are left out. These laws hold for a
+single model and way to train it, and predict schedules similar to the fitted schedules. Do not
+minimise them over schedules without a bound: a rate held at 0 still lowers the loss that
+`annealing` predicts, and neither law finds any update too large.
 
-The forms, and the grid and delta of arXiv:2203.15556, are as quoted in the papers or later ones.
-Two points were not checked against the papers of curves: how they treat the warm-up, and whether
-their sum counts rates that rise; here it does.
+The forms, and the grid and delta of arXiv:2203.15556, are quoted from the papers or from later
+papers. Two points were not checked against the papers of curves: their treatment of the warm-up,
+and whether their sum counts rising rates; here it does.
 """
 
 import itertools
@@ -37,9 +38,9 @@ SEGMENTS = 64  # of a falling schedule: more steps than that are joined
 
 
 class Law:
-    """A law, fitted in coordinates theta [P] in which its columns are divided by their `units`.
+    """A law. Its coordinates theta [P] are for columns divided by their `units`.
 
-    In these units constants of different orders of magnitude are found to the last digit.
+    In these units the fit finds constants of different orders of magnitude to the last digit.
 
     curve: for laws of loss curves, (rates, steps, momentum) -> columns: the columns at some steps
     (from 1) of a run, from the learning rate at each of its steps.
@@ -77,7 +78,7 @@ class Law:
         raise NotImplementedError
 
     def starts(self, x: Columns, y: np.ndarray, units: Units) -> np.ndarray:
-        """Returns the grid [S, P] from which the law is fitted.
+        """Returns the grid [S, P] of starts of the fit.
 
         Args:
             x: inputs of the points.
@@ -241,13 +242,13 @@ def log_effective_repeats(log_ratio: Any, decay: Any) -> np.ndarray:
 
 
 class MixtureLaw(Law):
-    """The loss of one domain with the share p of the text:
+    """The loss of a domain with the share p of the text:
 
         f(p) = p + c1 p^c2 (1 - p)^c3
 
     N f(p) parameters serve the domain, so that its factor beta_p = A f(p)^-alpha depends on the
-    mixture and its exponent does not. The term of the domain's own p D tokens is not in the paper,
-    where runs have all the data that they need. theta has the logs of all constants.
+    mixture and its exponent does not. The term of the domain's p D tokens is not in the paper,
+    because its runs have all the data that they need. theta has the logs of all constants.
     """
 
     name = 'mixture'
@@ -326,7 +327,7 @@ class TwoParts(Law):
         return columns[N1] + columns[N2]
 
     def units(self, columns: Columns) -> dict[str, float]:
-        """Returns the units. Raises ValueError if one column follows from the other."""
+        """Returns the units. Raises ValueError if the columns are not independent."""
         logs = np.log([columns[N1], columns[N2]])
         across, along = np.linalg.eigvalsh(np.cov(logs))
         if across <= MIN_SPREAD_RATIO**2 * along:

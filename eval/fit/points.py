@@ -114,7 +114,7 @@ def points_from_table(law: Law, path: Path, options: PointOptions) -> Points:
 
 
 def points_from_workdir(law: Law, workdir: str | Path, options: PointOptions) -> Points:
-    """Reads the points of finished runs; `left_out` has the reasons why others are left out.
+    """Reads the points of finished runs; `left_out` gives the reasons for leaving out others.
 
     Args:
       law: the law to fit.
@@ -165,7 +165,7 @@ def is_number(value: Any, above: float = -math.inf) -> bool:
 def points_from_runs(
     law: Law, rows: Sequence[Row], options: PointOptions, left_out: list[str]
 ) -> Points:
-    """Returns one point for each run.
+    """Returns a point for each run.
 
     Args:
       law: the law to fit.
@@ -262,9 +262,7 @@ def format_left_out(left_out: Sequence[str]) -> str:
 
 
 def resampling_groups(points: Points, law: Law) -> tuple[np.ndarray, str]:
-    """Returns an id for each point, shared by points that are resampled together, and the word for
-    a group.
-    """
+    """Returns an id for each point, equal for points resampled together, and a group's name."""
     names, run = np.unique(points.runs, return_inverse=True)
     if law.curve is None or len(names) >= FEW_RUNS:
         return run, 'runs'
@@ -286,8 +284,7 @@ def split_held_out(points: Points, law: Law, share: float, by_name: bool) -> tup
 
     Raises:
       ValueError: if too few points are left: laws need more runs than constants, laws of curves
-          more
-        points.
+        more points.
     """
     names, first = np.unique(points.runs, return_index=True)
     is_held_out = points.is_held_out

@@ -27,10 +27,9 @@ Curve = tuple[np.ndarray, np.ndarray]  # places along a line, and losses there
 
 
 def fitted_curve(means: Means, s: float) -> Curve | None:
-    """Returns the fitted curve of an arm over an octave to both sides of the best; None without a
-    fit.
+    """Returns the fitted curve of an arm, an octave to each side of the best; None without a fit.
 
-    The fit determines the shape alone: the curve goes through the mean of the losses, weighted by
+    The fit determines only the shape: the curve goes through the mean of the losses, weighted by
     seeds.
     """
     if len(means.finite.k) < 3 or not is_convex(means, s):
@@ -48,7 +47,7 @@ def loss_at(means: Means, fitted: Curve | None, k: np.ndarray) -> np.ndarray:
 
     Args:
       means: mean losses of an arm.
-      fitted: its fitted curve, used where it is defined.
+      fitted: its fitted curve, used within its range.
       k: positions.
 
     Returns:
@@ -63,7 +62,7 @@ def loss_at(means: Means, fitted: Curve | None, k: np.ndarray) -> np.ndarray:
 
 
 def draw_tuned_losses(ablation: Ablation) -> Chart:
-    """Draws the loss over each tuned field, one panel each.
+    """Draws the loss over each tuned field in a separate panel.
 
     A panel shows means and seeds of all arms, their fits, a band of values that are as good as the
     best, crosses for divergence, and diamonds at the selected values.

@@ -102,9 +102,7 @@ def _difference_cell(row: ArmResult) -> TableCell:
 
 
 def _loss_cell(row: ArmResult, seeds: int) -> TableCell:
-    """Returns the loss on fresh seeds, or on the seeds that chose the values until there are fresh
-    runs.
-    """
+    """Returns the loss on fresh seeds; before these exist, on the seeds that chose the values."""
     if math.isnan(row.loss.mean):
         return TableCell('')
     if not row.is_fresh:
@@ -238,8 +236,8 @@ def trial_table(ablation: Ablation) -> list[list[str]]:
 def build_comparisons(ablation: Ablation) -> list[Comparison]:
     """Returns the arms as comparisons, for the charts of a page.
 
-    They have no differences; `arm_results` has those. The runs at the selected values are the fresh
-    ones, if there are any.
+    They have no differences, which `arm_results` gives. The runs at the selected values are the
+    fresh runs, if there are any.
     """
     comparisons, metric, variants = [], ablation.metric, make_variants(ablation)
     initials = initial_losses(variants, metric)
@@ -264,7 +262,7 @@ def build_comparisons(ablation: Ablation) -> list[Comparison]:
 
 
 def _nearest_records(row: ArmResult, records: Sequence[Record]) -> list[Record]:
-    """Returns the runs with the values nearest to the selected ones."""
+    """Returns the runs with the values nearest to the selected values."""
 
     def distance(record: Record) -> float:
         pairs = ((record[columns()[path]], value) for path, value in row.values.items())

@@ -1,4 +1,4 @@
-"""Charts of losses; `eval.report.layers` has those of other quantities.
+"""Charts of losses; `eval.report.layers` draws other quantities.
 
 The page shows them live; for papers they are written as PNG and SVG.
 """
@@ -186,7 +186,7 @@ def tooltips(*fields: str) -> list[altair.Tooltip]:
 def draw_loss_curves(comparisons: Sequence[Comparison], runs: Sequence[RunLines]) -> Chart:
     """Draws the training and validation curves of each run, with a cross at divergence.
 
-    With a single variant every seed has its own colour and name.
+    With a single variant each seed has a separate colour and name.
     """
     look, rate = run_line_encodings(comparisons, runs), rate_parameter(runs)
     pick = alt.selection_point('pick', fields=['line'], bind='legend')
@@ -249,7 +249,7 @@ def with_log(chart: Chart, **channels: str) -> Chart:
 def draw_learning_rates(comparisons: Sequence[Comparison], metric: str) -> Chart:
     """Draws the mean final loss over log(lr), each seed, and a band from the least to the greatest.
 
-    Crosses on top stand for runs that diverged. More than ONE_PANEL variants get a panel each, with
+    Crosses on top mark runs that diverged. More than ONE_PANEL variants get a panel each, with
     the baseline in each panel.
     """
     names = [c.variant.name for c in comparisons]
@@ -395,7 +395,7 @@ def draw_rates_by_size(sizes: Sizes, metric: str) -> Chart:
 
 
 def draw_final_losses(comparisons: Sequence[Comparison], metric: str) -> Chart:
-    """Draws each seed's final loss and the mean with its interval, one line for each variant.
+    """Draws each seed's final loss and the mean with its interval, with a line for each variant.
 
     Runs that diverged are crosses at the loss at initialisation.
     """

@@ -1,4 +1,4 @@
-"""Quantities other than losses: tables by depth, and charts over steps, layers and both."""
+"""Quantities besides losses: tables by depth, and charts over steps, layers and both."""
 
 import dataclasses
 import math
@@ -35,12 +35,11 @@ MEAN = 'mean'  # over seeds
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """A quantity of one variant by layer, mean over seeds, nan for missing numbers.
+    """A quantity of a variant by layer, mean over seeds, nan for missing numbers.
 
     line: the variant's name without its number of layers, which is `layers`. values: step ->
-    [layers], of the first step with a number other than 0 (an update has none at a
-        learning rate of 0), and of the last.
-    seeds: step -> [layers] of each seed.
+    [layers], of the last step and of the first step with a nonzero number (an update is 0 at a
+    learning rate of 0). seeds: step -> [layers] of each seed.
     """
 
     line: str
@@ -104,7 +103,7 @@ def line_name(comparison: Comparison) -> str:
 
 
 def last_over_first(values_L: np.ndarray) -> float:
-    """Returns the last layer over the first; nan if one is missing or the first is 0."""
+    """Returns the last layer over the first; nan if either is missing or the first is 0."""
     return float(values_L[-1] / values_L[0]) if values_L[0] else math.nan
 
 
@@ -203,10 +202,9 @@ def _iterate_maps(
 def _draw_heat_map(
     rows: list[dict], runs: Sequence[RunLines], name: str, y: altair.Y, size: tuple
 ) -> Chart:
-    """Draws `rows` over steps, all variants on one colour scale, logarithmic if all values are
-    positive.
+    """Draws `rows` over steps, all variants on the same colour scale.
 
-    A reader selects learning rate and seed.
+    The scale is logarithmic if all values are positive. A reader selects learning rate and seed.
     """
     rate, seeds = rate_parameter(runs, with_all=False), list(dict.fromkeys(r['seed'] for r in rows))
     seed = alt.param('seed', bind=alt.binding_select(options=seeds, name='seed '), value=MEAN)
@@ -235,7 +233,7 @@ def _draw_heat_map(
 
 
 def draw_layer_maps(maps: Sequence[tuple], runs: Sequence[RunLines], name: str) -> Chart:
-    """Draws one quantity over steps and depth, all variants on one colour scale.
+    """Draws a quantity over steps and depth, all variants on the same colour scale.
 
     Args:
       maps: (columns of a row, map) pairs.
@@ -252,7 +250,7 @@ def draw_layer_maps(maps: Sequence[tuple], runs: Sequence[RunLines], name: str) 
 
 
 def draw_head_maps(maps: Sequence[tuple], runs: Sequence[RunLines], name: str) -> Chart:
-    """Draws one quantity over steps for each head of each layer, counted from 1.
+    """Draws a quantity over steps for each head of each layer, counted from 1.
 
     Args:
       maps: (columns of a row, map) pairs.
@@ -273,7 +271,7 @@ def draw_head_maps(maps: Sequence[tuple], runs: Sequence[RunLines], name: str) -
 
 
 def draw_by_depth(profiles: Sequence[Profile], name: str) -> Chart:
-    """Draws one quantity over the layers: a line for each variant and thin lines for its seeds.
+    """Draws a quantity over the layers: a line for each variant and thin lines for its seeds.
 
     There is a row of panels for each number of layers, with the first recorded step on the left and
     the last on the right.
@@ -350,7 +348,7 @@ def draw_over_steps(rows: list[dict], look: dict[str, Any], name: str) -> Chart:
 
 
 def _finite_values(series: Series, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns steps [S] and values [S, L] at which all layers have a number.
+    """Returns the steps [S] with a number for all layers, and their values [S, L].
 
     A quantity of the whole model has a single column.
     """

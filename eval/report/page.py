@@ -1,4 +1,4 @@
-"""Tables and plots of a run or of sweeps, finished or not, in one page that needs no network.
+"""Tables and plots of a run or of sweeps, finished or not, in a page that needs no network.
 
 The same is written in Markdown beside the page (DIR/report.html); --figures adds PNG and SVG.
 """
@@ -68,7 +68,7 @@ def write_report(
         out: path of the page. By default WORKDIR/report.html; for several,
             report-with-OTHERS.html in the first.
         figures: folder for figures; none by default.
-        baseline: a variant, as the page names it, or one of its cells; the first by default.
+        baseline: a variant, as the page names it, or any of its cells; the first by default.
         say: called with the main results, for a terminal.
 
     Returns:

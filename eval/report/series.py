@@ -1,5 +1,6 @@
-"""Quantities that a run recorded over its steps (`lm.training.diagnostics`): reads, thins and
-orders them, and selects those that fit a page.
+"""Reads, thins, orders and selects the quantities of a run over its steps for a page.
+
+The quantities are described in `lm.training.diagnostics`.
 """
 
 import collections
@@ -74,8 +75,7 @@ class Series:
 
 
 def read_series(record: Record) -> Series:
-    """Reads all rows of the run's metrics.jsonl so far; None stands for a missing or non-finite
-    number.
+    """Reads all rows of the run's metrics.jsonl so far; missing or non-finite numbers are None.
 
     Raises ValueError, with the path, if the file cannot be read.
     """
@@ -111,7 +111,7 @@ def _nesting_depth(value: Any) -> int:
 
 
 def _read_column(rows: Iterable[dict[str, Any]], name: str) -> Any:
-    """Returns the steps at which `name` was recorded, and its value at each."""
+    """Returns the steps with a record of `name`, and its values."""
     recorded = [(row['step'], row[name]) for row in rows if name in row]
     return [step for step, _ in recorded], [_replace_nonfinite(value) for _, value in recorded]
 
@@ -190,7 +190,7 @@ def thin_map(quantity_map: Any, steps: int) -> Any:
 
 
 def mean_map(maps: Sequence[Any]) -> Any:
-    """Returns the mean over runs at the steps that all have; None where a run has no number."""
+    """Returns the mean over runs at their shared steps; None if any run has no number."""
     first = maps[0][0] if maps else []
     steps = [step for step in first if all(step in quantity_map[0] for quantity_map in maps)]
     values_by_step = [dict(zip(*quantity_map, strict=True)) for quantity_map in maps]
@@ -207,7 +207,7 @@ def quantity_group(name: str) -> str:
 
 
 def quantity_names(all_series: Iterable[Series]) -> list[str]:
-    """Returns the names of all recorded quantities, those of FEW first, then by group."""
+    """Returns the names of all recorded quantities: first FEW, then by group."""
     groups = [*GROUPS, OTHERS]
     names = dict.fromkeys(
         name for series in all_series for name in (*series.layers, *series.scalars)
@@ -248,7 +248,7 @@ def select_figures(all_series: Sequence[Series]) -> list[str]:
 
 
 def build_choices(names: Sequence[str]) -> list[dict[str, Any]]:
-    """Returns the page's choices, {'group', 'label', 'names'}, those of FEW first."""
+    """Returns the page's choices, {'group', 'label', 'names'}, with FEW first."""
     few = [name for name in names if name in FEW] or list(names[:3])
     choices = [{'group': '', 'label': 'the few that matter', 'names': few}]
     for group in [*GROUPS, OTHERS]:
@@ -266,7 +266,7 @@ def select_fitting(all_series: Sequence[Series]) -> tuple[int, list[str], list[s
 
     Returns:
         The number of steps of each quantity, the names of the quantities that fit, and the names of
-        those that fit for each head.
+        quantities that fit for each head.
     """
     names = quantity_names(all_series)
     layers, heads = collections.Counter(), collections.Counter()

@@ -48,12 +48,11 @@ class Subject:
 
 
 def read_subject(workdirs: Sequence[str | Path]) -> Subject:
-    """Reads the folders. The baseline is that of the first.
+    """Reads the folders. The first gives the baseline.
 
     Raises:
       ValueError: if a folder has neither a run nor a sweep or is given twice, if losses per token
-          are
-        not comparable and there are no bits per byte, or if one of several is a tuned sweep.
+        are not comparable and there are no bits per byte, or if any of several is a tuned sweep.
     """
     folders = [fetch_records(workdir) for workdir in workdirs]
     for folder in folders:
@@ -140,7 +139,7 @@ def _check_bits_per_byte(
 def _join_variants(
     folders: list[Path], records_by_folder: list[list[Record]], sweeps: list[dict[str, Any]]
 ) -> list[Variant]:
-    """Returns the variants of all sweeps; the name of the sweep is added where names are shared."""
+    """Returns the variants of all sweeps; shared names get the name of the sweep."""
     names = [folder.resolve().name for folder in folders]
     if len(set(names)) < len(names):
         names = [str(folder) for folder in folders]

@@ -316,9 +316,7 @@ def rates_table(comparisons: Sequence[Comparison], metric: str) -> list[list[str
 
 
 def read_warnings(record: Record) -> list[dict[str, Any]]:
-    """Returns the warnings in the summary of a run, or those of its rows so far; [] if none can be
-    read.
-    """
+    """Returns the warnings of a run's summary, else of its rows so far; [] if unreadable."""
     run = Run(Path(record['workdir']))
     try:
         if (run.folder / SUMMARY).exists():
@@ -332,9 +330,7 @@ def read_warnings(record: Record) -> list[dict[str, Any]]:
 def warning_rows(
     records: Sequence[Record], run_names: Mapping[str, str]
 ) -> list[dict[str, str | list[str]]]:
-    """Returns the table of warnings, with columns WARNINGS; remedies are a list of lines with
-    sources.
-    """
+    """Returns the table of warnings, with columns WARNINGS; remedies are lines with sources."""
     rows = []
     for record in records:
         for warning in read_warnings(record):

@@ -1,4 +1,4 @@
-"""Serves a checkpoint over HTTP, as OpenAI's clients ask: completions, chats, log-probabilities.
+"""Serves a checkpoint over OpenAI's HTTP interface: completions, chats, log-probabilities.
 
 python -m eval.serve --checkpoint=WORKDIR [--port=8000] [--host=127.0.0.1] [--slots=16]
   [--capacity=TOKENS] [--queue=64] [--timeout=600] [--key=KEY|env]

@@ -1,4 +1,4 @@
-"""Sends one answer, whole or streamed, to a client that may leave, read slowly, or wait."""
+"""Sends an answer, whole or streamed, to a client that may leave, read slowly, or wait."""
 
 import asyncio
 from collections.abc import Callable
@@ -35,7 +35,7 @@ class Answer:
         scheduler: does the work.
         reply: turns chunks into records.
         timeout_sec: time limit from now to the end of the answer.
-        active_answers: the running answers; this one adds and removes itself.
+        active_answers: the running answers; the new answer adds and removes itself.
         abort: cuts the connection of a client.
         """
         self._scheduler, self._reply, self._active_answers, self._abort = (
@@ -52,6 +52,7 @@ class Answer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._scope = scope
+        # The scheduler's thread delivers chunks; an asyncio queue is not safe across threads.
         run_in_loop = asyncio.get_running_loop().call_soon_threadsafe
         self._scheduler.submit(self._generation, lambda message: run_in_loop(self.put, message))
         self._active_answers.add(self)
@@ -64,6 +65,7 @@ class Answer:
         except ClientLeft:
             pass
         finally:
+            # After an error too: otherwise slots would generate text that nobody reads.
             watch_task.cancel()
             self._active_answers.discard(self)
             self._scheduler.cancel(self._generation)
@@ -121,12 +123,13 @@ class Answer:
         headers = [
             (b'content-type', b'text/event-stream; charset=utf-8'),
             (b'cache-control', b'no-cache'),
-            (b'x-accel-buffering', b'no'),
+            (b'x-accel-buffering', b'no'),  # nginx would otherwise hold back the stream
         ]
         await send({'type': 'http.response.start', 'status': 200, 'headers': headers})
 
         async def write(*records, more_body: bool = True) -> None:
             body = b''.join(map(format_event, records))
+            # A chunk may have no record, for example an incomplete UTF-8 character.
             if body or not more_body:
                 await send({'type': 'http.response.body', 'body': body, 'more_body': more_body})
 
@@ -140,5 +143,6 @@ class Answer:
                 chunk = await self._next_chunk()
             await write(*self._reply.final_records())
         except Refusal as refusal:
+            # Status 200 is sent already; the error becomes an event of the stream.
             await write(error_body(refusal))
         await write('[DONE]', more_body=False)

@@ -1,6 +1,4 @@
-"""The routes: requests are validated, responses are JSON, and every failure is an error
-response.
-"""
+"""The routes of the server: validated requests, JSON responses, and an error for every failure."""
 
 import asyncio
 import concurrent.futures
@@ -39,13 +37,13 @@ from lm.data.tokenizers import Tokenizer
 from lm.inference.engine import Request as Row
 
 READERS = 2  # threads that turn prompts into tokens
-CHAT_READERS = 2  # of their own, since a template may take seconds and other prompts must not wait
+CHAT_READERS = 2  # a separate pool: a template may take seconds, and other prompts must not wait
 LONGEST_TOKEN = 256  # characters; a text of more, times the capacity, is refused without encoding
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Bounds of one request.
+    """Bounds of a request.
 
     Attributes:
       timeout_sec: time limit from its arrival to the end of its answer.
@@ -130,7 +128,7 @@ class Service:
 
     def refuse_active(self) -> None:
         """Refuses the answers that are still running."""
-        for answer in {*self._answers}:
+        for answer in {*self._answers}:  # a copy, as answers remove themselves
             answer.put(server_closed())
 
     async def models(self, request: Request) -> JSONResponse:
@@ -162,6 +160,7 @@ class Service:
         text = raw.get('prompt')
         if not is_text(text):
             raise invalid_value('prompt', text, 'text')
+        # Clients learn the spellings from /tokenizer_info, and get their ids here.
         names = dict(zip(specials(self._tokenizer), self._special_ids(), strict=True))
         if text in names:
             ids = [names[text]]
@@ -202,6 +201,7 @@ class Service:
         try:
             return await asyncio.wait_for(future, self._limits.timeout_sec)
         except TimeoutError:
+            # A thread cannot be stopped: it runs to its end, and the result is dropped.
             message = f'the prompt was not read within {self._limits.timeout_sec:g} seconds'
             raise Refusal(504, 'queue_timeout', message) from None
 
@@ -246,6 +246,7 @@ class Service:
             max_tokens = max(1, self._served.capacity - len(tokens))
         row = Row(tuple(tokens), max_tokens, body.make_sampling(index), body.top or 0)
         try:
+            # The engine has no row of 0 new tokens; such a text is only scored or echoed.
             self._check(dataclasses.replace(row, max_tokens=max(1, max_tokens)))
         except ValueError as error:
             raise Refusal(400, 'invalid_value', str(error)) from None
@@ -325,6 +326,7 @@ async def read_body(request: Request, limits: Limits) -> bytes:
         raise Refusal(
             400, 'invalid_value', f'content-length must be a number; got {quote_value(length)}'
         )
+    # The number of digits comes first: int() refuses more than 4,300.
     if len(length) > len(str(limits.body_bytes)) or int(length) > limits.body_bytes:
         raise too_large
     body = bytearray()
@@ -332,6 +334,7 @@ async def read_body(request: Request, limits: Limits) -> bytes:
         async with asyncio.timeout(limits.body_sec):
             async for part in request.stream():
                 body += part
+                # Again, because a chunked body has no content-length.
                 if len(body) > limits.body_bytes:
                     raise too_large
     except TimeoutError:
@@ -341,9 +344,7 @@ async def read_body(request: Request, limits: Limits) -> bytes:
 
 
 def digest_key(key: str) -> bytes:
-    """Returns a digest of a key, so that the time of a comparison reveals nothing about its
-    length.
-    """
+    """Returns a digest of a key; comparing digests hides the key's length from timing."""
     return hashlib.sha256(key.encode(errors='replace')).digest()
 
 
@@ -355,7 +356,7 @@ async def handle_refusal(request: Request, refusal: Refusal) -> JSONResponse:
     if refusal.status == 401:
         headers['www-authenticate'] = 'Bearer'
     if refusal.status == 408:
-        headers['connection'] = 'close'
+        headers['connection'] = 'close'  # the rest of the body may still arrive
     return JSONResponse(error_body(refusal), refusal.status, headers)
 
 
@@ -375,7 +376,7 @@ async def handle_http_error(request: Request, exception: HTTPException) -> Respo
 
 
 async def handle_crash(request: Request, error: Exception) -> JSONResponse:
-    """Answers a request whose route has failed; the server of the routes logs the error."""
+    """Answers a request after its route has failed; uvicorn logs the error."""
     del error
     return await handle_refusal(request, request_failed())
 

@@ -18,7 +18,7 @@ from lm.data.tokenizers import (
 from lm.storage.files import UnreadableFile, open_regular, read_json
 
 TEMPLATE_FILE = 'chat_template.jinja'
-MAX_TEMPLATE_BYTES = 1 << 20  # bytes; long ones have 20,000
+MAX_TEMPLATE_BYTES = 1 << 20  # bytes; long templates have 20,000
 SPECIAL_TOKENS = ('bos', 'eos', 'unk', 'sep', 'pad', 'cls', 'mask')  # that a template may spell
 PLAIN_STOP = '\nuser:'  # a model without template begins to speak for the user
 
@@ -55,8 +55,8 @@ class PlainChat:
 class TemplateChat:
     """The Jinja template of an imported model, which also places BOS.
 
-    The template's special tokens are encoded as tokens. A message that spells one is refused,
-    because it could end its turn and begin another.
+    Special tokens in the template are encoded as tokens. A message with the spelling of a special
+    token is refused, because it could end its turn and begin another.
 
     Attributes:
       end_tokens: tokens that end a text, besides EOS.
@@ -79,6 +79,7 @@ class TemplateChat:
         self._names = names
         # A second tokenizer, because the run's encodes the spelling of a special token as text.
         self._library = library.Tokenizer.from_file(str(folder / LIBRARY_FILE))
+        # tokenizer.json may set both; a prompt must be neither cut nor filled.
         self._library.no_truncation()
         self._library.no_padding()
         added = self._library.get_added_tokens_decoder().values()
@@ -158,7 +159,7 @@ def build_chat(tokenizer: Tokenizer, folder: Path) -> PlainChat | TemplateChat:
 
 
 def read_template(folder: Path, config: dict[str, Any]) -> str | None:
-    """Returns the text of a model's template; the default one, if several are named.
+    """Returns the text of a model's template; of several named templates, the default.
 
     Args:
       folder: holds the tokenizer's files.
@@ -194,7 +195,7 @@ def read_template(folder: Path, config: dict[str, Any]) -> str | None:
 
 
 def is_named_template(value: Any) -> bool:
-    """Returns whether a value is one of several named templates."""
+    """Whether a value is an entry in a list of named templates."""
     match value:
         case {'name': str(), 'template': str()}:
             return True

@@ -1,4 +1,4 @@
-"""Connections of the server: idle ones are cut, and signals end the server cleanly."""
+"""Connections of the server: cuts idle connections, and ends the server cleanly after a signal."""
 
 import asyncio
 import contextlib
@@ -24,8 +24,7 @@ DRAIN_SEC = 20  # for running answers when the server is told to end
 
 
 class Connection(H11Protocol):
-    """A connection that a client cannot hold by silence: by sending no request, or reading no
-    response.
+    """A connection that is cut if its client sends no request, or does not read the response.
 
     The scope of its requests has `abort` in its state.
     """
@@ -53,13 +52,14 @@ class Connection(H11Protocol):
         self._check_timer = self.loop.call_later(CHECK_SEC, self._check)
 
     def _check(self) -> None:
-        """Cuts the connection if nothing has moved since the last check.
+        """Cuts the connection if it has made no progress since the last check.
 
-        That is, the same request is awaited, or the same bytes wait to be read by the client.
+        It has made none if the same request is still awaited, or if the same number of bytes still
+        waits for the client to read.
         """
         unsent_bytes = self.transport.get_write_buffer_size()
         is_idle = self.cycle is None or self.cycle.response_complete
-        # A connection whose response is being computed, with nothing left to send, is busy.
+        # A response that is being computed, with no bytes to send, keeps the connection busy.
         activity = (self.cycle, unsent_bytes) if is_idle or unsent_bytes else None
         if activity is not None and activity == self._last_activity:
             self.transport.abort()
@@ -89,12 +89,14 @@ class HttpServer(uvicorn.Server):
         self.on_start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # uvicorn waits for running responses; after DRAIN_SEC they end with a refusal, not a cut.
         asyncio.get_running_loop().call_later(DRAIN_SEC, self._refuse_active)
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         del frame
         if self.should_exit:
+            # A second signal: running answers are cut, which uvicorn would log as errors.
             self.force_exit = True
             logging.getLogger('uvicorn.error').setLevel(logging.CRITICAL)
         self.should_exit, self.end_signal = True, sig
@@ -128,6 +130,7 @@ def build_http_server(app: ASGIApp, refuse_active: Callable[[], None]) -> HttpSe
         log_level='error',
         access_log=False,
         server_header=False,
+        # After the drain, clients that do not read their refusal are cut by two idle checks.
         timeout_graceful_shutdown=DRAIN_SEC + 2 * CHECK_SEC,
     )
     return HttpServer(config, refuse_active)
@@ -139,8 +142,9 @@ def abort_connection(scope: Scope) -> None:
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
-    """Returns a socket bound to an address. It does not listen yet, so that early clients are
-    refused.
+    """Returns a socket bound to an address.
+
+    It does not listen yet, so that early clients are refused.
 
     Raises:
       ValueError: if the address is in use, or invalid.

@@ -1,6 +1,4 @@
-"""Scores of prompts: the log-probability of each token, and the likeliest tokens at each
-position.
-"""
+"""Scores prompts: the log-probability of each token, and the likeliest tokens in its place."""
 
 import functools
 from collections.abc import Sequence
@@ -19,8 +17,8 @@ def score_alternatives(
 ) -> dict[str, jax.Array]:
     """Computes the log-probability of the next token, and the `count` likeliest tokens.
 
-    All values come from one array, so that a next token that is the likeliest has exactly the first
-    of the likeliest log-probabilities.
+    All values come from the same array: if the next token is the likeliest, its log-probability
+    equals the first of `top` exactly.
 
     Args:
       count: K, at most V.
@@ -37,7 +35,7 @@ def score_alternatives(
 
 
 class PromptScorer:
-    """Scores prompts as the evaluation does, many in one program."""
+    """Scores many prompts in a single program, as the evaluation does."""
 
     def __init__(self, checkpoint: Checkpoint):
         # Two programs: many clients (lm-eval) ask for the likeliest token alone, few for more.

@@ -14,7 +14,7 @@ from lm.data.tokenizers import BYTES, ByteTokenizer, Tokenizer
 from lm.inference.engine import Token
 from lm.inference.text import REPLACEMENT
 
-MIN_LOG_P = -9999.0  # replaces minus infinity, which JSON lacks
+MIN_LOG_P = -9999.0  # replaces minus infinity, which JSON lacks, as in OpenAI's reference
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +53,7 @@ class ServedModel:
 
 
 class Reply:
-    """Builds the response to one request from the chunks of its texts."""
+    """Builds the response to a request from the chunks of its texts."""
 
     prefix, whole_object, chunk_object = '', '', ''
 
@@ -137,7 +137,7 @@ class CompletionReply(Reply):
             prompt, ids = self.generation.echoes[chunk.text_index]
             text = prompt + text
             scored = chunk.prompt or []
-            # If the client's prompt begins with BOS, it is echoed too; no score predicts it.
+            # If the client's prompt begins with BOS, BOS is echoed too, without a score.
             unscored = [Token(token, math.nan, ()) for token in ids[: len(ids) - len(scored)]]
             entries = [*unscored, *scored, *entries] if chunk.prompt is not None else entries
         return {
@@ -174,7 +174,7 @@ class CompletionReply(Reply):
     def _top_logprobs(self, token: Token) -> dict[str, float]:
         """Returns {spelling: log-probability} of the likeliest tokens and of the token itself.
 
-        The likeliest of several tokens with the same spelling counts.
+        If several tokens have the same spelling, the likeliest counts.
         """
         logprobs: dict[str, float] = {}
         for token_id, log_p in (*token.top, (token.id, token.log_p)):
@@ -230,6 +230,7 @@ class ChatReply(Reply):
 
     def _build_entry(self, token: int, log_p: float) -> dict[str, Any]:
         name = self.spell_token(token)
+        # A token with a part of a character decodes to REPLACEMENT, which hides its bytes.
         utf8 = None if REPLACEMENT in name else [*name.encode()]
         if isinstance(self._tokenizer, ByteTokenizer) and token < BYTES:
             utf8 = [token]
@@ -237,7 +238,7 @@ class ChatReply(Reply):
 
 
 def join_chunks(chunks: Sequence[Chunk]) -> Chunk:
-    """Returns one chunk with the content of all chunks of a text."""
+    """Joins all chunks of a text."""
     prompts = [chunk.prompt for chunk in chunks if chunk.prompt is not None]
     return Chunk(
         chunks[0].text_index,
@@ -249,7 +250,7 @@ def join_chunks(chunks: Sequence[Chunk]) -> Chunk:
 
 
 def special_names(tokenizer: Tokenizer) -> tuple[str, str]:
-    """Returns the spelling of BOS and EOS for clients; text is never encoded as one of them."""
+    """Returns the spelling of BOS and EOS for clients; text is never encoded as either."""
     if tokenizer.bos_id == tokenizer.eos_id:
         return '<|endoftext|>', '<|endoftext|>'
     return '<|bos|>', '<|endoftext|>'

@@ -136,7 +136,7 @@ def check_text(text: str) -> str:
 
 
 def check_options(raw: Any) -> Any:
-    """Returns stream options. Raises ValueError for an unknown one."""
+    """Returns stream options. Raises ValueError for an unknown option."""
     if isinstance(raw, dict) and not raw.keys() <= {'include_usage', 'include_obfuscation'}:
         raise ValueError('an option of streams that is not known')
     return raw
@@ -209,6 +209,7 @@ class Body(BaseModel):
             message = f'there is no field {quote_value(unknown)} here.{hint}'
             raise Refusal(400, 'unknown_parameter', message)
         body._check_consistency()
+        # Drawn here, so that the texts of a request have consecutive seeds either way.
         if body.seed is None:
             body.seed = secrets.randbits(32)
         return body
@@ -223,7 +224,7 @@ class Body(BaseModel):
         assert self.seed is not None  # `parse` sets it
         return Sampling(
             temperature=self.temperature,
-            top_k=max(0, self.top_k),
+            top_k=max(0, self.top_k),  # no limit is -1 in vLLM and 0 here
             top_p=self.top_p,
             min_p=self.min_p,
             seed=self.seed + index,
@@ -268,7 +269,7 @@ class CompletionBody(Body):
 class ChatBody(Body):
     """The body of /v1/chat/completions: messages [{'role', 'content'}, ...] to answer.
 
-    max_tokens: None for as many as fit.
+    max_tokens: None for the most that fit.
     """
 
     messages: list[Any] | None = described_field('a list of messages', min_length=1)

@@ -48,7 +48,7 @@ class Chunk(NamedTuple):
 
 
 class Generation:
-    """The texts of one request, and their progress.
+    """The texts of a request, and their progress.
 
     Attributes:
       rows: the engine's request for each text.
@@ -87,7 +87,7 @@ class Generation:
         self.is_started = False
 
     def needs_slot(self, index: int) -> bool:
-        """Returns whether a text needs a slot. Scoring alone finds the likeliest next token."""
+        """Whether a text needs a slot. Scoring also finds the next token of a greedy text."""
         row = self.rows[index]
         is_next_alone = row.sampling.temperature == 0 and row.max_tokens == 1
         return row.max_tokens > 0 and not (self._is_scored and is_next_alone)
@@ -120,8 +120,8 @@ class Generation:
     def finish_scored(self, index: int, tokens: list[Token]) -> Chunk:
         """Returns the chunk of a scored prompt, with the next token if the text has no more.
 
-        An end token is among the tokens here, because clients that ask for one token after a prompt
-        count on it (lm-eval takes all but the last for the prompt's).
+        Unlike in `extend`, the tokens include an end token: lm-eval requests a single token after
+        the prompt, and takes all tokens but the last for the prompt.
         """
         stream = self.streams[index]
         new_tokens = tokens[-1:] if self.rows[index].max_tokens else []
@@ -135,9 +135,9 @@ class Generation:
 class Scheduler:
     """Queues generations, first come first served, and assigns the engine's slots to their texts.
 
-    Generations take turns, so that a request for many texts does not block others. One thread does
-    all the work. An error in the work for a generation ends only that generation; an error that
-    `engine.step` raises ends the thread.
+    Generations take turns, so that a request for many texts does not block others. A single thread
+    does all the work. An error in the work for a generation ends only that generation; an error
+    from `engine.step` ends the thread.
     """
 
     def __init__(
@@ -221,13 +221,14 @@ class Scheduler:
         with self._condition:
             self._is_open = False
             running = {generation for generation, _ in self._running.values()}
+        # Everything unfinished gets an answer; without it, its client would wait for the timeout.
         for generation in {*self._queue, *running} - {*self._cancelled}:
             with contextlib.suppress(Exception):  # an event loop that has ended
                 generation.receive(refusal)
 
     @contextlib.contextmanager
     def _contain_errors(self, generation: Generation) -> Generator[None]:
-        """Ends one generation, instead of the thread, if the block raises an error."""
+        """Ends the generation, instead of the thread, if the block raises an error."""
         try:
             yield
         except Exception as error:
@@ -235,6 +236,7 @@ class Scheduler:
 
     def _refuse(self, generation: Generation, error: Exception) -> None:
         """Ends a generation with the error of its work, and logs it."""
+        # The engine raises ValueError for requests that it cannot accept: the client's error.
         is_refused = isinstance(error, ValueError)
         _logger.error('a request has failed: %s', error, exc_info=None if is_refused else error)
         with contextlib.suppress(Exception):
@@ -285,7 +287,7 @@ class Scheduler:
     ) -> Iterator[tuple[Generation, int, list[Token]]]:
         """Yields generations and text indices with the tokens of their prompts.
 
-        If a batch fails, its prompts are scored one by one, so that only the faulty one ends.
+        If a batch fails, each prompt is scored separately, so that only the faulty prompt ends.
         """
         rows = [generation.rows[index].tokens for generation, index in texts]
         try:
@@ -304,6 +306,7 @@ class Scheduler:
         if not generation.needs_slot(index):
             return generation.finish_scored(index, tokens)
         with self._condition:
+            # `_take_texts` drops a generation without further texts; here it gets another turn.
             generation.to_start.append(index)
             if generation not in self._queue:
                 self._queue.append(generation)
@@ -319,7 +322,7 @@ class Scheduler:
     def _take_texts(
         self, select_texts: Callable[[Generation], collections.deque[int]], limit: int
     ) -> list[tuple[Generation, int]]:
-        """Takes up to `limit` texts from the generations, one from each in turn."""
+        """Takes up to `limit` texts, a single text from each generation in turn."""
         selected, n_skipped = [], 0
         with self._condition:
             # A whole round of generations without such texts ends the loop.

@@ -54,6 +54,7 @@ def describe_model(path: str, checkpoint: Checkpoint, capacity: int) -> ServedMo
       capacity: tokens of a prompt with its completion.
     """
     meta = checkpoint.meta
+    # Clients see the digest as the fingerprint: equal weights, equal fingerprint.
     weights = (
         meta['digests']['weights'] if 'digests' in meta else meta
     )  # older checkpoints lack digests
@@ -117,8 +118,9 @@ class Server:
         self._server.should_exit = True
 
     def run(self, sock: socket.socket, on_start: Callable[[], None]) -> int | None:
-        """Serves until a signal comes, and returns the signal. Raises the engine's error if it
-        fails.
+        """Serves until a signal comes, and returns the signal.
+
+        Raises the engine's error if the engine fails.
 
         Args:
           sock: bound to an address.

@@ -1,9 +1,9 @@
-"""Renders one chat template in a separate process, which contains the effects of a stranger's code.
+"""Renders a chat template in a separate process, to contain the effects of a stranger's code.
 
 eval/serve/templates.py starts it as a script. It imports only the standard library and Jinja, so
-that it starts in tens of milliseconds. It sends OK when it has started. The first message is the
-text of the template, and each later one the variables of a prompt as JSON. Each answer is OK and
-the prompt, FAILED and a reason, or ENDED and a reason, after which the process ends.
+that it starts in tens of milliseconds. It sends OK when it has started. The first message holds the
+text of the template; each later message holds the variables of a prompt as JSON. An answer is OK
+and the prompt, FAILED and a reason, or ENDED and a reason. After ENDED the process ends.
 """
 
 import datetime
@@ -76,6 +76,7 @@ def build_environment() -> ImmutableSandboxedEnvironment:
 def render(template: jinja2.Template, variables: dict[str, Any]) -> str:
     """Returns a prompt. Raises ValueError if it is longer than MAX_CHARACTERS."""
     pieces, length = [], 0
+    # Piece by piece, so that a template that loops is stopped before it fills the memory.
     for piece in template.generate(**variables):
         length += len(piece)
         if length > MAX_CHARACTERS:
@@ -85,7 +86,7 @@ def render(template: jinja2.Template, variables: dict[str, Any]) -> str:
 
 
 def explain(error: BaseException) -> str:
-    """Returns the reason for a failure, in one line."""
+    """Returns the reason for a failure as a single line."""
     if isinstance(error, MemoryError):
         return f'it takes more than {MEMORY_BYTES >> 20} MiB of memory'
     text = ' '.join(str(error).split())[:MAX_REASON_LENGTH]
@@ -95,7 +96,7 @@ def explain(error: BaseException) -> str:
 
 def main() -> None:
     """Answers messages until the connection is closed or the process has to end."""
-    connection = Connection(sys.stdin.fileno())
+    connection = Connection(sys.stdin.fileno())  # a two-way socket, not a pipe
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     template = None
@@ -114,6 +115,7 @@ def main() -> None:
                 text = render(template, json.loads(message))
             answer = OK + text.encode()
         except Exception as error:
+            # Without a template, memory or stack the process cannot render the next prompt.
             is_spent = template is None or isinstance(error, MemoryError | RecursionError)
             answer = (ENDED if is_spent else FAILED) + explain(error).encode(errors='replace')
         signal.setitimer(signal.ITIMER_PROF, 0)

@@ -43,8 +43,7 @@ class TemplateFailure(ValueError):
 class Template:
     """A Jinja template in the sandbox of `eval.serve.template_worker`. Any thread may render.
 
-    Prompts that are rendered at the same time use one process each, which is kept for later
-    prompts.
+    Each concurrent prompt uses a separate process. Processes are kept for later prompts.
     """
 
     def __init__(self, text: str):
@@ -95,6 +94,8 @@ class _WorkerProcess:
         self._connection, worker_connection = multiprocessing.Pipe()
         with worker_connection:
             self._process = subprocess.Popen(
+                # -P: otherwise this folder would come first on the path, and its requests.py
+                # would hide the package of that name.
                 [sys.executable, '-P', str(Path(worker.__file__))],
                 stdin=worker_connection.fileno(),
                 stdout=subprocess.DEVNULL,
@@ -144,4 +145,4 @@ class _WorkerProcess:
 def _end_process(process: subprocess.Popen, connection: Connection) -> None:
     connection.close()
     process.kill()
-    process.wait()
+    process.wait()  # otherwise a zombie remains

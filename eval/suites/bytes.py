@@ -30,9 +30,9 @@ def bytes_(
 
     The probability of a text is the sum over all token sequences that cover it, not only the
     tokenizer's encoding (`lm.inference.bytes`), so that models with different tokenizers compare
-    byte by byte. There are never more bits by bytes than by tokens. Ends of documents are not
-    counted. About one token is read for each byte, and the tokenizer is asked about each token that
-    could follow. Source: Phan et al. 2025 (arXiv:2410.09303).
+    byte by byte. There are never more bits by bytes than by tokens. Ends of documents do not count.
+    The model reads about a token per byte; the tokenizer decides about each token that could
+    follow. Source: Phan et al. 2025 (arXiv:2410.09303).
 
     Args:
       checkpoint: a loaded checkpoint.
@@ -66,6 +66,7 @@ def bytes_(
 
 
 def _truncate_text(text: str, length: int) -> bytes:
+    # Cuts before a character that does not fit.
     return text.encode()[:length].decode('utf-8', 'ignore').encode()
 
 
@@ -120,6 +121,7 @@ def score_trees(checkpoint: Checkpoint, trees: Sequence[ContextTree]) -> Iterato
                 if not due:
                     continue
                 max_length = max(len(part.tokens) for part in due.values())
+                # Only two widths, or few more, since each width is a separate program.
                 width = (
                     MIN_COLUMNS
                     if max_length <= MIN_COLUMNS

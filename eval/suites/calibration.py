@@ -48,10 +48,11 @@ def calibration(
     """Measures how far the probability of the likeliest token is from how often it is right.
 
     ece has bins of equal width, ece_adaptive and the debiased l2_debiased have bins of equal mass.
-    Intervals (_low, _high) are at 95%, by a bootstrap over documents. temperature is fitted on one
-    half of the documents. The numbers held_out_ are of the other half, before and after (_scaled).
-    A `calibrator` is fitted and held out in the same way (_calibrated); it maps the `candidates`
-    and all other tokens as one. Tokens of all sources of a mixture have equal weight.
+    Intervals (_low, _high) are at 95%, by a bootstrap over documents. temperature is fitted on half
+    of the documents. The numbers held_out_ come from the other half, before and after (_scaled).
+    A `calibrator` is fitted and held out in the same way (_calibrated); its events are the
+    `candidates`, and all other tokens together. Tokens of all sources of a mixture have equal
+    weight.
 
     Args:
       checkpoint: a loaded checkpoint.
@@ -64,6 +65,7 @@ def calibration(
     """
     rows = validation_rows(checkpoint, tokens)
     unit = bootstrap_units(rows)
+    # By documents, as tokens of a document are not independent of each other.
     is_fitted = split_halves(unit)
     frequent = frequent_tokens(rows, classes)
     top = min(candidates, checkpoint.learner.model.vocab_size)
@@ -159,7 +161,7 @@ def compute_intervals(events: Events, classes: Bins, bins: int, resamples: int) 
 def bin_classes(
     scores: dict[str, np.ndarray], classes: np.ndarray, unit: np.ndarray, edges: np.ndarray
 ) -> Bins:
-    """Returns the bins of all classes as bins of a single class, whose error is their mean.
+    """Returns the bins of all classes as bins of a single class; its error is the classes' mean.
 
     The event of a class is that its token comes next.
 
@@ -241,7 +243,7 @@ def fit_temperature(
 
 
 def select_targets(rows: Sequence[TargetRow], chosen: np.ndarray) -> Iterator[TargetRow]:
-    """Yields the rows that have chosen targets, without the others. chosen: of all targets, [M]."""
+    """Yields the rows with chosen targets, limited to these. chosen: mask of all targets, [M]."""
     edges = np.cumsum([row.is_target.sum() for row in rows])[:-1]
     for row, chosen_in_row in zip(rows, np.split(chosen, edges), strict=True):
         if chosen_in_row.any():
@@ -283,8 +285,8 @@ def token_statistics(
     nll, brier and confidence also have the prefix scaled_, for logits beta z.
 
     Args:
-      classes: tokens whose probabilities are `of_classes`.
-      top: number of the likeliest tokens whose probabilities are `top`.
+      classes: tokens with probabilities in `of_classes`.
+      top: number of the likeliest tokens, with probabilities in `top`.
       beta: inverse temperature.
       logits_BCV: z.
       next_BC: the true tokens.

@@ -91,7 +91,7 @@ def bootstrap_interval(
     """Returns an error with its 95% interval by a bootstrap over groups.
 
     The interval is 2 e - q, with q quantiles of the resamples: absolute values of noise inflate the
-    error, and inflate the error of a resample once more by as much. It is cut at 0.
+    error, and inflate a resample's error by the same amount again. The interval is cut at 0.
 
     Args:
       error: computes the error of bins.

@@ -1,8 +1,8 @@
 """Calibrators beside a temperature: maps from a model's probabilities to other probabilities.
 
-Each is fitted as fit(log_p [M, E], place [M]) -> map. E are the events of a place, such as its
-likeliest tokens and all others as one, the likeliest first, and `place` is the event that happened.
-map(log_p) are probabilities [M, E]. To add a calibrator, write a function here and add a row to
+Each is fitted as fit(log_p [M, E], place [M]) -> map. E are the events of a place, likeliest first,
+such as its likeliest tokens and the event of all other tokens; `place` is the event that happened.
+map(log_p) returns probabilities [M, E]. To add a calibrator, write a function here and add a row to
 CALIBRATORS.
 """
 
@@ -34,8 +34,8 @@ def fit_h(log_p_ME: np.ndarray, place_M: np.ndarray, steps: int = H_STEPS) -> Pr
     """Returns sum_j w_j softmax(b_j log_p), with weights and b_j > 0 that minimise `h_loss`.
 
     h-calibration (arXiv:2506.17968) with the map, initialisation, batches and Adam of its code, for
-    a fixed number of steps. All places count at once: leaving out the places of one class after
-    another has no meaning if an event is a rank. The order of events does not change.
+    a fixed number of steps. All places count at once: its code leaves out the places of each class
+    in turn, which has no meaning if an event is a rank. The order of events does not change.
 
     Args:
       log_p_ME: log probabilities of events.

@@ -2,7 +2,7 @@
 
 A model unlearns documents by fine-tuning to the predictions of its datamodel without them
 (datamodel matching). KLoM measures how far such models are from models that never saw the
-documents. Everything is a function of arrays: outputs of N documents may be logits, margins, or one
+documents. Everything is a function of arrays: outputs of N documents may be logits, margins, or a
 number per document. Source: arXiv:2410.23232, and https://github.com/RoyRin/data-unlearning-bench.
 """
 
@@ -66,10 +66,10 @@ def fit_datamodel(
 def predict_without(
     model_outputs: np.ndarray, datamodel: Datamodel, forgotten: np.ndarray
 ) -> np.ndarray:
-    """Returns the outputs of models if they had been trained without some documents.
+    """Predicts the outputs of models trained without some documents.
 
-    Subtracts the sum of effects from each model's outputs, as in the authors' code. f of the
-    remaining documents would be the same for models that differ by their initialisation.
+    Subtracts the sum of effects from each model's outputs, as in the authors' code. In contrast, f
+    of the remaining documents does not depend on the initialisation of a model.
 
     Args:
       model_outputs: [..., shape of an output].
@@ -111,8 +111,8 @@ def match_targets(
 ) -> Any:
     """Returns the parameters of a model fine-tuned to `targets`, by the mean square error.
 
-    Datamodel matching: the documents are all that are to be forgotten and some that are to be
-    retained. The authors take logits, and three times as many documents to retain.
+    In datamodel matching, the documents are all documents to forget and some to retain. The authors
+    take logits, and retain three times the number of forgotten documents.
 
     Args:
       predict: outputs of the documents, given parameters.

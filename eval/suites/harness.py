@@ -89,7 +89,7 @@ def _find_tasks(tasks: str, include_path: str) -> tuple[list[str], Any]:
 
     The harness takes 20 s to list its 14,000 names, so that it is done only if needed.
 
-    Raises ValueError for an unknown name, and for a folder that does not exist.
+    Raises ValueError for an unknown name or a missing folder.
     """
     requested = [name for name in re.split(r'[+,\s]+', tasks) if name]
     if not requested:
@@ -156,7 +156,7 @@ def _silence_harness() -> Generator[None]:
 
 
 def _cache_path(checkpoint: Checkpoint, folder: str) -> str:
-    """Returns a path prefix that is unique to the model, which the harness's keys do not name."""
+    """Returns a path prefix that is unique to the model, as the harness's keys do not name it."""
     config = repr(sorted(flatten(checkpoint.recipe).items()))
     digest = hash_record({'arrays': hash_arrays(checkpoint.weights), 'config': config})
     cache_folder = Path(expand_home(folder))
@@ -187,8 +187,8 @@ def _to_suite_result(evaluation: Mapping[str, Any]) -> SuiteResult:
 def _document_items(evaluation: Mapping[str, Any]) -> dict[str, list]:
     """Returns a row for each document, as columns.
 
-    `value` is its first metric for which higher is better, or the log-probability in a perplexity.
-    `metrics` has all metrics.
+    `value` is the document's first metric with higher values better, or the log-probability in a
+    perplexity. `metrics` has all metrics.
     """
     columns = {'item': [], 'task': [], 'metric': [], 'value': [], 'metrics': []}
     for task, documents in evaluation.get('samples', {}).items():

@@ -50,12 +50,12 @@ def in_context(
 
     A model trained on synthetic:linear_regression reads fresh tasks x1 y1 x2 y2 ... (Garg et al.
     2022, arXiv:2208.01066). The mean of its prediction for y, given k pairs, is compared with w x
-    without noise, and with predictions of algorithms from the same pairs: nothing (zero), least
-    squares, ridge, which is the posterior mean and has the smallest possible error, and one step of
-    gradient descent from w = 0, at the best learning rate for each k (von Oswald et al. 2023,
+    without noise, and with algorithms on the same pairs: a prediction of 0 (zero), least squares,
+    ridge, which is the posterior mean and has the smallest possible error, and a step of gradient
+    descent from w = 0, at the best learning rate for each k (von Oswald et al. 2023,
     arXiv:2212.07677). error_NAME, distance_NAME (the mean squared difference between the model and
-    an algorithm) and correlation_NAME are at the largest k, `pairs`, and so are nats_model and
-    nats_posterior, of y itself; the tables have each k.
+    an algorithm), correlation_NAME, and nats_model and nats_posterior of y itself are at the
+    largest k, `pairs`; the tables have each k.
 
     Args:
       checkpoint: a loaded checkpoint.
@@ -150,9 +150,7 @@ def predict_gradient_step(context: PairContext) -> np.ndarray:
 
 
 def best_rates(tasks: Tasks) -> np.ndarray:
-    """Returns the learning rate with the smallest squared error over tasks, by the number of pairs
-    [P].
-    """
+    """Returns the learning rate with the smallest squared error over tasks, for each k [P]."""
     # Without a pair the step is 0, and the rate does not matter.
     step_NP = predict_gradient_step(build_context(tasks))
     return (step_NP * tasks.clean_NP).sum(0) / np.maximum((step_NP**2).sum(0), 1e-30)
@@ -164,7 +162,7 @@ def predict_algorithms(
     """Returns the predictions of each algorithm from the pairs before, [N, P].
 
     ridge is (X'X + s^2 / v I)^-1 X'y with the variances s^2 of the noise and v of w: the posterior
-    mean. least squares has the shortest w if several fit.
+    mean. If several w fit, least squares takes the shortest.
 
     Args:
       context: of the tasks.

@@ -41,7 +41,7 @@ def influence(
     checkpoints: Annotated[int, Option('steps of the run, up to this one', 1)] = 5,
     validation: Annotated[int, Option('validation documents, at equal distances', 1)] = 64,
 ) -> SuiteResult:
-    """Scores of training documents by which data are chosen: EL2N, VoG and TracIn; means and ranks.
+    """Scores of training documents for choosing data: EL2N, VoG and TracIn; means and ranks.
 
     A document is read from its beginning, up to data.seq_len tokens. el2n: the mean over tokens of
     ||softmax - onehot||, at this checkpoint (arXiv:2107.07075). vog: the variance over checkpoints
@@ -49,8 +49,8 @@ def influence(
     over tokens and features (arXiv:2008.11600, for language arXiv:2311.16298); `items` also has it
     normalised to mean 0 and deviation 1. tracin_self: sum over checkpoints of eta ||gradient||^2 of
     the mean loss in all weights, with the learning rate eta at the checkpoint. tracin_validation:
-    the same with the mean gradient of validation documents in place of one of the two gradients
-    (arXiv:2002.08484). spearman_A_B are rank correlations. vog needs two checkpoints.
+    the same with the mean gradient of validation documents as the second factor (arXiv:2002.08484).
+    spearman_A_B are rank correlations. vog needs two checkpoints.
 
     Args:
       checkpoint: a loaded checkpoint.
@@ -125,8 +125,8 @@ def score_documents(
 ) -> dict[str, np.ndarray]:
     """Returns SCORES [N] of rows.
 
-    Gradients in embeddings are accumulated over checkpoints, for as many rows at a time as fit in
-    HOST_BYTES. The weights are read again for each such pass.
+    Gradients in embeddings are accumulated over checkpoints, for the rows that fit in HOST_BYTES.
+    Further rows need another pass, which reads all weights again.
 
     Args:
       checkpoint: a loaded checkpoint.
@@ -136,6 +136,7 @@ def score_documents(
     """
     learner = checkpoint.learner
     width = rows['tokens'].shape[1] - 1
+    # Two float32 numbers per element: the running mean and squares.
     row_bytes = 2 * 4 * width * learner.recipe.stream_width
     size = max(GROUP_ROWS, HOST_BYTES // row_bytes)
     rates = checkpoint.recipe.optim.lr * schedule_fractions(checkpoint.recipe, np.maximum(steps, 1))
@@ -251,7 +252,7 @@ def validation_gradient(sum_gradients: Any, weights: Weights, rows: DocumentRows
 def score_document(
     learner: Learner, weights: Weights, direction: Any, row: dict[str, jax.Array]
 ) -> dict[str, Any]:
-    """Returns the errors and gradients of a row from which its scores are computed.
+    """Returns the errors and gradients that determine the scores of a row.
 
     Args:
       learner: of the model.

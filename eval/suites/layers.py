@@ -1,4 +1,4 @@
-"""Layers: the loss without each block, and how far the blocks turn the residual stream."""
+"""Layers: the loss without each block, and the angles by which blocks turn the residual stream."""
 
 from typing import Annotated
 
@@ -35,7 +35,7 @@ def layers(
     removal_ is the loss without a block minus the loss, in nats per token. angle_ is (1 / pi)
     arccos of the cosine between input and output of a block, and influence_ is 1 - cosine; both are
     means over tokens. _max, _mean and _last are over blocks (arXiv:2403.17887, arXiv:2403.03853).
-    With two streams the angles are of the stream that the next block reads.
+    If a placement has two streams, angles are of the stream that the next block reads.
 
     Args:
       checkpoint: a loaded checkpoint.
@@ -109,8 +109,9 @@ def sum_stream_angles(
 def sum_angles(streams: jax.Array, weights: jax.Array) -> jax.Array:
     """Returns sums over tokens of the angle over pi and of 1 - cosine between streams, [2, L, L].
 
-    The angle between unit vectors u and v is 2 arctan(|u - v| / |u + v|), which is exact where the
-    arccos of a cosine near 1 has lost all digits. A vector of zeros is at a right angle to all.
+    The angle between unit vectors u and v is 2 arctan(|u - v| / |u + v|). It is exact even for a
+    cosine near 1; its arccos would have no correct digits. A vector of zeros is at a right angle to
+    all vectors.
 
     Args:
       streams: [L, ..., D].

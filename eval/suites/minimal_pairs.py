@@ -43,8 +43,8 @@ def minimal_pairs(
     """accuracy on minimal pairs: log p(good sentence) > log p(bad sentence), each a document.
 
     A sentence's score is the sum of log p of its tokens after BOS, without EOS unless `end`. The
-    accuracy is the mean over paradigms. p_value is from the one-sided binomial test of all pairs
-    against 1/2. A tie is wrong. Source: Warstadt et al. 2020 (arXiv:1912.00582).
+    accuracy is the mean over paradigms. p_value is from a one-sided binomial test of all pairs
+    against 1/2. A tie counts as wrong. Source: Warstadt et al. 2020 (arXiv:1912.00582).
 
     Args:
       checkpoint: a loaded checkpoint.
@@ -105,8 +105,7 @@ def minimal_pairs(
 
 
 def read_pairs(path: str, limit: int = 0) -> Iterator[SentencePair]:
-    """Yields the pairs of a .jsonl file, of the files in a folder, or of the files that match a
-    glob.
+    """Yields the pairs of a .jsonl file, a folder or a glob.
 
     Args:
       path: the files. Their lines have `sentence_good` and `sentence_bad`, and may have `UID`, the

@@ -1,6 +1,4 @@
-"""Neural collapse: how close features before the same token are, and whether their means are a
-frame.
-"""
+"""Neural collapse: the spread of features before the same token, and the frame of their means."""
 
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -25,7 +23,7 @@ def neural_collapse(
     classes: Annotated[int, Option('most frequent next tokens that are classes', 2)] = 1024,
     least: Annotated[int, Option('tokens of a class, at least', 2)] = 10,
 ) -> SuiteResult:
-    """Measures NC1 to NC4 of the last features h, whose class is the token that comes next.
+    """Measures NC1 to NC4 of the last features h; the class of a feature is the next token.
 
     nc1: (s_c^2 + s_d^2) / (2 |m_c - m_d|^2), the mean over pairs of classes, with means m_c and
     s_c^2 the mean of |h - m_c|^2: 0 if all features of a class are equal (arXiv:2112.15121).
@@ -33,8 +31,8 @@ def neural_collapse(
     u_c the unit vector along m_c - m. nc2_cosines: the deviation of u_c.u_d. All are 0 if means
     form a simplex. nc3: the mean of cos(w_c, m_c - m), with w_c of the readout; nc3_spread: its
     deviation over its mean. They are 1 and 0 if both are the same frame. nc4: the share of tokens
-    for which the class of the largest logit has the nearest mean. m is the mean of the m_c. For
-    language arXiv:2405.17767.
+    with the nearest mean at the class of the largest logit. m is the mean of the m_c. For language
+    arXiv:2405.17767.
 
     Args:
       checkpoint: a loaded checkpoint.
@@ -151,8 +149,8 @@ def sums_around_means(
       means_CD: of the features of each class.
 
     Returns:
-      (sums of |h - m_c|^2 by class [C], the number of targets for which the class of the largest
-        logit has the nearest mean).
+      (sums of |h - m_c|^2 by class [C], the number of targets with the nearest mean at the class of
+        the largest logit).
     """
     x_MD, next_M, weights_M, readout = read_features(learner, weights, batch, hyper)
     # -1 for tokens of no class, which get the weight 0 below.
@@ -180,7 +178,7 @@ def readout_rows(
     hyper: Hyper,
     chosen_C: jax.Array,
 ) -> jax.Array:
-    """Returns the vectors [C, D] whose products with features are the logits of some tokens.
+    """Returns the rows [C, D] of the readout for some tokens.
 
     Args:
       learner: of the model.
@@ -230,7 +228,7 @@ def compute_variability(means_CD: np.ndarray, variances_C: np.ndarray) -> float:
 
 
 def measure_frame(centred_CD: np.ndarray) -> dict[str, float]:
-    """Returns the numbers of NC2: how far vectors are from a simplex, or any equal spacing."""
+    """Returns the numbers of NC2: the deviations from a simplex, or from any equal spacing."""
     lengths_C, units_CD = np.linalg.norm(centred_CD, axis=1), normalise_rows(centred_CD)
     cosines = (units_CD @ units_CD.T)[np.triu_indices(len(units_CD), 1)]
     logs = 0.5 * np.log(np.maximum(2 - 2 * cosines, np.finfo(np.float64).tiny))

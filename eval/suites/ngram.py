@@ -48,10 +48,11 @@ def kneser_ney_bits(
 ) -> tuple[float, int]:
     """Returns the bits to code `test` under an interpolated Kneser-Ney model of `train`.
 
-    p_n(w | h) = max(c(h w) - D_n, 0) / c(h) + D_n t(h) / c(h) * p_{n-1}(w | h'), where c counts
-    occurrences at the highest order and distinct left neighbours below, t(h) is the number of
-    distinct w after h, h' drops the oldest byte, p_0 = 1/256 and D_n = n1 / (n1 + 2 n2) from the
-    numbers of counts that are 1 and 2. Source: Chen and Goodman 1999, equation 29.
+    p_n(w | h) = max(c(h w) - D_n, 0) / c(h) + D_n t(h) / c(h) * p_{n-1}(w | h')
+
+    c counts occurrences at the highest order and distinct left neighbours below. t(h) is the number
+    of distinct w after h, h' drops the oldest byte, and p_0 = 1/256. D_n = n1 / (n1 + 2 n2), with
+    n1 and n2 the numbers of counts equal to 1 and 2. Source: Chen and Goodman 1999, equation 29.
 
     Args:
       train: bytes of the training documents.
@@ -93,7 +94,7 @@ def _encode_grams(documents: Iterable[np.ndarray], order: int) -> np.ndarray:
         symbols = np.concatenate([np.full(order - 1, START), text.astype(np.int64)])
         gram = np.zeros(len(text), np.int64)
         for i in range(order):
-            gram = gram * BASE + symbols[i : i + len(text)]
+            gram = gram * BASE + symbols[i : i + len(text)]  # 257**5 fits int64
         numbers.append(gram)
     return np.concatenate(numbers)
 

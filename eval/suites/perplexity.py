@@ -52,10 +52,10 @@ def perplexity(
     """validation_ce in nats per token, bits_per_byte, and perplexity = exp(validation_ce).
 
     Every token of the validation split counts once. Without a stride the split is read as in
-    training: rows of data.seq_len tokens, whose documents see each other unless data.mask_documents
-    is set. With a stride each document is read alone, in windows of data.seq_len tokens that
-    advance by `stride`: a token has at least data.seq_len - stride tokens of context, or its whole
-    document before it.
+    training: rows of data.seq_len tokens, with attention between documents of a row unless
+    data.mask_documents is set. With a stride each document is read alone, in windows of
+    data.seq_len tokens that advance by `stride`: a token has at least data.seq_len - stride tokens
+    of context, or its whole document before it.
 
     For a mixture the numbers are means over its sources, weighted by data.mixture, and each source
     has its own ce. `items` has the nats of each document of any source.
@@ -180,7 +180,7 @@ def score_windows(
 
 
 def split_windows(tokens: np.ndarray, length: int, stride: int) -> Iterator[tuple[np.ndarray, int]]:
-    """Yields windows in which each token but the first is scored exactly once.
+    """Yields windows that together score each token but the first exactly once.
 
     Args:
       tokens: of a document.

@@ -52,11 +52,11 @@ class TargetRow(NamedTuple):
 
 
 def validation_rows(checkpoint: Checkpoint, tokens: int) -> list[TargetRow]:
-    """Returns the first rows of the validation split that hold a number of targets, at least one
-    row.
+    """Returns the first rows of the validation split, until they hold enough targets.
 
     Context is as in `suites.perplexity`: whole rows, or with data.mask_documents single documents,
-    each in its own row. A mixture gives each source its share of the tokens.
+    each in a separate row. A mixture gives each source its share of the tokens. Each source has at
+    least a row.
 
     Args:
       checkpoint: a loaded checkpoint.

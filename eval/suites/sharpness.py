@@ -54,7 +54,7 @@ def sharpness(
         float, Option('how far logit_sharpness moves a logit, times its size and 1', 0, 1)
     ] = 5e-4,
 ) -> SuiteResult:
-    """Measures how strongly the loss of some validation rows curves, and how far blocks stretch.
+    """Measures the curvature of the loss of some validation rows, and the stretch of blocks.
 
     sharpness is the largest eigenvalue of the Hessian of the mean loss in the stored weights that
     are trained (sharpness_2, ... are the next, sharpness_least is the smallest).
@@ -68,7 +68,7 @@ def sharpness(
       checkpoint: a loaded checkpoint.
       rows: of the validation split.
       eigenvalues: number of the largest eigenvalues.
-      iterations: products with the Hessian; as many vectors of the size of the weights are stored.
+      iterations: products with the Hessian; each stores a vector of the size of the weights.
       rounds: of the power iteration through each block.
       box: half width of the box of a logit, relative to its size and 1.
     """
@@ -116,6 +116,7 @@ def measure_curvature(
         table_rows.append(('preconditioned_sharpness', None, why_not))
     else:
         measure('preconditioned_sharpness', scales)
+        # The rate of the last update; the next may be 0 at the end of a schedule.
         lr = learning_rate(c.recipe, c.hyper, c.step - 1)
         numbers['preconditioned_sharpness_times_lr'] = lr * numbers['preconditioned_sharpness']
     table = Table.from_rows(('what', 'value', 'how'), table_rows)
@@ -125,7 +126,7 @@ def measure_curvature(
 def measure_lipschitz(
     checkpoint: Checkpoint, batch: Batch, rounds: int
 ) -> tuple[dict[str, float], dict[str, Table]]:
-    """Returns numbers and a table of how far each block stretches a small change of its input.
+    """Returns numbers and a table of the factors by which blocks stretch a change of their input.
 
     Args:
       checkpoint: a loaded checkpoint.
@@ -236,7 +237,7 @@ def leaves_with(*trees: Any) -> Iterator[tuple[Any, ...]]:
 
 
 def preconditioner(checkpoint: Checkpoint) -> tuple[list[jax.Array] | None, str]:
-    """Returns (the `adam_scales` of a checkpoint, ''), or (None, the reason why there are none)."""
+    """Returns (the `adam_scales` of a checkpoint, ''), or (None, the reason for their absence)."""
     c = checkpoint
     try:
         state, _ = read_state(c.path.parent, c.step, abstract_state(c.learner, c.mesh))
@@ -257,7 +258,7 @@ def adam_scales(learner: Learner, hyper: Hyper, state: State) -> tuple[list[jax.
       state: gives the moments.
 
     Returns:
-      (sqrt(f / D) of each trained leaf, ''), or (None, the reason why there are none).
+      (sqrt(f / D) of each trained leaf, ''), or (None, the reason for their absence).
     """
     described, scales = learner.description, []
     moments = adam_moments(state.opt_state, state.params)

@@ -2,13 +2,13 @@
 
     python -m eval.sync --workdir=DIR --to=mlflow|wandb [--uri=URI] [--project=NAME] [--follow]
 
-Config, rows of metrics.jsonl, and summary, as they lie on disk, while the run trains or any time
-after. What was sent is noted in the workdir: the same command sends what is new, and nothing twice.
+Sends config, rows of metrics.jsonl, and summary from disk, while the run trains or any time after.
+The workdir records the last step sent: the same command sends only new rows.
 
---uri=URI       of MLflow a server or database, as sqlite:///mlflow.db, by default what
-                $MLFLOW_TRACKING_URI says; of W&B a server of one's own, or 'offline'
+--uri=URI       MLflow: a server or database, such as sqlite:///mlflow.db; default
+                $MLFLOW_TRACKING_URI. W&B: a private server, or 'offline'
 --project=NAME  the project of W&B, or ENTITY/NAME, or the experiment of MLflow; default evenkeel
---follow        go on while the run trains, and end with it
+--follow        keep sending while the run trains, and end with it
 
 `train.py --track=mlflow` does this beside training.
 """

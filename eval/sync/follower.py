@@ -1,8 +1,8 @@
-"""Follows the runs of a workdir, a run or a sweep, and sends new rows to one tracker.
+"""Follows the runs of a workdir, a run or a sweep, and sends new rows to a tracker.
 
-Runs take turns, each with a limited number of rows, so that none waits for long. A run costs its
-position in the files, its mark, and a session if the tracker has a free one. An error of one run
-does not affect the others; it is retried in later rounds.
+Runs take turns, each with a limited number of rows, so that no run waits for long. For each run the
+follower holds its position in the files, its mark, and a session if the tracker has a free session.
+An error of a run does not affect the others; it is retried in later rounds.
 """
 
 import collections
@@ -77,7 +77,7 @@ class Follower:
     def serve_round(self, is_last: bool = False) -> bool:
         """Serves each run once; returns whether some run has more to send now.
 
-        is_last: postpone nothing to a later round.
+        is_last: whether this is the last round, which sends everything.
         """
         folders = [run.folder for run in list_runs(self._workdir)]
         start = folders.index(self._last) + 1 if self._last in folders else 0
@@ -277,8 +277,8 @@ def is_training(workdir: Path) -> bool:
 class Watch:
     """Waits for the end of another process's training: `has_ended` for `follow`.
 
-    Training has ended when no process has held a run for QUIET_SEC; between two groups of a sweep
-    none does.
+    Training has ended if no process has held a run for QUIET_SEC. Between two groups of a sweep, no
+    process holds a run for a while.
     """
 
     def __init__(self, workdir: Path):

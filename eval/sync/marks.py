@@ -1,4 +1,4 @@
-"""Marks: what a tracker has of a run, as a file in the run's folder.
+"""Marks: a tracker's progress with a run, as a file in the run's folder.
 
 Before the tracker hears of a run, the mark records the run's name there, so that the successor of a
 killed process finds the same run again. When the tracker has stored rows, the mark records their
@@ -50,7 +50,7 @@ class TrackerMark:
 
 
 def read_mark(path: Path) -> TrackerMark | None:
-    """Returns the mark in a file, None if there is none. Raises UnreadableFile if it is damaged."""
+    """Returns the mark in a file, or None. Raises UnreadableFile if the file is damaged."""
     try:
         mark = TrackerMark(**read_json(path))
         check(mark)

@@ -88,7 +88,7 @@ def escape_surrogates(text: str) -> str:
 
 @dataclasses.dataclass
 class StepValues:
-    """All numbers of one step, by tag. seconds: of training until then, by the run's own clock."""
+    """All numbers of a step, by tag. seconds: training time until then, by the run's clock."""
 
     step: int
     seconds: float
@@ -114,7 +114,7 @@ class StepTail:
     def read(self) -> tuple[list[StepValues], bool]:
         """Returns (complete steps, whether there is more).
 
-        A step is complete once a later one has begun.
+        A step is complete once a later step has begun.
         """
         rows, has_more = self._rows.read()
         if self._rows.restarts != self._restarts:

@@ -1,8 +1,8 @@
 """MLflow: a server, or a database such as sqlite:///mlflow.db.
 
-A run is found again by a tag with its name. Points have times that follow from the rows, and a
-database stores only one of two equal points. We do not rely on servers to do so: for an existing
-run, each metric is sent only after the last step that the server has of it.
+A run is found again by a tag with its name. The times of points follow from the rows, and a
+database stores two equal points once. Servers may not: for an existing run, the steps of a metric
+are sent only after the last step that the server has of it.
 
 Databases hold no infinity: MLflow returns LARGEST for it. NaN stays NaN.
 """
@@ -77,7 +77,7 @@ class Mlflow:
         self.destination = f'{without_password(uri)} ({self._project})'
 
     def open(self, source: TrackedRun, name: str, began: float) -> 'MlflowSession':
-        """Opens a run, which is created if the server has none with this tag.
+        """Opens the run with this tag; creates it if the server does not have it.
 
         Args:
           source: the run.

@@ -71,7 +71,7 @@ class Wandb:
         self.destination = f'{without_password(server)} ({project or self._project})'
 
     def open(self, source: TrackedRun, name: str, began: float) -> 'WandbSession':
-        """Opens a run, which is created if the server has none with this id.
+        """Opens the run with this id; creates it if the server does not have it.
 
         Args:
           source: the run.
@@ -123,7 +123,7 @@ class WandbSession:
 
 
 def _read_last_step(folder: Path, name: str) -> int:
-    """Returns the last step in the files of a run, or NOTHING; waits while one is being written."""
+    """Returns the last step in the files of a run, or NOTHING; waits for a file being written."""
     paths = list_offline_files(folder, name)
     # A file from the future was written with a wrong clock, and is not waited for.
     while any(0 <= time.time() - path.stat().st_mtime < SETTLE_SEC for path in paths):

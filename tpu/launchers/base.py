@@ -56,9 +56,7 @@ class Job:
         return shlex.join(self.argv(python))
 
     def command_with_secret(self, python: str) -> str:
-        """Returns `command` for hosts that may share no disk on which the secret could be
-        stored.
-        """
+        """Returns `command` with the secret, for hosts that may share no disk to store it on."""
         return f'env {SECRET}={self.secret} {self.command(python)}'
 
 
@@ -81,8 +79,8 @@ class JobLaunch:
 
     programs, packages: (requirement of this machine, how to install it). restarts: how often
     `supervise` submits the job again, 0 if the scheduler restarts it. caught: signals that came.
-    stream: output that is forwarded. outlives_launcher: whether the hosts continue, and the same
-    command finds them again, if the launcher ends.
+    stream: output that is forwarded. outlives_launcher: whether the hosts continue if the launcher
+    ends, and the same command finds them again.
     """
 
     programs = packages = ()
@@ -162,9 +160,7 @@ class LaunchInterrupted(Exception):
 
 
 def option(description: str, default: Any = dataclasses.MISSING) -> Any:
-    """Declares a field of an engine's options, which is a flag; it is required without a
-    default.
-    """
+    """Declares a field of an engine's options, and its flag; required if it has no default."""
     return dataclasses.field(default=default, metadata={'words': description})
 
 
@@ -314,7 +310,8 @@ def is_resumable(status: int) -> bool:
 def combine_statuses(statuses: Sequence[int]) -> int:
     """Returns the exit status of a job from its hosts or containers: the smallest but 0.
 
-    Final statuses (1, 2) come before those of hosts that end because another failed (42, 128 + n).
+    Final statuses (1, 2) take precedence over statuses of hosts that end because another host
+    failed (42, 128 + n).
     """
     return min((status for status in statuses if status != DONE), default=DONE)
 
@@ -322,7 +319,7 @@ def combine_statuses(statuses: Sequence[int]) -> int:
 def supervise(launch: JobLaunch, caught: list[int], say: Callable[[str], None]) -> int:
     """Submits the job until it is done, cannot continue, or was restarted launch.restarts times.
 
-    A signal, in `caught`, stops the job, whose end is still waited for.
+    A signal, in `caught`, stops the job; this function still waits for its end.
 
     Args:
       launch: the job in progress.
@@ -341,6 +338,7 @@ def supervise(launch: JobLaunch, caught: list[int], say: Callable[[str], None]) 
                 say(f'Ctrl-C stops it after a checkpoint; so does: {command}')
             status = wait_for_exit(launch, caught, say)
             if caught:
+                # Final statuses stay; any other end is due to the signal.
                 return status if status in (DONE, BAD_INPUT, DIVERGED) else SIGNALLED + caught[0]
             if not is_resumable(status):
                 return status
@@ -394,6 +392,7 @@ def shell_lines(*lines: str | Sequence[str]) -> str:
 
 def run_command(command: Sequence[str], text: str | None = None) -> tuple[int, str, str]:
     """Returns (exit status, stdout, stderr) of a short command, which Ctrl-C does not reach."""
+    # Ctrl-C goes to the terminal's process group, which a new session leaves.
     process = subprocess.run(
         command, input=text or '', capture_output=True, text=True, start_new_session=True
     )
@@ -410,9 +409,9 @@ def read_output(command: Sequence[str], text: str | None = None) -> str:
 
 
 class Stream:
-    """A running command whose lines are forwarded to stdout, except those that `is_hidden` selects.
+    """A running command; its lines are forwarded to stdout unless `is_hidden` selects them.
 
-    Ctrl-C does not reach it: the engine decides when it is stopped.
+    Ctrl-C does not reach it: the engine decides when it stops.
     """
 
     def __init__(

@@ -91,6 +91,7 @@ def ssh_command(job: Job, options: GcloudOptions, command: str) -> list[str]:
     Returns:
       The command as words.
     """
+    # 4 unanswered messages, 30 s apart, end the connection.
     keep_alive = ['--ssh-flag=-oServerAliveInterval=30', '--ssh-flag=-oServerAliveCountMax=4']
     flags = ['--worker=all', *keep_alive, f'--command={command}']
     if options.slices > 1:
@@ -112,6 +113,8 @@ def host_script(job: Job, options: GcloudOptions) -> str:
     """
     enter_folder = f'{{ {_setup_script(options)}cd {shlex.quote(options.folder)} || false; }}'
     train = f'{{ {job.command_with_secret("uv run --extra tpu")} & echo $! > "$d/pid"; wait $!; }}'
+    # `tail` ends with the trainer (--pid). The second loop ends `tail` if the shell is gone. After
+    # `tail`, a trainer that still runs means that the connection broke: exit 1 without a status.
     follow = (
         f'tail -n +1 -f -s {HOST_SEC} --pid="$(cat "$d/pid")" "$d/log" & t=$!; '
         f'(while kill -0 $$ && kill -0 $t; do sleep {HOST_SEC}; done; kill $t) >/dev/null 2>&1 & '
@@ -173,10 +176,10 @@ def check(job: Job, options: GcloudOptions) -> None:
 
 
 class GcloudLaunch(base.JobLaunch):
-    """A queued resource, and one ssh to all its hosts.
+    """A queued resource, and a single ssh to all its hosts.
 
-    It is deleted in the end if this command created it, also after bad input, unless
-    `leaves_slice`: its trainer may still run.
+    If this command created the resource, it deletes it at the end, even after bad input, but not if
+    `leaves_slice`: then its trainer may still run.
     """
 
     programs = (('gcloud', 'https://cloud.google.com/sdk/docs/install'),)
@@ -213,7 +216,7 @@ class GcloudLaunch(base.JobLaunch):
             if state == 'FAILED' and is_fresh:
                 reason = shlex.join(queued_resource_command('describe', self.job, self.options))
                 raise ValueError(f'{self.job.name} could not be created. The reason: {reason}')
-            if state != NOT_FOUND:  # SUSPENDED, FAILED
+            if state != NOT_FOUND:  # SUSPENDED, FAILED: its name is taken until it is deleted
                 base.read_output(delete_command(self.job, self.options))
             base.read_output(create_command(self.job, self.options))
             self.has_created = is_fresh = True
@@ -227,9 +230,7 @@ class GcloudLaunch(base.JobLaunch):
         return ENDED.search(line) is not None
 
     def poll(self) -> int | None:
-        """Returns the status that the hosts reported; if ssh failed, a host that reported none is
-        lost.
-        """
+        """Returns the status that the hosts reported; RESUME if ssh failed without a status."""
         assert self.stream is not None  # after `submit`
         if (status := self.stream.poll()) is None:
             return None

@@ -58,9 +58,7 @@ class RayOptions:
     folder: str = option('Folder of this repository on the nodes; default this one.', '')
 
     def chips(self) -> Chips:
-        """Returns the slices, or the GPUs of all hosts; only the hosts know how their CPUs
-        count.
-        """
+        """Returns the slices, or the GPUs of all hosts; only hosts know their number of CPUs."""
         if self.topology:
             slice_name = f'{self.accelerator_version.lower()}:{self.topology}'
             return Chips(slice_name, self.slices, '--accelerator_version and --topology')
@@ -84,6 +82,8 @@ def actor_options(bundle: dict[str, float]) -> dict:
     kinds = {'CPU': 'num_cpus', 'GPU': 'num_gpus'}
     counted = {kinds[kind]: amount for kind, amount in bundle.items() if kind in kinds}
     custom = {kind: amount for kind, amount in bundle.items() if kind not in kinds}
+    # Ray takes CPUs and GPUs as separate options, and refuses them among `resources`. Without
+    # num_cpus an actor would need 1 CPU to be placed, which a bundle of GPUs may lack.
     return {'num_cpus': 0, **counted, 'resources': custom}
 
 
@@ -106,6 +106,7 @@ def order_bundles(hosts: Sequence[dict], slices: int) -> list[int]:
 
     libtpu and JAX must number the hosts alike.
     """
+    # TPU_WORKER_ID counts from 0 in each slice; a host without it keeps its place.
     size, workers = len(hosts) // slices, [host['worker'] for host in hosts]
     numbers = [i if worker is None else worker for i, worker in enumerate(workers)]
     return sorted(range(len(hosts)), key=lambda i: (i // size, numbers[i]))
@@ -159,13 +160,14 @@ def node_address() -> str:
 
 
 class RayHost:
-    """The actor of one host, which starts train.py there and reads its output.
+    """The actor of a host; it starts train.py there and reads its output.
 
-    The trainer is a separate process, as its variables must be set before it imports JAX.
+    The trainer is a separate process, because its variables must be set before it imports JAX.
     """
 
     def describe(self) -> dict:
         """Returns the host's address, two free ports, and its number within its TPU slice."""
+        # Both sockets are open at once, so that the two ports differ.
         with socket.create_server(('', 0)) as coordinator, socket.create_server(('', 0)) as watch:
             ports = coordinator.getsockname()[1], watch.getsockname()[1]
         worker = os.environ.get('TPU_WORKER_ID', '')
@@ -184,6 +186,7 @@ class RayHost:
         stop_with_actor = (
             functools.partial(libc.prctl, PR_SET_PDEATHSIG, signal.SIGTERM) if libc else None
         )
+        # A file, not a pipe: a full pipe would block the trainer while nobody reads.
         self.log = tempfile.TemporaryFile()  # noqa: SIM115
         self.offset = 0
         self.process = subprocess.Popen(
@@ -339,7 +342,7 @@ class RayLaunch(base.JobLaunch):
         return status
 
     def _show_last_output(self) -> None:
-        """Shows the last output of the hosts whose output is not forwarded."""
+        """Shows the last output of all hosts but the first, which is forwarded anyway."""
         for i, text in enumerate(self.last_output[1:], 1):
             if text.strip():
                 self.say(f'host {i} said last:\n{text.rstrip()}')

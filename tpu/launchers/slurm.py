@@ -1,8 +1,8 @@
-"""An allocation of SLURM: a batch script that starts one task, or several, on every node.
+"""An allocation of SLURM: a batch script that starts a task, or several, on every node.
 
-The job restarts by itself: SLURM queues it again when it is preempted or a node fails, and its
-script does so for 42 and 128 + n, at most --max_restarts times in all. The launcher may therefore
-end: the same command, given again, finds the job and shows its output.
+The job restarts without the launcher: SLURM queues it again when it is preempted or a node fails,
+and its script does so for 42 and 128 + n, at most --max_restarts times in all. If the launcher
+ends, the same command finds the job again and shows its output.
 
 Waits: the state of the job is read every LOOK_SEC while it waits in the queue or runs; SLURM keeps
 its status for MinJobAge (300 s by default) after its end. A job that is queued again waits for
@@ -66,9 +66,9 @@ def output_path(job: Job, options: SlurmOptions, job_id: str = '%j') -> Path:
 def batch_script(job: Job, options: SlurmOptions) -> str:
     """Returns the batch script.
 
-    srun leaves the tasks to end by themselves, as they watch each other: if it killed a task
-    because another had failed, status 1, which is final, would become 137. Nodes are assumed to be
-    alike: the accelerators of the first node determine the extra that `uv run` installs.
+    srun does not kill tasks when another fails; they watch each other and end. A killed task would
+    turn status 1, which is final, into 137. Nodes are assumed to be alike: the accelerators of the
+    first node determine the extra that `uv run` installs.
     """
     extras = '\n'.join(
         f"ls {files} > /dev/null 2>&1 && extra='--extra {extra}'"
@@ -133,9 +133,7 @@ def parse_fields(text: str) -> dict[str, str]:
 
 
 def parse_status(fields: dict[str, str]) -> int | None:
-    """Returns the exit status of an ended job, RESUME if SLURM gave none; None if it has
-    not ended.
-    """
+    """Returns a job's exit status, RESUME if SLURM reports none; None if it has not ended."""
     if fields.get('JobState') not in ENDED:
         return None
     code, _, signal_number = fields.get('ExitCode', '0:0').partition(':')
@@ -173,10 +171,10 @@ def check(job: Job, options: SlurmOptions) -> None:
 
 
 class SlurmLaunch(base.JobLaunch):
-    """A job of SLURM, which restarts by itself, and the file of its output."""
+    """A job of SLURM, which SLURM itself restarts, and the file of its output."""
 
     programs = tuple((name, LOGIN) for name in ('sbatch', 'squeue', 'scontrol', 'scancel'))
-    restarts, job_id, state, offset = 0, '', '', 0
+    restarts, job_id, state, offset = 0, '', '', 0  # SLURM restarts the job, not `supervise`
 
     def submit(self) -> None:
         """Submits the job, or finds it in the queue."""

@@ -1,8 +1,8 @@
 """TPU slices of a GKE cluster, as a JobSet that xpk creates.
 
-xpk starts one pod per host. Its JobSet restarts all pods by itself if one ends with 42 or 127 to
-255, or is evicted, at most --max_restarts times (xpk's own default is none); 1 and 2 are final. The
-launcher may therefore end: the same command, given again, finds the JobSet and shows its output.
+xpk starts one pod per host. Its JobSet restarts all pods if any ends with 42 or 127 to 255, or is
+evicted, at most --max_restarts times (xpk's default is no restart); 1 and 2 are final. If the
+launcher ends, the same command finds the JobSet again and shows its output.
 
 Waits: the state of the JobSet is read every LOOK_SEC while it waits in the queue or runs. Pods have
 GRACE_SEC to save a checkpoint before they are killed (30 s by xpk's default).
@@ -86,7 +86,7 @@ def delete_command(job: Job, options: XpkOptions) -> list[str]:
 
 
 def list_command(job: Job, options: XpkOptions) -> list[str]:
-    """Returns the command that lists the workload; by it xpk also points kubectl at the cluster."""
+    """Returns the command that lists the workload; it also points kubectl at the cluster."""
     return workload_command('list', options, f'--filter-by-job={job.name}')
 
 
@@ -172,7 +172,7 @@ def check(job: Job, options: XpkOptions) -> None:
 
 
 class XpkLaunch(base.JobLaunch):
-    """A JobSet, which restarts by itself, and the log of its first pod."""
+    """A JobSet, which Kubernetes restarts, and the log of its first pod."""
 
     programs = (XPK, KUBECTL)
     restarts, pod, seen_restarts = 0, '', 0

@@ -20,7 +20,7 @@ STEP = 1e-4  # of the variance, for its slope
     trains=False,
 )
 def self_normalizing() -> Iterator[float | list[float]]:
-    """Yields the moments behind one selu layer on normal inputs, and behind LAYERS layers.
+    """Yields the moments after a selu layer on normal inputs, and after LAYERS layers.
 
     mean, variance: E f(z) and Var f(z), z ~ N(0, 1), as in layers of mean 0 and variance 1 with
     weights of sum 0 and sum of squares 1. slope: |d (mean, variance) / d variance| at this point,

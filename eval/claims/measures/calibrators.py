@@ -18,8 +18,8 @@ from eval.suites.calibrators import CALIBRATORS, ProbabilityMap, fit_h
 EVENTS, SPREAD = 5, 1.5  # of a place; the deviation of true logits
 N_FIT, N_TEST, SEEDS, BINS = 20_000, 50_000, 5, 15
 STEPS = 500  # of h, whose default takes minutes here
-ACCURACY, BLIND_SEEDS = 0.8, 10  # where logits say nothing
-# What is made of true logits: how a model says more than it knows.
+ACCURACY, BLIND_SEEDS = 0.8, 10  # if logits carry no information
+# Maps from true logits to an overconfident model's.
 LINKS = {
     'scaled': lambda z, rng: 3 * z,
     'squared': lambda z, rng: z * np.abs(z),
@@ -40,9 +40,7 @@ def overconfident_logits() -> Iterator[list[float]]:
 
 
 def _draw_logits(link: str, places: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (log p of the model [M, E], likeliest first; the index of the event that came true
-    [M]).
-    """
+    """Returns (log p of the model [M, E], likeliest first; index of the event that happens [M])."""
     z_ME = SPREAD * rng.standard_normal((places, EVENTS))
     z_ME = -np.sort(-z_ME, 1)  # the links keep the order
     place_M = np.argmax(z_ME + rng.gumbel(size=z_ME.shape), 1)

@@ -233,7 +233,7 @@ def batch_dice(logits_B2: jax.Array, labels_B: jax.Array, alpha: float, smooth: 
 def _mean_objective(
     name: str, options: LossOptions, params: list, x_BI: Any, labels_B: Any
 ) -> jax.Array:
-    """Returns the mean of a row of LOSSES over rows of one label each, or `batch_dice`."""
+    """Returns the mean of a row of LOSSES over rows with a single label, or `batch_dice`."""
     if name == 'dice_of_batches':
         return batch_dice(lab.logits(params, x_BI), labels_B, **options)
     readout = Readout(params[-1], None, 0.0, direct, jnp.dtype('float32'))

@@ -1,4 +1,4 @@
-"""Free features: where gradient descent on them and on a readout ends."""
+"""Free features: the end of gradient descent on the features and a readout."""
 
 import functools
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ RATE, STEPS, START, SEEDS = 1.0, 30_000, 0.3, 10
     *('error_of_squared_lengths', 'cosine_of_rows', 'vanishing_length', 'spread_within_classes')
 )
 def imbalanced_collapse() -> Iterable[Iterable[float]]:
-    """Returns how far gradient descent ends from the closed form of imbalanced neural collapse.
+    """Returns the distance of gradient descent's end from imbalanced neural collapse.
 
     The loss is |W H - Y|^2 / 2N + DECAY_W |W|^2 / 2 + DECAY_H |H|^2 / 2 over W [K, D] and features
     H [D, N], one for each sample, with one-hot Y and COUNTS samples of the classes: the imbalanced
@@ -57,7 +57,7 @@ def squared_lengths(counts_K: np.ndarray, decay_w: float, decay_h: float) -> np.
 
 @functools.partial(jax.jit, static_argnames='steps')
 def _descend(seed: jax.Array, steps: int = STEPS) -> tuple[jax.Array, jax.Array]:
-    """Returns the readout [K, D] and the features [N, D] at which gradient descent ends."""
+    """Returns the readout [K, D] and the features [N, D] at the end of gradient descent."""
     labels_N = np.repeat(np.arange(len(COUNTS)), COUNTS)
     y_NK = jax.nn.one_hot(labels_N, len(COUNTS))
 

@@ -40,8 +40,7 @@ RATIOS = (('forgotten', 'ascent'), ('forgotten', 'nothing'), ('retained', 'nothi
     )
 )
 def unlearned_points() -> Iterator[np.ndarray]:
-    """Yields ratios of the median KLoM of points after unlearning some, against MODELS retrained
-    models.
+    """Yields ratios of the median KLoM of points after unlearning, against MODELS retrained models.
 
     Networks of WIDTH units are trained on the same clustered points and unlearn FORGOTTEN of them:
     random points, or the points of one cluster. nothing: the models unchanged. ascent: gradient

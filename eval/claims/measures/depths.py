@@ -36,9 +36,9 @@ def stream_over_depth() -> Iterator[np.ndarray]:
     slope_of_PLACEMENT: slope of the log mean square that is added up to blocks DEPTHS, for random
     tokens; 1 if each block adds the same (arXiv:2502.02732), less if norms are divided by the root
     of their depth (arXiv:2502.05795). added_by_grown: the mean square added in the deepest model
-    with hidden matrices GROWN times as large, over the one without. slope_of_size: slope of the log
-    root mean square of the stream after the last block of models of DEPTHS, in which blocks add
-    F(x), or F(x) / sqrt(L) (`depth_mup`, arXiv:2310.02244). Over SEEDS.
+    with hidden matrices GROWN times as large, over the mean square without growth. slope_of_size:
+    slope of the log root mean square of the stream after the last block of models of DEPTHS, if
+    blocks add F(x), or F(x) / sqrt(L) (`depth_mup`, arXiv:2310.02244). Over SEEDS.
     """
     deep = {name: stream_squares(DEPTHS[-1], {'model.placement': name}) for name in PLACEMENTS}
     yield from (log_slope(added_squares(x_SL)[:, BEHIND]) for x_SL in deep.values())
@@ -52,7 +52,10 @@ def stream_over_depth() -> Iterator[np.ndarray]:
 
 
 def added_squares(squares_SL: np.ndarray) -> np.ndarray:
-    """Returns the mean square after each block minus that of the embeddings, which come first."""
+    """Returns the mean square after each block minus the mean square of the embeddings.
+
+    The embeddings come first.
+    """
     return squares_SL[:, 1:] - squares_SL[:, :1]
 
 

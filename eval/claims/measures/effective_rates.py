@@ -47,7 +47,7 @@ def relative_change(learner: Learner, before: State, after: State) -> jax.Array:
 
 @measure(*(f'late_over_early_change_of_{name}_weights' for name in REPARAMS))
 def relative_changes_over_training() -> Iterator[np.ndarray]:
-    """Yields |dW| / |W| of late steps over that of early steps, at one learning rate.
+    """Yields the ratio of |dW| / |W| in late steps to early steps, at a single learning rate.
 
     For free and for projected weights (arXiv:2407.01800). Adam without weight decay on random
     chains of tokens; means over the steps of LATE and of EARLY, over SEEDS.

@@ -88,8 +88,7 @@ def min_entropy_over_bound(reparam: Reparam, seed: int) -> float:
 
 
 def worst_case_over_bound(seed: int) -> float:
-    """Returns the entropy of the first row over the bound in the worst case, the largest over all
-    NORMS.
+    """Returns the entropy of the first row over the bound in the worst case, maximum over NORMS.
 
     X is orthogonal, and W gives its first token one key with a larger logit than all others, which
     are equal.

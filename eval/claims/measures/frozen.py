@@ -51,10 +51,10 @@ def _largest_cosine(rows_VD: jax.Array) -> jax.Array:
 def random_features() -> Iterator[np.ndarray]:
     """Yields how the error of the kernel of a ReLU layer falls with the number of its features.
 
-    The kernel is `relu_kernel`; the features are those of model.mlp=random_features
+    The kernel is `relu_kernel`; the features are as in model.mlp=random_features
     (arXiv:2310.13225). slope_of: slope of the log root mean square error over the log of COUNTS;
     -1/2 for a mean of independent terms. orthogonal_over_gaussian: the error with orthogonal
-    directions over the error with independent ones, geometric mean over COUNTS. Over PAIRS at
+    directions over the error with independent directions, geometric mean over COUNTS. Over PAIRS at
     angles from 0 to pi, DRAWS of the features, and seeds.
     """
     logs_SC = {

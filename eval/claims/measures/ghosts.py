@@ -78,7 +78,7 @@ class Model(NamedTuple):
 
 @jax.jit
 def draw_text(key: jax.Array, successors_V: jax.Array) -> Batch:
-    """Draws a batch of a chain in which each token has one likely successor."""
+    """Draws a batch of a chain with a likely successor for each token."""
     first_key, likely_key, noise_key = jax.random.split(key, 3)
 
     def step(token_B, draws):
@@ -99,7 +99,7 @@ def draw_text(key: jax.Array, successors_V: jax.Array) -> Batch:
     *(f'accuracy_kept_over_a_spike_with_{limit}' for limit in RADIUS),
 )
 def steps_around_the_radius() -> Iterable[Iterable[float]]:
-    """Returns the accuracy lost by one step of r radii.
+    """Returns the accuracy lost by a step of r radii.
 
     At r = 1 the series of the cross-entropy along the step stops converging (arXiv:2603.13552;
     `lm.training.update.ghost_radius`).
@@ -169,9 +169,8 @@ def try_steps(
       key: key of the random direction.
 
     Returns:
-      The arguments of `describe_curves`, one curve for each direction, and the share of the
-      accuracy
-      that is left after a spike, by the limit on the update.
+      The arguments of `describe_curves`, with a curve for each direction, and the share of the
+      accuracy that is left after a spike, by the limit on the update.
     """
     faster = model.hyper | {'optim.lr': SPIKE * model.hyper['optim.lr']}
     spiked = {

@@ -1,6 +1,4 @@
-"""In-context learning: a layer of linear attention trained on regressions, against one step of
-gradient descent.
-"""
+"""In-context learning: trained linear attention against a step of gradient descent."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -43,7 +41,7 @@ def one_step() -> Iterator[list[float]]:
 
     x ~ N(0, I) and w ~ N(0, I) in DIM dimensions, y = w x + N(0, NOISE), PAIRS pairs a prompt. The
     best such layer is BEST_STEP sum_i y_i x_i x, with loss BEST_LOSS (arXiv:2307.03576, theorem 1;
-    the step follows from the moments of X'X). excess_loss: the loss above that of the best layer on
+    the step follows from the moments of X'X). excess_loss: the loss above the best layer's on
     the same PROMPTS prompts, over BEST_LOSS. step_over_best: the step that fits the layer's
     predictions, over BEST_STEP. unexplained_by_one_step: the share of the predictions' squares that
     the step leaves. For x with DEVIATIONS and w with their inverses, the best layer is that step

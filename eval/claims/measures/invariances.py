@@ -1,4 +1,4 @@
-"""Changes of weights and data that a norm behind them removes."""
+"""Changes of weights and data that a subsequent norm removes."""
 
 from collections.abc import Callable, Iterator
 from typing import cast
@@ -64,10 +64,10 @@ CHANGES: dict[str, Change] = {
 def invariances() -> Iterator[list[float]]:
     """Yields how much norm(x W) changes with W and x, by norm and change (arXiv:1910.07467).
 
-    The changes are those of the paper's table 1. The value is the root mean square of the
-    difference over that of norm(x W), for Gaussian x and W. gradient_times_scale: the gradient of a
-    linear function of the norm at SCALE W, times SCALE, over the gradient at W; 1 if the gradient
-    falls as the weights grow (section 4). Over SEEDS.
+    The changes are from the paper's table 1. The value is the root mean square of the difference
+    over the root mean square of norm(x W), for Gaussian x and W. gradient_times_scale: the gradient
+    of a linear function of the norm at SCALE W, times SCALE, over the gradient at W; 1 if the
+    gradient falls as the weights grow (section 4). Over SEEDS.
     """
     for name in NAMES:
         for change in CHANGES.values():

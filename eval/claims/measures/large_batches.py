@@ -1,4 +1,4 @@
-"""Networks trained with small batches, and with large batches for as many passes or steps."""
+"""Networks trained with small batches, and with large batches for equal passes or steps."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -36,11 +36,10 @@ REGIMES = {
 
 @measure('lost_by_large', 'lost_by_adapted', 'unexplained_by_log_less_root')
 def large_batches() -> Iterator[np.ndarray]:
-    """Yields the accuracy that batches of LARGE rows lose against SMALL ones, and a fit of
-    distances.
+    """Yields the accuracy lost with batches of LARGE rows, not SMALL, and fits of distances.
 
-    `lost_by_large`: accuracy with small batches minus accuracy with large batches for as many
-    passes. `lost_by_adapted`: the same for large batches with as many steps (regime adaptation).
+    `lost_by_large`: accuracy with small batches minus accuracy with large batches after equal
+    passes. `lost_by_adapted`: the same after equal steps (regime adaptation).
     Networks have two hidden layers of WIDTH and the same initial weights; each regime has the rate
     of RATES with the best mean over SEEDS. Distances |w_t - w_0| of `adapted` at its first rate are
     fitted by a + b log t and by a + b sqrt t; `unexplained` is the share of their variance that is

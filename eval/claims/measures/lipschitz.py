@@ -1,4 +1,4 @@
-"""Lipschitz constants: a bound by power iteration against exact ones, and attention over scale."""
+"""Lipschitz constants: power iteration against exact constants, and attention over scale."""
 
 import functools
 from collections.abc import Iterator, Sequence
@@ -42,9 +42,9 @@ def local_lipschitz() -> Iterator[float | Sequence[float]]:
 
     The networks are one or two consecutive ReLU blocks with WIDTH inputs, and not constant.
     share_at_points: |J u| after ROUNDS over the largest singular value at the same point, mean over
-    those of POINTS at which it is not 0. share_in_boxes: the largest |J u| of the points over the
-    largest singular value of all regions of their box in which the network is linear, each region
-    found by a linear program. largest_share: the maximum of all shares.
+    POINTS with a singular value other than 0. share_in_boxes: the largest |J u| of the points over
+    the largest singular value of all linear regions of the network in their box; linear programs
+    find the regions. largest_share: the maximum of all shares.
     """
     largest = 0.0
     for hidden in BLOCKS.values():
@@ -157,14 +157,13 @@ def _is_feasible(walls: list[tuple[np.ndarray, float]], centre: np.ndarray) -> b
 
 @measure('slope_of_products', 'slope_of_tied_distances', trains=False)
 def lipschitz_attention() -> Iterator[np.ndarray]:
-    """Yields the slope of log |Jacobian| over log input size, for attention by products, and by
-    distances with tied query and key matrices.
+    """Yields the slope of log |Jacobian| over log input size, for two kinds of attention.
 
-    One causal head as wide as the model, Gaussian matrices. At each of SCALES the largest singular
-    value of the Jacobian is taken over rows of three kinds: the last token at 0 and the others
-    normal, from which arXiv:2006.04710 proves that products have no constant; all keys at the same
-    distance from the last query as its own key; and ROWS of normal tokens that differ in size by up
-    to MIN_SIZE.
+    The kinds are products, and distances with tied query and key matrices. A causal head is as wide
+    as the model, with Gaussian matrices. At each of SCALES the largest singular value of the
+    Jacobian is taken over rows of three kinds: the last token at 0 and the others normal, the
+    example with which arXiv:2006.04710 proves that products have no constant; all keys at equal
+    distances from the last query; and ROWS of normal tokens that differ in size by up to MIN_SIZE.
     """
     for attention, is_tied in (('softmax', False), ('l2', True)):
         logs_CS = np.log([_largest_norms(attention, is_tied, seed) for seed in SEEDS]).T
@@ -199,9 +198,7 @@ def _largest_norms(attention: str, is_tied: bool, seed: int) -> list[float]:
 
 
 def _equidistant(rng: np.random.Generator, q: np.ndarray, k: np.ndarray) -> np.ndarray:
-    """Returns a row [1, T, D] in which all keys x k are as far from the last query x q as its own
-    key.
-    """
+    """Returns a row [1, T, D] with all keys x k at equal distances from the last query x q."""
     last = rng.standard_normal(D_MODEL)
     offsets = rng.standard_normal((TOKENS - 1, D_MODEL))
     offsets *= np.linalg.norm(last @ q - last @ k) / np.linalg.norm(offsets, axis=1, keepdims=True)

@@ -1,6 +1,4 @@
-"""Marginals of a random language from one pass of a network, against sums of its conditionals and
-against the exact values.
-"""
+"""Marginals of a random language from a single pass, against conditionals and exact values."""
 
 import functools
 import itertools
@@ -55,8 +53,7 @@ Layers = list[tuple[jax.Array, jax.Array]]  # matrices and biases
     )
 )
 def any_order_marginals() -> Iterable[Iterable[float]]:
-    """Returns how well a single number ranks rows by their probability, for rows and halves of
-    rows.
+    """Returns rank correlations of a network's single output with probabilities of rows and halves.
 
     Rows of LENGTH symbols come from a Markov chain that is drawn for each of SEEDS. A model of two
     blocks without a causal mask learns conditionals from random cuts. Then a head on its last

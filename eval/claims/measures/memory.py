@@ -30,9 +30,7 @@ class Size(NamedTuple):
 
 
 def _paper_size(width: int, layers: int, heads: int, hidden: int) -> Size:
-    """Returns a model size of arXiv:2506.16659 and its predecessors; there are as many key heads as
-    heads.
-    """
+    """Returns a model size of arXiv:2506.16659 and its predecessors, without grouped queries."""
     changes = {
         'model.d_model': width,
         'model.n_layers': layers,

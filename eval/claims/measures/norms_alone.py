@@ -1,4 +1,4 @@
-"""Networks of which only the norms are trained, or as many of the weights."""
+"""Networks with training of the norms only, or of equally many weights."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -26,13 +26,12 @@ Params = dict[str, Any]  # kernels, gains and biases of hidden layers, and a rea
 
 @measure('gain_of_norms_over_weights', 'share_of_gains_near_0')
 def norms_alone() -> Iterator[np.ndarray]:
-    """Yields the gain in accuracy of training norms over training weights, and the share of small
-    gains.
+    """Yields the accuracy gained by training norms, not weights, and the share of small gains.
 
     HIDDEN layers of WIDTH have BatchNorm and ReLU, gains from U(0, 1) and biases of 0. `norms`
-    trains gains and biases; `weights` trains two random weights of every unit, which are as many.
+    trains gains and biases; `weights` trains two random weights of every unit, the same number.
     Each has the rate of RATES with the best mean over SEEDS. Accuracies are shares of held-out
-    inputs, normalized as one batch (arXiv:2003.00152).
+    inputs, normalized as a single batch (arXiv:2003.00152).
     """
     accuracy, near_0 = {}, {}
     for part in PARTS:
@@ -100,13 +99,13 @@ def build_mask(part: str, params: Params, key: jax.Array) -> Params:
 
 
 def two_per_unit_mask(key: jax.Array, shape: tuple[int, int]) -> jax.Array:
-    """Returns a mask [I, O] of zeros with two random ones in every column."""
+    """Returns a mask [I, O] that is 1 at two random places of every column, 0 elsewhere."""
     ranks_IO = jnp.argsort(jnp.argsort(jax.random.uniform(key, shape), 0), 0)
     return jnp.float32(ranks_IO < 2)
 
 
 def normed_logits(params: Params, x: jax.Array) -> jax.Array:
-    """Returns the logits of inputs that are normalized as one batch."""
+    """Returns the logits of inputs that are normalized as a single batch."""
     hidden = zip(params['kernels'], params['gains'], params['biases'], strict=True)
     for kernel, gain, bias in hidden:
         x = x @ kernel

@@ -106,13 +106,14 @@ def draw_points(positives: int, seed: int) -> np.ndarray:
     *(f'normalized_over_plain_steps_of_{kind}_points' for kind in POSITIVES),
 )
 def steps_to_separate() -> Iterator[float | list[float]]:
-    """Yields the steps in which plain and normalized gradient descent separate points
-    (arXiv:2412.08424).
+    """Yields the steps until plain and normalized gradient descent separate points.
+
+    Source: arXiv:2412.08424.
 
     With one disagreeing point: the slope of log steps over log number of points at the rate LARGE.
     With random points, over SEEDS: the steps of plain descent at LARGE over those at SMALL; its
-    largest loss at each rate over the loss at 0; the steps of normalized descent at LARGE over
-    those of plain descent, with as many points on both sides and with few on one side.
+    largest loss at each rate over the loss at 0; the steps of normalized descent at LARGE over the
+    steps of plain descent, with equally many points on both sides and with few on one side.
     """
     for descent in DESCENTS:
         steps = [

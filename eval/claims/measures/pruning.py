@@ -1,4 +1,4 @@
-"""A model of two languages, pruned by half for one of them."""
+"""A model of two languages, half of it pruned for the sake of a language."""
 
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -18,7 +18,7 @@ RIVALS = ('magnitude', 'wanda', 'obs', 'taylor')
 
 
 class Texts(NamedTuple):
-    """Rows of the two languages, and as many of both together."""
+    """Rows of the two languages, and equally many rows of both together."""
 
     general: np.ndarray
     domain: np.ndarray
@@ -32,12 +32,11 @@ class Texts(NamedTuple):
 
 @measure(*(f'mean_added_by_dual_less_{rival}' for rival in RIVALS))
 def pruned_for_a_domain() -> Iterator[np.ndarray]:
-    """Yields the loss added by pruning half with a dual score, minus the loss added with each of
-    RIVALS.
+    """Yields the loss added by pruning half with a dual score, minus the same with each of RIVALS.
 
     Losses are in nats per token, mean of two texts. A tiny model learns two chains, the general
     text and the domain. SHARE of the weights of each matrix of its blocks (for Wanda: of each
-    output) are removed, those with the lowest scores. Wanda and `taylor` read the domain, `obs` the
+    output) are removed, at the lowest scores. Wanda and `taylor` read the domain, `obs` the
     general text, and the dual scores both (arXiv:2405.06275); it has, in each seed, the strength of
     STRENGTHS with the lowest loss on the text that it reads. Losses are measured on other rows.
     Over SEEDS.
@@ -49,7 +48,7 @@ def pruned_for_a_domain() -> Iterator[np.ndarray]:
 
 
 def _added_losses(tiny: TinyModel, reader: ScoreReader, seed: int) -> list[float]:
-    """Returns the loss that each of RIVALS, and the dual, adds."""
+    """Returns the loss added by each of RIVALS and by the dual score."""
     rng = np.random.default_rng(seed)
     chains = draw_chains(rng)
     state = tiny.train(tiny.init(seed), chains, STAGES, rng, BOTH)

@@ -39,14 +39,13 @@ class NoisyData(NamedTuple):
 
 @measure(f'gain_of_{FORM}', f'weight_of_corrupted_over_clean_by_{FORM}')
 def rescaled_rows() -> Iterator[np.ndarray]:
-    """Yields the gain in clean accuracy of rescaled rows over cross-entropy, and a ratio of
-    weights.
+    """Yields the gain in clean accuracy of rescaled rows over cross-entropy, and a weight ratio.
 
     A share CORRUPTED of the labels is replaced by another class. Accuracies are shares of held-out
     inputs with correct labels, for networks of two hidden layers of WIDTH after STEPS of Adam, with
     the same initial weights and order of batches, each method at the rate of RATES with the best
-    mean over SEEDS (arXiv:2412.12955). weight: the mean weight of corrupted rows over that of the
-    others, in the last quarter of the steps.
+    mean over SEEDS (arXiv:2412.12955). weight: the mean weight of corrupted rows over the mean of
+    the others, in the last quarter of the steps.
     """
     seeds = jax.tree.map(lambda *leaves: np.stack(leaves), *map(_draw_data, range(SEEDS)))
     train_all = jax.jit(
@@ -64,7 +63,7 @@ def _to_float64(x: jax.Array) -> np.ndarray:
 
 
 def _train(inputs_and_start: Any, rate: jax.Array, one_step: Any) -> tuple[jax.Array, jax.Array]:
-    """Returns the clean accuracy, and the weight of corrupted rows over that of the others."""
+    """Returns the clean accuracy, and the ratio of weights of corrupted rows to the others."""
     noisy, params, rescaler, key = inputs_and_start
     transform, keep = optax.adam(rate, eps_root=ROOT), 1 - DROPOUT
     x, labels, held_out, held_out_labels = noisy.rows
@@ -110,9 +109,7 @@ def _rescaled_step(transform, carry, batches):
 
 
 def _row_losses(params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
-    """Returns the losses of the rows of a batch in its first pass, and their features over all
-    passes.
-    """
+    """Returns the losses of a batch's rows in its first pass, and their features in all passes."""
     x, labels, masks = batch
     fixed = [jax.lax.stop_gradient(params)] * (PASSES - 1)
     passes = zip((params, *fixed), masks, strict=True)

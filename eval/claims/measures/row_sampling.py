@@ -19,11 +19,10 @@ ROWS, SEEDS = 128, 5
 
 @measure(*(f'variance_by_el2n_after_{steps}' for steps in STATES))
 def sampled_rows() -> Iterable[Iterable[float]]:
-    """Yields the variance of the gradient of a row drawn with probability p_i, over that of uniform
-    draws.
+    """Yields the gradient variance of a row drawn with probability p_i, relative to uniform draws.
 
-    The estimate is g_i / (N p_i); its mean is the gradient of all N rows whatever p is, its
-    variance is sum |g_i|^2 / p_i / N^2 - |mean g|^2, so nothing needs to be drawn here. p is
+    The estimate g_i / (N p_i) has the gradient of all N rows as its mean, whatever p is, and the
+    variance sum |g_i|^2 / p_i / N^2 - |mean g|^2. The measure therefore needs no draws. p is
     proportional to the mean of |softmax - onehot| over the row, the proxy of arXiv:2302.14772 as in
     the suite `influence`. The model of configs/studies/small.py is evaluated after STATES steps on
     its own text, on ROWS rows of it.
@@ -61,7 +60,7 @@ def _variance_ratios(seed: int) -> list[float]:
 
 
 def _variance_ratio(norms: np.ndarray, chances: np.ndarray, mean_square: float) -> float:
-    """Returns the variance with these chances over that of uniform draws.
+    """Returns the variance with these probabilities over the variance of uniform draws.
 
     mean_square: |mean g|^2.
     """

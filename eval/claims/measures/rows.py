@@ -1,4 +1,4 @@
-"""The table of measures: those of every module here, by the names of their functions.
+"""The table of measures: the measures of every module here, by the names of their functions.
 
 A measure is a function without arguments, decorated by `eval.claims.lab.measure`; its docstring
 states the quantities and their source.

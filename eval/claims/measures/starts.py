@@ -22,7 +22,7 @@ DEPTHS, WIDTHS, SEEDS = (2, 4, 8, 16), (32, 64, 128, 256), 5
 def gradients_at_the_start() -> Iterator[np.ndarray]:
     """Yields the slope of log |gradient of the last block's MLP| over log depth, by placement.
 
-    Expected: -1/2 in pre-norm, where the stream grows as the root of the depth, and 0 in post-norm
+    Expected: -1/2 in pre-norm, as the stream grows with the root of the depth, and 0 in post-norm
     (arXiv:2002.04745, theorem 1). Random tokens, initial weights as in configs/studies/small.py
     with embeddings of deviation 1, DEPTHS, over SEEDS.
     """
@@ -55,10 +55,9 @@ def _last_gradient_norms(placement: str, depth: int) -> np.ndarray:
 
 @measure('largest_slope_of_standard', 'largest_slope_of_mup')
 def sizes_over_width() -> Iterator[Estimate]:
-    """Yields the largest slope over log width of the log size of changes in the first steps, by
-    rule.
+    """Yields the largest slope of log size of changes over log width in the first steps, by rule.
 
-    It is 0 if one learning rate suits all widths (arXiv:2203.03466, appendix D.1): `standard`
+    It is 0 if a single learning rate suits all widths (arXiv:2203.03466, appendix D.1): `standard`
     against `mup`, Adam at its peak rate, as in `python -m eval.coordinates`.
     """
     for rule, base in (('standard', None), ('mup', WIDTHS[0])):

@@ -1,4 +1,4 @@
-"""Unlearning of memorised strings: the cost for the strings that are retained."""
+"""Unlearning of memorised strings: its cost for the retained strings."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple

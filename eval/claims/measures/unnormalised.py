@@ -58,8 +58,7 @@ def noise_contrastive(
 def moving_average(
     table_VV: jax.Array, pairs: NoisyPairs, log_z_V: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns -log p with a gradient that divides mean_K e^s / q by its moving average for each
-    context.
+    """Returns -log p; the gradient divides mean_K e^s / q by its moving average for the context.
 
     This is arXiv:2306.07485, which has a single distribution: the mean is an unbiased estimate of
     the normaliser, but its logarithm, and the gradient of the logarithm, are not.
@@ -87,11 +86,10 @@ def moving_average(
 
 @measure('excess_of_moving_average_over_noise_contrastive')
 def bigrams() -> Iterator[np.ndarray]:
-    """Yields the excess loss of bigram tables by a moving average over that by noise contrastive
-    estimation.
+    """Yields excess losses of bigram tables: moving average over noise contrastive estimation.
 
     The excess is the cross-entropy of softmax(table) on the training pairs minus the entropy of
-    their own frequencies, in nats, after STEPS of BATCH pairs, at the rate of RATES with the least
+    their frequencies, in nats, after STEPS of BATCH pairs, at the rate of RATES with the least
     mean. Both methods have the same NOISE words. The ratio is computed for each of SEEDS.
     """
     average_SR, contrast_SR = (

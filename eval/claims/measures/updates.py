@@ -76,7 +76,7 @@ def singular_values_of_updates() -> Iterator[np.ndarray]:
     """Yields numbers of the singular values of AuON's and Muon's updates of momentum.
 
     Over SEEDS, the worst of SHAPES. AuON (arXiv:2509.24320): the relative difference of its update
-    from Nesterov's momentum; its condition number over that of momentum, for ill-conditioned
+    from Nesterov's momentum; its condition number over momentum's, for ill-conditioned
     gradients; the spectral norm in the form of the paper. Muon
     (https://kellerjordan.github.io/posts/muon/): the same ratio; the share of its singular values
     in BAND, and the largest.

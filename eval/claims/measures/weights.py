@@ -1,4 +1,4 @@
-"""Weights of several models merged into one or a few, and weights that are pruned."""
+"""Merged weights of several models, and pruned weights."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -28,11 +28,10 @@ SHARE = 0.1  # of the inputs of every output
     *('steps_saved_from_different_starts', 'steps_saved_from_one_start'),
 )
 def merged_starts() -> Iterator[Iterable[float]]:
-    """Yields the effect of averaging WORKERS models on variances, and the steps saved by restoring
-    these.
+    """Yields variances after averaging WORKERS models, and the steps saved by restoring them.
 
-    variance_of_the_mean: variance of the mean of models with different seeds over that of the
-    models, mean over the matrices of a tiny model without norms. steps_saved: WORKERS such models
+    variance_of_the_mean: variance of the mean of models with different seeds over the models'
+    variance, mean over the matrices of a tiny model without norms. steps_saved: WORKERS such models
     train alone for STAGE steps, are merged, and continue from the merged weights with their own
     moments, STAGES times. It is the share of the steps that the rescaled merge does not need for
     the final loss of the plain merge; if it ends higher, it is minus the share that the plain merge
@@ -45,7 +44,7 @@ def merged_starts() -> Iterator[Iterable[float]]:
 
 
 def _mean_variances(tiny: TinyModel, seed: int) -> list[float]:
-    """Returns the variances of the plain and of the rescaled mean over those of the models."""
+    """Returns the variances of the plain and of the rescaled mean over the models' variances."""
     starts = [named_params(tiny.init(WORKERS * seed + i)) for i in range(WORKERS)]
     matrices = [path for path, spec in tiny.specs.items() if spec.role != 'vector']
     ratios = []
@@ -59,9 +58,7 @@ def _mean_variances(tiny: TinyModel, seed: int) -> list[float]:
 
 
 def _merge_losses(tiny: TinyModel, seed: int, apart: int) -> list[list[float]]:
-    """Returns the losses before the first stage and after each merge, for the plain and rescaled
-    merge.
-    """
+    """Returns losses before the first stage and after each merge, for plain and rescaled merges."""
     curves = []
     for keep in (None, 'variance'):
         rng = np.random.default_rng(seed)  # both read the same
@@ -97,15 +94,14 @@ def steps_saved(plain: Sequence[float], rescaled: Sequence[float]) -> float:
     'cost_over_that_of_the_mean',
 )
 def merged_models() -> Iterator[Iterable[float]]:
-    """Yields the error of representing MODELS models by DIRECTIONS directions of difference from a
-    base.
+    """Yields the error of representing MODELS models by DIRECTIONS directions from a base.
 
     error_of_unrelated_differences: |lost| / |differences| for Gaussian vectors of DRAWN numbers,
     over sqrt(1 - p / n). error_of_shared_differences: the same without the divisor, for random sums
     of DIRECTIONS vectors with relative NOISE. cost_over_that_of_the_mean: tiny models continue from
-    one base on their own chains, half of which differ from the base's; the loss that rebuilt models
-    add to the tuned ones, over the loss that the mean of all adds, each on its own text
-    (arXiv:2510.14163).
+    a base on separate chains; half of the chains differ from the base's. The value is the loss that
+    rebuilt models add to the tuned models, over the loss that the mean of all adds, each on the
+    model's text (arXiv:2510.14163).
     """
     errors = (_basis_errors(np.random.default_rng(seed)) for seed in range(STARTS))
     yield from zip(*errors, strict=True)
@@ -163,8 +159,8 @@ def pruned_by_text() -> Iterator[np.ndarray]:
     """Yields the loss that pruning adds to wanted and to unwanted text, in nats per token.
 
     A tiny model of wanted text, of the first mode, continues with a fifth of unwanted text, of the
-    second. Then SHARE of the inputs of every output of its blocks are removed: those with the
-    largest scores on unwanted text (arXiv:2408.09600), or random ones. Over SEEDS.
+    second. Then SHARE of the inputs of every output of its blocks are removed, by the largest
+    scores on unwanted text (arXiv:2408.09600) or at random. Over SEEDS.
     """
     tiny = TinyModel({})
     by_score_S2, at_random_S2 = np.swapaxes(
