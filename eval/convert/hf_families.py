@@ -611,3 +611,7 @@ def find_family(raw: Mapping[str, Any]) -> Family:
     if 'model_type' not in raw:
         raise ValueError('config.json lacks model_type')
     return choose(FAMILIES, str(raw['model_type']), 'model_type of config.json')
+
+
+# Scripts of users import the earlier name.
+family_of = find_family

@@ -200,3 +200,7 @@ def is_named_template(value: Any) -> bool:
         case {'name': str(), 'template': str()}:
             return True
     return False
+
+
+# Scripts of users import the earlier names.
+compiled, chat_of = compile_template, build_chat

@@ -187,3 +187,7 @@ def raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
         if limit < needed:
             print(f'WARNING: only {limit} files may be open here (ulimit -n)', file=sys.stderr)
+
+
+# Scripts of users import the earlier names.
+bind, server_of = bind_socket, build_http_server

@@ -210,7 +210,7 @@ def _add_field(section: ConfigDict, path: str, name: str, field: Field) -> None:
 def parse_flags(argv: list[str]) -> list[str]:
     """Parses flags as absl does; a mistake in a flag is reported in one line."""
     try:
-        check_flag_names(argv)
+        check_names(argv)
         check_flags(argv, FIELDS)
         return flags.FLAGS(argv)
     except flags.Error as error:
@@ -227,7 +227,7 @@ def parse_flags(argv: list[str]) -> list[str]:
     sys.exit(BAD_INPUT)
 
 
-def check_flag_names(argv: Sequence[str]) -> None:
+def check_names(argv: Sequence[str]) -> None:
     """Raises ValueError for unknown flags, with our names for flags of other programs.
 
     Words without a flag are refused if they are such a name, or a config file.

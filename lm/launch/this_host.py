@@ -312,3 +312,7 @@ def has_tpu() -> bool:
 
 
 LAUNCHERS = (open_mpi, slurm, kubernetes_tpus, tpu_vms)
+
+
+# Scripts of users import the earlier name.
+this_host = detect_host
