@@ -139,7 +139,7 @@ def test_taylor_score_matches_loss_change():
     """
     model, reader = read_model()
     params, rows_1T = model.weights.params, TOKENS_BT[:1]
-    scores = reader.scores(model.weights, prune.Pruning('unimportant', 0.5, 'taylor'), rows_1T)[UP]
+    scores = reader.compute_scores(model.weights, prune.Pruning('unimportant', 0.5, 'taylor'), rows_1T)[UP]
     at = RNG(1).integers(0, scores.shape, (24, 3))
 
     def loss(index):
@@ -177,9 +177,9 @@ def test_dual_scores_are_means_over_rows(score):
     grads_B = jax.jit(lambda x: jax.lax.map(row_gradient, x))(TOKENS_BT)
     general_BT = RNG(1).integers(1, 16, (2, 8), dtype=np.int32)
     pruning = prune.Pruning('unimportant', 0.5, score, strength=1e3)
-    scores = reader.scores(model.weights, pruning, TOKENS_BT, general_BT)[UP]
+    scores = reader.compute_scores(model.weights, pruning, TOKENS_BT, general_BT)[UP]
     weights = np.asarray(named_leaves(model.weights.params)[UP], np.float64)
-    importance = obs(weights, reader.means(MOMENTS, model.weights, general_BT)[UP])
+    importance = obs(weights, reader.compute_means(MOMENTS, model.weights, general_BT)[UP])
     row_scores = [
         SCORES[score].compute(
             weights, regularise(np.asarray(gradient, np.float64), importance, 1e3)

@@ -51,7 +51,7 @@ def sent(program, kind, times=None, above=SMALL):
         for collective in programs()[program]['sent']
         if collective.kind == kind
         and collective.bytes > above
-        and times in (None, collective.times)
+        and times in (None, collective.rounds)
     )
 
 
@@ -78,14 +78,14 @@ def test_slices_exchange_gradient_parts():
     layer_bytes = sum(
         collective.bytes
         for collective in collectives
-        if collective.times == LAYERS - 1 and collective.bytes > SMALL
+        if collective.rounds == LAYERS - 1 and collective.bytes > SMALL
     )
     assert layer_bytes == LAYER_BYTES // 4
     table_bytes = 2 * VOCAB * D * F32 // 4
     single_bytes = sum(
         collective.bytes
         for collective in collectives
-        if collective.times == 1 and collective.bytes > SMALL
+        if collective.rounds == 1 and collective.bytes > SMALL
     )
     assert table_bytes <= single_bytes - LAYER_BYTES // 4 < table_bytes + SMALL
 
