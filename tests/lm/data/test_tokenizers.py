@@ -122,6 +122,41 @@ def test_reference_declared_special_tokens(hf_folder):
     assert (shared.eos_id, shared.bos_id, shared.vocab_size) == (1, 280, 281)
 
 
+@pytest.fixture
+def image_folder(hf_folder):
+    """The tokenizer of `hf_folder` with an added token, 280, which its model has no row for."""
+    import tokenizers as library
+
+    tokenizer = library.Tokenizer.from_file(str(hf_folder / 'tokenizer.json'))
+    tokenizer.add_tokens(['<image>'])
+    tokenizer.save(str(hf_folder / 'tokenizer.json'))
+    return hf_folder
+
+
+def test_token_without_row_is_refused(image_folder, tmp_path):
+    """An index out of the bounds of the embedding is clamped by JAX, and wraps in uint16 at 65536
+    rows.
+    """
+    tokenizers.load_for_model(image_folder, 280, None, None).save(tmp_path / 'saved')
+    tokenizer = tokenizers.plan_tokenizer(f'hf:{tmp_path}/saved').build([])
+    assert tokenizer.vocab_size == 280
+    assert tokenizer.list_tokens_without_row() == {280: '<image>'}
+    assert max(tokenizer.encode('an image')) < 280
+    for encode in (tokenizer.encode, lambda text: tokenizer.encode_batch(['a', text])):
+        with pytest.raises(ValueError, match="token '<image>', id 280, and the model has 280 emb"):
+            encode('an <image> here')
+    larger = tokenizers.load_for_model(image_folder, 281, None, None)
+    assert larger.encode('<image>') == [280] and not larger.list_tokens_without_row()
+
+
+def test_bos_without_row_is_refused(image_folder):
+    (image_folder / 'tokenizer_config.json').write_text('{"bos_token": "<image>"}')
+    with pytest.raises(
+        ValueError, match=r"the bos_token of .* is '<image>', id 280, and the model"
+    ):
+        tokenizers.load_for_model(image_folder, 280, 0, 1)
+
+
 def test_reference_vocab_size_needs_no_corpus(hf_folder):
     assert tokenizers.vocab_size('byte') == 258
     assert tokenizers.vocab_size('bpe:4096') == 4096
