@@ -393,7 +393,7 @@ def load_tokenizer(
 
 
 def list_tokenizer_notes(folder: Path, tokenizer: Tokenizer, spec: str) -> list[str]:
-    """Returns notes on tokens that the model has no row for, and on a missing tokenizer.
+    """Returns notes on tokens that the model has no row for, and on a tokenizer that is not read.
 
     Args:
       folder: of transformers.
@@ -401,7 +401,11 @@ def list_tokenizer_notes(folder: Path, tokenizer: Tokenizer, spec: str) -> list[
       spec: data.tokenizer.
     """
     if isinstance(tokenizer, tokenizers.TokenIds):
-        return [f'no {TOKENIZER_FILES[0]} there: texts are token ids, data.tokenizer={spec}']
+        conversion = tokenizers.describe_conversion(folder)
+        return [
+            f'no {TOKENIZER_FILES[0]} there: texts are token ids, data.tokenizer={spec}'
+            + (f'. {conversion}; then import the folder again' if conversion else '')
+        ]
     if not isinstance(tokenizer, tokenizers.SubwordTokenizer):
         return []
     without_row = [f'{token!r} ({i})' for i, token in tokenizer.list_tokens_without_row().items()]

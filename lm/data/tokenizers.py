@@ -7,6 +7,7 @@ can be mistaken for them.
 import dataclasses
 import functools
 import re
+import shlex
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -41,6 +42,12 @@ STOP_SEC = 1  # wait for an interrupted training
 LIBRARY_FILE, TOKENIZER_FILE = 'tokenizer.json', 'evenkeel_tokenizer.json'
 CONFIG_FILE, SPECIALS_FILE = 'tokenizer_config.json', 'special_tokens_map.json'
 GENERATION_FILE = 'generation_config.json'
+# Vocabularies of SentencePiece and tiktoken, and of GPT-2, that the library does not read; and the
+# class of transformers that does. PreTrainedTokenizerFast follows the settings in tokenizer.model,
+# where the classes of families (AutoTokenizer) lose the space that begins a text.
+VOCABULARY_CLASSES = {'tokenizer.model': 'PreTrainedTokenizerFast', 'vocab.json': 'AutoTokenizer'}
+# With this release the ids are those of `sentencepiece` and `tiktoken`.
+CONVERTER = ('transformers==5.24.0', 'sentencepiece', 'protobuf', 'tiktoken')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -289,6 +296,23 @@ def load_for_model(folder: Path, size: int, bos: int | None, eos: int | None) ->
     return SubwordTokenizer(library, size, eos if bos is None else bos, eos, cuttable=False)
 
 
+def describe_conversion(folder: Path) -> str:
+    """Returns how a folder's vocabulary becomes a tokenizer.json, or '' if there is none."""
+    for name, class_name in VOCABULARY_CLASSES.items():
+        if (folder / name).is_file():
+            # `legacy` outweighs tokenizer_config.json, where False loses a text's first space.
+            code = (
+                f'import sys, transformers as t; t.{class_name}.from_pretrained(sys.argv[1], '
+                f'legacy=True).backend_tokenizer.save(sys.argv[1] + "/{LIBRARY_FILE}")'
+            )
+            packages = ' '.join(f'--with {package}' for package in CONVERTER)
+            return (
+                f'{folder} has {name}, which is not read here. This makes {LIBRARY_FILE} of it: '
+                f"uv run --no-project {packages} python -c '{code}' {shlex.quote(str(folder))}"
+            )
+    return ''
+
+
 def _load_library_file(path: Path) -> Any:
     import tokenizers as library
 
@@ -296,7 +320,10 @@ def _load_library_file(path: Path) -> Any:
         with open_regular(path) as file:
             loaded = library.Tokenizer.from_buffer(file.read())
     except Exception as error:  # the library raises Exception itself
-        raise ValueError(f'{path} is not a tokenizer.json of `tokenizers`: {error}.') from error
+        advice = describe_conversion(path.parent) if path.name in VOCABULARY_CLASSES else ''
+        raise ValueError(
+            f'{path} is not a tokenizer.json of `tokenizers`: {error}. {advice}'.rstrip()
+        ) from error
     loaded.no_truncation()
     loaded.no_padding()
     loaded.encode_special_tokens = True  # their spelling in a document is text like any other
@@ -423,7 +450,8 @@ def _plan_hf(argument: str) -> TokenizerPlan:
     if not argument or not path.is_file():
         raise ValueError(
             f"data.tokenizer 'hf' needs the path of a {LIBRARY_FILE}, or of a folder with one; "
-            f"got 'hf:{argument}', and {path} is not a file. Nothing is downloaded."
+            f"got 'hf:{argument}', and {path} is not a file. "
+            + (describe_conversion(path.parent) or 'Nothing is downloaded.')
         )
     if path.name == LIBRARY_FILE and (tokenizer_file := path.with_name(TOKENIZER_FILE)).is_file():
         saved = load(path.parent)

@@ -565,7 +565,7 @@ def test_tokenizer_imports(tmp_path):
 
 
 def test_notes_on_tokenizers(tmp_path):
-    """Of tokens without a row, and of a missing tokenizer."""
+    """Of tokens without a row, and of a vocabulary that is not read."""
     with_tokenizer(tmp_path)
     words = library.Tokenizer.from_file(str(tmp_path / 'tokenizer.json'))
     words.add_special_tokens(['<image>', '<audio>'])
@@ -583,6 +583,9 @@ def test_notes_on_tokenizers(tmp_path):
     assert list_notes(8) == [
         'no tokenizer.json there: texts are token ids, data.tokenizer=ids:8,7,7'
     ]
+    (tmp_path / 'tokenizer.model').touch()
+    (note,) = list_notes(8)
+    assert 'ids:8,7,7. ' in note and tokenizers.describe_conversion(tmp_path) in note
 
 
 @pytest.mark.full

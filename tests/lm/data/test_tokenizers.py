@@ -1,5 +1,6 @@
 import json
 import os
+import shlex
 import signal
 import threading
 
@@ -155,6 +156,23 @@ def test_bos_without_row_is_refused(image_folder):
         ValueError, match=r"the bos_token of .* is '<image>', id 280, and the model"
     ):
         tokenizers.load_for_model(image_folder, 280, 0, 1)
+
+
+def test_conversion_of_other_vocabularies(tmp_path):
+    """The error has the command, for a folder of SentencePiece and for its file."""
+    folder = tmp_path / 'a model'
+    folder.mkdir()
+    (folder / 'tokenizer.model').write_bytes(b'\n\x0b\n\x05<unk>')
+    for path in (folder, folder / 'tokenizer.model'):
+        with pytest.raises(
+            ValueError, match=r'has tokenizer\.model, which is not read here'
+        ) as caught:
+            tokenizers.plan_tokenizer(f'hf:{path}')
+        command = str(caught.value).partition('of it: ')[2]
+        *_, code, argument = shlex.split(command)
+        compile(code, 'the command', 'exec')
+        assert argument == str(folder)
+    assert not tokenizers.describe_conversion(tmp_path)
 
 
 def test_reference_vocab_size_needs_no_corpus(hf_folder):
