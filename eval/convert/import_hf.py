@@ -154,8 +154,7 @@ def import_folder(
     notes += factor_notes(recipe, dtype, constants)
     if dropouts := hf_config.list_dropouts(raw):
         notes.append(f'trained with {", ".join(dropouts)}: no dropout is set here')
-    if isinstance(tokenizer, tokenizers.TokenIds):
-        notes.append(f'no {TOKENIZER_FILES[0]} there: texts are token ids, data.tokenizer={spec}')
+    notes += list_tokenizer_notes(folder, tokenizer, spec)
     return ImportedModel(
         model_type=raw['model_type'],
         recipe=recipe,
@@ -391,6 +390,31 @@ def load_tokenizer(
     bos = eos if bos is None else bos
     tokenizer = tokenizers.TokenIds(vocab_size, bos, eos)
     return tokenizer, tokenizer.spec
+
+
+def list_tokenizer_notes(folder: Path, tokenizer: Tokenizer, spec: str) -> list[str]:
+    """Returns notes on tokens that the model has no row for, and on a tokenizer that is not read.
+
+    Args:
+      folder: of transformers.
+      tokenizer: that was loaded.
+      spec: data.tokenizer.
+    """
+    if isinstance(tokenizer, tokenizers.TokenIds):
+        conversion = tokenizers.describe_conversion(folder)
+        return [
+            f'no {TOKENIZER_FILES[0]} there: texts are token ids, data.tokenizer={spec}'
+            + (f'. {conversion}; then import the folder again' if conversion else '')
+        ]
+    if not isinstance(tokenizer, tokenizers.SubwordTokenizer):
+        return []
+    without_row = [f'{token!r} ({i})' for i, token in tokenizer.list_tokens_without_row().items()]
+    if not without_row:
+        return []
+    return [
+        f'{TOKENIZER_FILES[0]} has tokens without a row in the model, which has '
+        f'{tokenizer.vocab_size}: {format_list(without_row)}; a text with one is refused'
+    ]
 
 
 def write_run(folder: Path, workdir: Path, imported: ImportedModel) -> None:

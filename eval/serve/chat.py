@@ -12,6 +12,7 @@ from lm.data.tokenizers import (
     SPECIALS_FILE,
     SubwordTokenizer,
     Tokenizer,
+    check_token_ids,
     read_end_tokens,
     special_token_text,
 )
@@ -64,11 +65,12 @@ class TemplateChat:
 
     stops = ()
 
-    def __init__(self, template: str, folder: Path, names: dict[str, str]):
+    def __init__(self, template: str, folder: Path, names: dict[str, str], vocab_size: int):
         """Args:
           template: the text of the template.
           folder: holds the tokenizer's files.
           names: the spelling of special tokens, as `bos_token` and `eos_token`.
+          vocab_size: rows of the model's embedding.
 
         Raises:
           ValueError: if the template is invalid.
@@ -76,7 +78,7 @@ class TemplateChat:
         import tokenizers as library
 
         self._template = compile_template(template)
-        self._names = names
+        self._names, self._vocab_size = names, vocab_size
         # A second tokenizer, because the run's encodes the spelling of a special token as text.
         self._library = library.Tokenizer.from_file(str(folder / LIBRARY_FILE))
         # tokenizer.json may set both; a prompt must be neither cut nor filled.
@@ -111,9 +113,10 @@ class TemplateChat:
             ) from None
 
     def encode(self, text: str) -> list[int]:
-        """Returns the tokens of a prompt."""
+        """Returns the tokens of a prompt. Raises ValueError if the model lacks one of them."""
         # Encoding a batch releases the GIL, so that other threads run meanwhile.
         (encoded,) = self._library.encode_batch_fast([text], add_special_tokens=False)
+        check_token_ids(encoded.ids, self._vocab_size, self._library)
         return encoded.ids
 
     def close(self) -> None:
@@ -155,7 +158,7 @@ def build_chat(tokenizer: Tokenizer, folder: Path) -> PlainChat | TemplateChat:
     }
     # As for transformers, a token that the model does not have is not defined.
     names = {name: text for name, text in spellings.items() if text is not None}
-    return TemplateChat(template, folder, names)
+    return TemplateChat(template, folder, names, tokenizer.vocab_size)
 
 
 def read_template(folder: Path, config: dict[str, Any]) -> str | None:

@@ -7,6 +7,7 @@ can be mistaken for them.
 import dataclasses
 import functools
 import re
+import shlex
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -41,6 +42,12 @@ STOP_SEC = 1  # wait for an interrupted training
 LIBRARY_FILE, TOKENIZER_FILE = 'tokenizer.json', 'evenkeel_tokenizer.json'
 CONFIG_FILE, SPECIALS_FILE = 'tokenizer_config.json', 'special_tokens_map.json'
 GENERATION_FILE = 'generation_config.json'
+# Vocabularies of SentencePiece and tiktoken, and of GPT-2, that the library does not read; and the
+# class of transformers that does. PreTrainedTokenizerFast follows the settings in tokenizer.model,
+# where the classes of families (AutoTokenizer) lose the space that begins a text.
+VOCABULARY_CLASSES = {'tokenizer.model': 'PreTrainedTokenizerFast', 'vocab.json': 'AutoTokenizer'}
+# With this release the ids are those of `sentencepiece` and `tiktoken`.
+CONVERTER = ('transformers==5.24.0', 'sentencepiece', 'protobuf', 'tiktoken')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +78,11 @@ class ByteTokenizer:
 
 @dataclasses.dataclass(frozen=True)
 class SubwordTokenizer:
-    """A tokenizer of the `tokenizers` library, which does not see BOS and EOS."""
+    """A tokenizer of the `tokenizers` library, which does not see BOS and EOS.
+
+    The library may have tokens at ids from vocab_size on: Gemma 3 has one, for images, that its
+    text models have no row for. A text that needs such a token cannot be encoded.
+    """
 
     library: Any
     vocab_size: int
@@ -91,8 +102,16 @@ class SubwordTokenizer:
         yield from split_text(texts, name) if self.cuttable else [''.join(texts)]
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Returns the tokens of each text. Raises ValueError if a token has no row."""
         encodings = self.library.encode_batch_fast(texts, add_special_tokens=False)
-        return [np.array(encoding.ids, np.int32) for encoding in encodings]
+        tokens = [np.array(encoding.ids, np.int32) for encoding in encodings]
+        for ids in tokens:
+            check_token_ids(ids, self.vocab_size, self.library)
+        return tokens
+
+    def list_tokens_without_row(self) -> dict[int, str]:
+        """Returns {id: token} for the ids from vocab_size on."""
+        return _list_tokens_from(self.vocab_size, self.library)
 
     def decode(self, ids: Iterable[int]) -> str:
         text_ids = [int(i) for i in ids if i not in (self.bos_id, self.eos_id)]
@@ -150,6 +169,29 @@ class TokenIds:
 
 
 Tokenizer = ByteTokenizer | SubwordTokenizer | TokenIds
+
+
+def check_token_ids(ids: Sequence[int] | np.ndarray, size: int, library: Any) -> None:
+    """Raises ValueError, with the token, if an id has no row in the embedding of a model.
+
+    Without it, an array on an accelerator would give some other row.
+
+    Args:
+      ids: that a text was encoded to.
+      size: rows of the embedding.
+      library: the tokenizer of the `tokenizers` library, which spells the token.
+    """
+    largest = int(np.max(ids, initial=0))
+    if largest >= size:
+        raise ValueError(
+            f'the text has the token {library.id_to_token(largest)!r}, id {largest}, and the model '
+            f'has {size} embeddings. Take it out of the text.'
+        )
+
+
+def _list_tokens_from(first: int, library: Any) -> dict[int, str]:
+    tokens = {i: token for token, i in library.get_vocab(with_added_tokens=True).items()}
+    return {i: tokens[i] for i in sorted(tokens) if i >= first}
 
 
 def split_text(texts: Iterable[str], name: str) -> Iterator[str]:
@@ -217,7 +259,8 @@ def load_for_model(folder: Path, size: int, bos: int | None, eos: int | None) ->
     """Returns the tokenizer.json of a folder for a model.
 
     BOS and EOS are the tokens that the files beside it name, or else `bos` and `eos`. If one is
-    missing, the other stands for both; if both are, the last row does.
+    missing, the other stands for both; if both are, the last row does. Tokens that were added to
+    the vocabulary may be without a row (`SubwordTokenizer.list_tokens_without_row`).
 
     Args:
       folder: holds tokenizer.json.
@@ -229,21 +272,45 @@ def load_for_model(folder: Path, size: int, bos: int | None, eos: int | None) ->
       The tokenizer.
 
     Raises:
-      ValueError: if an id is not below `size`.
+      ValueError: if the id of BOS, of EOS, or of a token that was not added, is not below `size`.
     """
-    library = _load_library_file(folder / LIBRARY_FILE)
+    path = folder / LIBRARY_FILE
+    library = _load_library_file(path)
     vocab = library.get_vocab(with_added_tokens=True)
-    if (largest := max(vocab.values(), default=0)) >= size:
-        raise ValueError(
-            f'{folder / LIBRARY_FILE} has the id {largest}, and the model {size} embeddings'
-        )
+    # Tokens are added behind a vocabulary. If that itself has more ids, it is another model's.
+    without_row = _list_tokens_from(size, library)
+    if learned := without_row.keys() - library.get_added_tokens_decoder().keys():
+        raise ValueError(f'{path} has the id {max(learned)}, and the model {size} embeddings')
     special_ids = {
         name: vocab.get(_read_special_token(folder, name)) for name in ('bos_token', 'eos_token')
     }
+    for name, token in special_ids.items():
+        if token in without_row:
+            raise ValueError(
+                f'the {name} of {folder} is {without_row[token]!r}, id {token}, and the model has '
+                f'{size} embeddings: name a token there that has one'
+            )
     bos = bos if special_ids['bos_token'] is None else special_ids['bos_token']
     eos = eos if special_ids['eos_token'] is None else special_ids['eos_token']
     eos = (size - 1 if bos is None else bos) if eos is None else eos
     return SubwordTokenizer(library, size, eos if bos is None else bos, eos, cuttable=False)
+
+
+def describe_conversion(folder: Path) -> str:
+    """Returns how a folder's vocabulary becomes a tokenizer.json, or '' if there is none."""
+    for name, class_name in VOCABULARY_CLASSES.items():
+        if (folder / name).is_file():
+            # `legacy` outweighs tokenizer_config.json, where False loses a text's first space.
+            code = (
+                f'import sys, transformers as t; t.{class_name}.from_pretrained(sys.argv[1], '
+                f'legacy=True).backend_tokenizer.save(sys.argv[1] + "/{LIBRARY_FILE}")'
+            )
+            packages = ' '.join(f'--with {package}' for package in CONVERTER)
+            return (
+                f'{folder} has {name}, which is not read here. This makes {LIBRARY_FILE} of it: '
+                f"uv run --no-project {packages} python -c '{code}' {shlex.quote(str(folder))}"
+            )
+    return ''
 
 
 def _load_library_file(path: Path) -> Any:
@@ -253,7 +320,10 @@ def _load_library_file(path: Path) -> Any:
         with open_regular(path) as file:
             loaded = library.Tokenizer.from_buffer(file.read())
     except Exception as error:  # the library raises Exception itself
-        raise ValueError(f'{path} is not a tokenizer.json of `tokenizers`: {error}.') from error
+        advice = describe_conversion(path.parent) if path.name in VOCABULARY_CLASSES else ''
+        raise ValueError(
+            f'{path} is not a tokenizer.json of `tokenizers`: {error}. {advice}'.rstrip()
+        ) from error
     loaded.no_truncation()
     loaded.no_padding()
     loaded.encode_special_tokens = True  # their spelling in a document is text like any other
@@ -380,7 +450,8 @@ def _plan_hf(argument: str) -> TokenizerPlan:
     if not argument or not path.is_file():
         raise ValueError(
             f"data.tokenizer 'hf' needs the path of a {LIBRARY_FILE}, or of a folder with one; "
-            f"got 'hf:{argument}', and {path} is not a file. Nothing is downloaded."
+            f"got 'hf:{argument}', and {path} is not a file. "
+            + (describe_conversion(path.parent) or 'Nothing is downloaded.')
         )
     if path.name == LIBRARY_FILE and (tokenizer_file := path.with_name(TOKENIZER_FILE)).is_file():
         saved = load(path.parent)

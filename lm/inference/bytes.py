@@ -213,6 +213,8 @@ def spell_vocabulary(tokenizer: Tokenizer) -> list[bytes]:
     added = library.get_added_tokens_decoder()
     token_bytes = [b''] * tokenizer.vocab_size
     for spelling, token in library.get_vocab(with_added_tokens=True).items():
+        if token >= tokenizer.vocab_size:
+            continue  # the model has no row for it
         if token in added:
             token_bytes[token] = b'' if added[token].special else spelling.encode()
         elif all(character in alphabet for character in spelling):

@@ -564,6 +564,30 @@ def test_tokenizer_imports(tmp_path):
         ids.encode('1 64')
 
 
+def test_notes_on_tokenizers(tmp_path):
+    """Of tokens without a row, and of a vocabulary that is not read."""
+    with_tokenizer(tmp_path)
+    words = library.Tokenizer.from_file(str(tmp_path / 'tokenizer.json'))
+    words.add_special_tokens(['<image>', '<audio>'])
+    words.save(str(tmp_path / 'tokenizer.json'))
+
+    def list_notes(size):
+        tokenizer, spec = import_hf.load_tokenizer(tmp_path, {}, size, Path('run'))
+        return import_hf.list_tokenizer_notes(tmp_path, tokenizer, spec)
+
+    assert list_notes(55) == list_notes(64) == []
+    (note,) = list_notes(53)
+    assert "has 53: '<image>' (53), '<audio>' (54); a text with one is refused" in note
+    assert "has 54: '<audio>' (54);" in list_notes(54)[0]
+    (tmp_path / 'tokenizer.json').unlink()
+    assert list_notes(8) == [
+        'no tokenizer.json there: texts are token ids, data.tokenizer=ids:8,7,7'
+    ]
+    (tmp_path / 'tokenizer.model').touch()
+    (note,) = list_notes(8)
+    assert 'ids:8,7,7. ' in note and tokenizers.describe_conversion(tmp_path) in note
+
+
 @pytest.mark.full
 def test_import_evaluates_trains_and_exports(tmp_path, capsys):
     """The full path of a user. Training begins with the weights of the evaluation."""

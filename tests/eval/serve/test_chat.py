@@ -59,6 +59,15 @@ def test_special_token_in_message_is_refused(folder):
         chat.format_prompt([{'role': 'user', 'content': 'a<|end|>b'}])
 
 
+def test_template_with_token_without_row(folder):
+    """A template may write tokens, such as one for images, that the model has no row for."""
+    (folder / 'tokenizer_config.json').write_text(json.dumps({'chat_template': TEMPLATE}))
+    chat = build_chat(tokenizers.load_for_model(folder, 257, None, None), folder)
+    assert chat.encode('<|start|>a')[0] == 256
+    with pytest.raises(ValueError, match=r"token '<\|end\|>', id 257, and the model has 257 emb"):
+        chat.encode(chat.format_prompt(HELLO))
+
+
 def test_template_file_has_precedence(folder):
     (folder / 'chat_template.jinja').write_text('{{ bos_token }}{{ messages[0].content }}')
     tokenizer = tokenizers.load_for_model(folder, 258, None, None)

@@ -1,5 +1,6 @@
 import json
 import os
+import shlex
 import signal
 import threading
 
@@ -120,6 +121,58 @@ def test_reference_declared_special_tokens(hf_folder):
     (hf_folder / 'tokenizer_config.json').write_text('{"bos_token": "</s>", "eos_token": "</s>"}')
     shared = tokenizers.plan_tokenizer(f'hf:{hf_folder}').build([])
     assert (shared.eos_id, shared.bos_id, shared.vocab_size) == (1, 280, 281)
+
+
+@pytest.fixture
+def image_folder(hf_folder):
+    """The tokenizer of `hf_folder` with an added token, 280, which its model has no row for."""
+    import tokenizers as library
+
+    tokenizer = library.Tokenizer.from_file(str(hf_folder / 'tokenizer.json'))
+    tokenizer.add_tokens(['<image>'])
+    tokenizer.save(str(hf_folder / 'tokenizer.json'))
+    return hf_folder
+
+
+def test_token_without_row_is_refused(image_folder, tmp_path):
+    """An index out of the bounds of the embedding is clamped by JAX, and wraps in uint16 at 65536
+    rows.
+    """
+    tokenizers.load_for_model(image_folder, 280, None, None).save(tmp_path / 'saved')
+    tokenizer = tokenizers.plan_tokenizer(f'hf:{tmp_path}/saved').build([])
+    assert tokenizer.vocab_size == 280
+    assert tokenizer.list_tokens_without_row() == {280: '<image>'}
+    assert max(tokenizer.encode('an image')) < 280
+    for encode in (tokenizer.encode, lambda text: tokenizer.encode_batch(['a', text])):
+        with pytest.raises(ValueError, match="token '<image>', id 280, and the model has 280 emb"):
+            encode('an <image> here')
+    larger = tokenizers.load_for_model(image_folder, 281, None, None)
+    assert larger.encode('<image>') == [280] and not larger.list_tokens_without_row()
+
+
+def test_bos_without_row_is_refused(image_folder):
+    (image_folder / 'tokenizer_config.json').write_text('{"bos_token": "<image>"}')
+    with pytest.raises(
+        ValueError, match=r"the bos_token of .* is '<image>', id 280, and the model"
+    ):
+        tokenizers.load_for_model(image_folder, 280, 0, 1)
+
+
+def test_conversion_of_other_vocabularies(tmp_path):
+    """The error has the command, for a folder of SentencePiece and for its file."""
+    folder = tmp_path / 'a model'
+    folder.mkdir()
+    (folder / 'tokenizer.model').write_bytes(b'\n\x0b\n\x05<unk>')
+    for path in (folder, folder / 'tokenizer.model'):
+        with pytest.raises(
+            ValueError, match=r'has tokenizer\.model, which is not read here'
+        ) as caught:
+            tokenizers.plan_tokenizer(f'hf:{path}')
+        command = str(caught.value).partition('of it: ')[2]
+        *_, code, argument = shlex.split(command)
+        compile(code, 'the command', 'exec')
+        assert argument == str(folder)
+    assert not tokenizers.describe_conversion(tmp_path)
 
 
 def test_reference_vocab_size_needs_no_corpus(hf_folder):

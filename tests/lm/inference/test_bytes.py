@@ -165,6 +165,13 @@ def test_text_may_end_within_character():
     assert list_continuations(b'\xff') == list_continuations(b'a\xa9') == []
 
 
+def test_added_token_without_row_has_no_bytes():
+    tokenizer = train_tokenizer(*TEXTS)
+    tokenizer.library.add_tokens([f'<image{i}>' for i in range(tokenizer.vocab_size)])
+    assert tokenizer.list_tokens_without_row()
+    assert len(spell_vocabulary(tokenizer)) == tokenizer.vocab_size
+
+
 def test_lossy_tokenizer_is_refused():
     with pytest.raises(ValueError, match='Here texts are token ids'):
         spell_vocabulary(TokenIds(16, 0, 1))
