@@ -1,15 +1,16 @@
 """Converts fields of a config.json of transformers (4 or 5) to our fields, and back.
 
 A family (`eval.convert.hf_families`) lists entries. Each entry reads fields of config.json and
-writes them again. A field that no entry reads is an error, unless the computation does not depend
-on it (`IGNORED_FIELDS`): an unknown field may change the model.
+writes them again. A field that no entry reads is an error, unless no number depends on it
+(`eval.convert.hf_ignored`): an unknown field may change the model.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from eval.convert.hf_files import format_value, is_dropout
+from eval.convert.hf_ignored import IGNORED_FIELDS, IGNORED_PREFIXES, find_reason, is_neutral
 from lm.config.fields import FIELDS
 
 Flat = dict[str, Any]  # {'model.d_model': 256, ...}
@@ -19,19 +20,6 @@ MAX_POSITIONS = '@max_positions'
 ZERO_BIASES = '@zero_biases'  # the part of a block that has biases of 0 here and none in the files
 NOTES = '@notes'  # fields of the file that transformers does not read
 
-# The computation of a model in evaluation does not depend on these.
-_IGNORED_FIELDS = (
-    'architectures auto_map bos_token_id chunk_size_feed_forward dtype eos_token_id '
-    'gradient_checkpointing id2label initializer_range is_decoder is_encoder_decoder '
-    'is_llama_config label2id model_type n_ctx output_router_logits pad_token_id pretraining_tp '
-    'problem_type reorder_and_upcast_attn return_dict router_aux_loss_coef router_jitter_noise '
-    'tokenizer_class torch_dtype transformers.js_config transformers_version unk_token_id '
-    'unsloth_version use_cache cache_implementation task_specific_params vocab_size '
-    'initial_context_length original_max_position_embeddings output_attentions '
-    'output_hidden_states sliding_window_size'
-)
-IGNORED_FIELDS: frozenset[str] = frozenset(_IGNORED_FIELDS.split())
-IGNORED_PREFIXES = ('_', 'summary_')
 MISSING = object()
 
 
@@ -71,13 +59,33 @@ class ConfigFields:
             )
 
     def list_unread(self) -> list[str]:
-        """Returns 'name=value' for the fields that were not taken."""
+        """Returns 'name=value' for the fields that were not taken and may change the model."""
         return [
             f'{name}={format_value(value)}'
-            for name, value in self.raw.items()
-            if name not in self.taken and value is not None
-            if not name.startswith(IGNORED_PREFIXES) and not is_dropout(name)
+            for name, value in self._iterate_left()
+            if find_reason(name) is None
         ]
+
+    def list_notes(self) -> list[str]:
+        """Returns the notes, with a single note on all fields on which no number depends."""
+        reasons: dict[str, list[str]] = {}
+        for name, _ in self._iterate_left():
+            if reason := find_reason(name):
+                reasons.setdefault(reason, []).append(name)
+        parts = [f'{", ".join(names)} ({reason})' for reason, names in reasons.items()]
+        if not parts:
+            return self.notes
+        return [
+            *self.notes,
+            f'{FILE} has fields on which no number of the model depends, and they are left out: '
+            + '; '.join(parts),
+        ]
+
+    def _iterate_left(self) -> Iterator[tuple[str, Any]]:
+        for name, value in self.raw.items():
+            is_read = name in self.taken or name.startswith(IGNORED_PREFIXES) or is_dropout(name)
+            if not is_read and value is not None and not is_neutral(name, value):
+                yield name, value
 
 
 def list_dropouts(raw: Mapping[str, Any]) -> list[str]:
@@ -255,6 +263,21 @@ class HeadDim(ConfigEntry):
 
     def write(self, flat: Flat) -> Flat:
         return {'head_dim': flat['model.head_dim']}
+
+
+@dataclasses.dataclass(frozen=True)
+class EvenHeadDim(ConfigEntry):
+    """head_dim in a family whose class lacks it: d_model / n_heads alone, and never written."""
+
+    def read(self, fields: ConfigFields) -> Flat:
+        width, heads = fields.take('hidden_size'), fields.take('num_attention_heads')
+        head_dim = fields.take('head_dim', None)
+        if head_dim not in (None, width // heads):
+            raise ValueError(
+                f'{FILE} has head_dim={head_dim}, and a {fields.raw.get("model_type")} of '
+                f'{width} features and {heads} heads is read with {width // heads} alone'
+            )
+        return {}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,6 +16,7 @@ from eval.convert.hf_config import (
     Biases,
     ChoiceField,
     ConfigFields,
+    EvenHeadDim,
     FixedField,
     Flat,
     HeadDim,
@@ -79,7 +80,8 @@ class Family:
 
     architecture: the class. entries: of its config.json. constants: our fields that are the same in
     all models of the family. rows: its tensors. prefix: of tensor names; files of the model without
-    its head lack it. unused_suffixes: of the names of tensors that hold no weights.
+    its head lack it. unused_suffixes: of the names of tensors that hold no weights. aliases: other
+    names of fields (attribute_map of its class) -> the names here.
     """
 
     architecture: str
@@ -88,10 +90,27 @@ class Family:
     rows: tuple[TensorRow, ...]
     prefix: str = 'model.'
     unused_suffixes: tuple[str, ...] = ('.rotary_emb.inv_freq',)
+    aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def rename_fields(self, raw: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns a config.json without aliases. Raises ValueError for two values of a field."""
+        renamed = {name: value for name, value in raw.items() if name not in self.aliases}
+        for alias, name in self.aliases.items():
+            value = raw.get(alias)
+            if value is None:
+                continue
+            if renamed.get(name) is None:
+                renamed[name] = value
+            elif renamed[name] != value:
+                raise ValueError(
+                    f'config.json has {alias}={value!r} and {name}={renamed[name]!r}, two names of '
+                    f'one field of a {raw.get("model_type")}. Leave the wrong one out.'
+                )
+        return renamed
 
     def read(self, raw: Mapping[str, Any]) -> Flat:
         """Returns our fields of a config.json. Raises ValueError that names unknown fields."""
-        fields, flat = ConfigFields(raw), dict(self.constants)
+        fields, flat = ConfigFields(self.rename_fields(raw)), dict(self.constants)
         for entry in self.entries:
             flat |= entry.read(fields)
         if unread := fields.list_unread():
@@ -99,7 +118,8 @@ class Family:
                 f'config.json has {", ".join(unread)}, which our models lack or the importer does '
                 'not know'
             )
-        return flat | ({NOTES: tuple(dict.fromkeys(fields.notes))} if fields.notes else {})
+        notes = tuple(dict.fromkeys(fields.list_notes()))
+        return flat | ({NOTES: notes} if notes else {})
 
     def write(self, flat: Flat) -> dict[str, Any]:
         """Returns the fields of config.json. The inverse of `read` for a model of this family."""
@@ -184,6 +204,7 @@ GPT2_ACTIVATIONS = {
     'gelu_pytorch_tanh': 'gelu',
     'gelu_fast': 'gelu',
     'gelu': 'gelu_exact',
+    'gelu_python': 'gelu_exact',
     'relu': 'relu',
     'silu': 'silu',
     'swish': 'silu',
@@ -289,6 +310,12 @@ GPT2 = Family(
     ),
     prefix='transformer.',
     unused_suffixes=('.attn.bias', '.attn.masked_bias'),  # buffers of the causal mask
+    aliases={
+        'hidden_size': 'n_embd',
+        'max_position_embeddings': 'n_positions',
+        'num_attention_heads': 'n_head',
+        'num_hidden_layers': 'n_layer',
+    },
 )
 LLAMA = Family(
     'LlamaForCausalLM',
@@ -313,6 +340,7 @@ QWEN2 = Family(
     'Qwen2ForCausalLM',
     (
         *size_entries(32_768, 32),
+        EvenHeadDim(),
         Rope(),
         Window(4096, has_types=True, has_use=True),
         SILU,
@@ -336,7 +364,7 @@ QWEN3 = Family(
 )
 OLMO2 = Family(
     'Olmo2ForCausalLM',
-    (*size_entries(2048, eps=1e-5), Rope(), SILU, NO_BIAS),
+    (*size_entries(2048, eps=1e-5), EvenHeadDim(), Rope(), SILU, NO_BIAS),
     DECODER
     | {
         'model.placement': 'output',
@@ -358,7 +386,14 @@ PHI3 = Family(
     'Phi3ForCausalLM',
     (
         *size_entries(4096, eps=1e-5),
-        Rope(is_partial=True, kinds=('default', 'longrope'), original_length=4096),
+        EvenHeadDim(),
+        Rope(
+            is_partial=True,
+            kinds=('default', 'longrope'),
+            # Names in earlier files, which Phi3Config replaces (convert_rope_params_to_dict).
+            kind_aliases={'su': 'longrope', 'yarn': 'longrope'},
+            original_length=4096,
+        ),
         Window(),
         SILU,
         NO_BIAS,
@@ -382,7 +417,9 @@ GEMMA_ALWAYS = DECODER | {
     'model.activation': 'geglu',
     'model.embedding_scale': True,
 }
-GEMMA_ACTIVATION = FixedField('hidden_activation', 'gelu_pytorch_tanh', (None, 'gelu_new'))
+GEMMA_ACTIVATION = FixedField(
+    'hidden_activation', 'gelu_pytorch_tanh', (None, 'gelu_new', 'gelu_fast')
+)
 # The norms of Gemma multiply by 1 + weight, so that our gains are the file's plus 1.
 GEMMA2 = Family(
     'Gemma2ForCausalLM',
@@ -432,6 +469,7 @@ SMOLLM3 = Family(
     'SmolLM3ForCausalLM',
     (
         *size_entries(32_768, 4, tied=True),
+        EvenHeadDim(),
         Rope(2_000_000.0),
         NoRopeLayers(),
         Window(has_types=True, has_use=True, is_no_rope=True),
@@ -487,6 +525,7 @@ GPT_NEOX = Family(
     unused_suffixes=('.attention.bias', '.attention.masked_bias', '.rotary_emb.inv_freq'),
 )
 EXPERTS = DECODER | {'model.mlp': 'moe', 'mlp.gates': 'renormalised', 'mlp.router_noise': 0.0}
+EXPERT_ALIASES = {'num_experts': 'num_local_experts'}
 MIXTRAL_EXPERT = BLOCK + 'block_sparse_moe.experts.{E}.'
 MIXTRAL = Family(
     'MixtralForCausalLM',
@@ -510,6 +549,7 @@ MIXTRAL = Family(
         make_row(MIXTRAL_EXPERT + 'w3.weight', MLP + 'up', 'F D -> D F'),
         make_row(MIXTRAL_EXPERT + 'w2.weight', MLP + 'down', 'D F -> F D'),
     ),
+    aliases=EXPERT_ALIASES,
 )
 QWEN_EXPERT = BLOCK + 'mlp.experts.{E}.'
 QWEN3_MOE = Family(
@@ -585,6 +625,7 @@ GPT_OSS = Family(
         make_row(BLOCK + 'mlp.experts.down_proj', MLP + 'down', 'E F D -> E F D'),
         make_row(BLOCK + 'mlp.experts.down_proj_bias', MLP + 'down_bias', 'E D -> E D'),
     ),
+    aliases=EXPERT_ALIASES,
 )
 
 # By model_type. Export takes the first family that fits.

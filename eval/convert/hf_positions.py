@@ -49,9 +49,10 @@ class Rope:
     base, fraction: defaults of their class. base_name, fraction_name: names in version 4.
     is_partial: whether the model's code rotates only partial_rotary_factor of a head's features.
     The code of most models ignores that field and rotates all features, and fails if frequencies
-    are scaled too. kinds: the scalings of their class. default_parameters: rope_parameters of their
-    class. original_length: original_max_position_embeddings of their class, which takes precedence
-    over the length in rope_parameters.
+    are scaled too. kinds: the scalings of their class. kind_aliases: names that their class
+    replaces by one of these. default_parameters: rope_parameters of their class. original_length:
+    original_max_position_embeddings of their class, which takes precedence over the length in
+    rope_parameters.
     """
 
     base: float = 10_000.0
@@ -60,6 +61,7 @@ class Rope:
     base_name: str = 'rope_theta'
     is_partial: bool = False
     kinds: tuple[str, ...] = tuple(SCALING_OPTIONS)
+    kind_aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     default_parameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     original_length: int | None = None
 
@@ -76,6 +78,9 @@ class Rope:
             if name not in (self.base_name, self.fraction_name):
                 fields.ignore(name, parameters.get(name, used))
         original_length = fields.raw.get('original_max_position_embeddings', self.original_length)
+        kind = parameters.get('rope_type') or parameters.get('type')
+        if kind and kind in self.kind_aliases:
+            parameters = {**parameters, 'rope_type': self.kind_aliases[kind]}
         return read_rope(
             parameters, base, fraction, fields, original_length, self.is_partial, self.kinds
         )

@@ -111,6 +111,7 @@ def import_folder(
     full_config = hf_files.read_config(folder)
     raw = hf_multimodal.find_text_config(full_config)
     family = find_family(raw)
+    raw = family.rename_fields(raw)
     hf_files.check_settings(folder)
     tensors, notes = hf_multimodal.select_text_tensors(full_config, safetensors.read_folder(folder))
     notes += safetensors.list_unread_files(folder)

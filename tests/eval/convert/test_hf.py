@@ -21,6 +21,7 @@ from configs import default
 from eval.convert import __main__ as convert
 from eval.convert import (
     export_hf,
+    hf_config,
     hf_files,
     hf_multimodal,
     import_hf,
@@ -381,6 +382,12 @@ BAD_FIELDS = {
     ),
     'chunks': ('mistral', {'layer_types': ['chunked_attention'] * 2}, 'chunked_attention, which'),
     'quantised': ('llama2', {'quantization_config': {'bits': 4}}, 'quantization_config'),
+    'not causal': ('llama2', {'is_causal': False}, 'is_causal=False'),
+    'without heads': ('gpt2', {'pruned_heads': {'0': [1]}}, 'pruned_heads='),
+    'biases': ('mistral', {'mlp_bias': True}, 'mlp_bias=True'),
+    'head': ('qwen2', {'head_dim': 8}, 'head_dim=8, and a qwen2 of 16 features and 4 heads'),
+    'two names': ('gpt2', {'num_hidden_layers': 7}, 'num_hidden_layers=7 and n_layer=2, two'),
+    'longrope': ('llama2', {'rope_scaling': {'type': 'su'}}, "rope_type='su'; known"),
 }
 
 
@@ -410,6 +417,59 @@ def test_duplicate_version_4_fields_are_read():
         config = CASES[case]['config']
         flat, before = (FAMILIES[config['model_type']].read(c) for c in (config | fields, config))
         assert flat == before | fields_read, case
+
+
+def read_case(name, **fields):
+    config = CASES[name]['config'] | fields
+    return FAMILIES[config['model_type']].read(config)
+
+
+def test_fields_without_effect_are_noted():
+    """A single note lists them. Catches an unknown field that passes with them."""
+    fields = {
+        'unsloth_fixed': True,
+        'unsloth_version': '2025.3.19',
+        'temperature': 0.6,
+        'attention_bias': False,
+        'pruned_heads': {},
+        'head_dim': 4,
+    }
+    for name in ('mistral', 'qwen2', 'phi3', 'gemma3'):
+        width = {'head_dim': CASES[name]['config'].get('head_dim', 4)}
+        flat = read_case(name, **fields | width)
+        (note,) = flat.pop(hf_config.NOTES)
+        assert 'unsloth_fixed, unsloth_version (a training program); temperature (gen' in note
+        assert flat == read_case(name), name
+    with pytest.raises(ValueError, match=r'^config.json has logit_scale=0.5, which our models'):
+        read_case('llama2', **fields, logit_scale=0.5)
+
+
+def test_phi3_names_of_longrope():
+    """Phi3Config renames both; YaRN of other families stays YaRN. Catches factors that are lost."""
+    long = {'short_factor': [1.0, 2.0], 'long_factor': [2.0, 4.0]}
+    flats = [
+        read_case('phi3', rope_scaling=long | {key: kind})
+        for key, kind in (('rope_type', 'longrope'), ('type', 'su'), ('rope_type', 'yarn'))
+    ]
+    assert flats[0] == flats[1] == flats[2]
+    assert flats[1]['attention.rope_scaling'] == 'longrope'
+    assert flats[1]['attention.rope_long_factor'] == '2.0,4.0'
+    yarn = {'type': 'yarn', 'factor': 2.0}
+    assert read_case('llama2', rope_scaling=yarn)['attention.rope_scaling'] == 'yarn'
+
+
+def test_aliases_of_fields(tmp_path):
+    """Names of attribute_map in transformers. Catches sizes that are checked before renaming."""
+    left_out = dict.fromkeys(('n_embd', 'n_head', 'n_layer', 'n_positions'), 'left out')
+    names = {alias: CASES['gpt2']['config'][n] for alias, n in FAMILIES['gpt2'].aliases.items()}
+    folder = save_case(tmp_path, 'gpt2', **left_out, **names)
+    assert import_folder(folder, base(), Path('run')).recipe == import_case('gpt2').recipe
+    folder = save_case(tmp_path, 'gpt2', **left_out, **names | {'num_hidden_layers': 3})
+    with pytest.raises(ValueError, match='n_layer=3, and the files hold tensors of 2 layers'):
+        import_folder(folder, base(), Path('run'))
+    for name in ('mixtral', 'gpt_oss'):
+        experts = CASES[name]['config']['num_local_experts']
+        assert read_case(name, num_experts=experts, num_local_experts=None) == read_case(name)
 
 
 def test_config_with_base_model_imports():

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from eval.convert import export_hf, hf_config
+from eval.convert import export_hf, hf_config, hf_ignored
 from eval.convert.hf_config import ConfigFields
 from eval.convert.hf_families import FAMILIES
 from eval.convert.import_hf import import_folder
@@ -163,6 +163,19 @@ def test_importer_reads_the_same_fields(name):
     unprobed = {'hidden_size', 'n_embd', 'n_head', 'n_layer', 'quantization_config'}
     unprobed |= {'experts_per_token'}  # not read, and no note where it is the same number
     assert fields.taken - hf_config.IGNORED_FIELDS <= probed | unprobed
+
+
+@pytest.mark.parametrize('name', RECORD)
+def test_fields_without_effect_are_not_read(name):
+    """Their model reads no field of the list. Catches a listed field that changes a model, and a
+    family that takes any value of a field that its model reads.
+    """
+    reads = RECORD[name]['reads']
+    assert [field for field in reads if hf_ignored.find_reason(field)] == []
+    fields = ConfigFields(read_config(name))
+    for entry in FAMILIES[fields.raw['model_type']].entries:
+        entry.read(fields)
+    assert {*reads} & hf_ignored.NEUTRAL_VALUES.keys() <= fields.taken
 
 
 def export_set(name):
