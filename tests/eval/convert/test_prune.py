@@ -139,7 +139,8 @@ def test_taylor_score_matches_loss_change():
     """
     model, reader = read_model()
     params, rows_1T = model.weights.params, TOKENS_BT[:1]
-    scores = reader.compute_scores(model.weights, prune.Pruning('unimportant', 0.5, 'taylor'), rows_1T)[UP]
+    pruning = prune.Pruning('unimportant', 0.5, 'taylor')
+    scores = reader.compute_scores(model.weights, pruning, rows_1T)[UP]
     at = RNG(1).integers(0, scores.shape, (24, 3))
 
     def loss(index):
