@@ -90,6 +90,7 @@ ANSWERED = {
         '--config.train.trainable=lora --config.reparam.alpha=32',
         '--label_smoothing_factor=0.1': '--config.loss.label_smoothing=0.1',
         '--train_file=a.txt': '--config.data.source=text:a.txt',
+        '--packing=true': '--config.data.packing=best_fit',
         '--torch_dtype=bfloat16': '--config.model.dtype=bfloat16',
         '--fsdp=full_shard': '--config.mesh.fsdp=-1 --config.mesh.data=1',
         '--hidden_size=768 --num_hidden_layers=12 --num_attention_heads=12': (
@@ -113,7 +114,6 @@ ANSWERED = {
         'remat_policy=minimal': '--config.model.remat=dots',
         'steps=100 learning_rate=3e-5': '--config.train.steps=100 --config.optim.lr=3e-5',
         'max_target_length=2048': '--config.data.seq_len=2048',
-        'dataset_path=gs://data': '--config.data.source=text:gs://data',
         'eval_interval=100 eval_steps=20': '--config.train.eval_every=100 '
         '--config.train.eval_batches=20',
         'checkpoint_period=100': '--config.train.checkpoint_every=100',
@@ -227,8 +227,13 @@ ANSWERED = {
         '--config.train.eval_batches=50',
         '--config.write_train_metrics_every_steps=10': '--config.train.log_every=10',
     },
+    'nanochat': {
+        '--depth=24 --device-batch-size=16 --run=d24': '--config.model.n_layers=24 '
+        '--config.data.batch_size=16 --workdir=runs/d24',
+    },
 }
 NOTHING_TO_SET, NOTHING_SENT = 'every step is compiled; there is nothing to set', 'nothing is sent'
+NOT_ON_DISK = 'text is read from the disk of this machine'
 NO_TEXT, NO_WEIGHTS = 'fetched with the extra hub', 'python -m eval.convert import-hf'
 GOES_ON = 'the same command with the same --workdir goes on where it stopped'
 # {program: {what is given: (words of the answer, flags whose names it holds; '' leaves it out)}}
@@ -254,6 +259,8 @@ NOT_HERE = {
     'torchtitan': {
         '--training.dataset=c4': (NO_TEXT, '--config.data.source=text:c4/**/*.parquet'),
         '--training.compile': (NOTHING_TO_SET, ''),
+        '--training.dataset_path=s3://bucket/data': (NOT_ON_DISK, ''),
+        '--comm.init_timeout_seconds 600': ('all hosts must have come', '--host_timeout=600'),
         '--parallelism.pipeline_parallel_degree=2': ('split over layers', '--config.mesh.fsdp=2'),
         '--checkpoint.enable_checkpoint': (GOES_ON, '--workdir=runs/mine'),
         '--metrics.enable_tensorboard': (NOTHING_SENT, ''),
@@ -264,6 +271,10 @@ NOT_HERE = {
         '--report_to wandb': (NOTHING_SENT, ''),
         '--evaluation_strategy=steps': ('steps are what', '--config.train.eval_every=100'),
         '--model_name_or_path=gpt2': (NO_WEIGHTS, '--config=configs/llama_124m.py'),
+        '--model_name_or_path=openai-community/gpt2': (NO_WEIGHTS, ''),
+        '--model_name_or_path=meta-llama/Llama-3.2-1B': (NO_WEIGHTS, ''),
+        '--report_to=tensorboard': ('tensorboard --logdir=WORKDIR', ''),
+        '--push_to_hub': ('a folder that transformers loads', ''),
         '--dataset_name=wikitext': (NO_TEXT, '--config.data.source=text:wikitext/**/*.parquet'),
         '--validation_file=b.txt': ('a part of it', '--config.data.validation_fraction=0.01'),
         '--initializer_range=0.02': ('follows from their shape', '--config.scaling.init=fan_in'),
@@ -279,6 +290,9 @@ NOT_HERE = {
         'dataset_type=hf': ('text is read from files', '--config.data.source=text:mine/*.txt'),
         'hf_path=allenai/c4': (NO_TEXT, '--config.data.source=text:c4/**/*.parquet'),
         'warmup_steps_fraction=0.1': ('given in steps', '--config.optim.warmup_steps=10'),
+        'dataset_path=gs://bucket/data': (NOT_ON_DISK, ''),
+        'tokenizer_path=meta-llama/Llama-3.1-8B': ('tokenizer.json --local-dir=DIR', ''),
+        'profiler_steps=5': ('traces steps', '--config.train.profile=2:3'),
         'quantization=int8': ('nothing is computed in fewer bits', ''),
         'src/MaxText/configs/base.yml': ('a config is given as', '--config=configs/default.py'),
     },
@@ -310,11 +324,12 @@ NOT_HERE = {
         '--trainer.require_accelerator=false': ('JAX_PLATFORMS=cpu in the environment', ''),
         '--model.attn_backend=jax_flash': ('splash (TPU)', '--config.kernels.attention=auto'),
         '--initialize_from_hf=meta-llama/Llama-2-7b-hf': (NO_WEIGHTS, ''),
-        '--hf_save_path=out': ('in the form of this program', ''),
+        '--hf_save_path=out': ('python -m eval.convert export-hf --checkpoint=WORKDIR', ''),
         '--data.id=allenai/c4': (NO_TEXT, '--config.data.source=text:c4/**/*.parquet'),
         '--data.id=EleutherAI/pile': (NO_TEXT, '--config.data.source=text:pile/**/*.parquet'),
         '--data.shuffle=true': ('sequences are shuffled', '--config.data.seed=1'),
-        '--eval_harness.max_examples=10': ('evaluates alone', ''),
+        '--eval_harness.max_examples=10': ('--suite=harness:TASK+TASK', ''),
+        '--data.train_urls=["https://host/a_*.jsonl.gz"]': (NOT_ON_DISK, ''),
         '--data.validation_urls=[b.jsonl]': (
             'a part of it',
             '--config.data.validation_fraction=0.01',
@@ -344,5 +359,18 @@ NOT_HERE = {
         ),
         '--config.write_to_xm_measurements=True': (NOTHING_SENT, ''),
         '--config.pygrain_worker_count=0': ('made ahead', '--config.data.prefetch=2'),
+    },
+    'nanochat': {
+        '--matrix-lr=0.02 --embedding-lr=0.3': (
+            'of hidden matrices alone',
+            '--config.optim.lr=0.02 --config.optim.others_lr=0.3',
+        ),
+        '--resume-from-step=1000': (GOES_ON, '--workdir=runs/mine'),
+        '--device-type=cpu': ('JAX_PLATFORMS=cpu in the environment', ''),
+    },
+    'LitGPT': {
+        '--data TextFiles': ('text is named by', '--config.data.source=text:mine/*.txt'),
+        '--devices 4': ('the devices that are there', ''),
+        '--train.max_tokens 10000000': ('a run is as long as', '--config.train.steps=100'),
     },
 }

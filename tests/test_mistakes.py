@@ -83,6 +83,37 @@ def test_bare_field_suggests_config_flag(answer):
     assert answer('--data.seed=3').endswith('Write --config.data.seed=3')  # seed alone: train.seed
 
 
+@pytest.mark.parametrize(
+    ('command_line', 'ending'),
+    [
+        ('--warmup_step=10', 'Did you mean --config.optim.warmup_steps=10?'),
+        ('--learning-rat=1e-3', 'Did you mean --config.optim.lr=1e-3?'),
+        ('--lrr=1e-3', 'A similar name is --config.optim.lr.'),
+        ('--second_lr=0.02', 'A similar name is --config.optim.lr.'),
+        ('--second_lr=fast', '--second_lr is no flag here.'),  # no rate
+        ('--eval_batch=-1', '--eval_batch is no flag here.'),  # eval_batches is 0 at least
+        ('--sharding_strategy=fsdp', '--sharding_strategy is no flag here.'),
+        ('--target_modules=q,v', '--target_modules is no flag here.'),
+        ('--name=lion', 'Write --config.optim.name=lion'),  # the table that has it
+        ('--order_seed=3', 'A similar name is --config.data.seed or --config.train.seed.'),
+        ('--mesh.data=2', 'Write --config.mesh.data=2'),  # alone, data is a source
+        ('--dataset=./c4', '(or .txt, .jsonl).'),
+        ('--mesh.run=2', 'Write --config.mesh.run=2'),  # alone, run is the name of a run
+        ('--beta1=2', 'optim.b1 must be between 0 and 0.9999999; got 2.0.'),
+        ('--n_layer=many', "model.n_layers must be a whole number; got 'many'."),
+        ('--learning_rate=1e-3 --min_lr=-1', 'Write --config.optim.lr=1e-3'),
+        ('--pretrained', 'train.init_from is, but it needs a value.'),
+        ('--dataset_path=allenai/c4', '(or .txt, .jsonl).'),
+        ('--dataset_path=./c4', 'Write --config.data.source=text:./c4'),
+        ('--wandb --use_wandb', 'makes a page of them.'),
+    ],
+)
+def test_suggested_value_is_one_of_the_field(command_line, ending, answer):
+    message = answer(command_line)
+    assert message.endswith(ending) and message.count('nothing is sent') <= 1
+    assert 'hub:text:' not in message and 'hub:.' not in message and '=...' not in message
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(
     ('program', 'message'),

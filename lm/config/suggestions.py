@@ -7,7 +7,13 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lm.config.other_programs import foreign_names, is_multi_run, replacement_hint, select_preset
+from lm.config.other_programs import (
+    foreign_names,
+    is_multi_run,
+    is_near,
+    replacement_hint,
+    select_preset,
+)
 from modules.choices import closest_names, format_suggestion, suggest_nearest
 
 MULTI_RUN_SECTIONS = ('sweep', 'tune')  # what a config has besides sections: of several runs
@@ -33,13 +39,15 @@ def field_hint(path: str, field_paths: Collection[str]) -> str:
     matches = [*dict.fromkeys([*by_name.get(name, ()), *aliases])]
     if not matches and (replacement := replacement_hint(name)):
         return f' {replacement[0].upper()}{replacement[1:]}.'
+    near_names = {n for n in by_name if is_near(name, n) or is_near(name, n, is_part=True)}
+    near_fields = [field for field in field_paths if field.rpartition('.')[2] in near_names]
     if section:
         matches = matches or closest_names(
-            path, [f for f in field_paths if f.startswith(f'{section}.')]
+            path, [f for f in near_fields if f.startswith(f'{section}.')]
         )
-    matches = matches or closest_names(path, field_paths)
+    matches = matches or closest_names(path, near_fields)
     if not section and not matches:
-        matches = [field for near in closest_names(name, by_name) for field in by_name[near]]
+        matches = [field for near in closest_names(name, near_names) for field in by_name[near]]
     return format_suggestion(matches)
 
 

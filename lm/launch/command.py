@@ -235,7 +235,7 @@ def check_names(argv: Sequence[str]) -> None:
     defined, fields = flags.FLAGS, {}
     if 'config' in defined:
         fields = {path: (field.types, choice_names(field)) for path, field in FIELDS.items()}
-    translator = Translator(fields, defined)
+    translator = Translator(fields, defined, explain_refusal)
     words = list(argv[1 : argv.index('--') if '--' in argv else None])
     while words:
         word = words.pop(0)
@@ -258,6 +258,24 @@ def check_names(argv: Sequence[str]) -> None:
             translator.add(flag, words.pop(0) if has_value else text)
     if message := translator.answer():
         raise ValueError(message)
+
+
+def explain_refusal(path: str, text: str) -> str:
+    """Returns why a field does not take the text of a flag; '' if it does."""
+    field = FIELDS[path]
+    (kind,) = set(field.types) - {types.NoneType}
+    try:
+        value = flags.BooleanParser().parse(text) if kind is bool else kind(text)
+    except ValueError:
+        return flag_type_error(path, text, field.types)
+    try:
+        if field.option:
+            field.option.check(path, value)
+        if field.choice:
+            field.choice.parse_rows(path, text)
+    except ValueError as error:
+        return str(error)
+    return ''
 
 
 def choice_names(field: Field) -> Collection[str]:

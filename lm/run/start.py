@@ -14,7 +14,7 @@ from flax.traverse_util import unflatten_dict
 from lm import data
 from lm.config.fields import Config
 from lm.config.mixture import source_flag
-from lm.config.other_programs import foreign_names, normalize_name
+from lm.config.other_programs import elsewhere_hint, foreign_names, normalize_name
 from lm.config.recipe import Recipe
 from lm.config.resolve import (
     build_config,
@@ -86,7 +86,8 @@ def find_source(path: str) -> tuple[Path, int]:
     try:
         return find_checkpoint(path)
     except ValueError as error:
-        absent = foreign_names().absent.get(normalize_name(path))
+        absent = elsewhere_hint('train.init_from', path)
+        absent = absent or foreign_names().absent.get(normalize_name(path))
         reason = f'{absent}.' if absent else error
         raise ValueError(
             f'train.init_from={path}: {reason} A run that has begun goes on without it, from its '

@@ -1,14 +1,27 @@
 """Contract: each row of other_programs.toml is valid, and names existing fields."""
 
+import re
 import tomllib
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
+
 from configs import default
+from eval.evaluation.suite_flags import SUITES
+from eval.sync.trackers import TRACKERS
 from lm.config import other_programs
-from lm.config.fields import FIELDS
-from lm.config.other_programs import foreign_names, normalize_name
+from lm.config.fields import CHOICES, FIELDS
+from lm.config.other_programs import (
+    download_hint,
+    elsewhere_hint,
+    foreign_names,
+    is_near,
+    normalize_name,
+)
 from lm.config.resolve import resolve
+from lm.launch.command import explain_refusal
 from tests import ROOT
 
 TABLE = tomllib.loads(Path(other_programs.__file__).with_suffix('.toml').read_text())
@@ -51,6 +64,96 @@ def test_words_and_sentences_are_well_formed():
     assert not any(sentence.endswith('.') for sentence in foreign.absent.values())
     assert all(sentence.endswith('.') for sentence in foreign.notes.values())
     assert all(form.format('x') for form in foreign.forms.values())
+
+
+def list_explanations() -> list[str]:
+    """Returns all sentences that an answer may hold."""
+    foreign = foreign_names()
+    elsewhere = [say for rows in foreign.elsewhere.values() for _, say in rows]
+    hint = download_hint('OWNER/NAME', 'mine')
+    return [*foreign.absent.values(), *foreign.notes.values(), *elsewhere, hint]
+
+
+def test_explanations_name_fields_and_values_that_work():
+    text = ' '.join(list_explanations())
+    sections = '|'.join({path.split('.')[0] for path in FIELDS})
+    paths = re.findall(rf'(?<![\w.])(?:--config\.)?((?:{sections})\.(?!py\b)\w+)', text)
+    assert len(paths) > 50 and {*paths} <= FIELDS.keys()
+    values = re.findall(r'--config\.(\w+\.\w+)=([\w:./*]+)', text)
+    placeholders = re.compile('[A-Z:]+$')  # STEP:COUNT
+    values = [pair for pair in values if not placeholders.match(pair[1])]
+    assert values and [pair for pair in values if explain_refusal(*pair)] == []
+
+
+def test_explanations_name_programs_and_extras_that_exist():
+    text = ' '.join(list_explanations())
+    for name in re.findall(r'python -m ([\w.]+)', text):
+        spec = find_spec(name)
+        assert spec and (not spec.submodule_search_locations or find_spec(f'{name}.__main__')), name
+    sources = [*ROOT.glob('eval/**/*.py'), *ROOT.glob('lm/launch/*.py'), ROOT / 'train.py']
+    code = '\n'.join(file.read_text() for file in sources)
+    commands = text.replace('tensorboard --logdir', '').replace('--local-dir', '')  # of others
+    flags = {*re.findall(r'--(\w[\w-]*)', commands)} - {'config'}
+    assert flags and [flag for flag in flags if f"'{flag}'" not in code] == []
+    assert {'import-hf', 'export-hf'} <= {*re.findall(r'eval\.convert (\S+)', text)}
+    assert all(f"'{name}': " in code for name in re.findall(r'eval\.convert (\S+)', text))
+    project = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
+    extras = {*re.findall(r'\bextra (\w+)', text)}
+    assert extras and extras <= project['optional-dependencies'].keys()
+    assert {*re.findall(r'--(?:track|to)=(\w+)', text)} <= TRACKERS.keys()
+    assert {*re.findall(r'--suite=(\w+)', text)} <= SUITES.keys()
+    assert all((ROOT / file).is_file() for file in re.findall(r'configs/\w+\.py', text))
+
+
+def test_absent_names_are_not_here():
+    """A part or a field that was added since would be refused in words of the time before it."""
+    parts = {normalize_name(row) for choice in CHOICES.values() for row in choice.table}
+    fields = {normalize_name(path.split('.')[1]) for path in FIELDS}
+    assert foreign_names().absent.keys() & parts == set()
+    assert foreign_names().absent.keys() & fields == {'data'}  # the axis of the mesh
+
+
+@pytest.mark.parametrize(
+    ('path', 'text', 'words'),
+    [
+        ('data.source', 'gs://bucket/data', 'text:GLOB'),
+        ('data.source', '["https://host/a.jsonl.gz"]', 'text:GLOB'),
+        ('data.source', 'mine/*.jsonl', ''),
+        ('data.tokenizer', 'openai-community/gpt2', 'tokenizer.json'),
+        ('data.tokenizer', 'tokenizers/llama', ''),
+        ('train.init_from', 'Qwen/Qwen3-0.6B', 'import-hf'),
+        ('train.init_from', 'gs://bucket/llama-3', ''),  # a run may be there
+        ('train.init_from', 'out/run', ''),
+    ],
+)
+def test_value_that_is_elsewhere_is_explained(path, text, words):
+    hint = elsewhere_hint(path, text)
+    assert words in hint and bool(words) == bool(hint)
+
+
+def test_model_that_is_on_disk_is_no_model_of_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert elsewhere_hint('train.init_from', 'runs/llama-3')
+    Path('runs/llama-3').mkdir(parents=True)
+    assert elsewhere_hint('train.init_from', 'runs/llama-3') == ''
+
+
+@pytest.mark.parametrize(
+    ('name', 'other', 'is_part', 'expected'),
+    [
+        ('step', 'steps', True, True),
+        ('learning_rat', 'learning_rate', True, True),
+        ('seq_length', 'max_seq_len', True, True),
+        ('warmupsteps', 'warmup_steps', True, True),
+        ('lrr', 'lr', True, False),  # shares no word
+        ('lrr', 'lr', False, True),
+        ('embedding_lr', 'embedding_norm', True, False),
+        ('embedding_lr', 'embedding_norm', False, False),
+        ('profiler_steps', 'aro_steps', True, False),
+    ],
+)
+def test_near_names_share_their_words(name, other, is_part, expected):
+    assert is_near(name, other, is_part) is expected
 
 
 def test_file_is_read_on_first_miss():

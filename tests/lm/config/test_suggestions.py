@@ -34,8 +34,9 @@ def test_unknown_field_suggests_fields(path, fields):
     assert hint == f' Did you mean {" or ".join(fields)}?'
 
 
-def test_dissimilar_field_suggests_nothing():
-    assert field_hint('qqq', FIELDS) == ''
+@pytest.mark.parametrize('path', ['qqq', 'train.max_length_of_it', 'data.path', 'optim.matrix'])
+def test_dissimilar_field_suggests_nothing(path):
+    assert field_hint(path, FIELDS) == ''
 
 
 def test_aliases_differ_from_field_names():

@@ -315,9 +315,10 @@ def test_path_without_checkpoint_is_refused_at_once(make_config, tmp_path):
     assert not (tmp_path / 'run').exists()
 
 
-def test_hub_model_is_refused_with_advice():
-    with pytest.raises(ValueError, match=r'init_from=gpt2: nothing is downloaded: .*import-hf'):
-        start.find_source('gpt2')
+@pytest.mark.parametrize('name', ['gpt2', 'meta-llama/Llama-3.2-1B'])
+def test_hub_model_is_refused_with_advice(name):
+    with pytest.raises(ValueError, match=rf'init_from={name}: models are not .*import-hf'):
+        start.find_source(name)
 
 
 @pytest.mark.default_rows('changes3-extra    readout')
