@@ -157,7 +157,7 @@ def escape_markdown(text: str) -> str:
 
 @functools.cache
 def studies() -> dict[tuple[str, str], list[str]]:
-    """Returns {(field, row): lines of docs/studies.md} of the studies whose sweeps have the row."""
+    """Returns {(field, row): lines of docs/studies.md}, for the studies that sweep over the row."""
     lines_by_row: dict[tuple[str, str], list[str]] = {}
     first_field = {id(CHOICES[field].table): field for field in reversed(tables())}
     for page in sorted(STUDIES.glob('results/*.md')):

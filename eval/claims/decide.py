@@ -74,7 +74,7 @@ def decide(claim: Claim, evidence: Mapping[str, Evidence]) -> Decision:
     conditions = [
         _decide_condition(condition, by_name[condition.study]) for condition in claim.conditions
     ]
-    if len(by_name) > 1:  # a condition is told apart from that of another study
+    if len(by_name) > 1:  # several studies may state a condition in the same words
         conditions = [
             dataclasses.replace(condition, text=f'{condition.condition.study}: {condition.text}')
             for condition in conditions

@@ -267,7 +267,7 @@ class HeadDim(ConfigEntry):
 
 @dataclasses.dataclass(frozen=True)
 class EvenHeadDim(ConfigEntry):
-    """head_dim in a family whose class lacks it: d_model / n_heads alone, and never written."""
+    """A head_dim that the class of a family does not read: it must be d_model / n_heads."""
 
     def read(self, fields: ConfigFields) -> Flat:
         width, heads = fields.take('hidden_size'), fields.take('num_attention_heads')

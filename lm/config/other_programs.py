@@ -145,26 +145,28 @@ def is_hub_name(text: str) -> bool:
     return bool(re.fullmatch(r'[\w-]+/[\w.-]+', str(text)))
 
 
-def is_near(name: str, other: str, is_part: bool = False) -> bool:
-    """Returns whether each word of a name is one of `other`, or a misspelling of it.
+def is_near(name: str, candidate: str, is_part: bool = False) -> bool:
+    """Returns whether each word of a name is one of `candidate`, or a misspelling of it.
 
     Args:
       name: the name that came.
-      other: the name that may be meant.
-      is_part: whether `other` may have further words, if the names share a word as it is.
+      candidate: the name that may be meant.
+      is_part: whether `candidate` may have further words, if the names share a word as it is.
     """
-    words, other_words = ([w.removesuffix('s') for w in n.split('_')] for n in (name, other))
+    words, candidate_words = (
+        [w.removesuffix('s') for w in n.split('_')] for n in (name, candidate)
+    )
     if is_part:
-        shares_word = bool({*words} & {*other_words} - {''})
-        has_words = all(any(_is_misspelt(word, w) for w in other_words) for word in words)
-        return normalize_name(name) == normalize_name(other) or (shares_word and has_words)
-    return len(words) == len(other_words) and all(map(_is_misspelt, words, other_words))
+        shares_word = bool({*words} & {*candidate_words} - {''})
+        has_words = all(any(_is_misspelt(word, w) for w in candidate_words) for word in words)
+        return normalize_name(name) == normalize_name(candidate) or (shares_word and has_words)
+    return len(words) == len(candidate_words) and all(map(_is_misspelt, words, candidate_words))
 
 
-def _is_misspelt(word: str, other: str) -> bool:
+def _is_misspelt(word: str, candidate: str) -> bool:
     """Returns whether two words are alike: nrom and norm (0.75), or l and lr (0.67)."""
-    ratio = difflib.SequenceMatcher(None, word, other).ratio()
-    is_prefix = word.startswith(other) or other.startswith(word)
+    ratio = difflib.SequenceMatcher(None, word, candidate).ratio()
+    is_prefix = word.startswith(candidate) or candidate.startswith(word)
     return ratio >= (0.65 if is_prefix else 0.75)
 
 
@@ -192,7 +194,7 @@ class Translator:
         self._foreign_flags: list[str] = []
         self._values: dict[str, str] = {}  # {flag: its value}
         self._sentences: list[str] = []
-        self._explanations: dict[str, list[str]] = {}  # {explanation: what it explains}
+        self._explanations: dict[str, list[str]] = {}  # {explanation: arguments}
         self._shares: list[tuple[str, str, str]] = []
         self._has_step_batch = False
 
@@ -267,8 +269,8 @@ class Translator:
             flags.setdefault(path.split('.')[1], []).append(f'config.{path}')
         native_names = list(flags)
         for foreign_name, paths in foreign_names().fields.items():
-            known = [f'config.{path}' for path in paths if path in self._fields]
-            flags.setdefault(foreign_name, known)
+            native_flags = [f'config.{path}' for path in paths if path in self._fields]
+            flags.setdefault(foreign_name, native_flags)
         accepting = {n: [f for f in flags[n] if self._accepts(f, text)] for n in flags}
         likely = [n for n in flags if is_near(name, n, is_part=n not in self._flags)]
         for near in closest_names(name, likely) if len(name) > 1 else ():
@@ -318,7 +320,7 @@ class Translator:
         implied = foreign_names().implied.get(name) or foreign_names().implied.get(
             normalize_name(text), {}
         )
-        implied = {} if translated == 'none' else implied  # what is turned off needs nothing
+        implied = {} if translated == 'none' else implied  # a part that is off needs nothing
         implied_flags = {f'config.{field}': value for field, value in implied.items()}
         if argument == f'--config.{path}':
             self.add_sentence(f'{argument}={text} is no value here.')
