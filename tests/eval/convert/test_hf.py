@@ -28,8 +28,8 @@ from eval.convert import (
     mxfp4,
     safetensors,
 )
+from eval.convert.families import FAMILIES
 from eval.convert.fold import build_cpu_learner, fold_checkpoint
-from eval.convert.hf_families import FAMILIES
 from eval.convert.import_hf import import_folder, largest_difference
 from eval.convert.layouts import Layout
 from eval.load import Checkpoint, load

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from eval.convert import export_hf, hf_config, hf_ignored
+from eval.convert.families import FAMILIES
 from eval.convert.hf_config import ConfigFields
-from eval.convert.hf_families import FAMILIES
 from eval.convert.import_hf import import_folder
 from tests.eval.convert.test_hf import (
     CASES,
