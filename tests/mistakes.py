@@ -294,7 +294,10 @@ NOT_HERE = {
         'tokenizer_path=meta-llama/Llama-3.1-8B': ('tokenizer.json --local-dir=DIR', ''),
         'profiler_steps=5': ('traces steps', '--config.train.profile=2:3'),
         'quantization=int8': ('nothing is computed in fewer bits', ''),
-        'src/MaxText/configs/base.yml': ('a config is given as', '--config=configs/default.py'),
+        'src/MaxText/configs/base.yml': (
+            'is a config of another program',
+            '--config=configs/default.py',
+        ),
     },
     'Levanter': {
         '--optimizer.warmup=0.01': ('given in steps', '--config.optim.warmup_steps=10'),

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import math
 import os
 import tomllib
 from collections.abc import Mapping
@@ -12,11 +13,20 @@ SUFFIXES = ('.toml', '.yml', '.yaml', '.json')
 
 
 def is_config_file(text: str) -> bool:
-    """Returns whether a text names a config file that is no Python file with get_config()."""
+    """Returns whether a text names a config file of another program: by its suffix, or Python code
+    that assigns values and defines no function.
+    """
     path = Path(os.path.expanduser(text))
     if path.suffix in SUFFIXES:
         return True
-    return path.suffix == '.py' and path.is_file() and 'def get_config' not in _read_text(path)
+    return path.suffix == '.py' and 'def ' not in _read_text(path) and bool(read_settings(text))
+
+
+def is_foreign_config(text: str) -> bool:
+    """Returns whether a value of --config is no Python file, such as llama3_8b or train.toml."""
+    path = Path(os.path.expanduser(text.partition(':')[0]))
+    is_name = not path.suffix and bool(path.name) and not path.exists()
+    return is_name or is_config_file(text)
 
 
 def read_settings(file: str) -> dict[str, str]:
@@ -69,9 +79,9 @@ def _parse_assignments(code: str) -> dict[str, Any]:
 def _evaluate(node: ast.expr) -> Any:
     """Returns the value of a constant expression such as 5 * 8; None for any other."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-        left, right = _evaluate(node.left), _evaluate(node.right)
-        are_numbers = isinstance(left, int | float) and isinstance(right, int | float)
-        return left * right if are_numbers else None
+        factors = (_evaluate(node.left), _evaluate(node.right))
+        are_numbers = all(isinstance(factor, int | float) for factor in factors)
+        return math.prod(factors) if are_numbers else None
     return node.value if isinstance(node, ast.Constant) else None
 
 

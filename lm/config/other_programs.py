@@ -1,5 +1,5 @@
 """Names that nanoGPT, nanochat, torchtitan, Hugging Face, MaxText, Levanter, NanoDO, LitGPT,
-OLMo-core and axolotl use, and what is said of them.
+OLMo-core and axolotl use, with the fields and explanations that answer them.
 
 Flags with these names are refused; `lm.config.translator` makes the answer.
 """
@@ -190,7 +190,10 @@ def is_near(name: str, candidate: str, is_part: bool = False) -> bool:
     if is_part:
         shares_word = bool({*words} & {*candidate_words} - {''})
         has_words = all(any(_is_misspelt(word, w) for w in candidate_words) for word in words)
-        return normalize_name(name) == normalize_name(candidate) or (shares_word and has_words)
+        # One word of several may stand for another thing: a temperature is not readout_temperature.
+        is_same = len(words) > 1 or len(candidate_words) == 1
+        is_respelt = normalize_name(name) == normalize_name(candidate)
+        return is_respelt or (shares_word and has_words and is_same)
     return len(words) == len(candidate_words) and all(map(_is_misspelt, words, candidate_words))
 
 
@@ -208,5 +211,5 @@ def is_multi_run(path: str) -> bool:
 
 def parse_positional(argument: str) -> tuple[str, str]:
     """Returns (name, value) of NAME=VALUE, which MaxText accepts without --, else ('', '')."""
-    match = re.fullmatch(r'([A-Za-z]\w*)=(.*)', argument, re.DOTALL)
+    match = re.fullmatch(r'([A-Za-z][\w.-]*)=(.*)', argument, re.DOTALL)
     return (match[1], match[2]) if match else ('', '')

@@ -1,5 +1,5 @@
 """The answer to flags and config files of other programs: the flags that work here, with the given
-values, and a sentence for what has no counterpart.
+values, and a sentence for a name without counterpart.
 """
 
 import math
@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from lm.config.mixture import DEFAULT_SOURCE
-from lm.config.other_files import is_config_file, read_settings
+from lm.config.other_files import is_config_file, is_foreign_config, read_settings
 from lm.config.other_programs import (
     download_hint,
     elsewhere_hint,
@@ -128,7 +128,7 @@ class Translator:
             for pair in filter(None, text.split(',')):
                 name, _, setting = pair.partition('=')
                 self.add(f'--{name}', setting)
-        elif self._fields and not {*names}.isdisjoint(foreign.configs) and is_config_file(text):
+        elif self._fields and not {*names}.isdisjoint(foreign.configs) and is_foreign_config(text):
             self.add_config_file(text, argument)
         elif any(foreign.batches.get(n) == 'tokens' for n in names) and text.isdecimal():
             self._token_batch, self._batches['tokens'] = argument, int(text)
@@ -137,11 +137,12 @@ class Translator:
         return True
 
     def add_config_file(self, file: str, argument: str = '') -> None:
-        """Adds the settings of a config file of another program, or says what a config is here."""
+        """Adds the settings of a config file of another program, or the flag of one of ours."""
         path = Path(os.path.expanduser(file))
-        if path.suffix == '.py' and not is_config_file(file):
+        if not is_config_file(file):
             place = file if path.is_file() else f'configs/{select_preset(file)}.py'
             self.add_sentence(f'{file}: a config is given as --config={place}, a Python file.')
+            self._values.setdefault('config', place)
             return
         settings = read_settings(file)
         sections = {name.partition('.')[0] for name in settings}
@@ -214,7 +215,8 @@ class Translator:
         else:
             ending = f'={text}' if accepting and text else ''
             maybe = ' or '.join(f'--config.{path}{ending}' for path in accepting or paths)
-            self.add_sentence(f'{argument} is {maybe}.')
+            refused = f', and none takes {text}' if text and not accepting else ''
+            self.add_sentence(f'{argument} is {maybe}{refused}.')
 
     def _suggest_flag(self, name: str, text: str) -> str:
         """Suggests a flag for a misspelt or shortened name, with the value if it takes that."""
@@ -311,7 +313,8 @@ class Translator:
             if alias is not None and alias in names:
                 return alias
             nearest = ''.join(closest_names(text, names))
-            self.add_sentence(f'{path} has no {text}; {nearest} is nearest.' if nearest else '')
+            is_other = nearest and normalize_name(nearest) != normalize_name(text)
+            self.add_sentence(f'{path} has no {text}; {nearest} is nearest.' if is_other else '')
             return nearest
         if bool in types:
             return text or 'True'
@@ -366,8 +369,8 @@ class Translator:
                 self._values[PARTS] = str(parts // devices)
 
     def answer(self) -> str:
-        """Returns the answer to all added flags, or '' if there are none. What is said of several
-        has a line each.
+        """Returns the answer to all added flags, or '' if there are none. Several sentences have a
+        line each.
         """
         self._resolve_shares()
         self._resolve_batches()

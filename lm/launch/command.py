@@ -19,7 +19,7 @@ from ml_collections.config_flags.config_flags import ConfigFileFlagParser
 
 from lm.config.choice import AUTO
 from lm.config.fields import FIELDS, Field
-from lm.config.other_files import SUFFIXES
+from lm.config.other_files import SUFFIXES, is_foreign_config
 from lm.config.other_programs import parse_positional
 from lm.config.recipe import Recipe
 from lm.config.resolve import digest, flatten, single_run_config
@@ -252,12 +252,13 @@ def check_names(argv: Sequence[str]) -> None:
         if not word.startswith('-'):
             if fields and all(parse_positional(word)):
                 translator.add(*parse_positional(word))
-            elif not is_after_foreign:
+            elif not is_after_foreign or Path(word).suffix in ('.py', *SUFFIXES):
                 translator.add_word(word)
             continue
-        is_foreign_file = name == 'config' and Path(value).suffix in SUFFIXES
-        is_after_foreign = not is_ours or (is_config and translator.is_foreign(path, value))
-        if is_after_foreign or is_foreign_file:
+        is_foreign_file = name == 'config' and is_foreign_config(value)
+        is_foreign = not is_ours or (is_config and translator.is_foreign(path, value))
+        is_after_foreign = is_foreign and not is_whole
+        if is_foreign or is_foreign_file:
             if has_value:
                 words.pop(0)
             translator.add(flag, value)

@@ -1,4 +1,4 @@
-"""What train.py answers to the published command lines of other programs, followed to its end.
+"""The answers of train.py to published command lines of other programs, followed to their end.
 
 python -m tests.lm.config.published    writes published_answers.md anew
 """
@@ -7,7 +7,7 @@ import re
 import shlex
 import sys
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
@@ -18,7 +18,7 @@ import train
 from lm.config.fields import FIELDS
 from lm.config.resolve import resolve
 from lm.config.suggestions import check_flags
-from lm.launch.command import check_names, explain_refusal, parse_flags
+from lm.launch.command import check_names, parse_flags
 from lm.model.check import check
 from lm.study.plan.cells import split_sweep
 
@@ -40,7 +40,10 @@ class Published(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """The answers to a command line and to what they say to write instead, and where that ends."""
+    """The answers to a command line, each given after the advice of the one before, and the end.
+
+    last: the arguments that have no answer. unanswered: those that an answer gives no advice on.
+    """
 
     answers: tuple[str, ...]
     last: tuple[str, ...]
@@ -117,7 +120,7 @@ def assert_trains(words: Sequence[str]) -> None:
         check(resolve(split_sweep(train.CONFIG.value)[0]))
 
 
-def render() -> str:
+def render(walk_from: Callable[[str], Walk] = walk) -> str:
     """Returns the page of all command lines with their answers."""
     lines = ['# What is answered to published command lines', '']
     program = ''
@@ -126,7 +129,7 @@ def render() -> str:
             program = published.program
             lines += [f'## {program}', '']
         lines += [f'    train.py {published.arguments}', '']
-        for answer in walk(published.arguments).answers:
+        for answer in walk_from(published.arguments).answers:
             lines += [*(f'- {line}' for line in answer.splitlines()), '']
     return '\n'.join(lines)
 
