@@ -79,7 +79,9 @@ class Translator:
             return
         last_name, foreign = names[-1], foreign_names()
         exact_paths = [n for n in names if n in self._fields]
-        program_flags = [foreign.flags.get(n, n) for n in names if not exact_paths]
+        # With a section, such as profiling.run, the name of a run means another thing.
+        whole_names = [n for n in names if n == names[0] or n not in ('run', 'name')]
+        program_flags = [foreign.flags.get(n, n) for n in whole_names if not exact_paths]
         program_flag = next((flag for flag in program_flags if flag in self._flags), '')
         foreign_field = next((n for n in names if n in foreign.fields), '')
         share = next((n for n in names if n in foreign.shares), '')
@@ -210,13 +212,14 @@ class Translator:
         accepting = [p for p in paths if not text or not self._explain_refusal(p, text)]
         if len(accepting or paths) == 1:
             self._add_field(argument, (accepting or paths)[0], name, text)
-        elif name == 'name' and not accepting:
-            self._add_program_flag(argument, 'workdir', 'run_name', text)
+        elif argument.lstrip('-') == 'name' and not accepting:
+            self._add_program_flag(argument, 'workdir', name, text)
+        elif not accepting:
+            self._unknown.append(argument)
         else:
-            ending = f'={text}' if accepting and text else ''
-            maybe = ' or '.join(f'--config.{path}{ending}' for path in accepting or paths)
-            refused = f', and none takes {text}' if text and not accepting else ''
-            self.add_sentence(f'{argument} is {maybe}{refused}.')
+            ending = f'={text}' if text else ''
+            maybe = ' or '.join(f'--config.{path}{ending}' for path in accepting)
+            self.add_sentence(f'{argument} is {maybe}.')
 
     def _suggest_flag(self, name: str, text: str) -> str:
         """Suggests a flag for a misspelt or shortened name, with the value if it takes that."""
@@ -260,17 +263,18 @@ class Translator:
     def _add_program_flag(self, argument: str, flag: str, name: str, text: str) -> None:
         """Adds a flag of the program. --workdir joins the folder of all runs and a run's name."""
         before = self._values.get(flag, '')
-        if flag == 'workdir' and not text:
+        run_name = before.removeprefix('runs') if before.startswith('runs/') else ''
+        is_output = name in ('out_dir', 'output_dir', 'save_folder')
+        if flag != 'workdir':
+            self._add_flag(argument, flag, text)
+        elif not text:
             self._unknown.append(argument)
-            return
-        if name in ('run_name', 'run', 'id'):
-            text = f'{before or "runs"}/{text}'
-        elif before and not before.startswith('runs/'):
+        elif name in ('run_name', 'run', 'id', 'name'):
+            self._add_flag(argument, flag, f'{before or "runs"}/{text}')
+        elif before and not run_name and not is_output:  # such as that of a model to begin from
             self.add_sentence(f'{argument}: a run has one folder, --workdir.')
-            return
-        elif flag == 'workdir':
-            text = (text.rstrip('/') or text) + before.removeprefix('runs')
-        self._add_flag(argument, flag, text)
+        else:
+            self._add_flag(argument, flag, (text.rstrip('/') or text) + run_name)
 
     def _add_field(self, argument: str, path: str, name: str, text: str) -> None:
         translated = self._translate_value(path, name, text) or text

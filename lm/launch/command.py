@@ -237,7 +237,7 @@ def check_names(argv: Sequence[str]) -> None:
     defined, fields = flags.FLAGS, {}
     if 'config' in defined:
         fields = {path: (field.types, choice_names(field)) for path, field in FIELDS.items()}
-    translator = Translator(fields, defined, explain_refusal)
+    translator = Translator(fields, _list_program_flags(), explain_refusal)
     words = list(argv[1 : argv.index('--') if '--' in argv else None])
     is_after_foreign = False  # further words may be more values: --target_modules q_proj v_proj
     while words:
@@ -266,6 +266,12 @@ def check_names(argv: Sequence[str]) -> None:
             words.pop(0)
     if message := translator.answer():
         raise ValueError(message)
+
+
+def _list_program_flags() -> list[str]:
+    """Returns the flags that other programs' may stand for: all but absl's own, as --log_dir."""
+    modules = {flag: flags.FLAGS.find_module_defining_flag(flag) or '' for flag in flags.FLAGS}
+    return [flag for flag, module in modules.items() if not module.startswith('absl.')]
 
 
 def explain_refusal(path: str, text: str) -> str:

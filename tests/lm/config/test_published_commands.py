@@ -137,7 +137,7 @@ def test_batches_are_converted(arguments, flags_here):
         ('--model_name_or_path roberta-base', 'import-hf', 'init_from=roberta'),
         ('microsoft/phi-2 --optimizer.lr 0.005', 'import-hf', 'phi-2=phi'),
         ('--checkpoint=https://host/step1', 'this one is fetched first', 'Write'),
-        ('--work-dir=/tmp/a --save-folder=/tmp/b', 'a run has one folder', '/tmp/b/tmp/a'),
+        ('--save-folder=/tmp/b --work-dir=/tmp/a', 'a run has one folder', '/tmp/a'),
         ('attention=cudnn_flash_te', 'splash (TPU)', 'Write'),
         ('tutorial-run-01', 'flags begin with --', 'Write'),
     ],
@@ -208,7 +208,7 @@ def test_config_file_is_answered_with_its_settings(name, form, tmp_path):
     assert_trains(steps.last)
 
 
-def test_config_of_this_program_is_none_of_another(tmp_path):
+def test_our_config_is_taken(tmp_path):
     (tmp_path / 'mine.py').write_text('steps = 3\ndef get_config():\n    return None\n')
     assert find_refusal([f'--config={tmp_path}/mine.py']) == ''
     answer = find_refusal([f'{tmp_path}/mine.py'])
