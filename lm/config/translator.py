@@ -160,13 +160,13 @@ class Translator:
 
     def add_word(self, word: str) -> None:
         """Adds a word without a flag: a config file, or the name of a model."""
-        hint = elsewhere_hint('train.init_from', word.rstrip('/'))
+        if not self._fields:
+            return
         if Path(word).suffix == '.py' or is_config_file(word):
             self.add_config_file(word)
-        elif hint and self._fields:
-            self._explain(word, hint)
-        elif self._fields:
-            self._explain(word, 'flags begin with --, and other words are not read')
+        else:
+            hint = elsewhere_hint('train.init_from', word.rstrip('/'))
+            self._explain(word, hint or 'flags begin with --, and other words are not read')
 
     def _explain_value(self, paths: list[str], foreign_field: str, text: str) -> str:
         """Explains a value that a field cannot read; '' for any other."""
