@@ -32,7 +32,8 @@ class ForeignNames(NamedTuple):
       files: {program: names that all are at the top of its config files}.
       presets: {name of a config: words of sizes}.
       corpora: {word: OWNER/NAME of a data set}.
-      batches: {name of a batch size: what it counts: step, device or tokens}.
+      batches: {name of a batch size: step or device, whose sequences it counts}.
+      tokens: {name of a number of tokens: field here that counts the same}.
       devices: names of numbers whose product is the number of devices.
       lists: names whose value is settings with commas between them.
       configs: names with a config file as value.
@@ -54,6 +55,7 @@ class ForeignNames(NamedTuple):
     presets: Mapping[str, Sequence[str]]
     corpora: Mapping[str, str]
     batches: Mapping[str, str]
+    tokens: Mapping[str, str]
     devices: Sequence[str]
     lists: Sequence[str]
     configs: Sequence[str]
@@ -85,6 +87,7 @@ def foreign_names() -> ForeignNames:
         presets={config: sizes.split() for config, sizes in table['presets'].items()},
         corpora=table['corpora'],
         batches=index_by_name(table['batches'].items()),
+        tokens=index_by_name(table['tokens'].items()),
         devices=table['devices'].split(),
         lists=table['lists'].split(),
         configs=table['configs'].split(),

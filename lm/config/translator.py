@@ -29,6 +29,7 @@ from lm.config.other_programs import (
 from modules.choices import ROWS_BY_ALIAS, closest_names
 
 BATCH, PARTS = 'config.data.batch_size', 'config.train.microbatches'
+ROW = 'config.data.seq_len'
 MAX_IN_A_LINE = 2  # sentences of an answer; more have a line each
 FALSE = ('false', 'no', 'off', '0')
 
@@ -57,7 +58,8 @@ class Translator:
         self._shares: list[tuple[str, str, str]] = []
         self._batches: dict[str, int] = {}  # {what it counts: a batch size}
         self._devices: list[int] = []  # of a process, of a host, ...: their product counts all
-        self._token_batch = ''  # the name of a batch size in tokens
+        self._tokens: list[tuple[str, str, int]] = []  # (argument, name, number of tokens)
+        self._config_files: set[str] = set()
 
     def is_foreign(self, path: str, text: str) -> bool:
         """Returns whether --config.PATH=TEXT belongs to another program that also has a config."""
@@ -132,8 +134,8 @@ class Translator:
                 self.add(f'--{name}', setting)
         elif self._fields and not {*names}.isdisjoint(foreign.configs) and is_foreign_config(text):
             self.add_config_file(text, argument)
-        elif any(foreign.batches.get(n) == 'tokens' for n in names) and text.isdecimal():
-            self._token_batch, self._batches['tokens'] = argument, int(text)
+        elif self._fields and names[-1] in foreign.tokens and re.fullmatch(r'\d[\d_]*', text):
+            self._tokens.append((argument, names[-1], int(text)))
         else:
             return False
         return True
@@ -146,7 +148,8 @@ class Translator:
             self.add_sentence(f'{file}: a config is given as --config={place}, a Python file.')
             self._values.setdefault('config', place)
             return
-        settings = read_settings(file)
+        settings = {} if file in self._config_files else read_settings(file)  # it may name itself
+        self._config_files.add(file)
         sections = {name.partition('.')[0] for name in settings}
         programs = foreign_names().files.items()
         program = next((name for name, keys in programs if {*keys} <= sections), 'another program')
@@ -353,12 +356,8 @@ class Translator:
         """Converts the batch sizes to the sequences of a step, and the parts that it is done in."""
         batches, devices = self._batches, math.prod(self._devices)
         parts = int(text) if (text := self._values.get(PARTS, '')).isdecimal() else 0
-        row = self._values.get('config.data.seq_len', '')
-        if 'tokens' in batches and row.isdecimal() and int(row):
-            batches['step'] = batches['tokens'] // int(row)
-            self._foreign_flags.append(self._token_batch)
-        elif 'tokens' in batches:
-            self._explain(self._token_batch, replacement_hint('total_batch_size'))
+        if self._resolve_tokens(BATCH, [ROW]):
+            batches['step'] = int(self._values[BATCH])
         on_device = batches.get('device', 0)
         if step := batches.get('step', 0):
             self._values[BATCH] = str(step)
@@ -371,6 +370,28 @@ class Translator:
             self._values[BATCH] = str(batches['microbatch'] * parts)
             if parts % devices == 0:  # nanoGPT deals them to its devices
                 self._values[PARTS] = str(parts // devices)
+        for flag in ('config.train.steps', 'config.train.eval_batches'):
+            self._resolve_tokens(flag, [ROW, BATCH])
+
+    def _resolve_tokens(self, flag: str, sizes: Collection[str]) -> bool:
+        """Converts numbers of tokens to the value of a flag, or to sentences.
+
+        Args:
+          flag: the flag of a field.
+          sizes: flags whose product is the tokens that the field counts as one.
+
+        Returns:
+          Whether the flag has such a value.
+        """
+        texts = [self._values.get(size, '') for size in sizes]
+        tokens = math.prod(map(int, texts)) if all(map(str.isdecimal, texts)) else 0
+        counts = [row for row in self._tokens if f'config.{foreign_names().tokens[row[1]]}' == flag]
+        for argument, name, count in counts:
+            if tokens:
+                self._add_flag(argument, flag, str(max(count // tokens, 1)))
+            else:
+                self._explain(argument, replacement_hint(name))
+        return bool(counts and tokens)
 
     def answer(self) -> str:
         """Returns the answer to all added flags, or '' if there are none. Several sentences have a

@@ -33,6 +33,7 @@ def test_no_name_is_listed_twice():
     rows = {section: TABLE[section] for section in ('values', 'also', 'notes', 'absent')}
     columns += [[row.get('names') or row['words'] for row in rows[section]] for section in rows]
     columns += [TABLE['exact'].values(), TABLE['batches'].values()]
+    columns += [TABLE['tokens'].values()]
     columns += [[TABLE[line]] for line in ('models', 'hub', 'devices', 'lists', 'configs')]
     for column in columns:
         names = Counter(' '.join(column).split())
@@ -48,8 +49,9 @@ def test_rows_name_existing_fields_and_configs():
     names_here = {path.split('.')[1] for path in FIELDS}
     assert foreign.forms.keys() <= foreign.fields.keys() | names_here
     assert {*foreign.hub} <= foreign.fields.keys()
-    sized = {name for name, kind in foreign.batches.items() if kind != 'tokens'}
-    assert sized <= foreign.fields.keys()
+    assert foreign.batches.keys() <= foreign.fields.keys()
+    assert {*foreign.tokens.values()} <= FIELDS.keys()
+    assert all(other_programs.replacement_hint(name) for name in foreign.tokens)
     settings = [setting.split('=') for setting in foreign.exact.values()]
     assert [pair for pair in settings if explain_refusal(*pair)] == []
     assert all((ROOT / f'configs/{name}.py').is_file() for name in foreign.presets)

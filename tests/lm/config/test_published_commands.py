@@ -110,6 +110,10 @@ def test_snapshot_holds_the_answers():
             '--total-batch-size=16384 --max-seq-len=512 --device-batch-size=2 --nproc_per_node=8',
             'batch_size=32 microbatches=2',
         ),
+        (
+            '--batch_size=8 --block_size=1000 --train.max_tokens 10_000_000 --eval-tokens=80000',
+            'steps=1250 eval_batches=10',
+        ),
         ('--train_batch_size=64 --gradient_accumulation_steps=4', 'batch_size=64 microbatches=4'),
     ],
 )
@@ -206,6 +210,11 @@ def test_config_file_is_answered_with_its_settings(name, form, tmp_path):
     assert program in answer and 'docs/guide/config.md' in answer
     assert expected <= {*steps.last} and not set(steps.unanswered) - {'--datasets.type'}
     assert_trains(steps.last)
+
+
+def test_config_file_that_names_itself_is_read_once(tmp_path):
+    (tmp_path / 'a.yaml').write_text(f'config: {tmp_path}/a.yaml\nmax_iters: 3\n')
+    assert '--config.train.steps=3' in walk(f'{tmp_path}/a.yaml').last
 
 
 def test_our_config_is_taken(tmp_path):
