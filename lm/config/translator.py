@@ -31,6 +31,7 @@ from modules.choices import ROWS_BY_ALIAS, closest_names
 BATCH, PARTS = 'config.data.batch_size', 'config.train.microbatches'
 ROW = 'config.data.seq_len'
 MAX_IN_A_LINE = 2  # sentences of an answer; more have a line each
+TEXT_PATH = re.compile(r'[^:]*([/*]|\.(txt|jsonl|parquet))[^:]*')  # without its kind, text:
 FALSE = ('false', 'no', 'off', '0')
 
 
@@ -286,6 +287,11 @@ class Translator:
             reason = reason.removesuffix('.')
             self.add_sentence(f'{argument} is no flag here; --config.{path} is, but {reason}.')
             return
+        is_file = ':' not in translated and bool(
+            re.search(r'[/*]|\.(txt|jsonl|parquet)', translated)
+        )
+        if path == 'data.source' and is_file:
+            translated = f'text:{translated}'
         if f'config.{path}' == BATCH and translated.isdecimal():
             kinds = (foreign_names().batches.get(n) for n in (*suffixes(argument), name))
             self._batches[next(filter(None, kinds), 'microbatch')] = int(translated)
@@ -355,6 +361,10 @@ class Translator:
     def _resolve_batches(self) -> None:
         """Converts the batch sizes to the sequences of a step, and the parts that it is done in."""
         batches, devices = self._batches, math.prod(self._devices)
+        for axis in ('tensor', 'context'):  # devices that share sequences
+            size = self._values.get(f'config.mesh.{axis}', '')
+            is_share = size.isdecimal() and int(size) and devices % int(size) == 0
+            devices //= int(size) if is_share else 1
         parts = int(text) if (text := self._values.get(PARTS, '')).isdecimal() else 0
         if self._resolve_tokens(BATCH, [ROW]):
             batches['step'] = int(self._values[BATCH])

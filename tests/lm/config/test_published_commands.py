@@ -107,6 +107,11 @@ def test_snapshot_holds_the_answers():
         ),
         ('--total-batch-size=524288 --max-seq-len=2048', 'batch_size=256'),
         (
+            '--nproc_per_node=8 --micro-batch-size 1 --global-batch-size 64 '
+            '--tensor-model-parallel-size 4',
+            'batch_size=64 microbatches=32',
+        ),
+        (
             '--total-batch-size=16384 --max-seq-len=512 --device-batch-size=2 --nproc_per_node=8',
             'batch_size=32 microbatches=2',
         ),
@@ -141,7 +146,13 @@ def test_batches_are_converted(arguments, flags_here):
         ('--model_name_or_path roberta-base', 'import-hf', 'init_from=roberta'),
         ('microsoft/phi-2 --optimizer.lr 0.005', 'import-hf', 'phi-2=phi'),
         ('--checkpoint=https://host/step1', 'this one is fetched first', 'Write'),
-        ('--save-folder=/tmp/b --work-dir=/tmp/a', 'a run has one folder', '/tmp/a'),
+        ('--save-folder=/b --work-dir=/a', 'Write --workdir=/b', 'workdir=/a'),
+        ('--checkpoint_dir=/a --out_dir=/b', 'Write --workdir=/b', 'workdir=/a'),
+        ('--eval.max_iters=100', 'eval_batches=100', 'train.steps'),
+        ('--profiling.run=x', 'is no flag here', 'workdir'),
+        ('--logging.log_dir=logs', 'is no flag here', 'log_dir=logs'),
+        ('--dataset_name /data/x.jsonl', 'source=text:/data/x.jsonl', 'source=/data'),
+        ('--swiglu', 'Write --config.model.activation=swiglu', 'no flag here. A'),
         ('attention=cudnn_flash_te', 'splash (TPU)', 'Write'),
         ('tutorial-run-01', 'flags begin with --', 'Write'),
     ],
