@@ -409,7 +409,7 @@ NOT_HERE = {
     'axolotl': {
         'config.yml': ('is a config of another program', '--config=configs/default.py'),
         '--load-in-8bit=True': ('nothing is computed in fewer bits', ''),
-        '--lora_target_modules q_proj v_proj': ('matrices have factors', ''),
+        '--lora_target_modules q_proj v_proj': ('--config.reparam.roles says which matrices', ''),
     },
     'OLMo-core': {
         '--dry-run': ('--print_config prints all fields', ''),
