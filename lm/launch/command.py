@@ -19,10 +19,12 @@ from ml_collections.config_flags.config_flags import ConfigFileFlagParser
 
 from lm.config.choice import AUTO
 from lm.config.fields import FIELDS, Field
-from lm.config.other_programs import Translator, config_file_hint, parse_positional
+from lm.config.other_files import SUFFIXES, is_foreign_config
+from lm.config.other_programs import parse_positional
 from lm.config.recipe import Recipe
 from lm.config.resolve import digest, flatten, single_run_config
 from lm.config.suggestions import MULTI_RUN_SECTIONS, check_flags, field_hint, flag_type_error
+from lm.config.translator import Translator
 from lm.launch.distributed import leave
 from lm.launch.exhausted import explain_memory_error, is_memory_error
 from lm.launch.exit_status import BAD_INPUT, SIGNALLED
@@ -235,29 +237,41 @@ def check_names(argv: Sequence[str]) -> None:
     defined, fields = flags.FLAGS, {}
     if 'config' in defined:
         fields = {path: (field.types, choice_names(field)) for path, field in FIELDS.items()}
-    translator = Translator(fields, defined, explain_refusal)
+    translator = Translator(fields, _list_program_flags(), explain_refusal)
     words = list(argv[1 : argv.index('--') if '--' in argv else None])
+    is_after_foreign = False  # further words may be more values: --target_modules q_proj v_proj
     while words:
         word = words.pop(0)
         flag, is_whole, text = word.partition('=')
         name = flag.lstrip('-')
         has_value = bool(words) and not is_whole and not words[0].startswith('--')
+        value = words[0] if has_value else text
         is_config = bool(fields) and name.split('.')[0] in ('config', 'noconfig')
+        is_ours = is_config or name in defined or name.removeprefix('no') in defined
         path = name.partition('.')[2]
         if not word.startswith('-'):
             if fields and all(parse_positional(word)):
                 translator.add(*parse_positional(word))
-            else:
-                translator.add_sentence(config_file_hint(word))
-        elif is_config and translator.is_foreign(path, words[0] if has_value else text):
-            translator.add(flag, words.pop(0) if has_value else text)
-        elif is_config or name in defined or name.removeprefix('no') in defined:
-            if has_value and not (_is_switch(name) or words[0].startswith('-')):
+            elif not is_after_foreign or Path(word).suffix in ('.py', *SUFFIXES):
+                translator.add_word(word)
+            continue
+        is_foreign_file = name == 'config' and is_foreign_config(value)
+        is_foreign = not is_ours or (is_config and translator.is_foreign(path, value))
+        is_after_foreign = is_foreign and not is_whole
+        if is_foreign or is_foreign_file:
+            if has_value:
                 words.pop(0)
-        else:
-            translator.add(flag, words.pop(0) if has_value else text)
+            translator.add(flag, value)
+        elif has_value and not (_is_switch(name) or words[0].startswith('-')):
+            words.pop(0)
     if message := translator.answer():
         raise ValueError(message)
+
+
+def _list_program_flags() -> list[str]:
+    """Returns the flags that other programs' may stand for: all but absl's own, as --log_dir."""
+    modules = {flag: flags.FLAGS.find_module_defining_flag(flag) or '' for flag in flags.FLAGS}
+    return [flag for flag, module in modules.items() if not module.startswith('absl.')]
 
 
 def explain_refusal(path: str, text: str) -> str:
