@@ -56,7 +56,12 @@ def test_tables_are_found():
 def test_tables_have_unique_names(field):
     _, rows = TABLES[field]
     names = [name for row in rows for name in parse_names(row[0])]
-    assert sorted(names) == sorted(row.name for row in part_rows(field))
+    declared = [row.name for row in part_rows(field)]
+    missing, unknown = sorted({*declared} - {*names}), sorted({*names} - {*declared})
+    assert sorted(names) == sorted(declared), (
+        f'docs/guide: the table that begins with | `{field}` | lacks a line for {missing}, and has '
+        f'lines for no row: {unknown}'
+    )
 
 
 @pytest.mark.parametrize('field', TABLES)

@@ -177,13 +177,13 @@ def list_added_rows(before: str, after: str) -> dict[str, set[str]]:
       before: the source before the change.
       after: the source after it.
     """
-    old, new = Outline.read(before), Outline.read(after)
-    if old.statements != new.statements or not old.imports <= new.imports:
+    earlier, present = Outline.read(before), Outline.read(after)
+    if earlier.statements != present.statements or not earlier.imports <= present.imports:
         return {}
     added = {}
-    for name, rows in new.tables.items():
-        names = rows.keys() - old.tables[name].keys()
-        if [row for row in rows.items() if row[0] not in names] != [*old.tables[name].items()]:
+    for name, rows in present.tables.items():
+        names = rows.keys() - earlier.tables[name].keys()
+        if [row for row in rows.items() if row[0] not in names] != [*earlier.tables[name].items()]:
             return {}
         added[name] = names
     return {name: names for name, names in added.items() if names}
@@ -255,8 +255,9 @@ def list_changed_files(root: Path, commit: str) -> list[str]:
 
 def read_at_commit(root: Path, commit: str, path: str) -> str:
     """Returns a Python file as it was at a commit, or '' if it was not there or is none."""
-    shown = subprocess.run(['git', 'show', f'{commit}:./{path}'], cwd=root, capture_output=True)
-    return shown.stdout.decode() if path.endswith('.py') and not shown.returncode else ''
+    process = subprocess.run(['git', 'show', f'{commit}:./{path}'], cwd=root, capture_output=True)
+    exists = path.endswith('.py') and not process.returncode
+    return process.stdout.decode() if exists else ''
 
 
 def list_files(root: Path) -> list[str]:
