@@ -219,7 +219,7 @@ def test_program_reports_overrides_and_checkpoint_fields(
     parse_config(DEFAULT, '--config.train.init_from=RUN', '--config.model.n_heads=2', *sweep_flags)
     train.main()
     ((recipe, *_, (overrides, followed)),) = started
-    assert overrides == 'not as in configs/default.py: model.n_heads=2, train.init_from=RUN'
+    assert overrides == 'changed from configs/default.py: model.n_heads=2, train.init_from=RUN'
     assert followed.startswith('from RUN: model.d_model=16, ') and 'n_heads' not in followed
     assert 'model.d_ff=48' in followed and recipe.model.d_ff == 48
 
