@@ -100,7 +100,7 @@ def test_omitted_options_are_named_above_the_table(field):
 
 @pytest.mark.full  # prepares the text and compiles the default step
 def test_first_screen_is_as_shown(tmp_path):
-    """The output on the front page is what its command prints, but for numbers of the machine and
+    """The output on the front page is as its command prints it, but for numbers of the machine and
     of the standard library. Catches a line that was changed in the program alone.
     """
     command = [sys.executable, 'train.py', '--config=configs/default.py']
