@@ -38,7 +38,7 @@ flags.disclaim_key_flags()  # flags that are defined here belong to the program 
 
 DEFAULT = Path(__file__).parents[2] / 'configs' / 'default.py'
 USAGE = ('    ', 'python -m ')  # how lines of usage begin in docstrings
-REPEATED = ';\n    repeat this option'  # what absl adds to the text of a flag
+REPEATED = '; repeat this option'  # what absl adds to the text of a flag
 HELP_WIDTH, HELP_COLUMN = 98, 26  # characters of a line, and before the text of a flag
 EXAMPLE = 'a config file has def get_config(): ... return config, as configs/default.py has'
 
