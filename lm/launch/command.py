@@ -98,10 +98,8 @@ def format_help(description: str, program_flags: Sequence[flags.Flag]) -> str:
     lines = []
     for flag, setting in settings.items():
         indent = f'{setting:{column}}' if len(setting) < column else f'{setting}  '
-        text = ' '.join((flag.help or '').split())
-        lines += textwrap.wrap(
-            text, HELP_WIDTH, initial_indent=indent, subsequent_indent=' ' * column
-        )
+        text = ' '.join((flag.help or '').split()).split(REPEATED)[0]
+        lines += textwrap.TextWrapper(HELP_WIDTH, indent, ' ' * column).wrap(text) or [setting]
     blocks = [*paragraphs[:first_rest], '\n'.join(lines), *paragraphs[first_rest:]]
     return '\n\n'.join(filter(None, blocks))
 
