@@ -119,7 +119,7 @@ def test_suggested_value_is_one_of_the_field(command_line, ending, answer):
 @pytest.mark.parametrize(
     ('program', 'message'),
     [
-        ('eval --checkpoint=runs/x', '--suite is needed; without arguments the suites are listed'),
+        ('eval --checkpoint=runs/x', '--suite=NAME[,NAME] is needed. Suites:'),
         ('eval.generate --checkpoint=runs/x --max_new_tokens=50', 'Write --tokens=50'),
         ('eval.generate --model_name_or_path=runs/x', '--model_name_or_path is no flag here.'),
     ],
