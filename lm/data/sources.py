@@ -47,6 +47,7 @@ class Source:
       documents: returns an iterator over the documents.
       origin: a data.source that always means the same text, if the given one does not.
       notes: lines about matched names that are not read.
+      validation: the text of the validation split, if it is not a part of this one.
     """
 
     files: tuple[Path, ...]
@@ -54,6 +55,7 @@ class Source:
     documents: Callable[[], Documents]
     origin: str = ''
     notes: tuple[str, ...] = ()
+    validation: 'Source | None' = None
 
 
 def open_source(source: str, text_field: str) -> Source:
