@@ -58,7 +58,8 @@ def perplexity(
     of context, or its whole document before it.
 
     For a mixture the numbers are means over its sources, weighted by data.mixture, and each source
-    has its own ce, unless data.validation_source is the split of all. `items` has the nats of each document of any source.
+    has its own ce, unless data.validation_source is the split of all. `items` has the nats of each
+    document of any source.
 
     Args:
       checkpoint: a loaded checkpoint.

@@ -60,9 +60,7 @@ def test_property_documents_longer_than_a_chunk(cfg, tmp_path):
     texts = [f'{i} ' + 'abcdefg' * (i * CHUNK // 7) for i in range(6)]
     source = write_texts(tmp_path / 'long', texts)
     # By hash 0.4 of the text is for validation, so that no document is cut.
-    ds = open_dataset(
-        cfg(source=source, seq_len=1000, validation_fraction=0.5), say=discard_line
-    )
+    ds = open_dataset(cfg(source=source, seq_len=1000, validation_fraction=0.5), say=discard_line)
     assert sorted(read_split(ds, ds.train) + read_split(ds, ds.validation)) == sorted(texts)
 
 
