@@ -34,7 +34,7 @@ def test_reference_hub_addresses(address):
 
 @pytest.mark.parametrize('kind', ['', 'text:', 'hub:'])
 @pytest.mark.parametrize('address', [a for a, source in ADDRESSES.items() if source])
-def test_source_of_an_address_names_the_hub_source(kind, address):
+def test_address_names_the_hub_source(kind, address):
     """Catches a search on the disk, or for a data set named https."""
     with pytest.raises(ValueError, match=r'set data\.source=') as error:
         open_source(f'{kind}{address}', 'text')
@@ -59,7 +59,7 @@ def test_contract_other_addresses(source, says):
     assert says in str(error.value)
 
 
-def test_path_of_this_machine_is_no_name_of_the_hub(tmp_path, monkeypatch):
+def test_local_path_is_no_hub_name(tmp_path, monkeypatch):
     (tmp_path / 'someone' / 'some').mkdir(parents=True)
     (tmp_path / 'someone' / 'some' / 'a.jsonl').write_text('')
     monkeypatch.chdir(tmp_path)

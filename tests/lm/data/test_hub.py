@@ -87,7 +87,7 @@ NAMED = ['v1/dev-0.parquet', 'v1/train-0.parquet', 'v1/eval-0.parquet', 'v1/extr
         ('v1', 'extra', NAMED, {}, NAMED[3:]),
     ],
 )
-def test_select_files_of_a_split(subset, split, paths, card, expected):
+def test_select_split_files(subset, split, paths, card, expected):
     assert select_files('a/b', subset, split, paths, card) == expected
 
 
@@ -98,7 +98,7 @@ def test_select_files_of_a_split(subset, split, paths, card, expected):
         (NAMED[1:], {}, "has no split 'validation'."),
     ],
 )
-def test_error_for_missing_split_lists_those_of_the_card(paths, card, message):
+def test_missing_split_lists_the_splits(paths, card, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         select_files('a/b', 'v1', 'validation', paths, card)
 

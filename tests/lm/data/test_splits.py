@@ -46,9 +46,7 @@ PUBLISHED = [
 
 
 @pytest.mark.parametrize(('texts', 'fraction', 'tokenizer', 'digest', 'n_documents'), PUBLISHED)
-def test_reference_names_of_prepared_data(
-    texts, fraction, tokenizer, digest, n_documents, cfg, tmp_path
-):
+def test_reference_data_names(texts, fraction, tokenizer, digest, n_documents, cfg, tmp_path):
     """Catches a change of the name, by which caches and runs of earlier versions are refused."""
     source = write_texts(tmp_path / 'texts', texts)
     fields = {'source': source, 'validation_fraction': fraction, 'tokenizer': tokenizer}
@@ -94,7 +92,7 @@ def test_property_few_records_give_about_the_share(cfg, tmp_path):
         assert report['validation']['documents'] == 2
 
 
-def test_property_copies_of_a_book_are_cut_alike(cfg, tmp_path):
+def test_property_copies_are_cut_alike(cfg, tmp_path):
     source = write_texts(tmp_path / 'a', [f'1\n{BOOK}', f'2\n{BOOK}', f'1\n{BOOK}'])
     ds = open_dataset(cfg(source=source, validation_fraction=0.05), say=discard_line)
     first, second, copy = read_split(ds, ds.validation)
@@ -206,7 +204,7 @@ def test_mixture_has_the_validation_source_once(apart_cfg, tmp_path):
     assert len(ds.tokenizer.encode('zqzq')) == 4
 
 
-def test_default_fraction_is_that_of_the_default_config():
+def test_default_fraction_equals_the_default_config():
     assert resolve(default.get_config()).data.validation_fraction == dataset.DEFAULT_FRACTION
 
 
