@@ -12,10 +12,10 @@ from lm.storage.buckets import ENDPOINTS
 # An address of a data set, as a browser shows it or as huggingface_hub takes it.
 HUB_ADDRESS = re.compile(
     r'(?:https?://[^/]+|hf:/)/datasets/'
-    r'(?P<name>[\w.-]+(?:/(?!(?:tree|blob|resolve|raw|viewer)\b)[\w.-]+)?)'
+    r'(?P<name>[\w.-]+(?:/(?!(?:tree|blob|resolve|raw|commits?|viewer)\b)[\w.-]+)?)'
     r'(?:@(?P<revision>[^/]+))?'
     r'(?:/viewer(?:/(?P<subset>[^/?#]+)(?:/(?P<split>[^/?#]+))?)?/?'
-    r'|/(?:tree|blob|resolve|raw)/(?P<commit>refs/convert/[^/?#]+|[^/?#]+)(?:/(?P<file>[^?#]*))?'
+    r'|/(?:tree|blob|resolve|raw|commits?)/(?P<commit>refs/convert/[^/?#]+|[^/?#]+)(?:/(?P<file>[^?#]*))?'
     r'|/(?P<path>[^?#]*))?(?:[?#].*)?'
 )
 WEB = re.compile(r'(?:https?|ftp)://\S+')

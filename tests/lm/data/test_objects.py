@@ -70,7 +70,7 @@ def test_equivalence_objects_and_files(url, cfg, tmp_path, monkeypatch):
 
 
 def test_error_for_replaced_object(url):
-    """Its listing is of another text than what would be read."""
+    """The listing describes another text than the object that is read."""
     source = open_source(f'text:{url}/a/*.txt', 'text')
     open_bucket(url).write('a/1.txt', b'another text')
     with pytest.raises(ValueError, match=r'a/1\.txt was replaced while text was read'):

@@ -80,7 +80,7 @@ def test_property_few_books_give_about_the_share(lengths, fraction, cfg, tmp_pat
 
 
 def test_property_few_records_give_about_the_share(cfg, tmp_path):
-    """A mixture, too, whose tokenizer is trained on what is left for training."""
+    """A mixture, too, whose tokenizer is trained on the heads of the documents."""
     lines = [json.dumps({'text': f'{i}\n{BOOK}'}) for i in range(2)]
     (tmp_path / 'a.jsonl').write_text('\n'.join(lines))
     write_books(tmp_path / 'books', (1900, 1700))
