@@ -106,7 +106,7 @@ def _read_few_documents(source: Source) -> DocumentTable:
     table = []
     for _, parts in source.documents():
         state, length = hashlib.blake2b(digest_size=8), 0
-        for block in parts:
+        for block in parts or ():
             state.update(block)
             length += len(block)
         if length:
