@@ -63,6 +63,8 @@ def digest(source: Source, plan: TokenizerPlan, cfg: DataConfig) -> str:
       cfg: the data section.
     """
     rule = f'{prepared.FORMAT} {cfg.validation_fraction!r} {cfg.invalid_utf8} {source.identity}'
+    # Earlier versions stopped at records without text: what they prepared has none.
+    rule += ' missing_text=stop' * (cfg.missing_text == 'stop')
     files = cache.file_digests(cache.root(cfg.cache_dir), source.files)
     return cache.digest_bytes(rule.encode(), plan.identity, *(file.encode() for file in files))
 
@@ -207,7 +209,8 @@ class PreparationJob:
     def _settings(self) -> dict[str, Any]:
         """Returns the settings that determine the data besides the text itself."""
         names = ('source', 'text_field', 'tokenizer', 'validation_fraction', 'invalid_utf8')
-        return {name: getattr(self.cfg, name) for name in names}
+        settings = {name: getattr(self.cfg, name) for name in names}
+        return settings | {'missing_text': 'stop'} if self.cfg.missing_text == 'stop' else settings
 
     def _remove_outdated(self) -> None:
         """Removes pieces of an earlier state of the same text, unless a process works on them."""
@@ -356,6 +359,7 @@ class Pieces:
         corpus = self.corpus
         invalid = {'documents': corpus.invalid_documents, 'bytes': corpus.invalid_bytes}
         report = {**counts, 'empty_documents': corpus.empty, 'invalid_utf8': invalid}
+        report |= {'missing_text': corpus.missing} if corpus.missing else {}
         loss = round_trip.measure_loss(self.tokenizer, round_trip.sample_scan(corpus))
         report |= {} if loss is None else {ROUND_TRIP: loss}
         write_json(folder / REPORT, report)

@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lm.config.fields import DataConfig
-from lm.data.formats import BLOCK
 from lm.data.progress import report_periodically
 from lm.data.sources import Source
+from lm.data.streams import BLOCK
 from modules.choices import choose
 
 LARGE = 1 << 22  # bytes; names of larger documents are kept, since a tokenizer may refuse them
@@ -93,6 +93,19 @@ def refuse_invalid(name: str, block: bytes, offset: int) -> int:
     return 0
 
 
+def check_missing(name: str, cfg: DataConfig) -> int:
+    """Returns 1, the number of records that are left out, for one without text.
+
+    Raises ValueError if data.missing_text is 'stop'.
+    """
+    if cfg.missing_text == 'stop':
+        raise ValueError(
+            f'{name} has no text in its field {cfg.text_field!r}. Leave such records out of the '
+            'file, or set data.missing_text=skip to read on and count.'
+        )
+    return 1
+
+
 INVALID_UTF8 = {'replace': count_invalid, 'stop': refuse_invalid}
 
 
@@ -118,7 +131,8 @@ class Scan:
       empty: documents without text, which are left out of everything.
       invalid_documents: documents with invalid UTF-8.
       invalid_bytes: bytes of invalid UTF-8.
-      remarks: lines about the encoding of the text.
+      remarks: lines about the encoding of the text, and records without text.
+      missing: records without text, which are left out of everything.
     """
 
     copy: int
@@ -131,6 +145,7 @@ class Scan:
     invalid_documents: int
     invalid_bytes: int
     remarks: tuple[str, ...]
+    missing: int = 0  # in scans of earlier versions
 
     def read(self, start: int, stop: int) -> Iterator[bytes]:
         """Yields bytes [start, stop) of the copy, in blocks."""
@@ -172,12 +187,17 @@ def scan_source(source: Source, cfg: DataConfig, folder: Path) -> None:
     """
     invalid_in = choose(INVALID_UTF8, cfg.invalid_utf8, 'data.invalid_utf8')
     lengths, hashes, names, pieces = array.array('q'), array.array('Q'), {}, [Piece(0, 0, 0)]
-    counts = dict.fromkeys(('n_bytes', 'empty', 'invalid_documents', 'invalid_bytes'), 0)
-    first_invalid, first_with_zeros, n_with_zeros = '', '', 0
+    names_of_counts = 'n_bytes empty invalid_documents invalid_bytes missing'
+    counts = dict.fromkeys(names_of_counts.split(), 0)
+    first_invalid, first_with_zeros, n_with_zeros, first_missing = '', '', 0, ''
     format_progress = 'data: {:,} documents are read, {:,.0f} MB'.format
     progress = report_periodically(lambda: format_progress(len(lengths), file.tell() / 1e6))
     with open(folder / COPY, 'wb', buffering=BLOCK) as file, progress:
         for name, parts in source.documents():
+            if parts is None:
+                first_missing = first_missing or name
+                counts['missing'] += check_missing(name, cfg)
+                continue
             state, length, invalid, zeros = hashlib.blake2b(digest_size=8), 0, 0, 0
             for block in align_characters(parts):
                 invalid += invalid_in(name, block, length)
@@ -206,13 +226,20 @@ def scan_source(source: Source, cfg: DataConfig, folder: Path) -> None:
             counts['invalid_bytes'] += invalid
     if not lengths:
         summary = f'{counts["empty"]} documents, all of them empty'
-        raise ValueError(f'data.source={cfg.source} holds no text: {summary}.')
+        if counts['missing']:
+            summary += f', and {counts["missing"]} records without {cfg.text_field!r}'
+        raise ValueError(f'data.source={cfg.source}{source.contents} holds no text: {summary}.')
     pieces[-1] = pieces[-1]._replace(stop=len(lengths))
     remarks = []
     if first_invalid:
         remarks.append(
             f'data: {counts["invalid_documents"]:,} documents are not UTF-8 throughout: '
             f'{counts["invalid_bytes"]:,} bytes become U+FFFD; the first is {first_invalid}'
+        )
+    if first_missing:
+        remarks.append(
+            f'NOTE: {counts["missing"]:,} records have no text in {cfg.text_field!r}, and are left '
+            f'out; the first is {first_missing}. data.missing_text=stop would refuse them.'
         )
     if first_with_zeros:
         remarks.append(

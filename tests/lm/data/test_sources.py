@@ -16,7 +16,7 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from lm.data import cache, formats, open_dataset, regression, sources
+from lm.data import cache, open_dataset, regression, sources, streams
 from lm.data.sources import SOURCES, SYNTHETIC, open_source
 from tests import ROOT
 from tests.lm.data.conftest import discard_line, opening_notes, write_texts
@@ -169,7 +169,7 @@ def encode_marked(text, encoding):
 @pytest.mark.parametrize('compression', COMPRESS)
 @pytest.mark.parametrize('encoding', MARKED)
 def test_byte_order_mark_names_the_encoding(encoding, compression, tmp_path, monkeypatch):
-    monkeypatch.setattr(formats, 'BLOCK', 7)  # no whole number of characters
+    monkeypatch.setattr(streams, 'BLOCK', 7)  # no whole number of characters
     compress, text = COMPRESS[compression], TEXTS[1] + 'é, \ufeff within it, \U0001f642' * 9
     (tmp_path / f'a.txt{compression}').write_bytes(compress(encode_marked(text, encoding)))
     lines = f'{{"text": "{text}"}}\n' * 2
@@ -196,7 +196,7 @@ def test_mark_alone_is_empty_text(tmp_path):
     ],
 )
 def test_errors_text_contradicts_its_mark(encoding, invalid, message, tmp_path, monkeypatch):
-    monkeypatch.setattr(formats, 'BLOCK', 5)
+    monkeypatch.setattr(streams, 'BLOCK', 5)
     source = write_file(tmp_path, 'a.txt', encode_marked('x' * 20, encoding) + invalid)
     with pytest.raises(ValueError, match=rf'a\.txt begins with the mark of .*{message}'):
         read_source(source)
