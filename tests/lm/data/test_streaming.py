@@ -11,7 +11,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from lm.data import formats, open_dataset, prepare, scan, tokenizers
+from lm.data import columnar, open_dataset, prepare, records, scan, streams, tokenizers
 from lm.data.scan import align_characters, count_invalid, refuse_invalid
 from lm.data.sources import open_source
 from tests import ROOT
