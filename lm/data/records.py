@@ -33,12 +33,12 @@ def read_json(path: Path) -> Records:
     Raises ValueError, with the location, for what is no object.
     """
     with contextlib.closing(read_blocks(path)) as blocks:
-        head = []
-        for block in blocks:
-            head.append(block)
-            if block.strip():
+        start = b''
+        while b'\n' not in start.lstrip()[:BLOCK] and (block := next(blocks, b'')):
+            start += block
+            if len(start.lstrip()) >= BLOCK:
                 break
-        start, content = b''.join(head).lstrip(), itertools.chain(head, blocks)
+        content, start = itertools.chain([start], blocks), start.lstrip()
         is_array = start.startswith(b'[')
         if is_array or _is_cut_value(start):
             yield from _read_values(path, content, is_array)

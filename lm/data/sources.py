@@ -64,6 +64,8 @@ def open_source(source: str, text_field: str) -> Source:
     """Returns the source of a config. Raises ValueError for a wrong name or missing files."""
     scheme, _, argument = source.partition(':')
     if scheme not in SOURCES and (suggestion := _suggest_source(source)):
+        if os.path.isdir(folder := expand_home(source)):
+            select_files(Path(folder), text_field)
         raise ValueError(
             f'data.source must begin with its kind, one of {", ".join(sorted(SOURCES))}; got '
             f'{source!r}. To read the text there, set data.source={suggestion}.'

@@ -26,7 +26,7 @@ TEXTS = ['first\r\ntext', 'zweiter 🙂', 'the third\n']
 
 def read_source(source, field='text', limit=None):
     documents = itertools.islice(open_source(source, field).documents(), limit)
-    return [b''.join(parts).decode() for _, parts in documents]
+    return [b''.join(parts).decode() for _, parts in documents if parts is not None]
 
 
 def jsonl(field='text'):
@@ -320,13 +320,6 @@ def write_file(folder, name, content):
     return f'text:{folder}/{name}'
 
 
-def long_window(content):
-    """Returns a stream of unknown size as zstd --long=31 writes it."""
-    parameters = zstandard.ZstdCompressionParameters.from_level(3, window_log=31)
-    compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
-    return compressor.compress(content) + compressor.flush()
-
-
 @pytest.mark.parametrize(
     'make, message',
     [
@@ -334,24 +327,20 @@ def long_window(content):
         (lambda d: write_file(d, 'a.txt', b'x')[5:], 'set data.source=text:{}/a.txt.'),
         (lambda d: '*.jsonl', 'set data.source=text:*.jsonl.'),
         (lambda d: 'nowhere.txt.gz', 'set data.source=text:nowhere.txt.gz.'),
-        (lambda d: str(d), 'set data.source=text:{}/**/*.txt.'),
-        (lambda d: write_file(d, 'a.b.jsonl.gz', b'x') and f'{d}/', 'text:{}/**/*.jsonl.gz.'),
+        (lambda d: str(d), 'data.source=text:{} is a folder without files that can be read'),
+        (lambda d: write_file(d, 'a.txt', b'x') and f'{d}/', 'set data.source=text:{}/.'),
         (lambda d: 'file:/a.txt', "one of hub, python, synthetic, text, tfds; got 'file'"),
         (lambda d: 'python:3', 'takes no argument'),
         (lambda d: 'text', 'needs a glob'),
         (lambda d: f'text:{d}/*.txt', 'no file matches'),
-        (
-            lambda d: write_file(d, 'a.jsonl', b'x') and f'text:{d}',
-            'set data.source=text:{}/**/*.jsonl.',
-        ),
-        (lambda d: write_file(d, 'a.csv', b'x'), 'only .txt, .jsonl, .parquet can be read'),
-        (lambda d: write_file(d, 'a.parquet.gz', b'x'), 'only .txt, .jsonl, .parquet can be read'),
+        (lambda d: write_file(d, 'a.parquet.gz', b'x'), 'Decompress it to a .parquet file'),
         (lambda d: write_file(d, 'a.jsonl', b'{"text": "x"}\n{"text"'), 'a.jsonl:2 is not JSON'),
         (
-            lambda d: write_file(d, 'a.jsonl', b'\n' + b'[' * 99_999),
+            lambda d: write_file(d, 'a.jsonl', b'\n{"text": ' + b'[' * 99_999),
             'a.jsonl:2 is nested too deeply',
         ),
-        (lambda d: write_file(d, 'a.jsonl', b'["x"]'), 'a.jsonl:1 must be an object; got list'),
+        (lambda d: write_file(d, 'a.jsonl', b'{}\n["x"]'), 'a.jsonl:2 must be an object; got list'),
+        (lambda d: write_file(d, 'a.jsonl', b'["x"]'), 'a.jsonl[0] must be an object; got str'),
         (lambda d: write_file(d, 'a.jsonl', b'{"a": 1, "b": 2}'), "fields found: 'a', 'b'"),
         (
             lambda d: write_file(d, 'a.jsonl', b'{"text": 3}'),
@@ -366,12 +355,6 @@ def long_window(content):
             lambda d: write_file(d, 'a.txt.zst', zstandard.compress(os.urandom(999))[:-99]),
             'cannot be read to its end',
         ),
-        (lambda d: write_file(d, 'c4.json.gz', b'x'), 'give it the name c4.jsonl.gz.'),
-        (
-            lambda d: write_file(d, 'a.txt.zst', long_window(b'some text')),
-            'zstd -dc --long=31 {}/a.txt.zst | zstd',
-        ),
-        (lambda d: write_file(d, 'a.jsonl', b'{"text": null}'), 'is null. Leave such rows out'),
         (lambda d: write_file(d, 'a.parquet', b'no'), 'is not a parquet file'),
         (lambda d: 'synthetic:markow', "got 'markow'. Did you mean 'markov'"),
         (

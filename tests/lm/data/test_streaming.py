@@ -91,7 +91,7 @@ def test_equivalence_parts_and_whole_documents(name, tokenizer, cfg, tmp_path, m
         for name, split_documents in split_reference(documents).items()
     }
     built = tokenizers.plan_tokenizer(tokenizer).build(expected['train'])
-    for module in (formats, scan):
+    for module in (streams, scan):
         monkeypatch.setattr(module, 'BLOCK', 5)
     monkeypatch.setattr(tokenizers, 'PART', 7)
     monkeypatch.setattr(prepare, 'BATCH_CHARACTERS', 20)
