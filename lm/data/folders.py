@@ -64,13 +64,14 @@ def select_files(folder: Path, text_field: str) -> FolderFiles:
             kinds[path] = detect_kind(path)
         except UnreadableKind as error:
             unreadable.append((path, str(error)))
-    rules = [
-        ('other splits', _list_further_splits(folder, [*kinds])),
-        ('descriptions', _list_descriptions(folder, kinds)),
-        (f'records without {text_field!r}', _list_foreign_records(kinds, text_field)),
-    ]
     n_hidden, left_out = _count_hidden(folder), {}
-    for name, paths in rules:
+    rules = {
+        f'records without {text_field!r}': lambda: _list_foreign_records(kinds, text_field),
+        'descriptions': lambda: _list_descriptions(folder, kinds),
+        'other splits': lambda: _list_further_splits(folder, [*kinds]),
+    }
+    for name, list_paths in rules.items():
+        paths = list_paths()
         if files := [path for path in kinds if path not in paths]:
             left_out[name] = [path for path in kinds if path in paths]
             kinds = {path: kinds[path] for path in files}

@@ -22,7 +22,11 @@ def find_near_pattern(pattern: str) -> str:
     It corrects names that are misspelt, capitals, suffixes, and folders that are a level deeper.
     """
     names = pattern.split('/')
-    n_literal = next((i for i, name in enumerate(names) if glob.has_magic(name)), len(names))
+    is_pattern = [
+        glob.has_magic(name) and not os.path.lexists('/'.join(names[: i + 1]))
+        for i, name in enumerate(names)
+    ]
+    n_literal = [*is_pattern, True].index(True)
     base = _correct_path(names[:n_literal])
     tail = names[n_literal:]
     if base is None:
