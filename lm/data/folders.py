@@ -1,4 +1,4 @@
-"""The files of a folder that are read as one source, and what is left out."""
+"""Selects the files of a folder that are read as one source."""
 
 import glob
 import itertools
@@ -29,7 +29,7 @@ class FolderFiles(NamedTuple):
 
     Attributes:
       files: the files.
-      notes: lines about what is left out.
+      notes: lines about files that are left out.
       duplicates, non_files: as in `Matches`.
     """
 
@@ -173,7 +173,7 @@ def _list_foreign_records(kinds: dict[Path, str], text_field: str) -> set[Path]:
 
 
 def _count_hidden(folder: Path) -> int:
-    """Returns the number of hidden files and folders, without what is in these."""
+    """Returns the number of hidden files and folders, without the files in these."""
     n_hidden = 0
     for _, folders, files in os.walk(folder):
         n_hidden += sum(name.startswith('.') for name in itertools.chain(folders, files))

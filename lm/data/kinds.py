@@ -22,7 +22,7 @@ KINDS = {
 COLUMNAR = {PARQUET, ARROW}
 MARKED_SUFFIXES = {'.txt', '.jsonl'}  # of files that earlier versions read with their marks
 
-# What a file that is no text is, and what to do with it.
+# Files that are no text, and how to go on.
 ADVICE = {
     '.pdf': 'a PDF. Make text of it first, such as with pdftotext',
     '.docx .doc .odt .rtf .epub .pptx .ppt': (
@@ -63,7 +63,7 @@ COMPRESSED = ((b'\x1f\x8b', '.gz'), (b'BZh', '.bz2'), (b'\xfd7zXZ', '.xz'), (b'(
 
 
 class UnreadableKind(ValueError):
-    """A file holds neither text nor records; the message says what to do."""
+    """A file holds neither text nor records; the message says how to go on."""
 
 
 def file_suffix(path: Path) -> str:
@@ -99,7 +99,7 @@ def detect_kind(path: Path) -> str:
 
 
 def _describe_binary(start: bytes, suffix: str) -> str:
-    """Returns why the beginning of a file is no text, and what to do; '' for text."""
+    """Returns why the beginning of a file is no text, and how to go on; '' for text."""
     magic = next((name for head, name in MAGIC if start.startswith(head)), '')
     compression = next((name for head, name in COMPRESSED if start.startswith(head)), '')
     if compression and suffix not in BINARY_KINDS:

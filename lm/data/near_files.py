@@ -75,13 +75,13 @@ def _iterate_near_tails(base: str, tail: list[str]) -> Iterator[str]:
     depths = ((),) if is_wide else ((), ('**',))
     for depth in depths:
         yield join(*depth, tail[-1])
-    wanted = full_suffix(Path(tail[-1])).lower()
+    pattern_suffix = full_suffix(Path(tail[-1])).lower()
     for depth in depths:
         paths = itertools.islice(iterate_paths(join(*depth, '*')), MAX_VISITED)
         counts = Counter(full_suffix(Path(path)) for path in paths if os.path.isfile(path))
         suffixes = sorted(filter(None, counts), key=lambda suffix: (-counts[suffix], suffix))
-        near = [suffix for suffix in suffixes if suffix.lower() == wanted]
-        near += [suffix for suffix in suffixes if wanted and suffix.lower().startswith(wanted)]
+        near = [suffix for suffix in suffixes if suffix.lower() == pattern_suffix]
+        near += [suffix for suffix in suffixes if pattern_suffix and suffix.lower().startswith(pattern_suffix)]
         for suffix in dict.fromkeys([*near, *suffixes]):
             yield join(*depth, f'*{glob.escape(suffix)}')
 

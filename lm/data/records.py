@@ -30,7 +30,7 @@ def read_json(path: Path) -> Records:
     Lines of objects have locations FILE:LINE. The objects of an array, and those that are written
     over several lines, have FILE[NUMBER].
 
-    Raises ValueError, with the location, for what is no object.
+    Raises ValueError, with the location, for a value that is no object.
     """
     with contextlib.closing(read_blocks(path)) as blocks:
         start = b''
@@ -110,9 +110,9 @@ class _Characters:
 
     def refill(self) -> bool:
         """Doubles the part that is held. Returns False at the end of the file."""
-        rest = self.text[self.position :]
-        pieces, size = [rest], 0
-        while size <= len(rest) and (piece := next(self._pieces, '')):
+        tail = self.text[self.position :]
+        pieces, size = [tail], 0
+        while size <= len(tail) and (piece := next(self._pieces, '')):
             pieces.append(piece)
             size += len(piece)
         self.text, self.position = ''.join(pieces), 0

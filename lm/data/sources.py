@@ -151,7 +151,7 @@ def _detect_kind(file: Path, argument: str) -> str:
 
 
 def _identify_files(files: Sequence[Path], kinds: Sequence[str], text_field: str) -> str:
-    """Returns what determines the documents besides the content of the files.
+    """Returns a text that determines the documents, together with the content of the files.
 
     Two lists of files may have the same content, and be read as different kinds by their names.
     Identities of earlier versions, which read three suffixes, are as they were.

@@ -1,4 +1,4 @@
-"""The field of a record that holds the text: data.text_field, and what to do if it holds none."""
+"""The field of a record that holds the text: data.text_field, and errors where it holds none."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Property: which files of a folder are read, what is said of the rest, and what is suggested."""
+"""Property: the files of a folder that are read, the notes on the rest, and suggestions."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def list_files(source, field='text'):
 LINE = '{"text": "a line"}\n'
 
 
-def test_folder_is_read_in_order_of_paths(tmp_path, cfg):
+def test_folder_is_read_by_path(tmp_path, cfg):
     """A program with its pages: hidden files, pictures and settings are no text."""
     files = {f'src/{i}.py': f'def f{i}(): return {i}\n' * 9 for i in range(9)}
     files |= {'README.md': 'pages', 'Makefile': 'all:', 'z/a.jsonl.gz': b'', 'z/b.TXT': 'text'}
@@ -53,7 +53,7 @@ def test_folder_is_read_in_order_of_paths(tmp_path, cfg):
     assert 'leaves out' in note
 
 
-def test_folder_of_records_without_its_description(tmp_path):
+def test_descriptions_beside_records_are_left_out(tmp_path):
     """The card of a data set would be a document, and its test split trained on."""
     parquet = write_table(['a', 'b'], 'parquet')
     write_files(
@@ -124,7 +124,7 @@ def test_saved_dataset_dict_has_splits(tmp_path):
         read_texts(f'text:{tmp_path}')
 
 
-def test_saved_dataset_of_some_rows_is_refused(tmp_path):
+def test_saved_dataset_with_indices_is_refused(tmp_path):
     """Its files hold rows that the data set has not."""
     save_to_disk(tmp_path, {'data-00000.arrow': ['a']})
     state = json.loads((tmp_path / 'state.json').read_text())
@@ -142,7 +142,7 @@ def test_errors_folder_without_text(tmp_path):
         read_texts(f'text:{tmp_path}')
 
 
-def test_folder_of_records_without_the_field_names_it(tmp_path):
+def test_folder_with_records_that_lack_the_field(tmp_path):
     """All files would be left out as settings of a program."""
     write_files(tmp_path, {'a.json': '[{"body": "x"}]', 'b.csv': 'body\nx\n'})
     with pytest.raises(ValueError, match=r'a\.json\[0\] has no field .*Set data\.text_field=body'):

@@ -143,7 +143,7 @@ def test_property_round_trip_through_every_format(name, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('name', FORMATS)
-def test_damaged_file_of_every_format_is_named(name, tmp_path):
+def test_damage_is_named_in_every_format(name, tmp_path):
     """A file that is cut off must not be read as a shorter one."""
     path, texts = tmp_path / name, make_texts()
     content = FORMATS[name](texts)
@@ -158,7 +158,7 @@ def test_damaged_file_of_every_format_is_named(name, tmp_path):
 @pytest.mark.parametrize(
     'name', ['a.md', 'a.py', 'A.TXT', 'README', 'a.tex.gz', 'a.rst.zst', 'a.b.c']
 )
-def test_text_of_any_suffix_is_a_document(name, tmp_path):
+def test_text_with_any_suffix_is_a_document(name, tmp_path):
     compress = {'.gz': gzip.compress, '.zst': long_window}.get((tmp_path / name).suffix, bytes)
     text = 'Ünï¢ode\r\n' * 3000  # the beginning that is looked at ends within a character
     for encoding in ('utf-8', 'utf-8-sig', 'utf-16'):
@@ -192,7 +192,7 @@ def test_errors_kinds_that_are_no_text(name, content, message, tmp_path):
         open_source(f'text:{tmp_path}/*', 'text')
 
 
-def test_table_of_advice_names_each_suffix_once():
+def test_advice_names_each_suffix_once():
     suffixes = ' '.join(ADVICE).split()
     assert len(suffixes) == len({*suffixes}) and all(suffix.startswith('.') for suffix in suffixes)
 
@@ -269,7 +269,7 @@ def test_errors_name_the_field_to_set(suffix, row, field, message, tmp_path):
     assert message in str(error.value)
 
 
-def test_advice_for_lists_of_texts_is_true(tmp_path):
+def test_advice_for_lists_works(tmp_path):
     """Runs the command of the error, for its file, and reads what it writes."""
     source = write_records(tmp_path / 'a.parquet', [{'text': ['one', 'two']}, {'text': ['three']}])
     with pytest.raises(ValueError, match=r'got list<element: string>') as error:
