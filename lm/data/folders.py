@@ -1,14 +1,16 @@
 """Selects the files of a folder that are read as one source."""
 
+import functools
 import glob
 import itertools
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lm.data import hub
 from lm.data.formats import has_field
 from lm.data.globs import find_files
 from lm.data.hub import OTHER_SPLITS, TRAIN
@@ -66,6 +68,7 @@ def select_files(folder: Path, text_field: str) -> FolderFiles:
             unreadable.append((path, str(error)))
     n_hidden, left_out = _count_hidden(folder), {}
     rules = {
+        'further subsets and splits': lambda: _list_further_subsets(folder, kinds),
         f'records without {text_field!r}': lambda: _list_foreign_records(kinds, text_field),
         'descriptions': lambda: _list_descriptions(folder, kinds),
         'other splits': lambda: _list_further_splits(folder, [*kinds]),
@@ -136,6 +139,49 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 def _split_words(name: str) -> set[str]:
     return {*re.split(r'[^a-z]+', name.lower())}
+
+
+def _list_further_subsets(folder: Path, kinds: dict[Path, str]) -> set[Path]:
+    """Returns the records that the card of a data set does not name for its default subset.
+
+    Raises ValueError if it names several subsets, and none by default.
+    """
+    card = _read_card(folder / hub.CARD)
+    paths = {path.relative_to(folder).as_posix(): path for path in kinds if kinds[path] != TEXT}
+    if not paths or not card.get('configs'):
+        return set()
+    select = functools.partial(hub.select_files, folder.name, paths=[*paths], card=card)
+    try:
+        names = select(subset='')
+    except ValueError as error:
+        if place := _find_first_subset(select, card):
+            raise ValueError(
+                f'data.source=text:{folder} is a data set with several subsets, by its {hub.CARD}, '
+                f'and none by default. Name the folder or the files of one, such as '
+                f'text:{(folder / place).parent}.'
+            ) from error
+        return set()
+    return {path for name, path in paths.items() if name not in names}
+
+
+def _find_first_subset(select: Callable[..., list[str]], card: dict[str, Any]) -> str:
+    """Returns the first file of the first subset of a card, or '' if it has none."""
+    try:
+        return select(subset=str(card['configs'][0]['config_name']))[0]
+    except (ValueError, LookupError, TypeError):
+        return ''
+
+
+def _read_card(path: Path) -> dict[str, Any]:
+    """Returns the fields at the head of the card of a data set; none if it has no such head."""
+    import yaml
+
+    try:
+        text = path.read_text(encoding='utf-8')
+        card = yaml.safe_load(text.split('---\n')[1]) if text.startswith('---\n') else {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return {}
+    return card if isinstance(card, dict) else {}
 
 
 def _list_further_splits(folder: Path, paths: Sequence[Path]) -> set[Path]:

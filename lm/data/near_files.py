@@ -81,7 +81,11 @@ def _iterate_near_tails(base: str, tail: list[str]) -> Iterator[str]:
         counts = Counter(full_suffix(Path(path)) for path in paths if os.path.isfile(path))
         suffixes = sorted(filter(None, counts), key=lambda suffix: (-counts[suffix], suffix))
         near = [suffix for suffix in suffixes if suffix.lower() == pattern_suffix]
-        near += [suffix for suffix in suffixes if pattern_suffix and suffix.lower().startswith(pattern_suffix)]
+        near += [
+            suffix
+            for suffix in suffixes
+            if pattern_suffix and suffix.lower().startswith(pattern_suffix)
+        ]
         for suffix in dict.fromkeys([*near, *suffixes]):
             yield join(*depth, f'*{glob.escape(suffix)}')
 

@@ -74,6 +74,32 @@ def test_descriptions_beside_records_are_left_out(tmp_path):
     assert read_texts(f'text:{tmp_path}/data/test*') == ['a', 'b']
 
 
+CARD = """---
+configs:
+- config_name: first
+  data_files: [{split: train, path: first/train-*}, {split: test, path: first/test-*}]
+- config_name: second
+  data_files: [{split: train, path: second/*}]
+---
+a page
+"""
+
+
+def test_subsets_by_the_card(tmp_path):
+    """All subsets at once would be several texts, or one text several times."""
+    names = ['first/train-0.parquet', 'first/test-0.parquet', 'second/a.parquet']
+    write_files(tmp_path, {name: write_table([name], 'parquet') for name in names})
+    (tmp_path / 'README.md').write_text(CARD)
+    with pytest.raises(ValueError, match=r'several subsets, by its README') as error:
+        read_texts(f'text:{tmp_path}')
+    suggestion = str(error.value).rpartition('such as ')[2].removesuffix('.')
+    assert read_texts(suggestion) == names[:1]
+    (tmp_path / 'README.md').write_text(CARD.replace('name: second', 'name: default'))
+    assert read_texts(f'text:{tmp_path}') == names[2:]
+    (tmp_path / 'README.md').write_text('---\n[no card\n---\n')
+    assert read_texts(f'text:{tmp_path}') == [names[0], names[2]]
+
+
 @pytest.mark.parametrize(
     ('files', 'expected'),
     [
