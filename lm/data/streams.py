@@ -38,8 +38,8 @@ def explain_errors(path: Path) -> Generator[None]:
         reason = first_line(error)
         if TOO_LONG_WINDOW in reason:
             reason += (
-                f' (written with --long). Install zstandard (pip install zstandard), or write the '
-                f'file anew: zstd -dc --long=31 {path} | zstd'
+                ' (written with --long). Add what reads it: pip install "evenkeel[zstd]", or '
+                f'uv sync --extra zstd. Or write it anew: zstd -dc --long=31 {path} | zstd'
             )
         raise ValueError(f'{path} cannot be read to its end: {reason}') from error
 

@@ -7,16 +7,21 @@ import io
 import json
 import lzma
 import random
+import re
+import sys
 
+import numpy as np
 import pyarrow
 import pyarrow.feather
 import pyarrow.parquet
 import pytest
 import zstandard
 
-from lm.data import formats, records
+from lm.data import formats, open_dataset, records
 from lm.data.kinds import ADVICE, UnreadableKind, detect_kind
 from lm.data.sources import open_source
+from lm.storage.files import discard_line
+from tests import ROOT
 from tests.lm.data.conftest import opening_notes
 
 PIECES = [
@@ -153,6 +158,32 @@ def test_damage_is_named_in_every_format(name, tmp_path):
     with pytest.raises(ValueError, match='^' + str(path).replace('.', r'\.') + r'\S* ') as error:
         read_texts(f'text:{path}')
     assert '\n' not in str(error.value)
+
+
+def test_errors_long_window_without_its_library(tmp_path, monkeypatch):
+    """Arrow's message names neither the cause nor a way."""
+    (tmp_path / 'a.txt.zst').write_bytes(long_window(b'some text'))
+    monkeypatch.setitem(sys.modules, 'zstandard', None)
+    with pytest.raises(ValueError, match=r'--extra zstd\. Or .*: zstd -dc --long=31 .*a\.txt\.zst'):
+        read_texts(f'text:{tmp_path}/*')
+
+
+def test_token_ids_become_text_as_the_page_says(tmp_path, monkeypatch, cfg):
+    page = (ROOT / 'docs/guide/data.md').read_text()
+    program = page.partition('```python\n')[2].partition('```')[0]
+    documents = [[5, 6, 7 + i] * 9 for i in range(9)]
+    tokens = [token for document in documents for token in (*document, 50256)]
+    np.array(tokens, np.uint16).tofile(tmp_path / 'train.bin')
+    monkeypatch.chdir(tmp_path)
+    exec(program, {})
+    texts = [' '.join(map(str, document)) for document in documents]
+    assert [text for text in read_texts('text:train.jsonl') if text] == texts
+    tokenizer = re.search(r'data\.tokenizer=(ids:[\d,]+)', page)
+    assert tokenizer
+    fields = {'source': 'text:train.jsonl', 'tokenizer': tokenizer[1], 'seq_len': 8}
+    opened = open_dataset(cfg(**fields), say=discard_line)
+    rows = [*opened.train.documents(), *opened.validation.documents()]
+    assert sorted([token for token in row.tolist() if token != 50256] for row in rows) == documents
 
 
 @pytest.mark.parametrize(
