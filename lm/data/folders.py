@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lm.data import hub
-from lm.data.formats import has_field
+from lm.data.formats import has_texts
 from lm.data.globs import find_files
 from lm.data.hub import OTHER_SPLITS, TRAIN
 from lm.data.kinds import CSV, JSON, TEXT, UnreadableKind, detect_kind, file_suffix
@@ -209,12 +209,12 @@ def _list_descriptions(folder: Path, kinds: dict[Path, str]) -> set[Path]:
 
 
 def _list_foreign_records(kinds: dict[Path, str], text_field: str) -> set[Path]:
-    """Returns the .json and .csv files without the field: they may be settings or tables."""
+    """Returns the .json and .csv files without texts or chats: settings, tables."""
     return {
         path
         for path, kind in kinds.items()
         if (kind == CSV or (kind == JSON and file_suffix(path) == '.json'))
-        and not has_field(path, text_field)
+        and not has_texts(path, text_field)
     }
 
 

@@ -5,7 +5,7 @@ rows at a time. Parts must be consumed before the next document.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from lm.data import columnar
 from lm.data.kinds import ARROW, COLUMNAR, CSV, JSON, KINDS, PARQUET, TEXT, detect_kind
 from lm.data.records import Records, read_csv, read_json
 from lm.data.streams import explain_errors, read_blocks
-from lm.data.text_field import check_field, explain_type, to_bytes
+from lm.data.text_field import CHAT_FIELDS, check_field, explain_type, to_bytes
 
 # A document, or None in place of its parts for a record without text: data.missing_text.
 Documents = Iterator[tuple[str, Iterable[bytes] | None]]
@@ -32,12 +32,17 @@ def read_documents(files: Sequence[Path], text_field: str) -> Documents:
             yield from READERS[detect_kind(path)](path, text_field)
 
 
-def read_records(path: Path) -> Records:
+def read_records(path: Path, fields: Collection[str] = ()) -> Records:
     """Yields (location, {field: value}) for each record of a file of any kind but text.
 
     Text is str, with a surrogate in place of each byte that is not UTF-8.
 
-    Raises ValueError, with file and row, for damage, and for a file of text.
+    Args:
+      path: the file.
+      fields: the columns to read of a columnar file, if it has some of them; else all are read.
+
+    Raises:
+      ValueError: with file and row, for damage, and for a file of text.
     """
     kind = detect_kind(path)
     if kind == TEXT:
@@ -50,18 +55,24 @@ def read_records(path: Path) -> Records:
             yield from RECORD_READERS[kind](path)
             return
         schema = columnar.read_schema(path)
-        texts = {name for name, column_type in schema.items() if columnar.is_text(column_type)}
-        for location, row in columnar.read_rows(path, [*schema]):
+        columns = [name for name in schema if name in fields] or [*schema]
+        texts = {name for name in columns if columnar.is_text(schema[name])}
+        for location, row in columnar.read_rows(path, columns):
             for name in texts:
                 if row[name] is not None:
                     row[name] = row[name].decode('utf-8', 'surrogateescape')
             yield location, row
 
 
-def has_field(path: Path, name: str) -> bool:
-    """Returns whether one of the first records of a file has a field, or the file is damaged."""
+def has_texts(path: Path, text_field: str) -> bool:
+    """Returns whether one of the first records of a file has text or a chat.
+
+    It is also true of a damaged file.
+    """
+    alternatives = ({text_field}, *CHAT_FIELDS)
     try:
-        return any(name in record for _, record in itertools.islice(read_records(path), FIRST))
+        records = itertools.islice(read_records(path), FIRST)
+        return any(fields <= record.keys() for _, record in records for fields in alternatives)
     except ValueError:  # the reader names what is wrong
         return True
 

@@ -174,6 +174,9 @@ def test_folder_with_records_that_lack_the_field(tmp_path):
     with pytest.raises(ValueError, match=r'a\.json\[0\] has no field .*Set data\.text_field=body'):
         read_texts(f'text:{tmp_path}')
     assert read_texts(f'text:{tmp_path}', 'body') == ['x', 'x']
+    write_files(tmp_path, {'a.json': '[{"messages": []}]', 'c.txt': 'text beside chats'})
+    with pytest.raises(ValueError, match=r'set data\.source=chat: with'):
+        read_texts(f'text:{tmp_path}')
 
 
 NEAR = [

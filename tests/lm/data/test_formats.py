@@ -144,7 +144,9 @@ def test_property_round_trip_through_every_format(name, tmp_path, monkeypatch):
         path = tmp_path / name
         path.write_bytes(FORMATS[name](texts))
         assert read_texts(f'text:{path}') == texts
-        assert [record['text'] for _, record in formats.read_records(path)] == texts
+        columns = ('text', 'absent') if block > len(texts) else ()
+        rows = [row for _, row in formats.read_records(path, columns)]
+        assert [row['text'] for row in rows] == texts
 
 
 @pytest.mark.parametrize('name', FORMATS)
