@@ -33,7 +33,7 @@ def test_folder_is_read_by_path(tmp_path, cfg):
     files = {f'src/{i}.py': f'def f{i}(): return {i}\n' * 9 for i in range(9)}
     files |= {'README.md': 'pages', 'Makefile': 'all:', 'z/a.jsonl.gz': b'', 'z/b.TXT': 'text'}
     del files['z/a.jsonl.gz']
-    hidden = {'.git/config': 'no', '.git/objects/x': b'\0', 'src/.cache': 'no'}
+    hidden = {'.git/config': 'no', '.git/.x': b'\0', 'src/.cache': 'no'}
     unreadable = {
         'logo.png': b'\x89PNG\0',
         'src/x.pyc': b'\xcb\r\r\n\0',

@@ -162,6 +162,13 @@ def test_damage_is_named_in_every_format(name, tmp_path):
     assert '\n' not in str(error.value)
 
 
+def test_errors_arrow_writer_was_stopped(tmp_path):
+    """Without its end mark a stream may lack any number of batches, and reads well."""
+    (tmp_path / 'a.arrow').write_bytes(write_table(['a', 'b'], 'stream')[:-8])
+    with pytest.raises(ValueError, match=r'a\.arrow is not an Arrow file: it has no end mark'):
+        read_texts(f'text:{tmp_path}/a.arrow')
+
+
 def test_errors_long_window_without_its_library(tmp_path, monkeypatch):
     """Arrow's message names neither the cause nor a way."""
     (tmp_path / 'a.txt.zst').write_bytes(long_window(b'some text'))
@@ -193,7 +200,7 @@ def test_token_ids_become_text_as_the_page_says(tmp_path, monkeypatch, cfg):
 )
 def test_text_with_any_suffix_is_a_document(name, tmp_path):
     compress = {'.gz': gzip.compress, '.zst': long_window}.get((tmp_path / name).suffix, bytes)
-    text = 'Ünï¢ode\r\n' * 3000  # the beginning that is looked at ends within a character
+    text = '日' * 9000 + '\r\n'  # the beginning that is looked at ends within a character
     for encoding in ('utf-8', 'utf-8-sig', 'utf-16'):
         (tmp_path / name).write_bytes(compress(text.encode(encoding)))
         assert read_texts(f'text:{tmp_path}/*') == [text]
@@ -283,7 +290,7 @@ MESSAGES = [{'role': 'user', 'content': 'hi'}]
     [
         ({'id': 1, 'body': 'a'}, 'text', 'Set data.text_field=body.'),
         ({'title': 'a', 'content': 'b'}, 'text', 'Set data.text_field=content.'),
-        ({'title': 'a', 'abstract': 'b'}, 'abstrakt', 'Set data.text_field=abstract.'),
+        ({'text': 'a', 'abstract': 'b'}, 'abstrakt', 'Set data.text_field=abstract.'),
         (
             {'title': 'a', 'zzz': 'b'},
             'text',
