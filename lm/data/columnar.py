@@ -13,7 +13,8 @@ PARQUET_BATCH = 1 << 24  # bytes of text in the rows that are read at once, on a
 PARQUET_ROWS = 64  # at most, as rows may be longer than the average; more are not faster
 DELTA, DICTIONARY = 'DELTA_', {'RLE_DICTIONARY', 'PLAIN_DICTIONARY'}  # encodings
 ARROW_FILE = b'ARROW1'  # begins the files whose batches have an index; streams have none
-STREAM_ENDS = (b'\xff\xff\xff\xff\0\0\0\0', b'\0\0\0\0')  # the second of versions before 0.15
+# Begins each message of a stream since Arrow 0.15, and with a length of 0 ends the stream.
+CONTINUATION, NO_LENGTH = b'\xff\xff\xff\xff', b'\0\0\0\0'
 
 
 def read_schema(path: Path) -> dict[str, Any]:
@@ -89,9 +90,11 @@ def _open_arrow(path: Path, columns: Sequence[str] = ()) -> Any:
     import pyarrow.ipc
 
     with open(path, 'rb') as raw_file:
-        is_stream = raw_file.read(len(ARROW_FILE)) != ARROW_FILE
-        raw_file.seek(-min(8, raw_file.seek(0, 2)), 2)
-        if is_stream and not raw_file.read().endswith(STREAM_ENDS):
+        start = raw_file.read(len(ARROW_FILE))
+        is_stream = start != ARROW_FILE
+        end_mark = start[:4] * start.startswith(CONTINUATION) + NO_LENGTH
+        raw_file.seek(-min(len(end_mark), raw_file.seek(0, 2)), 2)
+        if is_stream and raw_file.read() != end_mark:
             raise pyarrow.ArrowInvalid('it has no end mark, as if its writer had been stopped')
     opener = pyarrow.ipc.open_stream if is_stream else pyarrow.ipc.open_file
     if not columns:
