@@ -92,7 +92,7 @@ def _open_arrow(path: Path, columns: Sequence[str] = ()) -> Any:
     with open(path, 'rb') as raw_file:
         start = raw_file.read(len(ARROW_FILE))
         is_stream = start != ARROW_FILE
-        end_mark = start[:4] * start.startswith(CONTINUATION) + NO_LENGTH
+        end_mark = (CONTINUATION if start.startswith(CONTINUATION) else b'') + NO_LENGTH
         raw_file.seek(-min(len(end_mark), raw_file.seek(0, 2)), 2)
         if is_stream and raw_file.read() != end_mark:
             raise pyarrow.ArrowInvalid('it has no end mark, as if its writer had been stopped')
