@@ -1,11 +1,13 @@
 """The field of a record that holds the text: data.text_field, and errors where it holds none."""
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
 from modules.choices import closest_names
 
 USUAL_NAMES = ('text', 'content', 'document', 'body', 'raw_content', 'article', 'story')
+DUCKDB_FILE = re.compile(r'\.(parquet|jsonl?(\.gz|\.zst)?)$')  # that it reads by their names
 CHAT_FIELDS = ({'messages'}, {'conversations'}, {'conversation'}, {'prompt', 'completion'})
 
 
@@ -62,11 +64,12 @@ def explain_type(name: str, location: str, kind: str) -> str:
         expression = f'array_to_string({name}, chr(10))'
     elif kind.startswith(('struct', 'dict')):
         expression = f'{name}.FIELD'
-    if not expression:
+    file = re.sub(r'(:\d+|\[\d+\])$', '', location)
+    if not expression or not name.isidentifier() or not DUCKDB_FILE.search(file):
         return message
     return (
         f'{message} Write a file with text in that place, such as python -c "import duckdb; '
-        f"duckdb.sql(\\\"COPY (SELECT {expression} AS text FROM 'FILE') TO 'NEW.parquet'\\\")\"."
+        f"duckdb.sql(\\\"COPY (SELECT {expression} AS text FROM '{file}') TO 'new.parquet'\\\")\"."
     )
 
 
