@@ -6,7 +6,7 @@ import urllib.parse
 from pathlib import Path
 
 from lm.config.other_programs import is_hub_name
-from lm.data.formats import FORMATS, file_format
+from lm.data.kinds import KINDS, file_suffix
 from lm.storage.buckets import ENDPOINTS
 
 # An address of a data set, as a browser shows it or as huggingface_hub takes it.
@@ -41,7 +41,7 @@ def _explain_hub_file(address: str) -> str:
     """Returns how to read one file of a data set; '' for an address of no file."""
     match = HUB_ADDRESS.fullmatch(address)
     file = '' if match is None else match['file'] or match['path'] or ''
-    if match is None or file_format(Path(file)) not in FORMATS or '*' in file:
+    if match is None or file_suffix(Path(file)) not in KINDS or '*' in file:
         return ''
     return (
         f' That file alone: hf download {match["name"]} {file} --repo-type=dataset '
@@ -67,17 +67,17 @@ def explain_address(source: str) -> str:
         )
     if WEB.fullmatch(source):
         name = Path(re.split('[?#]', source)[0]).name
-        has_format = file_format(Path(name)) in FORMATS
+        has_format = file_suffix(Path(name)) in KINDS
         file = name if has_format else 'FILE'
         return (
             f'{source} is an address, and text is not read from the web: fetch it, with '
             f'curl -L -o {file} {shlex.quote(source)}, and set data.source=text:{file}'
-            + ('.' if has_format else f' (a {", ".join(FORMATS)} file).')
+            + ('.' if has_format else f' (a {", ".join(KINDS)} file).')
         )
     scheme = source.partition('://')[0]
     if scheme in ENDPOINTS and '://' in source:
         return f'{source} is in a bucket: set data.source=text:{source}.'
-    if is_hub_name(source) and file_format(Path(source)) not in FORMATS:
+    if is_hub_name(source) and file_suffix(Path(source)) not in KINDS:
         return (
             f'{source} is no path of this machine. If it is a data set of the hub, set '
             f'data.source=hub:{source}.'

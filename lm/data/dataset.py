@@ -178,9 +178,9 @@ def _open_single(
     n_tokens = report['train']['tokens']
     if n_tokens < cfg.seq_len + 1:
         raise ValueError(
-            f'the training split of {cfg.source} holds {n_tokens} tokens, less than one row of '
-            f'data.seq_len + 1 = {cfg.seq_len + 1}. Name more text, or set data.seq_len to '
-            f'{n_tokens - 1} at most.'
+            f'the training split of {cfg.source}{source.contents} holds {n_tokens} tokens, less '
+            f'than one row of data.seq_len + 1 = {cfg.seq_len + 1}. Name more text, or set '
+            f'data.seq_len to {n_tokens - 1} at most.'
         )
     loss = report.get(ROUND_TRIP)
     if loss is None and source.files:  # prepared by a version that did not measure it

@@ -10,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lm.data import formats
-from lm.data.formats import COMPRESSIONS, FORMATS, Documents, file_format
+from lm.data.formats import Documents
 from lm.data.globs import Pattern
+from lm.data.kinds import KINDS, file_suffix
+from lm.data.streams import COMPRESSIONS
 from lm.storage.buckets import Bucket, ObjectMeta, cache_folder, join_url, open_bucket
 from lm.storage.files import replace_file
 
@@ -84,8 +86,8 @@ def _explain_no_objects(url: str, pattern: str, folder: str, names: Sequence[str
     inside = [name for name in names if not pattern or name.startswith(f'{pattern}/')]
     for name in inside:
         path = Path(name)
-        if file_format(path) in FORMATS:
-            ending = file_format(path) + (path.suffix if path.suffix in COMPRESSIONS else '')
+        if file_suffix(path) in KINDS:
+            ending = file_suffix(path) + (path.suffix if path.suffix in COMPRESSIONS else '')
             return (
                 f'data.source=text:{url} is a folder. To read the text there, set '
                 f'data.source=text:{url.rstrip("/")}/**/*{ending}.'

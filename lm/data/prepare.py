@@ -68,6 +68,8 @@ def digest(source: Source, plan: TokenizerPlan, cfg: DataConfig) -> str:
     folder, apart = cache.root(cfg.cache_dir), source.validation
     split = repr(cfg.validation_fraction) if apart is None else 'apart'
     rule = f'{prepared.FORMAT} {split} {cfg.invalid_utf8} {source.identity}'
+    # Earlier versions stopped at records without text: what they prepared has none.
+    rule += ' missing_text=stop' * (cfg.missing_text == 'stop')
     parts = [rule, *cache.file_digests(folder, source.files)]
     if apart is not None:
         parts += [f'validation {apart.identity}', *cache.file_digests(folder, apart.files)]
@@ -218,8 +220,9 @@ class PreparationJob:
         """Returns the settings that determine the data besides the text itself."""
         names = ('source', 'text_field', 'tokenizer', 'validation_fraction', 'invalid_utf8')
         settings = {name: getattr(self.cfg, name) for name in names}
-        apart = self.cfg.validation_source
-        return settings | ({'validation_source': apart} if apart else {})
+        apart, missing_text = self.cfg.validation_source, self.cfg.missing_text
+        settings |= {'validation_source': apart} if apart else {}
+        return settings | ({'missing_text': 'stop'} if missing_text == 'stop' else {})
 
     def _remove_outdated(self) -> None:
         """Removes pieces of an earlier state of the same text, unless a process works on them."""
@@ -379,6 +382,7 @@ class Pieces:
         }
         if corpus.validation_start is not None:
             report[SHARED] = corpus.n_shared_documents
+        report |= {'missing_text': corpus.missing} if corpus.missing else {}
         loss = round_trip.measure_loss(self.tokenizer, round_trip.sample_scan(corpus))
         report |= {} if loss is None else {ROUND_TRIP: loss}
         write_json(folder / REPORT, report)

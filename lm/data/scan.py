@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lm.config.fields import DataConfig
-from lm.data.formats import BLOCK
 from lm.data.long_documents import hash_threshold, list_cut_hashes
 from lm.data.progress import report_periodically
 from lm.data.sources import Source
+from lm.data.streams import BLOCK
 from modules.choices import choose
 
 LARGE = 1 << 22  # bytes; names of larger documents are kept, since a tokenizer may refuse them
@@ -96,6 +96,19 @@ def refuse_invalid(name: str, block: bytes, offset: int) -> int:
     return 0
 
 
+def check_missing(name: str, cfg: DataConfig) -> int:
+    """Returns 1, the number of records that are left out, for one without text.
+
+    Raises ValueError if data.missing_text is 'stop'.
+    """
+    if cfg.missing_text == 'stop':
+        raise ValueError(
+            f'{name} has no text in its field {cfg.text_field!r}. Leave such records out of the '
+            'file, or set data.missing_text=skip to read on and count.'
+        )
+    return 1
+
+
 INVALID_UTF8 = {'replace': count_invalid, 'stop': refuse_invalid}
 
 
@@ -121,7 +134,8 @@ class Scan:
       empty: documents without text, which are left out of everything.
       invalid_documents: documents with invalid UTF-8.
       invalid_bytes: bytes of invalid UTF-8.
-      remarks: lines about the encoding of the text.
+      remarks: lines about the encoding of the text, and records without text.
+      missing: records without text, which are left out of everything.
       cut_hashes: hashes of the documents that are cut because there are few and long ones.
       validation_start: number of the first document of a validation split that is a source of its
         own; else None.
@@ -137,6 +151,7 @@ class Scan:
     invalid_documents: int
     invalid_bytes: int
     remarks: tuple[str, ...]
+    missing: int = 0  # in scans of earlier versions
     cut_hashes: frozenset[int] = frozenset()
     validation_start: int | None = None
 
@@ -187,15 +202,20 @@ def scan_source(source: Source, cfg: DataConfig, folder: Path) -> None:
     """
     invalid_in = choose(INVALID_UTF8, cfg.invalid_utf8, 'data.invalid_utf8')
     lengths, hashes, names, pieces = array.array('q'), array.array('Q'), {}, [Piece(0, 0, 0)]
-    counts = dict.fromkeys(('n_bytes', 'empty', 'invalid_documents', 'invalid_bytes'), 0)
+    names_of_counts = 'n_bytes empty invalid_documents invalid_bytes missing'
+    counts = dict.fromkeys(names_of_counts.split(), 0)
+    first_invalid, first_with_zeros, n_with_zeros, first_missing = '', '', 0, ''
     validation_start = None
-    first_invalid, first_with_zeros, n_with_zeros = '', '', 0
     format_progress = 'data: {:,} documents are read, {:,.0f} MB'.format
     progress = report_periodically(lambda: format_progress(len(lengths), file.tell() / 1e6))
     with open(folder / COPY, 'wb', buffering=BLOCK) as file, progress:
         for split, name, parts in _iterate_documents(source):
             if split == 'validation' and validation_start is None:
                 validation_start = len(lengths)
+            if parts is None:
+                first_missing = first_missing or name
+                counts['missing'] += check_missing(name, cfg)
+                continue
             state, length, invalid, zeros = hashlib.blake2b(digest_size=8), 0, 0, 0
             for block in align_characters(parts):
                 invalid += invalid_in(name, block, length)
@@ -224,7 +244,9 @@ def scan_source(source: Source, cfg: DataConfig, folder: Path) -> None:
             counts['invalid_bytes'] += invalid
     if not lengths or validation_start == 0:
         summary = f'{counts["empty"]} documents, all of them empty'
-        raise ValueError(f'data.source={cfg.source} holds no text: {summary}.')
+        if counts['missing']:
+            summary += f', and {counts["missing"]} records without {cfg.text_field!r}'
+        raise ValueError(f'data.source={cfg.source}{source.contents} holds no text: {summary}.')
     if source.validation is not None and validation_start in (None, len(lengths)):
         raise ValueError(f'data.validation_source={cfg.validation_source} holds no text.')
     pieces[-1] = pieces[-1]._replace(stop=len(lengths))
@@ -233,6 +255,11 @@ def scan_source(source: Source, cfg: DataConfig, folder: Path) -> None:
         remarks.append(
             f'data: {counts["invalid_documents"]:,} documents are not UTF-8 throughout: '
             f'{counts["invalid_bytes"]:,} bytes become U+FFFD; the first is {first_invalid}'
+        )
+    if first_missing:
+        remarks.append(
+            f'NOTE: {counts["missing"]:,} records have no text in {cfg.text_field!r}, and are left '
+            f'out; the first is {first_missing}. data.missing_text=stop would refuse them.'
         )
     if first_with_zeros:
         remarks.append(
@@ -255,7 +282,7 @@ def scan_source(source: Source, cfg: DataConfig, folder: Path) -> None:
     np.savez(folder / TABLE, about=np.frombuffer(json.dumps(metadata).encode(), np.uint8), **arrays)
 
 
-def _iterate_documents(source: Source) -> Iterator[tuple[str, str, Iterable[bytes]]]:
+def _iterate_documents(source: Source) -> Iterator[tuple[str, str, Iterable[bytes] | None]]:
     """Yields (split, name, parts); all documents are 'train' if the source is to be split."""
     for split, part in zip(SPLITS, (source, source.validation), strict=True):
         if part is not None:

@@ -4,6 +4,7 @@ import bisect
 import dataclasses
 import functools
 import glob
+import itertools
 import os
 import re
 import string
@@ -16,10 +17,14 @@ import numpy as np
 
 from lm.data import formats, regression
 from lm.data.addresses import explain_address
-from lm.data.formats import COMPRESSIONS, FORMATS, Documents, check_field, file_format, to_bytes
-from lm.data.globs import Matches, find_files, iterate_paths
+from lm.data.folders import format_paths, select_files, summarize_names
+from lm.data.formats import Documents
+from lm.data.globs import Matches, find_files
 from lm.data.hub import open_shards
+from lm.data.kinds import CSV, JSON, KINDS, TEXT, UnreadableKind, detect_kind, file_suffix
+from lm.data.near_files import find_near_pattern
 from lm.data.objects import list_objects
+from lm.data.text_field import check_field, to_bytes
 from lm.storage.buckets import ENDPOINTS, is_url
 from lm.storage.files import expand_home, first_line
 from modules.choices import choose
@@ -30,7 +35,6 @@ PYTHON_EXCLUDED_DIRS = {'site-packages', 'dist-packages', 'test', 'tests', 'idle
 PYTHON_EXCLUDED_PREFIXES = ('_sysconfigdata', 'config-')
 
 TFDS_SPLITS = ('train', 'validation', 'test')  # that a name may end with; the first is implied
-MAX_LISTED = 3  # paths that a note names at most
 
 # Raise when any synthetic document changes: the digest of prepared data depends on it.
 SYNTHETIC_VERSION = 1
@@ -51,6 +55,7 @@ class Source:
       documents: returns an iterator over the documents.
       origin: a data.source that always means the same text, if the given one does not.
       notes: lines about matched names that are not read.
+      contents: the files of a folder, for errors.
       validation: the text of the validation split, if it is not a part of this one.
     """
 
@@ -59,6 +64,7 @@ class Source:
     documents: Callable[[], Documents]
     origin: str = ''
     notes: tuple[str, ...] = ()
+    contents: str = ''
     validation: 'Source | None' = None
 
 
@@ -71,6 +77,8 @@ def open_source(source: str, text_field: str) -> Source:
             f'{explanation}'
         )
     if scheme not in SOURCES and (suggestion := _suggest_source(source)):
+        if os.path.isdir(folder := expand_home(source)):
+            select_files(Path(folder), text_field)
         raise ValueError(
             f'data.source must begin with its kind, one of {", ".join(sorted(SOURCES))}; got '
             f'{source!r}. To read the text there, set data.source={suggestion}.'
@@ -89,12 +97,7 @@ def _explain_address(text: str) -> str:
 def _suggest_source(path: str) -> str:
     """Returns the data.source of a path without its scheme, or '' if it is no path."""
     expanded = expand_home(path)
-    if os.path.isdir(expanded):
-        files = map(Path, iterate_paths(f'{glob.escape(expanded)}/**'))
-        first = next((file for file in files if file_format(file) in FORMATS), Path('any.txt'))
-        compression = first.suffix if first.suffix in COMPRESSIONS else ''
-        return f'text:{path.rstrip("/")}/**/*{file_format(first)}{compression}'
-    looks_like_path = set(path) & set('/*?') or file_format(Path(path)) in FORMATS
+    looks_like_path = set(path) & set('/*?') or file_suffix(Path(path)) in KINDS
     is_path = os.path.exists(expanded) or (looks_like_path and ':' not in path)
     return f'text:{path}' if is_path else ''
 
@@ -127,43 +130,77 @@ def _list_modules(root: Path) -> Iterator[str]:
 
 
 def text(argument: str, text_field: str) -> Source:
-    """The files that match a glob (`**` descends), in order of their paths, or the file of that
-    name.
+    """The files that match a glob (`**` descends), in order of their paths, or the file or folder
+    of that name.
 
-    The glob may be gs://BUCKET/GLOB or s3://BUCKET/GLOB.
+    A file of text is one document. Each record of a file of JSON (lines or an array), CSV, parquet
+    or Arrow is a document, with its text in `text_field`. What is not columnar may be compressed
+    (.gz, .bz2, .xz, .zst). A file that the glob reaches under several names, by links, is read
+    once.
 
-    A .txt file is one document. Each line of a .jsonl file and each row of a .parquet file is a
-    document, with its text in `text_field`. A .txt or .jsonl file may be compressed (.gz, .zst). A
-    file that the glob reaches under several names, by links, is read once.
+    The glob may be gs://BUCKET/GLOB or s3://BUCKET/GLOB; the suffix then tells the kind of a file.
     """
     if not argument:
         raise ValueError("data.source 'text' needs a glob, such as text:corpus/**/*.txt.")
     if is_url(argument) and argument.partition('://')[0] in ENDPOINTS:
         return _open_bucket_text(argument, text_field)
-    matches = find_files(expand_home(argument))
-    if not (files := matches.files):
-        raise ValueError(_explain_no_files(argument, matches))
-    identity = _describe_files(argument, files, text_field)
+    path, contents = expand_home(argument), ''
+    if os.path.isdir(path):
+        selection = select_files(Path(path), text_field)
+        files, notes = selection.files, selection.notes
+        contents = f' (files: {summarize_names(files)})'
+        notes = (f'data: text:{argument} has the files {summarize_names(files)}', *notes)
+    else:
+        selection, notes = find_files(path), ()
+        if not (files := selection.files):
+            raise ValueError(_explain_no_files(argument, selection))
+    kinds = [_detect_kind(file, argument) for file in files]
+    notes += _describe_skipped(argument, selection.duplicates, selection.non_files)
     read_documents = functools.partial(formats.read_documents, files, text_field)
-    return Source(files, identity, read_documents, notes=_describe_skipped(argument, matches))
+    identity = _identify_files(files, kinds, text_field)
+    return Source(files, identity, read_documents, notes=notes, contents=contents)
 
 
-def _describe_files(argument: str, files: Sequence[Path], text_field: str) -> str:
-    """Returns the identity of files by their formats. Raises ValueError for any other format."""
-    if unreadable := [path for path in files if file_format(path) not in FORMATS]:
+def _detect_kind(file: Path, argument: str) -> str:
+    try:
+        return detect_kind(file)
+    except UnreadableKind as error:
+        if str(file) == expand_home(argument):
+            raise
         raise ValueError(
-            f'{unreadable[0]} matches data.source=text:{argument}, but only '
-            f'{", ".join(FORMATS)} can be read, the first two also as '
-            f'{" or ".join(COMPRESSIONS)}. Narrow the glob.{_suggest_jsonl(unreadable[0])}'
-        )
-    is_text = all(file_format(path) == '.txt' for path in files)
-    return 'text' if is_text else f'records of {text_field}'
+            f'{error} It matches data.source=text:{argument}: narrow the glob, or name the folder, '
+            'of which only files with text are read.'
+        ) from error
+
+
+def _identify_files(files: Sequence[Path], kinds: Sequence[str], text_field: str) -> str:
+    """Returns a text that determines the documents, together with the content of the files.
+
+    Two lists of files may have the same content, and be read as different kinds by their names.
+    Identities of earlier versions, which read three suffixes, are as they were.
+    """
+    if {*kinds} == {TEXT}:
+        return 'text'
+    identity = f'records of {text_field}'
+    if {*kinds} == {JSON} or {*map(file_suffix, files)} <= {'.txt', '.jsonl', '.parquet'}:
+        return identity
+    readers = [
+        kind + file_suffix(file) * (kind == CSV) for kind, file in zip(kinds, files, strict=True)
+    ]
+    runs = (f'{len([*run])} {reader}' for reader, run in itertools.groupby(readers))
+    return f'{identity} in {", ".join(runs)}'
 
 
 def _open_bucket_text(url: str, text_field: str) -> Source:
     """Returns the text of objects that a URL with a glob matches; see `lm.data.objects`."""
     objects = list_objects(url)
-    identity = _describe_files(url, [Path(name) for name in objects.metas], text_field)
+    files = [Path(name) for name in objects.metas]
+    if unreadable := [file for file in files if file_suffix(file) not in KINDS]:
+        raise ValueError(
+            f'{unreadable[0]} matches data.source=text:{url}, but of a bucket only '
+            f'{", ".join(KINDS)} can be read. Narrow the glob.'
+        )
+    identity = _identify_files(files, [KINDS[file_suffix(file)] for file in files], text_field)
     read_documents = functools.partial(objects.documents, text_field)
     return Source((), f'{identity}: {objects.identity}', read_documents)
 
@@ -173,43 +210,28 @@ def _explain_no_files(argument: str, matches: Matches) -> str:
     flag = f'data.source=text:{argument}'
     if '://' in argument and (explanation := explain_address(argument)):
         return f'{flag} names no file of this machine. {explanation}'
-    if os.path.isdir(expand_home(argument)):
-        suggestion = _suggest_source(argument)
-        return f'{flag} is a folder. To read the text there, set data.source={suggestion}.'
     if matches.non_files:
-        return (
-            f'{flag} matches {_format_paths(matches.non_files)}, and only regular files are read.'
-        )
-    return f'no file matches {flag} (looked from {os.getcwd()}; ** descends into folders).'
+        return f'{flag} matches {format_paths(matches.non_files)}, and only regular files are read.'
+    near = find_near_pattern(expand_home(argument))
+    suggestion = f' Set data.source=text:{near} to read what is there.' if near else ''
+    return (
+        f'no file matches {flag} (looked from {os.getcwd()}; ** descends into folders).{suggestion}'
+    )
 
 
-def _suggest_jsonl(path: Path) -> str:
-    """Returns a sentence for names such as those of C4 and Dolma, else ''."""
-    if '.json' not in path.suffixes:
-        return ''
-    name = path.name.replace('.json', '.jsonl')
-    return f' If each line of it is an object, give it the name {name}.'
-
-
-def _describe_skipped(argument: str, matches: Matches) -> tuple[str, ...]:
+def _describe_skipped(
+    argument: str, duplicates: Sequence[str], non_files: Sequence[str]
+) -> tuple[str, ...]:
     """Returns notes on matched names that are not read."""
     prefix, notes = f'NOTE: data.source=text:{argument}', []
-    if matches.duplicates:
+    if duplicates:
         notes.append(
             f'{prefix} reaches some files by several names, which are links: each file is read '
-            f'once, and not as {_format_paths(matches.duplicates)}'
+            f'once, and not as {format_paths(duplicates)}'
         )
-    if matches.non_files:
-        notes.append(
-            f'{prefix} matches {_format_paths(matches.non_files)}: only regular files are read'
-        )
+    if non_files:
+        notes.append(f'{prefix} matches {format_paths(non_files)}: only regular files are read')
     return tuple(notes)
-
-
-def _format_paths(paths: Sequence[str]) -> str:
-    """Returns the first paths, and the number of further ones."""
-    suffix = f' and {len(paths) - MAX_LISTED:,} more' if len(paths) > MAX_LISTED else ''
-    return ', '.join(paths[:MAX_LISTED]) + suffix
 
 
 def tfds(argument: str, text_field: str) -> Source:
