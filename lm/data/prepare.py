@@ -255,8 +255,8 @@ class PreparationJob:
                 )
             if n_cut := sum(map(corpus.cut_hashes.__contains__, corpus.hashes.tolist())):
                 self.say(
-                    f'data: there are few documents; the last lines of {n_cut:,} long ones are in '
-                    'the validation split'
+                    f'data: there are few documents, and {n_cut} of {len(corpus.hashes)} are long: '
+                    'their last lines are in the validation split'
                 )
             for remark in corpus.remarks:
                 self.say(remark)
