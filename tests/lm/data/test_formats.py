@@ -284,6 +284,19 @@ def write_records(path, rows):
 MESSAGES = [{'role': 'user', 'content': 'hi'}]
 
 
+@pytest.mark.parametrize('name', ['a.jsonl', 'a.parquet', 'a.feather'])
+def test_records_keep_their_other_columns(name, tmp_path):
+    """Conversations are lists; a column of lists is no dictionary of texts."""
+    rows = [{'messages': MESSAGES * i, 'text': 'é', 'n': i, 'none': None} for i in range(1, 99)]
+    if name == 'a.feather':
+        pyarrow.feather.write_feather(pyarrow.Table.from_pylist(rows), tmp_path / name)
+    else:
+        write_records(tmp_path / name, rows)
+    assert [row for _, row in formats.read_records(tmp_path / name)] == rows
+    some = [row for _, row in formats.read_records(tmp_path / name, ('messages', 'absent'))]
+    assert [row['messages'] for row in some] == [row['messages'] for row in rows]
+
+
 @pytest.mark.parametrize('suffix', ['.jsonl', '.parquet'])
 @pytest.mark.parametrize(
     ('row', 'field', 'message'),
