@@ -64,11 +64,15 @@ def open_source(source: str, text_field: str) -> Source:
     """Returns the source of a config. Raises ValueError for a wrong name or missing files."""
     scheme, _, argument = source.partition(':')
     if scheme not in SOURCES and (suggestion := _suggest_source(source)):
-        if os.path.isdir(folder := expand_home(source)):
-            select_files(Path(folder), text_field)
+        way = f'To read the text there, set data.source={suggestion}.'
+        try:
+            if os.path.isdir(folder := expand_home(source)):
+                select_files(Path(folder), text_field)
+        except ValueError as error:
+            way = str(error)
         raise ValueError(
             f'data.source must begin with its kind, one of {", ".join(sorted(SOURCES))}; got '
-            f'{source!r}. To read the text there, set data.source={suggestion}.'
+            f'{source!r}. {way}'
         )
     # A locale that is not UTF-8 makes surrogates of the bytes of a command line.
     text_field = text_field.encode('utf-8', 'surrogateescape').decode('utf-8', 'replace')
