@@ -162,6 +162,18 @@ def test_damage_is_named_in_every_format(name, tmp_path):
     assert '\n' not in str(error.value)
 
 
+@pytest.mark.parametrize('name', ['part-00000', 'part-00000.gz', 'a.txt'])
+def test_note_on_records_whose_name_says_text(name, tmp_path):
+    """A model would learn the syntax of JSON, from files as Spark names them."""
+    content = write_lines(['a', 'b'])
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith('.gz') else content)
+    (tmp_path / 'z.py').write_text('a = {"text": 1}')
+    notes = [*open_source(f'text:{tmp_path}/*', 'text').notes]
+    assert len(notes) == (name != 'a.txt')
+    if notes:
+        assert f'{tmp_path}/{name} is read as one text' in notes[0] and '.jsonl' in notes[0]
+
+
 def test_errors_arrow_writer_was_stopped(tmp_path):
     """Without its end mark a stream may lack any number of batches, and reads well."""
     (tmp_path / 'a.arrow').write_bytes(write_table(['a', 'b'], 'stream')[:-8])
