@@ -79,7 +79,8 @@ def _iterate_parquet(path: Path, columns: Sequence[str]) -> Iterator[Any]:
     with _open_columns(path) as file:
         n_rows = min(_rows_per_batch(file, name) for name in columns)
         # A value that a dictionary holds once may stand in millions of rows.
-        repeated = [name for name in columns if _is_dictionary(file, name)]
+        texts = [name for name in columns if not is_nested(file.schema_arrow.field(name).type)]
+        repeated = [name for name in texts if _is_dictionary(file, name)]
         options = {'read_dictionary': repeated, 'metadata': file.metadata} if repeated else {}
     with _open_parquet(path, **options) as file:
         yield from file.iter_batches(n_rows, columns=[*columns])

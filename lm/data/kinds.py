@@ -123,6 +123,13 @@ def _describe_binary(start: bytes, suffix: str) -> str:
     )
 
 
+def begins_like_json(path: Path, field: str) -> bool:
+    """Returns whether a text begins like a JSON object, or an array of them, with a field."""
+    start = read_start(path, SNIFFED)
+    is_object = start.replace(b' ', b'').lstrip(b'[\r\n').startswith(b'{"')
+    return is_object and f'"{field}":'.encode() in start
+
+
 def detect_mark(path: Path) -> str:
     """Returns the encoding that the byte-order mark of a .txt or .jsonl file names, or ''."""
     if file_suffix(path) not in MARKED_SUFFIXES:

@@ -52,7 +52,7 @@ def _correct_path(names: list[str]) -> str | None:
                 for entry in entries
                 if i == len(names) - 1 and entry.partition('.')[0] == name.partition('.')[0]
             ]
-            nearest = same or closest_names(name, entries)
+            nearest = closest_names(name, same) or same or closest_names(name, entries)
             if not nearest:
                 return None
             path = os.path.join(base, nearest[0])

@@ -21,7 +21,16 @@ from lm.data.folders import format_paths, select_files, summarize_names
 from lm.data.formats import Documents
 from lm.data.globs import Matches, find_files
 from lm.data.hub import open_shards
-from lm.data.kinds import CSV, JSON, KINDS, TEXT, UnreadableKind, detect_kind, file_suffix
+from lm.data.kinds import (
+    CSV,
+    JSON,
+    KINDS,
+    TEXT,
+    UnreadableKind,
+    begins_like_json,
+    detect_kind,
+    file_suffix,
+)
 from lm.data.near_files import find_near_pattern
 from lm.data.objects import list_objects
 from lm.data.text_field import check_field, to_bytes
@@ -77,11 +86,15 @@ def open_source(source: str, text_field: str) -> Source:
             f'{explanation}'
         )
     if scheme not in SOURCES and (suggestion := _suggest_source(source)):
-        if os.path.isdir(folder := expand_home(source)):
-            select_files(Path(folder), text_field)
+        way = f'To read the text there, set data.source={suggestion}.'
+        try:
+            if os.path.isdir(folder := expand_home(source)):
+                select_files(Path(folder), text_field)
+        except ValueError as error:
+            way = str(error)
         raise ValueError(
             f'data.source must begin with its kind, one of {", ".join(sorted(SOURCES))}; got '
-            f'{source!r}. To read the text there, set data.source={suggestion}.'
+            f'{source!r}. {way}'
         )
     # A locale that is not UTF-8 makes surrogates of the bytes of a command line.
     text_field = text_field.encode('utf-8', 'surrogateescape').decode('utf-8', 'replace')
@@ -156,6 +169,7 @@ def text(argument: str, text_field: str) -> Source:
             raise ValueError(_explain_no_files(argument, selection))
     kinds = [_detect_kind(file, argument) for file in files]
     notes += _describe_skipped(argument, selection.duplicates, selection.non_files)
+    notes += _describe_unnamed_records(files, kinds, text_field)
     read_documents = functools.partial(formats.read_documents, files, text_field)
     identity = _identify_files(files, kinds, text_field)
     return Source(files, identity, read_documents, notes=notes, contents=contents)
@@ -171,6 +185,21 @@ def _detect_kind(file: Path, argument: str) -> str:
             f'{error} It matches data.source=text:{argument}: narrow the glob, or name the folder, '
             'of which only files with text are read.'
         ) from error
+
+
+def _describe_unnamed_records(
+    files: Sequence[Path], kinds: Sequence[str], text_field: str
+) -> tuple[str, ...]:
+    """Returns a note if the first text whose name says no kind begins like a record of JSON."""
+    pairs = zip(files, kinds, strict=True)
+    unnamed = (file for file, kind in pairs if kind == TEXT and file_suffix(file) not in KINDS)
+    first = next(unnamed, None)
+    if first is None or not begins_like_json(first, text_field):
+        return ()
+    return (
+        f'NOTE: {first} is read as one text, by its name, and begins like records of JSON. Let the '
+        'names of such files end with .jsonl to read the records',
+    )
 
 
 def _identify_files(files: Sequence[Path], kinds: Sequence[str], text_field: str) -> str:

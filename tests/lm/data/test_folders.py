@@ -187,6 +187,7 @@ NEAR = [
     ('Corpus/deep/a.txt', 'corpus/deep/a.txt'),
     ('corpus/deep/a.md', 'corpus/deep/a.txt'),
     ('corpus/deap', 'corpus/deep'),
+    ('tables/a.parket', 'tables/a.parquet'),
     ('capitals/*.txt', 'capitals/*.TXT'),
     ('odd[1]/*.text', 'odd[[]1]/*.md'),
     ('*.jsonl', '*.csv'),
@@ -208,6 +209,8 @@ def test_errors_suggest_files_that_are_there(pattern, expected, tmp_path, monkey
             'odd[1]/x.md': 'a',
             'pictures/b.png': b'\x89PNG\0',
             'table.csv': 'text\na\n',
+            'tables/a.arrow': 'no',
+            'tables/a.parquet': 'no',
         },
     )
     monkeypatch.chdir(tmp_path)

@@ -162,6 +162,18 @@ def test_damage_is_named_in_every_format(name, tmp_path):
     assert '\n' not in str(error.value)
 
 
+@pytest.mark.parametrize('name', ['part-00000', 'part-00000.gz', 'a.txt'])
+def test_note_on_records_whose_name_says_text(name, tmp_path):
+    """A model would learn the syntax of JSON, from files as Spark names them."""
+    content = write_lines(['a', 'b'])
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith('.gz') else content)
+    (tmp_path / 'z.py').write_text('a = {"text": 1}')
+    notes = [*open_source(f'text:{tmp_path}/*', 'text').notes]
+    assert len(notes) == (name != 'a.txt')
+    if notes:
+        assert f'{tmp_path}/{name} is read as one text' in notes[0] and '.jsonl' in notes[0]
+
+
 def test_errors_arrow_writer_was_stopped(tmp_path):
     """Without its end mark a stream may lack any number of batches, and reads well."""
     (tmp_path / 'a.arrow').write_bytes(write_table(['a', 'b'], 'stream')[:-8])
@@ -282,6 +294,19 @@ def write_records(path, rows):
 
 
 MESSAGES = [{'role': 'user', 'content': 'hi'}]
+
+
+@pytest.mark.parametrize('name', ['a.jsonl', 'a.parquet', 'a.feather'])
+def test_records_keep_their_other_columns(name, tmp_path):
+    """Conversations are lists; a column of lists is no dictionary of texts."""
+    rows = [{'messages': MESSAGES * i, 'text': 'é', 'n': i, 'none': None} for i in range(1, 99)]
+    if name == 'a.feather':
+        pyarrow.feather.write_feather(pyarrow.Table.from_pylist(rows), tmp_path / name)
+    else:
+        write_records(tmp_path / name, rows)
+    assert [row for _, row in formats.read_records(tmp_path / name)] == rows
+    some = [row for _, row in formats.read_records(tmp_path / name, ('messages', 'absent'))]
+    assert [row['messages'] for row in some] == [row['messages'] for row in rows]
 
 
 @pytest.mark.parametrize('suffix', ['.jsonl', '.parquet'])
