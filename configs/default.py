@@ -81,18 +81,20 @@ def get_config() -> ConfigDict:
     config.scaling.zero_init = 'none'  # or query, readout, both
 
     config.data = ConfigDict()
-    config.data.source = 'python'  # or text:GLOB, hub:NAME, tfds:NAME, synthetic:NAME
+    config.data.source = 'python'  # or text:GLOB, text:FOLDER, hub:NAME, tfds:NAME, synthetic:NAME
     # data.mixture replaces it by several sources with weights:
     # "{'wiki': (0.7, 'text:wiki/*.txt'), 'code': (0.3, ...)}".
     config.data.tokenizer = 'bpe:4096'  # or byte, hf:PATH
-    config.data.text_field = 'text'  # in records of .jsonl, .parquet and tfds:
+    config.data.text_field = 'text'  # in records: .jsonl, .csv, .parquet, tfds:
     config.data.seq_len = 256
     config.data.batch_size = 8  # sequences per step, over all devices and hosts
     config.data.packing = 'concat'  # or best_fit
     config.data.mask_documents = False  # True: attention stays within a document
     config.data.epochs = 1  # most passes over a source
     config.data.validation_fraction = 0.02  # of the documents
+    config.data.validation_source = ''  # or, as data.source is, text apart; train has the whole
     config.data.invalid_utf8 = 'replace'  # and count them; or stop
+    config.data.missing_text = 'skip'  # records without text, and count them; or stop
     config.data.seed = 0  # of the order of sequences
     config.data.prefetch = 8  # batches prepared in advance
     config.data.objective = 'causal'  # or a mixture: 'causal:0.5+span_corruption:0.5'

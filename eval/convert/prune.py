@@ -322,7 +322,7 @@ def read_text_rows(checkpoint: Checkpoint, source: str, flag: str) -> np.ndarray
     """
     fields, tokenizer, tokens = checkpoint.recipe.data, checkpoint.tokenizer, []
     for _, parts in open_source(source, fields.text_field).documents():
-        text = ''.join(codecs.iterdecode(parts, 'utf-8', 'replace'))
+        text = ''.join(codecs.iterdecode(parts or (), 'utf-8', 'replace'))
         tokens += [tokenizer.bos_id, *tokenizer.encode(text)] if text else []
     if len(tokens) < 2:
         raise ValueError(f'{flag}={source} holds no text')

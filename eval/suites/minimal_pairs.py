@@ -12,8 +12,9 @@ import scipy.stats
 
 from eval.load import Checkpoint
 from eval.suites.base import SuiteResult, Table
-from lm.data.formats import file_format, read_json_lines
 from lm.data.globs import find_files
+from lm.data.kinds import file_suffix
+from lm.data.records import read_json_lines
 from lm.inference.scoring import Scorer
 from lm.storage.files import expand_home
 from modules.options import Option
@@ -117,7 +118,7 @@ def read_pairs(path: str, limit: int = 0) -> Iterator[SentencePair]:
     """
     n_by_paradigm: dict[str, int] = {}
     for file in _find_pair_files(path):
-        stem = file.name[: file.name.index(SUFFIX)]
+        stem = file.name[: file.name.lower().index(SUFFIX)]
         for location, record in read_json_lines(file):
             paradigm = record.get(PARADIGM, stem)
             good: Any = record.get(GOOD)
@@ -149,13 +150,13 @@ def _find_pair_files(path: str) -> list[Path]:
     pattern = expand_home(path)
     if os.path.isdir(pattern):
         pattern = f'{glob.escape(pattern)}/*'
-        files = [p for p in sorted(map(Path, glob.glob(pattern))) if file_format(p) == SUFFIX]
+        files = [p for p in sorted(map(Path, glob.glob(pattern))) if file_suffix(p) == SUFFIX]
     else:
         files = [*find_files(pattern).files]
     if not files:
         raise ValueError(f'--minimal_pairs.path={path} matches no {SUFFIX} file.')
     for file in files:
-        if file_format(file) != SUFFIX:
+        if file_suffix(file) != SUFFIX:
             raise ValueError(f'minimal pairs are lines of {SUFFIX} files; got {file}.')
     return files
 

@@ -194,7 +194,11 @@ class DataConfig:
     prefetch: int
     cache_dir: str
     objective: Annotated[str, Choice(OBJECTIVES, 'data', several=True, shares=True)] = 'causal'
+    missing_text: Annotated[str, Option('of records without text', choices=('skip', 'stop'))] = (
+        'skip'
+    )
     mixture: str | None = None  # `lm.config.mixture` reads it; instead of source
+    validation_source: str = ''  # the text of the validation split; empty: a part of source
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -132,12 +132,14 @@ def normalize_mixture(mixture: str, source: str) -> dict[str, Any]:
 
 
 def source_flag(config: Any) -> str:
-    """Returns the flag that names the text, for messages. config: section `data`."""
-    return (
+    """Returns the flags that name the text, for messages. config: section `data`."""
+    training = (
         f'data.source={config.source}'
         if config.mixture is None
         else f'data.mixture={config.mixture}'
     )
+    apart = config.validation_source
+    return training + (f' with data.validation_source={apart}' if apart else '')
 
 
 class Shares:

@@ -71,7 +71,8 @@ def foreign_names() -> ForeignNames:
     elsewhere: dict[str, list[tuple[str, str]]] = {}
     for row in table['elsewhere']:
         pattern = row['pattern'].replace('MODEL', '|'.join(table['model_words'].split()))
-        elsewhere.setdefault(row['field'], []).append((pattern, row['say']))
+        for field in row['field'].split():
+            elsewhere.setdefault(field, []).append((pattern, row['say']))
     return ForeignNames(
         fields={name: path.split() for name, path in fields.items()},
         shares={name: (row['field'], row['whole']) for name, row in table['shares'].items()},

@@ -19,7 +19,7 @@ from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import cast
 
-from lm.data import formats
+from lm.data import kinds
 from lm.storage import complete_folders
 from lm.storage.buckets import BucketError, cache_folder, is_url, join_url, open_bucket
 from lm.storage.files import (
@@ -67,9 +67,9 @@ def file_digests(folder: Path, files: Iterable[Path]) -> list[str]:
                 stamp = _stamp(path)
                 match memo.get(str(path.absolute())):
                     case [*noted, str(digest)] if noted == stamp:  # by a version without marks
-                        digests[i] = digest + formats.detect_mark(path)
+                        digests[i] = digest + kinds.detect_mark(path)
                     case _:
-                        digests[i] = file_digest(path) + formats.detect_mark(path)
+                        digests[i] = file_digest(path) + kinds.detect_mark(path)
                 new_entries[str(path.absolute())] = [*stamp, digests[i], MARKS_COUNT]
         if new_entries:
             with contextlib.suppress(OSError):

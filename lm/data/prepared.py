@@ -26,6 +26,7 @@ TOKENS_AT_ONCE = 1 << 20  # read of a piece
 TOKENS = '.tokens'  # ends the names of the files of a piece
 RECORDS, INDEX, REPORT, TOKENIZER = 'records', 'index.npz', 'report.json', 'tokenizer'
 CONTENTS = 'contents.json'
+SHARED = 'shared_documents'  # the field of the report: of a validation source, those also in train
 ROUND_TRIP = 'round_trip'  # the field of the report with what the tokenizer loses
 
 

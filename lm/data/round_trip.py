@@ -32,7 +32,7 @@ def sample_documents(documents: Documents) -> Iterator[str]:
     """Yields the beginnings of the first N_SAMPLES documents."""
     for _, parts in itertools.islice(documents, N_SAMPLES):
         data = b''
-        for part in parts:
+        for part in parts or ():
             data += part
             if len(data) >= SAMPLE_BYTES:
                 break

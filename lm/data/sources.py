@@ -4,6 +4,7 @@ import bisect
 import dataclasses
 import functools
 import glob
+import itertools
 import os
 import re
 import string
@@ -15,9 +16,25 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lm.data import formats, regression
-from lm.data.formats import COMPRESSIONS, FORMATS, Documents, check_field, file_format, to_bytes
-from lm.data.globs import Matches, find_files, iterate_paths
+from lm.data.addresses import explain_address
+from lm.data.folders import format_paths, select_files, summarize_names
+from lm.data.formats import Documents
+from lm.data.globs import Matches, find_files
 from lm.data.hub import open_shards
+from lm.data.kinds import (
+    CSV,
+    JSON,
+    KINDS,
+    TEXT,
+    UnreadableKind,
+    begins_like_json,
+    detect_kind,
+    file_suffix,
+)
+from lm.data.near_files import find_near_pattern
+from lm.data.objects import list_objects
+from lm.data.text_field import check_field, to_bytes
+from lm.storage.buckets import ENDPOINTS, is_url
 from lm.storage.files import expand_home, first_line
 from modules.choices import choose
 
@@ -26,7 +43,7 @@ PYTHON_EXCLUDED_DIRS = {'site-packages', 'dist-packages', 'test', 'tests', 'idle
 # Written by the build of one interpreter: without them, equal versions hold equal corpora.
 PYTHON_EXCLUDED_PREFIXES = ('_sysconfigdata', 'config-')
 
-MAX_LISTED = 3  # paths that a note names at most
+TFDS_SPLITS = ('train', 'validation', 'test')  # that a name may end with; the first is implied
 
 # Raise when any synthetic document changes: the digest of prepared data depends on it.
 SYNTHETIC_VERSION = 1
@@ -47,6 +64,8 @@ class Source:
       documents: returns an iterator over the documents.
       origin: a data.source that always means the same text, if the given one does not.
       notes: lines about matched names that are not read.
+      contents: the files of a folder, for errors.
+      validation: the text of the validation split, if it is not a part of this one.
     """
 
     files: tuple[Path, ...]
@@ -54,30 +73,44 @@ class Source:
     documents: Callable[[], Documents]
     origin: str = ''
     notes: tuple[str, ...] = ()
+    contents: str = ''
+    validation: 'Source | None' = None
 
 
 def open_source(source: str, text_field: str) -> Source:
     """Returns the source of a config. Raises ValueError for a wrong name or missing files."""
     scheme, _, argument = source.partition(':')
+    if scheme not in SOURCES and (explanation := _explain_address(source)):
+        raise ValueError(
+            f'data.source must begin with its kind, one of {", ".join(sorted(SOURCES))}. '
+            f'{explanation}'
+        )
     if scheme not in SOURCES and (suggestion := _suggest_source(source)):
+        way = f'To read the text there, set data.source={suggestion}.'
+        try:
+            if os.path.isdir(folder := expand_home(source)):
+                select_files(Path(folder), text_field)
+        except ValueError as error:
+            way = str(error)
         raise ValueError(
             f'data.source must begin with its kind, one of {", ".join(sorted(SOURCES))}; got '
-            f'{source!r}. To read the text there, set data.source={suggestion}.'
+            f'{source!r}. {way}'
         )
     # A locale that is not UTF-8 makes surrogates of the bytes of a command line.
     text_field = text_field.encode('utf-8', 'surrogateescape').decode('utf-8', 'replace')
     return choose(SOURCES, scheme, 'data.source')(argument, text_field)
 
 
+def _explain_address(text: str) -> str:
+    """Returns the data.source of an address or a name of the hub; '' for a path or any other."""
+    is_path = os.path.exists(expand_home(text)) or (glob.has_magic(text) and '://' not in text)
+    return '' if is_path else explain_address(text)
+
+
 def _suggest_source(path: str) -> str:
     """Returns the data.source of a path without its scheme, or '' if it is no path."""
     expanded = expand_home(path)
-    if os.path.isdir(expanded):
-        files = map(Path, iterate_paths(f'{glob.escape(expanded)}/**'))
-        first = next((file for file in files if file_format(file) in FORMATS), Path('any.txt'))
-        compression = first.suffix if first.suffix in COMPRESSIONS else ''
-        return f'text:{path.rstrip("/")}/**/*{file_format(first)}{compression}'
-    looks_like_path = set(path) & set('/*?') or file_format(Path(path)) in FORMATS
+    looks_like_path = set(path) & set('/*?') or file_suffix(Path(path)) in KINDS
     is_path = os.path.exists(expanded) or (looks_like_path and ':' not in path)
     return f'text:{path}' if is_path else ''
 
@@ -110,89 +143,148 @@ def _list_modules(root: Path) -> Iterator[str]:
 
 
 def text(argument: str, text_field: str) -> Source:
-    """The files that match a glob (`**` descends), in order of their paths, or the file of that
-    name.
+    """The files that match a glob (`**` descends), in order of their paths, or the file or folder
+    of that name.
 
-    A .txt file is one document. Each line of a .jsonl file and each row of a .parquet file is a
-    document, with its text in `text_field`. A .txt or .jsonl file may be compressed (.gz, .zst). A
-    file that the glob reaches under several names, by links, is read once.
+    A file of text is one document. Each record of a file of JSON (lines or an array), CSV, parquet
+    or Arrow is a document, with its text in `text_field`. What is not columnar may be compressed
+    (.gz, .bz2, .xz, .zst). A file that the glob reaches under several names, by links, is read
+    once.
+
+    The glob may be gs://BUCKET/GLOB or s3://BUCKET/GLOB; the suffix then tells the kind of a file.
     """
     if not argument:
         raise ValueError("data.source 'text' needs a glob, such as text:corpus/**/*.txt.")
-    matches = find_files(expand_home(argument))
-    if not (files := matches.files):
-        raise ValueError(_explain_no_files(argument, matches))
-    if unreadable := [path for path in files if file_format(path) not in FORMATS]:
-        raise ValueError(
-            f'{unreadable[0]} matches data.source=text:{argument}, but only '
-            f'{", ".join(FORMATS)} can be read, the first two also as '
-            f'{" or ".join(COMPRESSIONS)}. Narrow the glob.{_suggest_jsonl(unreadable[0])}'
-        )
-    is_text = all(file_format(path) == '.txt' for path in files)
-    identity = 'text' if is_text else f'records of {text_field}'
+    if is_url(argument) and argument.partition('://')[0] in ENDPOINTS:
+        return _open_bucket_text(argument, text_field)
+    path, contents = expand_home(argument), ''
+    if os.path.isdir(path):
+        selection = select_files(Path(path), text_field)
+        files, notes = selection.files, selection.notes
+        contents = f' (files: {summarize_names(files)})'
+        notes = (f'data: text:{argument} has the files {summarize_names(files)}', *notes)
+    else:
+        selection, notes = find_files(path), ()
+        if not (files := selection.files):
+            raise ValueError(_explain_no_files(argument, selection))
+    kinds = [_detect_kind(file, argument) for file in files]
+    notes += _describe_skipped(argument, selection.duplicates, selection.non_files)
+    notes += _describe_unnamed_records(files, kinds, text_field)
     read_documents = functools.partial(formats.read_documents, files, text_field)
-    return Source(files, identity, read_documents, notes=_describe_skipped(argument, matches))
+    identity = _identify_files(files, kinds, text_field)
+    return Source(files, identity, read_documents, notes=notes, contents=contents)
+
+
+def _detect_kind(file: Path, argument: str) -> str:
+    try:
+        return detect_kind(file)
+    except UnreadableKind as error:
+        if str(file) == expand_home(argument):
+            raise
+        raise ValueError(
+            f'{error} It matches data.source=text:{argument}: narrow the glob, or name the folder, '
+            'of which only files with text are read.'
+        ) from error
+
+
+def _describe_unnamed_records(
+    files: Sequence[Path], kinds: Sequence[str], text_field: str
+) -> tuple[str, ...]:
+    """Returns a note if the first text whose name says no kind begins like a record of JSON."""
+    pairs = zip(files, kinds, strict=True)
+    unnamed = (file for file, kind in pairs if kind == TEXT and file_suffix(file) not in KINDS)
+    first = next(unnamed, None)
+    if first is None or not begins_like_json(first, text_field):
+        return ()
+    return (
+        f'NOTE: {first} is read as one text, by its name, and begins like records of JSON. Let the '
+        'names of such files end with .jsonl to read the records',
+    )
+
+
+def _identify_files(files: Sequence[Path], kinds: Sequence[str], text_field: str) -> str:
+    """Returns a text that determines the documents, together with the content of the files.
+
+    Two lists of files may have the same content, and be read as different kinds by their names.
+    Identities of earlier versions, which read three suffixes, are as they were.
+    """
+    if {*kinds} == {TEXT}:
+        return 'text'
+    identity = f'records of {text_field}'
+    if {*kinds} == {JSON} or {*map(file_suffix, files)} <= {'.txt', '.jsonl', '.parquet'}:
+        return identity
+    readers = [
+        kind + file_suffix(file) * (kind == CSV) for kind, file in zip(kinds, files, strict=True)
+    ]
+    runs = (f'{len([*run])} {reader}' for reader, run in itertools.groupby(readers))
+    return f'{identity} in {", ".join(runs)}'
+
+
+def _open_bucket_text(url: str, text_field: str) -> Source:
+    """Returns the text of objects that a URL with a glob matches; see `lm.data.objects`."""
+    objects = list_objects(url)
+    files = [Path(name) for name in objects.metas]
+    if unreadable := [file for file in files if file_suffix(file) not in KINDS]:
+        raise ValueError(
+            f'{unreadable[0]} matches data.source=text:{url}, but of a bucket only '
+            f'{", ".join(KINDS)} can be read. Narrow the glob.'
+        )
+    identity = _identify_files(files, [KINDS[file_suffix(file)] for file in files], text_field)
+    read_documents = functools.partial(objects.documents, text_field)
+    return Source((), f'{identity}: {objects.identity}', read_documents)
 
 
 def _explain_no_files(argument: str, matches: Matches) -> str:
     """Returns the error for a glob that matches no regular file."""
     flag = f'data.source=text:{argument}'
-    if os.path.isdir(expand_home(argument)):
-        suggestion = _suggest_source(argument)
-        return f'{flag} is a folder. To read the text there, set data.source={suggestion}.'
+    if '://' in argument and (explanation := explain_address(argument)):
+        return f'{flag} names no file of this machine. {explanation}'
     if matches.non_files:
-        return (
-            f'{flag} matches {_format_paths(matches.non_files)}, and only regular files are read.'
-        )
-    return f'no file matches {flag} (looked from {os.getcwd()}; ** descends into folders).'
+        return f'{flag} matches {format_paths(matches.non_files)}, and only regular files are read.'
+    near = find_near_pattern(expand_home(argument))
+    suggestion = f' Set data.source=text:{near} to read what is there.' if near else ''
+    return (
+        f'no file matches {flag} (looked from {os.getcwd()}; ** descends into folders).{suggestion}'
+    )
 
 
-def _suggest_jsonl(path: Path) -> str:
-    """Returns a sentence for names such as those of C4 and Dolma, else ''."""
-    if '.json' not in path.suffixes:
-        return ''
-    name = path.name.replace('.json', '.jsonl')
-    return f' If each line of it is an object, give it the name {name}.'
-
-
-def _describe_skipped(argument: str, matches: Matches) -> tuple[str, ...]:
+def _describe_skipped(
+    argument: str, duplicates: Sequence[str], non_files: Sequence[str]
+) -> tuple[str, ...]:
     """Returns notes on matched names that are not read."""
     prefix, notes = f'NOTE: data.source=text:{argument}', []
-    if matches.duplicates:
+    if duplicates:
         notes.append(
             f'{prefix} reaches some files by several names, which are links: each file is read '
-            f'once, and not as {_format_paths(matches.duplicates)}'
+            f'once, and not as {format_paths(duplicates)}'
         )
-    if matches.non_files:
-        notes.append(
-            f'{prefix} matches {_format_paths(matches.non_files)}: only regular files are read'
-        )
+    if non_files:
+        notes.append(f'{prefix} matches {format_paths(non_files)}: only regular files are read')
     return tuple(notes)
 
 
-def _format_paths(paths: Sequence[str]) -> str:
-    """Returns the first paths, and the number of further ones."""
-    suffix = f' and {len(paths) - MAX_LISTED:,} more' if len(paths) > MAX_LISTED else ''
-    return ', '.join(paths[:MAX_LISTED]) + suffix
-
-
 def tfds(argument: str, text_field: str) -> Source:
-    """The train split of a TFDS dataset that is prepared on this machine (TFDS_DATA_DIR)."""
+    """A TFDS dataset that is prepared on this machine (TFDS_DATA_DIR): NAME[:VERSION][:SPLIT].
+
+    The split is `train` unless named: `validation` or `test`.
+    """
     if not argument:
         raise ValueError("data.source 'tfds' needs a name, such as tfds:lm1b:1.1.0.")
-    if re.match(r'[^/:]+:[A-Za-z]', argument):
+    name, _, split = argument.rpartition(':')
+    name, split = (name, split) if name and split in TFDS_SPLITS else (argument, TFDS_SPLITS[0])
+    if re.match(r'[^/:]+:[A-Za-z]', name):
         raise ValueError(
             f'tfds:{argument} names a community dataset, which TFDS would download. Prepare it '
             'first and name what was prepared, or export it to files for text:GLOB.'
         )
-    records = _open_tfds(argument)
+    records = _open_tfds(name, split)
     check_field(text_field, list(records.dataset_info.features), f'tfds:{argument}')
-    files = tuple(Path(path) for path in records.dataset_info.splits['train'].filepaths)
+    files = tuple(Path(path) for path in records.dataset_info.splits[split].filepaths)
     read_documents = functools.partial(_read_tfds, records, argument, text_field)
     return Source(files, f'tfds {text_field}', read_documents)
 
 
-def _open_tfds(name: str) -> Any:
+def _open_tfds(name: str, split: str) -> Any:
     import tensorflow_datasets
 
     data_dir = os.environ.get('TFDS_DATA_DIR', '~/tensorflow_datasets')
@@ -203,7 +295,7 @@ def _open_tfds(name: str) -> Any:
         ValueError,
     )
     try:
-        return tensorflow_datasets.data_source(name, split='train', download=False)
+        return tensorflow_datasets.data_source(name, split=split, download=False)
     except NotImplementedError as error:
         raise ValueError(
             f'tfds:{name} is prepared in a format without random access. Prepare it again as '
@@ -211,7 +303,7 @@ def _open_tfds(name: str) -> Any:
         ) from error
     except not_found_errors as error:
         raise ValueError(
-            f'tfds:{name} with a train split is not prepared under {data_dir}, and nothing is '
+            f'tfds:{name} with a {split} split is not prepared under {data_dir}, and nothing is '
             f'downloaded during training ({first_line(error)}). Prepare it first, for instance '
             'with `tfds build`, or set TFDS_DATA_DIR to where it is.'
         ) from error
@@ -228,7 +320,9 @@ def _read_tfds(records: Any, name: str, text_field: str) -> Documents:
 
 
 def hub(argument: str, text_field: str) -> Source:
-    """The training split of a Hugging Face data set, OWNER/NAME[@REVISION][:SUBSET].
+    """A data set of the Hugging Face Hub, OWNER/NAME[@REVISION][:SUBSET[:SPLIT]].
+
+    The split is that to train on unless named.
 
     Its parquet files are fetched when they are read, into the cache of huggingface_hub.
     """

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from lm import data
-from lm.config.mixture import MixedRows
+from lm.config.mixture import MixedRows, split_by_source
 from lm.config.recipe import Recipe
 from lm.devices.check_mesh import list_mesh_notes
 from lm.devices.mesh import format_mesh
@@ -43,14 +43,15 @@ def print_description(journal: Journal) -> None:
         f'text: {train.n_tokens:,} tokens, {train.n_bytes / 1e6:,.2f} MB, {steps:,} steps {epoch}; '
         f'validation {validation.n_tokens:,} tokens, {validation.n_bytes / 1e6:,.2f} MB'
     )
-    if isinstance(train, MixedRows) and isinstance(validation, MixedRows):
+    if isinstance(train, MixedRows):
+        validation_parts = split_by_source(validation)
         for i, name in enumerate(train.names):
             part = train.sources[i]
-            terminal.say(
-                f'  {name}: {train.shares.fractions[i]:.4g} of the sequences; '
-                f'{part.n_tokens:,} tokens, {part.n_bytes / 1e6:,.2f} MB; '
-                f'validation {validation.sources[i].n_tokens:,} tokens'
-            )
+            line = f'  {name}: {train.shares.fractions[i]:.4g} of the sequences; '
+            line += f'{part.n_tokens:,} tokens, {part.n_bytes / 1e6:,.2f} MB'
+            if name in validation_parts:
+                line += f'; validation {validation_parts[name].n_tokens:,} tokens'
+            terminal.say(line)
     rows = parameter_rows(learner, experiment.mesh)
     if is_first():
         write_text(journal.workdir / PARAMETERS, format_table(rows))

@@ -62,6 +62,47 @@ def test_select_training_files(subset, paths, card, expected):
     assert select_files('a/b', subset, paths, card) == expected
 
 
+TWO_SPLITS = {
+    'configs': [
+        {
+            'config_name': 'v1',
+            'data_files': [
+                {'split': 'train', 'path': 'plain/train-*'},
+                {'split': 'test', 'path': 'plain/test-*'},
+            ],
+        }
+    ]
+}
+NAMED = ['v1/dev-0.parquet', 'v1/train-0.parquet', 'v1/eval-0.parquet', 'v1/extra-0.parquet']
+
+
+@pytest.mark.parametrize(
+    ('subset', 'split', 'paths', 'card', 'expected'),
+    [
+        ('v1', 'test', SPLITS, TWO_SPLITS, SPLITS[:1]),
+        ('', 'train', SPLITS, TWO_SPLITS, SPLITS[1:]),
+        ('', 'test', SPLITS, {}, SPLITS[:1]),
+        ('v1', 'validation', NAMED, {}, NAMED[:1]),
+        ('v1', 'test', NAMED, {}, NAMED[2:3]),
+        ('v1', 'extra', NAMED, {}, NAMED[3:]),
+    ],
+)
+def test_select_split_files(subset, split, paths, card, expected):
+    assert select_files('a/b', subset, paths, card, split) == expected
+
+
+@pytest.mark.parametrize(
+    ('paths', 'card', 'message'),
+    [
+        (SPLITS, TWO_SPLITS, "hub:a/b:v1 has no split 'validation'. There are train, test."),
+        (NAMED[1:], {}, "has no split 'validation'."),
+    ],
+)
+def test_missing_split_lists_the_splits(paths, card, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        select_files('a/b', 'v1', paths, card, 'validation')
+
+
 @pytest.mark.parametrize(
     ('subset', 'paths', 'card', 'message'),
     [
@@ -191,7 +232,7 @@ def test_errors_missing_library(monkeypatch):
 
 
 def test_error_for_address_suggests_name():
-    with pytest.raises(ValueError, match='Write the name in it: hub:someone/some'):
+    with pytest.raises(ValueError, match=r'set data\.source=hub:someone/some\.'):
         open_shards('https://hub.example/datasets/someone/some/tree/main')
 
 
@@ -202,6 +243,8 @@ configs:
   data_files:
   - split: train
     path: small/*
+  - split: validation
+    path: large/*
 - config_name: large
   data_files: large/*
 ---
@@ -327,6 +370,9 @@ def test_subset_is_fetched_once(hub, tmp_path):
     )
     assert f'no data set someone/none at {address}' in none
     assert "no subset 'middle'; there are small, large" in middle and 'no such revision' in v2
+    apart, missing = run_opening(cache, home, address, f'{source}:validation', f'{source}:test')
+    assert apart[0] != first[0] and apart[1] == f'{pinned}:validation' != first[1]
+    assert "has no split 'test'. There are train, validation" in missing
     requested_paths.clear()
     assert run_opening(cache, home, address, source, pinned, **offline) == [first, first]
     (anew,) = run_opening(tmp_path / 'other', home, address, source, **offline)

@@ -16,7 +16,7 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from lm.data import cache, formats, open_dataset, regression, sources
+from lm.data import cache, open_dataset, regression, sources, streams
 from lm.data.sources import SOURCES, SYNTHETIC, open_source
 from tests import ROOT
 from tests.lm.data.conftest import discard_line, opening_notes, write_texts
@@ -26,7 +26,7 @@ TEXTS = ['first\r\ntext', 'zweiter 🙂', 'the third\n']
 
 def read_source(source, field='text', limit=None):
     documents = itertools.islice(open_source(source, field).documents(), limit)
-    return [b''.join(parts).decode() for _, parts in documents]
+    return [b''.join(parts).decode() for _, parts in documents if parts is not None]
 
 
 def jsonl(field='text'):
@@ -169,7 +169,7 @@ def encode_marked(text, encoding):
 @pytest.mark.parametrize('compression', COMPRESS)
 @pytest.mark.parametrize('encoding', MARKED)
 def test_byte_order_mark_names_the_encoding(encoding, compression, tmp_path, monkeypatch):
-    monkeypatch.setattr(formats, 'BLOCK', 7)  # no whole number of characters
+    monkeypatch.setattr(streams, 'BLOCK', 7)  # no whole number of characters
     compress, text = COMPRESS[compression], TEXTS[1] + 'é, \ufeff within it, \U0001f642' * 9
     (tmp_path / f'a.txt{compression}').write_bytes(compress(encode_marked(text, encoding)))
     lines = f'{{"text": "{text}"}}\n' * 2
@@ -196,7 +196,7 @@ def test_mark_alone_is_empty_text(tmp_path):
     ],
 )
 def test_errors_text_contradicts_its_mark(encoding, invalid, message, tmp_path, monkeypatch):
-    monkeypatch.setattr(formats, 'BLOCK', 5)
+    monkeypatch.setattr(streams, 'BLOCK', 5)
     source = write_file(tmp_path, 'a.txt', encode_marked('x' * 20, encoding) + invalid)
     with pytest.raises(ValueError, match=rf'a\.txt begins with the mark of .*{message}'):
         read_source(source)
@@ -320,13 +320,6 @@ def write_file(folder, name, content):
     return f'text:{folder}/{name}'
 
 
-def long_window(content):
-    """Returns a stream of unknown size as zstd --long=31 writes it."""
-    parameters = zstandard.ZstdCompressionParameters.from_level(3, window_log=31)
-    compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
-    return compressor.compress(content) + compressor.flush()
-
-
 @pytest.mark.parametrize(
     'make, message',
     [
@@ -334,24 +327,20 @@ def long_window(content):
         (lambda d: write_file(d, 'a.txt', b'x')[5:], 'set data.source=text:{}/a.txt.'),
         (lambda d: '*.jsonl', 'set data.source=text:*.jsonl.'),
         (lambda d: 'nowhere.txt.gz', 'set data.source=text:nowhere.txt.gz.'),
-        (lambda d: str(d), 'set data.source=text:{}/**/*.txt.'),
-        (lambda d: write_file(d, 'a.b.jsonl.gz', b'x') and f'{d}/', 'text:{}/**/*.jsonl.gz.'),
+        (lambda d: str(d), 'data.source=text:{} is a folder without files that can be read'),
+        (lambda d: write_file(d, 'a.txt', b'x') and f'{d}/', 'set data.source=text:{}/.'),
         (lambda d: 'file:/a.txt', "one of hub, python, synthetic, text, tfds; got 'file'"),
         (lambda d: 'python:3', 'takes no argument'),
         (lambda d: 'text', 'needs a glob'),
         (lambda d: f'text:{d}/*.txt', 'no file matches'),
-        (
-            lambda d: write_file(d, 'a.jsonl', b'x') and f'text:{d}',
-            'set data.source=text:{}/**/*.jsonl.',
-        ),
-        (lambda d: write_file(d, 'a.csv', b'x'), 'only .txt, .jsonl, .parquet can be read'),
-        (lambda d: write_file(d, 'a.parquet.gz', b'x'), 'only .txt, .jsonl, .parquet can be read'),
+        (lambda d: write_file(d, 'a.parquet.gz', b'x'), 'Decompress it to a .parquet file'),
         (lambda d: write_file(d, 'a.jsonl', b'{"text": "x"}\n{"text"'), 'a.jsonl:2 is not JSON'),
         (
-            lambda d: write_file(d, 'a.jsonl', b'\n' + b'[' * 99_999),
+            lambda d: write_file(d, 'a.jsonl', b'\n{"text": ' + b'[' * 99_999),
             'a.jsonl:2 is nested too deeply',
         ),
-        (lambda d: write_file(d, 'a.jsonl', b'["x"]'), 'a.jsonl:1 must be an object; got list'),
+        (lambda d: write_file(d, 'a.jsonl', b'{}\n["x"]'), 'a.jsonl:2 must be an object; got list'),
+        (lambda d: write_file(d, 'a.jsonl', b'["x"]'), 'a.jsonl[0] must be an object; got str'),
         (lambda d: write_file(d, 'a.jsonl', b'{"a": 1, "b": 2}'), "fields found: 'a', 'b'"),
         (
             lambda d: write_file(d, 'a.jsonl', b'{"text": 3}'),
@@ -366,12 +355,6 @@ def long_window(content):
             lambda d: write_file(d, 'a.txt.zst', zstandard.compress(os.urandom(999))[:-99]),
             'cannot be read to its end',
         ),
-        (lambda d: write_file(d, 'c4.json.gz', b'x'), 'give it the name c4.jsonl.gz.'),
-        (
-            lambda d: write_file(d, 'a.txt.zst', long_window(b'some text')),
-            'zstd -dc --long=31 {}/a.txt.zst | zstd',
-        ),
-        (lambda d: write_file(d, 'a.jsonl', b'{"text": null}'), 'is null. Leave such rows out'),
         (lambda d: write_file(d, 'a.parquet', b'no'), 'is not a parquet file'),
         (lambda d: 'synthetic:markow', "got 'markow'. Did you mean 'markov'"),
         (

@@ -11,7 +11,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from lm.data import formats, open_dataset, prepare, scan, tokenizers
+from lm.data import columnar, open_dataset, prepare, records, scan, streams, tokenizers
 from lm.data.scan import align_characters, count_invalid, refuse_invalid
 from lm.data.sources import open_source
 from tests import ROOT
@@ -91,7 +91,7 @@ def test_equivalence_parts_and_whole_documents(name, tokenizer, cfg, tmp_path, m
         for name, split_documents in split_reference(documents).items()
     }
     built = tokenizers.plan_tokenizer(tokenizer).build(expected['train'])
-    for module in (formats, scan):
+    for module in (streams, scan):
         monkeypatch.setattr(module, 'BLOCK', 5)
     monkeypatch.setattr(tokenizers, 'PART', 7)
     monkeypatch.setattr(prepare, 'BATCH_CHARACTERS', 20)
@@ -202,7 +202,7 @@ def test_property_note_on_whole_documents(cfg, tmp_path, monkeypatch):
 def test_errors_source_changes_during_reading(cfg, tmp_path, monkeypatch):
     """The digest would name other data than the stored."""
     (tmp_path / 'a.txt').write_text('some text\n' * 99)
-    monkeypatch.setattr(formats, 'BLOCK', 20)
+    monkeypatch.setattr(streams, 'BLOCK', 20)
 
     def append(name, data, offset):
         with open(tmp_path / 'a.txt', 'a') as file:
@@ -215,7 +215,7 @@ def test_errors_source_changes_during_reading(cfg, tmp_path, monkeypatch):
 
 
 def test_errors_too_long_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(formats, 'LONGEST_LINE', 30)
+    monkeypatch.setattr(records, 'LONGEST_LINE', 30)
     lines = ['{"text": "short"}', '{"text": "' + 'long' * 10 + '"}']
     (tmp_path / 'a.jsonl').write_text('\n'.join(lines))
     with pytest.raises(ValueError, match=r'a\.jsonl:2 is longer than 30 bytes.*a \.txt file'):
@@ -226,11 +226,11 @@ def test_equivalence_parquet_batch_sizes(tmp_path, monkeypatch):
     texts = [random_text(random.Random(i), 50) for i in range(50)]
     columns = {'text': texts, 'large': pyarrow.array(texts, pyarrow.large_string())}
     pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / 'a.parquet', row_group_size=20)
-    monkeypatch.setattr(formats, 'PARQUET_BATCH', 500)
+    monkeypatch.setattr(columnar, 'PARQUET_BATCH', 500)
     groups = (texts[:20], texts[20:40], texts[40:])
     widest = max(sum(len(text.encode()) for text in group) / len(group) for group in groups)
     with pyarrow.parquet.ParquetFile(tmp_path / 'a.parquet') as file:  # it adds some bytes a row
-        assert 500 / (widest + 30) - 1 < formats._rows_per_batch(file, 'text') <= 500 / widest
+        assert 500 / (widest + 30) - 1 < columnar._rows_per_batch(file, 'text') <= 500 / widest
     for field in columns:
         documents = open_source(f'text:{tmp_path}/*', field).documents()
         assert [b''.join(parts).decode() for _, parts in documents] == texts
@@ -260,7 +260,7 @@ def test_property_memory_for_repeated_parquet_text(encoding, tmp_path, monkeypat
     else:
         write_repeated(tmp_path / 'a.parquet', n_rows, encoding)
     assert (tmp_path / 'a.parquet').stat().st_size < 50_000
-    monkeypatch.setattr(formats, 'PARQUET_BATCH', 1 << 20)
+    monkeypatch.setattr(columnar, 'PARQUET_BATCH', 1 << 20)
     before, peak, n_read = pyarrow.total_allocated_bytes(), 0, 0
     for _, parts in open_source(f'text:{tmp_path}/*', 'text').documents():
         n_read += b''.join(parts) in (REPEATED.encode(), b'other')
