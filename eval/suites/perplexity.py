@@ -16,6 +16,7 @@ from eval.suites.base import SuiteResult, Table
 from eval.suites.reading import validation_batches
 from lm.config.mixture import MixedRows, split_by_source
 from lm.data import Rows
+from lm.data.rows import ChatTargets
 from lm.inference.scoring import Scorer, fetch_pipelined, jit_score_batch, log_probabilities
 from lm.run.evaluate import validation_losses
 from modules.options import Option
@@ -28,7 +29,7 @@ Documents = Annotated[int, Option('how many are read, the first of each source; 
 
 @dataclasses.dataclass
 class ScoredDocument:
-    """A document of the split: the nats and the number of its tokens, and the bytes of its text."""
+    """A document of the split: the nats and the number of its targets, and the bytes of their text."""
 
     domain: str
     number: int
@@ -51,7 +52,8 @@ def perplexity(
 ) -> SuiteResult:
     """validation_ce in nats per token, bits_per_byte, and perplexity = exp(validation_ce).
 
-    Every token of the validation split counts once. Without a stride the split is read as in
+    Every token of the validation split counts once; of conversations, only the answers and their
+    ends. Without a stride the split is read as in
     training: rows of data.seq_len tokens, with attention between documents of a row unless
     data.mask_documents is set. With a stride each document is read alone, in windows of
     data.seq_len tokens that advance by `stride`: a token has at least data.seq_len - stride tokens
@@ -128,7 +130,10 @@ def score_rows(
     log_p_RT = itertools.chain.from_iterable(batch_scores['log_p'] for batch_scores in scores)
     nats_D, tokens_D = np.zeros(n_documents), np.zeros(n_documents, np.int64)
     for i, log_p_T in zip(chosen, log_p_RT, strict=False):  # the last batch is padded
-        is_target_T = is_counted_RT[i] & (rows[i]['tokens'][1:] != bos_id)
+        row = rows[i]
+        is_target_T = is_counted_RT[i] & row.get('targets', row['tokens'] != bos_id)[1:].astype(
+            bool
+        )
         np.add.at(nats_D, document_RT[i][is_target_T], -log_p_T[is_target_T])
         np.add.at(tokens_D, document_RT[i][is_target_T], 1)
     return nats_D, tokens_D
@@ -165,15 +170,20 @@ def score_windows(
     score, bos_id = Scorer(checkpoint), checkpoint.tokenizer.bos_id
     nats_D, tokens_D = np.zeros(n_documents), np.zeros(n_documents, np.int64)
     documents = itertools.islice(rows.documents(with_marks=True), n_documents)
+    # Whether each token is a target rides along in the windows of its document.
     windows = (
-        (number, *window)
-        for number, tokens in enumerate(documents)
-        for window in split_windows(tokens, rows.seq_len, stride)
+        (number, tokens, n_context, is_target)
+        for number, document in enumerate(documents)
+        for (tokens, n_context), (is_target, _) in zip(
+            split_windows(document, rows.seq_len, stride),
+            split_windows(rows.find_targets(number, bos_id), rows.seq_len, stride),
+            strict=True,
+        )
     )
     while group := list(itertools.islice(windows, max(1, CHUNK_TOKENS // rows.seq_len))):
-        scores = score([tokens for _, tokens, _ in group])  # ty: ignore[invalid-argument-type]  arrays
-        for (number, tokens, n_context), window_scores in zip(group, scores, strict=True):
-            is_target = tokens[1 + n_context :] != bos_id
+        scores = score([tokens for _, tokens, _, _ in group])  # ty: ignore[invalid-argument-type]  arrays
+        for (number, _, n_context, in_window), window_scores in zip(group, scores, strict=True):
+            is_target = in_window[1 + n_context :]
             nats_D[number] -= window_scores['log_p'][n_context:][is_target].sum(dtype=np.float64)
             tokens_D[number] += is_target.sum()
     return nats_D, tokens_D
@@ -212,7 +222,10 @@ def describe_documents(
     ):
         text = decode(tokens.tolist()).encode()
         digest = hashlib.blake2b(text, digest_size=8).hexdigest()
-        yield ScoredDocument(domain, number, nats, n, len(text), digest)
+        n_bytes = len(text)
+        if isinstance(rows.targets, ChatTargets):  # a conversation's digest is of all its text
+            n_bytes = int(rows.targets.n_bytes[number])
+        yield ScoredDocument(domain, number, nats, n, n_bytes, digest)
 
 
 def document_items(documents: Sequence[ScoredDocument]) -> dict[str, list[Any]]:

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from lm.config.fields import DataConfig
 from lm.config.mixture import Ingredient, MixedRows, Shares, parse_mixture
-from lm.data import cache, prepare, prepared, round_trip, tokenizers
-from lm.data.prepared import ROUND_TRIP, TOKENIZER
+from lm.data import cache, chat_pieces, prepare, prepared, round_trip, tokenizers
+from lm.data.prepared import LEFT_OUT, ROUND_TRIP, TOKENIZER
 from lm.data.rows import PACKINGS, Rows
 from lm.data.scan import INVALID_UTF8, SPLITS, open_scan, scan_source
 from lm.data.sources import Source, open_source
@@ -58,7 +58,7 @@ def check(cfg: DataConfig) -> None:
     """Raises ValueError, with the nearest name, for everything that `open_dataset` cannot use."""
     _check_fields(cfg)
     if cfg.mixture is None:
-        open_source(cfg.source, cfg.text_field)
+        _open_source(cfg)
     else:
         _open_sources(cfg)
 
@@ -94,12 +94,19 @@ def _open_sources(cfg: DataConfig) -> list[MixtureSource]:
     for ingredient in parse_mixture(cfg.mixture):
         with _prefix_errors(ingredient.name):
             source_cfg = dataclasses.replace(cfg, source=ingredient.source, mixture=None)
-            sources.append(
-                MixtureSource(
-                    ingredient, source_cfg, open_source(ingredient.source, cfg.text_field)
-                )
-            )
+            sources.append(MixtureSource(ingredient, source_cfg, _open_source(source_cfg)))
     return sources
+
+
+def _open_source(cfg: DataConfig) -> Source:
+    """Opens cfg.source. Raises ValueError also if the tokenizer cannot encode conversations."""
+    source = open_source(cfg.source, cfg.text_field)
+    if source.is_chat and cfg.tokenizer.startswith('ids:'):
+        raise ValueError(
+            f'data.source={cfg.source} holds conversations, and data.tokenizer={cfg.tokenizer} '
+            "encodes no text. Set data.tokenizer to the model's own, hf:FOLDER."
+        )
+    return source
 
 
 @contextlib.contextmanager
@@ -125,7 +132,7 @@ def open_dataset(cfg: DataConfig, *, say: Callable[[str], None] = print) -> Data
     """
     plan = _check_fields(cfg)
     if cfg.mixture is None:
-        return _open_single(cfg, open_source(cfg.source, cfg.text_field), plan, say)
+        return _open_single(cfg, _open_source(cfg), plan, say)
     sources = _open_sources(cfg)
     plan = _shared_plan(plan, sources, say)
     datasets: dict[str, Dataset] = {}
@@ -150,9 +157,11 @@ def _open_single(
     folder = cache.fetch_or_make(
         cfg.cache_dir, digest, make=prepare_folder, find_damage=find_damage, say=say, wait=wait
     )
-    tokenizer, report, rows = prepared.load(folder, PACKINGS[cfg.packing], cfg.seq_len)
+    tokenizer, report, rows = prepared.load(folder, cfg.packing, cfg.seq_len)
     n_tokens = report['train']['tokens']
-    if n_tokens < cfg.seq_len + 1:
+    if source.is_chat:
+        _check_chats(cfg, rows, report, say)
+    elif n_tokens < cfg.seq_len + 1:
         raise ValueError(
             f'the training split of {cfg.source} holds {n_tokens} tokens, less than one row of '
             f'data.seq_len + 1 = {cfg.seq_len + 1}. Name more text, or set data.seq_len to '
@@ -166,6 +175,20 @@ def _open_single(
         say(note)
     report |= {'origin': source.origin} if source.origin else {}
     return Dataset(tokenizer, **rows, digest=digest, report=report)
+
+
+def _check_chats(
+    cfg: DataConfig, rows: Mapping[str, Rows], report: Mapping[str, Any], say: Callable
+) -> None:
+    """Reports the conversations that are left out. Raises ValueError if a split has no other."""
+    for split in SPLITS:
+        if not len(rows[split]):
+            raise ValueError(
+                f'each conversation of the {split} split of {cfg.source} is longer than '
+                f'data.seq_len + 1 = {cfg.seq_len + 1} tokens: the longest has '
+                f'{rows[split].longest}. Set data.seq_len to {rows[split].longest - 1}.'
+            )
+    chat_pieces.describe_rows(rows, report[LEFT_OUT], say)
 
 
 def _shared_plan(
@@ -213,7 +236,7 @@ def _train_tokenizer(
                 cache.fill(scans / digest, make_scan, prepare.find_scan_damage, say, is_locked=True)
                 prepare.check_unchanged(source, plan, cfg, digest)
             with _prefix_errors(ingredient.name), open_scan(scans / digest) as corpus:
-                yield from prepare.training_texts(corpus, cfg.validation_fraction)
+                yield from prepare.training_texts(corpus, cfg.validation_fraction, source.is_chat)
 
     scans.mkdir(exist_ok=True)
     plan.build(texts()).save(folder / TOKENIZER)
@@ -245,8 +268,11 @@ def _mix_datasets(sources: Sequence[MixtureSource], datasets: Sequence[Dataset])
         f'{source.ingredient.name} {source.ingredient.weight!r} {dataset.digest}'
         for source, dataset in zip(sources, datasets, strict=True)
     ]
-    train = MixedRows(names, shares, tuple(dataset.train for dataset in datasets))
-    validation = MixedRows(names, shares, tuple(dataset.validation for dataset in datasets))
+    train, validation = (tuple(getattr(dataset, s) for dataset in datasets) for s in SPLITS)
+    if any(source.source.is_chat for source in sources):  # a batch has the same arrays throughout
+        bos_id = datasets[0].tokenizer.bos_id
+        train, validation = ([r.with_targets(bos_id) for r in rows] for rows in (train, validation))
+    train, validation = (MixedRows(names, shares, tuple(rows)) for rows in (train, validation))
     digest = _digest_parts('mixture of', *identities)
     return Dataset(datasets[0].tokenizer, train, validation, digest, report)
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lm.data import formats, regression
+from lm.data import conversations, formats, regression
 from lm.data.formats import COMPRESSIONS, FORMATS, Documents, check_field, file_format, to_bytes
 from lm.data.globs import Matches, find_files, iterate_paths
 from lm.data.hub import open_shards
@@ -47,6 +47,7 @@ class Source:
       documents: returns an iterator over the documents.
       origin: a data.source that always means the same text, if the given one does not.
       notes: lines about matched names that are not read.
+      is_chat: whether documents are conversations (`lm.data.conversations`).
     """
 
     files: tuple[Path, ...]
@@ -54,6 +55,7 @@ class Source:
     documents: Callable[[], Documents]
     origin: str = ''
     notes: tuple[str, ...] = ()
+    is_chat: bool = False
 
 
 def open_source(source: str, text_field: str) -> Source:
@@ -119,26 +121,32 @@ def text(argument: str, text_field: str) -> Source:
     """
     if not argument:
         raise ValueError("data.source 'text' needs a glob, such as text:corpus/**/*.txt.")
-    matches = find_files(expand_home(argument))
-    if not (files := matches.files):
-        raise ValueError(_explain_no_files(argument, matches))
-    if unreadable := [path for path in files if file_format(path) not in FORMATS]:
-        raise ValueError(
-            f'{unreadable[0]} matches data.source=text:{argument}, but only '
-            f'{", ".join(FORMATS)} can be read, the first two also as '
-            f'{" or ".join(COMPRESSIONS)}. Narrow the glob.{_suggest_jsonl(unreadable[0])}'
-        )
+    files, notes = _find_text_files('text', argument)
     is_text = all(file_format(path) == '.txt' for path in files)
     identity = 'text' if is_text else f'records of {text_field}'
     read_documents = functools.partial(formats.read_documents, files, text_field)
-    return Source(files, identity, read_documents, notes=_describe_skipped(argument, matches))
+    return Source(files, identity, read_documents, notes=notes)
 
 
-def _explain_no_files(argument: str, matches: Matches) -> str:
+def _find_text_files(scheme: str, argument: str) -> tuple[tuple[Path, ...], tuple[str, ...]]:
+    """Returns (the files that a glob matches, notes). Raises ValueError if one is unreadable."""
+    matches = find_files(expand_home(argument))
+    if not (files := matches.files):
+        raise ValueError(_explain_no_files(scheme, argument, matches))
+    if unreadable := [path for path in files if file_format(path) not in FORMATS]:
+        raise ValueError(
+            f'{unreadable[0]} matches data.source={scheme}:{argument}, but only '
+            f'{", ".join(FORMATS)} can be read, the first two also as '
+            f'{" or ".join(COMPRESSIONS)}. Narrow the glob.{_suggest_jsonl(unreadable[0])}'
+        )
+    return files, _describe_skipped(scheme, argument, matches)
+
+
+def _explain_no_files(scheme: str, argument: str, matches: Matches) -> str:
     """Returns the error for a glob that matches no regular file."""
-    flag = f'data.source=text:{argument}'
+    flag = f'data.source={scheme}:{argument}'
     if os.path.isdir(expand_home(argument)):
-        suggestion = _suggest_source(argument)
+        suggestion = f'{scheme}:{_suggest_source(argument).partition(":")[2]}'
         return f'{flag} is a folder. To read the text there, set data.source={suggestion}.'
     if matches.non_files:
         return (
@@ -155,9 +163,9 @@ def _suggest_jsonl(path: Path) -> str:
     return f' If each line of it is an object, give it the name {name}.'
 
 
-def _describe_skipped(argument: str, matches: Matches) -> tuple[str, ...]:
+def _describe_skipped(scheme: str, argument: str, matches: Matches) -> tuple[str, ...]:
     """Returns notes on matched names that are not read."""
-    prefix, notes = f'NOTE: data.source=text:{argument}', []
+    prefix, notes = f'NOTE: data.source={scheme}:{argument}', []
     if matches.duplicates:
         notes.append(
             f'{prefix} reaches some files by several names, which are links: each file is read '
@@ -192,6 +200,40 @@ def tfds(argument: str, text_field: str) -> Source:
     return Source(files, f'tfds {text_field}', read_documents)
 
 
+def chat(argument: str, text_field: str) -> Source:
+    """Conversations, of which the answers are learned: files as for `text`, `hub:NAME`, `tfds:NAME`.
+
+    Each record of a .jsonl or .parquet file has `messages` (or `conversations`, of ShareGPT), or
+    `prompt` and `completion`. `data.text_field` is not read.
+    """
+    if not argument:
+        raise ValueError("data.source 'chat' needs a glob, such as chat:chats/*.jsonl.")
+    scheme, _, name = argument.partition(':')
+    identity = f'chats {conversations.VERSION}'
+    if scheme == 'hub':
+        shards = open_shards(name)
+        files = ' '.join(f'{path} {blob}' for path, blob in shards.blobs.items())
+
+        def read_shards() -> Documents:
+            for local in shards.fetch_files():
+                yield from conversations.read_conversations((local,))
+
+        origin = f'chat:{shards.origin}'
+        return Source((), f'{identity} hub: {files}', read_shards, origin, is_chat=True)
+    if scheme == 'tfds':
+        records = _open_tfds(name)
+        paths = tuple(Path(path) for path in records.dataset_info.splits['train'].filepaths)
+
+        def read_records() -> Documents:
+            for location, record in _read_tfds_records(records, name):
+                yield location, (conversations.encode_record(record, location),)
+
+        return Source(paths, f'{identity} tfds', read_records, is_chat=True)
+    paths, notes = _find_text_files('chat', argument)
+    read_documents = functools.partial(conversations.read_conversations, paths)
+    return Source(paths, identity, read_documents, notes=notes, is_chat=True)
+
+
 def _open_tfds(name: str) -> Any:
     import tensorflow_datasets
 
@@ -218,13 +260,18 @@ def _open_tfds(name: str) -> Any:
 
 
 def _read_tfds(records: Any, name: str, text_field: str) -> Documents:
+    for location, record in _read_tfds_records(records, name):
+        yield location, (to_bytes(record[text_field], text_field, location),)
+
+
+def _read_tfds_records(records: Any, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
     for i in range(len(records)):
         location = f'tfds:{name}[{i}]'
         try:
-            value = records[i][text_field]
+            record = records[i]
         except Exception as error:  # ArrayRecord and TFDS raise what they like
             raise ValueError(f'{location} cannot be read: {first_line(error)}') from error
-        yield location, (to_bytes(value, text_field, location),)
+        yield location, record
 
 
 def hub(argument: str, text_field: str) -> Source:
@@ -315,4 +362,11 @@ def synthetic(argument: str, text_field: str) -> Source:
     return Source((), f'synthetic {argument} {SYNTHETIC_VERSION}', generate_documents)
 
 
-SOURCES = {'python': python, 'text': text, 'hub': hub, 'tfds': tfds, 'synthetic': synthetic}
+SOURCES = {
+    'python': python,
+    'text': text,
+    'chat': chat,
+    'hub': hub,
+    'tfds': tfds,
+    'synthetic': synthetic,
+}

@@ -1,0 +1,166 @@
+"""Conversations: records of several forms to one, and the JSON that stands for each as a document.
+
+The document of a conversation is the JSON of {'messages', ...} or {'prompt', 'completion'}, so that
+scanning and splitting treat it as any text.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from lm.data import formats
+from lm.data.formats import BLOCK, Documents, file_format, read_json_lines
+from lm.storage.files import first_line
+
+MESSAGES, CONVERSATIONS, PROMPT, COMPLETION = 'messages', 'conversations', 'prompt', 'completion'
+FIELDS = (MESSAGES, CONVERSATIONS, PROMPT, COMPLETION, 'tools', 'system')
+FORMS = f"'{MESSAGES}', '{CONVERSATIONS}', or '{PROMPT}' and '{COMPLETION}'"
+ANSWER = 'assistant'  # the role that a model learns
+# Roles of ShareGPT, whose messages have `from` and `value`.
+SHARE_ROLES = {'human': 'user', 'gpt': ANSWER}
+VERSION = 1  # raise it when another document is written for the same record
+PARQUET_ROWS = 64  # read at once
+
+
+@dataclasses.dataclass(frozen=True)
+class Conversation:
+    """A conversation, or a prompt with its completion.
+
+    Attributes:
+      messages: {'role', 'content', ...} each; empty for a prompt that is a text.
+      first_answer: the index of the first message that may be an answer to learn.
+      tools: for the chat template.
+      prompt: the text before `completion`.
+      completion: a text to learn.
+    """
+
+    messages: tuple[dict[str, Any], ...] = ()
+    first_answer: int = 0
+    tools: Any = None
+    prompt: str = ''
+    completion: str = ''
+
+    @property
+    def answers(self) -> list[int]:
+        """The indices of the messages to learn."""
+        indices = range(self.first_answer, len(self.messages))
+        return [i for i in indices if self.messages[i]['role'] == ANSWER]
+
+
+def read_conversations(files: Iterable[Path]) -> Documents:
+    """Yields a document for each record of .jsonl and .parquet files.
+
+    Raises ValueError, with file and row, for a record of another form.
+    """
+    for path in files:
+        for location, record in read_records(path):
+            yield location, (encode_record(record, location),)
+
+
+def read_records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yields (location, record) of a file."""
+    match file_format(path):
+        case '.jsonl':
+            yield from read_json_lines(path)
+        case '.parquet':
+            yield from _read_parquet_records(path)
+        case suffix:
+            raise ValueError(
+                f'{path} holds no conversations: these are records of .jsonl or .parquet files, '
+                f'and not of {suffix or "a file without suffix"}.'
+            )
+
+
+def _read_parquet_records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    import pyarrow
+    import pyarrow.parquet
+
+    row = 0
+    try:
+        with pyarrow.parquet.ParquetFile(
+            formats._open_file(path), buffer_size=BLOCK, page_checksum_verification=True
+        ) as file:
+            names = file.schema_arrow.names
+            columns = [name for name in names if name in FIELDS] or names
+            for batch in file.iter_batches(PARQUET_ROWS, columns=columns):
+                for record in batch.to_pylist():
+                    yield f'{path}[{row}]', record
+                    row += 1
+    except (pyarrow.ArrowException, OSError) as error:
+        raise ValueError(f'{path} cannot be read from row {row} on: {first_line(error)}') from error
+
+
+def encode_record(record: Mapping[str, Any], location: str) -> bytes:
+    """Returns the document of a record.
+
+    Args:
+      record: of any of the forms.
+      location: the record, for errors.
+
+    Raises:
+      ValueError: if it has another form.
+    """
+    fields = {name: value for name, value in record.items() if value is not None}
+    prompt, completion = fields.get(PROMPT), fields.get(COMPLETION)
+    if MESSAGES in fields:
+        document: dict[str, Any] = {MESSAGES: _read_messages(fields[MESSAGES], location)}
+    elif CONVERSATIONS in fields:
+        document = {MESSAGES: _read_messages(fields[CONVERSATIONS], location)}
+        if isinstance(system := fields.get('system'), str) and system:
+            document[MESSAGES].insert(0, {'role': 'system', 'content': system})
+    elif isinstance(prompt, str | bytes) and isinstance(completion, str | bytes):
+        document = {PROMPT: _to_text(prompt), COMPLETION: _to_text(completion)}
+    elif prompt is not None and completion is not None:
+        messages = _read_messages(prompt, location)
+        document = {'first_answer': len(messages)}
+        document[MESSAGES] = messages + _read_messages(completion, location)
+    else:
+        names = ', '.join(map(repr, record)) or 'none'
+        raise ValueError(
+            f'{location} is no conversation: it must have {FORMS}; fields found: {names}. Rename '
+            'its fields, or read it as text: data.source=text:GLOB with data.text_field.'
+        )
+    if fields.get('tools') and MESSAGES in document:
+        document['tools'] = fields['tools']
+    text = json.dumps(document, ensure_ascii=False, default=_to_text)
+    return text.encode('utf-8', 'surrogatepass')
+
+
+def _read_messages(value: Any, location: str) -> list[dict[str, Any]]:
+    """Returns messages with `role` and `content`, of which either may be missing."""
+    if isinstance(value, Mapping):  # TFDS has a list for each field
+        value = [dict(zip(value, fields, strict=True)) for fields in zip(*value.values())]
+    if not isinstance(value, str | bytes) and hasattr(value, '__iter__'):
+        messages = [*value]
+        if all(isinstance(message, Mapping) for message in messages):
+            return [_rename_fields(message) for message in messages]
+    raise ValueError(
+        f'{location} is no conversation: its messages must be a list of '
+        f"{{'role', 'content'}}; got {str(value)[:60]!r}."
+    )
+
+
+def _rename_fields(message: Mapping[str, Any]) -> dict[str, Any]:
+    # A parquet file has every field in every message, and null where a record has none.
+    fields = {name: _to_text(value) for name, value in message.items() if value is not None}
+    if 'role' not in fields and 'from' in fields:
+        role = fields.pop('from')
+        fields['role'] = SHARE_ROLES.get(role, role)
+        fields |= {'content': fields.pop('value')} if 'value' in fields else {}
+    return fields
+
+
+def _to_text(value: Any) -> Any:
+    """Returns bytes as text, arrays as lists, and anything else unchanged."""
+    if isinstance(value, bytes):
+        return value.decode('utf-8', 'replace')
+    return value.tolist() if hasattr(value, 'tolist') else value
+
+
+def parse_document(document: str) -> Conversation:
+    """Returns the conversation of a document."""
+    fields = json.loads(document)
+    fields[MESSAGES] = tuple(fields.get(MESSAGES, ()))
+    return Conversation(**fields)
