@@ -29,7 +29,7 @@ Documents = Annotated[int, Option('how many are read, the first of each source; 
 
 @dataclasses.dataclass
 class ScoredDocument:
-    """A document of the split: the nats and the number of its targets, and the bytes of their text."""
+    """A document of the split: the nats, the number of its targets, and bytes of their text."""
 
     domain: str
     number: int
@@ -131,9 +131,8 @@ def score_rows(
     nats_D, tokens_D = np.zeros(n_documents), np.zeros(n_documents, np.int64)
     for i, log_p_T in zip(chosen, log_p_RT, strict=False):  # the last batch is padded
         row = rows[i]
-        is_target_T = is_counted_RT[i] & row.get('targets', row['tokens'] != bos_id)[1:].astype(
-            bool
-        )
+        is_target_T = row.get('targets', row['tokens'] != bos_id)[1:].astype(bool)
+        is_target_T &= is_counted_RT[i]
         np.add.at(nats_D, document_RT[i][is_target_T], -log_p_T[is_target_T])
         np.add.at(tokens_D, document_RT[i][is_target_T], 1)
     return nats_D, tokens_D

@@ -8,37 +8,38 @@ import bisect
 import dataclasses
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from lm.data import template_worker
 from lm.data.chat_template import (
-    PLAIN_STOP,
     ChatTemplate,
     compile_template,
     list_special_tokens,
     load_special_library,
     make_variables,
 )
-from lm.data.conversations import Conversation, parse_document
+from lm.data.conversations import (
+    ANSWER,
+    NO_ANSWER,
+    REFUSED,
+    SPECIAL,
+    ChatText,
+    Conversation,
+    LeftOut,
+    check_messages,
+    format_plain,
+    join_completion,
+    list_texts,
+    parse_document,
+)
 from lm.data.templates import TemplateFailure
 from lm.data.tokenizers import ByteTokenizer, SubwordTokenizer, Tokenizer, check_token_ids
 
 GENERATION_TAG = re.compile(r'{%[-+]?\s*generation\s*[-+]?%}')
 EXCERPT = 80  # characters of a conversation in an error
 MARKS = re.compile(f'[{template_worker.BEGIN}{template_worker.END}]')
-
-# Why a conversation is left out. The texts are counted, and end a NOTE.
-NO_ANSWER = 'have no answer'
-NO_TEXT = 'have a message without a role or a text'
-SPECIAL = 'spell a special token in a message'
-REFUSED = 'are refused by the chat template'
-
-
-class LeftOut(Exception):
-    """A conversation cannot be used. The text is one of the reasons above."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,26 +55,6 @@ class EncodedChat:
     tokens: np.ndarray
     targets: np.ndarray
     n_bytes: int
-
-
-@dataclasses.dataclass(frozen=True)
-class ChatText:
-    """The text of a conversation.
-
-    Attributes:
-      text: the whole.
-      spans: (start, stop) of the characters to learn. `stop` is None if the first special token
-        behind `start` ends the answer.
-      contents: the stripped text of each answer, if `stop` is None.
-      has_end: whether EOS behind the text is learned, too.
-      is_rendered: by the template, which writes special tokens, and BOS and EOS itself.
-    """
-
-    text: str
-    spans: Sequence[tuple[int, int | None]]
-    contents: Sequence[str] = ()
-    has_end: bool = False
-    is_rendered: bool = False
 
 
 class ChatEncoder:
@@ -118,7 +99,8 @@ class ChatEncoder:
         for document, text in zip(documents, texts, strict=True):
             if isinstance(text, ChatText):
                 tokens, offsets = next(encodings[text.is_rendered])
-                chats.append(self._mark_targets(document, text, tokens, offsets))
+                chat = self._mark_targets(document, text, tokens, offsets)
+                chats.append(chat if len(chat.targets) else NO_ANSWER)
             else:
                 chats.append(text)
         return chats
@@ -141,8 +123,8 @@ class ChatEncoder:
         conversation = parse_document(document)
         try:
             if not conversation.messages:
-                return _join_completion(conversation)
-            _check_messages(conversation)
+                return join_completion(conversation)
+            check_messages(conversation)
             if self._process is None:
                 return format_plain(conversation)
             return self._render(document, conversation)
@@ -151,7 +133,7 @@ class ChatEncoder:
 
     def _render(self, document: str, conversation: Conversation) -> ChatText:
         spellings = (*self._specials.values(), template_worker.BEGIN, template_worker.END)
-        if any(special in text for text in _list_texts(conversation) for special in spellings):
+        if any(special in text for text in list_texts(conversation) for special in spellings):
             raise LeftOut(SPECIAL)
         assert self._template is not None and self._process is not None
         messages, tools, names = conversation.messages, conversation.tools, self._template.names
@@ -164,18 +146,18 @@ class ChatEncoder:
                 for i in conversation.answers
             ]
         try:
-            text, *others = self._process.render_all(prompts)
+            text, *variants = self._process.render_all(prompts)
         except TemplateFailure:
             raise LeftOut(REFUSED) from None
         if self._has_marks:
-            return ChatText(
-                text, _read_marks(document, conversation, text, *others), (), False, True
-            )
-        for prompt in others:
+            marks = _read_marks(document, conversation, text, *variants)
+            return ChatText(text, marks, is_rendered=True)
+        for prompt in variants:
             if not text.startswith(prompt):
                 raise _mark_error(document, 'an answer does not follow its prompt')
         contents = [messages[i]['content'].strip() for i in conversation.answers]
-        return ChatText(text, [(len(prompt), None) for prompt in others], contents, False, True)
+        spans = [(len(prompt), None) for prompt in variants]
+        return ChatText(text, spans, contents, is_rendered=True)
 
     def _mark_targets(
         self, document: str, chat: ChatText, ids: Sequence[int], offsets: np.ndarray
@@ -192,8 +174,11 @@ class ChatEncoder:
         specials = self._specials if chat.is_rendered else {}
         spans, n_bytes = [], 0
         for number, (start, stop) in enumerate(chat.spans):
-            # A token that holds the end of the prompt and the start of the answer is learned.
             first = bisect.bisect_right(stops, start)
+            # A token may hold the end of the prompt and the start of the answer, and is learned,
+            # but not the special token of a header, which may take the spaces behind it.
+            if first < len(ids) and starts[first] < start and ids[first] in specials:
+                first += 1
             # The first token has none before it, and a token is in a single span.
             first = max(first, spans[-1][1] if spans else int(chat.is_rendered))
             if stop is None:
@@ -203,16 +188,16 @@ class ChatEncoder:
             if last < first:
                 continue
             spans.append((first, last + 1))
-            n_bytes += len(chat.text[start : stops[last]].encode())
-            within = (i for i in range(first, last + 1) if ids[i] in specials)
-            n_bytes -= sum(
-                len(chat.text[max(start, starts[i]) : stops[i]].encode()) for i in within
-            )
+            end = stops[last] if stop is None else min(stop, stops[last])
+            n_bytes += len(chat.text[start:end].encode())
+            for i in range(first, last + 1):
+                if ids[i] in specials:
+                    n_bytes -= len(chat.text[max(start, starts[i]) : min(end, stops[i])].encode())
         tokens, targets = np.asarray(ids, np.int64), np.array(spans, np.int64).reshape(-1, 2)
         if not chat.is_rendered:
             tokens = np.concatenate([[self._tokenizer.bos_id], tokens, [self._tokenizer.eos_id]])
             targets += 1
-            if chat.has_end:
+            if chat.has_end and spans and targets[-1, 1] == len(tokens) - 1:
                 targets[-1, 1] = len(tokens)
         return EncodedChat(tokens, targets, n_bytes)
 
@@ -227,64 +212,17 @@ class ChatEncoder:
         """Returns the index of the special token that ends an answer."""
         start, content = chat.spans[number][0], chat.contents[number]
         limits = [*(span[0] for span in chat.spans[number + 1 :]), len(chat.text)]
-        # Where a template changes the content, the first special token ends the answer.
-        place = chat.text.find(content, start, limits[0])
-        content_end = start if place < 0 else place + len(content)
-        for i in range(bisect.bisect_left(starts, content_end), len(ids)):
-            if starts[i] >= limits[0]:
-                break
-            if ids[i] in self._end_ids:
-                if place >= 0 and content and chat.text[content_end : starts[i]].strip():
-                    break
+        ends = [
+            i
+            for i in range(bisect.bisect_left(starts, start), bisect.bisect_left(starts, limits[0]))
+            if ids[i] in self._end_ids
+        ]
+        for i in ends:  # a template may write special tokens within an answer
+            if chat.text[start : starts[i]].rstrip().endswith(content):
                 return i
+        if ends:  # the template changes the content, as one that cuts out thinking
+            return ends[0]
         raise _mark_error(document, 'no special token ends an answer')
-
-
-def format_plain(conversation: Conversation) -> ChatText:
-    """Returns lines 'role: content', as `eval.serve` writes them for a model without a template.
-
-    An answer is learned from behind 'assistant:' on. Its end is PLAIN_STOP where the user goes on,
-    and EOS behind the last message.
-    """
-    text, spans, messages = '', [], conversation.messages
-    for i, message in enumerate(messages):
-        text += f'{message["role"]}:'
-        start, is_last = len(text), i == len(messages) - 1
-        text += f' {message["content"]}' + ('' if is_last else '\n')
-        goes_on = not is_last and messages[i + 1]['role'] == 'user'
-        if i in conversation.answers:
-            spans.append((start, len(text) + (len(PLAIN_STOP) - 1 if goes_on else 0)))
-    return ChatText(text, spans, has_end=bool(spans) and spans[-1][1] == len(text))
-
-
-def _join_completion(conversation: Conversation) -> ChatText:
-    prompt, text = conversation.prompt, conversation.prompt + conversation.completion
-    if not conversation.completion:
-        raise LeftOut(NO_ANSWER)
-    return ChatText(text, [(len(prompt), len(text))], has_end=True)
-
-
-def _check_messages(conversation: Conversation) -> None:
-    """Raises LeftOut for messages without text, or no answer."""
-    for message in conversation.messages:
-        if not all(isinstance(message.get(field), str) for field in ('role', 'content')):
-            raise LeftOut(NO_TEXT)
-    if not conversation.answers:
-        raise LeftOut(NO_ANSWER)
-
-
-def _list_texts(value: Any) -> Iterator[str]:
-    """Yields every text within a value of JSON."""
-    match value:
-        case str():
-            yield value
-        case Conversation():
-            yield from _list_texts([*value.messages, value.tools])
-        case Mapping():
-            yield from _list_texts([*value, *value.values()])
-        case list() | tuple():
-            for element in value:
-                yield from _list_texts(element)
 
 
 def _read_marks(
@@ -299,16 +237,16 @@ def _read_marks(
       marked: the rendering with BEGIN and END.
     """
     edges = [match.start() - number for number, match in enumerate(MARKS.finditer(marked))]
-    spans = list(zip(edges[::2], edges[1::2], strict=True))
+    spans = [(edges[i], edges[i + 1]) for i in range(0, len(edges), 2)]
     if MARKS.sub('', marked) != text:
         raise _mark_error(document, 'its text depends on whether answers are marked')
     if conversation.first_answer:
-        if len(spans) != sum(message['role'] == 'assistant' for message in conversation.messages):
+        if len(spans) != sum(message['role'] == ANSWER for message in conversation.messages):
             raise _mark_error(document, 'the chat template does not mark every answer once')
         spans = spans[len(spans) - len(conversation.answers) :]
     if not spans:
         raise LeftOut(NO_ANSWER)
-    return spans  # ty: ignore[invalid-return-type]
+    return spans
 
 
 def _mark_error(document: str, reason: str) -> ValueError:

@@ -7,16 +7,19 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lm.data import prepared, tokenizers
-from lm.data.chat_encoder import ChatEncoder, format_plain
 from lm.data.chat_template import ChatTemplate, find_template
-from lm.data.conversations import VERSION, parse_document
+from lm.data.conversations import VERSION, format_plain, parse_document
 from lm.data.prepared import INDEX, LEFT_OUT, SPANS, TARGET_BYTES, TOKENS
 from lm.data.scan import SPLITS
+from lm.data.tokenizers import Tokenizer
+
+if TYPE_CHECKING:
+    from lm.data.chat_encoder import ChatEncoder
 
 BATCH = 256  # conversations that are encoded at once, over all cores
 
@@ -25,6 +28,18 @@ def find_tokenizer_template(spec: str) -> ChatTemplate | None:
     """Returns the chat template of data.tokenizer, or None if it has none."""
     path = tokenizers.find_library_file(spec)
     return None if path is None else find_template(path.parent)
+
+
+def build_encoder(tokenizer: Tokenizer, spec: str) -> 'ChatEncoder':
+    """Returns the encoder of conversations.
+
+    Args:
+      tokenizer: the tokenizer.
+      spec: data.tokenizer, beside which its chat template lies.
+    """
+    from lm.data.chat_encoder import ChatEncoder  # Jinja delays the start of training
+
+    return ChatEncoder(tokenizer, find_tokenizer_template(spec))
 
 
 def identify_chats(spec: str) -> bytes:
@@ -46,7 +61,7 @@ def plain_text(document: str) -> str:
 
 
 def encode_chats(
-    documents: Iterator[tuple[str, str]], encoder: ChatEncoder, dtype: type, folder: Path
+    documents: Iterator[tuple[str, str]], encoder: 'ChatEncoder', dtype: type, folder: Path
 ) -> None:
     """Writes the tokens of conversations, the ends of each, and the spans to learn.
 
@@ -120,6 +135,6 @@ def describe_rows(rows: Mapping[str, Any], left_out: Mapping[str, int], say: Cal
     if n_long:
         longest = max(rows[split].longest for split in SPLITS)
         say(
-            f'NOTE: {n_long:,} conversations are longer than data.seq_len + 1 tokens, and left '
-            f'out: data.seq_len={longest - 1} holds all'
+            f'NOTE: conversations are left out: {n_long:,} are longer than data.seq_len + 1 '
+            f'tokens; data.seq_len={longest - 1} holds all'
         )

@@ -4,11 +4,13 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lm.data.templates import Template, TemplateFailure
 from lm.data.tokenizers import CONFIG_FILE, SPECIALS_FILE, special_token_text
 from lm.storage.files import UnreadableFile, open_regular, read_json
+
+if TYPE_CHECKING:
+    from lm.data.templates import Template
 
 TEMPLATE_FILE = 'chat_template.jinja'
 MAX_TEMPLATE_BYTES = 1 << 20  # bytes; long templates have 20,000
@@ -61,12 +63,14 @@ def find_template(folder: Path) -> ChatTemplate | None:
     return ChatTemplate(template, names)
 
 
-def compile_template(template: str) -> Template:
+def compile_template(template: str) -> 'Template':
     """Returns a template that can be rendered.
 
     Raises:
       ValueError: if it is invalid.
     """
+    from lm.data.templates import Template, TemplateFailure  # Jinja delays the start of training
+
     try:
         return Template(template)
     except TemplateFailure as error:

@@ -6,11 +6,12 @@ scanning and splitting treat it as any text.
 
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lm.data import formats
+from lm.data.chat_template import PLAIN_STOP
 from lm.data.formats import BLOCK, Documents, file_format, read_json_lines
 from lm.storage.files import first_line
 
@@ -22,6 +23,17 @@ ANSWER = 'assistant'  # the role that a model learns
 SHARE_ROLES = {'human': 'user', 'gpt': ANSWER}
 VERSION = 1  # raise it when another document is written for the same record
 PARQUET_ROWS = 64  # read at once
+
+
+# Why a conversation is left out. The texts are counted, and end a NOTE.
+NO_ANSWER = 'have no answer'
+NO_TEXT = 'have a message without a role or a text'
+SPECIAL = 'spell a special token in a message'
+REFUSED = 'are refused by the chat template'
+
+
+class LeftOut(Exception):
+    """A conversation cannot be used. The text is one of the reasons above."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +59,26 @@ class Conversation:
         """The indices of the messages to learn."""
         indices = range(self.first_answer, len(self.messages))
         return [i for i in indices if self.messages[i]['role'] == ANSWER]
+
+
+@dataclasses.dataclass(frozen=True)
+class ChatText:
+    """The text of a conversation.
+
+    Attributes:
+      text: the whole.
+      spans: (start, stop) of the characters to learn. `stop` is None if the first special token
+        behind `start` ends the answer.
+      contents: the stripped text of each answer, if `stop` is None.
+      has_end: whether EOS behind the text is learned, too.
+      is_rendered: by the template, which writes special tokens, and BOS and EOS itself.
+    """
+
+    text: str
+    spans: Sequence[tuple[int, int | None]]
+    contents: Sequence[str] = ()
+    has_end: bool = False
+    is_rendered: bool = False
 
 
 def read_conversations(files: Iterable[Path]) -> Documents:
@@ -131,7 +163,8 @@ def encode_record(record: Mapping[str, Any], location: str) -> bytes:
 def _read_messages(value: Any, location: str) -> list[dict[str, Any]]:
     """Returns messages with `role` and `content`, of which either may be missing."""
     if isinstance(value, Mapping):  # TFDS has a list for each field
-        value = [dict(zip(value, fields, strict=True)) for fields in zip(*value.values())]
+        columns = zip(*value.values(), strict=True)
+        value = [dict(zip(value, fields, strict=True)) for fields in columns]
     if not isinstance(value, str | bytes) and hasattr(value, '__iter__'):
         messages = [*value]
         if all(isinstance(message, Mapping) for message in messages):
@@ -164,3 +197,50 @@ def parse_document(document: str) -> Conversation:
     fields = json.loads(document)
     fields[MESSAGES] = tuple(fields.get(MESSAGES, ()))
     return Conversation(**fields)
+
+
+def format_plain(conversation: Conversation) -> ChatText:
+    """Returns lines 'role: content', as `eval.serve` writes them for a model without a template.
+
+    An answer is learned from behind 'assistant:' on. Its end is PLAIN_STOP where the user goes on,
+    and EOS behind the last message.
+    """
+    text, spans, messages = '', [], conversation.messages
+    for i, message in enumerate(messages):
+        text += f'{message["role"]}:'
+        start, is_last = len(text), i == len(messages) - 1
+        text += f' {message["content"]}' + ('' if is_last else '\n')
+        goes_on = not is_last and messages[i + 1]['role'] == 'user'
+        if i in conversation.answers:
+            spans.append((start, len(text) + (len(PLAIN_STOP) - 1 if goes_on else 0)))
+    return ChatText(text, spans, has_end=bool(spans) and spans[-1][1] == len(text))
+
+
+def join_completion(conversation: Conversation) -> ChatText:
+    prompt, text = conversation.prompt, conversation.prompt + conversation.completion
+    if not conversation.completion:
+        raise LeftOut(NO_ANSWER)
+    return ChatText(text, [(len(prompt), len(text))], has_end=True)
+
+
+def check_messages(conversation: Conversation) -> None:
+    """Raises LeftOut for messages without text, or no answer."""
+    for message in conversation.messages:
+        if not all(isinstance(message.get(field), str) for field in ('role', 'content')):
+            raise LeftOut(NO_TEXT)
+    if not conversation.answers:
+        raise LeftOut(NO_ANSWER)
+
+
+def list_texts(value: Any) -> Iterator[str]:
+    """Yields every text within a value of JSON."""
+    match value:
+        case str():
+            yield value
+        case Conversation():
+            yield from list_texts([*value.messages, value.tools])
+        case Mapping():
+            yield from list_texts([*value, *value.values()])
+        case list() | tuple():
+            for part in value:
+                yield from list_texts(part)

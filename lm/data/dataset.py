@@ -189,6 +189,11 @@ def _check_chats(
                 f'{rows[split].longest}. Set data.seq_len to {rows[split].longest - 1}.'
             )
     chat_pieces.describe_rows(rows, report[LEFT_OUT], say)
+    if not cfg.mask_documents:
+        say(
+            'NOTE: the conversations of a row see each other. data.mask_documents=True keeps them '
+            'apart'
+        )
 
 
 def _shared_plan(

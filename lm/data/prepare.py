@@ -30,13 +30,12 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lm.config.fields import DataConfig
 from lm.data import cache, chat_pieces, prepared, round_trip, scan, tokenizers
-from lm.data.chat_encoder import ChatEncoder
 from lm.data.prepared import (
     CONTENTS,
     INDEX,
@@ -52,6 +51,9 @@ from lm.data.scan import SPLITS, Boundary, DamagedCopy, Piece, Scan, Span
 from lm.data.sources import Source
 from lm.data.tokenizers import Tokenizer, TokenizerPlan
 from lm.storage.files import POLL_SEC, InUseError, UnreadableFile, hold_lock, read_json, write_json
+
+if TYPE_CHECKING:
+    from lm.data.chat_encoder import ChatEncoder
 
 BATCH_CHARACTERS = 4 << 20  # encoded at once, over all cores
 WHOLE_COST = 100  # bytes of memory for each byte of text that `tokenizers` encodes at once
@@ -289,8 +291,7 @@ class PreparationJob:
             tokenizer = tokenizers.load(self.pieces / BUILT / TOKENIZER)
             encoder = None
             if self.source.is_chat:
-                template = chat_pieces.find_tokenizer_template(self.cfg.tokenizer)
-                encoder = ChatEncoder(tokenizer, template)
+                encoder = chat_pieces.build_encoder(tokenizer, self.cfg.tokenizer)
                 stack.callback(encoder.close)
             pieces = Pieces(self, corpus, boundary, tokenizer, encoder)
             for _ in track_progress(
@@ -313,7 +314,7 @@ class Pieces:
     corpus: Scan
     boundary: Boundary
     tokenizer: Tokenizer
-    chat_encoder: ChatEncoder | None = None  # of a source of conversations
+    chat_encoder: 'ChatEncoder | None' = None  # of a source of conversations
 
     def encode_all(self) -> Iterator[None]:
         """Encodes missing pieces; yields once for each piece, even if another process

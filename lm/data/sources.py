@@ -121,32 +121,26 @@ def text(argument: str, text_field: str) -> Source:
     """
     if not argument:
         raise ValueError("data.source 'text' needs a glob, such as text:corpus/**/*.txt.")
-    files, notes = _find_text_files('text', argument)
-    is_text = all(file_format(path) == '.txt' for path in files)
-    identity = 'text' if is_text else f'records of {text_field}'
-    read_documents = functools.partial(formats.read_documents, files, text_field)
-    return Source(files, identity, read_documents, notes=notes)
-
-
-def _find_text_files(scheme: str, argument: str) -> tuple[tuple[Path, ...], tuple[str, ...]]:
-    """Returns (the files that a glob matches, notes). Raises ValueError if one is unreadable."""
     matches = find_files(expand_home(argument))
     if not (files := matches.files):
-        raise ValueError(_explain_no_files(scheme, argument, matches))
+        raise ValueError(_explain_no_files(argument, matches))
     if unreadable := [path for path in files if file_format(path) not in FORMATS]:
         raise ValueError(
-            f'{unreadable[0]} matches data.source={scheme}:{argument}, but only '
+            f'{unreadable[0]} matches data.source=text:{argument}, but only '
             f'{", ".join(FORMATS)} can be read, the first two also as '
             f'{" or ".join(COMPRESSIONS)}. Narrow the glob.{_suggest_jsonl(unreadable[0])}'
         )
-    return files, _describe_skipped(scheme, argument, matches)
+    is_text = all(file_format(path) == '.txt' for path in files)
+    identity = 'text' if is_text else f'records of {text_field}'
+    read_documents = functools.partial(formats.read_documents, files, text_field)
+    return Source(files, identity, read_documents, notes=_describe_skipped(argument, matches))
 
 
-def _explain_no_files(scheme: str, argument: str, matches: Matches) -> str:
+def _explain_no_files(argument: str, matches: Matches) -> str:
     """Returns the error for a glob that matches no regular file."""
-    flag = f'data.source={scheme}:{argument}'
+    flag = f'data.source=text:{argument}'
     if os.path.isdir(expand_home(argument)):
-        suggestion = f'{scheme}:{_suggest_source(argument).partition(":")[2]}'
+        suggestion = _suggest_source(argument)
         return f'{flag} is a folder. To read the text there, set data.source={suggestion}.'
     if matches.non_files:
         return (
@@ -163,9 +157,9 @@ def _suggest_jsonl(path: Path) -> str:
     return f' If each line of it is an object, give it the name {name}.'
 
 
-def _describe_skipped(scheme: str, argument: str, matches: Matches) -> tuple[str, ...]:
+def _describe_skipped(argument: str, matches: Matches) -> tuple[str, ...]:
     """Returns notes on matched names that are not read."""
-    prefix, notes = f'NOTE: data.source={scheme}:{argument}', []
+    prefix, notes = f'NOTE: data.source=text:{argument}', []
     if matches.duplicates:
         notes.append(
             f'{prefix} reaches some files by several names, which are links: each file is read '
@@ -201,10 +195,10 @@ def tfds(argument: str, text_field: str) -> Source:
 
 
 def chat(argument: str, text_field: str) -> Source:
-    """Conversations, of which the answers are learned: files as for `text`, `hub:NAME`, `tfds:NAME`.
+    """Conversations, whose answers are learned: files as for `text`, `hub:NAME` or `tfds:NAME`.
 
-    Each record of a .jsonl or .parquet file has `messages` (or `conversations`, of ShareGPT), or
-    `prompt` and `completion`. `data.text_field` is not read.
+    Each record has `messages` (or `conversations`, of ShareGPT), or `prompt` and `completion`.
+    `data.text_field` is not read.
     """
     if not argument:
         raise ValueError("data.source 'chat' needs a glob, such as chat:chats/*.jsonl.")
@@ -215,8 +209,7 @@ def chat(argument: str, text_field: str) -> Source:
         files = ' '.join(f'{path} {blob}' for path, blob in shards.blobs.items())
 
         def read_shards() -> Documents:
-            for local in shards.fetch_files():
-                yield from conversations.read_conversations((local,))
+            return conversations.read_conversations(shards.fetch_files())
 
         origin = f'chat:{shards.origin}'
         return Source((), f'{identity} hub: {files}', read_shards, origin, is_chat=True)
@@ -229,9 +222,17 @@ def chat(argument: str, text_field: str) -> Source:
                 yield location, (conversations.encode_record(record, location),)
 
         return Source(paths, f'{identity} tfds', read_records, is_chat=True)
-    paths, notes = _find_text_files('chat', argument)
-    read_documents = functools.partial(conversations.read_conversations, paths)
-    return Source(paths, identity, read_documents, notes=notes, is_chat=True)
+    try:
+        source = text(argument, text_field)
+    except ValueError as error:
+        raise ValueError(str(error).replace('text:', 'chat:')) from error
+    return dataclasses.replace(
+        source,
+        identity=identity,
+        documents=functools.partial(conversations.read_conversations, source.files),
+        notes=tuple(note.replace('text:', 'chat:') for note in source.notes),
+        is_chat=True,
+    )
 
 
 def _open_tfds(name: str) -> Any:

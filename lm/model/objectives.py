@@ -35,8 +35,8 @@ def is_causal(recipe: Recipe) -> bool:
 def batch_fields(recipe: Recipe) -> tuple[str, ...]:
     """Returns the names of the arrays of a training batch, each int32 [B, T+1].
 
-    Conversations, and objectives that change rows, add `targets`, 1 for each token to predict. Objectives with prefixes
-    add `prefix`, which numbers the prefixes; 0 is no prefix.
+    Conversations, and objectives that change rows, add `targets`, 1 for each token to predict.
+    Objectives with prefixes add `prefix`, which numbers the prefixes; 0 is no prefix.
     """
     if not is_causal(recipe):
         return _objective_fields(recipe.objective)

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from lm import data
-from lm.config.mixture import MixedRows
+from lm.config.mixture import MixedRows, reads_chats
 from lm.config.recipe import Recipe
 from lm.devices.check_mesh import list_mesh_notes
 from lm.devices.mesh import format_mesh
@@ -34,8 +34,11 @@ def print_description(journal: Journal) -> None:
     train, validation = experiment.dataset.train, experiment.dataset.validation
     steps = data.steps_in_epoch(train, journal.recipe.data.batch_size)
     epoch = 'before a source repeats' if isinstance(train, MixedRows) else 'an epoch'
+    # Of conversations, only the answers are counted.
+    label = 'text and answers' if isinstance(train, MixedRows) else 'answers'
+    label = label if reads_chats(journal.recipe.data) else 'text'
     terminal.say(
-        f'text: {train.n_bytes:,} bytes, {train.n_tokens:,} tokens, {steps:,} steps {epoch}; '
+        f'{label}: {train.n_bytes:,} bytes, {train.n_tokens:,} tokens, {steps:,} steps {epoch}; '
         f'validation: {validation.n_bytes:,} bytes'
     )
     if isinstance(train, MixedRows) and isinstance(validation, MixedRows):
