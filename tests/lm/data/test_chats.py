@@ -119,7 +119,7 @@ FORMS = [
 
 
 @pytest.mark.parametrize('record', FORMS)
-def test_forms_of_records_are_one_conversation(record, make_encoder):
+def test_record_forms_are_one_conversation(record, make_encoder):
     encoder = make_encoder()
     chat, expected = encode(encoder, record), encode(encoder, {'messages': HELLO})
     assert chat.tokens.tolist() == expected.tokens.tolist()
@@ -166,7 +166,7 @@ def test_template_that_does_not_tell_answers_is_an_error(words, make_encoder):
         encode(make_encoder(template=UNTOLD[words]), {'messages': HELLO})
 
 
-def test_record_of_another_form_is_an_error():
+def test_unknown_record_is_an_error():
     with pytest.raises(ValueError, match=r"row is no conversation.*fields found: 'text'"):
         encode_record({'text': 'a'}, 'row')
     with pytest.raises(ValueError, match=r'row is no conversation: its messages must be a list'):
@@ -242,14 +242,14 @@ def test_equivalence_pieces_and_one_piece(chat_cfg, monkeypatch, small_pieces, t
     assert pieces == whole and b'targets' in whole['index.npz']
 
 
-def test_mixture_of_text_and_chats(chat_cfg, cfg, tmp_path):
+def test_mixture_has_targets_in_every_row(chat_cfg, cfg, tmp_path):
     """Every row has targets; those of text are all tokens but BOS."""
     texts = write_texts(tmp_path / 'texts', [f'some text {i} ' * 9 for i in range(20)])
     mixture = {'chats': (0.5, chat_cfg().source), 'texts': (0.5, texts)}
     dataset = open_dataset(cfg(source='', mixture=repr(mixture), seq_len=64), say=discard_line)
     chats, text_rows = dataset.train.sources
-    alone = open_dataset(cfg(source=texts, seq_len=64), say=discard_line).train
-    assert text_rows.n_tokens == alone.n_tokens and 'targets' not in alone[0]
+    plain = open_dataset(cfg(source=texts, seq_len=64), say=discard_line).train
+    assert text_rows.n_tokens == plain.n_tokens and 'targets' not in plain[0]
     row = text_rows[0]
     is_bos = row['tokens'] == dataset.tokenizer.bos_id
     np.testing.assert_array_equal(row['targets'], (row['segments'] > 0) & ~is_bos)
@@ -278,7 +278,7 @@ def test_invalid_chat_sources(chat_cfg, cfg, tmp_path):
         open_dataset(chat_cfg(count=0, extra=extra), say=discard_line)
 
 
-def test_parquet_rows_of_conversations(cfg, tmp_path):
+def test_parquet_conversations(cfg, tmp_path):
     """A struct has every field in every message, and null where a record has none."""
     import pyarrow
     import pyarrow.parquet

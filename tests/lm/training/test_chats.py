@@ -60,7 +60,7 @@ def evaluate(config, batch):
     return float(sums['ce']), float(sums['tokens'])
 
 
-def test_loss_of_a_conversation_is_that_of_its_answer():
+def test_reference_answer_loss_by_hand():
     """Summed by hand from the logits: the token before a target predicts it."""
     config = checked_config(CHAT)
     learner, (tokens, targets) = tiny_learner(config), build_chats()[0]
@@ -78,8 +78,8 @@ def test_equivalence_packed_and_alone():
     """A conversation sees nothing of its row, and its targets keep their place."""
     config, chats = checked_config(CHAT), build_chats()
     packed = evaluate(config, build_batch([build_row(chats)]))
-    alone = [evaluate(config, build_batch([build_row([chat])])) for chat in chats]
-    np.testing.assert_allclose(packed, np.sum(alone, 0), rtol=1e-6)
+    single = [evaluate(config, build_batch([build_row([chat])])) for chat in chats]
+    np.testing.assert_allclose(packed, np.sum(single, 0), rtol=1e-6)
     whole = evaluate(
         checked_config(CHAT | {'data.mask_documents': False}), build_batch([build_row(chats)])
     )
@@ -87,7 +87,7 @@ def test_equivalence_packed_and_alone():
 
 
 @pytest.mark.full
-def test_equivalence_microbatches_of_answers():
+def test_equivalence_microbatches_with_few_targets():
     """Microbatches have different numbers of targets, and the batch's count divides all."""
     chats = build_chats()
     rows = [build_row(chats), build_row(chats[:1]), build_row(chats[1:]), build_row(chats[:1])]
@@ -102,7 +102,7 @@ def test_equivalence_microbatches_of_answers():
     assert_trees_close(*states, 1e-4, 1e-6)
 
 
-def test_batch_fields_and_objectives_of_conversations():
+def test_batch_fields_and_refused_objectives():
     """A step compiled without `targets` would learn the questions, too."""
     mixture = "{'a': (1, 'text:x.txt'), 'b': (1, 'chat:x.jsonl')}"
     mixed = checked_config({'data.source': '', 'data.mixture': mixture})
@@ -127,7 +127,11 @@ def write_chats(folder):
 @pytest.mark.full
 def test_equivalence_resumed_run_is_the_run(tmp_path):
     """Bitwise, from half way; the loss of answers falls."""
-    changes = {'data_source': write_chats(tmp_path), 'data_mask_documents': True}
+    changes = {
+        'data_source': write_chats(tmp_path),
+        'data_seq_len': 48,
+        'data_mask_documents': True,
+    }
     changes |= {'optim_schedule': 'constant', 'optim_warmup_steps': 0, 'data_packing': 'best_fit'}
     config = cell_config(base(write_corpus(tmp_path), **changes), {})
     assert train(config, tmp_path / 'whole') == DONE
