@@ -230,6 +230,8 @@ def test_long_conversations_are_left_out(chat_cfg):
     again = open_dataset(chat_cfg(extra=[long, {'messages': []}], seq_len=length), say=discard_line)
     count = dataset.train.n_documents + dataset.validation.n_documents
     assert again.train.n_documents + again.validation.n_documents == count + 1 == 31
+    n_bytes = dataset.train.n_bytes + dataset.validation.n_bytes
+    assert again.train.n_bytes + again.validation.n_bytes == n_bytes + len(' y')
     with pytest.raises(ValueError, match=r'longer than data.seq_len.*Set data.seq_len to \d+'):
         open_dataset(chat_cfg(seq_len=8), say=discard_line)
 
