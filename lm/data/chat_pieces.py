@@ -2,7 +2,6 @@
 
 import array
 import contextlib
-import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +20,7 @@ from lm.data.tokenizers import Tokenizer
 if TYPE_CHECKING:
     from lm.data.chat_encoder import ChatEncoder
 
-BATCH = 256  # conversations that are encoded at once, over all cores
+BATCH_SIZE, BATCH_CHARACTERS = 256, 1 << 22  # most that is encoded at once, over all cores
 
 
 def find_tokenizer_template(spec: str) -> ChatTemplate | None:
@@ -75,7 +74,7 @@ def encode_chats(
     n_tokens, left_out = dict.fromkeys(SPLITS, 0), Counter()
     with contextlib.ExitStack() as stack:
         files = {s: stack.enter_context(open(folder / f'{s}{TOKENS}', 'wb')) for s in SPLITS}
-        for group in itertools.batched(documents, BATCH):
+        for group in _batch_documents(documents):
             chats = encoder.encode_batch([document for _, document in group])
             for (split, _), chat in zip(group, chats, strict=True):
                 if isinstance(chat, str):
@@ -95,6 +94,19 @@ def encode_chats(
     index[LEFT_OUT] = np.frombuffer(json.dumps(left_out).encode(), np.uint8)
     np.savez(folder / INDEX, **index)
     prepared.seal(folder)
+
+
+def _batch_documents(documents: Iterator[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
+    """Groups conversations until they are BATCH_SIZE, or have BATCH_CHARACTERS."""
+    group, size = [], 0
+    for split, document in documents:
+        group.append((split, document))
+        size += len(document)
+        if len(group) == BATCH_SIZE or size >= BATCH_CHARACTERS:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
 
 
 def check_left_out(

@@ -4,6 +4,7 @@ The document of a conversation is the JSON of {'messages', ...} or {'prompt', 'c
 scanning and splitting treat it as any text.
 """
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -156,12 +157,18 @@ def encode_record(record: Mapping[str, Any], location: str) -> bytes:
         )
     if fields.get('tools') and MESSAGES in document:
         document['tools'] = fields['tools']
-    text = json.dumps(document, ensure_ascii=False, default=_to_text)
+    try:
+        text = json.dumps(document, ensure_ascii=False, default=_to_text)
+    except (RecursionError, TypeError) as error:
+        raise ValueError(f'{location} is no conversation: {first_line(error)}.') from error
     return text.encode('utf-8', 'surrogatepass')
 
 
 def _read_messages(value: Any, location: str) -> list[dict[str, Any]]:
     """Returns messages with `role` and `content`, of which either may be missing."""
+    if isinstance(value, str) and value.lstrip().startswith('['):  # a column of JSON
+        with contextlib.suppress(ValueError, RecursionError):
+            value = json.loads(value)
     if isinstance(value, Mapping):  # TFDS has a list for each field
         columns = zip(*value.values(), strict=True)
         value = [dict(zip(value, fields, strict=True)) for fields in columns]
@@ -180,7 +187,7 @@ def _rename_fields(message: Mapping[str, Any]) -> dict[str, Any]:
     fields = {name: _to_text(value) for name, value in message.items() if value is not None}
     if 'role' not in fields and 'from' in fields:
         role = fields.pop('from')
-        fields['role'] = SHARE_ROLES.get(role, role)
+        fields['role'] = SHARE_ROLES.get(role, role) if isinstance(role, str) else role
         fields |= {'content': fields.pop('value')} if 'value' in fields else {}
     return fields
 

@@ -114,6 +114,7 @@ FORMS = [
     {'conversations': [{'from': 'human', 'value': 'hello'}, {'from': 'gpt', 'value': 'and you'}]},
     {'prompt': HELLO[:1], 'completion': HELLO[1:]},
     {'messages': [m | {'name': None} for m in HELLO], 'prompt': None},
+    {'messages': json.dumps(HELLO)},
     {'messages': {'role': [b'user', b'assistant'], 'content': [b'hello', b'and you']}},
 ]
 
