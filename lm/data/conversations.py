@@ -16,9 +16,10 @@ from lm.data.chat_template import PLAIN_STOP
 from lm.data.formats import BLOCK, Documents, file_format, read_json_lines
 from lm.storage.files import first_line
 
-MESSAGES, CONVERSATIONS, PROMPT, COMPLETION = 'messages', 'conversations', 'prompt', 'completion'
-FIELDS = (MESSAGES, CONVERSATIONS, PROMPT, COMPLETION, 'tools', 'system')
-FORMS = f"'{MESSAGES}', '{CONVERSATIONS}', or '{PROMPT}' and '{COMPLETION}'"
+MESSAGES, PROMPT, COMPLETION = 'messages', 'prompt', 'completion'
+LISTS = (MESSAGES, 'conversations', 'conversation')  # names of the field with messages
+FIELDS = (*LISTS, PROMPT, COMPLETION, 'tools', 'system')
+FORMS = f"'{MESSAGES}', 'conversations', or '{PROMPT}' and '{COMPLETION}'"
 ANSWER = 'assistant'  # the role that a model learns
 # Roles of ShareGPT, whose messages have `from` and `value`.
 SHARE_ROLES = {'human': 'user', 'gpt': ANSWER}
@@ -137,11 +138,10 @@ def encode_record(record: Mapping[str, Any], location: str) -> bytes:
     """
     fields = {name: value for name, value in record.items() if value is not None}
     prompt, completion = fields.get(PROMPT), fields.get(COMPLETION)
-    if MESSAGES in fields:
-        document: dict[str, Any] = {MESSAGES: _read_messages(fields[MESSAGES], location)}
-    elif CONVERSATIONS in fields:
-        document = {MESSAGES: _read_messages(fields[CONVERSATIONS], location)}
-        if isinstance(system := fields.get('system'), str) and system:
+    if list_name := next((name for name in LISTS if name in fields), ''):
+        document: dict[str, Any] = {MESSAGES: _read_messages(fields[list_name], location)}
+        system = fields.get('system') if list_name != MESSAGES else None  # beside ShareGPT's
+        if isinstance(system, str) and system:
             document[MESSAGES].insert(0, {'role': 'system', 'content': system})
     elif isinstance(prompt, str | bytes) and isinstance(completion, str | bytes):
         document = {PROMPT: _to_text(prompt), COMPLETION: _to_text(completion)}
