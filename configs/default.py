@@ -92,6 +92,7 @@ def get_config() -> ConfigDict:
     config.data.mask_documents = False  # True: attention stays within a document
     config.data.epochs = 1  # most passes over a source
     config.data.validation_fraction = 0.02  # of the documents
+    config.data.validation_source = ''  # or, as data.source is, text apart; train has the whole
     config.data.invalid_utf8 = 'replace'  # and count them; or stop
     config.data.seed = 0  # of the order of sequences
     config.data.prefetch = 8  # batches prepared in advance

@@ -90,6 +90,7 @@ ANSWERED = {
         '--config.train.trainable=lora --config.reparam.alpha=32',
         '--label_smoothing_factor=0.1': '--config.loss.label_smoothing=0.1',
         '--train_file=a.txt': '--config.data.source=text:a.txt',
+        '--validation_file=b.txt': '--config.data.validation_source=text:b.txt',
         '--packing=true': '--config.data.packing=best_fit',
         '--torch_dtype=bfloat16': '--config.model.dtype=bfloat16',
         '--fsdp=full_shard': '--config.mesh.fsdp=-1 --config.mesh.data=1',
@@ -180,6 +181,7 @@ ANSWERED = {
         '--model.use_bias=false': '--config.model.bias=false',
         '--data.tokenizer=tokenizers/llama': '--config.data.tokenizer=hf:tokenizers/llama',
         '--data.train_urls=[mine/a.jsonl.gz]': '--config.data.source=text:mine/a.jsonl.gz',
+        '--data.validation_urls=[b.jsonl]': '--config.data.validation_source=text:b.jsonl',
         '--data.format.text_key=body': '--config.data.text_field=body',
         '--data.cache_dir=cache': '--config.data.cache_dir=cache',
         '--z_loss_weight=1e-4': '--config.loss.z_loss=1e-4',
@@ -233,7 +235,7 @@ ANSWERED = {
     },
 }
 NOTHING_TO_SET, NOTHING_SENT = 'every step is compiled; there is nothing to set', 'nothing is sent'
-NOT_ON_DISK = 'text is read from the disk of this machine'
+IN_BUCKET, ON_THE_WEB = 'text:gs://BUCKET/GLOB', 'text is not read from the web'
 NO_TEXT, NO_WEIGHTS = 'fetched with the extra hub', 'python -m eval.convert import-hf'
 GOES_ON = 'the same command with the same --workdir goes on where it stopped'
 # {program: {what is given: (words of the answer, flags whose names it holds; '' leaves it out)}}
@@ -259,7 +261,7 @@ NOT_HERE = {
     'torchtitan': {
         '--training.dataset=c4': (NO_TEXT, '--config.data.source=text:c4/**/*.parquet'),
         '--training.compile': (NOTHING_TO_SET, ''),
-        '--training.dataset_path=s3://bucket/data': (NOT_ON_DISK, ''),
+        '--training.dataset_path=s3://bucket/data': (IN_BUCKET, ''),
         '--comm.init_timeout_seconds 600': ('all hosts must have come', '--host_timeout=600'),
         '--parallelism.pipeline_parallel_degree=2': ('split over layers', '--config.mesh.fsdp=2'),
         '--checkpoint.enable_checkpoint': (GOES_ON, '--workdir=runs/mine'),
@@ -276,7 +278,6 @@ NOT_HERE = {
         '--report_to=tensorboard': ('tensorboard --logdir=WORKDIR', ''),
         '--push_to_hub': ('a folder that transformers loads', ''),
         '--dataset_name=wikitext': (NO_TEXT, '--config.data.source=text:wikitext/**/*.parquet'),
-        '--validation_file=b.txt': ('a part of it', '--config.data.validation_fraction=0.01'),
         '--initializer_range=0.02': ('follows from their shape', '--config.scaling.init=fan_in'),
         '--warmup_ratio=0.03': ('a warm-up is given in steps', '--config.optim.warmup_steps=50'),
         '--attn_implementation=sdpa': ('splash (TPU)', '--config.kernels.attention=auto'),
@@ -290,7 +291,7 @@ NOT_HERE = {
         'dataset_type=hf': ('text is read from files', '--config.data.source=text:mine/*.txt'),
         'hf_path=allenai/c4': (NO_TEXT, '--config.data.source=text:c4/**/*.parquet'),
         'warmup_steps_fraction=0.1': ('given in steps', '--config.optim.warmup_steps=10'),
-        'dataset_path=gs://bucket/data': (NOT_ON_DISK, ''),
+        'dataset_path=gs://bucket/data': (IN_BUCKET, ''),
         'tokenizer_path=meta-llama/Llama-3.1-8B': ('tokenizer.json --local-dir=DIR', ''),
         'profiler_steps=5': ('traces steps', '--config.train.profile=2:3'),
         'quantization=int8': ('nothing is computed in fewer bits', ''),
@@ -329,11 +330,7 @@ NOT_HERE = {
         '--data.id=EleutherAI/pile': (NO_TEXT, '--config.data.source=text:pile/**/*.parquet'),
         '--data.shuffle=true': ('sequences are shuffled', '--config.data.seed=1'),
         '--eval_harness.max_examples=10': ('--suite=harness:TASK+TASK', ''),
-        '--data.train_urls=["https://host/a_*.jsonl.gz"]': (NOT_ON_DISK, ''),
-        '--data.validation_urls=[b.jsonl]': (
-            'a part of it',
-            '--config.data.validation_fraction=0.01',
-        ),
+        '--data.train_urls=["https://host/a_*.jsonl.gz"]': (ON_THE_WEB, ''),
         '--data.train_weights={a: 1, b: 2}': (
             'sources and their weights',
             '''--config.data.mixture="{'a': (1, 'text:a/*.txt'), 'b': (2, 'text:b/*.txt')}"''',

@@ -17,6 +17,7 @@ import pytest
 
 from configs import default
 from lm.config.resolve import digest, resolve
+from lm.data.sources import SOURCES, open_source
 from lm.launch.exit_status import DONE
 from lm.run import wave
 from lm.run.program import Program
@@ -28,6 +29,11 @@ from tests.xla import ONE_DEVICE
 
 ROOT = Path(__file__).parent.parent
 IN_BUCKETS = 'tests/test_train_bucket.py has a server of object storage'
+PUBLISHED_SPLITS = [
+    line
+    for line in re.findall(r'^    (uv run .*)$', TEXT, re.MULTILINE)
+    if 'validation_source' in line
+]
 LEFT_OUT = {  # line: why it is not run here
     'uv run pytest': 'it is this',
     'uv run --group docs sphinx-build -c docs . docs/_build': 'CI does',
@@ -76,6 +82,10 @@ LEFT_OUT = {  # line: why it is not run here
         'uv run train.py --config=configs/llama_124m.py '
         f'--config.data.source=hub:{name} --config.data.tokenizer=bpe:32768': 'a network'
         for name in ('HuggingFaceFW/fineweb-edu:sample-10BT', 'Skylion007/openwebtext')
+    },
+    **{
+        line: 'published texts; tests/lm/data/test_splits.py has small ones'
+        for line in PUBLISHED_SPLITS
     },
     'uv run train.py --config=configs/default.py --workdir=s3://my-bucket/runs/mine': IN_BUCKETS,
     'uv run python -m eval --checkpoint=s3://my-bucket/runs/mine --suite=perplexity': IN_BUCKETS,
@@ -301,3 +311,21 @@ def test_printed_table_matches_frame_columns():
     listed = [name for row in rows for name in re.findall(r'`(\w+)`', row)]
     assert {*IDENTITY, *RESULTS} <= {*listed} <= {*IDENTITY, *RESULTS, *columns().values()}
     assert len(set(listed)) == len(listed)
+
+
+def test_commands_with_published_splits_are_valid(monkeypatch):
+    """Their texts are not here: the fields are, and each source is of a kind that can be read."""
+    assert len(PUBLISHED_SPLITS) == 4
+    for line in PUBLISHED_SPLITS:
+        program, config, *flags = arguments(line, small=False)
+        assert (program, config) == ('train.py', '--config=configs/default.py')
+        raw = default.get_config()
+        for flag in flags:
+            path, _, value = flag.removeprefix('--config.').partition('=')
+            raw.update_from_flattened_dict({path: value})
+        fields = resolve(raw.to_dict()).data
+        for source in (fields.source, fields.validation_source):
+            with monkeypatch.context() as patch:
+                patch.setitem(SOURCES, 'text', lambda argument, _: argument)
+                patch.setitem(SOURCES, 'hub', lambda argument, _: argument)
+                assert open_source(source, fields.text_field)

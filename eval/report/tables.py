@@ -49,11 +49,13 @@ FACTS = {
     'device': 'device',
     'parameters': 'parameters',
     'data.source': 'data',
+    'data.validation_source': 'validation data',
     'data.tokenizer': 'tokenizer',
     'data.batch_size': 'batch size',
     'data.seq_len': 'tokens a row',
     'train.steps': 'steps',
 }
+RARE_FACTS = {'data.validation_source'}  # left out if no run has it
 UNSET = 'unset'  # an option that nothing reads, or that is as published
 MARKS = {BETTER: '▼', WORSE: '▲', WITHIN_NOISE: '≈', ONE_SEED: '·'}
 
@@ -76,7 +78,8 @@ def shared_facts(records: Sequence[Record], sweep: Mapping[str, Any]) -> dict[st
     for name in FACTS:
         values = dict.fromkeys(record[columns().get(name, name)] for record in records)
         texts = [f'{value:,}' if isinstance(value, int) else value for value in values if value]
-        facts[FACTS[name]] = ', '.join(texts) or 'not recorded yet'
+        if texts or name not in RARE_FACTS:
+            facts[FACTS[name]] = ', '.join(texts) or 'not recorded yet'
     if len(records) == 1 and records[0]['wall_sec']:  # runs beside each other share their time
         seconds = records[0]['wall_sec']
         facts['wall time'] = f'{seconds / 3600:.2f} h' if seconds >= 3600 else f'{seconds:.0f} s'

@@ -60,7 +60,8 @@ def perplexity(
     of context, or its whole document before it.
 
     For a mixture the numbers are means over its sources, weighted by data.mixture, and each source
-    has its own ce. `items` has the nats of each document of any source.
+    has its own ce, unless data.validation_source is the split of all. `items` has the nats of each
+    document of any source.
 
     Args:
       checkpoint: a loaded checkpoint.
@@ -103,7 +104,8 @@ def perplexity(
     is_mixture = isinstance(split, MixedRows)
     size = dataclasses.replace(split, sources=(*sizes.values(),)) if is_mixture else sizes['']
     numbers = validation_losses(sums, size) | {'tokens': size.n_tokens, 'bytes': size.n_bytes}
-    table = domain_table(scored, checkpoint.recipe.data.source)
+    fields = checkpoint.recipe.data
+    table = domain_table(scored, fields.validation_source or fields.source)
     return SuiteResult(numbers, document_items(scored), {'Bits per byte by domain': table})
 
 

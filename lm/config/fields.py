@@ -195,6 +195,7 @@ class DataConfig:
     cache_dir: str
     objective: Annotated[str, Choice(OBJECTIVES, 'data', several=True, shares=True)] = 'causal'
     mixture: str | None = None  # `lm.config.mixture` reads it; instead of source
+    validation_source: str = ''  # the text of the validation split; empty: a part of source
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -133,18 +133,20 @@ def normalize_mixture(mixture: str, source: str) -> dict[str, Any]:
 
 
 def source_flag(config: Any) -> str:
-    """Returns the flag that names the text, for messages. config: section `data`."""
-    return (
+    """Returns the flags that name the text, for messages. config: section `data`."""
+    training = (
         f'data.source={config.source}'
         if config.mixture is None
         else f'data.mixture={config.mixture}'
     )
+    apart = config.validation_source
+    return training + (f' with data.validation_source={apart}' if apart else '')
 
 
 def reads_chats(config: Any) -> bool:
     """Whether a source of the config holds conversations. config: section `data`."""
     mixture = () if config.mixture is None else parse_mixture(config.mixture)
-    sources = [config.source, *(ingredient.source for ingredient in mixture)]
+    sources = [config.source, config.validation_source, *(part.source for part in mixture)]
     return any(source.startswith(CHAT) for source in sources)
 
 

@@ -61,7 +61,8 @@ def foreign_names() -> ForeignNames:
     fields = index_by_name(table['fields'].items())
     elsewhere: dict[str, list[tuple[str, str]]] = {}
     for row in table['elsewhere']:
-        elsewhere.setdefault(row['field'], []).append((row['pattern'], row['say']))
+        for field in row['field'].split():
+            elsewhere.setdefault(field, []).append((row['pattern'], row['say']))
     return ForeignNames(
         fields={name: path.split() for name, path in fields.items()},
         shares={name: (row['field'], row['whole']) for name, row in table['shares'].items()},

@@ -1,5 +1,7 @@
 """Opens the data of a config: one source, or a mixture of sources with one tokenizer.
 
+The validation split is a part of each source, or data.validation_source.
+
 A `byte` or `hf:` tokenizer needs no text, so a source in a mixture has the same digest as on its
 own, and is prepared once for both. `bpe:SIZE` is trained on the training splits of all sources,
 with all the text of each. Shares do not matter, so changing them prepares nothing anew.
@@ -16,7 +18,7 @@ from typing import Any, NamedTuple
 from lm.config.fields import DataConfig
 from lm.config.mixture import Ingredient, MixedRows, Shares, parse_mixture
 from lm.data import cache, chat_pieces, prepare, prepared, round_trip, tokenizers
-from lm.data.prepared import LEFT_OUT, ROUND_TRIP, TOKENIZER
+from lm.data.prepared import LEFT_OUT, ROUND_TRIP, SHARED, TOKENIZER
 from lm.data.rows import PACKINGS, Rows
 from lm.data.scan import INVALID_UTF8, SPLITS, open_scan, scan_source
 from lm.data.sources import Source, open_source
@@ -28,6 +30,9 @@ from modules.choices import choose
 # Of the fields with an integer value.
 LOWER_BOUNDS = {'seq_len': 1, 'batch_size': 1, 'epochs': 1, 'seed': 0, 'prefetch': 0}
 UPPER_BOUND = 2**31 - 1  # devices count with 32 bits
+# configs/default.py has this fraction, so that it cannot be told from none given.
+DEFAULT_FRACTION = 0.02
+ORIGINS = ('origin', 'validation_origin')  # fields of the report
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +78,13 @@ def _check_fields(cfg: DataConfig) -> TokenizerPlan:
             'data.validation_fraction must be at least 0 and less than 1; '
             f'got {cfg.validation_fraction}.'
         )
+    if cfg.validation_source and cfg.validation_fraction != DEFAULT_FRACTION:
+        raise ValueError(
+            f'data.validation_fraction={cfg.validation_fraction} would not be read: '
+            f'data.validation_source={cfg.validation_source} is the validation split, and all of '
+            f'the other text is trained on. Leave one of them out (the fraction: '
+            f'{DEFAULT_FRACTION}, its default).'
+        )
     if is_url(cfg.cache_dir):
         open_bucket(cfg.cache_dir)
     try:
@@ -89,16 +101,25 @@ def _check_fields(cfg: DataConfig) -> TokenizerPlan:
 
 def _open_sources(cfg: DataConfig) -> list[MixtureSource]:
     """Opens the sources of cfg.mixture. Raises ValueError, with the name of the invalid source."""
-    sources = []
+    sources, validation = [], _open_validation(cfg)
     assert cfg.mixture is not None
     for ingredient in parse_mixture(cfg.mixture):
         with _prefix_errors(ingredient.name):
             source_cfg = dataclasses.replace(cfg, source=ingredient.source, mixture=None)
-            sources.append(MixtureSource(ingredient, source_cfg, _open_source(source_cfg)))
+            source = dataclasses.replace(_open_text(source_cfg), validation=validation)
+            _check_kinds(source_cfg, source)
+            sources.append(MixtureSource(ingredient, source_cfg, source))
     return sources
 
 
 def _open_source(cfg: DataConfig) -> Source:
+    """Opens the source of a config, with its validation source if it has one."""
+    source = dataclasses.replace(_open_text(cfg), validation=_open_validation(cfg))
+    _check_kinds(cfg, source)
+    return source
+
+
+def _open_text(cfg: DataConfig) -> Source:
     """Opens cfg.source. Raises ValueError also if the tokenizer cannot encode conversations."""
     source = open_source(cfg.source, cfg.text_field)
     if source.is_chat and cfg.tokenizer.startswith('ids:'):
@@ -107,6 +128,25 @@ def _open_source(cfg: DataConfig) -> Source:
             "encodes no text. Set data.tokenizer to the model's own, hf:FOLDER."
         )
     return source
+
+
+def _check_kinds(cfg: DataConfig, source: Source) -> None:
+    """Raises ValueError if one of a source and its validation source holds conversations."""
+    if source.validation is not None and source.validation.is_chat != source.is_chat:
+        raise ValueError(
+            f'data.source={cfg.source} and data.validation_source={cfg.validation_source} must '
+            'both hold text, or both conversations (chat:).'
+        )
+
+
+def _open_validation(cfg: DataConfig) -> Source | None:
+    """Opens data.validation_source; None if it is empty. Its errors name this field."""
+    if not cfg.validation_source:
+        return None
+    try:
+        return open_source(cfg.validation_source, cfg.text_field)
+    except ValueError as error:
+        raise ValueError(str(error).replace('data.source', 'data.validation_source')) from error
 
 
 @contextlib.contextmanager
@@ -141,17 +181,23 @@ def open_dataset(cfg: DataConfig, *, say: Callable[[str], None] = print) -> Data
             if (name := part.ingredient.name) not in datasets:
                 with _prefix_errors(name), contextlib.suppress(InUseError):
                     datasets[name] = _open_single(part.cfg, part.source, plan, say, wait)
-    return _mix_datasets(sources, [datasets[part.ingredient.name] for part in sources])
+    return _mix_datasets(
+        sources, [datasets[part.ingredient.name] for part in sources], bool(cfg.validation_source)
+    )
 
 
 def _open_single(
     cfg: DataConfig, source: Source, plan: TokenizerPlan, say: Callable, wait: bool = True
 ) -> Dataset:
     digest = prepare.digest(source, plan, cfg)
-    if source.origin:
-        say(f'data: {cfg.source} is {source.origin}')
-    for note in source.notes:
-        say(note)
+    parts = [(cfg.source, source), (cfg.validation_source, source.validation)]
+    origins = {}
+    for (name, part), field in zip(parts, ORIGINS, strict=True):
+        if part is not None and part.origin:
+            say(f'data: {name} is {part.origin}')
+            origins[field] = part.origin
+        for note in () if part is None else part.notes:
+            say(note)
     prepare_folder = functools.partial(prepare.prepare, source, plan, cfg, digest, say, wait)
     find_damage = prepared.find_damage
     folder = cache.fetch_or_make(
@@ -173,8 +219,37 @@ def _open_single(
         loss = round_trip.measure_loss(tokenizer, samples)
     if note := round_trip.describe_loss(loss, cfg.tokenizer, cfg.source):
         say(note)
-    report |= {'origin': source.origin} if source.origin else {}
-    return Dataset(tokenizer, **rows, digest=digest, report=report)
+    for note in _list_split_notes(cfg, report):
+        say(note)
+    return Dataset(tokenizer, **rows, digest=digest, report=report | origins)
+
+
+def _list_split_notes(cfg: DataConfig, report: Mapping[str, Any]) -> list[str]:
+    """Returns notes on a validation split of another size than expected, or of training text.
+
+    Args:
+      cfg: the data section.
+      report: counts of both splits.
+    """
+    notes, counts = [], report['validation']
+    share = counts['bytes'] / (counts['bytes'] + report['train']['bytes'])
+    if n_shared := report.get(SHARED, 0):
+        notes.append(
+            f'NOTE: {n_shared:,} documents of {cfg.validation_source}, the validation text, are '
+            f'also in the training text {cfg.source}'
+        )
+    elif not cfg.validation_source and share > 2 * cfg.validation_fraction:
+        notes.append(
+            f'NOTE: {share:.2%} of {cfg.source} is validation text, and data.validation_fraction='
+            f'{cfg.validation_fraction:g} asks for {cfg.validation_fraction:.2%}: its documents '
+            'are few or too different in length. data.validation_source can name text apart.'
+        )
+    if counts['tokens'] < cfg.seq_len + 1:
+        notes.append(
+            f'NOTE: the validation split of {cfg.validation_source or cfg.source} holds '
+            f'{counts["tokens"]} tokens, less than one row of data.seq_len + 1 = {cfg.seq_len + 1}'
+        )
+    return notes
 
 
 def _check_chats(
@@ -253,14 +328,21 @@ def _digest_parts(*parts: str) -> str:
     return cache.digest_bytes(*(part.encode() for part in (str(prepared.FORMAT), *parts)))
 
 
-def _mix_datasets(sources: Sequence[MixtureSource], datasets: Sequence[Dataset]) -> Dataset:
-    """Joins the datasets of all sources. Their own reports are under `sources` in the new one."""
+def _mix_datasets(
+    sources: Sequence[MixtureSource], datasets: Sequence[Dataset], is_validation_shared: bool
+) -> Dataset:
+    """Joins the datasets of all sources. Their own reports are under `sources` in the new one.
+
+    is_validation_shared: whether all of them have the validation split of the first.
+    """
     names = tuple(source.ingredient.name for source in sources)
     shares = Shares([source.ingredient.weight for source in sources])
     reports = [dataset.report for dataset in datasets]
     report: dict[str, Any] = {
         split: _sum_counts([source_report[split] for source_report in reports]) for split in SPLITS
     }
+    if is_validation_shared:
+        report['validation'] = reports[0]['validation']
     report['empty_documents'] = sum(source_report['empty_documents'] for source_report in reports)
     report['invalid_utf8'] = _sum_counts(
         [source_report['invalid_utf8'] for source_report in reports]
@@ -277,7 +359,10 @@ def _mix_datasets(sources: Sequence[MixtureSource], datasets: Sequence[Dataset])
     if any(source.source.is_chat for source in sources):  # a batch has the same arrays throughout
         bos_id = datasets[0].tokenizer.bos_id
         train, validation = ([r.with_targets(bos_id) for r in rows] for rows in (train, validation))
-    train, validation = (MixedRows(names, shares, tuple(rows)) for rows in (train, validation))
+    train = MixedRows(names, shares, tuple(train))
+    validation = (
+        validation[0] if is_validation_shared else MixedRows(names, shares, tuple(validation))
+    )
     digest = _digest_parts('mixture of', *identities)
     return Dataset(datasets[0].tokenizer, train, validation, digest, report)
 

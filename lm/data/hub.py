@@ -16,14 +16,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lm.data import formats
+from lm.data.addresses import explain_address
 from lm.data.formats import Documents
 from lm.data.globs import MAX_LENGTH, Pattern
 from lm.storage.files import first_line
 from modules.choices import suggest_nearest
 
 CARD, TRAIN, DATASET = 'README.md', 'train', 'dataset'
-# Words in the names of files of another split, where the card says none.
-OTHER_SPLITS = {'test', 'testing', 'eval', 'evaluation', 'dev', 'val', 'valid', 'validation'}
+# Words in the names of files of a split, where the card says none.
+SPLIT_WORDS = {
+    TRAIN: {TRAIN, 'training'},
+    'validation': {'dev', 'val', 'valid', 'validation'},
+    'test': {'test', 'testing', 'eval', 'evaluation'},
+}
 MAX_LISTED = 30  # subsets that an error names at most
 LAST_CHARACTER = chr(sys.maxunicode)
 MAX_WORK = 10**8  # characters of globs times candidate paths: half a minute
@@ -36,19 +41,21 @@ class Shards:
     Attributes:
       name: OWNER/NAME.
       subset: '' for the default one.
+      split: the name of the split; '' for the training split.
       commit: 40 hexadecimal digits.
       blobs: {path: hash of its content}.
     """
 
     name: str
     subset: str
+    split: str
     commit: str
     blobs: Mapping[str, str]
 
     @property
     def origin(self) -> str:
         """The data.source that always means exactly these files."""
-        return f'hub:{self.name}@{self.commit}' + (f':{self.subset}' if self.subset else '')
+        return f'hub:{self.name}@{self.commit}{_format_part(self.subset, self.split)}'
 
     def documents(self, text_field: str) -> Documents:
         """Yields all documents; fetches each file when its turn comes."""
@@ -66,18 +73,17 @@ class Shards:
 
 
 def open_shards(argument: str) -> Shards:
-    """Returns the files of NAME[@REVISION][:SUBSET], listed but not fetched.
+    """Returns the files of NAME[@REVISION][:SUBSET[:SPLIT]], listed but not fetched.
 
-    Raises ValueError without the library, for a missing data set, revision or subset, and if the
-    hub cannot be reached and the cache lacks the list.
+    Raises ValueError without the library, for a missing data set, revision, subset or split, and if
+    the hub cannot be reached and the cache lacks the list.
     """
     if not argument:
         raise ValueError("data.source 'hub' needs a name, such as hub:OWNER/NAME:SUBSET.")
-    if address := re.match(r'https?://[^/]+/datasets/([^/]+/[^/?#]+)', argument):
-        raise ValueError(
-            f'data.source=hub:{argument} is an address. Write the name in it: hub:{address[1]}.'
-        )
-    repository, _, subset = argument.partition(':')
+    if explanation := explain_address(argument) if '://' in argument else '':
+        raise ValueError(f'data.source=hub:{argument} has an address for a name. {explanation}')
+    repository, _, part = argument.partition(':')
+    subset, _, split = part.partition(':')
     name, _, revision = repository.partition('@')
     library = _import_hub()
     with (
@@ -91,9 +97,13 @@ def open_shards(argument: str) -> Shards:
         has_card = (folder / CARD).is_file()
         card = _read_card(name, folder / CARD) if has_card else None
     paths = [file.path for file in repo_files if file.path.endswith('.parquet')]
-    chosen = {*select_files(name, subset, paths, {} if card is None else card)}
+    chosen = {*select_files(name, subset, split, paths, {} if card is None else card)}
     blobs = {file.path: file.blob_id for file in repo_files if file.path in chosen}
-    return Shards(name, subset, folder.name, dict(sorted(blobs.items())))
+    return Shards(name, subset, split, folder.name, dict(sorted(blobs.items())))
+
+
+def _format_part(subset: str, split: str) -> str:
+    return f':{subset}:{split}' if split else f':{subset}' if subset else ''
 
 
 def _read_card(name: str, path: Path) -> dict[str, Any] | None:
@@ -106,9 +116,9 @@ def _read_card(name: str, path: Path) -> dict[str, Any] | None:
 
 
 def select_files(
-    name: str, subset: str, paths: Sequence[str], card: Mapping[str, Any]
+    name: str, subset: str, split: str, paths: Sequence[str], card: Mapping[str, Any]
 ) -> list[str]:
-    """Returns the files of the training split of a subset.
+    """Returns the files of a split of a subset.
 
     Subsets are the `configs` of the card, each with patterns of files by split; without them, the
     folders that hold the files.
@@ -116,33 +126,36 @@ def select_files(
     Args:
       name: the data set, for errors.
       subset: one of the subsets; '' is the default one.
+      split: the name of a split; '' is the training split.
       paths: the parquet files of the data set.
       card: the fields at the head of its README.md, which may have any form.
 
     Raises:
-      ValueError: for a missing subset, and for a card of another form, with the field.
+      ValueError: for a missing subset or split, and for a card of another form, with the field.
     """
     if not paths:
         raise ValueError(
             f'hub:{name} has no parquet files. Where the hub has converted it, '
             f'hub:{name}@refs/convert/parquet has some; or fetch it, for text:GLOB.'
         )
+    split = split or TRAIN
     configs = _read_configs(name, card)
     folders = sorted({path.partition('/')[0] for path in paths if '/' in path})
+    config_name = subset
     if configs:
         default = [n for n, config in configs.items() if config.is_default or n == 'default']
         single = [n for n in configs if len(configs) == 1]
         config_name = subset or next(iter([*default, *single]), '')
         files = (
-            _select_training_files(paths, configs[config_name], name)
+            _select_split_files(paths, configs[config_name], name, split)
             if config_name in configs
             else None
         )
     elif subset:
         files = [path for path in paths if path.startswith(f'{subset}/')] or None
-        files = None if files is None else _filter_training_paths(files)
+        files = None if files is None else _filter_paths(files, split)
     else:
-        files = _filter_training_paths(paths)
+        files = _filter_paths(paths, split)
     if files is None:
         subsets = [*(configs or folders)]
         suffix = f' and {len(subsets) - MAX_LISTED} more' if len(subsets) > MAX_LISTED else ''
@@ -154,7 +167,9 @@ def select_files(
             f'hub:{name}:SUBSET.{suggest_nearest(subset, subsets) if subset else ""}'
         )
     if not files:
-        raise ValueError(f'hub:{name}{f":{subset}" if subset else ""} has no split {TRAIN!r}.')
+        splits = [s for s in _list_splits(configs.get(config_name)) if s != split]
+        listed = f' There are {", ".join(splits[:MAX_LISTED])}.' if splits else ''
+        raise ValueError(f'hub:{name}{_format_part(subset, "")} has no split {split!r}.{listed}')
     return files
 
 
@@ -225,20 +240,28 @@ def _list_entries(config: HubConfig) -> list[CardEntry]:
             return [CardEntry(config.field, None, globs)]
 
 
-def _select_training_files(paths: Sequence[str], config: HubConfig, name: str) -> list[str]:
-    """Returns the files of the split `train` in a config of the card.
+def _list_splits(config: HubConfig | None) -> list[str]:
+    """Returns the names of the splits in a config of a card."""
+    entries = [] if config is None else _list_entries(config)
+    return [entry.split for entry in entries if isinstance(entry.split, str)]
 
-    Without named splits, returns the files whose names belong to no other split.
+
+def _select_split_files(
+    paths: Sequence[str], config: HubConfig, name: str, split: str
+) -> list[str]:
+    """Returns the files of a split in a config of the card.
+
+    Without named splits, returns the files whose names belong to it (`_filter_paths`).
     """
     entries, patterns = _list_entries(config), []
     has_splits = any(entry.split is not None for entry in entries)
-    for field, split, globs in entries:
-        if has_splits and not isinstance(split, str):
-            raise _card_error(name, field, 'the path of a named split, as others are', split)
-        if split in (None, TRAIN):
+    for field, entry_split, globs in entries:
+        if has_splits and not isinstance(entry_split, str):
+            raise _card_error(name, field, 'the path of a named split, as others are', entry_split)
+        if entry_split in (None, split):
             patterns += _read_patterns(name, field, globs)
     files = _match_paths(name, config.field, paths, patterns)
-    return files if has_splits else _filter_training_paths(files)
+    return files if has_splits else _filter_paths(files, split)
 
 
 def _read_patterns(name: str, field: str, value: Any) -> list[Pattern]:
@@ -288,11 +311,18 @@ def _count_hidden(path: str) -> int:
     )
 
 
-def _filter_training_paths(paths: Sequence[str]) -> list[str]:
-    """Returns the paths with the word train, or else the paths without a word of another split."""
+def _filter_paths(paths: Sequence[str], split: str) -> list[str]:
+    """Returns the paths with a word of the split.
+
+    Without such paths, the training split is the paths without a word of another split.
+    """
     words = {path: {*re.split(r'[^a-z]+', path.lower())} for path in paths}
-    training_paths = [path for path in paths if words[path] & {TRAIN, 'training'}]
-    return training_paths or [path for path in paths if not words[path] & OTHER_SPLITS]
+    split_words = SPLIT_WORDS.get(split, {split.lower()})
+    matches = [path for path in paths if words[path] & split_words]
+    if matches or split != TRAIN:
+        return matches
+    other_words = set().union(*SPLIT_WORDS.values()) - split_words
+    return [path for path in paths if not words[path] & other_words]
 
 
 def _import_hub() -> Any:

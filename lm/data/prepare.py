@@ -36,6 +36,7 @@ import numpy as np
 
 from lm.config.fields import DataConfig
 from lm.data import cache, chat_pieces, prepared, round_trip, scan, tokenizers
+from lm.data.long_documents import list_cut_hashes
 from lm.data.prepared import (
     CONTENTS,
     INDEX,
@@ -43,6 +44,7 @@ from lm.data.prepared import (
     RECORDS,
     REPORT,
     ROUND_TRIP,
+    SHARED,
     TOKENIZER,
     TOKENS,
 )
@@ -69,17 +71,24 @@ Parts = Iterator[tuple[str, str | None]]  # (split, the next part of a document,
 def digest(source: Source, plan: TokenizerPlan, cfg: DataConfig) -> str:
     """Returns the name of the prepared data: a hash of everything that determines it.
 
+    Text whose documents are whole, and which is split, has the name of versions that had no other.
+
     Args:
       source: the text.
       plan: the tokenizer's plan.
       cfg: the data section.
     """
-    rule = f'{prepared.FORMAT} {cfg.validation_fraction!r} {cfg.invalid_utf8} {source.identity}'
-    files = cache.file_digests(cache.root(cfg.cache_dir), source.files)
+    folder, apart = cache.root(cfg.cache_dir), source.validation
+    split = repr(cfg.validation_fraction) if apart is None else 'apart'
+    rule = f'{prepared.FORMAT} {split} {cfg.invalid_utf8} {source.identity}'
+    parts = [rule, *cache.file_digests(folder, source.files)]
+    if apart is not None:
+        parts += [f'validation {apart.identity}', *cache.file_digests(folder, apart.files)]
+    if list_cut_hashes(source, cfg):
+        parts.append('long documents are cut')
+    rule_bytes, *file_bytes = (part.encode() for part in parts)
     chats = [chat_pieces.identify_chats(cfg.tokenizer)] if source.is_chat else []
-    return cache.digest_bytes(
-        rule.encode(), plan.identity, *chats, *(file.encode() for file in files)
-    )
+    return cache.digest_bytes(rule_bytes, plan.identity, *chats, *file_bytes)
 
 
 def check_unchanged(source: Source, plan: TokenizerPlan, cfg: DataConfig, name: str) -> None:
@@ -222,7 +231,9 @@ class PreparationJob:
     def _settings(self) -> dict[str, Any]:
         """Returns the settings that determine the data besides the text itself."""
         names = ('source', 'text_field', 'tokenizer', 'validation_fraction', 'invalid_utf8')
-        return {name: getattr(self.cfg, name) for name in names}
+        settings = {name: getattr(self.cfg, name) for name in names}
+        apart = self.cfg.validation_source
+        return settings | ({'validation_source': apart} if apart else {})
 
     def _remove_outdated(self) -> None:
         """Removes pieces of an earlier state of the same text, unless a process works on them."""
@@ -257,6 +268,11 @@ class PreparationJob:
             if corpus.is_one_document:
                 self.say(
                     'data: there is one document only; its last lines are the validation split'
+                )
+            if n_cut := sum(map(corpus.cut_hashes.__contains__, corpus.hashes.tolist())):
+                self.say(
+                    f'data: there are few documents; the last lines of {n_cut:,} long ones are in '
+                    'the validation split'
                 )
             for remark in corpus.remarks:
                 self.say(remark)
@@ -398,7 +414,13 @@ class Pieces:
         )
         corpus = self.corpus
         invalid = {'documents': corpus.invalid_documents, 'bytes': corpus.invalid_bytes}
-        report = {**counts, 'empty_documents': corpus.empty, 'invalid_utf8': invalid}
+        report: dict[str, Any] = {
+            **counts,
+            'empty_documents': corpus.empty,
+            'invalid_utf8': invalid,
+        }
+        if corpus.validation_start is not None:
+            report[SHARED] = corpus.n_shared_documents
         loss = round_trip.measure_loss(self.tokenizer, round_trip.sample_scan(corpus))
         report |= {} if loss is None else {ROUND_TRIP: loss}
         if chats is not None:

@@ -32,6 +32,7 @@ CONTENTS = 'contents.json'
 # Ends of the names of arrays in INDEX, which data of conversations have besides.
 SPANS, TARGET_BYTES = '_targets', '_target_bytes'
 LEFT_OUT = 'left_out'  # conversations by the reason
+SHARED = 'shared_documents'  # the field of the report: of a validation source, those also in train
 ROUND_TRIP = 'round_trip'  # the field of the report with what the tokenizer loses
 
 

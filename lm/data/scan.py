@@ -2,7 +2,9 @@
 
 Later steps read the copy, so that each file is read once here and once for its digest. Only the
 hash of a document's content decides whether it is in the validation split: copies stay together,
-and order, machine and number of hosts do not matter.
+and order, machine and number of hosts do not matter. A few long documents are cut into both splits
+(`lm.data.long_documents`). If the validation split is a source of its own, its documents follow
+those of the training split, and nothing is split.
 """
 
 import array
@@ -14,7 +16,7 @@ import itertools
 import json
 import mmap
 import os
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +24,7 @@ import numpy as np
 
 from lm.config.fields import DataConfig
 from lm.data.formats import BLOCK
+from lm.data.long_documents import hash_threshold, list_cut_hashes
 from lm.data.progress import report_periodically
 from lm.data.sources import Source
 from modules.choices import choose
@@ -119,6 +122,9 @@ class Scan:
       invalid_documents: documents with invalid UTF-8.
       invalid_bytes: bytes of invalid UTF-8.
       remarks: lines about the encoding of the text.
+      cut_hashes: hashes of the documents that are cut because there are few and long ones.
+      validation_start: number of the first document of a validation split that is a source of its
+        own; else None.
     """
 
     copy: int
@@ -131,6 +137,8 @@ class Scan:
     invalid_documents: int
     invalid_bytes: int
     remarks: tuple[str, ...]
+    cut_hashes: frozenset[int] = frozenset()
+    validation_start: int | None = None
 
     def read(self, start: int, stop: int) -> Iterator[bytes]:
         """Yields bytes [start, stop) of the copy, in blocks."""
@@ -156,7 +164,13 @@ class Scan:
         """Whether there is only one document, perhaps in copies. Each copy is cut into both
         splits.
         """
-        return self.hashes.min() == self.hashes.max()
+        return self.validation_start is None and self.hashes.min() == self.hashes.max()
+
+    @property
+    def n_shared_documents(self) -> int:
+        """Number of documents of the validation source that the training source has too."""
+        start = len(self.hashes) if self.validation_start is None else self.validation_start
+        return int(np.isin(self.hashes[start:], self.hashes[:start]).sum())
 
 
 def scan_source(source: Source, cfg: DataConfig, folder: Path) -> None:
@@ -168,16 +182,20 @@ def scan_source(source: Source, cfg: DataConfig, folder: Path) -> None:
       folder: the folder to write to.
 
     Raises:
-      ValueError: if the source has no text, or invalid UTF-8 that cfg.invalid_utf8 refuses.
+      ValueError: if the source of a split has no text, or for invalid UTF-8 that cfg.invalid_utf8
+        refuses.
     """
     invalid_in = choose(INVALID_UTF8, cfg.invalid_utf8, 'data.invalid_utf8')
     lengths, hashes, names, pieces = array.array('q'), array.array('Q'), {}, [Piece(0, 0, 0)]
     counts = dict.fromkeys(('n_bytes', 'empty', 'invalid_documents', 'invalid_bytes'), 0)
+    validation_start = None
     first_invalid, first_with_zeros, n_with_zeros = '', '', 0
     format_progress = 'data: {:,} documents are read, {:,.0f} MB'.format
     progress = report_periodically(lambda: format_progress(len(lengths), file.tell() / 1e6))
     with open(folder / COPY, 'wb', buffering=BLOCK) as file, progress:
-        for name, parts in source.documents():
+        for split, name, parts in _iterate_documents(source):
+            if split == 'validation' and validation_start is None:
+                validation_start = len(lengths)
             state, length, invalid, zeros = hashlib.blake2b(digest_size=8), 0, 0, 0
             for block in align_characters(parts):
                 invalid += invalid_in(name, block, length)
@@ -204,9 +222,11 @@ def scan_source(source: Source, cfg: DataConfig, folder: Path) -> None:
                 first_with_zeros = first_with_zeros or name
                 n_with_zeros += 1
             counts['invalid_bytes'] += invalid
-    if not lengths:
+    if not lengths or validation_start == 0:
         summary = f'{counts["empty"]} documents, all of them empty'
         raise ValueError(f'data.source={cfg.source} holds no text: {summary}.')
+    if source.validation is not None and validation_start in (None, len(lengths)):
+        raise ValueError(f'data.validation_source={cfg.validation_source} holds no text.')
     pieces[-1] = pieces[-1]._replace(stop=len(lengths))
     remarks = []
     if first_invalid:
@@ -225,12 +245,22 @@ def scan_source(source: Source, cfg: DataConfig, folder: Path) -> None:
         'pieces': pieces,
         'counts': counts,
         'remarks': remarks,
+        'cut_hashes': list_cut_hashes(source, cfg),
+        'validation_start': validation_start,
     }
     arrays: dict[str, Any] = {
         'lengths': np.frombuffer(lengths, np.int64),
         'hashes': np.frombuffer(hashes, 'u8'),
     }
     np.savez(folder / TABLE, about=np.frombuffer(json.dumps(metadata).encode(), np.uint8), **arrays)
+
+
+def _iterate_documents(source: Source) -> Iterator[tuple[str, str, Iterable[bytes]]]:
+    """Yields (split, name, parts); all documents are 'train' if the source is to be split."""
+    for split, part in zip(SPLITS, (source, source.validation), strict=True):
+        if part is not None:
+            for name, parts in part.documents():
+                yield split, name, parts
 
 
 @contextlib.contextmanager
@@ -250,59 +280,96 @@ def open_scan(folder: Path) -> Generator[Scan]:
         if os.fstat(copy).st_size != counts['n_bytes']:
             raise DamagedCopy(f'{folder / COPY} does not have the size it was written with')
         pieces = [Piece(*piece) for piece in metadata['pieces']]
-        names, remarks = dict(metadata['names']), tuple(metadata.get('remarks', ()))
-        yield Scan(copy, lengths, hashes, pieces, names, **counts, remarks=remarks)
+        yield Scan(
+            copy,
+            lengths,
+            hashes,
+            pieces,
+            names=dict(metadata['names']),
+            **counts,
+            remarks=tuple(metadata.get('remarks', ())),
+            cut_hashes=frozenset(metadata.get('cut_hashes', ())),
+            validation_start=metadata.get('validation_start'),
+        )
 
 
 class Boundary(NamedTuple):
-    """The boundary between the splits, in hashes or within the only document.
+    """The boundary between the splits.
 
     Attributes:
-      threshold: documents with a smaller hash are in the validation split.
-      head: bytes of the only document in the training split, whose rest is for validation; else 0.
+      threshold: whole documents with a smaller hash are in the validation split.
+      heads: {hash: bytes in the training split} of the documents that are cut.
+      validation_start: documents from this number on are in the validation split.
     """
 
     threshold: int
-    head: int
+    heads: Mapping[int, int]
+    validation_start: int
 
 
 def select_boundary(corpus: Scan, fraction: float) -> Boundary:
     """Selects a boundary that leaves neither split empty."""
+    if corpus.validation_start is not None:
+        return Boundary(0, {}, corpus.validation_start)
+    end = len(corpus.lengths)
     if corpus.is_one_document:
-        corpus.check(corpus.pieces[0])
-        with mmap.mmap(corpus.copy, 0, access=mmap.ACCESS_READ) as content:
-            length = int(corpus.lengths[0])
-            return Boundary(0, cut_point(corpus.names[0], content, length, max(fraction, 1e-9)))
-    # Above the smallest hash and at most the largest, so that both splits have a document.
-    threshold = max(int(fraction * 2**64), int(corpus.hashes.min()) + 1)
-    return Boundary(min(threshold, int(corpus.hashes.max())), 0)
+        return Boundary(0, _cut_documents(corpus, {int(corpus.hashes[0])}, fraction), end)
+    if corpus.cut_hashes:
+        heads = _cut_documents(corpus, corpus.cut_hashes, fraction)
+        return Boundary(int(fraction * 2**64), heads, end)
+    return Boundary(hash_threshold(corpus.hashes, fraction), {}, end)
 
 
-def cut_point(name: str, text: bytes | mmap.mmap, length: int, fraction: float) -> int:
-    """Returns the offset that splits the only document.
+def _cut_documents(corpus: Scan, cut_hashes: Set[int], fraction: float) -> dict[int, int]:
+    """Returns {hash: bytes in the training split}. Of equal documents, reads the first."""
+    heads, stops = {}, np.cumsum(corpus.lengths)
+    with mmap.mmap(corpus.copy, 0, access=mmap.ACCESS_READ) as content:
+        for piece in corpus.pieces:
+            hashes = corpus.hashes[piece.first : piece.stop].tolist()
+            if not (cut_hashes - heads.keys()) & {*hashes}:
+                continue
+            corpus.check(piece)
+            for number, document_hash in enumerate(hashes, piece.first):
+                if document_hash in cut_hashes and document_hash not in heads:
+                    name, length = corpus.names.get(number, ''), int(corpus.lengths[number])
+                    start, share = int(stops[number]) - length, max(fraction, 1e-9)
+                    heads[document_hash] = cut_point(name, content, length, share, start)
+    return heads
 
-    It is the start of a line, or else of a character, with about `fraction` of the text after it.
+
+def cut_point(
+    name: str, text: bytes | mmap.mmap, length: int, fraction: float, start: int = 0
+) -> int:
+    """Returns the number of bytes of a document that are before its cut.
+
+    The cut is at the start of a line, or else of a character, with about `fraction` of the document
+    after it.
 
     Args:
       name: the document, for errors.
-      text: begins with the document.
+      text: holds the document.
       length: bytes of the document.
       fraction: share of the validation split.
+      start: offset of the document in the text.
 
     Raises:
       ValueError: if the document is too short to be cut.
     """
-    target = min(int(length * (1 - fraction)), length - 1)
-    cut = text.rfind(b'\n', 0, target) + 1 or text.find(b'\n', target, length) + 1
-    if not 0 < cut < length:
-        nearby_offsets = itertools.chain(range(target, 0, -1), range(max(target, 1), length))
-        cut = next((i for i in nearby_offsets if text[i] & 0xC0 != 0x80), 0)  # no continuation byte
-    if not cut:
+    stop = start + length
+    target = min(start + int(length * (1 - fraction)), stop - 1)
+    cut = text.rfind(b'\n', start, target) + 1 or text.find(b'\n', target, stop) + 1
+    if not start < cut < stop:
+        nearby_offsets = itertools.chain(
+            range(target, start, -1), range(max(target, start + 1), stop)
+        )
+        is_border = (i for i in nearby_offsets if text[i] & 0xC0 != 0x80)  # no continuation byte
+        cut = next(is_border, start)
+    if cut == start:
         raise ValueError(
             f'the corpus is {name} alone, {length} bytes: too short to be split into training '
             'and validation. Name more text in data.source.'
         )
-    return cut
+    return cut - start
 
 
 class Span(NamedTuple):
@@ -330,9 +397,13 @@ def iterate_spans(corpus: Scan, boundary: Boundary, piece: Piece) -> Iterator[Sp
     )
     for number, length, document_hash in zip(documents, lengths, hashes, strict=True):
         name = corpus.names.get(number, '')
-        if boundary.head:
-            yield Span('train', offset, offset + boundary.head, name)
-            yield Span('validation', offset + boundary.head, offset + length, name)
+        stop = offset + length
+        if head := boundary.heads.get(document_hash, 0):
+            yield Span('train', offset, offset + head, name)
+            yield Span('validation', offset + head, stop, name)
         else:
-            yield Span(SPLITS[document_hash < boundary.threshold], offset, offset + length, name)
+            is_validation = (
+                number >= boundary.validation_start or document_hash < boundary.threshold
+            )
+            yield Span(SPLITS[is_validation], offset, stop, name)
         offset += length

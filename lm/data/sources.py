@@ -15,9 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lm.data import conversations, formats, regression
+from lm.data.addresses import explain_address
 from lm.data.formats import COMPRESSIONS, FORMATS, Documents, check_field, file_format, to_bytes
 from lm.data.globs import Matches, find_files, iterate_paths
 from lm.data.hub import open_shards
+from lm.data.objects import list_objects
+from lm.storage.buckets import ENDPOINTS, is_url
 from lm.storage.files import expand_home, first_line
 from modules.choices import choose
 
@@ -26,6 +29,7 @@ PYTHON_EXCLUDED_DIRS = {'site-packages', 'dist-packages', 'test', 'tests', 'idle
 # Written by the build of one interpreter: without them, equal versions hold equal corpora.
 PYTHON_EXCLUDED_PREFIXES = ('_sysconfigdata', 'config-')
 
+TFDS_SPLITS = ('train', 'validation', 'test')  # that a name may end with; the first is implied
 MAX_LISTED = 3  # paths that a note names at most
 
 # Raise when any synthetic document changes: the digest of prepared data depends on it.
@@ -48,6 +52,7 @@ class Source:
       origin: a data.source that always means the same text, if the given one does not.
       notes: lines about matched names that are not read.
       is_chat: whether documents are conversations (`lm.data.conversations`).
+      validation: the text of the validation split, if it is not a part of this one.
     """
 
     files: tuple[Path, ...]
@@ -56,11 +61,17 @@ class Source:
     origin: str = ''
     notes: tuple[str, ...] = ()
     is_chat: bool = False
+    validation: 'Source | None' = None
 
 
 def open_source(source: str, text_field: str) -> Source:
     """Returns the source of a config. Raises ValueError for a wrong name or missing files."""
     scheme, _, argument = source.partition(':')
+    if scheme not in SOURCES and (explanation := _explain_address(source)):
+        raise ValueError(
+            f'data.source must begin with its kind, one of {", ".join(sorted(SOURCES))}. '
+            f'{explanation}'
+        )
     if scheme not in SOURCES and (suggestion := _suggest_source(source)):
         raise ValueError(
             f'data.source must begin with its kind, one of {", ".join(sorted(SOURCES))}; got '
@@ -69,6 +80,12 @@ def open_source(source: str, text_field: str) -> Source:
     # A locale that is not UTF-8 makes surrogates of the bytes of a command line.
     text_field = text_field.encode('utf-8', 'surrogateescape').decode('utf-8', 'replace')
     return choose(SOURCES, scheme, 'data.source')(argument, text_field)
+
+
+def _explain_address(text: str) -> str:
+    """Returns the data.source of an address or a name of the hub; '' for a path or any other."""
+    is_path = os.path.exists(expand_home(text)) or (glob.has_magic(text) and '://' not in text)
+    return '' if is_path else explain_address(text)
 
 
 def _suggest_source(path: str) -> str:
@@ -115,15 +132,26 @@ def text(argument: str, text_field: str) -> Source:
     """The files that match a glob (`**` descends), in order of their paths, or the file of that
     name.
 
+    The glob may be gs://BUCKET/GLOB or s3://BUCKET/GLOB.
+
     A .txt file is one document. Each line of a .jsonl file and each row of a .parquet file is a
     document, with its text in `text_field`. A .txt or .jsonl file may be compressed (.gz, .zst). A
     file that the glob reaches under several names, by links, is read once.
     """
     if not argument:
         raise ValueError("data.source 'text' needs a glob, such as text:corpus/**/*.txt.")
+    if is_url(argument) and argument.partition('://')[0] in ENDPOINTS:
+        return _open_bucket_text(argument, text_field)
     matches = find_files(expand_home(argument))
     if not (files := matches.files):
         raise ValueError(_explain_no_files(argument, matches))
+    identity = _describe_files(argument, files, text_field)
+    read_documents = functools.partial(formats.read_documents, files, text_field)
+    return Source(files, identity, read_documents, notes=_describe_skipped(argument, matches))
+
+
+def _describe_files(argument: str, files: Sequence[Path], text_field: str) -> str:
+    """Returns the identity of files by their formats. Raises ValueError for any other format."""
     if unreadable := [path for path in files if file_format(path) not in FORMATS]:
         raise ValueError(
             f'{unreadable[0]} matches data.source=text:{argument}, but only '
@@ -131,14 +159,22 @@ def text(argument: str, text_field: str) -> Source:
             f'{" or ".join(COMPRESSIONS)}. Narrow the glob.{_suggest_jsonl(unreadable[0])}'
         )
     is_text = all(file_format(path) == '.txt' for path in files)
-    identity = 'text' if is_text else f'records of {text_field}'
-    read_documents = functools.partial(formats.read_documents, files, text_field)
-    return Source(files, identity, read_documents, notes=_describe_skipped(argument, matches))
+    return 'text' if is_text else f'records of {text_field}'
+
+
+def _open_bucket_text(url: str, text_field: str) -> Source:
+    """Returns the text of objects that a URL with a glob matches; see `lm.data.objects`."""
+    objects = list_objects(url)
+    identity = _describe_files(url, [Path(name) for name in objects.metas], text_field)
+    read_documents = functools.partial(objects.documents, text_field)
+    return Source((), f'{identity}: {objects.identity}', read_documents)
 
 
 def _explain_no_files(argument: str, matches: Matches) -> str:
     """Returns the error for a glob that matches no regular file."""
     flag = f'data.source=text:{argument}'
+    if '://' in argument and (explanation := explain_address(argument)):
+        return f'{flag} names no file of this machine. {explanation}'
     if os.path.isdir(expand_home(argument)):
         suggestion = _suggest_source(argument)
         return f'{flag} is a folder. To read the text there, set data.source={suggestion}.'
@@ -179,19 +215,29 @@ def _format_paths(paths: Sequence[str]) -> str:
 
 
 def tfds(argument: str, text_field: str) -> Source:
-    """The train split of a TFDS dataset that is prepared on this machine (TFDS_DATA_DIR)."""
+    """A TFDS dataset that is prepared on this machine (TFDS_DATA_DIR): NAME[:VERSION][:SPLIT].
+
+    The split is `train` unless named: `validation` or `test`.
+    """
+    records, files = _open_tfds_split(argument)
+    check_field(text_field, list(records.dataset_info.features), f'tfds:{argument}')
+    read_documents = functools.partial(_read_tfds, records, argument, text_field)
+    return Source(files, f'tfds {text_field}', read_documents)
+
+
+def _open_tfds_split(argument: str) -> tuple[Any, tuple[Path, ...]]:
+    """Returns (records, files) of NAME[:VERSION][:SPLIT]."""
     if not argument:
         raise ValueError("data.source 'tfds' needs a name, such as tfds:lm1b:1.1.0.")
-    if re.match(r'[^/:]+:[A-Za-z]', argument):
+    name, _, split = argument.rpartition(':')
+    name, split = (name, split) if name and split in TFDS_SPLITS else (argument, TFDS_SPLITS[0])
+    if re.match(r'[^/:]+:[A-Za-z]', name):
         raise ValueError(
             f'tfds:{argument} names a community dataset, which TFDS would download. Prepare it '
             'first and name what was prepared, or export it to files for text:GLOB.'
         )
-    records = _open_tfds(argument)
-    check_field(text_field, list(records.dataset_info.features), f'tfds:{argument}')
-    files = tuple(Path(path) for path in records.dataset_info.splits['train'].filepaths)
-    read_documents = functools.partial(_read_tfds, records, argument, text_field)
-    return Source(files, f'tfds {text_field}', read_documents)
+    records = _open_tfds(name, split)
+    return records, tuple(Path(path) for path in records.dataset_info.splits[split].filepaths)
 
 
 def chat(argument: str, text_field: str) -> Source:
@@ -214,14 +260,20 @@ def chat(argument: str, text_field: str) -> Source:
         origin = f'chat:{shards.origin}'
         return Source((), f'{identity} hub: {files}', read_shards, origin, is_chat=True)
     if scheme == 'tfds':
-        records = _open_tfds(name)
-        paths = tuple(Path(path) for path in records.dataset_info.splits['train'].filepaths)
+        records, paths = _open_tfds_split(name)
 
         def read_records() -> Documents:
             for location, record in _read_tfds_records(records, name):
                 yield location, (conversations.encode_record(record, location),)
 
         return Source(paths, f'{identity} tfds', read_records, is_chat=True)
+    if is_url(argument) and argument.partition('://')[0] in ENDPOINTS:
+        objects = list_objects(argument)
+
+        def read_objects() -> Documents:
+            return conversations.read_conversations(objects.fetch_files())
+
+        return Source((), f'{identity} {objects.identity}', read_objects, is_chat=True)
     try:
         source = text(argument, text_field)
     except ValueError as error:
@@ -235,7 +287,7 @@ def chat(argument: str, text_field: str) -> Source:
     )
 
 
-def _open_tfds(name: str) -> Any:
+def _open_tfds(name: str, split: str) -> Any:
     import tensorflow_datasets
 
     data_dir = os.environ.get('TFDS_DATA_DIR', '~/tensorflow_datasets')
@@ -246,7 +298,7 @@ def _open_tfds(name: str) -> Any:
         ValueError,
     )
     try:
-        return tensorflow_datasets.data_source(name, split='train', download=False)
+        return tensorflow_datasets.data_source(name, split=split, download=False)
     except NotImplementedError as error:
         raise ValueError(
             f'tfds:{name} is prepared in a format without random access. Prepare it again as '
@@ -254,7 +306,7 @@ def _open_tfds(name: str) -> Any:
         ) from error
     except not_found_errors as error:
         raise ValueError(
-            f'tfds:{name} with a train split is not prepared under {data_dir}, and nothing is '
+            f'tfds:{name} with a {split} split is not prepared under {data_dir}, and nothing is '
             f'downloaded during training ({first_line(error)}). Prepare it first, for instance '
             'with `tfds build`, or set TFDS_DATA_DIR to where it is.'
         ) from error
@@ -276,7 +328,9 @@ def _read_tfds_records(records: Any, name: str) -> Iterator[tuple[str, dict[str,
 
 
 def hub(argument: str, text_field: str) -> Source:
-    """The training split of a Hugging Face data set, OWNER/NAME[@REVISION][:SUBSET].
+    """A data set of the Hugging Face Hub, OWNER/NAME[@REVISION][:SUBSET[:SPLIT]].
+
+    The split is that to train on unless named.
 
     Its parquet files are fetched when they are read, into the cache of huggingface_hub.
     """

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from lm import data
-from lm.config.mixture import MixedRows, reads_chats
+from lm.config.mixture import MixedRows, reads_chats, split_by_source
 from lm.config.recipe import Recipe
 from lm.devices.check_mesh import list_mesh_notes
 from lm.devices.mesh import format_mesh
@@ -41,14 +41,14 @@ def print_description(journal: Journal) -> None:
         f'{label}: {train.n_bytes:,} bytes, {train.n_tokens:,} tokens, {steps:,} steps {epoch}; '
         f'validation: {validation.n_bytes:,} bytes'
     )
-    if isinstance(train, MixedRows) and isinstance(validation, MixedRows):
+    if isinstance(train, MixedRows):
+        validation_parts = split_by_source(validation)
         for i, name in enumerate(train.names):
-            part = train.sources[i]
-            terminal.say(
-                f'  {name}: {train.shares.fractions[i]:.4g} of the sequences; '
-                f'{part.n_bytes:,} bytes, {part.n_tokens:,} tokens; '
-                f'validation: {validation.sources[i].n_bytes:,} bytes'
-            )
+            part, line = train.sources[i], f'  {name}: {train.shares.fractions[i]:.4g} of'
+            line += f' the sequences; {part.n_bytes:,} bytes, {part.n_tokens:,} tokens'
+            if name in validation_parts:
+                line += f'; validation: {validation_parts[name].n_bytes:,} bytes'
+            terminal.say(line)
     terminal.console.print(make_table(parameter_rows(learner, experiment.mesh)))
     n, state_bytes = parameter_count(learner), optimizer_state_bytes(experiment.state_shapes)
     trained = trained_count(learner)

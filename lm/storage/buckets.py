@@ -101,19 +101,22 @@ def parse_local_path(path: str | Path, name: str) -> Path:
     if is_url(path):
         raise ValueError(
             f'{name}={path}: give a path on this machine. In object storage may be workdirs, the '
-            'checkpoints in them, and data.cache_dir.'
+            'checkpoints in them, data.cache_dir, and the files of data.source=text:URL.'
         )
     return Path(path)
 
 
-def parse_url(url: str) -> tuple[str, str, str]:
-    """Returns (scheme, bucket, path). Raises ValueError for any other kind of URL."""
+def parse_url(url: str, is_root: bool = False) -> tuple[str, str, str]:
+    """Returns (scheme, bucket, path). Raises ValueError for any other kind of URL.
+
+    is_root: whether the path may be empty.
+    """
     scheme, _, location = url.partition('://')
     bucket, _, path = location.partition('/')
     path = path.strip('/')
     if scheme not in ENDPOINTS:
         raise ValueError(f'{url}: folders in object storage are {FORM}, others are plain paths.')
-    if not bucket or not path or '//' in path:
+    if not bucket or not (path or is_root) or '//' in path:
         raise ValueError(f'{url} names no path in a bucket: give {FORM}.')
     return scheme, bucket, path
 
@@ -262,8 +265,8 @@ class Bucket:
             message, line = str(error), first_line(error, MAX_ERROR_CHARS)
             if 'NoSuchBucket' in message:
                 raise RequestRefused(
-                    f'there is no bucket {parse_url(self.url)[1]} for {self.url}: make it, or '
-                    'correct the URL.'
+                    f'there is no bucket {parse_url(self.url, is_root=True)[1]} for {self.url}: '
+                    'make it, or correct the URL.'
                 ) from error
             if 'invalid path' in message:
                 raise BucketError(
@@ -285,13 +288,15 @@ class Bucket:
             raise BucketError(f'{url} cannot be reached ({line})') from error
 
 
-def open_bucket(url: str) -> Bucket:
+def open_bucket(url: str, is_root: bool = False) -> Bucket:
     """Opens a store without a request.
+
+    is_root: whether the URL may be a whole bucket.
 
     Raises ValueError for another URL, a wrong address in the environment, or without obstore, and
     RequestRefused for a damaged file of credentials.
     """
-    scheme, bucket, path = parse_url(url)
+    scheme, bucket, path = parse_url(url, is_root)
     try:
         from obstore import store
     except ImportError as error:
@@ -310,7 +315,7 @@ def open_bucket(url: str) -> Bucket:
     opened = Bucket(url, None)
     with opened._translate_errors(''):
         configs = {'client_options': options, 'retry_config': retries}
-        opened._store = kinds[scheme](bucket, prefix=path, **configs)
+        opened._store = kinds[scheme](bucket, prefix=path or None, **configs)
     return opened
 
 

@@ -22,7 +22,7 @@ from modules.choices import choose, suggest_nearest
 LR, DECAY = 'optim.lr', 'optim.weight_decay'
 SEEDS = ('train.seed', 'data.seed')
 # Cells that differ in these have other tokens, so that only losses per byte are comparable.
-PER_BYTE_FIELDS = {'data.tokenizer', 'data.source', 'data.mixture'}
+PER_BYTE_FIELDS = {'data.tokenizer', 'data.source', 'data.mixture', 'data.validation_source'}
 MAX_FIELDS = len(STEPS)
 MIN_SEEDS = 3
 SWEEP_KEYS = ('protocol', 'zip', 'list')

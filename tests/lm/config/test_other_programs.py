@@ -116,7 +116,10 @@ def test_absent_names_are_not_here():
 @pytest.mark.parametrize(
     ('path', 'text', 'words'),
     [
-        ('data.source', 'gs://bucket/data', 'text:GLOB'),
+        ('data.source', 'gs://bucket/data', 'text:gs://BUCKET/GLOB'),
+        ('data.validation_source', 's3://bucket/data', 'text:s3://BUCKET/GLOB'),
+        ('data.source', 'text:gs://bucket/data/*.txt', ''),
+        ('data.source', 'text:https://host/a.txt', 'fetch the files'),
         ('data.source', '["https://host/a.jsonl.gz"]', 'text:GLOB'),
         ('data.source', 'mine/*.jsonl', ''),
         ('data.tokenizer', 'openai-community/gpt2', 'tokenizer.json'),

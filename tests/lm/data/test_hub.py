@@ -59,7 +59,48 @@ CARD = {  # the form of FineWeb-Edu's
     ],
 )
 def test_select_training_files(subset, paths, card, expected):
-    assert select_files('a/b', subset, paths, card) == expected
+    assert select_files('a/b', subset, '', paths, card) == expected
+
+
+TWO_SPLITS = {
+    'configs': [
+        {
+            'config_name': 'v1',
+            'data_files': [
+                {'split': 'train', 'path': 'plain/train-*'},
+                {'split': 'test', 'path': 'plain/test-*'},
+            ],
+        }
+    ]
+}
+NAMED = ['v1/dev-0.parquet', 'v1/train-0.parquet', 'v1/eval-0.parquet', 'v1/extra-0.parquet']
+
+
+@pytest.mark.parametrize(
+    ('subset', 'split', 'paths', 'card', 'expected'),
+    [
+        ('v1', 'test', SPLITS, TWO_SPLITS, SPLITS[:1]),
+        ('', 'train', SPLITS, TWO_SPLITS, SPLITS[1:]),
+        ('', 'test', SPLITS, {}, SPLITS[:1]),
+        ('v1', 'validation', NAMED, {}, NAMED[:1]),
+        ('v1', 'test', NAMED, {}, NAMED[2:3]),
+        ('v1', 'extra', NAMED, {}, NAMED[3:]),
+    ],
+)
+def test_select_split_files(subset, split, paths, card, expected):
+    assert select_files('a/b', subset, split, paths, card) == expected
+
+
+@pytest.mark.parametrize(
+    ('paths', 'card', 'message'),
+    [
+        (SPLITS, TWO_SPLITS, "hub:a/b:v1 has no split 'validation'. There are train, test."),
+        (NAMED[1:], {}, "has no split 'validation'."),
+    ],
+)
+def test_missing_split_lists_the_splits(paths, card, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        select_files('a/b', 'v1', 'validation', paths, card)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +120,7 @@ def test_select_training_files(subset, paths, card, expected):
 )
 def test_errors_list_available_subsets(subset, paths, card, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        select_files('a/b', subset, paths, card)
+        select_files('a/b', subset, '', paths, card)
 
 
 LONG_PATHS = [*SPLITS, 'a/' * 60 + 'x.parquet']
@@ -101,7 +142,7 @@ def test_globs_take_linear_time(globs):
     """As regular expressions, the first and third take years, and the braces are errors."""
     card = {'configs': [{'config_name': 'a', 'data_files': globs}]}
     with pytest.raises(ValueError, match="has no split 'train'"):
-        select_files('a/b', '', LONG_PATHS, card)
+        select_files('a/b', '', '', LONG_PATHS, card)
 
 
 def make_card(data_files, **fields):
@@ -153,15 +194,15 @@ def make_card(data_files, **fields):
 )
 def test_errors_malformed_card(card, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        select_files('a/b', '', FILES, card)
+        select_files('a/b', '', '', FILES, card)
 
 
 def test_errors_too_many_globs(monkeypatch):
     monkeypatch.setattr(lm_hub, 'MAX_WORK', 3 * len(FILES) * len('*t') + len('data/CC-2014/**'))
     card = make_card(['*t', '*t', '*t', 'data/CC-2014/**'])
-    assert select_files('a/b', '', FILES, card) == FILES[1:2]
+    assert select_files('a/b', '', '', FILES, card) == FILES[1:2]
     with pytest.raises(ValueError, match='must be fewer globs for 4 files'):
-        select_files('a/b', '', FILES, make_card(['*t'] * 6))
+        select_files('a/b', '', '', FILES, make_card(['*t'] * 6))
 
 
 @pytest.mark.parametrize(
@@ -175,13 +216,13 @@ def test_errors_too_many_globs(monkeypatch):
     ],
 )
 def test_card_forms_are_parsed(card, expected):
-    assert select_files('a/b', '', SPLITS, card) == expected
+    assert select_files('a/b', '', '', SPLITS, card) == expected
 
 
 def test_hidden_paths_need_their_spelling():
     paths = ['.a/train.parquet', '__b__/train.parquet', 'c/train.parquet']
-    assert select_files('a/b', '', paths, make_card('**')) == paths[2:]
-    assert select_files('a/b', '', paths, make_card(['.*/*', '__b__/*'])) == paths[:2]
+    assert select_files('a/b', '', '', paths, make_card('**')) == paths[2:]
+    assert select_files('a/b', '', '', paths, make_card(['.*/*', '__b__/*'])) == paths[:2]
 
 
 def test_errors_missing_library(monkeypatch):
@@ -191,7 +232,7 @@ def test_errors_missing_library(monkeypatch):
 
 
 def test_error_for_address_suggests_name():
-    with pytest.raises(ValueError, match='Write the name in it: hub:someone/some'):
+    with pytest.raises(ValueError, match=r'set data\.source=hub:someone/some\.'):
         open_shards('https://hub.example/datasets/someone/some/tree/main')
 
 
@@ -202,6 +243,8 @@ configs:
   data_files:
   - split: train
     path: small/*
+  - split: validation
+    path: large/*
 - config_name: large
   data_files: large/*
 ---
@@ -327,6 +370,9 @@ def test_subset_is_fetched_once(hub, tmp_path):
     )
     assert f'no data set someone/none at {address}' in none
     assert "no subset 'middle'; there are small, large" in middle and 'no such revision' in v2
+    apart, missing = run_opening(cache, home, address, f'{source}:validation', f'{source}:test')
+    assert apart[0] != first[0] and apart[1] == f'{pinned}:validation' != first[1]
+    assert "has no split 'test'. There are train, validation" in missing
     requested_paths.clear()
     assert run_opening(cache, home, address, source, pinned, **offline) == [first, first]
     (anew,) = run_opening(tmp_path / 'other', home, address, source, **offline)

@@ -174,7 +174,7 @@ def test_note_is_printed_at_each_start(cfg, tmp_path):
     tokenizer = f'hf:{tmp_path}'
     letters_tokenizer().save(str(tmp_path / 'tokenizer.json'))
     source = write_texts(tmp_path, [f'the {LETTERS[i]} fox, ' * 9 for i in range(9)])
-    data_cfg = cfg(source=source, tokenizer=tokenizer, seq_len=8)
+    data_cfg = cfg(source=source, tokenizer=tokenizer, seq_len=8, validation_fraction=0.4)
 
     (note,) = opening_notes(data_cfg)
     assert f'data.tokenizer={tokenizer} loses 36.36% of the bytes of {source}' in note  # 4 of 11
