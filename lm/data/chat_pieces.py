@@ -110,17 +110,17 @@ def _batch_documents(documents: Iterator[tuple[str, str]]) -> Iterator[list[tupl
 
 
 def check_left_out(
-    counts: Mapping[str, Mapping[str, int]], left_out: Mapping[str, int], source: str
+    n_documents: Mapping[str, int], left_out: Mapping[str, int], source: str
 ) -> None:
     """Raises ValueError if a split has no conversation.
 
     Args:
-      counts: of each split.
+      n_documents: the conversations of each split.
       left_out: conversations that are left out, by the reason.
       source: data.source.
     """
     for split in SPLITS:
-        if not counts[split]['documents']:
+        if not n_documents[split]:
             reasons = describe_left_out(left_out) or 'there are too few'
             raise ValueError(
                 f'no conversation of {source} can be used in the {split} split: {reasons}. Correct '

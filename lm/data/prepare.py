@@ -401,12 +401,13 @@ class Pieces:
             # Both splits in one call, because each call rewrites the metadata of the dataset.
             writer.add_examples({s: streams[s].read_chunks(self._path(i), s) for s in SPLITS})
         writer.add_examples({split: stream.pop_chunks(1) for split, stream in streams.items()})
-        counts = {split: stream.counts() for split, stream in streams.items()}
         if chats is not None:
-            chat_pieces.check_left_out(counts, chats.left_out, self.job.cfg.source)
+            n_documents = {split: len(streams[split].starts) - 1 for split in SPLITS}
+            chat_pieces.check_left_out(n_documents, chats.left_out, self.job.cfg.source)
         writer.close_all()
         starts: dict[str, Any] = {s: np.array(streams[s].starts) for s in SPLITS}
         np.savez(folder / INDEX, **starts, **({} if chats is None else chats.arrays()))
+        counts = {split: stream.counts() for split, stream in streams.items()}
         shutil.copytree(self.job.pieces / BUILT / TOKENIZER, folder / TOKENIZER)
         self.job.say(
             f'data: {counts["train"]["tokens"]:,} tokens to train on, '
