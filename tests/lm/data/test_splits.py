@@ -68,7 +68,7 @@ def test_reference_data_names(texts, fraction, tokenizer, digest, n_documents, c
 
 
 @pytest.mark.parametrize('fraction', [0.02, 0.1])
-@pytest.mark.parametrize('lengths', [(1900, 1700), (2000, 900, 400), (1500,) * 4, (1990, 20)])
+@pytest.mark.parametrize('lengths', [(1900, 1700), (2000, 1500, 1100), (1500,) * 4, (1990, 4)])
 def test_property_few_books_give_about_the_share(lengths, fraction, cfg, tmp_path):
     """By hash alone, two files give half or more."""
     source, messages = write_books(tmp_path / 'books', lengths), []
