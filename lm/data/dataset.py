@@ -32,7 +32,6 @@ LOWER_BOUNDS = {'seq_len': 1, 'batch_size': 1, 'epochs': 1, 'seed': 0, 'prefetch
 UPPER_BOUND = 2**31 - 1  # devices count with 32 bits
 # configs/default.py has this fraction, so that it cannot be told from none given.
 DEFAULT_FRACTION = 0.02
-ORIGINS = ('origin', 'validation_origin')  # fields of the report
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,14 +189,7 @@ def _open_single(
     cfg: DataConfig, source: Source, plan: TokenizerPlan, say: Callable, wait: bool = True
 ) -> Dataset:
     digest = prepare.digest(source, plan, cfg)
-    parts = [(cfg.source, source), (cfg.validation_source, source.validation)]
-    origins = {}
-    for (name, part), field in zip(parts, ORIGINS, strict=True):
-        if part is not None and part.origin:
-            say(f'data: {name} is {part.origin}')
-            origins[field] = part.origin
-        for note in () if part is None else part.notes:
-            say(note)
+    origins = _report_origins(cfg, source, say)
     prepare_folder = functools.partial(prepare.prepare, source, plan, cfg, digest, say, wait)
     find_damage = prepared.find_damage
     folder = cache.fetch_or_make(
@@ -222,6 +214,30 @@ def _open_single(
     for note in _list_split_notes(cfg, report):
         say(note)
     return Dataset(tokenizer, **rows, digest=digest, report=report | origins)
+
+
+def _report_origins(cfg: DataConfig, source: Source, say: Callable) -> dict[str, str]:
+    """Reports the origin and notes of the source, and of the validation source if it has one.
+
+    Args:
+      cfg: the data section.
+      source: the text.
+      say: gets the lines.
+
+    Returns:
+      The origins, by their fields of the report.
+    """
+    origins = {}
+    sources = [('origin', cfg.source, source)]
+    if source.validation is not None:
+        sources.append(('validation_origin', cfg.validation_source, source.validation))
+    for field, name, part in sources:
+        if part.origin:
+            say(f'data: {name} is {part.origin}')
+            origins[field] = part.origin
+        for note in part.notes:
+            say(note)
+    return origins
 
 
 def _list_split_notes(cfg: DataConfig, report: Mapping[str, Any]) -> list[str]:

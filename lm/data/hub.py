@@ -29,6 +29,7 @@ SPLIT_WORDS = {
     'validation': {'dev', 'val', 'valid', 'validation'},
     'test': {'test', 'testing', 'eval', 'evaluation'},
 }
+OTHER_SPLITS = SPLIT_WORDS['validation'] | SPLIT_WORDS['test']
 MAX_LISTED = 30  # subsets that an error names at most
 LAST_CHARACTER = chr(sys.maxunicode)
 MAX_WORK = 10**8  # characters of globs times candidate paths: half a minute
@@ -97,7 +98,7 @@ def open_shards(argument: str) -> Shards:
         has_card = (folder / CARD).is_file()
         card = _read_card(name, folder / CARD) if has_card else None
     paths = [file.path for file in repo_files if file.path.endswith('.parquet')]
-    chosen = {*select_files(name, subset, split, paths, {} if card is None else card)}
+    chosen = {*select_files(name, subset, paths, {} if card is None else card, split or TRAIN)}
     blobs = {file.path: file.blob_id for file in repo_files if file.path in chosen}
     return Shards(name, subset, split, folder.name, dict(sorted(blobs.items())))
 
@@ -116,7 +117,7 @@ def _read_card(name: str, path: Path) -> dict[str, Any] | None:
 
 
 def select_files(
-    name: str, subset: str, split: str, paths: Sequence[str], card: Mapping[str, Any]
+    name: str, subset: str, paths: Sequence[str], card: Mapping[str, Any], split: str = TRAIN
 ) -> list[str]:
     """Returns the files of a split of a subset.
 
@@ -126,9 +127,9 @@ def select_files(
     Args:
       name: the data set, for errors.
       subset: one of the subsets; '' is the default one.
-      split: the name of a split; '' is the training split.
       paths: the parquet files of the data set.
       card: the fields at the head of its README.md, which may have any form.
+      split: the name of a split.
 
     Raises:
       ValueError: for a missing subset or split, and for a card of another form, with the field.
@@ -138,7 +139,6 @@ def select_files(
             f'hub:{name} has no parquet files. Where the hub has converted it, '
             f'hub:{name}@refs/convert/parquet has some; or fetch it, for text:GLOB.'
         )
-    split = split or TRAIN
     configs = _read_configs(name, card)
     folders = sorted({path.partition('/')[0] for path in paths if '/' in path})
     config_name = subset
@@ -321,8 +321,7 @@ def _filter_paths(paths: Sequence[str], split: str) -> list[str]:
     matches = [path for path in paths if words[path] & split_words]
     if matches or split != TRAIN:
         return matches
-    other_words = set().union(*SPLIT_WORDS.values()) - split_words
-    return [path for path in paths if not words[path] & other_words]
+    return [path for path in paths if not words[path] & OTHER_SPLITS]
 
 
 def _import_hub() -> Any:

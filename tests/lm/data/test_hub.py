@@ -59,7 +59,7 @@ CARD = {  # the form of FineWeb-Edu's
     ],
 )
 def test_select_training_files(subset, paths, card, expected):
-    assert select_files('a/b', subset, '', paths, card) == expected
+    assert select_files('a/b', subset, paths, card) == expected
 
 
 TWO_SPLITS = {
@@ -88,7 +88,7 @@ NAMED = ['v1/dev-0.parquet', 'v1/train-0.parquet', 'v1/eval-0.parquet', 'v1/extr
     ],
 )
 def test_select_split_files(subset, split, paths, card, expected):
-    assert select_files('a/b', subset, split, paths, card) == expected
+    assert select_files('a/b', subset, paths, card, split) == expected
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_select_split_files(subset, split, paths, card, expected):
 )
 def test_missing_split_lists_the_splits(paths, card, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        select_files('a/b', 'v1', 'validation', paths, card)
+        select_files('a/b', 'v1', paths, card, 'validation')
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_missing_split_lists_the_splits(paths, card, message):
 )
 def test_errors_list_available_subsets(subset, paths, card, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        select_files('a/b', subset, '', paths, card)
+        select_files('a/b', subset, paths, card)
 
 
 LONG_PATHS = [*SPLITS, 'a/' * 60 + 'x.parquet']
@@ -142,7 +142,7 @@ def test_globs_take_linear_time(globs):
     """As regular expressions, the first and third take years, and the braces are errors."""
     card = {'configs': [{'config_name': 'a', 'data_files': globs}]}
     with pytest.raises(ValueError, match="has no split 'train'"):
-        select_files('a/b', '', '', LONG_PATHS, card)
+        select_files('a/b', '', LONG_PATHS, card)
 
 
 def make_card(data_files, **fields):
@@ -194,15 +194,15 @@ def make_card(data_files, **fields):
 )
 def test_errors_malformed_card(card, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        select_files('a/b', '', '', FILES, card)
+        select_files('a/b', '', FILES, card)
 
 
 def test_errors_too_many_globs(monkeypatch):
     monkeypatch.setattr(lm_hub, 'MAX_WORK', 3 * len(FILES) * len('*t') + len('data/CC-2014/**'))
     card = make_card(['*t', '*t', '*t', 'data/CC-2014/**'])
-    assert select_files('a/b', '', '', FILES, card) == FILES[1:2]
+    assert select_files('a/b', '', FILES, card) == FILES[1:2]
     with pytest.raises(ValueError, match='must be fewer globs for 4 files'):
-        select_files('a/b', '', '', FILES, make_card(['*t'] * 6))
+        select_files('a/b', '', FILES, make_card(['*t'] * 6))
 
 
 @pytest.mark.parametrize(
@@ -216,13 +216,13 @@ def test_errors_too_many_globs(monkeypatch):
     ],
 )
 def test_card_forms_are_parsed(card, expected):
-    assert select_files('a/b', '', '', SPLITS, card) == expected
+    assert select_files('a/b', '', SPLITS, card) == expected
 
 
 def test_hidden_paths_need_their_spelling():
     paths = ['.a/train.parquet', '__b__/train.parquet', 'c/train.parquet']
-    assert select_files('a/b', '', '', paths, make_card('**')) == paths[2:]
-    assert select_files('a/b', '', '', paths, make_card(['.*/*', '__b__/*'])) == paths[:2]
+    assert select_files('a/b', '', paths, make_card('**')) == paths[2:]
+    assert select_files('a/b', '', paths, make_card(['.*/*', '__b__/*'])) == paths[:2]
 
 
 def test_errors_missing_library(monkeypatch):

@@ -86,7 +86,7 @@ def test_property_few_books_give_about_the_share(lengths, fraction, cfg, tmp_pat
     assert not any(line.startswith('NOTE') for line in messages)
 
 
-def test_data_with_cut_documents_have_a_name_of_their_own(cfg, tmp_path, monkeypatch):
+def test_cut_data_have_another_name(cfg, tmp_path, monkeypatch):
     """Catches data of an earlier version, with whole documents, that are taken for these."""
     data_cfg = cfg(source=write_books(tmp_path / 'books', (1900, 1700)), validation_fraction=0.02)
     source, plan = open_source(data_cfg.source, 'text'), plan_tokenizer('byte')
