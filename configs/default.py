@@ -81,7 +81,7 @@ def get_config() -> ConfigDict:
     config.scaling.zero_init = 'none'  # or query, readout, both
 
     config.data = ConfigDict()
-    config.data.source = 'python'  # or text:GLOB, text:FOLDER, hub:NAME, tfds:NAME, synthetic:NAME
+    config.data.source = 'python'  # or text:GLOB, text:FOLDER, chat:GLOB, hub:NAME, tfds:NAME, ...
     # data.mixture replaces it by several sources with weights:
     # "{'wiki': (0.7, 'text:wiki/*.txt'), 'code': (0.3, ...)}".
     config.data.tokenizer = 'bpe:4096'  # or byte, hf:PATH

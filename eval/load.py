@@ -4,6 +4,8 @@ from lm.launch.before_jax import choose_platform
 
 choose_platform()  # before a notebook's first device is looked for
 
+import dataclasses
+from pathlib import Path
 from typing import Any
 
 from absl import flags
@@ -12,8 +14,17 @@ from lm import data
 from lm.config.mixture import source_flag
 from lm.inference.load import Checkpoint, find_checkpoint, load, load_step, to_stderr
 from lm.launch.path_flags import define_path
+from lm.storage.files import expand_home
 
-__all__ = ['Checkpoint', 'define_checkpoint', 'find_checkpoint', 'load', 'load_step', 'open_data']
+__all__ = [
+    'Checkpoint',
+    'define_checkpoint',
+    'find_checkpoint',
+    'load',
+    'load_step',
+    'open_data',
+    'open_source',
+]
 
 flags.disclaim_key_flags()  # those that are defined here are of the program that asks for them
 
@@ -49,3 +60,23 @@ def open_data(checkpoint: Checkpoint) -> data.Dataset:
             f'{trained_on} and is {dataset.digest}. Numbers would not compare.'
         )
     return dataset
+
+
+def open_source(checkpoint: Checkpoint, source: str) -> data.Dataset:
+    """Opens other text than that of a run, with the run's tokenizer.
+
+    Args:
+      checkpoint: as `load` returns it.
+      source: as data.source.
+
+    Returns:
+      The dataset.
+    """
+    fields = checkpoint.recipe.data
+    kind, _, path = fields.tokenizer.partition(':')
+    # A bpe is trained anew for each text, and a file may be gone: the run has its copy.
+    if kind == 'bpe' or (kind == 'hf' and not Path(expand_home(path)).exists()):
+        folder = checkpoint.path.parent.parent / 'tokenizer'
+        fields = dataclasses.replace(fields, tokenizer=f'hf:{folder}')
+    fields = dataclasses.replace(fields, source=source, mixture=None, validation_source='')
+    return data.open_dataset(fields, say=to_stderr)

@@ -1,27 +1,26 @@
 """Chats as prompts: by the model's chat template, or else as lines of roles."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from eval.serve.requests import Refusal
-from eval.serve.templates import Template, TemplateFailure
+from lm.data.chat_template import (
+    PLAIN_STOP,
+    compile_template,
+    find_template,
+    format_lines,
+    list_special_tokens,
+    load_special_library,
+    make_variables,
+)
+from lm.data.templates import TemplateFailure
 from lm.data.tokenizers import (
-    CONFIG_FILE,
     LIBRARY_FILE,
-    SPECIALS_FILE,
     SubwordTokenizer,
     Tokenizer,
     check_token_ids,
     read_end_tokens,
-    special_token_text,
 )
-from lm.storage.files import UnreadableFile, open_regular, read_json
-
-TEMPLATE_FILE = 'chat_template.jinja'
-MAX_TEMPLATE_BYTES = 1 << 20  # bytes; long templates have 20,000
-SPECIAL_TOKENS = ('bos', 'eos', 'unk', 'sep', 'pad', 'cls', 'mask')  # that a template may spell
-PLAIN_STOP = '\nuser:'  # a model without template begins to speak for the user
 
 Messages = Sequence[dict[str, str]]
 
@@ -42,8 +41,7 @@ class PlainChat:
 
     def format_prompt(self, messages: Messages) -> str:
         """Returns the prompt, without BOS."""
-        lines = [f'{message["role"]}: {message["content"]}\n' for message in messages]
-        return ''.join([*lines, 'assistant:'])
+        return f'{format_lines(messages)}assistant:'
 
     def encode(self, text: str) -> list[int]:
         """Returns the tokens of a prompt, after BOS."""
@@ -65,7 +63,7 @@ class TemplateChat:
 
     stops = ()
 
-    def __init__(self, template: str, folder: Path, names: dict[str, str], vocab_size: int):
+    def __init__(self, template: str, folder: Path, names: Mapping[str, str], vocab_size: int):
         """Args:
           template: the text of the template.
           folder: holds the tokenizer's files.
@@ -75,17 +73,10 @@ class TemplateChat:
         Raises:
           ValueError: if the template is invalid.
         """
-        import tokenizers as library
-
         self._template = compile_template(template)
         self._names, self._vocab_size = names, vocab_size
-        # A second tokenizer, because the run's encodes the spelling of a special token as text.
-        self._library = library.Tokenizer.from_file(str(folder / LIBRARY_FILE))
-        # tokenizer.json may set both; a prompt must be neither cut nor filled.
-        self._library.no_truncation()
-        self._library.no_padding()
-        added = self._library.get_added_tokens_decoder().values()
-        self._specials = [token.content for token in added if token.special and token.content]
+        self._library = load_special_library((folder / LIBRARY_FILE).read_text('utf-8'))
+        self._specials = [*list_special_tokens(self._library).values()]
         self.end_tokens = read_end_tokens(folder)
 
     def format_prompt(self, messages: Messages) -> str:
@@ -101,11 +92,7 @@ class TemplateChat:
                     )
         try:
             return self._template.render(
-                messages=list(messages),
-                add_generation_prompt=True,
-                tools=None,
-                documents=None,
-                **self._names,
+                **make_variables(messages, self._names, add_generation_prompt=True)
             )
         except TemplateFailure as error:
             raise Refusal(
@@ -124,18 +111,6 @@ class TemplateChat:
         self._template.close()
 
 
-def compile_template(template: str) -> Template:
-    """Returns a template that can be rendered.
-
-    Raises:
-      ValueError: if it is invalid.
-    """
-    try:
-        return Template(template)
-    except TemplateFailure as error:
-        raise ValueError(f"the model's chat template cannot be read: {error}") from None
-
-
 def build_chat(tokenizer: Tokenizer, folder: Path) -> PlainChat | TemplateChat:
     """Returns the chat format of a model.
 
@@ -146,64 +121,11 @@ def build_chat(tokenizer: Tokenizer, folder: Path) -> PlainChat | TemplateChat:
     Raises:
       ValueError: if there is an invalid template.
     """
-    config = {}
-    for file in (SPECIALS_FILE, CONFIG_FILE):
-        if (folder / file).is_file():
-            config |= read_json(folder / file)
-    template = read_template(folder, config)
+    template = find_template(folder)
     if template is None or not isinstance(tokenizer, SubwordTokenizer):
         return PlainChat(tokenizer, read_end_tokens(folder))
-    spellings = {
-        f'{name}_token': special_token_text(config.get(f'{name}_token')) for name in SPECIAL_TOKENS
-    }
-    # As for transformers, a token that the model does not have is not defined.
-    names = {name: text for name, text in spellings.items() if text is not None}
-    return TemplateChat(template, folder, names, tokenizer.vocab_size)
-
-
-def read_template(folder: Path, config: dict[str, Any]) -> str | None:
-    """Returns the text of a model's template; of several named templates, the default.
-
-    Args:
-      folder: holds the tokenizer's files.
-      config: the content of tokenizer_config.json.
-
-    Raises:
-      ValueError: if the template is no text.
-    """
-    if (path := folder / TEMPLATE_FILE).is_file():
-        with open_regular(path) as file:
-            content = file.read(MAX_TEMPLATE_BYTES + 1)
-        if len(content) > MAX_TEMPLATE_BYTES:
-            raise UnreadableFile(
-                f'{path} is no chat template: it has more than {MAX_TEMPLATE_BYTES:,} bytes'
-            )
-        try:
-            return content.decode()
-        except UnicodeDecodeError as error:
-            raise UnreadableFile(f'{path} is no chat template: {error}') from None
-    match config.get('chat_template'):
-        case None:
-            return None
-        case str(text):
-            return text
-        case [*entries] if all(map(is_named_template, entries)):
-            templates = {entry['name']: entry['template'] for entry in entries}
-            return templates.get('default')
-        case template:
-            raise ValueError(
-                f'chat_template of {folder / CONFIG_FILE} must be a text, or a list of '
-                f'{{"name", "template"}}; got {type(template).__name__} {str(template)[:60]}'
-            )
-
-
-def is_named_template(value: Any) -> bool:
-    """Whether a value is an entry in a list of named templates."""
-    match value:
-        case {'name': str(), 'template': str()}:
-            return True
-    return False
+    return TemplateChat(template.text, folder, template.names, tokenizer.vocab_size)
 
 
 # Scripts of users import the earlier names.
-compiled, chat_of = compile_template, build_chat
+compiled, chat_of, ends_in = compile_template, build_chat, read_end_tokens

@@ -11,11 +11,12 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from eval.load import Checkpoint, open_data
+from eval.load import Checkpoint, open_data, open_source
 from eval.suites.base import SuiteResult, Table
 from eval.suites.reading import validation_batches
 from lm.config.mixture import MixedRows, split_by_source
 from lm.data import Rows
+from lm.data.rows import ChatTargets
 from lm.inference.scoring import Scorer, fetch_pipelined, jit_score_batch, log_probabilities
 from lm.run.evaluate import validation_losses
 from modules.options import Option
@@ -24,11 +25,14 @@ CHUNK_TOKENS = 1 << 22  # tokens of windows that are scored at once
 
 Stride = Annotated[int, Option('tokens a window moves on; 0: rows as training reads them', 0)]
 Documents = Annotated[int, Option('how many are read, the first of each source; 0: all', 0)]
+SOURCE_DESCRIPTION = (
+    "all of another text, as data.source names it; empty: the run's validation split"
+)
 
 
 @dataclasses.dataclass
 class ScoredDocument:
-    """A document of the split: the nats and the number of its tokens, and the bytes of its text."""
+    """A document of the split: the nats, the number of its targets, and bytes of their text."""
 
     domain: str
     number: int
@@ -47,15 +51,19 @@ class SplitSize:
 
 
 def perplexity(
-    checkpoint: Checkpoint, *, stride: Stride = 0, documents: Documents = 0
+    checkpoint: Checkpoint,
+    *,
+    stride: Stride = 0,
+    documents: Documents = 0,
+    source: Annotated[str, Option(SOURCE_DESCRIPTION)] = '',
 ) -> SuiteResult:
     """validation_ce in nats per token, bits_per_byte, and perplexity = exp(validation_ce).
 
-    Every token of the validation split counts once. Without a stride the split is read as in
-    training: rows of data.seq_len tokens, with attention between documents of a row unless
-    data.mask_documents is set. With a stride each document is read alone, in windows of
-    data.seq_len tokens that advance by `stride`: a token has at least data.seq_len - stride tokens
-    of context, or its whole document before it.
+    Every token of the validation split counts once; of conversations, only the answers and their
+    ends. Without a stride the split is read as in training: rows of data.seq_len tokens, with
+    attention between documents of a row unless data.mask_documents is set. With a stride each
+    document is read alone, in windows of data.seq_len tokens that advance by `stride`: a token has
+    at least data.seq_len - stride tokens of context, or its whole document before it.
 
     For a mixture the numbers are means over its sources, weighted by data.mixture, and each source
     has its own ce, unless data.validation_source is the split of all. `items` has the nats of each
@@ -65,6 +73,7 @@ def perplexity(
       checkpoint: a loaded checkpoint.
       stride: tokens between two windows; 0: rows as in training.
       documents: number of documents of each source, from the first; 0: all.
+      source: text to read instead, with the run's tokenizer; all of it.
     """
     length = checkpoint.recipe.data.seq_len
     if stride > length:
@@ -72,9 +81,8 @@ def perplexity(
             f'--perplexity.stride={stride} is more than data.seq_len={length}: the windows would '
             f'leave out tokens. Give {length} at most.'
         )
-    split = open_data(checkpoint).validation
-    sources = split_by_source(split)
-    if empty := [name for name, rows in sources.items() if not len(rows)]:
+    split, parts = list_parts(checkpoint, source)
+    if empty := [name for name, rows in parts if not len(rows)]:
         raise ValueError(
             f'the validation split{f" of {empty[0]}" if empty[0] else ""} holds no text: the run '
             'was trained with data.validation_fraction='
@@ -82,29 +90,47 @@ def perplexity(
         )
     score = functools.partial(score_windows, stride=stride) if stride else score_rows
     scored: list[ScoredDocument] = []
-    sums, sizes = {}, {}
-    for source, rows in sources.items():
+    sums, sizes = {name: [] for name, _ in parts}, {name: SplitSize(0, 0) for name, _ in parts}
+    for name, rows in parts:
         n_documents = min(documents or rows.n_documents, rows.n_documents)
         nats_D, tokens_D = score(checkpoint, rows, n_documents)
-        source_documents = list(describe_documents(checkpoint, source, rows, nats_D, tokens_D))
-        sums[source] = [{'ce': math.fsum(nats_D), 'tokens': tokens_D.sum()}]
-        # A capped source is counted by its scored documents; the split's totals would include
-        # documents without a score.
-        sizes[source] = (
-            SplitSize(
-                sum(doc.tokens for doc in source_documents),
-                sum(doc.bytes for doc in source_documents),
-            )
-            if n_documents < rows.n_documents
-            else SplitSize(rows.n_tokens, rows.n_bytes)
+        part_documents = list(describe_documents(checkpoint, name, rows, nats_D, tokens_D))
+        sums[name].append({'ce': math.fsum(nats_D), 'tokens': tokens_D.sum()})
+        size = measure_part(rows, part_documents)
+        sizes[name] = SplitSize(
+            sizes[name].n_tokens + size.n_tokens, sizes[name].n_bytes + size.n_bytes
         )
-        scored += source_documents
+        scored += part_documents
     is_mixture = isinstance(split, MixedRows)
-    size = dataclasses.replace(split, sources=(*sizes.values(),)) if is_mixture else sizes['']
+    size: Any = dataclasses.replace(split, sources=(*sizes.values(),)) if is_mixture else sizes['']
     numbers = validation_losses(sums, size) | {'tokens': size.n_tokens, 'bytes': size.n_bytes}
     fields = checkpoint.recipe.data
-    table = domain_table(scored, fields.validation_source or fields.source)
+    table = domain_table(scored, source or fields.validation_source or fields.source)
     return SuiteResult(numbers, document_items(scored), {'Bits per byte by domain': table})
+
+
+def list_parts(
+    checkpoint: Checkpoint, source: str
+) -> tuple[Rows | MixedRows | None, list[tuple[str, Any]]]:
+    """Returns the validation split and (name, rows) of each of its sources.
+
+    Of `source`, which is read whole, both splits are parts, without a name; the split is None.
+    """
+    if source:
+        dataset = open_source(checkpoint, source)
+        return None, [('', dataset.train), ('', dataset.validation)]
+    split = open_data(checkpoint).validation
+    return split, [*split_by_source(split).items()]
+
+
+def measure_part(rows: Rows, documents: Sequence[ScoredDocument]) -> SplitSize:
+    """Returns the tokens and bytes of the documents that are scored.
+
+    A capped source is counted by its documents; its own totals would include those without a score.
+    """
+    if len(documents) < rows.n_documents:
+        return SplitSize(sum(doc.tokens for doc in documents), sum(doc.bytes for doc in documents))
+    return SplitSize(rows.n_tokens, rows.n_bytes)
 
 
 def score_rows(
@@ -130,7 +156,9 @@ def score_rows(
     log_p_RT = itertools.chain.from_iterable(batch_scores['log_p'] for batch_scores in scores)
     nats_D, tokens_D = np.zeros(n_documents), np.zeros(n_documents, np.int64)
     for i, log_p_T in zip(chosen, log_p_RT, strict=False):  # the last batch is padded
-        is_target_T = is_counted_RT[i] & (rows[i]['tokens'][1:] != bos_id)
+        row = rows[i]
+        is_target_T = row.get('targets', row['tokens'] != bos_id)[1:].astype(bool)
+        is_target_T &= is_counted_RT[i]
         np.add.at(nats_D, document_RT[i][is_target_T], -log_p_T[is_target_T])
         np.add.at(tokens_D, document_RT[i][is_target_T], 1)
     return nats_D, tokens_D
@@ -167,15 +195,20 @@ def score_windows(
     score, bos_id = Scorer(checkpoint), checkpoint.tokenizer.bos_id
     nats_D, tokens_D = np.zeros(n_documents), np.zeros(n_documents, np.int64)
     documents = itertools.islice(rows.documents(with_marks=True), n_documents)
+    # Whether each token is a target rides along in the windows of its document.
     windows = (
-        (number, *window)
-        for number, tokens in enumerate(documents)
-        for window in split_windows(tokens, rows.seq_len, stride)
+        (number, tokens, n_context, is_target)
+        for number, document in enumerate(documents)
+        for (tokens, n_context), (is_target, _) in zip(
+            split_windows(document, rows.seq_len, stride),
+            split_windows(rows.find_targets(number, bos_id), rows.seq_len, stride),
+            strict=True,
+        )
     )
     while group := list(itertools.islice(windows, max(1, CHUNK_TOKENS // rows.seq_len))):
-        scores = score([tokens for _, tokens, _ in group])  # ty: ignore[invalid-argument-type]  arrays
-        for (number, tokens, n_context), window_scores in zip(group, scores, strict=True):
-            is_target = tokens[1 + n_context :] != bos_id
+        scores = score([tokens for _, tokens, _, _ in group])  # ty: ignore[invalid-argument-type]  arrays
+        for (number, _, n_context, in_window), window_scores in zip(group, scores, strict=True):
+            is_target = in_window[1 + n_context :]
             nats_D[number] -= window_scores['log_p'][n_context:][is_target].sum(dtype=np.float64)
             tokens_D[number] += is_target.sum()
     return nats_D, tokens_D
@@ -214,7 +247,10 @@ def describe_documents(
     ):
         text = decode(tokens.tolist()).encode()
         digest = hashlib.blake2b(text, digest_size=8).hexdigest()
-        yield ScoredDocument(domain, number, nats, n, len(text), digest)
+        n_bytes = len(text)
+        if isinstance(rows.targets, ChatTargets):  # a conversation's digest is of all its text
+            n_bytes = int(rows.targets.n_bytes[number])
+        yield ScoredDocument(domain, number, nats, n, n_bytes, digest)
 
 
 def document_items(documents: Sequence[ScoredDocument]) -> dict[str, list[Any]]:

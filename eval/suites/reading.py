@@ -11,6 +11,7 @@ import numpy as np
 from eval.load import Checkpoint, open_data
 from lm import data
 from lm.config.mixture import MixedRows, split_by_source
+from lm.data.rows import ChatTargets
 from lm.devices.mesh import batch_parts, put_batch, trace_on_mesh
 
 
@@ -95,11 +96,14 @@ def split_rows(rows, mask_documents: bool, bos_id: int) -> Iterator[TargetRow]:
         length = int((stored_row['segments'] > 0).sum())  # padding is at the end
         tokens, segments = stored_row['tokens'][:length], stored_row['segments'][:length]
         begins = np.diff(segments, prepend=segments[0]) != 0
-        begins[0] = tokens[0] == bos_id or number < 0
+        # A row of conversations begins one: these are whole.
+        begins[0] = tokens[0] == bos_id or number < 0 or isinstance(rows.targets, ChatTargets)
+        is_target = stored_row.get('targets', stored_row['tokens'] != bos_id)[:length].astype(bool)
         document = number + np.cumsum(begins)
         number = int(document[-1])
         edges = np.flatnonzero(begins[1:]) + 1 if mask_documents else []
         for start, stop in itertools.pairwise([0, *edges, length]):
             if stop - start > 1:
-                row_tokens = tokens[start:stop]
-                yield TargetRow(row_tokens, row_tokens[1:] != bos_id, document[start + 1 : stop])
+                yield TargetRow(
+                    tokens[start:stop], is_target[start + 1 : stop], document[start + 1 : stop]
+                )

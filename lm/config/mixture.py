@@ -22,6 +22,7 @@ EXAMPLE = "{'wiki': (0.7, 'text:wiki/*.txt'), 'code': (0.3, 'text:code/**/*.txt'
 # configs/default.py has this source, so that it cannot be told from none given.
 DEFAULT_SOURCE = 'python'
 SUM_TOLERANCE = 1e-9  # weights that sum to 1 within this are left as they are
+CHAT = 'chat:'  # begins the name of a source of conversations
 NAME = re.compile(r'[A-Za-z][A-Za-z0-9_]*')
 
 Row = Mapping[str, Any]
@@ -140,6 +141,13 @@ def source_flag(config: Any) -> str:
     )
     apart = config.validation_source
     return training + (f' with data.validation_source={apart}' if apart else '')
+
+
+def reads_chats(config: Any) -> bool:
+    """Whether a source of the config holds conversations. config: section `data`."""
+    mixture = () if config.mixture is None else parse_mixture(config.mixture)
+    sources = [config.source, config.validation_source, *(part.source for part in mixture)]
+    return any(source.startswith(CHAT) for source in sources)
 
 
 class Shares:

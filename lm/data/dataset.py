@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 from lm.config.fields import DataConfig
 from lm.config.mixture import Ingredient, MixedRows, Shares, parse_mixture
-from lm.data import cache, prepare, prepared, round_trip, tokenizers
-from lm.data.prepared import ROUND_TRIP, SHARED, TOKENIZER
+from lm.data import cache, chat_pieces, prepare, prepared, round_trip, tokenizers
+from lm.data.prepared import LEFT_OUT, ROUND_TRIP, SHARED, TOKENIZER
 from lm.data.rows import PACKINGS, Rows
 from lm.data.scan import INVALID_UTF8, SPLITS, open_scan, scan_source
 from lm.data.sources import Source, open_source
@@ -105,16 +105,37 @@ def _open_sources(cfg: DataConfig) -> list[MixtureSource]:
     for ingredient in parse_mixture(cfg.mixture):
         with _prefix_errors(ingredient.name):
             source_cfg = dataclasses.replace(cfg, source=ingredient.source, mixture=None)
-            source = open_source(ingredient.source, cfg.text_field)
-            source = dataclasses.replace(source, validation=validation)
+            source = dataclasses.replace(_open_text(source_cfg), validation=validation)
+            _check_kinds(source_cfg, source)
             sources.append(MixtureSource(ingredient, source_cfg, source))
     return sources
 
 
 def _open_source(cfg: DataConfig) -> Source:
     """Opens the source of a config, with its validation source if it has one."""
+    source = dataclasses.replace(_open_text(cfg), validation=_open_validation(cfg))
+    _check_kinds(cfg, source)
+    return source
+
+
+def _open_text(cfg: DataConfig) -> Source:
+    """Opens cfg.source. Raises ValueError also if the tokenizer cannot encode conversations."""
     source = open_source(cfg.source, cfg.text_field)
-    return dataclasses.replace(source, validation=_open_validation(cfg))
+    if source.is_chat and cfg.tokenizer.startswith('ids:'):
+        raise ValueError(
+            f'data.source={cfg.source} holds conversations, and data.tokenizer={cfg.tokenizer} '
+            "encodes no text. Set data.tokenizer to the model's own, hf:FOLDER."
+        )
+    return source
+
+
+def _check_kinds(cfg: DataConfig, source: Source) -> None:
+    """Raises ValueError if one of a source and its validation source holds conversations."""
+    if source.validation is not None and source.validation.is_chat != source.is_chat:
+        raise ValueError(
+            f'data.source={cfg.source} and data.validation_source={cfg.validation_source} must '
+            'both hold text, or both conversations (chat:).'
+        )
 
 
 def _open_validation(cfg: DataConfig) -> Source | None:
@@ -174,9 +195,11 @@ def _open_single(
     folder = cache.fetch_or_make(
         cfg.cache_dir, digest, make=prepare_folder, find_damage=find_damage, say=say, wait=wait
     )
-    tokenizer, report, rows = prepared.load(folder, PACKINGS[cfg.packing], cfg.seq_len)
+    tokenizer, report, rows = prepared.load(folder, cfg.packing, cfg.seq_len)
     n_tokens = report['train']['tokens']
-    if n_tokens < cfg.seq_len + 1:
+    if source.is_chat:
+        _check_chats(cfg, rows, report, say)
+    elif n_tokens < cfg.seq_len + 1:
         raise ValueError(
             f'the training split of {cfg.source}{source.contents} holds {n_tokens} tokens, less '
             f'than one row of data.seq_len + 1 = {cfg.seq_len + 1}. Name more text, or set '
@@ -245,6 +268,25 @@ def _list_split_notes(cfg: DataConfig, report: Mapping[str, Any]) -> list[str]:
     return notes
 
 
+def _check_chats(
+    cfg: DataConfig, rows: Mapping[str, Rows], report: Mapping[str, Any], say: Callable
+) -> None:
+    """Reports the conversations that are left out. Raises ValueError if a split has no other."""
+    for split in SPLITS:
+        if not len(rows[split]):
+            raise ValueError(
+                f'each conversation of the {split} split of {cfg.source} is longer than '
+                f'data.seq_len + 1 = {cfg.seq_len + 1} tokens: the longest has '
+                f'{rows[split].longest}. Set data.seq_len to {rows[split].longest - 1}.'
+            )
+    chat_pieces.describe_rows(rows, report[LEFT_OUT], say)
+    if not cfg.mask_documents:
+        say(
+            'NOTE: the conversations of a row see each other. data.mask_documents=True keeps them '
+            'apart'
+        )
+
+
 def _shared_plan(
     plan: TokenizerPlan, sources: Sequence[MixtureSource], say: Callable
 ) -> TokenizerPlan:
@@ -290,7 +332,7 @@ def _train_tokenizer(
                 cache.fill(scans / digest, make_scan, prepare.find_scan_damage, say, is_locked=True)
                 prepare.check_unchanged(source, plan, cfg, digest)
             with _prefix_errors(ingredient.name), open_scan(scans / digest) as corpus:
-                yield from prepare.training_texts(corpus, cfg.validation_fraction)
+                yield from prepare.training_texts(corpus, cfg.validation_fraction, source.is_chat)
 
     scans.mkdir(exist_ok=True)
     plan.build(texts()).save(folder / TOKENIZER)
@@ -329,11 +371,13 @@ def _mix_datasets(
         f'{source.ingredient.name} {source.ingredient.weight!r} {dataset.digest}'
         for source, dataset in zip(sources, datasets, strict=True)
     ]
-    train = MixedRows(names, shares, tuple(dataset.train for dataset in datasets))
+    train, validation = (tuple(getattr(dataset, s) for dataset in datasets) for s in SPLITS)
+    if any(source.source.is_chat for source in sources):  # a batch has the same arrays throughout
+        bos_id = datasets[0].tokenizer.bos_id
+        train, validation = ([r.with_targets(bos_id) for r in rows] for rows in (train, validation))
+    train = MixedRows(names, shares, tuple(train))
     validation = (
-        datasets[0].validation
-        if is_validation_shared
-        else MixedRows(names, shares, tuple(dataset.validation for dataset in datasets))
+        validation[0] if is_validation_shared else MixedRows(names, shares, tuple(validation))
     )
     digest = _digest_parts('mixture of', *identities)
     return Dataset(datasets[0].tokenizer, train, validation, digest, report)

@@ -11,7 +11,7 @@ import dataclasses
 import os
 import re
 import sys
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,12 +60,17 @@ class Shards:
 
     def documents(self, text_field: str) -> Documents:
         """Yields all documents; fetches each file when its turn comes."""
+        for local in self.fetch_files():
+            yield from formats.read_documents((local,), text_field)
+
+    def fetch_files(self) -> Iterator[Path]:
+        """Yields the local path of each file, and fetches it when its turn comes."""
         for path in self.blobs:
             with _explain_errors(self.name, path):
                 local = _import_hub().hf_hub_download(
                     self.name, path, repo_type=DATASET, revision=self.commit
                 )
-            yield from formats.read_documents((Path(local),), text_field)
+            yield Path(local)
 
 
 def open_shards(argument: str) -> Shards:

@@ -39,8 +39,8 @@ def list_cut_hashes(source: Source, cfg: DataConfig) -> tuple[int, ...]:
       source: the text.
       cfg: the data section.
     """
-    # Files of the hub or a bucket are not fetched for it.
-    if source.validation is not None or not 0 < len(source.files) < FEW:
+    # Files of the hub or a bucket are not fetched for it. A conversation is never cut.
+    if source.is_chat or source.validation is not None or not 0 < len(source.files) < FEW:
         return ()
     table = _recall_few_documents(source, cache.root(cfg.cache_dir))
     if not table:

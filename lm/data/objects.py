@@ -6,7 +6,7 @@ URL, tag and size: a replaced object is another text.
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from lm.data import formats
@@ -32,8 +32,12 @@ class TextObjects:
 
     def documents(self, text_field: str) -> Documents:
         """Yields all documents; fetches each object when its turn comes."""
-        for name in self.metas:
-            yield from formats.read_documents((self._fetch(name),), text_field)
+        for local in self.fetch_files():
+            yield from formats.read_documents((local,), text_field)
+
+    def fetch_files(self) -> Iterator[Path]:
+        """Yields the local path of each object, and fetches it when its turn comes."""
+        return (self._fetch(name) for name in self.metas)
 
     def _fetch(self, name: str) -> Path:
         """Returns the local copy of an object. Raises ValueError if it has been replaced."""

@@ -28,21 +28,34 @@ import math
 import random
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lm.config.fields import DataConfig
-from lm.data import cache, prepared, round_trip, scan, tokenizers
+from lm.data import cache, chat_pieces, prepared, round_trip, scan, tokenizers
 from lm.data.long_documents import list_cut_hashes
-from lm.data.prepared import CONTENTS, INDEX, RECORDS, REPORT, ROUND_TRIP, SHARED, TOKENIZER, TOKENS
+from lm.data.prepared import (
+    CONTENTS,
+    INDEX,
+    LEFT_OUT,
+    RECORDS,
+    REPORT,
+    ROUND_TRIP,
+    SHARED,
+    TOKENIZER,
+    TOKENS,
+)
 from lm.data.progress import track_progress
 from lm.data.scan import SPLITS, Boundary, DamagedCopy, Piece, Scan, Span
 from lm.data.sources import Source
 from lm.data.tokenizers import Tokenizer, TokenizerPlan
 from lm.storage.files import POLL_SEC, InUseError, UnreadableFile, hold_lock, read_json, write_json
+
+if TYPE_CHECKING:
+    from lm.data.chat_encoder import ChatEncoder
 
 BATCH_CHARACTERS = 4 << 20  # encoded at once, over all cores
 WHOLE_COST = 100  # bytes of memory for each byte of text that `tokenizers` encodes at once
@@ -76,7 +89,8 @@ def digest(source: Source, plan: TokenizerPlan, cfg: DataConfig) -> str:
     if list_cut_hashes(source, cfg):
         parts.append('long documents are cut')
     rule_bytes, *file_bytes = (part.encode() for part in parts)
-    return cache.digest_bytes(rule_bytes, plan.identity, *file_bytes)
+    chats = [chat_pieces.identify_chats(cfg.tokenizer)] if source.is_chat else []
+    return cache.digest_bytes(rule_bytes, plan.identity, *chats, *file_bytes)
 
 
 def check_unchanged(source: Source, plan: TokenizerPlan, cfg: DataConfig, name: str) -> None:
@@ -249,6 +263,11 @@ class PreparationJob:
                 f'data: preparing {self.cfg.source} with {self.cfg.tokenizer}: '
                 f'{len(corpus.lengths):,} documents, {corpus.n_bytes / 1e6:.1f} MB'
             )
+            if corpus.is_one_document and self.source.is_chat:
+                raise ValueError(
+                    f'{self.cfg.source} holds one conversation only, which cannot be cut into '
+                    'training and validation. Name more.'
+                )
             if corpus.is_one_document:
                 self.say(
                     'data: there is one document only; its last lines are the validation split'
@@ -266,7 +285,8 @@ class PreparationJob:
             if self.plan.is_trained:
                 for piece in corpus.pieces:
                     corpus.check(piece)
-            tokenizer = self.plan.build(training_texts(corpus, self.cfg.validation_fraction))
+            texts = training_texts(corpus, self.cfg.validation_fraction, self.source.is_chat)
+            tokenizer = self.plan.build(texts)
             size = int(corpus.lengths.max())
             if not tokenizer.cuttable and size >= scan.LARGE:
                 name = corpus.names[int(corpus.lengths.argmax())]
@@ -282,10 +302,17 @@ class PreparationJob:
         """Encodes free pieces, waits for the others, and writes the records."""
         if self.path.is_dir():
             return
-        with scan.open_scan(self.pieces / SCAN) as corpus:
+        with (
+            contextlib.ExitStack() as stack,
+            scan.open_scan(self.pieces / SCAN) as corpus,
+        ):
             boundary = scan.select_boundary(corpus, self.cfg.validation_fraction)
             tokenizer = tokenizers.load(self.pieces / BUILT / TOKENIZER)
-            pieces = Pieces(self, corpus, boundary, tokenizer)
+            encoder = None
+            if self.source.is_chat:
+                encoder = chat_pieces.build_encoder(tokenizer, self.cfg.tokenizer)
+                stack.callback(encoder.close)
+            pieces = Pieces(self, corpus, boundary, tokenizer, encoder)
             for _ in track_progress(
                 pieces.encode_all(), len(corpus.pieces), 'data: pieces encoded'
             ):
@@ -306,6 +333,7 @@ class Pieces:
     corpus: Scan
     boundary: Boundary
     tokenizer: Tokenizer
+    chat_encoder: 'ChatEncoder | None' = None  # of a source of conversations
 
     def encode_all(self) -> Iterator[None]:
         """Encodes missing pieces; yields once for each piece, even if another process
@@ -341,32 +369,47 @@ class Pieces:
         False.
         """
         path, wait_until = self._path(i), math.inf if wait else 0.0
-        encode_args = self.corpus, self.boundary, self.corpus.pieces[i], self.tokenizer
         with hold_lock(path.with_name(f'{path.name}.lock'), wait_until=wait_until) as is_locked:
             cache.fill(
                 path,
-                lambda piece_folder: encode_piece(*encode_args, piece_folder),
+                functools.partial(self._encode_piece, self.corpus.pieces[i]),
                 find_damage,
                 self.job.say,
                 is_locked,
             )
+
+    def _encode_piece(self, piece: Piece, folder: Path) -> None:
+        if self.chat_encoder is None:
+            encode_piece(self.corpus, self.boundary, piece, self.tokenizer, folder)
+            return
+        self.corpus.check(piece)
+        spans = scan.iterate_spans(self.corpus, self.boundary, piece)
+        documents = ((span.split, ''.join(_decode_span(self.corpus, span))) for span in spans)
+        dtype = token_dtype(self.tokenizer)
+        chat_pieces.encode_chats(documents, self.chat_encoder, dtype, folder)
 
     def write_dataset(self, folder: Path) -> None:
         """Writes the folder of prepared data."""
         dtype = token_dtype(self.tokenizer)
         streams = {split: prepared.TokenStream(dtype) for split in SPLITS}
         writer = prepared.build_record_writer(folder / RECORDS, dtype)
+        chats = None if self.chat_encoder is None else prepared.ChatIndex()
         for i in range(len(self.corpus.pieces)):
             self._ensure_piece(i, _find_piece_damage, wait=True)  # encodes it again if damaged
             with np.load(self._path(i) / INDEX) as index:
+                if chats is not None:
+                    chats.add_piece(index, {s: streams[s].starts[-1] for s in SPLITS})
                 for split, n_bytes in zip(SPLITS, index['n_bytes'].tolist(), strict=True):
                     streams[split].add_documents(index[split], n_bytes)
             # Both splits in one call, because each call rewrites the metadata of the dataset.
             writer.add_examples({s: streams[s].read_chunks(self._path(i), s) for s in SPLITS})
         writer.add_examples({split: stream.pop_chunks(1) for split, stream in streams.items()})
+        if chats is not None:
+            n_documents = {split: len(streams[split].starts) - 1 for split in SPLITS}
+            chat_pieces.check_left_out(n_documents, chats.left_out, self.job.cfg.source)
         writer.close_all()
         starts: dict[str, Any] = {s: np.array(streams[s].starts) for s in SPLITS}
-        np.savez(folder / INDEX, **starts)
+        np.savez(folder / INDEX, **starts, **({} if chats is None else chats.arrays()))
         counts = {split: stream.counts() for split, stream in streams.items()}
         shutil.copytree(self.job.pieces / BUILT / TOKENIZER, folder / TOKENIZER)
         self.job.say(
@@ -385,19 +428,29 @@ class Pieces:
         report |= {'missing_text': corpus.missing} if corpus.missing else {}
         loss = round_trip.measure_loss(self.tokenizer, round_trip.sample_scan(corpus))
         report |= {} if loss is None else {ROUND_TRIP: loss}
+        if chats is not None:
+            report[LEFT_OUT] = dict(chats.left_out)
         write_json(folder / REPORT, report)
         prepared.seal(folder)
 
 
-def training_texts(corpus: Scan, fraction: float) -> Iterator[str]:
-    """Yields the training split in parts, to train a tokenizer on."""
+def training_texts(corpus: Scan, fraction: float, is_chat: bool = False) -> Iterator[str]:
+    """Yields the training split in parts, to train a tokenizer on.
+
+    Args:
+      corpus: the scan.
+      fraction: share of the validation split.
+      is_chat: whether documents are conversations.
+    """
     boundary = scan.select_boundary(corpus, fraction)
     for piece in track_progress(
         corpus.pieces, len(corpus.pieces), 'data: pieces read for the tokenizer'
     ):
         for span in scan.iterate_spans(corpus, boundary, piece):
             if span.split == 'train':
-                yield from tokenizers.split_text(_decode_span(corpus, span), span.name)
+                texts: Iterable[str] = _decode_span(corpus, span)
+                texts = [chat_pieces.plain_text(''.join(texts))] if is_chat else texts
+                yield from tokenizers.split_text(texts, span.name)
 
 
 def _split_spans(corpus: Scan, boundary: Boundary, piece: Piece, tokenizer: Tokenizer) -> Parts:

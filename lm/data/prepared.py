@@ -1,14 +1,17 @@
 """The folder of prepared data: its files, their integrity checks, and their content.
 
 It holds `tokenizer/`, `records/` (a TFDS dataset of ArrayRecord files; each split is one stream of
-tokens, cut into chunks), `index.npz` (where documents start in the streams), `report.json` and
-`contents.json` (sizes and hashes of the other files).
+tokens, cut into chunks), `index.npz` (where documents start in the streams, and of conversations
+the spans of tokens to learn), `report.json` and `contents.json` (sizes and hashes of the other
+files).
 """
 
 import array
 import contextlib
 import dataclasses
-from collections.abc import Callable, Generator, Iterator, Sequence
+import json
+from collections import Counter
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ import numpy as np
 
 from lm.data import tokenizers
 from lm.data.cache import file_digest
-from lm.data.rows import CHUNK, Rows
+from lm.data.rows import CHUNK, PACKINGS, WHOLE_PACKINGS, ChatRows, ChatTargets, Rows
 from lm.data.scan import SPLITS
 from lm.storage.files import first_line, read_json, write_json
 
@@ -26,6 +29,9 @@ TOKENS_AT_ONCE = 1 << 20  # read of a piece
 TOKENS = '.tokens'  # ends the names of the files of a piece
 RECORDS, INDEX, REPORT, TOKENIZER = 'records', 'index.npz', 'report.json', 'tokenizer'
 CONTENTS = 'contents.json'
+# Ends of the names of arrays in INDEX, which data of conversations have besides.
+SPANS, TARGET_BYTES = '_targets', '_target_bytes'
+LEFT_OUT = 'left_out'  # conversations by the reason
 SHARED = 'shared_documents'  # the field of the report: of a validation source, those also in train
 ROUND_TRIP = 'round_trip'  # the field of the report with what the tokenizer loses
 
@@ -125,14 +131,36 @@ def build_record_writer(folder: Path, dtype: type) -> Any:
     return writer
 
 
+class ChatIndex:
+    """The targets of conversations, collected piece by piece, and the number that is left out."""
+
+    def __init__(self):
+        self.left_out: Counter[str] = Counter()
+        self._spans = {split: [np.empty((0, 2), np.int64)] for split in SPLITS}
+        self._n_bytes = {split: [np.empty(0, np.int64)] for split in SPLITS}
+
+    def add_piece(self, index: Mapping[str, np.ndarray], starts: Mapping[str, int]) -> None:
+        """Adds a piece. starts: the position of the piece in the stream of each split."""
+        for split in SPLITS:
+            self._spans[split].append(index[f'{split}{SPANS}'] + starts[split])
+            self._n_bytes[split].append(index[f'{split}{TARGET_BYTES}'])
+        self.left_out.update(json.loads(index[LEFT_OUT].tobytes()))
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Returns the arrays for INDEX."""
+        spans = {f'{split}{SPANS}': np.concatenate(self._spans[split]) for split in SPLITS}
+        sizes = {f'{s}{TARGET_BYTES}': np.concatenate(self._n_bytes[s]) for s in SPLITS}
+        return spans | sizes
+
+
 def load(
-    folder: Path, packing: Callable, seq_len: int
+    folder: Path, packing: str, seq_len: int
 ) -> tuple[tokenizers.Tokenizer, dict[str, Any], dict[str, Rows]]:
     """Loads a folder of prepared data.
 
     Args:
       folder: the folder to load.
-      packing: a function of lm.data.rows.PACKINGS.
+      packing: a name of lm.data.rows.PACKINGS.
       seq_len: T, targets per row.
 
     Returns:
@@ -155,8 +183,13 @@ def load(
                 counts, n_tokens = report[split], int(documents[-1])
                 if counts['tokens'] != n_tokens or len(chunk_source) != -(-n_tokens // CHUNK):
                     raise ValueError(f'{REPORT}, {INDEX} and {RECORDS} differ in size')
-                layout = packing(documents, seq_len)
-                rows[split] = Rows(chunks, documents, layout, seq_len, counts['bytes'])
+                if f'{split}{SPANS}' in index:
+                    targets = ChatTargets(index[f'{split}{SPANS}'], index[f'{split}{TARGET_BYTES}'])
+                    pack = WHOLE_PACKINGS[packing]
+                    rows[split] = ChatRows(chunks, documents, pack, seq_len, targets)
+                else:
+                    layout = PACKINGS[packing](documents, seq_len)
+                    rows[split] = Rows(chunks, documents, layout, seq_len, counts['bytes'])
     return tokenizer, report, rows
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lm.data import formats, regression
+from lm.data import conversations, formats, regression
 from lm.data.addresses import explain_address
 from lm.data.folders import format_paths, select_files, summarize_names
 from lm.data.formats import Documents
@@ -65,6 +65,7 @@ class Source:
       origin: a data.source that always means the same text, if the given one does not.
       notes: lines about matched names that are not read.
       contents: the files of a folder, for errors.
+      is_chat: whether documents are conversations (`lm.data.conversations`).
       validation: the text of the validation split, if it is not a part of this one.
     """
 
@@ -74,6 +75,7 @@ class Source:
     origin: str = ''
     notes: tuple[str, ...] = ()
     contents: str = ''
+    is_chat: bool = False
     validation: 'Source | None' = None
 
 
@@ -268,6 +270,14 @@ def tfds(argument: str, text_field: str) -> Source:
 
     The split is `train` unless named: `validation` or `test`.
     """
+    records, files = _open_tfds_split(argument)
+    check_field(text_field, list(records.dataset_info.features), f'tfds:{argument}')
+    read_documents = functools.partial(_read_tfds, records, argument, text_field)
+    return Source(files, f'tfds {text_field}', read_documents)
+
+
+def _open_tfds_split(argument: str) -> tuple[Any, tuple[Path, ...]]:
+    """Returns (records, files) of NAME[:VERSION][:SPLIT]."""
     if not argument:
         raise ValueError("data.source 'tfds' needs a name, such as tfds:lm1b:1.1.0.")
     name, _, split = argument.rpartition(':')
@@ -278,10 +288,54 @@ def tfds(argument: str, text_field: str) -> Source:
             'first and name what was prepared, or export it to files for text:GLOB.'
         )
     records = _open_tfds(name, split)
-    check_field(text_field, list(records.dataset_info.features), f'tfds:{argument}')
-    files = tuple(Path(path) for path in records.dataset_info.splits[split].filepaths)
-    read_documents = functools.partial(_read_tfds, records, argument, text_field)
-    return Source(files, f'tfds {text_field}', read_documents)
+    return records, tuple(Path(path) for path in records.dataset_info.splits[split].filepaths)
+
+
+def chat(argument: str, text_field: str) -> Source:
+    """Conversations, whose answers are learned: files as for `text`, `hub:NAME` or `tfds:NAME`.
+
+    Each record has `messages` (or `conversations`, of ShareGPT), or `prompt` and `completion`.
+    `data.text_field` is not read.
+    """
+    if not argument:
+        raise ValueError("data.source 'chat' needs a glob, such as chat:chats/*.jsonl.")
+    scheme, _, name = argument.partition(':')
+    identity = f'chats {conversations.VERSION}'
+    if scheme == 'hub':
+        shards = open_shards(name)
+        files = ' '.join(f'{path} {blob}' for path, blob in shards.blobs.items())
+
+        def read_shards() -> Documents:
+            return conversations.read_conversations(shards.fetch_files())
+
+        origin = f'chat:{shards.origin}'
+        return Source((), f'{identity} hub: {files}', read_shards, origin, is_chat=True)
+    if scheme == 'tfds':
+        records, paths = _open_tfds_split(name)
+
+        def read_records() -> Documents:
+            for location, record in _read_tfds_records(records, name):
+                yield location, (conversations.encode_record(record, location),)
+
+        return Source(paths, f'{identity} tfds', read_records, is_chat=True)
+    if is_url(argument) and argument.partition('://')[0] in ENDPOINTS:
+        objects = list_objects(argument)
+
+        def read_objects() -> Documents:
+            return conversations.read_conversations(objects.fetch_files())
+
+        return Source((), f'{identity} {objects.identity}', read_objects, is_chat=True)
+    try:
+        source = text(argument, text_field)
+    except ValueError as error:
+        raise ValueError(str(error).replace('text:', 'chat:')) from error
+    return dataclasses.replace(
+        source,
+        identity=identity,
+        documents=functools.partial(conversations.read_conversations, source.files),
+        notes=tuple(note.replace('text:', 'chat:') for note in source.notes),
+        is_chat=True,
+    )
 
 
 def _open_tfds(name: str, split: str) -> Any:
@@ -310,13 +364,18 @@ def _open_tfds(name: str, split: str) -> Any:
 
 
 def _read_tfds(records: Any, name: str, text_field: str) -> Documents:
+    for location, record in _read_tfds_records(records, name):
+        yield location, (to_bytes(record[text_field], text_field, location),)
+
+
+def _read_tfds_records(records: Any, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
     for i in range(len(records)):
         location = f'tfds:{name}[{i}]'
         try:
-            value = records[i][text_field]
+            record = records[i]
         except Exception as error:  # ArrayRecord and TFDS raise what they like
             raise ValueError(f'{location} cannot be read: {first_line(error)}') from error
-        yield location, (to_bytes(value, text_field, location),)
+        yield location, record
 
 
 def hub(argument: str, text_field: str) -> Source:
@@ -409,4 +468,11 @@ def synthetic(argument: str, text_field: str) -> Source:
     return Source((), f'synthetic {argument} {SYNTHETIC_VERSION}', generate_documents)
 
 
-SOURCES = {'python': python, 'text': text, 'hub': hub, 'tfds': tfds, 'synthetic': synthetic}
+SOURCES = {
+    'python': python,
+    'text': text,
+    'chat': chat,
+    'hub': hub,
+    'tfds': tfds,
+    'synthetic': synthetic,
+}

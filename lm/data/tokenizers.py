@@ -444,6 +444,13 @@ def _run_interruptibly(train: Callable[[Iterable[str]], None], texts: Iterable[s
         raise failed[0]
 
 
+def find_library_file(spec: str) -> Path | None:
+    """Returns the path that data.tokenizer=hf:PATH means, or None for another kind."""
+    kind, _, argument = spec.partition(':')
+    path = Path(expand_home(argument))
+    return None if kind != 'hf' else path / LIBRARY_FILE if path.is_dir() else path
+
+
 def _plan_hf(argument: str) -> TokenizerPlan:
     path = Path(expand_home(argument))
     path = path / LIBRARY_FILE if path.is_dir() else path

@@ -10,6 +10,7 @@ from lm.config.recipe import Recipe
 from lm.config.resolve import flatten
 from lm.config.traced_steps import parse_traced_steps
 from lm.model.base_size import base_head_dim, check_base
+from lm.model.objectives import check_chats
 from modules.choices import check_divides
 from modules.kernels.attention import ATTENTION_KERNELS, Scores, check_scores
 from modules.norms import NORMS
@@ -35,6 +36,7 @@ def check(recipe: Recipe) -> None:
         if part.section:  # rows of other tables have no options, and no rules
             part.row.check(recipe, part)
     _check_loss_on(recipe)
+    check_chats(recipe)
     _check_kernels(recipe)
     _check_forward_mode(recipe)
     check_base(recipe)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lm.config.mixture import MixedRows
+from lm.config.mixture import MixedRows, reads_chats, source_flag
 from lm.config.recipe import Part, Recipe
 from modules.objectives import N_UNNUMBERED, SpecialTokens, TrainingDocument
 
@@ -35,10 +35,12 @@ def is_causal(recipe: Recipe) -> bool:
 def batch_fields(recipe: Recipe) -> tuple[str, ...]:
     """Returns the names of the arrays of a training batch, each int32 [B, T+1].
 
-    Objectives that change rows add `targets`, 1 for each token to predict. Objectives with prefixes
-    add `prefix`, which numbers the prefixes; 0 is no prefix.
+    Conversations, and objectives that change rows, add `targets`, 1 for each token to predict.
+    Objectives with prefixes add `prefix`, which numbers the prefixes; 0 is no prefix.
     """
-    return ('tokens', 'segments') if is_causal(recipe) else _objective_fields(recipe.objective)
+    if not is_causal(recipe):
+        return _objective_fields(recipe.objective)
+    return ('tokens', 'segments', *(['targets'] if reads_chats(recipe.data) else []))
 
 
 def _objective_fields(objectives: Sequence[Part]) -> tuple[str, ...]:
@@ -53,6 +55,7 @@ class ObjectiveMixture:
     functions: tuple[Callable[..., TrainingDocument], ...]
     shares: tuple[float, ...]
     fields: tuple[str, ...]
+    bos_id: int
 
     def __call__(self, row: Row, rng: np.random.Generator) -> Row:
         """Returns the row with the arrays that `batch_fields` names."""
@@ -62,7 +65,9 @@ class ObjectiveMixture:
         arrays |= {'tokens': row['tokens'].copy(), 'segments': row['segments']}
         for place in document_slices(row['segments']):
             document = transform(row['tokens'][place], rng=rng)
-            arrays['tokens'][place], arrays['targets'][place] = document.tokens, document.targets
+            arrays['tokens'][place] = document.tokens
+            # BOS begins a document, which the tokens before it cannot predict.
+            arrays['targets'][place] = document.targets & (document.tokens != self.bos_id)
             if 'prefix' in arrays:
                 arrays['prefix'][place] = document.prefix * row['segments'][place]
         return arrays
@@ -87,8 +92,26 @@ def _build_mixture(
         for part in parts
     )
     return ObjectiveMixture(
-        tuple(functions), tuple(part.share for part in parts), _objective_fields(parts)
+        tuple(functions),
+        tuple(part.share for part in parts),
+        _objective_fields(parts),
+        tokenizer.bos_id,
     )
+
+
+def check_chats(recipe: Recipe) -> None:
+    """Raises ValueError if conversations are to be read by an objective that changes rows."""
+    if not reads_chats(recipe.data):
+        return
+    for field, parts in (
+        ('data.objective', recipe.objective),
+        ('train.eval_objectives', recipe.eval_objectives),
+    ):
+        if changed := [part.name for part in parts if not part.row.leaves_rows]:
+            raise ValueError(
+                f'{source_flag(recipe.data)} has conversations, whose answers are learned from '
+                f'what comes before them, and {field} has {changed[0]}. Set {field}=causal.'
+            )
 
 
 def build_training_mixture(recipe: Recipe, tokenizer: Any) -> ObjectiveMixture | None:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from lm import data
-from lm.config.mixture import MixedRows, split_by_source
+from lm.config.mixture import MixedRows, reads_chats, split_by_source
 from lm.config.recipe import Recipe
 from lm.devices.check_mesh import list_mesh_notes
 from lm.devices.mesh import format_mesh
@@ -39,9 +39,12 @@ def print_description(journal: Journal) -> None:
     train, validation = experiment.dataset.train, experiment.dataset.validation
     steps = data.steps_in_epoch(train, journal.recipe.data.batch_size)
     epoch = 'before a source repeats' if isinstance(train, MixedRows) else 'per epoch'
+    # Of conversations, only the answers are counted.
+    label = 'text and answers' if isinstance(train, MixedRows) else 'answers'
+    label = label if reads_chats(journal.recipe.data) else 'text'
     terminal.say(
-        f'text: {train.n_tokens:,} tokens, {train.n_bytes / 1e6:,.2f} MB, {steps:,} steps {epoch}; '
-        f'validation {validation.n_tokens:,} tokens, {validation.n_bytes / 1e6:,.2f} MB'
+        f'{label}: {train.n_tokens:,} tokens, {train.n_bytes / 1e6:,.2f} MB, {steps:,} steps '
+        f'{epoch}; validation {validation.n_tokens:,} tokens, {validation.n_bytes / 1e6:,.2f} MB'
     )
     if isinstance(train, MixedRows):
         validation_parts = split_by_source(validation)

@@ -104,13 +104,15 @@ def make_eval_step(learner: Learner) -> Callable[[Weights, Batch, Hyper], Metric
 def target_weights(batch: Batch, bos_id: int) -> jax.Array:
     """Returns [B, T] float32, 1 if the next token is a target.
 
-    Targets are not padding, do not begin a document, and are among the tokens that an objective
-    marks in the batch (`lm.model.objectives`).
+    A batch of conversations, or of an objective that changes rows, marks its targets. Otherwise
+    they are all tokens that are not padding and do not begin a document.
     """
-    weights_BT = text_weights(batch, bos_id)
     if 'targets' in batch:
-        weights_BT = weights_BT * batch['targets'][:, 1:]
-    return weights_BT
+        # BOS may be among them: a template may write it within a conversation, as ChatML does with
+        # the BOS of SmolLM2, and it may be the token that ends an answer.
+        is_target_BT = (batch['segments'][:, 1:] > 0) & (batch['targets'][:, 1:] > 0)
+        return is_target_BT.astype(jnp.float32)
+    return text_weights(batch, bos_id)
 
 
 def text_weights(batch: Batch, bos_id: int) -> jax.Array:

@@ -11,8 +11,8 @@ import pytest
 
 from eval.serve.chat import PlainChat, TemplateChat, build_chat, compile_template
 from eval.serve.requests import Refusal
-from eval.serve.templates import Template, TemplateFailure
-from lm.data import tokenizers
+from lm.data import template_worker, tokenizers
+from lm.data.templates import Template, TemplateFailure
 from lm.data.tokenizers import ByteTokenizer, read_end_tokens
 from tests import ROOT
 
@@ -152,7 +152,8 @@ def test_processes_end_with_their_template():
 def test_template_process_has_neither_jax_nor_keys(monkeypatch):
     """With JAX it would start in seconds; a template that escapes could read the environment."""
     monkeypatch.setenv('EVENKEEL_KEY', 'secret')
-    code = "import sys; sys.argv = ['x']; import eval.serve.template_worker; print(*sys.modules)"
+    path = Path(template_worker.__file__)
+    code = f'import runpy, sys; runpy.run_path({str(path)!r}); print(*sys.modules)'
     process = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True)
     assert 'jinja2' in process.stdout.split() and not {'jax', 'numpy'} & {*process.stdout.split()}
     template = Template('a')

@@ -1,7 +1,9 @@
 """Perplexity by document. Reference: the training loop's evaluation, and windows one by one."""
 
+import dataclasses
 import functools
 import itertools
+import json
 import math
 from pathlib import Path
 
@@ -141,3 +143,28 @@ def test_windows_score_each_token_once(n, stride, counts):
 def test_invalid_requests_are_refused(text):
     with pytest.raises(ValueError, match='stride=17 is more than'):
         perplexity(make_checkpoint(text, 'long'), stride=17)
+
+
+@pytest.mark.parametrize('stride', [0, 12])
+def test_other_chats_are_scored_by_their_answers(text, stride, tmp_path):
+    """All of the source, both splits; a question would add to nats and tokens."""
+    turns = [('user', 'a'), ('assistant', 'bc')]
+    for i in range(4):
+        messages = [{'role': role, 'content': f'{i}{word}'} for role, word in turns]
+        with open(tmp_path / 'chats.jsonl', 'a') as file:
+            file.write(json.dumps({'messages': messages}) + '\n')
+    c = make_checkpoint(text, 'short', data_mask_documents=True)
+    long = dataclasses.replace(c.recipe.data, seq_len=32)
+    c = dataclasses.replace(c, recipe=dataclasses.replace(c.recipe, data=long))
+    scored = perplexity(c, source=f'chat:{tmp_path}/chats.jsonl', stride=stride)
+    n = len(' 0bc') + 1  # and EOS
+    assert scored.numbers['tokens'] == 4 * n and scored.numbers['bytes'] == 4 * (n - 1)
+    expected = 0.0
+    for i in range(4):
+        ids = c.tokenizer.encode(f'user: {i}a\nassistant: {i}bc')
+        ids = jnp.array([[c.tokenizer.bos_id, *ids, c.tokenizer.eos_id]])
+        log_p_TV = jax.nn.log_softmax(c.logits(ids[:, :-1])[0].astype(jnp.float32))
+        expected -= float(
+            sum(log_p_TV[t - 1, ids[0, t]] for t in range(ids.shape[1] - n, ids.shape[1]))
+        )
+    np.testing.assert_allclose(sum(scored.items['nats']), expected, rtol=1e-5)

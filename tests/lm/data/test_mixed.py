@@ -168,8 +168,8 @@ def test_property_bpe_trains_once_on_all_training_splits(mixture_cfg, monkeypatc
     trained = []
     build = prepare.training_texts
 
-    def record(corpus, fraction):
-        trained.append(list(build(corpus, fraction)))
+    def record(*args):
+        trained.append(list(build(*args)))
         return iter(trained[-1])
 
     monkeypatch.setattr(prepare, 'training_texts', record)

@@ -323,13 +323,16 @@ def write_file(folder, name, content):
 @pytest.mark.parametrize(
     'make, message',
     [
-        (lambda d: 'pyton', "one of hub, python, synthetic, text, tfds; got 'pyton'. Did you mean"),
+        (
+            lambda d: 'pyton',
+            "of chat, hub, python, synthetic, text, tfds; got 'pyton'. Did you mean",
+        ),
         (lambda d: write_file(d, 'a.txt', b'x')[5:], 'set data.source=text:{}/a.txt.'),
         (lambda d: '*.jsonl', 'set data.source=text:*.jsonl.'),
         (lambda d: 'nowhere.txt.gz', 'set data.source=text:nowhere.txt.gz.'),
         (lambda d: str(d), 'data.source=text:{} is a folder without files that can be read'),
         (lambda d: write_file(d, 'a.txt', b'x') and f'{d}/', 'set data.source=text:{}/.'),
-        (lambda d: 'file:/a.txt', "one of hub, python, synthetic, text, tfds; got 'file'"),
+        (lambda d: 'file:/a.txt', "one of chat, hub, python, synthetic, text, tfds; got 'file'"),
         (lambda d: 'python:3', 'takes no argument'),
         (lambda d: 'text', 'needs a glob'),
         (lambda d: f'text:{d}/*.txt', 'no file matches'),
@@ -440,4 +443,4 @@ def test_equivalence_formats_make_the_same_rows(cfg, tmp_path):
 
 
 def test_contract_every_source_is_covered():
-    assert set(SOURCES) == {'python', 'text', 'hub', 'tfds', 'synthetic'}
+    assert set(SOURCES) == {'python', 'text', 'chat', 'hub', 'tfds', 'synthetic'}

@@ -119,6 +119,14 @@ def test_property_batch_depends_on_seed_step_and_row():
     assert len(set(cuts.values())) > 150
 
 
+def test_bos_is_no_target_in_short_documents():
+    """A document too short for holes is unchanged; its BOS cannot be predicted."""
+    bos = SpecialIds.bos_id
+    tokens, segments = np.array([[bos, 1, 2, bos, 3, 4], [1, 1, 1, 2, 2, 2]], np.int32)
+    row = mixture('infill')({'tokens': tokens, 'segments': segments}, np.random.default_rng(0))
+    assert row['targets'].tolist() == [0, 1, 1, 0, 1, 1]
+
+
 @pytest.mark.parametrize('count', [2, 4])
 def test_equivalence_hosts_share_the_batch(count):
     """Catches randomness by position in a host's share."""

@@ -31,14 +31,14 @@ MIXED = 'causal:0.25+span_corruption:0.25+infill:0.25+prefix:0.25'
 
 
 def test_target_weights_follow_targets():
-    """Padding and beginnings never count, whatever an objective marks."""
+    """Padding never counts, whatever is marked. BOS does: it may end an answer."""
     batch = packed_batch()
-    plain = target_weights(batch, BOS)
     batch['targets'] = np.ones_like(batch['tokens'])
-    np.testing.assert_array_equal(target_weights(batch, BOS), plain)
+    is_text = batch['segments'][:, 1:] > 0
+    np.testing.assert_array_equal(target_weights(batch, BOS), is_text)
     batch['targets'][:, :4] = 0
     np.testing.assert_array_equal(target_weights(batch, BOS)[:, :3], 0)
-    np.testing.assert_array_equal(target_weights(batch, BOS)[:, 3:], plain[:, 3:])
+    np.testing.assert_array_equal(target_weights(batch, BOS)[:, 3:], is_text[:, 3:])
 
 
 PREFIXED = {'data.mask_documents': True, 'data.objective': 'prefix'}

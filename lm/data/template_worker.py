@@ -1,9 +1,10 @@
 """Renders a chat template in a separate process, to contain the effects of a stranger's code.
 
-eval/serve/templates.py starts it as a script. It imports only the standard library and Jinja, so
+lm/data/templates.py starts it as a script. It imports only the standard library and Jinja, so
 that it starts in tens of milliseconds. It sends OK when it has started. The first message holds the
-text of the template; each later message holds the variables of a prompt as JSON. An answer is OK
-and the prompt, FAILED and a reason, or ENDED and a reason. After ENDED the process ends.
+text of the template; each later message holds a JSON list with the variables of each prompt. An
+answer is OK and a JSON list of prompts, FAILED and a reason, or ENDED and a reason. After ENDED the
+process ends.
 """
 
 import datetime
@@ -25,12 +26,16 @@ CPU_SEC = 1.0  # to compile, and for each prompt; real templates take millisecon
 MEMORY_BYTES = 3 << 28  # of address space; an interpreter with Jinja takes some 40 MB
 MAX_CHARACTERS = 4 << 20  # of a prompt; as many as a request body may have bytes
 MAX_REASON_LENGTH = 1000  # characters
+MARK_ANSWERS = 'mark_answers'  # the variable that asks for BEGIN and END around answers
+# Characters that Unicode reserves for the use within a program; no text has them.
+BEGIN, END = '\ufdd0', '\ufdd1'
 
 
 class GenerationTag(Extension):
     """{% generation %}...{% endgeneration %}, which marks answers in templates for transformers.
 
-    The text between the tags is rendered as if they were absent.
+    The text between the tags is rendered as if they were absent, between BEGIN and END if the
+    variable MARK_ANSWERS is true.
     """
 
     tags = frozenset({'generation'})  # ty: ignore[invalid-assignment]  # jinja2 only reads it
@@ -39,10 +44,12 @@ class GenerationTag(Extension):
         line = next(parser.stream).lineno
         body = parser.parse_statements(('name:endgeneration',), drop_needle=True)
         # As in transformers, variables that the block sets are not visible after it.
-        return nodes.CallBlock(self.call_method('_text'), [], [], body).set_lineno(line)
+        has_marks = nodes.Name(MARK_ANSWERS, 'load')
+        call = self.call_method('_render_answer', [has_marks])
+        return nodes.CallBlock(call, [], [], body).set_lineno(line)
 
-    def _text(self, caller: Any) -> str:
-        return caller()
+    def _render_answer(self, has_marks: Any, caller: Any) -> str:
+        return f'{BEGIN}{caller()}{END}' if has_marks is True else caller()
 
 
 def build_environment() -> ImmutableSandboxedEnvironment:
@@ -112,7 +119,8 @@ def main() -> None:
             if template is None:
                 template, text = build_environment().from_string(message.decode()), ''
             else:
-                text = render(template, json.loads(message))
+                prompts = [render(template, variables) for variables in json.loads(message)]
+                text = json.dumps(prompts, ensure_ascii=False)
             answer = OK + text.encode()
         except Exception as error:
             # Without a template, memory or stack the process cannot render the next prompt.
