@@ -42,9 +42,10 @@ def print_description(journal: Journal) -> None:
     # Of conversations, only the answers are counted.
     label = 'text and answers' if isinstance(train, MixedRows) else 'answers'
     label = label if reads_chats(journal.recipe.data) else 'text'
+    counts = f'{train.n_tokens:,} tokens, {train.n_bytes / 1e6:,.2f} MB'
     terminal.say(
-        f'{label}: {train.n_tokens:,} tokens, {train.n_bytes / 1e6:,.2f} MB, {steps:,} steps '
-        f'{epoch}; validation {validation.n_tokens:,} tokens, {validation.n_bytes / 1e6:,.2f} MB'
+        f'{label}: {counts}, {steps:,} steps {epoch}; '
+        f'validation {validation.n_tokens:,} tokens, {validation.n_bytes / 1e6:,.2f} MB'
     )
     if isinstance(train, MixedRows):
         validation_parts = split_by_source(validation)
