@@ -13,7 +13,7 @@ from typing import Any
 
 from lm.data import formats
 from lm.data.chat_template import PLAIN_STOP
-from lm.data.formats import BLOCK, Documents, file_format, read_json_lines
+from lm.data.formats import Documents
 from lm.storage.files import first_line
 
 MESSAGES, PROMPT, COMPLETION = 'messages', 'prompt', 'completion'
@@ -24,7 +24,6 @@ ANSWER = 'assistant'  # the role that a model learns
 # Roles of ShareGPT, whose messages have `from` and `value`.
 SHARE_ROLES = {'human': 'user', 'gpt': ANSWER}
 VERSION = 1  # raise it when another document is written for the same record
-PARQUET_ROWS = 64  # read at once
 
 
 # Why a conversation is left out. The texts are counted, and end a NOTE.
@@ -84,46 +83,13 @@ class ChatText:
 
 
 def read_conversations(files: Iterable[Path]) -> Documents:
-    """Yields a document for each record of .jsonl and .parquet files.
+    """Yields a document for each record of files.
 
-    Raises ValueError, with file and row, for a record of another form.
+    Raises ValueError, with file and row, for a file of text and for a record of another form.
     """
     for path in files:
-        for location, record in read_records(path):
+        for location, record in formats.read_records(path, FIELDS):
             yield location, (encode_record(record, location),)
-
-
-def read_records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yields (location, record) of a file."""
-    match file_format(path):
-        case '.jsonl':
-            yield from read_json_lines(path)
-        case '.parquet':
-            yield from _read_parquet_records(path)
-        case suffix:
-            raise ValueError(
-                f'{path} holds no conversations: these are records of .jsonl or .parquet files, '
-                f'and not of {suffix or "a file without suffix"}.'
-            )
-
-
-def _read_parquet_records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    import pyarrow
-    import pyarrow.parquet
-
-    row = 0
-    try:
-        with pyarrow.parquet.ParquetFile(
-            formats._open_file(path), buffer_size=BLOCK, page_checksum_verification=True
-        ) as file:
-            names = file.schema_arrow.names
-            columns = [name for name in names if name in FIELDS] or names
-            for batch in file.iter_batches(PARQUET_ROWS, columns=columns):
-                for record in batch.to_pylist():
-                    yield f'{path}[{row}]', record
-                    row += 1
-    except (pyarrow.ArrowException, OSError) as error:
-        raise ValueError(f'{path} cannot be read from row {row} on: {first_line(error)}') from error
 
 
 def encode_record(record: Mapping[str, Any], location: str) -> bytes:
