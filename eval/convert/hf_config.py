@@ -234,6 +234,9 @@ class MaxPositions(ConfigEntry):
 
     def write(self, flat: Flat) -> Flat:
         longest = flat['data.seq_len']
+        if flat['attention.rope_scaling'] == 'dynamic':
+            # Beyond this length the base grows.
+            return {self.name: flat['attention.rope_original_length']}
         if flat['attention.rope_scaling'] in ('llama3', 'longrope', 'yarn'):
             # data.seq_len may be cut to the rows of training; the model reads up to this length.
             longer = flat['attention.rope_factor'] * flat['attention.rope_original_length']

@@ -386,7 +386,12 @@ BAD_FIELDS = {
     'biases': ('mistral', {'mlp_bias': True}, 'mlp_bias=True'),
     'head': ('qwen2', {'head_dim': 8}, 'head_dim=8, and a qwen2 of 16 features and 4 heads'),
     'two names': ('gpt2', {'num_hidden_layers': 7}, 'num_hidden_layers=7 and n_layer=2, two'),
-    'longrope': ('llama2', {'rope_scaling': {'type': 'su'}}, "rope_type='su'; known"),
+    'longrope': ('llama2', {'rope_scaling': {'type': 'su'}}, "rope_type='su', which .*; known"),
+    'ntk': (
+        'llama2',
+        {'rope_scaling': {'type': 'ntk'}},
+        "'ntk', which .*dynamic",
+    ),
 }
 
 
