@@ -200,8 +200,8 @@ def read_rope(
     remaining.pop('type', None)
     if kind not in kinds:
         # ntk: a name of other programs, whose rules differ.
-        theirs = '' if kind in SCALING_OPTIONS else ', which transformers has not either'
-        raise ValueError(f'{FILE} has rope_type={kind!r}{theirs}; known: {", ".join(kinds)}')
+        absence = '' if kind in SCALING_OPTIONS else ', which transformers has not either'
+        raise ValueError(f'{FILE} has rope_type={kind!r}{absence}; known: {", ".join(kinds)}')
     fraction = float(remaining.pop('partial_rotary_factor', fraction))
     if fraction != 1 and not is_partial:
         if kind != 'default':

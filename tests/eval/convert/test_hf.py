@@ -366,7 +366,11 @@ def test_text_config_has_class_defaults():
 BAD_FIELDS = {
     'lacking': ('llama2', {'alibi': True}, r'config.json has alibi=True, which our models lack'),
     'left out': ('llama2', {'hidden_size': 'left out'}, 'lacks hidden_size'),
-    'no family': ('llama2', {'model_type': 'nope'}, "'nope', which is not read. Types .*gpt2.*qwen3"),
+    'no family': (
+        'llama2',
+        {'model_type': 'nope'},
+        'which is not read. Types .*gpt2.*qwen3',
+    ),
     'activation': ('llama2', {'hidden_act': 'gelu'}, "hidden_act='gelu', and our models know"),
     'rope': ('llama2', {'rope_parameters': {'rope_type': 'dynamic'}}, "rope_type='dynamic'"),
     'rope field': (

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 
 from eval.convert import export_hf, hf_config, safetensors
-from eval.convert.families import FAMILIES
+from eval.convert.families import FAMILIES, find_family
+from eval.convert.hf_unread import LACKING_PARTS, LACKING_TABLES
 from eval.convert.import_hf import import_folder
 from tests import ROOT
 from tests.eval.convert.test_hf import CLOSE, TOKENS_BT, base, make_checkpoint
 from tests.fixtures.hf.seeded import few, weight
 
-FOLDER = ROOT / "tests" / "fixtures" / "hf"
+FOLDER = ROOT / 'tests' / 'fixtures' / 'hf'
 VARIANTS = json.loads((FOLDER / 'variants.json').read_text())
 
 
@@ -66,3 +67,44 @@ def test_variant_is_exported_as_it_came(name):
     for key, tensor in tensors.items():
         # Gains are written as gain - 1, which rounds.
         np.testing.assert_allclose(tensor.make(), expected[key], rtol=1e-6, atol=1e-6, err_msg=key)
+
+
+UNREAD = {
+    'mamba': 'lack a state-space mixer in place of attention',
+    'rwkv': 'lack a recurrence',
+    't5': 'lack an encoder, and attention of the decoder',
+    'bert': 'lack attention to both sides',
+    'llava': 'lack an encoder of images',
+    'deepseek_v3': 'lack multi-head latent attention',
+    'jamba': 'lack state-space layers among',
+    'qwen3_next': 'lack layers of linear attention with a delta rule',
+    'gemma3n': 'lack AltUp and LAuReL',
+    'falcon': 'no table of its tensors .*one or two norms',
+    'bloom': 'no table of its tensors .*ALiBi',
+    'mpt': 'no table of its tensors .*clip_qkv',
+    'opt': 'no table of its tensors .*positions that begin at 2',
+    'phi': 'no table of its tensors .*a bias of the logits',
+    'stablelm': 'no table of its tensors .*norms of queries by head',
+    'cohere': 'no table of its tensors .*logit_scale',
+    'nothing': 'Types that are read: gemma2, gemma3, .*qwen3_moe',
+}
+
+
+@pytest.mark.parametrize('name', UNREAD.keys() - FAMILIES.keys())
+def test_unread_type_says_what_lacks(name):
+    """One line, which names no read type as if it would do. Catches 'Did you mean' of a lookup."""
+    with pytest.raises(ValueError, match=UNREAD[name]) as error:
+        find_family({'model_type': name})
+    text = str(error.value)
+    assert f'model_type={name!r}, which is not read' in text and '\n' not in text
+    assert name == 'nothing' or not any(f'{family!r}' in text for family in FAMILIES)
+
+
+def test_code_beside_the_weights_is_named():
+    with pytest.raises(ValueError, match=r'code lies beside the weights and is not run\. Types'):
+        find_family({'model_type': 'internlm2', 'auto_map': {'AutoModel': 'modeling.Model'}})
+
+
+def test_tables_of_unread_types_are_disjoint():
+    """Catches a type with two reasons, of which only the first would be said."""
+    assert not LACKING_PARTS.keys() & LACKING_TABLES.keys()
