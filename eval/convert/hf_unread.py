@@ -1,4 +1,4 @@
-"""Types of models in transformers that are not read, and what an import of each lacks.
+"""Types of models in transformers that are not read, and the part that each lacks here.
 
 The reasons are of the modelling code of transformers 5.24. A type that becomes a family leaves this
 table.

@@ -31,7 +31,7 @@ FAMILIES = {
 
 
 def find_family(raw: Mapping[str, Any]) -> Family:
-    """Returns the family of a config.json. Raises ValueError, with what another type lacks."""
+    """Returns the family of a config.json. Raises ValueError for another type: it says why."""
     if 'model_type' not in raw:
         raise ValueError('config.json lacks model_type')
     if (name := str(raw['model_type'])) not in FAMILIES:

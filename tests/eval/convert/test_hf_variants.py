@@ -105,6 +105,6 @@ def test_code_beside_the_weights_is_named():
         find_family({'model_type': 'internlm2', 'auto_map': {'AutoModel': 'modeling.Model'}})
 
 
-def test_tables_of_unread_types_are_disjoint():
+def test_unread_type_has_a_single_reason():
     """Catches a type with two reasons, of which only the first would be said."""
     assert not LACKING_PARTS.keys() & LACKING_TABLES.keys()
