@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from lm.record.foreign_weights import explain_foreign_weights
 from lm.storage.files import open_regular, parse_json
 
 CONFIG, GENERATION, TEMPLATE = 'config.json', 'generation_config.json', 'chat_template.jinja'
@@ -339,7 +340,10 @@ def read_config(folder: Path) -> dict[str, Any]:
       ValueError: if there is no such folder or file, and as `read_object` and `check_fields` do.
     """
     if not folder.is_dir():
-        raise ValueError(f'{folder} is no folder; nothing is downloaded')
+        explanation = explain_foreign_weights(folder) or 'nothing is downloaded'
+        raise ValueError(f'{folder} is no folder; {explanation}')
+    if not has_file(folder / CONFIG) and (explanation := explain_foreign_weights(folder)):
+        raise ValueError(f'{folder} holds no {CONFIG}; {explanation}')
     raw = read_object(folder / CONFIG, MAX_CONFIG_BYTES)
     check_fields(raw)
     inner = raw.get('text_config')
