@@ -19,7 +19,7 @@ LENGTH_OPTIONS = {'factor': FACTOR, 'original_max_position_embeddings': ORIGINAL
 SCALING_OPTIONS = {
     'default': {},
     'linear': {'factor': FACTOR},
-    'dynamic': {'factor': FACTOR, 'max_position_embeddings': ORIGINAL},
+    'dynamic': {'factor': FACTOR},  # and max_position_embeddings, see `read_rope`
     'llama3': LENGTH_OPTIONS
     | {
         'low_freq_factor': 'rope_low_frequency_factor',
@@ -219,12 +219,12 @@ def read_rope(
         if kind == 'longrope' and remaining[name] and longest:
             # transformers computes a missing factor of longrope from the two lengths.
             remaining.setdefault('factor', max(1.0, longest / remaining[name]))
+    if kind != 'default':
+        options['rope_scaling'] = kind
     if kind == 'dynamic':  # their code reads the length from the whole file alone
         fields.ignore(name, longest, remaining)
         remaining.pop(name, None)
-        remaining['max_position_embeddings'] = longest
-    if kind != 'default':
-        options['rope_scaling'] = kind
+        options[ORIGINAL] = fields.take('max_position_embeddings')
     for name, ours in SCALING_OPTIONS[kind].items():
         value = remaining.pop(name, None)
         if value is None and name not in OMITTABLE:
@@ -241,7 +241,7 @@ def _convert_value(name: str, value: Any) -> Any:
         return ','.join(repr(float(number)) for number in value)
     if name == 'truncate':
         return bool(value)
-    return int(value) if name.endswith('max_position_embeddings') else float(value)
+    return int(value) if name.startswith('original') else float(value)
 
 
 def write_rope(flat: Flat) -> Flat:
@@ -254,7 +254,6 @@ def write_rope(flat: Flat) -> Flat:
         if value is not None:
             is_list = name in ('short_factor', 'long_factor')
             parameters[name] = [float(n) for n in value.split(',')] if is_list else value
-    parameters.pop('max_position_embeddings', None)  # stands beside them, see `MaxPositions`
     return parameters
 
 

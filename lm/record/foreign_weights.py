@@ -79,11 +79,11 @@ def _explain_pickled_model(file: Path) -> str:
         f't.AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype="auto"){SAVE}; '
         f't.AutoTokenizer.from_pretrained(sys.argv[1]){SAVE}'
     )
-    out = f'{file.absolute().parent.name}-safetensors'
-    command = _quote_converter(code, str(file.parent), out)
+    target_name = f'{file.absolute().parent.name}-safetensors'
+    command = _quote_converter(code, str(file.parent), target_name)
     return (
         f'{file} is pickled by PyTorch, which is not read here, as it may run any code. '
-        f'transformers makes safetensors of it: {command}; then {_quote_import(out)}'
+        f'transformers makes safetensors of it: {command}; then {_quote_import(target_name)}'
     )
 
 

@@ -51,9 +51,9 @@ def test_foreign_weights_are_answered_in_a_line(tmp_path, name):
     explanation = explain_foreign_weights(folder)
     assert re.search(message, explanation) and '\n' not in explanation
     assert re.search(r'python -m eval\.convert import-hf \S+ --out=RUN', explanation)
-    for read in (find_checkpoint, find_source):
+    for find in (find_checkpoint, find_source):
         with pytest.raises(ValueError, match=re.escape(explanation)):
-            read(str(folder))
+            find(str(folder))
     if name == 'gguf':
         assert explanation == explain_foreign_weights(last)
         with pytest.raises(ValueError, match=re.escape(explanation)):
