@@ -64,7 +64,7 @@ def test_foreign_weights_are_answered_in_a_line(tmp_path, name):
 
 
 @pytest.mark.parametrize('name', ['gguf', 'bin'])
-def test_converter_is_a_command_of_a_shell(tmp_path, name):
+def test_converter_is_a_shell_command(tmp_path, name):
     """The code parses, and its arguments are the folder, the file and a new folder."""
     *_, file = write_files(tmp_path, NAMES[name][0])
     command = re.search(r'uv run .*?(?=; then python)', explain_foreign_weights(file))
@@ -75,7 +75,7 @@ def test_converter_is_a_command_of_a_shell(tmp_path, name):
     assert arguments[1] == (file.name if name == 'gguf' else 'model-safetensors')
 
 
-def test_nothing_is_said_of_unknown_files(tmp_path):
+def test_unknown_files_get_no_answer(tmp_path):
     write_files(tmp_path, 'notes.txt')
     assert [explain_foreign_weights(p) for p in (tmp_path, tmp_path / 'absent')] == ['', '']
     assert CONVERTER[1] == tokenizers.CONVERTER[0]  # one version of transformers
