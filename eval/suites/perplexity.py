@@ -1,4 +1,4 @@
-"""Loss on the validation split that the run held out, by document and by domain."""
+"""Loss on the validation split that the run held out, or on any text, by document and domain."""
 
 import dataclasses
 import functools
@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 from eval.load import Checkpoint, open_data
 from eval.suites.base import SuiteResult, Table
 from eval.suites.reading import validation_batches
+from eval.suites.text_source import encode_source
 from lm.config.mixture import MixedRows, split_by_source
 from lm.data import Rows
 from lm.inference.scoring import Scorer, fetch_pipelined, jit_score_batch, log_probabilities
@@ -24,6 +25,7 @@ CHUNK_TOKENS = 1 << 22  # tokens of windows that are scored at once
 
 Stride = Annotated[int, Option('tokens a window moves on; 0: rows as training reads them', 0)]
 Documents = Annotated[int, Option('how many are read, the first of each source; 0: all', 0)]
+TextSource = Annotated[str, Option("such as text:FILE; empty: the run's own validation split")]
 
 
 @dataclasses.dataclass
@@ -47,7 +49,11 @@ class SplitSize:
 
 
 def perplexity(
-    checkpoint: Checkpoint, *, stride: Stride = 0, documents: Documents = 0
+    checkpoint: Checkpoint,
+    *,
+    stride: Stride = 0,
+    documents: Documents = 0,
+    source: TextSource = '',
 ) -> SuiteResult:
     """validation_ce in nats per token, bits_per_byte, and perplexity = exp(validation_ce).
 
@@ -60,10 +66,15 @@ def perplexity(
     For a mixture the numbers are means over its sources, weighted by data.mixture, and each source
     has its own ce. `items` has the nats of each document of any source.
 
+    With a `source` the text is read from there in place of the split, under the tokenizer of the
+    checkpoint, and `validation_ce` is named `ce`. Bits per byte count all bytes of that text;
+    `lost_share`, if it is not 0, is the share of them that the tokens do not restore.
+
     Args:
       checkpoint: a loaded checkpoint.
       stride: tokens between two windows; 0: rows as in training.
       documents: number of documents of each source, from the first; 0: all.
+      source: a `data.source`; empty: the validation split of the run's data.
     """
     length = checkpoint.recipe.data.seq_len
     if stride > length:
@@ -71,6 +82,8 @@ def perplexity(
             f'--perplexity.stride={stride} is more than data.seq_len={length}: the windows would '
             f'leave out tokens. Give {length} at most.'
         )
+    if source:
+        return score_source(checkpoint, source, stride, documents)
     split = open_data(checkpoint).validation
     sources = split_by_source(split)
     if empty := [name for name, rows in sources.items() if not len(rows)]:
@@ -79,17 +92,18 @@ def perplexity(
             'was trained with data.validation_fraction='
             f'{checkpoint.recipe.data.validation_fraction}.'
         )
-    score = functools.partial(score_windows, stride=stride) if stride else score_rows
+    score = select_scorer(stride)
     scored: list[ScoredDocument] = []
     sums, sizes = {}, {}
-    for source, rows in sources.items():
+    for name, rows in sources.items():
         n_documents = min(documents or rows.n_documents, rows.n_documents)
         nats_D, tokens_D = score(checkpoint, rows, n_documents)
-        source_documents = list(describe_documents(checkpoint, source, rows, nats_D, tokens_D))
-        sums[source] = [{'ce': math.fsum(nats_D), 'tokens': tokens_D.sum()}]
+        texts = (checkpoint.tokenizer.decode(tokens.tolist()) for tokens in rows.documents())
+        source_documents = list(describe_documents(name, texts, nats_D, tokens_D))
+        sums[name] = [{'ce': math.fsum(nats_D), 'tokens': tokens_D.sum()}]
         # A capped source is counted by its scored documents; the split's totals would include
         # documents without a score.
-        sizes[source] = (
+        sizes[name] = (
             SplitSize(
                 sum(doc.tokens for doc in source_documents),
                 sum(doc.bytes for doc in source_documents),
@@ -102,6 +116,32 @@ def perplexity(
     size = dataclasses.replace(split, sources=(*sizes.values(),)) if is_mixture else sizes['']
     numbers = validation_losses(sums, size) | {'tokens': size.n_tokens, 'bytes': size.n_bytes}
     table = domain_table(scored, checkpoint.recipe.data.source)
+    return SuiteResult(numbers, document_items(scored), {'Bits per byte by domain': table})
+
+
+def select_scorer(stride: int) -> Callable[..., tuple[np.ndarray, np.ndarray]]:
+    """Returns the function that scores rows: `score_windows`, or `score_rows` without a stride."""
+    return functools.partial(score_windows, stride=stride) if stride else score_rows
+
+
+def score_source(checkpoint: Checkpoint, source: str, stride: int, n_documents: int) -> SuiteResult:
+    """Returns the numbers of a text that is no part of the run's data.
+
+    Args:
+      checkpoint: a loaded checkpoint.
+      source: of the text.
+      stride: tokens between two windows; 0: rows as in training.
+      n_documents: how many are read; 0: all.
+    """
+    encoded = encode_source(checkpoint, source, '--perplexity.source', n_documents)
+    rows, texts, lost_share = encoded
+    nats_D, tokens_D = select_scorer(stride)(checkpoint, rows, len(texts))
+    scored = list(describe_documents('', texts, nats_D, tokens_D))
+    numbers = validation_losses({'': [{'ce': math.fsum(nats_D), 'tokens': rows.n_tokens}]}, rows)
+    numbers = {'ce': numbers.pop('validation_ce')} | numbers
+    numbers |= {'tokens': rows.n_tokens, 'bytes': rows.n_bytes}
+    numbers |= {'lost_share': lost_share} if lost_share else {}
+    table = domain_table(scored, source)
     return SuiteResult(numbers, document_items(scored), {'Bits per byte by domain': table})
 
 
@@ -195,24 +235,22 @@ def split_windows(tokens: np.ndarray, length: int, stride: int) -> Iterator[tupl
 
 
 def describe_documents(
-    checkpoint: Checkpoint, domain: str, rows: Rows, nats_D: np.ndarray, tokens_D: np.ndarray
+    domain: str, texts: Iterable[str], nats_D: np.ndarray, tokens_D: np.ndarray
 ) -> Iterator[ScoredDocument]:
     """Yields the documents of a source.
 
     Args:
-      checkpoint: gives the tokenizer.
       domain: the source.
-      rows: of the split.
+      texts: of the documents; there may be more than scores.
       nats_D: of each document.
       tokens_D: target tokens of each document.
     """
-    decode = checkpoint.tokenizer.decode
-    for number, (tokens, nats, n) in enumerate(
-        zip(rows.documents(), nats_D.tolist(), tokens_D.tolist(), strict=False)
+    for number, (text, nats, n) in enumerate(
+        zip(texts, nats_D.tolist(), tokens_D.tolist(), strict=False)
     ):
-        text = decode(tokens.tolist()).encode()
-        digest = hashlib.blake2b(text, digest_size=8).hexdigest()
-        yield ScoredDocument(domain, number, nats, n, len(text), digest)
+        content = text.encode()
+        digest = hashlib.blake2b(content, digest_size=8).hexdigest()
+        yield ScoredDocument(domain, number, nats, n, len(content), digest)
 
 
 def document_items(documents: Sequence[ScoredDocument]) -> dict[str, list[Any]]:
