@@ -1,4 +1,4 @@
-"""Says of a config, before it is trained, as which family its model can be exported.
+"""Says, before a config is trained, as which family its model can be exported.
 
 The choice is `export_hf.select_family`, for weights of which nothing is known: biases are not 0,
 and the stream is not centred.
@@ -34,7 +34,7 @@ def find_export_family(recipe: Recipe) -> str:
 
 
 def describe_export(recipe: Recipe) -> str:
-    """Returns 'as CLASS (model_type)' of transformers, or why no class has the model."""
+    """Returns the class of transformers and its model_type, or why no class has the model."""
     try:
         name = find_export_family(recipe)
     except ValueError as error:

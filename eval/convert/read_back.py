@@ -35,7 +35,7 @@ class FileComparison(NamedTuple):
     n_bytes: int
 
     def describe(self, folder: Path) -> str:
-        """Returns a line that says what was compared, and how."""
+        """Returns a line on the two models that were compared, and by which numbers."""
         return (
             f'read back from {folder}, {self.n_bytes / 1e6:,.3f} MB of weights: the logits of the '
             f'checkpoint and of the files, for {ROWS} rows of {self.length} random tokens, differ '

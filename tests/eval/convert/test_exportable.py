@@ -18,9 +18,9 @@ def read_config(module):
 def test_configs_say_their_export():
     """Catches a config whose export is refused though a family has it, and the reverse."""
     assert describe_export(read_config(llama_124m)) == 'as LlamaForCausalLM (model_type llama)'
-    said = describe_export(read_config(default))
-    assert said.startswith('no family of theirs has this model; ')
-    assert said.endswith("lacks model.activation='gelu' (there 'swiglu')")
+    description = describe_export(read_config(default))
+    assert description.startswith('no family of theirs has this model; ')
+    assert description.endswith("lacks model.activation='gelu' (there 'swiglu')")
 
 
 @pytest.mark.parametrize('name', ['biases of queries', 'sigma, tied'])
