@@ -168,6 +168,14 @@ class IgnoredField(FixedField):
 
 
 @dataclasses.dataclass(frozen=True)
+class ForeignField(IgnoredField):
+    """A field of other programs, which no class of transformers has: it is never written."""
+
+    def write(self, flat: Flat) -> Flat:
+        return {}
+
+
+@dataclasses.dataclass(frozen=True)
 class AliasField(ConfigEntry):
     """Another name of a field. transformers reads only `read_name`."""
 

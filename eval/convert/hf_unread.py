@@ -40,13 +40,17 @@ _LACKING_PARTS = {
     ),
     'an encoder of images': (
         'aya_vision cohere2_vision idefics3 internvl llava llava_next llava_onevision mistral3 '
-        'mllama paligemma qwen2_5_vl qwen2_vl qwen3_vl smolvlm'
+        'mllama paligemma qwen2_5_vl qwen2_vl qwen3_vl qwen3_vl_moe smolvlm'
     ),
     'windows in the layers that follow a full one, where ours precede it': 'gpt_neo',
 }
 LACKING_PARTS: dict[str, str] = {
     name: part for part, names in _LACKING_PARTS.items() for name in names.split()
 }
+# Types that transformers has no code of its own for.
+FOREIGN_CODE = (
+    'baichuan chatglm deepseek internlm internlm2 minicpm orion phi-msft phi3_v qwen rwkv5'
+)
 # Types of which the importer has no table -> what such a table has to convert.
 LACKING_TABLES = {
     'bloom': 'ALiBi, a norm of the embeddings, and queries, keys and values interleaved by head',
@@ -77,5 +81,6 @@ def describe_unread(raw: Mapping[str, Any], read_types: Collection[str]) -> str:
         return f'{prefix}: our models lack {part}'
     if table := LACKING_TABLES.get(name):
         return f'{prefix}: the importer has no table of its tensors and fields ({table})'
-    reason = ': its code lies beside the weights and is not run' if raw.get('auto_map') else ''
+    is_foreign = bool(raw.get('auto_map')) or name in FOREIGN_CODE.split()
+    reason = ': its code lies beside the weights and is not run' if is_foreign else ''
     return f'{prefix}{reason}. Types that are read: {", ".join(sorted(read_types))}'
