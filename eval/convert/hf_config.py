@@ -168,10 +168,18 @@ class IgnoredField(FixedField):
 
 
 @dataclasses.dataclass(frozen=True)
-class ForeignField(IgnoredField):
-    """A field of other programs, which no class of transformers has: it is never written."""
+class ForeignField(ConfigEntry):
+    """A field of other programs, with the value that all models of the family have.
 
-    def write(self, flat: Flat) -> Flat:
+    No class of transformers has it: it is read with this value alone, and never written.
+    """
+
+    name: str
+    value: Any
+
+    def read(self, fields: ConfigFields) -> Flat:
+        if fields.raw.get(self.name) == self.value:
+            fields.taken.add(self.name)
         return {}
 
 

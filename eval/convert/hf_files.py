@@ -296,6 +296,7 @@ FIELDS: dict[str, FieldKind] = {
     'swiglu_alpha': number_kind(),
     'swiglu_limit': positive_kind(),
     'use_parallel_residual': FLAG,
+    'use_qk_norm': FLAG,
     # Readout
     'final_logit_softcapping': positive_kind(nullable=True),
     'quantization_config': object_kind({'quant_method': TEXT_OR_NULL}, nullable=True),
