@@ -15,6 +15,7 @@ from eval.convert import export_hf, hf_config, safetensors
 from eval.convert.families import FAMILIES, find_family
 from eval.convert.hf_unread import LACKING_PARTS, LACKING_TABLES
 from eval.convert.import_hf import import_folder
+from lm.config.resolve import update_recipe
 from tests import ROOT
 from tests.eval.convert.test_hf import CLOSE, TOKENS_BT, base, make_checkpoint
 from tests.fixtures.hf.seeded import few, weight
@@ -67,6 +68,17 @@ def test_variant_is_exported_as_it_came(name):
     for key, tensor in tensors.items():
         # Gains are written as gain - 1, which rounds.
         np.testing.assert_allclose(tensor.make(), expected[key], rtol=1e-6, atol=1e-6, err_msg=key)
+
+
+def test_dynamic_length_is_no_length_of_rows():
+    """Catches max_position_embeddings that follows longer rows of training: the base would grow
+    from there.
+    """
+    recipe = update_recipe(import_variant('dynamic').recipe, {'data.seq_len': 32})
+    checkpoint = make_checkpoint(import_variant('dynamic'), recipe)
+    config = export_hf.convert_checkpoint(checkpoint, 'float32').config
+    assert config['max_position_embeddings'] == 8
+    assert config['rope_parameters'] == {'rope_type': 'dynamic', 'factor': 4.0, 'rope_theta': 100.0}
 
 
 UNREAD = {
