@@ -70,7 +70,7 @@ def test_variant_is_exported_as_it_came(name):
         np.testing.assert_allclose(tensor.make(), expected[key], rtol=1e-6, atol=1e-6, err_msg=key)
 
 
-def test_dynamic_length_is_no_length_of_rows():
+def test_dynamic_length_ignores_longer_rows():
     """Catches max_position_embeddings that follows longer rows of training: the base would grow
     from there.
     """
