@@ -48,7 +48,7 @@ CONTENTS = {
         start config data norms attention reparametrisations models losses_optimizers scaling sweeps
         tuning claims python evaluation suites generation serving trackers diagnostics runs buckets
         devices hosts pods parts""",
-    'Reference': 'parts/index python/index fields stages commands columns statuses',
+    'Reference': 'parts/index python/index fields stages commands columns statuses exports',
 }
 MORE = {
     'Guide': ['docs/coming_from'],

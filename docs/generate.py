@@ -5,6 +5,7 @@ description, or an option without words, is an error.
 """
 
 import ast
+import importlib
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,14 +14,17 @@ from configs import default
 from docs import python_pages
 from docs.cards import cards, table, tables
 from eval.console.listings import format_bounds, value_form
+from eval.convert.exportable import describe_export
 from lm.config.fields import CHOICES, FIELDS
-from lm.config.resolve import flatten
+from lm.config.resolve import flatten, resolve, single_run_config, update_recipe
 from lm.study.tables.columns import IDENTITY, RESULTS, columns
 from modules.optim.stages import STAGES, stage_inputs
 from tests.mistakes import ANSWERED, NOT_HERE
 from tpu.launchers.base import is_resumable
 
 ROOT = Path(__file__).parents[1]
+# {config: {a field: its value}} of the page of exports: with one flag another family has the model.
+EXPORTED_WITH = {'default': {'model.activation': 'swiglu'}}
 COMMANDS = {
     'train.py': 'train.py',
     'python -m eval': 'eval/__main__.py',
@@ -49,6 +53,7 @@ def write(folder: Path) -> None:
         'columns.md': run_columns(),
         'statuses.md': statuses(),
         'other_programs.md': coming_from(),
+        'exports.md': exports(),
         **{f'python/{name}': text for name, text in python_pages.pages().items()},
         **{f'parts/{field}.md': '\n'.join(cards(field)) for field in tables()},
     }
@@ -145,6 +150,23 @@ def run_columns() -> str:
     return (
         '# Columns\n\nThe table `runs` of `eval.runs`, `cells.parquet` of a sweep and '
         '`eval.runs.frame` have a row for each run.\n\n' + table(['column', 'type', 'from'], rows)
+    )
+
+
+def exports() -> str:
+    """Returns the page of configs, each with the family of transformers that its model goes to."""
+    rows = []
+    for path in sorted((ROOT / 'configs').glob('*.py')):
+        config = importlib.import_module(f'configs.{path.stem}').get_config().to_dict()
+        for name, value in {'': '', **EXPORTED_WITH.get(path.stem, {})}.items():
+            changes = {name: value} if name else {}
+            recipe = update_recipe(resolve(single_run_config(config)), changes)
+            command = f'configs/{path.name}' + (f' --config.{name}={value}' if name else '')
+            rows.append([f'`{command}`', describe_export(recipe)])
+    return (
+        '# Exports\n\nAs which class of transformers `python -m eval.convert export-hf` writes the '
+        'model of a config, or what the nearest class lacks. `train.py --print_config` says it '
+        'of any config.\n\n' + table(['config', 'export'], rows)
     )
 
 

@@ -48,7 +48,7 @@ def rope(
         str,
         Option(
             'of all frequencies, as in Llama 3.1, YaRN or LongRoPE',
-            choices=('none', 'linear', 'llama3', 'yarn', 'longrope'),
+            choices=('none', 'linear', 'dynamic', 'llama3', 'yarn', 'longrope'),
         ),
     ] = 'none',
     rope_factor: Annotated[
@@ -99,7 +99,8 @@ def rope(
     (arXiv:2503.19786); layers without rotation as in SmolLM3, with 4 (arXiv:2501.18795). LongRoPE
     (arXiv:2402.13753), as in Phi-3: f_i over the i-th `rope_short_factor`, or over the i-th
     `rope_long_factor` in rows, or for a cache, of more than rope_original_length tokens; with m =
-    sqrt(1 + ln s / ln rope_original_length), s = rope_factor.
+    sqrt(1 + ln s / ln rope_original_length), s = rope_factor. dynamic: another base in such rows
+    (`scale_base`).
 
     Args:
       x_BNTH: queries or keys.
@@ -120,6 +121,9 @@ def rope(
     def base_frequencies(base):
         return base ** (-jnp.arange(half, dtype=exact) / half)
 
+    length = capacity or x_BNTH.shape[2]
+    if rope_scaling == 'dynamic':
+        rope_base = scale_base(rope_base, features, length, rope_factor, rope_original_length)
     frequency_H, m = base_frequencies(rope_base), 1.0
     if rope_scaling == 'yarn':
         betas = rope_beta_fast, rope_beta_slow
@@ -128,11 +132,11 @@ def rope(
         frequency_H = (1 - ramp_H) * frequency_H / rope_factor + ramp_H * frequency_H
         m = 0.1 * math.log(rope_factor) + 1
     elif rope_scaling == 'longrope':
-        is_long = (capacity or x_BNTH.shape[2]) > rope_original_length
+        is_long = length > rope_original_length
         factors = rope_long_factor if is_long else rope_short_factor
         frequency_H = frequency_H / jnp.asarray(parse_numbers(factors), exact)
         m = math.sqrt(1 + math.log(rope_factor) / math.log(rope_original_length))
-    elif rope_scaling != 'none':
+    elif rope_scaling in ('linear', 'llama3'):
         turns = rope_low_frequency_factor, rope_high_frequency_factor
         frequency_H = scale_frequencies(
             frequency_H, rope_scaling, rope_factor, rope_original_length, *turns
@@ -221,6 +225,28 @@ def scale_frequencies(
     return (1 - ramp_H) * frequency_H / factor + ramp_H * frequency_H
 
 
+def scale_base(
+    base: float, features: int, length: int, factor: float, original_length: int
+) -> float:
+    """Returns base * (s T / L - s + 1)^(R / (R - 2)) for rows of T > L tokens, else `base`.
+
+    The dynamic NTK scaling of https://github.com/jquesnelle/yarn, as in transformers: the lowest
+    frequency falls by s T / L - s + 1, which is 1 for T = L, and the highest stays.
+
+    Args:
+      base: of the frequencies.
+      features: R, the rotated features of a head.
+      length: T, tokens of a row, or of the room of a cache.
+      factor: s.
+      original_length: L, the longest rows in training.
+
+    Returns:
+      The base.
+    """
+    growth = factor * max(length, original_length) / original_length - (factor - 1)
+    return base * growth ** (features / (features - 2)) if growth > 1 else base
+
+
 def yarn_ramp(
     half: int, base: float, original_length: int, fast: float, slow: float, *, truncate: bool
 ) -> np.ndarray:
@@ -260,8 +286,8 @@ def parse_numbers(text: str) -> list[float]:
 
 # Options of a scaling -> the scalings that read them.
 SCALINGS_BY_OPTION = {
-    'rope_factor': ('linear', 'llama3', 'yarn', 'longrope'),
-    'rope_original_length': ('llama3', 'yarn', 'longrope'),
+    'rope_factor': ('linear', 'dynamic', 'llama3', 'yarn', 'longrope'),
+    'rope_original_length': ('dynamic', 'llama3', 'yarn', 'longrope'),
     'rope_low_frequency_factor': ('llama3',),
     'rope_high_frequency_factor': ('llama3',),
     'rope_beta_fast': ('yarn',),
@@ -289,7 +315,7 @@ def check_rope(recipe: Any, part: Any) -> None:
                 f'attention.{name}={option_values[name]} is read with attention.rope_scaling='
                 f'{"|".join(scalings)} alone, and that is {scaling}. Leave it out, or None.'
             )
-    if scaling not in ('none', 'longrope') and option_values['rope_factor'] == 1:
+    if scaling not in ('none', 'dynamic', 'longrope') and option_values['rope_factor'] == 1:
         raise ValueError(
             f'attention.rope_scaling={scaling} divides frequencies by attention.rope_factor, which '
             'is 1: nothing would change. Set it to how much longer rows are, or leave both out.'
@@ -305,6 +331,11 @@ def check_rope(recipe: Any, part: Any) -> None:
             )
     if scaling == 'yarn' and option_values['rope_base'] == 1:
         raise ValueError('attention.rope_scaling=yarn needs attention.rope_base above 1; got 1')
+    if scaling == 'dynamic' and features == 2:
+        raise ValueError(
+            f'attention.rope_scaling=dynamic scales the base by a power of R / (R - 2), and R, the '
+            f'features that are turned, are 2 of a head of {head_dim}: it needs 4 or more'
+        )
     if scaling == 'longrope':
         _check_longrope(option_values, features)
     _check_layer_rope(recipe, part)

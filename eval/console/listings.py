@@ -93,6 +93,9 @@ def print_config(recipe: Recipe, base: dict[str, Any], sweep: Any, tune: Any = N
     if shows_config:
         check_sources(cells)
         print(to_json(recipe), end='')
+        from eval.convert.exportable import describe_export  # its imports are slow
+
+        print(f'export: {describe_export(recipe)}', file=sys.stderr)
     if shows_schedule:
         print(format_schedule(recipe), end='')
     if shows_parameters:

@@ -40,7 +40,7 @@ import jax
 import numpy as np
 from absl import flags
 
-from eval.convert import export_hf, export_peft, import_hf, merge, prune
+from eval.convert import export_hf, export_peft, import_hf, merge, prune, read_back
 from eval.convert.fold import TARGETS, fold_checkpoint, write_workdir
 from eval.convert.scores import PER, REMOVE, SCORES
 from eval.load import Checkpoint, define_checkpoint, load
@@ -181,18 +181,15 @@ def join_hosts(folder: Path, base: Mapping[str, Any], reference: str | None) -> 
 
 
 def export_run(target: Path, options: Mapping[str, Any]) -> None:
-    """Exports a checkpoint, and prints its model type and by how much its logits changed."""
+    """Exports a checkpoint, reads the files back, and prints by how much their logits differ."""
     checkpoint, dtype = load(options['checkpoint']), options['dtype']
     exported = export_hf.export_checkpoint(checkpoint, dtype)
     notes = export_hf.write_folder(target, checkpoint, exported, dtype)
     print(f'{target}: model_type={exported.model_type}, weights in {dtype}')
     for note in notes:
         print(f'NOTE: {note}')
-    print(
-        'the checkpoint, and what import-hf reads of these files, differ by at most '
-        f'{exported.stored_difference:.1e} of the largest logit, both computed in float32 here: '
-        'transformers was not run'
-    )
+    comparison = read_back.compare_files(target, checkpoint, exported.stored_difference)
+    print(comparison.describe(target))
 
 
 def export_adapter(target: Path, options: Mapping[str, Any]) -> None:

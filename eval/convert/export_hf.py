@@ -176,13 +176,18 @@ def build_plain_model(checkpoint: Checkpoint) -> tuple[Recipe, Params]:
         scale_queries(params, math.sqrt(base / head_dim))
     if recipe.model.tie_embeddings and (factor := tied_factor(recipe)) != 1:
         multiply_readout(params, recipe, factor)
+    return build_plain_recipe(recipe), cast(params, np.float32)
+
+
+def build_plain_recipe(recipe: Recipe) -> Recipe:
+    """Returns the recipe of the model whose weights have taken up reparametrisation and factors."""
     scaling_fields = [path for path in flatten(recipe) if path.startswith('scaling.')]
     standard_fields = ('scaling.name', 'scaling.init_scale', 'scaling.init', 'scaling.zero_init')
     changes = reparam_removal() | dict.fromkeys({*scaling_fields} - {*standard_fields})
     changes |= {'scaling.name': 'standard', 'train.init_from': ''}
     if recipe.attention.options.get('logit_scale') == 'mup':
         changes['attention.logit_scale'] = None
-    return resolve_config(update_config(recipe.config, changes)), cast(params, np.float32)
+    return resolve_config(update_config(recipe.config, changes))
 
 
 def multiply_readout(params: Params, recipe: Recipe, factor: float | np.floating) -> None:

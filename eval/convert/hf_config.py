@@ -168,6 +168,22 @@ class IgnoredField(FixedField):
 
 
 @dataclasses.dataclass(frozen=True)
+class ForeignField(ConfigEntry):
+    """A field of other programs, with the value that all models of the family have.
+
+    No class of transformers has it: it is read with this value alone, and never written.
+    """
+
+    name: str
+    value: Any
+
+    def read(self, fields: ConfigFields) -> Flat:
+        if fields.raw.get(self.name) == self.value:
+            fields.taken.add(self.name)
+        return {}
+
+
+@dataclasses.dataclass(frozen=True)
 class AliasField(ConfigEntry):
     """Another name of a field. transformers reads only `read_name`."""
 
@@ -234,6 +250,9 @@ class MaxPositions(ConfigEntry):
 
     def write(self, flat: Flat) -> Flat:
         longest = flat['data.seq_len']
+        if flat['attention.rope_scaling'] == 'dynamic':
+            # Beyond this length the base grows.
+            return {self.name: flat['attention.rope_original_length']}
         if flat['attention.rope_scaling'] in ('llama3', 'longrope', 'yarn'):
             # data.seq_len may be cut to the rows of training; the model reads up to this length.
             longer = flat['attention.rope_factor'] * flat['attention.rope_original_length']

@@ -12,10 +12,11 @@ import math
 import os
 import reprlib
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from lm.record.foreign_weights import explain_foreign_weights
 from lm.storage.files import open_regular, parse_json
 
 CONFIG, GENERATION, TEMPLATE = 'config.json', 'generation_config.json', 'chat_template.jinja'
@@ -295,6 +296,7 @@ FIELDS: dict[str, FieldKind] = {
     'swiglu_alpha': number_kind(),
     'swiglu_limit': positive_kind(),
     'use_parallel_residual': FLAG,
+    'use_qk_norm': FLAG,
     # Readout
     'final_logit_softcapping': positive_kind(nullable=True),
     'quantization_config': object_kind({'quant_method': TEXT_OR_NULL}, nullable=True),
@@ -332,15 +334,27 @@ def _find_nonfinite(path: str, value: Any) -> Iterator[str]:
             yield from _find_nonfinite(f'{path}.{format_value(name)}', inner)
 
 
-def read_config(folder: Path) -> dict[str, Any]:
+def read_config(
+    folder: Path, check_type: Callable[[dict[str, Any]], None] | None = None
+) -> dict[str, Any]:
     """Returns the config.json of a folder, after checking it and the text_config in it.
+
+    Args:
+      folder: of transformers.
+      check_type: is called before the fields are checked, which mean other things in models that
+        are not read.
 
     Raises:
       ValueError: if there is no such folder or file, and as `read_object` and `check_fields` do.
     """
     if not folder.is_dir():
-        raise ValueError(f'{folder} is no folder; nothing is downloaded')
+        explanation = explain_foreign_weights(folder) or 'nothing is downloaded'
+        raise ValueError(f'{folder} is no folder; {explanation}')
+    if not has_file(folder / CONFIG) and (explanation := explain_foreign_weights(folder)):
+        raise ValueError(f'{folder} holds no {CONFIG}; {explanation}')
     raw = read_object(folder / CONFIG, MAX_CONFIG_BYTES)
+    if check_type is not None:
+        check_type(raw)
     check_fields(raw)
     inner = raw.get('text_config')
     if isinstance(inner, dict):

@@ -66,10 +66,15 @@ NOTED_PREFIXES = {'unsloth_': 'a training program'}
 NEUTRAL_VALUES: dict[str, Any] = {
     'add_cross_attention': False,
     'attention_bias': False,
+    'full_attn_mod': 1,  # and interpolate_factor, of Phi-4 mini
+    'interpolate_factor': 1,
     'is_causal': True,
+    'lm_head_bias': False,
     'mlp_bias': False,
     'pruned_heads': {},
+    'qkv_bias': False,
     'rope_interleaved': False,
+    'shared_expert_intermediate_size': 0,
     'use_mrope': False,
 }
 

@@ -19,6 +19,7 @@ LENGTH_OPTIONS = {'factor': FACTOR, 'original_max_position_embeddings': ORIGINAL
 SCALING_OPTIONS = {
     'default': {},
     'linear': {'factor': FACTOR},
+    'dynamic': {'factor': FACTOR},  # and max_position_embeddings, see `read_rope`
     'llama3': LENGTH_OPTIONS
     | {
         'low_freq_factor': 'rope_low_frequency_factor',
@@ -100,8 +101,12 @@ class Rope:
 
 @dataclasses.dataclass(frozen=True)
 class RopeByKind:
-    """RoPE with a base for windowed layers and another for full layers (Gemma 3)."""
+    """RoPE with a base for windowed layers and another for full layers (Gemma 3).
 
+    window: the entry that decides which layers have one. base, local_base: defaults of their class.
+    """
+
+    window: 'Window'
     base: float = 1_000_000.0
     local_base: float = 10_000.0
 
@@ -119,6 +124,9 @@ class RopeByKind:
         if 'attention.rope_scaling' in window_fields:
             raise ValueError(f'{FILE} scales the RoPE of {SLIDING}, which our models do not')
         full_fields = read_rope(full, base, fraction, fields)
+        kinds = self.window.list_kinds(fields)
+        if len({*kinds}) == 1:  # fewer layers than a period may all have a window
+            return full_fields if FULL in kinds else window_fields
         if 'attention.rope_scaling' in full_fields or full_fields != window_fields:
             full_fields['attention.rope_local_base'] = window_fields['attention.rope_base']
         return full_fields
@@ -191,7 +199,9 @@ def read_rope(
     kind = remaining.pop('rope_type', None) or remaining.get('type', 'default')
     remaining.pop('type', None)
     if kind not in kinds:
-        raise ValueError(f'{FILE} has rope_type={kind!r}; known: {", ".join(kinds)}')
+        # ntk: a name of other programs, whose rules differ.
+        absence = '' if kind in SCALING_OPTIONS else ', which transformers has not either'
+        raise ValueError(f'{FILE} has rope_type={kind!r}{absence}; known: {", ".join(kinds)}')
     fraction = float(remaining.pop('partial_rotary_factor', fraction))
     if fraction != 1 and not is_partial:
         if kind != 'default':
@@ -211,6 +221,10 @@ def read_rope(
             remaining.setdefault('factor', max(1.0, longest / remaining[name]))
     if kind != 'default':
         options['rope_scaling'] = kind
+    if kind == 'dynamic':  # their code reads the length from the whole file alone
+        fields.ignore(name, longest, remaining)
+        remaining.pop(name, None)
+        options[ORIGINAL] = fields.take('max_position_embeddings')
     for name, ours in SCALING_OPTIONS[kind].items():
         value = remaining.pop(name, None)
         if value is None and name not in OMITTABLE:
@@ -269,10 +283,7 @@ class Window:
     has_pattern: bool = False
 
     def read(self, fields: ConfigFields) -> Flat:
-        layers = fields.raw.get('num_hidden_layers', 0)
-        window = fields.take('sliding_window', self.default)
-        if not fields.take('use_sliding_window', not self.has_use):
-            window = None
+        window, layers = self.read_window(fields), fields.raw.get('num_hidden_layers', 0)
         default_kinds = self.default_types(fields, layers, window)
         listed_kinds = fields.take('layer_types', None)
         kinds = listed_kinds or default_kinds
@@ -284,7 +295,7 @@ class Window:
                 f'{fields.raw.get("model_type")} are {default_kinds[0]}'
             )
         if window is None or set(kinds) == {FULL}:
-            if SLIDING in (listed_kinds or ()):
+            if SLIDING in kinds:
                 raise ValueError(f'{FILE} has layer_types with {SLIDING}, and no sliding_window')
             return {}
         if set(kinds) == {SLIDING}:
@@ -296,6 +307,17 @@ class Window:
                 'at each n-th place'
             )
         return {'attention.window': window, 'attention.full_every': period}
+
+    def read_window(self, fields: ConfigFields) -> int | None:
+        """Returns the tokens of a window; None if the file disables it."""
+        window = fields.take('sliding_window', self.default)
+        return window if fields.take('use_sliding_window', not self.has_use) else None
+
+    def list_kinds(self, fields: ConfigFields) -> list[str]:
+        """Returns the kind of each layer: as the file lists it, or else by default."""
+        layers = fields.raw.get('num_hidden_layers', 0)
+        listed_kinds = fields.take('layer_types', None)
+        return listed_kinds or self.default_types(fields, layers, self.read_window(fields))
 
     def default_types(self, fields: ConfigFields, layers: int, window: int | None) -> list[str]:
         """Returns the kinds of layers for a file that does not list them.

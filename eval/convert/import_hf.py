@@ -109,7 +109,7 @@ def import_folder(
       ValueError: for files that cannot be read, for a field that our models lack, and for tensors
         that are left over, missing or of another shape, with a list of all.
     """
-    full_config = hf_files.read_config(folder)
+    full_config = hf_files.read_config(folder, check_type)
     raw = hf_multimodal.find_text_config(full_config)
     family = find_family(raw)
     raw = family.rename_fields(raw)
@@ -167,6 +167,13 @@ def import_folder(
         n_bytes_read=reader.n_bytes_read,
         file_bytes=reader.file_bytes,
     )
+
+
+def check_type(raw: Mapping[str, Any]) -> None:
+    """Raises ValueError for a model_type that is not read, before its fields are checked."""
+    name = raw.get('model_type')
+    if isinstance(name, str) and name not in hf_multimodal.TEXT_MODELS:
+        find_family(raw)
 
 
 def digest_folder(folder: Path) -> str:

@@ -24,6 +24,7 @@ import ml_dtypes
 import numpy as np
 
 from eval.convert.hf_files import format_value, has_file, read_object
+from lm.record.foreign_weights import explain_foreign_weights
 from lm.storage.files import open_regular, replace_file, write_json
 
 MAX_HEADER_BYTES = 100_000_000  # bytes, as in the library
@@ -172,10 +173,11 @@ def read_folder(folder: Path) -> dict[str, StoredTensor]:
     if has_file(folder / ONE_FILE):
         return read_header(folder / ONE_FILE)
     if not has_file(index):
-        raise ValueError(
-            f'{folder} holds neither {ONE_FILE} nor {INDEX}. Weights in other forms (.bin, .pth, '
-            '.gguf) are not read; save_pretrained of transformers writes safetensors.'
+        explanation = explain_foreign_weights(folder) or (
+            'Weights in other forms are not read; save_pretrained of transformers writes '
+            'safetensors.'
         )
+        raise ValueError(f'{folder} holds neither {ONE_FILE} nor {INDEX}. {explanation}')
     file_names = read_object(index, MAX_HEADER_BYTES).get('weight_map')
     if not isinstance(file_names, dict) or not file_names:
         raise ValueError(f'{index} is no index with a weight_map')

@@ -1,4 +1,4 @@
-"""Loss on the validation split that the run held out, by document and by domain."""
+"""Loss on the validation split that the run held out, or on any text, by document and domain."""
 
 import dataclasses
 import functools
@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -14,7 +14,8 @@ import numpy as np
 from eval.load import Checkpoint, open_data, open_source
 from eval.suites.base import SuiteResult, Table
 from eval.suites.reading import validation_batches
-from lm.config.mixture import MixedRows, split_by_source
+from eval.suites.text_source import encode_source
+from lm.config.mixture import CHAT, MixedRows, split_by_source
 from lm.data import Rows
 from lm.data.rows import ChatTargets
 from lm.inference.scoring import Scorer, fetch_pipelined, jit_score_batch, log_probabilities
@@ -25,9 +26,7 @@ CHUNK_TOKENS = 1 << 22  # tokens of windows that are scored at once
 
 Stride = Annotated[int, Option('tokens a window moves on; 0: rows as training reads them', 0)]
 Documents = Annotated[int, Option('how many are read, the first of each source; 0: all', 0)]
-SOURCE_DESCRIPTION = (
-    "all of another text, as data.source names it; empty: the run's validation split"
-)
+TextSource = Annotated[str, Option("such as text:FILE; empty: the run's own validation split")]
 
 
 @dataclasses.dataclass
@@ -55,7 +54,7 @@ def perplexity(
     *,
     stride: Stride = 0,
     documents: Documents = 0,
-    source: Annotated[str, Option(SOURCE_DESCRIPTION)] = '',
+    source: TextSource = '',
 ) -> SuiteResult:
     """validation_ce in nats per token, bits_per_byte, and perplexity = exp(validation_ce).
 
@@ -69,11 +68,15 @@ def perplexity(
     has its own ce, unless data.validation_source is the split of all. `items` has the nats of each
     document of any source.
 
+    With a `source` the text is read from there in place of the split, under the tokenizer of the
+    checkpoint, and `validation_ce` is named `ce`. Bits per byte count all bytes of that text;
+    `lost_share`, if it is not 0, is the share of them that the tokens do not restore.
+
     Args:
       checkpoint: a loaded checkpoint.
       stride: tokens between two windows; 0: rows as in training.
       documents: number of documents of each source, from the first; 0: all.
-      source: text to read instead, with the run's tokenizer; all of it.
+      source: a `data.source`; empty: the validation split of the run's data.
     """
     length = checkpoint.recipe.data.seq_len
     if stride > length:
@@ -81,56 +84,101 @@ def perplexity(
             f'--perplexity.stride={stride} is more than data.seq_len={length}: the windows would '
             f'leave out tokens. Give {length} at most.'
         )
-    split, parts = list_parts(checkpoint, source)
-    if empty := [name for name, rows in parts if not len(rows)]:
+    if source:
+        return score_source(checkpoint, source, stride, documents)
+    split = open_data(checkpoint).validation
+    sources = split_by_source(split)
+    if empty := [name for name, rows in sources.items() if not len(rows)]:
         raise ValueError(
             f'the validation split{f" of {empty[0]}" if empty[0] else ""} holds no text: the run '
             'was trained with data.validation_fraction='
             f'{checkpoint.recipe.data.validation_fraction}.'
         )
-    score = functools.partial(score_windows, stride=stride) if stride else score_rows
     scored: list[ScoredDocument] = []
-    sums, sizes = {name: [] for name, _ in parts}, {name: SplitSize(0, 0) for name, _ in parts}
-    for name, rows in parts:
-        n_documents = min(documents or rows.n_documents, rows.n_documents)
-        nats_D, tokens_D = score(checkpoint, rows, n_documents)
-        part_documents = list(describe_documents(checkpoint, name, rows, nats_D, tokens_D))
-        sums[name].append({'ce': math.fsum(nats_D), 'tokens': tokens_D.sum()})
-        size = measure_part(rows, part_documents)
-        sizes[name] = SplitSize(
-            sizes[name].n_tokens + size.n_tokens, sizes[name].n_bytes + size.n_bytes
-        )
-        scored += part_documents
+    sums, sizes = {}, {}
+    for name, rows in sources.items():
+        source_documents = score_documents(checkpoint, name, rows, stride, documents)
+        sums[name], sizes[name] = sum_documents(rows, source_documents)
+        scored += source_documents
     is_mixture = isinstance(split, MixedRows)
     size: Any = dataclasses.replace(split, sources=(*sizes.values(),)) if is_mixture else sizes['']
     numbers = validation_losses(sums, size) | {'tokens': size.n_tokens, 'bytes': size.n_bytes}
     fields = checkpoint.recipe.data
-    table = domain_table(scored, source or fields.validation_source or fields.source)
+    table = domain_table(scored, fields.validation_source or fields.source)
     return SuiteResult(numbers, document_items(scored), {'Bits per byte by domain': table})
 
 
-def list_parts(
-    checkpoint: Checkpoint, source: str
-) -> tuple[Rows | MixedRows | None, list[tuple[str, Any]]]:
-    """Returns the validation split and (name, rows) of each of its sources.
+def score_documents(
+    checkpoint: Checkpoint, domain: str, rows: Rows, stride: int, limit: int
+) -> list[ScoredDocument]:
+    """Returns the scored documents of rows.
 
-    Of `source`, which is read whole, both splits are parts, without a name; the split is None.
+    Args:
+      checkpoint: a loaded checkpoint.
+      domain: the name of their source.
+      rows: the documents.
+      stride: tokens between two windows; 0: rows as in training.
+      limit: number of documents, from the first; 0: all.
     """
-    if source:
-        dataset = open_source(checkpoint, source)
-        return None, [('', dataset.train), ('', dataset.validation)]
-    split = open_data(checkpoint).validation
-    return split, [*split_by_source(split).items()]
+    n_documents = min(limit or rows.n_documents, rows.n_documents)
+    nats_D, tokens_D = select_scorer(stride)(checkpoint, rows, n_documents)
+    texts = (checkpoint.tokenizer.decode(tokens.tolist()) for tokens in rows.documents())
+    bytes_D = rows.targets.n_bytes if isinstance(rows.targets, ChatTargets) else None
+    return list(describe_documents(domain, texts, nats_D, tokens_D, bytes_D))
 
 
-def measure_part(rows: Rows, documents: Sequence[ScoredDocument]) -> SplitSize:
-    """Returns the tokens and bytes of the documents that are scored.
+def sum_documents(
+    rows: Rows, documents: Sequence[ScoredDocument]
+) -> tuple[list[dict[str, Any]], SplitSize]:
+    """Returns the sum of the losses, and the tokens and bytes that it is of.
 
     A capped source is counted by its documents; its own totals would include those without a score.
     """
-    if len(documents) < rows.n_documents:
-        return SplitSize(sum(doc.tokens for doc in documents), sum(doc.bytes for doc in documents))
-    return SplitSize(rows.n_tokens, rows.n_bytes)
+    size = count_targets(documents)
+    sums = [{'ce': math.fsum(document.nats for document in documents), 'tokens': size.n_tokens}]
+    return sums, size if len(documents) < rows.n_documents else SplitSize(
+        rows.n_tokens, rows.n_bytes
+    )
+
+
+def count_targets(documents: Sequence[ScoredDocument]) -> SplitSize:
+    """Returns the targets of documents, and the bytes of their text."""
+    n_bytes = sum(document.bytes for document in documents)
+    return SplitSize(sum(document.tokens for document in documents), n_bytes)
+
+
+def select_scorer(stride: int) -> Callable[..., tuple[np.ndarray, np.ndarray]]:
+    """Returns the function that scores rows: `score_windows`, or `score_rows` without a stride."""
+    return functools.partial(score_windows, stride=stride) if stride else score_rows
+
+
+def score_source(checkpoint: Checkpoint, source: str, stride: int, limit: int) -> SuiteResult:
+    """Returns the numbers of a text, or of conversations, that are no part of the run's data.
+
+    Args:
+      checkpoint: a loaded checkpoint.
+      source: of the text.
+      stride: tokens between two windows; 0: rows as in training.
+      limit: number of documents; 0: all.
+    """
+    lost_share = 0.0
+    if source.startswith(CHAT):
+        dataset = open_source(checkpoint, source)
+        splits: list[Any] = [dataset.train, dataset.validation]
+        scored = [d for r in splits for d in score_documents(checkpoint, '', r, stride, limit)]
+        scored = scored[: limit or None]
+    else:
+        rows, texts, lost_share = encode_source(checkpoint, source, '--perplexity.source', limit)
+        nats_D, tokens_D = select_scorer(stride)(checkpoint, rows, len(texts))
+        scored = list(describe_documents('', texts, nats_D, tokens_D))
+    size: Any = count_targets(scored)
+    sums = [{'ce': math.fsum(document.nats for document in scored), 'tokens': size.n_tokens}]
+    numbers: dict[str, Any] = validation_losses({'': sums}, size)
+    numbers = {'ce': numbers.pop('validation_ce')} | numbers
+    numbers |= {'tokens': size.n_tokens, 'bytes': size.n_bytes}
+    numbers |= {'lost_share': lost_share} if lost_share else {}
+    table = domain_table(scored, source)
+    return SuiteResult(numbers, document_items(scored), {'Bits per byte by domain': table})
 
 
 def score_rows(
@@ -230,26 +278,27 @@ def split_windows(tokens: np.ndarray, length: int, stride: int) -> Iterator[tupl
 
 
 def describe_documents(
-    checkpoint: Checkpoint, domain: str, rows: Rows, nats_D: np.ndarray, tokens_D: np.ndarray
+    domain: str,
+    texts: Iterable[str],
+    nats_D: np.ndarray,
+    tokens_D: np.ndarray,
+    bytes_D: np.ndarray | None = None,
 ) -> Iterator[ScoredDocument]:
     """Yields the documents of a source.
 
     Args:
-      checkpoint: gives the tokenizer.
       domain: the source.
-      rows: of the split.
+      texts: of the documents; there may be more than scores.
       nats_D: of each document.
       tokens_D: target tokens of each document.
+      bytes_D: bytes of the targets of each document; None: of all its text.
     """
-    decode = checkpoint.tokenizer.decode
-    for number, (tokens, nats, n) in enumerate(
-        zip(rows.documents(), nats_D.tolist(), tokens_D.tolist(), strict=False)
+    for number, (text, nats, n) in enumerate(
+        zip(texts, nats_D.tolist(), tokens_D.tolist(), strict=False)
     ):
-        text = decode(tokens.tolist()).encode()
-        digest = hashlib.blake2b(text, digest_size=8).hexdigest()
-        n_bytes = len(text)
-        if isinstance(rows.targets, ChatTargets):  # a conversation's digest is of all its text
-            n_bytes = int(rows.targets.n_bytes[number])
+        content = text.encode()
+        digest = hashlib.blake2b(content, digest_size=8).hexdigest()  # of a whole conversation
+        n_bytes = len(content) if bytes_D is None else int(bytes_D[number])
         yield ScoredDocument(domain, number, nats, n, n_bytes, digest)
 
 

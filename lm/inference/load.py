@@ -33,6 +33,7 @@ from lm.model.kernels import select_kernels
 from lm.model.transformer import Transformer
 from lm.record.checkpoint import FOLDER, list_steps, read_meta, read_weights
 from lm.record.digests import DamagedCheckpoint
+from lm.record.foreign_weights import explain_foreign_weights
 from lm.record.machine import device_memory_bytes
 from lm.record.remote.local_copy import fetch_checkpoints, fetch_records, split_checkpoint_url
 from lm.record.upgrade import resolve_stored
@@ -256,6 +257,8 @@ def _find_in_bucket(url: str) -> tuple[Path, int]:
 
 def missing_checkpoint_message(path: str | Path) -> str:
     """Returns the error text for a path without a checkpoint."""
+    if not is_url(path) and (explanation := explain_foreign_weights(path)):
+        return f'{path} holds no checkpoint of this project: {explanation}.'
     return (
         f'{path} holds no checkpoint. Give the workdir of a run that has saved one, or '
         f'WORKDIR/{FOLDER}/STEP.'

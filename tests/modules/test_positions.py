@@ -208,6 +208,21 @@ def test_longrope_selects_factors_by_length(length, capacity, is_long):
     np.testing.assert_allclose(m, math.sqrt(1 + math.log(4) / math.log(8)), rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ('length', 'capacity', 'growth'),
+    [(8, None, 1), (16, None, 5), (1, 8, 1), (1, 12, 3)],
+)
+def test_dynamic_scaling_grows_the_base(length, capacity, growth):
+    """Closed form: growth is s T / L - s + 1 with s = 4 and L = 8, and the base grows by its power
+    R / (R - 2). Catches a base that falls in short rows, and T of one step instead of the cache's.
+    """
+    options = {'rope_base': 100.0, 'rope_scaling': 'dynamic'}
+    options |= {'rope_factor': 4.0, 'rope_original_length': 8}
+    frequencies, m = rope_frequencies(4, length=length, capacity=capacity, **options)
+    np.testing.assert_allclose(frequencies, [1, (100 * growth**2) ** -0.5], rtol=1e-5)
+    np.testing.assert_allclose(m, 1, rtol=1e-6)
+
+
 @pytest.mark.full
 def test_rope_varies_by_layer():
     """Window layers have another base and no scaling; every third layer has no rope, bitwise. One

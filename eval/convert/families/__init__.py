@@ -8,7 +8,8 @@ from eval.convert.families.family import Family
 from eval.convert.families.gemma import GEMMA2, GEMMA3
 from eval.convert.families.gpt import GPT2, GPT_NEOX
 from eval.convert.families.llama import LLAMA, MISTRAL, OLMO2, PHI3, QWEN2, QWEN3, SMOLLM3
-from modules.choices import choose
+from eval.convert.hf_multimodal import TEXT_MODELS
+from eval.convert.hf_unread import describe_unread
 
 # By model_type. Export takes the first family that fits.
 FAMILIES = {
@@ -30,10 +31,12 @@ FAMILIES = {
 
 
 def find_family(raw: Mapping[str, Any]) -> Family:
-    """Returns the family of a config.json. Raises ValueError, with the known types, for another."""
+    """Returns the family of a config.json. Raises ValueError for another type: it says why."""
     if 'model_type' not in raw:
         raise ValueError('config.json lacks model_type')
-    return choose(FAMILIES, str(raw['model_type']), 'model_type of config.json')
+    if (name := str(raw['model_type'])) not in FAMILIES:
+        raise ValueError(describe_unread(raw, {*FAMILIES, *TEXT_MODELS}))
+    return FAMILIES[name]
 
 
 # Scripts of users import the earlier name.

@@ -18,7 +18,15 @@ from eval.convert.families.common import (
     size_entries,
 )
 from eval.convert.families.family import Family, make_row, rows_with_bias
-from eval.convert.hf_config import AliasField, ChoiceField, FixedField, HeadDim, Mxfp4, SharedField
+from eval.convert.hf_config import (
+    AliasField,
+    ChoiceField,
+    FixedField,
+    ForeignField,
+    HeadDim,
+    Mxfp4,
+    SharedField,
+)
 from eval.convert.hf_positions import Rope, Window
 
 EXPERTS = DECODER | {'model.mlp': 'moe', 'mlp.gates': 'renormalised', 'mlp.router_noise': 0.0}
@@ -66,6 +74,7 @@ QWEN3_MOE = Family(
         ChoiceField('norm_topk_prob', 'mlp.gates', {True: 'renormalised', False: 'softmax'}, False),
         FixedField('decoder_sparse_step', 1),
         FixedField('mlp_only_layers', [], (None,)),
+        ForeignField('use_qk_norm', True),
     ),
     EXPERTS | {'model.qk_norm': 'rmsnorm'},
     (

@@ -56,14 +56,15 @@ GEMMA2 = Family(
     (*ENDS, *QKV, *OUT, *GATED, *four_norms(1.0)),
 )
 
+GEMMA3_WINDOW = Window(4096, period=6, has_types=True, is_needed=True, has_pattern=True)
 GEMMA3 = Family(
     'Gemma3ForCausalLM',
     (
         *size_entries(131_072, 4, tied=True),
         HeadDim(256),
         QueryScalar(256),
-        RopeByKind(),
-        Window(4096, period=6, has_types=True, is_needed=True, has_pattern=True),
+        RopeByKind(GEMMA3_WINDOW),
+        GEMMA3_WINDOW,
         SharedField('final_logit_softcapping', 'model.logit_softcap', None, null_value=0.0),
         IgnoredField('attn_logit_softcapping', None),
         GEMMA_ACTIVATION,

@@ -17,6 +17,8 @@ GPT2_ACTIVATIONS = {
     'gelu_new': 'gelu',
     'gelu_pytorch_tanh': 'gelu',
     'gelu_fast': 'gelu',
+    'gelu_accurate': 'gelu',
+    'gelu_python_tanh': 'gelu',
     'gelu': 'gelu_exact',
     'gelu_python': 'gelu_exact',
     'relu': 'relu',

@@ -22,7 +22,7 @@ from eval.convert.families.common import (
     size_entries,
 )
 from eval.convert.families.family import Family, make_row
-from eval.convert.hf_config import Biases, EvenHeadDim, FixedField, HeadDim
+from eval.convert.hf_config import Biases, EvenHeadDim, FixedField, ForeignField, HeadDim
 from eval.convert.hf_positions import NoRopeLayers, Rope, Window
 
 LLAMA = Family(
@@ -53,6 +53,7 @@ QWEN2 = Family(
         Window(4096, has_types=True, has_use=True),
         SILU,
         FixedField('use_mrope', False),
+        ForeignField('attention_bias', True),
     ),
     DECODER | {'model.qkv_bias': True},
     (*LLAMA_ROWS, *QKV_BIASES),

@@ -26,6 +26,7 @@ from eval.convert import (
     hf_multimodal,
     import_hf,
     mxfp4,
+    read_back,
     safetensors,
 )
 from eval.convert.families import FAMILIES
@@ -366,7 +367,11 @@ def test_text_config_has_class_defaults():
 BAD_FIELDS = {
     'lacking': ('llama2', {'alibi': True}, r'config.json has alibi=True, which our models lack'),
     'left out': ('llama2', {'hidden_size': 'left out'}, 'lacks hidden_size'),
-    'no family': ('llama2', {'model_type': 'bloom'}, 'must be one of .*gpt2.*bloom'),
+    'no family': (
+        'llama2',
+        {'model_type': 'nope'},
+        'which is not read. Types .*gpt2.*qwen3',
+    ),
     'activation': ('llama2', {'hidden_act': 'gelu'}, "hidden_act='gelu', and our models know"),
     'rope': ('llama2', {'rope_parameters': {'rope_type': 'dynamic'}}, "rope_type='dynamic'"),
     'rope field': (
@@ -386,7 +391,12 @@ BAD_FIELDS = {
     'biases': ('mistral', {'mlp_bias': True}, 'mlp_bias=True'),
     'head': ('qwen2', {'head_dim': 8}, 'head_dim=8, and a qwen2 of 16 features and 4 heads'),
     'two names': ('gpt2', {'num_hidden_layers': 7}, 'num_hidden_layers=7 and n_layer=2, two'),
-    'longrope': ('llama2', {'rope_scaling': {'type': 'su'}}, "rope_type='su'; known"),
+    'longrope': ('llama2', {'rope_scaling': {'type': 'su'}}, "rope_type='su', which .*; known"),
+    'ntk': (
+        'llama2',
+        {'rope_scaling': {'type': 'ntk'}},
+        "'ntk', which .*dynamic",
+    ),
 }
 
 
@@ -738,3 +748,23 @@ def test_export_writes_unsupported_parts_into_weights(changes, family):
 
 def test_every_family_has_a_case():
     assert {case['config']['model_type'] for case in CASES.values()} == FAMILIES.keys()
+
+
+def test_export_is_read_back_from_its_files(tmp_path, capsys, monkeypatch):
+    """Catches a comparison of the model in memory with itself: a weight that changes on the disk
+    changes the difference, and the folder is no model then.
+    """
+    checkpoint, target = make_checkpoint(import_case('llama2')), tmp_path / 'out'
+    monkeypatch.setattr(convert, 'load', lambda path: checkpoint)
+    convert.export_run(target, {'checkpoint': 'run', 'dtype': 'float32'})
+    printed = capsys.readouterr().out
+    assert re.search(
+        r'read back from .*out, 0.\d+ MB .* 2 rows of 64 random tokens, .* 0.0e\+00 of the', printed
+    )
+    stored = safetensors.read_folder(target)['model.norm.weight']
+    with stored.file.open('r+b') as file:
+        file.seek(stored.begin)
+        file.write(np.float32(7).tobytes())
+    with pytest.raises(ValueError, match=r'are of another model: read back, .* was removed'):
+        read_back.compare_files(target, checkpoint, 0.0)
+    assert not (target / 'config.json').exists()

@@ -41,12 +41,17 @@ def difference(logits, expected):
     return np.max(np.abs(logits - expected)[1:]) / expected[0]
 
 
+APART_FROM_MODEL = (hf_config.NOTES, hf_config.MAX_POSITIONS, 'data.seq_len')
+
+
 def import_definition(raw):
     """Our import of a config.json, without data.seq_len and notes, which do not belong to the
-    model.
+    model. A dynamic scaling changes nothing in rows of its original length.
     """
-    fields = FAMILIES[raw['model_type']].read(raw)
-    apart = (hf_config.NOTES, hf_config.MAX_POSITIONS, 'data.seq_len')
+    fields, apart = FAMILIES[raw['model_type']].read(raw), {*APART_FROM_MODEL}
+    is_dynamic = fields.get('attention.rope_scaling') == 'dynamic'
+    if is_dynamic and fields['attention.rope_original_length'] >= TOKENS_BT.shape[1]:
+        apart |= {f'attention.rope_{name}' for name in ('scaling', 'factor', 'original_length')}
     return {path: value for path, value in fields.items() if path not in apart}
 
 

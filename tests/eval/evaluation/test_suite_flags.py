@@ -38,9 +38,12 @@ def test_text_after_comma_belongs_to_value():
     ]
     defaults = {'shots': 0, 'rate': None, 'fast': False}
     assert requests[0].options == {'names': 'arc_easy,piqa'} | defaults
-    assert requests[1].options == {'stride': 0, 'documents': 0}
+    assert requests[1].options == {'stride': 0, 'documents': 0, 'source': ''}
     ngram, windows = read_suites('ngram, perplexity:64', {'perplexity.documents': 3})
-    assert (ngram.options, windows.options) == ({}, {'stride': 64, 'documents': 3})
+    assert (ngram.options, windows.options) == (
+        {},
+        {'stride': 64, 'documents': 3, 'source': ''},
+    )
 
 
 def test_digest_covers_all_options():

@@ -67,12 +67,12 @@ def test_tiny_config_passes():
         ),
         (
             {'attention.rope_factor': 2.0},
-            'rope_factor=2.0 is read with .*=linear.llama3.yarn.longrope alone, and .* none',
+            'rope_factor=2.0 is read with .*=linear.dynamic.*longrope alone, and .* none',
         ),
         (
             {'attention.rope_scaling': 'linear', 'attention.rope_factor': 2.0}
             | {'attention.rope_original_length': 4096},
-            'rope_original_length=4096 is read with .*=llama3.yarn.longrope alone, .* linear',
+            'rope_original_length=4096 is read with .*=dynamic.*longrope alone, .* linear',
         ),
         (
             {'attention.rope_scaling': 'llama3'},
@@ -81,6 +81,10 @@ def test_tiny_config_passes():
         (
             LLAMA3 | {'attention.rope_scaling': 'yarn', 'attention.rope_beta_slow': 32.0},
             'rope_beta_slow must be below attention.rope_beta_fast; got 32.0 and 32.0',
+        ),
+        (
+            {'attention.rope_scaling': 'dynamic', 'attention.rope_fraction': 0.25},
+            'dynamic scales the base by a power .* are 2 of a head of 8: it needs 4',
         ),
         (
             {'attention.rope_scaling': 'longrope', 'attention.rope_short_factor': '1,2'},

@@ -1,0 +1,80 @@
+"""Reads an export back from its files, and compares its logits with the checkpoint's own.
+
+The writer (`export_hf`) and the reader (`import_hf`) share the table of tensors of a family alone:
+a tensor that was not written, is in another place, or is another one than was compared before
+writing, changes the logits here.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from flax.traverse_util import unflatten_dict
+
+from eval.convert.export_hf import MAX_LOGIT_TOKENS, TOLERANCE
+from eval.convert.fold import ROWS, compute_logits
+from eval.convert.hf_files import CONFIG
+from eval.convert.import_hf import import_folder, largest_difference
+from eval.load import Checkpoint
+from lm.config.fields import MeshConfig
+from lm.config.resolve import to_dict
+from lm.devices.mesh import make_mesh
+
+
+class FileComparison(NamedTuple):
+    """The logits of a checkpoint and of the files that were made of it.
+
+    difference: the largest, relative to `largest`, the largest logit of the checkpoint. length:
+    tokens of each row. n_bytes: of weights that were read.
+    """
+
+    difference: float
+    largest: float
+    length: int
+    n_bytes: int
+
+    def describe(self, folder: Path) -> str:
+        """Returns a line on the two models that were compared, and by which numbers."""
+        return (
+            f'read back from {folder}, {self.n_bytes / 1e6:,.3f} MB of weights: the logits of the '
+            f'checkpoint and of the files, for {ROWS} rows of {self.length} random tokens, differ '
+            f'by at most {self.difference:.1e} of the largest, {self.largest:.3g}; both were '
+            'computed in float32 here, transformers was not run'
+        )
+
+
+def compare_files(folder: Path, checkpoint: Checkpoint, expected: float) -> FileComparison:
+    """Compares the files of an export with the checkpoint.
+
+    Args:
+      folder: of the export.
+      checkpoint: that was exported.
+      expected: the difference that the export computed before it wrote the files.
+
+    Raises:
+      ValueError: if the files are of another model. config.json is removed then, so that no program
+        takes the folder for a model.
+    """
+    cpu = make_mesh(MeshConfig(data=1), jax.local_devices(backend='cpu')[:1])
+    vocab_size, length = checkpoint.meta['vocab_size'], checkpoint.recipe.data.seq_len
+    length = min(MAX_LOGIT_TOKENS, length)
+    try:
+        again = import_folder(folder, to_dict(checkpoint.recipe), folder, cpu)
+    except (ValueError, OSError) as error:
+        (folder / CONFIG).unlink(missing_ok=True)
+        raise ValueError(f'{folder} was written, and cannot be read back: {error}') from error
+    nested = unflatten_dict(jax.device_get(again.params), sep='/')
+    logits = compute_logits(again.recipe, vocab_size, {'params': nested}, 'float32', length)
+    before = jax.device_get(checkpoint.variables)
+    checkpoint_logits = compute_logits(checkpoint.recipe, vocab_size, before, 'float32', length)
+    difference = largest_difference(logits, checkpoint_logits)
+    if not difference <= max(TOLERANCE, 2 * expected):
+        (folder / CONFIG).unlink(missing_ok=True)
+        raise ValueError(
+            f'{folder} was written, and its files are of another model: read back, their logits '
+            f'differ by {difference:.1e} of the largest, and {expected:.1e} was computed before '
+            f'writing. {CONFIG} was removed.'
+        )
+    largest = float(np.max(np.abs(checkpoint_logits)))
+    return FileComparison(difference, largest, length, again.n_bytes_read)
