@@ -102,7 +102,7 @@ UNREAD = {
 }
 
 
-@pytest.mark.parametrize('name', UNREAD.keys() - FAMILIES.keys())
+@pytest.mark.parametrize('name', sorted(UNREAD.keys() - FAMILIES.keys()))
 def test_unread_type_says_what_lacks(name):
     """One line, which names no read type as if it would do. Catches 'Did you mean' of a lookup."""
     with pytest.raises(ValueError, match=UNREAD[name]) as error:
