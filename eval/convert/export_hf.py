@@ -27,6 +27,7 @@ from eval.convert.fold import (
     float64_variables,
     reparam_removal,
 )
+from eval.convert.hf_factors import GAIN, scale_queries
 from eval.convert.import_hf import (
     MODEL_PREFIXES,
     MODEL_TYPE,
@@ -39,7 +40,6 @@ from eval.convert.import_hf import (
     largest_difference,
     param_shapes,
     recipe_for,
-    scale_queries,
 )
 from eval.load import Checkpoint, find_checkpoint
 from lm.config.recipe import Recipe
@@ -75,7 +75,7 @@ TRAINING_FIELDS = (
     'mlp.capacity_over',
     'mlp.alpha_dropout',
 )
-GAIN, BIAS = 'final_norm/scale', 'final_norm/bias'
+BIAS = 'final_norm/bias'
 
 
 @dataclasses.dataclass(frozen=True)

@@ -260,8 +260,11 @@ FIELDS: dict[str, FieldKind] = {
     'eos_token_id': IDS,
     # Attention
     'attention_bias': FLAG,
+    'attention_multiplier': positive_kind(),
+    'attention_out_bias': FLAG,
     'attn_logit_softcapping': positive_kind(nullable=True),
     'add_cross_attention': FLAG,
+    'clip_qkv': positive_kind(nullable=True),
     'query_pre_attn_scalar': positive_kind(),
     'scale_attn_by_inverse_layer_idx': FLAG,
     'scale_attn_weights': FLAG,
@@ -295,6 +298,10 @@ FIELDS: dict[str, FieldKind] = {
     'swiglu_alpha': number_kind(),
     'swiglu_limit': positive_kind(),
     'use_parallel_residual': FLAG,
+    # Factors of weights
+    'embedding_multiplier': positive_kind(),
+    'logits_scaling': positive_kind(),
+    'residual_multiplier': positive_kind(),
     # Readout
     'final_logit_softcapping': positive_kind(nullable=True),
     'quantization_config': object_kind({'quant_method': TEXT_OR_NULL}, nullable=True),

@@ -100,14 +100,20 @@ class Rope:
 
 @dataclasses.dataclass(frozen=True)
 class RopeByKind:
-    """RoPE with a base for windowed layers and another for full layers (Gemma 3)."""
+    """RoPE with a base for windowed layers and another for full layers (Gemma 3, OLMo 3).
+
+    base, local_base: defaults of their class. local_name: of the local base in version 4; without
+    it, files of version 4 have the default.
+    """
 
     base: float = 1_000_000.0
     local_base: float = 10_000.0
+    local_name: str = 'rope_local_base_freq'
 
     def read(self, fields: ConfigFields) -> Flat:
         base = fields.take('rope_theta', None) or self.base
-        local = fields.take('rope_local_base_freq', None) or self.local_base
+        local = fields.take(self.local_name, None) if self.local_name else None
+        local = local or self.local_base
         parameters = fields.take('rope_parameters', None) or {}
         if not parameters.keys() <= {FULL, SLIDING}:
             raise ValueError(f'{FILE} has rope_parameters that are not by {FULL} and {SLIDING}')
