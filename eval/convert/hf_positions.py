@@ -5,6 +5,7 @@ layer.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -209,6 +210,8 @@ def read_rope(
         fields.ignore('partial_rotary_factor', 1.0, {'partial_rotary_factor': fraction})
         fraction = 1.0
     options = {'rope_base': float(remaining.pop('rope_theta', base)), 'rope_fraction': fraction}
+    if kind == 'yarn':
+        remaining = replace_mscale(remaining, fields)
     name, longest = 'original_max_position_embeddings', fields.raw.get('max_position_embeddings')
     if name in SCALING_OPTIONS[kind]:
         remaining[name] = original_length or remaining.get(name, longest)
@@ -226,6 +229,24 @@ def read_rope(
     if remaining:
         raise ValueError(f'{FILE} has rope_parameters that are not known: {", ".join(remaining)}')
     return {f'attention.{name}': value for name, value in options.items()}
+
+
+def replace_mscale(parameters: Mapping[str, Any], fields: ConfigFields) -> dict[str, Any]:
+    """Returns the parameters of YaRN with attention_factor in place of mscale and mscale_all_dim.
+
+    transformers reads the two only together and without an attention_factor (arXiv:2405.04434).
+    """
+    names = ('mscale', 'mscale_all_dim')
+    replaced = {name: value for name, value in parameters.items() if name not in names}
+    mscale, mscale_all_dim = (parameters.get(name) for name in names)
+    factor = parameters.get('factor')
+    if mscale and mscale_all_dim and factor and 'attention_factor' not in parameters:
+        log_factor = 0.1 * math.log(max(1.0, factor))
+        replaced['attention_factor'] = (mscale * log_factor + 1) / (mscale_all_dim * log_factor + 1)
+    else:
+        for name in names:
+            fields.ignore(name, None, parameters)
+    return replaced
 
 
 def _convert_value(name: str, value: Any) -> Any:
