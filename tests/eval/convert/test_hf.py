@@ -99,7 +99,7 @@ def read_logits(name):
         return file['logits']
 
 
-DEFAULT_ROWS = ('gemma2', 'gpt2', 'llama3')
+DEFAULT_ROWS = ('gemma2', 'gpt2', 'granite', 'llama3')
 
 
 @pytest.mark.default_rows(*DEFAULT_ROWS)
