@@ -276,6 +276,17 @@ def write_original_length(parameters: Flat) -> Flat:
     return {name: parameters[name]} if parameters['rope_type'] == 'longrope' else {}
 
 
+def list_kinds(layers: int, period: int, place: int) -> list[str]:
+    """Returns the kind of each layer.
+
+    Args:
+      layers: their number.
+      period: of full layers; 0: all have a window.
+      place: of the full layer in a period, from 1; 0: the last.
+    """
+    return [FULL if period and (i + 1) % period == place else SLIDING for i in range(layers)]
+
+
 @dataclasses.dataclass(frozen=True)
 class Window:
     """sliding_window and, in some families, the layers that have it.
@@ -316,13 +327,17 @@ class Window:
             return {}
         if set(kinds) == {SLIDING}:
             return {'attention.window': window}
-        period = kinds.index(FULL) + 1
-        if kinds != [SLIDING if (i + 1) % period else FULL for i in range(layers)]:
+        first, *later = [i for i, kind in enumerate(kinds) if kind == FULL]
+        # A single full layer has any period that leaves no other.
+        period = later[0] - first if later else max(first + 1, layers - first)
+        place = (first + 1) % period
+        if kinds != list_kinds(layers, period, place):
             raise ValueError(
-                f'{FILE} has layer_types in an order that our models lack: they have full layers '
-                'at each n-th place'
+                f'{FILE} has layer_types in an order that our models lack: they have a full layer '
+                'at one place of each n layers'
             )
-        return {'attention.window': window, 'attention.full_every': period}
+        fields_read = {'attention.window': window, 'attention.full_every': period}
+        return fields_read | ({'attention.full_at': place} if place else {})
 
     def default_types(self, fields: ConfigFields, layers: int, window: int | None) -> list[str]:
         """Returns the kinds of layers for a file that does not list them.
@@ -354,10 +369,9 @@ class Window:
             # No layer uses it, but their code needs a number.
             written['sliding_window'] = flat['data.seq_len']
         if self.has_types:
-            written['layer_types'] = [
-                FULL if window is None or (period and (i + 1) % period == 0) else SLIDING
-                for i in range(flat['model.n_layers'])
-            ]
+            layers, place = flat['model.n_layers'], flat['attention.full_at'] or 0
+            kinds = list_kinds(layers, period or 0, place)
+            written['layer_types'] = [FULL] * layers if window is None else kinds
         if self.has_use:
             written |= {'use_sliding_window': window is not None, 'max_window_layers': 0}
         return written
