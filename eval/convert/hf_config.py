@@ -17,7 +17,17 @@ Flat = dict[str, Any]  # {'model.d_model': 256, ...}
 FILE = 'config.json'
 QUERY_SCALAR = '@query_scalar'  # the s of q k / sqrt(s), if it is not the width of a head
 MAX_POSITIONS = '@max_positions'
-ZERO_BIASES = '@zero_biases'  # the part of a block that has biases of 0 here and none in the files
+ZERO_BIASES = '@zero_biases'  # {part: biases of it that are 0 here, and not in the files}
+# Factors between the weights of the files and their logits, which an import writes into weights.
+ATTENTION_FACTOR, EMBEDDING_FACTOR = '@attention_factor', '@embedding_factor'
+BRANCH_FACTOR, LOGIT_DIVISOR = '@branch_factor', '@logit_divisor'
+FACTOR_FIELDS = (
+    QUERY_SCALAR,
+    ATTENTION_FACTOR,
+    EMBEDDING_FACTOR,
+    BRANCH_FACTOR,
+    LOGIT_DIVISOR,
+)
 NOTES = '@notes'  # fields of the file that transformers does not read
 
 MISSING = object()
@@ -303,8 +313,8 @@ class EvenHeadDim(ConfigEntry):
 class QueryScalar(ConfigEntry):
     """The s of logits q k / sqrt(s).
 
-    Our models have s = head_dim; on import the queries absorb the ratio, and an export writes
-    head_dim.
+    Our models have s = head_dim; on import the queries absorb the ratio. An export writes the s of
+    the import, if there was one.
     """
 
     default: int
@@ -313,27 +323,91 @@ class QueryScalar(ConfigEntry):
         return {QUERY_SCALAR: fields.take('query_pre_attn_scalar', self.default)}
 
     def write(self, flat: Flat) -> Flat:
-        return {'query_pre_attn_scalar': flat['model.head_dim']}
+        return {'query_pre_attn_scalar': flat.get(QUERY_SCALAR, flat['model.head_dim'])}
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionFactor(ConfigEntry):
+    """The factor of q k, instead of 1 / sqrt(head_dim).
+
+    An export writes the factor of the import, if there was one.
+    """
+
+    name: str
+    default: float = 1.0
+
+    def read(self, fields: ConfigFields) -> Flat:
+        return {ATTENTION_FACTOR: fields.take(self.name, self.default)}
+
+    def write(self, flat: Flat) -> Flat:
+        return {self.name: flat.get(ATTENTION_FACTOR, flat['model.head_dim'] ** -0.5)}
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightFactor(ConfigEntry):
+    """A factor, or a divisor, that an import writes into weights.
+
+    An export writes the import's, or 1. name: in config.json. factor: an element of FACTOR_FIELDS.
+    default: of their class.
+    """
+
+    name: str
+    factor: str
+    default: float = 1.0
+
+    def read(self, fields: ConfigFields) -> Flat:
+        return {self.factor: fields.take(self.name, self.default)}
+
+    def write(self, flat: Flat) -> Flat:
+        return {self.name: flat.get(self.factor, 1.0)}
+
+
+INPUT_BIASES = ('attention/query_bias', 'attention/key_bias', 'attention/value_bias')
+OUTPUT_BIASES = ('attention/out_bias',)
+MLP_BIASES = ('mlp/gate_bias', 'mlp/up_bias', 'mlp/down_bias')
+
+
+@dataclasses.dataclass(frozen=True)
+class BiasFlag:
+    """A flag of config.json for some biases of a block.
+
+    name: in config.json. part: of the block, in a note. paths: of the biases in a block.
+    default: of their class.
+    """
+
+    name: str
+    part: str
+    paths: tuple[str, ...]
+    default: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Biases(ConfigEntry):
-    """attention_bias and mlp_bias.
+    """The flags of biases, such as attention_bias and mlp_bias.
 
-    Our models have both biases or neither: if config.json has a single bias, the other is 0.
+    Our models have all biases, none, or those of queries, keys and values: if config.json has
+    others, the rest are 0.
     """
 
+    flags: tuple[BiasFlag, ...] = (
+        BiasFlag('attention_bias', 'attention', INPUT_BIASES + OUTPUT_BIASES),
+        BiasFlag('mlp_bias', 'mlp', MLP_BIASES),
+    )
+
     def read(self, fields: ConfigFields) -> Flat:
-        has_biases = {
-            'attention': fields.take('attention_bias', False),
-            'mlp': fields.take('mlp_bias', False),
-        }
-        lacking = [part for part, has in has_biases.items() if not has]
-        fields_read = {'model.bias': len(lacking) < len(has_biases)}
-        return fields_read | ({ZERO_BIASES: lacking[0]} if len(lacking) == 1 else {})
+        present = {flag for flag in self.flags if fields.take(flag.name, flag.default)}
+        if [flag.paths for flag in present] == [INPUT_BIASES]:
+            return {'model.bias': False, 'model.qkv_bias': True}
+        lacking = {flag.part: flag.paths for flag in self.flags if flag not in present}
+        zero_biases = {ZERO_BIASES: lacking} if present and lacking else {}
+        return {'model.bias': bool(present), 'model.qkv_bias': False} | zero_biases
 
     def write(self, flat: Flat) -> Flat:
-        return {'attention_bias': flat['model.bias'], 'mlp_bias': flat['model.bias']}
+        has_all, has_inputs = flat['model.bias'], flat['model.qkv_bias']
+        return {
+            flag.name: bool(has_all or (has_inputs and flag.paths == INPUT_BIASES))
+            for flag in self.flags
+        }
 
 
 @dataclasses.dataclass(frozen=True)

@@ -220,6 +220,8 @@ ROPE_FIELDS = {
     'short_factor': list_kind(positive_kind(), nullable=True),
     'long_factor': list_kind(positive_kind(), nullable=True),
     'attention_factor': positive_kind(nullable=True),
+    'mscale': number_kind(0, nullable=True),
+    'mscale_all_dim': number_kind(0, nullable=True),
     'beta_fast': positive_kind(nullable=True),
     'beta_slow': positive_kind(nullable=True),
     'truncate': FLAG_OR_NULL,
@@ -261,8 +263,11 @@ FIELDS: dict[str, FieldKind] = {
     'eos_token_id': IDS,
     # Attention
     'attention_bias': FLAG,
+    'attention_multiplier': positive_kind(),
+    'attention_out_bias': FLAG,
     'attn_logit_softcapping': positive_kind(nullable=True),
     'add_cross_attention': FLAG,
+    'clip_qkv': positive_kind(nullable=True),
     'query_pre_attn_scalar': positive_kind(),
     'scale_attn_by_inverse_layer_idx': FLAG,
     'scale_attn_weights': FLAG,
@@ -297,6 +302,10 @@ FIELDS: dict[str, FieldKind] = {
     'swiglu_limit': positive_kind(),
     'use_parallel_residual': FLAG,
     'use_qk_norm': FLAG,
+    # Factors of weights
+    'embedding_multiplier': positive_kind(),
+    'logits_scaling': positive_kind(),
+    'residual_multiplier': positive_kind(),
     # Readout
     'final_logit_softcapping': positive_kind(nullable=True),
     'quantization_config': object_kind({'quant_method': TEXT_OR_NULL}, nullable=True),

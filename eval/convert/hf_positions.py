@@ -5,6 +5,7 @@ layer.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -101,18 +102,21 @@ class Rope:
 
 @dataclasses.dataclass(frozen=True)
 class RopeByKind:
-    """RoPE with a base for windowed layers and another for full layers (Gemma 3).
+    """RoPE with a base for windowed layers and another for full layers (Gemma 3, OLMo 3).
 
     window: the entry that decides which layers have one. base, local_base: defaults of their class.
+    local_name: of the local base in version 4; without it, files of version 4 have the default.
     """
 
     window: 'Window'
     base: float = 1_000_000.0
     local_base: float = 10_000.0
+    local_name: str = 'rope_local_base_freq'
 
     def read(self, fields: ConfigFields) -> Flat:
         base = fields.take('rope_theta', None) or self.base
-        local = fields.take('rope_local_base_freq', None) or self.local_base
+        local = fields.take(self.local_name, None) if self.local_name else None
+        local = local or self.local_base
         parameters = fields.take('rope_parameters', None) or {}
         if not parameters.keys() <= {FULL, SLIDING}:
             raise ValueError(f'{FILE} has rope_parameters that are not by {FULL} and {SLIDING}')
@@ -213,6 +217,8 @@ def read_rope(
         fields.ignore('partial_rotary_factor', 1.0, {'partial_rotary_factor': fraction})
         fraction = 1.0
     options = {'rope_base': float(remaining.pop('rope_theta', base)), 'rope_fraction': fraction}
+    if kind == 'yarn':
+        remaining = replace_mscale(remaining, fields)
     name, longest = 'original_max_position_embeddings', fields.raw.get('max_position_embeddings')
     if name in SCALING_OPTIONS[kind]:
         remaining[name] = original_length or remaining.get(name, longest)
@@ -234,6 +240,24 @@ def read_rope(
     if remaining:
         raise ValueError(f'{FILE} has rope_parameters that are not known: {", ".join(remaining)}')
     return {f'attention.{name}': value for name, value in options.items()}
+
+
+def replace_mscale(parameters: Mapping[str, Any], fields: ConfigFields) -> dict[str, Any]:
+    """Returns the parameters of YaRN with attention_factor in place of mscale and mscale_all_dim.
+
+    transformers reads the two only together and without an attention_factor (arXiv:2405.04434).
+    """
+    names = ('mscale', 'mscale_all_dim')
+    replaced = {name: value for name, value in parameters.items() if name not in names}
+    mscale, mscale_all_dim = (parameters.get(name) for name in names)
+    factor = parameters.get('factor')
+    if mscale and mscale_all_dim and factor and 'attention_factor' not in parameters:
+        log_factor = 0.1 * math.log(max(1.0, factor))
+        replaced['attention_factor'] = (mscale * log_factor + 1) / (mscale_all_dim * log_factor + 1)
+    else:
+        for name in names:
+            fields.ignore(name, None, parameters)
+    return replaced
 
 
 def _convert_value(name: str, value: Any) -> Any:
@@ -261,6 +285,17 @@ def write_original_length(parameters: Flat) -> Flat:
     """Returns the original length, which Phi-3 also has beside its rope_parameters."""
     name = 'original_max_position_embeddings'
     return {name: parameters[name]} if parameters['rope_type'] == 'longrope' else {}
+
+
+def list_kinds(layers: int, period: int, place: int) -> list[str]:
+    """Returns the kind of each layer.
+
+    Args:
+      layers: their number.
+      period: of full layers; 0: all have a window.
+      place: of the full layer in a period, from 1; 0: the last.
+    """
+    return [FULL if period and (i + 1) % period == place else SLIDING for i in range(layers)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -300,13 +335,17 @@ class Window:
             return {}
         if set(kinds) == {SLIDING}:
             return {'attention.window': window}
-        period = kinds.index(FULL) + 1
-        if kinds != [SLIDING if (i + 1) % period else FULL for i in range(layers)]:
+        first, *later = [i for i, kind in enumerate(kinds) if kind == FULL]
+        # A single full layer has any period that leaves no other.
+        period = later[0] - first if later else max(first + 1, layers - first)
+        place = (first + 1) % period
+        if kinds != list_kinds(layers, period, place):
             raise ValueError(
-                f'{FILE} has layer_types in an order that our models lack: they have full layers '
-                'at each n-th place'
+                f'{FILE} has layer_types in an order that our models lack: they have a full layer '
+                'at one place of each n layers'
             )
-        return {'attention.window': window, 'attention.full_every': period}
+        fields_read = {'attention.window': window, 'attention.full_every': period}
+        return fields_read | ({'attention.full_at': place} if place else {})
 
     def read_window(self, fields: ConfigFields) -> int | None:
         """Returns the tokens of a window; None if the file disables it."""
@@ -349,10 +388,9 @@ class Window:
             # No layer uses it, but their code needs a number.
             written['sliding_window'] = flat['data.seq_len']
         if self.has_types:
-            written['layer_types'] = [
-                FULL if window is None or (period and (i + 1) % period == 0) else SLIDING
-                for i in range(flat['model.n_layers'])
-            ]
+            layers, place = flat['model.n_layers'], flat['attention.full_at'] or 0
+            kinds = list_kinds(layers, period or 0, place)
+            written['layer_types'] = [FULL] * layers if window is None else kinds
         if self.has_use:
             written |= {'use_sliding_window': window is not None, 'max_window_layers': 0}
         return written

@@ -42,7 +42,6 @@ _LACKING_PARTS = {
         'aya_vision cohere2_vision idefics3 internvl llava llava_next llava_onevision mistral3 '
         'mllama paligemma qwen2_5_vl qwen2_vl qwen3_vl qwen3_vl_moe smolvlm'
     ),
-    'windows in the layers that follow a full one, where ours precede it': 'gpt_neo',
 }
 LACKING_PARTS: dict[str, str] = {
     name: part for part, names in _LACKING_PARTS.items() for name in names.split()
@@ -59,8 +58,8 @@ LACKING_TABLES = {
     'falcon': 'ALiBi or RoPE, one or two norms of parallel parts, and grouped queries in a tensor',
     'glm': 'RoPE that pairs neighbouring features of a part of each head',
     'gpt_bigcode': 'heads that share keys and values in a tensor with all queries',
+    'gpt_neo': 'scores without a factor, and a bias of the output of attention alone',
     'gptj': 'RoPE that pairs neighbouring features, and a bias of the logits',
-    'granite': 'factors of embeddings, attention, stream and logits',
     'mpt': 'ALiBi, LayerNorm without biases, and queries that may be clipped (clip_qkv)',
     'opt': 'learned positions that begin at 2, and norms before or after a part',
     'phi': 'one norm of parallel parts, a part of each head turned, and a bias of the logits',

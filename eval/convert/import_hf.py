@@ -21,6 +21,7 @@ from eval.convert import hf_config, hf_files, hf_multimodal, hf_sizes, mxfp4, sa
 from eval.convert.families import find_family
 from eval.convert.families.family import Family, TensorPlace
 from eval.convert.fold import build_cpu_learner, write_workdir
+from eval.convert.hf_factors import list_factors
 from eval.convert.hf_weights import Shapes, WeightReader, read_params
 from eval.convert.safetensors import StoredTensor
 from lm.config.fields import FIELDS, MeshConfig
@@ -44,7 +45,8 @@ from lm.training.state import Learner, Weights
 from modules.params import named_leaves
 
 SCALE = 'embedding_scale'
-MODEL_TYPE = 'model_type'  # in the record of a checkpoint: the family it came from
+# In the record of a checkpoint: the family it came from, and the factors in its weights.
+MODEL_TYPE, FACTORS = 'model_type', 'factors'
 MAX_SEQ_LEN = 2048  # tokens of a row of data, even if the model can read longer rows
 MAX_LISTED = 12  # names in an error
 CHUNK_ROWS = 1024  # rows of two tables that are compared at once
@@ -77,7 +79,8 @@ class ImportedModel:
     """A model of transformers as ours.
 
     params: {path: float32 array on a mesh}. notes: on differences. n_bytes_read: bytes that this
-    process has read of the file_bytes of weights.
+    process has read of the file_bytes of weights. factors: that are part of the weights here, by
+    FACTOR_FIELDS; an export takes them out again.
     """
 
     model_type: str
@@ -88,6 +91,7 @@ class ImportedModel:
     notes: list[str]
     n_bytes_read: int
     file_bytes: int
+    factors: Mapping[str, float]
 
 
 def import_folder(
@@ -137,17 +141,14 @@ def import_folder(
     learner = build_cpu_learner(recipe, vocab_size)
     shapes = param_shapes(learner)
     constants = constant_params(recipe, dtype)
-    if part := fields.get(hf_config.ZERO_BIASES):
-        zero_biases = [p for p in shapes if p.startswith(f'layers/{part}/') and p.endswith('_bias')]
+    for part, biases in fields.get(hf_config.ZERO_BIASES, {}).items():
+        zero_biases = shapes.keys() & {f'layers/{path}' for path in biases}
         constants |= dict.fromkeys(zero_biases, 0.0)
         notes.append(f'no biases of {part} there: they are 0, and are trained with the others')
     # Constants have no tensor in the files.
     stored_shapes = {path: shape for path, shape in shapes.items() if path not in constants}
     places = match_tensors(family, recipe, stored_shapes, stored)
-    factors = {}
-    # Our models divide logits by sqrt(head_dim), theirs by sqrt(scalar): queries absorb the ratio.
-    if (scalar := fields.get(hf_config.QUERY_SCALAR)) not in (None, recipe.head_dim):
-        factors = dict.fromkeys(query_paths(shapes), math.sqrt(recipe.head_dim / scalar))
+    factors = list_factors(fields, recipe, shapes)
     reader = WeightReader(shapes, places, stored, packed, factors, constants)
     params = read_params(reader, named_leaves(learner.description.specs), mesh or one_device_mesh())
     if raw.get('vocab_size') not in (None, vocab_size):
@@ -166,6 +167,7 @@ def import_folder(
         notes=notes,
         n_bytes_read=reader.n_bytes_read,
         file_bytes=reader.file_bytes,
+        factors={name: fields[name] for name in hf_config.FACTOR_FIELDS if name in fields},
     )
 
 
@@ -351,24 +353,6 @@ def factor_notes(recipe: Recipe, dtype: np.dtype, constants: Container[str]) -> 
     ]
 
 
-def query_paths(paths: Container[str]) -> list[str]:
-    """Returns the parameters that scale the logits of attention.
-
-    These are the gain of the norm of queries, or else the query matrix and its bias.
-    """
-    gain = 'layers/attention/query_norm/scale'
-    matrix = 'layers/attention/query'
-    return [
-        path for path in ((gain,) if gain in paths else (matrix, f'{matrix}_bias')) if path in paths
-    ]
-
-
-def scale_queries(params: dict[str, np.ndarray], factor: float) -> None:
-    """Multiplies the logits of attention by a factor, through the parameters of `query_paths`."""
-    for path in query_paths(params):
-        params[path] = (params[path] * factor).astype(np.float32)
-
-
 def load_tokenizer(
     folder: Path, raw: Mapping[str, Any], vocab_size: int, workdir: Path
 ) -> tuple[Tokenizer, str]:
@@ -443,6 +427,7 @@ def write_run(folder: Path, workdir: Path, imported: ImportedModel) -> None:
         'vocab_size': imported.vocab_size,
         'imported_from': str(folder),
         MODEL_TYPE: imported.model_type,
+        FACTORS: dict(imported.factors),
     }
     files = (folder / name for name in (*TOKENIZER_FILES[1:], *OTHER_FILES))
     beside = [file for file in files if file.is_file()]

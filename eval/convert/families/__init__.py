@@ -3,11 +3,24 @@
 from collections.abc import Mapping
 from typing import Any
 
-from eval.convert.families.experts import GPT_OSS, MIXTRAL, QWEN3_MOE
+from eval.convert.families.experts import GPT_OSS, MIXTRAL, OLMOE, QWEN3_MOE
 from eval.convert.families.family import Family
-from eval.convert.families.gemma import GEMMA2, GEMMA3
+from eval.convert.families.gemma import GEMMA1, GEMMA2, GEMMA3
 from eval.convert.families.gpt import GPT2, GPT_NEOX
-from eval.convert.families.llama import LLAMA, MISTRAL, OLMO2, PHI3, QWEN2, QWEN3, SMOLLM3
+from eval.convert.families.llama import (
+    ARCEE,
+    GRANITE,
+    LLAMA,
+    MINISTRAL,
+    MISTRAL,
+    OLMO2,
+    OLMO3,
+    PHI3,
+    QWEN2,
+    QWEN3,
+    SEED_OSS,
+    SMOLLM3,
+)
 from eval.convert.hf_multimodal import TEXT_MODELS
 from eval.convert.hf_unread import describe_unread
 
@@ -27,6 +40,13 @@ FAMILIES = {
     'mixtral': MIXTRAL,
     'qwen3_moe': QWEN3_MOE,
     'gpt_oss': GPT_OSS,
+    'ministral': MINISTRAL,
+    'gemma': GEMMA1,
+    'olmo3': OLMO3,
+    'olmoe': OLMOE,
+    'seed_oss': SEED_OSS,
+    'granite': GRANITE,
+    'arcee': ARCEE,
 }
 
 

@@ -22,6 +22,20 @@ DECODER = {
     'model.logit_softcap': 0.0,
 }
 
+# transformers' 'gelu' is exact (erf), ours the tanh approximation.
+ACTIVATIONS = {
+    'gelu_new': 'gelu',
+    'gelu_pytorch_tanh': 'gelu',
+    'gelu_fast': 'gelu',
+    'gelu_accurate': 'gelu',
+    'gelu_python_tanh': 'gelu',
+    'gelu': 'gelu_exact',
+    'gelu_python': 'gelu_exact',
+    'relu': 'relu',
+    'silu': 'silu',
+    'swish': 'silu',
+}
+
 
 def size_entries(
     max_positions: int, kv_heads: int | None = None, eps: float = 1e-6, tied: bool = False

@@ -21,6 +21,7 @@ from eval.convert.families.family import Family, make_row, rows_with_bias
 from eval.convert.hf_config import (
     AliasField,
     ChoiceField,
+    EvenHeadDim,
     FixedField,
     ForeignField,
     HeadDim,
@@ -56,6 +57,9 @@ MIXTRAL = Family(
     ),
     aliases=EXPERT_ALIASES,
 )
+RENORMALISED = ChoiceField(
+    'norm_topk_prob', 'mlp.gates', {True: 'renormalised', False: 'softmax'}, False
+)
 QWEN_EXPERT = BLOCK + 'mlp.experts.{E}.'
 QWEN3_MOE = Family(
     'Qwen3MoeForCausalLM',
@@ -71,7 +75,7 @@ QWEN3_MOE = Family(
         ),  # of an expert: all layers have experts
         SharedField('num_local_experts', 'mlp.n_experts', 128, alias='num_experts'),
         SharedField('num_experts_per_tok', 'mlp.experts_per_token', 8),
-        ChoiceField('norm_topk_prob', 'mlp.gates', {True: 'renormalised', False: 'softmax'}, False),
+        RENORMALISED,
         FixedField('decoder_sparse_step', 1),
         FixedField('mlp_only_layers', [], (None,)),
         ForeignField('use_qk_norm', True),
@@ -88,6 +92,22 @@ QWEN3_MOE = Family(
         make_row(QWEN_EXPERT + 'up_proj.weight', MLP + 'up', 'F D -> D F'),
         make_row(QWEN_EXPERT + 'down_proj.weight', MLP + 'down', 'D F -> F D'),
     ),
+)
+OLMOE = Family(
+    'OlmoeForCausalLM',
+    (
+        *size_entries(4096, eps=1e-5),
+        EvenHeadDim(),
+        Rope(),
+        SILU,
+        NO_BIAS,
+        FixedField('clip_qkv', None),
+        SharedField('num_local_experts', 'mlp.n_experts', 64, alias='num_experts'),
+        SharedField('num_experts_per_tok', 'mlp.experts_per_token', 8),
+        RENORMALISED,
+    ),
+    EXPERTS | {'model.qk_norm': 'rmsnorm', 'attention.qk_norm_over': 'model'},
+    QWEN3_MOE.rows,
 )
 
 GPT_OSS_ROPE = {

@@ -7,6 +7,7 @@ from eval.convert.families.common import (
     GATED,
     NO_BIAS,
     OUT,
+    PRE,
     QK_NORMS,
     QKV,
     norm_rows,
@@ -35,6 +36,22 @@ GEMMA_ALWAYS = DECODER | {
 }
 GEMMA_ACTIVATION = FixedField(
     'hidden_activation', 'gelu_pytorch_tanh', (None, 'gelu_new', 'gelu_fast')
+)
+# transformers 5 reads an older file's 'gelu' of Gemma 1 as the tanh approximation.
+GEMMA1_ACTIVATIONS = ('gelu', 'gelu_new', 'gelu_fast')
+GEMMA1 = Family(
+    'GemmaForCausalLM',
+    (
+        *size_entries(8192, 16, tied=True),
+        HeadDim(256),
+        Rope(),
+        FixedField('hidden_act', 'gelu_pytorch_tanh', GEMMA1_ACTIVATIONS),
+        IgnoredField('hidden_activation', 'gelu_pytorch_tanh'),
+        FixedField('use_bidirectional_attention', None, (False,)),
+        NO_BIAS,
+    ),
+    DECODER | {'model.activation': 'geglu', 'model.embedding_scale': True},
+    (*ENDS, *QKV, *OUT, *GATED, *(row._replace(offset=1.0) for row in PRE)),
 )
 # The norms of Gemma multiply by 1 + weight, so that our gains are the file's plus 1.
 GEMMA2 = Family(

@@ -1,6 +1,13 @@
 """Families with LayerNorm and biases: GPT-2 and GPT-NeoX."""
 
-from eval.convert.families.common import ATTENTION, DECODER, MLP, READOUT, norm_rows
+from eval.convert.families.common import (
+    ACTIVATIONS,
+    ATTENTION,
+    DECODER,
+    MLP,
+    READOUT,
+    norm_rows,
+)
 from eval.convert.families.family import Family, make_row, rows_with_bias
 from eval.convert.hf_config import (
     ChoiceField,
@@ -11,20 +18,6 @@ from eval.convert.hf_config import (
     SharedField,
 )
 from eval.convert.hf_positions import Rope
-
-# transformers' 'gelu' is exact (erf), ours the tanh approximation.
-GPT2_ACTIVATIONS = {
-    'gelu_new': 'gelu',
-    'gelu_pytorch_tanh': 'gelu',
-    'gelu_fast': 'gelu',
-    'gelu_accurate': 'gelu',
-    'gelu_python_tanh': 'gelu',
-    'gelu': 'gelu_exact',
-    'gelu_python': 'gelu_exact',
-    'relu': 'relu',
-    'silu': 'silu',
-    'swish': 'silu',
-}
 
 # GPT-2 stores matrices as [in, out] (Conv1D), the other families as [out, in] (Linear).
 H = 'transformer.h.{L}.'
@@ -38,7 +31,7 @@ GPT2 = Family(
         MaxPositions('n_positions', 1024, is_table=True),
         SharedField('layer_norm_epsilon', 'norm.eps', 1e-5),
         SharedField('tie_word_embeddings', 'model.tie_embeddings', True),
-        ChoiceField('activation_function', 'model.activation', GPT2_ACTIVATIONS, 'gelu_new'),
+        ChoiceField('activation_function', 'model.activation', ACTIVATIONS, 'gelu_new'),
         FixedField('scale_attn_weights', True),
         FixedField('scale_attn_by_inverse_layer_idx', False),
         FixedField('add_cross_attention', False),
@@ -94,7 +87,7 @@ GPT_NEOX = Family(
         ChoiceField(
             'use_parallel_residual', 'model.placement', {True: 'parallel', False: 'pre'}, True
         ),
-        ChoiceField('hidden_act', 'model.activation', GPT2_ACTIVATIONS, 'gelu'),
+        ChoiceField('hidden_act', 'model.activation', ACTIVATIONS, 'gelu'),
         FixedField('attention_bias', True),
     ),
     DECODER | {'model.norm': 'layernorm', 'model.bias': True},

@@ -1,6 +1,7 @@
 """Families like Llama: RMSNorm, rotary positions and SwiGLU."""
 
 from eval.convert.families.common import (
+    ACTIVATIONS,
     ATTENTION,
     BLOCK,
     DECODER,
@@ -22,9 +23,28 @@ from eval.convert.families.common import (
     size_entries,
 )
 from eval.convert.families.family import Family, make_row
-from eval.convert.hf_config import Biases, EvenHeadDim, FixedField, ForeignField, HeadDim
-from eval.convert.hf_positions import NoRopeLayers, Rope, Window
+from eval.convert.hf_config import (
+    BRANCH_FACTOR,
+    EMBEDDING_FACTOR,
+    INPUT_BIASES,
+    LOGIT_DIVISOR,
+    MLP_BIASES,
+    OUTPUT_BIASES,
+    AttentionFactor,
+    Biases,
+    BiasFlag,
+    ChoiceField,
+    EvenHeadDim,
+    FixedField,
+    ForeignField,
+    HeadDim,
+    NoDropout,
+    WeightFactor,
+)
+from eval.convert.hf_positions import NoRopeLayers, Rope, RopeByKind, Window
 
+BIASED_ROWS = (*LLAMA_ROWS, *QKV_BIASES, *OUT_BIASES, *GATED_BIASES)
+ARCEE_ACTIVATIONS = {'relu2': 'squared_relu'} | ACTIVATIONS
 LLAMA = Family(
     'LlamaForCausalLM',
     (
@@ -36,13 +56,73 @@ LLAMA = Family(
         FixedField('rope_interleaved', False),
     ),
     DECODER,
-    (*LLAMA_ROWS, *QKV_BIASES, *OUT_BIASES, *GATED_BIASES),
+    BIASED_ROWS,
 )
 MISTRAL = Family(
     'MistralForCausalLM',
     (*size_entries(131_072, 8), HeadDim(), Rope(), Window(4096), SILU),
     DECODER,
     LLAMA_ROWS,
+)
+MINISTRAL = Family(
+    'MinistralForCausalLM',
+    (
+        *size_entries(131_072, 8),
+        HeadDim(),
+        Rope(),
+        Window(4096, has_types=True, is_needed=True),
+        SILU,
+    ),
+    DECODER,
+    LLAMA_ROWS,
+)
+SEED_OSS = Family(
+    'SeedOssForCausalLM',
+    (
+        *size_entries(524_288, 8),
+        HeadDim(128),
+        Rope(),
+        SILU,
+        Biases(
+            (
+                BiasFlag('attention_bias', 'queries, keys and values', INPUT_BIASES, True),
+                BiasFlag('attention_out_bias', 'outputs of attention', OUTPUT_BIASES),
+                BiasFlag('mlp_bias', 'mlp', MLP_BIASES),
+            )
+        ),
+        NoDropout('residual_dropout'),
+    ),
+    DECODER,
+    BIASED_ROWS,
+)
+# An import writes the multipliers of muP into weights (eval.convert.hf_factors).
+GRANITE = Family(
+    'GraniteForCausalLM',
+    (
+        *size_entries(2048),
+        HeadDim(),
+        Rope(),
+        SILU,
+        Biases(),
+        AttentionFactor('attention_multiplier'),
+        WeightFactor('embedding_multiplier', EMBEDDING_FACTOR),
+        WeightFactor('logits_scaling', LOGIT_DIVISOR),
+        WeightFactor('residual_multiplier', BRANCH_FACTOR),
+    ),
+    DECODER,
+    BIASED_ROWS,
+)
+ARCEE = Family(
+    'ArceeForCausalLM',
+    (
+        *size_entries(4096, eps=1e-5),
+        HeadDim(),
+        Rope(),
+        ChoiceField('hidden_act', 'model.activation', ARCEE_ACTIVATIONS, 'relu2'),
+        Biases(),
+    ),
+    DECODER,
+    tuple(row for row in BIASED_ROWS if '.gate_proj.' not in row.name),
 )
 QWEN2 = Family(
     'Qwen2ForCausalLM',
@@ -90,6 +170,20 @@ OLMO2 = Family(
         *norm_rows(BLOCK + 'post_feedforward_layernorm', 'layers/mlp_norm_out'),
         *norm_rows('model.norm', 'final_norm'),
     ),
+)
+OLMO3_WINDOW = Window(4096, period=4, has_types=True, is_needed=True)
+OLMO3 = Family(
+    'Olmo3ForCausalLM',
+    (
+        *size_entries(2048, eps=1e-5),
+        HeadDim(),
+        RopeByKind(OLMO3_WINDOW, 500_000.0, 500_000.0, local_name=''),
+        OLMO3_WINDOW,
+        SILU,
+        NO_BIAS,
+    ),
+    OLMO2.constants,
+    OLMO2.rows,
 )
 PHI3 = Family(
     'Phi3ForCausalLM',

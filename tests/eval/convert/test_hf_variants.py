@@ -98,7 +98,7 @@ UNREAD = {
     'phi': 'no table of its tensors .*a bias of the logits',
     'stablelm': 'no table of its tensors .*norms of queries by head',
     'cohere': 'no table of its tensors .*logit_scale',
-    'nothing': 'Types that are read: gemma2, gemma3, .*qwen3_moe',
+    'nothing': 'Types that are read: .*gemma2, gemma3, .*qwen3_moe',
 }
 
 
