@@ -53,7 +53,7 @@ class Vocabulary(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class PublicRanks:
-    """What a tiktoken file of a public vocabulary leaves out.
+    """The parts of a public vocabulary that its tiktoken file leaves out.
 
     Attributes:
       name: of the vocabulary.
@@ -252,7 +252,7 @@ def build_tokenizer(ranks: Ranks, pattern: str, specials: Mapping[int, str], fir
     if clash := {*specials} & {*vocab.values()} or {*specials.values()} & vocab.keys():
         raise ValueError(f'a special token is a token already: {sorted(map(str, clash))[0]}')
     vocab |= {spelling: i for i, spelling in specials.items()}
-    merges = [(spellings[left], spellings[right]) for left, right in list_merges(ranks)]
+    merges = [(spellings[first_part], spellings[end]) for first_part, end in list_merges(ranks)]
     # A word that is a token is not merged from its bytes, as in tiktoken.
     bpe = library.Tokenizer(library.models.BPE(vocab, merges, ignore_merges=True))
     pre_tokenizers = library.pre_tokenizers
@@ -286,8 +286,8 @@ def list_merges(ranks: Ranks) -> list[tuple[bytes, bytes]]:
 def _byte_characters() -> list[str]:
     """Returns the printable character of each byte, as in GPT-2."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    rest = iter(range(256, 512))
-    return [chr(byte if byte in printable else next(rest)) for byte in range(256)]
+    shifted = iter(range(256, 512))
+    return [chr(byte if byte in printable else next(shifted)) for byte in range(256)]
 
 
 def spell_bytes(token: bytes) -> str:

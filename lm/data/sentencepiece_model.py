@@ -21,7 +21,7 @@ NFKC_RULES = ('nmt_nfkc', 'nfkc', 'nmt_nfkc_cf', 'nfkc_cf')  # the rules that bu
 TILDE, PLACEHOLDER = '\uff5e', '\ufdd0'  # Unicode keeps the second for use inside a program
 
 
-class Piece(NamedTuple):
+class SentencePiece(NamedTuple):
     """A token of a model, by its id in the list of pieces."""
 
     text: str
@@ -46,7 +46,7 @@ class SentencePieceModel(NamedTuple):
       is_space_suffix: the added space stands behind the text.
     """
 
-    pieces: list[Piece]
+    pieces: list[SentencePiece]
     model_type: int
     has_byte_fallback: bool
     bos_id: int
@@ -69,7 +69,9 @@ def parse_model(content: bytes) -> SentencePieceModel:
             entry = dict(_read_fields(value))
             text, score = entry.get(1, b''), entry.get(2, b'\0\0\0\0')
             pieces.append(
-                Piece(text.decode(), struct.unpack('<f', score)[0], int(entry.get(3, NORMAL)))
+                SentencePiece(
+                    text.decode(), struct.unpack('<f', score)[0], int(entry.get(3, NORMAL))
+                )
             )
         elif field == 2:
             trainer = dict(_read_fields(value))
@@ -190,7 +192,7 @@ def _check_supported(model: SentencePieceModel) -> None:
 
 
 def _overlap(symbols: Sequence[str]) -> bool:
-    """Whether a run of symbols can be split in several ways, of which a unigram model scores all."""
+    """Whether a run of symbols can be split in several ways, which a unigram model scores."""
     return any(len({*text}) == 1 and len(text) > 1 for text in symbols) or any(
         inner in outer for inner in symbols for outer in symbols if inner != outer
     )
@@ -237,22 +239,24 @@ def _match_longest(texts: Sequence[str]) -> str:
     return render(tree)
 
 
-def _match_unknown(pieces: Sequence[Piece]) -> list[str]:
+def _match_unknown(pieces: Sequence[SentencePiece]) -> list[str]:
     """Returns patterns of characters without a piece, in spellings of pieces that no text has.
 
     A unigram model of `tokenizers` prefers any piece to an unknown character. No piece has one, so
     that nothing changes if it is a word by itself.
     """
-    known = {piece.text for piece in pieces if piece.type == NORMAL}
+    normal = {piece.text for piece in pieces if piece.type == NORMAL}
     endings = collections.defaultdict(list)
     for piece in pieces:
         if piece.type in (UNKNOWN, CONTROL, BYTE):
-            at = next((i for i, character in enumerate(piece.text) if character not in known), None)
+            at = next(
+                (i for i, character in enumerate(piece.text) if character not in normal), None
+            )
             if at is not None:
                 endings[piece.text[: at + 1]].append(piece.text[at + 1 :])
     return [
-        f'(?<={_escape(start[:-1])}){_escape(start[-1])}(?={_match_longest(rest)})'
-        for start, rest in endings.items()
+        f'(?<={_escape(start[:-1])}){_escape(start[-1])}(?={_match_longest(ends)})'
+        for start, ends in endings.items()
     ]
 
 
@@ -287,7 +291,7 @@ def _build_bpe(model: SentencePieceModel) -> Any:
     )
 
 
-def list_merges(pieces: Sequence[Piece]) -> list[tuple[str, str]]:
+def list_merges(pieces: Sequence[SentencePiece]) -> list[tuple[str, str]]:
     """Returns all pairs of pieces that join to a piece, those with the highest score first.
 
     Among equal scores the leftmost pair of the text is joined first. Runs of a character have one
@@ -326,10 +330,9 @@ def _build_unigram(model: SentencePieceModel) -> Any:
     # library scores unknown characters below all pieces, which changes nothing where each has none.
     longest = max(len(piece.text) for piece in model.pieces)
     lowest = min(normal, default=0.0) * (longest + 1) - longest - 1
-    scores = {NORMAL: None, USER_DEFINED: 0.0}
-    vocab = [
-        (piece.text, piece.score if piece.type == NORMAL else scores.get(piece.type, lowest))
-        for piece in model.pieces
-    ]
+    vocab = []
+    for piece in model.pieces:
+        score = 0.0 if piece.type == USER_DEFINED else lowest
+        vocab.append((piece.text, piece.score if piece.type == NORMAL else score))
     unknown = next(i for i, piece in enumerate(model.pieces) if piece.type == UNKNOWN)
     return tokenizers.models.Unigram(vocab, unknown, model.has_byte_fallback)

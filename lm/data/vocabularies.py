@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lm.data.byte_ranks import QWEN_PATTERN, Vocabulary, is_rank_file, read_tekken, read_tiktoken
-from lm.data.sentencepiece_model import read_sentencepiece
+from lm.data.sentencepiece_model import parse_model, read_sentencepiece
 from lm.data.tokenizer_files import (
     ADDED_FILE,
     CONFIG_FILE,
@@ -83,12 +83,14 @@ def _convert_with_tokens(path: Path, content: bytes, contents: tuple[bytes, ...]
 
 
 def _convert_file(path: Path, content: bytes) -> Vocabulary:
-    kind, read = _select_reader(path, content)
+    kind, reader = _select_reader(path, content)
     try:
-        return read()
+        return reader()
     except Exception as error:  # the library raises Exception itself
         advice = describe_conversion(path)
-        raise ValueError(f'{path} cannot be read as {kind}: {error}. {advice}'.rstrip()) from error
+        raise ValueError(
+            f'{path} is not {kind} that can be read: {error}. {advice}'.rstrip()
+        ) from error
 
 
 def _select_reader(path: Path, content: bytes) -> tuple[str, Callable[[], Vocabulary]]:
@@ -195,7 +197,7 @@ def _read_if_there(path: Path) -> dict[str, Any]:
 
 
 def describe_conversion(path: Path) -> str:
-    """Returns the command that makes a tokenizer.json of a vocabulary that is not read, or ''."""
+    """Returns the command that leads on with a vocabulary that is not read here, or ''."""
     packages = ' '.join(f'--with {package}' for package in CONVERTER)
     prefix = f'This makes {LIBRARY_FILE} of it: uv run --no-project {packages} python -c'
     if path.name in (GPT2_FILE, MERGES_FILE):
@@ -204,13 +206,34 @@ def describe_conversion(path: Path) -> str:
             f'.backend_tokenizer.save(sys.argv[1] + "/{LIBRARY_FILE}")'
         )
         return f"{prefix} '{code}' {shlex.quote(str(path.parent))}"
-    with open_regular(path) as file:
-        if not is_rank_file(file.read(4096)):
-            return ''
+    content = _read_content(path)
+    if is_rank_file(content):
+        code = (
+            'import sys; from transformers.convert_slow_tokenizer import TikTokenConverter as C; '
+            'C(sys.argv[1], sys.argv[2], extra_special_tokens=sys.argv[4:]).converted()'
+            '.save(sys.argv[3])'
+        )
+        target = shlex.quote(str(path.parent / LIBRARY_FILE))
+        return f"{prefix} '{code}' {shlex.quote(str(path))} PATTERN {target} SPECIAL_TOKEN ..."
+    return '' if path.suffix == '.json' else _describe_encoding(path, content)
+
+
+def _describe_encoding(path: Path, content: bytes) -> str:
+    """Returns the command that encodes a text with SentencePiece itself, if it is its model."""
+    try:
+        model = parse_model(content)
+    except ValueError:
+        return ''
+    size = len(model.pieces)
+    bos, eos = (i if 0 <= i < size else size - 1 for i in (model.bos_id, model.eos_id))
     code = (
-        'import sys; from transformers.convert_slow_tokenizer import TikTokenConverter as C; '
-        'C(sys.argv[1], sys.argv[2], extra_special_tokens=sys.argv[4:]).converted()'
-        '.save(sys.argv[3])'
+        'import json, sys, sentencepiece; '
+        'encode = sentencepiece.SentencePieceProcessor(sys.argv[1]).encode; '
+        '[print(json.dumps({"text": " ".join(map(str, encode(json.loads(line)["text"])))})) '
+        'for line in sys.stdin]'
     )
-    target = shlex.quote(str(path.parent / LIBRARY_FILE))
-    return f"{prefix} '{code}' {shlex.quote(str(path))} PATTERN {target} SPECIAL_TOKEN ..."
+    return (
+        f'This encodes a text, with one {{"text": ...}} a line: uv run --no-project --with '
+        f"sentencepiece python -c '{code}' {shlex.quote(str(path))} <TEXT.jsonl >IDS.jsonl. Then "
+        f'set data.source=text:IDS.jsonl and data.tokenizer=ids:{size},{bos},{eos}.'
+    )
