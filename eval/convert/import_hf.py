@@ -418,7 +418,8 @@ def list_tokenizer_notes(folder: Path, tokenizer: Tokenizer, spec: str) -> list[
         try:
             read_vocabulary(path)
         except ValueError as error:
-            return [f'{ids}: {error} Then import the folder again']
+            is_made = LIBRARY_FILE in str(error)
+            return [f'{ids}: {error}{" Then import the folder again" * is_made}']
     if not isinstance(tokenizer, tokenizers.SubwordTokenizer):
         return []
     notes = []
