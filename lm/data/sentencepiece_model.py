@@ -311,7 +311,7 @@ def list_merges(pieces: Sequence[SentencePiece]) -> list[tuple[str, str]]:
         if len(texts) > 1 and len(characters) > 1:
             equal = ' and '.join(map(repr, sorted(texts)[:2]))
             raise ValueError(f'{equal} have the same score, which a tokenizer.json cannot say')
-        if missing := characters - scores.keys():
+        if missing := [character for character in characters if character not in scores]:
             raise ValueError(
                 f'{min(missing)!r} is in a piece and is none itself, which a tokenizer.json cannot '
                 'say'
