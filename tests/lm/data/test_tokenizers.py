@@ -186,6 +186,7 @@ def test_equivalence_files_beside_a_tokenizer(hf_folder, tmp_path):
     tokenizer.save(tmp_path / 'a')
     tokenizers.load(tmp_path / 'a').save(tmp_path / 'b')
     again = tokenizers.plan_tokenizer(f'hf:{tmp_path}/b')
+    assert not again.build([]).beside
     again.add_files(again.build([])).save(tmp_path / 'c')
     for folder in 'abc':
         for name, content in tokenizer.beside.items():

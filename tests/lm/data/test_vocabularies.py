@@ -1,9 +1,11 @@
 """Reference: ids of tiny vocabularies by SentencePiece and tiktoken; and the refusals."""
 
 import base64
+import dataclasses
 import json
 import shlex
 import shutil
+import struct
 from pathlib import Path
 
 import pytest
@@ -90,6 +92,15 @@ def test_reference_tiktoken(name):
     assert tokenizer.decode(tokenizer.encode('<|endoftext|> é').ids) == '<|endoftext|> é'
 
 
+def test_word_that_is_a_token_is_not_merged():
+    """As in tiktoken, where some tokens of public vocabularies have no pair that makes them."""
+    ranks = {bytes([byte]): byte for byte in range(256)} | {b'abc': 256}
+    tokenizer = build_tokenizer(ranks, byte_ranks.GPT2_PATTERN, {})
+    assert tokenizer.encode('abc').ids == [256] and tokenizer.encode('abcd').ids == [*b'abcd']
+    with pytest.raises(ValueError, match='a special token is a token already: abc'):
+        build_tokenizer(ranks, byte_ranks.GPT2_PATTERN, {300: 'abc'})
+
+
 def test_public_ranks_are_known_by_their_content(tmp_path, monkeypatch):
     """Whatever the file is called, as tokenizer.model of Llama 3 is one."""
     public = byte_ranks.PublicRanks(
@@ -101,6 +112,11 @@ def test_public_ranks_are_known_by_their_content(tmp_path, monkeypatch):
     (tmp_path / 'tokenizer.model').write_text('\r\n'.join(lines) + '\r\n')  # the order of lines
     tokenizer = load_plan(tmp_path)
     assert [array.tolist() for array in tokenizer.encode_batch(HARD_TEXTS)] == IDS['cl100k']
+    assert tokenizer.encode('e\u0301') != tokenizer.encode('é')
+    composed = dataclasses.replace(public, is_composed=True)
+    monkeypatch.setitem(byte_ranks.PUBLIC_RANKS, digest, composed)
+    shutil.copyfile(tmp_path / 'tokenizer.model', tmp_path / 'qwen.tiktoken')
+    assert load_plan(tmp_path / 'qwen.tiktoken').encode('e\u0301') == tokenizer.encode('é')
     # One token for both is EOS, and BOS a new one.
     assert (tokenizer.eos_id, tokenizer.bos_id) == (len(RANKS), len(RANKS) + 1)
 
@@ -226,10 +242,32 @@ def encode_field(number, content):
 
 
 def encode_piece(text, score, kind):
-    import struct
-
     packed = struct.pack('<f', score)
     return encode_field(1, encode_field(1, text.encode()) + b'\x15' + packed + bytes([24, kind]))
+
+
+def read_pieces(pieces, model_type, **options):
+    """Returns the tokenizer of a model that normalizes nothing."""
+    content = b''.join(encode_piece(*piece) for piece in [('<unk>', 0, 2), *pieces])
+    rules = bytes([24, 0, 32, 0, 40, 0])  # no space is added, removed or escaped
+    content += encode_field(2, bytes([24, model_type])) + encode_field(3, rules)
+    tokenizer = sentencepiece_model.read_sentencepiece(content).library
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def test_reference_runs_of_one_score():
+    """LLaMA's runs of spaces: SentencePiece joins the leftmost pair, and not all pairs first."""
+    runs = [('a', -3, 1), ('aa', -9, 1), ('aaa', -9, 1), ('b', -4, 1)]
+    tokenizer = read_pieces(runs, sentencepiece_model.BPE)
+    assert tokenizer.encode('aaaabaaaaa').tokens == ['aaa', 'a', 'b', 'aaa', 'aa']
+
+
+def test_text_makes_no_control_piece():
+    """Not even where its first character has no piece: a unigram model would prefer the token."""
+    pieces = [('<s>', 0, 3), ('s', -3, 1), ('>', -4, 1), ('s>', -5, 1)]
+    tokenizer = read_pieces(pieces, sentencepiece_model.UNIGRAM)
+    assert tokenizer.encode('s<s>').ids == [2, 0, 4]
 
 
 @pytest.mark.parametrize(
