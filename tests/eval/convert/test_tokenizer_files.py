@@ -80,10 +80,10 @@ def test_tuned_folded_and_exported_models_keep_the_files(tmp_path):
         assert train(resolve(tree), tmp_path / name) == DONE
         assert find_lost(tmp_path / name / 'tokenizer', source) == []
 
-    def convert_run(command, checkpoint, out, **options):
-        options |= {'checkpoint': str(tmp_path / checkpoint), 'out': str(tmp_path / out)}
+    def convert_run(command, checkpoint, target, **options):
+        options |= {'checkpoint': str(tmp_path / checkpoint), 'out': str(tmp_path / target)}
         convert.run([command], options)
-        return tmp_path / out
+        return tmp_path / target
 
     folded = convert_run('fold', 'tuned', 'folded', to='none', untie=False)
     assert find_lost(folded / 'tokenizer', source) == []
