@@ -17,10 +17,10 @@ from typing import Any
 import tokenizers as library
 
 from eval.convert import safetensors
-from tests import ROOT
-from tests.fixtures.hf.seeded import weight
+from tests.fixtures.hf.seeded import CASES as FOLDER
+from tests.fixtures.hf.seeded import read_folder, weight
 
-CASES = json.loads((ROOT / 'tests' / 'fixtures' / 'hf' / 'cases.json').read_text())
+CASES = read_folder(FOLDER)
 FAMILIES = ('llama3', 'gpt2', 'gemma3', 'gpt_oss', 'pythia', 'phi3_long', 'qwen3_moe', 'smollm3')
 WORDS = [f'w{i}' for i in range(50)]
 ONE_FILE, INDEX = safetensors.ONE_FILE, safetensors.INDEX

@@ -5,6 +5,6 @@ and pruning sets weights to 0.
 
 Called by `python -m eval.convert` alone. Calls eval.load, lm.model and lm.training for models,
 lm.record for files, and modules.norms.fold for the algebra of folding. `means` and `scores` hold
-the algebra of merging and pruning, `hf_families` the tables of tensor names, `hf_config` and
+the algebra of merging and pruning, `families` the tables of tensor names, `hf_config` and
 `hf_positions` the config fields, and `layouts`, `mxfp4` and `safetensors` the file formats.
 """

@@ -17,6 +17,8 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 
 from eval.convert import hf_config, safetensors
+from eval.convert.families import FAMILIES
+from eval.convert.families.family import Family
 from eval.convert.fold import (
     build_cpu_learner,
     cast,
@@ -24,7 +26,6 @@ from eval.convert.fold import (
     float64_variables,
     reparam_removal,
 )
-from eval.convert.hf_families import FAMILIES, Family
 from eval.convert.import_hf import (
     MODEL_PREFIXES,
     MODEL_TYPE,

@@ -14,7 +14,8 @@ import numpy as np
 
 from eval.convert import safetensors
 from eval.convert.export_hf import export_checkpoint, write_tokenizer
-from eval.convert.hf_families import FAMILIES, TensorPlace
+from eval.convert.families import FAMILIES
+from eval.convert.families.family import TensorPlace
 from eval.convert.layouts import Layout
 from eval.load import Checkpoint
 from lm.data.tokenizers import Tokenizer

@@ -1,6 +1,6 @@
 """Converts fields of a config.json of transformers (4 or 5) to our fields, and back.
 
-A family (`eval.convert.hf_families`) lists entries. Each entry reads fields of config.json and
+A family (`eval.convert.families`) lists entries. Each entry reads fields of config.json and
 writes them again. A field that no entry reads is an error, unless no number depends on it
 (`eval.convert.hf_ignored`): an unknown field may change the model.
 """

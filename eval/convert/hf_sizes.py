@@ -7,8 +7,8 @@ would be traced in vain. The numbers alone show both errors.
 from collections.abc import Mapping
 from typing import Any
 
+from eval.convert.families.family import Family
 from eval.convert.hf_config import Flat, HiddenWidth, MaxPositions, SharedField
-from eval.convert.hf_families import Family
 from eval.convert.hf_files import CONFIG
 from eval.convert.safetensors import StoredTensor
 

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from eval.convert import mxfp4, safetensors
-from eval.convert.hf_families import TensorPlace
+from eval.convert.families.family import TensorPlace
 from eval.convert.safetensors import StoredTensor
 from lm.devices.mesh import param_sharding
 from modules.params import ParamSpec

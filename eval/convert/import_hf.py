@@ -18,8 +18,9 @@ from flax.traverse_util import unflatten_dict
 from jax.sharding import Mesh
 
 from eval.convert import hf_config, hf_files, hf_multimodal, hf_sizes, mxfp4, safetensors
+from eval.convert.families import find_family
+from eval.convert.families.family import Family, TensorPlace
 from eval.convert.fold import build_cpu_learner, write_workdir
-from eval.convert.hf_families import Family, TensorPlace, find_family
 from eval.convert.hf_weights import Shapes, WeightReader, read_params
 from eval.convert.safetensors import StoredTensor
 from lm.config.fields import FIELDS, MeshConfig

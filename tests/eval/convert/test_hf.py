@@ -28,8 +28,8 @@ from eval.convert import (
     mxfp4,
     safetensors,
 )
+from eval.convert.families import FAMILIES
 from eval.convert.fold import build_cpu_learner, fold_checkpoint
-from eval.convert.hf_families import FAMILIES
 from eval.convert.import_hf import import_folder, largest_difference
 from eval.convert.layouts import Layout
 from eval.load import Checkpoint, load
@@ -41,13 +41,12 @@ from lm.devices.mesh import make_mesh
 from lm.inference.decoding import extend, init_cache
 from lm.record.metrics import read_rows
 from lm.training.state import Weights
-from tests import ROOT
 from tests.eval.convert.test_commands import checkpoint as own_checkpoint
-from tests.fixtures.hf.seeded import tokens, weight
+from tests.fixtures.hf.seeded import CASES as FOLDER
+from tests.fixtures.hf.seeded import read_folder, tokens, weight
 from train import DONE, train
 
-FOLDER = ROOT / 'tests' / 'fixtures' / 'hf'
-CASES = json.loads((FOLDER / 'cases.json').read_text())
+CASES = read_folder(FOLDER)
 TOKENS_BT = tokens().astype(np.int32)
 CLOSE = 1e-5
 
@@ -95,9 +94,9 @@ def assert_same(params, expected):
 
 
 @functools.cache
-def theirs():
-    with np.load(FOLDER / 'logits.npz') as file:
-        return dict(file)
+def read_logits(name):
+    with np.load(FOLDER / f'{name}.npz') as file:
+        return file['logits']
 
 
 DEFAULT_ROWS = ('gemma2', 'gpt2', 'llama3')
@@ -108,7 +107,7 @@ DEFAULT_ROWS = ('gemma2', 'gpt2', 'llama3')
 def test_import_matches_transformers(name):
     """Catches heads that are split otherwise, a misplaced norm, and a different RoPE or window."""
     logits = make_checkpoint(import_case(name)).logits(TOKENS_BT)
-    assert largest_difference(np.asarray(logits)[0], theirs()[name]) < CLOSE
+    assert largest_difference(np.asarray(logits)[0], read_logits(name)) < CLOSE
 
 
 CUT = {'fsdp': 2, 'expert': 2, 'tensor': 2}  # heads, experts and the width of the model
@@ -145,7 +144,7 @@ def test_sharded_import_matches_transformers(name):
     assert_same(model.params, import_case(name).params)
     logits = np.asarray(make_checkpoint(model).logits(np.repeat(TOKENS_BT, 8, 0)))
     assert len(model.params['layers/mlp/up'].sharding.device_set) == 8
-    assert max(largest_difference(row, theirs()[name]) for row in logits) < CLOSE
+    assert max(largest_difference(row, read_logits(name)) for row in logits) < CLOSE
 
 
 @pytest.mark.full
@@ -156,14 +155,14 @@ def test_logits_unscanned_and_cached(name):
     recipe = update_recipe(model.recipe, {'model.scan_layers': False})
     checkpoint = make_checkpoint(model, recipe)
     logits = checkpoint.logits(TOKENS_BT)
-    assert largest_difference(np.asarray(logits)[0], theirs()[name]) < CLOSE
+    assert largest_difference(np.asarray(logits)[0], read_logits(name)) < CLOSE
     step = jax.jit(functools.partial(extend, checkpoint.learner))
     cache = init_cache(checkpoint.learner, checkpoint.variables, 1, TOKENS_BT.shape[1])
     parts = []
     for t in range(TOKENS_BT.shape[1]):
         logits, cache = step(checkpoint.variables, cache, TOKENS_BT[:, t : t + 1])
         parts.append(np.asarray(logits)[0, 0])
-    assert largest_difference(np.stack(parts), theirs()[name]) < CLOSE
+    assert largest_difference(np.stack(parts), read_logits(name)) < CLOSE
 
 
 def export_case(name):
@@ -249,9 +248,9 @@ def test_hub_files_import(tmp_path):
 @pytest.mark.full
 def test_mxfp4_weights_import(tmp_path):
     """Weights equal those that transformers dequantises (make.py), and the same in float32."""
-    blocks, scales = theirs()['mxfp4_blocks'], theirs()['mxfp4_scales']
-    numbers = mxfp4.dequantise(blocks, scales)
-    np.testing.assert_array_equal(np.swapaxes(numbers, 1, 2), theirs()['mxfp4'])
+    with np.load(FOLDER.parent / 'mxfp4.npz') as file:
+        numbers = mxfp4.dequantise(file['blocks'], file['scales'])
+        np.testing.assert_array_equal(np.swapaxes(numbers, 1, 2), file['dequantised'])
     rng, sizes = np.random.default_rng(0), {'hidden_size': 32, 'intermediate_size': 32}
     wide = {}
     for name, shape in CASES['gpt_oss']['tensors'].items():
@@ -317,7 +316,7 @@ def test_llama_with_attention_biases_equals_qwen(tmp_path):
     folder = save_case(tmp_path, 'llama2', draw_weights('qwen2') | biases, **config)
     model = import_folder(folder, base(), Path('run'))
     logits = np.asarray(make_checkpoint(model).logits(TOKENS_BT))[0]
-    assert largest_difference(logits, theirs()['qwen2']) < CLOSE
+    assert largest_difference(logits, read_logits('qwen2')) < CLOSE
 
 
 @pytest.mark.parametrize('version', [4, 5])
@@ -660,7 +659,7 @@ def test_import_evaluates_trains_and_exports(tmp_path, capsys):
     config.data.source, config.data.cache_dir = f'text:{tmp_path}/text.jsonl', str(tmp_path / 'c')
     config.data.validation_fraction, config.data.batch_size = 0.2, 8
     folder, run = with_tokenizer(save_case(tmp_path / 'hf', 'llama2')), tmp_path / 'run'
-    np.savez(tmp_path / 'seen.npz', tokens=TOKENS_BT, logits=theirs()['llama2'][None])
+    np.savez(tmp_path / 'seen.npz', tokens=TOKENS_BT, logits=read_logits('llama2')[None])
     options = {'out': str(run), 'config': config, 'reference': str(tmp_path / 'seen.npz')}
     convert.run(['import-hf', str(folder)], options)
     printed = capsys.readouterr().out
@@ -670,7 +669,7 @@ def test_import_evaluates_trains_and_exports(tmp_path, capsys):
     assert imported_run.encode('w0 w49').tolist() == [[1, 3, 52]]
     sharded_run = load(run, mesh=make_mesh(MeshConfig(data=1, fsdp=8), jax.devices()))
     logits = np.asarray(sharded_run.logits(np.repeat(TOKENS_BT, 8, 0)))
-    assert largest_difference(logits[3], theirs()['llama2']) < CLOSE
+    assert largest_difference(logits[3], read_logits('llama2')) < CLOSE
     before = perplexity(imported_run).numbers
     tree = to_dict(imported_run.recipe)
     for section, name, value in (
@@ -708,7 +707,7 @@ def test_folded_gpt2_exports(tmp_path):
     export_hf.write_folder(tmp_path / 'out', source, exported, 'float32')
     again = import_folder(tmp_path / 'out', base(), Path('run'))
     logits = make_checkpoint(again).logits(TOKENS_BT)
-    assert largest_difference(np.asarray(logits)[0], theirs()['gpt2']) < CLOSE
+    assert largest_difference(np.asarray(logits)[0], read_logits('gpt2')) < CLOSE
 
 
 OURS = {'model.norm': 'rmsnorm', 'model.activation': 'swiglu', 'model.n_kv_heads': 1}

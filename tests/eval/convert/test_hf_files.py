@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from eval.convert import hf_positions, safetensors
+from eval.convert.families import FAMILIES
 from eval.convert.hf_config import ConfigFields
-from eval.convert.hf_families import FAMILIES
 from eval.convert.hf_files import FIELDS, ROPE_FIELDS, is_dropout, read_config
 from eval.convert.import_hf import import_folder
 from tests import hostile_models

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from eval.convert import export_hf, hf_config, hf_ignored
+from eval.convert.families import FAMILIES
 from eval.convert.hf_config import ConfigFields
-from eval.convert.hf_families import FAMILIES
 from eval.convert.import_hf import import_folder
 from tests.eval.convert.test_hf import (
     CASES,
@@ -25,16 +25,15 @@ from tests.eval.convert.test_hf import (
 )
 from tests.fixtures.hf.exports import SETS, checkpoint
 from tests.fixtures.hf.exports import TOKENS_BT as TOKENS_OF_OURS_BT
-from tests.fixtures.hf.seeded import change_fields, few, weight
+from tests.fixtures.hf.seeded import PROBES, change_fields, few, read_folder, weight
 
-RECORD = json.loads((FOLDER / 'fields.json').read_text())
-PROBES = RECORD.pop('probes')
-EXPORTS = json.loads((FOLDER / 'exports.json').read_text())
+RECORD = read_folder(PROBES)
+EXPORTS = json.loads((FOLDER.parent / 'exports.json').read_text())
 
 
-def read_record(file, name):
-    with np.load(FOLDER / file) as logits:
-        return logits[name]
+def read_rows(name):
+    with np.load(PROBES / f'{name}.npz') as file:
+        return file['rows']
 
 
 def difference(logits, expected):
@@ -56,10 +55,10 @@ def read_config(name):
 
 
 def iterate_probes(name):
-    """Yields (fields, config.json, outcome) for the probes of a case."""
-    for number, outcome in RECORD[name]['results'].items():
-        fields = PROBES[int(number)]
-        yield number, fields, change_fields(read_config(name), fields), outcome
+    """Yields (fields, config.json, outcome, changed shapes of tensors) for the probes of a case."""
+    for probe in RECORD[name]['probes']:
+        fields, raw = probe['fields'], read_config(name)
+        yield fields, change_fields(raw, fields), probe['outcome'], probe.get('tensors', {})
 
 
 @pytest.mark.parametrize('name', RECORD)
@@ -67,15 +66,15 @@ def test_fields_mean_the_same_as_in_transformers(name):
     """A field that their code ignores changes nothing here, or is refused; a field that it reads
     changes the model. Catches rope_fraction read from a LLaMA, and a different default.
     """
-    before, rows = import_definition(read_config(name)), read_record('fields.npz', name)
-    for number, fields, raw, outcome in iterate_probes(name):
+    before, rows = import_definition(read_config(name)), read_rows(name)
+    for fields, raw, outcome, shapes in iterate_probes(name):
         try:
             after = import_definition(raw)
         except ValueError:
             continue
         if outcome == 'same':
             assert after == before, fields
-        elif outcome != 'refused' and number not in RECORD[name]['tensors'] and after == before:
+        elif outcome != 'refused' and not shapes and after == before:
             assert difference(rows[outcome], rows[0]) < CLOSE, (
                 fields
             )  # another rounding of the same
@@ -85,11 +84,11 @@ def test_fields_mean_the_same_as_in_transformers(name):
 @pytest.mark.parametrize('name', RECORD)
 def test_logits_with_changed_fields(name):
     """Compares each distinct model that both have. Catches a different rule of RoPE or windows."""
-    rows, models = read_record('fields.npz', name), {}
-    for number, fields, raw, outcome in iterate_probes(name):
+    rows, models = read_rows(name), {}
+    for fields, raw, outcome, changed_shapes in iterate_probes(name):
         if outcome in ('same', 'refused'):
             continue
-        shapes = CASES[name]['tensors'] | RECORD[name]['tensors'].get(number, {})
+        shapes = CASES[name]['tensors'] | changed_shapes
         arrays = {key: weight(key, shape) for key, shape in shapes.items() if shape}
         with tempfile.TemporaryDirectory() as folder:
             save_case(Path(folder), name, arrays)
@@ -151,10 +150,10 @@ def test_importer_reads_the_same_fields(name):
     if 'num_local_experts' in reads:
         renamed |= {'num_experts'}  # the same attribute
     before, probed = import_definition(raw), set()
-    for _, changes, outcome, _ in iterate_probes(name):
+    for changes, changed_raw, _, _ in iterate_probes(name):
         probed |= changes.keys()
         try:
-            is_other = import_definition(outcome) != before
+            is_other = import_definition(changed_raw) != before
         except ValueError:
             continue
         if is_other and len(changes) == 1:
@@ -198,7 +197,7 @@ def test_transformers_computes_exports(tmp_path, name):
     export_hf.write_folder(tmp_path / 'out', source, export_set(name), 'float32')
     assert json.loads((tmp_path / 'out' / 'config.json').read_text()) == EXPORTS[name]['config']
     logits = few(np.asarray(source.logits(TOKENS_OF_OURS_BT))[0])
-    assert difference(logits, read_record('exports.npz', name)) < CLOSE
+    assert difference(logits, np.float32(EXPORTS[name]['logits'])) < CLOSE
 
 
 def test_exports_are_recorded():

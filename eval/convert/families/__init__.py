@@ -1,0 +1,40 @@
+"""The families that are read and written, by model_type of config.json."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from eval.convert.families.experts import GPT_OSS, MIXTRAL, QWEN3_MOE
+from eval.convert.families.family import Family
+from eval.convert.families.gemma import GEMMA2, GEMMA3
+from eval.convert.families.gpt import GPT2, GPT_NEOX
+from eval.convert.families.llama import LLAMA, MISTRAL, OLMO2, PHI3, QWEN2, QWEN3, SMOLLM3
+from modules.choices import choose
+
+# By model_type. Export takes the first family that fits.
+FAMILIES = {
+    'gpt2': GPT2,
+    'llama': LLAMA,
+    'mistral': MISTRAL,
+    'qwen2': QWEN2,
+    'qwen3': QWEN3,
+    'olmo2': OLMO2,
+    'phi3': PHI3,
+    'gemma2': GEMMA2,
+    'gemma3_text': GEMMA3,
+    'smollm3': SMOLLM3,
+    'gpt_neox': GPT_NEOX,
+    'mixtral': MIXTRAL,
+    'qwen3_moe': QWEN3_MOE,
+    'gpt_oss': GPT_OSS,
+}
+
+
+def find_family(raw: Mapping[str, Any]) -> Family:
+    """Returns the family of a config.json. Raises ValueError, with the known types, for another."""
+    if 'model_type' not in raw:
+        raise ValueError('config.json lacks model_type')
+    return choose(FAMILIES, str(raw['model_type']), 'model_type of config.json')
+
+
+# Scripts of users import the earlier name.
+family_of = find_family

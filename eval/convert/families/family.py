@@ -1,0 +1,135 @@
+"""A family of models in transformers: its config.json, and the places of its tensors in our tree.
+
+A row describes a tensor of their files: its name, our path, and its layout
+(`eval.convert.layouts`). {L} is the number of a layer and {E} the number of an expert; our arrays
+are stacked along both. The letters are D model, N heads, K heads of keys, H features of a head,
+F hidden features of the MLP, V vocabulary, T positions, E experts.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from eval.convert.hf_config import NOTES, ConfigFields, Flat
+from eval.convert.layouts import Layout
+
+
+class TensorRow(NamedTuple):
+    """A tensor of a file.
+
+    name: with {L} and {E}. paths: of the arrays that it holds. layout: of the arrays in the tensor.
+    offset: our values minus the file's.
+    """
+
+    name: str
+    paths: tuple[str, ...]
+    layout: Layout
+    offset: float = 0.0
+
+
+def make_row(name: str, paths: str, axes: str, offset: float = 0.0) -> TensorRow:
+    """Returns a row. The paths 'a/{b,c}' mean a/b and a/c.
+
+    Args:
+      name: of the tensor in the files.
+      paths: of our arrays.
+      axes: of the layout.
+      offset: our values minus the file's.
+    """
+    stem, _, suffixes = paths.partition('{')
+    names = suffixes.rstrip('}').split(',') if suffixes else ['']
+    return TensorRow(name, tuple(stem + suffix for suffix in names), Layout(axes), offset)
+
+
+def rows_with_bias(name: str, paths: str, axes: str, bias_axes: str) -> tuple[TensorRow, TensorRow]:
+    """Returns the rows of a matrix, NAME.weight, and of its bias, NAME.bias.
+
+    Args:
+      name: of the module in their files.
+      paths: of our matrices.
+      axes: of the matrix.
+      bias_axes: of the bias.
+    """
+    weight = make_row(f'{name}.weight', paths, axes)
+    bias_paths = tuple(f'{path}_bias' for path in weight.paths)
+    return weight, TensorRow(f'{name}.bias', bias_paths, Layout(bias_axes))
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """A model_type of transformers.
+
+    architecture: the class. entries: of its config.json. constants: our fields that are the same in
+    all models of the family. rows: its tensors. prefix: of tensor names; files of the model without
+    its head lack it. unused_suffixes: of the names of tensors that hold no weights. aliases: other
+    names of fields (attribute_map of its class) -> the names here.
+    """
+
+    architecture: str
+    entries: tuple[Any, ...]
+    constants: Mapping[str, Any]
+    rows: tuple[TensorRow, ...]
+    prefix: str = 'model.'
+    unused_suffixes: tuple[str, ...] = ('.rotary_emb.inv_freq',)
+    aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def rename_fields(self, raw: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns a config.json without aliases. Raises ValueError for two values of a field."""
+        renamed = {name: value for name, value in raw.items() if name not in self.aliases}
+        for alias, name in self.aliases.items():
+            value = raw.get(alias)
+            if value is None:
+                continue
+            if renamed.get(name) is None:
+                renamed[name] = value
+            elif renamed[name] != value:
+                raise ValueError(
+                    f'config.json has {alias}={value!r} and {name}={renamed[name]!r}, two names of '
+                    f'one field of a {raw.get("model_type")}. Leave the wrong one out.'
+                )
+        return renamed
+
+    def read(self, raw: Mapping[str, Any]) -> Flat:
+        """Returns our fields of a config.json. Raises ValueError that names unknown fields."""
+        fields, flat = ConfigFields(self.rename_fields(raw)), dict(self.constants)
+        for entry in self.entries:
+            flat |= entry.read(fields)
+        if unread := fields.list_unread():
+            raise ValueError(
+                f'config.json has {", ".join(unread)}, which our models lack or the importer does '
+                'not know'
+            )
+        notes = tuple(dict.fromkeys(fields.list_notes()))
+        return flat | ({NOTES: notes} if notes else {})
+
+    def write(self, flat: Flat) -> dict[str, Any]:
+        """Returns the fields of config.json. The inverse of `read` for a model of this family."""
+        written: dict[str, Any] = {}
+        for entry in self.entries:
+            written |= entry.write(flat)
+        return written
+
+    def list_tensors(self, paths: Mapping[str, Any], layers: int) -> Iterator['TensorPlace']:
+        """Yields the tensors of a model with these parameters, {path: shape}."""
+        for row in self.rows:
+            if not all(path in paths for path in row.paths):
+                continue
+            experts = 1
+            if '{E}' in row.name:
+                experts = paths[row.paths[0]][1]
+            for layer in range(layers if '{L}' in row.name else 1):
+                for expert in range(experts):
+                    index = (layer,) * ('{L}' in row.name) + (expert,) * ('{E}' in row.name)
+                    yield TensorPlace(row.name.format(L=layer, E=expert), row, index)
+
+
+class TensorPlace(NamedTuple):
+    """A tensor of a layer and expert, at `index` in our stacked arrays."""
+
+    name: str
+    row: TensorRow
+    index: tuple[int, ...]
+
+    def shapes(self, paths: Mapping[str, tuple[int, ...]]) -> list[tuple[int, ...]]:
+        """Returns the shapes of its arrays, given the shapes of all parameters."""
+        return [paths[path][len(self.index) :] for path in self.row.paths]
