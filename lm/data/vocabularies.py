@@ -96,7 +96,7 @@ def _convert_file(path: Path, content: bytes) -> Vocabulary:
 def _select_reader(path: Path, content: bytes) -> tuple[str, Callable[[], Vocabulary]]:
     """Returns (the kind of a file, a function that reads it)."""
     if path.name in (GPT2_FILE, MERGES_FILE):
-        return "GPT-2's vocabulary", lambda: read_gpt2(path.parent)
+        return 'a vocabulary like that of GPT-2', lambda: read_gpt2(path.parent)
     if path.name == TEKKEN_FILE or (path.suffix == '.json' and b'"token_bytes"' in content[:65536]):
         return 'a vocabulary of tekken', lambda: read_tekken(content)
     if content.lstrip()[:1] == b'{':
