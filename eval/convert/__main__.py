@@ -194,8 +194,9 @@ def export_run(target: Path, options: Mapping[str, Any]) -> None:
 
 def export_adapter(target: Path, options: Mapping[str, Any]) -> None:
     """Exports the factors of a checkpoint, and prints their modules."""
-    adapter = export_peft.export_adapter(load(options['checkpoint']), options['base'])
-    export_peft.write_folder(target, adapter)
+    checkpoint = load(options['checkpoint'])
+    adapter = export_peft.export_adapter(checkpoint, options['base'])
+    export_peft.write_folder(target, adapter, checkpoint.tokenizer)
     modules, n = adapter.config['target_modules'], sum(x.size for x in adapter.tensors.values())
     print(f'{target}: {n:,} parameters, r={adapter.config["r"]}, of {", ".join(modules)}')
 

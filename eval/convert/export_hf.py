@@ -7,7 +7,6 @@ these into the weights.
 
 import dataclasses
 import math
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -32,9 +31,7 @@ from eval.convert.import_hf import (
     FACTORS,
     MODEL_PREFIXES,
     MODEL_TYPE,
-    OTHER_FILES,
     SCALE,
-    TOKENIZER_FILES,
     embedding_factor,
     factor_notes,
     format_list,
@@ -45,7 +42,13 @@ from eval.convert.import_hf import (
 from eval.load import Checkpoint, find_checkpoint
 from lm.config.recipe import Recipe
 from lm.config.resolve import flatten, resolve_config, to_dict, update_config
-from lm.data.tokenizers import SubwordTokenizer
+from lm.data.tokenizer_files import (
+    CONFIG_FILE,
+    GENERATION_FILE,
+    LIBRARY_FILE,
+    write_files_beside,
+)
+from lm.data.tokenizers import SubwordTokenizer, Tokenizer
 from lm.model.base_size import base_head_dim
 from lm.model.transformer import tied_factor
 from lm.record.checkpoint import read_meta
@@ -482,20 +485,30 @@ def write_folder(
         'torch_dtype': dtype,  # the name in transformers 4
     }
     notes = factor_notes(exported.recipe, DTYPES[dtype], exported.params)
-    beside = checkpoint.path.parent.parent / 'tokenizer'
     with fill_folder(folder):
         safetensors.write_folder(folder, export_tensors(exported, dtype), max_bytes)
-        if isinstance(tokenizer, SubwordTokenizer):
-            tokenizer.library.save(str(folder / TOKENIZER_FILES[0]))
-            for name in (*TOKENIZER_FILES[1:], *OTHER_FILES):
-                if (beside / name).is_file():
-                    shutil.copyfile(beside / name, folder / name)
-            # A tokenizer trained by a run has only tokenizer.json.
-            if not (folder / TOKENIZER_FILES[1]).is_file():
-                write_json(folder / TOKENIZER_FILES[1], tokenizer_config(tokenizer))
-        else:
-            notes.append('no tokenizer.json: transformers has none here; ids go in as they are')
-        if not (folder / OTHER_FILES[0]).is_file():
-            write_json(folder / OTHER_FILES[0], ids)
+        notes += write_tokenizer(folder, tokenizer)
+        if not (folder / GENERATION_FILE).is_file():
+            write_json(folder / GENERATION_FILE, ids)
         write_json(folder / hf_config.FILE, config)
     return notes
+
+
+def write_tokenizer(folder: Path, tokenizer: Tokenizer) -> list[str]:
+    """Writes a tokenizer as transformers reads it, with the files that belong to it.
+
+    Args:
+      folder: that exists.
+      tokenizer: of a run.
+
+    Returns:
+      A note if transformers has no such tokenizer.
+    """
+    if not isinstance(tokenizer, SubwordTokenizer):
+        return [f'no {LIBRARY_FILE}: transformers has none here; ids go in as they are']
+    tokenizer.library.save(str(folder / LIBRARY_FILE))
+    write_files_beside(folder, tokenizer.beside)
+    # A tokenizer trained by a run has only tokenizer.json.
+    if CONFIG_FILE not in tokenizer.beside:
+        write_json(folder / CONFIG_FILE, tokenizer_config(tokenizer))
+    return []

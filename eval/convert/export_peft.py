@@ -13,11 +13,12 @@ import jax
 import numpy as np
 
 from eval.convert import safetensors
-from eval.convert.export_hf import export_checkpoint
+from eval.convert.export_hf import export_checkpoint, write_tokenizer
 from eval.convert.families import FAMILIES
 from eval.convert.families.family import TensorPlace
 from eval.convert.layouts import Layout
 from eval.load import Checkpoint
+from lm.data.tokenizers import Tokenizer
 from lm.storage.files import write_json
 from lm.storage.filling import fill_folder
 from modules.params import LORA, ParamSpec, matrix_axes, named_leaves, path_name
@@ -167,11 +168,21 @@ def join_factors(
     return (in_a.T, in_b.T, True) if is_transposed else (in_a, in_b, False)
 
 
-def write_folder(folder: Path, adapter: Adapter) -> None:
-    """Writes the two files of an adapter. Raises ValueError if `folder` is not empty."""
+def write_folder(folder: Path, adapter: Adapter, tokenizer: Tokenizer) -> None:
+    """Writes the two files of an adapter, and the tokenizer that it was trained with.
+
+    Args:
+      folder: an empty or new folder.
+      adapter: the factors.
+      tokenizer: of the run.
+
+    Raises:
+      ValueError: if `folder` is not empty.
+    """
     tensors = {name: x.astype(np.float32) for name, x in adapter.tensors.items()}
     with fill_folder(folder):
         safetensors.write_file(folder / WEIGHTS, safetensors.make_tensors(tensors))
+        write_tokenizer(folder, tokenizer)
         write_json(folder / CONFIG, adapter.config)
 
 

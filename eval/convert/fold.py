@@ -5,8 +5,7 @@ The conversion is computed and checked in float64 on the CPU, then stored in flo
 
 import contextlib
 import dataclasses
-import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -488,7 +487,6 @@ def write_workdir(
     tokenizer: Tokenizer,
     step: int,
     meta: dict,
-    tokenizer_files: Sequence[Path] = (),
 ) -> None:
     """Writes a workdir with a checkpoint; its optimizer state and averaged weights are new.
 
@@ -499,10 +497,9 @@ def write_workdir(
       workdir: an empty or new folder.
       recipe: its config.
       weights: its weights.
-      tokenizer: its tokenizer.
+      tokenizer: its tokenizer, which brings the files that belong to it.
       step: of the checkpoint.
       meta: metadata of a checkpoint (`lm.run.journal`).
-      tokenizer_files: further files to be copied into the tokenizer's folder.
 
     Raises:
       ValueError: if `workdir` is not empty, or if hosts do not see the same folder.
@@ -513,8 +510,6 @@ def write_workdir(
                 check_path(workdir)
                 stack.enter_context(fill_folder(workdir))
                 tokenizer.save(workdir / 'tokenizer')
-                for file in tokenizer_files:
-                    shutil.copyfile(file, workdir / 'tokenizer' / file.name)
                 write_config(workdir, recipe)
         check_shared(workdir / CONFIG, '--out')
         # A run resumes only from a complete state: moments of 0, and an average of the weights.

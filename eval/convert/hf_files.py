@@ -16,12 +16,17 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from lm.data.tokenizer_files import (
+    FILES_BESIDE,
+    GENERATION_FILE,
+    LIBRARY_FILE,
+    TEMPLATE_FILE,
+    list_files_beside,
+)
 from lm.record.foreign_weights import explain_foreign_weights
 from lm.storage.files import open_regular, parse_json
 
-CONFIG, GENERATION, TEMPLATE = 'config.json', 'generation_config.json', 'chat_template.jinja'
-SETTINGS = ('tokenizer_config.json', 'special_tokens_map.json', GENERATION)
-TOKENIZER, ADAPTER = 'tokenizer.json', 'adapter_config.json'
+CONFIG, ADAPTER = 'config.json', 'adapter_config.json'
 MAX_CONFIG_BYTES = 1 << 24  # files on the Hub have some 1,000, with long factors of RoPE 5,000
 MAX_SETTINGS_BYTES = 1 << 26  # a tokenizer_config.json with 100,000 added tokens has 20 MB
 MAX_TOKENIZER_BYTES = 1 << 28  # a tokenizer.json with a vocabulary of 262,000 has 33 MB
@@ -377,19 +382,21 @@ def check_settings(folder: Path) -> None:
     Raises ValueError if a file is not a regular file, not a JSON object, not UTF-8 or too large,
     and if the tokens that end a text are not ids.
     """
-    for name in SETTINGS:
+    for name in (name for name in FILES_BESIDE if name.endswith('.json')):
         if has_file(folder / name):
             settings = read_object(folder / name, MAX_SETTINGS_BYTES)
-            ends = settings.get('eos_token_id') if name == GENERATION else None
+            ends = settings.get('eos_token_id') if name == GENERATION_FILE else None
             for wrong in IDS.find_errors('eos_token_id', ends):
                 raise ValueError(f'{folder / name} has {wrong}')
-    path = folder / TEMPLATE
-    if has_file(path):
+    templates = [name for name in list_files_beside(folder) if name.endswith('.jinja')]
+    for path in (folder / name for name in dict.fromkeys([TEMPLATE_FILE, *templates])):
+        if not has_file(path):
+            continue
         try:
             read_bytes(path, MAX_TEMPLATE_BYTES).decode()
         except UnicodeDecodeError as error:
             raise ValueError(f'{path} is no UTF-8 ({error})') from error
-    path = folder / TOKENIZER
+    path = folder / LIBRARY_FILE
     if has_file(path) and (size := path.stat().st_size) > MAX_TOKENIZER_BYTES:
         raise ValueError(f'{path} has {size:,} bytes, over {MAX_TOKENIZER_BYTES:,}')
 
@@ -410,12 +417,12 @@ def list_settings_notes(folder: Path, eos: int) -> list[str]:
             f'{ADAPTER} is there: transformers adds that adapter to the weights, and this import '
             'has the weights alone. Merge it first, with merge_and_unload of PEFT, if it counts'
         )
-    if has_file(folder / GENERATION):
-        ends = read_object(folder / GENERATION, MAX_SETTINGS_BYTES).get('eos_token_id')
+    if has_file(folder / GENERATION_FILE):
+        ends = read_object(folder / GENERATION_FILE, MAX_SETTINGS_BYTES).get('eos_token_id')
         ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
         if ends and eos not in ends:
             notes.append(
-                f'{GENERATION} ends a text with eos_token_id={format_value(ends)}, and documents '
-                f'end with {eos} here; a chat of eval.serve ends with either'
+                f'{GENERATION_FILE} ends a text with eos_token_id={format_value(ends)}, and '
+                f'documents end with {eos} here; a chat of eval.serve ends with either'
             )
     return notes

@@ -36,7 +36,9 @@ from lm.config.resolve import (
     update_config,
 )
 from lm.data import tokenizers
+from lm.data.tokenizer_files import LIBRARY_FILE, read_files_beside
 from lm.data.tokenizers import Tokenizer
+from lm.data.vocabularies import find_vocabulary, read_vocabulary
 from lm.devices.mesh import make_mesh
 from lm.launch.distributed import broadcast_from_first, is_first
 from lm.model.base_size import unused_fields
@@ -50,9 +52,6 @@ MODEL_TYPE, FACTORS = 'model_type', 'factors'
 MAX_SEQ_LEN = 2048  # tokens of a row of data, even if the model can read longer rows
 MAX_LISTED = 12  # names in an error
 CHUNK_ROWS = 1024  # rows of two tables that are compared at once
-# Files of a tokenizer that are copied with the weights; our tokenizer reads the first.
-TOKENIZER_FILES = ('tokenizer.json', 'tokenizer_config.json', 'special_tokens_map.json')
-OTHER_FILES = ('generation_config.json', 'chat_template.jinja')
 # Fields that every import sets. Its optimizer state is not written, and training starts afresh.
 IMPORT_FIELDS = {
     'model.embedding_norm': 'none',
@@ -359,7 +358,7 @@ def load_tokenizer(
     """Returns the tokenizer and its spelling in data.tokenizer.
 
     BOS and EOS are the tokens named by tokenizer_config.json, or else the ids in config.json.
-    Without a tokenizer.json, texts are token ids.
+    Without a vocabulary that can be read, texts are token ids.
 
     Args:
       folder: of transformers.
@@ -374,15 +373,25 @@ def load_tokenizer(
         return token_id if type(token_id) is int and 0 <= token_id < vocab_size else None
 
     bos, eos = find_id('bos_token_id'), find_id('eos_token_id')
-    if (folder / TOKENIZER_FILES[0]).is_file():
-        return tokenizers.load_for_model(
-            folder, vocab_size, bos, eos
-        ), f'hf:{workdir / "tokenizer"}'
+    if (path := find_vocabulary(folder)) is not None and is_readable(path):
+        tokenizer = tokenizers.load_for_model(folder, vocab_size, bos, eos)
+        return tokenizer, f'hf:{workdir / "tokenizer"}'
     # Without ids in config.json, the last token ends and begins documents.
     eos = vocab_size - 1 if eos is None else eos
     bos = eos if bos is None else bos
-    tokenizer = tokenizers.TokenIds(vocab_size, bos, eos)
+    tokenizer = tokenizers.TokenIds(vocab_size, bos, eos, read_files_beside(folder))
     return tokenizer, tokenizer.spec
+
+
+def is_readable(path: Path) -> bool:
+    """Whether a vocabulary can be read. A tokenizer.json has to be."""
+    try:
+        read_vocabulary(path)
+    except ValueError:
+        if path.name == LIBRARY_FILE:
+            raise
+        return False
+    return True
 
 
 def list_tokenizer_notes(folder: Path, tokenizer: Tokenizer, spec: str) -> list[str]:
@@ -393,21 +402,28 @@ def list_tokenizer_notes(folder: Path, tokenizer: Tokenizer, spec: str) -> list[
       tokenizer: that was loaded.
       spec: data.tokenizer.
     """
+    path = find_vocabulary(folder)
     if isinstance(tokenizer, tokenizers.TokenIds):
-        conversion = tokenizers.describe_conversion(folder)
-        return [
-            f'no {TOKENIZER_FILES[0]} there: texts are token ids, data.tokenizer={spec}'
-            + (f'. {conversion}; then import the folder again' if conversion else '')
-        ]
+        ids = f'texts are token ids, data.tokenizer={spec}'
+        if path is None:
+            return [f'no {LIBRARY_FILE} there, and no other vocabulary: {ids}']
+        try:
+            read_vocabulary(path)
+        except ValueError as error:
+            is_made = LIBRARY_FILE in str(error)
+            return [f'{ids}: {error}{" Then import the folder again" * is_made}']
     if not isinstance(tokenizer, tokenizers.SubwordTokenizer):
         return []
+    notes = []
+    if path is not None and path.name != LIBRARY_FILE:
+        notes.append(f'{LIBRARY_FILE} is made of {path.name}, with the same ids')
     without_row = [f'{token!r} ({i})' for i, token in tokenizer.list_tokens_without_row().items()]
-    if not without_row:
-        return []
-    return [
-        f'{TOKENIZER_FILES[0]} has tokens without a row in the model, which has '
-        f'{tokenizer.vocab_size}: {format_list(without_row)}; a text with one is refused'
-    ]
+    if without_row:
+        notes.append(
+            f'{LIBRARY_FILE} has tokens without a row in the model, which has '
+            f'{tokenizer.vocab_size}: {format_list(without_row)}; a text with one is refused'
+        )
+    return notes
 
 
 def write_run(folder: Path, workdir: Path, imported: ImportedModel) -> None:
@@ -429,11 +445,8 @@ def write_run(folder: Path, workdir: Path, imported: ImportedModel) -> None:
         MODEL_TYPE: imported.model_type,
         FACTORS: dict(imported.factors),
     }
-    files = (folder / name for name in (*TOKENIZER_FILES[1:], *OTHER_FILES))
-    beside = [file for file in files if file.is_file()]
-    write_workdir(
-        workdir, imported.recipe, Weights(params, (), {}), imported.tokenizer, 0, meta, beside
-    )
+    weights = Weights(params, (), {})
+    write_workdir(workdir, imported.recipe, weights, imported.tokenizer, 0, meta)
 
 
 def format_flags(recipe: Recipe, base: Mapping[str, Any]) -> list[str]:

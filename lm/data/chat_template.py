@@ -6,13 +6,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lm.data.tokenizers import CONFIG_FILE, SPECIALS_FILE, special_token_text
+from lm.data.tokenizer_files import (
+    CONFIG_FILE,
+    SPECIALS_FILE,
+    TEMPLATE_FILE,
+    special_token_text,
+)
 from lm.storage.files import UnreadableFile, open_regular, read_json
 
 if TYPE_CHECKING:
     from lm.data.templates import Template
 
-TEMPLATE_FILE = 'chat_template.jinja'
 MAX_TEMPLATE_BYTES = 1 << 20  # bytes; long templates have 20,000
 SPECIAL_TOKENS = ('bos', 'eos', 'unk', 'sep', 'pad', 'cls', 'mask')  # that a template may spell
 # A conversation without a template has lines 'role: content'. An answer ends where the user begins.

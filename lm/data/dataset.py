@@ -171,7 +171,14 @@ def open_dataset(cfg: DataConfig, *, say: Callable[[str], None] = print) -> Data
     """
     plan = _check_fields(cfg)
     if cfg.mixture is None:
-        return _open_single(cfg, _open_source(cfg), plan, say)
+        dataset = _open_single(cfg, _open_source(cfg), plan, say)
+    else:
+        dataset = _open_mixture(cfg, plan, say)
+    # Not from the cache: folders whose tokenizer.json is equal share prepared data.
+    return dataclasses.replace(dataset, tokenizer=plan.add_files(dataset.tokenizer))
+
+
+def _open_mixture(cfg: DataConfig, plan: TokenizerPlan, say: Callable[[str], None]) -> Dataset:
     sources = _open_sources(cfg)
     plan = _shared_plan(plan, sources, say)
     datasets: dict[str, Dataset] = {}

@@ -7,19 +7,28 @@ can be mistaken for them.
 import dataclasses
 import functools
 import re
-import shlex
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
 from lm.data.cache import file_digest
+from lm.data.tokenizer_files import (  # noqa: F401, some are imported from here
+    CONFIG_FILE,
+    LIBRARY_FILE,
+    SPECIALS_FILE,
+    read_end_tokens,
+    read_files_beside,
+    read_special_token,
+    special_token_text,
+    write_files_beside,
+)
+from lm.data.vocabularies import Vocabulary, find_vocabulary, read_vocabulary
 from lm.storage.files import (
     expand_home,
     format_json,
-    open_regular,
     read_json,
     replace_file,
     seal_record,
@@ -39,15 +48,7 @@ LONGEST_UNCUT = 1 << 22
 
 POLL_SEC = 0.1
 STOP_SEC = 1  # wait for an interrupted training
-LIBRARY_FILE, TOKENIZER_FILE = 'tokenizer.json', 'evenkeel_tokenizer.json'
-CONFIG_FILE, SPECIALS_FILE = 'tokenizer_config.json', 'special_tokens_map.json'
-GENERATION_FILE = 'generation_config.json'
-# Vocabularies of SentencePiece and tiktoken, and of GPT-2, that the library does not read; and the
-# class of transformers that does. PreTrainedTokenizerFast follows the settings in tokenizer.model,
-# where the classes of families (AutoTokenizer) lose the space that begins a text.
-VOCABULARY_CLASSES = {'tokenizer.model': 'PreTrainedTokenizerFast', 'vocab.json': 'AutoTokenizer'}
-# With this release the ids are those of `sentencepiece` and `tiktoken`.
-CONVERTER = ('transformers==5.24.0', 'sentencepiece', 'protobuf', 'tiktoken')
+TOKENIZER_FILE = 'evenkeel_tokenizer.json'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +83,9 @@ class SubwordTokenizer:
 
     The library may have tokens at ids from vocab_size on: Gemma 3 has one, for images, that its
     text models have no row for. A text that needs such a token cannot be encoded.
+
+    Attributes:
+      beside: {name: content} of the files that belong to it (`lm.data.tokenizer_files`).
     """
 
     library: Any
@@ -89,6 +93,7 @@ class SubwordTokenizer:
     bos_id: int
     eos_id: int
     cuttable: bool
+    beside: Mapping[str, bytes] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     def encode(self, text: str | bytes) -> list[int]:
         text = text if isinstance(text, str) else bytes(text).decode('utf-8', 'replace')
@@ -126,17 +131,19 @@ class SubwordTokenizer:
         _write_tokenizer_file(
             folder, kind='subword', **ids, cuttable=self.cuttable, library=library
         )
+        write_files_beside(Path(folder), self.beside)
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenIds:
     """A tokenizer for texts of token ids, as decimals between spaces, if the model's own is not
-    here.
+    here. beside: as of `SubwordTokenizer`.
     """
 
     vocab_size: int
     bos_id: int
     eos_id: int
+    beside: Mapping[str, bytes] = dataclasses.field(default_factory=dict, compare=False, repr=False)
     cuttable: ClassVar[bool] = False
 
     @property
@@ -165,7 +172,9 @@ class TokenIds:
         return ' '.join(str(int(i)) for i in ids if i not in (self.bos_id, self.eos_id))
 
     def save(self, folder: str | Path) -> None:
-        _write_tokenizer_file(folder, kind='ids', **dataclasses.asdict(self))
+        ids = {'vocab_size': self.vocab_size, 'bos_id': self.bos_id, 'eos_id': self.eos_id}
+        _write_tokenizer_file(folder, kind='ids', **ids)
+        write_files_beside(Path(folder), self.beside)
 
 
 Tokenizer = ByteTokenizer | SubwordTokenizer | TokenIds
@@ -237,7 +246,7 @@ def load(folder: str | Path) -> Tokenizer:
         case {'kind': 'ids', 'vocab_size': int(size), 'bos_id': int(bos), 'eos_id': int(eos)} if (
             0 <= min(bos, eos) <= max(bos, eos) < size
         ):
-            return TokenIds(size, bos, eos)
+            return TokenIds(size, bos, eos, read_files_beside(folder))
         case {
             'kind': 'subword',
             'vocab_size': int(size),
@@ -246,24 +255,25 @@ def load(folder: str | Path) -> Tokenizer:
             'cuttable': bool(cuttable),
             **optional,
         } if 0 <= min(bos, eos) <= max(bos, eos) < size:
-            loaded = _load_library_file(library)
+            loaded = _load_library(library).library
             if 'library' in optional and optional['library'] != file_digest(library):
                 raise ValueError(f'{library} was changed, or damaged, since it was written.')
-            return SubwordTokenizer(loaded, size, bos, eos, cuttable)
+            beside = read_files_beside(folder)
+            return SubwordTokenizer(loaded, size, bos, eos, cuttable, beside)
     raise ValueError(
         f'{tokenizer_file} describes no tokenizer: it lacks a field, or one is of another type.'
     )
 
 
 def load_for_model(folder: Path, size: int, bos: int | None, eos: int | None) -> SubwordTokenizer:
-    """Returns the tokenizer.json of a folder for a model.
+    """Returns the tokenizer of a folder for a model.
 
     BOS and EOS are the tokens that the files beside it name, or else `bos` and `eos`. If one is
     missing, the other stands for both; if both are, the last row does. Tokens that were added to
     the vocabulary may be without a row (`SubwordTokenizer.list_tokens_without_row`).
 
     Args:
-      folder: holds tokenizer.json.
+      folder: holds a vocabulary (`lm.data.vocabularies`).
       size: rows of the model's embedding; may exceed the number of ids.
       bos: the model's token that begins a document, if known.
       eos: the model's token that ends a document, if known.
@@ -272,17 +282,21 @@ def load_for_model(folder: Path, size: int, bos: int | None, eos: int | None) ->
       The tokenizer.
 
     Raises:
-      ValueError: if the id of BOS, of EOS, or of a token that was not added, is not below `size`.
+      ValueError: if there is none, and if the id of BOS, of EOS, or of a token that was not added,
+        is not below `size`.
     """
-    path = folder / LIBRARY_FILE
-    library = _load_library_file(path)
+    if (path := find_vocabulary(folder)) is None:
+        raise ValueError(f'{folder} holds no vocabulary')
+    vocabulary = _load_library(path)
+    library = vocabulary.library
     vocab = library.get_vocab(with_added_tokens=True)
     # Tokens are added behind a vocabulary. If that itself has more ids, it is another model's.
     without_row = _list_tokens_from(size, library)
     if learned := without_row.keys() - library.get_added_tokens_decoder().keys():
         raise ValueError(f'{path} has the id {max(learned)}, and the model {size} embeddings')
     special_ids = {
-        name: vocab.get(_read_special_token(folder, name)) for name in ('bos_token', 'eos_token')
+        'bos_token': vocab.get(read_special_token(folder, 'bos_token')),
+        'eos_token': vocab.get(read_special_token(folder, 'eos_token')),
     }
     for name, token in special_ids.items():
         if token in without_row:
@@ -292,42 +306,20 @@ def load_for_model(folder: Path, size: int, bos: int | None, eos: int | None) ->
             )
     bos = bos if special_ids['bos_token'] is None else special_ids['bos_token']
     eos = eos if special_ids['eos_token'] is None else special_ids['eos_token']
+    bos = vocab.get(vocabulary.bos) if bos is None else bos
+    eos = vocab.get(vocabulary.eos) if eos is None else eos
     eos = (size - 1 if bos is None else bos) if eos is None else eos
-    return SubwordTokenizer(library, size, eos if bos is None else bos, eos, cuttable=False)
+    beside = read_files_beside(folder)
+    return SubwordTokenizer(library, size, eos if bos is None else bos, eos, False, beside)
 
 
-def describe_conversion(folder: Path) -> str:
-    """Returns how a folder's vocabulary becomes a tokenizer.json, or '' if there is none."""
-    for name, class_name in VOCABULARY_CLASSES.items():
-        if (folder / name).is_file():
-            # `legacy` outweighs tokenizer_config.json, where False loses a text's first space.
-            code = (
-                f'import sys, transformers as t; t.{class_name}.from_pretrained(sys.argv[1], '
-                f'legacy=True).backend_tokenizer.save(sys.argv[1] + "/{LIBRARY_FILE}")'
-            )
-            packages = ' '.join(f'--with {package}' for package in CONVERTER)
-            return (
-                f'{folder} has {name}, which is not read here. This makes {LIBRARY_FILE} of it: '
-                f"uv run --no-project {packages} python -c '{code}' {shlex.quote(str(folder))}"
-            )
-    return ''
-
-
-def _load_library_file(path: Path) -> Any:
-    import tokenizers as library
-
-    try:
-        with open_regular(path) as file:
-            loaded = library.Tokenizer.from_buffer(file.read())
-    except Exception as error:  # the library raises Exception itself
-        advice = describe_conversion(path.parent) if path.name in VOCABULARY_CLASSES else ''
-        raise ValueError(
-            f'{path} is not a tokenizer.json of `tokenizers`: {error}. {advice}'.rstrip()
-        ) from error
-    loaded.no_truncation()
-    loaded.no_padding()
-    loaded.encode_special_tokens = True  # their spelling in a document is text like any other
-    return loaded
+def _load_library(path: Path) -> Vocabulary:
+    """Returns a vocabulary that encodes whole texts, and special tokens in them as text."""
+    vocabulary = read_vocabulary(path)
+    vocabulary.library.no_truncation()
+    vocabulary.library.no_padding()
+    vocabulary.library.encode_special_tokens = True  # their spelling is text like any other
+    return vocabulary
 
 
 @dataclasses.dataclass(frozen=True)
@@ -339,12 +331,21 @@ class TokenizerPlan:
       identity: determines the tokenizer, together with the corpus if it is trained.
       build: makes the tokenizer from the texts of the training split, or parts of `split_text`.
       is_trained: whether `build` reads the texts.
+      beside: the files that belong to the tokenizer. `build` leaves them out, since prepared data
+        do not depend on them.
     """
 
     vocab_size: int
     identity: bytes
     build: Callable[[Iterable[str]], Tokenizer]
     is_trained: bool = False
+    beside: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
+
+    def add_files(self, tokenizer: Tokenizer) -> Tokenizer:
+        """Returns the tokenizer of this plan together with the files that belong to it."""
+        if isinstance(tokenizer, ByteTokenizer):
+            return tokenizer
+        return dataclasses.replace(tokenizer, beside=self.beside)
 
 
 def plan_tokenizer(spec: str) -> TokenizerPlan:
@@ -353,14 +354,14 @@ def plan_tokenizer(spec: str) -> TokenizerPlan:
     if kind not in TOKENIZERS and Path(expand_home(spec)).exists():
         raise ValueError(
             f'data.tokenizer must begin with its kind, one of {", ".join(sorted(TOKENIZERS))}; got '
-            f'the path {spec!r}. To read the {LIBRARY_FILE} there, set data.tokenizer=hf:{spec}.'
+            f'the path {spec!r}. To read the vocabulary there, set data.tokenizer=hf:{spec}.'
         )
     try:
         make_plan = choose(TOKENIZERS, kind, 'data.tokenizer')
     except ValueError as error:
         raise ValueError(
             f'{error} Nothing is downloaded: bpe:4096 is trained on the text, and hf:PATH is a '
-            f'{LIBRARY_FILE} on this machine, or its folder.'
+            f'{LIBRARY_FILE}, or another vocabulary, on this machine, or its folder.'
         ) from None
     return make_plan(argument)
 
@@ -453,22 +454,26 @@ def find_library_file(spec: str) -> Path | None:
 
 def _plan_hf(argument: str) -> TokenizerPlan:
     path = Path(expand_home(argument))
-    path = path / LIBRARY_FILE if path.is_dir() else path
-    if not argument or not path.is_file():
+    folder = path if path.is_dir() else path.parent
+    is_saved = path in (folder, folder / LIBRARY_FILE) and (folder / TOKENIZER_FILE).is_file()
+    if argument and is_saved:
+        return _plan_saved(folder)
+    vocabulary_path = find_vocabulary(path) if path.is_dir() else path
+    if not argument or vocabulary_path is None or not vocabulary_path.is_file():
         raise ValueError(
-            f"data.tokenizer 'hf' needs the path of a {LIBRARY_FILE}, or of a folder with one; "
-            f"got 'hf:{argument}', and {path} is not a file. "
-            + (describe_conversion(path.parent) or 'Nothing is downloaded.')
+            f"data.tokenizer 'hf' needs the path of a {LIBRARY_FILE}, of a vocabulary of "
+            f'SentencePiece, tiktoken, tekken or GPT-2, or of a folder with one; got '
+            f"'hf:{argument}', and "
+            + (f'{path} has none, or several.' if path.is_dir() else f'{path} is not a file.')
+            + ' Nothing is downloaded.'
         )
-    if path.name == LIBRARY_FILE and (tokenizer_file := path.with_name(TOKENIZER_FILE)).is_file():
-        saved = load(path.parent)
-        identity = b'saved ' + tokenizer_file.read_bytes() + path.read_bytes()
-        return TokenizerPlan(saved.vocab_size, identity, lambda texts: saved)
-    library = _load_library_file(path)
+    vocabulary = _load_library(vocabulary_path)
+    library = vocabulary.library
     vocab = library.get_vocab(with_added_tokens=True)
     size = max(vocab.values()) + 1
     bos, eos = (
-        vocab.get(_read_special_token(path.parent, name)) for name in ('bos_token', 'eos_token')
+        vocab.get(read_special_token(folder, name) or default)
+        for name, default in (('bos_token', vocabulary.bos), ('eos_token', vocabulary.eos))
     )
     if eos is None:
         eos, size = size, size + 1
@@ -477,35 +482,21 @@ def _plan_hf(argument: str) -> TokenizerPlan:
     if bos is None or bos == eos:
         bos, size = size, size + 1
     built = SubwordTokenizer(library, size, bos, eos, cuttable=False)
-    identity = b'hf %d %d ' % (bos, eos) + path.read_bytes()
-    return TokenizerPlan(size, identity, lambda texts: built)
+    is_converted = vocabulary_path.name != LIBRARY_FILE
+    content = library.to_str().encode() if is_converted else vocabulary_path.read_bytes()
+    identity = b'hf %d %d ' % (bos, eos) + content
+    return TokenizerPlan(size, identity, lambda texts: built, beside=read_files_beside(folder))
 
 
-def _read_special_token(folder: Path, name: str) -> str | None:
-    """Returns the spelling of `bos_token` or `eos_token` in the files beside a tokenizer.json."""
-    for file in (CONFIG_FILE, SPECIALS_FILE):
-        if (folder / file).is_file():
-            text = special_token_text(read_json(folder / file).get(name))
-            if text is not None:
-                return text
-    return None
-
-
-def special_token_text(token: Any) -> str | None:
-    """Returns the text of a special token, which may be an object, or None if it has none."""
-    token = token.get('content') if isinstance(token, dict) else token
-    return token if isinstance(token, str) else None
-
-
-def read_end_tokens(folder: Path) -> frozenset[int]:
-    """Returns the tokens that end a text, as listed in the model's generation_config.json.
-
-    Values that are no token ids are ignored: other programs write arbitrary values there.
-    """
-    path = folder / GENERATION_FILE
-    end_ids = read_json(path).get('eos_token_id') if path.is_file() else None
-    end_ids = end_ids if isinstance(end_ids, list) else [end_ids]
-    return frozenset(token for token in end_ids if type(token) is int and token >= 0)
+def _plan_saved(folder: Path) -> TokenizerPlan:
+    """Returns the plan of a folder that `save` wrote."""
+    saved = load(folder)
+    if isinstance(saved, ByteTokenizer):
+        return _plan_byte('')
+    files = (folder / name for name in (TOKENIZER_FILE, LIBRARY_FILE))
+    identity = b'saved ' + b''.join(file.read_bytes() for file in files if file.is_file())
+    built = dataclasses.replace(saved, beside={})
+    return TokenizerPlan(saved.vocab_size, identity, lambda texts: built, beside=saved.beside)
 
 
 def _plan_ids(argument: str) -> TokenizerPlan:

@@ -25,7 +25,7 @@ from lm.config.resolve import (
     update_config,
 )
 from lm.config.suggestions import MULTI_RUN_SECTIONS
-from lm.data.tokenizers import Tokenizer
+from lm.data.tokenizers import LIBRARY_FILE, TOKENIZER_FILE, Tokenizer
 from lm.inference.load import Checkpoint, find_checkpoint, load, to_stderr
 from lm.launch.distributed import broadcast_from_first, is_first, is_multiprocess
 from lm.model.base_size import unused_fields
@@ -389,7 +389,11 @@ def _used_record(learner: Learner, state: State | Weights) -> dict[str, str]:
 
 
 def read_tokenizer_files(tokenizer: Tokenizer) -> dict[str, bytes]:
-    """Returns the files that a tokenizer saves; equal files mean equal ids for every text."""
+    """Returns the files that determine the ids of a tokenizer; equal files mean equal ids.
+
+    Settings and chat templates beside it are left out: they may differ.
+    """
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save(folder)
-        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+        names = (TOKENIZER_FILE, LIBRARY_FILE)
+        return {n: (Path(folder) / n).read_bytes() for n in names if (Path(folder) / n).is_file()}

@@ -18,12 +18,13 @@ from configs import default
 from eval.charts import save_chart, write_page
 from eval.convert import __main__ as convert
 from eval.convert import export_hf, export_peft, import_hf, safetensors
-from eval.convert.export_hf import OTHER_FILES, TOKENIZER_FILES
 from eval.evaluation import kept
 from eval.evaluation.suite_flags import SuiteRequest
 from eval.load import load
 from eval.suites.base import SuiteResult
 from lm.data import open_dataset, prepared
+from lm.data.tokenizer_files import FILES_BESIDE
+from lm.data.tokenizers import ByteTokenizer
 from lm.data.tokenizers import load as load_tokenizer
 from lm.inference.load import find_checkpoint
 from lm.record.run import Run
@@ -55,7 +56,7 @@ class Writer:
 def model_folder(tmp_path_factory):
     """A folder of transformers, with a tokenizer, a chat template and settings."""
     folder = with_tokenizer(save_case(tmp_path_factory.mktemp('hf') / 'llama', 'llama2'))
-    assert BESIDE.keys() <= {*TOKENIZER_FILES, *OTHER_FILES}
+    assert BESIDE.keys() <= {*FILES_BESIDE}
     for name, text in BESIDE.items():
         (folder / name).write_text(text)
     return folder
@@ -235,7 +236,9 @@ def cases(model_folder, run, tmp_path_factory):
             model_state,
         ),
         'export-peft': Writer(
-            lambda target: export_peft.write_folder(target, export_peft.Adapter({'r': 1}, factors)),
+            lambda target: export_peft.write_folder(
+                target, export_peft.Adapter({'r': 1}, factors), ByteTokenizer()
+            ),
             adapter_state,
         ),
         'prepared data': Writer(prepare, data_state),

@@ -20,6 +20,7 @@ from eval.convert.export_peft import (
 )
 from eval.convert.import_hf import write_run
 from eval.convert.layouts import Layout
+from lm.data.tokenizers import ByteTokenizer
 from modules.params import ParamSpec
 from tests.eval.convert.test_commands import checkpoint
 from tests.eval.convert.test_hf import import_case
@@ -98,7 +99,7 @@ def test_base_plus_adapter_is_merged_model(tmp_path):
     """W = base + alpha / r B A for each tensor, by the names and shapes of PEFT's files."""
     source = checkpoint(LLAMA)
     adapter = export_adapter(source, 'someone/base')
-    write_folder(tmp_path / 'adapter', adapter)
+    write_folder(tmp_path / 'adapter', adapter, ByteTokenizer())
     config = json.loads((tmp_path / 'adapter' / CONFIG).read_text())
     assert config['r'] == 3 and config['lora_alpha'] == 2 and not config['fan_in_fan_out']
     assert 'self_attn.q_proj' in config['target_modules'] and config['peft_type'] == 'LORA'

@@ -1,12 +1,14 @@
 import json
 import os
-import shlex
+import shutil
 import signal
 import threading
 
 import pytest
 
-from lm.data import tokenizers
+from configs import default
+from lm.config.resolve import resolve
+from lm.data import open_dataset, tokenizers
 
 TEXTS = [
     '',
@@ -158,21 +160,58 @@ def test_bos_without_row_is_refused(image_folder):
         tokenizers.load_for_model(image_folder, 280, 0, 1)
 
 
-def test_conversion_of_other_vocabularies(tmp_path):
-    """The error has the command, for a folder of SentencePiece and for its file."""
-    folder = tmp_path / 'a model'
-    folder.mkdir()
-    (folder / 'tokenizer.model').write_bytes(b'\n\x0b\n\x05<unk>')
-    for path in (folder, folder / 'tokenizer.model'):
-        with pytest.raises(
-            ValueError, match=r'has tokenizer\.model, which is not read here'
-        ) as caught:
-            tokenizers.plan_tokenizer(f'hf:{path}')
-        command = str(caught.value).partition('of it: ')[2]
-        *_, code, argument = shlex.split(command)
-        compile(code, 'the command', 'exec')
-        assert argument == str(folder)
-    assert not tokenizers.describe_conversion(tmp_path)
+TEMPLATES = {
+    'chat_template.jinja': b'{{ messages }}\n',
+    'additional_chat_templates/tool.jinja': b'{{ tools }}',
+    'special_tokens_map.json': b'{"pad_token": "<s>"}',
+    'added_tokens.json': b'{ }',
+    'generation_config.json': b'{"eos_token_id": [1, 5]}',
+}
+
+
+def write_beside(folder, contents):
+    for name, content in contents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+
+
+def test_equivalence_files_beside_a_tokenizer(hf_folder, tmp_path):
+    """Are saved with it, byte for byte; tokens and prepared data do not depend on them."""
+    bare = tokenizers.plan_tokenizer(f'hf:{hf_folder}')
+    write_beside(hf_folder, TEMPLATES | {'README.md': b'no file of a tokenizer'})
+    plan = tokenizers.plan_tokenizer(f'hf:{hf_folder}')
+    assert plan.identity == bare.identity and not plan.build([]).beside
+    tokenizer = plan.add_files(plan.build([]))
+    assert tokenizer.beside.items() >= TEMPLATES.items() and 'README.md' not in tokenizer.beside
+    tokenizer.save(tmp_path / 'a')
+    tokenizers.load(tmp_path / 'a').save(tmp_path / 'b')
+    again = tokenizers.plan_tokenizer(f'hf:{tmp_path}/b')
+    assert not again.build([]).beside
+    again.add_files(again.build([])).save(tmp_path / 'c')
+    for folder in 'abc':
+        for name, content in tokenizer.beside.items():
+            assert (tmp_path / folder / name).read_bytes() == content
+    ids = tokenizers.TokenIds(64, 1, 2, {'generation_config.json': b'{}'})
+    ids.save(tmp_path / 'ids')
+    loaded = tokenizers.plan_tokenizer(f'hf:{tmp_path}/ids')
+    assert loaded.add_files(loaded.build([])).beside == ids.beside and loaded.vocab_size == 64
+
+
+def test_equal_tokenizers_share_data_and_keep_their_templates(hf_folder, tmp_path):
+    """The second run would get the templates of the first, from the cache."""
+    (tmp_path / 'text.txt').write_text('plain ascii\n' * 200)
+    twin = shutil.copytree(hf_folder, tmp_path / 'twin')
+    datasets = []
+    for folder, template in ((hf_folder, b'one'), (twin, b'two')):
+        (folder / 'chat_template.jinja').write_bytes(template)
+        config = default.get_config()
+        config.data.source, config.data.tokenizer = f'text:{tmp_path}/text.txt', f'hf:{folder}'
+        config.data.seq_len, config.data.cache_dir = 8, str(tmp_path / 'cache')
+        datasets.append(open_dataset(resolve(config.to_dict()).data, say=lambda line: None))
+    assert datasets[0].digest == datasets[1].digest
+    templates = [dataset.tokenizer.beside['chat_template.jinja'] for dataset in datasets]
+    assert templates == [b'one', b'two']
+    assert not list((tmp_path / 'cache').rglob('*.jinja'))
 
 
 def test_reference_vocab_size_needs_no_corpus(hf_folder):
@@ -187,6 +226,7 @@ def test_reference_vocab_size_needs_no_corpus(hf_folder):
         ('bite', "one of bpe, byte, hf, ids; got 'bite'. Did you mean 'byte'"),
         ('gpt2', 'Nothing is downloaded: bpe:4096 is trained on the text, and hf:PATH'),
         ('lm/data', 'set data.tokenizer=hf:lm/data.'),
+        ('hf:lm/data', 'has none, or several'),
         ('byte:3', 'takes no argument'),
         ('bpe', 'size of at least 258'),
         ('bpe:257', 'size of at least 258'),
