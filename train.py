@@ -7,7 +7,8 @@ The same command again resumes what the workdir holds.
 
 --workdir=DIR               the run's folder, or gs:// or s3://BUCKET/PATH; default runs/NAME-HASH
 --choices[=FIELD[=NAME]]    print all parts, those of a field with their options, or one of them
---print_config              print all fields and their values; --print_schedule the learning rates
+--print_config              print all fields and their values; --print_schedule the learning rates,
+    --print_parameters the shape, learning rate, decay and sharding of each parameter
 --continue_changed          go on from a workdir whose run had another config or other data
 --start_over                begin at step 1 where all checkpoints of a run are lost
 --track=mlflow[,wandb]      send the rows to trackers, by a process beside training
@@ -52,7 +53,7 @@ from lm.study.train import engines
 
 CONFIG = command.define_config()
 WORKDIR, CONTINUE_CHANGED, START_OVER = command.define_run()
-listings.define_flags()  # to print, and not to train: --choices, --print_config, --print_schedule
+listings.define_flags()  # to print, and not to train: --choices, --print_config, ...
 engines.define_flags()  # of sweeps: --engine, --runs_at_once, --resources
 distributed.define_flags()  # of several hosts: --coordinator, --num_processes, --process_id, ...
 tracking.define_flags()  # --track
@@ -130,8 +131,8 @@ def train(
             if slot.journal.is_finished:
                 return runs.report_finished(slot)
             wave.compile()
-            memory = format_memory(experiment, program)
-            terminal.say(f'compiled in {program.compile_sec:.1f} s; {memory}')
+            terminal.say(format_memory(experiment, program))
+            terminal.say(f'compiled in {program.compile_sec:.1f} s')
             with (
                 tracking.send_to_trackers(workdir, trackers, terminal.say),
                 terminal.show_progress(recipe.train.steps, slot.journal.step),

@@ -17,7 +17,7 @@ if __name__ == '__main__':
 import functools
 import sys
 
-from absl import app, flags
+from absl import flags
 
 from eval.evaluation.program import evaluate_checkpoints
 from eval.evaluation.suite_flags import (
@@ -27,7 +27,7 @@ from eval.evaluation.suite_flags import (
     read_option_flags,
     read_suites,
 )
-from lm.launch.command import run_main
+from lm.launch.command import run_program
 from lm.launch.path_flags import define_path
 from lm.storage.buckets import parse_local_path
 
@@ -51,9 +51,10 @@ def main(_) -> None:
         raise ValueError(
             '--checkpoint=WORKDIR and --suite=NAME[,NAME] are needed. Suites:\n' + format_suites()
         )
-    for flag, value in (('checkpoint', CHECKPOINT.value), ('suite', SUITE.value)):
-        if not value:
-            raise ValueError(f'--{flag} is needed; without arguments the suites are listed')
+    if not SUITE.value:
+        raise ValueError('--suite=NAME[,NAME] is needed. Suites:\n' + format_suites())
+    if not CHECKPOINT.value:
+        raise ValueError('--checkpoint=WORKDIR is needed: the workdir of a run, or of a sweep.')
     out_path = parse_local_path(OUT.value, '--out') if OUT.value else None
     page_path = parse_local_path(PAGE.value, '--page') if PAGE.value else None
     text = evaluate_checkpoints(
@@ -69,4 +70,4 @@ def main(_) -> None:
 
 
 if __name__ == '__main__':
-    app.run(run_main(main), flags_parser=parse_suite_flags)
+    run_program(main, parse_suite_flags)

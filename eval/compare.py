@@ -19,7 +19,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from absl import app, flags
+from absl import flags
 
 from eval.evaluation.paired import CONFIDENCE, Difference, compute_difference, pair_items
 from eval.evaluation.suite_flags import (
@@ -32,7 +32,7 @@ from eval.evaluation.suite_flags import (
 from eval.evaluation.targets import Evaluation, Say, Target, evaluate_all, find_targets
 from eval.suites import SUITES
 from eval.suites.base import Suite
-from lm.launch.command import run_main
+from lm.launch.command import run_program
 from lm.record.remote.local_copy import fetch_records
 from lm.record.workdir import SWEEP
 from lm.storage.buckets import is_url
@@ -229,4 +229,4 @@ def main(argv: list[str]) -> None:
 if __name__ == '__main__':
     define_suites(DEFAULT)
     flags.DEFINE_bool('again', False, 'Compute what is kept too.')
-    app.run(run_main(main), flags_parser=parse_suite_flags)
+    run_program(main, parse_suite_flags)

@@ -25,14 +25,14 @@ import altair as alt
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app, flags
+from absl import flags
 from rich.console import Console
 
 from eval.charts import FAIL_COLOUR, PASS_COLOUR, save_chart, write_page
 from lm.config.recipe import Recipe
 from lm.config.resolve import resolve, update_recipe, with_dtype
 from lm.inference.probes import join_blocks
-from lm.launch.command import define_config, parse_flags, run_main
+from lm.launch.command import define_config, parse_flags, run_program
 from lm.launch.path_flags import define_path
 from lm.model.check import check
 from lm.model.transformer import ACTIVATIONS
@@ -403,4 +403,4 @@ if __name__ == '__main__':  # only here: train.py has a --config too
     flags.DEFINE_float('tolerance', 0.05, 'The slope that counts as none.')
     define_path('out', None, 'Page (.html) or figure (.png, .svg) to write.')
     flags.mark_flags_as_required(['config'])
-    app.run(run_main(main), flags_parser=parse_flags)
+    run_program(main, parse_flags)

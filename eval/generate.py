@@ -14,7 +14,7 @@ import dataclasses
 import sys
 from collections.abc import Iterator, Sequence
 
-from absl import app, flags
+from absl import flags
 
 from eval.load import Checkpoint, define_checkpoint, load
 from lm.data.tokenizers import Tokenizer
@@ -22,7 +22,7 @@ from lm.inference.engine import Engine, Request
 from lm.inference.sampling import Sampling
 from lm.inference.scoring import next_power_2
 from lm.inference.text import generate_texts
-from lm.launch.command import parse_flags, run_main
+from lm.launch.command import parse_flags, run_program
 
 CHECKPOINT = define_checkpoint()
 PROMPT = flags.DEFINE_multi_string(
@@ -220,4 +220,4 @@ def main(_) -> None:
 
 if __name__ == '__main__':
     flags.mark_flag_as_required('checkpoint')
-    app.run(run_main(main), flags_parser=parse_flags)
+    run_program(main, parse_flags)

@@ -19,9 +19,9 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from absl import app, flags
+from absl import flags
 
-from lm.launch.command import run_main
+from lm.launch.command import run_program
 from lm.launch.path_flags import define_path
 from lm.storage.files import write_json
 from lm.study.tables.text import format_table
@@ -251,4 +251,4 @@ if __name__ == '__main__':  # only here: other programs have flags of these name
     for input_field in fields(RuleInputs):
         flags.DEFINE_float(input_field.name, None, input_field.metadata['help'])
     define_path('out', None, 'JSON file to write.')
-    app.run(run_main(main))
+    run_program(main)

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from absl import app, flags
+from absl import flags
 
-from lm.launch.command import run_main
+from lm.launch.command import run_program
 from lm.launch.path_flags import define_path
 from lm.record.run import Run
 from lm.study.tables import sql
@@ -161,4 +161,4 @@ if __name__ == '__main__':  # only here: other programs that import this have a 
     text = 'Run, sweep, or folder of them; or URLs; with commas.'
     define_path('workdir', 'runs', text, is_list=True)
     flags.DEFINE_enum('format', 'table', FORMATS, 'How to print what was asked.')
-    app.run(run_main(main))
+    run_program(main)

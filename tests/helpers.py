@@ -64,6 +64,7 @@ NEEDS = {
     ('model.placement', 'hybrid_star'): {'model.qk_norm': 'rmsnorm'},
     ('attention.qk_norm_over', 'model'): {'model.qk_norm': 'rmsnorm'},
     ('attention.full_every', 2): {'attention.window': 3},
+    ('attention.full_at', 1): {'attention.window': 3, 'attention.full_every': 2},
     **{
         ('scaling.name', name): {
             f'scaling.base_{size}': {'width': 8, 'depth': 1}[size] for size in row.grows

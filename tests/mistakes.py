@@ -230,6 +230,34 @@ ANSWERED = {
     'nanochat': {
         '--depth=24 --device-batch-size=16 --run=d24': '--config.model.n_layers=24 '
         '--config.data.batch_size=16 --workdir=runs/d24',
+        '--total-batch-size=524288 --max-seq-len=2048': '--config.data.seq_len=2048 '
+        '--config.data.batch_size=256',
+        '--num-iterations=5000 --save-every=-1': '--config.train.steps=5000 '
+        '--config.train.checkpoint_every=0',
+    },
+    'LitGPT': {
+        '--train.max_steps 5': '--config.train.steps=5',
+        '--train.lr_warmup_steps=200': '--config.optim.warmup_steps=200',
+        '--precision bf16-true': '--config.model.dtype=bfloat16',
+        '--data.train_data_path texts/': '--config.data.source=text:texts/',
+        '--train.global_batch_size 512 --train.micro_batch_size 4 --devices 8': (
+            '--config.data.batch_size=512 --config.train.microbatches=16'
+        ),
+    },
+    'OLMo-core': {
+        '--save-folder=out --name=first': '--workdir=out/first',
+        '--train_module.optim.lr=6e-3': '--config.optim.lr=6e-3',
+        '--load-path=out/run': '--config.train.init_from=out/run',
+        '--trainer.no_checkpoints': '--config.train.checkpoint_every=0',
+    },
+    'axolotl': {
+        '--micro-batch-size 2 --gradient-accumulation-steps 4': '--config.data.batch_size=8 '
+        '--config.train.microbatches=4',
+        '--sequence_len 2048 --sample_packing true': '--config.data.seq_len=2048 '
+        '--config.data.packing=best_fit',
+        '--val_set_size 0.1': '--config.data.validation_fraction=0.1',
+        '--adapter lora --lora_r 16': '--config.model.reparam=lora --config.train.trainable=lora '
+        '--config.reparam.rank=16',
     },
 }
 NOTHING_TO_SET, NOTHING_SENT = 'every step is compiled; there is nothing to set', 'nothing is sent'
@@ -254,6 +282,8 @@ NOT_HERE = {
         '--device=cpu': ('JAX_PLATFORMS=cpu in the environment', ''),
         '--bias=False': ('or --config.norm.bias=False', '--config.model.bias=False'),
         'config/train_gpt2.py': ('a config is given as', '--config=configs/default.py'),
+        '--nproc_per_node=8': ('one process has all devices of its host', ''),
+        '--start=FILE:prompt.txt': ('python -m eval.generate --checkpoint=WORKDIR', ''),
         '--max_new_tokens=500': ('python -m eval.generate --checkpoint=WORKDIR --tokens=N', ''),
     },
     'torchtitan': {
@@ -293,8 +323,12 @@ NOT_HERE = {
         'dataset_path=gs://bucket/data': (NOT_ON_DISK, ''),
         'tokenizer_path=meta-llama/Llama-3.1-8B': ('tokenizer.json --local-dir=DIR', ''),
         'profiler_steps=5': ('traces steps', '--config.train.profile=2:3'),
+        'use_dpo=1': ('by preferences or rewards is not here', ''),
         'quantization=int8': ('nothing is computed in fewer bits', ''),
-        'src/MaxText/configs/base.yml': ('a config is given as', '--config=configs/default.py'),
+        'src/MaxText/configs/base.yml': (
+            'is a config of another program',
+            '--config=configs/default.py',
+        ),
     },
     'Levanter': {
         '--optimizer.warmup=0.01': ('given in steps', '--config.optim.warmup_steps=10'),
@@ -303,6 +337,7 @@ NOT_HERE = {
             'stays and then falls',
             '--config.optim.schedule=warmup_stable_decay --config.optim.decay_fraction=0.2',
         ),
+        '--model.type=mamba': ('as Mamba and RWKV, are not here', ''),
         '--optimizer.type=scion': ('--choices=optim.name', ''),
         '--trainer.per_device_parallelism=4': ('over devices', '--config.train.microbatches=4'),
         '--trainer.axis_resources.mlp=model': ('share heads', '--config.mesh.tensor=2'),
@@ -361,6 +396,9 @@ NOT_HERE = {
         '--config.pygrain_worker_count=0': ('made ahead', '--config.data.prefetch=2'),
     },
     'nanochat': {
+        '--total-batch-size=524288': ('that counts tokens', '--config.data.batch_size=256'),
+        '--target-param-data-ratio=12': ('a run is as long as', '--config.train.steps=100'),
+        '--core-metric-every=2000': ('--suite=harness:TASK+TASK', ''),
         '--matrix-lr=0.02 --embedding-lr=0.3': (
             'of hidden matrices alone',
             '--config.optim.lr=0.02 --config.optim.others_lr=0.3',
@@ -368,7 +406,20 @@ NOT_HERE = {
         '--resume-from-step=1000': (GOES_ON, '--workdir=runs/mine'),
         '--device-type=cpu': ('JAX_PLATFORMS=cpu in the environment', ''),
     },
+    'axolotl': {
+        'config.yml': ('is a config of another program', '--config=configs/default.py'),
+        '--load-in-8bit=True': ('nothing is computed in fewer bits', ''),
+        '--lora_target_modules q_proj v_proj': ('--config.reparam.roles says which matrices', ''),
+    },
+    'OLMo-core': {
+        '--dry-run': ('--print_config prints all fields', ''),
+        '--train_module.rank_microbatch_size=16384': (
+            'that counts tokens',
+            '--config.train.microbatches=4',
+        ),
+    },
     'LitGPT': {
+        '--tasks hellaswag': ('--suite=harness:TASK+TASK', ''),
         '--data TextFiles': ('text is named by', '--config.data.source=text:mine/*.txt'),
         '--devices 4': ('the devices that are there', ''),
         '--train.max_tokens 10000000': ('a run is as long as', '--config.train.steps=100'),

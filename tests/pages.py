@@ -45,7 +45,7 @@ def arguments(line: str, small: bool = True) -> list[str]:
     small: whether to add the small sizes of tests.
     """
     words = shlex.split(line, comments=True)
-    for word in ('uv', 'run', 'python', '-m'):
+    for word in ('uv', 'run', '--no-dev', 'python', '-m'):
         words = words[1:] if words[0] == word else words
     if not small:
         return words

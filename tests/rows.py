@@ -11,7 +11,7 @@ import collections
 import dataclasses
 import functools
 import re
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -36,12 +36,17 @@ class ChoiceTable:
     Attributes:
       rows: files that each row comes from, besides the table's file.
       words: strings in each row, such as the names of other rows.
+      fields: names of the fields that choose from it.
     """
 
     name: str
     file: str
     rows: Mapping[str, frozenset[str]]
     words: Mapping[str, frozenset[str]]
+    fields: frozenset[str] = frozenset()
+
+
+Definition = tuple[str, str]  # (file, name in it)
 
 
 class Tables:
@@ -51,16 +56,37 @@ class Tables:
         self.sources = sources
         product = [path for path in sources.python if not path.startswith('tests/')]
         self.trees = {path: sources.tree(path).body for path in product}
-        names = set()
-        for path, nodes in self.trees.items():
-            for node in within(nodes) if 'Choice(' in sources.text(path) else ():
-                if isinstance(node, ast.Call) and dotted_name(node.func) == 'Choice' and node.args:
-                    meant = sources.imported(path).get(dotted_name(node.args[0]), '')
-                    names.add(sources.origin(meant))
-        tables = [self._table(path, name) for path, name in sorted(names) if path]
+        fields: dict[tuple[str, str], set[str]] = {}
+        for path in self.trees:
+            if 'Choice(' in sources.text(path):
+                for name, origin in self._choosing_fields(path):
+                    fields.setdefault(origin, set()).add(name)
+        tables = [self._table(*origin, fields[origin]) for origin in sorted(fields) if origin[0]]
         self.all = [table for table in tables if table]
 
-    def _table(self, path: str, name: str) -> ChoiceTable | None:
+    def _choosing_fields(self, path: str) -> Iterator[tuple[str, Definition]]:
+        """Yields (field, table that it chooses from) for the annotations of a file."""
+        nodes, imported = self.trees[path], self.sources.imported(path)
+        aliases = _assigned_values(nodes)
+        for field in within(nodes):
+            if isinstance(field, ast.AnnAssign):
+                used = {dotted_name(node) for node in within([field.annotation])}
+                values = [aliases[name] for name in used & aliases.keys()]
+                for node in within([field.annotation, *values]):
+                    if isinstance(node, ast.Call) and dotted_name(node.func) == 'Choice':
+                        meant = imported.get(dotted_name(node.args[0]), '')
+                        yield dotted_name(field.target), self.sources.origin(meant)
+
+    def list_fields(self, name: str) -> set[str]:
+        """Returns the fields that choose the row of a name, and the options in its files."""
+        tables = [table for table in self.all if name in table.rows]
+        files = frozenset().union(*(table.rows[name] for table in tables))
+        nodes = [node for file in files for node in self.sources.tree(file).body]
+        targets = (node.target for node in within(nodes) if isinstance(node, ast.AnnAssign))
+        options = {dotted_name(target) for target in targets} | arguments(nodes)
+        return options.union(*(table.fields for table in tables))
+
+    def _table(self, path: str, name: str, fields: Set[str]) -> ChoiceTable | None:
         assigned, imported = _assigned_values(self.trees[path]), self.sources.imported(path)
         value = assigned.get(name)
         keys = value.keys if isinstance(value, ast.Dict) else [None]
@@ -77,7 +103,7 @@ class Tables:
             words[key.value] = frozenset(
                 texts([row, *(assigned[import_name] for import_name in used & assigned.keys())])
             )
-        return ChoiceTable(name, path, rows, words)
+        return ChoiceTable(name, path, rows, words, frozenset(fields))
 
     @functools.cached_property
     def readings(self) -> set[tuple[str, str]]:
@@ -151,9 +177,6 @@ def _assigned_values(nodes: Iterable[ast.stmt]) -> dict[str, ast.expr]:
 
 def _asks_for_auto(test: ast.expr) -> bool:
     return 'AUTO' in {dotted_name(node) for node in within([test])} or 'auto' in set(texts([test]))
-
-
-Definition = tuple[str, str]  # (file, name in it)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,6 +286,7 @@ class Definitions:
         parameter_texts: Iterable[str],
         rows: Set[str],
         tables: Iterable[ChoiceTable],
+        fields: Set[str] = frozenset(),
     ) -> bool:
         """Returns whether a test is about one of the rows of these tables.
 
@@ -271,6 +295,8 @@ class Definitions:
           parameter_texts: strings in its parameters.
           rows: names of rows in `tables`.
           tables: the tables.
+          fields: the fields that the rows are about, if a case about another field is about
+            another row: 'eps' excludes a case of optim.lr. Empty: all fields.
         """
         path, _, called = nodeid.partition('::')
         plain, _, parameters = called.partition('[')
@@ -278,7 +304,10 @@ class Definitions:
         if rows & words or any(in_name(row, f'{path}.{plain}') for row in rows):
             return True
         test = (path, plain.replace('::', '.'))
-        if words & {row for table in tables for row in table.rows}:  # of another row
+        about = {match[1] for word in words if (match := re.fullmatch(r'[a-z]+\.(\w+)', word))}
+        is_other_field = bool(fields and about and not about & fields)
+        # of another row
+        if is_other_field or words & {row for table in tables for row in table.rows}:
             return bool(rows & self.said(*test).words)
         summary = self.with_helpers(test)
         return bool(rows & summary.words) or goes_through(tables, summary.whole)

@@ -1,4 +1,4 @@
-"""Contract: a command of another program is answered in one line, with a command that works."""
+"""Contract: a command of another program is answered at once, with a command that works."""
 
 import shlex
 import subprocess
@@ -33,15 +33,16 @@ def train_flags(monkeypatch):
 
 @pytest.fixture
 def answer(monkeypatch, capsys):
-    """answer(flags) returns the one line of the refusal."""
+    """answer(flags) returns the refusal, whose lines are joined."""
     monkeypatch.chdir(ROOT)
 
     def find_refusal(arguments: str) -> str:
         with pytest.raises(SystemExit) as stopped, flagsaver.flagsaver():
             parse(CONFIG, *shlex.split(arguments))
         assert stopped.value.code == BAD_INPUT
-        (line,) = capsys.readouterr().err.splitlines()
-        return line
+        lines = capsys.readouterr().err.splitlines()
+        assert [line.startswith('error: ') for line in lines] == [True, *[False] * (len(lines) - 1)]
+        return ' '.join(lines)
 
     def parse(*arguments: str) -> None:
         monkeypatch.setattr(sys, 'argv', ['train.py', *arguments])
@@ -118,7 +119,7 @@ def test_suggested_value_is_one_of_the_field(command_line, ending, answer):
 @pytest.mark.parametrize(
     ('program', 'message'),
     [
-        ('eval --checkpoint=runs/x', '--suite is needed; without arguments the suites are listed'),
+        ('eval --checkpoint=runs/x', '--suite=NAME[,NAME] is needed. Suites:'),
         ('eval.generate --checkpoint=runs/x --max_new_tokens=50', 'Write --tokens=50'),
         ('eval.generate --model_name_or_path=runs/x', '--model_name_or_path is no flag here.'),
     ],

@@ -1,11 +1,14 @@
 """Contract: the pages list every part, and nothing else."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 
 from eval.console.listings import part_rows
 from lm.config.fields import CHOICES, FIELDS
+from tests import ROOT
 from tests.pages import FRONT_PAGE, TEXT
 
 # Options that no table repeats, with the sentence above the table that says who has them.
@@ -56,7 +59,12 @@ def test_tables_are_found():
 def test_tables_have_unique_names(field):
     _, rows = TABLES[field]
     names = [name for row in rows for name in parse_names(row[0])]
-    assert sorted(names) == sorted(row.name for row in part_rows(field))
+    declared = [row.name for row in part_rows(field)]
+    missing, unknown = sorted({*declared} - {*names}), sorted({*names} - {*declared})
+    assert sorted(names) == sorted(declared), (
+        f'docs/guide: the table that begins with | `{field}` | lacks a line for {missing}, and has '
+        f'lines for no row: {unknown}'
+    )
 
 
 @pytest.mark.parametrize('field', TABLES)
@@ -88,3 +96,31 @@ def test_omitted_options_are_named_above_the_table(field):
         if option not in {path.split('.')[1] for path in row.options}
     ]
     assert without and sorted([*without, option]) == sorted(parse_names(sentence))
+
+
+@pytest.mark.full  # prepares the text and compiles the default step
+def test_first_screen_is_as_shown(tmp_path):
+    """The output on the front page is as its command prints it, but for numbers of the machine and
+    of the standard library. Catches a line that was changed in the program alone.
+    """
+    command = [sys.executable, 'train.py', '--config=configs/default.py']
+    command += ['--config.train.steps=3', '--config.train.log_every=1']
+    command += ['--config.train.eval_batches=1', f'--workdir={tmp_path / "run"}']
+    done = subprocess.run(
+        [*command, f'--config.data.cache_dir={tmp_path / "cache"}'],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=True,
+    )
+    printed = {mask_numbers(line) for line in done.stdout.splitlines()}
+    block = re.search(r'^```\nruns/default.*?^```$', FRONT_PAGE, re.DOTALL | re.MULTILINE)[0]
+    lines = [mask_numbers(line) for line in block.splitlines()[2:-2] if line != '...']
+    assert len(lines) > 10 and not [line for line in lines if line not in printed]
+
+
+def mask_numbers(line):
+    """Returns a line with # for each number, and `min` for each unit of time."""
+    masked = re.sub(r'\d[\d,.]*', '#', re.sub(r'\s+', ' ', line)).strip()
+    return re.sub(r'# (s|h) left', '# min left', masked)

@@ -231,7 +231,7 @@ def outcome(tmp_path, monkeypatch):
 
 def test_commands_are_found():
     lines = commands()
-    assert lines[0] == 'uv run train.py --config=configs/default.py'
+    assert lines[0] == 'uv run --no-dev train.py --config=configs/default.py'
     assert len(lines) > 15 and LEFT_OUT.keys() | {*LOWERED} <= {*lines}
     assert len(blocks('python')) == 8
 

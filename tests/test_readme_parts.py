@@ -17,9 +17,15 @@ ROOMS = ('configs', 'eval', 'lm', 'modules')
 START = '# modules/'  # of blocks that are or change a file there
 
 
-def blocks(language: str) -> list[str]:
+def blocks(language: str, start: str = START) -> list[str]:
     code_blocks = re.findall(rf'^```{language}\n(.*?)^```$', TEXT, re.DOTALL | re.MULTILINE)
-    return [block for block in code_blocks if block.startswith(START)]
+    return [block for block in code_blocks if block.startswith(start)]
+
+
+def apply_diff(folder: Path, diff: str) -> None:
+    for path, lines in re.findall(r'# (\S+)\n((?:[+ ].*\n)+)', diff):
+        changed = add_lines((folder / path).read_text(), lines.splitlines())
+        (folder / path).write_text(changed)
 
 
 @pytest.fixture(scope='module')
@@ -34,9 +40,7 @@ def project(tmp_path_factory) -> Path:
         assert not (folder / path).exists()
         (folder / path).write_text(code)
     (diff,) = blocks('diff')
-    for path, lines in re.findall(r'# (\S+)\n((?:[+ ].*\n)+)', diff):
-        changed = add_lines((folder / path).read_text(), lines.splitlines())
-        (folder / path).write_text(changed)
+    apply_diff(folder, diff)
     return folder
 
 
@@ -64,7 +68,7 @@ def test_parts_are_listed_with_options(project):
 @pytest.mark.full
 def test_parts_sweep_in_one_program(project, tmp_path):
     """Traced options of an optimizer and of a loss: four runs, one program, different losses."""
-    sweep = "{'optim.beta': (0.5, 0.9), 'loss.more': (1.0, 3.0)}"
+    sweep = "{'optim.beta': (0.5, 0.9), 'loss.poly_weight': (1.0, 3.0)}"
     changes = {
         'model.norm': 'scalenorm',
         'norm.length': 2.0,
@@ -90,3 +94,23 @@ def test_parts_sweep_in_one_program(project, tmp_path):
     assert '4 of 4 done' in stdout
     metrics = [path.read_text() for path in (tmp_path / 'sweep').glob('*/metrics.jsonl')]
     assert len(set(metrics)) == 4
+
+
+@pytest.mark.full
+def test_lines_in_tests_let_the_norm_pass(project):
+    """Catches a table in the tests that a new norm needs and the page does not name."""
+    shutil.copytree(ROOT / 'tests', project / 'tests', dirs_exist_ok=True)
+    for name in ('pyproject.toml', 'README.md', 'docs'):
+        (project / name).symlink_to(ROOT / name)
+    (diff,) = blocks('diff', '# tests/')
+    apply_diff(project, diff)
+    tests = ['tests/modules/test_norms.py', 'tests/modules/test_norm_statistics.py']
+    done = subprocess.run(
+        [sys.executable, '-m', 'pytest', '-q', '-n', '0', '-k', 'scalenorm or every_norm', *tests],
+        cwd=project,
+        env={**os.environ, 'PYTHONPATH': str(project)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0 and ' passed' in done.stdout, done.stdout[-3000:]

@@ -316,7 +316,7 @@ def test_sigterm_saves_all_runs_for_resuming(sweep_workdir, corpus, tmp_path, mo
     with monkeypatch.context() as patch:
         before_step(patch, terminate_at(7))
         assert train_sweep(base(corpus), CELLS, tmp_path) == SIGNALLED + signal.SIGTERM
-    assert 'SIGTERM: the same command goes on' in capsys.readouterr().out
+    assert 'SIGTERM: run the same command to resume' in capsys.readouterr().out
     for changes in CELLS[:2]:
         folder = cell_folders(tmp_path)[json.dumps(changes)]
         assert (folder / 'checkpoints' / '7').is_dir()

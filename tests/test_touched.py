@@ -207,6 +207,60 @@ def test_row_touches_single_tests(selector, test, parameters, expected):
     assert is_touched == expected
 
 
+TABLE_FILE = 'modules/norms/__init__.py'
+WITH_A_ROW = (
+    INVENTED[TABLE_FILE]
+    .replace(
+        'from modules.norms.lone', 'from modules.norms.last import Last\nfrom modules.norms.lone'
+    )
+    .replace("'used': Used", "'used': Used, 'last': Last")
+)
+
+
+@pytest.mark.parametrize(
+    ('after', 'expected'),
+    [
+        (WITH_A_ROW, {'NORMS': {'last'}}),
+        (f'"""Norms."""\n{WITH_A_ROW}', {'NORMS': {'last'}}),
+        (WITH_A_ROW.replace("'batch': Batch", "'batch': Ghost"), {}),
+        (WITH_A_ROW.replace("'plain': Plain, ", ''), {}),
+        (WITH_A_ROW.replace('return Used()', 'return Last()'), {}),
+        (WITH_A_ROW.replace('import Norm\n', 'import Norm as Base\n'), {}),
+        (INVENTED[TABLE_FILE], {}),
+    ],
+)
+def test_added_rows_are_told_from_other_changes(after, expected):
+    assert touched.list_added_rows(INVENTED[TABLE_FILE], after) == expected
+
+
+def test_added_row_touches_its_tests_alone(tmp_path):
+    """Catches a table that is read as a change of every row."""
+    contents = INVENTED | {
+        TABLE_FILE: WITH_A_ROW,
+        'modules/norms/last.py': 'class Last:\n    width: int = 1\n',
+    }
+    for path, text in contents.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    selector = touched.Selector(tmp_path, contents)
+    by_rows = selector.touched_by_added_rows(TABLE_FILE, INVENTED[TABLE_FILE])
+    assert by_rows is not None and not by_rows.files
+    assert short(by_rows.named) == {'loop', 'rows'} and by_rows.rows == {'last'}
+    assert by_rows.fields == {'norm', 'width'}
+    about = functools.partial(
+        selector.definitions.is_touched,
+        rows=by_rows.rows,
+        tables=by_rows.tables,
+        fields=by_rows.fields,
+    )
+    assert about('tests/test_loop.py::test_all', [])
+    assert about('tests/test_loop.py::test_all[norm.width]', ['norm.width'])
+    assert not about('tests/test_loop.py::test_all[optim.lr]', ['optim.lr'])
+    assert not about('tests/test_rows.py::test_norm[plain]', ['plain'])
+    before = INVENTED[TABLE_FILE].replace("'plain': Plain, ", '')
+    assert selector.touched_by_added_rows(TABLE_FILE, before) is None  # a row of every run
+
+
 def test_deleted_file_touches_its_importers(tmp_path):
     contents = {'configs/default.py': '', 'tests/test_left.py': 'from lm.gone import name\n'}
     for path, text in contents.items():

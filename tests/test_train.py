@@ -169,7 +169,7 @@ def test_state_size_and_long_warmup_are_reported(corpus, tmp_path, capsys):
     assert train(tiny(corpus, train_steps=3), tmp_path) == DONE
     printed = capsys.readouterr().out
     assert 'needs more than 5 steps and the run has 3: warmup_steps=5' in printed
-    size = r'parameters, optimizer state 0\.\d\d MB \(8\.00 bytes a parameter\); mesh'
+    size = r'parameters; optimizer state 0\.\d\d MB \(8\.00 bytes per parameter\)'
     assert re.search(size, ' '.join(printed.split()))
 
 

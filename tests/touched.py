@@ -7,7 +7,8 @@
 A change is the set of files, new ones included, that differ from COMMIT; default: the last one. A
 file touches the tests with files that read it (`tests.dependencies`). A part that is a row of a
 table touches, among the tests that read it only through its table, the tests of its rows
-(`tests.rows`), unless it is a row of every run by default. A file of another kind touches the tests
+(`tests.rows`), unless it is a row of every run by default. A table that differs from COMMIT only by
+added rows and imports touches the tests of those rows. A file of another kind touches the tests
 that name it or its folder. --of names the tests of a file, while --files names all tests that it
 can break (`tests.nearest`).
 
@@ -16,6 +17,7 @@ is for the time of editing. `uv run pytest` comes before a commit, and CI runs a
 """
 
 import argparse
+import ast
 import collections
 import contextlib
 import dataclasses
@@ -50,6 +52,7 @@ class Touched:
       files: test files that it touches as a whole.
       rows: names of rows of `tables`; their tests in `named` are touched, too.
       why: one line.
+      fields: what the rows are about, if no run without them reads them.
     """
 
     files: frozenset[str]
@@ -57,6 +60,7 @@ class Touched:
     rows: frozenset[str] = frozenset()
     tables: tuple[ChoiceTable, ...] = ()
     named: frozenset[str] = frozenset()
+    fields: frozenset[str] = frozenset()
 
 
 class Selector:
@@ -73,8 +77,13 @@ class Selector:
         self.words = functools.cache(self._words)
         self.nearest = Nearest(self.dependencies, self.tests)
 
-    def touched_by(self, file: str) -> Touched:
-        """Returns the tests that a change of a file touches."""
+    def touched_by(self, file: str, is_new: bool = False) -> Touched:
+        """Returns the tests that a change of a file touches.
+
+        Args:
+          file: path of the file.
+          is_new: whether nothing could read it before.
+        """
         if file.startswith(SETTINGS):
             return Touched(self.tests, 'is read before any test: everything')
         reached, rows, tables = self._without_tables(file)
@@ -89,7 +98,36 @@ class Selector:
             path for path in candidates if self.definitions.may_name(path, set(names), tables)
         )
         why = f'{by_imports}; {", ".join(sorted(rows))} may be of {_count(named, "more")}'
-        return Touched(files, why, names, tuple(tables), named)
+        fields = frozenset().union(*map(self.tables.list_fields, names if is_new else ()))
+        return Touched(files, why, names, tuple(tables), named, fields)
+
+    def touched_by_added_rows(self, file: str, before: str) -> Touched | None:
+        """Returns the tests that the rows added to the tables of a file touch.
+
+        Returns None if the file differs by anything else.
+
+        Args:
+          file: path of the file.
+          before: its source before the change.
+        """
+        added = list_added_rows(before, self.sources.text(file)) if before else {}
+        tables = tuple(
+            table for table in self.tables.all if table.file == file and added.get(table.name)
+        )
+        names = frozenset(name for table in tables for name in added[table.name])
+        if (
+            not names
+            or set(added) != {table.name for table in tables}
+            or names & self.tables.defaults
+        ):
+            return None
+        candidates = self.dependencies.follow([file]) & self.tests
+        named = frozenset(
+            path for path in candidates if self.definitions.may_name(path, set(names), tables)
+        )
+        why = f'only adds {", ".join(sorted(names))}, which may be of {_count(named, "test file")}'
+        fields = frozenset().union(*map(self.tables.list_fields, names))
+        return Touched(frozenset(), why, names, tables, named, fields)
 
     def _without_tables(self, file: str) -> tuple[set[str], set[str], list[ChoiceTable]]:
         """Returns (files that read a file, rows that come from these, tables of the rows).
@@ -130,6 +168,64 @@ class Selector:
         return words_in(text) if path.endswith('.json') else set(re.findall(r'=(\w+)', text))
 
 
+def list_added_rows(before: str, after: str) -> dict[str, set[str]]:
+    """Returns {table: names of the rows added to it}, or {} if anything else differs.
+
+    A table is a dict at the top of a file. Added imports, comments and the docstring do not count.
+
+    Args:
+      before: the source before the change.
+      after: the source after it.
+    """
+    earlier, present = Outline.read(before), Outline.read(after)
+    if earlier.statements != present.statements or not earlier.imports <= present.imports:
+        return {}
+    added = {}
+    for name, rows in present.tables.items():
+        names = rows.keys() - earlier.tables[name].keys()
+        if [row for row in rows.items() if row[0] not in names] != [*earlier.tables[name].items()]:
+            return {}
+        added[name] = names
+    return {name: names for name, names in added.items() if names}
+
+
+@dataclasses.dataclass(frozen=True)
+class Outline:
+    """A source file.
+
+    Attributes:
+      tables: {name: {key: value}} of the dicts at its top, values as text.
+      imports: (module, name) of each import.
+      statements: the others, as text; of a table its name alone.
+    """
+
+    tables: dict[str, dict[str, str]]
+    imports: set[tuple[str, str]]
+    statements: list[str]
+
+    @classmethod
+    def read(cls, source: str) -> 'Outline':
+        outline = cls({}, set(), [])
+        for node in ast.parse(source).body:
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                module = getattr(node, 'module', '') or ''
+                outline.imports.update((module, ast.unparse(alias)) for alias in node.names)
+            elif isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Dict):
+                target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
+                pairs = zip(node.value.keys, node.value.values, strict=True)
+                rows = {_read_key(key): ast.unparse(value) for key, value in pairs}
+                outline.tables[ast.unparse(target)] = rows
+                outline.statements.append(ast.unparse(target))
+            elif not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
+                outline.statements.append(ast.unparse(node))
+        return outline
+
+
+def _read_key(key: ast.expr | None) -> str:
+    is_text = isinstance(key, ast.Constant) and isinstance(key.value, str)
+    return key.value if is_text else f'({ast.unparse(key)})' if key else '**'
+
+
 def _count(items: Sequence | frozenset, noun: str) -> str:
     return f'{len(items)} {noun}{"" if len(items) == 1 or noun == "more" else "s"}'
 
@@ -155,6 +251,13 @@ def list_changed_files(root: Path, commit: str) -> list[str]:
         raise SystemExit(f'{commit} is no commit of this project; git log --oneline lists some')
     differ = git(root, 'diff', '--name-only', '--no-renames', '--relative', commit)
     return sorted({*differ, *git(root, 'ls-files', '--others', '--exclude-standard')})
+
+
+def read_at_commit(root: Path, commit: str, path: str) -> str:
+    """Returns a Python file as it was at a commit, or '' if it was not there or is none."""
+    process = subprocess.run(['git', 'show', f'{commit}:./{path}'], cwd=root, capture_output=True)
+    exists = path.endswith('.py') and not process.returncode
+    return process.stdout.decode() if exists else ''
 
 
 def list_files(root: Path) -> list[str]:
@@ -219,7 +322,9 @@ class Selection:
             for test in collect_tests(looked_at)
             for touch in touched
             if test.nodeid.split('::')[0] in touch.named
-            and definitions.is_touched(test.nodeid, test.texts, touch.rows, touch.tables)
+            and definitions.is_touched(
+                test.nodeid, test.texts, touch.rows, touch.tables, touch.fields
+            )
         }
         return cls(files, tuple(selected.values()))
 
@@ -289,7 +394,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         for file in files:
             print(f'{file}:', *selector.nearest.rank_tests(file) or ['no test uses it'])
         return 0
-    touched = {file: selector.touched_by(file) for file in files}
+    touched = {}
+    for file in files:
+        before = '' if options.files else read_at_commit(ROOT, options.commit, file)
+        by_rows = selector.touched_by_added_rows(file, before)
+        is_new = not options.files and not before
+        touched[file] = by_rows or selector.touched_by(file, is_new)
     for file, touch in touched.items():
         print(f'{file}: {touch.why}')
     selection = Selection.select(touched.values(), selector.definitions)

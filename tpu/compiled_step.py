@@ -36,6 +36,7 @@ from lm.run.describe import bytes_per_device
 from lm.run.program import Program
 from lm.run.tables import parameter_count
 from lm.training.flops import flops_in_full, flops_per_token, peak_flops
+from modules.attention.softmax import is_full
 from modules.kernels.attention.splash import AUTO_SIZES, BlockSizes, computed_share
 from tpu.chips import GIB, Topology
 from tpu.collectives import collective_seconds, count_by_kind, list_collectives
@@ -491,13 +492,13 @@ def computed_pair_share(recipe: Recipe, parts: int = 1) -> float:
     The share is the mean over layers. parts: number of devices that share the tokens of a row.
     """
     options = recipe.attention.options
-    window, full_every = options.get('window'), options.get('full_every')
+    window = options.get('window')
     kernel = recipe.kernels.get('attention')
     blocks = BlockSizes(**kernel.options) if kernel and kernel.name == 'splash' else AUTO_SIZES
     total = 0.0
     for block in range(1, recipe.model.n_layers + 1):
-        is_full = window is None or (full_every and block % full_every == 0)
-        total += computed_share(recipe.data.seq_len, None if is_full else window, parts, blocks)
+        layer_window = None if is_full(block, **options) else window
+        total += computed_share(recipe.data.seq_len, layer_window, parts, blocks)
     return total / recipe.model.n_layers
 
 

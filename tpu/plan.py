@@ -30,12 +30,12 @@ if __name__ == '__main__':
 
 from pathlib import Path
 
-from absl import app, flags
+from absl import flags
 from ml_collections import config_flags
 from rich.console import Console
 
 from lm.config.resolve import resolve, with_dtype
-from lm.launch.command import define_config, parse_flags, run_main
+from lm.launch.command import define_config, parse_flags, run_program
 from lm.launch.path_flags import define_path
 from lm.launch.terminal import LOG_WIDTH
 from lm.model.check import check
@@ -135,4 +135,4 @@ def main(_) -> None:
 
 if __name__ == '__main__':
     flags.mark_flags_as_required(['config', 'topology'])
-    app.run(run_main(main), flags_parser=parse_flags)
+    run_program(main, parse_flags)

@@ -18,7 +18,7 @@ if __name__ == '__main__':
 import sys
 from pathlib import Path
 
-from absl import app, flags
+from absl import flags
 
 from eval.claims import board, register
 from eval.claims.claim import FOLDER, Claim, read_claims
@@ -26,7 +26,7 @@ from eval.claims.decide import Decision, decide
 from eval.claims.evidence import open_evidence
 from eval.claims.record import read_record
 from eval.claims.train import train_open_claims
-from lm.launch.command import run_main
+from lm.launch.command import run_program
 from lm.launch.path_flags import define_path
 from lm.study.tables.text import FORMATS, format_table
 
@@ -87,4 +87,4 @@ if __name__ == '__main__':
     define_path('pages', None, 'Folder to write the board and a page a claim to.')
     define_path('record', None, 'board.json, for claims that the workdir has no runs of.')
     flags.DEFINE_enum('format', 'table', FORMATS, 'How to print the board.')
-    app.run(run_main(main))
+    run_program(main)

@@ -25,8 +25,9 @@ from lm.config.recipe import Recipe, sown_losses
 from lm.config.resolve import to_json
 from lm.launch.before_jax import docstring
 from lm.model.check import check
+from lm.run.program import list_parameters
 from lm.run.start import check_run
-from lm.run.tables import format_schedule
+from lm.run.tables import format_schedule, format_table
 from lm.study.plan.arms import ArmPlan
 from lm.study.plan.cells import check_sources, describe_ignored, expand_sweep
 from lm.study.plan.protocols import resolve_protocol
@@ -52,6 +53,7 @@ def define_flags() -> None:
     # A boolean may stand alone: it is 'true' then.
     flags.DEFINE_flag(flags.Flag(flags.ArgumentParser(), None, 'choices', None, text, boolean=True))
     flags.DEFINE_bool('print_config', False, 'Print the resolved config and stop.')
+    flags.DEFINE_bool('print_parameters', False, 'Print the settings of all parameters and stop.')
     flags.DEFINE_bool('print_schedule', False, 'Print the learning rate over the run and stop.')
 
 
@@ -64,7 +66,9 @@ def print_parts() -> bool:
 
 
 def print_config(recipe: Recipe, base: dict[str, Any], sweep: Any, tune: Any = None) -> bool:
-    """Prints the config or the schedule, as the flags request, after checking it and its cells.
+    """Prints the config, the schedule or the parameters, as the flags request.
+
+    The config and its cells are checked first.
 
     Args:
       recipe: the resolved config.
@@ -76,7 +80,8 @@ def print_config(recipe: Recipe, base: dict[str, Any], sweep: Any, tune: Any = N
       Whether a flag was given.
     """
     shows_config, shows_schedule = flags.FLAGS.print_config, flags.FLAGS.print_schedule
-    if not shows_config and not shows_schedule:
+    shows_parameters = flags.FLAGS.print_parameters
+    if not (shows_config or shows_schedule or shows_parameters):
         return False
     (check_run if shows_config else check)(recipe)
     cells = [] if sweep is None else expand_sweep(base, sweep)
@@ -90,6 +95,8 @@ def print_config(recipe: Recipe, base: dict[str, Any], sweep: Any, tune: Any = N
         print(to_json(recipe), end='')
     if shows_schedule:
         print(format_schedule(recipe), end='')
+    if shows_parameters:
+        print(format_table(list_parameters(recipe)), end='')
     if description:
         print(description, file=sys.stderr)
     for note in describe_ignored(cells):

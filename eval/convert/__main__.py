@@ -38,7 +38,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from absl import app, flags
+from absl import flags
 
 from eval.convert import export_hf, export_peft, import_hf, merge, prune
 from eval.convert.fold import TARGETS, fold_checkpoint, write_workdir
@@ -46,7 +46,7 @@ from eval.convert.scores import PER, REMOVE, SCORES
 from eval.load import Checkpoint, define_checkpoint, load
 from lm.config.resolve import digest, resolve, single_run_config
 from lm.launch import distributed
-from lm.launch.command import DEFAULT, define_config, parse_flags, run_main
+from lm.launch.command import DEFAULT, define_config, parse_flags, run_program
 from lm.launch.distributed import check_same_everywhere, is_first, is_multiprocess
 from lm.launch.exit_status import DONE
 from lm.launch.path_flags import define_path
@@ -307,4 +307,4 @@ if __name__ == '__main__':  # only here: other programs have flags of these name
     define_path('reference', None, f'File of numpy (.npz) with {text}')
     flags.DEFINE_enum('dtype', 'float32', [*export_hf.DTYPES], 'Of the weights that are exported.')
     distributed.define_flags()  # of several hosts, for import-hf
-    app.run(run_main(main), flags_parser=parse_flags)
+    run_program(main, parse_flags)

@@ -19,7 +19,7 @@ from flax.traverse_util import unflatten_dict
 
 from eval.convert import hf_config, safetensors
 from eval.convert.families import FAMILIES
-from eval.convert.families.family import Family
+from eval.convert.families.family import Family, TensorRow
 from eval.convert.fold import (
     build_cpu_learner,
     cast,
@@ -27,8 +27,9 @@ from eval.convert.fold import (
     float64_variables,
     reparam_removal,
 )
-from eval.convert.hf_factors import GAIN, scale_queries
+from eval.convert.hf_factors import GAIN, list_factors, scale_queries
 from eval.convert.import_hf import (
+    FACTORS,
     MODEL_PREFIXES,
     MODEL_TYPE,
     OTHER_FILES,
@@ -84,14 +85,16 @@ class ExportedModel:
     """Our model in a family of transformers.
 
     model_type, config: as in their config.json. recipe, params: an import of the export.
-    difference: the largest difference of float32 logits, relative to the largest logit.
-    stored_difference: the same with weights rounded to the dtype of the files.
+    factors: {path: parameter divided by the file's}. difference: the largest difference of float32
+    logits, relative to the largest logit. stored_difference: the same with weights rounded to the
+    dtype of the files.
     """
 
     model_type: str
     config: dict[str, Any]
     recipe: Recipe
     params: Params
+    factors: Mapping[str, float]
     difference: float
     stored_difference: float
 
@@ -127,23 +130,38 @@ def round_params(exported: ExportedModel, dtype: str) -> Params:
     rounded = dict(exported.params)
     for row in FAMILIES[exported.model_type].rows:
         for path in set(row.paths) & rounded.keys():
-            # Files hold gain - 1 in some families; the difference is rounded, not the gain.
-            stored = (rounded[path] - np.float32(row.offset)).astype(DTYPES[dtype])
-            rounded[path] = stored.astype(np.float32) + np.float32(row.offset)
+            stored = _file_values(rounded[path], row, exported.factors.get(path, 1.0))
+            values = stored.astype(DTYPES[dtype]).astype(np.float32) + np.float32(row.offset)
+            rounded[path] = values * np.float32(exported.factors.get(path, 1.0))
     return rounded
+
+
+def _file_values(values: np.ndarray, row: TensorRow, factor: float) -> np.ndarray:
+    """Returns the values of a file, which are rounded: gain - 1 in some families, not the gain."""
+    values = values / np.float32(factor) if factor != 1 else values
+    return values - np.float32(row.offset) if row.offset else values
 
 
 def convert_checkpoint(checkpoint: Checkpoint, dtype: str) -> ExportedModel:
     """Returns the model of a checkpoint in a family. Its logits are not compared yet."""
     source, params = build_plain_model(checkpoint)
-    name, config, recipe = select_family(source, params, find_source_family(checkpoint))
+    record = find_source_record(checkpoint)
+    name, config, recipe = select_family(
+        source, params, record.get(MODEL_TYPE), record.get(FACTORS, {})
+    )
     shapes = param_shapes(build_cpu_learner(recipe, checkpoint.meta['vocab_size']))
     convert_params(params, shapes, recipe, DTYPES[dtype])
-    return ExportedModel(name, config, recipe, params, math.inf, math.inf)
+    factors = list_factors(FAMILIES[name].read(config), recipe, shapes)
+    return ExportedModel(name, config, recipe, params, factors, math.inf, math.inf)
 
 
 def find_source_family(checkpoint: Checkpoint) -> str | None:
-    """Returns the family that a model was imported from, or None if no record names it.
+    """Returns the family that a model was imported from, or None if no record names it."""
+    return find_source_record(checkpoint).get(MODEL_TYPE)
+
+
+def find_source_record(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    """Returns the record of the import that a model comes from; empty if there is none.
 
     Looks into the checkpoint's own record, then follows train.init_from from run to run.
     """
@@ -153,9 +171,9 @@ def find_source_family(checkpoint: Checkpoint) -> str | None:
         try:
             meta = read_meta(*find_checkpoint(source))
         except (ValueError, OSError):  # the source has been deleted
-            return None
+            return {}
         source = resolve_stored(meta['config']).train.init_from
-    return meta.get(MODEL_TYPE)
+    return meta if MODEL_TYPE in meta else {}
 
 
 def build_plain_model(checkpoint: Checkpoint) -> tuple[Recipe, Params]:
@@ -224,7 +242,10 @@ def describe_model(recipe: Recipe) -> dict[str, Any]:
 
 
 def select_family(
-    recipe: Recipe, params: Params, preferred: str | None = None
+    recipe: Recipe,
+    params: Params,
+    preferred: str | None = None,
+    factors: Mapping[str, float] | None = None,
 ) -> tuple[str, dict[str, Any], Recipe]:
     """Returns the first family that has this model.
 
@@ -232,6 +253,7 @@ def select_family(
       recipe: of the model.
       params: its parameters. Biases that are all 0 need no place in the family.
       preferred: the family that is tried first.
+      factors: that an import from `preferred` has written into the weights, by FACTOR_FIELDS.
 
     Returns:
       (model_type, config.json, the recipe of the same model after an import).
@@ -250,7 +272,8 @@ def select_family(
         for name, family in sorted(FAMILIES.items(), key=lambda entry: entry[0] != preferred):
             try:
                 # A family has the model if its config.json, read again, gives the same fields.
-                config = family.write(flatten(recipe) | wanted_fields | unbiased)
+                source_factors = dict(factors or {}) if name == preferred else {}
+                config = family.write(flatten(recipe) | wanted_fields | unbiased | source_factors)
                 fields = family.read(config)
                 converted = recipe_for(fields, to_dict(recipe), recipe.data.tokenizer)
             except ValueError as error:  # their class, or its code, does not allow a value
@@ -402,8 +425,11 @@ def export_tensors(exported: ExportedModel, dtype: str) -> dict[str, safetensors
 
         def make(place=place):
             row = place.row
-            joined = row.layout.join([params[path][place.index] for path in row.paths])
-            return (joined - np.float32(row.offset)) if row.offset else joined
+            arrays = [
+                _file_values(params[path][place.index], row, exported.factors.get(path, 1.0))
+                for path in row.paths
+            ]
+            return row.layout.join(arrays)
 
         shape = place.row.layout.file_shape(place.shapes(shapes))
         tensors[place.name] = safetensors.Tensor(kind, shape, make)

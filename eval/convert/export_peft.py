@@ -70,11 +70,18 @@ def export_adapter(checkpoint: Checkpoint, base: str) -> Adapter:
         if not any(f'{path}/a' in stored for path in paths):
             continue
         _check_factors(place, [used[path] for path in paths], stored)
-        pairs = [tuple(stored[f'{path}/{name}'][place.index] for name in 'ab') for path in paths]
+        factors = [merged.factors.get(path, 1.0) for path in paths]
+        pairs = [
+            (stored[f'{path}/a'][place.index], stored[f'{path}/b'][place.index] / factor)
+            for path, factor in zip(paths, factors, strict=True)
+        ]
         in_a, in_b, is_transposed = join_factors(place.row.layout, used[paths[0]], pairs)
         merged_weight, base_weight = (
             place.row.layout.join(
-                [np.asarray(model.params[path][place.index], np.float64) for path in paths]
+                [
+                    np.asarray(model.params[path][place.index], np.float64) / factor
+                    for path, factor in zip(paths, factors, strict=True)
+                ]
             )
             for model in (merged, without)
         )

@@ -19,8 +19,15 @@ QUERY_SCALAR = '@query_scalar'  # the s of q k / sqrt(s), if it is not the width
 MAX_POSITIONS = '@max_positions'
 ZERO_BIASES = '@zero_biases'  # {part: biases of it that are 0 here, and not in the files}
 # Factors between the weights of the files and their logits, which an import writes into weights.
-EMBEDDING_FACTOR, BRANCH_FACTOR = '@embedding_factor', '@branch_factor'
-LOGIT_DIVISOR = '@logit_divisor'
+ATTENTION_FACTOR, EMBEDDING_FACTOR = '@attention_factor', '@embedding_factor'
+BRANCH_FACTOR, LOGIT_DIVISOR = '@branch_factor', '@logit_divisor'
+FACTOR_FIELDS = (
+    QUERY_SCALAR,
+    ATTENTION_FACTOR,
+    EMBEDDING_FACTOR,
+    BRANCH_FACTOR,
+    LOGIT_DIVISOR,
+)
 NOTES = '@notes'  # fields of the file that transformers does not read
 
 MISSING = object()
@@ -295,8 +302,8 @@ class EvenHeadDim(ConfigEntry):
 class QueryScalar(ConfigEntry):
     """The s of logits q k / sqrt(s).
 
-    Our models have s = head_dim; on import the queries absorb the ratio, and an export writes
-    head_dim.
+    Our models have s = head_dim; on import the queries absorb the ratio. An export writes the s of
+    the import, if there was one.
     """
 
     default: int
@@ -305,12 +312,15 @@ class QueryScalar(ConfigEntry):
         return {QUERY_SCALAR: fields.take('query_pre_attn_scalar', self.default)}
 
     def write(self, flat: Flat) -> Flat:
-        return {'query_pre_attn_scalar': flat['model.head_dim']}
+        return {'query_pre_attn_scalar': flat.get(QUERY_SCALAR, flat['model.head_dim'])}
 
 
 @dataclasses.dataclass(frozen=True)
 class AttentionFactor(ConfigEntry):
-    """The factor of q k, instead of 1 / sqrt(head_dim). An export writes 1 / sqrt(head_dim)."""
+    """The factor of q k, instead of 1 / sqrt(head_dim).
+
+    An export writes the factor of the import, if there was one.
+    """
 
     name: str
     default: float = 1.0
@@ -318,17 +328,18 @@ class AttentionFactor(ConfigEntry):
     has_out: bool = True
 
     def read(self, fields: ConfigFields) -> Flat:
-        return {QUERY_SCALAR: fields.take(self.name, self.default) ** -2.0}
+        return {ATTENTION_FACTOR: fields.take(self.name, self.default)}
 
     def write(self, flat: Flat) -> Flat:
-        return {self.name: flat['model.head_dim'] ** -0.5}
+        return {self.name: flat.get(ATTENTION_FACTOR, flat['model.head_dim'] ** -0.5)}
 
 
 @dataclasses.dataclass(frozen=True)
 class WeightFactor(ConfigEntry):
-    """A factor, or a divisor, that an import writes into weights. An export writes 1.
+    """A factor, or a divisor, that an import writes into weights.
 
-    name: in config.json. factor: a constant of this module, which names the weights.
+    An export writes the import's, or 1. name: in config.json. factor: an element of FACTOR_FIELDS.
+    default: of their class.
     """
 
     name: str
@@ -339,7 +350,7 @@ class WeightFactor(ConfigEntry):
         return {self.factor: fields.take(self.name, self.default)}
 
     def write(self, flat: Flat) -> Flat:
-        return {self.name: 1.0}
+        return {self.name: flat.get(self.factor, 1.0)}
 
 
 INPUT_BIASES = ('attention/query_bias', 'attention/key_bias', 'attention/value_bias')

@@ -10,7 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from eval.convert.hf_config import BRANCH_FACTOR, EMBEDDING_FACTOR, LOGIT_DIVISOR, QUERY_SCALAR
+from eval.convert.hf_config import (
+    ATTENTION_FACTOR,
+    BRANCH_FACTOR,
+    EMBEDDING_FACTOR,
+    LOGIT_DIVISOR,
+    QUERY_SCALAR,
+)
 from lm.config.recipe import Recipe
 
 EMBEDDING, READOUT, GAIN = 'embedding', 'readout', 'final_norm/scale'
@@ -29,8 +35,11 @@ def list_factors(
     """
     factors, embedding = {}, fields.get(EMBEDDING_FACTOR, 1.0)
     # Our models divide logits by sqrt(head_dim), theirs by sqrt(scalar): queries absorb the ratio.
-    if scalar := fields.get(QUERY_SCALAR):
-        factors |= dict.fromkeys(query_paths(shapes), math.sqrt(recipe.head_dim / scalar))
+    scalar, attention = fields.get(QUERY_SCALAR, recipe.head_dim), fields.get(ATTENTION_FACTOR)
+    ratio = math.sqrt(recipe.head_dim / scalar)
+    if attention is not None:
+        ratio *= attention * math.sqrt(scalar)
+    factors |= dict.fromkeys(query_paths(shapes), ratio)
     factors |= {
         path: fields.get(BRANCH_FACTOR, 1.0) for path in shapes if path.endswith(STREAM_WRITERS)
     }

@@ -219,6 +219,8 @@ ROPE_FIELDS = {
     'short_factor': list_kind(positive_kind(), nullable=True),
     'long_factor': list_kind(positive_kind(), nullable=True),
     'attention_factor': positive_kind(nullable=True),
+    'mscale': number_kind(0, nullable=True),
+    'mscale_all_dim': number_kind(0, nullable=True),
     'beta_fast': positive_kind(nullable=True),
     'beta_slow': positive_kind(nullable=True),
     'truncate': FLAG_OR_NULL,

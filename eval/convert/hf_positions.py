@@ -5,6 +5,7 @@ layer.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -235,6 +236,8 @@ def read_rope(
         fields.ignore('partial_rotary_factor', 1.0, {'partial_rotary_factor': fraction})
         fraction = 1.0
     options = {'rope_base': float(remaining.pop('rope_theta', base)), 'rope_fraction': fraction}
+    if kind == 'yarn':
+        remaining = replace_mscale(remaining, fields)
     name, longest = 'original_max_position_embeddings', fields.raw.get('max_position_embeddings')
     if name in SCALING_OPTIONS[kind]:
         remaining[name] = original_length or remaining.get(name, longest)
@@ -252,6 +255,24 @@ def read_rope(
     if remaining:
         raise ValueError(f'{FILE} has rope_parameters that are not known: {", ".join(remaining)}')
     return {f'attention.{name}': value for name, value in options.items()}
+
+
+def replace_mscale(parameters: Mapping[str, Any], fields: ConfigFields) -> dict[str, Any]:
+    """Returns the parameters of YaRN with attention_factor in place of mscale and mscale_all_dim.
+
+    transformers reads the two only together and without an attention_factor (arXiv:2405.04434).
+    """
+    names = ('mscale', 'mscale_all_dim')
+    replaced = {name: value for name, value in parameters.items() if name not in names}
+    mscale, mscale_all_dim = (parameters.get(name) for name in names)
+    factor = parameters.get('factor')
+    if mscale and mscale_all_dim and factor and 'attention_factor' not in parameters:
+        log_factor = 0.1 * math.log(max(1.0, factor))
+        replaced['attention_factor'] = (mscale * log_factor + 1) / (mscale_all_dim * log_factor + 1)
+    else:
+        for name in names:
+            fields.ignore(name, None, parameters)
+    return replaced
 
 
 def _convert_value(name: str, value: Any) -> Any:
@@ -279,6 +300,17 @@ def write_original_length(parameters: Flat) -> Flat:
     """Returns the original length, which Phi-3 also has beside its rope_parameters."""
     name = 'original_max_position_embeddings'
     return {name: parameters[name]} if parameters['rope_type'] == 'longrope' else {}
+
+
+def list_kinds(layers: int, period: int, place: int) -> list[str]:
+    """Returns the kind of each layer.
+
+    Args:
+      layers: their number.
+      period: of full layers; 0: all have a window.
+      place: of the full layer in a period, from 1; 0: the last.
+    """
+    return [FULL if period and (i + 1) % period == place else SLIDING for i in range(layers)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -321,13 +353,17 @@ class Window:
             return {}
         if set(kinds) == {SLIDING}:
             return {'attention.window': window}
-        period = kinds.index(FULL) + 1
-        if kinds != [SLIDING if (i + 1) % period else FULL for i in range(layers)]:
+        first, *later = [i for i, kind in enumerate(kinds) if kind == FULL]
+        # A single full layer has any period that leaves no other.
+        period = later[0] - first if later else max(first + 1, layers - first)
+        place = (first + 1) % period
+        if kinds != list_kinds(layers, period, place):
             raise ValueError(
-                f'{FILE} has layer_types in an order that our models lack: they have full layers '
-                'at each n-th place'
+                f'{FILE} has layer_types in an order that our models lack: they have a full layer '
+                'at one place of each n layers'
             )
-        return {'attention.window': window, 'attention.full_every': period}
+        fields_read = {'attention.window': window, 'attention.full_every': period}
+        return fields_read | ({'attention.full_at': place} if place else {})
 
     def default_types(self, fields: ConfigFields, layers: int, window: int | None) -> list[str]:
         """Returns the kinds of layers for a file that does not list them.
@@ -359,10 +395,9 @@ class Window:
             # No layer uses it, but their code needs a number.
             written['sliding_window'] = flat['data.seq_len']
         if self.has_types:
-            written['layer_types'] = [
-                FULL if window is None or (period and (i + 1) % period == 0) else SLIDING
-                for i in range(flat['model.n_layers'])
-            ]
+            layers, place = flat['model.n_layers'], flat['attention.full_at'] or 0
+            kinds = list_kinds(layers, period or 0, place)
+            written['layer_types'] = [FULL] * layers if window is None else kinds
         if self.has_use:
             written |= {'use_sliding_window': window is not None, 'max_window_layers': 0}
         return written

@@ -45,7 +45,8 @@ from lm.training.state import Learner, Weights
 from modules.params import named_leaves
 
 SCALE = 'embedding_scale'
-MODEL_TYPE = 'model_type'  # in the record of a checkpoint: the family it came from
+# In the record of a checkpoint: the family it came from, and the factors in its weights.
+MODEL_TYPE, FACTORS = 'model_type', 'factors'
 MAX_SEQ_LEN = 2048  # tokens of a row of data, even if the model can read longer rows
 MAX_LISTED = 12  # names in an error
 CHUNK_ROWS = 1024  # rows of two tables that are compared at once
@@ -78,7 +79,8 @@ class ImportedModel:
     """A model of transformers as ours.
 
     params: {path: float32 array on a mesh}. notes: on differences. n_bytes_read: bytes that this
-    process has read of the file_bytes of weights.
+    process has read of the file_bytes of weights. factors: that are part of the weights here, by
+    FACTOR_FIELDS; an export takes them out again.
     """
 
     model_type: str
@@ -89,6 +91,7 @@ class ImportedModel:
     notes: list[str]
     n_bytes_read: int
     file_bytes: int
+    factors: Mapping[str, float]
 
 
 def import_folder(
@@ -164,6 +167,7 @@ def import_folder(
         notes=notes,
         n_bytes_read=reader.n_bytes_read,
         file_bytes=reader.file_bytes,
+        factors={name: fields[name] for name in hf_config.FACTOR_FIELDS if name in fields},
     )
 
 
@@ -416,6 +420,7 @@ def write_run(folder: Path, workdir: Path, imported: ImportedModel) -> None:
         'vocab_size': imported.vocab_size,
         'imported_from': str(folder),
         MODEL_TYPE: imported.model_type,
+        FACTORS: dict(imported.factors),
     }
     files = (folder / name for name in (*TOKENIZER_FILES[1:], *OTHER_FILES))
     beside = [file for file in files if file.is_file()]

@@ -20,13 +20,13 @@ import json
 import sys
 from pathlib import Path
 
-from absl import app, flags
+from absl import flags
 
 from eval.fit.fitting import fit_points, format_report, report_record
 from eval.fit.laws import LAWS
 from eval.fit.laws import MOMENTUM as MOMENTUM_OF_PAPER
 from eval.fit.points import PointOptions, points_from_table, points_from_workdir
-from lm.launch.command import run_main
+from lm.launch.command import run_program
 from lm.launch.path_flags import define_path
 from lm.storage.files import replace_file
 
@@ -79,4 +79,4 @@ def main(_) -> None:
 
 
 if __name__ == '__main__':
-    app.run(run_main(main))
+    run_program(main)

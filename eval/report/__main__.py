@@ -8,10 +8,10 @@ from lm.launch.before_jax import prepare_streams
 if __name__ == '__main__':
     prepare_streams()  # before any file is opened
 
-from absl import app, flags
+from absl import flags
 
 from eval.report.page import write_report
-from lm.launch.command import run_main
+from lm.launch.command import run_program
 from lm.launch.path_flags import define_path
 
 
@@ -28,4 +28,4 @@ if __name__ == '__main__':
     define_path('figures', None, 'Folder for PNG and SVG figures; none without it.')
     text = 'Variant, or one of its cells, that others are compared with; the first by default.'
     flags.DEFINE_string('baseline', '', text)
-    app.run(run_main(main))
+    run_program(main)

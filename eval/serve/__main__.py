@@ -13,11 +13,11 @@ import importlib.util
 import signal
 import sys
 
-from absl import app, flags
+from absl import flags
 
 from eval.load import define_checkpoint, load
 from lm.launch import streams
-from lm.launch.command import parse_flags, run_main
+from lm.launch.command import parse_flags, run_program
 
 CHECKPOINT = define_checkpoint()
 HOST = flags.DEFINE_string('host', '127.0.0.1', 'Address to listen at; 0.0.0.0: all of them.')
@@ -78,4 +78,4 @@ def main(_) -> None:
 
 if __name__ == '__main__':
     flags.mark_flag_as_required('checkpoint')
-    app.run(run_main(main), flags_parser=parse_flags)
+    run_program(main, parse_flags)

@@ -23,11 +23,12 @@ import select
 import sys
 from pathlib import Path
 
-from absl import app, flags
+from absl import flags
 
 from eval.sync import follower
 from eval.sync.trackers import make_tracker
 from lm.launch import streams
+from lm.launch.command import run_program
 from lm.launch.exit_status import BAD_INPUT, DONE
 from lm.launch.path_flags import define_path
 from lm.record.metrics import FILE
@@ -106,4 +107,4 @@ if __name__ == '__main__':
     flags.DEFINE_string('project', None, 'Project of W&B, experiment of MLflow.')
     flags.DEFINE_bool('follow', False, 'Go on while the run trains.')
     flags.DEFINE_bool('until_eof', False, 'Follow until standard input ends: for train.py.')
-    app.run(run)
+    run_program(run)

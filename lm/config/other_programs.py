@@ -1,21 +1,18 @@
-"""Names that nanoGPT, nanochat, torchtitan, Hugging Face, MaxText, Levanter, NanoDO and LitGPT use.
+"""Names that nanoGPT, nanochat, torchtitan, Hugging Face, MaxText, Levanter, NanoDO, LitGPT,
+OLMo-core and axolotl use, with the fields and explanations that answer them.
 
-Flags with these names are refused; the answer lists the flags that work here, with the given
-values.
+Flags with these names are refused; `lm.config.translator` makes the answer.
 """
 
 import difflib
 import functools
-import math
 import os
 import re
 import shlex
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from modules.choices import ROWS_BY_ALIAS, closest_names
 
 
 class ForeignNames(NamedTuple):
@@ -31,9 +28,15 @@ class ForeignNames(NamedTuple):
       notes: {name: sentence}.
       absent: {word: explanation}.
       elsewhere: {field here: ((pattern of values that it cannot read, explanation), ...)}.
+      exact: {'name=value': 'field here=its value'}.
+      files: {program: names that all are at the top of its config files}.
       presets: {name of a config: words of sizes}.
       corpora: {word: OWNER/NAME of a data set}.
-      step_batches: names of batch sizes that include gradient accumulation.
+      batches: {name of a batch size: step or device, whose sequences it counts}.
+      tokens: {name of a number of tokens: field here that counts the same}.
+      devices: names of numbers whose product is the number of devices.
+      lists: names whose value is settings with commas between them.
+      configs: names with a config file as value.
       models: names with a model as value.
       hub: names with OWNER/NAME of a data set as value.
     """
@@ -47,9 +50,15 @@ class ForeignNames(NamedTuple):
     notes: Mapping[str, str]
     absent: Mapping[str, str]
     elsewhere: Mapping[str, Sequence[tuple[str, str]]]
+    exact: Mapping[str, str]
+    files: Mapping[str, Sequence[str]]
     presets: Mapping[str, Sequence[str]]
     corpora: Mapping[str, str]
-    step_batches: Sequence[str]
+    batches: Mapping[str, str]
+    tokens: Mapping[str, str]
+    devices: Sequence[str]
+    lists: Sequence[str]
+    configs: Sequence[str]
     models: Sequence[str]
     hub: Sequence[str]
 
@@ -61,7 +70,8 @@ def foreign_names() -> ForeignNames:
     fields = index_by_name(table['fields'].items())
     elsewhere: dict[str, list[tuple[str, str]]] = {}
     for row in table['elsewhere']:
-        elsewhere.setdefault(row['field'], []).append((row['pattern'], row['say']))
+        pattern = row['pattern'].replace('MODEL', '|'.join(table['model_words'].split()))
+        elsewhere.setdefault(row['field'], []).append((pattern, row['say']))
     return ForeignNames(
         fields={name: path.split() for name, path in fields.items()},
         shares={name: (row['field'], row['whole']) for name, row in table['shares'].items()},
@@ -72,9 +82,15 @@ def foreign_names() -> ForeignNames:
         notes=index_by_name((row['say'], row['names']) for row in table['notes']),
         absent=index_by_name((row['say'], row['words']) for row in table['absent']),
         elsewhere=elsewhere,
+        exact=index_by_name(table['exact'].items()),
+        files={program: names.split() for program, names in table['files'].items()},
         presets={config: sizes.split() for config, sizes in table['presets'].items()},
         corpora=table['corpora'],
-        step_batches=table['batches_of_a_step'].split(),
+        batches=index_by_name(table['batches'].items()),
+        tokens=index_by_name(table['tokens'].items()),
+        devices=table['devices'].split(),
+        lists=table['lists'].split(),
+        configs=table['configs'].split(),
         models=table['models'].split(),
         hub=table['hub'].split(),
     )
@@ -85,13 +101,29 @@ def index_by_name(rows: Iterable[tuple[Any, str]]) -> dict[str, Any]:
     return {name: meaning for meaning, names in rows for name in names.split()}
 
 
+def find_preset(text: str) -> str:
+    """Returns the config here of a model's size, by its name or its file elsewhere; '' if there is
+    none of that size.
+    """
+    name = re.sub(r'\.(py|toml|ya?ml|json)$', '', text.lower()).rpartition('/')[2]
+    sizes = re.findall(r'(?<![\dx.])\d+(?:\.\d+)?[mb](?![a-z\d])', name)
+    words = sizes or [normalize_name(name), *re.split(r'[^a-z\d]+', name)[1:]]
+    presets = foreign_names().presets.items()
+    return next((config for config, names in presets if not {*names}.isdisjoint(words)), '')
+
+
 def select_preset(text: str) -> str:
     """Returns the config here for a model that is called `text` elsewhere."""
-    presets = foreign_names().presets.items()
-    return next(
-        (name for name, sizes in presets if any(s in normalize_name(text) for s in sizes)),
-        'default',
-    )
+    return find_preset(text) or 'default'
+
+
+def family_hint(text: str) -> str:
+    """Explains that models of a family, such as mamba-130m, are not here; '' for any other."""
+    match = re.match(r'[a-z]+\d*', text.lower().rpartition('/')[2])
+    words = (match[0], match[0].rstrip('0123456789')) if match else ()
+    presets = {word for words in foreign_names().presets.values() for word in words}
+    absent = foreign_names().absent
+    return next((absent[word] for word in words if word in absent and word not in presets), '')
 
 
 def normalize_name(name: str) -> str:
@@ -134,8 +166,10 @@ def spell_value(name: str, text: str) -> str:
 
 def replacement_hint(name: str) -> str:
     """Explains the alternative to a name without counterpart here; '' for any other name."""
+    whole = str(name)
     for corpus, dataset in foreign_names().corpora.items():
-        if normalize_name(str(name).rpartition('/')[2]).startswith(corpus):
+        is_versioned = bool(re.fullmatch(rf'{corpus}/\w+:[\d.]+', whole))  # of TFDS
+        if is_versioned or normalize_name(whole.rpartition('/')[2]).startswith(corpus):
             return download_hint(name if is_hub_name(name) else dataset, corpus)
     return foreign_names().absent.get(normalize_name(name), '')
 
@@ -159,7 +193,10 @@ def is_near(name: str, candidate: str, is_part: bool = False) -> bool:
     if is_part:
         shares_word = bool({*words} & {*candidate_words} - {''})
         has_words = all(any(_is_misspelt(word, w) for w in candidate_words) for word in words)
-        return normalize_name(name) == normalize_name(candidate) or (shares_word and has_words)
+        # One word of several may stand for another thing: a temperature is not readout_temperature.
+        is_same = len(words) > 1 or len(candidate_words) == 1
+        is_respelt = normalize_name(name) == normalize_name(candidate)
+        return is_respelt or (shares_word and has_words and is_same)
     return len(words) == len(candidate_words) and all(map(_is_misspelt, words, candidate_words))
 
 
@@ -175,240 +212,7 @@ def is_multi_run(path: str) -> bool:
     return path.startswith(('sweep', 'tune', 'tuning'))
 
 
-class Translator:
-    """Collects flags of other programs, and answers with the flags of this one."""
-
-    def __init__(
-        self,
-        fields: dict[str, tuple],
-        flags: Collection[str],
-        explain_refusal: Callable[[str, str], str],
-    ):
-        """Args:
-        fields: {path: (its types, the names that it may have)} of the config; empty for a program
-          without config.
-        flags: the flags of this program.
-        explain_refusal: returns why a field does not take the text of a value, or ''.
-        """
-        self._fields, self._flags, self._explain_refusal = fields, flags, explain_refusal
-        self._foreign_flags: list[str] = []
-        self._values: dict[str, str] = {}  # {flag: its value}
-        self._sentences: list[str] = []
-        self._explanations: dict[str, list[str]] = {}  # {explanation: arguments}
-        self._shares: list[tuple[str, str, str]] = []
-        self._has_step_batch = False
-
-    def is_foreign(self, path: str, text: str) -> bool:
-        """Returns whether --config.PATH=TEXT belongs to another program that also has a config."""
-        if path in self._fields:
-            _, names = self._fields[path]
-            is_no_name = bool(names and text) and text not in names
-            return is_no_name and normalize_name(text) in foreign_names().values.get(path, {})
-        section = path.split('.')[0]
-        if not section or is_multi_run(section):
-            return False
-        field_names = foreign_names().fields.keys() | foreign_names().shares.keys()
-        is_named = not field_names.isdisjoint(suffixes(f'config.{path}'))
-        return is_named or not any(field.startswith(f'{section}.') for field in self._fields)
-
-    def add(self, argument: str, text: str) -> None:
-        """Adds an unknown flag, such as --learning_rate, with its value ('' if it has none)."""
-        names = suffixes(argument if argument.startswith('-') else f'maxtext.{argument}')
-        last_name, foreign = names[-1], foreign_names()
-        exact_paths = [n for n in names if n in self._fields]
-        program_flags = [foreign.flags.get(n, n) for n in names if not exact_paths]
-        program_flag = next((flag for flag in program_flags if flag in self._flags), '')
-        foreign_field = next((n for n in names if n in foreign.fields), '')
-        share = next((n for n in names if n in foreign.shares), '')
-        missing_name = next(filter(replacement_hint, names), '')
-        missing_group = next(filter(replacement_hint, names[0].split('.')[:-1]), '')
-        paths = exact_paths or [
-            path for path in foreign.fields.get(foreign_field, ()) if path in self._fields
-        ]
-        paths = paths or [path for path in self._fields if path.split('.')[1] == last_name]
-        value_hint = elsewhere_hint(paths[0], text) if paths and text else ''
-        if paths and text and not value_hint:
-            is_path = foreign.forms.get(foreign_field) == 'text:{}'
-            is_dataset = is_hub_name(text) and not os.path.exists(text)
-            spelled = (text if is_dataset else '') if is_path else spell_value(foreign_field, text)
-            value_hint = replacement_hint(spelled)
-        if foreign_field in foreign.hub and is_hub_name(text):
-            value_hint = value_hint or download_hint(text, text.partition('/')[2])
-        self._has_step_batch |= any(n in foreign.step_batches for n in names)
-        # The order matters: names that are certain come first, guesses last.
-        if program_flag:
-            self._add_program_flag(argument, program_flag, last_name, text)
-        elif self._fields and not {*names}.isdisjoint(foreign.models):
-            self._add_flag(argument, 'config', f'configs/{select_preset(text)}.py')
-            self.add_sentence(foreign.notes.get(last_name, ''))
-        elif share and self._fields:
-            self._shares.append((argument, share, text))
-        elif len(missing_name) > len(foreign_field) and not exact_paths:
-            self._explain(argument, replacement_hint(missing_name))
-        elif missing_group and not foreign_field and not exact_paths:
-            self._explain(argument, replacement_hint(missing_group))
-        elif value_hint:
-            self._explain(f'{argument}={text}', value_hint)
-        elif foreign_field and paths:
-            self._add_field(argument, paths[0], foreign_field, text)
-        elif paths:
-            accepting = [p for p in paths if not text or not self._explain_refusal(p, text)]
-            if len(accepting or paths) == 1:
-                self._add_field(argument, (accepting or paths)[0], last_name, text)
-            else:
-                ending = f'={text}' if accepting and text else ''
-                maybe = ' or '.join(f'--config.{path}{ending}' for path in accepting or paths)
-                self.add_sentence(f'{argument} is {maybe}.')
-        else:
-            self.add_sentence(f'{argument} is no flag here.{self._suggest_flag(last_name, text)}')
-
-    def _suggest_flag(self, name: str, text: str) -> str:
-        """Suggests a flag for a misspelt or shortened name, with the value if it takes that."""
-        flags = {flag: [flag] for flag in self._flags}
-        for path in self._fields:
-            flags.setdefault(path.split('.')[1], []).append(f'config.{path}')
-        native_names = list(flags)
-        for foreign_name, paths in foreign_names().fields.items():
-            native_flags = [f'config.{path}' for path in paths if path in self._fields]
-            flags.setdefault(foreign_name, native_flags)
-        accepting = {n: [f for f in flags[n] if self._accepts(f, text)] for n in flags}
-        likely = [n for n in flags if is_near(name, n, is_part=n not in self._flags)]
-        for near in closest_names(name, likely) if len(name) > 1 else ():
-            if len(accepting[near]) == 1:
-                return f' Did you mean --{accepting[near][0]}{"=" if text else ""}{text}?'
-        # `second_lr` may be another thing than `lr`: such a field is named without the value. Names
-        # of other programs are not: `mup` is no misspelling of `mp`.
-        similar = [n for n in native_names if is_near(name, n) or name.endswith(f'_{n}')]
-        names = [f'--{flag}' for flag in dict.fromkeys(f for n in similar for f in accepting[n])]
-        listed = ' or '.join(names) if len(names) <= 3 else ''
-        return f' A similar name is {listed}.' if listed else ''
-
-    def _accepts(self, flag: str, text: str) -> bool:
-        """Returns whether a flag, such as config.optim.lr, takes a value; any flag takes none."""
-        path = flag.removeprefix('config.')
-        return path not in self._fields or not text or not self._explain_refusal(path, text)
-
-    def add_sentence(self, text: str) -> None:
-        """Adds a sentence to the answer."""
-        if text and text not in self._sentences:
-            self._sentences.append(text)
-
-    def _explain(self, argument: str, explanation: str) -> None:
-        """Adds a flag to those that an explanation answers."""
-        self._explanations.setdefault(explanation, []).append(argument)
-
-    def _add_flag(self, argument: str, flag: str, text: str) -> None:
-        self._foreign_flags.append(argument)
-        self._values[flag] = text
-
-    def _add_program_flag(self, argument: str, flag: str, name: str, text: str) -> None:
-        """Adds a flag of the program. --workdir joins the folder of all runs and a run's name."""
-        before = self._values.get(flag, '')
-        if name in ('run_name', 'run', 'id'):
-            text = f'{before or "runs"}/{text}'
-        elif flag == 'workdir':
-            text = text.rstrip('/') + before.removeprefix('runs')
-        self._add_flag(argument, flag, text)
-
-    def _add_field(self, argument: str, path: str, name: str, text: str) -> None:
-        translated = self._translate_value(path, name, text) or text
-        reason = self._explain_refusal(path, translated) if translated else 'it needs a value'
-        if reason:
-            reason = reason.removesuffix('.')
-            self.add_sentence(f'{argument} is no flag here; --config.{path} is, but {reason}.')
-            return
-        implied = foreign_names().implied.get(name) or foreign_names().implied.get(
-            normalize_name(text), {}
-        )
-        implied = {} if translated == 'none' else implied  # a part that is off needs nothing
-        implied_flags = {f'config.{field}': value for field, value in implied.items()}
-        if argument == f'--config.{path}':
-            self.add_sentence(f'{argument}={text} is no value here.')
-            self._values[f'config.{path}'] = translated
-        else:
-            self._add_flag(argument, f'config.{path}', translated)
-        if (
-            path.startswith('mesh.') and translated == '-1'
-        ):  # one axis alone takes what the others leave
-            implied_flags = {'config.mesh.data': '1', f'config.{path}': '-1'}
-        self._values |= implied_flags
-        notes = (foreign_names().notes.get(n, '') for n in (*suffixes(argument), name))
-        self.add_sentence(next(filter(None, notes), ''))
-
-    def _translate_value(self, path: str, name: str, text: str) -> str:
-        """Returns the value in the field's spelling, or '' for a name that is like none of its
-        names.
-        """
-        types, names = self._fields[path]
-        values = foreign_names().values
-        tables = [values[n] for n in (name, path) if normalize_name(text) in values.get(n, {})]
-        text = tables[0][normalize_name(text)] if tables else spell_value(name, text)
-        if names and text and text not in names:
-            alias = ROWS_BY_ALIAS.get(normalize_name(text))
-            if alias is not None and alias in names:
-                return alias
-            nearest = ''.join(closest_names(text, names))
-            self.add_sentence(f'{path} has no {text}; {nearest} is nearest.' if nearest else '')
-            return nearest
-        if bool in types:
-            return text or 'True'
-        if int in types or float in types:
-            try:
-                number = float(text)
-            except ValueError:
-                return text
-            return str(int(number)) if int in types and number.is_integer() else text
-        return text
-
-    def _resolve_shares(self) -> None:
-        """Converts shares to values if the whole is given too, otherwise to sentences."""
-        for argument, name, text in self._shares:
-            path, whole_path = foreign_names().shares[name]
-            try:
-                share, whole = float(text), float(self._values.get(f'config.{whole_path}', 'nan'))
-            except ValueError:
-                share = whole = math.nan
-            value = share / whole if path == 'optim.final_lr_fraction' and whole else share * whole
-            if path == 'optim.warmup_steps' and (share > 1 or not share):
-                value = share  # steps
-            is_steps = path == 'optim.warmup_steps' and math.isfinite(value)
-            value_text = str(round(value)) if is_steps else f'{value:.6g}'
-            if not math.isfinite(value) or self._explain_refusal(path, value_text):
-                self._explain(argument, replacement_hint(name))
-            else:
-                self._add_flag(argument, f'config.{path}', value_text)
-        self._shares.clear()
-
-    def answer(self) -> str:
-        """Returns one line for all added flags, or '' if there are none."""
-        self._resolve_shares()
-        sizes = [self._values.get(f'config.{path}', '') for path in BATCHES]
-        if all(map(str.isdecimal, sizes)) and not self._has_step_batch:
-            self._values[f'config.{BATCHES[0]}'] = str(int(sizes[0]) * int(sizes[1]))
-        flags = [f'--{flag}' + (f'={text}' if text else '') for flag, text in self._values.items()]
-        predicate = 'is no flag' if len(self._foreign_flags) == 1 else 'are no flags'
-        opening = (
-            f'{", ".join(self._foreign_flags)} {predicate} here.' if self._foreign_flags else ''
-        )
-        advice = f'Write {shlex.join(flags)}' if flags else ''
-        explanations = [f'{", ".join(args)}: {why}.' for why, args in self._explanations.items()]
-        return ' '.join(filter(None, [opening, *explanations, *self._sentences, advice]))
-
-
-BATCHES = ('data.batch_size', 'train.microbatches')
-
-
 def parse_positional(argument: str) -> tuple[str, str]:
     """Returns (name, value) of NAME=VALUE, which MaxText accepts without --, else ('', '')."""
-    match = re.fullmatch(r'([A-Za-z]\w*)=(.*)', argument, re.DOTALL)
+    match = re.fullmatch(r'([A-Za-z][\w.-]*)=(.*)', argument, re.DOTALL)
     return (match[1], match[2]) if match else ('', '')
-
-
-def config_file_hint(argument: str) -> str:
-    """Explains --config for a config path that was given without it; '' for any other argument."""
-    if Path(argument).suffix not in ('.py', '.toml', '.yml', '.yaml', '.json'):
-        return ''
-    file = argument if argument.endswith('.py') and Path(argument).is_file() else ''
-    return (
-        f'{argument}: a config is given as --config={file or "configs/default.py"}, a Python file.'
-    )

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import sys
+import textwrap
 import traceback
 import types
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -19,10 +20,12 @@ from ml_collections.config_flags.config_flags import ConfigFileFlagParser
 
 from lm.config.choice import AUTO
 from lm.config.fields import FIELDS, Field
-from lm.config.other_programs import Translator, config_file_hint, parse_positional
+from lm.config.other_files import SUFFIXES, is_foreign_config
+from lm.config.other_programs import parse_positional
 from lm.config.recipe import Recipe
 from lm.config.resolve import digest, flatten, single_run_config
 from lm.config.suggestions import MULTI_RUN_SECTIONS, check_flags, field_hint, flag_type_error
+from lm.config.translator import Translator
 from lm.launch.distributed import leave
 from lm.launch.exhausted import explain_memory_error, is_memory_error
 from lm.launch.exit_status import BAD_INPUT, SIGNALLED
@@ -36,6 +39,9 @@ flags.disclaim_key_flags()  # flags that are defined here belong to the program 
 
 
 DEFAULT = Path(__file__).parents[2] / 'configs' / 'default.py'
+USAGE = ('    ', 'python -m ')  # how lines of usage begin in docstrings
+REPEATED = '; repeat this option'  # what absl adds to the text of a flag
+HELP_WIDTH, HELP_COLUMN = 98, 26  # characters of a line, and before the text of a flag
 EXAMPLE = 'a config file has def get_config(): ... return config, as configs/default.py has'
 
 
@@ -56,6 +62,59 @@ def run_main(main: Callable[[list[str]], None]) -> Callable[[list[str]], None]:
             leave(BAD_INPUT)
 
     return wrapper
+
+
+def run_program(
+    main: Callable[[list[str]], None], parser: Callable[[list[str]], list[str]] | None = None
+) -> None:
+    """Runs `main` of a program, or prints its help; the process exits.
+
+    Args:
+      main: the program; it gets the words of the command line that are no flags.
+      parser: parses the flags; None: as absl does.
+    """
+    if {'-h', '-help', '--help'} & {*sys.argv[1:]}:
+        print(format_help(sys.modules['__main__'].__doc__ or '', list_program_flags()))
+        sys.exit()
+    app.run(run_main(main), flags_parser=parser or flags.FLAGS)
+
+
+def list_program_flags() -> list[flags.Flag]:
+    """Returns the flags of the running program, without options of suites (NAME.OPTION)."""
+    program_flags = flags.FLAGS.get_key_flags_for_module(sys.argv[0])
+    return [flag for flag in program_flags if '.' not in flag.name]
+
+
+def format_help(description: str, program_flags: Sequence[flags.Flag]) -> str:
+    """Returns the help of a program: summary and usage, its flags, and the rest of the text.
+
+    Args:
+      description: docstring of the program.
+      program_flags: its flags.
+    """
+    paragraphs = description.strip().split('\n\n')
+    is_usage = [i == 0 or text.startswith(USAGE) for i, text in enumerate(paragraphs)]
+    first_rest = is_usage.index(False) if False in is_usage else len(paragraphs)
+    settings = {flag: _format_flag(flag) for flag in program_flags}
+    column = min(max(map(len, settings.values()), default=0) + 2, HELP_COLUMN)
+    lines = []
+    for flag, setting in settings.items():
+        indent = f'{setting:{column}}' if len(setting) < column else f'{setting}  '
+        text = ' '.join((flag.help or '').split()).split(REPEATED)[0]
+        lines += textwrap.TextWrapper(HELP_WIDTH, indent, ' ' * column).wrap(text) or [setting]
+    blocks = [*paragraphs[:first_rest], '\n'.join(lines), *paragraphs[first_rest:]]
+    return '\n\n'.join(filter(None, blocks))
+
+
+def _format_flag(flag: flags.Flag) -> str:
+    """Returns '  --name=DEFAULT', without the default if there is none."""
+    if flag.boolean:
+        return f'  --[no]{flag.name}' if flag.default else f'  --{flag.name}'
+    default = ','.join(flag.default) if isinstance(flag.default, list) else flag.default
+    if isinstance(default, float):
+        default = f'{default:g}'
+    is_short = isinstance(default, str | int) and default != ''
+    return f'  --{flag.name}=' + (str(default) if is_short else '...')
 
 
 def run_trainer(main: Callable[[], int]) -> Callable[[list[str]], None]:
@@ -235,29 +294,41 @@ def check_names(argv: Sequence[str]) -> None:
     defined, fields = flags.FLAGS, {}
     if 'config' in defined:
         fields = {path: (field.types, choice_names(field)) for path, field in FIELDS.items()}
-    translator = Translator(fields, defined, explain_refusal)
+    translator = Translator(fields, _list_program_flags(), explain_refusal)
     words = list(argv[1 : argv.index('--') if '--' in argv else None])
+    is_after_foreign = False  # further words may be more values: --target_modules q_proj v_proj
     while words:
         word = words.pop(0)
         flag, is_whole, text = word.partition('=')
         name = flag.lstrip('-')
         has_value = bool(words) and not is_whole and not words[0].startswith('--')
+        value = words[0] if has_value else text
         is_config = bool(fields) and name.split('.')[0] in ('config', 'noconfig')
+        is_ours = is_config or name in defined or name.removeprefix('no') in defined
         path = name.partition('.')[2]
         if not word.startswith('-'):
             if fields and all(parse_positional(word)):
                 translator.add(*parse_positional(word))
-            else:
-                translator.add_sentence(config_file_hint(word))
-        elif is_config and translator.is_foreign(path, words[0] if has_value else text):
-            translator.add(flag, words.pop(0) if has_value else text)
-        elif is_config or name in defined or name.removeprefix('no') in defined:
-            if has_value and not (_is_switch(name) or words[0].startswith('-')):
+            elif not is_after_foreign or Path(word).suffix in ('.py', *SUFFIXES):
+                translator.add_word(word)
+            continue
+        is_foreign_file = name == 'config' and is_foreign_config(value)
+        is_foreign = not is_ours or (is_config and translator.is_foreign(path, value))
+        is_after_foreign = is_foreign and not is_whole
+        if is_foreign or is_foreign_file:
+            if has_value:
                 words.pop(0)
-        else:
-            translator.add(flag, words.pop(0) if has_value else text)
+            translator.add(flag, value)
+        elif has_value and not (_is_switch(name) or words[0].startswith('-')):
+            words.pop(0)
     if message := translator.answer():
         raise ValueError(message)
+
+
+def _list_program_flags() -> list[str]:
+    """Returns the flags that other programs' may stand for: all but absl's own, as --log_dir."""
+    modules = {flag: flags.FLAGS.find_module_defining_flag(flag) or '' for flag in flags.FLAGS}
+    return [flag for flag, module in modules.items() if not module.startswith('absl.')]
 
 
 def explain_refusal(path: str, text: str) -> str:

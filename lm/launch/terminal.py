@@ -8,7 +8,7 @@ from typing import Any
 
 from absl import flags, logging
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 LOG_WIDTH = 160
 
@@ -24,27 +24,41 @@ def quiet_libraries() -> None:
         logging.get_absl_logger().addFilter(lambda record: '/orbax/' not in record.pathname)
 
 
+def format_duration(seconds: float) -> str:
+    """Returns '45 s', '3.8 min' or '2.1 h'."""
+    if seconds < 59.5:
+        return f'{seconds:.0f} s'
+    return f'{seconds / 60:.1f} min' if seconds < 3570 else f'{seconds / 3600:.1f} h'
+
+
 class Terminal:
-    """Live progress on a terminal, one plain line for each row otherwise; silent: no output."""
+    """Live progress on a terminal, one plain line for each row otherwise; silent: no output.
+
+    Rows show tokens per second, MFU and the time left once an interval between rows is long enough
+    to measure them: the first row contains the start of the program, and the last interval may be
+    a few steps, whose time is mostly not their own.
+    """
 
     def __init__(self, silent: bool = False):
         width = None if sys.stdout.isatty() else LOG_WIDTH
         self.console = Console(highlight=False, width=width, quiet=silent)
         self._silent, self._progress = silent, None
+        self._logged_step: int | None = None
+        self._longest_interval = 0
 
     @contextlib.contextmanager
     def show_progress(self, steps: int, step: int) -> Generator[None]:
-        """Shows the progress bar from `step` on, on a terminal."""
+        """Shows the progress bar from `step` on, on a terminal. It is removed at the end."""
         if self._silent or not self.console.is_terminal:
             yield
             return
         self._progress = Progress(
             TextColumn('step'),
             MofNCompleteColumn(),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=16),
             TextColumn('{task.fields[line]}'),
-            TimeRemainingColumn(),
             console=self.console,
+            transient=True,
         )
         self._task = self._progress.add_task('', total=steps, completed=step, line='')
         with self._progress:
@@ -56,14 +70,26 @@ class Terminal:
 
     def show_row(self, row: dict[str, Any], steps: int) -> None:
         """Shows a logged row, in the progress bar or as a line."""
-        step, rate = row['step'], row['tokens_per_sec']
-        mfu = 'unknown' if math.isnan(row['mfu']) else f'{row["mfu"]:.1%}'
-        line = f'loss {row["loss"]:.4f}  {rate:,.0f} tokens/s  mfu {mfu}'
+        step = row['step']
+        line = f'loss {row["loss"]:.4f}'
+        if self._is_representative(step):
+            mfu = 'unknown' if math.isnan(row['mfu']) else f'{row["mfu"]:.1%}'
+            line += f'  {row["tokens_per_sec"]:,.0f} tokens/s  mfu {mfu}'
+            if step < steps:
+                line += f'  {format_duration((steps - step) * row["step_sec"])} left'
         if self._progress:
             self._progress.update(self._task, completed=step, line=line)
-            return
-        minutes_left = (steps - step) * row['step_sec'] / 60
-        self.say(f'step {step:>6} of {steps}  {line}  {minutes_left:.1f} min left')
+        else:
+            self.say(f'step {step:>6} of {steps}  {line}')
+
+    def _is_representative(self, step: int) -> bool:
+        """Returns whether the interval that ends at `step` is at least half the longest."""
+        previous, self._logged_step = self._logged_step, step
+        if previous is None:
+            return False
+        interval = step - previous
+        self._longest_interval = max(interval, self._longest_interval)
+        return 0 < self._longest_interval <= 2 * interval
 
     def show_divergence(self, reason: str) -> None:
         """Prints that the run diverged."""

@@ -87,7 +87,8 @@ def detect_host(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Hos
             return None
         raise ValueError(
             f'--{stray[0]} is of a job of several processes, of which nothing is known here: '
-            'give --coordinator=HOST:PORT, --num_processes=N and --process_id=I.'
+            'give --coordinator=HOST:PORT, --num_processes=N and --process_id=I. One process has '
+            'all devices of its host, without any of these.'
         )
     launched = launched or LauncherHost('')
     count = _parse_number(host_flags, 'num_processes', launched.num_processes)

@@ -13,17 +13,22 @@ from lm.config.mixture import MixedRows
 from lm.config.recipe import Recipe
 from lm.devices.check_mesh import list_mesh_notes
 from lm.devices.mesh import format_mesh
+from lm.launch.distributed import is_first
 from lm.model.kernels import select_fused_attention
 from lm.record.code import describe_code, running_code
+from lm.record.names import PARAMETERS
 from lm.run.journal import Journal
 from lm.run.program import Experiment, Program
 from lm.run.tables import (
+    format_table,
+    group_parameters,
     make_table,
     optimizer_state_bytes,
     parameter_count,
     parameter_rows,
     trained_count,
 )
+from lm.storage.files import write_text
 from modules.options import declared_options
 
 
@@ -33,28 +38,38 @@ def print_description(journal: Journal) -> None:
     learner = experiment.learner
     train, validation = experiment.dataset.train, experiment.dataset.validation
     steps = data.steps_in_epoch(train, journal.recipe.data.batch_size)
-    epoch = 'before a source repeats' if isinstance(train, MixedRows) else 'an epoch'
+    epoch = 'before a source repeats' if isinstance(train, MixedRows) else 'per epoch'
     terminal.say(
-        f'text: {train.n_bytes:,} bytes, {train.n_tokens:,} tokens, {steps:,} steps {epoch}; '
-        f'validation: {validation.n_bytes:,} bytes'
+        f'text: {train.n_tokens:,} tokens, {train.n_bytes / 1e6:,.2f} MB, {steps:,} steps {epoch}; '
+        f'validation {validation.n_tokens:,} tokens, {validation.n_bytes / 1e6:,.2f} MB'
     )
     if isinstance(train, MixedRows) and isinstance(validation, MixedRows):
         for i, name in enumerate(train.names):
             part = train.sources[i]
             terminal.say(
                 f'  {name}: {train.shares.fractions[i]:.4g} of the sequences; '
-                f'{part.n_bytes:,} bytes, {part.n_tokens:,} tokens; '
-                f'validation: {validation.sources[i].n_bytes:,} bytes'
+                f'{part.n_tokens:,} tokens, {part.n_bytes / 1e6:,.2f} MB; '
+                f'validation {validation.sources[i].n_tokens:,} tokens'
             )
-    terminal.console.print(make_table(parameter_rows(learner, experiment.mesh)))
+    rows = parameter_rows(learner, experiment.mesh)
+    if is_first():
+        write_text(journal.workdir / PARAMETERS, format_table(rows))
+    groups, common = group_parameters(rows)
     n, state_bytes = parameter_count(learner), optimizer_state_bytes(experiment.state_shapes)
     trained = trained_count(learner)
     share = '' if trained == n else f', {trained:,} of them trained ({trained / n:.2%})'
     terminal.say(
-        f'{n:,} parameters{share}, optimizer state {state_bytes / 1e6:,.2f} MB '
-        f'({state_bytes / n:.2f} bytes a parameter); mesh {format_mesh(experiment.mesh)}, kernels '
-        f'{learner.model.kernels}, products in {journal.recipe.model.dtype}; mfu is of '
-        f'{experiment.peak / 1e12:.3f} TFLOP/s ({experiment.peak_source})'
+        f'model: {n:,} parameters{share}; optimizer state {state_bytes / 1e6:,.2f} MB '
+        f'({state_bytes / n:.2f} bytes per parameter)'
+    )
+    terminal.console.print(make_table(groups))
+    settings = ', '.join(f'{name} {value}' for name, value in common.items())
+    if common:
+        terminal.say(f'all: {settings}')
+    terminal.say(f'kernels: {learner.model.kernels}')
+    terminal.say(
+        f'mesh {format_mesh(experiment.mesh)}, {journal.recipe.model.dtype} matmuls; mfu is '
+        f'relative to {experiment.peak / 1e12:.3f} TFLOP/s ({experiment.peak_source})'
     )
     if reason := select_fused_attention(journal.recipe, experiment.platform)[1]:
         name = learner.model.kernels.kernel_name('attention')
@@ -74,7 +89,7 @@ def list_field_origins(
       inherited: fields that a checkpoint gives.
       source: name of that checkpoint.
     """
-    lines = {'not as in configs/default.py': overridden, f'from {source}': inherited}
+    lines = {'changed from configs/default.py': overridden, f'from {source}': inherited}
     return [
         f'{origin}: {", ".join(f"{path}={value}" for path, value in fields.items())}'
         for origin, fields in lines.items()
@@ -83,14 +98,14 @@ def list_field_origins(
 
 
 def format_memory(experiment: Experiment, program: Program) -> str:
-    """Returns a line with the memory of a device, from the shapes and the compiler's own report."""
+    """Returns a line with the memory per device, from the shapes and the compiler's own report."""
     shapes = experiment.state_shapes
     weights = bytes_per_device(shapes.params)
     state = bytes_per_device((shapes.opt_state, shapes.average))
     temporaries = program.compile_step(1).memory_analysis().temp_size_in_bytes
     return (
-        f'a device holds {weights / 1e6:,.2f} MB of parameters, {state / 1e6:,.2f} MB of optimizer '
-        f'state and, in a step, {temporaries / 1e6:,.2f} MB of activations and gradients'
+        f'memory per device: {weights / 1e6:,.2f} MB parameters, {state / 1e6:,.2f} MB optimizer '
+        f'state, {temporaries / 1e6:,.2f} MB activations and gradients'
     )
 
 

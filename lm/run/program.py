@@ -24,6 +24,7 @@ from lm.model.objectives import build_training_mixture, count_marks, evaluation_
 from lm.record.checkpoint import FOLDER, list_steps
 from lm.record.machine import device_memory_bytes
 from lm.run.profile import Tracer
+from lm.run.tables import parameter_rows
 from lm.storage.files import expand_home
 from lm.training.diagnostics import make_diagnose_step
 from lm.training.flops import flops_per_token, peak_flops
@@ -72,6 +73,19 @@ def build_without_text(recipe: Recipe, tokenizer: str, platform: str) -> Learner
     learner = build_learner(recipe, vocab_size, 0, platform)  # no shape depends on bos_id
     check_learner(learner)
     return learner
+
+
+def list_parameters(recipe: Recipe) -> list[dict[str, str]]:
+    """Returns a row for each parameter (`parameter_rows`) on the devices here. No text is read."""
+    devices, vocab_size = jax.devices(), data.tokenizers.vocab_size(recipe.data.tokenizer)
+    blueprint = Blueprint(
+        recipe,
+        vocab_size + count_marks(recipe),
+        0,  # no shape depends on bos_id
+        devices,
+        lambda: device_memory_bytes() // (len(devices) if devices[0].platform == 'cpu' else 1),
+    )
+    return parameter_rows(blueprint.learner, blueprint.mesh)
 
 
 def locate_data(recipe: Recipe, workdir: Path) -> DataConfig:

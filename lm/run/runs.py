@@ -12,7 +12,7 @@ from lm.config.resolve import to_dict
 from lm.devices.check_mesh import check_single_run
 from lm.launch.distributed import broadcast_from_first, is_first
 from lm.launch.exit_status import DIVERGED, DONE, SIGNALLED
-from lm.launch.terminal import Terminal
+from lm.launch.terminal import Terminal, format_duration
 from lm.record.code import running_code
 from lm.record.machine import device_name, versions
 from lm.record.run import Run
@@ -94,7 +94,7 @@ def report_finished(slot: Slot) -> int:
     """Prints that a single run has ended before, and returns its exit status."""
     journal, steps = slot.journal, slot.recipe.train.steps
     journal.terminal.say(
-        f'{journal.workdir} is at step {journal.step} of {steps}: nothing left to do'
+        f'{journal.workdir} is finished: step {journal.step} of {steps}, nothing left to do'
     )
     return DONE
 
@@ -108,7 +108,7 @@ def report_exit(slot: Slot, signals: list[int]) -> int:
     if slot.status == Status.STOPPED:
         name = signal.Signals(signals[0]).name
         outcome = f'saved step {journal.step}' if journal.step else 'nothing trained yet'
-        say(f'{name}: {outcome} in {journal.workdir}; the same command goes on')
+        say(f'{name}: {outcome} in {journal.workdir}. Run the same command to resume.')
         return SIGNALLED + signals[0]
-    say(f'done: {journal.workdir}, {journal.wall_sec() / 60:.1f} min')
+    say(f'done: {journal.workdir}, {format_duration(journal.wall_sec())}')
     return DONE

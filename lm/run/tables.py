@@ -1,5 +1,6 @@
 """Tables of a config, for a terminal: its parameters, and its learning rate over the run."""
 
+import collections
 import math
 from collections.abc import Collection
 
@@ -62,6 +63,44 @@ def parameter_rows(learner: Learner, mesh: Mesh) -> list[dict[str, str]]:
     return rows
 
 
+# Columns of the parameter table that groups of parameters share, and their headers.
+GROUP_COLUMNS = {
+    'role': 'role',
+    'optimizer': 'optimizer',
+    'init std': 'init std',
+    'lr': 'lr',
+    'decay': 'decay/step',
+    'over steps': 'horizon (steps)',
+    'reparam': 'reparam',
+    'sharding': 'sharding',
+}
+
+
+def group_parameters(rows: list[dict[str, str]]) -> tuple[list[dict[str, str]], dict[str, str]]:
+    """Returns a row for each group of parameters with equal settings, and the common settings.
+
+    A setting that all parameters have in common is left out of the rows.
+
+    Args:
+      rows: the rows of `parameter_rows`.
+    """
+    groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[column] for column in GROUP_COLUMNS), []).append(row)
+    roles = collections.Counter(settings[0] for settings in groups)
+    varying = [c for c in GROUP_COLUMNS if c == 'role' or len({row[c] for row in rows}) > 1]
+    common = {GROUP_COLUMNS[c]: rows[0][c] for c in GROUP_COLUMNS if c not in varying}
+    lines = []
+    for members in groups.values():
+        count = sum(math.prod(map(int, row['shape'].split(' x '))) for row in members)
+        settings = {GROUP_COLUMNS[column]: members[0][column] for column in varying}
+        if roles[role := settings.pop('role')] > 1:
+            names = [row['parameter'].rpartition('/')[2] for row in members]
+            role += f': {names[0]}' + f' and {len(names) - 1} more' * (len(names) > 1)
+        lines.append({'role': role, 'parameters': f'{count:,}'} | settings)
+    return lines, common
+
+
 def _format_sharding(over: PartitionSpec) -> str:
     """Returns the mesh axes of each dimension, such as 'fsdp, -, tensor+expert'."""
     if not any(over):
@@ -107,6 +146,14 @@ def optimizer_state_bytes(state_shapes: State) -> int:
     """Returns the bytes that the optimizer and the average of a run hold beside its parameters."""
     leaves = jax.tree.leaves((state_shapes.opt_state, state_shapes.average))
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
+
+
+def format_table(rows: list[dict[str, str]]) -> str:
+    """Returns rows with equal keys as lines of text, with a header."""
+    lines = [dict(zip(rows[0], rows[0], strict=True)), *rows]
+    widths = {column: max(len(line[column]) for line in lines) for column in rows[0]}
+    padded = ('  '.join(f'{text:{widths[c]}}' for c, text in line.items()) for line in lines)
+    return ''.join(f'{line.rstrip()}\n' for line in padded)
 
 
 def make_table(rows: list[dict[str, str]]) -> Table:

@@ -56,6 +56,9 @@ class SoftmaxAttention(MultiHead):
     full_every: Annotated[
         int, Option('each n-th layer attends to all, whatever the window; 0: none does', 0)
     ] = 0
+    full_at: Annotated[
+        int, Option('place of the full layer among full_every, from 1; 0: the last', 0)
+    ] = 0
 
     has_scores = True
     takes_slopes = True
@@ -65,8 +68,8 @@ class SoftmaxAttention(MultiHead):
     def check(cls, recipe: Any, part: Any) -> None:
         """Raises ValueError for options that contradict each other or the objective.
 
-        `full_every` needs a window. `affine_scaled` adds a mean of earlier tokens, so no objective
-        may let tokens see later tokens.
+        `full_every` needs a window, `full_at` a larger `full_every`. `affine_scaled` adds a mean of
+        earlier tokens, so no objective may let tokens see later tokens.
         """
         super().check(recipe, part)
         options = part.options
@@ -74,6 +77,11 @@ class SoftmaxAttention(MultiHead):
             raise ValueError(
                 f'attention.full_every={options["full_every"]} says which layers have no window, '
                 'and attention.window is None: all have none. Set the window, or leave it out.'
+            )
+        if options['full_at'] and options['full_at'] >= options['full_every']:
+            raise ValueError(
+                f'attention.full_at={options["full_at"]} must be below attention.full_every='
+                f'{options["full_every"]}: the last place of a group is 0, and the default.'
             )
         for objective in recipe.objectives:
             if objective.row.has_prefix and options['affine_scaled']:
@@ -91,6 +99,7 @@ class SoftmaxAttention(MultiHead):
         *,
         window: int | None,
         full_every: int,
+        full_at: int = 0,
         **options,
     ) -> float:
         """Returns the mean number of tokens that a query attends to.
@@ -103,9 +112,11 @@ class SoftmaxAttention(MultiHead):
           block: the number of the layer, from 1.
           window: W, the tokens that a query attends to; None: all earlier tokens.
           full_every: every n-th layer has no window; 0: all layers have it.
+          full_at: the place of that layer among n; 0: the last.
           **options: ignored.
         """
-        if window is None or window >= length or (full_every and block % full_every == 0):
+        lacks_window = bool(full_every) and block % full_every == full_at
+        if window is None or window >= length or lacks_window:
             return length / 2
         return window - window**2 / (2 * length)
 
@@ -230,7 +241,7 @@ class SoftmaxAttention(MultiHead):
 
     def is_full(self) -> jax.Array | None:
         """Returns whether this layer has no window; None if all layers agree."""
-        return is_full(self.block, self.window, self.full_every)
+        return is_full(self.block, self.window, self.full_every, self.full_at)
 
     def temperature(self) -> jax.Array | None:
         """Returns a learned factor of q k for each head, [N], 1 at the start; None: not learned."""
@@ -280,7 +291,11 @@ class L2Attention(SoftmaxAttention):
 
 
 def is_full(
-    block: jax.Array | float, window: int | None = None, full_every: int = 0, **options
+    block: jax.Array | float,
+    window: int | None = None,
+    full_every: int = 0,
+    full_at: int = 0,
+    **options,
 ) -> jax.Array | None:
     """Returns whether layer `block` has no window; None if all layers agree.
 
@@ -288,11 +303,12 @@ def is_full(
       block: the number of the layer, from 1; may be traced.
       window: tokens that a query attends to; None: all layers are full.
       full_every: every n-th layer has no window; 0: none is full.
+      full_at: the place of that layer among n; 0: the last.
       **options: ignored.
     """
     if window is None or not full_every:
         return None
-    return jnp.mod(block, full_every) == 0
+    return jnp.mod(block, full_every) == full_at
 
 
 def scale_affinely(module: nn.Module, alpha_BTN, mixed_BNTH, mean_BNTH, valid_BT1) -> jax.Array:

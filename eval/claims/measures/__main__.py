@@ -7,10 +7,8 @@ if __name__ == '__main__':
 
 from pathlib import Path
 
-from absl import app
-
 from eval.claims.evidence import compute_measure
-from lm.launch.command import run_main
+from lm.launch.command import run_program
 
 
 def main(argv: list[str]) -> None:
@@ -20,4 +18,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == '__main__':
-    app.run(run_main(main))
+    run_program(main)

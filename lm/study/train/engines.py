@@ -358,7 +358,7 @@ def _finish(work: Work, report: Callable[[Path], str], say: Callable[[str], None
     with mirror_sweep_records(work.url, say), hold_lock(work.workdir / LOCK):
         say(write_summary(work.workdir))
         if work.caught:
-            say(f'{signal.Signals(work.caught[0]).name}: the same command goes on')
+            say(f'{signal.Signals(work.caught[0]).name}: run the same command to resume')
             return SIGNALLED + work.caught[0]
         say(report(work.workdir))
     return DONE if all(map(work.is_final, itertools.chain(*work.groups))) else BAD_INPUT

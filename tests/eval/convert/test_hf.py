@@ -99,7 +99,7 @@ def read_logits(name):
         return file['logits']
 
 
-DEFAULT_ROWS = ('gemma2', 'gpt2', 'llama3')
+DEFAULT_ROWS = ('gemma2', 'gpt2', 'granite', 'llama3')
 
 
 @pytest.mark.default_rows(*DEFAULT_ROWS)
@@ -560,6 +560,29 @@ def test_export_measures_bfloat16_difference_on_files(tmp_path):
         np.testing.assert_array_equal(array, again.params[path])
         rounded += np.any(array != converted.params[path])
     assert rounded > 10
+
+
+@pytest.mark.default_rows('granite-4')
+@pytest.mark.parametrize('name, n_fields', [('granite', 4), ('gemma2', 1)])
+def test_export_takes_factors_out_again(tmp_path, name, n_fields):
+    """The files of bfloat16 and their multipliers are those of the source, bit for bit. Catches a
+    factor that stays in a weight, or that config.json loses.
+    """
+    half = {n: x.astype(ml_dtypes.bfloat16) for n, x in draw_weights(name).items()}
+    model = import_folder(save_case(tmp_path / 'source', name, half), base(), Path('run'))
+    assert len(model.factors) == n_fields
+    checkpoint = make_checkpoint(model)
+    checkpoint.meta[import_hf.FACTORS] = dict(model.factors)
+    exported = export_hf.convert_checkpoint(checkpoint, 'bfloat16')
+    assert exported.config.items() >= {
+        (field, value)
+        for field, value in CASES[name]['config'].items()
+        if 'multiplier' in field or ('scal' in field and isinstance(value, int | float))
+    }
+    export_hf.write_folder(tmp_path / 'out', checkpoint, exported, 'bfloat16')
+    stored = dict(safetensors.map_tensors(safetensors.read_folder(tmp_path / 'out')))
+    assert_same(stored, half)
+    assert_same(export_hf.round_params(exported, 'bfloat16'), model.params)
 
 
 @pytest.mark.full

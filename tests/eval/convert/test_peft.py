@@ -117,6 +117,23 @@ def test_base_plus_adapter_is_merged_model(tmp_path):
 
 
 @pytest.mark.full
+def test_adapter_fits_files_with_multipliers(tmp_path):
+    """W = base + alpha / r B A holds for the files of a Granite, whose weights are ours without its
+    multipliers. Catches an adapter that is as many times too small on the source.
+    """
+    write_run(tmp_path, tmp_path / 'run', import_case('granite'))
+    source = checkpoint(LLAMA | {'train.init_from': str(tmp_path / 'run')})
+    adapter, exported = export_adapter(source, 'someone/granite'), export_checkpoint(source)
+    assert exported.config['residual_multiplier'] == 0.22
+    merged = export_tensors(exported, 'float32')
+    name, layers = 'model.layers.1.self_attn.o_proj', source.weights.params['layers']
+    a, b = (adapter.tensors[f'{PREFIX}{name}.lora_{x}.weight'] for x in 'AB')
+    base_weight = layers['attention']['out']['base'][1].reshape(-1, 16).T / 0.22
+    expected = base_weight + 2 / 3 * b @ a
+    np.testing.assert_allclose(merged[f'{name}.weight'].make(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.full
 @pytest.mark.parametrize(
     ('changes', 'message'),
     [

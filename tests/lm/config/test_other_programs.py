@@ -32,7 +32,9 @@ def test_no_name_is_listed_twice():
     columns = [TABLE[section].values() for section in ('fields', 'flags', 'forms', 'presets')]
     rows = {section: TABLE[section] for section in ('values', 'also', 'notes', 'absent')}
     columns += [[row.get('names') or row['words'] for row in rows[section]] for section in rows]
-    columns += [[TABLE[line]] for line in ('batches_of_a_step', 'models', 'hub')]
+    columns += [TABLE['exact'].values(), TABLE['batches'].values()]
+    columns += [TABLE['tokens'].values()]
+    columns += [[TABLE[line]] for line in ('models', 'hub', 'devices', 'lists', 'configs')]
     for column in columns:
         names = Counter(' '.join(column).split())
         assert names and names.most_common(1)[0][1] == 1, names.most_common(1)
@@ -44,7 +46,14 @@ def test_rows_name_existing_fields_and_configs():
     assert {path for pair in foreign.shares.values() for path in pair} <= FIELDS.keys()
     assert {path for fields in foreign.implied.values() for path in fields} <= FIELDS.keys()
     assert foreign.values.keys() <= foreign.fields.keys() | FIELDS.keys()
-    assert foreign.forms.keys() | {*foreign.step_batches, *foreign.hub} <= foreign.fields.keys()
+    names_here = {path.split('.')[1] for path in FIELDS}
+    assert foreign.forms.keys() <= foreign.fields.keys() | names_here
+    assert {*foreign.hub} <= foreign.fields.keys()
+    assert foreign.batches.keys() <= foreign.fields.keys()
+    assert {*foreign.tokens.values()} <= FIELDS.keys()
+    assert all(other_programs.replacement_hint(name) for name in foreign.tokens)
+    settings = [setting.split('=') for setting in foreign.exact.values()]
+    assert [pair for pair in settings if explain_refusal(*pair)] == []
     assert all((ROOT / f'configs/{name}.py').is_file() for name in foreign.presets)
     assert all(dataset.count('/') == 1 for dataset in foreign.corpora.values())
 
@@ -55,7 +64,7 @@ def test_words_and_sentences_are_well_formed():
     words = [
         *foreign.absent,
         *foreign.corpora,
-        *(size for row in foreign.presets.values() for size in row),
+        *(size.replace('.', '') for row in foreign.presets.values() for size in row),
     ]
     words += [value for table in foreign.values.values() for value in table]
     assert [name for name in words if name != normalize_name(name)] == []
@@ -90,11 +99,13 @@ def test_explanations_name_programs_and_extras_that_exist():
     for name in re.findall(r'python -m ([\w.]+)', text):
         spec = find_spec(name)
         assert spec and (not spec.submodule_search_locations or find_spec(f'{name}.__main__')), name
-    sources = [*ROOT.glob('eval/**/*.py'), *ROOT.glob('lm/launch/*.py'), ROOT / 'train.py']
+    sources = [*ROOT.glob('eval/**/*.py'), *ROOT.glob('lm/launch/*.py'), *ROOT.glob('tpu/**/*.py')]
+    sources.append(ROOT / 'train.py')
     code = '\n'.join(file.read_text() for file in sources)
     commands = text.replace('tensorboard --logdir', '').replace('--local-dir', '')  # of others
     flags = {*re.findall(r'--(\w[\w-]*)', commands)} - {'config'}
-    assert flags and [flag for flag in flags if f"'{flag}'" not in code] == []
+    unknown = [f for f in flags if f"'{f}'" not in code and f' {f}: str = option(' not in code]
+    assert flags and unknown == []
     assert {'import-hf', 'export-hf'} <= {*re.findall(r'eval\.convert (\S+)', text)}
     assert all(f"'{name}': " in code for name in re.findall(r'eval\.convert (\S+)', text))
     project = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
@@ -102,7 +113,8 @@ def test_explanations_name_programs_and_extras_that_exist():
     assert extras and extras <= project['optional-dependencies'].keys()
     assert {*re.findall(r'--(?:track|to)=(\w+)', text)} <= TRACKERS.keys()
     assert {*re.findall(r'--suite=(\w+)', text)} <= SUITES.keys()
-    assert all((ROOT / file).is_file() for file in re.findall(r'configs/\w+\.py', text))
+    files = re.findall(r'configs/\w+\.py|docs/[\w/]+\.md', text)
+    assert all((ROOT / file).is_file() for file in files) and 'docs/guide/hosts.md' in files
 
 
 def test_absent_names_are_not_here():
@@ -150,6 +162,7 @@ def test_model_that_is_on_disk_is_no_model_of_the_hub(tmp_path, monkeypatch):
         ('embedding_lr', 'embedding_norm', True, False),
         ('embedding_lr', 'embedding_norm', False, False),
         ('profiler_steps', 'aro_steps', True, False),
+        ('temperature', 'readout_temperature', True, False),
     ],
 )
 def test_near_names_share_their_words(name, other, is_part, expected):

@@ -2,6 +2,7 @@
 
 import errno
 import re
+import subprocess
 import sys
 import types
 
@@ -20,6 +21,7 @@ from lm.launch.command import (
     default_workdir,
     find_overrides,
     find_set_fields,
+    format_help,
     parse_flags,
     run_trainer,
 )
@@ -219,7 +221,7 @@ def test_program_reports_overrides_and_checkpoint_fields(
     parse_config(DEFAULT, '--config.train.init_from=RUN', '--config.model.n_heads=2', *sweep_flags)
     train.main()
     ((recipe, *_, (overrides, followed)),) = started
-    assert overrides == 'not as in configs/default.py: model.n_heads=2, train.init_from=RUN'
+    assert overrides == 'changed from configs/default.py: model.n_heads=2, train.init_from=RUN'
     assert followed.startswith('from RUN: model.d_model=16, ') and 'n_heads' not in followed
     assert 'model.d_ff=48' in followed and recipe.model.d_ff == 48
 
@@ -303,3 +305,45 @@ def test_other_xla_errors_keep_traceback():
 
     with pytest.raises(jax.errors.JaxRuntimeError):
         run_trainer(main)(['train.py'])
+
+
+HELPS = (
+    *('eval', 'eval.claims', 'eval.compare', 'eval.convert', 'eval.coordinates', 'eval.fit'),
+    *('eval.generate', 'eval.report', 'eval.rules', 'eval.runs', 'eval.serve', 'eval.sync'),
+    'tpu.plan',
+)
+
+
+@pytest.mark.full  # a process each
+@pytest.mark.parametrize('module', HELPS)
+def test_help_is_one_screen(module):
+    """--help exits 0 and shows the program's flags first. Catches options of suites, and the whole
+    default config.
+    """
+    command = [sys.executable, '-m', module, '--help']
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    lines = process.stdout.splitlines()
+    assert process.returncode == 0 and not process.stderr, process.stderr
+    assert len(lines) <= 45 and max(map(len, lines)) <= 100
+    assert sum(line.startswith('  --') for line in lines) > 1
+
+
+def test_help_lists_flags_and_text():
+    """Catches a default that is lost, and lines that absl adds."""
+    values = flags.FlagValues()
+    flags.DEFINE_multi_string('word', [], 'A word.', flag_values=values)
+    flags.DEFINE_float('rate', 0.1 + 0.2, 'A rate.', flag_values=values)
+    flags.DEFINE_bool('dry', False, 'No effect.', flag_values=values)
+    description = 'Does this.\n\n    python -m it --word=A\n\nMore of it.\n'
+    program_flags = [values[name] for name in ('word', 'rate', 'dry')]
+    assert format_help(description, program_flags).splitlines() == [
+        'Does this.',
+        '',
+        '    python -m it --word=A',
+        '',
+        '  --word=...  A word.',
+        '  --rate=0.3  A rate.',
+        '  --dry       No effect.',
+        '',
+        'More of it.',
+    ]

@@ -32,6 +32,10 @@ def test_tiny_config_passes():
             r'kernels.linear_attention=chunked would change nothing: model.attention=softmax',
         ),
         ({'attention.full_every': 2}, r'attention.full_every=2 .*window is None'),
+        (
+            {'attention.window': 2, 'attention.full_every': 2, 'attention.full_at': 2},
+            r'full_at=2 must be below attention.full_every=2',
+        ),
         ({'attention.window': 0}, r'attention.window must be between 1 and .*got 0'),
         (
             {'attention.qk_norm_over': 'model', 'model.qk_norm': 'none'},

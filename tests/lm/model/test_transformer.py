@@ -77,7 +77,7 @@ def numpy_forward(config, params, tokens_T):
     x = p['embedding'][tokens_T]
     for i in range(model.n_layers):
         w = {path.removeprefix('layers/'): v[i] for path, v in p.items() if 'layers/' in path}
-        is_full = (i + 1) % options['full_every'] == 0
+        is_full = (i + 1) % options['full_every'] == options['full_at']
         base = 10_000.0 if is_full else options['rope_local_base']
         is_rotated = (i + 1) % options['no_rope_every'] != 0
         mask = np.tri(length, dtype=bool) & ~np.tri(
@@ -102,7 +102,7 @@ def test_forward_matches_numpy_decoder():
     alike.
     """
     changes = {'model.n_heads': 4, 'model.n_layers': 3, 'model.head_dim': 6}
-    changes |= {'attention.window': 3, 'attention.full_every': 3}
+    changes |= {'attention.window': 3, 'attention.full_every': 3, 'attention.full_at': 1}
     changes |= {'attention.rope_local_base': 50.0, 'attention.no_rope_every': 2}
     config, params = tiny_config(changes), build_params(changes)
     ours = forward(changes, params)

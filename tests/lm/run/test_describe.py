@@ -122,7 +122,7 @@ def test_norm_study_reaches_warmups():
 
 def test_field_origins_have_a_line_each():
     lines = [
-        'not as in configs/default.py: optim.lr=1.0, train.steps=2',
+        'changed from configs/default.py: optim.lr=1.0, train.steps=2',
         'from RUN: model.d_model=8',
     ]
     fields = {'optim.lr': 1.0, 'train.steps': 2}, {'model.d_model': 8}

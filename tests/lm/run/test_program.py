@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lm.devices.shardings import batch_shapes
-from lm.launch.terminal import CellTerminal, Terminal
+from lm.launch.terminal import CellTerminal, Terminal, format_duration
 from lm.record.metrics import replace_non_finite
 from lm.run import program as program_of_runs
 from lm.run.program import Experiment, Program
@@ -43,12 +43,32 @@ def test_utilisation_never_exceeds_peak(monkeypatch, second_peak, shares, source
 
 @pytest.mark.parametrize(('mfu', 'text'), [(0.5, 'mfu 50.0%'), (math.nan, 'mfu unknown')])
 def test_row_shows_mfu_or_unknown(mfu, text):
+    first, second = show_rows([1, 2], 4, mfu)
+    assert first == 'step      1 of 4  loss 2.0000'
+    assert second == f'step      2 of 4  loss 2.0000  9 tokens/s  {text}  2 s left'
+
+
+def show_rows(steps, last_step, mfu=0.5):
     lines, terminal = [], Terminal()
     terminal.say = lines.append
-    terminal.show_row(
-        {'step': 1, 'loss': 2.0, 'tokens_per_sec': 9.0, 'step_sec': 1.0, 'mfu': mfu}, 2
-    )
-    assert f'tokens/s  {text}  ' in lines[0]
+    row = {'loss': 2.0, 'tokens_per_sec': 9.0, 'step_sec': 1.0, 'mfu': mfu}
+    for step in steps:
+        terminal.show_row({'step': step} | row, last_step)
+    return lines
+
+
+def test_short_interval_shows_no_rate():
+    """The first row contains the start, and the last may span few steps. Catches their rates."""
+    lines = show_rows([1, 20, 40, 60, 64, 40], 64)
+    assert ['tokens/s' in line for line in lines] == [False, True, True, True, False, False]
+    assert [' left' in line for line in lines] == [False, True, True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ('seconds', 'text'), [(0.4, '0 s'), (59.4, '59 s'), (59.6, '1.0 min'), (5400, '1.5 h')]
+)
+def test_durations(seconds, text):
+    assert format_duration(seconds) == text
 
 
 @pytest.fixture(scope='module')

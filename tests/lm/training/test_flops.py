@@ -104,6 +104,10 @@ def count_pairs(length, window):
         ({'attention.window': 16}, [16] * 5),
         ({'attention.window': 16, 'attention.full_every': 2}, [16, 64, 16, 64, 16]),
         ({'attention.window': 16, 'attention.full_every': 6}, [16] * 5),
+        (
+            {'attention.window': 16, 'attention.full_every': 2, 'attention.full_at': 1},
+            [64, 16, 64, 16, 64],
+        ),
         ({'model.attention': 'l2', 'attention.window': 16}, [16] * 5),
     ],
     ids=str,

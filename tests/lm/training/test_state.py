@@ -8,7 +8,14 @@ import pytest
 from lm.config.fields import RUN_PATHS
 from lm.devices.mesh import make_mesh
 from lm.devices.shardings import state_layout
-from lm.run.tables import make_table, optimizer_state_bytes, parameter_count, parameter_rows
+from lm.run.tables import (
+    format_table,
+    group_parameters,
+    make_table,
+    optimizer_state_bytes,
+    parameter_count,
+    parameter_rows,
+)
 from lm.training.state import make_hyper
 from modules.params import named_leaves
 from modules.reparam import REPARAMS
@@ -134,6 +141,7 @@ def test_table_lists_every_parameter(reparam):
     assert rows.keys() == params.keys()
     assert parameter_count(learner) == sum(p.size for p in params.values())
     assert make_table(list(rows.values())).row_count == len(params)
+    assert format_table(list(rows.values())).count('\n') == len(params) + 1
     table = rows['embedding']
     assert (table['shape'], table['role'], table['sharding']) == (
         '16 x 16',
@@ -148,6 +156,25 @@ def test_table_lists_every_parameter(reparam):
     )
     norm = rows['final_norm/scale']
     assert (norm['init std'], norm['decay'], norm['over steps']) == ('declared', '0', '-')
+
+
+def test_groups_hold_all_parameters():
+    """Equal settings share a row, and common settings are left out. Catches a lost group."""
+    config = tiny_config({'optim.weight_decay': 0.1})
+    learner = tiny_learner(config)
+    rows = parameter_rows(learner, make_mesh(config.mesh))
+    groups, common = group_parameters(rows)
+    counts = [int(group['parameters'].replace(',', '')) for group in groups]
+    assert sum(counts) == parameter_count(learner) and len(groups) < len(rows) / 2
+    assert common == {
+        'optimizer': 'adamw',
+        'lr': '0.003',
+        'reparam': 'none',
+        'sharding': 'replicated',
+    }
+    assert 'decay/step' in groups[0] and 'lr' not in groups[0]
+    labels = [group['role'] for group in groups]
+    assert len({*labels}) == len(labels) and labels[0] == 'embedding'
 
 
 def test_table_shows_frozen_parameters():

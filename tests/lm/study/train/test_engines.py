@@ -199,7 +199,7 @@ def test_sigterm_ends_workers(cluster, corpus, tmp_path, capfd):
     assert train_sweep(tree, SWEEP, tmp_path, engine='ray') == SIGNALLED + signal.SIGTERM
     thread.join()
     assert psutil.wait_procs(workers(), timeout=10)[1] == []
-    assert 'SIGTERM: the same command goes on' in capfd.readouterr().out
+    assert 'SIGTERM: run the same command to resume' in capfd.readouterr().out
     assert 'done' not in statuses(tmp_path)
 
 
