@@ -90,6 +90,7 @@ ATTENTION_OPTIONS = (
         'attention.affine_scaled': True,
         'attention.window': 3,
         'attention.full_every': 2,
+        'attention.full_at': 1,
         'attention.rope_local_base': 100.0,
         'attention.no_rope_every': 3,
         'attention.rope_scaling': 'yarn',

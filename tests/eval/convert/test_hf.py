@@ -378,7 +378,7 @@ BAD_FIELDS = {
     ),
     'layers': (
         'gemma2',
-        {'num_hidden_layers': 3, 'layer_types': ['full_attention', *['sliding_attention'] * 2]},
+        {'num_hidden_layers': 3, 'layer_types': [*['full_attention'] * 2, 'sliding_attention']},
         'layer_types in an order',
     ),
     'chunks': ('mistral', {'layer_types': ['chunked_attention'] * 2}, 'chunked_attention, which'),
