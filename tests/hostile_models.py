@@ -252,6 +252,8 @@ REFUSED_FIELDS = [
     ('qwen3_moe', 'mlp_only_layers', ('[0]', '"x"', '{}', '3')),
     ('smollm3', 'no_rope_layers', ('[1]', '"x"', '{}', '[1, "0"]', '[[1], [0]]', '[1, true]')),
     ('smollm3', 'no_rope_layer_interval', ('"2"', '-1', 'true', '[]')),
+    ('gptj', 'rotary_dim', ('"4"', 'true', '0', '-4', '3', '10', '1000000000', 'null', '[]')),
+    ('starcoder2', 'use_bias', ('1', '"x"', '[]', 'null')),
     ('pythia', 'use_parallel_residual', ('1', '[]', '{}', '"x"')),
     ('pythia', 'rope_parameters/partial_rotary_factor', ('"x"', '-1', '2', 'NaN', '[]', 'true')),
 ]

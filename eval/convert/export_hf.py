@@ -64,7 +64,8 @@ MAX_FILE_BYTES = 5 << 30  # of a file, as in transformers
 MAX_LOGIT_TOKENS = 64  # tokens of the rows that logits are compared on
 DTYPES = {'float32': np.dtype(np.float32), 'bfloat16': np.dtype(ml_dtypes.bfloat16)}
 # Fields that may differ: parameters that our model lacks are filled with neutral values.
-OPTIONAL_FIELDS = ('model.bias', 'model.qkv_bias', 'model.readout_bias', 'model.embedding_scale')
+BIAS_FIELDS = ('model.bias', *hf_config.PART_FIELDS.values())
+OPTIONAL_FIELDS = (*BIAS_FIELDS, 'model.readout_bias', 'model.embedding_scale')
 OPTIONAL_FIELDS += ('norm.scale', 'norm.bias')
 # Fields that change nothing in evaluation, except for rounding.
 TRAINING_FIELDS = (
@@ -269,7 +270,7 @@ def select_family(
       ValueError: if no family has the model. The error names the fields of the nearest family.
     """
     own_fields, biased, best = describe_model(recipe), list_nonzero_biases(params), None
-    unbiased = {} if biased else {'model.bias': False, 'model.qkv_bias': False}
+    unbiased = {} if biased else dict.fromkeys(BIAS_FIELDS, False)
     variants, refusals = [own_fields], []
     if recipe.norm.name == 'rmsnorm' and is_centred(params):
         # RMSNorm and LayerNorm are equal on a stream with zero mean.
@@ -335,10 +336,11 @@ def has_bias(family: Family, recipe: Recipe, path: str) -> bool:
       recipe: of the imported model.
       path: of the bias in our tree.
     """
-    has_input_bias = recipe.model.qkv_bias and path.endswith(
-        ('query_bias', 'key_bias', 'value_bias')
+    fields = flatten(recipe)
+    has_part_bias = any(
+        fields[field] and path.endswith(biases) for biases, field in hf_config.PART_FIELDS.items()
     )
-    has_model_bias = recipe.model.bias or has_input_bias
+    has_model_bias = recipe.model.bias or has_part_bias
     return has_model_bias and any(path in row.paths for row in family.rows)
 
 
@@ -390,7 +392,7 @@ def convert_params(
             multiply_readout(params, recipe, 1 / factor)
     if SCALE in shapes:
         params[SCALE] = stored_factor
-    bias = params.pop('readout_bias', np.zeros(1))
+    bias = np.zeros(1) if 'readout_bias' in shapes else params.pop('readout_bias', np.zeros(1))
     if np.any(bias):
         add_readout_bias(params, bias)
     for path in [p for p in params.keys() - shapes.keys() if p.endswith('bias')]:
@@ -427,7 +429,7 @@ def export_tensors(exported: ExportedModel, dtype: str) -> dict[str, safetensors
     """Returns the tensors of the files by name. Each is computed when it is written."""
     params, family = exported.params, FAMILIES[exported.model_type]
     shapes, kind, tensors = {p: x.shape for p, x in params.items()}, DTYPES[dtype], {}
-    for place in family.list_tensors(shapes, exported.recipe.model.n_layers):
+    for place in family.list_tensors(shapes, exported.recipe):
 
         def make(place=place):
             row = place.row

@@ -63,10 +63,10 @@ def export_adapter(checkpoint: Checkpoint, base: str) -> Adapter:
     merged, without = export_checkpoint(checkpoint), export_checkpoint(_zero_factors(checkpoint))
     stored = {p: np.asarray(x) for p, x in named_leaves(checkpoint.weights.params).items()}
     used = named_leaves(checkpoint.learner.description.used_specs)
-    family, layers = FAMILIES[merged.model_type], merged.recipe.model.n_layers
+    family = FAMILIES[merged.model_type]
     shapes = {path: x.shape for path, x in merged.params.items()}
     tensors, modules, ranks, is_transposed = {}, set(), {}, False
-    for place in family.list_tensors(shapes, layers):
+    for place in family.list_tensors(shapes, merged.recipe):
         paths = place.row.paths
         if not any(f'{path}/a' in stored for path in paths):
             continue

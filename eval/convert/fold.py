@@ -277,6 +277,7 @@ def fold_config(source: Recipe, to: str, biased: bool) -> Recipe:
         'model.final_norm': norm,
         'model.bias': source.model.bias or biased,
         'model.qkv_bias': source.model.qkv_bias and not biased,  # model.bias includes these
+        'model.mlp_bias': source.model.mlp_bias and not biased,
         'model.readout_bias': source.model.readout_bias or biased,
         'model.tie_embeddings': False,
         # The weights are complete, and the parameters of train.trainable may be gone.

@@ -296,17 +296,25 @@ class HeadDim(ConfigEntry):
 
 @dataclasses.dataclass(frozen=True)
 class EvenHeadDim(ConfigEntry):
-    """A head_dim that the class of a family does not read: it must be d_model / n_heads."""
+    """A head_dim that must be d_model / n_heads.
+
+    default: of their class; None: the class does not read the field.
+    """
+
+    default: int | None = None
 
     def read(self, fields: ConfigFields) -> Flat:
         width, heads = fields.take('hidden_size'), fields.take('num_attention_heads')
-        head_dim = fields.take('head_dim', None)
+        head_dim = fields.take('head_dim', self.default)
         if head_dim not in (None, width // heads):
             raise ValueError(
                 f'{FILE} has head_dim={head_dim}, and a {fields.raw.get("model_type")} of '
                 f'{width} features and {heads} heads is read with {width // heads} alone'
             )
         return {}
+
+    def write(self, flat: Flat) -> Flat:
+        return {} if self.default is None else {'head_dim': flat['model.head_dim']}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -335,6 +343,8 @@ class AttentionFactor(ConfigEntry):
 
     name: str
     default: float = 1.0
+
+    has_out: bool = True
 
     def read(self, fields: ConfigFields) -> Flat:
         return {ATTENTION_FACTOR: fields.take(self.name, self.default)}
@@ -365,6 +375,8 @@ class WeightFactor(ConfigEntry):
 INPUT_BIASES = ('attention/query_bias', 'attention/key_bias', 'attention/value_bias')
 OUTPUT_BIASES = ('attention/out_bias',)
 MLP_BIASES = ('mlp/gate_bias', 'mlp/up_bias', 'mlp/down_bias')
+# The biases of a part of the block alone: our fields.
+PART_FIELDS = {INPUT_BIASES: 'model.qkv_bias', MLP_BIASES: 'model.mlp_bias'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -385,8 +397,8 @@ class BiasFlag:
 class Biases(ConfigEntry):
     """The flags of biases, such as attention_bias and mlp_bias.
 
-    Our models have all biases, none, or those of queries, keys and values: if config.json has
-    others, the rest are 0.
+    Our models have all biases, or those of queries, keys and values, those of the MLP, both, or
+    none: if config.json has others, the rest are 0.
     """
 
     flags: tuple[BiasFlag, ...] = (
@@ -396,18 +408,17 @@ class Biases(ConfigEntry):
 
     def read(self, fields: ConfigFields) -> Flat:
         present = {flag for flag in self.flags if fields.take(flag.name, flag.default)}
-        if [flag.paths for flag in present] == [INPUT_BIASES]:
-            return {'model.bias': False, 'model.qkv_bias': True}
+        parts = {flag.paths for flag in present}
+        if parts <= PART_FIELDS.keys():
+            part_fields = {path: biases in parts for biases, path in PART_FIELDS.items()}
+            return {'model.bias': False} | part_fields
         lacking = {flag.part: flag.paths for flag in self.flags if flag not in present}
-        zero_biases = {ZERO_BIASES: lacking} if present and lacking else {}
-        return {'model.bias': bool(present), 'model.qkv_bias': False} | zero_biases
+        zero_biases = {ZERO_BIASES: lacking} if lacking else {}
+        return {'model.bias': True} | dict.fromkeys(PART_FIELDS.values(), False) | zero_biases
 
     def write(self, flat: Flat) -> Flat:
-        has_all, has_inputs = flat['model.bias'], flat['model.qkv_bias']
-        return {
-            flag.name: bool(has_all or (has_inputs and flag.paths == INPUT_BIASES))
-            for flag in self.flags
-        }
+        parts = [biases for biases, path in PART_FIELDS.items() if flat[path]]
+        return {flag.name: flat['model.bias'] or flag.paths in parts for flag in self.flags}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -69,8 +69,8 @@ class Rope:
 
     def read(self, fields: ConfigFields) -> Flat:
         base = fields.take(self.base_name, None) or self.base
-        fraction = fields.take(self.fraction_name, None)
-        fraction = self.fraction if fraction is None else fraction
+        fraction = fields.take(self.fraction_name, self.fraction)
+        fraction = 1.0 if fraction is None else fraction  # null is no default of the class
         scaling_v4, parameters_v5 = (
             fields.take('rope_scaling', None),
             fields.take('rope_parameters', None),
@@ -98,6 +98,32 @@ class Rope:
             if 'rope_scaling' in fields_v4:
                 fields_v4['rope_scaling']['partial_rotary_factor'] = fraction
         return {'rope_parameters': parameters} | fields_v4 | write_original_length(parameters)
+
+
+@dataclasses.dataclass(frozen=True)
+class RotaryDim:
+    """rotary_dim, the number of rotated features of a head (GPT-J). The base is fixed."""
+
+    default: int = 64
+    base: float = 10_000.0
+
+    def read(self, fields: ConfigFields) -> Flat:
+        rotated = fields.take('rotary_dim', self.default)
+        head_dim = fields.take('n_embd') // fields.take('n_head')
+        if rotated > head_dim or rotated % 2:
+            raise ValueError(
+                f'{FILE} has rotary_dim={rotated}, and it must be an even number up to {head_dim}, '
+                'the features of a head: transformers cannot run another'
+            )
+        return {
+            'attention.rope_base': self.base,
+            'attention.rope_fraction': rotated / head_dim,
+        }
+
+    def write(self, flat: Flat) -> Flat:
+        fraction = flat['attention.rope_fraction']
+        # Of models with other positions there is no fraction.
+        return {'rotary_dim': round((fraction or 1) * flat['model.head_dim'])}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -106,12 +106,8 @@ class WeightReader:
         if place.name + mxfp4.BLOCKS in self._packed:
             self._unpack(target, place, part, ranges)
         else:
-            tensor = row.layout.take(
-                safetensors.map_tensor(self._stored[place.name]), array_shapes, part
-            )
-            block = tensor[
-                tuple(slice(index_range.start, index_range.stop) for index_range in ranges)
-            ]
+            tensor = safetensors.map_tensor(self._stored[place.name])
+            block = row.layout.take(tensor, array_shapes, part, ranges)
             self.n_bytes_read += block.nbytes
             target[...] = block
         if row.offset:

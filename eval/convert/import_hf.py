@@ -270,7 +270,7 @@ def match_tensors(
     Raises:
       ValueError: for tensors that are left over, missing, or of another shape, with lists.
     """
-    expected = {place.name: place for place in family.list_tensors(shapes, recipe.model.n_layers)}
+    expected = {place.name: place for place in family.list_tensors(shapes, recipe)}
     missing = [name for name in expected if name not in stored]
     left_over = [name for name in stored if name not in expected]
     if recipe.model.tie_embeddings:  # some files hold the table twice

@@ -4,6 +4,11 @@
 and that our array has three. A|B|C is an axis of length A in the first array, B in the second and C
 in the third; the file concatenates the arrays along it. A digit is the number of arrays that the
 file interleaves.
+
+H~R is an axis H whose first R features are in pairs in the file, x0 y0 x1 y1 ..., and in halves in
+our array, x0 x1 ... y0 y1 ...; the other features are in the same order. Rotary positions of some
+models turn neighbours, ours features that are R / 2 apart. R is no axis of an array:
+`Layout.with_lengths` sets it.
 """
 
 import math
@@ -16,12 +21,20 @@ Sizes = Mapping[str, int]
 
 
 class Layout:
-    """The layout given by an axes string, in both directions."""
+    """The layout given by an axes string, in both directions. lengths: of paired features."""
 
-    def __init__(self, axes: str):
+    def __init__(self, axes: str, lengths: Sizes | None = None):
         theirs, _, ours = axes.partition('->')
+        self.string, self.lengths = axes, lengths or {}
+        # {'H': 'R'} for the axis H~R
+        self.paired = dict(re.findall(r'(\w+)~(\w+)', theirs))
+        theirs = re.sub(r'~\w+', '', theirs)
         groups = [group.strip('()').split() for group in re.findall(r'\([^)]*\)|\S+', theirs)]
         self.groups, self.ours = groups, ours.split()
+
+    def with_lengths(self, lengths: Sizes) -> 'Layout':
+        """Returns the layout with the numbers of features in pairs, {'R': 64}."""
+        return Layout(self.string, lengths)
 
     def _names(self, names: Sequence[str], part: int) -> list[str]:
         return [name.split('|')[part] if '|' in name else name for name in names]
@@ -68,13 +81,27 @@ class Layout:
             )
         return tuple(shape)
 
-    def take(self, tensor: np.ndarray, shapes: Sequence[Sequence[int]], part: int) -> np.ndarray:
-        """Returns array number `part` from a file's tensor, as a view if possible.
+    def _file_order(self, name: str, length: int) -> np.ndarray:
+        """Returns the places in the file of the features of an axis, in our order."""
+        # An axis of length 1 stands for a matrix that is the same for all features.
+        half = self.lengths[self.paired[name]] // 2 if length > 1 else 0
+        first = 2 * np.arange(half)
+        return np.concatenate([first, first + 1, np.arange(2 * half, length)])
+
+    def take(
+        self,
+        tensor: np.ndarray,
+        shapes: Sequence[Sequence[int]],
+        part: int,
+        ranges: Sequence[range] | None = None,
+    ) -> np.ndarray:
+        """Returns array number `part` from a file's tensor, as a view unless features are in pairs.
 
         Args:
           tensor: of the file.
           shapes: of all our arrays in it.
           part: number of the array.
+          ranges: of the array along each axis; None: the whole array.
         """
         sizes, concat_axis, interleave_axis = (
             self.sizes(shapes),
@@ -94,7 +121,21 @@ class Layout:
             # Picks this array from the interleaved arrays.
             split = split[(slice(None),) * interleave_axis + (part,)]
             flat = flat[:interleave_axis] + flat[interleave_axis + 1 :]
-        return split.transpose([flat.index(name) for name in self._names(self.ours, part)])
+        names = self.axes(part)
+        array = split.transpose([flat.index(name) for name in names])
+        if ranges is not None:
+            # Paired axes stay whole: their features come from places all over the range.
+            array = array[
+                tuple(
+                    slice(None) if name in self.paired else slice(r.start, r.stop)
+                    for name, r in zip(names, ranges, strict=True)
+                )
+            ]
+        for axis, name in enumerate(names):
+            if name in self.paired:
+                order = self._file_order(name, sizes[part][name])
+                array = np.take(array, order if ranges is None else order[ranges[axis]], axis)
+        return array
 
     def join(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
         """Returns the file's tensor that holds these arrays. The inverse of `take`."""
@@ -108,6 +149,10 @@ class Layout:
         for part, array in enumerate(arrays):
             flat = [n for group in self.groups for n in self._names(group, part)]
             names = self._names(self.ours, part)
+            for axis, name in enumerate(names):
+                if name in self.paired:
+                    order = self._file_order(name, array.shape[axis])
+                    array = np.take(array, np.argsort(order), axis)
             # Axes in the order of the file; a digit is no axis of the array.
             split.append(array.transpose([names.index(n) for n in flat if not n.isdigit()]))
         if interleave_axis is not None:

@@ -75,6 +75,7 @@ class ModelConfig:
     mlp: Annotated[str, Choice(MLPS, 'mlp', auto=True, sows=True)] = AUTO
     bias: bool = False
     qkv_bias: bool = False  # of queries, keys and values alone
+    mlp_bias: bool = False  # of the matrices of MLPs alone
     readout: Annotated[str, Choice(READOUTS, 'model')] = 'learned'
     readout_bias: bool = False
     dropout: Annotated[float, dropout_option('of the results of attention and MLPs; 0: none')] = 0.0

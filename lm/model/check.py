@@ -56,10 +56,11 @@ def _check_sizes(recipe: Recipe) -> None:
             'model.d_model',
             recipe.model.d_model,
         )
-    if recipe.model.bias and recipe.model.qkv_bias:
-        raise ValueError(
-            'model.bias gives queries, keys and values their biases too; leave model.qkv_bias out'
-        )
+    for field, matrices in (('qkv_bias', 'queries, keys and values'), ('mlp_bias', 'MLPs')):
+        if recipe.model.bias and getattr(recipe.model, field):
+            raise ValueError(
+                f'model.bias gives {matrices} their biases too; leave model.{field} out'
+            )
     for field, whole in (
         ('model.n_kv_heads', 'model.n_heads'),
         ('train.microbatches', 'data.batch_size'),

@@ -226,7 +226,7 @@ class Block(nn.Module):
             dropout=activation.row.dropout(**activation.options),
             kernels=self.kernels,
             dtype=DTYPES[model.dtype],
-            bias=model.bias,
+            bias=model.bias or model.mlp_bias,
             init_gain=self.init_gain(),
             name='mlp',
         )

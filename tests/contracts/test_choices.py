@@ -101,6 +101,7 @@ ATTENTION_OPTIONS = (
         'attention.gate': 'headwise',
         'attention.logit_scale': 'mup',
         'model.qkv_bias': True,
+        'model.mlp_bias': True,
         'attention.sinks': 'off_by_one',
     },
     {

@@ -6,7 +6,8 @@ from typing import Any
 from eval.convert.families.experts import GPT_OSS, MIXTRAL, OLMOE, QWEN3_MOE
 from eval.convert.families.family import Family
 from eval.convert.families.gemma import GEMMA1, GEMMA2, GEMMA3
-from eval.convert.families.gpt import GPT2, GPT_NEOX
+from eval.convert.families.gpt import GPT2, GPT_NEOX, NEMOTRON, STARCODER2
+from eval.convert.families.interleaved import ERNIE4_5, GLM, GLM4, GPTJ, HELIUM
 from eval.convert.families.llama import (
     ARCEE,
     GRANITE,
@@ -47,6 +48,13 @@ FAMILIES = {
     'seed_oss': SEED_OSS,
     'granite': GRANITE,
     'arcee': ARCEE,
+    'starcoder2': STARCODER2,
+    'nemotron': NEMOTRON,
+    'gptj': GPTJ,
+    'glm': GLM,
+    'glm4': GLM4,
+    'helium': HELIUM,
+    'ernie4_5': ERNIE4_5,
 }
 
 

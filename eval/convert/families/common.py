@@ -18,6 +18,7 @@ DECODER = {
     'model.mlp': 'dense',
     'model.bias': False,
     'model.qkv_bias': False,
+    'model.mlp_bias': False,
     'model.embedding_scale': False,
     'model.logit_softcap': 0.0,
 }
@@ -32,6 +33,7 @@ ACTIVATIONS = {
     'gelu': 'gelu_exact',
     'gelu_python': 'gelu_exact',
     'relu': 'relu',
+    'relu2': 'squared_relu',
     'silu': 'silu',
     'swish': 'silu',
 }

@@ -2,8 +2,8 @@
 
 A row describes a tensor of their files: its name, our path, and its layout
 (`eval.convert.layouts`). {L} is the number of a layer and {E} the number of an expert; our arrays
-are stacked along both. The letters are D model, N heads, K heads of keys, H features of a head,
-F hidden features of the MLP, V vocabulary, T positions, E experts.
+are stacked along both. The letters are D model, N heads, K heads of keys, H features of a head, of
+which R are rotated, F hidden features of the MLP, V vocabulary, T positions, E experts.
 """
 
 import dataclasses
@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 from eval.convert.hf_config import NOTES, ConfigFields, Flat
 from eval.convert.layouts import Layout
+from lm.config.recipe import Recipe
+from modules.positions import rotated_features
 
 
 class TensorRow(NamedTuple):
@@ -109,11 +111,21 @@ class Family:
             written |= entry.write(flat)
         return written
 
-    def list_tensors(self, paths: Mapping[str, Any], layers: int) -> Iterator['TensorPlace']:
-        """Yields the tensors of a model with these parameters, {path: shape}."""
+    def list_tensors(self, paths: Mapping[str, Any], recipe: Recipe) -> Iterator['TensorPlace']:
+        """Yields the tensors of a model.
+
+        Args:
+          paths: of its parameters, {path: shape}.
+          recipe: of the model.
+        """
+        layers = recipe.model.n_layers
         for row in self.rows:
             if not all(path in paths for path in row.paths):
                 continue
+            if row.layout.paired:
+                fraction = recipe.position.options['rope_fraction']
+                rotated = {'R': rotated_features(recipe.head_dim, fraction)}
+                row = row._replace(layout=row.layout.with_lengths(rotated))
             experts = 1
             if '{E}' in row.name:
                 experts = paths[row.paths[0]][1]

@@ -1,23 +1,33 @@
-"""Families with LayerNorm and biases: GPT-2 and GPT-NeoX."""
+"""Families with LayerNorm and an MLP without gate: GPT-2, GPT-NeoX, StarCoder2 and Nemotron."""
 
 from eval.convert.families.common import (
     ACTIVATIONS,
     ATTENTION,
+    BLOCK,
     DECODER,
+    ENDS,
     MLP,
+    OUT,
+    OUT_BIASES,
+    QKV,
+    QKV_BIASES,
     READOUT,
     norm_rows,
 )
 from eval.convert.families.family import Family, make_row, rows_with_bias
 from eval.convert.hf_config import (
+    AliasField,
+    Biases,
     ChoiceField,
     FixedField,
+    HeadDim,
     HiddenWidth,
+    IgnoredField,
     MaxPositions,
     NoDropout,
     SharedField,
 )
-from eval.convert.hf_positions import Rope
+from eval.convert.hf_positions import Rope, Window
 
 # GPT-2 stores matrices as [in, out] (Conv1D), the other families as [out, in] (Linear).
 H = 'transformer.h.{L}.'
@@ -110,4 +120,75 @@ GPT_NEOX = Family(
     ),
     prefix='gpt_neox.',
     unused_suffixes=('.attention.bias', '.attention.masked_bias', '.rotary_emb.inv_freq'),
+)
+
+STARCODER2 = Family(
+    'Starcoder2ForCausalLM',
+    (
+        SharedField('hidden_size', 'model.d_model'),
+        SharedField('num_hidden_layers', 'model.n_layers'),
+        SharedField('num_attention_heads', 'model.n_heads'),
+        SharedField('num_key_value_heads', 'model.n_kv_heads', 2),
+        SharedField('intermediate_size', 'model.d_ff'),
+        SharedField('norm_epsilon', 'norm.eps', 1e-5),
+        SharedField('tie_word_embeddings', 'model.tie_embeddings', True),
+        SharedField('use_bias', 'model.bias', True),
+        MaxPositions(default=4096),
+        HeadDim(),
+        Rope(),
+        Window(),
+        ChoiceField('hidden_act', 'model.activation', ACTIVATIONS, 'gelu_pytorch_tanh'),
+        # Fields of its files that their code does not read.
+        AliasField('layer_norm_epsilon', 'norm_epsilon'),
+        IgnoredField('mlp_type', 'default'),
+        IgnoredField('norm_type', 'layer_norm'),
+        IgnoredField('scale_attn_weights', True),
+        IgnoredField('attention_softmax_in_fp32', True),
+        IgnoredField('scale_attention_softmax_in_fp32', True),
+    ),
+    DECODER | {'model.norm': 'layernorm'},
+    (
+        *ENDS,
+        *QKV,
+        *QKV_BIASES,
+        *OUT,
+        *OUT_BIASES,
+        *rows_with_bias(BLOCK + 'mlp.c_fc', MLP + 'up', 'F D -> D F', 'F -> F'),
+        *rows_with_bias(BLOCK + 'mlp.c_proj', MLP + 'down', 'D F -> F D', 'D -> D'),
+        *norm_rows(BLOCK + 'input_layernorm', 'layers/attention_norm_in', bias=True),
+        *norm_rows(BLOCK + 'post_attention_layernorm', 'layers/mlp_norm_in', bias=True),
+        *norm_rows('model.norm', 'final_norm', bias=True),
+    ),
+)
+
+# The norms of Nemotron multiply by 1 + weight, so that our gains are the file's plus 1.
+NEMOTRON = Family(
+    'NemotronForCausalLM',
+    (
+        SharedField('hidden_size', 'model.d_model'),
+        SharedField('num_hidden_layers', 'model.n_layers'),
+        SharedField('num_attention_heads', 'model.n_heads'),
+        SharedField('num_key_value_heads', 'model.n_kv_heads', None),
+        SharedField('intermediate_size', 'model.d_ff'),
+        SharedField('norm_eps', 'norm.eps', 1e-5),
+        SharedField('tie_word_embeddings', 'model.tie_embeddings', False),
+        MaxPositions(default=4096),
+        HeadDim(),
+        Rope(fraction=0.5, is_partial=True),
+        ChoiceField('hidden_act', 'model.activation', ACTIVATIONS, 'relu2'),
+        Biases(),
+    ),
+    DECODER | {'model.norm': 'layernorm'},
+    (
+        *ENDS,
+        *QKV,
+        *QKV_BIASES,
+        *OUT,
+        *OUT_BIASES,
+        *rows_with_bias(BLOCK + 'mlp.up_proj', MLP + 'up', 'F D -> D F', 'F -> F'),
+        *rows_with_bias(BLOCK + 'mlp.down_proj', MLP + 'down', 'D F -> F D', 'D -> D'),
+        *norm_rows(BLOCK + 'input_layernorm', 'layers/attention_norm_in', 1.0, bias=True),
+        *norm_rows(BLOCK + 'post_attention_layernorm', 'layers/mlp_norm_in', 1.0, bias=True),
+        *norm_rows('model.norm', 'final_norm', 1.0, bias=True),
+    ),
 )

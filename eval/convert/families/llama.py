@@ -44,7 +44,6 @@ from eval.convert.hf_config import (
 from eval.convert.hf_positions import NoRopeLayers, Rope, RopeByKind, Window
 
 BIASED_ROWS = (*LLAMA_ROWS, *QKV_BIASES, *OUT_BIASES, *GATED_BIASES)
-ARCEE_ACTIVATIONS = {'relu2': 'squared_relu'} | ACTIVATIONS
 LLAMA = Family(
     'LlamaForCausalLM',
     (
@@ -118,7 +117,7 @@ ARCEE = Family(
         *size_entries(4096, eps=1e-5),
         HeadDim(),
         Rope(),
-        ChoiceField('hidden_act', 'model.activation', ARCEE_ACTIVATIONS, 'relu2'),
+        ChoiceField('hidden_act', 'model.activation', ACTIVATIONS, 'relu2'),
         Biases(),
     ),
     DECODER,

@@ -286,7 +286,9 @@ def test_mxfp4_weights_import(tmp_path):
 
 @pytest.mark.parametrize('attention, mlp', [(True, True), (True, False), (False, True)])
 def test_llama_with_biases_imports(tmp_path, attention, mlp):
-    """Biases of one part only: the other part gets biases of 0, which are exported as zeros."""
+    """Biases of attention only: the MLP gets biases of 0, which are exported as zeros. Biases of
+    the MLP alone are ours.
+    """
     config, arrays = {'attention_bias': attention, 'mlp_bias': mlp}, draw_weights('llama2')
     sizes = {'q': 16, 'k': 8, 'v': 8, 'o': 16} if attention else {}
     names = {f'self_attn.{name}_proj.bias': size for name, size in sizes.items()}
@@ -296,14 +298,14 @@ def test_llama_with_biases_imports(tmp_path, attention, mlp):
         full = {f'model.layers.{layer}.{name}': size for name, size in names.items()}
         arrays |= {name: weight(name, [size]) for name, size in full.items()}
     model = import_folder(save_case(tmp_path, 'llama2', arrays, **config), base(), Path('run'))
-    assert model.recipe.model.bias and not model.recipe.model.qkv_bias
+    assert (model.recipe.model.bias, model.recipe.model.mlp_bias) == (attention, not attention)
     for path in (p for p in model.params if p.endswith('_bias')):
         assert np.any(model.params[path]) == (attention if '/attention/' in path else mlp), path
     notes = [note for note in model.notes if 'biases of' in note]
-    assert len(notes) == (attention != mlp)
+    assert len(notes) == (attention and not mlp)
     converted = export_hf.convert_checkpoint(make_checkpoint(model), 'float32')
     written = {n: t.make() for n, t in export_hf.export_tensors(converted, 'float32').items()}
-    assert converted.config['attention_bias'] and converted.config['mlp_bias']
+    assert (converted.config['attention_bias'], converted.config['mlp_bias']) == (attention, True)
     for name, array in arrays.items():
         np.testing.assert_array_equal(written.pop(name), array)
     assert not any(map(np.any, written.values()))

@@ -149,7 +149,8 @@ def test_importer_reads_the_same_fields(name):
     fields = ConfigFields(raw)
     for entry in FAMILIES[raw['model_type']].entries:
         entry.read(fields)
-    renamed = {NAMES_OF_GPT2.get(field, field) for field in reads} if name == 'gpt2' else reads
+    names = NAMES_OF_GPT2 if name in ('gpt2', 'gptj') else {}
+    renamed = {names.get(field, field) for field in reads}
     dropouts = {field for field in reads if 'dropout' in field or field.endswith('_pdrop')}
     assert renamed <= fields.taken | APART | dropouts
     if 'num_local_experts' in reads:

@@ -40,13 +40,14 @@ LAYOUTS = [
     ('(N H) D -> D N H', QUERY, (6, 2, 4), False),
     ('D (N H) -> N H D', OUT, (2, 4, 6), False),
     ('D (N H) -> D N H', QUERY, (6, 2, 4), True),
+    ('(N H~R) D -> D N H', QUERY, (6, 2, 7), False),
 ]
 
 
 @pytest.mark.parametrize(('axes', 'spec', 'shape', 'turned'), LAYOUTS)
 def test_factors_multiply_to_the_file_matrix(axes, spec, shape, turned):
     """Catches exchanged A and B, and heads in another order than in the file."""
-    rng, n_rows, layout = np.random.default_rng(0), len(spec.fan_in), Layout(axes)
+    rng, n_rows, layout = np.random.default_rng(0), len(spec.fan_in), Layout(axes, {'R': 6})
     a = rng.normal(size=(*shape[:n_rows], 3))
     b = rng.normal(size=(3, *shape[n_rows:]))
     expected = layout.join([np.tensordot(a, b, 1)])

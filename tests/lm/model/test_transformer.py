@@ -112,12 +112,19 @@ def test_forward_matches_numpy_decoder():
         np.testing.assert_allclose(ours[row], expected, rtol=1e-3, atol=1e-4)
 
 
-def test_qkv_bias_adds_only_qkv_biases():
-    specs = named_leaves(tiny_learner(tiny_config({'model.qkv_bias': True})).description.specs)
+@pytest.mark.parametrize(
+    ('field', 'part', 'names'),
+    [
+        ('model.qkv_bias', 'attention', ('query', 'key', 'value')),
+        ('model.mlp_bias', 'mlp', ('up', 'down')),
+    ],
+)
+def test_part_bias_adds_no_other(field, part, names):
+    specs = named_leaves(tiny_learner(tiny_config({field: True})).description.specs)
     biases = {path.removeprefix('layers/') for path in specs if path.endswith('_bias')}
-    assert biases == {f'attention/{name}_bias' for name in ('query', 'key', 'value')}
-    with pytest.raises(ValueError, match='values their biases too'):
-        check(tiny_config({'model.qkv_bias': True, 'model.bias': True}))
+    assert biases == {f'{part}/{name}_bias' for name in names}
+    with pytest.raises(ValueError, match=f'their biases too; leave {field} out'):
+        check(tiny_config({field: True, 'model.bias': True}))
 
 
 @pytest.mark.full

@@ -65,6 +65,7 @@ def test_other_fields_are_unchanged():
     assert added == {
         'model.head_dim': OLD['model']['d_model'] // OLD['model']['n_heads'],
         'model.qkv_bias': False,
+        'model.mlp_bias': False,
         'model.readout': 'learned',
         **dict.fromkeys(
             ('model.dropout', 'model.attention_dropout', 'model.embedding_dropout'), 0.0
