@@ -68,7 +68,7 @@ def test_every_choice_is_looked_up():
     """Every string field is a name, a path, or checked by `lm.data`."""
     strings = {path for path, field in FIELDS.items() if str in field.types}
     ours = {path for path in strings if not path.startswith('data.')} | {'data.objective'}
-    ours |= {'data.loss_on'}
+    ours |= {'data.loss_on', 'data.missing_text'}
     lists = {f'attention.rope_{which}_factor' for which in ('short', 'long')}
     assert ours - {'train.init_from', 'train.profile', 'reparam.roles'} - lists == NAMES.keys()
 
