@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 
 from configs import default
@@ -83,6 +84,11 @@ LEFT_OUT = {  # line: why it is not run here
         f'--config.data.source=hub:{name} --config.data.tokenizer=bpe:32768': 'a network'
         for name in ('HuggingFaceFW/fineweb-edu:sample-10BT', 'Skylion007/openwebtext')
     },
+    'uv run train.py --config=configs/default.py --config.train.init_from=runs/model '
+    '--config.data.source=chat:chats.jsonl --config.data.packing=best_fit '
+    '--config.data.mask_documents=True --workdir=runs/chat': (
+        'an imported model; tests/lm/training/test_chats.py has it'
+    ),
     **{
         line: 'published texts; tests/lm/data/test_splits.py has small ones'
         for line in PUBLISHED_SPLITS
@@ -243,7 +249,7 @@ def test_commands_are_found():
     lines = commands()
     assert lines[0] == 'uv run --no-dev train.py --config=configs/default.py'
     assert len(lines) > 15 and LEFT_OUT.keys() | {*LOWERED} <= {*lines}
-    assert len(blocks('python')) == 8
+    assert len(blocks('python')) == 9
 
 
 @pytest.mark.full  # minutes of programs
@@ -257,6 +263,8 @@ def test_every_command_works_as_printed(outcome, tmp_path):
     for block in blocks('python'):
         if match := re.match(r'# (configs/\S+)\n', block):
             (tmp_path / match[1]).write_text(block)
+    np.array([5, 6, 50256, 7, 50256], np.uint16).tofile(tmp_path / 'train.bin')
+    (tmp_path / 'book.txt').write_text('a short text\n' * 9)
     failed = {}
     for line in commands():
         if line in LEFT_OUT:
@@ -271,7 +279,7 @@ def test_every_command_works_as_printed(outcome, tmp_path):
         ):
             failed[line] = printed[-2000:]
     codes = [block for block in blocks('python') if not block.startswith('# configs/')]
-    for code, checked in zip(codes, ('', '', CHECKED, ''), strict=True):
+    for code, checked in zip(codes, ('', '', '', CHECKED, ''), strict=True):
         status, printed = outcome([], code + checked)
         if status:
             failed[code] = printed[-2000:]
