@@ -50,6 +50,9 @@ LEFT_OUT = {  # line: why it is not run here
         )
         for topology in ('v6e:16x16', 'v5p:4x4x4 --search --figure=plan.html')
     },
+    'uv run python -m tpu.plan --config=configs/llama_1b.py --topology=v5e:16x16 --price=1.2': (
+        'minutes; tests/tpu/test_plan.py has a smaller model'
+    ),
     'uv sync --extra buckets': 'the environment of the tests has it',
     'uv sync --extra hub': 'the environment of the tests has it',
     'uv sync --extra serve': 'the environment of the tests has it',
@@ -96,6 +99,12 @@ LEFT_OUT = {  # line: why it is not run here
     'uv run train.py --config=configs/default.py --workdir=s3://my-bucket/runs/mine': IN_BUCKETS,
     'uv run python -m eval --checkpoint=s3://my-bucket/runs/mine --suite=perplexity': IN_BUCKETS,
     'uv run python -m eval.runs --workdir=s3://my-bucket/runs': IN_BUCKETS,
+    'uv run python -m eval.runs --workdir=gs://my-bucket/runs': IN_BUCKETS,
+    'uv run python -m eval.report --workdir=gs://my-bucket/runs/mine --out=report.html': IN_BUCKETS,
+    'uv run train.py --config=configs/default.py '
+    "--config.data.source='text:gs://my-bucket/corpus/*.jsonl' "
+    '--config.data.tokenizer=bpe:32768 --config.data.cache_dir=gs://my-bucket/cache '
+    '--config.train.steps=1': IN_BUCKETS,
     **{
         f'uv run python -m eval.claims{flags}': 'tests/eval/claims has it'
         for flags in (
