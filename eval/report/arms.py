@@ -12,11 +12,11 @@ from lm.study.plan.search import DIVERGED, EDGE
 from lm.study.statistics import (
     BETTER,
     CONFIDENCE,
-    INCONCLUSIVE,
     LEVEL,
     LOOK_CONFIDENCE,
     UNDECIDED,
     WORSE,
+    format_outcome,
     t_interval,
 )
 from lm.study.tables.ablation import (
@@ -39,7 +39,6 @@ from lm.study.tables.variants import LR
 from lm.study.verdicts import FIRST_FRESH_SEED
 
 MARKS = {BETTER: '▼', WORSE: '▲', UNDECIDED: '≈', FAILED: '✕'}
-LABELS = {UNDECIDED: INCONCLUSIVE}  # outcomes that are printed in another word
 ORDER = (BETTER, WORSE, UNDECIDED, FAILED)
 VALUE_DIGITS = 3
 FEW = 3  # verdicts that the answer has as sentences
@@ -102,9 +101,9 @@ def _verdict_cell(row: ArmResult) -> TableCell:
         return TableCell(row.outcome)
     p_text = format_p_value(row.verdict.p)
     if row.outcome == UNDECIDED:
-        p_text += f', needs p < {LEVEL:g}'
-    label = LABELS.get(row.outcome, row.outcome)
-    return TableCell(f'{MARKS[row.outcome]} {label}', (p_text, f'{row.verdict.n} seeds'))
+        p_text += f' (needs p < {LEVEL:g})'
+    text = f'{MARKS[row.outcome]} {format_outcome(row.outcome)}'
+    return TableCell(text, (p_text, f'{row.verdict.n} seeds'))
 
 
 def _difference_cell(row: ArmResult) -> TableCell:
@@ -159,7 +158,7 @@ def findings(ablation: Ablation) -> list[str]:
         outcome: [row.arm.name for row in rows if row.outcome == outcome] for outcome in ORDER
     }
     counts = [
-        f'{len(names)} {LABELS.get(outcome, outcome)} ({", ".join(names)})'
+        f'{len(names)} {format_outcome(outcome)} ({", ".join(names)})'
         for outcome, names in groups.items()
         if names
     ]

@@ -25,9 +25,14 @@ POWER = 0.8  # probability that the `seeds_needed` for a difference detect it
 MAX_SEEDS = 1000  # more than anybody would train
 BETTER, WORSE, UNDECIDED = 'better', 'worse', 'undecided'
 WITHIN_NOISE, ONE_SEED = 'within noise', 'one seed'  # further outcomes of a sweep's one test
-INCONCLUSIVE = 'inconclusive'  # how UNDECIDED is printed
+INCONCLUSIVE = 'inconclusive'  # how UNDECIDED and WITHIN_NOISE are printed
 HOLM, DUNNETT = 'holm', 'dunnett'
 TESTS = (HOLM, DUNNETT)
+
+
+def format_outcome(outcome: str) -> str:
+    """Returns an outcome as terminals and pages print it."""
+    return INCONCLUSIVE if outcome in (UNDECIDED, WITHIN_NOISE) else outcome
 
 
 @functools.lru_cache
@@ -144,7 +149,9 @@ class Verdict:
         'inconclusive: p = 0.037, this look needs p < 0.027'.
         """
         if self.outcome == UNDECIDED:
-            return f'{INCONCLUSIVE}: p = {self.p:.2g}, this look needs p < {LEVEL:g}'
+            return (
+                f'{format_outcome(self.outcome)}: p = {self.p:.2g}, this look needs p < {LEVEL:g}'
+            )
         return f'{self.outcome} by {self.describe_size(unit, digits)}'
 
     def describe_size(self, unit: str = '', digits: int = 3) -> str:
