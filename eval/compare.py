@@ -37,7 +37,7 @@ from lm.record.remote.local_copy import fetch_records
 from lm.record.workdir import SWEEP
 from lm.storage.buckets import is_url
 from lm.storage.files import expand_home
-from lm.study.statistics import BETTER, WITHIN_NOISE, WORSE, holm_adjust
+from lm.study.statistics import BETTER, WITHIN_NOISE, WORSE, format_outcome, holm_adjust
 
 DEFAULT = 'perplexity'
 
@@ -188,8 +188,8 @@ def comparison_sentence(
 ) -> str:
     """Returns the comparison as a sentence.
 
-    For example, 'b is better than a: 0.012 [0.008, 0.016] bits per byte lower over 412 documents, p
-    = 0.0004'.
+    Examples are 'b is better than a by 0.012 bits per byte (95% interval 0.008 to 0.016), p =
+    0.0004, 412 documents' and 'b vs a is inconclusive: p = 0.21, needs p < 0.05; difference ...'.
 
     Args:
       run: name of the run.
@@ -199,14 +199,21 @@ def comparison_sentence(
       n_items: items that both have.
       suite: names the unit and the items.
     """
-    sign, direction = (-1, 'lower') if effect.value < 0 else (1, 'higher')
+    sign = -1 if effect.value < 0 and verdict != WITHIN_NOISE else 1
+    form = '+.3g' if verdict == WITHIN_NOISE else '.3g'
     low, high = sorted((sign * effect.low, sign * effect.high))
     unit = suite.unit or (f'{suite.score} per {suite.weight}' if suite.weight else suite.score)
-    verb = {BETTER: 'is better than', WORSE: 'is worse than', WITHIN_NOISE: 'is within noise of'}
-    return (
-        f'{run} {verb[verdict]} {baseline}: {sign * effect.value:.3g} [{low:.3g}, {high:.3g}] '
-        f'{unit} {direction} over {n_items} {suite.item_noun}, p = {effect.p:.2g}'
+    size = (
+        f'{sign * effect.value:{form}} {unit} '
+        f'({CONFIDENCE:.0%} interval {low:{form}} to {high:{form}})'
     )
+    sample = f'{n_items} {suite.item_noun}'
+    if verdict == WITHIN_NOISE:
+        return (
+            f'{run} vs {baseline} is {format_outcome(verdict)}: p = {effect.p:.2g}, needs p < '
+            f'{1 - CONFIDENCE:.2g}; difference {size}, {sample}'
+        )
+    return f'{run} is {verdict} than {baseline} by {size}, p = {effect.p:.2g}, {sample}'
 
 
 def main(argv: list[str]) -> None:

@@ -9,7 +9,16 @@ import numpy as np
 from eval.report.tables import UNITS, TableCell, TableRow, format_p_value
 from lm.study.arm import Ablation
 from lm.study.plan.search import DIVERGED, EDGE
-from lm.study.statistics import BETTER, CONFIDENCE, UNDECIDED, WORSE, t_interval
+from lm.study.statistics import (
+    BETTER,
+    CONFIDENCE,
+    LEVEL,
+    LOOK_CONFIDENCE,
+    UNDECIDED,
+    WORSE,
+    format_outcome,
+    t_interval,
+)
 from lm.study.tables.ablation import (
     BASELINE,
     FAILED,
@@ -90,14 +99,17 @@ def _verdict_cell(row: ArmResult) -> TableCell:
         )
     if row.verdict is None:
         return TableCell(row.outcome)
-    small = format_p_value(row.verdict.p), f'{row.verdict.n} seeds'
-    return TableCell(f'{MARKS[row.outcome]} {row.outcome}', small)
+    p_text = format_p_value(row.verdict.p)
+    if row.outcome == UNDECIDED:
+        p_text += f' (needs p < {LEVEL:g})'
+    text = f'{MARKS[row.outcome]} {format_outcome(row.outcome)}'
+    return TableCell(text, (p_text, f'{row.verdict.n} seeds'))
 
 
 def _difference_cell(row: ArmResult) -> TableCell:
     if row.verdict is None:
         return TableCell('')
-    low, high = row.verdict.low, row.verdict.high
+    low, high = row.verdict.look_interval
     return TableCell(f'{row.verdict.difference:+.4f}', (f'{low:+.4f} to {high:+.4f}',))
 
 
@@ -106,7 +118,7 @@ def _loss_cell(row: ArmResult, seeds: int) -> TableCell:
     if math.isnan(row.loss.mean):
         return TableCell('')
     if not row.is_fresh:
-        return TableCell(f'{row.loss.mean:.4f}', ('by the seeds that chose it',))
+        return TableCell(f'{row.loss.mean:.4f}', ('on tuning seeds',))
     half = () if math.isnan(row.loss.half_width) else (f'± {row.loss.half_width:.4f}',)
     missing = (f'{row.loss.n} of {seeds} fresh seeds',) if row.loss.n + row.diverged < seeds else ()
     return TableCell(f'{row.loss.mean:.4f}', half + missing)
@@ -141,12 +153,14 @@ def findings(ablation: Ablation) -> list[str]:
     """Returns the answer in a few lines."""
     rows, lines = arm_results(ablation), []
     if progress := describe_progress(ablation):
-        lines.append(f'Not finished: {progress}. What follows is known so far.')
+        lines.append(f'Not finished: {progress}. The results so far:')
     groups = {
         outcome: [row.arm.name for row in rows if row.outcome == outcome] for outcome in ORDER
     }
     counts = [
-        f'{len(names)} {outcome} ({", ".join(names)})' for outcome, names in groups.items() if names
+        f'{len(names)} {format_outcome(outcome)} ({", ".join(names)})'
+        for outcome, names in groups.items()
+        if names
     ]
     if counts and len(rows) <= FEW + 1:
         lines += [
@@ -167,8 +181,8 @@ def findings(ablation: Ablation) -> list[str]:
     edges = [row.arm.name for row in rows if EDGE in row.states]
     if edges:
         lines.append(
-            f'At the edge of what was tried: {", ".join(edges)}. The loss there is a bound, as the '
-            'best values lie further out.'
+            f'Best at the edge of the values tried: {", ".join(edges)}. The loss of such an arm is '
+            'an upper bound, because better values may lie further out.'
         )
     if rows[0].outcome == BASELINE and DIVERGED in rows[0].states:
         lines.append(f'The baseline, {rows[0].arm.name}, diverged at every value tried.')
@@ -199,6 +213,8 @@ def build_context(
         'rows': rows,
         'unit': UNITS[ablation.metric],
         'confidence': f'{CONFIDENCE:.0%}',
+        'look_confidence': LOOK_CONFIDENCE,
+        'level': f'{LEVEL:g}',
         'heads': list(rows[0].cells),
         'remains': {row.cells['arm'].text: row.notes for row in rows if row.notes},
         'sentences': [_format_sentence(sentence) for sentence in format_verdicts(ablation)],

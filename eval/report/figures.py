@@ -24,7 +24,7 @@ from eval.report.tables import (
     rank_comparisons,
     seed_columns,
 )
-from lm.study.statistics import BETTER, ONE_SEED, WITHIN_NOISE, WORSE
+from lm.study.statistics import BETTER, ONE_SEED, WITHIN_NOISE, WORSE, format_outcome
 from lm.study.tables.comparison import Comparison
 from lm.study.tables.text import format_number
 from lm.study.tables.variants import SIZE_DEPENDENT, SIZES
@@ -441,9 +441,9 @@ def draw_differences(comparisons: Sequence[Comparison], metric: str) -> Chart:
     for c in rank_comparisons(comparisons):
         needed = needed_seeds_text(c)
         verdict_parts = (
-            c.verdict,
+            format_outcome(c.verdict),
             format_p_value(c.p),
-            f'{needed} would settle it' if needed else '',
+            f'{needed} would detect it' if needed else '',
         )
         row = {'variant': c.variant.name, 'verdict': c.verdict, 'seeds': c.difference.n}
         rows.append(

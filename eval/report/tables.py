@@ -16,7 +16,16 @@ from lm.record.names import SUMMARY
 from lm.record.run import Run
 from lm.run.warnings import Detector
 from lm.study.arm import UNITS as SHORT_UNITS
-from lm.study.statistics import BETTER, ONE_SEED, WITHIN_NOISE, WORSE, Interval, format_seeds
+from lm.study.statistics import (
+    BETTER,
+    CONFIDENCE,
+    ONE_SEED,
+    WITHIN_NOISE,
+    WORSE,
+    Interval,
+    format_outcome,
+    format_seeds,
+)
 from lm.study.tables.columns import columns
 from lm.study.tables.comparison import Comparison, describe_lr_choice
 from lm.study.tables.results import UNREADABLE, Record
@@ -143,7 +152,9 @@ def findings(
         if any(verdicts):
             baseline = next(c.variant for c in by_rate or comparisons if c.variant.is_baseline)
             counts = ', '.join(
-                f'{verdicts.count(verdict)} {verdict}' for verdict in MARKS if verdict in verdicts
+                f'{verdicts.count(verdict)} {format_outcome(verdict)}'
+                for verdict in MARKS
+                if verdict in verdicts
             )
             lines.append(f'Against the baseline ({baseline.values_text}): {counts}.')
             lines.append(describe_lr_choice(comparisons, by_rate, subject.sweep['base']))
@@ -158,7 +169,7 @@ def findings(
 
 
 def needed_seeds_text(comparison: Comparison) -> str:
-    """Returns 'about 14 seeds', which would resolve a difference within noise; '' for other
+    """Returns 'about 14 seeds', which would detect an inconclusive difference; '' for other
     verdicts.
     """
     n = comparison.seeds_needed
@@ -224,12 +235,15 @@ def variant_rows(
 
 
 def _result_cells(c: Comparison) -> dict[str, TableCell]:
-    verdict = f'{MARKS.get(c.verdict, "")} {c.verdict}'.strip()
+    verdict = f'{MARKS.get(c.verdict, "")} {format_outcome(c.verdict)}'.strip()
+    p_text = format_p_value(c.p)
+    if c.verdict == WITHIN_NOISE:
+        p_text += f' (needs p < {1 - CONFIDENCE:.2g})'
     is_baseline = c.variant.is_baseline
     return {
         'verdict': TableCell(
             'baseline' if is_baseline else verdict,
-            tuple(filter(None, (format_p_value(c.p), needed_seeds_text(c)))),
+            tuple(filter(None, (p_text, needed_seeds_text(c)))),
         ),
         'difference': TableCell('') if is_baseline else interval_cell(c.difference, '+'),
         'final loss': interval_cell(c.loss),

@@ -250,13 +250,14 @@ def describe_budget(study: Study) -> str | None:
     is_limited = math.isfinite(study.budget)
     limit = f'tune.budget={study.budget}' if is_limited else f'tune.seeds={study.seeds}'
     shortfall = (
-        f'{limit} leaves {looks[-1]} fresh seeds of an arm: to find smallest_effect {effect:g} at '
-        f'a spread of {s:.2g} '
+        f'{limit} leaves {looks[-1]} fresh seeds per arm; detecting smallest_effect {effect:g} at '
+        f'a spread of {s:.2g} takes '
     )
     if needed > MAX_SEEDS:
-        return f'{shortfall}it takes more than {MAX_SEEDS}; a larger effect, or longer runs'
+        return f'{shortfall}more than {MAX_SEEDS}; choose a larger effect, or train longer'
     options = [f'tune.seeds={look_seeds}'] if look_seeds > study.seeds else []
     options += [f'tune.budget={runs + LOOKS[-1] * look_seeds}'] if is_limited else []
     return (
-        f'{shortfall}it takes up to {needed}, fewer where arms vary together: {", ".join(options)}'
+        f"{shortfall}up to {needed}, fewer if the arms' losses are correlated over seeds: "
+        f'{", ".join(options)}'
     )

@@ -20,12 +20,19 @@ import numpy as np
 
 CONFIDENCE = 0.95  # level of intervals, and of the one test of a sweep
 LEVEL = 0.027  # level of each of two looks
+LOOK_CONFIDENCE = f'{1 - LEVEL:.1%}'  # level of the intervals that are printed for a look
 POWER = 0.8  # probability that the `seeds_needed` for a difference detect it
 MAX_SEEDS = 1000  # more than anybody would train
 BETTER, WORSE, UNDECIDED = 'better', 'worse', 'undecided'
 WITHIN_NOISE, ONE_SEED = 'within noise', 'one seed'  # further outcomes of a sweep's one test
+INCONCLUSIVE = 'inconclusive'  # how UNDECIDED and WITHIN_NOISE are printed
 HOLM, DUNNETT = 'holm', 'dunnett'
 TESTS = (HOLM, DUNNETT)
+
+
+def format_outcome(outcome: str) -> str:
+    """Returns an outcome as terminals and pages print it."""
+    return INCONCLUSIVE if outcome in (UNDECIDED, WITHIN_NOISE) else outcome
 
 
 @functools.lru_cache
@@ -114,6 +121,7 @@ class Verdict:
       n: number of pairs.
       deviation: standard deviation of a paired difference.
       correlation: correlation of the two losses over seeds; nan if either is constant.
+      freedom: degrees of freedom of the test.
     """
 
     outcome: str
@@ -124,6 +132,38 @@ class Verdict:
     n: int
     deviation: float
     correlation: float
+    freedom: int
+
+    @property
+    def look_interval(self) -> tuple[float, float]:
+        """The interval of the difference at 1 - LEVEL, the level at which a look decides.
+
+        `low` and `high` are at CONFIDENCE, and may exclude 0 while the look is inconclusive.
+        """
+        quantiles = [t_quantile((1 + x) / 2, self.freedom) for x in (1 - LEVEL, CONFIDENCE)]
+        wider = (quantiles[0] - quantiles[1]) * self.deviation / math.sqrt(self.n)
+        return self.low - wider, self.high + wider
+
+    def describe(self, unit: str = '', digits: int = 3) -> str:
+        """Returns 'better by 0.112 nats per token (97.3% interval 0.060 to 0.161)', or
+        'inconclusive: p = 0.037, this look needs p < 0.027'.
+        """
+        if self.outcome == UNDECIDED:
+            return (
+                f'{format_outcome(self.outcome)}: p = {self.p:.2g}, this look needs p < {LEVEL:g}'
+            )
+        return f'{self.outcome} by {self.describe_size(unit, digits)}'
+
+    def describe_size(self, unit: str = '', digits: int = 3) -> str:
+        """Returns the difference with its interval at the level of the look.
+
+        It has a sign if the verdict is open; otherwise it is the size of the difference.
+        """
+        sign = -1 if self.outcome == BETTER else 1
+        form = f'+.{digits}f' if self.outcome == UNDECIDED else f'.{digits}f'
+        low, high = sorted(sign * end for end in self.look_interval)
+        value = f'{sign * self.difference:{form}} {unit}'.strip()
+        return f'{value} ({LOOK_CONFIDENCE} interval {low:{form}} to {high:{form}})'
 
 
 def judge_arms(
@@ -167,7 +207,17 @@ def judge_arms(
         low, high = mean - r_low - half, mean + r_high + half
         sd = float(se * math.sqrt(len(d)))
         verdicts.append(
-            Verdict(outcome, mean, low, high, p, len(d), sd, _correlation(arm_losses, baseline))
+            Verdict(
+                outcome=outcome,
+                difference=mean,
+                low=low,
+                high=high,
+                p=p,
+                n=len(d),
+                deviation=sd,
+                correlation=_correlation(arm_losses, baseline),
+                freedom=freedom,
+            )
         )
     return verdicts
 

@@ -57,10 +57,12 @@ def test_runs_are_compared_with_the_first(runs):
     assert low.difference.low < -0.1 < low.difference.high < 0 < high.difference.low
     assert low.difference.p == pytest.approx(3 / 10_001)  # of three tests, the smallest there is
     for comparison in comparisons:
-        assert comparison.line.startswith(f'{runs}/') and f' {runs}/base: 0.' in comparison.line
-        assert f'over {N} documents, p = ' in comparison.line
-    assert ' nats a byte lower over' in low.line and ' nats a byte higher over' in high.line
-    assert 'is within noise of' in same.line
+        assert comparison.line.startswith(f'{runs}/') and f' {runs}/base ' in comparison.line
+        assert comparison.line.endswith(f', {N} documents')
+    for comparison, verb in ((low, 'better'), (high, 'worse')):
+        assert '/base by 0.' in comparison.line and f' is {verb} than ' in comparison.line
+        assert ' nats a byte (95% interval 0.' in comparison.line
+    assert f' vs {runs}/base is inconclusive: p = ' in same.line
 
 
 @pytest.mark.full
@@ -89,7 +91,7 @@ def test_program_takes_runs_or_a_tuned_sweep(runs, capsys, monkeypatch):
     monkeypatch.setattr(program.flags, 'FLAGS', SimpleNamespace(suite='documents', again=False))
     monkeypatch.setattr(program, 'read_option_flags', dict)
     main(['', str(runs / 'base'), str(runs / 'low')])
-    assert f'{runs}/low is better than {runs}/base: ' in capsys.readouterr().out
+    assert f'{runs}/low is better than {runs}/base by ' in capsys.readouterr().out
     with pytest.raises(ValueError, match=r'^give two runs at least: .*, or one sweep with'):
         main(['', str(runs / 'base')])
     monkeypatch.setattr(program, 'compare_arms', lambda run, say: [f'the arms of {run}'])
@@ -102,13 +104,18 @@ def test_comparison_sentence():
     effect, suite = Difference(-0.012, -0.016, -0.008, 0.0004), SUITES['perplexity']
     verdict = decide_verdict(effect, suite)
     assert comparison_sentence('runs/b', 'runs/a', verdict, effect, 412, suite) == (
-        'runs/b is better than runs/a: 0.012 [0.008, 0.016] bits per byte lower over 412 '
-        'documents, p = 0.0004'
+        'runs/b is better than runs/a by 0.012 bits per byte (95% interval 0.008 to 0.016), '
+        'p = 0.0004, 412 documents'
     )
     accuracy = Suite(documents, score='right', lower_is_better=False)
     assert decide_verdict(effect, accuracy) == 'worse'
     assert comparison_sentence('b', 'a', 'worse', effect, 9, accuracy) == (
-        'b is worse than a: 0.012 [0.008, 0.016] right lower over 9 items, p = 0.0004'
+        'b is worse than a by 0.012 right (95% interval 0.008 to 0.016), p = 0.0004, 9 items'
+    )
+    same = Difference(-0.002, -0.005, 0.001, 0.21)
+    assert comparison_sentence('b', 'a', 'within noise', same, 412, suite) == (
+        'b vs a is inconclusive: p = 0.21, needs p < 0.05; difference -0.002 bits per byte '
+        '(95% interval -0.005 to +0.001), 412 documents'
     )
     for p in (0.051, float('nan')):
         assert decide_verdict(Difference(-1, -2, 0, p), suite) == 'within noise'

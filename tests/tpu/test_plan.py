@@ -178,7 +178,7 @@ def test_tuned_plan_counts_waves(tmp_path):
     flags = ('--topology=here', '--config.model.n_layers=1', tune)
     printed, _, plan = write_plan(tmp_path, *flags, changes=small)
     assert plan['runs'] == 5 and plan['waves'] == [3, 4]
-    words = '1 arm of 15 runs at least, 20 as a rule: 3 to 4 such waves'
+    words = '1 arm of at least 15 runs (usually 20): 3 to 4 such waves'
     assert words in printed and 'a wave, 5 runs of each arm: 5 runs in 1 programs' in printed
 
 

@@ -264,8 +264,8 @@ class ArmPlan:
         """Returns the number of arms, and of runs of each."""
         min_runs, typical_runs = self.tune.min_budget, self.tune.typical_runs
         return (
-            f'{format_count(len(self.starts), "arm")} of {min_runs} runs at least, '
-            f'{typical_runs} as a rule'
+            f'{format_count(len(self.starts), "arm")} of at least {min_runs} runs (usually '
+            f'{typical_runs})'
         )
 
     def record(self) -> dict[str, Any]:

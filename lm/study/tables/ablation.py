@@ -19,10 +19,8 @@ from lm.study.plan.search import EDGE, VERSION, Point, edge_side
 from lm.study.plan.settings import Grid, Tune
 from lm.study.speedup import Speedup
 from lm.study.statistics import (
-    BETTER,
     POWER,
     UNDECIDED,
-    WORSE,
     Interval,
     Verdict,
     format_seeds,
@@ -36,11 +34,6 @@ from lm.study.tables.results import Record
 from lm.study.tables.variants import Variant
 
 BASELINE, FAILED, WAITS, LENGTH = 'baseline', 'diverged', 'not yet', 'length'
-PHRASES = {
-    BETTER: 'is better than',
-    WORSE: 'is worse than',
-    UNDECIDED: 'is neither better nor worse than',
-}
 
 
 def read_ablation(sweep: Mapping[str, Any], records: Sequence[Record]) -> Ablation | None:
@@ -198,12 +191,12 @@ def _list_caveats(ablation: Ablation, i: int) -> Iterable[str]:
         path for j, path in enumerate(tune.fields) if edge_side(ablation.tuning_line(i, j).means)
     ]
     if at_edge and EDGE in study.picks[i].states:
-        yield f'a wider range of {", ".join(at_edge)}: its best is the outermost that was tried'
+        yield f'widen the range of {", ".join(at_edge)}: the best value is the outermost one tried'
     if fresh_result is None or ablation.arms[i].length != 1:
         return
     if fresh_result.n_diverged:
         yield (
-            f'a smaller {field}, or a cure: {fresh_result.n_diverged} of '
+            f'lower {field}, or stabilise the training: {fresh_result.n_diverged} of '
             f'{len(fresh_result.losses)} fresh runs diverged'
         )
     if fresh_result.verdict is None:
@@ -213,20 +206,23 @@ def _list_caveats(ablation: Ablation, i: int) -> Iterable[str]:
     open_ = study.picks[limited].allowance
     if open_ > abs(difference) and EDGE not in study.picks[limited].states:
         yield (
-            f'finer values of {field} in {ablation.arms[limited].name}: its tuning leaves '
-            f'{open_:.2g} open, more than the difference'
+            f'tune {field} more finely in {ablation.arms[limited].name}: tuning may still gain '
+            f'{open_:.2g} there, more than the difference'
         )
     if fresh_result.verdict.outcome != UNDECIDED:
         return
     if fresh_result.verdict.n == tune.seeds and study.next_runs is None:
-        yield f'a larger tune.budget, of which {tune.seeds} more fresh seeds are a part'
+        yield f'raise tune.budget to allow {tune.seeds} more fresh seeds'
     seeds = study.seeds_needed(i, tune.smallest_effect)
     if seeds is not None and seeds > fresh_result.verdict.n:
         effect = max(abs(difference), tune.smallest_effect)
         n_seeds = format_seeds(seeds, 'fresh seeds')
-        yield f'{n_seeds}, which would show a difference of {effect:.2g} in {POWER:.0%} of cases'
+        yield f'{n_seeds} would detect a difference of {effect:.2g} in {POWER:.0%} of cases'
     elif seeds is not None:
-        yield f'nothing, if {tune.smallest_effect:g} is what matters: its seeds would have shown it'
+        yield (
+            f'nothing if {tune.smallest_effect:g} is the smallest difference that matters: '
+            'these seeds would have detected it'
+        )
 
 
 def _sensitivities(ablation: Ablation) -> list[float]:
@@ -264,8 +260,9 @@ def _sensitivities(ablation: Ablation) -> list[float]:
 def format_verdicts(ablation: Ablation, with_caveats: bool = True) -> list[str]:
     """Returns a sentence for each arm.
 
-    An example is 'muon is better than adamw: 0.110 [0.072, 0.148] nats per token lower over 5 fresh
-    seeds, p = 0.0012'. with_caveats: whether to append what could still change the verdict.
+    Examples are 'muon is better than adamw by 0.110 nats per token (97.3% interval 0.066 to 0.154),
+    p = 0.0012, 5 fresh seeds' and 'lion vs adamw is inconclusive: p = 0.037, this look needs p <
+    0.027; difference ...'. with_caveats: whether to append what could still change the verdict.
     """
     baseline = ablation.arms[0].name
     verdicts = []
@@ -274,7 +271,7 @@ def format_verdicts(ablation: Ablation, with_caveats: bool = True) -> list[str]:
         if row.outcome in (BASELINE, LENGTH):
             continue
         if row.outcome == FAILED and not row.values:
-            text = f'{name} diverged at every value that was tried'
+            text = f'{name} diverged at every value tried'
         elif row.outcome == FAILED:
             fresh_result = ablation.study.fresh_results[i]
             assert fresh_result is not None  # a best value without fresh runs has not FAILED
@@ -283,7 +280,7 @@ def format_verdicts(ablation: Ablation, with_caveats: bool = True) -> list[str]:
         elif row.verdict is None:
             text = f'{name} has no verdict yet'
             if ablation.study.next_runs is None:
-                text = f'{name} has no verdict, as runs of {baseline} diverged'
+                text = f'{name} has no verdict, because runs of {baseline} diverged'
         else:
             text = _format_verdict(name, baseline, row.verdict, ablation.unit)
         suffix = f'; what could still change it: {caveats}' if caveats and with_caveats else ''
@@ -293,13 +290,10 @@ def format_verdicts(ablation: Ablation, with_caveats: bool = True) -> list[str]:
 
 def _format_verdict(name: str, baseline: str, verdict: Verdict, unit: str) -> str:
     """Returns the sentence of one verdict."""
-    sign, direction = (-1, 'lower') if verdict.difference < 0 else (1, 'higher')
-    low, high = sorted((sign * verdict.low, sign * verdict.high))
-    return (
-        f'{name} {PHRASES[verdict.outcome]} {baseline}: {sign * verdict.difference:.3f} '
-        f'[{low:.3f}, {high:.3f}] {unit} {direction} over {verdict.n} fresh seeds, '
-        f'p = {verdict.p:.2g}'
-    )
+    size, seeds = verdict.describe_size(unit), f'{verdict.n} fresh seeds'
+    if verdict.outcome == UNDECIDED:
+        return f'{name} vs {baseline} is {verdict.describe()}; difference {size}, {seeds}'
+    return f'{name} is {verdict.outcome} than {baseline} by {size}, p = {verdict.p:.2g}, {seeds}'
 
 
 def compare_pair(ablation: Ablation, arm: int, against: int) -> Verdict | None:
@@ -331,8 +325,7 @@ def compare_pair(ablation: Ablation, arm: int, against: int) -> Verdict | None:
 
 
 def describe_progress(ablation: Ablation) -> str:
-    """Returns the stage in progress: 'stage look 1, of which 3 of 10 runs have ended'; '' at the
-    end.
+    """Returns the stage in progress: 'stage look 1, 3 of 10 runs finished'; '' at the end.
 
     A later version of the search may ask for more runs of a study that has ended.
     """
@@ -343,11 +336,11 @@ def describe_progress(ablation: Ablation) -> str:
         (arm, p) for arm, arm_points in zip(ablation.arms, points, strict=True) for p in arm_points
     ]
     ended = sum(point in arm.losses for arm, point in requested)
-    text = f'stage {stage}, of which {ended} of {len(requested)} runs have ended'
+    text = f'stage {stage}, {ended} of {len(requested)} runs finished'
     version = ablation.settings.get('search_version', VERSION)
     if version == VERSION:
         return text
-    return f'{text}, as version {VERSION} of the search asks; its runs are of version {version}'
+    return f'{text}, as version {VERSION} of the search requests; its runs are of version {version}'
 
 
 def _make_variant(ablation: Ablation, arm: Arm) -> Variant:

@@ -85,7 +85,7 @@ class Comparison:
     notes: list[str]
     p: float = math.nan  # adjusted for the number of variants; nan for the baseline or one seed
     verdict: str = ''  # '' for the baseline
-    seeds_needed: int | None = None  # to find a difference that is within noise
+    seeds_needed: int | None = None  # to detect an inconclusive difference
     chosen_records: Sequence[
         Record
     ] = ()  # the runs at its chosen values, where lr is not all that is
@@ -206,25 +206,25 @@ def describe_lr_choice(
     if by_rate:
         baseline = next(c for c in by_rate if c.variant.is_baseline)
         if flatten(base).get(LR) in baseline.variant.rates:
-            return 'The verdicts are of these learning rates as they are: no seed chose one.'
+            return 'The learning rates are compared as given: no seed chose one.'
         return (
-            f'The seeds that are compared chose {baseline.variant.name} as the best, which makes '
-            'it look better than it is, and the others worse; config.tune judges by fresh seeds.'
+            f'The same seeds chose {baseline.variant.name} as the best, so it looks better than it '
+            'is, and the others worse; config.tune judges on fresh seeds.'
         )
     counts = sorted(len(c.variant.rates) for c in comparisons)
     if counts[-1] < 2:
         return (
-            'The verdicts are of one learning rate each: nothing was chosen, and it may suit some '
-            'better than others; config.tune gives each its best.'
+            'Each variant has a single learning rate, which may suit some better than others; '
+            'config.tune finds the best for each.'
         )
     text = (
-        'The verdicts are of learning rates that the same seeds chose, which makes each variant '
-        'look better than it is; config.tune judges by fresh seeds, after as many runs each.'
+        'The same seeds chose the learning rates, so each variant looks better than it is; '
+        'config.tune tunes all with the same number of runs and judges on fresh seeds.'
     )
     if counts[0] < counts[-1]:
         text += (
-            f' Variants have {counts[0]} to {counts[-1]} rates: those with more look better by '
-            'chance alone.'
+            f' Variants have {counts[0]} to {counts[-1]} rates: those with more rates look better '
+            'by chance.'
         )
     return text
 

@@ -20,7 +20,7 @@ from lm.study.plan.settings import Grid, Tune
 from lm.study.tables.text import format_count
 from lm.study.verdicts import LOOKS, FreshResult
 
-AT_EDGE = {-1: 'still at the lowest edge', 0: '', 1: 'still at the highest edge'}
+AT_EDGE = {-1: 'still at the lower edge', 0: '', 1: 'still at the upper edge'}
 
 
 def format_duration(sec: float) -> str:
@@ -49,26 +49,31 @@ def describe_costs(plan: ArmPlan, step_sec: Sequence[float | None]) -> list[str]
     """
     tune, arms = plan.tune, plan.arms
     min_runs, typical_runs, most_runs = tune.min_budget, tune.typical_runs, max_runs(tune)
-    runs = f'{min_runs} runs at least, {typical_runs} as a rule and {most_runs} at most'
-    line = f'tune: {format_count(len(arms), "arm")}, each of {runs}, fresh seeds included'
+    runs = _format_range(f'{min_runs}', f'{most_runs}', 'runs per arm', f'{typical_runs}')
+    line = f'tune: {format_count(len(arms), "arm")}, {runs}, including fresh seeds'
     known_sec = [sec for sec in step_sec if sec is not None]
     if len(known_sec) < len(step_sec):
-        return [f'{line}; their time is known once a wave has trained']
+        return [f'{line}; the time is known after the first wave']
     run_sec = [sec * steps for sec, steps in zip(known_sec, plan.steps, strict=True)]
-    times = [format_duration(n * sum(run_sec)) for n in (min_runs, typical_runs, most_runs)]
+    times = [format_duration(n * sum(run_sec)) for n in (min_runs, most_runs, typical_runs)]
     slowest = max(range(len(arms)), key=run_sec.__getitem__)
     return [
-        f'{line}: {times[0]} of steps at least, {times[1]} as a rule and {times[2]} at most, by '
-        f'the rates measured here; evaluations and compiling are not in it',
-        f'the most costly arm is {arms[slowest].name}: {run_sec[slowest]:.1f} s of steps a run',
+        f'{line}: {_format_range(times[0], times[1], "of training", times[2])} at the speed '
+        'measured here; excludes evaluation and compilation',
+        f'most expensive arm: {arms[slowest].name}, {run_sec[slowest]:.1f} s of training per run',
     ]
+
+
+def _format_range(low: str, high: str, unit: str, usual: str) -> str:
+    """Returns '15 to 100 runs (usually 25)', or '15 runs' if both ends are equal."""
+    return f'{low} {unit}' if low == high else f'{low} to {high} {unit} (usually {usual})'
 
 
 def describe_wave(plan: ArmPlan, ablation: Ablation, step_sec: Sequence[float | None]) -> list[str]:
     """Returns a line on the next wave.
 
-    An example is 'wave 3, refine: 5 runs of each of 2 arms; 20 have ended, 80 more at most, 12
-    min'.
+    An example is 'wave 3, refine: 5 runs for each of 2 arms; 20 finished, at most 80 more (12
+    min)'.
 
     Args:
       plan: the arms.
@@ -96,20 +101,18 @@ def describe_wave(plan: ArmPlan, ablation: Ablation, step_sec: Sequence[float | 
     if remaining == wave_points:
         width = max(map(len, wave_points))
         n_arms = format_count(sum(map(bool, wave_points)), 'arm')
-        what = f'{format_count(width, "run")} of each of {n_arms}'
+        what = f'{format_count(width, "run")} for each of {n_arms}'
     else:  # an earlier command has trained a part of the wave
-        what = f'{format_count(n_new, "run")} that {"has" if n_new == 1 else "have"} not ended'
+        what = f'{format_count(n_new, "unfinished run")}'
     most_runs = max_runs(ablation.tune)
     arms = zip(study.tuning.arms, n_ended, strict=True)
     more_runs = [0 if arm.is_dead else max(0, most_runs - n) for arm, n in arms]
-    line = (
-        f'wave {number}, {stage}: {what}; {sum(n_ended)} have ended, {sum(more_runs)} more at most'
-    )
+    line = f'wave {number}, {stage}: {what}; {sum(n_ended)} finished, at most {sum(more_runs)} more'
     known_sec = [sec for sec in step_sec if sec is not None]
     if len(known_sec) < len(step_sec):
         return [line]
     arms = zip(more_runs, known_sec, plan.steps, strict=True)
-    return [f'{line}, {format_duration(sum(n * sec * steps for n, sec, steps in arms))}']
+    return [f'{line} ({format_duration(sum(n * sec * steps for n, sec, steps in arms))})']
 
 
 def describe_arms(ablation: Ablation) -> list[str]:
@@ -151,15 +154,11 @@ def describe_best(grid: Grid, arm: LineSearch) -> str:
 
 
 def describe_fresh(fresh: FreshResult) -> str:
-    """Returns 'fresh seeds 2.8043 (5), better than the baseline by 0.0213'."""
+    """Returns 'fresh seeds 2.8043 (5), better by 0.0213 (97.3% interval 0.0101 to 0.0325)'."""
     if fresh.n_diverged:
         return f'{fresh.n_diverged} of {format_count(len(fresh.losses), "fresh seed")} diverged'
     text = f'fresh seeds {fresh.losses.mean():.4f} ({len(fresh.losses)})'
-    verdict = fresh.verdict
-    if verdict is None:
-        return text
-    interval = f'[{verdict.low:+.4f}, {verdict.high:+.4f}]'
-    return f'{text}, {verdict.outcome}: {verdict.difference:+.4f} {interval}'
+    return text if fresh.verdict is None else f'{text}, {fresh.verdict.describe(digits=4)}'
 
 
 def describe_spending(plan: ArmPlan, ablation: Ablation, folder: Path) -> list[str]:

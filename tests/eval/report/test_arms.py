@@ -41,12 +41,12 @@ def test_page_begins_with_verdict(written):
         assert f'id="{name}"' not in text
     markdown = (folder / 'report.md').read_text()
     assert markdown.index('## Arms') < markdown.index('## Runs')
-    assert 'Layernorm is better than rmsnorm: 0.06' in markdown and '## Variants' not in markdown
+    assert 'Layernorm is better than rmsnorm by 0.06' in markdown and '## Variants' not in markdown
 
 
 def test_page_lists_caveats_and_tuning(written):
     text = ' '.join(Page(written[1]).text.split())
-    assert 'More tokens: every run here has 200 steps of 2,048 tokens' in text
+    assert 'Longer training: every run here has 200 steps of 2,048 tokens' in text
     assert "tunedoptim.lr around each arm's own" in text and 'smallest effect0.01' in text
 
 
@@ -69,8 +69,8 @@ def test_chart_matches_table(written):
 
 def test_terminal_prints_answer(written):
     lines = written[2].splitlines()
-    assert lines[0].startswith('Layernorm is better than rmsnorm: 0.06')
-    assert lines[1] == 'Norm none diverged at every value that was tried.'
+    assert lines[0].startswith('Layernorm is better than rmsnorm by 0.06')
+    assert lines[1] == 'Norm none diverged at every value tried.'
     assert any(line.split()[:3] == ['arm', 'verdict', 'difference'] for line in lines)
 
 
@@ -79,7 +79,7 @@ def test_page_for_unfinished_sweep(tmp_path):
     tuned.write_tuned(tmp_path / 'half', LOSSES, TUNE, 0)
     text = write_report(tmp_path / 'half').read_text()
     parsed = Page(text)
-    assert 'Not finished: stage scan, of which 6 of 15 runs have ended' in parsed.text
+    assert 'Not finished: stage scan, 6 of 15 runs finished' in parsed.text
     rows = as_dicts(parsed.tables['Arms'])
     assert [row['verdict'] for row in rows] == ['baseline', 'not yet', 'not yet']
     assert 'id="tuned_losses"' in text

@@ -102,7 +102,7 @@ def test_terminal_prints_verdicts(written, page):
     best, against, caveat, head, *lines = written[1].splitlines()
     assert best.startswith('Lowest final validation loss: 2.8900 ± ')
     assert against == 'Against the baseline (norm rmsnorm): 1 worse.'
-    assert caveat.startswith('The verdicts are of learning rates that the same seeds chose')
+    assert caveat.startswith('The same seeds chose the learning rates')
     assert head.split()[:3] == ['variant', 'verdict', 'difference']
     for line, row in zip(lines, (rms, layer), strict=True):
         words = f'{row["verdict"]} {row["difference"]} {row["final loss"]} {row["best lr"]}'

@@ -159,7 +159,7 @@ def test_compares_learning_rates(tmp_path):
     ]
     assert tables.findings(subject, *compared)[1:] == [
         'Against the baseline (lr 0.001): 1 better, 1 worse.',
-        'The verdicts are of these learning rates as they are: no seed chose one.',
+        'The learning rates are compared as given: no seed chose one.',
         'Sensitivity is not given: lr 0.03 has not ended.',
     ]
     assert '## Learning rates' in write_report(tmp_path / 'sweep').with_suffix('.md').read_text()

@@ -48,7 +48,34 @@ def test_judge_one_arm_matches_paired_t_test():
     assert verdict.deviation == pytest.approx(np.std(arm - baseline, ddof=1)) and verdict.n == 5
     interval = reference.confidence_interval(CONFIDENCE)
     assert (verdict.low, verdict.high) == pytest.approx((interval.low, interval.high))
+    at_look = reference.confidence_interval(1 - LEVEL)
+    assert verdict.look_interval == pytest.approx((at_look.low, at_look.high))
     assert verdict.correlation == pytest.approx(np.corrcoef(arm, baseline)[0, 1])
+
+
+@pytest.mark.parametrize('difference', np.linspace(-0.08, 0.08, 33))
+def test_look_interval_excludes_zero_if_the_look_decides(difference):
+    """Catches the 95% interval, which excludes 0 where p is between 0.027 and 0.05."""
+    arm, baseline = pair(difference)
+    (verdict,) = judge_arms([arm], baseline, [0.004], 0.003)
+    low, high = verdict.look_interval
+    assert (low > 0 or high < 0) == (verdict.outcome != UNDECIDED)
+
+
+def test_describe_verdict():
+    arm, baseline = pair(-0.2)
+    (better,) = judge_arms([arm], baseline, [0.0], 0.0)
+    (worse,) = judge_arms([baseline], arm, [0.0], 0.0)
+    low, high = worse.look_interval
+    size = f'{worse.difference:.3f} nats per token (97.3% interval {low:.3f} to {high:.3f})'
+    assert better.describe('nats per token') == f'better by {size}'
+    assert worse.describe('nats per token') == f'worse by {size}'
+    (same,) = judge_arms([pair(-0.01)[0]], baseline, [0.0], 0.0)
+    assert same.describe() == f'inconclusive: p = {same.p:.2g}, this look needs p < 0.027'
+    low, high = same.look_interval
+    assert same.describe_size() == (
+        f'{same.difference:+.3f} (97.3% interval {low:+.3f} to {high:+.3f})'
+    )
 
 
 def test_judge_holm_by_hand():

@@ -182,7 +182,7 @@ def test_arm_at_edge_is_never_worse():
 def with_verdict(difference, r_arm, r_baseline, deviation=0.01, n=10, outcome=UNDECIDED):
     """Returns a complete study of two arms with this verdict."""
     base = run_study([arm(), arm(0.0, number=1)])
-    verdict = Verdict(outcome, difference, -1.0, 1.0, 0.5, n, deviation, 0.0)
+    verdict = Verdict(outcome, difference, -1.0, 1.0, 0.5, n, deviation, 0.0, n - 1)
     study = dataclasses.replace(base)
     study.__dict__['picks'] = [
         dataclasses.replace(pick, allowance=r)

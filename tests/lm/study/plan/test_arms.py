@@ -117,9 +117,9 @@ class TestArms:
         assert moved[1] == {'optim.lr': 2, 'optim.weight_decay': 1}
 
     def test_description_counts_runs(self, two):
-        assert two.description == '2 arms of 15 runs at least, 25 as a rule'
+        assert two.description == '2 arms of at least 15 runs (usually 25)'
         limited = ArmPlan(tiny_raw(), None, LR | {'budget': 20})
-        assert limited.description == '1 arm of 15 runs at least, 20 as a rule'
+        assert limited.description == '1 arm of at least 15 runs (usually 20)'
 
 
 @pytest.mark.parametrize(

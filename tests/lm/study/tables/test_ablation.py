@@ -138,7 +138,7 @@ def test_failed_arms_leave_other_verdicts(written, rows):
     assert 'diverged 2 of 5' in some.states and '2 of 5 fresh runs diverged' in some.caveats[0]
     assert EDGE in edge.states and edge.outcome == 'undecided'  # its loss is a bound: never worse
     assert math.isinf(edge.near_best[1]) and math.isnan(edge.sensitivity)
-    assert edge.caveats[0].startswith('a wider range of optim.lr')
+    assert edge.caveats[0].startswith('widen the range of optim.lr')
     assert rows['layernorm'].outcome == 'better'
 
 
@@ -146,7 +146,8 @@ def test_undecided_arm_lists_caveats(rows):
     """Catches advice to use the present number of seeds."""
     row = rows['dyt']
     assert row.outcome == 'undecided' and row.verdict.n == 10
-    assert row.caveats == ('nothing, if 0.01 is what matters: its seeds would have shown it',)
+    (caveat,) = row.caveats
+    assert caveat.startswith('nothing if 0.01 is the smallest difference that matters')
     assert rows['layernorm'].caveats == ()
 
 
@@ -157,7 +158,7 @@ def test_caveats_count_deciding_seeds(tmp_path):
     row = tables.arm_results(read(tmp_path / 's'))[1]
     needed = study.seeds_needed(1, 0.01)
     assert row.outcome == 'undecided' and needed > 10
-    assert row.caveats[-1].startswith(f'about {needed} fresh seeds, which would show a difference')
+    assert row.caveats[-1].startswith(f'about {needed} fresh seeds would detect a difference')
 
 
 def make_arm(name, length, tokens, losses):
@@ -190,12 +191,14 @@ def test_format_verdicts(written, rows):
     folder, _, ablation = written
     lines = compare_arms(str(folder), lambda text: pytest.fail(text))
     verdict = rows['layernorm'].verdict
+    low, high = verdict.look_interval
     assert lines[0] == (
-        f'layernorm is better than rmsnorm: {-verdict.difference:.3f} [{-verdict.high:.3f}, '
-        f'{-verdict.low:.3f}] nats per token lower over 5 fresh seeds, p = {verdict.p:.2g}'
+        f'layernorm is better than rmsnorm by {-verdict.difference:.3f} nats per token '
+        f'(97.3% interval {-high:.3f} to {-low:.3f}), p = {verdict.p:.2g}, 5 fresh seeds'
     )
-    assert lines[1].startswith('dyt is neither better nor worse than rmsnorm: ')
-    assert lines[2] == 'norm none diverged at every value that was tried'
+    assert lines[1].startswith('dyt vs rmsnorm is inconclusive: p = ')
+    assert ', this look needs p < 0.027; difference ' in lines[1]
+    assert lines[2] == 'norm none diverged at every value tried'
     assert lines[4].startswith('groupnorm diverged in 2 of 5 fresh runs at its best values; ')
     assert len(lines) == len(tables.format_verdicts(ablation)) == 5
 
@@ -234,7 +237,7 @@ def test_unfinished_sweep_shows_partial_results(half):
     if second.is_fresh:
         assert f'{second.loss.n} of 5 fresh seeds' in text[1]
     elif second.values:
-        assert 'by the seeds that chose it' in text[1]
+        assert 'on tuning seeds' in text[1]
     else:
         assert text[1] == ''
     lines = compare_arms(str(half), noted.append)

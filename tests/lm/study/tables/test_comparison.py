@@ -183,9 +183,9 @@ def test_describe_lr_choice():
     """Catches verdicts on the seeds that chose a rate without a sentence on it."""
     pairs = [(seed, norm) for seed in (0, 1) for norm in ('rmsnorm', 'none')]
     one_rate = [ended_record(3.0 + 0.01 * seed, seed, norm=norm) for seed, norm in pairs]
-    assert 'nothing was chosen' in lr_choice_text(one_rate, SWEEP)
+    assert 'a single learning rate' in lr_choice_text(one_rate, SWEEP)
     two_rates = one_rate + [ended_record(3.1, seed, lr=0.02, norm=norm) for seed, norm in pairs]
-    assert 'the same seeds chose' in lr_choice_text(
+    assert 'The same seeds chose' in lr_choice_text(
         two_rates, SWEEP
     ) and 'chance' not in lr_choice_text(two_rates, SWEEP)
     uneven = two_rates + [ended_record(3.1, seed, lr=0.04, norm='none') for seed in (0, 1)]

@@ -144,8 +144,8 @@ def test_arms_get_equal_runs_trained_once(train_tuned, tmp_path, capsys):
     of_arm = collections.Counter(cell['tuned']['arm'] for cell in cells)
     assert of_arm[0] == of_arm[1] >= 5 + 5 + 3
     printed = capsys.readouterr().out
-    assert 'wave 1, scan: 5 runs of each of 2 arms; 0 have ended' in printed
-    assert 'wave 2, ' in printed and ', look 1: 3 runs of each of 2 arms' in printed
+    assert 'wave 1, scan: 5 runs for each of 2 arms; 0 finished' in printed
+    assert 'wave 2, ' in printed and ', look 1: 3 runs for each of 2 arms' in printed
     assert (
         f'  optim.b1=0.8: {of_arm[1]} runs, {of_arm[1] * 20} steps, {of_arm[1] * 1.5:.1f} s'
         in printed
@@ -189,7 +189,7 @@ def test_wave_with_failed_cell_is_retried(whole, train_tuned, tmp_path, capsys):
     again = Trainer()
     assert train_tuned(workdir, again) == DONE
     assert trainer.trained + again.trained == whole[1].trained
-    assert 'wave 1, scan: 1 run that has not ended; 9 have ended' in capsys.readouterr().out
+    assert 'wave 1, scan: 1 unfinished run; 9 finished' in capsys.readouterr().out
     assert ledger(workdir) == ledger(whole[0])
 
 

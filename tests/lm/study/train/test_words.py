@@ -55,11 +55,19 @@ def test_no_arm_exceeds_announced_runs(tune):
 def test_costs_sum_arms_at_their_rates():
     plan = ArmPlan(tiny_raw({'train.steps': 100}), ARMS, {'optim.lr': 0.01, 'budget': 15})
     line, slowest = describe_costs(plan, [0.1, 0.3])
-    assert line.startswith('tune: 2 arms, each of 15 runs at least, 15 as a rule and 15 at most')
-    assert f'{format_duration(15 * 100 * 0.4)} at most' in line  # 600 s
-    assert '10 min at most' in line and slowest.endswith('optim.b1=0.8: 30.0 s of steps a run')
+    assert line.startswith(
+        'tune: 2 arms, 15 runs per arm, including fresh seeds: 10 min of training '
+    )
+    assert format_duration(15 * 100 * 0.4) == '10 min'
+    assert slowest == 'most expensive arm: optim.b1=0.8, 30.0 s of training per run'
     (line,) = describe_costs(plan, [0.1, None])
-    assert 'known once a wave has trained' in line
+    assert line.endswith('the time is known after the first wave')
+    plan = ArmPlan(tiny_raw({'train.steps': 100}), ARMS, {'optim.lr': 0.01})
+    line, _ = describe_costs(plan, [0.1, 0.3])
+    assert line.startswith(
+        'tune: 2 arms, 15 to 100 runs per arm (usually 25), including fresh seeds'
+    )
+    assert ': 10 min to 1.1 h of training (usually 17 min) at the speed measured here' in line
 
 
 def test_wave_announcements_count_new_runs():
@@ -72,14 +80,14 @@ def test_wave_announcements_count_new_runs():
         if ablation.study.next_runs is not None:
             lines += describe_wave(plan, ablation, [None, None])
         last = ablation
-    assert lines[0].startswith('wave 1, scan: 5 runs of each of 2 arms; 0 have ended, ')
+    assert lines[0].startswith('wave 1, scan: 5 runs for each of 2 arms; 0 finished, at most ')
     looks = [line.partition(';')[0] for line in lines if 'look' in line]
     n = len(lines)
     assert looks == [
-        f'wave {n - 1}, look 1: 5 runs of each of 2 arms',
-        f'wave {n}, look 2: 5 runs of each of 2 arms',
+        f'wave {n - 1}, look 1: 5 runs for each of 2 arms',
+        f'wave {n}, look 2: 5 runs for each of 2 arms',
     ]
-    assert ', undecided: ' in describe_arms(last)[1]
+    assert ', inconclusive: p = ' in describe_arms(last)[1]
 
 
 def test_max_runs_exceed_typical_runs():
