@@ -185,6 +185,9 @@ def main(arguments: list[str]) -> None:
         path.write_text(carry_out(path.read_text(), ROOT, small='small' in arguments))
         return
     for name in arguments or TUTORIALS:
+        if not arguments and name in MODELS and not (ROOT / MODELS[name]).is_dir():
+            print(f'{name}: left out, as {ROOT / MODELS[name]} has no model', flush=True)
+            continue
         renew(name)
 
 
