@@ -266,10 +266,13 @@ def _add_field(section: ConfigDict, path: str, name: str, field: Field) -> None:
     section[name] = FieldReference(value, field_type=kind)
 
 
-def parse_flags(argv: list[str]) -> list[str]:
-    """Parses flags as absl does; a mistake in a flag is reported in one line."""
+def parse_flags(argv: list[str], has_arguments: bool = False) -> list[str]:
+    """Parses flags as absl does; a mistake in a flag is reported in one line.
+
+    has_arguments: whether the program reads words without a flag.
+    """
     try:
-        check_names(argv)
+        check_names(argv, has_arguments)
         check_flags(argv, FIELDS)
         return flags.FLAGS(argv)
     except flags.Error as error:
@@ -286,10 +289,10 @@ def parse_flags(argv: list[str]) -> list[str]:
     sys.exit(BAD_INPUT)
 
 
-def check_names(argv: Sequence[str]) -> None:
+def check_names(argv: Sequence[str], has_arguments: bool = False) -> None:
     """Raises ValueError for unknown flags, with our names for flags of other programs.
 
-    Words without a flag are refused if they are such a name, or a config file.
+    Words without a flag are refused unless the program `has_arguments`.
     """
     defined, fields = flags.FLAGS, {}
     if 'config' in defined:
@@ -307,6 +310,8 @@ def check_names(argv: Sequence[str]) -> None:
         is_ours = is_config or name in defined or name.removeprefix('no') in defined
         path = name.partition('.')[2]
         if not word.startswith('-'):
+            if has_arguments:
+                continue
             if fields and all(parse_positional(word)):
                 translator.add(*parse_positional(word))
             elif not is_after_foreign or Path(word).suffix in ('.py', *SUFFIXES):

@@ -307,6 +307,16 @@ def test_other_xla_errors_keep_traceback():
         run_trainer(main)(['train.py'])
 
 
+def test_command_words_are_arguments(monkeypatch):
+    """Catches `eval.convert import-hf FOLDER` refused as words of another program."""
+    argv = ['eval.convert', 'import-hf', 'folder', 'a.b=c']
+    monkeypatch.setattr('sys.argv', argv)
+    with flagsaver.flagsaver():
+        assert parse_flags(argv, has_arguments=True) == argv
+        with pytest.raises(SystemExit):
+            parse_flags(argv)
+
+
 HELPS = (
     *('eval', 'eval.claims', 'eval.compare', 'eval.convert', 'eval.coordinates', 'eval.fit'),
     *('eval.generate', 'eval.report', 'eval.rules', 'eval.runs', 'eval.serve', 'eval.sync'),
