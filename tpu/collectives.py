@@ -229,7 +229,8 @@ def collective_seconds(
         all-gather s (n - 1) / n / W, reduce-scatter s (n - 1) / W, all-reduce 2 s (n - 1) / n / W
 
     Between slices n is the number of slices and W a device's share of the network. A
-    collective-permute takes s for each transfer over the most loaded link.
+    collective-permute takes s for each transfer over the most loaded link. The links of the local
+    devices are unknown, and take 0 seconds (`StepEstimate.are_links_known`).
 
     Args:
       collective: the collective.
@@ -237,7 +238,8 @@ def collective_seconds(
       devices: in the order of the mesh.
     """
     chip = topology.chip
-    assert chip is not None  # links of the local devices are not published
+    if chip is None:
+        return 0.0
     if collective.kind.endswith(BETWEEN_SLICES):
         size = _ring_bytes(
             collective.kind.removesuffix(BETWEEN_SLICES), collective.bytes, topology.slices

@@ -200,7 +200,7 @@ class StepEstimate:
     the program. mfu: share of the peak used for 6 N and attention's operations
     (`lm.training.flops`). mfu_in_full: the same with all pairs of tokens, also masked pairs.
     mfu_hidden, mfu_exposed: if operations hide all links, or none. mfu_bound: upper bound of mfu.
-    price: of a chip-hour.
+    price: of a chip-hour. are_links_known: False for the local devices, whose links take no time.
     """
 
     topology: str
@@ -231,6 +231,7 @@ class StepEstimate:
     launches: int | None = None  # of a GPU
     price: float | None = None
     ratio: Ratio | None = None  # of measured steps to their estimates
+    are_links_known: bool = True
 
     @property
     def step_seconds(self) -> float:
@@ -363,6 +364,8 @@ class StepEstimate:
         )
         if self.unknown:
             yield f'NOTE: the number of operations of these is unknown: {", ".join(self.unknown)}'
+        if self.collectives and not self.are_links_known:
+            yield 'NOTE: the rate of the links between these devices is unknown, and is left out'
         yield f'left out: {"; ".join(NOT_MODELLED)}'
 
 
@@ -457,6 +460,7 @@ def estimate_step(
         launches=count_launches(module) if topology.devices[0].platform == 'gpu' else None,
         price=price,
         ratio=nearest_ratio(topology.name.partition(':')[0]) if topology.chip else None,
+        are_links_known=topology.chip is not None,
     )
 
 

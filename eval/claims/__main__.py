@@ -22,7 +22,7 @@ from absl import flags
 
 from eval.claims import board, register
 from eval.claims.claim import FOLDER, Claim, read_claims
-from eval.claims.decide import Decision, decide
+from eval.claims.decide import UNFINISHED, Decision, decide
 from eval.claims.evidence import open_evidence
 from eval.claims.record import read_record
 from eval.claims.train import train_open_claims
@@ -59,6 +59,21 @@ def read_board(
     return list((decisions | recorded).values()), entries
 
 
+def read_unfinished(
+    claims: list[Claim], workdir: Path, decisions: list[Decision]
+) -> list[Decision]:
+    """Returns the decisions on unfinished claims by the workdir alone: a record of a board cannot
+    be trained or planned.
+
+    Args:
+      claims: all claims.
+      workdir: as in `read_board`.
+      decisions: on the claims, perhaps of a record.
+    """
+    unfinished = {decision.claim.name for decision in decisions if decision.verdict in UNFINISHED}
+    return read_board([claim for claim in claims if claim.name in unfinished], workdir)[0]
+
+
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise ValueError(f'flags begin with --; claims are named by --only={argv[1]}')
@@ -67,7 +82,7 @@ def main(argv: list[str]) -> None:
     record = Path(args.record) if args.record else None
     decisions, entries = read_board(claims, workdir, record)
     if args.run:
-        train_open_claims(decisions, args.hours)
+        train_open_claims(read_unfinished(claims, workdir, decisions), args.hours)
         decisions, entries = read_board(claims, workdir, record)
     rows = board.table_rows(decisions, entries)
     print(format_table(rows, list(rows[0]), args.format))

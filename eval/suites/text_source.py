@@ -44,7 +44,7 @@ def encode_source(checkpoint: Checkpoint, source: str, flag: str, documents: int
     fields, tokenizer = checkpoint.recipe.data, checkpoint.tokenizer
     opened = open_source(source, fields.text_field)
     for note in opened.notes:
-        to_stderr(f'NOTE: {note}')
+        to_stderr(note.replace('data.source=', f'{flag}='))
     decoded = (
         ''.join(codecs.iterdecode(parts, 'utf-8', 'replace'))
         for _, parts in opened.documents()

@@ -248,9 +248,9 @@ class MixedRows:
     def n_bytes(self) -> int:
         return sum(part.n_bytes for part in self.sources)
 
-    def documents(self) -> Iterator[Any]:
+    def documents(self, with_marks: bool = False) -> Iterator[Any]:
         """Iterates over the documents of every source, regardless of its share."""
-        return itertools.chain.from_iterable(part.documents() for part in self.sources)
+        return itertools.chain.from_iterable(part.documents(with_marks) for part in self.sources)
 
     def map_sources(self, function: Callable[[Any], Any]) -> 'MixedRows':
         """Returns the same mixture with `function` applied to the rows of each source."""

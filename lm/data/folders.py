@@ -78,7 +78,7 @@ def select_files(folder: Path, text_field: str) -> FolderFiles:
         if files := [path for path in kinds if path not in paths]:
             left_out[name] = [path for path in kinds if path in paths]
             kinds = {path: kinds[path] for path in files}
-    left_out['no text'] = [path for path, _ in unreadable]
+    left_out['files without text'] = [path for path, _ in unreadable]
     if not kinds:
         reason = f' The first of its files: {unreadable[0][1]}' if unreadable else ''
         hidden = f', but for {n_hidden} hidden' if n_hidden else ''
@@ -236,9 +236,9 @@ def _describe_left_out(
         for name, paths in left_out.items()
         if paths
     ]
-    parts += [f'hidden: {n_hidden:,}'] if n_hidden else []
+    parts += [f'hidden files and folders: {n_hidden:,}'] if n_hidden else []
     if parts:
-        yield f'{prefix} {"; ".join(parts)}. A glob says otherwise: text:{folder}/**/*.SUFFIX'
+        yield f'{prefix} {"; ".join(parts)}. A glob selects other files: text:{folder}/**/*.SUFFIX'
 
 
 def format_paths(paths: Sequence[str]) -> str:

@@ -157,6 +157,13 @@ def test_seconds_match_ring_formulas():
     assert all_devices == pytest.approx(n_bytes / (2 * rate) * 255 / 256)
 
 
+def test_local_links_take_no_time():
+    """Catches a plan of several local devices that fails, as no rate of their links is known."""
+    local = Topology('here', None, [TopologyDevice((0,))], (), 1)
+    collective = Collective('all-reduce', 8, 8, 1, (0,))
+    assert collective_seconds(collective, local, local.devices) == 0.0
+
+
 def test_permutation_takes_its_busiest_link():
     """Catches the distance of the first pair, which may be 0, used for all; and the long way around
     a ring.

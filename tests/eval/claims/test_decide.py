@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from eval.claims import board, evidence, register
-from eval.claims.__main__ import read_board
+from eval.claims.__main__ import read_board, read_unfinished
 from eval.claims.claim import Claim, Condition, read_claims
 from eval.claims.decide import combine_outcomes, decide
 from eval.claims.estimates import FAILS, HOLDS, UNDECIDED, Estimate, exact_estimate, mean_over_seeds
@@ -299,6 +299,15 @@ class TestBoardRecord:
         write_json(path, seal_record({'values': {}, 'code': 'another', 'core_seconds': 1.0}))
         decisions, _ = read_board(claims, tmp_path, record)
         assert [decision.verdict for decision in decisions] == ['stale', 'reproduced']
+
+    def test_recorded_open_claims_can_be_trained(self, tmp_path, monkeypatch):
+        """Catches training by the evidence of a record, which has neither cost nor plan."""
+        monkeypatch.chdir(ROOT)
+        claims = read_claims(only=['alibi', 'frozen_features'])
+        decisions, _ = read_board(claims, tmp_path, ROOT / 'docs' / 'claims' / 'board.json')
+        (unfinished,) = read_unfinished(claims, tmp_path, decisions)
+        assert unfinished.claim.name == 'frozen_features'
+        assert all(study.cost > 0 for study in unfinished.evidence.values())
 
     def test_other_file_raises(self, tmp_path):
         write_json(tmp_path / 'plan.json', {'topology': 'v5e:4x4'})

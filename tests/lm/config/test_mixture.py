@@ -188,8 +188,8 @@ class NamedRows:
         assert 0 <= i < self.n
         return self.name, i
 
-    def documents(self):
-        yield self.name
+    def documents(self, with_marks=False):
+        yield f'<{self.name}>' if with_marks else self.name
 
 
 def test_reference_mixed_rows_in_order():
@@ -199,6 +199,7 @@ def test_reference_mixed_rows_in_order():
     expected += [('a', 0), ('b', 2), ('a', 1)]  # a begins again
     assert [mixed[i] for i in range(9)] == expected
     assert list(mixed.documents()) == ['a', 'b']
+    assert list(mixed.documents(with_marks=True)) == ['<a>', '<b>']
     with pytest.raises(IndexError):
         mixed[9]
     assert split_by_source(mixed.map_sources(len)) == {'a': 4, 'b': 5}

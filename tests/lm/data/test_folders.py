@@ -43,8 +43,8 @@ def test_folder_is_read_by_path(tmp_path, cfg):
     names, notes = list_files(f'text:{tmp_path}/corpus')
     assert names == sorted(files)
     for part in (
-        'hidden: 2',
-        'no text: logo.png, src/x.pyc',
+        'hidden files and folders: 2',
+        'files without text: logo.png, src/x.pyc',
         "records without 'text': package.json",
     ):
         assert part in notes
