@@ -21,12 +21,12 @@ from lm.launch.command import (
     default_workdir,
     find_overrides,
     find_set_fields,
-    format_help,
     parse_flags,
     run_trainer,
 )
 from lm.launch.exit_status import BAD_INPUT
 from lm.launch.path_flags import CSV, PathListParser, PathParser
+from lm.launch.program_help import format_help
 from lm.record.workdir import write_config
 from tests import ROOT
 from tests.helpers import tiny_config
