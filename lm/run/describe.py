@@ -149,8 +149,8 @@ def list_run_notes(journal: Journal) -> list[str]:
             if count > len(part):
                 n_epochs = count / len(part)
                 notes.append(f'{batches} batches go over the text of {name} {n_epochs:.2f} times')
-    elif batches > (epoch := data.steps_in_epoch(rows, batch_size)):
-        notes.append(f'{batches} batches go over the text {batches / epoch:.2f} times')
+    elif (n_epochs := batches * batch_size / len(rows)) > 1:
+        notes.append(f'{batches} batches go over the text {n_epochs:.2f} times')
     return notes + list_config_notes(recipe)
 
 

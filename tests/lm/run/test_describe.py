@@ -1,10 +1,17 @@
 """The notes of a run on settings that are legal but suspicious."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from configs.studies import norm_placement_lr
 from lm.config.fields import CHOICES, FIELDS
-from lm.run.describe import list_config_notes, list_field_origins, list_sweep_notes
+from lm.run.describe import (
+    list_config_notes,
+    list_field_origins,
+    list_run_notes,
+    list_sweep_notes,
+)
 from lm.study.plan.cells import expand_sweep, split_sweep
 from modules.options import declared_options
 from tests.helpers import checked_config
@@ -74,6 +81,17 @@ def test_unreached_setting_is_noted_once(changes, text):
 )
 def test_reached_setting_is_not_noted(changes):
     assert list_notes(changes) == []
+
+
+def test_text_smaller_than_a_batch_is_repeated():
+    """Catches a division by the steps of an epoch, which are none."""
+    recipe = checked_config(STEPS | {'data.batch_size': 8, 'data.epochs': 6})
+    journal = SimpleNamespace(
+        recipe=recipe,
+        experiment=SimpleNamespace(dataset=SimpleNamespace(train=range(4))),
+        next_place=lambda: SimpleNamespace(stop=3),
+    )
+    assert '3 batches go over the text 6.00 times' in list_run_notes(journal)
 
 
 def test_sweep_notes_count_their_runs():
