@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lm.config.fields import DataConfig
 from lm.data import prepared, tokenizers
 from lm.data.chat_template import ChatTemplate, find_template
 from lm.data.conversations import VERSION, format_plain, parse_document
@@ -109,17 +110,22 @@ def _batch_documents(documents: Iterator[tuple[str, str]]) -> Iterator[list[tupl
         yield group
 
 
+def list_split_sources(cfg: DataConfig) -> dict[str, str]:
+    """Returns the source of each split."""
+    return {'train': cfg.source, 'validation': cfg.validation_source or cfg.source}
+
+
 def check_left_out(
-    n_documents: Mapping[str, int], left_out: Mapping[str, int], source: str
+    n_documents: Mapping[str, int], left_out: Mapping[str, int], cfg: DataConfig
 ) -> None:
     """Raises ValueError if a split has no conversation.
 
     Args:
       n_documents: the conversations of each split.
       left_out: conversations that are left out, by the reason.
-      source: data.source.
+      cfg: the data section.
     """
-    for split in SPLITS:
+    for split, source in list_split_sources(cfg).items():
         if not n_documents[split]:
             reasons = describe_left_out(left_out) or 'there are too few'
             raise ValueError(

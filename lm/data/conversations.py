@@ -116,7 +116,8 @@ def encode_record(record: Mapping[str, Any], location: str) -> bytes:
         document = {'first_answer': len(messages)}
         document[MESSAGES] = messages + _read_messages(completion, location)
     else:
-        names = ', '.join(map(repr, record)) or 'none'
+        texts = (repr(name) + ' (null)' * (record[name] is None) for name in record)
+        names = ', '.join(texts) or 'none'
         raise ValueError(
             f'{location} is no conversation: it must have {FORMS}; fields found: {names}. Rename '
             'its fields, or read it as text: data.source=text:GLOB with data.text_field.'

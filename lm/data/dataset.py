@@ -262,10 +262,15 @@ def _list_split_notes(cfg: DataConfig, report: Mapping[str, Any]) -> list[str]:
             f'also in the training text {cfg.source}'
         )
     elif not cfg.validation_source and share > 2 * cfg.validation_fraction:
+        reason = (
+            'its documents are few or too different in length'
+            if cfg.validation_fraction
+            else 'a run needs at least one document to validate on'
+        )
         notes.append(
             f'NOTE: {share:.2%} of {cfg.source} is validation text, and data.validation_fraction='
-            f'{cfg.validation_fraction:g} asks for {cfg.validation_fraction:.2%}: its documents '
-            'are few or too different in length. data.validation_source can name text apart.'
+            f'{cfg.validation_fraction:g} asks for {cfg.validation_fraction:.2%}: {reason}. '
+            'data.validation_source can name text apart.'
         )
     if counts['tokens'] < cfg.seq_len + 1:
         notes.append(
@@ -279,10 +284,10 @@ def _check_chats(
     cfg: DataConfig, rows: Mapping[str, Rows], report: Mapping[str, Any], say: Callable
 ) -> None:
     """Reports the conversations that are left out. Raises ValueError if a split has no other."""
-    for split in SPLITS:
+    for split, source in chat_pieces.list_split_sources(cfg).items():
         if not len(rows[split]):
             raise ValueError(
-                f'each conversation of the {split} split of {cfg.source} is longer than '
+                f'each conversation of the {split} split of {source} is longer than '
                 f'data.seq_len + 1 = {cfg.seq_len + 1} tokens: the longest has '
                 f'{rows[split].longest}. Set data.seq_len to {rows[split].longest - 1}.'
             )

@@ -266,7 +266,7 @@ class PreparationJob:
             if corpus.is_one_document and self.source.is_chat:
                 raise ValueError(
                     f'{self.cfg.source} holds one conversation only, which cannot be cut into '
-                    'training and validation. Name more.'
+                    'training and validation. Name more, or data.validation_source too.'
                 )
             if corpus.is_one_document:
                 self.say(
@@ -406,7 +406,7 @@ class Pieces:
         writer.add_examples({split: stream.pop_chunks(1) for split, stream in streams.items()})
         if chats is not None:
             n_documents = {split: len(streams[split].starts) - 1 for split in SPLITS}
-            chat_pieces.check_left_out(n_documents, chats.left_out, self.job.cfg.source)
+            chat_pieces.check_left_out(n_documents, chats.left_out, self.job.cfg)
         writer.close_all()
         starts: dict[str, Any] = {s: np.array(streams[s].starts) for s in SPLITS}
         np.savez(folder / INDEX, **starts, **({} if chats is None else chats.arrays()))

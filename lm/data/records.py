@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from lm.data.kinds import file_suffix
 from lm.data.streams import BLOCK, BlockReader, read_blocks
 
 Records = Iterator[tuple[str, dict[str, Any]]]
@@ -187,7 +188,7 @@ def read_csv(path: Path) -> Records:
         file = io.TextIOWrapper(raw_file, 'utf-8', 'surrogateescape', newline='')
         lines = iter(lambda: file.readline(LONGEST_LINE + 1), '')
         head = next(lines, '')
-        delimiters = '\t' if '.tsv' in path.name.lower() else DELIMITERS
+        delimiters = '\t' if file_suffix(path) == '.tsv' else DELIMITERS
         delimiter = next((mark for mark in delimiters if mark in head), delimiters[0])
         lines = _check_lengths(path, itertools.chain([head], lines))
         rows = csv.reader(lines, delimiter=delimiter, strict=True)

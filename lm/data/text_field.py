@@ -37,8 +37,9 @@ def check_field(
     closest = closest_names(name, texts)
     candidates = usual + closest if name in USUAL_NAMES else closest + usual
     likely = texts if len(texts) == 1 else candidates
-    choice = f'={likely[0]}' if likely else ' to one' if fields else ''
-    raise ValueError(f'{message} Set data.text_field{choice}.' if choice else message)
+    choice = f'={likely[0]}' if likely else ' to one' if texts else ''
+    advice = f'Set data.text_field{choice}.' if choice else 'None of them holds text.'
+    raise ValueError(f'{message} {advice}' if fields else message)
 
 
 def _suggest_chat() -> str:

@@ -149,8 +149,7 @@ def list_run_notes(journal: Journal) -> list[str]:
             if count > len(part):
                 n_epochs = count / len(part)
                 notes.append(f'{batches} batches go over the text of {name} {n_epochs:.2f} times')
-    elif batches * batch_size > len(rows):
-        n_epochs = batches * batch_size / len(rows)
+    elif (n_epochs := batches * batch_size / len(rows)) > 1:
         notes.append(f'{batches} batches go over the text {n_epochs:.2f} times')
     return notes + list_config_notes(recipe)
 

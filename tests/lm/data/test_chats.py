@@ -2,6 +2,7 @@
 and nothing else.
 """
 
+import functools
 import json
 import re
 
@@ -170,6 +171,8 @@ def test_template_that_does_not_tell_answers_is_an_error(words, make_encoder):
 def test_unknown_record_is_an_error():
     with pytest.raises(ValueError, match=r"row is no conversation.*fields found: 'text'"):
         encode_record({'text': 'a'}, 'row')
+    with pytest.raises(ValueError, match=r"fields found: 'messages' \(null\), 'id'\."):
+        encode_record({'messages': None, 'id': 1}, 'row')
     with pytest.raises(ValueError, match=r'row is no conversation: its messages must be a list'):
         encode_record({'messages': 'a'}, 'row')
 
@@ -279,6 +282,14 @@ def test_invalid_chat_sources(chat_cfg, cfg, tmp_path):
     with pytest.raises(ValueError, match=r'train split: 2 have no answer'):
         extra = [{'messages': [say('user', name)]} for name in 'ab']
         open_dataset(chat_cfg(count=0, extra=extra), say=discard_line)
+    make = functools.partial(chat_cfg, validation_fraction=0.02)
+    silent, long = tmp_path / 'silent.jsonl', tmp_path / 'long.jsonl'
+    silent.write_text(json.dumps({'messages': [say('user', 'a')]}))
+    long.write_text(json.dumps({'messages': [say('user', 'a' * 999), say('assistant', 'b')]}))
+    with pytest.raises(ValueError, match=r'silent.jsonl can be used in the validation split'):
+        open_dataset(make(validation_source=f'chat:{silent}'), say=discard_line)
+    with pytest.raises(ValueError, match=r'the validation split of chat:\S+/long.jsonl is longer'):
+        open_dataset(make(validation_source=f'chat:{long}'), say=discard_line)
 
 
 def test_parquet_conversations(cfg, tmp_path):

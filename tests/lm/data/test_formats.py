@@ -115,6 +115,7 @@ FORMATS = {
     'a.csv': write_csv,
     'marked.csv': lambda texts: b'\xef\xbb\xbf' + write_csv(texts),
     'semicolons.csv': lambda texts: write_csv(texts, delimiter=';'),
+    'a.tsv.csv': lambda texts: write_csv(texts),
     'a.csv.gz': lambda texts: gzip.compress(
         write_csv(texts, quoting=csv.QUOTE_ALL, lineterminator='\n')
     ),
@@ -325,6 +326,7 @@ def test_records_keep_their_other_columns(name, tmp_path):
         ({'messages': MESSAGES}, 'messages', 'set data.source=chat: with what stands behind text:'),
         ({'prompt': 'a', 'completion': 'b'}, 'text', 'set data.source=chat: with what stands'),
         ({'text': 3}, 'text', 'must be text; got int.'),
+        ({'rows': [{'text': 'a'}]}, 'text', "fields found: 'rows'. None of them holds text."),
     ],
 )
 def test_errors_name_the_field_to_set(suffix, row, field, message, tmp_path):

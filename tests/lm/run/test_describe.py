@@ -83,6 +83,17 @@ def test_reached_setting_is_not_noted(changes):
     assert list_notes(changes) == []
 
 
+def test_text_smaller_than_a_batch_is_repeated():
+    """Catches a division by the steps of an epoch, which are none."""
+    recipe = checked_config(STEPS | {'data.batch_size': 8, 'data.epochs': 6})
+    journal = SimpleNamespace(
+        recipe=recipe,
+        experiment=SimpleNamespace(dataset=SimpleNamespace(train=range(4))),
+        next_place=lambda: SimpleNamespace(stop=3),
+    )
+    assert '3 batches go over the text 6.00 times' in list_run_notes(journal)
+
+
 def test_sweep_notes_count_their_runs():
     configs = [checked_config({'optim.warmup_steps': 5, 'train.steps': n}) for n in (3, 4, 9)]
     list_notes = list_sweep_notes(configs)
