@@ -145,14 +145,3 @@ def test_field_origins_have_a_line_each():
     ]
     fields = {'optim.lr': 1.0, 'train.steps': 2}, {'model.d_model': 8}
     assert list_field_origins(*fields, 'RUN') == lines and list_field_origins({}, {}, '') == []
-
-
-def test_batches_beyond_a_tiny_text_are_noted():
-    """Three rows are less than a batch of 8. Catches a division by the steps of an epoch, 0."""
-    experiment = SimpleNamespace(dataset=SimpleNamespace(train=range(3)))
-    journal = SimpleNamespace(
-        recipe=checked_config(STEPS | {'data.batch_size': 8}),
-        experiment=experiment,
-        next_place=lambda: SimpleNamespace(stop=6),
-    )
-    assert '6 batches go over the text 16.00 times' in list_run_notes(journal)
