@@ -43,7 +43,7 @@ copybutton_prompt_text = '$ '
 CONTENTS = {
     'Tutorials': """
         first_ablation norm_of_your_own collapsing_attention transferred_rate inside_a_checkpoint
-        pod_you_do_not_hold""",
+        pod_you_do_not_hold own_conversations""",
     'Guide': """
         start config data norms attention reparametrisations models losses_optimizers scaling sweeps
         tuning claims python evaluation suites generation serving trackers diagnostics runs buckets

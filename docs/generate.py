@@ -179,7 +179,7 @@ def coming_from() -> str:
             [f'`{name}`', f'{words[0].upper()}{words[1:]}' + (f': `{ours}`' if ours else '')]
             for name, (words, ours) in NOT_HERE.get(program, {}).items()
         ]
-        sections.append(f'## {program}\n\n{table(["there", "here"], rows)}\n')
+        sections.append(f'### {program} flags\n\n{table(["there", "here"], rows)}\n')
     return '\n'.join(sections)
 
 

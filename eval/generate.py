@@ -1,8 +1,8 @@
 """Samples text from a checkpoint.
 
 python -m eval.generate --checkpoint=DIR --prompt=TEXT [--prompt=TEXT ...] [--tokens=N] [--n=N]
-  [--temperature=T] [--top_k=K] [--top_p=P] [--min_p=P] [--stop=TEXT ...] [--seed=N]
-python -m eval.generate --checkpoint=DIR --interactive
+  [--temperature=T] [--top_k=K] [--top_p=P] [--min_p=P] [--stop=TEXT ...] [--seed=N] [--chat]
+python -m eval.generate --checkpoint=DIR --interactive [--chat]
 """
 
 from lm.launch.before_jax import prepare_process
@@ -10,6 +10,7 @@ from lm.launch.before_jax import prepare_process
 if __name__ == '__main__':
     prepare_process()  # before JAX is imported
 
+import contextlib
 import dataclasses
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,8 @@ from collections.abc import Iterator, Sequence
 from absl import flags
 
 from eval.load import Checkpoint, define_checkpoint, load
+from eval.serve.chat import PlainChat, TemplateChat, build_chat
+from eval.serve.refusal import Refusal
 from lm.data.tokenizers import Tokenizer
 from lm.inference.engine import Engine, Request
 from lm.inference.sampling import Sampling
@@ -43,8 +46,13 @@ SEED = flags.DEFINE_integer('seed', 0, 'Of the sampling; the i-th continuation h
 INTERACTIVE = flags.DEFINE_boolean(
     'interactive', False, 'Whether prompts are lines that are read, until there are no more.'
 )
+CHAT = flags.DEFINE_boolean(
+    'chat', False, "Whether each prompt is a user's message, which the model answers."
+)
 
 SLOTS = 16  # continuations that are made together
+
+Chat = PlainChat | TemplateChat
 
 
 def generate(
@@ -91,24 +99,43 @@ def generate(
 
 
 def build_requests(
-    tokenizer: Tokenizer, prompts: Sequence[str], tokens: int, sampling: Sampling
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    tokens: int,
+    sampling: Sampling,
+    chat: Chat | None = None,
 ) -> list[Request]:
     """Makes a request for each prompt.
 
     Args:
       tokenizer: the run's.
-      prompts: texts.
+      prompts: texts, or a user's messages.
       tokens: maximum number of new tokens for each.
       sampling: options; the i-th request has its seed + i.
+      chat: format of messages; None: prompts are texts to continue.
+
+    Raises:
+      ValueError: if the model's template refuses a message.
     """
-    return [
-        Request(
-            (tokenizer.bos_id, *tokenizer.encode(prompt)),
-            tokens,
-            dataclasses.replace(sampling, seed=sampling.seed + i),
+    requests = []
+    for i, prompt in enumerate(prompts):
+        ids = (
+            encode_message(chat, prompt) if chat else [tokenizer.bos_id, *tokenizer.encode(prompt)]
         )
-        for i, prompt in enumerate(prompts)
-    ]
+        options = dataclasses.replace(sampling, seed=sampling.seed + i)
+        requests.append(Request((*ids,), tokens, options))
+    return requests
+
+
+def encode_message(chat: Chat, message: str) -> list[int]:
+    """Returns the tokens of a conversation that begins with a user's message, up to its answer.
+
+    Raises ValueError if the model's template refuses the message.
+    """
+    try:
+        return chat.encode(chat.format_prompt([{'role': 'user', 'content': message}]))
+    except Refusal as refusal:
+        raise ValueError(refusal.message) from None
 
 
 def build_engine(checkpoint: Checkpoint, requests: Sequence[Request]) -> Engine:
@@ -159,7 +186,13 @@ def print_text(
     print(flush=True)
 
 
-def converse(checkpoint: Checkpoint, tokens: int, sampling: Sampling, stop: Sequence[str]) -> None:
+def converse(
+    checkpoint: Checkpoint,
+    tokens: int,
+    sampling: Sampling,
+    stop: Sequence[str],
+    chat: Chat | None = None,
+) -> None:
     """Reads prompts line by line, and prints each completion, until Ctrl-C or the last line.
 
     Each prompt is a separate document: the model does not see previous prompts.
@@ -169,11 +202,12 @@ def converse(checkpoint: Checkpoint, tokens: int, sampling: Sampling, stop: Sequ
       tokens: maximum number of new tokens for each prompt.
       sampling: options.
       stop: strings that end a completion, which excludes them.
+      chat: format of messages; None: prompts are texts to continue.
     """
     engine = Engine(checkpoint, slots=1)
     for prompt in read_lines():
-        (request,) = build_requests(checkpoint.tokenizer, [prompt], tokens, sampling)
         try:
+            (request,) = build_requests(checkpoint.tokenizer, [prompt], tokens, sampling, chat)
             print_text(engine, checkpoint, request, stop)
         except ValueError as error:
             print(f'error: {error}', file=sys.stderr)
@@ -200,16 +234,46 @@ def main(_) -> None:
     if '' in stop:
         raise ValueError('--stop= is empty, which would end every text; leave it out')
     checkpoint = load(CHECKPOINT.value)
-    if INTERACTIVE.value:
-        try:
-            converse(checkpoint, tokens, sampling, stop)
-        except KeyboardInterrupt:
+    with contextlib.ExitStack() as stack:
+        chat = None
+        if CHAT.value:
+            chat = build_chat(checkpoint.tokenizer, checkpoint.path.parent.parent / 'tokenizer')
+            stack.callback(chat.close)
+            stop = [*stop, *chat.stops]
+        if INTERACTIVE.value:
+            with contextlib.suppress(KeyboardInterrupt):
+                converse(checkpoint, tokens, sampling, stop, chat)
+                return
             print()
-        return
-    prompts = [prompt for prompt in PROMPT.value for _ in range(N.value)]
-    requests = build_requests(checkpoint.tokenizer, prompts, tokens, sampling)
+            return
+        prompts = [prompt for prompt in PROMPT.value for _ in range(N.value)]
+        print_texts(checkpoint, prompts, tokens, sampling, stop, chat)
+
+
+def print_texts(
+    checkpoint: Checkpoint,
+    prompts: Sequence[str],
+    tokens: int,
+    sampling: Sampling,
+    stop: Sequence[str],
+    chat: Chat | None = None,
+) -> None:
+    """Prints prompts with their completions: a single text as it comes, several at the end.
+
+    Args:
+      checkpoint: the model to sample from.
+      prompts: texts, or a user's messages.
+      tokens: maximum number of new tokens for each prompt.
+      sampling: options; the i-th prompt has its seed + i.
+      stop: strings that end a completion, which excludes them.
+      chat: format of messages; None: prompts are texts to continue.
+    """
+    requests = build_requests(checkpoint.tokenizer, prompts, tokens, sampling, chat)
     engine = build_engine(checkpoint, requests)
-    texts = [checkpoint.tokenizer.decode(request.tokens[1:]) for request in requests]
+    if chat:
+        texts = [f'user: {prompt}\nassistant: ' for prompt in prompts]
+    else:
+        texts = [checkpoint.tokenizer.decode(request.tokens[1:]) for request in requests]
     if len(requests) == 1:
         print_text(engine, checkpoint, requests[0], stop, before=texts[0])
         return

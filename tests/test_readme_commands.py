@@ -136,6 +136,15 @@ LEFT_OUT = {  # line: why it is not run here
             'python -m eval.convert export-hf --checkpoint=runs/tuned --out=tuned',
         )
     },
+    **{
+        f'uv run {line}': 'tests/test_tutorials.py has a model and conversations'
+        for line in (
+            'python -m eval.convert import-hf model --out=runs/model',
+            'train.py --config=configs/default.py --config.train.init_from=runs/model '
+            '--config.data.source=chat:chats.jsonl --config.data.packing=best_fit '
+            '--config.data.mask_documents=True --workdir=runs/chat',
+        )
+    },
     'uv run python -m eval.convert prune --checkpoint=runs/merged --remove=important --share=0.1 '
     '--text=text:unwanted.txt --out=runs/pruned': 'tests/eval/convert/test_prune.py has a text',
     'uv run python -m eval.convert prune --checkpoint=runs/merged --remove=unimportant '

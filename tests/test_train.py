@@ -195,7 +195,7 @@ def test_config_and_schedule_are_printed(corpus, tmp_path):
     config, end = json.JSONDecoder().raw_decode(stdout)
     assert code == DONE and config['model']['d_model'] == 16
     export, title, head, *rows = stdout[end:].split('\n')[1:-1]
-    assert export.startswith('export: no family of theirs has this model; ')
+    assert export == 'export: as ArceeForCausalLM (model_type arcee)'
     assert title == f'optim.schedule={config["optim"]["schedule"]}' and head.split()[0] == 'step'
     assert [int(row.split()[0]) for row in rows] == [*range(1, config['train']['steps'] + 1)]
     assert not (tmp_path / 'run').exists()

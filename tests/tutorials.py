@@ -4,7 +4,8 @@ Each page of docs/tutorials is done in a copy of the project. A Python block tha
 is a file and a diff changes files; other Python runs in one process, as in a notebook; indented
 lines are commands. Their output replaces the block of text that follows; a comment above the block,
 `<!-- shows: PATTERN -->`, selects its lines. Pictures come from runs/; a page's first lines state
-its minutes. All pages take half an hour on two cores.
+its minutes. The pages of MODELS need a model of their reader. All pages take 40 minutes on two
+cores.
 """
 
 import contextlib
@@ -19,6 +20,7 @@ import time
 from pathlib import Path
 
 from tests import ROOT
+from tests.fixtures.chat import tiny_model
 from tests.pages import TUTORIALS, add_lines, arguments
 from tests.xla import ONE_DEVICE
 
@@ -34,6 +36,7 @@ PRINTED = re.compile(
 MINUTES = re.compile(r'^\*Takes .* on two CPU cores\.\*$', re.MULTILINE)
 PICTURES = ROOT / 'docs' / '_static' / 'tutorials'
 PICTURE = re.compile(r'\]\(\.\./_static/tutorials/([^)]+)\)')
+MODELS = {'own_conversations': 'model'}  # page: folder of a model, which must be in this one
 HERE = '--here'  # in this copy
 SMALLER = {  # axes of sweeps, in a small way: one program of a kind
     r"'train.seed': [^\n]*": "'train.seed': (0, 1),",
@@ -138,6 +141,16 @@ def carry_out(page: str, folder: Path, small: bool = False) -> str:
     return ''.join([*parts, page[at:]])
 
 
+def bring_model(model: str, folder: Path, small: bool) -> None:
+    """Links the model of a reader into a copy of the project, or writes a tiny random one there."""
+    if small:
+        tiny_model.write(folder / model)
+    elif (ROOT / model).is_dir():
+        (folder / model).symlink_to(ROOT / model)
+    else:
+        raise FileNotFoundError(f'{ROOT / model} must hold the model that the page begins with')
+
+
 def renew(name: str, small: bool = False) -> None:
     """Carries out a page in a copy of the project, and writes the page with its output here.
 
@@ -146,6 +159,8 @@ def renew(name: str, small: bool = False) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder, started = Path(scratch), time.monotonic()
         copy_project(folder)
+        if name in MODELS:
+            bring_model(MODELS[name], folder, small)
         subprocess.run(
             [sys.executable, '-m', 'tests.tutorials', HERE, name, *['small'] * small],
             cwd=folder,
@@ -170,6 +185,9 @@ def main(arguments: list[str]) -> None:
         path.write_text(carry_out(path.read_text(), ROOT, small='small' in arguments))
         return
     for name in arguments or TUTORIALS:
+        if not arguments and name in MODELS and not (ROOT / MODELS[name]).is_dir():
+            print(f'{name}: left out, as {ROOT / MODELS[name]} has no model', flush=True)
+            continue
         renew(name)
 
 

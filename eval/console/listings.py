@@ -38,6 +38,7 @@ from modules.options import Option, OptionDeclaration, declared_options
 flags.disclaim_key_flags()  # those that are defined here are of the program that asks for them
 
 WIDTH = 100
+LAST_COLUMN = 68  # at which the text of an option begins at most
 SUMMARIES = {'model.remat': REMAT_SUMMARIES}  # of tables whose rows are not ours to describe
 LEGEND = """\
 An option is set by --config.PATH=VALUE; left out, or None, it has the value shown here, which is
@@ -189,7 +190,9 @@ def _details(field: str, name: str = '') -> Iterator[str]:
         first, second = (max((len(line[i]) for line in lines), default=0) + 2 for i in (0, 1))
         for setting, type_text, declaration in lines:
             start = f'{setting:{first}}{type_text}'
-            yield from _wrap_hanging(start, declaration.option.description, first + second)
+            column = min(first + second, LAST_COLUMN)
+            start += '  ' * (len(start) >= column)
+            yield from _wrap_hanging(start, declaration.option.description, column)
         yield ''
 
 

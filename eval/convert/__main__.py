@@ -31,6 +31,7 @@ if __name__ == '__main__':
         supervise_if_several()
     prepare_process()  # before JAX is imported
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -305,4 +306,4 @@ if __name__ == '__main__':  # only here: other programs have flags of these name
     define_path('reference', None, f'File of numpy (.npz) with {text}')
     flags.DEFINE_enum('dtype', 'float32', [*export_hf.DTYPES], 'Of the weights that are exported.')
     distributed.define_flags()  # of several hosts, for import-hf
-    run_program(main, parse_flags)
+    run_program(main, functools.partial(parse_flags, has_arguments=True))

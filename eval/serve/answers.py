@@ -6,8 +6,8 @@ from collections.abc import Callable
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
+from eval.serve.refusal import Refusal
 from eval.serve.replies import Reply, error_body, format_event
-from eval.serve.requests import Refusal
 from eval.serve.scheduler import Chunk, Scheduler
 
 BACKLOG = 64  # chunks of each text that wait for a slow client before it is disconnected

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from eval.serve.requests import Refusal
+from eval.serve.refusal import Refusal
 from lm.data.chat_template import (
     PLAIN_STOP,
     compile_template,

@@ -23,6 +23,7 @@ from pydantic import (
     ValidationError,
 )
 
+from eval.serve.refusal import Refusal
 from lm.inference.engine import MAX_ALTERNATIVES
 from lm.inference.sampling import SEED_RANGE, Sampling
 from modules.choices import suggest_nearest
@@ -30,15 +31,7 @@ from modules.choices import suggest_nearest
 MAX_CHOICES = 128  # texts that one request may ask for: its prompts times n
 MAX_STOPS, MAX_STOP_LENGTH = 16, 1000  # stop strings of a request, characters of each
 MAX_QUOTED = 60  # characters of what a client sent that an error repeats
-MAX_MESSAGE_LENGTH = 1000  # characters of an error
 
-KINDS = {  # {status: kind of error}; others are 'invalid_request_error'
-    401: 'authentication_error',
-    429: 'rate_limit_error',
-    500: 'server_error',
-    503: 'server_error',
-    504: 'timeout_error',
-}
 NEUTRAL = {  # {unsupported field: values without effect, which are accepted}
     'audio': (),
     'best_of': (1,),
@@ -73,25 +66,6 @@ IGNORED = {  # fields about the user, billing and caching
     'user',
 }
 ROLES = ('system', 'developer', 'user', 'assistant')
-
-
-class Refusal(Exception):
-    """An error response.
-
-    Attributes:
-      status: HTTP status.
-      code: a word that programs compare.
-      kind: the type of error.
-      message: for people.
-      retry_after: seconds.
-    """
-
-    def __init__(self, status: int, code: str, message: str, retry_after: int | None = None):
-        super().__init__(message)
-        self.status, self.code = status, code
-        self.message = message[:MAX_MESSAGE_LENGTH].encode(errors='backslashreplace').decode()
-        self.kind = KINDS.get(status, 'invalid_request_error')
-        self.retry_after = retry_after
 
 
 def described_field(description: str, default: Any = None, **bounds: Any) -> Any:

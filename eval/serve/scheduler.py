@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from eval.serve.requests import Refusal
+from eval.serve.refusal import Refusal
 from lm.data.tokenizers import Tokenizer
 from lm.inference.engine import Request, RowUpdate, Token
 from lm.inference.text import TextStream

@@ -23,14 +23,14 @@ import select
 import sys
 from pathlib import Path
 
-from absl import flags
+from absl import app, flags
 
 from eval.sync import follower
 from eval.sync.trackers import make_tracker
 from lm.launch import streams
-from lm.launch.command import run_program
 from lm.launch.exit_status import BAD_INPUT, DONE
 from lm.launch.path_flags import define_path
+from lm.launch.program_help import print_program_help
 from lm.record.metrics import FILE
 from lm.record.run import list_runs
 
@@ -107,4 +107,5 @@ if __name__ == '__main__':
     flags.DEFINE_string('project', None, 'Project of W&B, experiment of MLflow.')
     flags.DEFINE_bool('follow', False, 'Go on while the run trains.')
     flags.DEFINE_bool('until_eof', False, 'Follow until standard input ends: for train.py.')
-    run_program(run)
+    print_program_help()
+    app.run(run)

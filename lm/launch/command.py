@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import sys
-import textwrap
 import traceback
 import types
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -30,6 +29,7 @@ from lm.launch.distributed import leave
 from lm.launch.exhausted import explain_memory_error, is_memory_error
 from lm.launch.exit_status import BAD_INPUT, SIGNALLED
 from lm.launch.path_flags import define_path
+from lm.launch.program_help import print_program_help
 from lm.launch.terminal import quiet_libraries
 from lm.storage.files import FULL_MESSAGES, describe_full_disk, expand_home
 from modules.choices import suggest_nearest
@@ -39,9 +39,6 @@ flags.disclaim_key_flags()  # flags that are defined here belong to the program 
 
 
 DEFAULT = Path(__file__).parents[2] / 'configs' / 'default.py'
-USAGE = ('    ', 'python -m ')  # how lines of usage begin in docstrings
-REPEATED = '; repeat this option'  # what absl adds to the text of a flag
-HELP_WIDTH, HELP_COLUMN = 98, 26  # characters of a line, and before the text of a flag
 EXAMPLE = 'a config file has def get_config(): ... return config, as configs/default.py has'
 
 
@@ -73,48 +70,8 @@ def run_program(
       main: the program; it gets the words of the command line that are no flags.
       parser: parses the flags; None: as absl does.
     """
-    if {'-h', '-help', '--help'} & {*sys.argv[1:]}:
-        print(format_help(sys.modules['__main__'].__doc__ or '', list_program_flags()))
-        sys.exit()
+    print_program_help()
     app.run(run_main(main), flags_parser=parser or flags.FLAGS)
-
-
-def list_program_flags() -> list[flags.Flag]:
-    """Returns the flags of the running program, without options of suites (NAME.OPTION)."""
-    program_flags = flags.FLAGS.get_key_flags_for_module(sys.argv[0])
-    return [flag for flag in program_flags if '.' not in flag.name]
-
-
-def format_help(description: str, program_flags: Sequence[flags.Flag]) -> str:
-    """Returns the help of a program: summary and usage, its flags, and the rest of the text.
-
-    Args:
-      description: docstring of the program.
-      program_flags: its flags.
-    """
-    paragraphs = description.strip().split('\n\n')
-    is_usage = [i == 0 or text.startswith(USAGE) for i, text in enumerate(paragraphs)]
-    first_rest = is_usage.index(False) if False in is_usage else len(paragraphs)
-    settings = {flag: _format_flag(flag) for flag in program_flags}
-    column = min(max(map(len, settings.values()), default=0) + 2, HELP_COLUMN)
-    lines = []
-    for flag, setting in settings.items():
-        indent = f'{setting:{column}}' if len(setting) < column else f'{setting}  '
-        text = ' '.join((flag.help or '').split()).split(REPEATED)[0]
-        lines += textwrap.TextWrapper(HELP_WIDTH, indent, ' ' * column).wrap(text) or [setting]
-    blocks = [*paragraphs[:first_rest], '\n'.join(lines), *paragraphs[first_rest:]]
-    return '\n\n'.join(filter(None, blocks))
-
-
-def _format_flag(flag: flags.Flag) -> str:
-    """Returns '  --name=DEFAULT', without the default if there is none."""
-    if flag.boolean:
-        return f'  --[no]{flag.name}' if flag.default else f'  --{flag.name}'
-    default = ','.join(flag.default) if isinstance(flag.default, list) else flag.default
-    if isinstance(default, float):
-        default = f'{default:g}'
-    is_short = isinstance(default, str | int) and default != ''
-    return f'  --{flag.name}=' + (str(default) if is_short else '...')
 
 
 def run_trainer(main: Callable[[], int]) -> Callable[[list[str]], None]:
@@ -266,10 +223,13 @@ def _add_field(section: ConfigDict, path: str, name: str, field: Field) -> None:
     section[name] = FieldReference(value, field_type=kind)
 
 
-def parse_flags(argv: list[str]) -> list[str]:
-    """Parses flags as absl does; a mistake in a flag is reported in one line."""
+def parse_flags(argv: list[str], has_arguments: bool = False) -> list[str]:
+    """Parses flags as absl does; a mistake in a flag is reported in one line.
+
+    has_arguments: whether the program reads words without a flag.
+    """
     try:
-        check_names(argv)
+        check_names(argv, has_arguments)
         check_flags(argv, FIELDS)
         return flags.FLAGS(argv)
     except flags.Error as error:
@@ -286,10 +246,10 @@ def parse_flags(argv: list[str]) -> list[str]:
     sys.exit(BAD_INPUT)
 
 
-def check_names(argv: Sequence[str]) -> None:
+def check_names(argv: Sequence[str], has_arguments: bool = False) -> None:
     """Raises ValueError for unknown flags, with our names for flags of other programs.
 
-    Words without a flag are refused if they are such a name, or a config file.
+    Words without a flag are refused unless the program `has_arguments`.
     """
     defined, fields = flags.FLAGS, {}
     if 'config' in defined:
@@ -307,6 +267,8 @@ def check_names(argv: Sequence[str]) -> None:
         is_ours = is_config or name in defined or name.removeprefix('no') in defined
         path = name.partition('.')[2]
         if not word.startswith('-'):
+            if has_arguments:
+                continue
             if fields and all(parse_positional(word)):
                 translator.add(*parse_positional(word))
             elif not is_after_foreign or Path(word).suffix in ('.py', *SUFFIXES):

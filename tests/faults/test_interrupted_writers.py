@@ -7,6 +7,7 @@ row for each kind of writer.
 import dataclasses
 import functools
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -269,7 +270,11 @@ def check_kills(case, folder, ats):
     for at in ats:
         target = folder / str(at) / 'out'
         target.parent.mkdir()
+        before = {*threading.enumerate()}
         event = kill(lambda target=target: case.command(target), target, at)
+        # A kill ends all threads; here those of Orbax live on, and would write into the next try.
+        for thread in {*threading.enumerate()} - before:
+            threading.Thread.join(thread, timeout=1)  # their own raises
         states.append(case.state(target))
         assert states[-1] in (ABSENT, REFUSED, WHOLE), event
         if states[-1] != WHOLE or (target / MARK).exists():

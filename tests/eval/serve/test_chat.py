@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from eval.generate import build_requests
 from eval.serve.chat import PlainChat, TemplateChat, build_chat, compile_template
 from eval.serve.requests import Refusal
 from lm.data import template_worker, tokenizers
 from lm.data.templates import Template, TemplateFailure
 from lm.data.tokenizers import ByteTokenizer, read_end_tokens
+from lm.inference.sampling import Sampling
 from tests import ROOT
 
 TEMPLATE = """\
@@ -51,6 +53,17 @@ def test_template_and_its_special_tokens(folder):
     start, end = tokenizer.bos_id, tokenizer.eos_id
     assert ids[0] == start and ids.count(start) == 2 and ids.count(end) == 1
     assert tokenizer.decode(ids) == 'user: hello\nassistant:'
+
+
+def test_answer_follows_the_templates_prompt(folder):
+    """Catches special tokens spelled as text, and a second BOS, in `eval.generate --chat`."""
+    tokenizer = tokenizers.load_for_model(folder, 258, None, None)
+    chat = build_chat(tokenizer, folder)
+    (request,) = build_requests(tokenizer, [' hello '], 3, Sampling(), chat)
+    assert list(request.tokens) == chat.encode(chat.format_prompt(HELLO))
+    with pytest.raises(ValueError, match='spells the special token'):
+        build_requests(tokenizer, ['a<|end|>'], 3, Sampling(), chat)
+    chat.close()
 
 
 def test_special_token_in_message_is_refused(folder):

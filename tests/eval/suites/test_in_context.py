@@ -124,6 +124,7 @@ def checkpoint(**changes):
         'source': 'synthetic:linear_regression',
         'tokenizer': 'byte',
         'mixture': None,
+        'validation_source': '',
     } | changes
     recipe = types.SimpleNamespace(data=types.SimpleNamespace(**fields))
     return types.SimpleNamespace(

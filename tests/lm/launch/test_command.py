@@ -21,12 +21,12 @@ from lm.launch.command import (
     default_workdir,
     find_overrides,
     find_set_fields,
-    format_help,
     parse_flags,
     run_trainer,
 )
 from lm.launch.exit_status import BAD_INPUT
 from lm.launch.path_flags import CSV, PathListParser, PathParser
+from lm.launch.program_help import format_help
 from lm.record.workdir import write_config
 from tests import ROOT
 from tests.helpers import tiny_config
@@ -305,6 +305,16 @@ def test_other_xla_errors_keep_traceback():
 
     with pytest.raises(jax.errors.JaxRuntimeError):
         run_trainer(main)(['train.py'])
+
+
+def test_command_words_are_arguments(monkeypatch):
+    """Catches `eval.convert import-hf FOLDER` refused as words of another program."""
+    argv = ['eval.convert', 'import-hf', 'folder', 'a.b=c']
+    monkeypatch.setattr('sys.argv', argv)
+    with flagsaver.flagsaver():
+        assert parse_flags(argv, has_arguments=True) == argv
+        with pytest.raises(SystemExit):
+            parse_flags(argv)
 
 
 HELPS = (

@@ -169,7 +169,11 @@ def test_docstrings_survive_optimized_python():
 
 def test_every_program_prepares_its_streams():
     """Catches a program that prints a traceback when its reader leaves."""
-    programs = [p for p in ROOT.glob('eval/**/*.py') if 'run_program(' in p.read_text()]
+    programs = [
+        p
+        for p in ROOT.glob('eval/**/*.py')
+        if re.search(r'(run_program|app\.run)\(', p.read_text())
+    ]
     assert len(programs) > 10
     prepares = re.compile(r'\n    (before_jax\.)?prepare_(process|streams)\(\)')
     for path in (*programs, ROOT / 'train.py'):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from eval.convert.import_hf import import_folder
-from lm.data import tokenizers
+from lm.data import vocabularies
 from lm.inference.load import find_checkpoint
 from lm.record.foreign_weights import CONVERTER, explain_foreign_weights
 from lm.run.start import find_source
@@ -78,4 +78,4 @@ def test_converter_is_a_shell_command(tmp_path, name):
 def test_unknown_files_get_no_answer(tmp_path):
     write_files(tmp_path, 'notes.txt')
     assert [explain_foreign_weights(p) for p in (tmp_path, tmp_path / 'absent')] == ['', '']
-    assert CONVERTER[1] == tokenizers.CONVERTER[0]  # one version of transformers
+    assert CONVERTER[1] == vocabularies.CONVERTER[0]  # one version of transformers

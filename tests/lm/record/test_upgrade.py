@@ -77,6 +77,8 @@ def test_other_fields_are_unchanged():
         'scaling.init': 'fan_in',
         'scaling.zero_init': 'none',
         'data.objective': 'causal',
+        'data.missing_text': 'skip',
+        'data.validation_source': '',
         'train.eval_objectives': 'causal',
         'train.profile': '',
     }
