@@ -12,6 +12,7 @@ from absl import flags
 
 from lm import data
 from lm.config.mixture import source_flag
+from lm.data.tokenizer_files import list_files_beside
 from lm.inference.load import Checkpoint, find_checkpoint, load, load_step, to_stderr
 from lm.launch.path_flags import define_path
 from lm.storage.files import expand_home
@@ -55,9 +56,11 @@ def open_data(checkpoint: Checkpoint) -> data.Dataset:
     dataset = data.open_dataset(fields, say=to_stderr)
     trained_on = checkpoint.meta['data']  # None: nobody knows
     if trained_on is not None and dataset.digest != trained_on:
+        has_file = fields.tokenizer.startswith('hf:')
+        subject = source_flag(fields) + f' or data.tokenizer={fields.tokenizer}' * has_file
         raise ValueError(
-            f'{source_flag(fields)} has changed since training: it was '
-            f'{trained_on} and is {dataset.digest}. Numbers would not compare.'
+            f'{subject} has changed since training: the data were {trained_on} and are '
+            f'{dataset.digest}. Numbers would not compare.'
         )
     return dataset
 
@@ -74,9 +77,11 @@ def open_source(checkpoint: Checkpoint, source: str) -> data.Dataset:
     """
     fields = checkpoint.recipe.data
     kind, _, path = fields.tokenizer.partition(':')
-    # A bpe is trained anew for each text, and a file may be gone: the run has its copy.
-    if kind == 'bpe' or (kind == 'hf' and not Path(expand_home(path)).exists()):
-        folder = checkpoint.path.parent.parent / 'tokenizer'
+    folder = checkpoint.path.parent.parent / 'tokenizer'
+    # A bpe is trained anew for each text, and a file or its template may be gone or changed: the
+    # run has its copy. Runs of earlier versions have no copy of a template.
+    is_gone = kind == 'hf' and not Path(expand_home(path)).exists()
+    if kind == 'bpe' or is_gone or any(list_files_beside(folder)):
         fields = dataclasses.replace(fields, tokenizer=f'hf:{folder}')
     fields = dataclasses.replace(fields, source=source, mixture=None, validation_source='')
     return data.open_dataset(fields, say=to_stderr)

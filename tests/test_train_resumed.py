@@ -308,8 +308,10 @@ def test_other_data_is_refused(corpus, tmp_path):
     folder.mkdir()
     for i in range(4):
         (folder / f'{i}.txt').write_text(f'{i} norms ' * 50)
-    config = tiny(corpus, data_source=f'text:{folder}/*.txt')
+    config = tiny(corpus, data_source=f'text:{folder}/*.txt', data_tokenizer='bpe:300')
     stop_after(4, config, tmp_path / 'run')
+    tokenizer = (tmp_path / 'run' / 'tokenizer' / 'tokenizer.json').read_bytes()
     (folder / '0.txt').write_text('other norms ' * 50)
     with pytest.raises(ValueError, match='was trained on data'):
         train(config, tmp_path / 'run')
+    assert (tmp_path / 'run' / 'tokenizer' / 'tokenizer.json').read_bytes() == tokenizer

@@ -318,10 +318,13 @@ def read_text_rows(checkpoint: Checkpoint, source: str, flag: str) -> np.ndarray
       flag: names the source in errors.
 
     Raises:
-      ValueError: for a source that cannot be read, or holds no text.
+      ValueError: for a source that cannot be read, or holds conversations or no text.
     """
     fields, tokenizer, tokens = checkpoint.recipe.data, checkpoint.tokenizer, []
-    for _, parts in open_source(source, fields.text_field).documents():
+    opened = open_source(source, fields.text_field)
+    if opened.is_chat:
+        raise ValueError(f'{flag}={source} has conversations; give a text, such as text:GLOB')
+    for _, parts in opened.documents():
         text = ''.join(codecs.iterdecode(parts or (), 'utf-8', 'replace'))
         tokens += [tokenizer.bos_id, *tokenizer.encode(text)] if text else []
     if len(tokens) < 2:

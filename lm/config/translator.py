@@ -31,7 +31,9 @@ from modules.choices import ROWS_BY_ALIAS, closest_names
 BATCH, PARTS = 'config.data.batch_size', 'config.train.microbatches'
 ROW = 'config.data.seq_len'
 MAX_IN_A_LINE = 2  # sentences of an answer; more have a line each
-TEXT_PATH = re.compile(r'[^:]*([/*]|\.(txt|jsonl|parquet))[^:]*')  # without its kind, text:
+# In a path of text, which has no `text:` before it.
+TEXT_PATH = re.compile(r'[/*]|\.(txt|md|jsonl?|ndjson|csv|tsv|parquet|arrow|feather)\b')
+TEXT_FIELDS = ('data.source', 'data.validation_source')
 FALSE = ('false', 'no', 'off', '0')
 
 
@@ -287,10 +289,8 @@ class Translator:
             reason = reason.removesuffix('.')
             self.add_sentence(f'{argument} is no flag here; --config.{path} is, but {reason}.')
             return
-        is_file = ':' not in translated and bool(
-            re.search(r'[/*]|\.(txt|jsonl|parquet)', translated)
-        )
-        if path == 'data.source' and is_file:
+        is_file = ':' not in translated and bool(TEXT_PATH.search(translated))
+        if path in TEXT_FIELDS and is_file:
             translated = f'text:{translated}'
         if f'config.{path}' == BATCH and translated.isdecimal():
             kinds = (foreign_names().batches.get(n) for n in (*suffixes(argument), name))

@@ -61,7 +61,7 @@ def file_digests(folder: Path, files: Iterable[Path]) -> list[str]:
             stack.enter_context(
                 hold_lock(folder / 'files.lock')
             )  # so that one process reads a file
-        digests, memo, new_entries = _look_up_digests(files, memo_path), _read_memo(memo_path), {}
+        digests, memo, new_entries = _look_up_digests(files, memo_path), read_memo(memo_path), {}
         for i, path in enumerate(files):
             if digests[i] is None:
                 stamp = _stamp(path)
@@ -73,13 +73,13 @@ def file_digests(folder: Path, files: Iterable[Path]) -> list[str]:
                 new_entries[str(path.absolute())] = [*stamp, digests[i], MARKS_COUNT]
         if new_entries:
             with contextlib.suppress(OSError):
-                write_text(memo_path, json.dumps(_read_memo(memo_path) | new_entries))
+                write_text(memo_path, json.dumps(read_memo(memo_path) | new_entries))
     return cast(list[str], digests)
 
 
 def _look_up_digests(files: list[Path], memo_path: Path) -> list[str | None]:
     """Returns the recorded digest of each file, or None if it has changed or is not recorded."""
-    memo, digests = _read_memo(memo_path), []
+    memo, digests = read_memo(memo_path), []
     for path in files:
         match memo.get(str(path.absolute())):
             case [size, mtime_ns, str(digest), str(_)] if [size, mtime_ns] == _stamp(path):
@@ -89,7 +89,8 @@ def _look_up_digests(files: list[Path], memo_path: Path) -> list[str | None]:
     return digests
 
 
-def _read_memo(path: Path) -> dict:
+def read_memo(path: Path) -> dict:
+    """Returns what was noted in a file; {} for one that is absent or damaged."""
     try:
         return read_json(path)
     except (OSError, UnreadableFile):  # absent, or not ours: only time is lost

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lm.data.tokenizer_files import (
     CONFIG_FILE,
+    SPECIAL_TOKENS,
     SPECIALS_FILE,
     TEMPLATE_FILE,
     special_token_text,
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from lm.data.templates import Template
 
 MAX_TEMPLATE_BYTES = 1 << 20  # bytes; long templates have 20,000
-SPECIAL_TOKENS = ('bos', 'eos', 'unk', 'sep', 'pad', 'cls', 'mask')  # that a template may spell
 # A conversation without a template has lines 'role: content'. An answer ends where the user begins.
 PLAIN_STOP = '\nuser:'
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from lm.data import hub
 from lm.data.formats import has_texts
 from lm.data.globs import find_files
-from lm.data.hub import OTHER_SPLITS, TRAIN
+from lm.data.hub import OTHER_SPLITS, SPLIT_WORDS, TRAIN
 from lm.data.kinds import CSV, JSON, TEXT, UnreadableKind, detect_kind, file_suffix
 from lm.data.streams import COMPRESSIONS
 from lm.storage.files import UnreadableFile, read_json
@@ -22,7 +22,6 @@ from lm.storage.files import UnreadableFile, read_json
 SPLITS_FILE, STATE_FILE = 'dataset_dict.json', 'state.json'
 # Files beside records that describe them.
 DESCRIPTION = re.compile(r'(readme|license|licence|citation|dataset_infos?\.json)', re.IGNORECASE)
-TRAINING_WORDS = {TRAIN, 'training'}
 MAX_LISTED = 3  # paths that a note names at most
 
 
@@ -188,7 +187,7 @@ def _list_further_splits(folder: Path, paths: Sequence[Path]) -> set[Path]:
     """Returns the paths below a name with the word of another split, beside one with 'train'."""
     parts = {path: path.relative_to(folder).parts for path in paths}
     places = {names[: i + 1] for names in parts.values() for i in range(len(names))}
-    training = {place for place in places if _split_words(place[-1]) & TRAINING_WORDS}
+    training = {place for place in places if _split_words(place[-1]) & SPLIT_WORDS[TRAIN]}
     parents = {place[:-1] for place in training}
     further = {
         place

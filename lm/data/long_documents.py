@@ -23,7 +23,7 @@ import numpy as np
 from lm.config.fields import DataConfig
 from lm.data import cache
 from lm.data.sources import Source
-from lm.storage.files import UnreadableFile, read_json, write_text
+from lm.storage.files import write_text
 
 FEW = 100  # documents; of more, whole ones give about the share
 MIN_TAIL = 64  # bytes, about a line; a shorter rest is no text to validate on
@@ -82,20 +82,13 @@ def _recall_few_documents(source: Source, folder: Path) -> DocumentTable:
     digests = cache.file_digests(folder, source.files)
     key = cache.digest_bytes(source.identity.encode(), *(digest.encode() for digest in digests))
     memo_path = folder / MEMO
-    match _read_memo(memo_path).get(key):
+    match cache.read_memo(memo_path).get(key):
         case [*rows] if all(_is_row(row) for row in rows):
             return [(length, document_hash) for length, document_hash in rows]
     table = _read_few_documents(source)
     with contextlib.suppress(OSError):  # a cache that cannot be written costs a reading each time
-        write_text(memo_path, json.dumps(_read_memo(memo_path) | {key: table}))
+        write_text(memo_path, json.dumps(cache.read_memo(memo_path) | {key: table}))
     return table
-
-
-def _read_memo(path: Path) -> dict:
-    try:
-        return read_json(path)
-    except (OSError, UnreadableFile):
-        return {}
 
 
 def _is_row(row: object) -> bool:

@@ -329,11 +329,18 @@ def chat(argument: str, text_field: str) -> Source:
         source = text(argument, text_field)
     except ValueError as error:
         raise ValueError(str(error).replace('text:', 'chat:')) from error
+    files, notes = source.files, [note.replace('text:', 'chat:') for note in source.notes]
+    if os.path.isdir(expand_home(argument)):
+        records = tuple(file for file in files if detect_kind(file) != TEXT)
+        if records and (texts := [str(file) for file in files if file not in records]):
+            notes.append(f'NOTE: data.source=chat:{argument} leaves out {format_paths(texts)}')
+        files = records or files
     return dataclasses.replace(
         source,
+        files=files,
         identity=identity,
-        documents=functools.partial(conversations.read_conversations, source.files),
-        notes=tuple(note.replace('text:', 'chat:') for note in source.notes),
+        documents=functools.partial(conversations.read_conversations, files),
+        notes=tuple(notes),
         is_chat=True,
     )
 

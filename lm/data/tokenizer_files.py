@@ -23,6 +23,7 @@ FILES_BESIDE = (
     TEMPLATE_FILE,
     'chat_template.json',
 )
+SPECIAL_TOKENS = ('bos', 'eos', 'unk', 'sep', 'pad', 'cls', 'mask')  # NAME_token there
 MAX_BYTES = 1 << 26  # a tokenizer_config.json with 100,000 added tokens has 20 MB
 
 

@@ -17,6 +17,7 @@ from lm.data.tokenizer_files import (
     ADDED_FILE,
     CONFIG_FILE,
     LIBRARY_FILE,
+    SPECIAL_TOKENS,
     SPECIALS_FILE,
     special_token_text,
 )
@@ -36,7 +37,6 @@ GPT2_TYPES = ('gpt2', 'roberta', 'bart', 'longformer', 'led', 'codegen', 'gptj',
 QWEN_CLASSES, QWEN_TYPES = ('Qwen2',), ('qwen2', 'qwen3', 'qwen2_moe', 'qwen3_moe')
 # What changes the tokenizer that is made of a vocabulary.
 FILES_READ = (CONFIG_FILE, SPECIALS_FILE, ADDED_FILE, MERGES_FILE, 'config.json')
-SPECIAL_NAMES = ('bos', 'eos', 'unk', 'sep', 'pad', 'cls', 'mask')
 # With this release the ids are those of the vocabulary's own library.
 CONVERTER = ('transformers==5.24.0', 'sentencepiece', 'protobuf', 'tiktoken')
 
@@ -129,6 +129,8 @@ def read_gpt2(folder: Path) -> Vocabulary:
     is_gpt2 = class_name in GPT2_CLASSES or (not class_name and model_type in (*GPT2_TYPES, None))
     if not (is_gpt2 or is_qwen):
         raise ValueError(f'{class_name or model_type} cuts a text in another way than GPT-2')
+    if not (folder / MERGES_FILE).is_file():
+        raise ValueError(f'there is no {MERGES_FILE} beside it')
     bpe = library.models.BPE.from_file(str(folder / GPT2_FILE), str(folder / MERGES_FILE))
     byte_level = library.pre_tokenizers.ByteLevel
     tokenizer = library.Tokenizer(bpe)
@@ -168,7 +170,7 @@ def add_listed_tokens(library: Any, folder: Path) -> None:
                 f'{actual}: the files beside the vocabulary are of another one'
             )
     config = _read_if_there(folder / SPECIALS_FILE) | _read_if_there(folder / CONFIG_FILE)
-    for name in SPECIAL_NAMES:
+    for name in SPECIAL_TOKENS:
         text = special_token_text(config.get(f'{name}_token'))
         if text and library.token_to_id(text) is not None:
             special = tokenizers.AddedToken(text, normalized=False, special=True)
@@ -201,6 +203,8 @@ def describe_conversion(path: Path) -> str:
     packages = ' '.join(f'--with {package}' for package in CONVERTER)
     prefix = f'This makes {LIBRARY_FILE} of it: uv run --no-project {packages} python -c'
     if path.name in (GPT2_FILE, MERGES_FILE):
+        if not (path.parent / MERGES_FILE).is_file():
+            return ''
         code = (
             'import sys, transformers as t; t.AutoTokenizer.from_pretrained(sys.argv[1])'
             f'.backend_tokenizer.save(sys.argv[1] + "/{LIBRARY_FILE}")'

@@ -83,14 +83,17 @@ class Journal:
         self.counters, self.last = Counters(), {}
         self.other_code: Code | None = None
         self.throughput = Throughput(experiment.flops_per_token, experiment.utilisation)
-        if is_first():
-            experiment.dataset.tokenizer.save(workdir / TOKENIZER)
         retention = recipe.train.keep_last, recipe.train.keep_best
         self.checkpoints = Checkpoints(workdir, *retention, terminal.say)
         self.recorder: Recorder | NoRecorder  # set by `open`
         self.detector = Detector(recipe, [])
         self._bad_step: int | None = None
         self._noted_output_loss = False
+
+    def _save_tokenizer(self) -> None:
+        """Saves the tokenizer. A run that is refused keeps that of its checkpoints."""
+        if is_first():
+            self.experiment.dataset.tokenizer.save(self.workdir / TOKENIZER)
 
     def restore(
         self, template: State, continue_changed: bool = False, start_over: bool = False
@@ -116,6 +119,7 @@ class Journal:
         if restored is None:
             if not start_over and is_first():
                 self._refuse_to_start_over()
+            self._save_tokenizer()
             return None
         state, meta = restored
         digest, data_source = self.experiment.dataset.digest, source_flag(self.recipe.data)
@@ -124,6 +128,7 @@ class Journal:
                 f'{self.workdir} was trained on data {meta["data"]}, and {data_source} is now '
                 f'{digest}. Give another --workdir, or --continue_changed.'
             )
+        self._save_tokenizer()
         self.counters = Counters(**meta['counters'])
         self.step = self.saved_step = int(state.step)
         self.other_code = find_other_code(self.counters.code, Run(self.workdir).summary)

@@ -248,6 +248,9 @@ def test_text_rows_are_read(tmp_path):
     np.testing.assert_array_equal(
         prune.read_text_rows(model, f'text:{tmp_path}/b.txt', '--text'), [[bos, *b'gh']]
     )
+    (tmp_path / 'a.jsonl').write_text('{"prompt": "a", "completion": "b"}')
+    with pytest.raises(ValueError, match=r'--text=chat:\S+ has conversations'):
+        prune.read_text_rows(model, f'chat:{tmp_path}/a.jsonl', '--text')
     (tmp_path / 'none.txt').write_text('')
     with pytest.raises(ValueError, match='holds no text'):
         prune.read_text_rows(model, f'text:{tmp_path}/none.txt', '--text')

@@ -152,6 +152,8 @@ def test_batches_are_converted(arguments, flags_here):
         ('--profiling.run=x', 'is no flag here', 'workdir'),
         ('--logging.log_dir=logs', 'is no flag here', 'log_dir=logs'),
         ('--dataset_name /data/x.jsonl', 'source=text:/data/x.jsonl', 'source=/data'),
+        ('--dataset_name x.csv', '--config.data.source=text:x.csv', 'hub:'),
+        ('--eval_file x.json', '--config.data.validation_source=text:x.json', 'Did you mean'),
         ('--swiglu', 'Write --config.model.activation=swiglu', 'no flag here. A'),
         ('attention=cudnn_flash_te', 'splash (TPU)', 'Write'),
         ('tutorial-run-01', 'flags begin with --', 'Write'),

@@ -14,6 +14,7 @@ from lm.data import check, open_dataset, tokenizers
 from lm.data.chat_pieces import build_encoder
 from lm.data.conversations import NO_ANSWER, NO_TEXT, REFUSED, SPECIAL, encode_record
 from lm.data.rows import ChatRows
+from lm.data.sources import open_source
 from tests import ROOT
 from tests.fixtures.chat import build_tokenizer
 from tests.lm.data.conftest import discard_line, prepare_contents, write_texts
@@ -290,6 +291,14 @@ def test_invalid_chat_sources(chat_cfg, cfg, tmp_path):
         open_dataset(make(validation_source=f'chat:{silent}'), say=discard_line)
     with pytest.raises(ValueError, match=r'the validation split of chat:\S+/long.jsonl is longer'):
         open_dataset(make(validation_source=f'chat:{long}'), say=discard_line)
+
+
+def test_chat_folder_may_hold_texts(tmp_path):
+    write_chats(tmp_path, 2, ())
+    (tmp_path / 'convert.py').write_text('print(1)')
+    source = open_source(f'chat:{tmp_path}', 'text')
+    assert len([*source.documents()]) == 2 and 'leaves out' in source.notes[-1]
+    assert source.notes[-1].endswith('convert.py')
 
 
 def test_parquet_conversations(cfg, tmp_path):

@@ -213,6 +213,9 @@ def test_vocab_json_that_other_programs_cut(gpt2_folder):
     tokenizer = load_plan(folder)
     assert tokenizer.encode('e\u0301') == tokenizer.encode('é')
     assert len(tokenizer.encode('12')) == 2
+    (folder / 'merges.txt').unlink()  # no command makes a tokenizer.json without it
+    with pytest.raises(ValueError, match=r'there is no merges.txt beside it\.$'):
+        load_plan(folder)
 
 
 def test_listed_tokens_have_their_ids(gpt2_folder):
