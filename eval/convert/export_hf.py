@@ -60,6 +60,9 @@ from modules.positions import parse_numbers
 
 Params = dict[str, Any]  # {'layers/mlp/up': array, ...}; embedding_scale is a float32 scalar
 TOLERANCE = 1e-5  # of float32 logits, relative to the largest
+# A larger difference is allowed up to so many times that of weights moved by a unit of the last
+# place: a merged LoRA of SmolLM2 135M has 1.1e-5, 2.2 times as much.
+ROUNDINGS = 5
 MAX_FILE_BYTES = 5 << 30  # of a file, as in transformers
 MAX_LOGIT_TOKENS = 64  # tokens of the rows that logits are compared on
 DTYPES = {'float32': np.dtype(np.float32), 'bfloat16': np.dtype(ml_dtypes.bfloat16)}
@@ -115,10 +118,16 @@ def export_checkpoint(checkpoint: Checkpoint, dtype: str = 'float32') -> Exporte
     expected = compute_logits(checkpoint.recipe, vocab_size, before, 'float32', length)
     logits = compute_logits(exported.recipe, vocab_size, {'params': nested}, 'float32', length)
     difference = largest_difference(logits, expected)
-    if not difference <= TOLERANCE:
+    allowed = TOLERANCE
+    if not difference <= allowed:
+        # Merging and folding round anew, and deep models add these differences up.
+        rounded = jax.tree.map(move_by_ulp, before)
+        logits = compute_logits(checkpoint.recipe, vocab_size, rounded, 'float32', length)
+        allowed = max(TOLERANCE, ROUNDINGS * largest_difference(logits, expected))
+    if not difference <= allowed:
         raise ValueError(
             f'as a {name} the model is another one: its logits differ by {difference:.1e} of the '
-            f'largest, and {TOLERANCE:.0e} is allowed. Nothing was written.'
+            f'largest, and rounding explains {allowed:.1e} at most. Nothing was written.'
         )
     stored = difference
     if dtype != 'float32':
@@ -126,6 +135,14 @@ def export_checkpoint(checkpoint: Checkpoint, dtype: str = 'float32') -> Exporte
         logits = compute_logits(exported.recipe, vocab_size, {'params': rounded}, 'float32', length)
         stored = largest_difference(logits, expected)
     return dataclasses.replace(exported, difference=difference, stored_difference=stored)
+
+
+def move_by_ulp(values: jax.Array) -> jax.Array:
+    """Returns float32 values, each moved up or down by one unit of its last place."""
+    if values.dtype != np.float32:
+        return values
+    signs = np.random.default_rng(values.size).choice(np.array([-1, 1], np.float32), values.shape)
+    return values * (1 + np.finfo(np.float32).eps * signs)
 
 
 def round_params(exported: ExportedModel, dtype: str) -> Params:

@@ -560,6 +560,29 @@ def test_windowless_export_has_window_size(name):
     assert exported_recipe.attention.options['window'] is None
 
 
+@pytest.mark.parametrize(('difference', 'is_allowed'), [(2e-5, True), (3e-5, False)])
+def test_export_allows_the_rounding_of_its_weights(monkeypatch, difference, is_allowed):
+    """Weights moved by a unit of the last place differ by 5e-6 here. Catches a fixed bound, which
+    refuses deep models, and a bound that lets another model pass.
+    """
+    checkpoint = make_checkpoint(import_case('mistral'))
+    differences = iter([difference, 5e-6])
+    monkeypatch.setattr(export_hf, 'largest_difference', lambda *logits: next(differences))
+    if is_allowed:
+        assert export_hf.export_checkpoint(checkpoint).difference == difference
+    else:
+        with pytest.raises(
+            ValueError, match=r'differ by 3\.0e-05 .* rounding explains 2\.5e-05 at'
+        ):
+            export_hf.export_checkpoint(checkpoint)
+
+
+def test_weights_move_by_one_unit():
+    values = np.float32([1.0, -3.0, 0.1, 1e-3])
+    moved = export_hf.move_by_ulp(values)
+    assert np.all(moved != values) and np.all(np.abs(moved / values - 1) < 2.5e-7)
+
+
 def test_export_measures_bfloat16_difference_on_files(tmp_path):
     """The comparison uses the weights that an import reads, bitwise; gains have an offset of 1."""
     checkpoint = make_checkpoint(import_case('gemma3'))

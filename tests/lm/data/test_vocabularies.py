@@ -259,7 +259,7 @@ def read_pieces(pieces, model_type, **options):
     return tokenizer
 
 
-def test_reference_runs_of_one_score():
+def test_reference_runs_with_equal_scores():
     """LLaMA's runs of spaces: SentencePiece joins the leftmost pair, and not all pairs first."""
     runs = [('a', -3, 1), ('aa', -9, 1), ('aaa', -9, 1), ('b', -4, 1)]
     tokenizer = read_pieces(runs, sentencepiece_model.BPE)
