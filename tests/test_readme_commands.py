@@ -116,6 +116,18 @@ LEFT_OUT = {  # line: why it is not run here
             ' --only=vanishing_variance,seednorm,deepnorm,self_normalizing,unnormalised --run',
         )
     },
+    **{
+        f'uv run {line}': 'a changed block; tests/test_readme_parts.py has it'
+        for line in (
+            'pytest tests/lm/model/test_first_values.py',
+            'train.py --config=configs/default.py --config.attention.first_values=0.5 '
+            '--workdir=runs/first_values',
+            'train.py --config=configs/default.py '
+            """--config.sweep="{'attention.first_values': (0.0, 0.5), 'train.seed': (0, 1, 2)}" """
+            '--workdir=runs/values',
+            'python -m eval.report --workdir=runs/values',
+        )
+    },
     'uv run python -m tests.bench.sweep': 'minutes',
     'uv run python -m tests.bench.tuning': 'minutes',
     'uv run train.py --config=configs/studies/small.py '
@@ -208,11 +220,11 @@ def commands() -> list[str]:
 
 
 def blocks(language: str) -> list[str]:
-    """Returns the blocks of a language, except files of modules/, which tests/test_readme_parts.py
-    writes.
+    """Returns the blocks of a language, except files of modules/ and tests/, which
+    tests/test_readme_parts.py writes.
     """
     code_blocks = re.findall(rf'^```{language}\n(.*?)^```$', TEXT, re.DOTALL | re.MULTILINE)
-    return [block for block in code_blocks if not block.startswith('# modules/')]
+    return [block for block in code_blocks if not block.startswith(('# modules/', '# tests/'))]
 
 
 def lower(program: Program, *_, **__) -> None:
