@@ -128,6 +128,8 @@ LEFT_OUT = {  # line: why it is not run here
             'python -m eval.report --workdir=runs/values',
         )
     },
+    'uv run --no-dev --with matplotlib --with jupyterlab jupyter lab': 'it does not end',
+    'uv run --no-dev --with matplotlib python FILE': 'a network',
     'uv run python -m tests.bench.sweep': 'minutes',
     'uv run python -m tests.bench.tuning': 'minutes',
     'uv run train.py --config=configs/studies/small.py '
@@ -279,7 +281,7 @@ def test_commands_are_found():
     lines = commands()
     assert lines[0] == 'uv run --no-dev train.py --config=configs/default.py'
     assert len(lines) > 15 and LEFT_OUT.keys() | {*LOWERED} <= {*lines}
-    assert len(blocks('python')) == 9
+    assert len(blocks('python')) == 10
 
 
 @pytest.mark.full  # minutes of programs
@@ -309,7 +311,7 @@ def test_every_command_works_as_printed(outcome, tmp_path):
         ):
             failed[line] = printed[-2000:]
     codes = [block for block in blocks('python') if not block.startswith('# configs/')]
-    for code, checked in zip(codes, ('', '', '', CHECKED, ''), strict=True):
+    for code, checked in zip(codes, ('', '', '', CHECKED, CHECKED_CURVES, ''), strict=True):
         status, printed = outcome([], code + checked)
         if status:
             failed[code] = printed[-2000:]
@@ -325,6 +327,10 @@ assert logits_BTV.shape == (B, T, checkpoint.tokenizer.vocab_size)
 assert jax.tree.structure(by_weight) == jax.tree.structure(checkpoint.weights.params)
 assert by_activation.keys() == stream.keys()
 assert len(runs) == 18 and set(runs.status) == {'done'}
+"""
+CHECKED_CURVES = """
+assert [*curves.columns] == ['layernorm', 'rmsnorm'] and curves.index[0] == 1
+assert curves.notna().all(axis=None)
 """
 
 
