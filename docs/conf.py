@@ -47,7 +47,7 @@ CONTENTS = {
     'Guide': """
         start config data norms attention reparametrisations models losses_optimizers scaling sweeps
         tuning claims python evaluation suites generation serving trackers diagnostics runs buckets
-        devices hosts pods parts""",
+        devices hosts pods parts change_the_block""",
     'Reference': 'parts/index python/index fields stages commands columns statuses exports',
 }
 MORE = {

@@ -1,5 +1,6 @@
 """Contract: the pages list every part, and nothing else."""
 
+import importlib
 import re
 import subprocess
 import sys
@@ -96,6 +97,17 @@ def test_omitted_options_are_named_above_the_table(field):
         if option not in {path.split('.')[1] for path in row.options}
     ]
     assert without and sorted([*without, option]) == sorted(parse_names(sentence))
+
+
+def test_every_kind_has_an_existing_table_and_test():
+    """Catches a table, row or test that has moved since the page on adding a part was written."""
+    page = (ROOT / 'docs' / 'guide' / 'parts.md').read_text()
+    file = r'`([A-Z_]+)` in \[[^]]+\]\(\.\./\.\./(\S+?)(?:/__init__)?\.py\)'
+    rows = re.findall(rf'^\| [^|]+ \| {file} \| `(\S+)` \| `(\S+)` ', page, re.MULTILINE)
+    assert len(rows) == 30
+    for table, path, name, test in rows:
+        module = importlib.import_module(path.replace('/', '.'))
+        assert name in getattr(module, table) and (ROOT / test).exists(), (table, name, test)
 
 
 @pytest.mark.full  # prepares the text and compiles the default step

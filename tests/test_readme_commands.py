@@ -116,6 +116,20 @@ LEFT_OUT = {  # line: why it is not run here
             ' --only=vanishing_variance,seednorm,deepnorm,self_normalizing,unnormalised --run',
         )
     },
+    **{
+        f'uv run {line}': 'a changed block; tests/test_readme_parts.py has it'
+        for line in (
+            'pytest tests/lm/model/test_first_values.py',
+            'train.py --config=configs/default.py --config.attention.first_values=0.5 '
+            '--workdir=runs/first_values',
+            'train.py --config=configs/default.py '
+            """--config.sweep="{'attention.first_values': (0.0, 0.5), 'train.seed': (0, 1, 2)}" """
+            '--workdir=runs/values',
+            'python -m eval.report --workdir=runs/values',
+        )
+    },
+    'uv run --no-dev --with matplotlib --with jupyterlab jupyter lab': 'it does not end',
+    'uv run --no-dev --with matplotlib python FILE': 'a network',
     'uv run python -m tests.bench.sweep': 'minutes',
     'uv run python -m tests.bench.tuning': 'minutes',
     'uv run train.py --config=configs/studies/small.py '
@@ -208,11 +222,11 @@ def commands() -> list[str]:
 
 
 def blocks(language: str) -> list[str]:
-    """Returns the blocks of a language, except files of modules/, which tests/test_readme_parts.py
-    writes.
+    """Returns the blocks of a language, except files of modules/ and tests/, which
+    tests/test_readme_parts.py writes.
     """
     code_blocks = re.findall(rf'^```{language}\n(.*?)^```$', TEXT, re.DOTALL | re.MULTILINE)
-    return [block for block in code_blocks if not block.startswith('# modules/')]
+    return [block for block in code_blocks if not block.startswith(('# modules/', '# tests/'))]
 
 
 def lower(program: Program, *_, **__) -> None:
@@ -267,7 +281,7 @@ def test_commands_are_found():
     lines = commands()
     assert lines[0] == 'uv run --no-dev train.py --config=configs/default.py'
     assert len(lines) > 15 and LEFT_OUT.keys() | {*LOWERED} <= {*lines}
-    assert len(blocks('python')) == 9
+    assert len(blocks('python')) == 10
 
 
 @pytest.mark.full  # minutes of programs
@@ -297,7 +311,7 @@ def test_every_command_works_as_printed(outcome, tmp_path):
         ):
             failed[line] = printed[-2000:]
     codes = [block for block in blocks('python') if not block.startswith('# configs/')]
-    for code, checked in zip(codes, ('', '', '', CHECKED, ''), strict=True):
+    for code, checked in zip(codes, ('', '', '', CHECKED, CHECKED_CURVES, ''), strict=True):
         status, printed = outcome([], code + checked)
         if status:
             failed[code] = printed[-2000:]
@@ -313,6 +327,10 @@ assert logits_BTV.shape == (B, T, checkpoint.tokenizer.vocab_size)
 assert jax.tree.structure(by_weight) == jax.tree.structure(checkpoint.weights.params)
 assert by_activation.keys() == stream.keys()
 assert len(runs) == 18 and set(runs.status) == {'done'}
+"""
+CHECKED_CURVES = """
+assert [*curves.columns] == ['layernorm', 'rmsnorm'] and curves.index[0] == 1
+assert curves.notna().all(axis=None)
 """
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
-from tests.pages import TEXT, add_lines
+from tests.pages import TEXT, add_lines, arguments
 from tests.xla import ONE_DEVICE
 
 ROOMS = ('configs', 'eval', 'lm', 'modules')
@@ -114,3 +114,30 @@ def test_lines_in_tests_let_the_norm_pass(project):
         timeout=300,
     )
     assert done.returncode == 0 and ' passed' in done.stdout, done.stdout[-3000:]
+
+
+@pytest.mark.full
+def test_changed_block_trains_and_passes_its_test(tmp_path):
+    """Catches a diff of the page that no longer applies to the code."""
+    for room in (*ROOMS, 'tests'):
+        shutil.copytree(ROOT / room, tmp_path / room, ignore=shutil.ignore_patterns('__pycache__'))
+    for name in ('train.py', 'pyproject.toml'):
+        shutil.copy(ROOT / name, tmp_path)
+    (diff,) = blocks('diff', '--- a/lm/')
+    subprocess.run(['git', 'apply', '-'], cwd=tmp_path, input=diff, text=True, check=True)
+    (block,) = blocks('python', '# tests/')
+    path, code = re.fullmatch(r'# (\S+)\n(.*)', block, re.DOTALL).groups()
+    (tmp_path / path).write_text(code)
+    done = subprocess.run(
+        [sys.executable, '-m', 'pytest', '-q', '-n', '0', path],
+        cwd=tmp_path,
+        env={**os.environ, 'PYTHONPATH': str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0 and '2 passed' in done.stdout, done.stdout[-3000:]
+    lines = re.findall(r'^    (uv run train.py .*attention.first_values.*)$', TEXT, re.MULTILINE)
+    printed = [command(tmp_path, *arguments(line)[1:]) for line in lines]
+    assert 'done: runs/first_values' in printed[0]
+    assert '6 cells, 2 programs' in printed[1] and '6 of 6 done' in printed[1]

@@ -37,6 +37,29 @@ def test_finished_run_has_nothing_left_to_do(whole, corpus, capsys):
     assert timeless(whole) == before
 
 
+@pytest.mark.full
+def test_constant_run_is_extended_and_branched(corpus, tmp_path):
+    """An extended run has the losses of one long run; a branch anneals from the trunk's state."""
+
+    def read_columns(name):
+        rows = [row for row in timeless(tmp_path / name) if 'lr' in row]
+        return [[row[column] for row in rows] for column in ('loss', 'lr')]
+
+    constant = {'optim_schedule': 'constant', 'train_log_every': 1}
+    assert train(tiny(corpus, **constant, train_steps=8), tmp_path / 'trunk') == DONE
+    branch = sweep_helpers.copy_workdir(tmp_path / 'trunk', tmp_path / 'branch')
+    assert train(tiny(corpus, **constant), tmp_path / 'trunk', continue_changed=True) == DONE
+    assert train(tiny(corpus, **constant), tmp_path / 'long') == DONE
+    (losses, rates), (branch_losses, branch_rates) = read_columns('long'), read_columns('branch')
+    assert read_columns('trunk') == [losses, rates] and branch_losses == losses[:8]
+    decay = {'optim_schedule': 'warmup_stable_decay', 'optim_decay_fraction': 4 / 12}
+    assert train(tiny(corpus, **constant | decay), branch, continue_changed=True) == DONE
+    branch_losses, branch_rates = read_columns('branch')
+    assert branch_losses[:8] == losses[:8] and branch_rates[:8] == rates[:8]
+    assert rates[8:] > branch_rates[8:] == sorted(branch_rates[8:], reverse=True)
+    assert branch_losses[9:] != losses[9:] and len(branch_losses) == 12
+
+
 def test_finished_run_reports_other_code(whole, corpus, capsys, edited_sources):
     assert train(tiny(corpus), whole) == DONE
     (recorded_code,) = read_json(whole / 'summary.json')['code']
