@@ -34,7 +34,7 @@ from lm.data.conversations import (
     list_texts,
     parse_document,
 )
-from lm.data.templates import TemplateFailure
+from lm.data.templates import TemplateFailure, TemplateLimitExceeded
 from lm.data.tokenizers import ByteTokenizer, SubwordTokenizer, Tokenizer, check_token_ids
 
 GENERATION_TAG = re.compile(r'{%[-+]?\s*generation\s*[-+]?%}')
@@ -147,6 +147,12 @@ class ChatEncoder:
             ]
         try:
             text, *variants = self._process.render_all(prompts)
+        except TemplateLimitExceeded as error:
+            # Left out, it would be missing on a slow machine alone, in data of the same name.
+            raise ValueError(
+                f'the chat template cannot render the conversation {document[:EXCERPT]}: {error}. '
+                'Run the command again, or leave the conversation out.'
+            ) from None
         except TemplateFailure:
             raise LeftOut(REFUSED) from None
         if self._has_marks:

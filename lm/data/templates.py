@@ -43,6 +43,10 @@ class TemplateFailure(ValueError):
     """A template cannot be compiled or rendered within the limits; the text gives the reason."""
 
 
+class TemplateLimitExceeded(TemplateFailure):
+    """A template took too much time or memory, which may depend on the machine."""
+
+
 class Template:
     """A Jinja template in the sandbox of `lm.data.template_worker`. Any thread may render.
 
@@ -69,7 +73,7 @@ class Template:
     def render_all(self, prompts: Sequence[Mapping[str, Any]]) -> list[str]:
         """Returns the text for the variables of each prompt. The limits are those of a single one.
 
-        Raises TemplateFailure.
+        Raises TemplateFailure, or TemplateLimitExceeded if the process had to end.
         """
         process, is_reusable = self._take_process(), False
         try:
@@ -81,7 +85,8 @@ class Template:
                 process.end()
         if answer.startswith(worker.OK):
             return json.loads(answer[1:])
-        raise TemplateFailure(answer[1:].decode())
+        is_limit = answer.startswith(worker.ENDED)
+        raise (TemplateLimitExceeded if is_limit else TemplateFailure)(answer[1:].decode())
 
     def _take_process(self) -> '_WorkerProcess':
         while True:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from eval.serve.chat import PlainChat
-from lm.data import check, open_dataset, tokenizers
+from lm.data import check, open_dataset, templates, tokenizers
 from lm.data.chat_pieces import build_encoder
 from lm.data.conversations import NO_ANSWER, NO_TEXT, REFUSED, SPECIAL, encode_record
 from lm.data.rows import ChatRows
@@ -167,6 +167,14 @@ UNTOLD = {
 def test_template_that_does_not_tell_answers_is_an_error(words, make_encoder):
     with pytest.raises(ValueError, match=f'{words}.*"hello".*Put {{% generation %}}'):
         encode(make_encoder(template=UNTOLD[words]), {'messages': HELLO})
+
+
+def test_stalled_template_is_an_error(make_encoder, monkeypatch):
+    """Catches a conversation that is left out only where the machine is slow."""
+    encoder = make_encoder()
+    monkeypatch.setattr(templates, 'RENDER_SEC', 0.0)
+    with pytest.raises(ValueError, match=r'cannot render .*"hello".* 0 seconds\. Run the command'):
+        encode(encoder, {'messages': HELLO})
 
 
 def test_unknown_record_is_an_error():
