@@ -162,7 +162,7 @@ def test_eval_program_writes_json(workdir, tmp_path):
     assert 0 < record['perplexity']['tokens'] < perplexity(load(workdir)).numbers['tokens']
     assert 'Bits per byte by domain' in page.read_text()
     (path,) = (workdir / 'evaluations' / '100').iterdir()
-    assert read_json(path)['options'] == {'stride': 8, 'documents': 1}
+    assert read_json(path)['options'] == {'stride': 8, 'documents': 1, 'source': ''}
 
 
 @pytest.mark.full

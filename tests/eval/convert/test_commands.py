@@ -264,7 +264,8 @@ def test_training_resumes_from_fold(tuned_run, tmp_path, capsys):
         workdir, folded.recipe, folded.weights, source.tokenizer, source.step, source.meta
     )
     assert train(folded.recipe, workdir) == DONE
-    assert f'is at step {source.step} of {source.step}: nothing left' in capsys.readouterr().out
+    ended = f'is finished: step {source.step} of {source.step}, nothing left to do'
+    assert ended in capsys.readouterr().out
     with pytest.raises(ValueError, match='is not empty; give a new folder'):
         write_workdir(
             workdir, folded.recipe, folded.weights, source.tokenizer, source.step, source.meta
