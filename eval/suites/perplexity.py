@@ -11,10 +11,10 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from eval.load import Checkpoint, open_data, open_source
+from eval.load import Checkpoint, open_data
 from eval.suites.base import SuiteResult, Table
 from eval.suites.reading import validation_batches
-from eval.suites.text_source import encode_source
+from eval.suites.text_source import encode_conversations, encode_source
 from lm.config.mixture import CHAT, MixedRows, split_by_source
 from lm.data import Rows
 from lm.data.rows import ChatTargets
@@ -161,16 +161,11 @@ def score_source(checkpoint: Checkpoint, source: str, stride: int, limit: int) -
       stride: tokens between two windows; 0: rows as in training.
       limit: number of documents; 0: all.
     """
-    lost_share = 0.0
-    if source.startswith(CHAT):
-        dataset = open_source(checkpoint, source)
-        splits: list[Any] = [dataset.train, dataset.validation]
-        scored = [d for r in splits for d in score_documents(checkpoint, '', r, stride, limit)]
-        scored = scored[: limit or None]
-    else:
-        rows, texts, lost_share = encode_source(checkpoint, source, '--perplexity.source', limit)
-        nats_D, tokens_D = select_scorer(stride)(checkpoint, rows, len(texts))
-        scored = list(describe_documents('', texts, nats_D, tokens_D))
+    encode = encode_conversations if source.startswith(CHAT) else encode_source
+    rows, texts, lost_share = encode(checkpoint, source, '--perplexity.source', limit)
+    nats_D, tokens_D = select_scorer(stride)(checkpoint, rows, len(texts))
+    bytes_D = rows.targets.n_bytes if isinstance(rows.targets, ChatTargets) else None
+    scored = list(describe_documents('', texts, nats_D, tokens_D, bytes_D))
     size: Any = count_targets(scored)
     sums = [{'ce': math.fsum(document.nats for document in scored), 'tokens': size.n_tokens}]
     numbers: dict[str, Any] = validation_losses({'': sums}, size)

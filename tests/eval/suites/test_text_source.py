@@ -2,9 +2,11 @@
 loss of transformers on the same tokens.
 """
 
+import json
 import math
 import types
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +17,13 @@ from flax.traverse_util import unflatten_dict
 
 from eval.suites import text_source
 from eval.suites.perplexity import perplexity
-from lm.data.tokenizers import SubwordTokenizer, TokenIds
+from eval.suites.text_source import encode_conversations, find_tokenizer_spec
+from lm.data.tokenizers import ByteTokenizer, SubwordTokenizer, TokenIds
 from lm.training.state import Weights
 from tests.eval.convert.test_hf import import_case, read_logits
 from tests.eval.suites.checkpoints import checkpoint_from_recipe, make_checkpoint
 from tests.fixtures.hf.seeded import tokens
-from tests.helpers import tiny_config
+from tests.helpers import checked_config, tiny_config
 
 LENGTH = 32
 TEXTS = ('a norm of a token', 'déjà vu: a layer that has more than one row of tokens in it')
@@ -116,3 +119,41 @@ def test_unusable_text_is_refused(tmp_path):
     file.write_text('1 2 5 3')
     with pytest.raises(ValueError, match='its own BOS, token 5, out of --flag=text:'):
         text_source.encode_source(checkpoint, f'text:{file}', '--flag', 0)
+
+
+@pytest.mark.parametrize(
+    ('files', 'uses_copy'),
+    [(('a', 'run/tokenizer/tokenizer_config.json'), True), (('a',), False), ((), True)],
+)
+def test_chat_template_is_the_runs_own(files, uses_copy, tmp_path):
+    """Catches a chat template that was changed after the run, which would be scored in silence."""
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text('{}')
+    recipe = SimpleNamespace(data=SimpleNamespace(tokenizer=f'hf:{tmp_path}/a'))
+    checkpoint = SimpleNamespace(recipe=recipe, path=tmp_path / 'run' / 'checkpoints' / '4')
+    expected = f'hf:{tmp_path}/run/tokenizer' if uses_copy else recipe.data.tokenizer
+    assert find_tokenizer_spec(checkpoint) == expected
+
+
+def test_one_conversation_is_enough(tmp_path, monkeypatch):
+    """Catches a source that is divided into splits, and conversations lost in silence."""
+    chats = [[('user', 'a'), ('assistant', 'b' * n)] for n in (2, 90)] + [[('user', 'c')]]
+    lines = [
+        json.dumps({'messages': [{'role': role, 'content': text} for role, text in chat]})
+        for chat in chats
+    ]
+    fields = checked_config({'data.seq_len': 32, 'data.tokenizer': 'byte'}).data
+    checkpoint = SimpleNamespace(
+        recipe=SimpleNamespace(data=fields), tokenizer=ByteTokenizer(), path=tmp_path / 'r/c/1'
+    )
+    path, notes = tmp_path / 'chats.jsonl', []
+    monkeypatch.setattr(text_source, 'to_stderr', notes.append)
+    path.write_text('\n'.join(lines))
+    rows, texts, _ = encode_conversations(checkpoint, f'chat:{path}', '--source', 0)
+    assert rows.n_documents == len(texts) == 1 and rows.targets.n_bytes.tolist() == [3]
+    (note,) = notes
+    assert note.endswith('1 are longer than data.seq_len + 1 = 33 tokens, 1 have no answer')
+    path.write_text(lines[1])
+    with pytest.raises(ValueError, match=r'no conversation of --source=.* can be used: 1 are long'):
+        encode_conversations(checkpoint, f'chat:{path}', '--source', 0)
