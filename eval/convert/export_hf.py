@@ -60,8 +60,8 @@ from modules.positions import parse_numbers
 
 Params = dict[str, Any]  # {'layers/mlp/up': array, ...}; embedding_scale is a float32 scalar
 TOLERANCE = 1e-5  # of float32 logits, relative to the largest
-# A larger difference is allowed up to so many times that of weights moved by a unit of the last
-# place: a merged LoRA of SmolLM2 135M has 1.1e-5, 2.2 times as much.
+# Moving each weight by one unit of the last place changes the logits, too. An export may differ by
+# this many times as much: a merged LoRA of SmolLM2 135M differs by 1.1e-5, 2.2 times as much.
 ROUNDINGS = 5
 MAX_FILE_BYTES = 5 << 30  # of a file, as in transformers
 MAX_LOGIT_TOKENS = 64  # tokens of the rows that logits are compared on
@@ -219,7 +219,7 @@ def build_plain_model(checkpoint: Checkpoint) -> tuple[Recipe, Params]:
 
 
 def build_plain_recipe(recipe: Recipe) -> Recipe:
-    """Returns the recipe of the model whose weights have taken up reparametrisation and factors."""
+    """Returns the recipe of a model with reparametrisation and factors merged into its weights."""
     scaling_fields = [path for path in flatten(recipe) if path.startswith('scaling.')]
     standard_fields = ('scaling.name', 'scaling.init_scale', 'scaling.init', 'scaling.zero_init')
     changes = reparam_removal() | dict.fromkeys({*scaling_fields} - {*standard_fields})

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from lm.data.chat_template import MAX_TEMPLATE_BYTES
 from lm.data.tokenizer_files import (
     FILES_BESIDE,
     GENERATION_FILE,
@@ -30,7 +31,6 @@ CONFIG, ADAPTER = 'config.json', 'adapter_config.json'
 MAX_CONFIG_BYTES = 1 << 24  # files on the Hub have some 1,000, with long factors of RoPE 5,000
 MAX_SETTINGS_BYTES = 1 << 26  # a tokenizer_config.json with 100,000 added tokens has 20 MB
 MAX_TOKENIZER_BYTES = 1 << 28  # a tokenizer.json with a vocabulary of 262,000 has 33 MB
-MAX_TEMPLATE_BYTES = 1 << 22
 MAX_FIELDS = 1000  # of an object in config.json; id2label is not read
 MAX_DIGITS = 40  # of a whole number; model_max_length of many tokenizers is 10**30
 MAX_SIZE = (1 << 31) - 1

@@ -66,7 +66,9 @@ LACKING_TABLES = {
 
 
 def describe_unread(raw: Mapping[str, Any], read_types: Collection[str]) -> str:
-    """Returns the error for a config.json whose model_type is not read: what lacks, or is known.
+    """Returns the error for a config.json whose model_type is not read.
+
+    It names the part that our models lack, or the types that are read.
 
     Args:
       raw: the config.json.

@@ -59,7 +59,7 @@ class Translator:
         self._explanations: dict[str, list[str]] = {}  # {explanation: arguments}
         self._unknown: list[str] = []
         self._shares: list[tuple[str, str, str]] = []
-        self._batches: dict[str, int] = {}  # {what it counts: a batch size}
+        self._batches: dict[str, int] = {}  # {unit: batch size}
         self._devices: list[int] = []  # of a process, of a host, ...: their product counts all
         self._tokens: list[tuple[str, str, int]] = []  # (argument, name, number of tokens)
         self._config_files: set[str] = set()

@@ -107,8 +107,10 @@ def _open_arrow(path: Path, columns: Sequence[str] = ()) -> Any:
 
 
 def _iterate_arrow(path: Path, columns: Sequence[str]) -> Iterator[Any]:
+    import pyarrow.ipc
+
     with _open_arrow(path, columns) as file:
-        if hasattr(file, 'num_record_batches'):
+        if isinstance(file, pyarrow.ipc.RecordBatchFileReader):
             yield from map(file.get_batch, range(file.num_record_batches))
         else:
             yield from file

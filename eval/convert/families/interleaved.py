@@ -1,4 +1,4 @@
-"""Families whose rotary positions turn neighbours: GPT-J, GLM, Helium and ERNIE 4.5.
+"""Families with interleaved rotary positions: GPT-J, GLM, Helium and ERNIE 4.5.
 
 Ours turn features that are half of the rotated ones apart. Rows of queries and keys are therefore
 permuted within each head (H~R in layouts), which changes no logit.
