@@ -19,6 +19,7 @@ from typing import Any
 
 from absl import flags
 
+from eval.console.docstrings import format_docstring, strip_marks
 from lm.config.choice import AUTO, Choice
 from lm.config.fields import CHOICES
 from lm.config.recipe import Recipe, sown_losses
@@ -129,8 +130,8 @@ def part_rows(field: str) -> list[PartRow]:
     rows = []
     for name, part in choice.table.items():
         text = SUMMARIES[field][name] if field in SUMMARIES else describe_part(part)
-        summary, source = first_sentence(text), find_sources(text)
-        summary = summary.removesuffix(f' ({find_sources(summary)})')  # it is in `source` too
+        summary, source = strip_marks(first_sentence(text)), find_sources(text)
+        summary = summary.replace(f' ({find_sources(summary)})', '')  # it is in `source` too
         options = {
             f'{choice.section}.{option}': declaration
             for option, declaration in declared_options(part).items()
@@ -180,7 +181,7 @@ def _details(field: str, name: str = '') -> Iterator[str]:
         source = f'({row.source})' if row.source else ''
         yield from _wrap_hanging(f'{row.name} ', source, len(row.name) + 1)
         if name:
-            yield from ('', textwrap.indent(row.text, '  '), '')
+            yield from ('', textwrap.indent(format_docstring(row.text, WIDTH - 2), '  '), '')
         else:
             yield from _wrap_hanging('', row.summary, 2)
         lines = [
