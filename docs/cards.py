@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from configs import default
-from docs.docstrings import to_markdown
-from eval.console.listings import option_type, part_rows, value_form
+from docs.docstrings import table, to_markdown
+from eval.console.listings import SYMBOLS, option_type, part_rows, value_form
 from lm.config.fields import CHOICES
 from lm.config.resolve import resolve
 from lm.model.check import check
@@ -56,15 +56,6 @@ TESTS = {  # patterns of the files in tests/ that hold the rows of a field
 }
 
 
-def table(head: list[str], rows: list[list[str]]) -> str:
-    """Returns a table in Markdown."""
-    lines = [head, ['---'] * len(head), *rows]
-    return '\n'.join(
-        '| ' + ' | '.join(' '.join(cell.replace('|', r'\|').split()) for cell in line) + ' |'
-        for line in lines
-    )
-
-
 def tables() -> list[str]:
     """Returns the first field of each table of parts."""
     first: dict[int, str] = {}
@@ -85,6 +76,8 @@ def cards(field: str) -> Iterator[str]:
     yield f'`{field}={value_form(CHOICES[field])}`' + (
         f'. The same names are valid for {same}.\n' if shared else '\n'
     )
+    if field in SYMBOLS:
+        yield to_markdown(SYMBOLS[field]) + '\n'
     for row in part_rows(field):
         if not row.text or not all(option.option.description for option in row.options.values()):
             raise ValueError(f'{field}={row.name} or one of its options has no description')

@@ -4,20 +4,32 @@ The role `equation` draws one in a line, and the directive `equation` one on eac
 """
 
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 
 from eval.console.docstrings import (
-    Block,
+    DocBlock,
+    format_docstring,
     map_marked,
     parse_block,
     split_docstring,
     split_last_equation,
     split_paragraphs,
+    split_row,
 )
 
 PAPER = re.compile(r'arXiv:(\d{4}\.\d{4,5})')
 URL = re.compile(r'(?<![(<\[])https?://[^\s)>,]+[^\s)>,.;]')
 SECTIONS = {'Args:': 'Arguments', 'Returns:': 'Returns', 'Yields:': 'Yields', 'Raises:': 'Raises'}
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """Returns a table in Markdown."""
+    lines = [head, ['---'] * len(head), *rows]
+    return '\n'.join(
+        '| ' + ' | '.join(' '.join(cell.replace('|', r'\|').split()) for cell in line) + ' |'
+        for line in lines
+    )
 
 
 def list_equations(text: str) -> list[str]:
@@ -31,7 +43,7 @@ def list_equations(text: str) -> list[str]:
     for block in split_docstring(text):
         if block.kind == 'equations':
             equations += block.lines
-        elif block.kind != 'verbatim':
+        elif block.kind != 'verbatim':  # cells of tables are prose, too
             for line in block.lines:
                 map_marked(line, str, keep)
     return equations
@@ -42,12 +54,15 @@ def to_markdown(text: str) -> str:
     return '\n\n'.join(line for block in split_docstring(text) for line in format_block(block))
 
 
-def format_block(block: Block) -> Iterator[str]:
+def format_block(block: DocBlock) -> Iterator[str]:
     """Yields the paragraphs in Markdown of a block."""
     if block.kind == 'equations':
         yield fence('{equation}', block.lines)
     elif block.kind == 'verbatim':
         yield fence('text', block.lines)
+    elif block.kind == 'table':
+        head, *rows = ([format_prose(cell) for cell in split_row(line)] for line in block.lines)
+        yield table(head, rows)
     elif block.kind == 'list':
         yield '\n'.join(f'- {format_prose(item)}' for item in block.lines)
     elif block.kind == 'section':
@@ -111,13 +126,14 @@ def to_rest(text: str) -> str:
             paragraphs += [prose, directive('equation', (equation,))]
         elif block.kind == 'equations':
             paragraphs.append(directive('equation', block.lines))
-        elif block.kind == 'verbatim':
-            paragraphs.append(directive('code-block:: text', block.lines))
+        elif block.kind in ('table', 'verbatim'):
+            lines = format_docstring(paragraph, sys.maxsize).splitlines()
+            paragraphs.append(directive('code-block:: text', lines))
         else:
             paragraphs.append(paragraph)
     return '\n\n'.join(paragraphs)
 
 
-def directive(name: str, lines: tuple[str, ...]) -> str:
+def directive(name: str, lines: Sequence[str]) -> str:
     head = f'.. {name}' if '::' in name else f'.. {name}::'
     return '\n'.join([head, '', *(f'   {line}' for line in lines)])

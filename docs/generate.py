@@ -12,8 +12,8 @@ from pathlib import Path
 
 from configs import default
 from docs import python_pages
-from docs.cards import cards, table, tables
-from docs.docstrings import to_markdown
+from docs.cards import cards, tables
+from docs.docstrings import table, to_markdown
 from eval.console.listings import format_bounds, value_form
 from eval.convert.exportable import describe_export
 from lm.config.fields import CHOICES, FIELDS

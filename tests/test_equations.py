@@ -8,7 +8,7 @@ from docs import docstrings
 from docs.cards import tables
 from docs.equations import to_mathml
 from eval.console.docstrings import format_docstring, is_equation, strip_marks
-from eval.console.listings import part_rows
+from eval.console.listings import SYMBOLS, part_rows
 from modules.optim.stages import STAGES
 
 
@@ -117,7 +117,7 @@ def test_unknown_notation_is_an_error(equation, reason):
         '|x|',
         'x',
         'eps',
-        'x_t',
+        'x_ti',
         'W_up',
         "x'",
         'sigma(W)',
@@ -142,14 +142,14 @@ def test_code_in_backticks(text):
 
 
 @pytest.mark.parametrize('field', tables())
-def test_equations_of_cards_can_be_drawn(field):
+def test_card_equations_can_be_drawn(field):
     for row in part_rows(field):
         for equation in docstrings.list_equations(row.text):
             to_mathml(equation, display=True)
 
 
 @pytest.mark.parametrize('stage', STAGES)
-def test_equations_of_stages_can_be_drawn(stage):
+def test_stage_equations_can_be_drawn(stage):
     for equation in docstrings.list_equations(inspect.getdoc(STAGES[stage])):
         to_mathml(equation, display=True)
 
@@ -249,13 +249,40 @@ left   a_b
 
 def test_docstring_for_autodoc():
     """Only what reStructuredText does not know is changed."""
-    rest = docstrings.to_rest(DOCSTRING)
-    assert 'section 2):\n\n.. equation::\n\n   y = g x\n\nThe gain `g`' in rest
-    assert '.. equation::\n\n   u = a / b\n   v = sum_i u_i\n' in rest
-    assert '.. code-block:: text\n\n   left   a_b\n' in rest
-    assert rest.endswith(
+    text = docstrings.to_rest(DOCSTRING)
+    assert 'section 2):\n\n.. equation::\n\n   y = g x\n\nThe gain `g`' in text
+    assert '.. equation::\n\n   u = a / b\n   v = sum_i u_i\n' in text
+    assert '.. code-block:: text\n\n   left   a_b\n' in text
+    assert text.endswith(
         'Args:\n  x_BTD: activations of\n    a layer, `x <= 1`.\n\nReturns:\n  [B, T].'
     )
+
+
+TABLE = """\
+    kind    factor, Adam
+    input   `1 / m`
+    hidden  1
+"""
+
+
+def test_tables():
+    """Columns are aligned without the backticks in a terminal, and cells on the site."""
+    expected = ['    kind     factor, Adam', '    input    1 / m', '    hidden   1']
+    assert format_docstring(TABLE, 80).splitlines() == expected
+    assert docstrings.to_markdown(TABLE).splitlines() == [
+        '| kind | factor, Adam |',
+        '| --- | --- |',
+        '| input | {equation}`1 / m` |',
+        '| hidden | 1 |',
+    ]
+    assert docstrings.to_rest(TABLE).startswith('.. code-block:: text\n\n       kind     factor')
+
+
+def test_symbols_are_tables_and_can_be_drawn():
+    assert {*SYMBOLS} <= {*tables()}
+    for symbols in SYMBOLS.values():
+        for equation in docstrings.list_equations(symbols):
+            to_mathml(equation)
 
 
 def test_equations_are_listed():

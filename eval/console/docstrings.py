@@ -3,7 +3,8 @@
 Text in backticks is mathematics if it
 
 - has an operator between spaces (`y = x + 1`), `^` or `|`,
-- is a symbol, perhaps with an index (`x`, `eps`, `x_t`, `W_up`), or
+- is a symbol, perhaps with an index of one or two characters, or of a word behind a capital letter
+  (`x`, `eps`, `x_ti`, `W_up`), or
 - begins with a symbol or function and its argument (`sigma(W)`, `log Z`).
 
 All other text in backticks is code, and text in double backticks always is. A terminal shows the
@@ -25,15 +26,15 @@ GREEK = {
 # Functions whose limits stand below them.
 LIMITS = frozenset(('sum', 'prod', 'mean', 'max', 'min', 'sup', 'argmin', 'argmax'))
 FUNCTIONS = LIMITS | {
-    *('sqrt', 'exp', 'log', 'tanh', 'sin', 'cos', 'arctan', 'sign', 'floor', 'ceil', 'clip'),
+    *('sqrt', 'exp', 'log', 'tanh', 'sin', 'cos', 'arctan', 'sign', 'floor', 'ceil'),
     *('relu', 'gelu', 'silu', 'swish', 'elu', 'sigmoid', 'softplus', 'softmax'),
-    *('rms', 'var', 'std', 'norm', 'rotate'),
+    *('rms', 'var', 'std'),
 }
 _SYMBOL = rf'(?:[A-Za-z]|{"|".join(GREEK)})'
 _MATHEMATICS = re.compile(
     rf"""
       .*(?: \^ | \| | \s (?: [=<>+*/~.-] | [<>!~]= | <- ) \s ).*   # an operator
-    | -? (?: {_SYMBOL} (?: _[a-z0-9] )? | [A-Z] (?: _[a-z]+ )? ) '?   # a symbol
+    | -? (?: {_SYMBOL} (?: _[a-z0-9]{{1,2}} )? | [A-Z] (?: _[a-z]+ )? ) '?   # a symbol
     | -? (?: (?: {_SYMBOL} | {'|'.join(FUNCTIONS)} ) (?: _\w+ )? \( ).*   # f(x)
     | -? (?: {'|'.join(FUNCTIONS)} ) (?: _\w+ )? \s .*   # log x
     """,
@@ -45,14 +46,14 @@ _UNBROKEN = 40  # characters of an equation that a line of prose does not break
 _HANG = 4  # columns that displayed equations are indented by
 
 
-class Block(NamedTuple):
+class DocBlock(NamedTuple):
     """A block of a docstring.
 
     `lines` has one element for a paragraph of prose, and one for each equation, item of a list,
-    line of verbatim text, or line of a section such as `Args:`.
+    row of a table, line of verbatim text, or line of a section such as `Args:`.
     """
 
-    kind: Literal['prose', 'equations', 'list', 'verbatim', 'section']
+    kind: Literal['prose', 'equations', 'list', 'table', 'verbatim', 'section']
     lines: tuple[str, ...]
 
 
@@ -80,7 +81,7 @@ def map_marked(text: str, code: Callable[[str], str], equation: Callable[[str], 
     return _MARKED.sub(replace, text)
 
 
-def split_docstring(text: str) -> Iterator[Block]:
+def split_docstring(text: str) -> Iterator[DocBlock]:
     """Yields the blocks of a docstring that `inspect.cleandoc` has dedented."""
     return map(parse_block, split_paragraphs(text))
 
@@ -89,20 +90,28 @@ def split_paragraphs(text: str) -> list[str]:
     return re.split(r'\n\s*\n', text.strip('\n'))
 
 
-def parse_block(paragraph: str) -> Block:
+def parse_block(paragraph: str) -> DocBlock:
     """Returns a paragraph of a docstring as a block."""
     lines = paragraph.splitlines()
     equations = [' '.join(match[2].split()) for match in _MARKED.finditer(paragraph) if match[2]]
     if lines[0] in _SECTIONS:
-        return Block('section', tuple(lines))
+        return DocBlock('section', tuple(lines))
     if all(line.startswith('    ') for line in lines):
-        return Block('verbatim', tuple(textwrap.dedent(paragraph).splitlines()))
+        lines = textwrap.dedent(paragraph).splitlines()
+        columns = {len(split_row(line)) for line in lines}
+        is_table = len(lines) > 1 and len(columns) == 1 and columns != {1}
+        return DocBlock('table' if is_table else 'verbatim', tuple(lines))
     if not _MARKED.sub('', paragraph).strip(' \n.,;') and all(map(is_equation, equations)):
-        return Block('equations', tuple(equations))
+        return DocBlock('equations', tuple(equations))
     if lines[0].startswith('- '):
-        items = re.split(r'^- ', paragraph, flags=re.MULTILINE)[1:]
-        return Block('list', tuple(' '.join(item.split()) for item in items))
-    return Block('prose', (' '.join(paragraph.split()),))
+        entries = re.split(r'^- ', paragraph, flags=re.MULTILINE)[1:]
+        return DocBlock('list', tuple(' '.join(entry.split()) for entry in entries))
+    return DocBlock('prose', (' '.join(paragraph.split()),))
+
+
+def split_row(line: str) -> list[str]:
+    """Returns the cells of a row of a table, which two spaces or more separate."""
+    return re.split(r'\s{2,}', line.rstrip())
 
 
 def split_last_equation(prose: str) -> tuple[str, str]:
@@ -125,7 +134,14 @@ def format_docstring(text: str, width: int) -> str:
     return '\n\n'.join('\n'.join(_format_block(block, width)) for block in split_docstring(text))
 
 
-def _format_block(block: Block, width: int) -> Iterator[str]:
+def _format_block(block: DocBlock, width: int) -> Iterator[str]:
+    if block.kind == 'table':
+        rows = [[strip_marks(cell) for cell in split_row(line)] for line in block.lines]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            padded = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            yield (' ' * _HANG + '   '.join(padded)).rstrip()
+        return
     wrap = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
     for line in block.lines:
         if block.kind == 'equations':
