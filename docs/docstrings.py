@@ -80,13 +80,16 @@ def fence(language: str, lines: tuple[str, ...]) -> str:
 
 
 def format_entries(lines: tuple[str, ...]) -> Iterator[str]:
-    """Yields the lines of a list in Markdown, one for each argument, error or paragraph."""
+    """Yields a list in Markdown of arguments or errors, or the only paragraph of the section."""
     entries: list[str] = []
     for line in lines:
         if line.startswith('    ') and entries:
             entries[-1] += ' ' + line.strip()
         else:
             entries.append(line.strip())
+    if len(entries) == 1 and not re.match(r'\**\w+: ', entries[0]):
+        yield format_prose(entries[0])
+        return
     for entry in entries:
         name, colon, words = entry.partition(': ')
         is_named = bool(colon) and re.fullmatch(r'\**\w+', name)

@@ -30,6 +30,7 @@ RELATIONS = {
     **{'=': '=', '<': '<', '>': '>', '<=': '≤', '>=': '≥', '!=': '≠', '~': '∼', '~=': '≈'},
     **{'<-': '←', 'in': '∈'},
 }
+SHORT_WORDS = frozenset(('up', 'in', 'to'))  # all other pairs of letters are two indices
 SEPARATORS = frozenset(',;:')
 TOKENS = re.compile(
     r"""(?P<space>\s*)(?:
@@ -93,7 +94,9 @@ def operator(text: str, attributes: str = '') -> Node:
 
 
 def symbol(text: str) -> Node:
-    """Returns a letter, number or word of an index or a name."""
+    """Returns a letter, number, word or pair of letters of an index or a name."""
+    if len(text) == 2 and text.isalpha() and text not in GREEK.keys() | SHORT_WORDS:
+        return row([symbol(letter) for letter in text])
     return Node('mn' if text.isdigit() else 'mi', GREEK.get(text, text))
 
 
@@ -163,7 +166,8 @@ class Parser:
                     Node('mtext', f'\N{NO-BREAK SPACE}{self.take().text}\N{NO-BREAK SPACE}')
                 )
             elif self.next_is(*SEPARATORS):
-                nodes.append(operator(self.take().text))
+                wide = '' if self.brackets else 'rspace="0.6em"'  # between whole equations
+                nodes.append(operator(self.take().text, wide))
             else:
                 return nodes or self.fail('expected a term')
 

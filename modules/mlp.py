@@ -85,7 +85,7 @@ class PositionWise(nn.Module):
 class MLP(PositionWise):
     """MLP with one hidden layer (arXiv:1706.03762): `y = act(x W_up) W_down`.
 
-    With a gated activation (arXiv:2002.05202), where `*` is the elementwise product:
+    With a gated activation (arXiv:2002.05202), and an elementwise product:
     `y = (act(x W_gate) * (x W_up)) W_down`.
 
     The activation is `model.activation`. `bias` adds a bias to each matmul. Source: equation 2.

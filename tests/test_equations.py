@@ -28,6 +28,8 @@ def markup(equation, display=True):
         ('1e-7', '<mn>1e-7</mn>'),
         ('g x', '<mrow><mi>g</mi>{times}<mi>x</mi></mrow>'),
         ('W_up', '<msub><mi>W</mi><mi>up</mi></msub>'),
+        ('p_ts', '<msub><mi>p</mi><mrow><mi>t</mi><mi>s</mi></mrow></msub>'),
+        ('a, b', '<mrow><mi>a</mi><mo rspace="0.6em">,</mo><mi>b</mi></mrow>'),
         ('b1^t', '<msubsup><mi>b</mi><mn>1</mn><mi>t</mi></msubsup>'),
         ('m_hat', '<mover accent="true"><mi>m</mi><mo stretchy="false">^</mo></mover>'),
         ("x'", '<msup><mi>x</mi><mo>′</mo></msup>'),
@@ -122,7 +124,9 @@ def test_unknown_notation_is_an_error(equation, reason):
         "x'",
         'sigma(W)',
         'log Z',
-        '-log p',
+        '-2 log p',
+        'g x',
+        'tau T',
     ],
 )
 def test_mathematics_in_backticks(text):
@@ -243,7 +247,7 @@ left   a_b
 
 **Returns**
 
-- \\[B, T\\]."""
+\\[B, T\\]."""
     )
 
 

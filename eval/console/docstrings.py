@@ -3,9 +3,9 @@
 Text in backticks is mathematics if it
 
 - has an operator between spaces (`y = x + 1`), `^` or `|`,
-- is a symbol, perhaps with an index of one or two characters, or of a word behind a capital letter
-  (`x`, `eps`, `x_ti`, `W_up`), or
-- begins with a symbol or function and its argument (`sigma(W)`, `log Z`).
+- is a symbol or a product of symbols (`x`, `eps`, `g x`), where an index has one or two characters,
+  or is a word behind a capital letter (`x_ti`, `W_up`), or
+- begins with a symbol or function and its argument (`sigma(W)`, `2 log Z`).
 
 All other text in backticks is code, and text in double backticks always is. A terminal shows the
 equations as they are; docs/equations.py draws them on the site.
@@ -30,13 +30,15 @@ FUNCTIONS = LIMITS | {
     *('relu', 'gelu', 'silu', 'swish', 'elu', 'sigmoid', 'softplus', 'softmax'),
     *('rms', 'var', 'std'),
 }
-_SYMBOL = rf'(?:[A-Za-z]|{"|".join(GREEK)})'
+_LETTER = rf'(?:[A-Za-z]|{"|".join(GREEK)})'
+_SYMBOL = rf"(?: {_LETTER} (?: _[a-z0-9]{{1,2}} )? | [A-Z] (?: _[a-z]+ )? ) '?"
+_FUNCTION = f'(?:{"|".join(FUNCTIONS)})'
 _MATHEMATICS = re.compile(
     rf"""
       .*(?: \^ | \| | \s (?: [=<>+*/~.-] | [<>!~]= | <- ) \s ).*   # an operator
-    | -? (?: {_SYMBOL} (?: _[a-z0-9]{{1,2}} )? | [A-Z] (?: _[a-z]+ )? ) '?   # a symbol
-    | -? (?: (?: {_SYMBOL} | {'|'.join(FUNCTIONS)} ) (?: _\w+ )? \( ).*   # f(x)
-    | -? (?: {'|'.join(FUNCTIONS)} ) (?: _\w+ )? \s .*   # log x
+    | -? {_SYMBOL} (?: \s {_SYMBOL} )*   # x, or g x
+    | -? (?: [\d.]+ \s )? (?: {_LETTER} | {_FUNCTION} ) (?: _\w+ )? \( .*   # f(x)
+    | -? (?: [\d.]+ \s )? {_FUNCTION} (?: _\w+ )? \s .*   # log x
     """,
     re.VERBOSE | re.DOTALL,
 )

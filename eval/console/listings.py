@@ -56,8 +56,8 @@ SYMBOLS = {
         '`q_t` is that of token `t`. `H` is the width of a head.'
     ),
     'model.activation': (
-        '`x` is the up projection. A gated activation has two projections, `gate` and `up`, and '
-        '`*` is the elementwise product. `Phi` is the distribution function of a standard normal.'
+        '`x` is the up projection. A gated activation has two projections, with the elementwise '
+        'product `gate * up`. `Phi` is the distribution function of a standard normal.'
     ),
     'model.position': (
         '`t` and `s` are the positions of a query and of a key, and `s_ts` is their score.'

@@ -52,7 +52,7 @@ def sophia(
     `h <- b2 h + (1 - b2) r * (H r)`
 
     ``gamma`` is `sophia_gamma`, and `epsilon` is `sophia_eps`. `h` is an estimate of the diagonal
-    of the Hessian `H` of the loss, with `r` a normal vector and `*` the elementwise product. It is
+    of the Hessian `H` of the loss, with `r` a normal vector; the product is elementwise. It is
     updated every `sophia_every` updates, from the first on, with the whole batch; the paper uses a
     part of the batch. A coordinate of negative curvature moves by exactly the learning rate.
 

@@ -85,16 +85,16 @@ def reference(
 
     The probabilities, in float32 or wider, follow from the scores in these steps:
 
-    `s_ts = c q_t^T k_s + b_s`
-    `s_ts <- h tanh(s_ts / h)`
+    `s_ts = gamma q_t^T k_s + b_s`
+    `s_ts <- c tanh(s_ts / c)`
     `s_ts <- s_ts - a_n (t - s)`
-    `p_ts = exp(s_ts) / (sum_s exp(s_ts) + exp(sink_n))`
+    `p_ts = exp(s_ts) / (sum_s exp(s_ts) + exp(z_n))`
 
-    - `c` is the scale, `1 / sqrt(H)` by default, and `b_s` is key_bias.
-    - `h` is the softcap (arXiv:2408.00118, section 2); without it the second step is left out.
+    - `gamma` is the scale, `1 / sqrt(H)` by default, and `b_s` is key_bias.
+    - `c` is the softcap (arXiv:2408.00118, section 2); without it the second step is left out.
     - `a_n` is the slope of head `n` (arXiv:2108.12409, section 3).
-    - `sink_n` is a logit that takes probability and has no value (arXiv:2508.10925 and its code,
-      gpt-oss); without sinks the last term is left out.
+    - `z_n` is the sink of head `n`, a logit that takes probability and has no value
+      (arXiv:2508.10925 and its code, gpt-oss); without sinks the last term is left out.
 
     Sums are over the tokens that `t` sees: `s <= t`, in the same segment, with `t - s < w` in a
     window of `w` tokens (arXiv:2310.06825, section 2). The tokens of a prefix, which have the same
