@@ -1,5 +1,5 @@
-"""Cards of parts, written from their tables: description, options, parts it refuses, the studies
-that tried it, and the tests that hold it.
+"""Cards of parts, written from their tables: description, options, incompatible parts, studies and
+tests.
 """
 
 import functools
@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from configs import default
-from eval.console.listings import option_type, part_rows, value_form
+from docs.docstrings import table, to_markdown
+from eval.console.listings import SYMBOLS, option_type, part_rows, value_form
 from lm.config.fields import CHOICES
 from lm.config.resolve import resolve
 from lm.model.check import check
 from modules.options import OptionDeclaration
 
 ROOT = Path(__file__).parents[1]
-PAPER = re.compile(r'arXiv:(\d{4}\.\d{4,5})')
 STUDIES = ROOT / 'configs' / 'studies'
 SUMMARY = (ROOT / 'docs' / 'studies.md').read_text()
 TESTS = {  # patterns of the files in tests/ that hold the rows of a field
@@ -56,15 +56,6 @@ TESTS = {  # patterns of the files in tests/ that hold the rows of a field
 }
 
 
-def table(head: list[str], rows: list[list[str]]) -> str:
-    """Returns a table in Markdown."""
-    lines = [head, ['---'] * len(head), *rows]
-    return '\n'.join(
-        '| ' + ' | '.join(' '.join(cell.replace('|', r'\|').split()) for cell in line) + ' |'
-        for line in lines
-    )
-
-
 def tables() -> list[str]:
     """Returns the first field of each table of parts."""
     first: dict[int, str] = {}
@@ -76,34 +67,34 @@ def tables() -> list[str]:
 def cards(field: str) -> Iterator[str]:
     """Yields the lines of the page on the table that a field chooses from.
 
-    Raises ValueError for a part without a description or a test, and for an option without words.
+    Raises ValueError for a part without a description or a test, and for an option without a
+    description.
     """
     shared = [f for f in CHOICES if CHOICES[f].table is CHOICES[field].table and f != field]
     yield f'# {field}\n'
+    same = ', '.join(f'`{name}`' for name in shared)
     yield f'`{field}={value_form(CHOICES[field])}`' + (
-        f', and so for {", ".join(f"`{name}`" for name in shared)}.\n' if shared else '\n'
+        f'. The same names are valid for {same}.\n' if shared else '\n'
     )
+    if field in SYMBOLS:
+        yield to_markdown(SYMBOLS[field]) + '\n'
     for row in part_rows(field):
         if not row.text or not all(option.option.description for option in row.options.values()):
-            raise ValueError(f'{field}={row.name} has no description, or an option without words')
+            raise ValueError(f'{field}={row.name} or one of its options has no description')
         yield f'## {row.name}\n'
-        papers = dict.fromkeys(PAPER.findall(row.text))
-        if papers:
-            yield (
-                ', '.join(f'[arXiv:{paper}](https://arxiv.org/abs/{paper})' for paper in papers)
-                + '\n'
-            )
-        yield f'```text\n{row.text}\n```\n'
+        yield to_markdown(row.text) + '\n'
         if row.options:
-            yield table(['option', 'default', 'type and bounds', 'what'], options(row.options))
+            yield table(
+                ['option', 'default', 'type and bounds', 'description'], options(row.options)
+            )
             yield ''
         if lines := refusals().get((field, row.name)):
-            yield 'It does not go with everything:\n'
+            yield '**Incompatible with**\n'
             yield '\n'.join(f'- {line}' for line in lines) + '\n'
         if lines := studies().get((field, row.name)):
-            yield 'Tried here:\n'
+            yield '**Studies**\n'
             yield '\n'.join(f'- {line}' for line in lines) + '\n'
-        yield f'Held by {", ".join(f"`{path}`" for path in find_tests(field, row.name))}.\n'
+        yield f'**Tests:** {", ".join(f"`{path}`" for path in find_tests(field, row.name))}\n'
 
 
 def options(declared: dict[str, OptionDeclaration]) -> list[list[str]]:
@@ -136,11 +127,7 @@ def refusals() -> dict[tuple[str, str], list[str]]:
     """
     rows = [(field, name) for field in tables() for name in CHOICES[field].table]
     by_itself = {row: find_refusal(row) for row in rows}
-    errors = {
-        row: [f'By itself in the default config: {error}']
-        for row, error in by_itself.items()
-        if error
-    }
+    errors = {row: [f'the default config: {error}'] for row, error in by_itself.items() if error}
     trained = [row for row in rows if not by_itself[row]]
     for first, second in itertools.combinations(trained, 2):
         if first[0] != second[0] and (error := find_refusal(first, second)):

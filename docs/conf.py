@@ -12,7 +12,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 sys.path.insert(0, str(ROOT))
 
-from docs import generate, notebooks  # noqa: E402
+from docs import docstrings, generate, notebooks, roles  # noqa: E402
 
 project = html_title = 'Evenkeel'
 author = 'Evenkeel maintainers'
@@ -32,7 +32,7 @@ autodoc_member_order = 'bysource'
 autodoc_class_signature = 'separated'  # fields are listed with their types
 autodoc_preserve_defaults = True
 autodoc_typehints_format = 'short'
-default_role = 'literal'  # of docstrings, where one backtick is code
+default_role = 'docstring'  # of docs/roles.py: backticks hold code or an equation
 smartquotes_action = 'qe'  # two dashes are a flag's
 html_theme = 'sphinx_book_theme'
 html_static_path, html_css_files, html_js_files = ['_static'], ['site.css'], ['sort.js']
@@ -130,9 +130,26 @@ def hide_first_line(app, kind: str, name: str, member, options, lines: list[str]
         lines[:0] = ['..', '']  # an empty comment: napoleon reads the first line alone
 
 
+def draw_equations(app, kind: str, name: str, member, options, lines: list[str]) -> None:
+    """Makes directives of equations on lines of their own; Sphinx calls it as `hide_first_line`.
+
+    Args:
+      app: the Sphinx application.
+      kind: 'attribute', 'property', 'function', ...
+      name: the full name of what has the docstring.
+      member: the attribute, property or function.
+      options: of the directive.
+      lines: the docstring, which is changed.
+    """
+    if kind not in ('attribute', 'property') and any(lines):
+        lines[:] = [*docstrings.to_rest('\n'.join(lines)).splitlines(), '']
+
+
 def setup(app) -> None:
+    roles.setup(app)
     app.connect('builder-inited', lambda app: generate.write(HERE / 'reference'))
     app.connect('builder-inited', lambda app: notebooks.write(HERE / '_static' / 'notebooks'))
     app.connect('autodoc-process-docstring', hide_first_line, priority=400)  # napoleon has 500
+    app.connect('autodoc-process-docstring', draw_equations, priority=300)
     app.connect('source-read', replace_file_links)
     app.connect('build-finished', write_index)

@@ -1,7 +1,7 @@
 """Pages of the reference, written from the tables and signatures that they describe.
 
-Sphinx calls `write` before it reads the pages, so the reference cannot age. A part without a
-description, or an option without words, is an error.
+Sphinx calls `write` before it reads the pages, so the reference cannot age. A part or an option
+without a description is an error.
 """
 
 import ast
@@ -12,7 +12,8 @@ from pathlib import Path
 
 from configs import default
 from docs import python_pages
-from docs.cards import cards, table, tables
+from docs.cards import cards, tables
+from docs.docstrings import table, to_markdown
 from eval.console.listings import format_bounds, value_form
 from eval.convert.exportable import describe_export
 from lm.config.fields import CHOICES, FIELDS
@@ -59,9 +60,9 @@ def write(folder: Path) -> None:
     }
     names = [name.removesuffix('.md') for name in pages if name.startswith('parts/')]
     pages['parts/index.md'] = (
-        '# Parts\n\nA page for each table of parts, a card for each part: what its docstring says, '
-        'its options with types, bounds and published defaults, its papers, what it does not go '
-        'with, the studies that tried it, and the tests that hold it.\n\n'
+        '# Parts\n\nEach table of parts has a page, and each part a card: its equations, its '
+        'options with types, bounds and published defaults, its papers, the parts that it is '
+        'incompatible with, the studies that compare it, and its tests.\n\n'
         + toctree(name.removeprefix('parts/') for name in names)
     )
     for stale in {*folder.rglob('*.md')} - {folder / name for name in pages}:
@@ -82,9 +83,10 @@ def fields() -> str:
     defaults = flatten(default.get_config().to_dict())
     parts = [
         '# Fields\n',
-        'A field is set by `--config.SECTION.FIELD=VALUE`. The default is that of ',
+        'Set a field with `--config.SECTION.FIELD=VALUE`. Defaults are those of '
+        '`configs/default.py`. If the default of an option is None, the published default of the '
+        'part applies.\n',
     ]
-    parts.append('`configs/default.py`; None of an option means as published.\n')
     pages = {id(CHOICES[field].table): field for field in reversed(tables())}
     section = ''
     rows: list[list[str]] = []
@@ -92,7 +94,7 @@ def fields() -> str:
     def flush() -> None:
         if rows:
             parts.append(f'## {section}\n')
-            parts.append(table(['field', 'default', 'values', 'what'], rows) + '\n')
+            parts.append(table(['field', 'default', 'values', 'description'], rows) + '\n')
             rows.clear()
 
     for path, field in FIELDS.items():
@@ -116,8 +118,8 @@ def stages() -> str:
     """Returns the page of the stages of an update, in their order, with the fields of each."""
     sections = [
         '# Stages of an update\n',
-        'What a gradient goes through on its way to the weights, in this order. A stage with '
-        'fields is there where one of them is given.\n',
+        'A gradient passes through these stages, in this order, before it changes the weights. A '
+        'stage with fields is used only if one of them is set.\n',
     ]
     for name, stage in STAGES.items():
         fields = [f'optim.{option}' for option in stage_inputs(stage)[1]]
@@ -125,14 +127,14 @@ def stages() -> str:
             [f'`{path}`', format_bounds(FIELDS[path].option), FIELDS[path].option.description]
             for path in fields
         ]
-        head = table(['field', 'values', 'what'], rows) + '\n\n' if rows else ''
-        sections.append(f'## {name}\n\n{head}```text\n{inspect.getdoc(stage)}\n```\n')
+        head = table(['field', 'values', 'description'], rows) + '\n\n' if rows else ''
+        sections.append(f'## {name}\n\n{head}{to_markdown(inspect.getdoc(stage))}\n')
     return '\n'.join(sections)
 
 
 def commands() -> str:
     """Returns the page of commands, each with the docstring of its module."""
-    sections = ['# Commands\n', '`--help` of each has its flags.\n']
+    sections = ['# Commands\n', 'Each command lists its flags with `--help`.\n']
     for command, path in COMMANDS.items():
         text = ast.get_docstring(ast.parse((ROOT / path).read_text()))
         sections.append(f'## {command}\n\n```text\n{text}\n```\n')
@@ -148,8 +150,9 @@ def run_columns() -> str:
     ]
     rows += [[f'`{name}`', '', f'`{path}` of the config'] for path, name in columns().items()]
     return (
-        '# Columns\n\nThe table `runs` of `eval.runs`, `cells.parquet` of a sweep and '
-        '`eval.runs.frame` have a row for each run.\n\n' + table(['column', 'type', 'from'], rows)
+        '# Columns\n\nThe table `runs` of `eval.runs`, the file `cells.parquet` of a sweep and '
+        '`eval.runs.frame` have one row per run, with these columns.\n\n'
+        + table(['column', 'type', 'source'], rows)
     )
 
 
@@ -164,9 +167,10 @@ def exports() -> str:
             command = f'configs/{path.name}' + (f' --config.{name}={value}' if name else '')
             rows.append([f'`{command}`', describe_export(recipe)])
     return (
-        '# Exports\n\nAs which class of transformers `python -m eval.convert export-hf` writes the '
-        'model of a config, or what the nearest class lacks. `train.py --print_config` says it '
-        'of any config.\n\n' + table(['config', 'export'], rows)
+        '# Exports\n\n`python -m eval.convert export-hf` writes a model as one of the classes of '
+        'transformers. The table gives the class for each config, or what the nearest class lacks. '
+        '`train.py --print_config` prints this for any config.\n\n'
+        + table(['config', 'export'], rows)
     )
 
 
@@ -179,39 +183,42 @@ def coming_from() -> str:
             [f'`{name}`', f'{words[0].upper()}{words[1:]}' + (f': `{ours}`' if ours else '')]
             for name, (words, ours) in NOT_HERE.get(program, {}).items()
         ]
-        sections.append(f'### {program} flags\n\n{table(["there", "here"], rows)}\n')
+        sections.append(f'### {program} flags\n\n{table([program, "Evenkeel"], rows)}\n')
     return '\n'.join(sections)
 
 
-STATUSES = {  # file: {status: (when a process ends with it, what a person does next)}
+RESUME_IT = 'Run the same command again. It resumes from the newest checkpoint'
+STATUSES = {  # file: {status: (when a process exits with it, the next action of a person)}
     'lm/launch/exit_status.py': {
         'DONE': (
-            'The last step is trained; of a sweep, every cell has ended, those that diverged too',
-            'reads the results',
+            'The last step is trained. A sweep: every cell has ended, even if it diverged',
+            'Read the results',
         ),
         'BAD_INPUT': (
-            'A flag, config, text or folder is refused, hosts differ in them, a cell of a sweep '
-            'failed, or a disk or bucket cannot be written; the last line says which. Of '
-            '`eval.coordinates` also: a slope fails',
-            'does what the line says, and gives the command again',
+            'A flag, config, text or folder was refused or differs between hosts, a cell of a '
+            'sweep failed, or a disk or bucket cannot be written. The last line gives the reason. '
+            '`eval.coordinates` also exits with it if a slope fails',
+            'Do what the last line says and run the command again',
         ),
         'DIVERGED': (
-            'The loss of a single run is no number any more; the last good checkpoint is said',
-            'changes the config: the same command ends the same way',
+            'The loss of a single run diverged. The last good checkpoint is printed',
+            'Change the config: the same command would diverge again',
         ),
         'RESUME': (
-            'Another host did not come, died or was silent; a JobSet was deleted',
-            'gives the same command again, which goes on from the newest checkpoint',
+            'Another host did not join, died or stopped responding, or a JobSet was deleted',
+            RESUME_IT,
         ),
         'SIGNALLED': (
-            'Signal n: after a checkpoint for SIGTERM (143) and Ctrl-C (130), at once for others',
-            'gives the same command again, which goes on from the newest checkpoint',
+            'Signal n. The process first saves a checkpoint after SIGTERM (143) and Ctrl-C (130), '
+            'and ends at once after other signals',
+            RESUME_IT,
         ),
     },
     'tpu/plan.py': {
         'DOES_NOT_FIT': (
-            'A step of `tpu.plan` does not fit the memory of a device, in no form of `--search`',
-            'takes a change that the plan found to fit, or more chips',
+            'The step that `tpu.plan` estimates does not fit the memory of a device, in any form '
+            'that `--search` tries',
+            'Apply a change with which the plan fits, or use more chips',
         ),
     },
 }
@@ -220,29 +227,29 @@ STATUSES = {  # file: {status: (when a process ends with it, what a person does 
 def statuses() -> str:
     """Returns the page of exit statuses, with the numbers of their modules.
 
-    Raises ValueError for a status without words, and for words without a status.
+    Raises ValueError for a status without a description, and for a description without a status.
     """
     rows = []
     for path, words in STATUSES.items():
         numbers = integers(ROOT / path)
         if numbers.keys() != words.keys():
             wrong = ', '.join(sorted(numbers.keys() ^ words.keys()))
-            raise ValueError(f'{path}: a status without words, or words without one: {wrong}')
+            raise ValueError(f'{path}: statuses and descriptions differ: {wrong}')
         for name, number in numbers.items():
             is_signal = name == 'SIGNALLED'
             when, action = words[name]
             again = is_resumable(number + is_signal)
-            launcher = 'starts the command again' if again else 'ends with it'
+            launcher = 'restarts the command' if again else 'stops'
             status = f'{number} + n' if is_signal else str(number)
             rows.append([number, [status, f'`{name}`', when, launcher, action]])
-    head = ['status', 'name', 'when', 'a launcher', 'a person']
+    head = ['status', 'name', 'meaning', 'launcher', 'next step']
     in_order = [row for _, row in sorted(rows, key=lambda numbered: numbered[0])]
     return (
-        '# Exit statuses\n\nA launcher is `tpu.launch`, or the SLURM, JobSet or Ray below it; it '
-        'starts a command again at most `--max_restarts` times. Processes that train on several '
-        'hosts all end with the status of the job. Names are those of '
-        f'{" and ".join(f"`{path}`" for path in STATUSES)}; the programs without one end with '
-        f'0 or 1.\n\n{table(head, in_order)}\n'
+        '# Exit statuses\n\nA launcher is `tpu.launch`, or SLURM, JobSet or Ray below it. It '
+        'restarts a command at most `--max_restarts` times. If a job trains on several hosts, all '
+        'its processes exit with the status of the job. The names are defined in '
+        f'{" and ".join(f"`{path}`" for path in STATUSES)}. All other commands exit with 0 or 1.'
+        f'\n\n{table(head, in_order)}\n'
     )
 
 

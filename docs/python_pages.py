@@ -1,6 +1,6 @@
 """Pages of the Python API, written from `__all__` of each room and the docstrings behind it.
 
-A docstring that leaves out a parameter, a result or an error is an error of the build.
+A docstring that omits a parameter, the return value or an error fails the build.
 """
 
 import functools
@@ -27,15 +27,15 @@ ROOMS = [
 
 
 def pages() -> dict[str, str]:
-    """Returns {name of a page: text}. Raises ValueError if a docstring lacks something."""
+    """Returns {name of a page: text}. Raises ValueError if a docstring is incomplete."""
     modules = {room: importlib.import_module(room) for room in ROOMS}
     lacking = [fault for module in modules.values() for fault in faults(module)]
     if lacking:
-        raise ValueError('docstrings of the Python API: ' + '; '.join(lacking))
+        raise ValueError('incomplete docstrings of the Python API: ' + '; '.join(lacking))
     head = (
-        '# Python\n\n[From Python](../../guide/python.md) shows these in use. Shapes are letters: '
-        'B batch, T position, S key position, D model, N heads, K key heads, H head, V vocabulary, '
-        'L layer, M tokens.\n\n'
+        '# Python\n\n[From Python](../../guide/python.md) shows how to use these modules. Letters '
+        'in shapes: B batch, T position, S key position, D model width, N heads, K key heads, '
+        'H head width, V vocabulary, L layer, M tokens.\n\n'
     )
     index = '\n'.join(['```{toctree}', ':maxdepth: 1', '', *modules, '```', ''])
     return {'index.md': head + index} | {f'{room}.md': page(modules[room]) for room in modules}
@@ -64,7 +64,7 @@ def sentence(module: ModuleType, name: str) -> str:
     fields = [field for field, choice in CHOICES.items() if choice.table is value]
     if fields:
         names = ', '.join(f'``{field}``' for field in fields)
-        return f'The choices of {names}, by name: :doc:`cards <../parts/{fields[0]}>`.'
+        return f'The parts that {names} can name; see their :doc:`cards <../parts/{fields[0]}>`.'
     comment = re.search(rf'((?:^#: .*\n)+){name}\b', inspect.getsource(module), re.MULTILINE)
     return ' '.join(comment[1].replace('#: ', '').split()) if comment else ''
 
@@ -93,7 +93,7 @@ def faults(module: ModuleType) -> Iterator[str]:
         elif inspect.isfunction(value):
             yield from (f'{full} {fault}' for fault in lacks(value))
         elif not sentence(module, name):
-            yield f'{full} has neither cards nor a comment "#: " above it'
+            yield f'{full} is neither a table of parts nor has a comment "#: " above it'
 
 
 def silent_fields(cls: type) -> Iterator[str]:
@@ -134,15 +134,15 @@ def lacks(function: Callable) -> Iterator[str]:
     documented = re.findall(r'^  \**(\w+): \S', sections.get('Args', ''), re.MULTILINE)
     for name in parameters:
         if name not in documented:
-            yield f'does not say in Args what {name} is'
+            yield f'has no entry in Args for {name}'
     for name in documented:
         if name not in parameters:
-            yield f'has no parameter {name}, which Args names'
+            yield f'documents a parameter {name} that it does not have'
     first = text.split()[0]
     if signature.return_annotation not in (None, 'None') and not (
         {'Returns', 'Yields'} & {first, *sections}
     ):
-        yield 'does not say what it returns'
+        yield 'does not document its return value'
     raises = re.search(r'^\s+raise \w+Error\(', inspect.getsource(function), re.MULTILINE)
     if (raises or 'Raises' in parts[0]) and 'Raises' not in {first, *sections}:
-        yield 'does not say in Raises what it raises'
+        yield 'does not document in Raises what it raises'

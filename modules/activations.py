@@ -28,7 +28,7 @@ DropoutFn = Callable[[jax.Array, jax.Array], jax.Array]  # (hidden activations, 
 class Activation:
     """`fn` of the up projection; if `gated`, fn(gate) * up_fn(up) (GLU, arXiv:2002.05202)."""
 
-    summary: str  # one line with the equation and the source
+    summary: str  # a sentence with source and equation; more paragraphs may follow
     fn: Callable[[jax.Array], jax.Array]
     gated: bool = False
     up_fn: Callable[[jax.Array], jax.Array] = lambda up: up
@@ -81,24 +81,30 @@ def clamped_up(up: jax.Array) -> jax.Array:
 GELU, GELU_EXACT = (functools.partial(jax.nn.gelu, approximate=form) for form in (True, False))
 
 ACTIVATIONS = {
-    'elu': Activation('x where x > 0, else exp(x) - 1: ELU (arXiv:1511.07289)', jax.nn.elu),
-    'geglu': Activation('gelu(gate) * up (arXiv:2002.05202)', GELU, gated=True),
-    'gelu': Activation('x * Phi(x) in its tanh form (arXiv:1606.08415)', GELU),
-    'gelu_exact': Activation('x * Phi(x), by the error function (arXiv:1606.08415)', GELU_EXACT),
-    'relu': Activation('max(x, 0)', jax.nn.relu),
+    'elu': Activation('ELU (arXiv:1511.07289): `y = x if x > 0 else exp(x) - 1`', jax.nn.elu),
+    'geglu': Activation('GEGLU (arXiv:2002.05202): `y = gelu(gate) * up`', GELU, gated=True),
+    'gelu': Activation('GELU in its tanh form (arXiv:1606.08415): `y = x Phi(x)`', GELU),
+    'gelu_exact': Activation(
+        'GELU by the error function (arXiv:1606.08415): `y = x Phi(x)`', GELU_EXACT
+    ),
+    'relu': Activation('ReLU: `y = max(x, 0)`', jax.nn.relu),
     'selu': Activation(
-        'ELU, scaled so that layers of it keep mean 0 and variance 1: SELU (arXiv:1706.02515)',
+        'SELU, a scaled ELU (arXiv:1706.02515): `y = s x if x > 0 else s a (exp(x) - 1)`.\n\n'
+        'The constants `s` and `a` are such that layers keep mean 0 and variance 1.',
         jax.nn.selu,
         dropout=selu_dropout,
     ),
-    'silu': Activation('x * sigmoid(x) (arXiv:1702.03118)', jax.nn.silu),
+    'silu': Activation('SiLU (arXiv:1702.03118): `y = x sigmoid(x)`', jax.nn.silu),
     'squared_relu': Activation(
-        'max(x, 0)^2: Primer (arXiv:2109.08668)', lambda x: jnp.square(jax.nn.relu(x))
+        'Squared ReLU, from Primer (arXiv:2109.08668): `y = max(x, 0)^2`',
+        lambda x: jnp.square(jax.nn.relu(x)),
     ),
-    'swiglu': Activation('silu(gate) * up (arXiv:2002.05202)', jax.nn.silu, gated=True),
+    'swiglu': Activation(
+        'SwiGLU (arXiv:2002.05202): `y = silu(gate) * up`', jax.nn.silu, gated=True
+    ),
     'swiglu_oai': Activation(
-        'g sigmoid(1.702 g) * (up + 1), g = gate cut above 7, up beyond 7: gpt-oss '
-        '(arXiv:2508.10925)',
+        'SwiGLU of gpt-oss (arXiv:2508.10925): `y = g sigmoid(1.702 g) * (u + 1)`.\n\n'
+        '`g = min(gate, 7)`, and `u` is the up projection, clipped to the range from -7 to 7.',
         clamped_silu,
         gated=True,
         up_fn=clamped_up,

@@ -83,10 +83,12 @@ class PositionWise(nn.Module):
 
 
 class MLP(PositionWise):
-    """act(x W_up) W_down, or, with a gated activation, (act(x W_gate) * x W_up) W_down.
+    """MLP with one hidden layer (arXiv:1706.03762): `y = act(x W_up) W_down`.
 
-    `bias` adds a bias to each matmul. Sources: arXiv:1706.03762, equation 2; gated
-    arXiv:2002.05202.
+    With a gated activation (arXiv:2002.05202), and an elementwise product:
+    `y = (act(x W_gate) * (x W_up)) W_down`.
+
+    The activation is `model.activation`. `bias` adds a bias to each matmul. Source: equation 2.
     """
 
     bias: bool = False
@@ -97,13 +99,14 @@ class MLP(PositionWise):
 
 
 class RandomFeatures(PositionWise):
-    """act(x G) W_down, with G drawn once and never trained: an MLP on random features.
+    """MLP on random features (arXiv:2310.13225): `y = act(x G) W_down`.
 
-    The ReLU form of Scalable Neural Network Kernels (arXiv:2310.13225): a trained matrix multiplies
-    features max(0, g.x) of fixed directions g. The mean of these features over many directions
-    estimates the kernel of a ReLU layer of infinite width. G has no gradients, no decay and no
-    optimizer state. Here W_down starts like any matrix; the source starts it at the features of
-    trained weights. `bias` adds a bias only to the second matmul, as the features are fixed.
+    `G` is drawn once and never trained: it has no gradient, no weight decay and no optimizer state.
+    This is the ReLU form of Scalable Neural Network Kernels: a trained matrix multiplies features
+    `max(0, g^T x)` of fixed directions `g`. The mean of these features over many directions
+    estimates the kernel of a ReLU layer of infinite width. Here `W_down` starts like any matrix;
+    the source starts it at the features of trained weights. `bias` adds a bias only to the second
+    matmul, since the features are fixed.
     """
 
     bias: bool = False
@@ -163,24 +166,32 @@ FEATURES = {'gaussian': NORMAL, 'orthogonal': orthogonal_features}
 
 
 class MoE(PositionWise):
-    """sum over the k experts e likeliest by p = softmax(x W_router) of p_e(x) MLP_e(x).
+    """Mixture of experts (arXiv:2107.11817): `y = sum_(e in S) p_e F_e(x) with p = softmax(x
+    W_router)`.
 
-    With `gates` renormalised, p_e is divided by its sum over the k, which is a softmax over their
-    logits alone (Mixtral, arXiv:2401.04088; norm_topk_prob of Qwen3, arXiv:2505.09388; gpt-oss,
-    arXiv:2508.10925).
+    `F_e` is the MLP of expert `e`, and `S` are the `k` (`experts_per_token`) of `E` experts with
+    the largest `p_e`. With `gates=renormalised`, `p_e` is divided by the sum over `S`, which is a
+    softmax over the logits of `S` (Mixtral, arXiv:2401.04088; norm_topk_prob of Qwen3,
+    arXiv:2505.09388; gpt-oss, arXiv:2508.10925).
 
-    In training each expert takes the first capacity = ceil(expert_capacity * k * M / E) of its
-    tokens, out of M = B * T; later tokens are dropped. Normal noise of deviation router_noise / E
-    is added to the router's logits, from a key that the layer stores. E^2 mean_e(mean(p_e)
-    share_e), with share_e the expert's share of the k M choices, is sown as an auxiliary loss,
-    which is 1 at balance. The output of a token thus depends on earlier tokens of the batch, or
-    only of its row if capacity_over is row (as in MaxText; M = T then). Such rows stay on their
+    In training, an expert accepts only its first `C` tokens of the `M = B T` tokens of a batch;
+    later tokens are dropped. Training adds normal noise of standard deviation `r / E` to the logits
+    of the router, with `r` the option `router_noise`; the layer stores the key of the noise. It
+    also adds an auxiliary loss `A`, which is 1 if all experts get equally many tokens. `c` is
+    `expert_capacity`, `P_e` the mean of `p_e` over tokens, and `h_e` the share of expert `e` in all
+    `k M` choices:
+
+    `C = ceil(c k M / E)`
+    `A = E^2 mean_e(P_e h_e)`
+
+    The output for a token therefore depends on earlier tokens of the batch, or only on those of its
+    row with `capacity_over=row` (as in MaxText; then `M = T`). In that case rows stay on their
     devices, and an all-to-all sends their tokens to the devices of their experts. Evaluation drops
-    no token and adds no noise. Router and gates are float32. Padding takes no slot. `bias` adds a
+    no tokens and adds no noise. Router and gates are float32. Padding takes no slot. `bias` adds a
     bias to the matmul of the router, as in gpt-oss, and to the matmuls of each expert.
 
     Source: the code of WideNet (arXiv:2107.11817). Its experts also apply the activation after
-    their second matmul; these do not.
+    their second matmul; ours do not.
     """
 
     bias: bool = False

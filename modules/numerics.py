@@ -56,11 +56,11 @@ REMAT_POLICIES = {
 # {policy: a policy that saves as much on the device}, for policies that save values on the host.
 DEVICE_POLICIES = {'offload': 'full'}
 REMAT_SUMMARIES = {
-    'none': 'keeps everything that the backward pass reads',
-    'dots': 'keeps the products with weights and what attention makes, and computes the rest again',
-    'mlp': 'keeps the products of MLPs and what attention makes; those of attention come again',
-    'attention': 'keeps the products of attention and what it makes; those of MLPs come again',
-    'attended': 'keeps what the attention kernel makes, and computes the rest again',
-    'offload': "keeps as attention does, but in the host's memory",
-    'full': 'keeps the input of a block alone and computes all of it again',
+    'none': 'Stores all values that the backward pass reads',
+    'dots': 'Stores matmuls with weights and the attention output; recomputes the rest',
+    'mlp': "Stores the MLPs' matmuls and the attention output; recomputes the matmuls of attention",
+    'attention': "Stores the matmuls and the output of attention; recomputes the MLPs' matmuls",
+    'attended': 'Stores the output of the attention kernel; recomputes the rest',
+    'offload': 'Stores the same values as `attention`, but in the memory of the host',
+    'full': 'Stores only the input of each block; recomputes all of the block',
 }

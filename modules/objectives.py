@@ -59,17 +59,17 @@ LossOn = Annotated[str, Option(LOSS_DESCRIPTION, choices=('document', 'holes'))]
 def causal(
     tokens: np.ndarray, special_tokens: SpecialTokens, rng: np.random.Generator
 ) -> TrainingDocument:
-    """Every token, from the tokens before it."""
+    """Predicts every token from the tokens before it."""
     return _keep_document(tokens, True)
 
 
 def prefix(
     tokens: np.ndarray, special_tokens: SpecialTokens, rng: np.random.Generator
 ) -> TrainingDocument:
-    """The tokens behind a prefix, within which all tokens see each other (arXiv:1910.10683).
+    """Prefix language modelling (arXiv:1910.10683): predicts the tokens after a prefix.
 
-    The length of the prefix is uniform from 1 to n - 1, as others describe T5's code, which was not
-    read for this.
+    All tokens of the prefix see each other. The length of the prefix is uniform from 1 to `n - 1`,
+    for a document of `n` tokens, as others describe T5's code, which we have not read.
     """
     length = int(rng.integers(1, len(tokens))) if len(tokens) > 1 else 0
     within = np.arange(len(tokens)) < length
@@ -88,18 +88,19 @@ def span_corruption(
     masks: Annotated[int, Option('most holes of a document; each is a token', 1, 1024)] = 32,
     loss_on: LossOn = 'holes',
 ) -> TrainingDocument:
-    """Holes in the text, and their contents behind it (CodeGen2, arXiv:2305.02309).
+    """Span corruption, as in CodeGen2 (arXiv:2305.02309): predicts the content of holes after the
+    text.
 
         text <mask_1> text <mask_2> text EOS <sep> <mask_1> hole <eom> <mask_2> hole <eom>
 
-    The share of the text in holes is uniform, and so are the lengths of holes; the last hole is cut
-    to make up the share. Their places are uniform too. <mask_i> and <sep> are never predicted. If
-    the share needs more holes than `masks`, it is smaller.
+    The share of the text in holes, the lengths of holes and their places are uniformly distributed.
+    The last hole is cut to make up the share; if the share needs more holes than `masks`, it is
+    smaller. <mask_i> and <sep> are never predicted.
 
     The order of special tokens for one hole is checked against the card of the released models;
     their training code is not released. Our choices: several holes follow in order; the bounds are
     the smallest and largest of UL2's denoisers (arXiv:2205.05131, as Levanter's code quotes its
-    first table); the loss is on holes alone, as in T5.
+    first table); the loss is only on holes, as in T5.
     """
     begins, ends, room = _find_ends(tokens, special_tokens)
     is_text = loss_on == 'document'
@@ -150,15 +151,16 @@ def infill(
     *,
     loss_on: LossOn = 'document',
 ) -> TrainingDocument:
-    """The middle behind prefix and suffix: PSM of fill-in-the-middle (arXiv:2207.14255).
+    """Fill-in-the-middle in the order PSM (arXiv:2207.14255): predicts the middle after prefix and
+    suffix.
 
         <prefix> text <suffix> text EOS <middle> text <eom>
 
-    The two cuts are uniform over all places, as in code that follows the paper; the loss is on all
+    The two cuts are uniform over all places, as in code that follows the paper. The loss is on all
     three parts, as we remember the paper. Our choices: <eom> ends the middle in place of the
     paper's token that ends documents, so that a document cut by its row does not seem to end;
     <prefix>, <suffix> and <middle> are never predicted; every document is cut, since a mixture sets
-    their share.
+    the share of such documents.
     """
     begins, ends, room = _find_ends(tokens, special_tokens)
     is_text, room = loss_on == 'document', room - 4  # 4 special tokens

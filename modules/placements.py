@@ -156,7 +156,7 @@ def check_needs(recipe: Any, part: Any) -> None:
 class Placement:
     """A row of `PLACEMENTS`.
 
-    summary: one line with the equation and the source.
+    summary: a sentence with source and equation; more paragraphs may follow.
 
     blocks: blocks(L, **options) returns groups of equal blocks, in order.
 
@@ -192,64 +192,74 @@ SHARED_NORM = {'attention': 'attention_norm_in', 'mlp': 'attention_norm_in'}
 
 PLACEMENTS = {
     'deepnorm': Placement(
-        'N(a x + F(x)), smaller initial matrices: DeepNet (arXiv:2203.00555)',
+        'DeepNorm of DeepNet (arXiv:2203.00555): `x <- N(a x + F(x))`.\n\n'
+        '`a = (2 L)^(1/4)` for `L` blocks. The matrices of values, attention outputs and MLPs '
+        'start smaller, by a factor `(8 L)^(-1/4)`.',
         repeat_block(deepnorm, deepnorm),
         final_norm=False,
         init_gain=deepnorm_gain,
     ),
     'hybrid': Placement(
-        "queries, keys and values normalized, the MLP's residual too: HybridNorm "
-        '(arXiv:2503.04598)',
+        'HybridNorm (arXiv:2503.04598): queries, keys and values are normalized.\n\n'
+        'Attention: `x <- x + A(x)`.\n\nMLP: `x <- N(x) + M(N(x))`.',
         repeat_block(bare, normed_residual),
         needs=NORMED_VALUES,
     ),
     'hybrid_star': Placement(
-        'hybrid with a pre-norm first block: HybridNorm* (arXiv:2503.04598)',
+        'HybridNorm* (arXiv:2503.04598): `hybrid` with a pre-norm first block',
         pre_norm_first,
         needs=NORMED_VALUES,
     ),
     'layernorm_scaling': Placement(
-        'x + F(N(x) / sqrt(l)) in block l: the curse of depth (arXiv:2502.05795)',
+        'LayerNorm scaling, in block l (arXiv:2502.05795): `x <- x + F(N(x) / sqrt(l))`',
         repeat_block(layernorm_scaling, layernorm_scaling),
     ),
     'mix': Placement(
-        'post-norm in the first blocks, pre-norm above: Mix-LN (arXiv:2412.13795)', post_then_pre
+        'Mix-LN (arXiv:2412.13795): post-norm in the first blocks, pre-norm above', post_then_pre
     ),
     'output': Placement(
-        'x + N(F(x)): OLMo 2 (arXiv:2501.00656)', repeat_block(output, output), norms_updates=True
+        'Norm after the sublayer, as in OLMo 2 (arXiv:2501.00656): `x <- x + N(F(x))`',
+        repeat_block(output, output),
+        norms_updates=True,
     ),
     'parallel': Placement(
-        'x + A(N(x)) + M(N(x)), each with a norm of its own: GPT-NeoX, Pythia (arXiv:2204.06745)',
+        'Parallel sublayers of GPT-NeoX (arXiv:2204.06745): `x <- x + A(N_1(x)) + M(N_2(x))`.\n\n'
+        'Attention `A` and the MLP `M` have separate norms. Pythia has the same blocks.',
         repeat_block(parallel_attention, parallel_mlp),
         norms_before=SEPARATE_NORMS,
     ),
     'parallel_shared': Placement(
-        'x + A(y) + M(y) with y = N(x): GPT-J, Phi-2, PaLM (arXiv:2204.02311)',
+        'Parallel sublayers of PaLM (arXiv:2204.02311): `x <- x + A(y) + M(y) with y = N(x)`.\n\n'
+        'Attention `A` and the MLP `M` share a norm. GPT-J and Phi-2 have the same blocks.',
         repeat_block(shared_attention, shared_mlp),
         norms_before=SHARED_NORM,
     ),
     'peri': Placement(
-        'x + N(F(N(x))): Peri-LN (arXiv:2502.02732), as an equation Sandwich-LN (arXiv:2105.13290)',
+        'Peri-LN (arXiv:2502.02732): `x <- x + N(F(N(x)))`.\n\n'
+        'The equation is that of Sandwich-LN (arXiv:2105.13290).',
         repeat_block(peri, peri),
         norms_updates=True,
     ),
     'post': Placement(
-        'N(x + F(x)): the original Transformer (arXiv:1706.03762)',
+        'Post-norm of the original Transformer (arXiv:1706.03762): `x <- N(x + F(x))`',
         repeat_block(post, post),
         final_norm=False,
     ),
     'pre': Placement(
-        'x + F(N(x)) (arXiv:2002.04745)', repeat_block(pre, pre), norms_before=SEPARATE_NORMS
+        'Pre-norm (arXiv:2002.04745): `x <- x + F(N(x))`',
+        repeat_block(pre, pre),
+        norms_before=SEPARATE_NORMS,
     ),
     'resi_dual': Placement(
-        'two streams, post- and pre-norm: ResiDual (arXiv:2304.14802)',
+        'ResiDual, a post-norm and a pre-norm stream (arXiv:2304.14802):'
+        ' `x <- N(x + F(x)), r <- r + F(x)`.\n\n'
+        'Both streams start as the embeddings. The readout gets `x + N(r)`.',
         repeat_block(resi_dual, resi_dual),
         split=lambda x: (x, x),
         join=lambda streams, final_norm: streams[0] + final_norm(streams[1]),
     ),
     'wide': Placement(
-        'pre-norm, one attention and one mixture of experts for all blocks: WideNet '
-        '(arXiv:2107.11817)',
+        'WideNet (arXiv:2107.11817): pre-norm, with one attention and one MoE shared by all blocks',
         repeat_block(pre, pre),
         needs={'mlp': 'moe', 'reparam': 'shared'},
     ),

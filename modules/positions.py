@@ -88,19 +88,28 @@ def rope(
     ] = 1.0,
     platform: str = 'cpu',
 ) -> jax.Array:
-    """Rotary embedding: rotates pairs (x_i, x_{i+R/2}) of the first R features by position * f_i.
+    """RoPE, rotations of pairs of features (arXiv:2104.09864): `theta_ti = t b^(-2 i / R)`.
 
-    f_i = rope_base^(-2i/R), then scaled by `scale_frequencies`, YaRN (`yarn_ramp`) or LongRoPE. The
-    last two multiply the rotated features by m, so that logits have a factor m^2. R = rope_fraction
-    * H is even. Angles are float32, float64 if x is.
+    At position `t`, the features `(x_i, x_(i + R/2))` of each query and key are rotated by the
+    angle `theta_ti`. `b` is `rope_base`. The first `R` features of a head are rotated, a share
+    `rope_fraction` of its width; `R` is even. Angles are float32, or float64 if x is.
 
-    Sources: arXiv:2104.09864, equation 34, in the half-split layout (rotate_half); a part of the
-    features as in GPT-NeoX (arXiv:2204.06745); another base in windows as in Gemma 3
-    (arXiv:2503.19786); layers without rotation as in SmolLM3, with 4 (arXiv:2501.18795). LongRoPE
-    (arXiv:2402.13753), as in Phi-3: f_i over the i-th `rope_short_factor`, or over the i-th
-    `rope_long_factor` in rows, or for a cache, of more than rope_original_length tokens; with m =
-    sqrt(1 + ln s / ln rope_original_length), s = rope_factor. dynamic: another base in such rows
-    (`scale_base`).
+    `rope_scaling` changes the frequencies `f_i = b^(-2 i / R)` for rows that are longer than in
+    training. `s` is `rope_factor`, and `L` is `rope_original_length`:
+
+    - `linear` and `llama3`: see `scale_frequencies`.
+    - `yarn`: see `yarn_ramp`.
+    - `dynamic`: rows of more than `L` tokens have another base (`scale_base`).
+    - `longrope` (arXiv:2402.13753), as in Phi-3: `f_i` is divided by the i-th number of
+      `rope_long_factor` if the row, or the capacity of a cache, exceeds `L` tokens, and else by the
+      i-th number of `rope_short_factor`.
+
+    `yarn` and `longrope` also multiply the rotated features by `m`, so that logits get a factor
+    `m^2`. For `longrope`, `m = sqrt(1 + log(s) / log(L))`.
+
+    Sources: equation 34, in the half-split layout (rotate_half); rotation of a part of the features
+    as in GPT-NeoX (arXiv:2204.06745); another base in layers with a window as in Gemma 3
+    (arXiv:2503.19786); layers without rotation, every 4th one, as in SmolLM3 (arXiv:2501.18795).
 
     Args:
       x_BNTH: queries or keys.
@@ -426,9 +435,12 @@ class LearnedPositions(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Position:
-    """A row of `POSITIONS`: one line with its source, and the functions of the method."""
+    """A row of `POSITIONS`: a description with its source, and the functions of the method.
 
-    summary: str
+    summary: '' if the docstring of `rotate` is the description.
+    """
+
+    summary: str = ''
     rotate: Callable[..., jax.Array] = no_rotation  # called as `rope` is
     table: type[nn.Module] | None = None  # added to the embeddings
     slopes: Callable[[int], jax.Array] | None = None  # N -> [N], by which logits fall with distance
@@ -437,16 +449,15 @@ class Position:
 
 POSITIONS = {
     'alibi': Position(
-        'logits that fall with the distance, in each head by a slope of its own: ALiBi '
-        '(arXiv:2108.12409)',
+        'ALiBi, a penalty for distance (arXiv:2108.12409): `s_ts <- s_ts - a_n (t - s)`.\n\n'
+        'The slope of head `n` of `N` is `a_n = 2^(-8 n / N)` if `N` is a power of two; see '
+        '`alibi_slopes` for other numbers of heads.',
         slopes=alibi_slopes,
         check=check_takes_slopes,
     ),
     'learned': Position(
-        'a table of vectors, added to the embeddings (arXiv:1706.03762)', table=LearnedPositions
+        'Learned vectors, added to the embeddings (arXiv:1706.03762)', table=LearnedPositions
     ),
-    'none': Position('the causal mask alone tells the order'),
-    'rope': Position(
-        'queries and keys turned by angles: RoPE (arXiv:2104.09864)', rotate=rope, check=check_rope
-    ),
+    'none': Position('No positions: only the causal mask conveys the order of tokens'),
+    'rope': Position(rotate=rope, check=check_rope),
 }

@@ -28,7 +28,7 @@ ROWS_AT_ONCE = 1024  # rows whose cosines with all rows are in memory
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LearnedReadout:
-    """x W, with W trained."""
+    """Learned matrix: `z = x W`."""
 
     is_frozen: ClassVar[bool] = False
     init: ClassVar[Callable[..., jax.Array]] = staticmethod(nn.initializers.normal(1.0))
@@ -42,10 +42,11 @@ class LearnedReadout:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CosineReadout(LearnedReadout):
-    """cos(x, w_v) / temperature, W trained: logits of directions alone.
+    """Cosines with learned vectors (arXiv:2303.11637): `z_v = cos(x, w_v) / tau`.
 
-    The baseline of `random` and `equiangular`, which have the same logits with fixed rows. Source
-    of the form: arXiv:2303.11637.
+    The vector `w_v` of each token `v` is trained, and `tau` is `readout_temperature`. Only the
+    directions of `x` and `w_v` matter. This is the baseline for `random` and `equiangular`, which
+    have the same logits with fixed vectors.
     """
 
     readout_temperature: Annotated[
@@ -69,10 +70,10 @@ class CosineReadout(LearnedReadout):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RandomReadout(CosineReadout):
-    """cos(x, e_v) / temperature, with unit rows e_v that are drawn once and never trained.
+    """Cosines with fixed random vectors (arXiv:2303.11637): `z_v = cos(x, e_v) / tau`.
 
-    They have no gradients, no decay and no optimizer state. The control of `equiangular`
-    (arXiv:2303.11637).
+    The unit vectors `e_v` are drawn once and never trained: they have no gradient, no weight decay
+    and no optimizer state. `tau` is `readout_temperature`. This is the control for `equiangular`.
     """
 
     is_frozen = True
@@ -96,10 +97,12 @@ class RandomReadout(CosineReadout):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EquiangularReadout(RandomReadout):
-    """cos(x, e_v) / temperature, with rows e_v that are spread apart once and never trained.
+    """Cosines with fixed vectors that are spread apart (arXiv:2303.11637):
+    `z_v = cos(x, e_v) / tau`.
 
-    `spread_rows` lowers their largest |cosine| before training: Equiangular Basis Vectors
-    (arXiv:2303.11637). That takes some hundred products of [V, D] with [D, V] at the start.
+    The unit vectors `e_v`, called Equiangular Basis Vectors, are never trained. Before training,
+    `spread_rows` lowers the largest absolute cosine between two of them, which takes some hundred
+    products of [V, D] with [D, V]. `tau` is `readout_temperature`.
     """
 
     init = staticmethod(lambda key, shape, dtype=jnp.float32: init_spread_rows(key, shape, dtype))

@@ -33,7 +33,7 @@ class TestStatuses:
         lines = generate.statuses().splitlines()
         rows = [[cell.strip() for cell in line.split('|')[1:-1]] for line in lines if '`' in line]
         statuses = {name.strip('`'): (number, does) for number, name, _, does, _ in rows[1:]}
-        again, final = 'starts the command again', 'ends with it'
+        again, final = 'restarts the command', 'stops'
         assert statuses == {
             'DONE': (str(exit_status.DONE), final),
             'BAD_INPUT': (str(exit_status.BAD_INPUT), final),

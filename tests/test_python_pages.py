@@ -69,11 +69,11 @@ def test_complete_docstring_has_no_faults():
 @pytest.mark.parametrize(
     ('line', 'fault'),
     [
-        ('  x: the first.\n', 'does not say in Args what x is'),
-        ('  *rows: the others.\n', 'does not say in Args what rows is'),
-        ('  **numbers: by name.\n', 'does not say in Args what numbers is'),
-        ('Returns:\n', 'does not say what it returns'),
-        ('Raises:\n', 'does not say in Raises what it raises'),
+        ('  x: the first.\n', 'has no entry in Args for x'),
+        ('  *rows: the others.\n', 'has no entry in Args for rows'),
+        ('  **numbers: by name.\n', 'has no entry in Args for numbers'),
+        ('Returns:\n', 'does not document its return value'),
+        ('Raises:\n', 'does not document in Raises what it raises'),
     ],
 )
 def test_each_fault_is_named(line, fault, monkeypatch):
@@ -90,10 +90,10 @@ def test_faults_name_the_function_or_constant():
     room.__all__ = ['Partly', 'silent']
     assert list(python_pages.faults(room)) == [
         'room.Partly.untold has no comment "#: " beside or above it',
-        'room.Partly.of does not say in Args what x is',
+        'room.Partly.of has no entry in Args for x',
         'room.Partly.size has no docstring',
-        'room.Partly.made does not say in Args what x is',
-        'room.Partly.made has no parameter y, which Args names',
+        'room.Partly.made has no entry in Args for x',
+        'room.Partly.made documents a parameter y that it does not have',
         'room.silent has no docstring',
     ]
 
@@ -106,6 +106,6 @@ def test_build_stops_at_a_fault(monkeypatch):
 
 def test_tables_link_to_cards_and_constants_have_comments():
     page = python_pages.page(importlib.import_module('modules.kernels'))
-    assert '``kernels.softmax``, by name: :doc:`cards <../parts/kernels.softmax>`' in page
+    assert '``kernels.softmax`` can name; see their :doc:`cards <../parts/kernels.softmax>`' in page
     assert 'OPERATIONS\n\n   The table of kernels of each operation.\n' in page
     assert '.. autofunction:: modules.kernels.kernels_for\n' in page

@@ -19,6 +19,7 @@ from typing import Any
 
 from absl import flags
 
+from eval.console.docstrings import format_docstring, strip_marks
 from lm.config.choice import AUTO, Choice
 from lm.config.fields import CHOICES
 from lm.config.recipe import Recipe, sown_losses
@@ -40,12 +41,81 @@ flags.disclaim_key_flags()  # those that are defined here are of the program tha
 WIDTH = 100
 LAST_COLUMN = 68  # at which the text of an option begins at most
 SUMMARIES = {'model.remat': REMAT_SUMMARIES}  # of tables whose rows are not ours to describe
+# The symbols that the equations of a table share, by the first field of the table.
+SYMBOLS = {
+    'model.norm': (
+        '`x` [D] are the features of a token, and `y` is the output. Products of vectors are '
+        'elementwise. `g` is a learned gain that starts at 1, `b` a learned bias that starts at 0, '
+        'and `eps` the option of that name.'
+    ),
+    'model.placement': (
+        '`x` is the residual stream, `N` a norm, and `F` a sublayer: attention `A` or the MLP `M`.'
+    ),
+    'model.attention': (
+        '`q`, `k` and `v` are the queries, keys and values of a head, with a row for each token; '
+        '`q_t` is that of token `t`. `H` is the width of a head.'
+    ),
+    'model.activation': (
+        '`x` is the up projection. A gated activation has two projections, with the elementwise '
+        'product `gate * up`. `Phi` is the distribution function of a standard normal.'
+    ),
+    'model.position': (
+        '`t` and `s` are the positions of a query and of a key, and `s_ts` is their score.'
+    ),
+    'model.reparam': (
+        '`W_used` [I, O] is the matrix that a layer multiplies by, from `I` inputs to `O` outputs. '
+        '`||W||_F` is its Frobenius norm.'
+    ),
+    'model.mlp': '`x` are the features of a token, and `y` is the output.',
+    'model.readout': (
+        '`x` is the last activation of a token, and `z_v` the logit of token `v` of the vocabulary.'
+    ),
+    'loss.name': (
+        '`z_v` are the logits of a token for the `V` entries of the vocabulary, `p` is the '
+        'probability of its label, and `ce = -log p`. Training minimises the objective. All terms '
+        'are in nats per token.'
+    ),
+    'optim.name': (
+        '`g` is the gradient of a parameter (`G` of a matrix), `w` the parameter, and `t` the '
+        'number of the update, from 1. `u` is the direction: the update before learning rate and '
+        'weight decay. `b1`, `b2` and `eps` are options. Squares, roots and quotients are '
+        'elementwise.'
+    ),
+    'optim.schedule': (
+        'The learning rate rises linearly during the warm-up. `f` is the learning rate after that, '
+        'as a fraction of its peak `optim.lr`. `p` is the progress of the decay, which is 1 in the '
+        'last step, and `r` is `optim.final_lr_fraction`.'
+    ),
+    'optim.decay_rule': (
+        '`s` is the share of a weight that a step removes, `eta` the peak learning rate of the '
+        'parameter, `f` the present learning rate as a fraction of the peak, and `lambda` is '
+        '`optim.weight_decay`.'
+    ),
+    'optim.average': (
+        '`w_t` are the trained weights after update `t`, and `x_t` the weights for evaluation.'
+    ),
+    'scaling.name': (
+        '`m` is the growth of fan_in from the base model to the model, and `n` the growth of '
+        'fan_out. There are three kinds of parameters:\n\n'
+        '- input: only fan_out grows. Embeddings, gains, biases, the second of two low-rank '
+        'matrices.\n'
+        '- hidden: both grow.\n'
+        '- output: only fan_in grows. The readout, routers, the first of two low-rank matrices.\n\n'
+        'A parametrisation multiplies the used weights (forward), their initial standard deviation '
+        'and their learning rate by factors. The factor of weight decay is 1 over the factor of '
+        'the learning rate, unless stated otherwise.'
+    ),
+    'scaling.init': (
+        '`s` is the standard deviation of the initial entries. `D` is the width of the model, and '
+        '`L` the number of blocks.'
+    ),
+}
 LEGEND = """\
-An option is set by --config.PATH=VALUE; left out, or None, it has the value shown here, which is
-the published one. Behind a NAME it is of this field alone, where that may stand there. Runs that
-differ in traced options alone share one compiled program.
+Set an option with --config.PATH=VALUE. If it is left out or None, it has the value shown here,
+which is the published one. NAME:OPTION=VALUE, if this field takes it, sets an option for this field
+only. Runs that differ only in traced options share one compiled program.
 """
-HINT = '--choices=model.norm lists the options and sources of one field, model.norm=dyt of a row.'
+HINT = '--choices=model.norm lists the options and sources of a field, model.norm=dyt of one row.'
 
 
 def define_flags() -> None:
@@ -129,8 +199,7 @@ def part_rows(field: str) -> list[PartRow]:
     rows = []
     for name, part in choice.table.items():
         text = SUMMARIES[field][name] if field in SUMMARIES else describe_part(part)
-        summary, source = first_sentence(text), find_sources(text)
-        summary = summary.removesuffix(f' ({find_sources(summary)})')  # it is in `source` too
+        summary, source = summarize_text(text), find_sources(text)
         options = {
             f'{choice.section}.{option}': declaration
             for option, declaration in declared_options(part).items()
@@ -176,11 +245,14 @@ def _details(field: str, name: str = '') -> Iterator[str]:
     yield from (f'{field}={value_form(CHOICES[field])}', '')
     if any(row.options for row in rows):
         yield LEGEND
+    for first, symbols in SYMBOLS.items():
+        if CHOICES[first].table is CHOICES[field].table:
+            yield from (format_docstring(symbols, WIDTH), '')
     for row in rows:
         source = f'({row.source})' if row.source else ''
         yield from _wrap_hanging(f'{row.name} ', source, len(row.name) + 1)
         if name:
-            yield from ('', textwrap.indent(row.text, '  '), '')
+            yield from ('', textwrap.indent(format_docstring(row.text, WIDTH - 2), '  '), '')
         else:
             yield from _wrap_hanging('', row.summary, 2)
         lines = [
@@ -239,13 +311,13 @@ def format_bounds(option: Option) -> str:
 def describe_part(part: Any) -> str:
     """Returns the description of a row.
 
-    This is its summary, its docstring, the docstring of its first function, or the names of its
-    members.
+    This is its summary, its docstring, the docstring of its first function, or its members as
+    'name=value, others=value'.
     """
     if isinstance(part, Mapping):
         members = part
     elif dataclasses.is_dataclass(part) and not isinstance(part, type):
-        if hasattr(part, 'summary'):
+        if getattr(part, 'summary', ''):
             return part.summary
         members = vars(part)
         functions = [value for value in members.values() if inspect.isfunction(value)]
@@ -258,14 +330,23 @@ def describe_part(part: Any) -> str:
         names.setdefault(getattr(value, '__name__', value), []).append(name)
     commonest = max(names, key=lambda value: len(names[value]), default=None)
     shared = [commonest] if commonest is not None and len(names[commonest]) > 1 else []
-    single = [f'{name} {value}' for value in names if value not in shared for name in names[value]]
-    return ', '.join([*single, *(f'others {value}' for value in shared)])
+    single = [f'{name}={value}' for value in names if value not in shared for name in names[value]]
+    return ', '.join([*single, *(f'others={value}' for value in shared)])
 
 
 def first_sentence(text: str) -> str:
     """Returns the first sentence on one line, without the full stop."""
     paragraph = ' '.join(text.split('\n\n')[0].split())
     return re.split(r'\.\s+(?=[A-Z])', paragraph)[0].removesuffix('.')
+
+
+def summarize_text(text: str) -> str:
+    """Returns the first sentence of a description, without the paper if it names only one.
+
+    The paper is printed as the source of the row. Equations have no backticks.
+    """
+    summary = strip_marks(first_sentence(text))
+    return summary.replace(f' ({find_sources(summary)})', '')
 
 
 def find_sources(text: str) -> str:

@@ -53,14 +53,17 @@ def nala_key_features(k: jax.Array) -> Features:
 
 
 class LinearAttention(MultiHead):
-    """Linear attention: weights phi(q) . phi(k) over their sum, phi = elu + 1 (arXiv:2006.16236).
+    """Linear attention (arXiv:2006.16236): products of features replace the exponentials of
+    softmax.
 
-        mix(q, k, v)_t = sum_s w_ts v_s / (sum_s phi(q_t) . phi(k_s) + EPS) over s <= t
-        w_ts = rotate(phi(q_t)) . rotate(phi(k_s))
+    `y_t = sum_(s <= t) w_ts v_s / (sum_(s <= t) phi(q_t)^T phi(k_s) + epsilon)`
+    `w_ts = rotate(phi(q_t))^T rotate(phi(k_s))`
+    `phi(x) = elu(x) + 1`
 
-    Positions rotate the features of the numerator only, so that the denominator stays positive
-    (arXiv:2104.09864, equation 19). With rotation the weights may be negative and need not sum to
-    1. Computed in float32 at least. The kernels are in `modules.kernels.linear_attention`.
+    Positions rotate the features in the numerator only, so that the denominator stays positive
+    (arXiv:2104.09864, equation 19). With rotation, the weights may be negative and need not sum to
+    1. `epsilon` is the constant EPS. Computed in float32 or wider. The kernels are those of
+    `kernels.linear_attention`.
     """
 
     query_features: ClassVar[Callable[[jax.Array], Features]] = staticmethod(elu_features)
@@ -156,18 +159,20 @@ class LinearAttention(MultiHead):
 
 
 class NaLaAttention(LinearAttention):
-    """Norm-aware linear attention, sharper for longer queries: NaLa (arXiv:2506.21137).
+    """NaLa (arXiv:2506.21137): linear attention that is sharper for longer queries.
 
-        phi(q) = [relu(q / |q|)^p, relu(-q / |q|)^p] with p = 3 (1/2 + tanh |q|)
-        phi(k) = [relu(k^3), relu(-k^3)]
+    `phi(q) = [relu(q / |q|)^p, relu(-q / |q|)^p] with p = 3 (1/2 + tanh |q|)`
+    `phi(k) = [relu(k^3), relu(-k^3)]`
 
-    replace elu + 1, as in the authors' code (https://github.com/ZacharyMeng/NaLaFormer); positions
-    rotate each half. With a `qk_norm` the gain of the norm sets |q|; the authors' code has no such
-    norm. Their code is for images: each token attends to all tokens, and both sums are divided by
-    the number of tokens. The causal sums, with EPS added to the plain sum, are our reading. The
-    first tokens divide by a sum over few keys and may get large outputs if positions rotate: for
+    These features replace `elu(x) + 1` of linear attention, as in the authors' code
+    (https://github.com/ZacharyMeng/NaLaFormer); positions rotate each half. If the model has a
+    `qk_norm`, its gain sets `|q|`; the authors' code has no such norm.
+
+    Their code is for images: each token attends to all tokens, and both sums are divided by the
+    number of tokens. The causal sums, with EPS added to the plain sum, are our reading. If
+    positions rotate, the first tokens divide by a sum over few keys and may get large outputs: for
     normal q, k and v the largest was 249 in heads of width 8, and 8 in heads of width 64. We omit
-    the convolution of the values (LePE), and the LayerNorm and SiLU gate behind the attention;
+    the convolution of the values (LePE), and the LayerNorm and SiLU gate after the attention;
     `gate` takes the place of the latter.
     """
 

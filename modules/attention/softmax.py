@@ -26,15 +26,24 @@ SINK_DEVIATION = 0.02  # learned sinks at the start: gpt-oss's initializer_range
 
 
 class SoftmaxAttention(MultiHead):
-    """mix(q, k, v) = softmax(s) v with s = rotate(q) rotate(k)^T / sqrt(H) (arXiv:1706.03762).
+    """Softmax attention (arXiv:1706.03762): `mix(q, k, v) = softmax(s) v`.
 
-    The options change s and the denominator of the softmax; `modules.kernels.attention.base` has
-    the equation. Sources: softcap arXiv:2408.00118; `mup` arXiv:2203.03466, appendix B.1; a learned
-    temperature per head arXiv:2010.04245; sinks off by one
-    (https://www.evanmiller.org/attention-is-off-by-one.html) and learned (arXiv:2508.10925);
-    affine-scaled arXiv:2602.23057; windows arXiv:2310.06825, with full layers between them
-    arXiv:2408.00118. slopes(N) returns the ALiBi slopes of N heads. `block` is the number of the
-    layer, from 1.
+    `s = rotate(q) rotate(k)^T / sqrt(H)`
+
+    `H` is the width of a head, and `rotate` applies the positions. The options change the scores
+    `s` or the denominator of the softmax; the card of `kernels.attention=reference` has the
+    equation with all of them. Their sources:
+
+    - `softcap`: arXiv:2408.00118.
+    - `logit_scale=mup`: arXiv:2203.03466, appendix B.1.
+    - `logit_scale=learned`, a learned temperature per head: arXiv:2010.04245.
+    - `sinks=off_by_one`: https://www.evanmiller.org/attention-is-off-by-one.html.
+    - `sinks=learned`: arXiv:2508.10925.
+    - `affine_scaled`: arXiv:2602.23057.
+    - `window`: arXiv:2310.06825; with full layers between (`full_every`): arXiv:2408.00118.
+
+    The model fills in two fields: `slopes`, which maps the number of heads to their ALiBi slopes,
+    and `block`, the number of the layer from 1.
     """
 
     slopes: Callable[[int], jax.Array] | None = None
@@ -265,11 +274,12 @@ class SoftmaxAttention(MultiHead):
 
 
 class L2Attention(SoftmaxAttention):
-    """s = (q k^T - |k|^2 / 2) / sqrt(H): softmax of distances (PPGT, arXiv:2504.12588).
+    """L2 attention of PPGT (arXiv:2504.12588): `s = (q k^T - |k|^2 / 2) / sqrt(H)`.
 
-    This is -|q - k|^2 / 2 without its term in |q|^2, which is the same for all keys. The released
-    code divides only the second term; `l2_scaled` offers both forms. PPGT's positions, which are of
-    graphs, are left out.
+    Softmax attention whose scores fall with the distance of query and key: `s` is
+    `-|q - k|^2 / (2 sqrt(H))` without its term in `|q|^2`, which is the same for all keys and
+    changes no probability. The released code divides only the second term by `sqrt(H)`; `l2_scaled`
+    selects either form. PPGT's positions, which are for graphs, are left out.
     """
 
     l2_scaled: Annotated[

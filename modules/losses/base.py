@@ -113,11 +113,13 @@ def cross_entropy(
     z_loss: Annotated[float, Option('weight of log_z^2, per token', 0, FINITE, traced=True)] = 1e-4,
     label_smoothing: Annotated[float, Option('uniform share of targets', 0, 1, traced=True)] = 0.0,
 ) -> dict[str, jax.Array]:
-    """objective = (1 - s) ce + s mean_v(log_z - z_v) + z_loss log_z^2, with ce = log_z - z_label.
+    """Cross-entropy, label smoothing, z-loss: `objective = (1 - s) ce + s mean_v(log Z - z_v) + c
+    (log Z)^2`.
 
-    s is label_smoothing and log_z = log sum_v exp(z_v), in float32 at least; terms are nats per
-    token. Sources: label smoothing arXiv:1512.00567, section 7; z-loss, which holds the normaliser
-    near 1, arXiv:2204.02311, section 5.
+    `ce = log Z - z_label with Z = sum_v exp(z_v)`
+
+    `s` is `label_smoothing` (arXiv:1512.00567, section 7). `c` is `z_loss`, which holds the
+    normaliser `Z` near 1 (arXiv:2204.02311, section 5). Computed in float32 or wider.
     """
     logits_MV = at_least_float32(logits_MV)
     log_z_M = jax.nn.logsumexp(logits_MV, axis=-1)

@@ -18,13 +18,18 @@ MAX_POWER = 40.0
 
 @logits_loss
 def comp_sum(logits_MV: jax.Array, labels_M: jax.Array, *, tau: Tau = 1.0) -> dict[str, jax.Array]:
-    """objective = (1 - p^(tau - 1)) / (tau - 1), ce where tau = 1; p is the label's probability.
+    """Comp-sum loss (arXiv:2304.07288): `objective = (1 - p^(tau - 1)) / (tau - 1)`.
 
-    Its gradient is p^(tau - 1) times the gradient of the cross-entropy. tau = 0 is 1 / p - 1 (the
-    sum of exponentials), 1 < tau < 2 the generalised cross-entropy of arXiv:1805.07836 with q = tau
-    - 1, and tau = 2 half of the mean absolute error, 1 - p, which hardly trains from a start where
-    p is 1 / V. For tau below 1 the objective continues along its tangent from (1 - tau) ce =
-    MAX_POWER, so that no token alone overflows float32. Source: arXiv:2304.07288, equation 2.
+    At `tau = 1` this is the cross-entropy. The gradient is `p^(tau - 1)` times the gradient of the
+    cross-entropy. Special cases:
+
+    - `tau = 0`: `1 / p - 1`, the sum of exponentials.
+    - `1 < tau < 2`: the generalised cross-entropy of arXiv:1805.07836 with `q = tau - 1`.
+    - `tau = 2`: `1 - p`, half of the mean absolute error. It hardly trains from a start where
+      `p = 1 / V`.
+
+    For `tau < 1` the objective continues along its tangent from the point at which `(1 - tau) ce`
+    is MAX_POWER, so that no token alone overflows float32. Source: equation 2.
     """
     ce_M = cross_entropies(logits_MV, labels_M)
     return {'objective': comp_sum_from_ce(ce_M, tau), 'ce': ce_M}
@@ -47,9 +52,9 @@ def focal(
     *,
     gamma: Annotated[float, Option('how much less sure tokens count', 0, 100, traced=True)] = 2.0,
 ) -> dict[str, jax.Array]:
-    """objective = (1 - p)^gamma ce, with p the label's probability (arXiv:1708.02002, equation 4).
+    """Focal loss (arXiv:1708.02002): `objective = (1 - p)^gamma ce`.
 
-    All classes have weight 1.
+    Tokens of which the model is sure count less. All classes have weight 1. Source: equation 4.
     """
     ce_M = cross_entropies(logits_MV, labels_M)
     wrong_M = -jnp.expm1(-ce_M)  # 1 - p
@@ -72,13 +77,17 @@ def dice(
         float, Option('added above and below the fraction', 1e-6, 1e6, traced=True)
     ] = 1.0,
 ) -> dict[str, jax.Array]:
-    """objective = sum_v 1 - (2 q_v y_v + g) / (q_v + y_v + g) with q = (1 - p)^alpha p.
+    """Dice loss (arXiv:1911.02855): `objective = sum_v (1 - (2 q_v y_v + c) / (q_v + y_v + c))`.
 
-    y is 1 for the label and 0 for other words, g = dice_smooth. Each token has a fraction, as in
-    the paper. The authors' code sums numerator and denominator over a batch, with g = 1e-4; for
-    single tokens that g would leave mostly terms of words other than the label, so g = 1 is our
-    choice. With alpha above 0 the minimum is at p below 1, about 1/2 at alpha = 1. Source:
-    arXiv:1911.02855, equation 11.
+    `q_v = (1 - p_v)^alpha p_v`
+
+    `p_v` is the probability of token `v`, and `y_v` is 1 for the label and 0 for all others. `c` is
+    `dice_smooth`, and ``alpha`` is `dice_alpha`. Each token has a separate fraction, as in the
+    paper. The authors' code sums numerator and denominator over a batch, with `c =
+    1e-4`; for single tokens, that `c` would leave mostly the terms of other words than the label,
+    so `c =
+    1` is our choice. If ``alpha`` is above 0, the minimum is at a `p` below 1, about 1/2 at `alpha
+    = 1`. Source: equation 11.
     """
     log_p_MV = jax.nn.log_softmax(at_least_float32(logits_MV))
     p_MV = jnp.exp(log_p_MV)
@@ -98,17 +107,17 @@ def dco(
     *,
     dco_tries: Annotated[float, Option('N of pass@N; 1: cross-entropy', 1, 1e6, traced=True)] = 1.0,
 ) -> Sums:
-    """objective = sum over rows of F(p) (-log p), with p the probability of all tokens of a row.
+    """Direct coverage optimization (arXiv:2502.07154): `objective = sum_rows F(p) (-log(p))`.
 
-    Only weighted tokens enter p, and F has no gradient:
+    `F(p) = N (1 - p)^(N - 1) p / (1 - (1 - p)^N)`
 
-        F(p) = N (1 - p)^(N - 1) p / (1 - (1 - p)^N)
-
-    is the ratio of the gradient of -log(1 - (1 - p)^N), the chance that one of N tries is right, to
-    the gradient of -log p: 1 for rows with p near 0, 0 for learnt rows. The loss is meant for rows
-    with a short answer each: in long rows p is 0 and nothing changes. The sum over rows is divided
-    by the weighted tokens, where the authors divide by rows. `dco_factor` is F. Rows are not split
-    (`by_rows`). Source: arXiv:2502.07154, section 4, and https://github.com/allanraventos/refine.
+    Here `p` is the probability of all weighted tokens of a row together, and `N` is `dco_tries`.
+    `1 - (1 - p)^N` is the chance that one of `N` tries is right. `F`, which has no gradient itself,
+    is the ratio of the gradient of `-log(1 - (1 - p)^N)` to the gradient of `-log(p)`: 1 for rows
+    with `p` near 0, and 0 for learnt rows. The loss is meant for rows with one short answer each;
+    in long rows `p` is 0 and nothing changes. The sum over rows is divided by the number of
+    weighted tokens, while the authors divide by the number of rows. The metric `dco_factor` is `F`.
+    Rows are not split (`by_rows`). Source: section 4, and https://github.com/allanraventos/refine.
     """
     ce_M = cross_entropies(readout(x).reshape(-1, readout.weight_DV.shape[-1]), labels.reshape(-1))
     ce_RT = weights * ce_M.reshape(labels.shape)

@@ -26,12 +26,13 @@ def ldr_kl(
     ldr_margin: Margin = 2.0,
     ldr_scores: Scores = 'plain',
 ) -> dict[str, jax.Array]:
-    """objective = l log mean_v exp((s_v - s_label + c [v is not the label]) / l).
+    """LDR-KL (arXiv:2112.14869): `objective = l log mean_v(exp((s_v - s_label + c_v) / l))`.
 
-    s: the scores; l = ldr_lambda, c = ldr_margin. With l = 1, c = 0 and plain scores it is ce - log
-    V; towards 0 the largest margin (Crammer and Singer), towards infinity their mean. The authors'
-    code has the softplus scores, which bound the logits by about V: plain is our choice for
-    language models, where l is a temperature. Source: arXiv:2112.14869, section 4.1, and
+    `s_v` are the scores (`ldr_scores`), and `l` is `ldr_lambda`. `c_v` is `ldr_margin`, or 0 for
+    the label. With `l = 1`, no margin and plain scores, the objective is `ce - log(V)`. As `l`
+    approaches 0, it becomes the largest margin (Crammer and Singer); as `l` grows, the mean of the
+    margins. The authors' code has the softplus scores, which bound the logits by about `V`. Plain
+    scores are our choice for language models, where `l` is a temperature. Source: section 4.1, and
     https://github.com/Optimization-AI/ICML2023_LDR.
     """
     lead_MV, _ = _margins(logits_MV, labels_M, ldr_margin, ldr_scores)
@@ -51,16 +52,18 @@ def aldr_kl(
     ] = 1.0,
     ldr_scores: Scores = 'plain',
 ) -> dict[str, jax.Array]:
-    """`ldr_kl` with a lambda for each token, smaller where the model is sure.
+    """ALDR-KL (arXiv:2112.14869): `ldr_kl` with a smaller lambda for tokens of which the model is
+    sure.
 
-        l = l0 (1 - KL(softmax(s / l0) | uniform) / (alpha log V)), without a gradient
-        objective = l log mean_v exp(...) - alpha log V (l - l0)^2 / (2 l0)
+    `objective = l log mean_v(exp((s_v - s_label + c_v) / l)) - alpha log(V) (l - l_0)^2 / (2 l_0)`
+    `l = l_0 (1 - KL(softmax(s / l_0), uniform) / (alpha log(V)))`
 
-    The authors' code keeps a lambda of each training example from epoch to epoch, and computes the
-    next lambda from it. Here each lambda is computed from l0 = ldr_lambda, one step of that
-    iteration, since a language model seldom sees a token twice. l is at least l0 / 1000, for tokens
-    of which the model is certain. Source: arXiv:2112.14869, section 4.2, and the code that `ldr_kl`
-    names, with `l1` scores.
+    `l` is a number per token, without a gradient; `l_0` is `ldr_lambda`, and
+    ``alpha`` is `ldr_alpha`. For tokens of which the model is certain, `l` is at least `l_0 /
+    1000`. The authors' code keeps a lambda for each training example from epoch to epoch, and
+    computes the next lambda from it. Here each lambda is one step of that iteration from `l_0`,
+    since a language model seldom sees a token twice. Source: section 4.2, and the code that
+    `ldr_kl` names, with `l1` scores.
     """
     lead_MV, scores_MV = _margins(logits_MV, labels_M, ldr_margin, ldr_scores)
     log_v = jnp.log(jnp.array(logits_MV.shape[-1], lead_MV.dtype))

@@ -78,11 +78,14 @@ def spherical_z(
         float, Option('standard deviations that the label shall lead by', 0, FINITE, traced=True)
     ] = 10.0,
 ) -> jax.Array:
-    """objective = softplus(a (b - s)) / a with s = (z_label - mean z) / std z.
+    """Spherical Z-loss (arXiv:1604.08859): `objective = softplus(a (b - s)) / a`.
 
-    It is invariant to shifts of the logits and to positive factors. Logits are therefore no log
-    probabilities, and `ce` means little: compare ranks. Sources tune a and b to the task; these
-    values are ours. Not the z-loss of `cross_entropy`. Source: arXiv:1604.08859, section 3.
+    `s = (z_label - mean(z)) / std(z)`
+
+    `a` is `spherical_a`, and `b` is `spherical_b`. Shifting the logits or multiplying them by a
+    positive factor does not change the loss. Logits are therefore not log probabilities, and `ce`
+    means little: compare ranks. The sources tune `a` and `b` to the task; our defaults are our
+    choice. This is not the z-loss of `cross_entropy`. Source: section 3.
     """
     mean_M = sum_M / vocab
     variance_M = jnp.maximum(squares_M / vocab - jnp.square(mean_M), MIN_VARIANCE)
@@ -94,10 +97,12 @@ def spherical_z(
 def taylor_softmax(
     sum_M: jax.Array, squares_M: jax.Array, label_M: jax.Array, vocab: int
 ) -> jax.Array:
-    """objective = -log (t(z_label) / sum_v t(z_v)) with t(z) = 1 + z + z^2 / 2, never below 1/2.
+    """Taylor softmax (arXiv:1511.05042): `objective = -log(q(z_label) / (sum_v q(z_v)))`.
 
-    `ce` is the cross-entropy of the usual softmax, which generation samples from; it is not
-    trained. Source: arXiv:1511.05042, section 3.
+    `q(z) = 1 + z + z^2 / 2`
+
+    `q` is never below 1/2. `ce` is the cross-entropy of the usual softmax, from which generation
+    samples; it is not trained. Source: section 3.
     """
     total_M = vocab + sum_M + 0.5 * squares_M
     return jnp.log(total_M) - jnp.log(0.5 * (jnp.square(label_M + 1) + 1))
@@ -115,21 +120,28 @@ def adversarial_comp_sum(
     adversarial_weight: Annotated[float, Option('weight nu gamma', 0, FINITE, traced=True)] = 0.01,
     adversarial_steps: Annotated[int, Option('of ascent, towards the worst shift', 1, 1000)] = 10,
 ) -> Sums:
-    """objective = Phi_tau(sum_v exp((z_v - z_label) / rho)) + nu sup |Delta(x') - Delta(x)|_2.
+    """Comp-sum loss with adversarial margins (arXiv:2304.07288): `objective = Phi_tau(S) + nu A`.
 
-    The sum is over v other than the label. Phi_tau maps it to `comp_sum` of logits / rho. Delta(x)
-    has the margins z_label - z_v of all words; the sup is over |x' - x|_2 <= gamma.
+    `S = sum_(v != label) exp((z_v - z_label) / rho)`
+    `A = sup_(|x' - x| <= gamma) |Delta(x') - Delta(x)|`
 
-    Our reading is that x is the last activations, which the readout sees, not the input: the term
-    then needs no further pass of the model. As logits are linear in x, the sup is gamma sigma, with
-    sigma the largest singular value of the differences W_label - W_v of the readout's columns; nu
-    and gamma are one number, adversarial_weight. sigma depends on the readout and on the label, not
-    on x, and has a gradient in the readout alone. sigma^2 is the largest eigenvalue of C + V u u^T,
-    where C is the scatter of the V columns about their mean and u is the label's column minus that
-    mean. Gradient ascent from u, projected to the ball, is power iteration here: it approaches
-    sigma from below in `adversarial_steps` steps (D^2 operations per step and token, against D V
-    for the logits). `adversarial` is sigma. The default numbers are ours. Source: arXiv:2304.07288;
-    we could not see its formula for the second term.
+    `Phi_tau(S)` is `comp_sum` of the logits over `rho`, the option `comp_sum_rho`. `Delta(x)` is
+    the vector of margins `z_label - z_v` of all words; norms are Euclidean.
+
+    Our reading is that `x` is the last activation, which the readout sees, and not the input, so
+    that the term needs no further pass of the model. As logits are linear in `x`, the supremum is
+    `A = gamma sigma`, with `sigma` the largest singular value of the differences `W_label - W_v` of
+    the readout's columns. `nu` and `gamma` are one number, `adversarial_weight`. `sigma` depends on
+    the readout and the label, but not on `x`, and has a gradient only in the readout.
+
+    `sigma^2` is the largest eigenvalue of `C + V u u^T`, where `C` is the scatter of the `V`
+    columns about their mean and `u` is the label's column minus that mean. Gradient ascent from
+    `u`, projected to the ball, is power iteration here. It approaches `sigma` from below in
+    `adversarial_steps` steps, with `D^2` operations per step and token, against `D V` for the
+    logits.
+
+    The metric `adversarial` is `sigma`. The default numbers are ours, and we could not see the
+    paper's formula for the second term.
     """
     logits_MV = at_least_float32(readout(x).reshape(-1, readout.weight_DV.shape[-1]))
     labels_M, weights_M = labels.reshape(-1), weights.reshape(-1)

@@ -81,9 +81,12 @@ class BatchStatisticsNorm(Norm):
 
 
 class BatchNorm(BatchStatisticsNorm):
-    """y = (x - mean) / sqrt(variance + eps) * scale + bias, over the tokens of a batch.
+    """BatchNorm (arXiv:1502.03167): `y = g (x - m) / sqrt(v + eps) + b`.
 
-    Evaluation uses the running averages. Source: arXiv:1502.03167, algorithm 1.
+    In training, `m` and `v` [D] are the mean and variance of each channel over the tokens of a
+    batch. In evaluation they are running averages, which each update moves by `momentum` of the way
+    to the batch's mean and unbiased variance. The gain `g` and bias `b` [D] can be left out
+    (`scale`, `bias`). Source: algorithm 1.
     """
 
     scale: HasScale = True
@@ -110,10 +113,12 @@ class BatchNorm(BatchStatisticsNorm):
 
 
 class GhostBatchNorm(BatchNorm):
-    """BatchNorm over each of `ghost_batches` parts of the batch separately, in whole sequences.
+    """Ghost batch normalization (arXiv:1705.08741): BatchNorm over each of several parts of a
+    batch.
 
-    The running averages are updated once for each part, in order. `ghost_batches` must divide the
-    sequences of a microbatch. Source: arXiv:1705.08741, algorithm 1.
+    The batch is split into `ghost_batches` parts of whole sequences, each with separate statistics.
+    The running averages are updated once per part, in order. `ghost_batches` must divide the number
+    of sequences in a microbatch. Source: algorithm 1.
     """
 
     ghost_batches: Annotated[int, Option('parts of the batch, normalized alone', 1)] = 4
@@ -138,14 +143,20 @@ class GhostBatchNorm(BatchNorm):
 
 
 class BatchChannelNorm(BatchStatisticsNorm):
-    """standardize(BatchNorm(x)) in `groups` groups of channels, then a gain and bias per group.
+    """Batch-channel normalization (arXiv:1911.09738): BatchNorm, then LayerNorm within groups of
+    channels.
 
-    With `estimated` the first norm is the paper's for small batches: it normalizes by the running
-    averages in training too, after this batch has moved them. No gradient flows through them, and
-    their variance moves towards the batch's variance about the running mean before the update. The
-    paper changes `momentum` with time; here it is constant. The affine map of the first norm is per
-    channel, the second norm's per group. Source: arXiv:1911.09738 and its code (BCNorm, EstBN);
-    here the groups are of a token's features.
+    `y = g_k (z - m_k) / sqrt(v_k + eps) + b_k with z = BatchNorm(x)`
+
+    `m_k` and `v_k` are the mean and variance of `z` over group `k` of a token's features, and `g_k`
+    and `b_k` are numbers per group. The BatchNorm has a gain and bias per channel. `groups` sets
+    the number of groups.
+
+    With `estimated`, the BatchNorm is the paper's variant for small batches: it uses the running
+    averages in training too, after the current batch has updated them. No gradient flows through
+    the averages. The running variance moves towards the variance of the batch about the previous
+    running mean. The paper changes `momentum` over time; here it is constant. Source: the paper and
+    its code (BCNorm, EstBN).
     """
 
     groups: Groups = None
@@ -183,11 +194,11 @@ class BatchChannelNorm(BatchStatisticsNorm):
 
 
 class EvoNormS0(Norm):
-    """y = x sigmoid(v x) / sqrt(var_group(x) + eps) * scale + bias, with a learned v per channel.
+    """EvoNorm-S0 (arXiv:2004.02967): `y = g x sigmoid(v x) / sqrt(s_k + eps) + b`.
 
-    The variance is centred and biased, within each of `groups` groups of a token's features; the
-    published variance, for images, is over space too. v = 1 at the start; no decay. It changes sign
-    and shape of its input, as an activation does. Source: arXiv:2004.02967.
+    `s_k` is the biased variance of the features of a token within group `k` of `groups`. The
+    published variance, for images, is also over space. `v` [D] is learned, starts at 1 and does not
+    decay. Like an activation, the norm changes sign and shape of its input.
     """
 
     eps: Eps = 1e-5
@@ -204,11 +215,13 @@ class EvoNormS0(Norm):
 
 
 class EvoNormB0(BatchStatisticsNorm):
-    """y = x / max(sqrt(var_batch + eps), v x + sqrt(var_token + eps)) * scale + bias.
+    """EvoNorm-B0 (arXiv:2004.02967): `y = g x / max(sqrt(V_batch + eps), v x + sqrt(V_token + eps))
+    + b`.
 
-    var_batch [D] is over the tokens of the batch, in evaluation its running average. var_token is
-    over the features of a token, instead of the published variance over space, which would read
-    later tokens. Source: arXiv:2004.02967.
+    `V_batch` [D] is the variance of each channel over the tokens of a batch; evaluation uses its
+    running average. `V_token` is the variance over the features of a token. It replaces the
+    published variance over space, which would read later tokens. `v` [D] is learned and starts at
+    1.
     """
 
     eps: Eps = 1e-3

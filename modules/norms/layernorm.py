@@ -27,7 +27,11 @@ def standardize(x: jax.Array, eps: float) -> jax.Array:
 
 
 class LayerNorm(Norm):
-    """y = standardize(x) * scale + bias, each optional (arXiv:1607.06450)."""
+    """LayerNorm (arXiv:1607.06450): `y = g (x - mean(x)) / sqrt(var(x) + eps) + b`.
+
+    Mean and biased variance are over the features of a token. The gain `g` and bias `b` [D] can be
+    left out (`scale`, `bias`).
+    """
 
     eps: Eps = 1e-6
     scale: HasScale = True
@@ -43,12 +47,12 @@ class LayerNorm(Norm):
 
 
 class L1Norm(LayerNorm):
-    """y = (x - mean(x)) / (mean|x - mean(x)| + eps) * scale + bias, computed in float32.
+    """L1 norm (arXiv:2411.10948): `y = g (x - mean(x)) / (mean(|x - mean(x)|) + eps) + b`.
 
-    OUR READING of arXiv:2411.10948, of which only the abstract was available: the mean absolute
-    deviation replaces the standard deviation, which is sqrt(pi / 2) times as large for a Gaussian.
-    `rescale` multiplies by sqrt(2 / pi), so that such an x gets unit variance; whether the paper
-    does so is unknown.
+    This is our reading of the paper, of which we could see only the abstract: the mean absolute
+    deviation replaces the standard deviation, which is `sqrt(pi / 2)` times as large for a
+    Gaussian. With `rescale`, the quotient is multiplied by `sqrt(2 / pi)`, so that a Gaussian input
+    gets unit variance. We do not know whether the paper does so. Computed in float32.
     """
 
     eps: Eps = 1e-5
@@ -62,13 +66,21 @@ class L1Norm(LayerNorm):
 
 
 class DyT(Norm):
-    """y = tanh(a x) * scale (+ bias), with a learned scalar a in each layer.
+    """Dynamic tanh, DyT (arXiv:2503.10622): `y = g tanh(a x) + b`.
 
-    a starts at `alpha`, before attention at `alpha_attention` (None: at `alpha`). The authors'
-    LLaMA has no bias, and alpha_attention | alpha of 0.8 | 0.2 at 7B (width 4096), 0.6 | 0.15 at
-    13B, 0.2 | 0.05 at 34B and 70B; small models are best with larger values. It also multiplies the
-    embeddings by a learned scalar that starts at sqrt(D), and so does a model with this norm.
-    Source: arXiv:2503.10622, equation 1, and its code.
+    The slope `a` is one learned number per layer. It starts at ``alpha``, or at `alpha_attention`
+    before attention if that is set. The bias `b` is left out unless `bias` is set. With this norm,
+    the model also multiplies its embeddings by a learned number that starts at `sqrt(D)`, as the
+    authors' LLaMA does.
+
+    The authors' LLaMA has no bias and these starts; smaller models are best with larger values:
+
+        size             alpha_attention   alpha
+        7B, width 4096   0.8               0.2
+        13B              0.6               0.15
+        34B and 70B      0.2               0.05
+
+    Source: equation 1, and its code.
     """
 
     alpha: Annotated[float, Option('where the learned slope starts', -FINITE, FINITE)] = 0.5

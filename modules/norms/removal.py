@@ -27,14 +27,16 @@ def removal_update(start: int, gap: int, order: jax.Array | int) -> jax.Array | 
 
 
 class _Removal(Norm):
-    """y = c(x) / d * scale (+ bias), d = sqrt(mean(c(x)^2) + eps) until the norm is removed.
+    """Divides by a deviation that is frozen during training (arXiv:2507.02559):
+    `y = g c(x) / d + b`.
 
-    c(x) is x - mean(x) if the norm is `centred`, else x. From update removal_start + removal_gap *
-    order on, d is the running mean over tokens of its earlier values, which each earlier update has
-    moved by 1 - ema_decay of the way. `order` is the norm's place: the MLPs' norms from the first
-    layer on, then attention's, then the final norm, as published. A microbatch is an update. The
-    parameters are the same as the removed norm's, so that training continues from its checkpoint
-    (train.init_from).
+    `c(x)` is `x - mean(x)` if the norm is `centred`, else `x`, and `d = sqrt(mean(c(x)^2) + eps)`
+    until the norm is removed. From update `removal_start + removal_gap order` on, `d` is the
+    running mean over tokens of its earlier values, which each update before moved by
+    `1 - ema_decay` of the way. `order` is the norm's place, from 0: the norms of MLPs from the
+    first layer on, then those of attention, then the final norm, as published. A microbatch counts
+    as an update. The parameters are those of the removed norm, so that training continues from its
+    checkpoint (`train.init_from`).
 
     The running mean is frozen as in the paper's code (with EXP_RECOMPUTE_STD_ON_REAL). Ours is
     simpler in three ways. It has one constant for all positions, while the code keeps separate
@@ -98,15 +100,23 @@ class _Removal(Norm):
 
 
 class LayerNormRemoval(_Removal):
-    """LayerNorm whose deviation becomes a constant, one norm after another (arXiv:2507.02559).
+    """LayerNorm whose standard deviation is frozen (arXiv:2507.02559):
+    `y = g (x - mean(x)) / d + b`.
 
-    The subtraction of the mean is linear and stays.
+    `d = sqrt(var(x) + eps)`, as in LayerNorm, until this norm is removed; later `d` is a constant,
+    the running mean of its earlier values. Norms are removed one after another: norm `k` at update
+    `removal_start + removal_gap k`, with the norms of MLPs first, then those of attention, then the
+    final norm. The subtraction of the mean is linear and stays.
     """
 
     centred = True
 
 
 class RMSNormRemoval(_Removal):
-    """RMSNorm whose rms becomes a constant, one norm after another (arXiv:2507.02559)."""
+    """RMSNorm whose root mean square is frozen (arXiv:2507.02559): `y = g x / d`.
+
+    `d = sqrt(mean(x^2) + eps)`, as in RMSNorm, until this norm is removed; later `d` is a constant,
+    the running mean of its earlier values. Norms are removed in the order of `layernorm_removal`.
+    """
 
     bias: HasBias = False

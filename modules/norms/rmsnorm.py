@@ -40,7 +40,11 @@ class RMSNormBase(Norm):
 
 
 class RMSNorm(RMSNormBase):
-    """y = rms_normalize(x) * scale; the scale is optional (arXiv:1910.07467)."""
+    """RMSNorm (arXiv:1910.07467): `y = g x / sqrt(mean(x^2) + eps)`.
+
+    The mean is over the features of a token. The gain `g` [D] starts at 1; `scale=False` leaves it
+    out.
+    """
 
     scale: HasScale = True
 
@@ -61,11 +65,12 @@ def crms_normalize(x: jax.Array, eps: float) -> jax.Array:
 
 
 class CRMSNorm(Norm):
-    """LayerNorm's model on a stream with one coordinate less.
+    """CRMSNorm (arXiv:2305.14858): `y = x / sqrt((sum_i x_i^2 + (sum_i x_i)^2) / (D + 1) + eps)`.
 
-    y = crms_normalize(x); gain and bias are in the next matrix. The stream holds one coordinate
-    less than model.d_model: the model equals a Pre-LN model of that width with a stream of mean
-    zero (arXiv:2305.14858).
+    It replaces LayerNorm on a stream with one coordinate less: the `D` coordinates of `x` stand for
+    `D + 1` coordinates that sum to zero, and `D + 1` is `model.d_model`. The model equals a Pre-LN
+    model of width `D + 1` whose stream has mean zero. There is no gain and no bias, since the next
+    matrix contains them.
     """
 
     eps: Eps = 1e-6
@@ -78,10 +83,10 @@ class CRMSNorm(Norm):
 
 
 class PreAffineRMSNorm(RMSNormBase):
-    """y = rms_normalize(x * pre_scale) * scale, both 1 at the start.
+    """RMSNorm with two gains (arXiv:2601.22966): `y = g h x / sqrt(mean((h x)^2) + eps)`.
 
-    Source: arXiv:2601.22966, which does not give the initial pre_scale; the re-implementations
-    known to us use 1.
+    Both gains, `h` before the norm (`pre_scale`) and `g` after it (`scale`), are [D] and start at
+    1. The paper does not give the initial `h`; the re-implementations known to us use 1.
     """
 
     @nn.compact
@@ -91,11 +96,13 @@ class PreAffineRMSNorm(RMSNormBase):
 
 
 class GatedRMSNorm(RMSNormBase):
-    """y = n * sigmoid(swish(n W_down) W_up) with n = rms_normalize(x) * scale, of rank r.
+    """GatedNorm (arXiv:2601.22966), RMSNorm with a gate: `y = n sigmoid(swish(n W_down) W_up)`.
 
-    W_down [D, r] and W_up [r, D] are initialised, scaled and decayed like other matrices (the paper
-    gives no initialisation), so that the gate starts near 1/2. Computed in float32. Source:
-    arXiv:2601.22966 (GatedNorm).
+    `n = g x / sqrt(mean(x^2) + eps)`
+
+    `W_down` [D, r] and `W_up` [r, D], with `r` the option `rank`, are initialised, scaled and
+    decayed like other matrices, so that the gate starts near 1/2. The paper gives no
+    initialisation. Computed in float32.
     """
 
     rank: Annotated[int, Option('inner width of the gate', 1)] = 16
@@ -121,10 +128,11 @@ class GatedRMSNorm(RMSNormBase):
 
 
 class SeeDNorm(RMSNormBase):
-    """y = rms_normalize(x) * (scale + alpha * tanh(<x, beta>)): a gain that depends on x itself.
+    """SeeDNorm (arXiv:2510.22777): `y = (g + alpha tanh(x^T beta)) x / sqrt(mean(x^2) + eps)`.
 
-    x is split into `heads` slices with an inner product each. scale = 1, alpha = 1 and beta = 0 at
-    the start, which is RMSNorm; alpha and beta decay, scale does not. Source: arXiv:2510.22777.
+    The gain depends on the token itself. `x` is split into `heads` slices, each with a separate
+    inner product `x^T beta`. All three parameters are [D]. The start, `g = 1`, `alpha = 1` and
+    `beta = 0`, is RMSNorm. Weight decay applies to `alpha` and `beta`, but not to `g`.
     """
 
     heads: Annotated[int, Option('slices with an inner product each', 1)] = 1
@@ -148,10 +156,13 @@ class SeeDNorm(RMSNormBase):
 
 
 class AdaRMSNorm(RMSNormBase):
-    """y = rms_normalize(x) * rms(alpha * x + beta), a scalar per token that can restore its size.
+    """AdaRMSN of PPGT (arXiv:2504.12588): `y = x rms(alpha x + beta) / rms(x)`.
 
-    alpha = 0 and beta = 1 at the start: RMSNorm without a gain. alpha = 1 and beta = 0 would be the
-    identity. eps is in both roots. Source: the code of PPGT (arXiv:2504.12588), AdaRMSN.
+    `rms(u) = sqrt(mean(u^2) + eps)`
+
+    The factor `rms(alpha x + beta)`, one number per token, can restore the size of the token. The
+    parameters start at `alpha = 0` and `beta = 1`, which is RMSNorm without a gain. With
+    `alpha = 1` and `beta = 0` the norm would be the identity. Source: the authors' code.
     """
 
     @nn.compact

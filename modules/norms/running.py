@@ -68,13 +68,15 @@ power_scale.defvjp(_power_forward, _power_backward)
 
 
 class PowerNorm(Norm):
-    """y = s / sqrt(phi + eps) * scale + bias, with s = x over its rms in each of `groups` groups.
+    """PowerNorm (arXiv:2003.07845): `y = g s / sqrt(phi + eps) + b with s = x / rms(x)`.
 
-    phi [D] is the mean square of s over tokens: the batch's in the first `warmup` updates, the
-    running one afterwards and in evaluation. An update moves phi by (1 - ema_decay) of the way,
-    during warm-up from the plain mean of all batches so far. The backward pass is `power_scale`'s.
-    The authors' translation models have as many groups as heads. Source: arXiv:2003.07845 and its
-    code (MaskPowerNorm).
+    `rms(x)` is taken in each of `groups` groups of a token's features; the authors' translation
+    models have as many groups as heads. `phi` [D] is the mean square of `s` over tokens: of the
+    current batch in the first `warmup` updates, later and in evaluation its running average. An
+    update moves the average by `1 - ema_decay` of the way to the batch's value; during warm-up it
+    first replaces the average by the plain mean of all batches so far. The backward pass is not the
+    exact derivative but that of `modules.norms.running.power_scale`. Source: the paper and its code
+    (MaskPowerNorm).
     """
 
     eps: Eps = 1e-5
@@ -161,20 +163,23 @@ unified_scale.defvjp(_unified_forward, _unified_backward)
 
 
 class UnifiedNorm(Norm):
-    """y = x / sqrt(m + eps) * scale + bias, m [D] a geometric mean of mean squares over tokens.
+    """Unified normalization (arXiv:2208.01313): `y = g x / sqrt(m + eps) + b`.
 
-    In training m is the geometric mean over the last `window` batches. It is the batch's own mean
-    square while there are fewer batches, in the first `warmup` updates, and for outliers if
-    `filter_outliers` is set. In evaluation it is the running mean, moved by (1 - ema_decay) of the
-    way each update, so that the layer is an affine map per channel and folds into the matrix after
-    it (`modules.norms.fold`). The backward pass is `unified_scale`'s. Its compensation is sqrt(m +
-    eps) / sqrt(running + eps) within 1/5 and 5, after update max(1000, warmup).
+    `m` [D] is the geometric mean, over the last `window` batches, of the mean square over tokens.
+    In three cases it is the mean square of the current batch instead: while there are fewer
+    batches, in the first `warmup` updates, and for outliers if `filter_outliers` is set. Evaluation
+    uses the running mean `M`, which each update moves by `1 - ema_decay` of the way to `m`. The
+    layer is then an affine map per channel, and folds into the next matrix (`modules.norms.fold`).
+
+    The backward pass is that of `modules.norms.running.unified_scale`. After update
+    `max(1000, warmup)` it multiplies gradients by `sqrt(m + eps) / sqrt(M + eps)`, limited to the
+    range from 1/5 to 5.
 
     A batch is an outlier if, with its mean square in the window, the arithmetic mean of any channel
-    exceeds the geometric mean by more than window times the variance (unbiased, over all entries)
-    of the square roots of the window before it. The running mean then takes its slot. The authors
-    filter for vision and advise against it for language. Source: arXiv:2208.01313 and its code
-    (UN1d).
+    exceeds the geometric mean by more than `window * V`. `V` is the unbiased variance of the square
+    roots of all entries in the window before this batch. The running mean then replaces the outlier
+    in the window. The authors filter for vision and advise against it for language. Source: the
+    paper and its code (UN1d).
     """
 
     eps: Eps = 1e-5

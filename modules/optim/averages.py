@@ -46,7 +46,7 @@ class Average(NamedTuple):
 
 @average_row()
 def none() -> Average:
-    """Evaluation uses the trained weights."""
+    """No average: `x_t = w_t`."""
     return Average(lambda params: {}, lambda params, state: params)
 
 
@@ -54,12 +54,14 @@ def none() -> Average:
 def ema(
     *, average_decay: Annotated[float, below_1('share of the average that is kept')] = 0.999
 ) -> Average:
-    """Exponential moving average, x_t = (1 - d) sum_i d^(t - i) w_i / (1 - d^t), i from 1 to t.
+    """Exponential moving average (arXiv:1412.6980): `x_t = ((1 - d) / (1 - d^t)) sum_(i=1)^t d^(t -
+    i) w_i`.
 
-    The bias of the start is corrected, so that the initial weights have no part in it: x moves by
-    (1 - d) / (1 - d^t) of the way to w. Training does not depend on it. If a reparametrisation maps
-    stored parameters after each update, as normalize_and_project does, evaluation maps the average
-    too. Source, also of 0.999: arXiv:1412.6980, section 7.2.
+    `d` is `average_decay`. The bias of the start is corrected, so that the initial weights have no
+    part in the average: each update moves `x` by `(1 - d) / (1 - d^t)` of the way to `w`. Training
+    does not depend on the average. If a reparametrisation maps stored parameters after each update,
+    as normalize_and_project does, evaluation maps the average too. Source: section 7.2, also for
+    the default of 0.999.
     """
 
     def init(params):
@@ -141,17 +143,23 @@ def schedule_free(
         float, Option('power of the learning rate in that weight', 0, 6, traced=True)
     ] = 2.0,
 ) -> Average:
-    """Schedule-Free: gradients at y = (1 - b) z + b x, steps of z, evaluation at their mean x.
+    """Schedule-Free (arXiv:2405.15682): gradients between the iterate and its average.
 
-        z <- z + u        x <- (1 - c) x + c z        c = weight_t / sum of weights up to t
-        weight_t = t^r * (largest learning rate up to t)^p
+    `y = (1 - b) z + b x`
+    `z <- z + u`
+    `x <- (1 - c) x + c z`
+    `c = k_t / (sum_(i=1)^t k_i) with k_t = t^r (max_(i <= t) eta_i)^q`
 
-    u is the step of the optimizer, with weight decay of y; b, p and r are schedule_free_beta,
-    _lr_power and _power. Params are y, and z is stored: x = y + (1 - 1/b) (z - y). Learning rates
-    enter c as shares of their peak, which divides out. It replaces momentum: the authors' AdamW is
-    optim.b1=0, their SGD optim.momentum=0, and their schedule a warm-up, then constant. A map of
-    stored parameters after updates would separate y from x and z, and is refused. Source:
-    arXiv:2405.15682, https://github.com/facebookresearch/schedule_free, version 1.4.1.
+    Gradients are taken at `y`, which are the parameters, and evaluation uses the average `x`. `u`
+    is the step of the optimizer, with weight decay of `y`. `eta_i` is the learning rate of step `i`
+    as a share of its peak, which divides out. `b`, `q` and `r` are `schedule_free_beta`,
+    `schedule_free_lr_power` and `schedule_free_power`. `z` is stored, and
+    `x = y + (1 - 1 / b) (z - y)`.
+
+    This replaces momentum: the authors' AdamW is `optim.b1=0`, their SGD `optim.momentum=0`, and
+    their schedule a warm-up, then constant. A map of stored parameters after updates would separate
+    `y` from `x` and `z`, and is refused. Source: the paper and
+    https://github.com/facebookresearch/schedule_free, version 1.4.1.
     """
 
     def init(params):

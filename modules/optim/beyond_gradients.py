@@ -46,15 +46,20 @@ def sophia(
         int, steps_between('steps from one look at the curvature to the next')
     ] = 10,
 ) -> optax.GradientTransformationExtraArgs:
-    """clip(m / max(sophia_gamma h, sophia_eps), -1, 1), Sophia-H (arXiv:2305.14342, algorithm 3).
+    """Sophia-H (arXiv:2305.14342): `u = clip(m / max(gamma h, epsilon), -1, 1)`.
 
-    m = b1 m + (1 - b1) g; h = b2 h + (1 - b2) u * (H u) in every `sophia_every`-th update from the
-    first on, u normal and H the Hessian of the loss of the whole batch; the paper uses a part of
-    the batch. A coordinate of negative curvature moves by the learning rate itself. H u is the
-    derivative of `value_fn`'s gradient along u, in forward mode: kernels.attention must be
-    reference or blocked. The authors' code has the other form, Sophia-G, with the squared gradient
-    at sampled labels as curvature. Raises ValueError if the extra argument value_fn is missing, or
-    has no such derivative.
+    `m <- b1 m + (1 - b1) g`
+    `h <- b2 h + (1 - b2) r * (H r)`
+
+    ``gamma`` is `sophia_gamma`, and `epsilon` is `sophia_eps`. `h` is an estimate of the diagonal
+    of the Hessian `H` of the loss, with `r` a normal vector; the product is elementwise. It is
+    updated every `sophia_every` updates, from the first on, with the whole batch; the paper uses a
+    part of the batch. A coordinate of negative curvature moves by exactly the learning rate.
+
+    `H r` is the derivative of the gradient of `value_fn` along `r`, in forward mode, so
+    `kernels.attention` must be reference or blocked. The authors' code has the other form,
+    Sophia-G, with the squared gradient at sampled labels as curvature. Source: algorithm 3. Raises
+    ValueError if the extra argument value_fn is missing, or has no such derivative.
     """
 
     def init(params):
@@ -121,21 +126,23 @@ def gauss_newton(
         int, Option('products with the matrix at most in a solution', 1)
     ] = 50,
 ) -> optax.GradientTransformationExtraArgs:
-    """(G + (|g| / gamma) I)^-1 g, with G = J^T H J the generalised Gauss-Newton matrix.
+    """Damped Gauss-Newton (arXiv:2506.13710): `u = (J^T H J + (|g| / gamma) I)^-1 g`.
 
-    J is the Jacobian of the logits, H the Hessian of the loss in them, g the gradient before
-    clipping. With a learning rate of 1 it is the published step x - d. The step is accepted if
+    `J` is the Jacobian of the logits, `H` the Hessian of the loss in the logits, and `g` the
+    gradient before clipping. A learning rate of 1 gives the published step, `w <- w - u`. The step
+    is accepted if, on the same batch,
 
-        f(x) - f(x - d) >= |g(x - d)|^2 / (8 |g| / gamma)
+    `L(w) - L(w - u) >= |g(w - u)|^2 gamma / (8 |g|)`
 
-    on the same batch, and gamma is doubled; otherwise gamma is halved and the step tried again. The
-    last of `gauss_newton_tries` steps is taken without the test, as in the authors' code, which has
-    40. They solve by Cholesky's factors; this uses conjugate gradients, with a forward-mode and a
-    backward pass per product: kernels.attention must be reference. It is for cross_entropy: H is
-    exact, also with z-loss and label smoothing; terms that layers add to the loss are in g alone.
-    If it is used for some roles, its evaluations keep the other parameters fixed. Source:
-    arXiv:2506.13710, algorithm 1, and https://github.com/epfml/grad-norm-smooth. Raises ValueError
-    if an extra argument is missing.
+    Then ``gamma`` is doubled; otherwise it is halved and the step tried again. The last of
+    `gauss_newton_tries` steps is taken without the test, as in the authors' code, which has 40.
+
+    They solve by Cholesky's factors. This uses conjugate gradients, with one forward-mode and one
+    backward pass per product, so `kernels.attention` must be reference. It is meant for
+    cross_entropy: `H` is exact, also with z-loss and label smoothing. Terms that layers add to the
+    loss are only in `g`. If it is used for some roles, its evaluations keep the other parameters
+    fixed. Source: algorithm 1, and https://github.com/epfml/grad-norm-smooth. Raises ValueError if
+    an extra argument is missing.
     """
 
     def init(params):
@@ -218,19 +225,27 @@ def sven(
     sven_k: Annotated[int, Option('singular values kept at most; 0: all', 0)] = 0,
     sven_group: Annotated[int, Option('sequences that share a residual', 1)] = 1,
 ) -> optax.GradientTransformationExtraArgs:
-    """J^+ r: the least change of the parameters that takes the residuals r of the batch to 0.
+    """Sven (arXiv:2604.01279), the least change of the parameters that takes residuals to 0:
+    `u = J^+ r`.
 
-    To first order, with J [B, P] their Jacobian. There is a residual for each sequence, or for each
-    group of `sven_group` in the batch's order: r = l^(sven_kappa / 2), where l is the group's
-    summed objective over the mean number of target tokens of a group, so that the mean of l is the
-    objective. At a learning rate of 1 it is the whole step; the authors use 0.1.
+    This holds to first order: `r` are the residuals of the batch, `J` [B, P] is their Jacobian, and
+    `J^+` its pseudo-inverse. At a learning rate of 1 it is the whole step; the authors use 0.1.
+    There is one residual for each sequence, or for each `sven_group` sequences in the order of the
+    batch:
 
-    J^+ r = J^T K^+ r by the eigenvectors of K = J J^T [B, B]. Its eigenvalues are squared singular
-    values: in float32, eigenvalues below about a thousandth of the largest are rounding errors. The
-    `sven_k` largest singular values that are above sven_rtol times the largest are kept. Layers
-    that look at a batch see each sequence as a microbatch. J takes B times the memory of the
-    parameters. Source: arXiv:2604.01279, and https://github.com/sambt/sven, without its RMSProp and
-    its growing k. Raises ValueError if the extra arguments `rows` and `share_fn` are missing.
+    `r = l^(kappa / 2)`
+
+    `kappa` is `sven_kappa`. `l` is the summed objective of the group over the mean number of target
+    tokens per group, so that the mean of `l` is the objective.
+
+    `J^+ r = J^T K^+ r` is computed from the eigenvectors of `K = J J^T` [B, B]. Its eigenvalues are
+    squared singular values: in float32, eigenvalues below about a thousandth of the largest are
+    rounding errors. At most `sven_k` singular values are kept, those above `sven_rtol` times the
+    largest. Layers that look at a batch see each sequence as a microbatch. `J` takes B times the
+    memory of the parameters.
+
+    Source: the paper and https://github.com/sambt/sven, without its RMSProp and its growing k.
+    Raises ValueError if the extra arguments `rows` and `share_fn` are missing.
     """
 
     def update(updates, state, params=None, *, rows=None, share_fn=None, **_):
@@ -326,15 +341,18 @@ def cge(
     ] = 0,
     cge_at_a_time: Annotated[int, Option('coordinates looked at side by side', 1)] = 16,
 ) -> optax.GradientTransformationExtraArgs:
-    """(L(w + mu e_i) - L(w)) / mu for each coordinate i, mu = cge_step: the gradient, estimated.
+    """Coordinate-wise gradient estimate (arXiv:2310.02025): `u_i = (L(w + mu e_i) - L(w)) / mu`.
 
-    It takes a forward pass per coordinate, and another, of the same batch. With `cge_coordinates`,
-    each update draws other coordinates, and the rest have 0. The gradient is not read, so that XLA
-    removes its computation, and clipping it has no effect. In float32, differences of the loss have
-    an error of about 1e-7 of it, over mu; keep model.dtype float32. If no mu is given, the authors
-    move by the learning rate itself; the default is from their pruning, which is omitted here.
-    Source: arXiv:2310.02025, and https://github.com/OPTML-Group/DeepZero. Raises ValueError if the
-    extra argument value_fn is missing.
+    `L` is the loss of the batch, `e_i` the unit vector of coordinate `i`, and `mu` is `cge_step`.
+    This takes a forward pass per coordinate, and one more, of the same batch. With
+    `cge_coordinates`, each update draws other coordinates, and `u` is 0 for the rest. The gradient
+    is not read, so that XLA removes its computation, and clipping it has no effect.
+
+    In float32, differences of the loss have an error of about 1e-7 of the loss, divided by `mu`;
+    keep `model.dtype=float32`. If no step is given, the authors move by the learning rate itself;
+    the default is from their pruning, which is omitted here. Source: the paper and
+    https://github.com/OPTML-Group/DeepZero. Raises ValueError if the extra argument value_fn is
+    missing.
     """
 
     def update(updates, state, params=None, *, value_fn=None, **_):

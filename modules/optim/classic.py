@@ -28,10 +28,12 @@ MIN_RMS = 1e-8  # a smaller column is not scaled up to the size of the others
 def sgd(
     specs: Any, *, momentum: Momentum = 0.9, dampening: Dampening = 0.0, nesterov: Nesterov = False
 ) -> optax.GradientTransformation:
-    """m = momentum m + (1 - dampening) g; the direction is m, or g + momentum m with Nesterov.
+    """SGD with momentum: `m <- mu m + (1 - tau) g`.
 
-    Follows torch.optim.SGD: the first m is g for any dampening. Source of Nesterov's momentum:
-    arXiv:1212.0901, section 3.5.
+    `u = m`, or with `nesterov`: `u = g + mu m`.
+
+    `mu` is `momentum`, and `tau` is `dampening`. The first `m` is `g` for any dampening, as in
+    torch.optim.SGD. Source of Nesterov's momentum: arXiv:1212.0901, section 3.5.
     """
 
     def update(spec, grad, state, weight, count):
@@ -46,9 +48,13 @@ def sgd(
 def adamw(
     specs: Any, *, b1: B1 = 0.9, b2: B2 = 0.95, eps: Eps = 1e-8
 ) -> optax.GradientTransformation:
-    """m_hat / (sqrt(v_hat) + eps); the decay rule applies weight decay (arXiv:1711.05101).
+    """AdamW (arXiv:1711.05101): `u = m_hat / (sqrt(v_hat) + eps)`.
 
-    The default of b2 is common for language models (arXiv:2005.14165, appendix B).
+    `m <- b1 m + (1 - b1) g, m_hat = m / (1 - b1^t)`
+    `v <- b2 v + (1 - b2) g^2, v_hat = v / (1 - b2^t)`
+
+    Weight decay is applied by the decay rule (`optim.decay_rule`). The default of `b2` is common
+    for language models (arXiv:2005.14165, appendix B).
     """
     return optax.scale_by_adam(b1=b1, b2=b2, eps=eps)
 
@@ -89,18 +95,21 @@ def scale(
         float, above_0('how many times the learning rate of matrices vectors have')
     ] = 20.0,
 ) -> optax.GradientTransformation:
-    """Each column of a matrix divided by its root mean square (arXiv:2506.16659, algorithm 1).
+    """SCALE (arXiv:2506.16659): each column of a matrix is divided by its root mean square.
 
-    A column holds the weights of an output unit, and in an embedding a feature of all tokens.
-    Matrices divide the gradient; the readout divides m = momentum m + (1 - momentum) g, from 0.
-    Vectors have Adam's direction (b1, b2, eps), scale_vector_factor times. An embedding that is
-    also the readout counts as an embedding: it has no momentum.
+    `u_o = g_o / rms(g_o)`
+
+    A column `o` holds the weights of an output unit, or in an embedding a feature of all tokens.
+    The readout has momentum: `m <- mu m + (1 - mu) g`, from 0, takes the place of `g`, with `mu`
+    the option `momentum`. Vectors have Adam's direction (`b1`, `b2`, `eps`), multiplied by
+    `scale_vector_factor`. An embedding that is also the readout counts as an embedding, without
+    momentum.
 
     The paper divides by the norm of a column. The authors' code
     (https://github.com/OptimAI-Lab/Minimalist_LLM_Pretraining) divides by its root mean square, and
-    so does this: the learning rates that they report, 1e-3 up to 350M parameters, belong to the
-    code. Their factor for vectors is 20, but 5 at 1B and 10 at 7B parameters. Their code adds eps
-    to a second moment without bias correction; this corrects it, as in Adam's paper.
+    so do we: the reported learning rates, 1e-3 up to 350M parameters, belong to the code. Its
+    factor for vectors is 20, but 5 at 1B and 10 at 7B parameters. It adds eps to a second moment
+    without bias correction; ours is corrected, as in Adam's paper. Source: algorithm 1.
     """
 
     def init(spec, weight):

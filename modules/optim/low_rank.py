@@ -55,18 +55,22 @@ def galore(
     projection_every: ProjectionEvery = 200,
     galore_scale: GaloreScale = 0.25,
 ) -> optax.GradientTransformation:
-    """galore_scale P Adam(P^T G), P the first singular vectors of G (arXiv:2403.03507).
+    """GaLore (arXiv:2403.03507): `u = c P Adam(P^T G)`.
 
-    P [K, r] belongs to the shorter side of the matrix and is computed again from the gradient of
-    every `projection_every`-th update, the first one included. The moments [r, N] are not rotated
-    with it, so that they depend on the signs of the vectors. Here the largest entry of each vector
-    is positive; in other code it has the sign from LAPACK or cuSOLVER. Vectors of equal singular
-    values are any basis of their space. Follows jiaweizzhao/GaLore: its bias correction leaves eps
-    out; rank and scale are from its 60M-parameter model of width 512. With
-    model.reparam=weight_norm, projection_every=250 and optim.others=adamw this is GradNormLoRP
-    (arXiv:2412.19616), projected on one side as in its code: the gradient of the direction is
-    projected, and the gain of each output has Adam. That code overwrites the gains, and leaves the
-    gradient's part along the direction in it.
+    `P` [K, r] holds the first `r` (`rank`) singular vectors of the shorter side of the gradient
+    `G`, and `c` is `galore_scale`. `P` is recomputed from the gradient every `projection_every`
+    updates, from the first on. Adam's moments [r, N] are not rotated with it, so they depend on the
+    signs of the vectors. Here the largest entry of each vector is positive; in other code the sign
+    comes from LAPACK or cuSOLVER. For equal singular values, the vectors are any basis of their
+    space.
+
+    Follows jiaweizzhao/GaLore, whose bias correction leaves eps out. The defaults of rank and scale
+    are from its 60M-parameter model of width 512.
+
+    With `model.reparam=weight_norm`, `projection_every=250` and `optim.others=adamw` this is
+    GradNormLoRP (arXiv:2412.19616), projected on one side as in its code: the gradient of the
+    direction is projected, and the gain of each output has Adam. That code overwrites the gains,
+    and leaves the gradient's part along the direction in it.
     """
 
     def update(spec, grad, state, weight, count):
@@ -91,13 +95,18 @@ def fira(
     galore_scale: GaloreScale = 0.25,
     growth_limit: GrowthLimit = 1.01,
 ) -> optax.GradientTransformation:
-    """GaLore's update + S, S = f (G - galore_scale P R), limited (arXiv:2410.01623).
+    """Fira (arXiv:2410.01623): GaLore plus the scaled remainder `S` of the gradient.
 
-    R = P^T G is the projected gradient and f = |Adam(R)| / |R|, a number for each of the N indices
-    of the longer side. The norm of S grows at most `growth_limit`-fold from an update to the next.
-    Follows xichen-fy/Fira. The paper has G - P R, the whole remainder of GaLore, but its code
-    multiplies P R by the scale too. In the code f and the limit come before Adam's bias correction,
-    and so they do here. P has the signs of `galore`.
+    `u = c P Adam(R) + S with R = P^T G`
+    `S = f (G - c P R), f = |Adam(R)| / |R|`
+
+    `P` and `c` are those of `galore`, with the same signs. `f` is a number for each of the `N`
+    indices of the longer side. From one update to the next, the norm of `S` grows at most by the
+    factor `growth_limit`.
+
+    Follows xichen-fy/Fira. The paper has `G - P R`, the whole remainder of GaLore, but its code
+    multiplies `P R` by the scale too. As in that code, `f` and the limit come before Adam's bias
+    correction.
     """
 
     def update(spec, grad, state, weight, count):
@@ -137,14 +146,17 @@ def apollo(
     apollo_scale: Annotated[float, from_0('whose root multiplies the update')] = 1.0,
     growth_limit: GrowthLimit = 1.01,
 ) -> optax.GradientTransformation:
-    """sqrt(apollo_scale) f G, f = |Adam(R)| / |R|, R = P^T G, P random (arXiv:2412.05270).
+    """APOLLO (arXiv:2412.05270): `u = sqrt(c) f G with f = |Adam(R)| / |R|, R = P^T G`.
 
-    P [K, r] of the shorter side is normal with variance 1 / r. It is drawn again for every
-    `projection_every` updates, and not stored. The norm of f G grows at most `growth_limit`-fold
-    from an update to the next. APOLLO-Mini is rank=1, apollo_factors=tensor, apollo_scale=128.
+    `P` [K, r] projects the shorter side to `r` (`rank`) dimensions. Its entries are normal with
+    variance `1 / r`, drawn again every `projection_every` updates and not stored. `c` is
+    `apollo_scale`. `f` is a number for each index of the longer side, or one for the whole matrix
+    with `apollo_factors=tensor`. From one update to the next, the norm of `f G` grows at most by
+    the factor `growth_limit`. APOLLO-Mini is `rank=1`, `apollo_factors=tensor`, `apollo_scale=128`.
+
     Follows zhuhanqing/APOLLO, which sets the rank to a quarter of the width. Its factors, and the
-    limit on them, come before Adam's bias correction. The scale may be applied before the limit or
-    after it (`scale_front`) without a difference, as the limit is on ratios.
+    limit on them, come before Adam's bias correction. The scale may be applied before or after the
+    limit (`scale_front`) without a difference, since the limit is on ratios.
     """
 
     def update(leaf, grad, state, weight, count):

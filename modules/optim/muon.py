@@ -118,13 +118,22 @@ def muon(
         ),
     ] = 'original',
 ) -> optax.GradientTransformation:
-    """s NS(n), n = momentum m + (1 - momentum) g with m the average of gradients (`newton_schulz`).
+    """Muon: `u = s NS(n) with n = mu m + (1 - mu) g`.
 
-    muon_scale: `original` follows the author's code; `rms` gives updates the root mean square of
-    AdamW's (arXiv:2502.16982), so that its learning rate can be kept; `none` leaves singular values
-    near 1. Sources: https://kellerjordan.github.io/posts/muon/ and its code. Its averages have no
-    bias correction, unlike optax, and it adds eps to the norm; torch.optim.Muon uses eps as the
-    least norm.
+    `m <- mu m + (1 - mu) g`
+
+    `NS` is `newton_schulz`, which brings all singular values of a matrix near 1, and `mu` is
+    `momentum`. Without `nesterov`, `n = m`. The factor `s` (`muon_scale`):
+
+    - `original`: `s = sqrt(max(1, O / I))`, with `I` inputs and `O` outputs, follows the author's
+      code.
+    - `rms`: `s = 0.2 sqrt(max(I, O))` gives updates the root mean square of AdamW's
+      (arXiv:2502.16982), so that its learning rate can be kept.
+    - `none`: `s = 1` leaves singular values near 1.
+
+    Sources: https://kellerjordan.github.io/posts/muon/ and its code. Unlike in optax, its averages
+    have no bias correction, and eps is added to the norm; torch.optim.Muon uses eps as the least
+    norm.
     """
 
     def direction(matrices):
@@ -144,14 +153,18 @@ def muon_spectral(
     muon_steps: MuonSteps = 5,
     muon_power_steps: Annotated[int, Option('power iterations for the spectral norm', 1, 100)] = 8,
 ) -> optax.GradientTransformation:
-    """sqrt(fan_out / fan_in) X / max(1, sigma(X)), X = NS(n) as `muon`.
+    """Muon with bounded spectral norm: `u = sqrt(O / I) X / max(1, sigma(X)) with X = NS(n)`.
 
-    A usable approximation of the spectral condition on updates, |dW| <= lr sqrt(fan_out / fan_in)
-    (arXiv:2310.17813), which arXiv:2601.01306 requires throughout training; it is not that paper's
-    algorithm. sigma is estimated from below by muon_power_steps power iterations that start at the
-    vector of the previous step. With 8, the norm of random updates of width 64 exceeds the bound by
-    up to 8%, as all singular values of X are near the largest; with any number, by at most 20.3%.
-    The bound covers neither weight decay nor the initial matrices.
+    `NS` and `n` are those of `muon`, `I` and `O` the numbers of inputs and outputs, and `sigma(X)`
+    is the largest singular value. This is a usable approximation of the spectral condition on
+    updates, that `sigma` of an update is at most `sqrt(O / I)` times the learning rate
+    (arXiv:2310.17813). arXiv:2601.01306 requires it throughout training; this is not that paper's
+    algorithm.
+
+    `sigma(X)` is estimated from below by `muon_power_steps` power iterations, which start at the
+    vector of the previous step. With 8 iterations, the norm of random updates of width 64 exceeds
+    the bound by up to 8%, as all singular values of `X` are near the largest; with any number, by
+    at most 20.3%. The bound covers neither weight decay nor the initial matrices.
     """
 
     def init(spec, weight):
@@ -209,11 +222,16 @@ def auon(
         ),
     ] = 'code',
 ) -> optax.GradientTransformation:
-    """n / R, n = momentum m + (1 - momentum) g with m the average of gradients (`cosh_rms`).
+    """AuON (arXiv:2509.24320): `u = n / R with R = sqrt(mean(cosh(gamma n / |n|)^2))`.
 
-    R is so near 1 that this is momentum alone (in the form of the paper, momentum of length 1): it
-    changes no ratio of singular values. auon_form: `code` as published; `paper` gives sqrt(max(1,
-    fan_out / fan_in)) n / (|n| R), and auon_gamma=1 there. The family suits `code`. Sources:
+    `n` is the averaged gradient of `muon`, `|n|` its Frobenius norm, and
+    ``gamma`` is `auon_gamma`. `R` is so near 1 that this is momentum alone: it changes no ratio of
+    singular values. With `auon_form=paper` the momentum has length 1; the paper has a ``gamma`` of
+    1:
+
+    `u = sqrt(max(1, O / I)) n / (|n| R)`
+
+    `auon_form=code` is the published code, and the optimizer family suits it. Sources:
     arXiv:2509.24320, section 3.1; its code as of January 2026 and, for `paper`, the code for its
     first experiments, which also has the factor of the shape.
     """
@@ -238,10 +256,11 @@ def hybrid_auon(
     auon_gamma: Gamma = 1.5,
     muon_steps: MuonSteps = 5,
 ) -> optax.GradientTransformation:
-    """X / R(X), X = NS(n) with n as `auon`: `muon` without its factor, up to R.
+    """Hybrid AuON (arXiv:2509.24320): `u = X / R(X) with X = NS(n)`.
 
-    Follows the code, which has 5 muon_steps; the paper has one, and takes cosh of X without
-    dividing by |X|. Sources: arXiv:2509.24320, section 3.2, and its code.
+    `n` and `R` are those of `auon`. Up to `R`, which is near 1, this is `muon` without its factor.
+    It follows the code, which has 5 `muon_steps`; the paper has one, and takes cosh of `X` without
+    dividing by `|X|`. Source: section 3.2, and its code.
     """
 
     def direction(matrices):

@@ -56,18 +56,24 @@ def aro(
     aro_steps: Annotated[int, Option('rounds of the map sink', 1, 100)] = 5,
     aro_scale: Annotated[float, from_0('root mean square of the direction')] = 0.2,
 ) -> optax.GradientTransformation:
-    """scale R f(R^T m), with R = QR(m f(R'^T m)^T) and R' the last rotation (arXiv:2602.09006).
+    """ARO, rotated momentum (arXiv:2602.09006): `u = c R f(R^T m) with R = QR(m f(R_old^T m)^T)`.
 
-    m = momentum m + (1 - momentum) g, with the residual stream along its rows, which R rotates; in
-    matrices without a stream, the rows are the summed side. R starts as the identity. f gives
-    entries of mean square 1: `sink` normalizes rows, then columns, several times
-    (arXiv:2502.06742); `row` rows once; `sign` each entry. With `row` and a constant gradient, R
-    f(R^T m) converges to the orthogonal factor of m.
+    `m <- mu m + (1 - mu) g`
+
+    `QR` returns the orthogonal factor, and `R_old` is the previous rotation, the identity at first.
+    `mu` is `momentum`, and `c` is `aro_scale`. `R` rotates the rows of `m`: the residual stream, or
+    in matrices without a stream the summed side. The map `f` (`aro_map`) gives entries of mean
+    square 1:
+
+    - `sink` normalizes rows, then columns, several times (arXiv:2502.06742).
+    - `row` normalizes rows once. With a constant gradient, `R f(R^T m)` then converges to the
+      orthogonal factor of `m`.
+    - `sign` normalizes each entry.
 
     The QR decomposition follows the authors' code (github.com/microsoft/dion, dion/aro.py at
-    d5a31dd3): Cholesky's of a Gram matrix shifted by 1e-7, or Householder's where that fails. Their
-    code rotates the output side, and multiplies by 0.2 sqrt(max(I, O)), as for orthogonal updates;
-    this uses the paper's side and its root mean square, 0.2.
+    d5a31dd3): Cholesky's of a Gram matrix shifted by 1e-7, or Householder's if that fails. Their
+    code rotates the output side and multiplies by `0.2 sqrt(max(I, O))`, as for orthogonal updates;
+    ours uses the paper's side and its root mean square, 0.2.
     """
     f = {
         'sink': functools.partial(_sinkhorn, steps=aro_steps),
@@ -132,13 +138,17 @@ def conda(
     conda_every: Annotated[int, steps_between('steps from one decomposition to the next')] = 2000,
     conda_scale: Annotated[float, from_0('factor of the direction')] = 0.25,
 ) -> optax.GradientTransformation:
-    """Adam of the smaller side's coordinates in the singular vectors of m (arXiv:2509.24218).
+    """Conda (arXiv:2509.24218): Adam in the singular vectors of the momentum.
 
-    With m = b1 m + (1 - b1) g, and Q its singular vectors of that side at updates 1, 1 + every, 1 +
-    2 every and so on: v = b2 v + (1 - b2) (Q^T g)^2, and the direction is scale sqrt(1 - b2^t) / (1
-    - b1^t) Q (Q^T m / (sqrt(v) + eps)); as in the code, eps is outside the correction. v does not
-    change with Q. The signs of Q change no direction. The defaults come from the authors' scripts
-    (github.com/jie040109/Conda); their class has b2 0.999, every 2000 and scale 1.
+    `u = c (sqrt(1 - b2^t) / (1 - b1^t)) Q (Q^T m / (sqrt(v) + eps))`
+    `m <- b1 m + (1 - b1) G`
+    `v <- b2 v + (1 - b2) (Q^T G)^2`
+
+    `Q` are the singular vectors of the smaller side of `m`, recomputed every `conda_every` updates
+    from the first on, and `c` is `conda_scale`. As in the authors' code, eps is outside the bias
+    correction. `v` does not change with `Q`. The signs of `Q` change no direction. The defaults
+    come from the authors' scripts (github.com/jie040109/Conda); their class has b2 0.999, every
+    2000 and scale 1.
     """
 
     def init(spec, weight):
@@ -185,16 +195,23 @@ def shampoo(
         bool, Option("whether each matrix is given the norm of Adam's direction")
     ] = True,
 ) -> optax.GradientTransformation:
-    """L^(-1/4) m R^(-1/4) (arXiv:1802.09568, algorithm 1), with the norm of Adam's direction.
+    """Shampoo (arXiv:1802.09568): `u = L^(-1/4) m R^(-1/4)`, scaled to the norm of Adam's
+    direction.
 
-    m = b1 m + (1 - b1) g, L = b2 L + (1 - b2) g g^T and R the same of g^T g, each corrected for its
-    start, as in github.com/facebookresearch/optimizers; b1, b2 and eps are its values for a run
-    that had AdamW. The paper sums g g^T and uses g itself. A share of the largest eigenvalue is
-    added to all (arXiv:2002.09018 and its code); with less than float32's rounding, such as 1e-12
-    there, directions without any gradient would become the longest. Roots are computed at every
-    `shampoo_every`-th update; before the first roots the direction is Adam's, or m without
-    grafting. Grafting (arXiv:2002.11803) gives each matrix the Frobenius norm of Adam's direction;
-    without it the direction is as large as an orthogonal matrix.
+    `m <- b1 m + (1 - b1) G`
+    `L <- b2 L + (1 - b2) G G^T`
+    `R <- b2 R + (1 - b2) G^T G`
+
+    All three are corrected for their start, as in github.com/facebookresearch/optimizers; `b1`,
+    `b2` and `eps` are its values for a run that had AdamW. The paper (algorithm 1) sums `G G^T` and
+    uses `G` itself. The share `shampoo_eps` of the largest eigenvalue is added to all eigenvalues
+    (arXiv:2002.09018 and its code). With a share below the rounding of float32, such as 1e-12
+    there, directions without any gradient would become the longest.
+
+    Roots are computed every `shampoo_every` updates. Before the first roots, the direction is
+    Adam's, or `m` without grafting. Grafting (`shampoo_graft`, arXiv:2002.11803) gives each matrix
+    the Frobenius norm of Adam's direction; without it, the direction is as large as an orthogonal
+    matrix.
     """
 
     def init(spec, weight):
@@ -272,21 +289,27 @@ def soap(
         str, Option('which sides of a matrix are rotated', choices=('both', 'smaller'))
     ] = 'both',
 ) -> optax.GradientTransformation:
-    """Adam of the coordinates in the eigenvectors of L and R (arXiv:2409.11321, algorithm 3).
+    """SOAP (arXiv:2409.11321): Adam in the eigenvectors of Shampoo's two matrices.
 
-    L = b2 L + (1 - b2) g g^T, R the same of g^T g, and Q their eigenvectors: computed from the
-    first gradient, then refreshed by one power iteration and a QR decomposition. With g' = Q_L^T g
-    Q_R and m' the same of m, v = b2 v + (1 - b2) g'^2, and the direction is sqrt(1 - b2^t) / (1 -
-    b1^t) Q_L (m' / (sqrt(v) + eps)) Q_R^T.
+    `u = (sqrt(1 - b2^t) / (1 - b1^t)) Q_L (Q_L^T m Q_R / (sqrt(v) + eps)) Q_R^T`
+    `m <- b1 m + (1 - b1) G`
+    `v <- b2 v + (1 - b2) (Q_L^T G Q_R)^2`
+    `L <- b2 L + (1 - b2) G G^T`
+    `R <- b2 R + (1 - b2) G^T G`
+
+    `Q_L` and `Q_R` are the eigenvectors of `L` and `R`, computed from the first gradient, then
+    refreshed every `soap_every` updates by one power iteration and a QR decomposition.
+    `soap_sides=smaller` is the one-sided version of the paper's section 7. A side above
+    `soap_max_dim` is not rotated.
 
     As in the authors' code (github.com/nikhilvyas/SOAP), an update uses the bases from before its
-    gradient, so that the first update is zero and only computes them, and t counts from the second;
-    v is sorted by eigenvalues before a refresh; a side above soap_max_dim is not rotated. Their
-    first step omits weight decay too; here the optimizer does not apply weight decay. 'smaller' is
-    the one-sided version of the paper's section 7. The signs of the vectors change no direction, as
-    v has squares and m' is rotated back. Vectors of equal eigenvalues (among them 0, for a gradient
-    of low rank) are any basis of their space, from LAPACK or cuSOLVER, and the direction depends on
-    it.
+    gradient. The first update is therefore zero and only computes them, `t` counts from the second,
+    and `v` is sorted by eigenvalues before a refresh. Their first step omits weight decay too; here
+    the optimizer does not apply weight decay.
+
+    The signs of the vectors change no direction, since `v` has squares and `m` is rotated back. For
+    equal eigenvalues, among them 0 for a gradient of low rank, the vectors are any basis of their
+    space, from LAPACK or cuSOLVER, and the direction depends on it. Source: algorithm 3.
     """
 
     def init(spec, weight):

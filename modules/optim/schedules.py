@@ -44,7 +44,7 @@ def _cosine(progress, final):
 
 @schedule_row(decays=False)
 def constant(step: jax.Array, steps: Any, *, warmup_steps: Warmup = 0) -> jax.Array:
-    """Linear warm-up, then 1."""
+    """Constant: `f = 1`."""
     return _warmup(step, warmup_steps)
 
 
@@ -67,10 +67,11 @@ def cyclic(
     final_lr_fraction: End = 0.0,
     cycles: Cycles = 4,
 ) -> jax.Array:
-    """Linear warm-up, then several decays r + (1 - r) (1 + cos(pi p)) / 2 (SGDR, arXiv:1608.03983).
+    """SGDR, several cosine decays (arXiv:1608.03983): `f = r + (1 - r) (1 + cos(pi p)) / 2`.
 
-    p is the progress of a cycle. A cycle of a whole number of steps ends at r, and so does the run.
-    A step shared by two cycles belongs to the cycle that has its middle.
+    `p` is the progress of a cycle, of `cycles` cycles of equal length. A cycle of a whole number of
+    steps ends at `r`, and so does the run. A step shared by two cycles belongs to the cycle that
+    contains its middle.
     """
     length = jnp.maximum(steps - warmup_steps, 1.0) / cycles
     n_decayed = step + 1 - warmup_steps
@@ -93,9 +94,10 @@ def check_final_lr(recipe: Any, part: Any) -> None:
 def exponential(
     step: jax.Array, steps: Any, *, warmup_steps: Warmup = 0, final_lr_fraction: End = 0.1
 ) -> jax.Array:
-    """Linear warm-up, then r^p: one factor a step, as in arXiv:1512.00567. r must be above 0.
+    """Exponential decay (arXiv:1512.00567): `f = r^p`.
 
-    That paper takes 0.94 every two epochs; the default end, a tenth of the peak, is our choice.
+    Each step multiplies the rate by the same factor, so `r` must be above 0. The paper has a factor
+    of 0.94 every two epochs; the default end, a tenth of the peak, is our choice.
     """
     progress = _progress(step, warmup_steps, steps)
     return _warmup(step, warmup_steps) * jnp.power(final_lr_fraction, progress)
@@ -112,11 +114,12 @@ def inverse_sqrt(
         Option('first steps without decay', 1, math.inf, time_unit='steps', traced=True),
     ] = 10_000,
 ) -> jax.Array:
-    """Linear warm-up, 1 for k = inverse_sqrt_steps in all, then sqrt(k / t) (T5, arXiv:1910.10683).
+    """Inverse square root, as in T5 (arXiv:1910.10683): `f = sqrt(k / max(t, k))`.
 
-    T5 has no warm-up: its rate is 1 / sqrt(max(t, k)), with a peak of 1 / sqrt(k). With k =
-    warmup_steps it is the schedule of arXiv:1706.03762; a longer warm-up replaces k. It has no end,
-    so that a run can be continued.
+    `t` is the number of the step, from 1, and `k` is `inverse_sqrt_steps`, or `warmup_steps` if
+    that is larger. T5 has no warm-up: its rate is `1 / sqrt(max(t, k))`, with a peak of
+    `1 / sqrt(k)`. If `k` equals the warm-up, this is the schedule of arXiv:1706.03762. The schedule
+    has no end, so that a run can be continued.
     """
     flat_steps = jnp.maximum(inverse_sqrt_steps, warmup_steps)
     return _warmup(step, warmup_steps) * jnp.sqrt(flat_steps / jnp.maximum(step + 1, flat_steps))
@@ -126,7 +129,10 @@ def inverse_sqrt(
 def linear(
     step: jax.Array, steps: Any, *, warmup_steps: Warmup = 0, final_lr_fraction: End = 0.0
 ) -> jax.Array:
-    """Linear warm-up, then 1 - (1 - r) p: to 0 as in arXiv:2502.15938, where it is best."""
+    """Linear decay (arXiv:2502.15938): `f = 1 - (1 - r) p`.
+
+    The paper finds it best to decay to 0, the default.
+    """
     progress = _progress(step, warmup_steps, steps)
     return _warmup(step, warmup_steps) * (1 - (1 - final_lr_fraction) * progress)
 
@@ -140,7 +146,10 @@ def power(
     final_lr_fraction: End = 0.0,
     decay_power: Annotated[float, Option('k of (1 - p)^k', 1e-3, 1e3, traced=True)] = 0.9,
 ) -> jax.Array:
-    """Linear warm-up, then r + (1 - r) (1 - p)^k, k = decay_power ("poly", arXiv:1606.00915)."""
+    """Polynomial decay, "poly" (arXiv:1606.00915): `f = r + (1 - r) (1 - p)^k`.
+
+    `k` is `decay_power`.
+    """
     remaining = 1 - _progress(step, warmup_steps, steps)
     decaying = (1 - final_lr_fraction) * jnp.power(remaining, decay_power)
     return _warmup(step, warmup_steps) * (final_lr_fraction + decaying)
@@ -150,7 +159,10 @@ def power(
 def warmup_cosine(
     step: jax.Array, steps: Any, *, warmup_steps: Warmup = 0, final_lr_fraction: End = 0.0
 ) -> jax.Array:
-    """Linear warm-up, then r + (1 - r) (1 + cos(pi p)) / 2 (arXiv:1608.03983, one cycle)."""
+    """Cosine decay (arXiv:1608.03983): `f = r + (1 - r) (1 + cos(pi p)) / 2`.
+
+    This is one cycle of the paper's schedule.
+    """
     progress = _progress(step, warmup_steps, steps)
     return _warmup(step, warmup_steps) * _cosine(progress, final_lr_fraction)
 
@@ -170,10 +182,13 @@ def warmup_stable_decay(
         str, Option('1 - p, or 1 - sqrt(p)', choices=tuple(DECAY_SHAPES))
     ] = 'linear',
 ) -> jax.Array:
-    """Linear warm-up, 1, then a decay to r (WSD, arXiv:2404.06395).
+    """WSD, warm-up, stable, decay (arXiv:2404.06395): the peak, then a decay in the last part of
+    the run.
 
-    The decay takes the last decay_fraction of the steps: 1 - (1 - r) p with decay_shape=linear,
-    1 - (1 - r) sqrt(p) with sqrt (arXiv:2405.18392).
+    - `decay_shape=linear`: `f = 1 - (1 - r) p`.
+    - `decay_shape=sqrt` (arXiv:2405.18392): `f = 1 - (1 - r) sqrt(p)`.
+
+    The decay takes the share `decay_fraction` of the steps.
     """
     progress = _progress(step, steps * (1 - decay_fraction), steps)
     decay = DECAY_SHAPES[decay_shape](progress)

@@ -28,11 +28,11 @@ from modules.params import root_mean_square
 def shrink_embedding_gradient(
     specs: Any, *, embedding_gradient_shrink: Any
 ) -> optax.GradientTransformation:
-    """c g for the word embedding, c = embedding_gradient_shrink; g for all other parameters.
+    """A smaller gradient of the word embedding (arXiv:2210.02414): `g <- c g`.
 
-    This comes before clipping. Adam's direction does not depend on the size of its gradient, so
-    that the factor acts on it only through the clipped norm and epsilon. Source: arXiv:2210.02414,
-    section 3.2.
+    `c` is the option; all other gradients are unchanged. This comes before clipping. Adam's
+    direction does not depend on the size of its gradient, so the factor acts on it only through the
+    clipped norm and epsilon. Source: section 3.2.
 
     Args:
       specs: a ParamSpec for each parameter.
@@ -47,9 +47,10 @@ def shrink_embedding_gradient(
 
 
 def add_penalty(penalty_shares: Any) -> optax.GradientTransformation:
-    """g + s w: weight decay inside the gradient, as from a penalty s |w|^2 / 2.
+    """Weight decay inside the gradient (arXiv:1711.05101): `g <- g + s w`.
 
-    For decay rules with `in_gradient`. Source: arXiv:1711.05101, section 2.
+    This is the gradient of a penalty `s |w|^2 / 2`, for decay rules with `in_gradient`. Source:
+    section 2.
 
     Args:
       penalty_shares: s of each parameter, NO_DECAY for none.
@@ -62,7 +63,9 @@ def add_penalty(penalty_shares: Any) -> optax.GradientTransformation:
 
 
 def clip(*, clip_norm: Any) -> optax.GradientTransformation:
-    """g min(1, clip_norm / |g|), |g| the norm of all gradients together (arXiv:1211.5063).
+    """Clipping of the gradient by its norm (arXiv:1211.5063): `g <- g min(1, c / |g|)`.
+
+    `|g|` is the norm of all gradients together, and `c` is `clip_norm`.
 
     Args:
       clip_norm: the largest norm; inf: any.
@@ -71,19 +74,19 @@ def clip(*, clip_norm: Any) -> optax.GradientTransformation:
 
 
 def divide_by_eps_factor(eps_factors: Any) -> optax.GradientTransformation:
-    """g / f, f the epsilon factor that the parametrisation gives a parameter.
+    """The parametrisation's factor of epsilon, applied to the gradient: `g <- g / c`.
 
-    An optimizer that compares epsilon with the gradient then has the direction of an epsilon f
-    times as large.
+    `c` is the factor for the parameter. An optimizer that compares epsilon with the gradient then
+    has the direction of an epsilon `c` times as large.
 
     Args:
-      eps_factors: f of each parameter.
+      eps_factors: c of each parameter.
     """
     return optax.stateless(lambda grads, _: jax.tree.map(lambda g, f: g / f, grads, eps_factors))
 
 
 def optimize(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """The direction of each parameter, from its gradient by `optim.name` and `optim.others`.
+    """The direction of each parameter: `optim.name` and `optim.others` map the gradient to it.
 
     Args:
       optimizer: of all parameters (`partition_by_role`).
@@ -94,9 +97,12 @@ def optimize(optimizer: optax.GradientTransformation) -> optax.GradientTransform
 def resize(
     specs: Any, *, match_rms: Any = None, update_clip: Any = None
 ) -> optax.GradientTransformation:
-    """f u with f = (match_rms / rms(u)) / max(1, rms(f u) / update_clip), of each matrix or vector.
+    """Matched and clipped root mean squares of updates: `u <- c u / max(1, rms(c u) / d)`.
 
-    Only hidden matrices are matched; all are clipped. Either option may be left out. They are a
+    `c = match_rms / rms(u)`
+
+    This applies to each matrix or vector. Only hidden matrices are matched; for others `c` is 1.
+    All are clipped, at `d`, the option `update_clip`. Either option may be left out. They are a
     single stage because they share a root mean square and round once. A matrix of zeros stays zero.
     Sources: 0.2, at which updates are as large as Adam's, arXiv:2502.16982, section 2.2; clipping
     arXiv:1804.04235, section 6.
@@ -123,10 +129,12 @@ def resize(
 
 
 def scale_by_learning_rate(learning_rates: Any) -> optax.GradientTransformation:
-    """-lr u, with lr the peak times the schedule's fraction and the parametrisation's factor.
+    """The learning rate: `u <- -eta u`.
+
+    `eta` is the peak times the schedule's fraction and the parametrisation's factor.
 
     Args:
-      learning_rates: lr of each parameter.
+      learning_rates: the learning rate of each parameter.
     """
     return optax.stateless(
         lambda updates, _: map_updates(lambda lr, u: -lr * u, learning_rates, updates)
@@ -134,9 +142,10 @@ def scale_by_learning_rate(learning_rates: Any) -> optax.GradientTransformation:
 
 
 def apply_decay(decay_shares: Any) -> optax.GradientTransformation:
-    """u - s d w: weight decay outside the gradient (arXiv:1711.05101), s by the decay rule.
+    """Weight decay outside the gradient (arXiv:1711.05101): `u <- u - s d w`.
 
-    d is 1, or the decay share of a Direction. The returned updates are arrays.
+    The decay rule determines `s`. `d` is 1, or the decay share of a Direction. The returned updates
+    are arrays.
 
     Args:
       decay_shares: s of each parameter, NO_DECAY for none.
@@ -160,7 +169,7 @@ def is_no_decay(share: Any) -> bool:
 
 
 def freeze(trainable: Any) -> optax.GradientTransformation:
-    """0 for parameters that are not trained.
+    """Parameters that are not trained: `u <- 0`.
 
     Args:
       trainable: a bool for each parameter.
@@ -179,9 +188,10 @@ class GhostRadiusState(NamedTuple):
 
 
 def limit_ghost_radius(*, ghost_radius: Any) -> optax.GradientTransformationExtraArgs:
-    """u min(1, R / r), R = ghost_radius and r = `measure_ghost_radius` of all updates together.
+    """A limit on the change of logits (arXiv:2603.13552): `u <- u min(1, R / r)`.
 
-    Source: arXiv:2603.13552, and https://github.com/piyush314/ghosts-of-softmax.
+    `R` is the option `ghost_radius`, and `r` is `measure_ghost_radius` of all updates together.
+    Source: the paper and https://github.com/piyush314/ghosts-of-softmax.
 
     Args:
       ghost_radius: the largest radius.

@@ -46,14 +46,16 @@ DecayRatio = Annotated[float, up_to_1('share of the weight decay where it is pro
 
 @optimizer_row('sgd', error_probability=True)
 def normalized_gd(specs: Any) -> optax.GradientTransformationExtraArgs:
-    """g / q, with q the mean over the target tokens of 1 - p, p the label's probability.
+    """Normalized gradient descent (arXiv:2412.08424): `u = g / q with q = mean(1 - p)`.
 
-    The published method is for two classes, where q is the mean of 1 / (1 + exp(margin)): with a
-    large learning rate it separates n points in as many steps as a perceptron, 1 / n of the steps
-    of plain gradient descent. This is its analogue for language models. q comes from the logits of
-    the loss and is recorded as `error_probability`. The gradient is clipped before the division, so
-    that optim.clip_norm=inf is the published step. Source: arXiv:2412.08424. Raises ValueError if
-    the extra argument `means` has no error_probability.
+    `p` is the probability of the label, and the mean is over the target tokens of the batch. `q`
+    comes from the logits of the loss and is recorded as `error_probability`. The gradient is
+    clipped before the division; set `optim.clip_norm=inf` for the published step.
+
+    This is the analogue for language models of a method for two classes, where `q` is the mean of
+    `1 / (1 + exp(margin))`. There, with a large learning rate, it separates `n` points in as many
+    steps as a perceptron, `1 / n` of the steps of plain gradient descent. Raises ValueError if the
+    extra argument `means` has no error_probability.
     """
 
     def update(updates, state, params=None, *, means=None, **_):
@@ -71,10 +73,14 @@ def normalized_gd(specs: Any) -> optax.GradientTransformationExtraArgs:
 
 @optimizer_row('adam')
 def lion(specs: Any, *, b1: B1 = 0.9, b2: B2 = 0.99) -> optax.GradientTransformation:
-    """sign(b1 m + (1 - b1) g), then m = b2 m + (1 - b2) g (arXiv:2302.06675, algorithm 2).
+    """Lion (arXiv:2302.06675): `u = sign(b1 m + (1 - b1) g)`.
 
-    Each coordinate moves by the learning rate itself, so the learning rate should be a third to a
-    tenth of AdamW's, and the weight decay proportionally larger.
+    Afterwards the momentum is updated:
+
+    `m <- b2 m + (1 - b2) g`
+
+    Each coordinate moves by exactly the learning rate, so the learning rate should be a third to a
+    tenth of AdamW's, and the weight decay proportionally larger. Source: algorithm 2.
     """
 
     def update(spec, grad, state, weight, count):
@@ -100,16 +106,22 @@ def adafactor(
         bool, Option("whether an update is not multiplied by its weight's root mean square")
     ] = False,
 ) -> optax.GradientTransformation:
-    """g / sqrt(v), with v of a matrix from the means of its rows and columns (arXiv:1804.04235).
+    """Adafactor, with factored second moments (arXiv:1804.04235): `u = g / sqrt(v)`.
 
-    v is a running mean of g^2 + eps; step t enters it with the share t^-x. For a matrix only the
-    means r of rows and c of columns are stored, and v = r c / mean(r). Then an update is divided by
-    max(1, rms(update) / clip), and multiplied by max(1e-3, rms(weight)) unless it is absolute.
+    `v <- (1 - t^-x) v + t^-x (g^2 + epsilon)`
 
-    Same as optax.adafactor without its weight decay, except that each matrix of a stack is factored
-    alone; optax factors the two largest axes of the whole array. In the paper the learning rate is
-    min(0.01, 1 / sqrt(t)), which a config has to give, and there is no momentum (algorithms 4 and
-    5).
+    `x` is `adafactor_decay`, and `epsilon` is `adafactor_eps`. For a matrix, only the means `r` of
+    the rows of `v` and the means `c` of its columns are stored:
+
+    `v_ij = r_i c_j / mean(r)`
+
+    The update is then divided by `max(1, rms(u) / d)`, with `d` the option `adafactor_clip`, and
+    multiplied by `max(1e-3, rms(w))` unless `adafactor_absolute` is set.
+
+    This equals optax.adafactor without its weight decay, except that each matrix of a stack is
+    factored separately, while optax factors the two largest axes of the whole array. The paper
+    (algorithms 4 and 5) has no momentum and a learning rate of `min(0.01, 1 / sqrt(t))`, which a
+    config has to set.
     """
 
     def is_factored(spec, shape):
@@ -176,11 +188,17 @@ def adamp(
     adamp_delta: Delta = 0.1,
     adamp_decay_ratio: DecayRatio = 0.1,
 ) -> optax.GradientTransformation:
-    """Adam's direction, `remove_radial` for matrices (arXiv:2006.08217, algorithm 2).
+    """AdamP (arXiv:2006.08217): Adam without the part of the direction along a scale-invariant
+    weight.
 
-    Follows the PyPI package adamp 0.3.0: with `nesterov` the first moment is moved once more, b1 m
-    + (1 - b1) g, and still divided by 1 - b1^t. A projected matrix gets only adamp_decay_ratio
-    (wd_ratio in the package) of the weight decay.
+    `u <- u - w (w^T u) / |w|^2`
+
+    This projection of Adam's direction applies to the matrices that `remove_radial` selects: those
+    whose gradients are nearly orthogonal to them, by the threshold `adamp_delta`. A projected
+    matrix gets only the share `adamp_decay_ratio` (wd_ratio in the package) of the weight decay.
+
+    Follows the PyPI package adamp 0.3.0: with `nesterov`, the first moment is moved once more, to
+    `b1 m + (1 - b1) g`, and still divided by `1 - b1^t`. Source: algorithm 2.
     """
 
     def update(spec, grad, state, weight, count):
@@ -203,13 +221,18 @@ def sgdp(
     adamp_delta: Delta = 0.1,
     adamp_decay_ratio: DecayRatio = 0.1,
 ) -> optax.GradientTransformation:
-    """SGD's direction, `remove_radial` for matrices (arXiv:2006.08217, algorithm 1).
+    """SGDP (arXiv:2006.08217): SGD without the part of the direction along a scale-invariant
+    weight.
 
-    The stored sum of gradients is not projected, as in the paper; the PyPI package adamp projects
-    it in place unless `nesterov` is set. The first gradient is dampened too, as in that package;
-    torch.optim.SGD does not dampen it. Momentum 0.9 is from the package's example, which also sets
+    `u <- u - w (w^T u) / |w|^2`
+
+    The projection is that of `adamp`, applied to SGD's direction. The stored sum of gradients is
+    not projected, as in the paper; the PyPI package adamp projects it in place unless `nesterov` is
+    set. The first gradient is dampened too, as in that package, while torch.optim.SGD does not
+    dampen it. The default momentum of 0.9 is from the package's example, which also sets
     `nesterov`; its signature has neither. Weight decay is multiplied by the learning rate as in
-    `adamp`; the package also divides it by 1 - momentum, so that its 1e-5 is 1e-4 here.
+    `adamp`; the package also divides it by `1 - momentum`, so that its 1e-5 is 1e-4 here. Source:
+    algorithm 1.
     """
 
     def update(spec, grad, state, weight, count):

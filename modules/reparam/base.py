@@ -60,12 +60,13 @@ def none(specs: Any, shapes: Any) -> Reparam:
 
 @reparam_row(shares_blocks=True)
 def shared(specs: Any, shapes: Any) -> Reparam:
-    """W_l = W for every layer l and hidden matrix outside of norms: stored once, used everywhere.
+    """The same weights in all layers (arXiv:1909.11942): `W_l = W for l = 1, ..., L`.
 
-    Vectors and norms stay with their layer. The start is the first layer's, and the gradient the
-    sum over layers. Saves parameters and optimizer state; a step costs as much as unshared,
-    including the copies that layers read. `shapes` belong to the parameters that `specs` describes.
-    Sources: arXiv:1909.11942; with separate norms arXiv:2107.11817.
+    Each hidden matrix outside of norms is stored once and used in every layer `l`. Vectors and
+    norms stay separate for each layer (arXiv:2107.11817). Training starts with the weights of the
+    first layer, and the gradient is the sum over layers. This saves parameters and optimizer state;
+    a step costs as much as without sharing, including the copies that layers read. `shapes` belong
+    to the parameters that `specs` describes.
     """
 
     def is_shared(spec: ParamSpec) -> bool:

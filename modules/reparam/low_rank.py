@@ -43,18 +43,25 @@ def lora(
     alpha: Annotated[float, Option('over the rank the factor of a b', 0, 1e6)] = 8.0,
     rslora: Annotated[bool, Option('divide alpha by sqrt(rank) instead')] = False,
 ) -> Reparam:
-    """W_used = W + s a b with a [I, r], b [r, O] and s = `alpha` / `rank`, for every matrix.
+    """LoRA, a low-rank correction of every matrix (arXiv:2106.09685): `W_used = W + s a b`.
 
-    Stores `base` W, and the factors `a` and `b`; train.trainable=lora trains the factors alone. b
-    starts at 0, so that nothing changes at the start, and a uniform within 1 / sqrt(I), the Kaiming
-    start of the published code; rows of an embedding are looked up, and I counts as 1 there. With
-    `rslora` s = `alpha` / sqrt(`rank`) (arXiv:2312.03732). weight_norm+lora is DoRA
-    (arXiv:2402.09353): W_used = m V / ||V|| by columns, V = W + s a b; its m is trained too, and
-    the gradient holds ||V|| constant (`weight_norm` has the option). The default rank and alpha are
-    PEFT's. Source: arXiv:2106.09685 and its code.
+    `W` is stored as `base`, next to the factors `a` [I, r] and `b` [r, O]. `r` is the option
+    `rank`, and `s = alpha / r` with the option
+    ``alpha``; both defaults are PEFT's. With `rslora`, `s = alpha /
+    sqrt(r)` (arXiv:2312.03732). Set `train.trainable=lora` to train only the factors. `b` starts at
+    0, so that the weights are unchanged at the start; `a` is uniform within `1 / sqrt(I)`, the
+    Kaiming start of the published code. In an embedding, rows are looked up, so `I` counts as 1.
 
-    The product is formed whole, once a step: the optimizer's memory falls, and the operations of
-    the backward pass do not. Raises ValueError if lora is not the last of several rows.
+    `model.reparam=weight_norm+lora` is DoRA (arXiv:2402.09353), with norms of columns:
+
+    `W_used = m V / ||V|| with V = W + s a b`
+
+    `m` is trained too, and the gradient treats `||V||` as a constant (see the option of
+    `weight_norm`).
+
+    The matrix is formed once per step. LoRA reduces the memory of the optimizer, but not the
+    operations of the backward pass. Source: the paper and its code. Raises ValueError if lora is
+    not the last of several rows.
     """
     scale = alpha / (math.sqrt(rank) if rslora else rank)
 

@@ -62,15 +62,16 @@ def weight_norm(
     ] = 'published',
     names: tuple[str, ...] = (),
 ) -> Reparam:
-    """W[:, o] = gain[o] * V[:, o] / ||V[:, o]|| for every matrix.
+    """Weight normalization (arXiv:1602.07868): `W[:, o] = g_o V[:, o] / ||V[:, o]||`.
 
-    Stores `direction` V, initialised as W would be, and `gain`, which starts as ||V|| so that
-    nothing changes at the start. The gradient of V is orthogonal to V, so its norm grows with
-    training. Source: arXiv:1602.07868, equations 2 and 3.
+    This applies to every column `o` of every matrix. `V` is stored as `direction`, initialised as
+    `W` would be, and `g` as `gain`. The gain starts as the norms of the columns, so that the
+    weights are unchanged at the start. The gradient of `V` is orthogonal to `V`, so that the norm
+    of `V` grows during training. Source: equations 2 and 3.
 
-    Before lora, in DoRA, the gradient holds ||V|| constant, as that paper proposes and PEFT does
-    (arXiv:2402.09353, section 4.3): the gradient of V is then not orthogonal to V. `norm_gradient`
-    selects either form for any chain.
+    Before lora, in DoRA (arXiv:2402.09353, section 4.3), the gradient treats `||V||` as a constant,
+    as that paper proposes and PEFT does. The gradient of `V` is then not orthogonal to `V`.
+    `norm_gradient` selects either form for any chain.
     """
     published = 'constant' if 'lora' in names else 'full'
     is_constant = (published if norm_gradient == 'published' else norm_gradient) == 'constant'
@@ -84,13 +85,15 @@ def weight_norm(
 
 @matrix_row()
 def weight_standardization(specs: Any, shapes: Any, *, roles: Roles = 'hidden') -> Reparam:
-    """W[:, o] = gain[o] / sqrt(I) * (V[:, o] - mean) / sqrt(var + eps), over the I rows of V.
+    """Weight standardization (arXiv:1903.10520): `W[:, o] = g_o (V[:, o] - m_o) / (sqrt(I) sqrt(v_o
+    + eps))`.
 
-    Stores `matrix` V and `gain`. The variance is unbiased, as in the published code. The published
-    map has neither the gain nor 1 / sqrt(I), as a norm follows each of its matrices; with both
-    (arXiv:2101.08692) a gain of 1 gives columns of length 1. The gain starts such that the initial
-    matrix loses the mean of each column and keeps its spread. Source: arXiv:1903.10520 and its
-    code. Raises ValueError for matrices of a single row, which have no spread.
+    `m_o` and `v_o` are the mean and the unbiased variance, as in the published code, of the `I`
+    entries of column `o` of `V`. `V` is stored as `matrix` and `g` as `gain`. The published map has
+    neither the gain nor `sqrt(I)`, since a norm follows each of its matrices. With both
+    (arXiv:2101.08692), a gain of 1 gives columns of length 1. The gain starts such that the initial
+    matrix loses the mean of each column and keeps its spread. Source: the paper and its code.
+    Raises ValueError for matrices of a single row, which have no spread.
     """
 
     def n_rows(spec: ParamSpec, weight: Any) -> int:
@@ -115,12 +118,13 @@ def weight_standardization(specs: Any, shapes: Any, *, roles: Roles = 'hidden') 
 
 @matrix_row(least_init_scale=MIN_NORM, maps_after_update=True)
 def normalize_and_project(specs: Any, shapes: Any, *, roles: Roles = 'hidden') -> Reparam:
-    """W <- W ||W_0||_F / ||W||_F after each optimizer step, for every matrix.
+    """Normalize-and-project (arXiv:2407.01800), after each optimizer step:
+    `W <- W ||W_0||_F / ||W||_F`.
 
-    Stores ||W_0||_F of each matrix; the optimizer state is unchanged. The norms that the method
-    requires before each nonlinearity are the model's (`model.norm`, `model.qk_norm`); their gains
-    are not projected. Weight decay has almost no effect on a projected matrix, so that its
-    effective learning rate is the schedule's alone. Source: arXiv:2407.01800.
+    Every matrix is scaled back to its initial Frobenius norm `||W_0||_F`, which is stored; the
+    optimizer state is unchanged. The method requires norms before each nonlinearity: choose them
+    with `model.norm` and `model.qk_norm`. Their gains are not projected. Weight decay has almost no
+    effect on a projected matrix, so its effective learning rate follows the schedule alone.
     """
 
     def frobenius_norm(spec, weight):
@@ -150,14 +154,15 @@ def weight_compander(
     ] = 4.0,
     compander_slope: Annotated[float, Option('a / b, the slope at 0', 1e-3, 1e3)] = 2.0,
 ) -> Reparam:
-    """W_used = a arctan(V / b), element by element: steep at 0, and bounded by a pi / 2.
+    """Weight compander (arXiv:2306.16993): `W_used = a arctan(V / b)`.
 
-    Stores V, which starts as b tan(W / a), so that nothing changes at the start; an imported matrix
-    is clipped at NEAR_BOUND of the bound. Stores a of every matrix in its state: `compander_width`
-    times the root mean square of W at the start; b = a / `compander_slope`.
+    The map acts on each element; it is steep at 0 and bounded by `a pi / 2`. `V` is stored. It
+    starts as `b tan(W / a)`, so that the weights are unchanged at the start; an imported matrix is
+    clipped at NEAR_BOUND of the bound. The state stores `a` for each matrix, `compander_width`
+    times the root mean square of `W` at the start. `b` is `a` over `compander_slope`.
 
-    The arctan, a and b are our reading of arXiv:2306.16993: we could not see its formula. a and b
-    are not learned here.
+    The arctan, `a` and `b` are our reading of the paper, whose formula we could not see. `a` and
+    `b` are not learned here.
     """
 
     def init(spec, weight):

@@ -50,13 +50,17 @@ def sigma(
         str, Option('start of gamma: the sigma of each matrix, or 1', choices=('one', 'sigma'))
     ] = 'sigma',
 ) -> Reparam:
-    """sigmaReparam: W_used = gamma W / sigma(W) with sigma(W) the largest singular value.
+    """sigmaReparam (arXiv:2303.06296): `W_used = gamma W / sigma(W)`.
 
-    Stores `matrix` W, initialised as without this, and `gain` gamma, a number for each matrix: a
-    vector, so no weight decay. Each layer, and each of queries, keys and values, is a separate
-    matrix. Stores u of every matrix in its state, which starts as its first right singular vector.
-    With `gamma_start` = sigma nothing changes at the start, as in the published code for vision and
-    language; `one` follows the code for speech. Source: arXiv:2303.06296 and its code.
+    `sigma(W)` is the largest singular value. `W` is stored as `matrix`, initialised as without this
+    reparametrisation, and ``gamma`` as `gain`, one number per matrix. The gain counts as a vector,
+    so that weight decay does not apply to it. Each layer, and each of queries, keys and values, is
+    a separate matrix. The state stores a vector `u` per matrix for the power iteration, which
+    starts as the first right singular vector.
+
+    With `gamma_start=sigma` the weights are unchanged at the start, as in the published code for
+    vision and language; `gamma_start=one` follows the code for speech. Source: the paper and its
+    code.
     """
 
     def init(spec, weight):
@@ -80,9 +84,10 @@ def sigma(
 
 @matrix_row(least_init_scale=MIN_INIT_SCALE)
 def spectral_norm(specs: Any, shapes: Any, *, roles: Roles = 'hidden') -> Reparam:
-    """W_used = W / sigma(W): `sigma` without its gain, so that every matrix has spectral norm 1.
+    """Spectral normalization (arXiv:1802.05957): `W_used = W / sigma(W)`.
 
-    This changes matrices at the start. Source: arXiv:1802.05957, equation 8.
+    This is `sigma` without its gain: every matrix has a largest singular value `sigma(W)` of 1. It
+    changes the matrices at the start. Source: equation 8.
     """
     return _scale_by_sigma(roles, specs, lambda largest: 1 / largest)
 
@@ -97,11 +102,12 @@ def spectral_cap(
         float, Option('largest singular value that a matrix may have', 1e-6, 1e6)
     ] = 1.0,
 ) -> Reparam:
-    """W_used = W min(1, bound / sigma(W)): no singular value above `spectral_bound`.
+    """A bound on singular values (arXiv:1804.04368): `W_used = W min(1, c / sigma(W))`.
 
-    That holds up to the error of the power iteration. Matrices below the bound are unchanged. A
-    square matrix whose elements have standard deviation 1 / sqrt(fan_in) has a largest singular
-    value near 2. The projection of arXiv:1804.04368 as a map through which the gradient flows.
+    No singular value exceeds `c`, the option `spectral_bound`, up to the error of the power
+    iteration. Matrices below the bound are unchanged. A square matrix whose elements have standard
+    deviation `1 / sqrt(fan_in)` has a largest singular value near 2. This is the projection of the
+    paper, as a map through which the gradient flows.
     """
     # Not min(1, bound / largest): its gradient is not finite where the largest is 0.
     return _scale_by_sigma(

@@ -31,49 +31,56 @@ class DecayInputs(NamedTuple):
 
 @decay_row()
 def decoupled(decay: DecayInputs) -> jax.Array:
-    """lr * fraction * weight_decay * factor, as AdamW in PyTorch and optax if the factor is 1.
+    """Decoupled decay of AdamW in PyTorch and optax: `s = eta f lambda c`.
 
-    The factor is the parametrisation's, and compensates its factor of the learning rate. AdamW's
-    paper (arXiv:1711.05101) has no learning rate in its decay: that is `independent`.
+    `c` is the decay factor of the parametrisation, which compensates its factor of the learning
+    rate. AdamW's paper (arXiv:1711.05101) has no learning rate in its decay: that is `independent`.
     """
     return decay.lr * decay.fraction * decay.weight_decay * decay.factor
 
 
 @decay_row(times_lr=False)
 def independent(decay: DecayInputs) -> jax.Array:
-    """fraction * weight_decay: with the schedule, whatever the learning rate.
+    """Decay independent of the learning rate (arXiv:1711.05101): `s = f lambda`.
 
-    Algorithm 2 of arXiv:1711.05101, w -= eta_t (alpha m / (sqrt(v) + eps) + lambda w), with the
-    schedule's multiplier eta_t = fraction and alpha = lr; named as in arXiv:2309.14322, 3.2.2.
+    This is algorithm 2 of AdamW's paper, with the schedule's multiplier `eta_t = f` and
+    `alpha = eta`:
+
+    `w <- w - eta_t (alpha m / (sqrt(v) + epsilon) + lambda w)`
+
+    The name is that of arXiv:2309.14322, section 3.2.2.
     """
     return decay.fraction * decay.weight_decay
 
 
 @decay_row()
 def constant(decay: DecayInputs) -> jax.Array:
-    """lr * fraction * weight_decay, for any parametrisation.
+    """The same decay for any parametrisation (arXiv:2510.15262): `s = eta f lambda`.
 
-    lr is the parameter's: under muP the share falls with width (arXiv:2510.15262 compares it).
+    `eta` is the learning rate of the parameter, so under muP the share falls with width. The paper
+    compares this rule with others.
     """
     return decay.lr * decay.fraction * decay.weight_decay
 
 
 @decay_row()
 def sqrt_width(decay: DecayInputs) -> jax.Array:
-    """`constant`, of hidden matrices times sqrt(m), m the growth of fan_in (arXiv:2510.15262).
+    """Decay that grows with the root of the width (arXiv:2510.15262): `s = eta f lambda sqrt(m)`.
 
-    With learning rates of 1 / m, as muP has them for hidden matrices, their largest singular value
-    then does not change with width; vectors do not decay. For embeddings and readout, with rates
-    that do not fall, it is `constant`.
+    This applies to hidden matrices, and `m` is the growth of their fan_in. With learning rates of
+    `1 / m`, as muP has them, their largest singular value then does not change with width; vectors
+    do not decay. For embeddings and readout, whose rates do not fall, the rule is `constant`.
     """
     return constant(decay) * (decay.growth.fan_in**0.5 if decay.hidden else 1.0)
 
 
 @decay_row()
 def linear_width(decay: DecayInputs) -> jax.Array:
-    """`constant`, of hidden matrices times m, the growth of fan_in (compared in arXiv:2510.15262).
+    """Decay that grows with the width (arXiv:2510.15262): `s = eta f lambda m`.
 
-    With rates of 1 / m the share of a weight does not change with width.
+    This applies to hidden matrices, and `m` is the growth of their fan_in; for other parameters the
+    rule is `constant`. With learning rates of `1 / m`, the share of a weight does not change with
+    width. The paper compares this rule with others.
     """
     return constant(decay) * (decay.growth.fan_in if decay.hidden else 1.0)
 
@@ -86,11 +93,12 @@ def timescale(
         float, Option('that weights are averages over, in runs', 1e-6, sys.float_info.max)
     ] = 1.0,
 ) -> jax.Array:
-    """fraction / (decay_timescale * steps): weights are averages of updates over that many steps.
+    """Weights as averages of the updates of a fixed time (arXiv:2405.13698): `s = f / (tau T)`.
 
-    The learning rate and weight_decay do not matter, except that a weight_decay of 0 turns decay
-    off. arXiv:2405.13698 finds that the time in epochs stays the same as model and data grow; a run
-    of a single pass is an epoch. The default is our choice.
+    `T` is the number of steps of the run, and `tau` is `decay_timescale`: weights are averages of
+    updates over `tau T` steps. The learning rate and `weight_decay` do not matter, except that
+    `weight_decay=0` turns decay off. The paper finds that the time in epochs stays the same as
+    model and data grow; a run of a single pass is an epoch. The default is our choice.
     """
     share = decay.fraction / (decay_timescale * decay.steps)
     # `where`, not `if`: weight_decay may be a tracer.
@@ -99,10 +107,11 @@ def timescale(
 
 @decay_row()
 def adamc(decay: DecayInputs) -> jax.Array:
-    """lr * fraction^2 * weight_decay of hidden matrices, `decoupled` of the others.
+    """AdamC, for matrices that a norm follows (arXiv:2506.02285): `s = eta f^2 lambda c`.
 
-    The second factor of the schedule's fraction keeps the ratio of gradient to weight the same to
-    the end of the schedule, for matrices that a norm follows (AdamC, arXiv:2506.02285).
+    This applies to hidden matrices; for other parameters the rule is `decoupled`, and `c` is its
+    factor. The second factor `f` keeps the ratio of gradient to weight the same to the end of the
+    schedule.
     """
     share = decoupled(decay)
     return share * decay.fraction if decay.hidden else share
@@ -110,9 +119,10 @@ def adamc(decay: DecayInputs) -> jax.Array:
 
 @decay_row(in_gradient=True, times_lr=False)
 def l2(decay: DecayInputs) -> jax.Array:
-    """weight_decay, in the gradient: Adam divides it as it divides the gradient.
+    """Penalty of squared weights, in the gradient (arXiv:1711.05101): `g <- g + lambda w`.
 
-    This is the penalty weight_decay / 2 |w|^2, from which AdamW is decoupled (arXiv:1711.05101).
+    No share is removed: this is the gradient of the penalty `lambda |w|^2 / 2`. Adam divides it as
+    it divides the gradient; AdamW is decoupled from it.
     """
     return jnp.asarray(decay.weight_decay)
 

@@ -36,7 +36,10 @@ init_row = row_decorator(arrange=lambda spec, unit: unit)
 
 @init_row()
 def fan_in(spec: ParamSpec, shape: tuple[int, ...], blocks: int) -> float:
-    """1 / sqrt(fan_in), and 1 / sqrt(D) for embeddings (as the baseline of arXiv:2309.14322)."""
+    """By fan_in (arXiv:2309.14322): `s = 1 / sqrt(fan_in)`, and `s = 1 / sqrt(D)` for embeddings.
+
+    This is the baseline of the paper.
+    """
     terms = shape[-1] if spec.role == 'embedding' else spec.fan_in_size(shape)
     return 1 / math.sqrt(terms)
 
@@ -50,10 +53,10 @@ def _fans(spec, shape):
 
 @init_row()
 def xavier(spec: ParamSpec, shape: tuple[int, ...], blocks: int) -> float:
-    """sqrt(2 / (fan_in + fan_out)) for hidden matrices: where DeepNet starts (arXiv:2203.00555).
+    """Xavier, where DeepNet starts (arXiv:2203.00555): `s = sqrt(2 / (fan_in + fan_out))`.
 
-    Heads are merged; embeddings and readout have the deviation of `fan_in`. Source: Glorot and
-    Bengio (2010), equation 12, with a normal distribution.
+    This applies to hidden matrices, with heads merged; embeddings and readout have the deviation of
+    `fan_in`. Source: Glorot and Bengio (2010), equation 12, with a normal distribution.
     """
     if spec.role != 'hidden':
         return fan_in(spec, shape, blocks)
@@ -62,26 +65,30 @@ def xavier(spec: ParamSpec, shape: tuple[int, ...], blocks: int) -> float:
 
 @init_row()
 def small(spec: ParamSpec, shape: tuple[int, ...], blocks: int) -> float:
-    """0.02 for all, as in BERT (arXiv:1810.04805)."""
+    """The same deviation for all, as in BERT (arXiv:1810.04805): `s = 0.02`."""
     return SMALL
 
 
 @init_row()
 def depth_scaled(spec: ParamSpec, shape: tuple[int, ...], blocks: int) -> float:
-    """0.02, and 0.02 / sqrt(2 L) for matrices that write to the stream: GPT-2's and Megatron's.
+    """GPT-2 and Megatron (arXiv:1909.08053): `s = 0.02`, and less for matrices that write to the
+    stream.
 
-    The last matrices of attention and of the MLP in each of the L blocks write to the stream
-    (arXiv:1909.08053, section 3).
+    The last matrices of attention and of the MLP in each of the `L` blocks write to the stream:
+
+    `s = 0.02 / sqrt(2 L)`
+
+    Source: section 3.
     """
     return SMALL / math.sqrt(2 * blocks) if writes_to_stream(spec) else SMALL
 
 
 @init_row(arrange=orthogonalize)
 def orthogonal(spec: ParamSpec, shape: tuple[int, ...], blocks: int) -> float:
-    """Hidden matrices with all singular values 1 (arXiv:1312.6120).
+    """Orthogonal hidden matrices (arXiv:1312.6120): all singular values are 1.
 
-    Their entries have the root mean square 1 / sqrt(max(fan_in, fan_out)); embeddings and readout
-    have the deviation of `fan_in`.
+    The root mean square of their entries is `1 / sqrt(max(fan_in, fan_out))`. Embeddings and
+    readout have the deviation of `fan_in`.
     """
     if spec.role != 'hidden':
         return fan_in(spec, shape, blocks)

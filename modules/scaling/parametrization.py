@@ -146,19 +146,27 @@ def equal_decay_factors(**factors: Any) -> Factors:
 
 @parametrization(('adam', 'sgd', 'spectral'), grows=())
 def standard(spec: ParamSpec, growth: Growth, family: str) -> Factors:
-    """One learning rate for all, deviations by each matrix's size (`modules.scaling.init`).
+    """Standard: one learning rate for all parameters; initial deviations by the size of each
+    matrix.
 
-    There is no base model. Source: the baseline of arXiv:2309.14322, section 2.
+    There is no base model. The deviations are those of `scaling.init`. Source: the baseline of
+    arXiv:2309.14322, section 2.
     """
     return Factors(has_own_init=True)
 
 
 @parametrization(('adam', 'sgd'))
 def ntk(spec: ParamSpec, growth: Growth, family: str) -> Factors:
-    """Hidden and output: W / sqrt(m), drawn as in the base model; rate 1, of Adam 1 / sqrt(m).
+    """NTK (arXiv:2011.14522): used weights fall with the root of the width.
 
-    With SGD features do not move as width grows (arXiv:2011.14522, table 1: a = 1/2, b = 0, c = 0);
-    with Adam these are the largest rates that stay finite (arXiv:2407.05872, table 1), and they do.
+        kind     forward         learning rate, Adam   SGD
+        input    1               1                     1
+        hidden   `1 / sqrt(m)`   `1 / sqrt(m)`         1
+        output   `1 / sqrt(m)`   `1 / sqrt(m)`         1
+
+    Weights are drawn as in the base model. With SGD, features do not move as width grows (table 1:
+    a = 1/2, b = 0, c = 0). With Adam these are the largest rates that stay finite
+    (arXiv:2407.05872, table 1), and features do move.
     """
     if growth.fan_in == 1:
         return Factors()
@@ -168,10 +176,15 @@ def ntk(spec: ParamSpec, growth: Growth, family: str) -> Factors:
 
 @parametrization(('adam', 'sgd'))
 def mean_field(spec: ParamSpec, growth: Growth, family: str) -> Factors:
-    """Output: W / m, hidden: W / sqrt(m), drawn as in the base model; SGD's rates times the width.
+    """Mean field (arXiv:2011.14522): used weights of the output fall with the width.
 
-    Adam's rate is 1 / sqrt(m) for hidden matrices and 1 for the others. Sources: arXiv:2011.14522,
-    table 1, for one hidden layer (c = -1); arXiv:2407.05872, table 1.
+        kind     forward         learning rate, Adam   SGD
+        input    1               1                     `n`
+        hidden   `1 / sqrt(m)`   `1 / sqrt(m)`         `max(m, n)`
+        output   `1 / m`         1                     `m`
+
+    Weights are drawn as in the base model. Sources: table 1, for one hidden layer (c = -1);
+    arXiv:2407.05872, table 1.
     """
     kind = growth_kind(growth)
     forward = {'hidden': growth.fan_in**-0.5, 'output': 1 / growth.fan_in}.get(kind, 1.0)
@@ -182,15 +195,15 @@ def mean_field(spec: ParamSpec, growth: Growth, family: str) -> Factors:
 
 @parametrization(('adam', 'sgd', 'spectral'), logits_per_width=True)
 def mup(spec: ParamSpec, growth: Growth, family: str) -> Factors:
-    """Maximal update (arXiv:2203.03466, table 8, as in the authors' package mup).
+    """Maximal update, muP (arXiv:2203.03466): table 8, as in the authors' package mup.
 
-              forward   drawn with            Adam    SGD     spectral
-    input     1         the base's            1       n       -
-    hidden    1         the base's / sqrt(m)  1 / m   n / m   1, which requires n = m
-    output    1 / m     the base's            1       m       -
+        kind    forward  initial deviation  learning rate, Adam  SGD      spectral
+        input   1        1                  1                    `n`      -
+        hidden  1        `1 / sqrt(m)`      `1 / m`              `n / m`  1, which requires `n = m`
+        output  `1 / m`  1                  1                    `m`      -
 
-    Attention's logits are q k / H. A spectral update has equal singular values, which its optimizer
-    scales by fan_out / fan_in, the same at each width: it needs no factor.
+    The logits of attention are `q^T k / H`. A spectral update has equal singular values, which its
+    optimizer scales by `fan_out / fan_in`, the same at each width: it needs no factor.
     """
     m, n, kind = growth.fan_in, growth.fan_out, growth_kind(growth)
     rates = {
@@ -206,10 +219,12 @@ def mup(spec: ParamSpec, growth: Growth, family: str) -> Factors:
 
 @parametrization(('adam', 'sgd', 'spectral'), logits_per_width=True)
 def spectral(spec: ParamSpec, growth: Growth, family: str) -> Factors:
-    """The spectral condition: |W| and |dW| as sqrt(fan_out / fan_in) (arXiv:2310.17813).
+    """Spectral condition (arXiv:2310.17813): `sigma` of weights and updates as
+    `sqrt(fan_out / fan_in)`.
 
-    `mup` with the output's factor in its deviation, 1 / m of the base's, and in its rate, 1 / m
-    with Adam and SGD: the same functions without a factor in the forward pass.
+    This is `mup` with the factor of the output in its initial deviation, which is multiplied by
+    `1 / m`, and in its learning rate, `1 / m` with Adam and SGD. The functions are the same,
+    without a factor in the forward pass. `sigma` is the largest singular value.
     """
     factors = mup(spec, growth, family)
     if growth_kind(growth) != 'output':
@@ -219,16 +234,20 @@ def spectral(spec: ParamSpec, growth: Growth, family: str) -> Factors:
 
 @parametrization(('adam',))
 def mup_simple(spec: ParamSpec, growth: Growth, family: str) -> Factors:
-    """Learning rates of hidden and output matrices / m, nothing else (arXiv:2309.14322, app. D).
+    """muP (simple): only learning rates scale (arXiv:2309.14322), those of hidden and output by
+    `1 / m`.
 
-    The factor of decay is 1; the paper's decay is `independent`.
+    The factor of weight decay is 1; the paper's decay is `independent`. Source: appendix D.
     """
     return Factors(lr=1 / growth.fan_in, has_own_init=True)
 
 
 @parametrization(('adam',))
 def mup_intermediate(spec: ParamSpec, growth: Growth, family: str) -> Factors:
-    """`mup_simple`, and the readout drawn with 1 / sqrt(m) of its deviation (arXiv:2309.14322)."""
+    """muP (intermediate) (arXiv:2309.14322): `mup_simple`, with the readout drawn smaller.
+
+    The initial deviation of the readout is multiplied by `1 / sqrt(m)`.
+    """
     factors = mup_simple(spec, growth, family)
     if spec.role != 'readout':
         return factors
@@ -237,7 +256,10 @@ def mup_intermediate(spec: ParamSpec, growth: Growth, family: str) -> Factors:
 
 @parametrization(('adam',), logits_per_width=True, zero=('query',))
 def mup_full(spec: ParamSpec, growth: Growth, family: str) -> Factors:
-    """`mup_intermediate`, logits q k / H, and query matrices 0 at the start (arXiv:2309.14322)."""
+    """muP (full) (arXiv:2309.14322): `mup_intermediate`, with two changes to attention.
+
+    The logits of attention are `q^T k / H`, and query matrices start at 0.
+    """
     return mup_intermediate(spec, growth, family)
 
 
@@ -306,18 +328,20 @@ def complete_p(
         float, Option('a: blocks add l^-a of what they compute, at l times the depth', 0.5, 1)
     ] = 1.0,
 ) -> Factors:
-    """`mup`, and at l times the depth blocks add l^-a F(x) (CompleteP, arXiv:2505.01618, table 1).
+    """CompleteP (arXiv:2505.01618): `mup` in width, with blocks that fall with depth,
+    `x + l^-a F(x)`.
 
-    Rates of blocks have the factor l^(a - 1), and epsilons l^-a / m. l^-a multiplies the last
-    matrix of each sublayer and its bias. As in the authors' minimal code (EleutherAI/nanoGPT-mup,
-    branch completep), every epsilon has the factor, and the factor of decay is m, as in `mup`.
+    `l` is the growth in depth, and `a` is `depth_alpha`. `l^-a` multiplies the last matrix of each
+    sublayer and its bias. Learning rates in blocks have the factor `l^(a - 1)`, and epsilons the
+    factor `l^-a / m`. As in the authors' minimal code (EleutherAI/nanoGPT-mup, branch completep),
+    every epsilon has this factor, and the factor of decay is `m`, as in `mup`. Source: table 1.
     """
     return depth_factors(spec, growth, depth_alpha)
 
 
 @parametrization(('adam',), grows=(WIDTH, DEPTH), logits_per_width=True, check=check_eps_scaling)
 def depth_mup(spec: ParamSpec, growth: Growth, family: str) -> Factors:
-    """`complete_p` with a = 1/2 (Depth-muP, arXiv:2310.02244)."""
+    """Depth-muP (arXiv:2310.02244): `complete_p` with an exponent of 1/2, `x + l^(-1/2) F(x)`."""
     return depth_factors(spec, growth, 0.5)
 
 
@@ -329,19 +353,19 @@ def depth_mup(spec: ParamSpec, growth: Growth, family: str) -> Factors:
     check=check_unit_init,
 )
 def unit(spec: ParamSpec, growth: Growth, family: str) -> Factors:
-    """Weights drawn with deviation 1, whatever their size (u-muP, arXiv:2407.17465, table 2).
+    """Unit scaling, u-muP (arXiv:2407.17465): weights of standard deviation 1, whatever their size.
 
-              forward        Adam
-    input     1              1 for gains and biases, 1 / sqrt(n) for embeddings
-    hidden    1 / sqrt(m)    1 / sqrt(m)
-    output    1 / m          1
+        kind     forward         learning rate, Adam
+        input    1               1 for gains and biases, `1 / sqrt(n)` for embeddings
+        hidden   `1 / sqrt(m)`   `1 / sqrt(m)`
+        output   `1 / m`         1
 
-    m and n are sizes, not growths: there is no base model. Each of L blocks adds
-    F(x) / sqrt(L), and rates in blocks have the factor 1 / sqrt(L). The authors' residual rule
-    gives the same if embedding, attention and MLPs contribute alike (graphcore-research/
-    unit-scaling, transformer_residual_scaling_rule). Their constants for activations, the softmax's
-    output and backward passes in narrow types are left out; gains do not depend on these, and
-    outputs of blocks differ by a constant.
+    Here `m` and `n` are sizes, not growths: there is no base model. Each of `L` blocks adds
+    `F(x) / sqrt(L)`, and learning rates in blocks have the factor `1 / sqrt(L)`. The authors'
+    residual rule gives the same if embedding, attention and MLPs contribute alike
+    (graphcore-research/unit-scaling, transformer_residual_scaling_rule). Their constants for
+    activations, for the output of the softmax and for backward passes in narrow types are left out.
+    Gains do not depend on these, and outputs of blocks differ by a constant. Source: table 2.
     """
     kind, m = growth_kind(growth), growth.fan_in
     forward = {'hidden': m**-0.5, 'output': 1 / m}.get(kind, 1.0)

@@ -12,6 +12,7 @@ from eval.console.listings import (
     format_listing,
     option_type,
     part_rows,
+    summarize_text,
 )
 from lm.config.fields import CHOICES, FIELDS
 from modules.numerics import DTYPES
@@ -91,10 +92,10 @@ def test_layer_options_weight_auxiliary_losses():
 def test_paper_follows_the_name_once():
     assert block(format_listing('model.placement'), 'pre') == [
         'pre (arXiv:2002.04745)',
-        '  x + F(N(x))',
+        '  Pre-norm: x <- x + F(N(x))',
     ]
-    (line,) = (row.summary for row in part_rows('model.placement') if row.name == 'peri')
-    assert line.endswith('(arXiv:2105.13290)')  # one of two, each behind what it is of
+    text = 'Adds (arXiv:1111.11111): `y = x + F(x)`, after arXiv:2222.22222. More.'
+    assert summarize_text(text) == 'Adds (arXiv:1111.11111): y = x + F(x), after arXiv:2222.22222'
 
 
 def test_listing_has_all_fields():
@@ -169,7 +170,7 @@ def test_option_choices_match_their_tables():
 def test_card_has_the_whole_docstring():
     """Catches a card of all rows, or of a first sentence."""
     card = format_listing('model.norm=dyt')
-    assert 'y = tanh(a x)' in card and "authors'" in card and 'norm.alpha=0.5' in card
+    assert 'y = g tanh(a x) + b' in card and "authors'" in card and 'norm.alpha=0.5' in card
     assert 'rmsnorm' not in card and max(map(len, card.splitlines())) <= WIDTH
     with pytest.raises(ValueError, match="Did you mean 'dyt'"):
         format_listing('model.norm=dytt')

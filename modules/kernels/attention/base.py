@@ -81,24 +81,31 @@ def reference(
     softmax: Callable[..., jax.Array] | None = None,
     **arrays: Any,
 ) -> jax.Array:
-    """out_t = sum_s p_ts v_s over the tokens that t sees; probabilities in float32 at least.
+    """Attention in plain operations: `y_t = sum_s p_ts v_s`.
 
-        s_ts = scale q_t . k_s + key_bias_s           scale: 1 / sqrt(H) by default
-        s_ts = softcap tanh(s_ts / softcap)           if softcap is not 0
-        s_ts = s_ts - slope_n (t - s)
-        p_ts = exp(s_ts) / (sum_s exp(s_ts) + exp(sinks_n))    last term only with sinks
+    The probabilities, in float32 or wider, follow from the scores in these steps:
 
-    t sees s if s <= t, both are in the same segment, and t - s < window. Tokens of a prefix, which
-    have the same nonzero number in prefix_BT, see each other, and |t - s| replaces t - s
-    throughout. A sink takes probability and has no value. Sources: arXiv:1706.03762, equation 1;
-    softcap arXiv:2408.00118, section 2; window arXiv:2310.06825, section 2; sinks arXiv:2508.10925
-    and its code (gpt-oss); slopes arXiv:2108.12409, section 3; prefixes arXiv:1910.10683.
+    `s_ts = gamma q_t^T k_s + b_s`
+    `s_ts <- c tanh(s_ts / c)`
+    `s_ts <- s_ts - a_n (t - s)`
+    `p_ts = exp(s_ts) / (sum_s exp(s_ts) + exp(z_n))`
+
+    - `gamma` is the scale, `1 / sqrt(H)` by default, and `b_s` is key_bias.
+    - `c` is the softcap (arXiv:2408.00118, section 2); without it the second step is left out.
+    - `a_n` is the slope of head `n` (arXiv:2108.12409, section 3).
+    - `z_n` is the sink of head `n`, a logit that takes probability and has no value
+      (arXiv:2508.10925 and its code, gpt-oss); without sinks the last term is left out.
+
+    Sums are over the tokens that `t` sees: `s <= t`, in the same segment, with `t - s < w` in a
+    window of `w` tokens (arXiv:2310.06825, section 2). The tokens of a prefix, which have the same
+    nonzero number in prefix_BT, see each other (arXiv:1910.10683), and `|t - s|` replaces `t - s`
+    throughout. Source of attention: arXiv:1706.03762, equation 1.
 
     Args:
       q_BNTH: queries.
       k_BKSH: keys, S = T; K divides N.
       v_BKSH: values.
-      scores: which terms there are.
+      scores: which terms the scores have.
       segments_BT: the number of each token's segment; None: a single segment.
       prefix_BT: the number of each token's prefix, 0 outside of prefixes; None: no prefixes.
       softmax: a softmax kernel; None: plain operations.

@@ -78,21 +78,22 @@ def blocked_attention(
     key_bias_BKS: jax.Array | None = None,
     prefix_BT: jax.Array | None = None,
 ) -> jax.Array:
-    """Computes `reference` by tiles of queries and keys (arXiv:2112.05682, arXiv:2205.14135).
+    """Attention in tiles of queries and keys (arXiv:2112.05682, arXiv:2205.14135).
 
-    Tiles of keys after the queries, or before their window, are skipped. With prefixes no tile is
-    skipped, as their places are unknown at compile time. The softmax over the tiles of a row uses a
-    running maximum and sum. The backward pass keeps the output and the log-sum-exp of each row, as
-    in FlashAttention, and recomputes the probabilities. It has no forward-mode derivative.
+    Computes the same as `reference`. Tiles of keys after the queries, or before their window, are
+    skipped. With prefixes no tile is skipped, since their places are unknown at compile time. The
+    softmax over the tiles of a row uses a running maximum and sum. The backward pass keeps the
+    output and the log-sum-exp of each row, as in FlashAttention, and recomputes the probabilities.
+    There is no forward-mode derivative.
 
-    If heads are sharded, each device computes its own. If tokens are sharded, each device has its
-    queries and gathers all keys and values, and their gradients are scattered.
+    If heads are sharded, each device computes its heads. If tokens are sharded, each device has its
+    queries and gathers all keys and values; their gradients are scattered.
 
     Args:
       q_BNTH: queries.
       k_BKSH: keys, S = T; K divides N.
       v_BKSH: values.
-      scores: which terms there are.
+      scores: which terms the scores have.
       segments_BT: the number of each token's segment; None: a single segment.
       sinks_N: a logit of each head that stands for no token.
       slopes_N: the decrease of a head's logits per token of distance.

@@ -33,12 +33,13 @@ def cudnn(
     scores: Scores,
     segments_BT: jax.Array | None = None,
 ) -> jax.Array:
-    """Computes `reference` with `scale` and `window`; T x T scores are never stored.
+    """Attention by cuDNN, which never stores T x T scores.
 
-    JAX shards the call over the batch and the heads. Segments are runs of equal numbers: tokens of
-    two runs do not see each other. On Hopper and later, a row has at most `max_documents`; rows
-    with more are NaN. Ampere has no offsets: there, segments become a bias [B, 1, T, T] in the type
-    of q, and no block of keys is skipped.
+    Computes the same as `reference`, with `scale` and `window`. JAX shards the call over the batch
+    and the heads. Segments are runs of equal numbers: tokens of two runs do not see each other. On
+    Hopper and later GPUs, a row has at most `max_documents`; rows with more are NaN. Ampere has no
+    offsets: there, segments become a bias [B, 1, T, T] in the type of q, and no block of keys is
+    skipped.
 
     Args:
       q_BNTH: queries.

@@ -63,12 +63,13 @@ def splash(
         int | None, Option('keys of them that are multiplied at a time; None: by the block', LANES)
     ] = None,
 ) -> jax.Array:
-    """Computes `reference` with `scale`, `softcap`, `window` and `sinks`, if a block divides T.
+    """Attention by JAX's splash kernel for TPUs, if a block size divides T.
 
-    Queries are scaled in their own type before the kernel, which has no scale. Batch and heads are
-    sharded over the traced mesh, and so are tokens if a block divides the halves that devices
-    exchange. Block sizes are multiples of 128. Rows of another length than the config's may not be
-    divisible by the requested sizes; they get the defaults for their length.
+    Computes the same as `reference`, with `scale`, `softcap`, `window` and `sinks`. Queries are
+    scaled in their own type before the kernel, which has no scale. Batch and heads are sharded over
+    the traced mesh, and so are tokens if a block divides the halves that devices exchange. Block
+    sizes are multiples of 128. If a row has another length than the config's and the requested
+    sizes do not divide it, the defaults for its length are used.
 
     Args:
       q_BNTH: queries.

@@ -54,14 +54,15 @@ def cross_entropy(
     *,
     platform: str,
 ) -> dict[str, jax.Array]:
-    """Computes `base.cross_entropy`, reading the logits once forward and once backward.
+    """Cross-entropy by Pallas kernels, which read the logits once forward and once backward.
 
-    On TPUs the gradient overwrites the logits if nothing else reads them.
+    Computes the same as `reference`. On TPUs the gradient overwrites the logits if nothing else
+    reads them.
 
     Args:
       logits_MV: logits of each row.
       labels_M: the column of each row's label.
-      z_loss: the weight of log_z^2.
+      z_loss: the weight of `(log Z)^2`.
       label_smoothing: the weight of the uniform distribution.
       platform: 'tpu' or 'gpu'.
 

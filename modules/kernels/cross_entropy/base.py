@@ -74,13 +74,16 @@ def cross_entropy(
     z_loss: jax.Array | float,
     label_smoothing: jax.Array | float,
 ) -> dict[str, jax.Array]:
-    """Returns `loss_terms` of `statistics`.
+    """Cross-entropy in plain operations; `loss.name=cross_entropy` has the equation.
 
     Args:
       logits_MV: logits of each row; -inf: not part of the row.
       labels_M: the column of each row's label.
-      z_loss: the weight of log_z^2.
+      z_loss: the weight of `(log Z)^2`.
       label_smoothing: the weight of the uniform distribution.
+
+    Returns:
+      {'objective', 'ce', 'z_loss'}, [M] each, in nats per token.
     """
     return loss_terms(statistics(logits_MV, labels_M), z_loss, label_smoothing)
 

@@ -30,10 +30,13 @@ def quadratic(
     segments_BT: jax.Array | None = None,
     state: AttentionSums | None = None,
 ) -> tuple[jax.Array, AttentionSums]:
-    """out_t = q_num_t . sum_s k_num_s v_s^T / (q_den_t . sum_s k_den_s + eps), over s <= t.
+    """Linear attention in plain operations, over all pairs of tokens (arXiv:2006.16236).
 
-    Float32 at least. A document, consecutive tokens of equal segments, attends only to itself, and
-    the returned state is the state of the last document. Source: arXiv:2006.16236, section 3.3.
+    `y_t = sum_(s <= t) (q_t^T k_s) v_s / (sum_(s <= t) a_t^T b_s + eps)`
+
+    `q` and `k` are the features of the numerator, and `a` and `b` those of the denominator.
+    Computed in float32 or wider. A document, consecutive tokens of equal segments, attends only to
+    itself, and the returned state is the state of the last document. Source: section 3.3.
 
     Args:
       q_num_BNTF: query features of the numerator.

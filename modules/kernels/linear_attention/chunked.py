@@ -25,8 +25,10 @@ def chunked_linear_attention(
     state: AttentionSums | None = None,
     chunk: int = CHUNK,
 ) -> tuple[jax.Array, AttentionSums]:
-    """Computes `quadratic` in memory that grows with T: a chunk's pairs, and a state per chunk.
+    """Linear attention in chunks, with memory that grows with T (arXiv:2006.16236,
+    arXiv:2312.06635).
 
+    Computes the same as `quadratic`, from the pairs of tokens within a chunk and a state per chunk.
     The backward pass recomputes each chunk from the state before it. The last chunk is padded with
     features of 0. Sources: arXiv:2006.16236, section 3.3; chunks arXiv:2312.06635.
 

@@ -19,7 +19,7 @@ matmul_row = row_decorator(flat=True, check=accept_any)
 
 @matmul_row()
 def direct(x_MI: jax.Array, w_IO: jax.Array, out_dtype: jnp.dtype | None = None) -> jax.Array:
-    """Computes x w, left to the compiler.
+    """Matmul of flattened arrays, left to the compiler: `y = x w`.
 
     Args:
       x_MI: activations.
@@ -34,7 +34,7 @@ def direct(x_MI: jax.Array, w_IO: jax.Array, out_dtype: jnp.dtype | None = None)
 
 @matmul_row()
 def narrow_first(x_MI: jax.Array, w_IO: jax.Array, out_dtype: jnp.dtype | None = None) -> jax.Array:
-    """Computes x w so that XLA:CPU computes the weight gradient with its narrower side first.
+    """Matmul whose weight gradient suits XLA:CPU, with its narrower side first: `y = x w`.
 
     The weight gradient sums over M. XLA:CPU runs [I, M] x [M, O] at half the speed if I > O (209
     against 363 GFLOP/s at M = 4096, I = 1024, O = 256). Multiplying by an explicit transpose makes
@@ -63,7 +63,7 @@ def einsum(
     n_batch: int = 0,
     n_summed: int = 1,
 ) -> jax.Array:
-    """Computes x w over all axes without flattening, so that the compiler chooses the layouts.
+    """Matmul over all axes without flattening, so that the compiler chooses the layouts: `y = x w`.
 
     XLA for TPUs then writes heads in the order that attention reads, and reads them in the order
     that attention writes. A flat product would cost a copy of the whole array.

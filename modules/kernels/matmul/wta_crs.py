@@ -25,18 +25,28 @@ class SampledRows(struct.PyTreeNode):
 
 @dataclasses.dataclass(frozen=True)
 class WTACRS:
-    """Product x w. In training, its weight gradient is an unbiased estimate from some tokens.
+    """WTA-CRS (arXiv:2305.15265): `y = x w`, with a weight gradient estimated from some of the
+    tokens.
 
-        dw = sum_i x_i^T g_i  ~  sum_{i in top} x_i^T g_i + sum_{j drawn} x_j^T g_j / (q_j (K - c))
+    In training, the weight gradient is an unbiased estimate of `sum_i x_i^T g_i` over the tokens
+    `i`, where `g_i` is the gradient of `y_i`:
 
-    p_i = |x_i| / sum |x|; top: the c tokens with the largest p, for c = argmin (1 - P_c) / (K - c)
-    over c < K, where P_c is the sum of their p; the other K - c are drawn from the rest with
-    replacement by q_j = p_j / (1 - P_c). The output and the gradient by x are exact. The backward
-    pass keeps these rows and their indices instead of x. With K = M tokens everything is exact.
+    `sum_(i in S) x_i^T g_i + sum_(j in R) x_j^T g_j / (q_j (K - c))`
 
-    Source: arXiv:2305.15265, where p is also weighted by the size of g_i when the sample was last
-    seen; here each sample is seen once. The paper's code does not divide the draws of a first visit
-    by q_j (K - c), which is biased; here they are divided.
+    `S` are the `c` tokens with the largest `p_i`, and `R` are `K - c` tokens drawn from the rest
+    with replacement, with probabilities `q_j`:
+
+    `p_i = |x_i| / (sum_i |x_i|)`
+    `q_j = p_j / (1 - P_c)`
+    `c = argmin_(c < K) (1 - P_c) / (K - c)`
+
+    `P_c` is the sum of the `c` largest `p_i`. The output and the gradient of `x` are exact. The
+    backward pass keeps these rows and their indices instead of `x`. With `K = M` tokens everything
+    is exact.
+
+    In the paper, `p` is also weighted by the size of `g_i` when the sample was last seen; here each
+    sample is seen once. The paper's code does not divide the draws of a first visit by
+    `q_j (K - c)`, which is biased; here they are divided.
     """
 
     wta_crs_ratio: Annotated[

@@ -32,7 +32,9 @@ def rms_norm(
     *,
     platform: str,
 ) -> jax.Array:
-    """Computes `reference` with one pass over memory forward and one backward.
+    """RMSNorm by Pallas kernels, with one pass over memory forward and one backward.
+
+    Computes the same as `reference`.
 
     Args:
       x: [..., D].

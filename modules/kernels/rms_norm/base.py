@@ -21,13 +21,16 @@ def inverse_rms(x: jax.Array, eps: float) -> jax.Array:
 def reference(
     x: jax.Array, scale_D: jax.Array | None, eps: float, out_dtype: jnp.dtype | None = None
 ) -> jax.Array:
-    """Returns x / sqrt(mean(x^2) + eps) * scale over the last axis, [..., D].
+    """RMSNorm in plain operations, over the last axis: `y = g x / sqrt(mean(x^2) + eps)`.
 
     Args:
       x: [..., D]; reduced in float32 at least.
       scale_D: the gain; None: 1.
       eps: added under the root.
       out_dtype: the type of the result; None: the type of x.
+
+    Returns:
+      An array of the shape of x.
     """
     x32 = at_least_float32(x)
     y = x32 * inverse_rms(x32, eps)

@@ -34,13 +34,13 @@ def softmax(
     form: str = 'online',
     platform: str,
 ) -> jax.Array:
-    """Computes `reference` with one kernel forward and one backward.
+    """Softmax by Pallas kernels, one forward and one backward.
 
-    On TPUs a pass holds whole rows in fast memory if they fit, and otherwise blocks of them. The
-    gradient is p (g - sum p g), which reads p and g. With a softcap it reads x instead of p, and
-    recomputes p from the sums that the forward pass saves. Under `jax.sharding.use_abstract_mesh`
-    the rows of x are sharded over the mesh; axes of length 1 of other arrays are whole on each
-    device.
+    Computes the same as `reference`. On TPUs a pass holds whole rows in fast memory if they fit,
+    and otherwise blocks of them. The gradient is `p_v (g_v - sum_v p_v g_v)`, which reads `p` and
+    `g`. With a softcap it reads x instead of `p`, and recomputes `p` from the sums that the forward
+    pass saves. Under `jax.sharding.use_abstract_mesh` the rows of x are sharded over the mesh; axes
+    of length 1 of other arrays are whole on each device.
 
     Args:
       x: [..., V].

@@ -54,11 +54,13 @@ def reference(
     *,
     softcap: float = 0.0,
 ) -> jax.Array:
-    """Returns p = exp(z) / (sum exp(z) + exp(sink)) over the last axis, in at least float32.
+    """Softmax in plain operations, over the last axis: `p_v = exp(z_v) / (sum_v exp(z_v) +
+    exp(sink))`.
 
-    z = softcap tanh(x / softcap) if softcap is not 0, else x. The sums are over visible entries. p
-    is 0 for hidden entries, and in all of a row without visible entries. Sources: softcap
-    arXiv:2408.00118, section 2; sinks arXiv:2508.10925.
+    With a softcap `c`, `z = c tanh(x / c)`; without, `z = x`. Without a sink, its term is left out.
+    Computed in float32 or wider. The sums are over visible entries. `p` is 0 for hidden entries,
+    and in all of a row without visible entries. Sources: softcap arXiv:2408.00118, section 2; sinks
+    arXiv:2508.10925.
 
     Args:
       x: [..., V].
