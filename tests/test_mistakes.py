@@ -100,7 +100,7 @@ def test_bare_field_suggests_config_flag(answer):
         ('--mesh.data=2', 'Write --config.mesh.data=2'),  # alone, data is a source
         ('--dataset=./c4', '(or .txt, .jsonl).'),
         ('--mesh.run=2', 'Write --config.mesh.run=2'),  # alone, run is the name of a run
-        ('--beta1=2', 'optim.b1 must be between 0 and 0.9999999; got 2.0.'),
+        ('--beta1=2', 'optim.b1 must be at least 0 and below 1; got 2.0.'),
         ('--n_layer=many', "model.n_layers must be a whole number; got 'many'."),
         ('--learning_rate=1e-3 --min_lr=-1', 'Write --config.optim.lr=1e-3'),
         ('--pretrained', 'train.init_from is, but it needs a value.'),

@@ -383,7 +383,8 @@ def replace_kernels(platform: str, recipe: Recipe, say: Callable[[str], None]) -
     try:
         select_kernels(recipe, platform)
     except ValueError as error:
-        say(f'{error}. Computed here with kernels.implementation=auto.')
+        reason = str(error).removesuffix('.')
+        say(f'{reason}. This program uses kernels.implementation=auto instead.')
         fields = ('implementation', *PLATFORM_BOUND)
         return drop_unread_options(
             update_recipe(recipe, {f'kernels.{name}': AUTO for name in fields})

@@ -127,7 +127,9 @@ class SeeDNorm(RMSNormBase):
     the start, which is RMSNorm; alpha and beta decay, scale does not. Source: arXiv:2510.22777.
     """
 
-    heads: Annotated[int, Option('slices with an inner product each', 1)] = 1
+    heads: Annotated[
+        int, Option('slices of the features, each with a separate inner product', 1)
+    ] = 1
 
     divide_width = ('heads',)
 

@@ -51,10 +51,16 @@ def aro(
     *,
     momentum: Momentum = 0.95,
     aro_map: Annotated[
-        str, Option('what is done to the rotated momentum', choices=('sink', 'row', 'sign'))
+        str,
+        Option(
+            'map of the rotated momentum: Sinkhorn, row normalization, or sign',
+            choices=('sink', 'row', 'sign'),
+        ),
     ] = 'sink',
-    aro_steps: Annotated[int, Option('rounds of the map sink', 1, 100)] = 5,
-    aro_scale: Annotated[float, from_0('root mean square of the direction')] = 0.2,
+    aro_steps: Annotated[int, Option('number of Sinkhorn iterations', 1, 100)] = 5,
+    aro_scale: Annotated[
+        float, from_0('root mean square of an update before the learning rate')
+    ] = 0.2,
 ) -> optax.GradientTransformation:
     """scale R f(R^T m), with R = QR(m f(R'^T m)^T) and R' the last rotation (arXiv:2602.09006).
 
@@ -129,8 +135,10 @@ def conda(
     b1: B1 = 0.9,
     b2: B2 = 0.99,
     eps: Eps = 1e-8,
-    conda_every: Annotated[int, steps_between('steps from one decomposition to the next')] = 2000,
-    conda_scale: Annotated[float, from_0('factor of the direction')] = 0.25,
+    conda_every: Annotated[
+        int, steps_between('steps between singular value decompositions')
+    ] = 2000,
+    conda_scale: Annotated[float, from_0('factor of the update')] = 0.25,
 ) -> optax.GradientTransformation:
     """Adam of the smaller side's coordinates in the singular vectors of m (arXiv:2509.24218).
 
@@ -177,13 +185,12 @@ def shampoo(
     b1: B1 = 0.9,
     b2: B2 = 0.999,
     eps: Eps = 1e-8,
-    shampoo_every: Annotated[int, steps_between('steps from one pair of roots to the next')] = 1,
+    shampoo_every: Annotated[int, steps_between('steps between updates of the matrix roots')] = 1,
     shampoo_eps: Annotated[
-        float, Option('share of the largest eigenvalue added to all', ABOVE_0, 1, traced=True)
+        float,
+        Option('added to all eigenvalues, as a share of the largest', ABOVE_0, 1, traced=True),
     ] = 1e-6,
-    shampoo_graft: Annotated[
-        bool, Option("whether each matrix is given the norm of Adam's direction")
-    ] = True,
+    shampoo_graft: Annotated[bool, Option("whether to give each update the norm of Adam's")] = True,
 ) -> optax.GradientTransformation:
     """L^(-1/4) m R^(-1/4) (arXiv:1802.09568, algorithm 1), with the norm of Adam's direction.
 
@@ -264,12 +271,11 @@ def soap(
     b1: B1 = 0.95,
     b2: B2 = 0.95,
     eps: Eps = 1e-8,
-    soap_every: Annotated[
-        int, steps_between('steps from one refresh of the bases to the next')
-    ] = 10,
-    soap_max_dim: Annotated[int, Option('largest side that is rotated', 0)] = 10000,
+    soap_every: Annotated[int, steps_between('steps between updates of the bases')] = 10,
+    soap_max_dim: Annotated[int, Option('longest side that is rotated', 0)] = 10000,
     soap_sides: Annotated[
-        str, Option('which sides of a matrix are rotated', choices=('both', 'smaller'))
+        str,
+        Option('rotate both sides of a matrix, or only the smaller', choices=('both', 'smaller')),
     ] = 'both',
 ) -> optax.GradientTransformation:
     """Adam of the coordinates in the eigenvectors of L and R (arXiv:2409.11321, algorithm 3).

@@ -47,7 +47,7 @@ def sigma(
     *,
     roles: Roles = 'hidden',
     gamma_start: Annotated[
-        str, Option('start of gamma: the sigma of each matrix, or 1', choices=('one', 'sigma'))
+        str, Option('initial gamma: 1, or the sigma of each matrix', choices=('one', 'sigma'))
     ] = 'sigma',
 ) -> Reparam:
     """sigmaReparam: W_used = gamma W / sigma(W) with sigma(W) the largest singular value.
@@ -93,9 +93,7 @@ def spectral_cap(
     shapes: Any,
     *,
     roles: Roles = 'hidden',
-    spectral_bound: Annotated[
-        float, Option('largest singular value that a matrix may have', 1e-6, 1e6)
-    ] = 1.0,
+    spectral_bound: Annotated[float, Option('largest singular value of a matrix', 1e-6, 1e6)] = 1.0,
 ) -> Reparam:
     """W_used = W min(1, bound / sigma(W)): no singular value above `spectral_bound`.
 

@@ -83,7 +83,8 @@ def timescale(
     decay: DecayInputs,
     *,
     decay_timescale: Annotated[
-        float, Option('that weights are averages over, in runs', 1e-6, sys.float_info.max)
+        float,
+        Option('averaging time of the weights, as a multiple of the run', 1e-6, sys.float_info.max),
     ] = 1.0,
 ) -> jax.Array:
     """fraction / (decay_timescale * steps): weights are averages of updates over that many steps.

@@ -58,7 +58,7 @@ def test_every_table_name_passes(path):
     for name in NAMES[path]:
         changes = {**find_reader(path), path: name}
         if path == 'optim.others' and set(OPTIMIZERS[name].roles) != set(ROLES):
-            with pytest.raises(ValueError, match=f'optim.others={name} is not for'):
+            with pytest.raises(ValueError, match=f'optim.others={name} does not support'):
                 checked_config(changes)
         else:
             checked_config(changes)
@@ -124,10 +124,10 @@ def test_values_beyond_bounds_are_refused(path):
         beyond = beyond[:1]
     if minimum - 1 == minimum:
         beyond = [math.nan]
-    message = re.escape(f'{path} must be between {minimum} and {maximum}; got')
-    for value in beyond:
+    for value in map(kind, beyond):
+        message = f'{re.escape(path)} must be .+; got {re.escape(str(value))}$'
         with pytest.raises(ValueError, match=message):
-            check(tiny_config(changes | {path: kind(value)}))
+            check(tiny_config(changes | {path: value}))
     check(tiny_config(changes | {path: kind(minimum)}))
 
 

@@ -414,7 +414,7 @@ def test_norms_alone_are_trained_by_every_cell(make_config, source, tmp_path):
 NOT_BUILT = {
     'order': (
         {'model.reparam': 'normalize_and_project+shared'},
-        r'model.reparam=normalize_and_project\+shared: .* must be the last',
+        r'model.reparam=normalize_and_project\+shared: .* must come last',
     ),
     'tied readout': (
         {'model.reparam': 'weight_norm', 'reparam.roles': 'readout', 'model.tie_embeddings': True},
@@ -422,7 +422,7 @@ NOT_BUILT = {
     ),
     'one row': (
         {'model.reparam': 'weight_standardization', 'model.d_ff': 1},
-        'model.reparam=weight_standardization needs matrices of two rows',
+        'model.reparam=weight_standardization needs matrices with at least two',
     ),
     'no lora': ({'train.trainable': 'lora'}, 'train.trainable=lora leaves nothing to train'),
     'no norms': (
@@ -439,7 +439,7 @@ NOT_BUILT = {
         | {'model.reparam': 'lora', 'model.n_kv_heads': 2},
         'scaling.name=mup has no rule for the factors',
     ),
-    'platform': ({'kernels.attention': 'splash'}, 'kernels.attention=splash runs on tpu alone'),
+    'platform': ({'kernels.attention': 'splash'}, 'kernels.attention=splash runs only on tpu'),
 }
 
 

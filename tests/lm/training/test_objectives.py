@@ -218,11 +218,11 @@ INVALID = [
     ),
     (
         {'train.eval_objectives': 'prefix', 'attention.affine_scaled': True},
-        'the mean that attention.affine_scaled=True adds is of earlier ones',
+        'attention.affine_scaled=True adds a mean over earlier tokens',
     ),
     (
         {'data.objective': 'prefix', 'kernels.attention': 'splash'},
-        'kernels.attention=splash does not serve prefix=True; those that do: blocked, reference',
+        'attention=splash does not support prefix=True. These kernels do: blocked, reference',
     ),
 ]
 

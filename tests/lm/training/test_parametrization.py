@@ -210,7 +210,7 @@ INVALID = (
     ({'scaling.base_width': 8}, 'base_width=8 is read by no part .*scaling.name=standard'),
     ({'scaling.name': 'unit', 'scaling.base_width': 8}, 'base_width=8 is read by no part'),
     ({'scaling.name': 'unit', 'scaling.base_heads': 2}, 'base_heads=2 is for logits q k / H'),
-    ({'scaling.name': 'unit', 'model.placement': 'peri'}, 'unit multiplies what blocks add'),
+    ({'scaling.name': 'unit', 'model.placement': 'peri'}, 'unit scales the outputs of blocks'),
     (
         {'scaling.name': 'mup_simple', 'scaling.base_width': 8, 'scaling.base_heads': 2},
         'base_heads=2 is for logits q k / H against a base model, which scaling.name=mup_simple',
@@ -261,7 +261,7 @@ INVALID = (
     ),
     (
         {'scaling.name': 'complete_p', **BASE, 'optim.name': 'sophia'},
-        'complete_p scales epsilons, and optim.name=sophia compares',
+        'complete_p scales epsilons, which does not work with optim.name=sophia',
     ),
     (
         {'scaling.name': 'spectral', 'scaling.base_width': 8, 'model.tie_embeddings': True},
@@ -269,15 +269,15 @@ INVALID = (
     ),
     (
         {'scaling.name': 'unit', 'scaling.init': 'small'},
-        'unit draws weights with deviation 1 .*scaling.init=small has its own',
+        'unit draws weights with standard deviation 1 .*scaling.init=small has its own',
     ),
     (
         {'scaling.name': 'complete_p', **BASE, 'model.placement': 'peri'},
-        'complete_p multiplies what blocks add .*placement=peri normalizes',
+        'complete_p scales the outputs of blocks.*placement=peri normalizes',
     ),
     (
         {'scaling.name': 'complete_p', **BASE, 'model.reparam': 'shared'},
-        'complete_p has rates for each block, and model.reparam=shared has one',
+        'complete_p has a learning rate for each block, but model.reparam=shared shares one',
     ),
 )
 

@@ -243,10 +243,13 @@ def test_tuple_explains_spelling(value):
         ({'model.reparam': 'sigma', 'reparam.roles': 'hidden+hidden'}, 'names a role twice'),
         ({'model.reparam': 'shared', 'reparam.roles': 'hidden'}, 'is read by no part'),
         ({'model.reparam': 'sigma', 'reparam.gamma_start': 'two'}, 'must be one of one, sigma'),
-        ({'model.reparam': 'spectral_cap', 'reparam.spectral_bound': 0.0}, 'must be between'),
+        (
+            {'model.reparam': 'spectral_cap', 'reparam.spectral_bound': 0.0},
+            'must be between 1e-06 and 1000000.0',
+        ),
         ({'model.reparam': 'sigma', 'scaling.init_scale': 1e-10}, 'must be at least 1e-09'),
-        ({'model.reparam': 'lora+weight_norm'}, r'one of which is 0; write weight_norm\+lora'),
-        ({'model.reparam': 'normalize_and_project+lora'}, 'knows nothing of the factors of lora'),
+        ({'model.reparam': 'lora+weight_norm'}, r'one of which is 0. Write weight_norm\+lora'),
+        ({'model.reparam': 'normalize_and_project+lora'}, 'does not support the factors of lora'),
     ],
 )
 def test_invalid_reparams_are_refused(changes, message):

@@ -142,8 +142,11 @@ def test_config_file_and_flag_give_equal_cells():
         ({'train.seed': (0, 1.5)}, 'train.seed must be int; got 1.5 of type float'),
         ({'train.seed': (True,)}, 'train.seed must be int; got True of type bool'),
         ({'optim.lr': ('0.1',)}, "optim.lr must be float; got '0.1' of type str"),
-        ({'optim.lr': (0.1, -1.0)}, "cell {'optim.lr': -1.0}: optim.lr must be between 0"),
-        ({'optim.lr': (float('nan'),)}, 'optim.lr must be between 0'),
+        (
+            {'optim.lr': (0.1, -1.0)},
+            "cell {'optim.lr': -1.0}: optim.lr must be at least 0 and finite",
+        ),
+        ({'optim.lr': (float('nan'),)}, 'optim.lr must be at least 0 and finite'),
         ({'model.norm': ('rmsnrom',)}, "Did you mean 'rmsnorm'?"),
         ({'model.n_heads': (2, 3)}, 'model.n_heads must divide model.d_model'),
         ({'optim.lr': (1, 1.0)}, 'two cells of the sweep are the same run'),
