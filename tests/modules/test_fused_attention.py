@@ -231,7 +231,7 @@ def test_device_queries_balance_keys(parts):
     ('name', 'words'),
     [
         ('splash', r'a multiple of 512; got 768\. Nearest that works: 1024'),
-        ('cudnn', r'attention=cudnn must have whole; choose one of blocked, reference, splash'),
+        ('cudnn', r'attention=cudnn needs whole rows. Choose .*=blocked.reference.splash'),
     ],
 )
 def test_unsupported_row_sharding_is_rejected(name, words, monkeypatch):
@@ -323,8 +323,8 @@ REASONS = {
     ('cudnn', 'heads of width 4 (only'): {'model.d_model': 8},
     ('splash', 'slopes=True'): {'model.position': 'alibi'},
     ('splash', 'prefix=True'): {'data.objective': 'prefix'},
-    ('splash', 'no derivative in forward mode of the logits, which'): {'optim.ghost_radius': 1.0},
-    ('cudnn', 'must have rows whole; mesh.context is 2'): {'mesh.context': 2},
+    ('splash', 'no forward-mode derivative of the logits, which'): {'optim.ghost_radius': 1.0},
+    ('cudnn', 'needs whole rows; got mesh.context=2'): {'mesh.context': 2},
     ('splash', 'must be a multiple of 512; got 8'): {'mesh.context': 2},
 }
 

@@ -139,7 +139,7 @@ def test_tokens_stay_on_their_device():
         ({'kernels.wta_crs_least': 0}, 'kernels.wta_crs_least must be at least 1; got 0'),
         (
             {'kernels.matmul': 'direct', 'kernels.wta_crs_ratio': 0.5},
-            'wta_crs_ratio=0.5 is read by no part .* It is read with kernels.matmul=wta_crs',
+            'wta_crs_ratio=0.5 is not used by .* It is used with kernels.matmul=wta_crs',
         ),
         (
             {'train.trainable': 'norms', 'model.norm': 'layernorm'},
