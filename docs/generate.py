@@ -108,7 +108,7 @@ def fields() -> str:
             values = ' or '.join(t.__name__.replace('NoneType', 'None') for t in field.types)
             bounds = format_bounds(field.option) if field.option else ''
             values += f', {bounds}' if bounds else ''
-        words = field.option.description if field.option else ''
+        words = field.description
         rows.append([f'`{path}`', f'`{defaults.get(path)}`', values, words])
     flush()
     return '\n'.join(parts)
@@ -124,7 +124,7 @@ def stages() -> str:
     for name, stage in STAGES.items():
         fields = [f'optim.{option}' for option in stage_inputs(stage)[1]]
         rows = [
-            [f'`{path}`', format_bounds(FIELDS[path].option), FIELDS[path].option.description]
+            [f'`{path}`', format_bounds(FIELDS[path].option), FIELDS[path].description]
             for path in fields
         ]
         head = table(['field', 'values', 'description'], rows) + '\n\n' if rows else ''

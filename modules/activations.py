@@ -39,7 +39,10 @@ class Activation:
 
 def selu_dropout(
     alpha_dropout: Annotated[
-        float, Option('share of the hidden activations that training sets to their least', 0, 0.99)
+        float,
+        Option(
+            'share of hidden activations set to their lowest value in training; 0: none', 0, 0.99
+        ),
     ] = 0.0,
 ) -> DropoutFn | None:
     return functools.partial(apply_alpha_dropout, alpha_dropout) if alpha_dropout else None

@@ -113,7 +113,7 @@ class RandomFeatures(PositionWise):
     features: Annotated[
         str,
         Option(
-            'directions: independent, or at right angles within each d_model of them',
+            'independent directions, or orthogonal ones in each group of d_model',
             choices=('gaussian', 'orthogonal'),
         ),
     ] = 'gaussian'
@@ -123,8 +123,9 @@ class RandomFeatures(PositionWise):
         """Raises ValueError for a gated activation, which needs another matrix."""
         if recipe.activation.row.gated:
             raise ValueError(
-                f'{part} has features of one matrix, and {recipe.activation} has a gate beside it. '
-                'Choose an activation without a gate, such as model.activation=relu.'
+                f'{part} has a single matrix of features, but {recipe.activation} needs a second '
+                'one for its gate. Choose an activation without a gate, such as '
+                'model.activation=relu.'
             )
 
     def up_options(self) -> dict[str, Any]:
@@ -195,25 +196,30 @@ class MoE(PositionWise):
     """
 
     bias: bool = False
-    n_experts: Annotated[int, Option('how many there are', 1)] = 4
-    experts_per_token: Annotated[int, Option('how many a token goes through', 1)] = 2
+    n_experts: Annotated[int, Option('number of experts', 1)] = 4
+    experts_per_token: Annotated[int, Option('experts per token', 1)] = 2
     expert_capacity: Annotated[
-        float, Option('of an even share of the tokens, in training', 1e-37, sys.float_info.max)
+        float,
+        Option(
+            'capacity of an expert in training; 1: an even share of the tokens',
+            1e-37,
+            sys.float_info.max,
+        ),
     ] = 1.2
     capacity_over: Annotated[
-        str, Option('tokens that share a capacity: a batch, or a row', choices=('batch', 'row'))
+        str, Option('count capacity over the whole batch, or per row', choices=('batch', 'row'))
     ] = 'batch'
     gates: Annotated[
         str,
         Option(
-            "the chosen experts' probabilities: of all, or with their own sum as 1",
+            'weights of the chosen experts: softmax over all experts, or renormalised to sum to 1',
             choices=('softmax', 'renormalised'),
         ),
     ] = 'softmax'
     router_noise: Annotated[
         float,
         Option(
-            'deviation of the noise on router logits in training, in 1 / n_experts; 0: none',
+            'noise on router logits in training, in units of 1 / n_experts; 0: none',
             0,
             sys.float_info.max,
         ),
@@ -227,7 +233,7 @@ class MoE(PositionWise):
         n_experts, top_k = part.options['n_experts'], part.options['experts_per_token']
         if top_k > n_experts:
             raise ValueError(
-                f'mlp.experts_per_token must be at most mlp.n_experts; got {top_k} of {n_experts}'
+                f'mlp.experts_per_token must be at most mlp.n_experts; got {top_k} and {n_experts}'
             )
 
     @nn.compact

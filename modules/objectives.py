@@ -52,7 +52,7 @@ class TrainingDocument(NamedTuple):
 
 Piece = tuple[np.ndarray | list[int], bool]  # (tokens, whether they are predicted)
 
-LOSS_DESCRIPTION = 'what is predicted: all text, or what fills the holes'
+LOSS_DESCRIPTION = 'predict the whole document, or only the contents of holes'
 LossOn = Annotated[str, Option(LOSS_DESCRIPTION, choices=('document', 'holes'))]
 
 
@@ -81,11 +81,13 @@ def span_corruption(
     special_tokens: SpecialTokens,
     rng: np.random.Generator,
     *,
-    mask_ratio_least: Annotated[float, Option('least share of the text in holes', 0, 1)] = 0.15,
+    mask_ratio_least: Annotated[float, Option('smallest share of the text in holes', 0, 1)] = 0.15,
     mask_ratio_most: Annotated[float, Option('largest share of the text in holes', 0, 1)] = 0.5,
-    span_least: Annotated[int, Option('tokens of the shortest hole', 1)] = 3,
-    span_most: Annotated[int, Option('tokens of the longest hole', 1)] = 64,
-    masks: Annotated[int, Option('most holes of a document; each is a token', 1, 1024)] = 32,
+    span_least: Annotated[int, Option('length of the shortest hole, in tokens', 1)] = 3,
+    span_most: Annotated[int, Option('length of the longest hole, in tokens', 1)] = 64,
+    masks: Annotated[
+        int, Option('maximum holes per document; each needs a special token', 1, 1024)
+    ] = 32,
     loss_on: LossOn = 'holes',
 ) -> TrainingDocument:
     """Span corruption, as in CodeGen2 (arXiv:2305.02309): predicts the content of holes after the
@@ -128,8 +130,8 @@ def check_seq_len(recipe: Any, part: Any) -> None:
     """Raises ValueError for rows too short for special tokens."""
     if recipe.data.seq_len < MIN_SEQ_LEN:
         raise ValueError(
-            f'{part} puts marks into rows, for which data.seq_len must be at least '
-            f'{MIN_SEQ_LEN}; got {recipe.data.seq_len}'
+            f'{part} adds special tokens to rows, so data.seq_len must be at least {MIN_SEQ_LEN}; '
+            f'got {recipe.data.seq_len}'
         )
 
 
@@ -244,8 +246,8 @@ def check_prefix_attention(recipe: Any, part: Any) -> None:
 
         supported = [name for name, row in ATTENTIONS.items() if row.has_scores]
         raise ValueError(
-            f'{part} lets the tokens of a prefix see each other, and {recipe.attention} shows no '
-            f'later ones. Choose model.attention={"|".join(supported)}, or another objective.'
+            f'{part} lets the tokens of a prefix see each other, but {recipe.attention} shows no '
+            f'later tokens. Choose model.attention={"|".join(supported)}, or another objective.'
         )
 
 

@@ -1,6 +1,6 @@
 """Options of parts, each declared once, in the signature of its part.
 
-    eps: Annotated[float, Option('added under the root', 0, 1)] = 1e-6
+    eps: Annotated[float, Option('small number added inside the denominator', 0, 1)] = 1e-6
 
 An option is a field of a class, or a keyword of a function, with such an annotation. Its default is
 the published value. Config sections, their checks, `train.py --choices` and the tables of docs/ are
@@ -13,6 +13,7 @@ import functools
 import inspect
 import math
 import re
+import sys
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -21,6 +22,9 @@ from typing import Any
 from modules.choices import choose, suggest_nearest
 
 LARGEST_INT = 2**31 - 1  # the bound of int options without one: programs hold 32 bits
+# Bounds are inclusive. These numbers stand for exclusive bounds and for any finite number.
+_LOW_WORDS = {1e-37: 'above 0'}
+_HIGH_WORDS = {1 - 1e-7: 'below 1', sys.float_info.max: 'finite'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +57,26 @@ class Option:
         maximum = LARGEST_INT if is_open else self.maximum
         # A bool is an int in Python, and has no bounds here.
         if not isinstance(value, bool | str) and not self.minimum <= value <= maximum:
-            raise ValueError(f'{path} must be between {self.minimum} and {maximum}; got {value}')
+            # The bound of all ints is named only if the value exceeds it.
+            highest = maximum if value > maximum else self.maximum
+            bounds = describe_bounds(self.minimum, highest, 'between {} and {}') or 'a number'
+            raise ValueError(f'{path} must be {bounds}; got {value}')
+
+
+def describe_bounds(minimum: float, maximum: float, span: str = '{} to {}') -> str:
+    """Returns '0 to 1', 'at least 1', 'above 0 and finite'; '' for no bounds.
+
+    Args:
+      minimum: the smallest valid number.
+      maximum: the largest valid number.
+      span: the form of two plain bounds.
+    """
+    has_low, has_high = minimum not in (-math.inf, -sys.float_info.max), maximum != math.inf
+    if has_low and has_high and minimum not in _LOW_WORDS and maximum not in _HIGH_WORDS:
+        return span.format(minimum, maximum)
+    low = _LOW_WORDS.get(minimum, f'at least {minimum}') if has_low else ''
+    high = _HIGH_WORDS.get(maximum, f'at most {maximum}') if has_high else ''
+    return ' and '.join(filter(None, (low, high)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +105,7 @@ def _declared_options(part: Any) -> Mapping[str, OptionDeclaration]:
         ]
         names = [name for field_options in options_by_part for name in field_options]
         if len(set(names)) < len(names):
-            raise TypeError(f'two functions of {part} have options of one name, of {names}')
+            raise TypeError(f'two functions of {part} have options with the same name: {names}')
         return {
             name: declared
             for field_options in options_by_part
@@ -104,7 +127,9 @@ def _declared_options(part: Any) -> Mapping[str, OptionDeclaration]:
         metadata = getattr(hints.get(name), '__metadata__', ())
         option = next((m for m in metadata if isinstance(m, Option)), None)
         if option is not None and default in (inspect.Parameter.empty, dataclasses.MISSING):
-            raise TypeError(f'the option {name!r} of {part} has no default, the published value')
+            raise TypeError(
+                f'the option {name!r} of {part} has no default. Give it the published value.'
+            )
         if option is not None:
             declarations[name] = OptionDeclaration(annotation_types(hints[name]), option, default)
     return declarations
@@ -134,8 +159,8 @@ def make_section(base: Any, *tables: Mapping[str, Any]) -> type:
                     owners.setdefault(name, row) == base.__name__
                 ):
                     raise TypeError(
-                        f'the option {name!r} of {row} means another thing than that of '
-                        f'{owners[name]}; give one of them another name, or both one annotation'
+                        f'the option {name!r} of {row} has another meaning than that of '
+                        f'{owners[name]}. Rename one of them, or give both the same annotation.'
                     )
     union: Any = typing.Union  # its arguments are known at run time only
     fields = [
@@ -175,7 +200,7 @@ def parse_part(path: str, text: str) -> tuple[str, dict[str, Any]]:
             option_values[match[1]] = ast.literal_eval(match[2])
         except (SyntaxError, TypeError, ValueError):
             raise ValueError(
-                f'{path}: options follow a name as NAME:OPTION=VALUE,OPTION=VALUE; got {text!r}'
+                f'{path} must have the form NAME:OPTION=VALUE,OPTION=VALUE; got {text!r}'
             ) from None
     return name, option_values
 
@@ -226,10 +251,9 @@ def check_inline_options(
     for option, value in option_values.items():
         option_path = f'{path}={name}:{option}'
         if option not in declared:
-            raise ValueError(
-                f'{option_path}: {name} has no such option, only {", ".join(declared) or "none"}.'
-                f'{suggest_nearest(option, declared)}'
-            )
+            has = f'no such option, only {", ".join(declared)}' if declared else 'no options'
+            hint = suggest_nearest(option, declared)
+            raise ValueError(f'{option_path}: {name} has {has}.{hint}')
         value = coerce_type(option_path, value, declared[option].types)
         if value is not None:
             declared[option].option.check(option_path, value)

@@ -42,7 +42,9 @@ class ParamSpec:
             raise ValueError(f'role must be one of {", ".join(ROLES)}; got {self.role!r}')
         unknown = set(self.fan_in) - set(self.axes)
         if unknown:
-            raise ValueError(f'fan_in names axes {sorted(unknown)} that are not in {self.axes}')
+            raise ValueError(
+                f'fan_in names axes {sorted(unknown)}, which are not among {self.axes}'
+            )
 
     def drop_axis(self, axis: str) -> 'ParamSpec':
         """Returns the description of a slice along `axis`."""
@@ -113,8 +115,8 @@ def split_boxes(boxed_params: Any) -> tuple[Any, Any]:
     for path, box in boxes:
         if not is_box(box):
             raise ValueError(
-                f'parameter {path_name(path)} was created without `declare`; '
-                'its role and axes are unknown, so nothing can scale, decay or shard it'
+                f'parameter {path_name(path)} was created without `declare`, so its role and axes '
+                'are unknown and it cannot be scaled, decayed or sharded'
             )
     return tuple(tree.unflatten([getattr(box, n) for _, box in boxes]) for n in ('value', 'spec'))
 
@@ -131,7 +133,7 @@ def matrix_axes(spec: ParamSpec) -> tuple[tuple[int, ...], tuple[int, ...], tupl
     """
     rows = spec.fan_in or (spec.axes[-2:-1] if spec.role == 'embedding' else ())
     if not rows:
-        raise ValueError(f'{spec} is no matrix: nothing is summed over')
+        raise ValueError(f'{spec} is not a matrix: the forward pass sums over none of its axes')
     summed = tuple(i for i, axis in enumerate(spec.axes) if axis in rows)
     not_summed = tuple(i for i in range(len(spec.axes)) if i not in summed)
     batch = tuple(i for i in not_summed if i < summed[0])

@@ -117,7 +117,7 @@ def repeat_block(attention: Callable, mlp: Callable) -> Callable[[int], list[Blo
 
 def post_then_pre(
     blocks: int,
-    mix_fraction: Annotated[float, Option('share of blocks that are post-norm', 0, 1)] = 0.25,
+    mix_fraction: Annotated[float, Option('share of the blocks with post-norm', 0, 1)] = 0.25,
 ) -> list[Blocks]:
     """Post-norm in the first floor(mix_fraction * L) blocks, pre-norm in the rest."""
     first = math.floor(mix_fraction * blocks + 1e-9)  # 0.3 * 10 may be 2.9999999999999996
@@ -147,8 +147,8 @@ def check_needs(recipe: Any, part: Any) -> None:
         needed = part.row.needs.get(path.split('.')[1])
         if needed is not None and needed not in names:
             raise ValueError(
-                f'{part} needs {path}={needed}; got {"+".join(map(str, names))}. Leave it at its '
-                'default, or choose another placement.'
+                f'{part} needs {path}={needed}; got {"+".join(map(str, names))}. Leave {path} at '
+                'its default, or choose another placement.'
             )
 
 

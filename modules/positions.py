@@ -37,54 +37,63 @@ def rope(
     is_full: Any = None,
     capacity: int | None = None,
     rope_base: Annotated[
-        float, Option('b of the frequencies b^(-2i/R), R being the features turned', 1, FINITE)
+        float, Option('base b of the frequencies b^(-2i/R), with R rotated features', 1, FINITE)
     ] = 10_000.0,
     rope_local_base: Annotated[
         float | None,
-        Option('b of layers with a window, which are not scaled; None: as of others', 1, FINITE),
+        Option('base in layers with a window, without scaling; None: rope_base', 1, FINITE),
     ] = None,
-    no_rope_every: Annotated[int, Option('each n-th layer is not turned; 0: all are', 0)] = 0,
+    no_rope_every: Annotated[
+        int, Option('every n-th layer has no rotation; 0: all layers have it', 0)
+    ] = 0,
     rope_scaling: Annotated[
         str,
         Option(
-            'of all frequencies, as in Llama 3.1, YaRN or LongRoPE',
+            'scaling of the frequencies for longer rows',
             choices=('none', 'linear', 'dynamic', 'llama3', 'yarn', 'longrope'),
         ),
     ] = 'none',
     rope_factor: Annotated[
         float,
-        Option('s, how much longer rows are than before: it divides frequencies', 1, FINITE),
+        Option('s: how many times longer rows are; it divides frequencies', 1, FINITE),
     ] = 1.0,
     rope_original_length: Annotated[
-        int, Option('tokens that turns are counted in: the longest rows trained on before', 1)
+        int, Option('row length of the earlier training, in tokens', 1)
     ] = 8192,
     rope_low_frequency_factor: Annotated[
-        float, Option('turns below which llama3 divides by all of it', 0, FINITE)
+        float,
+        Option('llama3 divides frequencies below this many turns per original row by s', 0, FINITE),
     ] = 1.0,
     rope_high_frequency_factor: Annotated[
-        float, Option('turns above which llama3 leaves a frequency', ABOVE_0, FINITE)
+        float,
+        Option('llama3 keeps frequencies above this many turns per original row', ABOVE_0, FINITE),
     ] = 4.0,
     rope_beta_fast: Annotated[
-        float, Option('turns above which yarn leaves a frequency', 1, FINITE)
+        float, Option('yarn keeps frequencies above this many turns per original row', 1, FINITE)
     ] = 32.0,
     rope_beta_slow: Annotated[
-        float, Option('turns below which yarn divides by all of it', ABOVE_0, FINITE)
+        float,
+        Option(
+            'yarn divides frequencies below this many turns per original row by s', ABOVE_0, FINITE
+        ),
     ] = 1.0,
     rope_truncate: Annotated[
-        bool, Option('whether yarn rounds the pairs between which it interpolates')
+        bool, Option('whether yarn rounds the ends of its interpolation to whole pairs')
     ] = True,
     rope_attention_factor: Annotated[
         float | None,
-        Option('m of yarn and longrope; None: the published one', ABOVE_0, FINITE),
+        Option(
+            'factor of rotated features for yarn and longrope; None: as published', ABOVE_0, FINITE
+        ),
     ] = None,
     rope_short_factor: Annotated[
-        str, Option('what longrope divides by up to the original length: R/2 numbers, by commas')
+        str, Option('divisors of longrope up to the original length: R/2 numbers, by commas')
     ] = '',
     rope_long_factor: Annotated[
-        str, Option('what longrope divides by in longer rows: R/2 numbers, by commas')
+        str, Option('divisors of longrope beyond the original length: R/2 numbers, by commas')
     ] = '',
     rope_fraction: Annotated[
-        float, Option('share of the features of a head that is turned, the first ones', 0.01, 1)
+        float, Option('share of the features of a head that is rotated, from the first', 0.01, 1)
     ] = 1.0,
     platform: str = 'cpu',
 ) -> jax.Array:
@@ -313,21 +322,24 @@ def check_rope(recipe: Any, part: Any) -> None:
     head_dim, option_values = recipe.head_dim, part.options
     if option_values['rope_fraction'] == 1 and head_dim % 2:
         raise ValueError(
-            f'{part} turns pairs: the head width, model.head_dim, must be even; got {head_dim}. '
-            'Set it, change n_heads, or use position=learned.'
+            f'{part} rotates pairs of features, so the head width, model.head_dim, must be even; '
+            f'got {head_dim}. Set model.head_dim, change model.n_heads, or use '
+            'model.position=learned.'
         )
     features = rotated_features(head_dim, option_values['rope_fraction'])
     scaling, declared = option_values['rope_scaling'], declared_options(rope)
     for name, scalings in SCALINGS_BY_OPTION.items():
         if scaling not in scalings and option_values[name] != declared[name].default:
             raise ValueError(
-                f'attention.{name}={option_values[name]} is read with attention.rope_scaling='
-                f'{"|".join(scalings)} alone, and that is {scaling}. Leave it out, or None.'
+                f'attention.{name}={option_values[name]} has no effect with '
+                f'attention.rope_scaling={scaling}; it is used with {"|".join(scalings)}. Leave it '
+                'out, or set it to None.'
             )
     if scaling not in ('none', 'dynamic', 'longrope') and option_values['rope_factor'] == 1:
         raise ValueError(
             f'attention.rope_scaling={scaling} divides frequencies by attention.rope_factor, which '
-            'is 1: nothing would change. Set it to how much longer rows are, or leave both out.'
+            'is 1, so it would have no effect. Set rope_factor to how many times longer rows are, '
+            'or leave both out.'
         )
     for rule, low, high in (
         ('llama3', 'rope_low_frequency_factor', 'rope_high_frequency_factor'),
@@ -342,8 +354,8 @@ def check_rope(recipe: Any, part: Any) -> None:
         raise ValueError('attention.rope_scaling=yarn needs attention.rope_base above 1; got 1')
     if scaling == 'dynamic' and features == 2:
         raise ValueError(
-            f'attention.rope_scaling=dynamic scales the base by a power of R / (R - 2), and R, the '
-            f'features that are turned, are 2 of a head of {head_dim}: it needs 4 or more'
+            'attention.rope_scaling=dynamic needs at least 4 rotated features per head; got 2 of '
+            f'{head_dim}'
         )
     if scaling == 'longrope':
         _check_longrope(option_values, features)
@@ -359,9 +371,9 @@ def _check_longrope(option_values: Mapping[str, Any], features: int) -> None:
             numbers = []
         if len(numbers) != features // 2 or not all(0 < n < math.inf for n in numbers):
             raise ValueError(
-                f'attention.{name} has a number above 0 for each of the {features // 2} pairs that '
-                f'are turned, joined by commas; got {option_values[name]!r}, from which '
-                f'{len(numbers)} are read'
+                f'attention.{name} must have {features // 2} positive numbers separated by commas, '
+                f'one per pair of rotated features; got {option_values[name]!r}, which has '
+                f'{len(numbers)}'
             )
     if option_values['rope_original_length'] == 1:
         raise ValueError('attention.rope_original_length must be above 1 for longrope; got 1')
@@ -372,14 +384,14 @@ def _check_layer_rope(recipe: Any, part: Any) -> None:
     values, attention = part.options, recipe.attention.options
     if values['rope_local_base'] is not None and not attention.get('full_every'):
         raise ValueError(
-            f'attention.rope_local_base={values["rope_local_base"]:g} is for layers with a window '
-            'among layers without: set attention.window and attention.full_every. For all layers '
-            'there is attention.rope_base.'
+            f'attention.rope_local_base={values["rope_local_base"]:g} needs layers with a window '
+            'and layers without: set attention.window and attention.full_every. To change the '
+            'base of all layers, set attention.rope_base.'
         )
     if values['no_rope_every'] == 1:
         raise ValueError(
-            'attention.no_rope_every=1 turns no layer: that is model.position=none. Leave it out, '
-            'or choose 2 or more.'
+            'attention.no_rope_every=1 removes the rotation from every layer, which is '
+            'model.position=none. Leave it out, or choose 2 or more.'
         )
 
 
@@ -387,13 +399,15 @@ def rotated_features(head_dim: int, fraction: float) -> int:
     """Returns fraction * head_dim. Raises ValueError unless that is even and not 0."""
     features = fraction * head_dim
     if head_dim < 2:
-        raise ValueError(f'rope turns pairs of features, and a head has {head_dim}')
+        raise ValueError(
+            f'rope rotates pairs of features, so a head needs at least 2; got {head_dim}'
+        )
     if abs(features - round(features)) > 1e-6 or round(features) % 2 or round(features) < 2:
         nearest = min(max(2, 2 * round(features / 2)), head_dim // 2 * 2)
         raise ValueError(
-            f'attention.rope_fraction={fraction:g} of the head width, model.head_dim = '
-            f'{head_dim}, is {features:g} features, and rope turns pairs: it must be an even '
-            f'number, 2 at least. Nearest that works: {nearest / head_dim!r} ({nearest} features).'
+            f'attention.rope_fraction={fraction:g} of the head width, model.head_dim = {head_dim}, '
+            f'is {features:g} features. rope rotates pairs, so this must be an even number, at '
+            f'least 2. Nearest that works: {nearest / head_dim!r} ({nearest} features).'
         )
     return round(features)
 
@@ -415,8 +429,8 @@ def check_takes_slopes(recipe: Any, part: Any) -> None:
     if not recipe.attention.row.takes_slopes:
         supported = [name for name, row in ATTENTIONS.items() if row.takes_slopes]
         raise ValueError(
-            f'{part} adds to the logits of softmax attention, and {recipe.attention} has none. '
-            f'Choose model.attention={"|".join(supported)}, or another position.'
+            f'{part} adds to the logits of softmax attention, but {recipe.attention} has no such '
+            f'logits. Choose model.attention={"|".join(supported)}, or another position.'
         )
 
 

@@ -215,8 +215,8 @@ def product(
     end = n_batch + len(fan_in)
     if axes[n_batch:end] != tuple(fan_in) or len(axes) != end + len(features):
         raise ValueError(
-            f'axes must be batch axes, then fan_in, then one for each of the features; got {axes} '
-            f'with fan_in={fan_in} and features={features}'
+            'axes must be the batch axes, then fan_in, then one axis per feature dimension; got '
+            f'{axes} with fan_in={fan_in} and features={features}'
         )
     if isinstance(x, jax.Array):
         sizes = {'n_batch': n_batch, 'n_summed': len(fan_in)}

@@ -50,7 +50,7 @@ class CosineReadout(LearnedReadout):
     """
 
     readout_temperature: Annotated[
-        float, Option('what cosines are divided by', 1e-6, sys.float_info.max)
+        float, Option('temperature that divides the cosines', 1e-6, sys.float_info.max)
     ] = 0.07
 
     @classmethod
@@ -58,7 +58,7 @@ class CosineReadout(LearnedReadout):
         """Raises ValueError for rows that start at 0, which have no direction."""
         if 'readout' in recipe.zero_starts:
             raise ValueError(
-                f'{part} reads the directions of rows, and the readout starts at 0 '
+                f'{part} uses the directions of the rows of the readout, but these start at 0 '
                 f'(scaling.zero_init={recipe.config.scaling.zero_init}, {recipe.scaling}). Leave '
                 'one of them out.'
             )
@@ -84,14 +84,14 @@ class RandomReadout(CosineReadout):
         super().check(recipe, part)
         if recipe.model.tie_embeddings:
             raise ValueError(
-                f'{part} is never trained, and with model.tie_embeddings=True it is the embedding '
-                'too. Set model.tie_embeddings=False, or choose model.readout=cosines.'
+                f'{part} is never trained, but with model.tie_embeddings=True it is also the '
+                'embedding. Set model.tie_embeddings=False, or choose model.readout=cosines.'
             )
         for reparam in recipe.reparam:
             if 'readout' in reparam.options.get('roles', '').split('+'):
                 raise ValueError(
-                    f'{part} stays as it is drawn, and {reparam} maps it, as reparam.roles='
-                    f'{reparam.options["roles"]} names the readout. Leave one of them out.'
+                    f'{part} must keep its initial values, but {reparam} maps the readout '
+                    f'(reparam.roles={reparam.options["roles"]}). Leave one of them out.'
                 )
 
 

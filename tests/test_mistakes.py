@@ -91,22 +91,22 @@ def test_bare_field_suggests_config_flag(answer):
         ('--learning-rat=1e-3', 'Did you mean --config.optim.lr=1e-3?'),
         ('--lrr=1e-3', 'A similar name is --config.optim.lr.'),
         ('--second_lr=0.02', 'A similar name is --config.optim.lr.'),
-        ('--second_lr=fast', '--second_lr is no flag here.'),  # no rate
-        ('--eval_batch=-1', '--eval_batch is no flag here.'),  # eval_batches is 0 at least
-        ('--sharding_strategy=fsdp', '--sharding_strategy is no flag here.'),
-        ('--target_modules=q,v', '--target_modules is no flag here.'),
+        ('--second_lr=fast', '--second_lr is not a flag here.'),  # no rate
+        ('--eval_batch=-1', '--eval_batch is not a flag here.'),  # eval_batches is 0 at least
+        ('--sharding_strategy=fsdp', '--sharding_strategy is not a flag here.'),
+        ('--target_modules=q,v', '--target_modules is not a flag here.'),
         ('--name=lion', 'Write --config.optim.name=lion'),  # the table that has it
         ('--order_seed=3', 'A similar name is --config.data.seed or --config.train.seed.'),
         ('--mesh.data=2', 'Write --config.mesh.data=2'),  # alone, data is a source
         ('--dataset=./c4', '(or .txt, .jsonl).'),
         ('--mesh.run=2', 'Write --config.mesh.run=2'),  # alone, run is the name of a run
-        ('--beta1=2', 'optim.b1 must be between 0 and 0.9999999; got 2.0.'),
+        ('--beta1=2', 'optim.b1 must be at least 0 and below 1; got 2.0.'),
         ('--n_layer=many', "model.n_layers must be a whole number; got 'many'."),
         ('--learning_rate=1e-3 --min_lr=-1', 'Write --config.optim.lr=1e-3'),
-        ('--pretrained', 'train.init_from is, but it needs a value.'),
+        ('--pretrained', '--config.train.init_from, but it needs a value.'),
         ('--dataset_path=allenai/c4', '(or .txt, .jsonl).'),
         ('--dataset_path=./c4', 'Write --config.data.source=text:./c4'),
-        ('--wandb --use_wandb', 'makes a page of them.'),
+        ('--wandb --use_wandb', 'writes a page.'),
     ],
 )
 def test_suggested_value_is_one_of_the_field(command_line, ending, answer):
@@ -121,7 +121,7 @@ def test_suggested_value_is_one_of_the_field(command_line, ending, answer):
     [
         ('eval --checkpoint=runs/x', '--suite=NAME[,NAME] is needed. Suites:'),
         ('eval.generate --checkpoint=runs/x --max_new_tokens=50', 'Write --tokens=50'),
-        ('eval.generate --model_name_or_path=runs/x', '--model_name_or_path is no flag here.'),
+        ('eval.generate --model_name_or_path=runs/x', '--model_name_or_path is not a flag here.'),
     ],
 )
 def test_programs_without_config_suggest_too(program, message):

@@ -289,7 +289,7 @@ class TestRefused:
         assert not (tmp_path / 'x').exists()
 
     def test_axis_without_effect_is_refused(self, corpus, tmp_path):
-        with pytest.raises(ValueError, match=r'decay_fraction=0\.1 is read by no part'):
+        with pytest.raises(ValueError, match=r'decay_fraction=0\.1 is not used by'):
             train_sweep(base(corpus), {'optim.decay_fraction': (0.1, 0.2)}, tmp_path / 'x')
         assert not (tmp_path / 'x').exists()
 

@@ -90,7 +90,7 @@ def test_bucket_run_equals_disk_run(
     older = f'{bucket_url}/checkpoints/8'
     assert load(older).step == 8 and list_candidates(older) == [older]
     check_init_from(tiny(corpus, train_init_from=bucket_url))
-    with pytest.raises(ValueError, match=r'train\.init_from=.*/nothing holds no checkpoint'):
+    with pytest.raises(ValueError, match=r'train\.init_from=.*/nothing has no checkpoint'):
         check_init_from(tiny(corpus, train_init_from=f'{bucket_url}/nothing'))
     left_out = {'cell', 'workdir', 'tokens_per_sec', 'wall_sec', 'compile_sec', 'git_commit'}
     (a,), (b,) = gather(whole), gather(bucket_url)
@@ -103,7 +103,9 @@ def test_bucket_run_equals_disk_run(
     bucket = open_bucket(bucket_url)
     bucket.write('checkpoints/12/meta/metadata', b'x' * bucket.list()[METADATA].size)
     output = []
-    assert load(bucket_url, output.append).step == 8 and 'taking the one before' in output[0]
+    assert (
+        load(bucket_url, output.append).step == 8 and 'trying the previous checkpoint' in output[0]
+    )
 
 
 METADATA = 'checkpoints/12/meta/metadata'
@@ -175,7 +177,7 @@ def test_sweep_resumes_on_another_machine(corpus, bucket_url, elsewhere, tmp_pat
         {k: v for k, v in row.items() if k != 'sweep'} for row in table(tmp_path / 'disk')
     ]
     assert {'report.html', 'cells.parquet', 'sweep.json'} <= set(open_bucket(bucket_url).list())
-    with pytest.raises(ValueError, match=f'{bucket_url} is a sweep; give the workdir of one of'):
+    with pytest.raises(ValueError, match=f'{bucket_url} is a sweep. Give the workdir of one of'):
         load(bucket_url)
     with pytest.raises(ValueError, match=f'{bucket_url} holds a sweep; give another --workdir'):
         train_there(tiny(corpus), bucket_url)

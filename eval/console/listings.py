@@ -1,8 +1,8 @@
 """Listings that train.py prints in place of training: parts, a config, a schedule.
 
-    python train.py --choices               every field and its names, a line each
-    python train.py --choices=model.norm    a field, with the options and sources of its rows
-    python train.py --choices=model.norm=rmsnorm    a row, with its whole docstring
+    python train.py --choices               every field that selects parts, one line per part
+    python train.py --choices=model.norm    one field: its parts, their options and sources
+    python train.py --choices=model.norm=rmsnorm    one part, with its whole docstring
 
 A row is described by its `summary`, or else by the first sentence of its docstring. Its sources are
 the papers and the code named there.
@@ -10,8 +10,8 @@ the papers and the code named there.
 
 import dataclasses
 import inspect
-import math
 import re
+import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ from absl import flags
 
 from eval.console.docstrings import format_docstring, strip_marks
 from lm.config.choice import AUTO, Choice
-from lm.config.fields import CHOICES
+from lm.config.fields import CHOICES, FIELDS
 from lm.config.recipe import Recipe, sown_losses
 from lm.config.resolve import to_json
 from lm.launch.before_jax import docstring
@@ -34,12 +34,12 @@ from lm.study.plan.cells import check_sources, describe_ignored, expand_sweep
 from lm.study.plan.protocols import resolve_protocol
 from modules.choices import choose
 from modules.numerics import REMAT_SUMMARIES
-from modules.options import Option, OptionDeclaration, declared_options
+from modules.options import Option, OptionDeclaration, declared_options, describe_bounds
 
 flags.disclaim_key_flags()  # those that are defined here are of the program that asks for them
 
-WIDTH = 100
-LAST_COLUMN = 68  # at which the text of an option begins at most
+WIDTH, MIN_WIDTH = 100, 80  # columns
+NO_BREAK = '\N{NO-BREAK SPACE}'
 SUMMARIES = {'model.remat': REMAT_SUMMARIES}  # of tables whose rows are not ours to describe
 # The symbols that the equations of a table share, by the first field of the table.
 SYMBOLS = {
@@ -110,17 +110,21 @@ SYMBOLS = {
         '`L` the number of blocks.'
     ),
 }
-LEGEND = """\
-Set an option with --config.PATH=VALUE. If it is left out or None, it has the value shown here,
-which is the published one. NAME:OPTION=VALUE, if this field takes it, sets an option for this field
-only. Runs that differ only in traced options share one compiled program.
-"""
-HINT = '--choices=model.norm lists the options and sources of a field, model.norm=dyt of one row.'
+LEGEND = (
+    'Set an option with --config.PATH=VALUE. Each line shows the default, which is the published '
+    'value; None selects it too.'
+)
+INLINE_LEGEND = 'Written as NAME:OPTION=VALUE, an option applies only to this field.'
+TRACED_LEGEND = 'Runs that differ only in traced options share one compiled program.'
+HINT = (
+    '--choices=model.norm lists the parts of one field with their options and sources; '
+    '--choices=model.norm=dyt describes one part.'
+)
 
 
 def define_flags() -> None:
     """Defines the flags that request a listing."""
-    text = 'List all parts, or the options of some: --choices=model.norm.'
+    text = 'List all parts, or the parts of one field with their options: --choices=model.norm.'
     # A boolean may stand alone: it is 'true' then.
     flags.DEFINE_flag(flags.Flag(flags.ArgumentParser(), None, 'choices', None, text, boolean=True))
     flags.DEFINE_bool('print_config', False, 'Print the resolved config and stop.')
@@ -132,7 +136,9 @@ def print_parts() -> bool:
     """Prints the listing that --choices requests; returns whether the flag was given."""
     selection = flags.FLAGS.choices
     if selection is not None:
-        print(format_listing(None if selection == 'true' else selection), end='')
+        columns = shutil.get_terminal_size((WIDTH, 0)).columns
+        width = min(WIDTH, max(MIN_WIDTH, columns))
+        print(format_listing(None if selection == 'true' else selection, width), end='')
     return selection is not None
 
 
@@ -157,10 +163,10 @@ def print_config(recipe: Recipe, base: dict[str, Any], sweep: Any, tune: Any = N
     (check_run if shows_config else check)(recipe)
     cells = [] if sweep is None else expand_sweep(base, sweep)
     resolve_protocol(base, sweep)
-    description = f'{len(cells)} cells start from this' if cells else ''
+    description = f'{len(cells)} cells start from this config' if cells else ''
     if tune is not None:
         arms = ArmPlan(base, sweep, tune)
-        cells, description = arms.first_cells, f'{arms.description}, from this start'
+        cells, description = arms.first_cells, f'{arms.description}, starting from this config'
     if shows_config:
         check_sources(cells)
         print(to_json(recipe), end='')
@@ -180,7 +186,7 @@ def print_config(recipe: Recipe, base: dict[str, Any], sweep: Any, tune: Any = N
 
 @dataclasses.dataclass(frozen=True)
 class PartRow:
-    """A name that a field may have.
+    """A part that a field may name.
 
     summary: one line. source: such as 'arXiv:1910.07467' or 'code', several with commas; '' if none
     is named. options: by config path, such as 'norm.eps'. text: the whole description.
@@ -213,64 +219,106 @@ def part_rows(field: str) -> list[PartRow]:
     return rows
 
 
-def format_listing(selection: str | None = None) -> str:
-    """Returns the rows of a field or the row FIELD=NAME, with options; all fields by default.
+def format_listing(selection: str | None = None, width: int = WIDTH) -> str:
+    """Formats the parts of all fields, of one field, or one part.
 
-    Lines are at most WIDTH wide.
+    Args:
+      selection: FIELD or FIELD=NAME; None: all fields.
+      width: the largest length of a line.
     """
-    lines = _overview() if selection is None else _details(*selection.split('=', 1))
+    if selection is None:
+        lines = _overview(width)
+    else:
+        field, _, name = selection.partition('=')
+        lines = _details(field, name, width)
     return '\n'.join(lines).rstrip() + '\n'
 
 
-def _overview() -> Iterator[str]:
+def _heading(field: str, width: int, addition: str = '') -> list[str]:
+    """Returns 'model.norm=NAME or ...: norm in the blocks', wrapped."""
+    form = value_form(CHOICES[field])
+    return _wrap_hanging('', f'{field}={form}: {FIELDS[field].description}{addition}', 4, width, 0)
+
+
+def _overview(width: int) -> Iterator[str]:
     listed: dict[int, str] = {}  # the first field of each table
     for field, choice in CHOICES.items():
         first = listed.setdefault(id(choice.table), field)
         if first != field:
-            yield from (f'{field}={value_form(choice)}: the names of {first}', '')
+            yield from _heading(field, width, f' (the names of {first})')
+            yield ''
             continue
         rows = part_rows(field)
         column = max(len(row.name) for row in rows) + 4
-        yield f'{field}={value_form(choice)}'
+        yield from _heading(field, width)
         for row in rows:
-            yield from _wrap_hanging(f'  {row.name}', row.summary, column)
+            yield from _wrap_hanging(f'  {row.name}', row.summary, column, width)
         yield ''
-    yield HINT
+    yield from textwrap.wrap(HINT, width, break_on_hyphens=False)
 
 
-def _details(field: str, name: str = '') -> Iterator[str]:
+def _details(field: str, name: str, width: int) -> Iterator[str]:
     rows = part_rows(field)
     if name:
         rows = [choose({row.name: row for row in rows}, name, field)]
-    yield from (f'{field}={value_form(CHOICES[field])}', '')
-    if any(row.options for row in rows):
-        yield LEGEND
+    yield from _heading(field, width)
+    yield ''
+    options = [declaration.option for row in rows for declaration in row.options.values()]
+    if options:
+        legend = [LEGEND]
+        legend += [INLINE_LEGEND] * CHOICES[field].inline
+        legend += [TRACED_LEGEND] * any(option.traced for option in options)
+        yield from textwrap.wrap(' '.join(legend), width, break_on_hyphens=False)
+        yield ''
     for first, symbols in SYMBOLS.items():
         if CHOICES[first].table is CHOICES[field].table:
-            yield from (format_docstring(symbols, WIDTH), '')
+            yield from (format_docstring(symbols, width), '')
     for row in rows:
         source = f'({row.source})' if row.source else ''
-        yield from _wrap_hanging(f'{row.name} ', source, len(row.name) + 1)
+        yield from _wrap_hanging(f'{row.name} ', source, len(row.name) + 1, width)
         if name:
-            yield from ('', textwrap.indent(format_docstring(row.text, WIDTH - 2), '  '), '')
+            yield from ('', textwrap.indent(format_docstring(row.text, width - 2), '  '), '')
         else:
-            yield from _wrap_hanging('', row.summary, 2)
-        lines = [
-            (f'  {path}={declaration.default}', option_type(declaration), declaration)
-            for path, declaration in row.options.items()
-        ]
-        first, second = (max((len(line[i]) for line in lines), default=0) + 2 for i in (0, 1))
-        for setting, type_text, declaration in lines:
-            start = f'{setting:{first}}{type_text}'
-            column = min(first + second, LAST_COLUMN)
-            start += '  ' * (len(start) >= column)
-            yield from _wrap_hanging(start, declaration.option.description, column)
+            yield from _wrap_hanging('', row.summary, 2, width)
+        yield from _option_lines(row.options, width)
         yield ''
 
 
-def _wrap_hanging(start: str, text: str, column: int) -> list[str]:
-    """Returns `start` and the text, wrapped into lines that are indented to `column`."""
-    wrapper = textwrap.TextWrapper(WIDTH, f'{start:{column}}', ' ' * column)
+def _option_lines(options: Mapping[str, OptionDeclaration], width: int) -> Iterator[str]:
+    """Yields the lines of each option: '  PATH=DEFAULT  description [type]'."""
+    settings = {path: f'  {path}={declared.default}  ' for path, declared in options.items()}
+    column = min(max(map(len, settings.values()), default=0), width * 2 // 5)
+    for path, declared in options.items():
+        type_text = f'[{option_type(declared)}]'
+        if len(type_text) <= width - column:
+            type_text = type_text.replace(' ', NO_BREAK)
+        start = settings[path]
+        if len(start) > column:
+            yield start.rstrip()
+            start = ''
+        for line in _wrap_hanging(
+            start, f'{declared.option.description} {type_text}', column, width
+        ):
+            yield line.replace(NO_BREAK, ' ')
+
+
+def _wrap_hanging(
+    start: str, text: str, column: int, width: int, first_column: int | None = None
+) -> list[str]:
+    """Wraps `start` and a text.
+
+    Args:
+      start: begins the first line.
+      text: the text.
+      column: of the text.
+      width: the largest length of a line.
+      first_column: of the text in the first line; None: `column`.
+
+    Returns:
+      The lines.
+    """
+    first_column = column if first_column is None else first_column
+    wrapper = textwrap.TextWrapper(width, f'{start:{first_column}}', ' ' * column)
     wrapper.break_long_words = wrapper.break_on_hyphens = False
     return wrapper.wrap(text) or [start.rstrip()]
 
@@ -295,17 +343,8 @@ def option_type(declaration: OptionDeclaration) -> str:
 
 
 def format_bounds(option: Option) -> str:
-    """Returns '0 to 1', '1 to any', 'any finite', 'a|b'; '' for no bounds."""
-    if option.choices:
-        return '|'.join(option.choices)
-    largest = sys.float_info.max
-    if (option.minimum, option.maximum) == (-math.inf, math.inf):
-        return ''
-    if (option.minimum, option.maximum) == (-largest, largest):
-        return 'any finite'
-    low = 'any' if option.minimum == -math.inf else option.minimum
-    high = {math.inf: 'any', largest: 'any finite'}.get(option.maximum, option.maximum)
-    return f'{low} to {high}'
+    """Returns '0 to 1', 'at least 1', 'finite', 'a|b'; '' for no bounds."""
+    return '|'.join(option.choices) or describe_bounds(option.minimum, option.maximum)
 
 
 def describe_part(part: Any) -> str:
@@ -335,9 +374,16 @@ def describe_part(part: Any) -> str:
 
 
 def first_sentence(text: str) -> str:
-    """Returns the first sentence on one line, without the full stop."""
+    """Returns the first sentence on one line, without the full stop.
+
+    A full stop within parentheses, as in '(arXiv:2309.14322, app. E.2)', ends no sentence.
+    """
     paragraph = ' '.join(text.split('\n\n')[0].split())
-    return re.split(r'\.\s+(?=[A-Z])', paragraph)[0].removesuffix('.')
+    for end in re.finditer(r'\.\s+(?=[A-Z])', paragraph):
+        sentence = paragraph[: end.start()]
+        if sentence.count('(') <= sentence.count(')'):
+            return sentence
+    return paragraph.removesuffix('.')
 
 
 def summarize_text(text: str) -> str:

@@ -59,9 +59,9 @@ class Choice:
             )
         names = [name for name, *_ in parsed]
         if len(set(names)) < len(names):
-            raise ValueError(f'{path}={value} names a row twice')
+            raise ValueError(f'{path}={value} names the same part twice')
         if len(names) > 1 and {'none', AUTO} & set(names):
-            raise ValueError(f'{path}={value} joins {names} by +, of which one stands alone')
+            raise ValueError(f'{path}={value}: none and auto cannot be joined with other names')
         return parsed
 
     def _refuse_list(self, path: str, value: str, text: str, table_rows: Mapping[str, Any]) -> None:
@@ -71,7 +71,7 @@ class Choice:
             raise ValueError(join_hint(path, names))
         if set(names) <= table_rows.keys() and len(names) > 1:
             raise ValueError(
-                f'{path} is one name; got {value!r}. Several are a sweep: '
+                f'{path} must be one name; got {value!r}. To try several, use a sweep: '
                 f'{sweep_flag({path: names})}'
             )
 
@@ -84,18 +84,18 @@ def parse_shares(path: str, value: str) -> dict[str, float]:
     """
     if '+' not in value and ':' not in value:
         return {value: 1.0}
-    example = f'Such as {path}=causal:0.5+infill:0.5.'
+    example = f'For example: {path}=causal:0.5+infill:0.5.'
     shares: dict[str, float] = {}
     for text in value.split('+'):
         name, _, share = text.partition(':')
         if name in shares:
-            raise ValueError(f'{path}={value} names a row twice. {example}')
+            raise ValueError(f'{path}={value} names the same part twice. {example}')
         try:
             shares[name] = float(share)
         except ValueError:
             raise ValueError(
-                f'{path}: each name of a mixture has its share behind it, a number; got {text!r} '
-                f'in {value!r}. {example}'
+                f'{path}: each name in a mixture needs a share, which is a number after a colon; '
+                f'got {text!r} in {value!r}. {example}'
             ) from None
     total = sum(shares.values())
     if not all(share > 0 for share in shares.values()) or not math.isclose(total, 1, abs_tol=1e-6):
@@ -110,6 +110,7 @@ def join_hint(path: str, names: Sequence[Any]) -> str:
     """Returns the spelling of several rows, for an error about a list."""
     joined = '+'.join(map(str, names))
     return (
-        f'{path}: several names are one text, joined by +, the nearest to the model first: '
-        f'{joined!r}. Runs that differ in it are a sweep: {sweep_flag({path: tuple(names)})}'
+        f'{path}: join several names with + into one text, the nearest to the model first: '
+        f'{joined!r}. To compare them in separate runs, use a sweep: '
+        f'{sweep_flag({path: tuple(names)})}'
     )

@@ -2,8 +2,8 @@
 
 Fields that belong to no part are declared here; `configs/default.py` gives them values. A field
 that was added later may have a dataclass default, which reproduces the behaviour before the field
-existed. The options of parts (`modules.options`) are further fields of their section, None unless
-they are set.
+existed. The string in an annotation describes the field; without one, its Option does. The options
+of parts (`modules.options`) are further fields of their section, None unless they are set.
 """
 
 import dataclasses
@@ -44,46 +44,86 @@ Count = Annotated[int, Option(minimum=0)]
 Norm = Annotated[str, Choice(NORMS, 'norm', inline=True)]
 
 
-def dropout_option(description: str) -> Option:
-    """Returns the option of a dropout rate; `description` ends the sentence 'share that ...'."""
-    return Option(f'share that training drops {description}', 0, 0.99, off_value=0.0, traced=True)
+def dropout_option(target: str, default: str) -> Option:
+    """Returns the option of a dropout rate.
+
+    Args:
+      target: what training drops a share of.
+      default: the meaning of the default.
+    """
+    description = f'share of {target} dropped in training; {default}'
+    return Option(description, 0, 0.99, off_value=0.0, traced=True)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    d_model: Size
-    n_layers: Size
-    n_heads: Size
-    d_ff: Size
-    norm: Norm
-    placement: Annotated[str, Choice(PLACEMENTS, 'model')]
-    attention: Annotated[str, Choice(ATTENTIONS, 'attention')]
-    qk_norm: Norm
-    activation: Annotated[str, Choice(ACTIVATIONS, 'mlp')]
-    position: Annotated[str, Choice(POSITIONS, 'attention')]
-    reparam: Annotated[str, Choice(REPARAMS, 'reparam', several=True, auto=True)]
-    tie_embeddings: bool
-    logit_softcap: Annotated[float, Option(minimum=0, maximum=FINITE)]
-    dtype: Annotated[str, Option(choices=(AUTO, 'bfloat16', 'float32'))]  # auto: by where it trains
-    remat: Annotated[str, Choice(REMAT_POLICIES)]
-    scan_layers: bool
-    n_kv_heads: Annotated[int | None, Option(minimum=1)] = None  # None: n_heads
-    head_dim: Annotated[int | None, Option(minimum=1)] = None  # None: d_model / n_heads
-    embedding_norm: Norm = 'none'
-    final_norm: Annotated[str, Choice(NORMS, 'norm', inline=True, auto=True)] = AUTO
-    embedding_scale: bool | None = None  # learned, from sqrt(d_model) on; None: the norm's own
-    mlp: Annotated[str, Choice(MLPS, 'mlp', auto=True, sows=True)] = AUTO
-    bias: bool = False
-    qkv_bias: bool = False  # of queries, keys and values alone
-    mlp_bias: bool = False  # of the matrices of MLPs alone
-    readout: Annotated[str, Choice(READOUTS, 'model')] = 'learned'
-    readout_bias: bool = False
-    dropout: Annotated[float, dropout_option('of the results of attention and MLPs; 0: none')] = 0.0
+    d_model: Annotated[Size, 'width of the residual stream']
+    n_layers: Annotated[Size, 'number of blocks']
+    n_heads: Annotated[Size, 'number of attention heads']
+    d_ff: Annotated[Size, 'hidden width of an MLP']
+    norm: Annotated[Norm, 'norm in the blocks']
+    placement: Annotated[str, Choice(PLACEMENTS, 'model'), 'positions of the norms in a block']
+    attention: Annotated[str, Choice(ATTENTIONS, 'attention'), 'attention layer']
+    qk_norm: Annotated[Norm, 'norm of queries and keys']
+    activation: Annotated[
+        str, Choice(ACTIVATIONS, 'mlp'), 'activation of the MLPs; a gated one adds a third matrix'
+    ]
+    position: Annotated[str, Choice(POSITIONS, 'attention'), 'position encoding']
+    reparam: Annotated[
+        str,
+        Choice(REPARAMS, 'reparam', several=True, auto=True),
+        'map from stored to used weights; in a list, the last is applied first',
+    ]
+    tie_embeddings: Annotated[bool, 'whether the readout shares the weights of the embedding']
+    logit_softcap: Annotated[
+        float,
+        Option(minimum=0, maximum=FINITE),
+        'c in c tanh(z / c) for output logits z; 0: no softcap',
+    ]
+    dtype: Annotated[
+        str,
+        Option(choices=(AUTO, 'bfloat16', 'float32')),
+        'type of matmuls; auto: bfloat16 on TPUs and GPUs, float32 on CPUs',
+    ]
+    remat: Annotated[
+        str,
+        Choice(REMAT_POLICIES),
+        'activations that the backward pass computes again, to save memory',
+    ]
+    scan_layers: Annotated[bool, 'compile one block and scan over depth; for deep models']
+    n_kv_heads: Annotated[
+        int | None, Option(minimum=1), 'heads of keys and values; None: model.n_heads'
+    ] = None
+    head_dim: Annotated[
+        int | None, Option(minimum=1), 'width of a head; None: d_model / n_heads'
+    ] = None
+    embedding_norm: Annotated[Norm, 'norm of the embeddings'] = 'none'
+    final_norm: Annotated[
+        str,
+        Choice(NORMS, 'norm', inline=True, auto=True),
+        'norm before the readout; auto: model.norm if the placement has one',
+    ] = AUTO
+    embedding_scale: Annotated[
+        bool | None, 'multiply embeddings by a learned scalar; None: if model.norm does'
+    ] = None
+    mlp: Annotated[
+        str,
+        Choice(MLPS, 'mlp', auto=True, sows=True),
+        'MLP of a block; auto: chosen by the placement',
+    ] = AUTO
+    bias: Annotated[bool, 'add biases to the matrices in the blocks'] = False
+    qkv_bias: Annotated[bool, 'add biases to queries, keys and values only'] = False
+    mlp_bias: Annotated[bool, 'add biases to the matrices of MLPs only'] = False
+    readout: Annotated[
+        str, Choice(READOUTS, 'model'), 'map from the residual stream to the logits'
+    ] = 'learned'
+    readout_bias: Annotated[bool, 'add a bias to the readout'] = False
+    dropout: Annotated[float, dropout_option('the outputs of attention and MLPs', '0: none')] = 0.0
     attention_dropout: Annotated[
-        float | None, dropout_option('of the probabilities of attention; None: model.dropout')
+        float | None, dropout_option('attention probabilities', 'None: model.dropout')
     ] = None
     embedding_dropout: Annotated[
-        float | None, dropout_option('of the embeddings, positions added; None: model.dropout')
+        float | None, dropout_option('the embeddings, after positions', 'None: model.dropout')
     ] = None
 
 
@@ -109,20 +149,22 @@ class ReparamConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LossConfig:
-    name: Annotated[str, Choice(LOSSES, 'loss')]
+    name: Annotated[str, Choice(LOSSES, 'loss'), 'loss to train on']
     chunk: Annotated[
-        int | None, Option('tokens whose logits are made at a time; 0: all; None: chosen', 0)
+        int | None, Option('tokens whose logits are computed at once; 0: all; None: automatic', 0)
     ] = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimConfig:
-    name: Annotated[str, Choice(OPTIMIZERS, 'optim')]
-    lr: Annotated[float, Option(minimum=0, maximum=FINITE, traced=True)]
-    others: Annotated[str, Choice(OPTIMIZERS, 'optim')] = 'adamw'
+    name: Annotated[str, Choice(OPTIMIZERS, 'optim'), 'optimizer of hidden matrices']
+    lr: Annotated[float, Option(minimum=0, maximum=FINITE, traced=True), 'peak learning rate']
+    others: Annotated[
+        str, Choice(OPTIMIZERS, 'optim'), 'optimizer of embeddings, readout and vectors'
+    ] = 'adamw'
     others_lr: Annotated[
         float | None,
-        Option('learning rate of all but hidden matrices; None: the same', 0, FINITE, traced=True),
+        Option('learning rate of optim.others; None: optim.lr', 0, FINITE, traced=True),
     ] = None
     embedding_gradient_shrink: Annotated[
         float | None,
@@ -130,12 +172,17 @@ class OptimConfig:
     ] = None
     update_clip: Annotated[
         float | None,
-        Option('largest rms of the update of a matrix; None: any', 1e-6, FINITE, traced=True),
+        Option(
+            'largest root mean square of the update of a parameter; None: no limit',
+            1e-6,
+            FINITE,
+            traced=True,
+        ),
     ] = None
     ghost_radius: Annotated[
         float | None,
         Option(
-            'largest spread of logits that a step moves, over pi; None: any',
+            'largest spread of the change of logits in a step, divided by pi; None: no limit',
             1e-6,
             FINITE,
             traced=True,
@@ -144,36 +191,62 @@ class OptimConfig:
     match_rms: Annotated[
         float | None,
         Option(
-            'rms that updates of hidden matrices get; None: their own', 1e-6, FINITE, traced=True
+            'root mean square of the updates of hidden matrices; None: not rescaled',
+            1e-6,
+            FINITE,
+            traced=True,
         ),
     ] = None
-    schedule: Annotated[str, Choice(SCHEDULES, 'optim')]
-    weight_decay: Annotated[float, Option(minimum=0, maximum=FINITE, traced=True)]
-    decay_rule: Annotated[str, Choice(DECAY_RULES, 'optim')]
-    clip_norm: Annotated[float, Option(minimum=0, traced=True)]
-    average: Annotated[str, Choice(AVERAGES, 'optim')] = 'none'
+    schedule: Annotated[str, Choice(SCHEDULES, 'optim'), 'learning-rate schedule']
+    weight_decay: Annotated[
+        float, Option(minimum=0, maximum=FINITE, traced=True), 'strength of weight decay'
+    ]
+    decay_rule: Annotated[
+        str, Choice(DECAY_RULES, 'optim'), 'share of a weight that weight decay removes in a step'
+    ]
+    clip_norm: Annotated[
+        float,
+        Option(minimum=0, traced=True),
+        'largest global norm of the gradient; inf: no clipping',
+    ]
+    average: Annotated[
+        str, Choice(AVERAGES, 'optim'), 'average of the weights that evaluation uses'
+    ] = 'none'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ScalingConfig:
-    name: Annotated[str, Choice(PARAMETRIZATIONS, 'scaling')]
-    init_scale: Annotated[float, Option(minimum=0, maximum=FINITE, traced=True)]
+    name: Annotated[
+        str,
+        Choice(PARAMETRIZATIONS, 'scaling'),
+        'how initial weights and learning rates scale with model size',
+    ]
+    init_scale: Annotated[
+        float,
+        Option(minimum=0, maximum=FINITE, traced=True),
+        'factor of the standard deviation of initial weights',
+    ]
     base_width: Annotated[
-        int | None, Option('of the model that a parametrisation scales against', 1)
+        int | None, Option('width of the base model that the parametrisation scales from', 1)
     ] = None
-    base_depth: Annotated[int | None, Option('blocks of that model', 1)] = None
+    base_depth: Annotated[int | None, Option('number of blocks of the base model', 1)] = None
     base_heads: Annotated[
-        int | None, Option('heads of that model; None: as many as are as wide as here', 1)
+        int | None, Option('heads of the base model; None: heads as wide as here', 1)
     ] = None
-    init: Annotated[str, Choice(INITS)] = 'fan_in'
+    init: Annotated[str, Choice(INITS), 'distribution of initial weights'] = 'fan_in'
     embedding_std: Annotated[
         float | None,
-        Option('deviation of embeddings; None: that of scaling.init', 0, FINITE, traced=True),
+        Option(
+            'standard deviation of initial embeddings; None: as scaling.init',
+            0,
+            FINITE,
+            traced=True,
+        ),
     ] = None
     zero_init: Annotated[
         str,
         Option(
-            'query, readout or both start at 0, besides what the parametrisation has so',
+            'matrices that start at 0, in addition to those of the parametrisation',
             choices=('none', 'query', 'readout', 'both'),
         ),
     ] = 'none'
@@ -181,45 +254,67 @@ class ScalingConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    source: str
-    tokenizer: str
-    text_field: str
-    seq_len: int
-    batch_size: int
-    packing: str
-    mask_documents: bool
-    epochs: int
-    validation_fraction: float
-    invalid_utf8: str
-    seed: int
-    prefetch: int
-    cache_dir: str
-    objective: Annotated[str, Choice(OBJECTIVES, 'data', several=True, shares=True)] = 'causal'
-    missing_text: Annotated[str, Option('of records without text', choices=('skip', 'stop'))] = (
-        'skip'
+    source: Annotated[str, 'text to train on: python, text:, chat:, hub:, tfds: or synthetic:']
+    tokenizer: Annotated[str, 'bpe:SIZE (trained on the text), byte, hf:PATH or ids:SIZE,BOS,EOS']
+    text_field: Annotated[str, 'field of a record that has its text']
+    seq_len: Annotated[int, 'tokens per row']
+    batch_size: Annotated[int, 'rows per step, over all devices and hosts']
+    packing: Annotated[str, 'how documents fill rows: concat or best_fit']
+    mask_documents: Annotated[bool, 'whether attention stays within a document']
+    epochs: Annotated[int, 'maximum number of passes over a source']
+    validation_fraction: Annotated[float, 'share of the documents held out for validation']
+    invalid_utf8: Annotated[str, 'bytes that are not UTF-8: replace and count them, or stop']
+    seed: Annotated[int, 'seed of the order of rows']
+    prefetch: Annotated[int, 'batches prepared in advance']
+    cache_dir: Annotated[
+        str, 'folder of prepared data; empty: $XDG_CACHE_HOME/evenkeel or ~/.cache/evenkeel'
+    ]
+    objective: Annotated[
+        str,
+        Choice(OBJECTIVES, 'data', several=True, shares=True),
+        'what the model learns to predict; several are mixed by shares',
+    ] = 'causal'
+    missing_text: Annotated[
+        str, Option('records without text: skip and count them, or stop', choices=('skip', 'stop'))
+    ] = 'skip'
+    mixture: Annotated[str | None, 'several sources with weights, in place of data.source'] = None
+    validation_source: Annotated[str, 'separate validation text; empty: a share of data.source'] = (
+        ''
     )
-    mixture: str | None = None  # `lm.config.mixture` reads it; instead of source
-    validation_source: str = ''  # the text of the validation split; empty: a part of source
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    steps: Annotated[int, Option(minimum=1, traced=True)]
-    microbatches: Size
-    eval_every: Count
-    eval_batches: Count
-    checkpoint_every: Count
-    keep_last: Size
-    keep_best: Count
-    log_every: Size
-    on_divergence: Annotated[str, Option(choices=('rollback', 'skip_step', 'stop'))]
-    seed: Annotated[int, Option(minimum=0, maximum=2**32 - 1)]  # JAX takes others modulo 2^32
-    diagnose_every: Count = 0
-    init_from: str = ''
-    trainable: Annotated[str, Option(choices=('all', 'norms', 'lora'))] = 'all'
-    eval_objectives: Annotated[str, Choice(OBJECTIVES, 'data', several=True)] = 'causal'
+    steps: Annotated[int, Option(minimum=1, traced=True), 'number of steps']
+    microbatches: Annotated[Size, 'parts of a batch that are computed one after another']
+    eval_every: Annotated[Count, 'steps between evaluations; 0: only at the end']
+    eval_batches: Annotated[Count, 'validation batches per evaluation; 0: the whole split']
+    checkpoint_every: Annotated[Count, 'steps between checkpoints; 0: only at the end']
+    keep_last: Annotated[Size, 'how many of the latest checkpoints to keep']
+    keep_best: Annotated[Count, 'how many of the best checkpoints to keep']
+    log_every: Annotated[Size, 'steps between rows of metrics']
+    on_divergence: Annotated[
+        str,
+        Option(choices=('rollback', 'skip_step', 'stop')),
+        'what to do if the loss or gradient diverges',
+    ]
+    seed: Annotated[
+        int, Option(minimum=0, maximum=2**32 - 1), 'seed of the initial parameters'
+    ]  # JAX takes others modulo 2^32
+    diagnose_every: Annotated[Count, 'steps between diagnostics of layers; 0: none'] = 0
+    init_from: Annotated[
+        str, 'workdir or checkpoint with the initial weights; empty: random weights'
+    ] = ''
+    trainable: Annotated[str, Option(choices=('all', 'norms', 'lora')), 'parameters to train'] = (
+        'all'
+    )
+    eval_objectives: Annotated[
+        str,
+        Choice(OBJECTIVES, 'data', several=True),
+        'objectives to evaluate on the validation split',
+    ] = 'causal'
     profile: Annotated[
-        str, Option('STEP:COUNT: the steps that are traced; empty: none', is_observer=True)
+        str, Option('steps to trace, as STEP:COUNT; empty: none', is_observer=True)
     ] = ''
 
 
@@ -229,25 +324,59 @@ GIVEN = 'given'
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeshConfig:
-    data: Devices
-    fsdp: Devices = 1
-    expert: Devices = 1
-    context: Devices = 1
-    tensor: Devices = 1
-    run: Devices = -1
-    axes: Annotated[str, Option(choices=(GIVEN, AUTO))] = GIVEN
+    data: Annotated[Devices, 'devices that share the rows of a batch; -1: all remaining devices']
+    fsdp: Annotated[Devices, 'devices that share rows, and parameters along model.d_model'] = 1
+    expert: Annotated[Devices, 'devices that share rows, and the experts of model.mlp=moe'] = 1
+    context: Annotated[Devices, 'devices that share the tokens of a row'] = 1
+    tensor: Annotated[
+        Devices, 'devices that share heads, hidden features of MLPs and the vocabulary'
+    ] = 1
+    run: Annotated[
+        Devices, 'devices that train different runs of a sweep; -1: as many as possible'
+    ] = -1
+    axes: Annotated[
+        str,
+        Option(choices=(GIVEN, AUTO)),
+        'given: the sizes as set; auto: choose axes of size 1 so that the model fits',
+    ] = GIVEN
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KernelsConfig:
-    implementation: Annotated[str, Choice(IMPLEMENTATIONS, auto=True)]
-    attention: Annotated[str, Choice(ATTENTION_KERNELS, 'kernels', auto=True)] = AUTO
-    linear_attention: Annotated[str, Choice(LINEAR_ATTENTION_KERNELS, auto=True)] = AUTO
-    matmul: Annotated[str, Choice(MATMUL_KERNELS, 'kernels', auto=True)] = AUTO
-    rms_norm: Annotated[str, Choice(RMS_NORM_KERNELS, auto=True)] = AUTO
-    softmax: Annotated[str, Choice(SOFTMAX_KERNELS, auto=True)] = AUTO
-    cross_entropy: Annotated[str, Choice(CROSS_ENTROPY_KERNELS, auto=True)] = AUTO
-    run_axis: Annotated[str, Option(choices=(AUTO, 'loop', 'vmap'))] = AUTO
+    implementation: Annotated[
+        str,
+        Choice(IMPLEMENTATIONS, auto=True),
+        'kernels of all operations; auto: chosen for the platform',
+    ]
+    attention: Annotated[
+        str,
+        Choice(ATTENTION_KERNELS, 'kernels', auto=True),
+        'attention kernel; auto: splash on TPUs, cudnn on GPUs, if they support the model',
+    ] = AUTO
+    linear_attention: Annotated[
+        str, Choice(LINEAR_ATTENTION_KERNELS, auto=True), 'kernel of linear attention'
+    ] = AUTO
+    matmul: Annotated[
+        str, Choice(MATMUL_KERNELS, 'kernels', auto=True), 'kernel of matmuls with weights'
+    ] = AUTO
+    rms_norm: Annotated[
+        str,
+        Choice(RMS_NORM_KERNELS, auto=True),
+        'kernel of norms that divide by the root mean square',
+    ] = AUTO
+    softmax: Annotated[
+        str,
+        Choice(SOFTMAX_KERNELS, auto=True),
+        'kernel of softmax in reference attention and routers',
+    ] = AUTO
+    cross_entropy: Annotated[
+        str, Choice(CROSS_ENTROPY_KERNELS, auto=True), 'kernel of the cross-entropy loss'
+    ] = AUTO
+    run_axis: Annotated[
+        str,
+        Option(choices=(AUTO, 'loop', 'vmap')),
+        'runs of a sweep on one device; auto: loop on CPUs, vmap elsewhere',
+    ] = AUTO
 
 
 if not TYPE_CHECKING:  # type checkers see the classes without the options of parts
@@ -288,6 +417,7 @@ class Field:
       option: bounds and description, if it declares any.
       choice: the table that it names a row of, if it does.
       default: the dataclass default, or MISSING.
+      description: one line.
       is_part_option: declared by a part instead of this file.
     """
 
@@ -295,6 +425,7 @@ class Field:
     option: Option | None
     choice: Choice | None
     default: Any
+    description: str
     is_part_option: bool
 
 
@@ -308,11 +439,14 @@ def _collect_fields() -> dict[str, Field]:
         for field in dataclasses.fields(cls):
             hint = hints[field.name]
             metadata = getattr(hint, '__metadata__', ())
+            option = next((m for m in metadata if isinstance(m, Option)), None)
+            description = option.description if option else ''
             collected[f'{name}.{field.name}'] = Field(
                 annotation_types(hint),
-                next((m for m in metadata if isinstance(m, Option)), None),
+                option,
                 next((m for m in metadata if isinstance(m, Choice)), None),
                 field.default,
+                next((m for m in metadata if isinstance(m, str)), description),
                 field.name not in declared_here,
             )
     return collected

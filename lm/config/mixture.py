@@ -42,7 +42,7 @@ def parse_mixture(text: str) -> tuple[Ingredient, ...]:
     Raises ValueError for another form, a name that no record can have, a weight that is not
     positive and finite, and a duplicate source.
     """
-    example = f'Such as --config.data.mixture="{EXAMPLE}".'
+    example = f'For example: --config.data.mixture="{EXAMPLE}".'
     try:
         tree = ast.parse(text.strip(), mode='eval')
         mixture = ast.literal_eval(tree)
@@ -52,7 +52,7 @@ def parse_mixture(text: str) -> tuple[Ingredient, ...]:
         raise ValueError(f'data.mixture must be a dict of names; got {text!r}. {example}')
     assert isinstance(tree.body, ast.Dict)
     if len(tree.body.keys) > len(mixture):
-        raise ValueError(f'data.mixture has a name twice: {text}. {example}')
+        raise ValueError(f'data.mixture has the same name twice: {text}. {example}')
     return tuple(
         _parse_ingredient(name, value, mixture, example) for name, value in mixture.items()
     )
@@ -61,26 +61,26 @@ def parse_mixture(text: str) -> tuple[Ingredient, ...]:
 def _parse_ingredient(name: Any, value: Any, mixture: dict, example: str) -> Ingredient:
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise ValueError(
-            'a name in data.mixture is one word of letters, digits and _, after which its loss is '
-            f'recorded; got {name!r}. {example}'
+            'a name in data.mixture must be one word of letters, digits and _, because its loss '
+            f'is recorded under this name; got {name!r}. {example}'
         )
     if name in OBJECTIVES:
         raise ValueError(
-            f'data.mixture cannot have a source named {name!r}: validation_{name}_ce is the loss '
-            'of an objective. Give it another name.'
+            f'data.mixture cannot have a source named {name!r}, because validation_{name}_ce is '
+            'the loss of an objective. Choose another name.'
         )
     match value:
         case (int() | float() as weight, str(source)) if not isinstance(weight, bool):
             pass
         case _:
             raise ValueError(
-                f'data.mixture must have (weight, source) behind each name; got {value!r} behind '
+                f'data.mixture must have (weight, source) after each name; got {value!r} after '
                 f'{name!r}. {example}'
             )
     if not (weight > 0 and _is_finite(weight)):
         raise ValueError(
-            f'the weight of {name!r} in data.mixture must be above 0 and finite; got {weight}. '
-            'Leave out what is to have no share.'
+            f'the weight of {name!r} in data.mixture must be above 0 and finite; got {weight}. To '
+            'exclude a source, leave it out.'
         )
     if duplicates := [
         other_name
@@ -88,7 +88,7 @@ def _parse_ingredient(name: Any, value: Any, mixture: dict, example: str) -> Ing
         if text == source and other_name != name
     ]:
         raise ValueError(
-            f'data.mixture has {source!r} both as {name!r} and as {duplicates[0]!r}. Name it once, '
+            f'data.mixture has {source!r} both as {name!r} and as {duplicates[0]!r}. List it once, '
             'with the sum of the weights.'
         )
     return Ingredient(name, float(weight), source)
@@ -118,8 +118,8 @@ def normalize_mixture(mixture: str, source: str) -> dict[str, Any]:
     ingredients = parse_mixture(mixture)
     if source not in ('', DEFAULT_SOURCE):
         raise ValueError(
-            f'data.source={source} would not be read: data.mixture names the sources. Leave one of '
-            f'them out, or add it to the mixture, as in {EXAMPLE}.'
+            f'data.source={source} has no effect with data.mixture, which names the sources. Leave '
+            f'one of them out, or add this source to the mixture, as in {EXAMPLE}.'
         )
     weights = [ingredient.weight for ingredient in ingredients]
     # Weights near 1 stay as they are: normalizing them again would change the last digit each time.

@@ -136,8 +136,8 @@ def download_hint(dataset: str, folder: str) -> str:
     """Returns the flags that read a data set OWNER/NAME, from the hub or from a folder."""
     files_flag = shlex.quote(f'--config.data.source=text:{folder}/**/*.parquet')
     return (
-        f'--config.data.source=hub:{dataset} is the parquet files of that data set, fetched with '
-        f'the extra hub; files of your own are {files_flag} (or .txt, .jsonl)'
+        f'--config.data.source=hub:{dataset} reads the parquet files of this data set and needs '
+        f'the extra hub; for your own files, use {files_flag} (or .txt, .jsonl)'
     )
 
 

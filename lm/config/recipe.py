@@ -264,10 +264,10 @@ class Recipe:
             scaled, remainder = divmod(size * numerator, denominator)
             if remainder or not scaled:
                 raise ValueError(
-                    f'at a width of {width} this model would have '
-                    f'{size * numerator / denominator:g} for model.{name}={size}, which must be '
-                    'whole. Choose a width that divides evenly, or the number of heads of the '
-                    'base model (scaling.base_heads).'
+                    f'at a width of {width}, model.{name}={size} would become '
+                    f'{size * numerator / denominator:g}, which must be a whole number. Choose a '
+                    'width that divides evenly, or set the number of heads of the base model '
+                    '(scaling.base_heads).'
                 )
             return scaled
 
@@ -321,11 +321,12 @@ def parse_rows(path: str, value: str) -> list[tuple[str, Any, dict[str, Any]]]:
     except ValueError as error:
         if replacement := replacement_hint(value):
             raise ValueError(
-                f'{str(error).partition(" Did you mean")[0]} Here {replacement}.'
+                f'{str(error).partition(" Did you mean")[0]} '
+                f'{replacement[0].upper()}{replacement[1:]}.'
             ) from None
         tables = {id(choice.table): field for field, choice in reversed(CHOICES.items())}
         fields = [field for field in tables.values() if value in CHOICES[field].table]
-        elsewhere = f' {value!r} is one of {" and of ".join(fields)}.' if fields else ''
+        elsewhere = f' {value!r} is a value of {" and ".join(fields)}.' if fields else ''
         raise ValueError(f'{error}{elsewhere}') from None
 
 

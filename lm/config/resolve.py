@@ -64,11 +64,12 @@ def with_dtype(raw: Mapping[str, Any], dtype: str) -> Mapping[str, Any]:
 def build_config(raw: Mapping[str, Any]) -> Config:
     """Checks fields and types only. Fills in nothing, and looks up no name."""
     if not isinstance(raw, Mapping | ConfigDict):
-        raise ValueError(f'a config holds sections; got {raw!r}')
+        raise ValueError(f'a config must contain sections; got {raw!r}')
     for name in MULTI_RUN_SECTIONS:
         if raw.get(name) is not None:
             raise ValueError(
-                f'this config describes many runs (config.{name}), and one is wanted here'
+                f'this config describes several runs (config.{name}), but a single run is needed '
+                'here'
             )
     section_fields = dataclasses.fields(Config)
     names = [*MULTI_RUN_SECTIONS, *(field.name for field in section_fields)]
@@ -82,7 +83,7 @@ def build_config(raw: Mapping[str, Any]) -> Config:
 
 def _build_section(section: str, cls: Any, raw: Any) -> Any:
     if not isinstance(raw, Mapping | ConfigDict):
-        raise ValueError(f'config section {section} must hold fields; got {raw!r}')
+        raise ValueError(f'config section {section} must contain fields; got {raw!r}')
     field_names = [field.name for field in dataclasses.fields(cls)]
     values = {}
     for name in raw:
@@ -98,7 +99,7 @@ def _build_section(section: str, cls: Any, raw: Any) -> Any:
             values[name] = coerce_type(path, raw[name], FIELDS[path].types)
         elif FIELDS[path].default is dataclasses.MISSING:
             raise ValueError(
-                f'config lacks {path}; start from configs.default.get_config(), which has it'
+                f'the config has no {path}. Start from configs.default.get_config(), which sets it.'
             )
     return cls(**values)
 
@@ -210,8 +211,8 @@ def explain_unread(path: str, value: Any, config: Config) -> str:
     first = {tuple(rows): field for field, rows in reversed(candidates.items())}
     readers = ' or '.join(f'{field}={"|".join(rows)}' for rows, field in first.items())
     return (
-        f'{path}={value} is read by no part of this config ({chosen}), so that it would change '
-        f'nothing. It is read with {readers}. Leave it out, or None.'
+        f'{path}={value} is not used by this config ({chosen}), so it would have no effect. It is '
+        f'used with {readers}. Leave it out, or set it to None.'
     )
 
 

@@ -71,7 +71,7 @@ def sweep_hint(text: str, field_paths: Collection[str]) -> str:
     sweep = parse_literal(_quote_fields(text))
     if isinstance(sweep, dict):
         return f'Did you mean {sweep_flag(sweep)}?'
-    return f'Such as {sweep_flag(EXAMPLE)}.'
+    return f'For example: {sweep_flag(EXAMPLE)}'
 
 
 def tune_hint(tune: Any, field_paths: Collection[str]) -> str:
@@ -89,7 +89,7 @@ def tune_hint(tune: Any, field_paths: Collection[str]) -> str:
     return (
         f'Did you mean {tune_flag(suggestion)}?'
         if suggestion
-        else f'Such as {tune_flag(TUNE_EXAMPLE)}.'
+        else f'For example: {tune_flag(TUNE_EXAMPLE)}'
     )
 
 
@@ -120,7 +120,7 @@ def _dict_flag_hint(parts: Mapping[str, str], field_paths: Collection[str]) -> s
     if name == 'tune' and not any(path in field_paths for path in suggestion):
         suggestion = TUNE_EXAMPLE | suggestion
     flag = {'sweep': sweep_flag, 'tune': tune_flag}[name](suggestion)
-    return f'config.{name} is one dict, which a flag sets whole. Did you mean {flag}?'
+    return f'config.{name} is one dict, which a flag must set as a whole. Did you mean {flag}?'
 
 
 def parse_values(text: str) -> tuple[Any, ...]:
@@ -147,15 +147,15 @@ def flag_type_error(path: str, text: str, types: Collection[type]) -> str:
     Returns:
       The message.
     """
-    kinds = {int: 'a whole number', float: 'a number', bool: 'True or False', str: 'a text'}
+    kinds = {int: 'a whole number', float: 'a number', bool: 'True or False', str: 'text'}
     expected = ' or '.join(kinds[kind] for kind in types if kind in kinds)
     message = f'{path} must be {expected}; got {text!r}.'
     values = parse_values(text.strip('()[]'))
     numbers = all(isinstance(value, int | float) for value in values)
     if numbers and (len(values) > 1 or text[:1] in ('(', '[')):
-        return f'{message} Several values are a sweep: {sweep_flag({path: values})}'
+        return f'{message} To try several values, use a sweep: {sweep_flag({path: values})}'
     if text == 'None' and type(None) in types:
-        return f'{message} Leave the flag out for None.'
+        return f'{message} For None, leave the flag out.'
     if int in types and len(values) == 1 and numbers and float(values[0]).is_integer():
         return f'{message} Write {int(values[0])}.'
     return message
@@ -178,11 +178,11 @@ def check_flags(argv: Sequence[str], field_paths: Collection[str]) -> None:
             if not config_path.is_file():
                 hint = suggest_nearest(file, map(str, config_path.parent.glob('*.py')))
                 raise ValueError(
-                    f'--config={file} is no file. Give a Python file with get_config(), such as '
+                    f'--config={file} is not a file. Pass a Python file with get_config(), such as '
                     f'configs/{select_preset(file)}.py.{hint}'
                 )
         elif any(field.startswith(f'{path}.') for field in field_paths):
-            raise ValueError(f'{path} is a section of the config; set its fields one by one')
+            raise ValueError(f'{path} is a section of the config. Set its fields one by one.')
         elif path.split('.')[0] in MULTI_RUN_SECTIONS:
             parts[path] = text if is_whole else following
         elif path in field_paths:

@@ -24,14 +24,14 @@ def parse_traced_steps(recipe: Recipe) -> TracedSteps | None:
     match = re.fullmatch(r'([1-9]\d*):([1-9]\d*)', profile)
     if match is None:
         raise ValueError(
-            'train.profile must be STEP:COUNT, two numbers from 1 on, such as 100:3 for steps 100 '
-            f'to 102; got {profile!r}. Empty traces none.'
+            'train.profile must be STEP:COUNT, two positive numbers, such as 100:3 for steps 100 '
+            f'to 102; got {profile!r}. Leave it empty to trace nothing.'
         )
     first, count = map(int, match.groups())
     if first + count - 1 > steps:
         raise ValueError(
-            f'train.profile={profile} traces steps {first} to {first + count - 1}, and the run '
-            f'ends at train.steps={steps}. The last that can be is {max(1, steps - count + 1)}:'
-            f'{min(count, steps)}.'
+            f'train.profile={profile} traces steps {first} to {first + count - 1}, but the run '
+            f'ends at train.steps={steps}. The last possible value is '
+            f'{max(1, steps - count + 1)}:{min(count, steps)}.'
         )
     return TracedSteps(first, count)

@@ -115,7 +115,7 @@ class Translator:
         elif paths:
             self._add_same_name(argument, paths, last_name, text)
         elif hint := self._suggest_flag(last_name, text):
-            self.add_sentence(f'{argument} is no flag here.{hint}')
+            self.add_sentence(f'{argument} is not a flag here.{hint}')
         else:
             self._unknown.append(argument)
 
@@ -148,7 +148,7 @@ class Translator:
         path = Path(os.path.expanduser(file))
         if not is_config_file(file):
             place = file if path.is_file() else f'configs/{select_preset(file)}.py'
-            self.add_sentence(f'{file}: a config is given as --config={place}, a Python file.')
+            self.add_sentence(f'{file}: pass the config as --config={place}, a Python file.')
             self._values.setdefault('config', place)
             return
         settings = {} if file in self._config_files else read_settings(file)  # it may name itself
@@ -157,8 +157,9 @@ class Translator:
         programs = foreign_names().files.items()
         program = next((name for name, keys in programs if {*keys} <= sections), 'another program')
         self.add_sentence(
-            f'{f"{argument}={file}" if argument else file} is a config of {program}; here it is a '
-            'Python file with get_config() (docs/guide/config.md), or flags (docs/coming_from.md).'
+            f'{f"{argument}={file}" if argument else file} is a config of {program}. Configs here '
+            'are Python files with get_config() (docs/guide/config.md), or flags '
+            '(docs/coming_from.md).'
         )
         self._values.setdefault('config', f'configs/{select_preset(file)}.py')
         for name, text in settings.items():
@@ -172,7 +173,7 @@ class Translator:
             self.add_config_file(word)
         else:
             hint = elsewhere_hint('train.init_from', word.rstrip('/'))
-            self._explain(word, hint or 'flags begin with --, and other words are not read')
+            self._explain(word, hint or 'flags begin with --, and other words are not accepted')
 
     def _explain_value(self, paths: list[str], foreign_field: str, text: str) -> str:
         """Explains a value that a field cannot read; '' for any other."""
@@ -192,8 +193,8 @@ class Translator:
                 and not os.path.exists(text)
             ):
                 return (
-                    'a data set of the Hub is --config.data.source=hub:OWNER/NAME, and files are '
-                    '--config.data.source=text:GLOB'
+                    'use --config.data.source=hub:OWNER/NAME for a data set of the Hub, or '
+                    '--config.data.source=text:GLOB for files'
                 )
         return hint
 
@@ -205,7 +206,7 @@ class Translator:
         if hint or not preset:
             sizes = ', '.join(f'configs/{config}.py' for config in foreign_names().presets)
             why = (
-                f'the configs here are {sizes}; another size is set by --config.model.d_model, '
+                f'the configs here are {sizes}; for another size, set --config.model.d_model, '
                 '--config.model.n_layers and --config.model.n_heads'
             )
             self._explain(f'{argument}={text}', hint or replacement_hint(text) or why)
@@ -225,7 +226,7 @@ class Translator:
         else:
             ending = f'={text}' if text else ''
             maybe = ' or '.join(f'--config.{path}{ending}' for path in accepting)
-            self.add_sentence(f'{argument} is {maybe}.')
+            self.add_sentence(f'{argument} may mean {maybe}.')
 
     def _suggest_flag(self, name: str, text: str) -> str:
         """Suggests a flag for a misspelt or shortened name, with the value if it takes that."""
@@ -287,7 +288,9 @@ class Translator:
         reason = self._explain_refusal(path, translated) if translated else 'it needs a value'
         if reason:
             reason = reason.removesuffix('.')
-            self.add_sentence(f'{argument} is no flag here; --config.{path} is, but {reason}.')
+            self.add_sentence(
+                f'{argument} is not a flag here. Its counterpart is --config.{path}, but {reason}.'
+            )
             return
         is_file = ':' not in translated and bool(TEXT_PATH.search(translated))
         if path in TEXT_FIELDS and is_file:
@@ -301,7 +304,7 @@ class Translator:
         implied = {} if translated == 'none' else implied  # a part that is off needs nothing
         implied_flags = {f'config.{field}': value for field, value in implied.items()}
         if argument == f'--config.{path}':
-            self.add_sentence(f'{argument}={text} is no value here.')
+            self.add_sentence(f'{argument}={text} is not a value here.')
             self._values[f'config.{path}'] = translated
         else:
             self._add_flag(argument, f'config.{path}', translated)
@@ -327,7 +330,9 @@ class Translator:
                 return alias
             nearest = ''.join(closest_names(text, names))
             is_other = nearest and normalize_name(nearest) != normalize_name(text)
-            self.add_sentence(f'{path} has no {text}; {nearest} is nearest.' if is_other else '')
+            self.add_sentence(
+                f'{path} has no {text}; the closest is {nearest}.' if is_other else ''
+            )
             return nearest
         if bool in types:
             return text or 'True'
@@ -427,4 +432,7 @@ class Translator:
 
 def _refuse(arguments: list[str]) -> str:
     """Returns that these are no flags."""
-    return f'{", ".join(arguments)} {"is no flag" if len(arguments) == 1 else "are no flags"} here.'
+    return (
+        f'{", ".join(arguments)} {"is not a flag" if len(arguments) == 1 else "are not flags"} '
+        'here.'
+    )

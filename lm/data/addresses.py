@@ -44,8 +44,9 @@ def _explain_hub_file(address: str) -> str:
     if match is None or file_suffix(Path(file)) not in KINDS or '*' in file:
         return ''
     return (
-        f' That file alone: hf download {match["name"]} {file} --repo-type=dataset '
-        f'--local-dir=DIR (with the extra hub) fetches it, for data.source=text:DIR/{file}.'
+        f' To read only this file, fetch it with hf download {match["name"]} {file} '
+        '--repo-type=dataset --local-dir=DIR (needs the extra hub) and set '
+        f'data.source=text:DIR/{file}.'
     )
 
 
@@ -57,21 +58,21 @@ def explain_address(source: str) -> str:
     """
     if hub_source := suggest_hub_source(source):
         return (
-            f'{source} is of a data set of the hub: set data.source={hub_source}.'
+            f'{source} belongs to a data set of the Hub: set data.source={hub_source}.'
             f'{_explain_hub_file(source)}'
         )
     if source.startswith('hf://'):
         return (
-            f'{source} is no address of a data set. These are hf://datasets/OWNER/NAME, and '
-            'data.source=hub:OWNER/NAME reads them.'
+            f'{source} is not the address of a data set, which has the form '
+            'hf://datasets/OWNER/NAME. To read a data set, set data.source=hub:OWNER/NAME.'
         )
     if WEB.fullmatch(source):
         name = Path(re.split('[?#]', source)[0]).name
         has_format = file_suffix(Path(name)) in KINDS
         file = name if has_format else 'FILE'
         return (
-            f'{source} is an address, and text is not read from the web: fetch it, with '
-            f'curl -L -o {file} {shlex.quote(source)}, and set data.source=text:{file}'
+            f'{source} is a web address, and text is not read from the web. Fetch it with curl -L '
+            f'-o {file} {shlex.quote(source)} and set data.source=text:{file}'
             + ('.' if has_format else f' (a {", ".join(KINDS)} file).')
         )
     scheme = source.partition('://')[0]
@@ -79,7 +80,7 @@ def explain_address(source: str) -> str:
         return f'{source} is in a bucket: set data.source=text:{source}.'
     if is_hub_name(source) and file_suffix(Path(source)) not in KINDS:
         return (
-            f'{source} is no path of this machine. If it is a data set of the hub, set '
+            f'{source} is not a path on this machine. If it is a data set of the Hub, set '
             f'data.source=hub:{source}.'
         )
     return ''

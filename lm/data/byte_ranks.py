@@ -149,7 +149,9 @@ def parse_ranks(content: bytes) -> dict[bytes, int]:
 
 def _check_ranks(ranks: Ranks) -> None:
     if missing := [byte for byte in range(256) if bytes([byte]) not in ranks]:
-        raise ValueError(f'it has no token for the byte {missing[0]}, so that not every text has')
+        raise ValueError(
+            f'it has no token for the byte {missing[0]}, so it cannot encode every text'
+        )
     if len({*ranks.values()}) < len(ranks):
         raise ValueError('two tokens have the same rank')
 
@@ -172,8 +174,8 @@ def read_tiktoken(content: bytes) -> Vocabulary:
     if (public := PUBLIC_RANKS.get(digest_ranks(ranks))) is None:
         names = ', '.join(entry.name for entry in PUBLIC_RANKS.values())
         raise ValueError(
-            f'its {len(ranks):,} ranks are none of {names}, and a rank file has neither the '
-            'pattern that cuts a text into words nor the special tokens'
+            f'its {len(ranks):,} ranks are not those of {names}; for other ranks, the file lacks '
+            'the pattern that cuts text into words, and the special tokens'
         )
     import tokenizers
 
@@ -210,8 +212,8 @@ def read_tekken(content: bytes) -> Vocabulary:
             pass
         case _:
             raise ValueError(
-                'it needs config with pattern, default_vocab_size and default_num_special_tokens, '
-                'and vocab'
+                'it must have vocab, and config with pattern, default_vocab_size and '
+                'default_num_special_tokens'
             )
     listed = optional.get('special_tokens')
     specials = {i: f'<SPECIAL_{i}>' for i in range(n_specials)}
@@ -250,7 +252,9 @@ def build_tokenizer(ranks: Ranks, pattern: str, specials: Mapping[int, str], fir
     spellings = {token: spell_bytes(token) for token in ranks}
     vocab = {spellings[token]: rank + first for token, rank in ranks.items()}
     if clash := {*specials} & {*vocab.values()} or {*specials.values()} & vocab.keys():
-        raise ValueError(f'a special token is a token already: {sorted(map(str, clash))[0]}')
+        raise ValueError(
+            f'a special token is already an ordinary token: {sorted(map(str, clash))[0]}'
+        )
     vocab |= {spelling: i for i, spelling in specials.items()}
     merges = [(spellings[first_part], spellings[end]) for first_part, end in list_merges(ranks)]
     # A word that is a token is not merged from its bytes, as in tiktoken.

@@ -35,7 +35,7 @@ from lm.storage.files import (
 PARTIAL = '.partial'  # suffix of a folder that is being written
 OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST)  # errors of a rename to a folder that exists
 MARKS_COUNT = 'mark'  # ends the entry of a digest that includes the byte-order mark
-WAITING_MESSAGE = 'data: another process prepares the same data; waiting for it'
+WAITING_MESSAGE = 'data: another process is preparing the same data; waiting for it'
 
 
 def root(cache_dir: str) -> Path:
@@ -160,7 +160,7 @@ def fetch_or_make(
             with contextlib.suppress(FileNotFoundError):  # deleted meanwhile: it is made below
                 fill(path, fetch, find_damage, say, is_locked)
         if path.is_dir() and find_damage(path):
-            say(f'NOTE: {url} is damaged: it is prepared again')
+            say(f'NOTE: {url} is damaged and will be prepared again')
             is_damaged = True
     folder = make()
     if is_damaged or (mark is None and complete_folders.read_mark(bucket, name) is None):
@@ -170,7 +170,7 @@ def fetch_or_make(
             # Another host that does the same now writes the same bytes.
             complete_folders.upload(bucket, folder, name, secrets.token_hex(8))
         except BucketError as error:
-            say(f'NOTE: {error}; the prepared data stay in {folder}, on this machine alone')
+            say(f'NOTE: {error}; the prepared data stay on this machine only, in {folder}')
     return folder
 
 
@@ -226,7 +226,7 @@ def is_intact(path: Path, find_damage: Callable, say: Callable) -> bool:
     Args: as in `fill`.
     """
     if path.is_dir() and (reason := find_damage(path)):
-        say(f'NOTE: the prepared data {path} is damaged ({reason}): it is prepared again')
+        say(f'NOTE: the prepared data in {path} is damaged ({reason}) and will be prepared again')
         shutil.rmtree(path)
     return path.is_dir()
 
@@ -264,8 +264,8 @@ def hold_folder_lock(path: Path, message: str, say: Callable, wait: bool = True)
             is_held = stack.enter_context(lock)
         except OSError as error:
             raise OSError(
-                f'prepared data cannot be kept in {path.parent}: {error.strerror}. Set '
-                'data.cache_dir to a folder that can be written.'
+                f'prepared data cannot be stored in {path.parent}: {error.strerror}. Set '
+                'data.cache_dir to a writable folder.'
             ) from error
         yield is_held
 

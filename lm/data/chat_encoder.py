@@ -150,8 +150,8 @@ class ChatEncoder:
         except TemplateLimitExceeded as error:
             # Left out, it would be missing on a slow machine alone, in data of the same name.
             raise ValueError(
-                f'the chat template cannot render the conversation {document[:EXCERPT]}: {error}. '
-                'Run the command again, or leave the conversation out.'
+                f'the chat template could not render the conversation {document[:EXCERPT]}: '
+                f'{error}. Run the command again, or remove the conversation.'
             ) from None
         except TemplateFailure:
             raise LeftOut(REFUSED) from None
@@ -245,10 +245,10 @@ def _read_marks(
     edges = [match.start() - number for number, match in enumerate(MARKS.finditer(marked))]
     spans = [(edges[i], edges[i + 1]) for i in range(0, len(edges), 2)]
     if MARKS.sub('', marked) != text:
-        raise _mark_error(document, 'its text depends on whether answers are marked')
+        raise _mark_error(document, 'the text changes if answers are marked')
     if conversation.first_answer:
         if len(spans) != sum(message['role'] == ANSWER for message in conversation.messages):
-            raise _mark_error(document, 'the chat template does not mark every answer once')
+            raise _mark_error(document, 'the chat template does not mark each answer exactly once')
         spans = spans[len(spans) - len(conversation.answers) :]
     if not spans:
         raise LeftOut(NO_ANSWER)
@@ -257,7 +257,7 @@ def _read_marks(
 
 def _mark_error(document: str, reason: str) -> ValueError:
     return ValueError(
-        f"the chat template does not tell which text is the model's: {reason}, in the conversation "
-        f'{document[:EXCERPT]}. Put {{% generation %}} and {{% endgeneration %}} around the answer '
-        'and its end in the template, or leave such conversations out.'
+        f"the chat template does not show which text is the model's: {reason}, in the conversation "
+        f'{document[:EXCERPT]}. In the template, put {{% generation %}} and {{% endgeneration %}} '
+        'around each answer and its end, or remove such conversations.'
     )

@@ -130,7 +130,7 @@ def check_left_out(
             reasons = describe_left_out(left_out) or 'there are too few'
             raise ValueError(
                 f'no conversation of {source} can be used in the {split} split: {reasons}. Correct '
-                'them, or name more.'
+                'them, or add more conversations.'
             )
 
 
@@ -154,5 +154,5 @@ def describe_rows(rows: Mapping[str, Any], left_out: Mapping[str, int], say: Cal
         longest = max(rows[split].longest for split in SPLITS)
         say(
             f'NOTE: conversations are left out: {n_long:,} are longer than data.seq_len + 1 '
-            f'tokens; data.seq_len={longest - 1} holds all'
+            f'tokens. Set data.seq_len={longest - 1} to include all.'
         )

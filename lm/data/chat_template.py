@@ -137,12 +137,12 @@ def read_template(folder: Path, config: dict[str, Any]) -> str | None:
             content = file.read(MAX_TEMPLATE_BYTES + 1)
         if len(content) > MAX_TEMPLATE_BYTES:
             raise UnreadableFile(
-                f'{path} is no chat template: it has more than {MAX_TEMPLATE_BYTES:,} bytes'
+                f'{path} is not a chat template: it has more than {MAX_TEMPLATE_BYTES:,} bytes'
             )
         try:
             return content.decode()
         except UnicodeDecodeError as error:
-            raise UnreadableFile(f'{path} is no chat template: {error}') from None
+            raise UnreadableFile(f'{path} is not a chat template: {error}') from None
     match config.get('chat_template'):
         case None:
             return None
@@ -153,8 +153,8 @@ def read_template(folder: Path, config: dict[str, Any]) -> str | None:
             return templates.get('default')
         case template:
             raise ValueError(
-                f'chat_template of {folder / CONFIG_FILE} must be a text, or a list of '
-                f'{{"name", "template"}}; got {type(template).__name__} {str(template)[:60]}'
+                f'chat_template of {folder / CONFIG_FILE} must be a string, or a list of {{"name", '
+                f'"template"}}; got {type(template).__name__} {str(template)[:60]}'
             )
 
 

@@ -96,7 +96,7 @@ def _open_arrow(path: Path, columns: Sequence[str] = ()) -> Any:
         end_mark = (CONTINUATION if start.startswith(CONTINUATION) else b'') + NO_LENGTH
         raw_file.seek(-min(len(end_mark), raw_file.seek(0, 2)), 2)
         if is_stream and raw_file.read() != end_mark:
-            raise pyarrow.ArrowInvalid('it has no end mark, as if its writer had been stopped')
+            raise pyarrow.ArrowInvalid('it has no end mark, as if its writer had been interrupted')
     opener = pyarrow.ipc.open_stream if is_stream else pyarrow.ipc.open_file
     if not columns:
         return opener(open_arrow_file(path))

@@ -119,15 +119,16 @@ def encode_record(record: Mapping[str, Any], location: str) -> bytes:
         texts = (repr(name) + ' (null)' * (record[name] is None) for name in record)
         names = ', '.join(texts) or 'none'
         raise ValueError(
-            f'{location} is no conversation: it must have {FORMS}; fields found: {names}. Rename '
-            'its fields, or read it as text: data.source=text:GLOB with data.text_field.'
+            f'{location} is not a conversation: it must have {FORMS}; got the fields {names}. '
+            'Rename its fields, or read it as plain text: data.source=text:GLOB with '
+            'data.text_field.'
         )
     if fields.get('tools') and MESSAGES in document:
         document['tools'] = fields['tools']
     try:
         text = json.dumps(document, ensure_ascii=False, default=_to_text)
     except (RecursionError, TypeError) as error:
-        raise ValueError(f'{location} is no conversation: {first_line(error)}.') from error
+        raise ValueError(f'{location} is not a conversation: {first_line(error)}.') from error
     return text.encode('utf-8', 'surrogatepass')
 
 
@@ -144,8 +145,8 @@ def _read_messages(value: Any, location: str) -> list[dict[str, Any]]:
         if all(isinstance(message, Mapping) for message in messages):
             return [_rename_fields(message) for message in messages]
     raise ValueError(
-        f'{location} is no conversation: its messages must be a list of '
-        f"{{'role', 'content'}}; got {str(value)[:60]!r}."
+        f"{location} is not a conversation: its messages must be a list of {{'role', 'content'}}; "
+        f'got {str(value)[:60]!r}.'
     )
 
 

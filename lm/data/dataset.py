@@ -74,15 +74,14 @@ def _check_fields(cfg: DataConfig) -> TokenizerPlan:
             raise ValueError(f'data.{name} must be {bound}; got {value}.')
     if not 0 <= cfg.validation_fraction < 1:
         raise ValueError(
-            'data.validation_fraction must be at least 0 and less than 1; '
-            f'got {cfg.validation_fraction}.'
+            'data.validation_fraction must be at least 0 and less than 1; got '
+            f'{cfg.validation_fraction}.'
         )
     if cfg.validation_source and cfg.validation_fraction != DEFAULT_FRACTION:
         raise ValueError(
-            f'data.validation_fraction={cfg.validation_fraction} would not be read: '
-            f'data.validation_source={cfg.validation_source} is the validation split, and all of '
-            f'the other text is trained on. Leave one of them out (the fraction: '
-            f'{DEFAULT_FRACTION}, its default).'
+            f'data.validation_fraction={cfg.validation_fraction} has no effect with '
+            f'data.validation_source={cfg.validation_source}, which is the whole validation split. '
+            f'Leave one of them out (the default fraction is {DEFAULT_FRACTION}).'
         )
     if is_url(cfg.cache_dir):
         open_bucket(cfg.cache_dir)
@@ -90,8 +89,9 @@ def _check_fields(cfg: DataConfig) -> TokenizerPlan:
         str(folder := cache.root(cfg.cache_dir)).encode()
     except UnicodeEncodeError as error:
         raise ValueError(
-            f'prepared data cannot be kept in {os.fsencode(folder)!r}: its name is not UTF-8, or '
-            'this locale is not. Set data.cache_dir to another folder, or PYTHONUTF8=1.'
+            f'prepared data cannot be stored in {os.fsencode(folder)!r}: its name, or this locale, '
+            'is not UTF-8. Set data.cache_dir to another folder, or the environment variable '
+            'PYTHONUTF8=1.'
         ) from error
     choose(PACKINGS, cfg.packing, 'data.packing')
     choose(INVALID_UTF8, cfg.invalid_utf8, 'data.invalid_utf8')
@@ -123,8 +123,8 @@ def _open_text(cfg: DataConfig) -> Source:
     source = open_source(cfg.source, cfg.text_field)
     if source.is_chat and cfg.tokenizer.startswith('ids:'):
         raise ValueError(
-            f'data.source={cfg.source} holds conversations, and data.tokenizer={cfg.tokenizer} '
-            "encodes no text. Set data.tokenizer to the model's own, hf:FOLDER."
+            f'data.source={cfg.source} has conversations, but data.tokenizer={cfg.tokenizer} '
+            "cannot encode text. Set data.tokenizer to the model's tokenizer, hf:FOLDER."
         )
     return source
 
@@ -134,7 +134,7 @@ def _check_kinds(cfg: DataConfig, source: Source) -> None:
     if source.validation is not None and source.validation.is_chat != source.is_chat:
         raise ValueError(
             f'data.source={cfg.source} and data.validation_source={cfg.validation_source} must '
-            'both hold text, or both conversations (chat:).'
+            'both be text, or both be conversations (chat:).'
         )
 
 
@@ -208,9 +208,9 @@ def _open_single(
         _check_chats(cfg, rows, report, say)
     elif n_tokens < cfg.seq_len + 1:
         raise ValueError(
-            f'the training split of {cfg.source}{source.contents} holds {n_tokens} tokens, less '
-            f'than one row of data.seq_len + 1 = {cfg.seq_len + 1}. Name more text, or set '
-            f'data.seq_len to {n_tokens - 1} at most.'
+            f'the training split of {cfg.source}{source.contents} has {n_tokens} tokens, but one '
+            f'row needs data.seq_len + 1 = {cfg.seq_len + 1}. Add text, or set data.seq_len to at '
+            f'most {n_tokens - 1}.'
         )
     loss = report.get(ROUND_TRIP)
     if loss is None and source.files:  # prepared by a version that did not measure it
@@ -258,23 +258,24 @@ def _list_split_notes(cfg: DataConfig, report: Mapping[str, Any]) -> list[str]:
     share = counts['bytes'] / (counts['bytes'] + report['train']['bytes'])
     if n_shared := report.get(SHARED, 0):
         notes.append(
-            f'NOTE: {n_shared:,} documents of {cfg.validation_source}, the validation text, are '
-            f'also in the training text {cfg.source}'
+            f'NOTE: {n_shared:,} documents of the validation text, {cfg.validation_source}, are '
+            f'also in the training text, {cfg.source}'
         )
     elif not cfg.validation_source and share > 2 * cfg.validation_fraction:
         reason = (
-            'its documents are few or too different in length'
+            'there are too few documents, or their lengths differ too much'
             if cfg.validation_fraction
-            else 'a run needs at least one document to validate on'
+            else 'validation needs at least one document'
         )
         notes.append(
-            f'NOTE: {share:.2%} of {cfg.source} is validation text, and data.validation_fraction='
-            f'{cfg.validation_fraction:g} asks for {cfg.validation_fraction:.2%}: {reason}. '
-            'data.validation_source can name text apart.'
+            f'NOTE: {share:.2%} of {cfg.source} is held out for validation, instead of '
+            f'{cfg.validation_fraction:.2%} '
+            f'(data.validation_fraction={cfg.validation_fraction:g}): {reason}. To use separate '
+            'validation text, set data.validation_source.'
         )
     if counts['tokens'] < cfg.seq_len + 1:
         notes.append(
-            f'NOTE: the validation split of {cfg.validation_source or cfg.source} holds '
+            f'NOTE: the validation split of {cfg.validation_source or cfg.source} has '
             f'{counts["tokens"]} tokens, less than one row of data.seq_len + 1 = {cfg.seq_len + 1}'
         )
     return notes
@@ -287,15 +288,15 @@ def _check_chats(
     for split, source in chat_pieces.list_split_sources(cfg).items():
         if not len(rows[split]):
             raise ValueError(
-                f'each conversation of the {split} split of {source} is longer than '
-                f'data.seq_len + 1 = {cfg.seq_len + 1} tokens: the longest has '
-                f'{rows[split].longest}. Set data.seq_len to {rows[split].longest - 1}.'
+                f'every conversation of the {split} split of {source} is longer than data.seq_len '
+                f'+ 1 = {cfg.seq_len + 1} tokens; the longest has {rows[split].longest}. Set '
+                f'data.seq_len to {rows[split].longest - 1}.'
             )
     chat_pieces.describe_rows(rows, report[LEFT_OUT], say)
     if not cfg.mask_documents:
         say(
-            'NOTE: the conversations of a row see each other. data.mask_documents=True keeps them '
-            'apart'
+            'NOTE: conversations in the same row attend to each other. Set '
+            'data.mask_documents=True to separate them.'
         )
 
 

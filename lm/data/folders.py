@@ -79,11 +79,9 @@ def select_files(folder: Path, text_field: str) -> FolderFiles:
             kinds = {path: kinds[path] for path in files}
     left_out['files without text'] = [path for path, _ in unreadable]
     if not kinds:
-        reason = f' The first of its files: {unreadable[0][1]}' if unreadable else ''
-        hidden = f', but for {n_hidden} hidden' if n_hidden else ''
-        raise ValueError(
-            f'data.source=text:{folder} is a folder without files that can be read{hidden}.{reason}'
-        )
+        reason = f' The first file: {unreadable[0][1]}' if unreadable else ''
+        hidden = f' (except {n_hidden} hidden files and folders)' if n_hidden else ''
+        raise ValueError(f'data.source=text:{folder} has no readable text files{hidden}.{reason}')
     notes = [*_describe_left_out(folder, left_out, n_hidden)]
     return FolderFiles(tuple(kinds), tuple(notes), matches.duplicates, matches.non_files)
 
@@ -101,8 +99,8 @@ def _select_split(folder: Path, text_field: str) -> FolderFiles:
         )
     selection = select_files(folder / TRAIN, text_field)
     note = (
-        f'NOTE: data.source=text:{folder} has the splits {", ".join(splits)}, and {TRAIN} is read; '
-        f'text:{folder}/{further[-1]} would read another'
+        f'NOTE: data.source=text:{folder} has the splits {", ".join(splits)}; {TRAIN} is used. To '
+        f'read another, set text:{folder}/{further[-1]}.'
         if further
         else ''
     )
@@ -117,14 +115,14 @@ def _list_saved_files(folder: Path) -> tuple[Path, ...]:
         return ()
     if state.get('_indices_data_files') or state.get('_indices_files'):
         raise ValueError(
-            f'{folder / STATE_FILE} says that only some rows of the files belong to the data set. '
-            'Save it again, behind .flatten_indices().'
+            f'according to {folder / STATE_FILE}, only some rows of the files belong to the data '
+            'set. Call .flatten_indices() and save it again.'
         )
     names = [entry.get('filename') if isinstance(entry, dict) else None for entry in entries]
     files = tuple(folder / name for name in names if isinstance(name, str))
     for file in files:
         if not file.is_file():
-            raise ValueError(f'{file} is missing, which {folder / STATE_FILE} names.')
+            raise ValueError(f'{file}, which {folder / STATE_FILE} lists, is missing.')
     return files
 
 
@@ -155,8 +153,8 @@ def _list_further_subsets(folder: Path, kinds: dict[Path, str]) -> set[Path]:
     except ValueError as error:
         if place := _find_first_subset(select, card):
             raise ValueError(
-                f'data.source=text:{folder} is a data set with several subsets, by its {hub.CARD}, '
-                f'and none by default. Name the folder or the files of one, such as '
+                f'data.source=text:{folder} has several subsets, according to its {hub.CARD}, and '
+                'no default. Name the folder or the files of one subset, such as '
                 f'text:{(folder / place).parent}.'
             ) from error
         return set()
@@ -237,7 +235,10 @@ def _describe_left_out(
     ]
     parts += [f'hidden files and folders: {n_hidden:,}'] if n_hidden else []
     if parts:
-        yield f'{prefix} {"; ".join(parts)}. A glob selects other files: text:{folder}/**/*.SUFFIX'
+        yield (
+            f'{prefix} {"; ".join(parts)}. To select other files, use a glob: '
+            f'text:{folder}/**/*.SUFFIX'
+        )
 
 
 def format_paths(paths: Sequence[str]) -> str:

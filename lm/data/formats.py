@@ -47,8 +47,8 @@ def read_records(path: Path, fields: Collection[str] = ()) -> Records:
     kind = detect_kind(path)
     if kind == TEXT:
         raise ValueError(
-            f'{path} is read as text, and its name must end as that of a file of '
-            f'records: {", ".join(suffix for suffix in KINDS if KINDS[suffix] != TEXT)}.'
+            f'{path} is read as text. To read records, its name must end with one of '
+            f'{", ".join(suffix for suffix in KINDS if KINDS[suffix] != TEXT)}.'
         )
     with explain_errors(path):
         if kind not in COLUMNAR:

@@ -82,7 +82,9 @@ def open_shards(argument: str) -> Shards:
     if not argument:
         raise ValueError("data.source 'hub' needs a name, such as hub:OWNER/NAME:SUBSET.")
     if explanation := explain_address(argument) if '://' in argument else '':
-        raise ValueError(f'data.source=hub:{argument} has an address for a name. {explanation}')
+        raise ValueError(
+            f'data.source=hub:{argument} must have a name, not an address. {explanation}'
+        )
     repository, _, part = argument.partition(':')
     subset, _, split = part.partition(':')
     name, _, revision = repository.partition('@')
@@ -136,8 +138,8 @@ def select_files(
     """
     if not paths:
         raise ValueError(
-            f'hub:{name} has no parquet files. Where the hub has converted it, '
-            f'hub:{name}@refs/convert/parquet has some; or fetch it, for text:GLOB.'
+            f'hub:{name} has no parquet files. If the Hub has converted it, use '
+            f'hub:{name}@refs/convert/parquet; otherwise fetch its files and use text:GLOB.'
         )
     configs = _read_configs(name, card)
     folders = sorted({path.partition('/')[0] for path in paths if '/' in path})
@@ -159,16 +161,14 @@ def select_files(
     if files is None:
         subsets = [*(configs or folders)]
         suffix = f' and {len(subsets) - MAX_LISTED} more' if len(subsets) > MAX_LISTED else ''
-        problem = (
-            f'has no subset {subset!r}' if subset else 'has several subsets, and none by default'
-        )
+        problem = f'has no subset {subset!r}' if subset else 'has several subsets, and no default'
         raise ValueError(
-            f'hub:{name} {problem}; there are {", ".join(subsets[:MAX_LISTED])}{suffix}. Write '
+            f'hub:{name} {problem}; its subsets are {", ".join(subsets[:MAX_LISTED])}{suffix}. Use '
             f'hub:{name}:SUBSET.{suggest_nearest(subset, subsets) if subset else ""}'
         )
     if not files:
         splits = [s for s in _list_splits(configs.get(config_name)) if s != split]
-        listed = f' There are {", ".join(splits[:MAX_LISTED])}.' if splits else ''
+        listed = f' Its splits are {", ".join(splits[:MAX_LISTED])}.' if splits else ''
         raise ValueError(f'hub:{name}{_format_part(subset, "")} has no split {split!r}.{listed}')
     return files
 
@@ -206,8 +206,8 @@ def _card_error(name: str, field: str, expected: str, value: Any) -> ValueError:
     """Returns the error for a field of a card that has another form."""
     got = repr(value[:60]) if isinstance(value, str) else type(value).__name__
     return ValueError(
-        f'hub:{name}: {field} of its card must be {expected}; got {got}. Its files can be fetched '
-        'for data.source=text:GLOB all the same.'
+        f'hub:{name}: {field} of its card must be {expected}; got {got}. You can still fetch its '
+        'files and set data.source=text:GLOB.'
     )
 
 
@@ -257,7 +257,9 @@ def _select_split_files(
     has_splits = any(entry.split is not None for entry in entries)
     for field, entry_split, globs in entries:
         if has_splits and not isinstance(entry_split, str):
-            raise _card_error(name, field, 'the path of a named split, as others are', entry_split)
+            raise _card_error(
+                name, field, 'the path of a named split, like the others', entry_split
+            )
         if entry_split in (None, split):
             patterns += _read_patterns(name, field, globs)
     files = _match_paths(name, config.field, paths, patterns)
@@ -361,13 +363,13 @@ def _explain_errors(name: str, target: str) -> Generator[None]:
         yield
     except errors.GatedRepoError as error:
         raise ValueError(
-            f'hub:{name} is for those who have accepted its terms at {endpoint}/datasets/{name}; '
-            'do so, and set HF_TOKEN.'
+            f'hub:{name} requires that you accept its terms at {endpoint}/datasets/{name}. Do so, '
+            'and set HF_TOKEN.'
         ) from error
     except errors.RepositoryNotFoundError as error:
         raise ValueError(
-            f'there is no data set {name} at {endpoint}, or it is private and HF_TOKEN opens it '
-            'not. Names are OWNER/NAME.'
+            f'there is no data set {name} at {endpoint}, or it is private and HF_TOKEN does not '
+            'give access. Names have the form OWNER/NAME.'
         ) from error
     except errors.RevisionNotFoundError as error:
         raise ValueError(f'hub:{name} has no such revision: {first_line(error)}') from error
@@ -375,12 +377,10 @@ def _explain_errors(name: str, target: str) -> Generator[None]:
         cache = library.constants.HF_HUB_CACHE
         reason = f'{endpoint} cannot be reached'
         if library.constants.HF_HUB_OFFLINE:
-            reason = (
-                f'HF_HUB_OFFLINE={os.environ.get("HF_HUB_OFFLINE", "")} keeps it from the network'
-            )
+            reason = f'HF_HUB_OFFLINE={os.environ.get("HF_HUB_OFFLINE", "")} disables the network'
         raise ValueError(
-            f'hub:{name}: {target} is not in the cache {cache}, and {reason}. Start once with the '
-            'network, or set HF_HOME to where it is.'
+            f'hub:{name}: {target} is not in the cache {cache}, and {reason}. Run once with '
+            'network access, or set HF_HOME to the folder that has it.'
         ) from error
     except (OSError, errors.HFValidationError) as error:
         raise ValueError(f'hub:{name}: {target} cannot be fetched: {first_line(error)}') from error

@@ -24,26 +24,25 @@ MARKED_SUFFIXES = {'.txt', '.jsonl'}  # of files that earlier versions read with
 
 # Files that are no text, and how to go on.
 ADVICE = {
-    '.pdf': 'a PDF. Make text of it first, such as with pdftotext',
+    '.pdf': 'a PDF. Convert it to text first, for example with pdftotext',
     '.docx .doc .odt .rtf .epub .pptx .ppt': (
-        "a word processor's document. Make text of it first, such as with pandoc -t plain"
+        "a word processor's document. Convert it to text first, for example with pandoc -t plain"
     ),
     '.xlsx .xls .ods': 'a spreadsheet. Save it as .csv',
-    '.zip .tar .tgz .tbz2 .txz .7z .rar': 'an archive. Unpack it, and name the folder',
+    '.zip .tar .tgz .tbz2 .txz .7z .rar': 'an archive. Unpack it and name its folder',
     '.lz4 .br .lzo .z .lzma .bgz': (
-        f'compressed in a way that is not read. Decompress it, or use {", ".join(COMPRESSIONS)}'
+        f'compressed in an unsupported format. Decompress it, or use {", ".join(COMPRESSIONS)}'
     ),
     '.bin .npy .npz .idx': (
-        'an array of numbers. If they are token ids of another program (nanoGPT, Megatron), name '
-        'the text that they were made from, or write the ids as text for '
-        'data.tokenizer=ids:V,BOS,EOS'
+        'an array of numbers. If these are token ids of another program (nanoGPT, Megatron), use '
+        'the text they were made from, or write the ids as text for data.tokenizer=ids:V,BOS,EOS'
     ),
-    '.pt .pth .ckpt .safetensors .pkl .pickle .h5 .hdf5': "a file of a program's own objects",
+    '.pt .pth .ckpt .safetensors .pkl .pickle .h5 .hdf5': "a program's data file",
     '.png .jpg .jpeg .gif .bmp .tif .tiff .webp .ico': 'an image',
     '.mp3 .wav .flac .ogg .mp4 .mkv .avi .mov .webm': 'sound or video',
     '.db .sqlite .sqlite3 .duckdb': 'a database. Export the table of texts to .parquet or .jsonl',
     '.tfrecord .array_record .mds .orc .avro .lance': (
-        'a format of records that is not read. Export it to .parquet or .jsonl'
+        'an unsupported format of records. Export it to .parquet or .jsonl'
     ),
     '.so .o .a .exe .dll .pyc .class .jar .whl': 'a program',
 }
@@ -103,7 +102,9 @@ def _describe_binary(start: bytes, suffix: str) -> str:
     magic = next((name for head, name in MAGIC if start.startswith(head)), '')
     compression = next((name for head, name in COMPRESSED if start.startswith(head)), '')
     if compression and suffix not in BINARY_KINDS:
-        return f'is compressed, and its name says nothing of it. Let it end with {compression}.'
+        return (
+            f'is compressed, but its name does not show this. Rename it to end with {compression}.'
+        )
     if match_mark(start)[0]:
         return ''
     try:
@@ -117,9 +118,9 @@ def _describe_binary(start: bytes, suffix: str) -> str:
     if kind := BINARY_KINDS.get(suffix) or BINARY_KINDS.get(magic):
         return f'is {kind}.'
     return (
-        f'is no text in UTF-8: byte 0x{start[invalid]:02x} at offset {invalid}. If it is text in '
-        'another encoding, convert it (iconv -t utf-8), or name it .txt: data.invalid_utf8 says '
-        'what becomes of such bytes.'
+        f'is not UTF-8 text: byte 0x{start[invalid]:02x} at offset {invalid}. If it is text in '
+        'another encoding, convert it (iconv -t utf-8), or rename it to .txt and set '
+        'data.invalid_utf8.'
     )
 
 

@@ -82,8 +82,8 @@ def _local_rows(batch_size: int, process_index: int, process_count: int) -> rang
     """Returns the positions in a batch that belong to this process."""
     if batch_size % process_count or not 0 <= process_index < process_count:
         raise ValueError(
-            f'data.batch_size must be a multiple of the number of processes, each taking its '
-            f'share; got {batch_size=}, {process_index=} and {process_count=}.'
+            'data.batch_size must be a multiple of the number of processes, because each takes an '
+            f'equal share; got {batch_size=}, {process_index=} and {process_count=}.'
         )
     share = batch_size // process_count
     return range(process_index * share, (process_index + 1) * share)
@@ -219,18 +219,18 @@ def check_epochs(cfg: DataConfig, steps: int, rows: Rows | MixedRows) -> int:
     if needed <= cfg.epochs:
         return needed
     last_step = steps_in_epoch(rows, cfg.batch_size, cfg.epochs)
-    remedy = f'Set data.epochs={needed}, or train.steps to {last_step} at most'
+    remedy = f'Set data.epochs={needed}, or train.steps to at most {last_step}'
     if not isinstance(rows, MixedRows):
         raise ValueError(
-            f'train.steps={steps} needs {needed} epochs, and data.epochs={cfg.epochs}: one epoch '
+            f'train.steps={steps} needs {needed} epochs, but data.epochs={cfg.epochs}. One epoch '
             f'is {steps_in_epoch(rows, cfg.batch_size)} steps of {cfg.batch_size} sequences '
             f'({len(rows)} in all). {remedy}.'
         )
     worst = _count_epochs(rows, n).index(needed)
     n_rows, count = len(rows.sources[worst]), rows.shares.count_rows(n)[worst]
     raise ValueError(
-        f'train.steps={steps} takes {count} sequences of {rows.names[worst]!r} in data.mixture, '
-        f'which holds {n_rows}: {needed} epochs of it, and data.epochs={cfg.epochs}. {remedy}; or '
-        f'give it more text, or {cfg.epochs * n_rows / n:.3g} of the mixture at most instead of '
-        f'{rows.shares.fractions[worst]:.3g}.'
+        f'train.steps={steps} needs {count} sequences of {rows.names[worst]!r} in data.mixture, '
+        f'which has {n_rows}. This is {needed} epochs, but data.epochs={cfg.epochs}. {remedy}; or '
+        f'add text to this source, or lower its share from {rows.shares.fractions[worst]:.3g} to '
+        f'at most {cfg.epochs * n_rows / n:.3g}.'
     )

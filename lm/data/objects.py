@@ -50,8 +50,8 @@ class TextObjects:
                 meta = self.bucket.fetch(name, temporary)
                 if _describe(meta) != version:
                     raise ValueError(
-                        f'{url} was replaced while text was read. Run the command again when it is '
-                        'complete.'
+                        f'{url} was replaced while it was read. Run the command again when the '
+                        'upload is complete.'
                     )
         return path
 
@@ -93,10 +93,10 @@ def _explain_no_objects(url: str, pattern: str, folder: str, names: Sequence[str
         if file_suffix(path) in KINDS:
             ending = file_suffix(path) + (path.suffix if path.suffix in COMPRESSIONS else '')
             return (
-                f'data.source=text:{url} is a folder. To read the text there, set '
+                f'data.source=text:{url} is a folder. To read its text, set '
                 f'data.source=text:{url.rstrip("/")}/**/*{ending}.'
             )
     return (
-        f'no object matches data.source=text:{url} ({len(names):,} are in {folder}; ** descends '
-        'into folders).'
+        f'no object matches data.source=text:{url} ({folder} has {len(names):,} objects; ** '
+        'descends into folders).'
     )

@@ -63,7 +63,7 @@ PIECE_FILES = (*(f'{split}{TOKENS}' for split in SPLITS), INDEX, CONTENTS)
 # Rename these when their content changes: a newer version may resume the work of an older one.
 SCAN, BUILT, PIECE, SETTINGS = 'scan', 'built', 'piece', 'settings.json'
 TRIES = 10  # attempts, if other processes remove the pieces meanwhile
-WRITING_MESSAGE = 'data: another process writes the records of the same data'
+WRITING_MESSAGE = 'data: another process is writing the records of the same data'
 
 Parts = Iterator[tuple[str, str | None]]  # (split, the next part of a document, or None at its end)
 
@@ -154,7 +154,7 @@ def prepare(
             if job.is_removed() or isinstance(error, FileNotFoundError):
                 continue
             if isinstance(error, DamagedCopy) and not is_suspect:
-                say(f'NOTE: {error}: what is damaged is made again')
+                say(f'NOTE: {error}; the damaged part is prepared again')
                 is_suspect = True
                 continue
             if isinstance(error, ValueError):
@@ -252,7 +252,8 @@ class PreparationJob:
                 size = sum(file.stat().st_size for file in outdated.rglob('*') if file.is_file())
                 cache.discard(outdated.parent, outdated.name)
                 self.say(
-                    f'data: removed {outdated}, {size / 1e6:,.1f} MB, of a text that has changed'
+                    f'data: removed {outdated} ({size / 1e6:,.1f} MB), which belongs to an earlier '
+                    'version of this text'
                 )
 
     def _scan_source(self, folder: Path) -> None:
@@ -265,17 +266,17 @@ class PreparationJob:
             )
             if corpus.is_one_document and self.source.is_chat:
                 raise ValueError(
-                    f'{self.cfg.source} holds one conversation only, which cannot be cut into '
-                    'training and validation. Name more, or data.validation_source too.'
+                    f'{self.cfg.source} has a single conversation, which cannot be split into '
+                    'training and validation. Add conversations, or set data.validation_source.'
                 )
             if corpus.is_one_document:
                 self.say(
-                    'data: there is one document only; its last lines are the validation split'
+                    'data: there is only one document; its last lines are the validation split'
                 )
             if n_cut := sum(map(corpus.cut_hashes.__contains__, corpus.hashes.tolist())):
                 self.say(
-                    f'data: there are few documents, and {n_cut} of {len(corpus.hashes)} are long: '
-                    'their last lines are in the validation split'
+                    f'data: there are few documents, and {n_cut} of {len(corpus.hashes)} are long; '
+                    'the last lines of each of these are in the validation split'
                 )
             for remark in corpus.remarks:
                 self.say(remark)
@@ -291,9 +292,10 @@ class PreparationJob:
             if not tokenizer.cuttable and size >= scan.LARGE:
                 name = corpus.names[int(corpus.lengths.argmax())]
                 self.say(
-                    f'NOTE: {name} is a document of {size / 1e6:,.1f} MB, and this tokenizer must '
-                    f'have it whole: that takes about {size * WHOLE_COST / 1e9:,.2f} GB of memory. '
-                    'Cut it into several documents, or set data.tokenizer to bpe:SIZE or byte.'
+                    f'NOTE: {name} is a document of {size / 1e6:,.1f} MB. This tokenizer must '
+                    f'encode it as a whole, which takes about {size * WHOLE_COST / 1e9:,.2f} GB of '
+                    'memory. Cut it into several documents, or set data.tokenizer to bpe:SIZE or '
+                    'byte.'
                 )
         tokenizer.save(folder / TOKENIZER)
         prepared.seal(folder)
@@ -341,7 +343,9 @@ class Pieces:
         """
         missing = [i for i in range(len(self.corpus.pieces)) if not self._path(i).is_dir()]
         if n_encoded := len(self.corpus.pieces) - len(missing):
-            self.job.say(f'data: {n_encoded:,} of {len(self.corpus.pieces):,} pieces are encoded')
+            self.job.say(
+                f'data: {n_encoded:,} of {len(self.corpus.pieces):,} pieces are already encoded'
+            )
         # Without locks, processes with the same start would do the same work all along.
         start, is_reported = random.randrange(len(missing) or 1), False
         missing = missing[start:] + missing[:start]
@@ -357,7 +361,7 @@ class Pieces:
                 if not self.job.wait:
                     raise InUseError
                 if not is_reported:
-                    self.job.say('data: other processes encode the last pieces')
+                    self.job.say('data: other processes are encoding the last pieces')
                 is_reported = True
                 time.sleep(POLL_SEC)
 
@@ -413,8 +417,8 @@ class Pieces:
         counts = {split: stream.counts() for split, stream in streams.items()}
         shutil.copytree(self.job.pieces / BUILT / TOKENIZER, folder / TOKENIZER)
         self.job.say(
-            f'data: {counts["train"]["tokens"]:,} tokens to train on, '
-            f'{counts["validation"]["tokens"]:,} to validate on'
+            f'data: {counts["train"]["tokens"]:,} training tokens, '
+            f'{counts["validation"]["tokens"]:,} validation tokens'
         )
         corpus = self.corpus
         invalid = {'documents': corpus.invalid_documents, 'bytes': corpus.invalid_bytes}
@@ -504,8 +508,9 @@ def encode_piece(
                 tokens: Any = [tokenizer.eos_id] if text is None else next(encoded)
                 if text is not None and (tokens == bos).any():
                     raise ValueError(
-                        f'the tokenizer makes its own BOS, token {bos}, out of text: the start of '
-                        'a document could not be told from it. Declare another bos_token beside it.'
+                        f'the tokenizer encodes some text as its own BOS, token {bos}, which marks '
+                        'the start of a document. Declare another bos_token in the files of the '
+                        'tokenizer.'
                     )
                 tokens = np.concatenate([[bos], tokens]) if at_document_start else tokens
                 files[split].write(np.asarray(tokens, dtype).tobytes())

@@ -58,13 +58,13 @@ def find_damage(folder: Path, names: Sequence[str] = (RECORDS, INDEX, REPORT, TO
     try:  # earlier versions did not seal folders
         stamps = read_json(folder / CONTENTS) if (folder / CONTENTS).exists() else {}
     except ValueError:
-        return f'{CONTENTS} is not as it was written'
+        return f'{CONTENTS} has changed since it was written'
     for name in (*names, *stamps):
         if not (folder / name).exists():
             return f'{name} is missing'
     for name, stamp in stamps.items():
         if (folder / name).is_dir() or _stamp(folder / name) != stamp:
-            return f'{name} is not as it was written'
+            return f'{name} has changed since it was written'
     return ''
 
 
@@ -207,7 +207,7 @@ class Chunks:
             # Indexing out of range is clamped by JAX: a model would train on other tokens.
             if tokens.max() >= self.vocab_size:
                 raise ValueError(
-                    f'chunk {i} holds token {tokens.max()}, and data.tokenizer has '
+                    f'chunk {i} has token {tokens.max()}, but data.tokenizer has only '
                     f'{self.vocab_size} tokens'
                 )
         return {'tokens': tokens}
@@ -221,6 +221,6 @@ def _explain_errors(subject: Path | str) -> Generator[None]:
     except Exception as error:  # TFDS, ArrayRecord, zipfile and json raise what they like
         reason = f'{type(error).__name__}: {first_line(error)}'
         raise OSError(
-            f'the prepared data, {subject}, cannot be read ({reason}). If it is damaged, delete '
-            'that folder: the same command prepares it again.'
+            f'the prepared data, {subject}, cannot be read ({reason}). If they are damaged, delete '
+            'that folder and run the same command again.'
         ) from error

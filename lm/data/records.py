@@ -22,7 +22,7 @@ LONGEST_LINE = 1 << 26  # bytes; a record is parsed whole, which takes up to ten
 WHITESPACE = ' \t\n\r'  # of JSON
 LONGEST_LITERAL = 16  # characters that may be missing behind a parser's error in a cut text
 DELIMITERS = ',;\t|'  # of .csv: the first of them that the header has
-EXPECTED_OBJECTS = 'A file of JSON is one object a line, or an array of objects.'
+EXPECTED_OBJECTS = 'A JSON file must have one object per line, or an array of objects.'
 
 
 def read_json(path: Path) -> Records:
@@ -83,14 +83,14 @@ def _read_lines(path: Path, blocks: Iterator[bytes]) -> Records:
         except ValueError as error:
             raise ValueError(f'{location} is not JSON: {error}. {EXPECTED_OBJECTS}') from error
         except RecursionError as error:
-            raise ValueError(f'{location} is nested too deeply to be read.') from error
+            raise ValueError(f'{location} is nested too deeply.') from error
         yield location, _check_object(record, location)
 
 
 def _too_long(location: str) -> ValueError:
     return ValueError(
-        f'{location} is longer than {LONGEST_LINE:,} bytes, and a record is held in memory whole. '
-        'A longer text can be a .txt file, which may have any size.'
+        f'{location} is longer than {LONGEST_LINE:,} bytes, the limit for a record. Longer text '
+        'can be a .txt file, which may have any size.'
     )
 
 
@@ -147,7 +147,7 @@ class _Characters:
                         f'{location} is not JSON: {error.msg}. {EXPECTED_OBJECTS}'
                     ) from error
             except RecursionError as error:
-                raise ValueError(f'{location} is nested too deeply to be read.') from error
+                raise ValueError(f'{location} is nested too deeply.') from error
 
 
 def _read_values(path: Path, blocks: Iterator[bytes], is_array: bool) -> Records:
@@ -162,14 +162,18 @@ def _read_values(path: Path, blocks: Iterator[bytes], is_array: bool) -> Records
             characters.position += 1
             character = characters.skip_whitespace()
         elif is_array and number and character not in (']', ''):
-            raise ValueError(f'{location} is not JSON: no comma before it. {EXPECTED_OBJECTS}')
+            raise ValueError(
+                f'{location} is not JSON: there is no comma before it. {EXPECTED_OBJECTS}'
+            )
         elif is_array and character == ']':
             characters.position += 1
             if characters.skip_whitespace():
-                raise ValueError(f'{path} goes on after the end of its array. {EXPECTED_OBJECTS}')
+                raise ValueError(f'{path} continues after the end of its array. {EXPECTED_OBJECTS}')
             return
         if not character and is_array:
-            raise ValueError(f'{path} ends within its array, before {location}: it is cut off.')
+            raise ValueError(
+                f'{path} ends within its array, before {location}: the file is truncated.'
+            )
         if not character:
             return
         yield location, _check_object(characters.parse_value(location), location)
@@ -199,8 +203,8 @@ def read_csv(path: Path) -> Records:
                 row = next(rows, None)
             except csv.Error as error:
                 raise ValueError(
-                    f'{location} is not CSV: {error}. A field with quotes in it stands in quotes, '
-                    'and they are doubled.'
+                    f'{location} is not CSV: {error}. A field that contains quotes must be quoted, '
+                    'with its quotes doubled.'
                 ) from error
             if row is None:
                 return
@@ -208,8 +212,8 @@ def read_csv(path: Path) -> Records:
                 header = row
             elif row and len(row) != len(header):
                 raise ValueError(
-                    f'{location} has {len(row)} fields, and the header has {len(header)}. A field '
-                    f'with {delimiter!r} or a newline in it stands in quotes.'
+                    f'{location} has {len(row)} fields, but the header has {len(header)}. A field '
+                    f'that contains {delimiter!r} or a newline must be quoted.'
                 )
             elif row:
                 yield location, dict(zip(header, row, strict=True))

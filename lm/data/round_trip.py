@@ -137,7 +137,7 @@ def describe_loss(loss: dict[str, Any] | None, tokenizer: str, source: str) -> s
     text, decoded = loss['example']
     return (
         f'NOTE: data.tokenizer={tokenizer} loses {loss["lost"] / loss["bytes"]:.2%} of the bytes '
-        f'of {source}, by a sample of {loss["bytes"]:,} bytes: {text!r} comes back as {decoded!r}. '
-        'The model does not predict them, and bits per byte counts them: it is too small, and does '
-        'not compare with that of another tokenizer.'
+        f'of {source}, measured on {loss["bytes"]:,} bytes: {text!r} is decoded as {decoded!r}. '
+        'The model does not predict the lost bytes, but bits per byte counts them, so it is too '
+        'low and not comparable with other tokenizers.'
     )

@@ -91,7 +91,7 @@ def refuse_invalid(name: str, block: bytes, offset: int) -> int:
         raise ValueError(
             f'{name} is not UTF-8: byte 0x{block[error.start]:02x} at offset '
             f'{offset + error.start} ({error.reason}). Correct it, or set '
-            'data.invalid_utf8=replace to read on and count.'
+            'data.invalid_utf8=replace to replace and count such bytes.'
         ) from error
     return 0
 
@@ -103,8 +103,8 @@ def check_missing(name: str, cfg: DataConfig) -> int:
     """
     if cfg.missing_text == 'stop':
         raise ValueError(
-            f'{name} has no text in its field {cfg.text_field!r}. Leave such records out of the '
-            'file, or set data.missing_text=skip to read on and count.'
+            f'{name} has no text in its field {cfg.text_field!r}. Remove such records from the '
+            'file, or set data.missing_text=skip to skip and count them.'
         )
     return 1
 
@@ -170,7 +170,7 @@ class Scan:
                 state.update(block)
             if int.from_bytes(state.digest()) != expected:
                 raise DamagedCopy(
-                    f'the copy of the text is damaged between byte {offset} and the next'
+                    f'the copy of the text is damaged in the document that begins at byte {offset}'
                 )
             offset += length
 
@@ -206,7 +206,7 @@ def scan_source(source: Source, cfg: DataConfig, folder: Path) -> None:
     counts = dict.fromkeys(names_of_counts.split(), 0)
     first_invalid, first_with_zeros, n_with_zeros, first_missing = '', '', 0, ''
     validation_start = None
-    format_progress = 'data: {:,} documents are read, {:,.0f} MB'.format
+    format_progress = 'data: {:,} documents read, {:,.0f} MB'.format
     progress = report_periodically(lambda: format_progress(len(lengths), file.tell() / 1e6))
     with open(folder / COPY, 'wb', buffering=BLOCK) as file, progress:
         for split, name, parts in _iterate_documents(source):
@@ -246,25 +246,27 @@ def scan_source(source: Source, cfg: DataConfig, folder: Path) -> None:
         summary = f'{counts["empty"]} documents, all of them empty'
         if counts['missing']:
             summary += f', and {counts["missing"]} records without {cfg.text_field!r}'
-        raise ValueError(f'data.source={cfg.source}{source.contents} holds no text: {summary}.')
+        raise ValueError(f'data.source={cfg.source}{source.contents} has no text: {summary}.')
     if source.validation is not None and validation_start in (None, len(lengths)):
-        raise ValueError(f'data.validation_source={cfg.validation_source} holds no text.')
+        raise ValueError(f'data.validation_source={cfg.validation_source} has no text.')
     pieces[-1] = pieces[-1]._replace(stop=len(lengths))
     remarks = []
     if first_invalid:
         remarks.append(
-            f'data: {counts["invalid_documents"]:,} documents are not UTF-8 throughout: '
-            f'{counts["invalid_bytes"]:,} bytes become U+FFFD; the first is {first_invalid}'
+            f'data: {counts["invalid_documents"]:,} documents have bytes that are not UTF-8: '
+            f'{counts["invalid_bytes"]:,} bytes become U+FFFD; the first such document is '
+            f'{first_invalid}'
         )
     if first_missing:
         remarks.append(
-            f'NOTE: {counts["missing"]:,} records have no text in {cfg.text_field!r}, and are left '
-            f'out; the first is {first_missing}. data.missing_text=stop would refuse them.'
+            f'NOTE: {counts["missing"]:,} records without text in {cfg.text_field!r} are skipped; '
+            f'the first is {first_missing}. To stop at such records instead, set '
+            'data.missing_text=stop.'
         )
     if first_with_zeros:
         remarks.append(
-            f'NOTE: {n_with_zeros:,} documents have a zero in every four bytes or more, as UTF-16 '
-            f'has; the first is {first_with_zeros}. Convert them to UTF-8, or begin them with a '
+            f'NOTE: in {n_with_zeros:,} documents at least a quarter of the bytes are 0, as in '
+            f'UTF-16; the first is {first_with_zeros}. Convert them to UTF-8, or begin them with a '
             'byte-order mark.'
         )
     metadata = {
@@ -305,7 +307,7 @@ def open_scan(folder: Path) -> Generator[Scan]:
             raise DamagedCopy(f'{folder} cannot be read: {error}') from error
         counts = metadata['counts']
         if os.fstat(copy).st_size != counts['n_bytes']:
-            raise DamagedCopy(f'{folder / COPY} does not have the size it was written with')
+            raise DamagedCopy(f'{folder / COPY} does not have its original size')
         pieces = [Piece(*piece) for piece in metadata['pieces']]
         yield Scan(
             copy,
@@ -393,8 +395,8 @@ def cut_point(
         cut = next(is_border, start)
     if cut == start:
         raise ValueError(
-            f'the corpus is {name} alone, {length} bytes: too short to be split into training '
-            'and validation. Name more text in data.source.'
+            f'{name}, of {length} bytes, is the only document and too short to be split into '
+            'training and validation. Add text to data.source.'
         )
     return cut - start
 

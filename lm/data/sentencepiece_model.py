@@ -78,7 +78,7 @@ def parse_model(content: bytes) -> SentencePieceModel:
         elif field == 3:
             normalizer = dict(_read_fields(value))
     if not pieces:
-        raise ValueError('it holds no pieces')
+        raise ValueError('it has no pieces')
 
     return SentencePieceModel(
         pieces=pieces,
@@ -113,7 +113,7 @@ def _read_fields(content: bytes) -> Iterator[tuple[int, Any]]:
         if wire_type == BYTES:
             size, at = _read_varint(content, at)
         if size is None or at + size > len(content):
-            raise ValueError(f'it is no protocol buffer, or cut off, at byte {at:,}')
+            raise ValueError(f'it is not a protocol buffer, or truncated, at byte {at:,}')
         yield key >> 3, content[at : at + size]
         at += size
 
@@ -127,7 +127,7 @@ def _read_varint(content: bytes, at: int) -> tuple[int, int]:
         at += 1
         if content[at - 1] < 128:
             return number, at
-    raise ValueError(f'it is no protocol buffer, or cut off, at byte {at:,}')
+    raise ValueError(f'it is not a protocol buffer, or truncated, at byte {at:,}')
 
 
 def read_sentencepiece(content: bytes) -> Vocabulary:
@@ -176,19 +176,19 @@ def read_sentencepiece(content: bytes) -> Vocabulary:
 def _check_supported(model: SentencePieceModel) -> None:
     types = {piece.type for piece in model.pieces}
     reasons = {
-        'its words are those of another program (model_type word)': model.model_type == WORD,
-        'it adds a space behind the text (treat_whitespace_as_suffix)': model.is_space_suffix,
-        'some of its pieces are unused (type UNUSED)': UNUSED in types,
+        'its words come from another program (model_type word)': model.model_type == WORD,
+        'it adds a space after the text (treat_whitespace_as_suffix)': model.is_space_suffix,
+        'it has unused pieces (type UNUSED)': UNUSED in types,
         'it has no piece for unknown characters': UNKNOWN not in types,
-        f'its rules of normalization are its own ({model.rules})': bool(model.charsmap)
+        f'it has custom normalization rules ({model.rules})': bool(model.charsmap)
         and model.rules not in NFKC_RULES,
-        'one of its own symbols is part of another': model.model_type == UNIGRAM
+        'one of its user-defined symbols is part of another': model.model_type == UNIGRAM
         and _overlap([piece.text for piece in model.pieces if piece.type == USER_DEFINED]),
         'two of its pieces are equal': len({p.text for p in model.pieces}) < len(model.pieces),
     }
     for reason, holds in reasons.items():
         if holds:
-            raise ValueError(f'{reason}, which a tokenizer.json cannot say')
+            raise ValueError(f'{reason}, which tokenizer.json does not support')
 
 
 def _overlap(symbols: Sequence[str]) -> bool:
@@ -269,8 +269,8 @@ def _check_symbols(symbols: Sequence[str], library: Any) -> None:
     for text in symbols if library.normalizer else ():
         if text not in library.normalizer.normalize_str(f'x{text}x'):
             raise ValueError(
-                f'its normalization changes its own symbol {text!r}, which a tokenizer.json cannot '
-                'say'
+                f'its normalization changes its user-defined symbol {text!r}, which tokenizer.json '
+                'does not support'
             )
 
 
@@ -310,11 +310,11 @@ def list_merges(pieces: Sequence[SentencePiece]) -> list[tuple[str, str]]:
         characters = {character for text in texts for character in text}
         if len(texts) > 1 and len(characters) > 1:
             equal = ' and '.join(map(repr, sorted(texts)[:2]))
-            raise ValueError(f'{equal} have the same score, which a tokenizer.json cannot say')
+            raise ValueError(f'{equal} have the same score, which tokenizer.json does not support')
         if missing := [character for character in characters if character not in scores]:
             raise ValueError(
-                f'{min(missing)!r} is in a piece and is none itself, which a tokenizer.json cannot '
-                'say'
+                f'the character {min(missing)!r} is in a piece but is not a piece itself, which '
+                'tokenizer.json does not support'
             )
         pairs = [(text[:at], text[at:]) for text in texts for at in range(1, len(text))]
         pairs = [pair for pair in pairs if pair[0] in scores and pair[1] in scores]

@@ -125,8 +125,8 @@ def python(argument: str, text_field: str) -> Source:
     names = sorted(_list_modules(root))
     if not names:
         raise ValueError(
-            f'data.source is python, and this interpreter holds no .py files in {root} (it may be '
-            'frozen or zipped). Name text of your own: data.source=text:GLOB.'
+            f'data.source is python, but this interpreter has no .py files in {root} (it may be '
+            'frozen or zipped). Use your own text: data.source=text:GLOB.'
         )
 
     def read_modules() -> Documents:
@@ -184,8 +184,8 @@ def _detect_kind(file: Path, argument: str) -> str:
         if str(file) == expand_home(argument):
             raise
         raise ValueError(
-            f'{error} It matches data.source=text:{argument}: narrow the glob, or name the folder, '
-            'of which only files with text are read.'
+            f'{error} It matches data.source=text:{argument}. Narrow the glob, or name the folder, '
+            'from which only files with text are read.'
         ) from error
 
 
@@ -199,8 +199,8 @@ def _describe_unnamed_records(
     if first is None or not begins_like_json(first, text_field):
         return ()
     return (
-        f'NOTE: {first} is read as one text, by its name, and begins like records of JSON. Let the '
-        'names of such files end with .jsonl to read the records',
+        f'NOTE: {first} is read as one text because of its name, but it begins like JSON records. '
+        'To read the records, rename such files to end with .jsonl.',
     )
 
 
@@ -228,8 +228,8 @@ def _open_bucket_text(url: str, text_field: str) -> Source:
     files = [Path(name) for name in objects.metas]
     if unreadable := [file for file in files if file_suffix(file) not in KINDS]:
         raise ValueError(
-            f'{unreadable[0]} matches data.source=text:{url}, but of a bucket only '
-            f'{", ".join(KINDS)} can be read. Narrow the glob.'
+            f'{unreadable[0]} matches data.source=text:{url}, but from a bucket only '
+            f'{", ".join(KINDS)} files can be read. Narrow the glob.'
         )
     identity = _identify_files(files, [KINDS[file_suffix(file)] for file in files], text_field)
     read_documents = functools.partial(objects.documents, text_field)
@@ -240,13 +240,14 @@ def _explain_no_files(argument: str, matches: Matches) -> str:
     """Returns the error for a glob that matches no regular file."""
     flag = f'data.source=text:{argument}'
     if '://' in argument and (explanation := explain_address(argument)):
-        return f'{flag} names no file of this machine. {explanation}'
+        return f'{flag} is not a file on this machine. {explanation}'
     if matches.non_files:
-        return f'{flag} matches {format_paths(matches.non_files)}, and only regular files are read.'
+        return f'{flag} matches {format_paths(matches.non_files)}, but only regular files are read.'
     near = find_near_pattern(expand_home(argument))
-    suggestion = f' Set data.source=text:{near} to read what is there.' if near else ''
+    suggestion = f' To read the text there, set data.source=text:{near}.' if near else ''
     return (
-        f'no file matches {flag} (looked from {os.getcwd()}; ** descends into folders).{suggestion}'
+        f'no file matches {flag} (searched from {os.getcwd()}; ** descends into '
+        f'folders).{suggestion}'
     )
 
 
@@ -257,11 +258,11 @@ def _describe_skipped(
     prefix, notes = f'NOTE: data.source=text:{argument}', []
     if duplicates:
         notes.append(
-            f'{prefix} reaches some files by several names, which are links: each file is read '
+            f'{prefix} matches some files under several names, which are links. Each file is read '
             f'once, and not as {format_paths(duplicates)}'
         )
     if non_files:
-        notes.append(f'{prefix} matches {format_paths(non_files)}: only regular files are read')
+        notes.append(f'{prefix} matches {format_paths(non_files)}, but only regular files are read')
     return tuple(notes)
 
 
@@ -284,8 +285,8 @@ def _open_tfds_split(argument: str) -> tuple[Any, tuple[Path, ...]]:
     name, split = (name, split) if name and split in TFDS_SPLITS else (argument, TFDS_SPLITS[0])
     if re.match(r'[^/:]+:[A-Za-z]', name):
         raise ValueError(
-            f'tfds:{argument} names a community dataset, which TFDS would download. Prepare it '
-            'first and name what was prepared, or export it to files for text:GLOB.'
+            f'tfds:{argument} is a community dataset, which TFDS would download. Prepare it first '
+            'and name the prepared data set, or export it to files for text:GLOB.'
         )
     records = _open_tfds(name, split)
     return records, tuple(Path(path) for path in records.dataset_info.splits[split].filepaths)
@@ -364,9 +365,9 @@ def _open_tfds(name: str, split: str) -> Any:
         ) from error
     except not_found_errors as error:
         raise ValueError(
-            f'tfds:{name} with a {split} split is not prepared under {data_dir}, and nothing is '
-            f'downloaded during training ({first_line(error)}). Prepare it first, for instance '
-            'with `tfds build`, or set TFDS_DATA_DIR to where it is.'
+            f'tfds:{name} with a {split} split is not prepared in {data_dir}, and training does '
+            f'not download it ({first_line(error)}). Prepare it first, for example with `tfds '
+            'build`, or set TFDS_DATA_DIR to its folder.'
         ) from error
 
 

@@ -38,10 +38,10 @@ def explain_errors(path: Path) -> Generator[None]:
         reason = first_line(error)
         if TOO_LONG_WINDOW in reason:
             reason += (
-                ' (written with --long). Add what reads it: pip install "evenkeel[zstd]", or '
-                f'uv sync --extra zstd. Or write it anew: zstd -dc --long=31 {path} | zstd'
+                ' (written with --long). Install support for it: pip install "evenkeel[zstd]", or '
+                f'uv sync --extra zstd. Or compress it again: zstd -dc --long=31 {path} | zstd'
             )
-        raise ValueError(f'{path} cannot be read to its end: {reason}') from error
+        raise ValueError(f'{path} cannot be read completely: {reason}') from error
 
 
 def open_arrow_file(path: Path) -> Any:
@@ -132,9 +132,9 @@ def read_blocks(path: Path) -> Generator[bytes]:
                 text = decoder.decode(block, final=not block)
             except UnicodeDecodeError as error:
                 raise ValueError(
-                    f'{path} begins with the mark of {encoding.upper()}, and is not that: '
-                    f'{error.reason} at offset {offset - pending + error.start}. Convert it to '
-                    'UTF-8, or leave it out.'
+                    f'{path} begins with the byte-order mark of {encoding.upper()}, but has other '
+                    f'content: {error.reason} at offset {offset - pending + error.start}. Convert '
+                    'it to UTF-8, or leave it out.'
                 ) from error
             offset += len(block)
             if text:

@@ -29,7 +29,7 @@ def check_field(
     if name in fields:
         return
     names = ', '.join(map(repr, fields)) or 'none'
-    message = f'{location} has no field {name!r}; fields found: {names}.'
+    message = f'{location} has no field {name!r}; its fields are {names}.'
     if any(chat <= {*fields} for chat in CHAT_FIELDS):
         raise ValueError(f'{message} {_suggest_chat()}')
     texts = fields if texts is None else [*texts]
@@ -38,14 +38,14 @@ def check_field(
     candidates = usual + closest if name in USUAL_NAMES else closest + usual
     likely = texts if len(texts) == 1 else candidates
     choice = f'={likely[0]}' if likely else ' to one' if texts else ''
-    advice = f'Set data.text_field{choice}.' if choice else 'None of them holds text.'
+    advice = f'Set data.text_field{choice}.' if choice else 'None of them has text.'
     raise ValueError(f'{message} {advice}' if fields else message)
 
 
 def _suggest_chat() -> str:
     return (
-        'For chats, set data.source=chat: with what stands behind text: here; for one of its '
-        'fields as plain text, set data.text_field to it.'
+        'For chats, replace text: with chat: in data.source; to read one of its fields as plain '
+        'text, set data.text_field.'
     )
 
 
@@ -59,7 +59,7 @@ def explain_type(name: str, location: str, kind: str) -> str:
     """
     message = f'field {name!r} of {location} must be text; got {kind}.'
     if any(name in chat for chat in CHAT_FIELDS if len(chat) == 1):
-        return f'{message} For chats, set data.source=chat: with what stands behind text: here.'
+        return f'{message} For chats, replace text: with chat: in data.source.'
     expression = ''
     if kind.startswith(('list', 'large_list', 'fixed_size_list')):
         expression = f'array_to_string({name}, chr(10))'
@@ -69,7 +69,7 @@ def explain_type(name: str, location: str, kind: str) -> str:
     if not expression or not name.isidentifier() or not DUCKDB_FILE.search(file):
         return message
     return (
-        f'{message} Write a file with text in that place, such as python -c "import duckdb; '
+        f'{message} Write a file with a text column, for example with python -c "import duckdb; '
         f"duckdb.sql(\\\"COPY (SELECT {expression} AS text FROM '{file}') TO 'new.parquet'\\\")\"."
     )
 

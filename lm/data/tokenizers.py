@@ -193,8 +193,8 @@ def check_token_ids(ids: Sequence[int] | np.ndarray, size: int, library: Any) ->
     largest = int(np.max(ids, initial=0))
     if largest >= size:
         raise ValueError(
-            f'the text has the token {library.id_to_token(largest)!r}, id {largest}, and the model '
-            f'has {size} embeddings. Take it out of the text.'
+            f'the text has the token {library.id_to_token(largest)!r}, id {largest}, but the model '
+            f'has {size} embeddings. Remove it from the text.'
         )
 
 
@@ -219,8 +219,8 @@ def split_text(texts: Iterable[str], name: str) -> Iterator[str]:
         searched = max(len(pending) - 1, 0)  # the last character waits for what follows it
         if len(pending) > LONGEST_UNCUT:
             raise ValueError(
-                f'{name or "a document"} holds {LONGEST_UNCUT:,} characters without a space or a '
-                'line end: a byte-pair encoding takes them for one word. Leave it out, or set '
+                f'{name or "a document"} has {LONGEST_UNCUT:,} characters without a space or line '
+                'end, which byte-pair encoding would treat as one word. Leave it out, or set '
                 'data.tokenizer=byte.'
             )
     yield pending
@@ -239,7 +239,7 @@ def load(folder: str | Path) -> Tokenizer:
     folder = Path(folder)
     tokenizer_file, library = folder / TOKENIZER_FILE, folder / LIBRARY_FILE
     if not tokenizer_file.is_file():
-        raise ValueError(f'{folder} holds no tokenizer: there is no {TOKENIZER_FILE}.')
+        raise ValueError(f'{folder} has no tokenizer: {TOKENIZER_FILE} is missing.')
     match read_json(tokenizer_file):
         case {'kind': 'byte'}:
             return ByteTokenizer()
@@ -257,11 +257,11 @@ def load(folder: str | Path) -> Tokenizer:
         } if 0 <= min(bos, eos) <= max(bos, eos) < size:
             loaded = _load_library(library).library
             if 'library' in optional and optional['library'] != file_digest(library):
-                raise ValueError(f'{library} was changed, or damaged, since it was written.')
+                raise ValueError(f'{library} has been changed or damaged since it was written.')
             beside = read_files_beside(folder)
             return SubwordTokenizer(loaded, size, bos, eos, cuttable, beside)
     raise ValueError(
-        f'{tokenizer_file} describes no tokenizer: it lacks a field, or one is of another type.'
+        f'{tokenizer_file} does not describe a tokenizer: a field is missing or has another type.'
     )
 
 
@@ -286,14 +286,14 @@ def load_for_model(folder: Path, size: int, bos: int | None, eos: int | None) ->
         is not below `size`.
     """
     if (path := find_vocabulary(folder)) is None:
-        raise ValueError(f'{folder} holds no vocabulary')
+        raise ValueError(f'{folder} has no vocabulary')
     vocabulary = _load_library(path)
     library = vocabulary.library
     vocab = library.get_vocab(with_added_tokens=True)
     # Tokens are added behind a vocabulary. If that itself has more ids, it is another model's.
     without_row = _list_tokens_from(size, library)
     if learned := without_row.keys() - library.get_added_tokens_decoder().keys():
-        raise ValueError(f'{path} has the id {max(learned)}, and the model {size} embeddings')
+        raise ValueError(f'{path} has the id {max(learned)}, but the model has {size} embeddings')
     special_ids = {
         'bos_token': vocab.get(read_special_token(folder, 'bos_token')),
         'eos_token': vocab.get(read_special_token(folder, 'eos_token')),
@@ -301,8 +301,8 @@ def load_for_model(folder: Path, size: int, bos: int | None, eos: int | None) ->
     for name, token in special_ids.items():
         if token in without_row:
             raise ValueError(
-                f'the {name} of {folder} is {without_row[token]!r}, id {token}, and the model has '
-                f'{size} embeddings: name a token there that has one'
+                f'the {name} of {folder} is {without_row[token]!r}, id {token}, but the model has '
+                f'{size} embeddings. Choose a token that has one.'
             )
     bos = bos if special_ids['bos_token'] is None else special_ids['bos_token']
     eos = eos if special_ids['eos_token'] is None else special_ids['eos_token']
@@ -361,7 +361,7 @@ def plan_tokenizer(spec: str) -> TokenizerPlan:
     except ValueError as error:
         raise ValueError(
             f'{error} Nothing is downloaded: bpe:4096 is trained on the text, and hf:PATH is a '
-            f'{LIBRARY_FILE}, or another vocabulary, on this machine, or its folder.'
+            f'{LIBRARY_FILE} or another vocabulary on this machine, or its folder.'
         ) from None
     return make_plan(argument)
 
@@ -462,8 +462,8 @@ def _plan_hf(argument: str) -> TokenizerPlan:
     if not argument or vocabulary_path is None or not vocabulary_path.is_file():
         raise ValueError(
             f"data.tokenizer 'hf' needs the path of a {LIBRARY_FILE}, of a vocabulary of "
-            f'SentencePiece, tiktoken, tekken or GPT-2, or of a folder with one; got '
-            f"'hf:{argument}', and "
+            'SentencePiece, tiktoken, tekken or GPT-2, or of a folder with one; got '
+            f"'hf:{argument}', but "
             + (f'{path} has none, or several.' if path.is_dir() else f'{path} is not a file.')
             + ' Nothing is downloaded.'
         )

@@ -128,14 +128,14 @@ def read_gpt2(folder: Path) -> Vocabulary:
     is_qwen = class_name in QWEN_CLASSES or (not class_name and model_type in QWEN_TYPES)
     is_gpt2 = class_name in GPT2_CLASSES or (not class_name and model_type in (*GPT2_TYPES, None))
     if not (is_gpt2 or is_qwen):
-        raise ValueError(f'{class_name or model_type} cuts a text in another way than GPT-2')
+        raise ValueError(f'{class_name or model_type} cuts text differently from GPT-2')
     if not (folder / MERGES_FILE).is_file():
         raise ValueError(f'there is no {MERGES_FILE} beside it')
     bpe = library.models.BPE.from_file(str(folder / GPT2_FILE), str(folder / MERGES_FILE))
     byte_level = library.pre_tokenizers.ByteLevel
     tokenizer = library.Tokenizer(bpe)
     if missing := [c for c in byte_level.alphabet() if tokenizer.token_to_id(c) is None]:
-        raise ValueError(f'it has no token for the byte that is spelled {missing[0]!r}')
+        raise ValueError(f'it has no token for the byte that is written as {missing[0]!r}')
     if is_qwen:
         tokenizer.normalizer = library.normalizers.NFC()
         tokenizer.pre_tokenizer = library.pre_tokenizers.Sequence(
@@ -166,8 +166,8 @@ def add_listed_tokens(library: Any, folder: Path) -> None:
         library.add_tokens([token])
         if (actual := library.token_to_id(token.content)) != token_id:
             raise ValueError(
-                f'{folder} lists the token {token.content!r} with the id {token_id}, and it gets '
-                f'{actual}: the files beside the vocabulary are of another one'
+                f'{folder} lists the token {token.content!r} with id {token_id}, but it gets '
+                f'{actual}: the files beside the vocabulary belong to another vocabulary'
             )
     config = _read_if_there(folder / SPECIALS_FILE) | _read_if_there(folder / CONFIG_FILE)
     for name in SPECIAL_TOKENS:
@@ -201,7 +201,7 @@ def _read_if_there(path: Path) -> dict[str, Any]:
 def describe_conversion(path: Path) -> str:
     """Returns the command that leads on with a vocabulary that is not read here, or ''."""
     packages = ' '.join(f'--with {package}' for package in CONVERTER)
-    prefix = f'This makes {LIBRARY_FILE} of it: uv run --no-project {packages} python -c'
+    prefix = f'To make a {LIBRARY_FILE} of it, run: uv run --no-project {packages} python -c'
     if path.name in (GPT2_FILE, MERGES_FILE):
         if not (path.parent / MERGES_FILE).is_file():
             return ''
@@ -237,7 +237,7 @@ def _describe_encoding(path: Path, content: bytes) -> str:
         'for line in sys.stdin]'
     )
     return (
-        f'This encodes a text, with one {{"text": ...}} a line: uv run --no-project --with '
+        'To encode text with one {"text": ...} per line, run: uv run --no-project --with '
         f"sentencepiece python -c '{code}' {shlex.quote(str(path))} <TEXT.jsonl >IDS.jsonl. Then "
         f'set data.source=text:IDS.jsonl and data.tokenizer=ids:{size},{bos},{eos}.'
     )

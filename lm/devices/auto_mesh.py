@@ -77,9 +77,9 @@ class MeshCandidate:
     def format(self) -> str:
         """Returns a line with the axes and the bytes."""
         return (
-            f'{self.axes}: {self.state_bytes / 1e9:,.3g} GB a device of parameters, gradients and '
-            f'optimizer state, about {self.residual_bytes / 1e9:,.3g} GB of activations, and '
-            f'{self.sent_bytes / 1e9:,.3g} GB sent'
+            f'{self.axes}: {self.state_bytes / 1e9:,.3g} GB per device for parameters, gradients '
+            f'and optimizer state, about {self.residual_bytes / 1e9:,.3g} GB for activations, and '
+            f'{self.sent_bytes / 1e9:,.3g} GB sent per step'
         )
 
 
@@ -124,14 +124,18 @@ def select_mesh(
         )
     else:
         best = min(fitting, key=lambda candidate: (candidate.n_blocking, candidate.sent_bytes))
-    lines, available = [f'mesh.axes=auto: {best.format()}'], f'{memory / 1e9:,.3g} GB there are'
+    lines, available = (
+        [f'mesh.axes=auto: {best.format()}'],
+        f'the {memory / 1e9:,.3g} GB of a device',
+    )
     if best is not simplest:
-        reason = 'more' if simplest in fitting else f'and does not fit into the {available}'
-        lines.append(f'  {simplest.format()}: {reason}')
+        reason = 'more communication' if simplest in fitting else f'does not fit in {available}'
+        lines.append(f'  instead of {simplest.format()}: {reason}')
     if not fitting:
         lines.append(
-            f'NOTE: {best.total_bytes / 1e9:,.3g} GB may not fit into the {available}, and no mesh '
-            'needs less. More devices, a higher train.microbatches, or model.remat=full may help.'
+            f'NOTE: {best.total_bytes / 1e9:,.3g} GB may not fit in {available}, and every other '
+            'mesh needs more. More devices, a higher train.microbatches, or model.remat=full may '
+            'help.'
         )
     return best.mesh, lines
 
@@ -169,7 +173,7 @@ def _list_candidates(
             )
         )
     if not candidates:
-        raise ValueError(f'mesh.axes=auto finds no mesh of {n} devices: {refusals[0]}')
+        raise ValueError(f'mesh.axes=auto finds no valid mesh for {n} devices: {refusals[0]}')
     return candidates
 
 

@@ -50,13 +50,15 @@ def check_devices(recipe: Recipe, mesh: Mesh, n_processes: int = 1) -> None:
     _check_width(mesh, 'tensor', 'model.d_ff', recipe.model.d_ff)
     for part in recipe.forward_mode_targets if mesh.shape['fsdp'] > 1 else ():
         raise ValueError(
-            f'{part} differentiates in forward mode, which the table of embeddings has not where '
-            f'it is cut: mesh.fsdp={mesh.shape["fsdp"]}. Lay these devices along mesh.data.'
+            f'{part} needs a forward-mode derivative, which sharded embeddings do not have; got '
+            f'mesh.fsdp={mesh.shape["fsdp"]}. Use these devices for mesh.data.'
         )
     _check_experts(recipe, mesh)
     _check_context(recipe, mesh)
     if mesh.size % n_processes:
-        raise ValueError(f'{mesh.size} devices do not spread evenly over {n_processes} processes')
+        raise ValueError(
+            f'{mesh.size} devices cannot be divided evenly among {n_processes} processes'
+        )
 
 
 def _check_rows(recipe: Recipe, mesh: Mesh) -> None:
@@ -86,8 +88,8 @@ def _check_experts(recipe: Recipe, mesh: Mesh) -> None:
     if n_experts is None:
         choices = [name for name, row in MLPS.items() if 'n_experts' in declared_options(row)]
         raise ValueError(
-            f'mesh.expert={mesh.shape["expert"]} cuts experts, and {recipe.mlp} has none; choose '
-            f'one of {", ".join(choices)}, or lay these devices along mesh.data.'
+            f'mesh.expert={mesh.shape["expert"]} shards experts, but {recipe.mlp} has none. Choose '
+            f'model.mlp={"|".join(choices)}, or use these devices for mesh.data.'
         )
     _check_width(mesh, 'expert', 'mlp.n_experts', n_experts)
 
@@ -100,8 +102,8 @@ def _check_context(recipe: Recipe, mesh: Mesh) -> None:
     if not recipe.attention.row.supports_context_axis:
         choices = [name for name, row in ATTENTIONS.items() if row.supports_context_axis]
         raise ValueError(
-            f'mesh.context={n} cuts rows of tokens, which {recipe.attention} reads in order; '
-            f'choose {" or ".join(choices)}, or mesh.context=1.'
+            f'mesh.context={n} shards the tokens of a row, but {recipe.attention} reads them in '
+            f'order. Choose model.attention={"|".join(choices)}, or mesh.context=1.'
         )
     name = select_kernels(recipe, mesh.devices.flat[0].platform).kernel_name('attention')
     refuse_cut = ATTENTION_KERNELS[name].check_context_axis
@@ -110,8 +112,8 @@ def _check_context(recipe: Recipe, mesh: Mesh) -> None:
             candidate for candidate, row in ATTENTION_KERNELS.items() if row.check_context_axis
         ]
         raise ValueError(
-            f'mesh.context={n} cuts rows of tokens, which kernels.attention={name} must have '
-            f'whole; choose one of {", ".join(choices)}.'
+            f'mesh.context={n} shards the tokens of a row, but kernels.attention={name} needs '
+            f'whole rows. Choose kernels.attention={"|".join(choices)}.'
         )
     refuse_cut(recipe.data.seq_len, n)
 
@@ -125,13 +127,14 @@ def list_mesh_notes(recipe: Recipe, mesh: Mesh, vocab_size: int) -> Iterator[str
       vocab_size: number of tokens with an embedding.
     """
     if mesh.size < (n := jax.device_count()):
-        yield f'{n - mesh.size} of {n} devices are idle: mesh.data=-1 is for all of them.'
+        yield f'{n - mesh.size} of {n} devices are idle. Set mesh.data=-1 to use all of them.'
     torus = torus_shape(mesh.devices.flat)
     if len(torus) > 1 and mesh.shape['fsdp'] == math.prod(torus):
         yield (
-            f'mesh.fsdp={mesh.shape["fsdp"]} lies over a whole torus of '
-            f'{" x ".join(map(str, torus))}, for which XLA sums gradients whole: twice the bytes. '
-            f'mesh.fsdp={max(torus)} with mesh.data=-1 has them scattered.'
+            f'mesh.fsdp={mesh.shape["fsdp"]} covers a whole torus of '
+            f'{" x ".join(map(str, torus))}, over which XLA has no reduce-scatter: it sums whole '
+            f'gradients and sends twice the bytes. Set mesh.fsdp={max(torus)} and mesh.data=-1 to '
+            'avoid this.'
         )
     tensor = mesh.shape['tensor']
     for arrays, size, name in (
@@ -140,6 +143,6 @@ def list_mesh_notes(recipe: Recipe, mesh: Mesh, vocab_size: int) -> Iterator[str
     ):
         if size % tensor:
             yield (
-                f'{arrays} are whole on every device: mesh.tensor={tensor} does not divide {name}, '
-                f'{size}. {-(-size // tensor) * tensor} would be cut.'
+                f'{arrays} are whole on every device, because mesh.tensor={tensor} does not divide '
+                f'{name}, {size}. {-(-size // tensor) * tensor} would be sharded.'
             )

@@ -63,15 +63,15 @@ def _check_sizes(sizes: dict[str, int], n: int) -> None:
     for axis, size in sizes.items():
         if size != -1 and not 1 <= size <= n:
             raise ValueError(
-                f'mesh.{axis} must be between 1 and the {n} devices there are, or -1 for all; '
-                f'got {size}'
+                f'mesh.{axis} must be between 1 and {n}, the number of devices, or -1 for all '
+                f'remaining devices; got {size}'
             )
     open_axes = [axis for axis, size in sizes.items() if size == -1 and axis != 'run']
     if len(open_axes) > 1:
         raise ValueError(
-            f'one axis of the mesh may be -1, for all devices that the others leave; got '
-            f'{", ".join(f"mesh.{axis}=-1" for axis in open_axes)}. Set all but one to numbers'
-            + (' (mesh.data is -1 unless it is set).' if 'data' in open_axes else '.')
+            'only one axis of the mesh may be -1, which stands for all remaining devices; got '
+            f'{", ".join(f"mesh.{axis}=-1" for axis in open_axes)}. Set all others to numbers'
+            + (' (mesh.data is -1 by default).' if 'data' in open_axes else '.')
         )
     explicit = _explicit_sizes(sizes)
     product = math.prod(explicit.values())
@@ -83,8 +83,8 @@ def _check_sizes(sizes: dict[str, int], n: int) -> None:
         )
         advice = f' Nearest that works: mesh.{largest}={nearest}.' if nearest else ''
         raise ValueError(
-            f'{_format_sizes(explicit)} is of {product} devices, and there are {n}: they do not '
-            f'divide them.{advice}'
+            f'{_format_sizes(explicit)} needs {product} devices, and this must divide the number '
+            f'of devices, {n}.{advice}'
         )
 
 
@@ -113,9 +113,9 @@ def check_idle_devices(config: MeshConfig, mesh: Mesh, n_devices: int) -> None:
         free_axis = next((axis for axis in BATCH if getattr(config, axis) != 1), 'data')
         size = mesh.shape[free_axis] * (n_devices // mesh.size)
         raise ValueError(
-            f'{_format_sizes(mesh.shape)} is of {mesh.size} devices, and there are {n_devices}: '
-            f'{n_devices - mesh.size} would be idle. Set mesh.{free_axis}=-1 for all of them, '
-            f'which is {size} here, or let the program see fewer (CUDA_VISIBLE_DEVICES).'
+            f'{_format_sizes(mesh.shape)} uses {mesh.size} of {n_devices} devices and leaves '
+            f'{n_devices - mesh.size} idle. Set mesh.{free_axis}=-1 to use all of them (here '
+            f'{size}), or let the program see fewer (CUDA_VISIBLE_DEVICES).'
         )
 
 
@@ -129,8 +129,8 @@ def _arrange_devices(devices: list[jax.Device], shape: list[int]) -> np.ndarray:
     if len(slices) > 1:
         if shape[data] % len(slices):
             raise ValueError(
-                f'mesh.data must be a multiple of the {len(slices)} slices, which it alone '
-                f'crosses; got {shape[data]}.'
+                f'mesh.data must be a multiple of the number of slices, {len(slices)}, because '
+                f'only this axis spans slices; got {shape[data]}.'
             )
         across = [len(slices) if i == data else 1 for i in range(len(shape))]
         within = [size // n_slices for size, n_slices in zip(shape, across, strict=True)]
@@ -208,9 +208,9 @@ def process_share(mesh: Mesh, process: int | None = None) -> tuple[int, int]:
     )
     if not is_aligned or len(by_part) % len(parts):
         raise ValueError(
-            f'the devices of host {process} hold parts {parts} of the {len(by_part)} parts that '
-            'the batch is cut into; they must lie side by side. Give the axes of the mesh sizes '
-            'that the devices of a host divide, or are divided by.'
+            f'host {process} holds parts {parts} of the {len(by_part)} parts of a batch, which '
+            'must be adjacent. Choose sizes of the mesh that divide the devices of a host, or are '
+            'multiples of them.'
         )
     return parts[0] // len(parts), len(by_part) // len(parts)
 

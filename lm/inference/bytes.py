@@ -27,8 +27,8 @@ NEXT_TEXTS = (b'', b'a', b'0', b'.', b' ', b'\n')
 # Bytes that may complete a character: some give letters, some give signs.
 CONTINUATIONS = (0x80, 0x97, 0xA5, 0xBF)
 UNSUPPORTED = (
-    'bytes have probabilities under a tokenizer that gives back every byte of a text: byte, '
-    'bpe:SIZE, or an hf:PATH that is byte-level, as those of GPT-2, Llama 3 and Qwen are.'
+    'bytes have probabilities only if the tokenizer reproduces every byte of a text: byte, '
+    'bpe:SIZE, or a byte-level hf:PATH, such as those of GPT-2, Llama 3 and Qwen.'
 )
 
 WordTokens = tuple[int, ...]  # tokens since a position where the tokenizer always cuts
@@ -201,13 +201,13 @@ def spell_vocabulary(tokenizer: Tokenizer) -> list[bytes]:
     if isinstance(tokenizer, ByteTokenizer):
         return [bytes([i]) if i < BYTES else b'' for i in range(tokenizer.vocab_size)]
     if not isinstance(tokenizer, SubwordTokenizer):
-        raise ValueError(f'{UNSUPPORTED} Here texts are token ids.')
+        raise ValueError(f'{UNSUPPORTED} Texts of this model are token ids.')
     library = tokenizer.library
     decoder = json.loads(library.to_str())['decoder'] or {}
     kinds = {config['type'] for config in (decoder, *decoder.get('decoders', ())) if config}
     if 'ByteLevel' not in kinds:
         raise ValueError(
-            f'{UNSUPPORTED} This one decodes by {", ".join(sorted(kinds)) or "nothing"}.'
+            f'{UNSUPPORTED} This one has the decoders {", ".join(sorted(kinds)) or "none"}.'
         )
     alphabet = byte_alphabet()
     added = library.get_added_tokens_decoder()
@@ -221,7 +221,7 @@ def spell_vocabulary(tokenizer: Tokenizer) -> list[bytes]:
             token_bytes[token] = bytes(alphabet[character] for character in spelling)
     for text in ('a', ' a') if b' ' in token_bytes else ():
         if b''.join(token_bytes[token] for token in tokenizer.encode(text)) != text.encode():
-            raise ValueError(f'{UNSUPPORTED} This one spells {text!r} otherwise.')
+            raise ValueError(f'{UNSUPPORTED} This one changes the text {text!r}.')
     return token_bytes
 
 

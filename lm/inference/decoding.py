@@ -40,8 +40,8 @@ def init_cache(learner: Learner, variables: Any, batch: int, capacity: int) -> C
     recipe = learner.recipe
     if recipe.position.row.table and capacity > recipe.data.seq_len:
         raise ValueError(
-            f'{recipe.position} has data.seq_len={recipe.data.seq_len} positions; got a cache '
-            f'for {capacity} tokens. Read rows of {recipe.data.seq_len} at most.'
+            f'{recipe.position} has data.seq_len={recipe.data.seq_len} positions; got a cache for '
+            f'{capacity} tokens. Use rows of at most {recipe.data.seq_len} tokens.'
         )
     zeros_B = jnp.zeros(batch, jnp.int32)
     cache = Cache({}, zeros_B, capacity)

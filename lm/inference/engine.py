@@ -110,7 +110,9 @@ class Engine:
         learner, longest = checkpoint.learner, checkpoint.recipe.data.seq_len
         self.capacity = longest if capacity is None else capacity
         if min(slots, self.capacity) < 1:
-            raise ValueError(f'slots and capacity are at least 1; got {slots} and {self.capacity}')
+            raise ValueError(
+                f'slots and capacity must be at least 1; got {slots} and {self.capacity}'
+            )
         self.vocab_size = learner.model.vocab_size
         self._end_ids = np.array(checkpoint.end_ids, np.int32)
         self._variables = jax.device_put(checkpoint.variables)
@@ -133,16 +135,16 @@ class Engine:
         tokens = request.tokens
         if not 1 <= len(tokens) <= self.capacity:
             raise ValueError(
-                f'a prompt has 1 to {self.capacity} tokens, with the one that begins it; got '
-                f'{len(tokens)}. Leave out its beginning.'
+                f'a prompt must have 1 to {self.capacity} tokens, including the start token; got '
+                f'{len(tokens)}. Cut its beginning.'
             )
         if not 0 <= min(tokens) <= max(tokens) < self.vocab_size:
             bad_id = next(i for i in tokens if not 0 <= i < self.vocab_size)
-            raise ValueError(f'token ids are from 0 to {self.vocab_size - 1}; got {bad_id}')
+            raise ValueError(f'token ids must be between 0 and {self.vocab_size - 1}; got {bad_id}')
         if request.max_tokens < 1:
             raise ValueError(f'max_tokens must be at least 1; got {request.max_tokens}')
         if not 0 <= request.top <= MAX_ALTERNATIVES:
-            raise ValueError(f'top is from 0 to {MAX_ALTERNATIVES}; got {request.top}')
+            raise ValueError(f'top must be between 0 and {MAX_ALTERNATIVES}; got {request.top}')
 
     def admit(self, request: Request) -> int:
         """Puts a request into a free slot, and returns the slot.
@@ -152,7 +154,7 @@ class Engine:
         """
         self.check(request)
         if not self.n_free:
-            raise ValueError(f'all {len(self._rows)} slots are in use; wait for one that is free')
+            raise ValueError(f'all {len(self._rows)} slots are in use; wait until one is free')
         slot = self._rows.index(None)
         self._rows[slot] = _Row(request, list(request.tokens))
         self._prefill_queue.append(slot)
@@ -214,7 +216,7 @@ class Engine:
         try:
             jax.block_until_ready(self._layers)
         except Exception:  # a failed program has often consumed its donated arguments
-            error.add_note('The cache is lost, and with it every text under way.')
+            error.add_note('The cache is lost, and with it all texts in progress.')
             raise error from None
         self.release(slot)
         on_error(slot, error)

@@ -234,9 +234,9 @@ def find_checkpoint(path: str | Path) -> tuple[Path, int]:
     cells = sorted(str(place.parent) for place in path.glob(f'*/{FOLDER}') if list_steps(place))
     if cells and not steps and (path / SWEEP).exists():
         raise ValueError(
-            f'{path} is a sweep; give the workdir of one of its {len(cells)} cells with a '
+            f'{path} is a sweep. Give the workdir of one of its {len(cells)} cells with a '
             f'checkpoint, such as {", ".join(cells[:3])}. "python -m eval.runs --workdir={path}" '
-            'lists what each cell is and how it ended.'
+            'lists the cells and how they ended.'
         )
     if not steps:
         raise ValueError(missing_checkpoint_message(path))
@@ -249,8 +249,8 @@ def _find_in_bucket(url: str) -> tuple[Path, int]:
         return checkpoint
     if (fetch_records(split_checkpoint_url(url)[0]) / SWEEP).exists():
         raise ValueError(
-            f'{url} is a sweep; give the workdir of one of its cells, {url}/CELL. "python -m '
-            f'eval.runs --workdir={url}" lists what each cell is and how it ended.'
+            f'{url} is a sweep. Give the workdir of one of its cells, {url}/CELL. "python -m '
+            f'eval.runs --workdir={url}" lists the cells and how they ended.'
         )
     raise ValueError(missing_checkpoint_message(url))
 
@@ -258,9 +258,9 @@ def _find_in_bucket(url: str) -> tuple[Path, int]:
 def missing_checkpoint_message(path: str | Path) -> str:
     """Returns the error text for a path without a checkpoint."""
     if not is_url(path) and (explanation := explain_foreign_weights(path)):
-        return f'{path} holds no checkpoint of this project: {explanation}.'
+        return f'{path} has no checkpoint of this project: {explanation}.'
     return (
-        f'{path} holds no checkpoint. Give the workdir of a run that has saved one, or '
+        f'{path} has no checkpoint. Give the workdir of a run that has saved one, or '
         f'WORKDIR/{FOLDER}/STEP.'
     )
 
@@ -299,7 +299,7 @@ def load(
         try:
             return _load_step(step_folder, step, say, mesh)
         except DamagedCheckpoint as error:
-            say(f'{error}; taking the one before')
+            say(f'{error}; trying the previous checkpoint')
     raise ValueError(f'none of the checkpoints {sorted(tried)} in {folder} can be read')
 
 
@@ -383,7 +383,8 @@ def replace_kernels(platform: str, recipe: Recipe, say: Callable[[str], None]) -
     try:
         select_kernels(recipe, platform)
     except ValueError as error:
-        say(f'{error}. Computed here with kernels.implementation=auto.')
+        reason = str(error).removesuffix('.')
+        say(f'{reason}. This program uses kernels.implementation=auto instead.')
         fields = ('implementation', *PLATFORM_BOUND)
         return drop_unread_options(
             update_recipe(recipe, {f'kernels.{name}': AUTO for name in fields})

@@ -34,10 +34,10 @@ class Sampling:
 
     def __post_init__(self):
         bounds = {
-            'temperature': (0 <= self.temperature < math.inf, 'a number of at least 0'),
-            'top_k': (self.top_k >= 0, 'at least 0, which keeps all tokens'),
-            'top_p': (0 < self.top_p <= 1, 'above 0 and at most 1, which keeps all tokens'),
-            'min_p': (0 <= self.min_p <= 1, 'from 0, which keeps all tokens, to 1'),
+            'temperature': (0 <= self.temperature < math.inf, 'a finite number of at least 0'),
+            'top_k': (self.top_k >= 0, 'at least 0 (0 keeps all tokens)'),
+            'top_p': (0 < self.top_p <= 1, 'above 0 and at most 1 (1 keeps all tokens)'),
+            'min_p': (0 <= self.min_p <= 1, 'between 0 and 1 (0 keeps all tokens)'),
         }
         for name, (is_valid, range_text) in bounds.items():
             if not is_valid:

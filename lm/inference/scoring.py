@@ -86,8 +86,8 @@ class Scorer:
             return []
         if lengths.min() < 1 or lengths.max() > self.max_length:
             raise ValueError(
-                f'a row that is scored has 1 to {self.max_length} tokens (data.seq_len and the '
-                f'token that begins it); got {lengths.min()} to {lengths.max()}. Cut it.'
+                f'each scored row must have 1 to {self.max_length} tokens (data.seq_len plus the '
+                f'start token); got {lengths.min()} to {lengths.max()}. Shorten it.'
             )
         weights = self._checkpoint.weights if weights is None else weights
         width = min(self.max_length - 1, next_power_2(max(MIN_LENGTH, lengths.max() - 1)))

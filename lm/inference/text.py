@@ -29,7 +29,7 @@ class TextStream:
           ValueError: if a stop string is empty.
         """
         if '' in stops:
-            raise ValueError('a stop string is empty: it would end every text. Leave it out.')
+            raise ValueError('a stop string is empty and would end every text. Leave it out.')
         self._tokenizer, self._stops = tokenizer, tuple(stops)
         self.is_stopped = False
         # Tokens are decoded after some earlier tokens: a first token may lose its leading space.

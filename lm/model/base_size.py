@@ -53,18 +53,18 @@ def check_base(recipe: Recipe) -> None:
         name, is_read = f'base_{size}', size in row.grows and not row.is_absolute
         value = vars(scaling)[name]
         if is_read and value is None:
-            but_zero = f', but that each {row.zero[0]} starts at 0' if row.zero else ''
+            but_zero = f', except that each {row.zero[0]} starts at 0' if row.zero else ''
             raise ValueError(
-                f'{part} scales against a base model: set scaling.{name}, the {size} of the '
-                f"model whose learning rate this one is to have; at {own_size}, the model's own, "
-                f'it is scaling.name=standard{but_zero}'
+                f'{part} scales relative to a base model. Set scaling.{name} to the {size} of the '
+                f'model whose learning rate this model should use. Its own {size}, {own_size}, is '
+                f'equivalent to scaling.name=standard{but_zero}.'
             )
     for path in unused_base_sizes(recipe):
-        why = f'is read by no part of this config ({part})'
+        why = f'is not used by this config ({part})'
         if path == 'scaling.base_heads':
-            why = f'is for logits q k / H against a base model, which {part} does not have'
+            why = f'applies to logits q k / H relative to a base model, which {part} does not have'
         raise ValueError(
-            f'{path}={vars(scaling)[path.split(".")[1]]} {why}, so that it would change nothing. '
-            'Leave it out, or None.'
+            f'{path}={vars(scaling)[path.split(".")[1]]} {why}, so it would have no effect. Leave '
+            'it out, or set it to None.'
         )
     _ = recipe.base  # raises ValueError if a scaled size is not an integer

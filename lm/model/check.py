@@ -59,7 +59,7 @@ def _check_sizes(recipe: Recipe) -> None:
     for field, matrices in (('qkv_bias', 'queries, keys and values'), ('mlp_bias', 'MLPs')):
         if recipe.model.bias and getattr(recipe.model, field):
             raise ValueError(
-                f'model.bias gives {matrices} their biases too; leave model.{field} out'
+                f'model.bias already adds biases to {matrices}. Leave model.{field} out.'
             )
     for field, whole in (
         ('model.n_kv_heads', 'model.n_heads'),
@@ -82,9 +82,9 @@ def _check_loss_on(recipe: Recipe) -> None:
     loss_on = recipe.data.loss_on  # ty: ignore[missing-attribute]  # an objective's option
     if loss_on not in (None, *defaults) and not in_training:
         raise ValueError(
-            f'data.loss_on={loss_on} is for training, and data.objective='
-            f'{recipe.data.objective} has no holes; evaluation always counts what fills them. '
-            'Leave it out, or None.'
+            f'data.loss_on={loss_on} applies to training, but '
+            f'data.objective={recipe.data.objective} has no holes. Evaluation always counts only '
+            'the contents of holes. Leave data.loss_on out, or set it to None.'
         )
 
 
@@ -117,35 +117,35 @@ def _check_kernels(recipe: Recipe) -> None:
     defaults = recipe.implementation.row if recipe.implementation else {}
     name = chosen.name if chosen else defaults.get('attention')  # None: the platform decides
     wrong_kind = 'attention' if scores is None else 'linear_attention'
-    unused = {wrong_kind: f'{layer} has another kind of kernel'}
+    unused = {wrong_kind: f'{layer} uses another kind of kernel'}
     norms = recipe.norms.values()
     if not any(norm.row.divides_by_rms for norm in norms):
         able = ', '.join(name for name, row in NORMS.items() if row.divides_by_rms)
         unused['rms_norm'] = (
-            f'of {", ".join(map(str, norms))} none divides by the root mean square; those that do '
-            f'are {able}'
+            f'none of {", ".join(map(str, norms))} divides by the root mean square (these norms '
+            f'do: {able})'
         )
     holds_scores = scores is not None and name is not None and ATTENTION_KERNELS[name].holds_scores
     if not holds_scores and 'n_experts' not in recipe.mlp.options:
         unused['softmax'] = (
-            'it is for attention that has all of its scores at once, kernels.attention=reference, '
-            'and for routers, model.mlp=moe'
+            'it is used by attention that stores all scores (kernels.attention=reference) and by '
+            'routers (model.mlp=moe)'
         )
     if not recipe.loss.row.has_kernels:
-        unused['cross_entropy'] = f'{recipe.loss} is another loss'
+        unused['cross_entropy'] = f'{recipe.loss} does not use it'
     for operation, why in unused.items():
         if kernel := recipe.kernels.get(operation):
-            raise ValueError(f'{kernel} would change nothing: {why}. Leave it out.')
+            raise ValueError(f'{kernel} would have no effect: {why}. Leave it out.')
     if 'attention' in recipe.dropout:
         rate = f'model.attention_dropout={recipe.model.attention_dropout}'
         if scores is None:
             raise ValueError(
-                f'{layer} has no probabilities, so that {rate} would drop none. Set it to 0.'
+                f'{layer} has no attention probabilities to drop, but {rate}. Set it to 0.'
             )
         able = [row for row, kernel in ATTENTION_KERNELS.items() if 'dropout' in kernel.supports]
         if name is not None and name not in able:
             raise ValueError(
-                f'kernels.attention={name} drops no probabilities, which {rate} asks for. Choose '
+                f'kernels.attention={name} does not support dropout, but {rate}. Choose '
                 f'kernels.attention={"|".join(able)}, or model.attention_dropout=0.'
             )
     if scores is not None and name is not None:
@@ -162,8 +162,8 @@ def _check_forward_mode(recipe: Recipe) -> None:
             if not norm.row.forward_mode:
                 able = [name for name, row in NORMS.items() if row.forward_mode]
                 raise ValueError(
-                    f'{asker} differentiates the {what} in forward mode, and {norm} has a backward '
-                    f'pass of its own; choose one of {", ".join(able)}'
+                    f'{asker} needs a forward-mode derivative of the {what}, which {norm} does not '
+                    f'have. Choose one of {", ".join(able)}.'
                 )
 
 
@@ -175,13 +175,15 @@ def _check_scaled_updates(recipe: Recipe) -> None:
         if family not in rule.families:
             able = [name for name, row in PARAMETRIZATIONS.items() if family in row.families]
             raise ValueError(
-                f'{part} has no table for {optimizer}, a {family}-like optimizer, only for those '
-                f'like {" and ".join(rule.families)}. Choose scaling.name={"|".join(able)}, or '
-                'another optimizer.'
+                f'{part} has no rules for {optimizer}, a {family}-like optimizer. It supports '
+                f'{" and ".join(rule.families)}-like optimizers. Choose '
+                f'scaling.name={"|".join(able)}, or another optimizer.'
             )
         reasons = [
-            f'with optim.{option}={value} they are of another size. Choose another value, or '
-            'scaling.name=standard.'
+            (
+                f'with optim.{option}={value} they have another size. Choose another value, or '
+                'scaling.name=standard.'
+            )
             for option, value in optimizer.row.other_sizes.items()
             if optimizer.options.get(option) == value
         ]
@@ -191,12 +193,11 @@ def _check_scaled_updates(recipe: Recipe) -> None:
             and family != 'adam'
         ):
             reasons.append(
-                'optim.match_rms gives them one root mean square, as those of an adam-like one '
-                'have. Leave it out.'
+                'optim.match_rms rescales them to the size of adam-like updates. Leave it out.'
             )
         if rule.grows and reasons:
             raise ValueError(
-                f'{part} scales updates of {optimizer} as those of a {family}-like optimizer, and '
+                f'{part} scales the updates of {optimizer} as {family}-like updates, but '
                 f'{reasons[0]}'
             )
 
@@ -211,8 +212,8 @@ def _check_tied_embeddings(recipe: Recipe) -> None:
         return
     if recipe.optim.embedding_gradient_shrink is not None:
         raise ValueError(
-            'optim.embedding_gradient_shrink is for an embedding that is only looked up; with '
-            "model.tie_embeddings=True its gradient is the readout's too. Leave one of them out."
+            'optim.embedding_gradient_shrink needs an embedding that is only looked up, but with '
+            'model.tie_embeddings=True it is also the readout. Leave one of them out.'
         )
     part, family = recipe.scaling, recipe.others.row.family
     if not part.row.grows:
@@ -223,9 +224,10 @@ def _check_tied_embeddings(recipe: Recipe) -> None:
     as_input = part.row(embedding, Growth(1.0, 2.0, 2.0, 2.0), family)
     if (as_readout.init, as_readout.lr) != (as_input.init, as_input.lr):
         raise ValueError(
-            f'{part} has other deviations or rates for a readout than for '
-            'embeddings, which are one with model.tie_embeddings=True. Choose scaling.name=mup, '
-            'which scales the readout where it is used, or leave the embeddings untied.'
+            f'{part} has different standard deviations or learning rates for readout and '
+            'embeddings, but model.tie_embeddings=True makes them one matrix. Choose '
+            'scaling.name=mup, which scales the readout when it is used, or set '
+            'model.tie_embeddings=False.'
         )
 
 
@@ -240,12 +242,12 @@ def _check_moved_weights(recipe: Recipe) -> None:
     movers = [*mappers, *([average] if average.row.moves_weights else [])]
     if movers and recipe.optim.ghost_radius is not None:
         raise ValueError(
-            f'optim.ghost_radius limits what an update does to the logits, and {movers[0]} moves '
-            'the weights after it. Leave one of them out.'
+            f'optim.ghost_radius limits the effect of an update on the logits, but {movers[0]} '
+            'moves the weights after it. Leave one of them out.'
         )
     if mappers and average.row.moves_weights:
         raise ValueError(
-            f'{average} steers the weights between two points that it keeps and {mappers[0]} maps '
-            'them after each update: they would part. Choose optim.average=ema, which is mapped '
-            'where it is used, or another reparametrisation.'
+            f'{average} keeps two points and moves the weights between them, but {mappers[0]} maps '
+            'the weights after each update, which would separate the points. Choose '
+            'optim.average=ema, or another reparametrisation.'
         )

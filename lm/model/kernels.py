@@ -78,13 +78,11 @@ def _check_attention_kernel(recipe: Recipe, name: str) -> None:
     for asker, what in recipe.forward_mode_targets.items():
         if what not in kernel.forward_mode:
             raise ValueError(
-                f'kernels.attention={name} has no derivative in forward mode of the {what}, which '
+                f'kernels.attention={name} has no forward-mode derivative of the {what}, which '
                 f'{asker} needs'
             )
     if parts != 1:
         if kernel.check_context_axis is None:
-            raise ValueError(
-                f'kernels.attention={name} must have rows whole; mesh.context is {parts}'
-            )
+            raise ValueError(f'kernels.attention={name} needs whole rows; got mesh.context={parts}')
         if parts > 1:
             kernel.check_context_axis(recipe.data.seq_len, parts)

@@ -109,8 +109,8 @@ def check_chats(recipe: Recipe) -> None:
     ):
         if changed := [part.name for part in parts if not part.row.leaves_rows]:
             raise ValueError(
-                f'{source_flag(recipe.data)} has conversations, whose answers are learned from '
-                f'what comes before them, and {field} has {changed[0]}. Set {field}=causal.'
+                f'{source_flag(recipe.data)} has conversations, which only support the causal '
+                f'objective, but {field} has {changed[0]}. Set {field}=causal.'
             )
 
 

@@ -48,8 +48,10 @@ TRAINABLE = {
 # The error's text if a choice leaves nothing to train, formatted with the model config.
 NOTHING_TRAINABLE = {
     'norms': 'the norms of this model (model.norm={0.norm}) have no parameters',
-    LORA: 'model.reparam={0.reparam} has no lora; add --config.model.reparam=lora, or '
-    'weight_norm+lora for DoRA',
+    LORA: (
+        'model.reparam={0.reparam} does not include lora. Add --config.model.reparam=lora, or '
+        'weight_norm+lora for DoRA.'
+    ),
 }
 
 
@@ -165,17 +167,17 @@ def _compute_scalings(recipe: Recipe, specs: Any, shapes: Any, base_shapes: Any)
     def scale(path, spec, shape, base, growth):
         optimizer = recipe.optimizers[optimizer_field(spec)]
         if optimizer.row.family == 'spectral' and growth.fan_in != growth.fan_out:
-            subject = f'{path_name(path)}, of which one side alone grows'
+            subject = f'{path_name(path)}, because only one of its sides grows,'
             advice = 'Choose another optimizer, or a model without such matrices.'
             if spec.part == LORA:
                 subject = (
-                    f'the factors of model.reparam={recipe.model.reparam} ({path_name(path)}): '
+                    f'the factors of model.reparam={recipe.model.reparam} ({path_name(path)}), '
                 )
-                subject += 'one of their sides is reparam.rank, which does not grow'
+                subject += 'because reparam.rank does not grow,'
                 advice = f'Choose another {optimizer_field(spec)}, or scaling.name=standard.'
             raise ValueError(
-                f'{part} has no rule for {subject}, with {optimizer}, whose updates have singular '
-                f'values of one size. {advice}'
+                f'{part} has no rule for {subject} with {optimizer}, whose updates have equal '
+                f'singular values. {advice}'
             )
         return compute_scaling(
             part.row,

@@ -132,9 +132,9 @@ def check_learner(learner: Learner) -> None:
         size, max_parameters = sizes[part.name], part.row.needs.max_parameters
         if max_parameters is not None and size > max_parameters:
             raise ValueError(
-                f'{part} is for at most {max_parameters:,} parameters; got {size:,}. Make the '
-                'model smaller, give it to fewer (optim.name has the hidden matrices, optim.others '
-                'the rest), or choose another optimizer.'
+                f'{part} supports at most {max_parameters:,} parameters; got {size:,}. Make the '
+                'model smaller, use it for fewer parameters (optim.name trains hidden matrices, '
+                'optim.others the rest), or choose another optimizer.'
             )
     for asker, what in recipe.forward_mode_targets.items():
         names_by_operation = {
@@ -149,8 +149,9 @@ def check_learner(learner: Learner) -> None:
         for operation, names in names_by_operation.items():
             if (name := kernels.kernel_name(operation)) not in names:
                 raise ValueError(
-                    f'{asker} differentiates the {what} in forward mode, and kernels.{operation}='
-                    f'{name} has no such derivative; choose kernels.{operation}={"|".join(names)}'
+                    f'{asker} needs a forward-mode derivative of the {what}, which '
+                    f'kernels.{operation}={name} does not have. Choose '
+                    f'kernels.{operation}={"|".join(names)}.'
                 )
 
 

@@ -43,12 +43,20 @@ class MultiHead(nn.Module):
     rotate: Callable[..., jax.Array]
     kernels: Kernels
     dtype: jnp.dtype
-    norm_values: Annotated[bool, Option('whether values are normalized as keys are')] = False
+    norm_values: Annotated[bool, Option('whether model.qk_norm also normalizes values')] = False
     qk_norm_over: Annotated[
-        str, Option('what model.qk_norm is over: a head, or all heads', choices=('head', 'model'))
+        str,
+        Option(
+            'normalize queries and keys per head, or over all heads together',
+            choices=('head', 'model'),
+        ),
     ] = 'head'
     gate: Annotated[
-        str, Option('of results, by head or feature', choices=('none', 'headwise', 'elementwise'))
+        str,
+        Option(
+            'gate of the attention output: none, per head, or per feature',
+            choices=('none', 'headwise', 'elementwise'),
+        ),
     ] = 'none'
     bias: bool = False
     qkv_bias: bool = False
@@ -73,13 +81,13 @@ class MultiHead(nn.Module):
             return
         if part.options['qk_norm_over'] == 'model':
             raise ValueError(
-                'attention.qk_norm_over=model is about model.qk_norm, which is none; set it, to '
-                'rmsnorm as in OLMo 2'
+                'attention.qk_norm_over=model needs a norm of queries and keys, but '
+                'model.qk_norm=none. Set model.qk_norm, such as rmsnorm (OLMo 2).'
             )
         if part.options['norm_values']:
             raise ValueError(
-                'attention.norm_values normalizes values by model.qk_norm, which is none '
-                f'({recipe.placement}); set it, to rmsnorm as published'
+                'attention.norm_values=True normalizes values by model.qk_norm, which is none '
+                f'({recipe.placement}). Set model.qk_norm, such as rmsnorm (as published).'
             )
 
     @nn.compact

@@ -50,23 +50,34 @@ class SoftmaxAttention(MultiHead):
     base_head_dim: int | None = None  # scale is sqrt(base_head_dim) / H; None: 1 / sqrt(H)
     block: jax.Array | float = 1.0
     softcap: Annotated[
-        float, Option('c of c tanh(s / c) on the logits; 0: none', 0, sys.float_info.max)
+        float,
+        Option('c in c tanh(s / c) for attention logits s; 0: no softcap', 0, sys.float_info.max),
     ] = 0.0
     logit_scale: Annotated[
-        str, Option('of q k: 1/sqrt(H), 1/H, learned by head', choices=('root', 'mup', 'learned'))
+        str,
+        Option(
+            'factor of q k: 1/sqrt(H), 1/H, or learned per head', choices=('root', 'mup', 'learned')
+        ),
     ] = 'root'
     sinks: Annotated[
-        str, Option('logit of no token: 0, or learned', choices=('none', 'off_by_one', 'learned'))
+        str,
+        Option(
+            'extra logit in the softmax denominator: none, 0, or learned',
+            choices=('none', 'off_by_one', 'learned'),
+        ),
     ] = 'none'
-    affine_scaled: Annotated[bool, Option('whether the query scales and shifts weights')] = False
+    affine_scaled: Annotated[
+        bool, Option('whether each query scales and shifts its attention weights')
+    ] = False
     window: Annotated[
-        int | None, Option('tokens that one attends to, itself included; None: all before it', 1)
+        int | None,
+        Option('tokens that a query attends to, itself included; None: all earlier tokens', 1),
     ] = None
     full_every: Annotated[
-        int, Option('each n-th layer attends to all, whatever the window; 0: none does', 0)
+        int, Option('every n-th layer ignores the window; 0: no layer does', 0)
     ] = 0
     full_at: Annotated[
-        int, Option('place of the full layer among full_every, from 1; 0: the last', 0)
+        int, Option('position of the full layer in each group of full_every, from 1; 0: last', 0)
     ] = 0
 
     has_scores = True
@@ -84,19 +95,21 @@ class SoftmaxAttention(MultiHead):
         options = part.options
         if options['full_every'] and options['window'] is None:
             raise ValueError(
-                f'attention.full_every={options["full_every"]} says which layers have no window, '
-                'and attention.window is None: all have none. Set the window, or leave it out.'
+                f'attention.full_every={options["full_every"]} selects layers without a window, '
+                'but attention.window=None: no layer has one. Set attention.window, or leave '
+                'attention.full_every out.'
             )
         if options['full_at'] and options['full_at'] >= options['full_every']:
             raise ValueError(
-                f'attention.full_at={options["full_at"]} must be below attention.full_every='
-                f'{options["full_every"]}: the last place of a group is 0, and the default.'
+                f'attention.full_at={options["full_at"]} must be below '
+                f'attention.full_every={options["full_every"]}. For the last layer of each group, '
+                'leave it at 0, the default.'
             )
         for objective in recipe.objectives:
             if objective.row.has_prefix and options['affine_scaled']:
                 raise ValueError(
-                    f'{objective} lets the tokens of a prefix see each other, and the mean that '
-                    'attention.affine_scaled=True adds is of earlier ones. Leave one of them out.'
+                    'attention.affine_scaled=True adds a mean over earlier tokens, but with '
+                    f'{objective} the tokens of a prefix see each other. Leave one of them out.'
                 )
 
     @classmethod
@@ -283,7 +296,7 @@ class L2Attention(SoftmaxAttention):
     """
 
     l2_scaled: Annotated[
-        str, Option('what sqrt(H) divides: all, or the key term alone', choices=('both', 'key'))
+        str, Option('sqrt(H) divides both terms, or only the |k|^2 term', choices=('both', 'key'))
     ] = 'both'
 
     def scores(self) -> Scores:

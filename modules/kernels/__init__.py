@@ -166,8 +166,8 @@ def kernels_for(
         supported = [n for n, row in table.items() if platform in (row.platforms or (platform,))]
         if name not in supported:
             raise ValueError(
-                f'kernels.{operation}={name} runs on {", ".join(table[name].platforms)} alone, and '
-                f'these devices are {platform}; choose auto, or {", ".join(supported)}'
+                f'kernels.{operation}={name} runs only on {", ".join(table[name].platforms)}, but '
+                f'these devices are {platform}. Choose auto, or {", ".join(supported)}.'
             )
     option_pairs = (
         tuple((options or {}).items()) for options in (matmul_options, attention_options)

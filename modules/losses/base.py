@@ -23,8 +23,8 @@ def check_no_softcap(recipe: Any, part: Any) -> None:
     """Raises ValueError for a softcap on the logits of a loss that uses sums of logits."""
     if recipe.model.logit_softcap and part.row.linear_readout:
         raise ValueError(
-            f'{part} is computed from sums of logits, which a softcap bends; it needs '
-            f'model.logit_softcap=0, got {recipe.model.logit_softcap}'
+            f'{part} is computed from sums of logits, which a softcap would change. It needs '
+            f'model.logit_softcap=0; got {recipe.model.logit_softcap}.'
         )
 
 
@@ -110,8 +110,12 @@ def cross_entropy(
     logits_MV: jax.Array,
     labels_M: jax.Array,
     *,
-    z_loss: Annotated[float, Option('weight of log_z^2, per token', 0, FINITE, traced=True)] = 1e-4,
-    label_smoothing: Annotated[float, Option('uniform share of targets', 0, 1, traced=True)] = 0.0,
+    z_loss: Annotated[
+        float, Option('weight of log_z^2 in the loss of a token', 0, FINITE, traced=True)
+    ] = 1e-4,
+    label_smoothing: Annotated[
+        float, Option('share of the target spread evenly over the vocabulary', 0, 1, traced=True)
+    ] = 0.0,
 ) -> dict[str, jax.Array]:
     """Cross-entropy, label smoothing, z-loss: `objective = (1 - s) ce + s mean_v(log Z - z_v) + c
     (log Z)^2`.
@@ -132,7 +136,7 @@ def balance_loss(
     sown: jax.Array,
     *,
     balance_loss: Annotated[
-        float, Option('weight of the balance of experts', 0, FINITE, traced=True)
+        float, Option('weight of the loss that balances experts', 0, FINITE, traced=True)
     ] = 0.01,
 ) -> jax.Array:
     """balance_loss * sown: how unevenly experts are chosen, summed over layers (`modules.mlp.MoE`;

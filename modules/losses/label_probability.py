@@ -9,7 +9,7 @@ from modules.losses.base import Sums, cross_entropies, logits_loss, loss_row
 from modules.options import Option
 from modules.statistics import at_least_float32
 
-TAU_DESCRIPTION = '1: cross-entropy; 2: mean absolute error; below 1: hard tokens count more'
+TAU_DESCRIPTION = '1: cross-entropy; 2: mean absolute error; below 1: more weight on hard tokens'
 Tau = Annotated[float, Option(TAU_DESCRIPTION, 0, 10, traced=True)]
 # Bound on the log of a token's factor p^(tau - 1). A gradient norm squares the factor: a sum of a
 # thousand squares of e^40 stays below the largest float32, e^88.
@@ -50,7 +50,15 @@ def focal(
     logits_MV: jax.Array,
     labels_M: jax.Array,
     *,
-    gamma: Annotated[float, Option('how much less sure tokens count', 0, 100, traced=True)] = 2.0,
+    gamma: Annotated[
+        float,
+        Option(
+            'exponent that lowers the weight of confident tokens; 0: cross-entropy',
+            0,
+            100,
+            traced=True,
+        ),
+    ] = 2.0,
 ) -> dict[str, jax.Array]:
     """Focal loss (arXiv:1708.02002): `objective = (1 - p)^gamma ce`.
 
@@ -71,10 +79,16 @@ def dice(
     labels_M: jax.Array,
     *,
     dice_alpha: Annotated[
-        float, Option('how much less sure tokens count; 0: not', 0, 10, traced=True)
+        float,
+        Option(
+            'exponent that lowers the weight of confident tokens; 0: equal weights',
+            0,
+            10,
+            traced=True,
+        ),
     ] = 0.0,
     dice_smooth: Annotated[
-        float, Option('added above and below the fraction', 1e-6, 1e6, traced=True)
+        float, Option('added to numerator and denominator', 1e-6, 1e6, traced=True)
     ] = 1.0,
 ) -> dict[str, jax.Array]:
     """Dice loss (arXiv:1911.02855): `objective = sum_v (1 - (2 q_v y_v + c) / (q_v + y_v + c))`.
@@ -105,7 +119,7 @@ def dco(
     labels: jax.Array,
     weights: jax.Array,
     *,
-    dco_tries: Annotated[float, Option('N of pass@N; 1: cross-entropy', 1, 1e6, traced=True)] = 1.0,
+    dco_tries: Annotated[float, Option('N in pass@N; 1: cross-entropy', 1, 1e6, traced=True)] = 1.0,
 ) -> Sums:
     """Direct coverage optimization (arXiv:2502.07154): `objective = sum_rows F(p) (-log(p))`.
 

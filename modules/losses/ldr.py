@@ -10,10 +10,14 @@ from modules.options import Option
 from modules.statistics import at_least_float32
 
 MIN_LAMBDA = 1e-3  # the losses divide by lambda
-LAMBDA_DESCRIPTION = 'how far from uniform: near 0 the largest margin, large the mean'
-SCORE_DESCRIPTION = 'logits as they are, or over their mean size, or softplus of them over its mean'
+LAMBDA_DESCRIPTION = 'temperature: near 0 the largest margin counts, for large values their mean'
+SCORE_DESCRIPTION = (
+    'logits unchanged, divided by their mean magnitude, or softplus divided by its mean'
+)
 Lambda = Annotated[float, Option(LAMBDA_DESCRIPTION, MIN_LAMBDA, FINITE, traced=True)]
-Margin = Annotated[float, Option('by which the label shall lead', 0, FINITE, traced=True)]
+Margin = Annotated[
+    float, Option('margin required between the label and other words', 0, FINITE, traced=True)
+]
 Scores = Annotated[str, Option(SCORE_DESCRIPTION, choices=('plain', 'l1', 'softplus'))]
 
 
@@ -48,7 +52,7 @@ def aldr_kl(
     ldr_lambda: Lambda = 1.0,
     ldr_margin: Margin = 1.0,
     ldr_alpha: Annotated[
-        float, Option('how little lambda adapts to a token', 1e-3, FINITE, traced=True)
+        float, Option('larger: lambda adapts less to each token', 1e-3, FINITE, traced=True)
     ] = 1.0,
     ldr_scores: Scores = 'plain',
 ) -> dict[str, jax.Array]:

@@ -73,9 +73,17 @@ def spherical_z(
     label_M: jax.Array,
     vocab: int,
     *,
-    spherical_a: Annotated[float, Option('sharpness of the bound', 1e-3, 1e3, traced=True)] = 0.1,
+    spherical_a: Annotated[
+        float, Option('sharpness of the softplus', 1e-3, 1e3, traced=True)
+    ] = 0.1,
     spherical_b: Annotated[
-        float, Option('standard deviations that the label shall lead by', 0, FINITE, traced=True)
+        float,
+        Option(
+            'target lead of the label over the mean logit, in standard deviations',
+            0,
+            FINITE,
+            traced=True,
+        ),
     ] = 10.0,
 ) -> jax.Array:
     """Spherical Z-loss (arXiv:1604.08859): `objective = softplus(a (b - s)) / a`.
@@ -116,9 +124,15 @@ def adversarial_comp_sum(
     weights: jax.Array,
     *,
     tau: Tau = 1.0,
-    comp_sum_rho: Annotated[float, Option('what divides margins', 1e-3, 1e3, traced=True)] = 1.0,
-    adversarial_weight: Annotated[float, Option('weight nu gamma', 0, FINITE, traced=True)] = 0.01,
-    adversarial_steps: Annotated[int, Option('of ascent, towards the worst shift', 1, 1000)] = 10,
+    comp_sum_rho: Annotated[
+        float, Option('temperature that divides the margins', 1e-3, 1e3, traced=True)
+    ] = 1.0,
+    adversarial_weight: Annotated[
+        float, Option('weight nu gamma of the adversarial term', 0, FINITE, traced=True)
+    ] = 0.01,
+    adversarial_steps: Annotated[
+        int, Option('iterations of gradient ascent towards the worst shift', 1, 1000)
+    ] = 10,
 ) -> Sums:
     """Comp-sum loss with adversarial margins (arXiv:2304.07288): `objective = Phi_tau(S) + nu A`.
 

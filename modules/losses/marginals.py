@@ -151,7 +151,7 @@ def chain_conditionals(
     """
     length = tokens_BT.shape[1]
     if not 1 <= count <= length:
-        raise ValueError(f'a part of rows of {length} has 1 to {length} places; got {count=}')
+        raise ValueError(f'count must be between 1 and the length of a row, {length}; got {count}')
 
     def log_p(rank):
         logits_BTV = conditionals(hide_tokens(tokens_BT, ranks_BT < rank, mask))

@@ -146,8 +146,8 @@ def row_features(losses_GR: jax.Array, logits_GRV: jax.Array, labels_R: jax.Arra
     """
     if len(losses_GR) < 2:
         raise ValueError(
-            f'deviations over passes need two or more; got {len(losses_GR)}: run the model again '
-            'with other dropout masks'
+            f'standard deviations over passes need at least two passes; got {len(losses_GR)}. Run '
+            'the model again with other dropout masks.'
         )
     tops_GR = jnp.max(jax.nn.softmax(logits_GRV, -1), -1)
     agrees_R1 = _passes_agree(logits_GRV, labels_R)[:, None]
@@ -247,7 +247,8 @@ def trimmed_weights(losses_R: jax.Array, share: float) -> jax.Array:
     n_kept = round((1 - share) * len(losses_R))
     if not 0 < n_kept <= len(losses_R):
         raise ValueError(
-            f'share must leave a row of {len(losses_R)}; got {share}: take one from 0 to below 1'
+            f'share must keep at least one of {len(losses_R)} rows; got {share}. Choose a share of '
+            'at least 0 and below 1.'
         )
     losses_R = jax.lax.stop_gradient(losses_R)
     is_kept_R = losses_R <= jnp.sort(losses_R)[n_kept - 1]

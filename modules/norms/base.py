@@ -12,14 +12,17 @@ from modules.options import Option
 from modules.params import NORM, declare
 
 # Options that several norms share.
-Eps = Annotated[float, Option('added under the root', 0, 1)]
-HasScale = Annotated[bool, Option('whether there is a learned gain')]
-HasBias = Annotated[bool, Option('whether there is a learned bias')]
-Groups = Annotated[int | None, Option('of features, each with statistics of its own', 1)]
-EmaDecay = Annotated[float, Option('share of a running statistic that an update keeps', 0, 1)]
-Momentum = Annotated[float, Option('share by which an update moves a running statistic', 0, 1)]
+Eps = Annotated[float, Option('small number added inside the denominator', 0, 1)]
+HasScale = Annotated[bool, Option('whether to learn a gain')]
+HasBias = Annotated[bool, Option('whether to learn a bias')]
+Groups = Annotated[
+    int | None, Option('feature groups with separate statistics; None: 32, or fewer if narrow', 1)
+]
+EmaDecay = Annotated[float, Option('share of a running statistic kept at each update', 0, 1)]
+Momentum = Annotated[float, Option('weight of the new batch in a running statistic', 0, 1)]
 WarmupUpdates = Annotated[
-    int, Option('updates as a norm over the batch alone', 0, time_unit='updates')
+    int,
+    Option('first updates with statistics of the current batch only', 0, time_unit='updates'),
 ]
 
 
@@ -60,9 +63,9 @@ class Norm(nn.Module):
         """
         if cls.dropped_coordinates and recipe.model.d_model % 2 and part is recipe.norm:
             raise ValueError(
-                f'{part} keeps d_model - {cls.dropped_coordinates} coordinates of a stream whose '
-                f'width model.d_model must be even; got {recipe.model.d_model}. Nearest that '
-                f'works: {recipe.model.d_model + 1}.'
+                f'{part} uses d_model - {cls.dropped_coordinates} coordinates of the stream and '
+                f'needs an even model.d_model; got {recipe.model.d_model}. Nearest that works: '
+                f'{recipe.model.d_model + 1}.'
             )
         sizes = {name: size for name, size in part.options.items() if size is not None}
         for name in sizes.keys() & cls.divide_sequences:
@@ -74,8 +77,8 @@ class Norm(nn.Module):
                 check_divides(f'norm.{name}', sizes[name], axis_name, width)
             if sizes.get('groups') == width:
                 raise ValueError(
-                    f'norm.groups={width} leaves {part} groups of one feature each, which have no '
-                    'spread; give fewer'
+                    f'norm.groups={width} leaves one feature in each group of {part}, which has no '
+                    'variance. Choose fewer groups.'
                 )
 
     def vector(

@@ -121,7 +121,9 @@ class GhostBatchNorm(BatchNorm):
     of sequences in a microbatch. Source: algorithm 1.
     """
 
-    ghost_batches: Annotated[int, Option('parts of the batch, normalized alone', 1)] = 4
+    ghost_batches: Annotated[
+        int, Option('parts of the batch that are normalized separately', 1)
+    ] = 4
 
     divide_sequences = ('ghost_batches',)
     leaks = 'statistics over all tokens of its ghost batch'
@@ -160,7 +162,9 @@ class BatchChannelNorm(BatchStatisticsNorm):
     """
 
     groups: Groups = None
-    estimated: Annotated[bool, Option('whether training uses running averages too')] = False
+    estimated: Annotated[bool, Option('whether training also normalizes by running averages')] = (
+        False
+    )
 
     @nn.compact
     def __call__(self, x):

@@ -56,7 +56,9 @@ class L1Norm(LayerNorm):
     """
 
     eps: Eps = 1e-5
-    rescale: Annotated[bool, Option('whether a Gaussian input gets unit variance')] = False
+    rescale: Annotated[bool, Option('whether to scale to unit variance for Gaussian inputs')] = (
+        False
+    )
 
     def center_and_scale(self, x: jax.Array) -> jax.Array:
         x = at_least_float32(x)
@@ -83,9 +85,9 @@ class DyT(Norm):
     Source: equation 1, and its code.
     """
 
-    alpha: Annotated[float, Option('where the learned slope starts', -FINITE, FINITE)] = 0.5
+    alpha: Annotated[float, Option('initial value of the learned slope', -FINITE, FINITE)] = 0.5
     alpha_attention: Annotated[
-        float | None, Option('the same in front of attention', -FINITE, FINITE)
+        float | None, Option('initial slope before attention; None: alpha', -FINITE, FINITE)
     ] = None
     bias: HasBias = False
     site: str = 'mlp'

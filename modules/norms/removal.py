@@ -52,9 +52,7 @@ class _Removal(Norm):
     removal_start: Annotated[
         int, Option('updates before the first norm is removed', 1, time_unit='updates')
     ] = 20
-    removal_gap: Annotated[
-        int, Option('updates from one removal to the next', 0, time_unit='updates')
-    ] = 2
+    removal_gap: Annotated[int, Option('updates between removals', 0, time_unit='updates')] = 2
     order: jax.Array | int = 0
     valid: jax.Array | None = None
 

@@ -135,7 +135,9 @@ class SeeDNorm(RMSNormBase):
     `beta = 0`, is RMSNorm. Weight decay applies to `alpha` and `beta`, but not to `g`.
     """
 
-    heads: Annotated[int, Option('slices with an inner product each', 1)] = 1
+    heads: Annotated[
+        int, Option('slices of the features, each with a separate inner product', 1)
+    ] = 1
 
     divide_width = ('heads',)
 

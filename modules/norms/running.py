@@ -183,10 +183,10 @@ class UnifiedNorm(Norm):
     """
 
     eps: Eps = 1e-5
-    window: Annotated[int, Option('batches that the geometric mean is over', 1)] = 4
+    window: Annotated[int, Option('batches in the geometric mean', 1)] = 4
     warmup: WarmupUpdates = 4000
     ema_decay: EmaDecay = 0.9
-    filter_outliers: Annotated[bool, Option('whether outlying batches do not count')] = False
+    filter_outliers: Annotated[bool, Option('whether to ignore outlier batches')] = False
     valid: jax.Array | None = None
 
     leaks = BatchStatisticsNorm.leaks

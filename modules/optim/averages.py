@@ -52,7 +52,7 @@ def none() -> Average:
 
 @average_row()
 def ema(
-    *, average_decay: Annotated[float, below_1('share of the average that is kept')] = 0.999
+    *, average_decay: Annotated[float, below_1('share of the average kept at each step')] = 0.999
 ) -> Average:
     """Exponential moving average (arXiv:1412.6980): `x_t = ((1 - d) / (1 - d^t)) sum_(i=1)^t d^(t -
     i) w_i`.
@@ -118,15 +118,15 @@ def schedule_free_notes(recipe: Any, part: Any) -> Iterator[str]:
     schedule = recipe.schedule
     if schedule.row.decays:
         yield (
-            f'{part} takes the place of a decay: {schedule} decays all the same; published with '
-            'constant'
+            f'{part} replaces a learning-rate decay, but {schedule} decays as well. The published '
+            'method uses a constant learning rate.'
         )
     for optimizer in recipe.optimizers.values():
         for name in ('b1', 'momentum'):
             if value := optimizer.options.get(name):
                 yield (
-                    f'{part} takes the place of momentum, and {optimizer} has its own, '
-                    f'optim.{name}={value}; published with 0'
+                    f'{part} replaces momentum, but {optimizer} also has momentum, '
+                    f'optim.{name}={value}. The published method sets it to 0.'
                 )
 
 
@@ -134,13 +134,13 @@ def schedule_free_notes(recipe: Any, part: Any) -> Iterator[str]:
 def schedule_free(
     *,
     schedule_free_beta: Annotated[
-        float, below_1('share of the mean where gradients are taken', minimum=0.01)
+        float, below_1('weight of x in the point where gradients are computed', minimum=0.01)
     ] = 0.9,
     schedule_free_power: Annotated[
-        float, Option('power of the step in its weight in the mean', 0, 6, traced=True)
+        float, Option('exponent of the step number in its averaging weight', 0, 6, traced=True)
     ] = 0.0,
     schedule_free_lr_power: Annotated[
-        float, Option('power of the learning rate in that weight', 0, 6, traced=True)
+        float, Option('exponent of the learning rate in the averaging weight', 0, 6, traced=True)
     ] = 2.0,
 ) -> Average:
     """Schedule-Free (arXiv:2405.15682): gradients between the iterate and its average.

@@ -25,12 +25,12 @@ from_0 = functools.partial(Option, minimum=0, maximum=sys.float_info.max, traced
 above_0 = functools.partial(Option, minimum=ABOVE_0, maximum=sys.float_info.max, traced=True)
 steps_between = functools.partial(Option, minimum=1, time_unit='steps')
 
-B1 = Annotated[float, below_1('share of the first moment that is kept')]
-B2 = Annotated[float, below_1('share of the second moment that is kept')]
+B1 = Annotated[float, below_1('exponential decay rate of the first moment')]
+B2 = Annotated[float, below_1('exponential decay rate of the second moment')]
 Eps = Annotated[float, above_0('added to the denominator')]
-Momentum = Annotated[float, below_1('share of the sum of gradients that is kept')]
-Dampening = Annotated[float, up_to_1('share of each gradient that the sum is spared')]
-Nesterov = Annotated[bool, Option('whether the gradient is added to what it has just moved')]
+Momentum = Annotated[float, below_1('share of the momentum buffer kept at each step')]
+Dampening = Annotated[float, up_to_1('share of each gradient left out of the momentum buffer')]
+Nesterov = Annotated[bool, Option('whether to use Nesterov momentum')]
 
 FAMILIES = ('adam', 'sgd', 'spectral')  # how the size of an update follows from the gradient's
 
@@ -53,9 +53,9 @@ def check_needs(recipe: Any, part: Any) -> None:
     missing = sorted(set(ROLES) - {'hidden'} - set(part.row.roles))
     if part is recipe.others and missing:
         raise ValueError(
-            f'{part} is not for parameters of the roles {", ".join(missing)}, only '
-            f'{", ".join(part.row.roles)}. Give it to the hidden matrices, optim.name={part.name}, '
-            'and the others another, such as optim.others=adamw.'
+            f'{part} does not support parameters with the roles {", ".join(missing)}, only '
+            f'{", ".join(part.row.roles)}. Use it for hidden matrices, optim.name={part.name}, '
+            'with another optimizer for the rest, such as optim.others=adamw.'
         )
     needs = part.row.needs
     if needs.convex_loss and not recipe.loss.row.convex:
@@ -66,14 +66,14 @@ def check_needs(recipe: Any, part: Any) -> None:
         )
     if needs.evaluates_loss and recipe.decay.row.in_gradient and recipe.optim.weight_decay:
         raise ValueError(
-            f'{recipe.decay} adds weight decay to the gradient, and {part} measures the loss '
-            'itself, without it. Choose optim.decay_rule=decoupled.'
+            f'{part} evaluates the loss itself, but {recipe.decay} adds weight decay only to the '
+            'gradient. Choose optim.decay_rule=decoupled.'
         )
     shrinks = recipe.optim.embedding_gradient_shrink is not None
     if needs.evaluates_loss and part is recipe.others and shrinks:
         raise ValueError(
-            f'optim.embedding_gradient_shrink makes a gradient smaller, and {part} measures the '
-            'loss itself, which stays as it is. Leave one of them out.'
+            f'{part} evaluates the loss itself, but optim.embedding_gradient_shrink changes only '
+            'the gradient. Leave one of them out.'
         )
 
 
@@ -296,10 +296,13 @@ def partition_by_role(
     by_path = named_leaves(specs)
     present = {spec.role for spec in by_path.values()}
     if unused := sorted(set(roles) - present):
-        raise ValueError(f'an optimizer is given for {unused}, and no parameter has that role')
+        raise ValueError(f'an optimizer is given for the roles {unused}, but no parameter has them')
     uncovered = [path for path, spec in by_path.items() if spec.role not in roles]
     if uncovered and default is None:
-        raise ValueError(f'no optimizer covers {", ".join(uncovered)}; name its role, or others')
+        raise ValueError(
+            f'no optimizer covers {", ".join(uncovered)}; pass an optimizer for their roles, or a '
+            'default'
+        )
     # Labels are keys of the state, and so of paths in checkpoints.
     labels = jax.tree.map(lambda spec: spec.role if spec.role in roles else 'others', specs)
     if trained is not None:
@@ -372,7 +375,7 @@ def jvp_along(
         return jax.jvp(function, (params,), (direction,))
     except (NotImplementedError, TypeError) as error:
         raise ValueError(
-            f'the {name} cannot be differentiated in forward mode, which is asked for; choose '
+            f'the {name} cannot be differentiated in forward mode; choose '
             f'kernels.attention={supported}. JAX says: {error}'
         ) from error
 
@@ -424,8 +427,8 @@ def state_specs(opt_state: Any, shapes: Any, specs: Any) -> Any:
         owner = next((ending for ending in endings if ending in specs), None)
         if owner is None or leaf.shape != shapes[owner].shape:
             raise ValueError(
-                f'the optimizer state {name} of shape {leaf.shape} is like no parameter; let init '
-                'return it in a box: Described(value, ParamSpec(role, axes))'
+                f'the optimizer state {name} of shape {leaf.shape} does not match any parameter; '
+                'let init return it in a box: ParamBox(value, ParamSpec(role, axes))'
             )
         return specs[owner]
 

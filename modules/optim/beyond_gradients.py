@@ -39,12 +39,10 @@ def sophia(
     b1: B1 = 0.96,
     b2: B2 = 0.99,
     sophia_gamma: Annotated[
-        float, from_0('factor of the curvature; the larger, the fewer are clipped')
+        float, from_0('factor of the curvature; larger values clip fewer coordinates')
     ] = 0.01,
-    sophia_eps: Annotated[float, above_0('least denominator')] = 1e-12,
-    sophia_every: Annotated[
-        int, steps_between('steps from one look at the curvature to the next')
-    ] = 10,
+    sophia_eps: Annotated[float, above_0('smallest denominator')] = 1e-12,
+    sophia_every: Annotated[int, steps_between('steps between estimates of the curvature')] = 10,
 ) -> optax.GradientTransformationExtraArgs:
     """Sophia-H (arXiv:2305.14342): `u = clip(m / max(gamma h, epsilon), -1, 1)`.
 
@@ -69,7 +67,7 @@ def sophia(
     def update(updates, state, params=None, *, value_fn=None, **_):
         if params is None or value_fn is None:
             raise ValueError(
-                'sophia looks at the curvature of the loss; give `update` the parameters and '
+                'sophia needs the curvature of the loss: pass `update` the parameters and '
                 'value_fn(params), the loss of the batch'
             )
         count, h = state.count + 1, state.of['curvature']
@@ -120,10 +118,12 @@ class GaussNewtonState(NamedTuple):
 def gauss_newton(
     specs: Any,
     *,
-    gauss_newton_gamma: Annotated[float, above_0('gamma at the start')] = 1.0,
-    gauss_newton_tries: Annotated[int, Option('solutions tried at most in an update', 1)] = 8,
+    gauss_newton_gamma: Annotated[float, above_0('initial gamma')] = 1.0,
+    gauss_newton_tries: Annotated[
+        int, Option('maximum number of solutions tried per update', 1)
+    ] = 8,
     gauss_newton_products: Annotated[
-        int, Option('products with the matrix at most in a solution', 1)
+        int, Option('maximum number of matrix products per solution', 1)
     ] = 50,
 ) -> optax.GradientTransformationExtraArgs:
     """Damped Gauss-Newton (arXiv:2506.13710): `u = (J^T H J + (|g| / gamma) I)^-1 g`.
@@ -151,7 +151,7 @@ def gauss_newton(
     def update(updates, state, params=None, **extra):
         if missing := sorted({'value', 'grad', 'value_fn', 'rows', 'logits_fn'} - extra.keys()):
             raise ValueError(
-                f'gauss_newton looks at the loss and the logits; give `update` {", ".join(missing)}'
+                f'gauss_newton needs the loss and the logits: pass `update` {", ".join(missing)}'
             )
         gradient = mask_like(extra['grad'], params)
         grad_norm = optax.tree.norm(gradient)
@@ -219,10 +219,13 @@ def sven(
     specs: Any,
     *,
     sven_kappa: Annotated[
-        float, Option('residuals are losses to the power of half of it', 0.01, 100, traced=True)
+        float,
+        Option('kappa: a residual is the loss to the power kappa / 2', 0.01, 100, traced=True),
     ] = 2.0,
-    sven_rtol: Annotated[float, up_to_1('least singular value kept, over the largest')] = 1e-3,
-    sven_k: Annotated[int, Option('singular values kept at most; 0: all', 0)] = 0,
+    sven_rtol: Annotated[
+        float, up_to_1('smallest singular value kept, relative to the largest')
+    ] = 1e-3,
+    sven_k: Annotated[int, Option('maximum number of singular values kept; 0: all', 0)] = 0,
     sven_group: Annotated[int, Option('sequences that share a residual', 1)] = 1,
 ) -> optax.GradientTransformationExtraArgs:
     """Sven (arXiv:2604.01279), the least change of the parameters that takes residuals to 0:
@@ -251,8 +254,8 @@ def sven(
     def update(updates, state, params=None, *, rows=None, share_fn=None, **_):
         if params is None or share_fn is None:
             raise ValueError(
-                'sven looks at the loss of each sequence; give `update` the parameters, rows [n, '
-                'b, ...], and share_fn(params, some of the rows), what they add to the loss'
+                'sven needs the loss of each sequence: pass `update` the parameters, rows [n, b, '
+                '...], and share_fn(params, rows), their share of the loss'
             )
         values_B, jacobian = sequence_jacobian(share_fn, params, rows)
         values_G, jacobian = average_groups((values_B, jacobian), sven_group)
@@ -334,12 +337,12 @@ def cge(
     specs: Any,
     *,
     cge_step: Annotated[
-        float, Option('by which a coordinate is moved to see the loss', 1e-7, 1, traced=True)
+        float, Option('size of the finite-difference step', 1e-7, 1, traced=True)
     ] = 5e-3,
     cge_coordinates: Annotated[
-        int, Option('coordinates looked at in an update, drawn at random; 0: all', 0)
+        int, Option('coordinates estimated per update, drawn at random; 0: all', 0)
     ] = 0,
-    cge_at_a_time: Annotated[int, Option('coordinates looked at side by side', 1)] = 16,
+    cge_at_a_time: Annotated[int, Option('coordinates estimated in parallel', 1)] = 16,
 ) -> optax.GradientTransformationExtraArgs:
     """Coordinate-wise gradient estimate (arXiv:2310.02025): `u_i = (L(w + mu e_i) - L(w)) / mu`.
 
@@ -358,7 +361,7 @@ def cge(
     def update(updates, state, params=None, *, value_fn=None, **_):
         if params is None or value_fn is None:
             raise ValueError(
-                'cge looks at the loss beside the parameters; give `update` these and '
+                'cge needs losses of changed parameters: pass `update` the parameters and '
                 'value_fn(params), the loss of the batch'
             )
         key = jax.random.fold_in(jax.random.key(0), state.count)

@@ -92,7 +92,7 @@ def scale(
     b2: B2 = 0.999,
     eps: Eps = 1e-8,
     scale_vector_factor: Annotated[
-        float, above_0('how many times the learning rate of matrices vectors have')
+        float, above_0('learning rate of vectors, relative to matrices')
     ] = 20.0,
 ) -> optax.GradientTransformation:
     """SCALE (arXiv:2506.16659): each column of a matrix is divided by its root mean square.

@@ -32,12 +32,15 @@ from modules.optim.matrices import rotate, rotate_back
 from modules.options import Option
 from modules.params import ParamSpec, as_matrices, from_matrices
 
-Rank = Annotated[int, Option('of the projected gradient; the shorter side of a matrix at most', 1)]
-ProjectionEvery = Annotated[int, steps_between('steps that a projection is kept for')]
-GrowthLimit = Annotated[
-    float, above_0('times the norm before it that the norm of an update may have', maximum=math.inf)
+Rank = Annotated[
+    int, Option('rank of the projected gradient; at most the shorter side of a matrix', 1)
 ]
-GaloreScale = Annotated[float, from_0('factor of the update within the subspace')]
+ProjectionEvery = Annotated[int, steps_between('steps between new projections')]
+GrowthLimit = Annotated[
+    float,
+    above_0('largest growth of the norm of an update from one step to the next', maximum=math.inf),
+]
+GaloreScale = Annotated[float, from_0('factor of the update in the subspace')]
 
 EPS = 1e-8  # added to norms in denominators, as in the code of Fira and APOLLO
 # Axes of [..., r, N] that share a factor of APOLLO: those of an index of the longer side, or all.
@@ -140,10 +143,11 @@ def apollo(
     apollo_factors: Annotated[
         str,
         Option(
-            'one for each channel of the longer side, or one a tensor', choices=tuple(FACTOR_AXES)
+            'one factor per channel of the longer side, or one per tensor',
+            choices=tuple(FACTOR_AXES),
         ),
     ] = 'channel',
-    apollo_scale: Annotated[float, from_0('whose root multiplies the update')] = 1.0,
+    apollo_scale: Annotated[float, from_0('the update is multiplied by its square root')] = 1.0,
     growth_limit: GrowthLimit = 1.01,
 ) -> optax.GradientTransformation:
     """APOLLO (arXiv:2412.05270): `u = sqrt(c) f G with f = |Adam(R)| / |R|, R = P^T G`.

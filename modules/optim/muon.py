@@ -23,7 +23,7 @@ COEFFICIENTS = 3.4445, -4.7750, 2.0315  # of x, x^3 and x^5, as in the author's 
 ADAMW_RMS = 0.2  # of AdamW's updates, arXiv:2502.16982, section 2.2
 NORM_EPS = 1e-7  # added to the norm inside of AuON's cosh
 
-MuonSteps = Annotated[int, Option('Newton-Schulz iterations', 1, 100)]
+MuonSteps = Annotated[int, Option('number of Newton-Schulz iterations', 1, 100)]
 
 
 def newton_schulz(matrices: jax.Array, steps: int, eps: Any) -> jax.Array:
@@ -113,7 +113,7 @@ def muon(
     muon_scale: Annotated[
         str,
         Option(
-            'factor: sqrt(max(1, fan_out / fan_in)), 0.2 sqrt(max(fan_in, fan_out)) or 1',
+            'factor: sqrt(max(1, fan_out / fan_in)), 0.2 sqrt(max(fan_in, fan_out)), or 1',
             choices=('original', 'rms', 'none'),
         ),
     ] = 'original',
@@ -190,7 +190,7 @@ def muon_spectral(
     return per_parameter(specs, init, update)
 
 
-Gamma = Annotated[float, Option('length of each matrix inside of cosh', 0, 10, traced=True)]
+Gamma = Annotated[float, Option('norm of a matrix inside cosh', 0, 10, traced=True)]
 
 
 def cosh_rms(matrices: jax.Array, gamma: Any) -> tuple[jax.Array, jax.Array]:
@@ -217,7 +217,7 @@ def auon(
     auon_form: Annotated[
         str,
         Option(
-            'code: as large as the gradients; paper: of length 1, times the factor of muon',
+            "code: as large as the gradients; paper: norm 1 times muon's factor",
             choices=('code', 'paper'),
         ),
     ] = 'code',

@@ -51,10 +51,16 @@ def aro(
     *,
     momentum: Momentum = 0.95,
     aro_map: Annotated[
-        str, Option('what is done to the rotated momentum', choices=('sink', 'row', 'sign'))
+        str,
+        Option(
+            'map of the rotated momentum: Sinkhorn, row normalization, or sign',
+            choices=('sink', 'row', 'sign'),
+        ),
     ] = 'sink',
-    aro_steps: Annotated[int, Option('rounds of the map sink', 1, 100)] = 5,
-    aro_scale: Annotated[float, from_0('root mean square of the direction')] = 0.2,
+    aro_steps: Annotated[int, Option('number of Sinkhorn iterations', 1, 100)] = 5,
+    aro_scale: Annotated[
+        float, from_0('root mean square of an update before the learning rate')
+    ] = 0.2,
 ) -> optax.GradientTransformation:
     """ARO, rotated momentum (arXiv:2602.09006): `u = c R f(R^T m) with R = QR(m f(R_old^T m)^T)`.
 
@@ -135,8 +141,10 @@ def conda(
     b1: B1 = 0.9,
     b2: B2 = 0.99,
     eps: Eps = 1e-8,
-    conda_every: Annotated[int, steps_between('steps from one decomposition to the next')] = 2000,
-    conda_scale: Annotated[float, from_0('factor of the direction')] = 0.25,
+    conda_every: Annotated[
+        int, steps_between('steps between singular value decompositions')
+    ] = 2000,
+    conda_scale: Annotated[float, from_0('factor of the update')] = 0.25,
 ) -> optax.GradientTransformation:
     """Conda (arXiv:2509.24218): Adam in the singular vectors of the momentum.
 
@@ -187,13 +195,12 @@ def shampoo(
     b1: B1 = 0.9,
     b2: B2 = 0.999,
     eps: Eps = 1e-8,
-    shampoo_every: Annotated[int, steps_between('steps from one pair of roots to the next')] = 1,
+    shampoo_every: Annotated[int, steps_between('steps between updates of the matrix roots')] = 1,
     shampoo_eps: Annotated[
-        float, Option('share of the largest eigenvalue added to all', ABOVE_0, 1, traced=True)
+        float,
+        Option('added to all eigenvalues, as a share of the largest', ABOVE_0, 1, traced=True),
     ] = 1e-6,
-    shampoo_graft: Annotated[
-        bool, Option("whether each matrix is given the norm of Adam's direction")
-    ] = True,
+    shampoo_graft: Annotated[bool, Option("whether to give each update the norm of Adam's")] = True,
 ) -> optax.GradientTransformation:
     """Shampoo (arXiv:1802.09568): `u = L^(-1/4) m R^(-1/4)`, scaled to the norm of Adam's
     direction.
@@ -281,12 +288,11 @@ def soap(
     b1: B1 = 0.95,
     b2: B2 = 0.95,
     eps: Eps = 1e-8,
-    soap_every: Annotated[
-        int, steps_between('steps from one refresh of the bases to the next')
-    ] = 10,
-    soap_max_dim: Annotated[int, Option('largest side that is rotated', 0)] = 10000,
+    soap_every: Annotated[int, steps_between('steps between updates of the bases')] = 10,
+    soap_max_dim: Annotated[int, Option('longest side that is rotated', 0)] = 10000,
     soap_sides: Annotated[
-        str, Option('which sides of a matrix are rotated', choices=('both', 'smaller'))
+        str,
+        Option('rotate both sides of a matrix, or only the smaller', choices=('both', 'smaller')),
     ] = 'both',
 ) -> optax.GradientTransformation:
     """SOAP (arXiv:2409.11321): Adam in the eigenvectors of Shampoo's two matrices.

@@ -22,8 +22,10 @@ from modules.options import Option
 Warmup = Annotated[
     int, Option('steps of linear warm-up', 0, math.inf, time_unit='steps', traced=True)
 ]
-Cycles = Annotated[int, Option('decays of equal length, each from the peak', 1, traced=True)]
-End = Annotated[float, up_to_1('of the peak, at the last step')]
+Cycles = Annotated[
+    int, Option('number of equal cycles, each decaying from the peak', 1, traced=True)
+]
+End = Annotated[float, up_to_1('learning rate at the last step, as a share of the peak')]
 
 # decays: whether the rate falls before the end. lasts: see `modules.facts.longest`.
 schedule_row = row_decorator(decays=True, lasts=longest_horizon, check=accept_any)
@@ -53,8 +55,8 @@ def check_cycles(recipe: Any, part: Any) -> None:
     cycles, steps = part.options['cycles'], recipe.train.steps - part.options['warmup_steps']
     if 2 * cycles > max(steps, 2):
         raise ValueError(
-            f'optim.cycles must leave each cycle two steps or more; got {cycles} for the {steps} '
-            f'steps after the warm-up. The most that works: {max(steps // 2, 1)}.'
+            f'optim.cycles must leave at least two steps per cycle; got {cycles} cycles for the '
+            f'{steps} steps after the warm-up. Largest that works: {max(steps // 2, 1)}.'
         )
 
 
@@ -84,9 +86,9 @@ def check_final_lr(recipe: Any, part: Any) -> None:
     """Raises ValueError for an end of 0, which no factor reaches."""
     if part.options['final_lr_fraction'] == 0:
         raise ValueError(
-            f'{part} multiplies the learning rate by one factor each step and never gets to 0: '
-            'optim.final_lr_fraction must be above 0; got 0. Leave it out, give another such as '
-            '0.01, or choose optim.schedule=linear, which gets there.'
+            f'{part} multiplies the learning rate by a constant factor per step and never reaches '
+            '0, so optim.final_lr_fraction must be above 0; got 0. Leave it out, set it to a '
+            'value such as 0.01, or choose optim.schedule=linear, which reaches 0.'
         )
 
 
@@ -111,7 +113,7 @@ def inverse_sqrt(
     warmup_steps: Warmup = 0,
     inverse_sqrt_steps: Annotated[
         int,
-        Option('first steps without decay', 1, math.inf, time_unit='steps', traced=True),
+        Option('steps before the decay begins', 1, math.inf, time_unit='steps', traced=True),
     ] = 10_000,
 ) -> jax.Array:
     """Inverse square root, as in T5 (arXiv:1910.10683): `f = sqrt(k / max(t, k))`.
@@ -144,7 +146,7 @@ def power(
     *,
     warmup_steps: Warmup = 0,
     final_lr_fraction: End = 0.0,
-    decay_power: Annotated[float, Option('k of (1 - p)^k', 1e-3, 1e3, traced=True)] = 0.9,
+    decay_power: Annotated[float, Option('k in (1 - p)^k', 1e-3, 1e3, traced=True)] = 0.9,
 ) -> jax.Array:
     """Polynomial decay, "poly" (arXiv:1606.00915): `f = r + (1 - r) (1 - p)^k`.
 
@@ -177,9 +179,9 @@ def warmup_stable_decay(
     *,
     warmup_steps: Warmup = 0,
     final_lr_fraction: End = 0.0,
-    decay_fraction: Annotated[float, up_to_1('of the steps, the last ones')] = 0.2,
+    decay_fraction: Annotated[float, up_to_1('share of the run that decays, at its end')] = 0.2,
     decay_shape: Annotated[
-        str, Option('1 - p, or 1 - sqrt(p)', choices=tuple(DECAY_SHAPES))
+        str, Option('decay by 1 - p, or by 1 - sqrt(p)', choices=tuple(DECAY_SHAPES))
     ] = 'linear',
 ) -> jax.Array:
     """WSD, warm-up, stable, decay (arXiv:2404.06395): the peak, then a decay in the last part of

@@ -37,11 +37,9 @@ from modules.params import (
 MIN_SCALE = 1e-3  # Adafactor multiplies an update by at least this
 SGDP_EPS = 1e-8  # of the norms in the projection; SGDP has no other denominator
 
-DELTA_DESCRIPTION = (
-    'cosine of gradient and weight, times the root of their size, below which is projected'
-)
+DELTA_DESCRIPTION = 'project if |cos(gradient, weight)| is below this / sqrt(entries)'
 Delta = Annotated[float, above_0(DELTA_DESCRIPTION)]
-DecayRatio = Annotated[float, up_to_1('share of the weight decay where it is projected')]
+DecayRatio = Annotated[float, up_to_1('share of weight decay kept for projected weights')]
 
 
 @optimizer_row('sgd', error_probability=True)
@@ -62,7 +60,7 @@ def normalized_gd(specs: Any) -> optax.GradientTransformationExtraArgs:
         if means is None or 'error_probability' not in means:
             raise ValueError(
                 'normalized_gd divides by means["error_probability"], the mean probability of '
-                'words that are not meant; give `update` the means of the batch'
+                'wrong tokens: pass `update` the means of the batch'
             )
         q = means['error_probability']
         factor = divide_or_zero(1, q)
@@ -95,15 +93,15 @@ def adafactor(
     specs: Any,
     *,
     adafactor_decay: Annotated[
-        float, Option('x: t^-x is the share of the squares of step t', ABOVE_0, 1, traced=True)
+        float, Option('x: step t enters the running mean with weight t^-x', ABOVE_0, 1, traced=True)
     ] = 0.8,
     adafactor_eps: Annotated[float, above_0('added to the squared gradient')] = 1e-30,
-    adafactor_clip: Annotated[float, above_0('root mean square of an update, at most')] = 1.0,
+    adafactor_clip: Annotated[float, above_0('largest root mean square of an update')] = 1.0,
     adafactor_min_size: Annotated[
-        int, Option('the smaller side of the smallest matrix that is factored', 1)
+        int, Option('factor a matrix if its shorter side is at least this', 1)
     ] = 128,
     adafactor_absolute: Annotated[
-        bool, Option("whether an update is not multiplied by its weight's root mean square")
+        bool, Option("whether to skip scaling by the weight's root mean square")
     ] = False,
 ) -> optax.GradientTransformation:
     """Adafactor, with factored second moments (arXiv:1804.04235): `u = g / sqrt(v)`.
@@ -172,8 +170,8 @@ def check_decay_ratio(recipe: Any, part: Any) -> None:
     is_penalty = recipe.decay.row.in_gradient and recipe.optim.weight_decay
     if is_penalty and part.options['adamp_decay_ratio'] != 1.0:
         raise ValueError(
-            f'{recipe.decay} adds weight decay to the gradient, so that {part} cannot take less of '
-            'it off. Choose optim.decay_rule=decoupled, or optim.adamp_decay_ratio=1.0.'
+            f'{recipe.decay} adds weight decay to the gradient, so {part} cannot reduce it. Choose '
+            'optim.decay_rule=decoupled, or optim.adamp_decay_ratio=1.0.'
         )
 
 

@@ -43,8 +43,8 @@ def check_order(names: Sequence[str]) -> None:
         if REPARAMS[name].maps_after_update:
             valid_order = '+'.join([*(row for row in names if row != name), name])
             raise ValueError(
-                f'model.reparam={"+".join(names)}: {name} maps what is stored after each update, '
-                f'so that it must be the last of several; write {valid_order}'
+                f'model.reparam={"+".join(names)}: {name} changes the stored weights after each '
+                f'update, so it must come last. Write {valid_order}.'
             )
 
 

@@ -22,14 +22,16 @@ def check_last(recipe: Any, part: Any) -> None:
     if last.row is not part.row:
         names = [row.name for row in recipe.reparam if row.row is not part.row]
         raise ValueError(
-            f'model.reparam={recipe.model.reparam}: lora must be the last, as what stands behind '
-            f'it would map its factors, one of which is 0; write {"+".join([*names, "lora"])}'
+            f'model.reparam={recipe.model.reparam}: lora must come last, because a '
+            'reparametrisation after it would map its factors, one of which is 0. Write '
+            f'{"+".join([*names, "lora"])}.'
         )
     for row in near:
         if row.row.maps_after_update:
             raise ValueError(
-                f'model.reparam={recipe.model.reparam}: {row.name} maps what is stored after each '
-                'update, and knows nothing of the factors of lora. Leave one of them out.'
+                f'model.reparam={recipe.model.reparam}: {row.name} changes the stored weights '
+                'after each update and does not support the factors of lora. Leave one of them '
+                'out.'
             )
 
 
@@ -39,9 +41,9 @@ def lora(
     shapes: Any,
     *,
     roles: Roles = 'hidden',
-    rank: Annotated[int, Option('r, the columns of a and rows of b', 1)] = 8,
-    alpha: Annotated[float, Option('over the rank the factor of a b', 0, 1e6)] = 8.0,
-    rslora: Annotated[bool, Option('divide alpha by sqrt(rank) instead')] = False,
+    rank: Annotated[int, Option('rank r of the factors a and b', 1)] = 8,
+    alpha: Annotated[float, Option('the factor of a b is alpha / rank', 0, 1e6)] = 8.0,
+    rslora: Annotated[bool, Option('whether to divide alpha by sqrt(rank) instead')] = False,
 ) -> Reparam:
     """LoRA, a low-rank correction of every matrix (arXiv:2106.09685): `W_used = W + s a b`.
 

@@ -56,7 +56,7 @@ def weight_norm(
     norm_gradient: Annotated[
         str,
         Option(
-            'through ||V||: full, constant (none), or published: constant with lora, as in DoRA',
+            'gradient through ||V||; published: constant with lora (DoRA), else full',
             choices=('published', 'full', 'constant'),
         ),
     ] = 'published',
@@ -103,8 +103,8 @@ def weight_standardization(specs: Any, shapes: Any, *, roles: Roles = 'hidden') 
     for path, spec in named_leaves(specs).items():
         if spec.role in mapped_roles and n_rows(spec, named_leaves(shapes)[path]) < 2:
             raise ValueError(
-                f'model.reparam=weight_standardization needs matrices of two rows or more, and '
-                f'{path} has one: a column of one number has no spread. Make the model wider.'
+                'model.reparam=weight_standardization needs matrices with at least two rows, but '
+                f'{path} has one, so its columns have no variance. Make the model wider.'
             )
 
     def columns(spec, weight, rows):
@@ -150,9 +150,9 @@ def weight_compander(
     *,
     roles: Roles = 'hidden',
     compander_width: Annotated[
-        float, Option('a, in root mean squares of the matrix at the start', 1e-3, 1e6)
+        float, Option('a, in units of the root mean square of the initial matrix', 1e-3, 1e6)
     ] = 4.0,
-    compander_slope: Annotated[float, Option('a / b, the slope at 0', 1e-3, 1e3)] = 2.0,
+    compander_slope: Annotated[float, Option('slope at 0, a / b', 1e-3, 1e3)] = 2.0,
 ) -> Reparam:
     """Weight compander (arXiv:2306.16993): `W_used = a arctan(V / b)`.
 

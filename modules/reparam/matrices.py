@@ -14,7 +14,7 @@ from modules.reparam.base import Reparam, keep_after_update, reparam_row
 MATRIX_ROLES = tuple(role for role in ROLES if role != 'vector')
 
 # The option of every row that maps matrices.
-Roles = Annotated[str, Option(f'which matrices: {", ".join(MATRIX_ROLES)}, joined by +')]
+Roles = Annotated[str, Option(f'matrices to map: {", ".join(MATRIX_ROLES)}; several joined by +')]
 
 
 def parse_roles(text: str) -> tuple[str, ...]:
@@ -27,11 +27,11 @@ def parse_roles(text: str) -> tuple[str, ...]:
         if role not in MATRIX_ROLES:
             what = 'has no matrices' if role == 'vector' else 'is no role'
             raise ValueError(
-                f'reparam.roles={text!r}: {role!r} {what}; give one or several of '
+                f'reparam.roles={text!r}: {role!r} {what}. Choose one or more of '
                 f'{", ".join(MATRIX_ROLES)}, joined by +.{suggest_nearest(role, MATRIX_ROLES)}'
             )
     if len(set(roles)) < len(roles):
-        raise ValueError(f'reparam.roles={text!r} names a role twice; give each once')
+        raise ValueError(f'reparam.roles={text!r} names a role twice. Name each role once.')
     return roles
 
 
@@ -42,15 +42,15 @@ def check_roles(recipe: Any, part: Any) -> None:
     for name in sorted(zeros):
         if ('hidden' if name == 'query' else name) in roles:
             raise ValueError(
-                f'{part} divides by the norms of the initial matrices, and {name} starts at 0 '
+                f'{part} divides by the norms of the initial matrices, but {name} starts at 0 '
                 f'(scaling.zero_init={recipe.config.scaling.zero_init}, {recipe.scaling}). Leave '
-                'one of them out, or its role out of reparam.roles.'
+                'one of them out, or remove this role from reparam.roles.'
             )
     scale, min_scale = recipe.config.scaling.init_scale, part.row.least_init_scale
     if scale < min_scale:
         raise ValueError(
-            f'{part} divides by the norms of the initial matrices, so that scaling.init_scale '
-            f'must be at least {min_scale}; got {scale}'
+            f'{part} divides by the norms of the initial matrices, so scaling.init_scale must be '
+            f'at least {min_scale}; got {scale}'
         )
 
 
@@ -95,11 +95,11 @@ def map_matrices(
 
     for role in mapped_roles:
         if not any(spec.role == role and is_mapped(spec) for spec in leaves):
-            hint = ' (model.tie_embeddings reads out with the embedding)'
+            hint = ' (with model.tie_embeddings=True the embedding is the readout)'
             raise ValueError(
-                f'reparam.roles={roles}: no parameter has the role {role!r}'
-                f'{hint if role == "readout" else ""}, so this reparametrisation would do nothing '
-                'there; leave it out'
+                f'reparam.roles={roles}: no parameter has the role '
+                f'{role!r}{hint if role == "readout" else ""}, so it would have no effect. Leave '
+                'this role out.'
             )
 
     def map_pairs(map_one, *trees):

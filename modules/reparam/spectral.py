@@ -47,7 +47,7 @@ def sigma(
     *,
     roles: Roles = 'hidden',
     gamma_start: Annotated[
-        str, Option('start of gamma: the sigma of each matrix, or 1', choices=('one', 'sigma'))
+        str, Option('initial gamma: 1, or the sigma of each matrix', choices=('one', 'sigma'))
     ] = 'sigma',
 ) -> Reparam:
     """sigmaReparam (arXiv:2303.06296): `W_used = gamma W / sigma(W)`.
@@ -98,9 +98,7 @@ def spectral_cap(
     shapes: Any,
     *,
     roles: Roles = 'hidden',
-    spectral_bound: Annotated[
-        float, Option('largest singular value that a matrix may have', 1e-6, 1e6)
-    ] = 1.0,
+    spectral_bound: Annotated[float, Option('largest singular value of a matrix', 1e-6, 1e6)] = 1.0,
 ) -> Reparam:
     """A bound on singular values (arXiv:1804.04368): `W_used = W min(1, c / sigma(W))`.
 

@@ -90,7 +90,8 @@ def timescale(
     decay: DecayInputs,
     *,
     decay_timescale: Annotated[
-        float, Option('that weights are averages over, in runs', 1e-6, sys.float_info.max)
+        float,
+        Option('averaging time of the weights, as a multiple of the run', 1e-6, sys.float_info.max),
     ] = 1.0,
 ) -> jax.Array:
     """Weights as averages of the updates of a fixed time (arXiv:2405.13698): `s = f / (tau T)`.

@@ -267,13 +267,13 @@ def check_block_scaling(recipe: Any, part: Any) -> None:
     """Raises ValueError if a norm would undo factors of blocks, or blocks are shared."""
     if recipe.placement.row.norms_updates:
         raise ValueError(
-            f'{part} multiplies what blocks add to the stream, and {recipe.placement} normalizes '
-            'it afterwards. Choose another placement, such as pre.'
+            f'{part} scales the outputs of blocks, but {recipe.placement} normalizes them '
+            'afterwards, which undoes the scaling. Choose another placement, such as pre.'
         )
     if any(reparam.row.shares_blocks for reparam in recipe.reparam):
         raise ValueError(
-            f'{part} has rates for each block, and model.reparam={recipe.model.reparam} has one '
-            'matrix for all. Leave one of them out.'
+            f'{part} has a learning rate for each block, but model.reparam={recipe.model.reparam} '
+            'shares one matrix between all blocks. Leave one of them out.'
         )
 
 
@@ -283,9 +283,9 @@ def check_eps_scaling(recipe: Any, part: Any) -> None:
     for optimizer in recipe.optimizers.values():
         if optimizer.row.needs.evaluates_loss:
             raise ValueError(
-                f'{part} scales epsilons, and {optimizer} compares gradients with what it measures '
-                'of the loss itself. Choose another optimizer, or another parametrisation, such as '
-                'mup.'
+                f'{part} scales epsilons, which does not work with {optimizer}, because it '
+                'evaluates the loss itself. Choose another optimizer, or another parametrisation, '
+                'such as mup.'
             )
 
 
@@ -295,8 +295,8 @@ def check_unit_init(recipe: Any, part: Any) -> None:
     matrix = ParamSpec('hidden', ('layer', 'embed', 'mlp'), ('embed',))
     if recipe.init.row(matrix, (1, 1, 1), 1) != 1:
         raise ValueError(
-            f'{part} draws weights with deviation 1 and scales them where they are used, and '
-            f'{recipe.init} has its own deviation. Leave scaling.init=fan_in.'
+            f'{part} draws weights with standard deviation 1 and scales them when they are used, '
+            f'but {recipe.init} has its own standard deviation. Leave scaling.init=fan_in.'
         )
 
 
@@ -325,7 +325,7 @@ def complete_p(
     family: str,
     *,
     depth_alpha: Annotated[
-        float, Option('a: blocks add l^-a of what they compute, at l times the depth', 0.5, 1)
+        float, Option('a: at l times the depth, each block is scaled by l^-a', 0.5, 1)
     ] = 1.0,
 ) -> Factors:
     """CompleteP (arXiv:2505.01618): `mup` in width, with blocks that fall with depth,

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from eval.console.listings import (
+    MIN_WIDTH,
     WIDTH,
     find_sources,
     first_sentence,
@@ -20,6 +21,7 @@ from modules.options import Option, OptionDeclaration, coerce_type
 
 ROWS = [(field, row) for field in CHOICES for row in part_rows(field)]
 LONGEST_LINE = 100
+FINAL_NORM = FIELDS['model.final_norm'].description
 # Common knowledge, and implementations without an idea to cite.
 WITHOUT_SOURCE = {
     ('data.objective', 'causal'),
@@ -68,25 +70,25 @@ def block(text, name):
 
 def test_listing_has_options_defaults_and_bounds():
     text = format_listing('model.norm')
-    assert text.startswith('model.norm=NAME or NAME:OPTION=VALUE,...\n')
-    lines = [' '.join(line.split()) for line in block(text, 'powernorm')]
+    assert text.startswith('model.norm=NAME or NAME:OPTION=VALUE,...: norm in the blocks\n')
+    lines = block(text, 'powernorm')
     assert lines[0] == 'powernorm (arXiv:2003.07845, code)'
-    assert 'norm.eps=1e-05 float, 0 to 1 added under the root' in lines
-    groups = 'norm.groups=1 int or None, 1 to any of features, each with statistics of its own'
-    assert groups in lines
-    assert [line.split()[0] for line in lines[2:]] == [
-        'norm.eps=1e-05',
-        'norm.groups=1',
-        'norm.warmup=10000',
-        'norm.ema_decay=0.9',
+    options = ' '.join(' '.join(lines[1:]).split())
+    eps = FIELDS['norm.eps'].description
+    assert f'norm.eps=1e-05 {eps} [float, 0 to 1] norm.groups=1 ' in options
+    assert '[int or None, at least 1] norm.warmup=10000 ' in options
+    assert [word.split('=')[0] for word in options.split() if word.startswith('norm.')] == [
+        'norm.eps',
+        'norm.groups',
+        'norm.warmup',
+        'norm.ema_decay',
     ]
     assert block(text, 'none') == ['none', '  The identity']
 
 
 def test_layer_options_weight_auxiliary_losses():
-    (line,) = [line for line in block(format_listing('model.mlp'), 'moe') if 'balance' in line]
-    assert line.split()[:6] == ['loss.balance_loss=0.01', 'float,', '0', 'to', 'any', 'finite,']
-    assert 'traced' in line
+    words = ' '.join(' '.join(block(format_listing('model.mlp'), 'moe')).split())
+    assert '[float, at least 0 and finite, traced]' in words.split('loss.balance_loss=0.01')[1]
 
 
 def test_paper_follows_the_name_once():
@@ -105,15 +107,34 @@ def test_listing_has_all_fields():
     for field, row in ROWS:
         lines = [line for line in text.splitlines() if line.split()[:1] == [row.name]]
         assert any(row.summary.startswith(line.split(None, 1)[1]) for line in lines), (field, row)
-    assert 'model.final_norm=NAME or NAME:OPTION=VALUE,... or auto: the names of model.norm' in text
-    assert 'model.reparam=NAME or NAME+NAME or auto\n' in text
-    assert '--choices=model.norm' in text.splitlines()[-1]
+    words = ' '.join(text.split())
+    assert f'model.final_norm=NAME or NAME:OPTION=VALUE,... or auto: {FINAL_NORM}' in words
+    assert '(the names of model.norm)' in words.split(FINAL_NORM)[1][:30]
+    assert 'model.reparam=NAME or NAME+NAME or auto: ' in words
+    assert '--choices=model.norm lists' in ' '.join(text.splitlines()[-2:])
 
 
+@pytest.mark.parametrize('width', [MIN_WIDTH, WIDTH])
 @pytest.mark.parametrize('field', [None, *CHOICES])
-def test_lines_fit_a_terminal(field):
-    assert max(map(len, format_listing(field).splitlines())) <= WIDTH
-    assert format_listing(field).endswith('\n') and not format_listing(field).endswith('\n\n')
+def test_lines_fit_a_terminal(field, width):
+    text = format_listing(field, width)
+    assert max(map(len, text.splitlines())) <= width
+    assert text.endswith('\n') and not text.endswith('\n\n')
+
+
+def test_card_wraps_prose_and_keeps_equations():
+    equation = 'l = l0 (1 - KL(softmax(s / l0) | uniform) / (alpha log V)), without a gradient'
+    lines = format_listing('loss.name=aldr_kl', WIDTH).splitlines()
+    assert f'{" " * 6}{equation}' in lines
+    narrow = format_listing('loss.name=aldr_kl', 80).splitlines()
+    assert f'{" " * 6}{equation[:60]}' in {line[:66] for line in narrow}
+    prose = [line for line in narrow if line.startswith('  The ')]
+    assert prose and all(len(line) > 60 for line in prose)
+
+
+def test_every_field_is_described():
+    for path, field in FIELDS.items():
+        assert 0 < len(field.description) <= 90, path
 
 
 def test_unknown_field_error_names_the_nearest():
@@ -127,10 +148,12 @@ def test_unknown_field_error_names_the_nearest():
     [
         (Option(), ''),
         (Option('', 0, 1), '0 to 1'),
-        (Option('', 1), '1 to any'),
-        (Option('', maximum=5), 'any to 5'),
-        (Option('', 0, 1.7976931348623157e308), '0 to any finite'),
-        (Option('', -1.7976931348623157e308, 1.7976931348623157e308), 'any finite'),
+        (Option('', 1), 'at least 1'),
+        (Option('', maximum=5), 'at most 5'),
+        (Option('', 0, 1.7976931348623157e308), 'at least 0 and finite'),
+        (Option('', 1e-37, 1), 'above 0 and at most 1'),
+        (Option('', 0, 1 - 1e-7), 'at least 0 and below 1'),
+        (Option('', -1.7976931348623157e308, 1.7976931348623157e308), 'finite'),
         (Option(choices=('a', 'b')), 'a|b'),
     ],
 )
@@ -140,7 +163,7 @@ def test_bounds_are_formatted(option, expected):
 
 def test_option_type_is_named():
     several = OptionDeclaration((int, type(None)), Option('', 1, math.inf, traced=True), None)
-    assert option_type(several) == 'int or None, 1 to any, traced'
+    assert option_type(several) == 'int or None, at least 1, traced'
     assert option_type(OptionDeclaration((bool,), Option(), False)) == 'bool'
 
 
@@ -150,6 +173,8 @@ def test_card_has_first_sentence_and_sources():
     assert find_sources(text) == 'arXiv:1111.11111, arXiv:2222.22222'
     assert find_sources('arXiv:2222.22222 and the code\nbeside it') == 'arXiv:2222.22222, code'
     assert find_sources('no source code') == ''
+    text = 'Rates / m (arXiv:2309.14322, app. E.2). More.'
+    assert first_sentence(text) == 'Rates / m (arXiv:2309.14322, app. E.2)'
 
 
 def test_option_choices_match_their_tables():

@@ -77,7 +77,7 @@ def test_unpaired_items_are_reported_or_refused(runs):
 def test_incomparable_runs_are_refused(runs, tmp_path):
     with pytest.raises(ValueError, match=r'ngram has no score of single items.*perplexity'):
         compare_runs(runs, 'base', 'low', suite='ngram')
-    with pytest.raises(ValueError, match='nothing holds no checkpoint'):
+    with pytest.raises(ValueError, match='nothing has no checkpoint'):
         compare_runs(runs, 'base', 'nothing')
     (tmp_path / 'sweep').mkdir()
     (runs / 'low').rename(tmp_path / 'sweep' / 'cell')

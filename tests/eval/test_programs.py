@@ -124,7 +124,7 @@ def test_sampling_stop_strings_and_converse(workdir, monkeypatch, capsys):
         for text, prompt in zip(completions, ('3: abc', '2'), strict=True)
     )
     assert error == (
-        'error: a prompt has 1 to 16 tokens, with the one that begins it; got 46. Leave out its '
+        'error: a prompt must have 1 to 16 tokens, including the start token; got 46. Cut its '
         'beginning.\n'
     )
 
@@ -132,7 +132,7 @@ def test_sampling_stop_strings_and_converse(workdir, monkeypatch, capsys):
 @pytest.mark.parametrize('place', ['', 'checkpoints/7', 'tokenizer'])
 def test_errors_missing_checkpoint(place, workdir, tmp_path):
     root = workdir if place else tmp_path
-    with pytest.raises(ValueError, match='holds no checkpoint'):
+    with pytest.raises(ValueError, match='has no checkpoint'):
         load(root / place)
 
 
@@ -188,7 +188,7 @@ def test_generate_program_prints_the_text(workdir):
     [
         ('--top_p=0', 'error: top_p must be above 0 and at most 1'),
         ('--stop=', 'error: --stop= is empty'),
-        ('--prompt=' + 'long ' * 9, 'error: a prompt has 1 to 16 tokens'),
+        ('--prompt=' + 'long ' * 9, 'error: a prompt must have 1 to 16 tokens'),
     ],
 )
 def test_generate_program_errors_are_one_line(flag, message, workdir):

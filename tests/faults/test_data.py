@@ -127,7 +127,7 @@ def test_feed_refuses_tokens_beyond_vocabulary(cfg, expected_data, tmp_path):
     (copied / prepared.CONTENTS).unlink()  # as earlier versions left it
     rows = open_dataset(dataclasses.replace(cfg, cache_dir=str(tmp_path)), say=discard_line).train
     feed = Feed(rows, batch_size=4, prefetch=1)
-    says = r'train of .*, cannot be read .*holds token \d+, and data\.tokenizer has 258 .*delete'
+    says = r'train of .*, cannot be read .*has token \d+, but data\.tokenizer has only 258 .*delete'
     with pytest.raises(OSError, match=says):
         feed.take([Cursor(0, 0, 9)])
     feed.close()

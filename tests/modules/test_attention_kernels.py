@@ -269,7 +269,7 @@ def test_unsupported_scores_are_rejected(name, fields):
         check_scores(name, Scores(**fields))
         return
     field = sorted(fields.keys() - ATTENTION_KERNELS[name].supports)[0]
-    words = rf'kernels.attention={name} does not serve .*{field}={fields[field]}.*: blocked, ref'
+    words = rf'kernels.attention={name} does not support .*{field}={fields[field]}.*: blocked, ref'
     with pytest.raises(ValueError, match=words):
         check_scores(name, Scores(**fields))
     with pytest.raises(ValueError, match=words):
@@ -279,7 +279,7 @@ def test_unsupported_scores_are_rejected(name, fields):
 def test_arrays_must_match_fields():
     """A bias that `scores` does not declare would be dropped silently, and the reverse."""
     q, k, v, _ = draw(4)
-    with pytest.raises(ValueError, match='slopes_N came all the same'):
+    with pytest.raises(ValueError, match='slopes_N is not expected'):
         attend('blocked', q, k, v, PLAIN, slopes_N=jnp.zeros(2))
     with pytest.raises(ValueError, match='sinks_N is missing'):
         attend('reference', q, k, v, Scores(sinks=True))

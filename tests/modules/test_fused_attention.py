@@ -231,7 +231,7 @@ def test_device_queries_balance_keys(parts):
     ('name', 'words'),
     [
         ('splash', r'a multiple of 512; got 768\. Nearest that works: 1024'),
-        ('cudnn', r'attention=cudnn must have whole; choose one of blocked, reference, splash'),
+        ('cudnn', r'attention=cudnn needs whole rows. Choose .*=blocked.reference.splash'),
     ],
 )
 def test_unsupported_row_sharding_is_rejected(name, words, monkeypatch):
@@ -248,16 +248,19 @@ def test_unsupported_row_sharding_is_rejected(name, words, monkeypatch):
 @pytest.mark.parametrize(
     ('changes', 'words'),
     [
-        ({'kernels.attention': 'cudnn', 'model.dtype': 'float32'}, r'model.dtype=float32 \(but bf'),
+        (
+            {'kernels.attention': 'cudnn', 'model.dtype': 'float32'},
+            r'model.dtype=float32 \(only bf',
+        ),
         ({'kernels.implementation': 'cudnn', 'attention.softcap': 30.0}, r'cudnn .*softcap=30.0'),
-        ({'kernels.attention': 'cudnn', 'attention.sinks': 'learned'}, r'sinks=True; .*splash'),
+        ({'kernels.attention': 'cudnn', 'attention.sinks': 'learned'}, r'sinks=True. .*splash'),
         (
             {'kernels.attention': 'cudnn', 'model.d_model': 8},
-            r'width 4 \(but 8 to 256 in steps of 8\)',
+            r'width 4 \(only 8 to 256 in steps of 8\)',
         ),
         ({'kernels.attention': 'cudnn', 'model.d_model': 528}, r'heads of width 264'),
         ({'kernels.attention': 'splash', 'model.d_model': 528}, r'of width 264 .*: blocked, ref'),
-        ({'kernels.attention': 'splash', 'model.attention': 'l2'}, r'key_bias=True; .*reference'),
+        ({'kernels.attention': 'splash', 'model.attention': 'l2'}, r'key_bias=True. .*reference'),
         (
             {'data.seq_len': 1024, 'kernels.attention': 'splash', 'kernels.splash_block_q': 192},
             r'splash_block_q must .* 128 that divides data.seq_len, 1024; got 192. .* 128, 256, 5',
@@ -295,11 +298,11 @@ def test_splash_rejects_unsupported_scores(field):
     config.
     """
     with pytest.raises(
-        ValueError, match=f'splash does not serve {field}=True; .*do: blocked, reference$'
+        ValueError, match=f'splash does not support {field}=True. .*do: blocked, reference.$'
     ):
         check_scores('splash', Scores(**{field: True}))
     q = jax.ShapeDtypeStruct((1, 2, 128, 8), 'float64')
-    with pytest.raises(ValueError, match=r'splash does not serve model.dtype=float64 \(but bf'):
+    with pytest.raises(ValueError, match=r'splash does not support model.dtype=float64 \(only bf'):
         attend('splash', q, q, q, PLAIN)
 
 
@@ -308,9 +311,7 @@ def test_fused_kernel_rejects_other_platforms(name, platform):
     """Chosen directly or by the implementation: an error on other platforms."""
     assert kernels_for(platform, name) == kernels_for(platform, attention=name)
     for chosen in ({'implementation': name}, {'attention': name}):
-        words = (
-            f'kernels.attention={name} runs on {platform} alone, .* cpu; choose auto, or blocked'
-        )
+        words = f'kernels.attention={name} runs only on {platform}, .* cpu. Choose auto, or blocked'
         with pytest.raises(ValueError, match=words):
             kernels_for('cpu', **chosen)
     assert kernels_for('cpu', name, attention='reference').kernel_name('attention') == 'reference'
@@ -318,12 +319,12 @@ def test_fused_kernel_rejects_other_platforms(name, platform):
 
 BFLOAT16 = {'model.dtype': 'bfloat16', 'model.d_model': 32}
 REASONS = {
-    ('cudnn', 'model.dtype=float32 (but'): {'model.dtype': 'float32'},
-    ('cudnn', 'heads of width 4 (but'): {'model.d_model': 8},
+    ('cudnn', 'model.dtype=float32 (only'): {'model.dtype': 'float32'},
+    ('cudnn', 'heads of width 4 (only'): {'model.d_model': 8},
     ('splash', 'slopes=True'): {'model.position': 'alibi'},
     ('splash', 'prefix=True'): {'data.objective': 'prefix'},
-    ('splash', 'no derivative in forward mode of the logits, which'): {'optim.ghost_radius': 1.0},
-    ('cudnn', 'must have rows whole; mesh.context is 2'): {'mesh.context': 2},
+    ('splash', 'no forward-mode derivative of the logits, which'): {'optim.ghost_radius': 1.0},
+    ('cudnn', 'needs whole rows; got mesh.context=2'): {'mesh.context': 2},
     ('splash', 'must be a multiple of 512; got 8'): {'mesh.context': 2},
 }
 
@@ -376,9 +377,7 @@ def test_loading_replaces_unavailable_kernels():
         'matmul': 'direct'
     }
     assert replaced.implementation is None
-    assert len(messages) == 1 and re.match(
-        'kernels.attention=splash runs on tpu alone', messages[0]
-    )
+    assert len(messages) == 1 and re.match('kernels.attention=splash runs only on tpu', messages[0])
     assert replace_kernels('tpu', config, messages.append) is config
     assert len(messages) == 1
 

@@ -58,7 +58,7 @@ def test_implementations_cover_all_operations():
     ],
 )
 def test_unavailable_kernel_is_rejected(operation, name, platforms):
-    message = f'kernels.{operation}={name} runs on {platforms} alone, and these'
+    message = f'kernels.{operation}={name} runs only on {platforms}, but these'
     with pytest.raises(ValueError, match=message):
         kernels_for('cpu', **{operation: name})
     assert {direct, einsum, narrow_first, WTACRS} == set(MATMUL_KERNELS.values())

@@ -129,9 +129,7 @@ def test_kernels_keep_type_and_sum_in_float32():
 def test_state_with_segments_is_rejected():
     *inputs, _, state = draw(LENGTH)
     for kernel in LINEAR_ATTENTION_KERNELS.values():
-        with pytest.raises(
-            ValueError, match='a state is of one document, and segments tell several'
-        ):
+        with pytest.raises(ValueError, match='a state belongs to a single document'):
             kernel(*inputs, EPS, jnp.ones((2, LENGTH), jnp.int32), state)
 
 

@@ -145,7 +145,7 @@ def test_chain_matches_marginal(count):
 @pytest.mark.parametrize('count', [0, LENGTH + 1])
 def test_impossible_count_is_rejected(count):
     ranks = random_ranks(jax.random.key(1), len(ROWS), LENGTH)
-    with pytest.raises(ValueError, match=rf'1 to 5 places; got count={count}'):
+    with pytest.raises(ValueError, match=rf'between 1 and the length of a row, 5; got {count}'):
         chain_conditionals(conditionals, jnp.array(ROWS), ranks, count, MASK)
 
 

@@ -361,5 +361,5 @@ class TestRandomFeatures:
         assert np.ptp(up) > 0.5 * up.max() and np.ptp(down) < 1e-4 * down.max()
 
     def test_gate_is_rejected(self):
-        with pytest.raises(ValueError, match='has a gate beside it'):
+        with pytest.raises(ValueError, match='needs a second one for its gate'):
             checked_config({'model.mlp': 'random_features', 'model.activation': 'swiglu'})

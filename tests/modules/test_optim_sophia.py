@@ -122,7 +122,7 @@ def test_random_numbers_differ_by_parameter_and_update():
 
 def test_missing_loss_is_refused():
     tx = sophia(SPECS)
-    with pytest.raises(ValueError, match=r'give `update` the parameters and value_fn\(params\)'):
+    with pytest.raises(ValueError, match=r'pass `update` the parameters and value_fn\(params\)'):
         tx.update(START, tx.init(START), START)
 
 

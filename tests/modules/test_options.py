@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import sys
 from collections.abc import Callable
 from typing import Annotated
 
@@ -115,10 +116,25 @@ def test_out_of_bounds_value_is_refused(value):
         RATE.check('norm.rate', value)
 
 
+@pytest.mark.parametrize(
+    ('option', 'value', 'bounds'),
+    [
+        (Option('', 1), 0, 'at least 1'),
+        (Option('', 1), 2**31, 'between 1 and 2147483647'),
+        (Option('', 1e-37, sys.float_info.max), 0.0, 'above 0 and finite'),
+        (Option('', 0, 1 - 1e-7), 1.0, 'at least 0 and below 1'),
+        (Option('', -sys.float_info.max, sys.float_info.max), math.inf, 'finite'),
+    ],
+)
+def test_error_names_the_bounds(option, value, bounds):
+    with pytest.raises(ValueError, match=f'^x must be {bounds}; got {value}$'):
+        option.check('x', value)
+
+
 def test_open_bounds_include_infinity_but_not_nan():
     Option().check('x', math.inf)
     Option('', 0).check('x', math.inf)
-    with pytest.raises(ValueError, match='x must be between'):
+    with pytest.raises(ValueError, match='x must be a number; got nan'):
         Option().check('x', math.nan)
 
 
@@ -171,9 +187,9 @@ def test_section_fields_default_to_none():
     ],
 )
 def test_option_name_has_one_meaning(part):
-    with pytest.raises(TypeError, match=r"'rate' of other means another thing than that of part"):
+    with pytest.raises(TypeError, match=r"'rate' of other has another meaning than that of part"):
         make_section(Own, {'part': Part, 'other': part})
-    with pytest.raises(TypeError, match=r"'rate' of other means another thing than that of part"):
+    with pytest.raises(TypeError, match=r"'rate' of other has another meaning than that of part"):
         make_section(Own, {'part': Part}, {'other': part})
 
 
@@ -184,7 +200,7 @@ def test_optional_annotation_is_the_same_option():
 
 def test_option_cannot_shadow_section_field():
     section = dataclasses.make_dataclass('Own', [('rate', Rate)], frozen=True, kw_only=True)
-    with pytest.raises(TypeError, match=r"'rate' of part means another thing than that of Own"):
+    with pytest.raises(TypeError, match=r"'rate' of part has another meaning than that of Own"):
         make_section(section, {'part': Part})
 
 
@@ -269,12 +285,12 @@ def test_inline_options_are_coerced():
     [
         (Part, {'rat': 1.0}, r"norm=p:rat: p has no such option, only rate, mode.* mean 'rate'\?"),
         (Part, {'width': 1}, 'p has no such option, only rate, mode'),
-        (None, {'rate': 1.0}, 'p has no such option, only none'),
+        (None, {'rate': 1.0}, 'p has no options'),
         (Part, {'rate': 'fast'}, 'norm=p:rate must be float; got'),
         (Part, {'rate': None}, 'norm=p:rate must be float; got None'),
         (Part, {'rate': 2.0}, 'norm=p:rate must be between 0 and 1; got 2.0'),
         (Part, {'mode': 'up'}, 'norm=p:mode must be one of left, right'),
-        (Child, {'groups': 0}, 'norm=p:groups must be between 1 and 2147483647; got 0'),
+        (Child, {'groups': 0}, 'norm=p:groups must be at least 1; got 0'),
     ],
 )
 def test_invalid_inline_options_are_refused(part, options, message):

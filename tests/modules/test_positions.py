@@ -257,7 +257,7 @@ def test_default_rope_options_add_no_operations():
         (12, 0.25, r'3 features.*Nearest that works: 0.3333333333333333 \(4 features\)'),
         (7, 1.0, r'7 features.*Nearest that works: 0.8571428571428571 \(6 features\)'),
         (64, 0.01, r'0.64 features.*works: 0.03125 \(2 features\)'),
-        (1, 1.0, 'rope turns pairs of features, and a head has 1'),
+        (1, 1.0, 'rope rotates pairs of features, so a head needs at least 2; got 1'),
     ],
 )
 def test_odd_rope_features_are_rejected(head_dim, fraction, message):

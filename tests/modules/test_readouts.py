@@ -120,10 +120,10 @@ def test_step_changes_all_but_frozen_rows():
     'changes, words',
     [
         ({'model.tie_embeddings': True}, 'choose model.readout=cosines'),
-        ({'scaling.zero_init': 'readout'}, 'the readout starts at 0'),
+        ({'scaling.zero_init': 'readout'}, 'but these start at 0'),
         (
             {'model.reparam': 'sigma', 'reparam.roles': 'hidden+readout'},
-            r'model.reparam=sigma maps it, as reparam.roles=hidden\+readout',
+            r'model.reparam=sigma maps the readout \(reparam.roles=hidden\+readout',
         ),
     ],
 )

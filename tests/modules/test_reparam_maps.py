@@ -52,7 +52,7 @@ def test_initial_standardization_only_removes_the_mean():
 def test_one_row_has_no_spread():
     specs = {'up': SPECS['up']}
     shapes = {'up': jax.ShapeDtypeStruct((3, 1, 7), jnp.float32)}
-    with pytest.raises(ValueError, match='matrices of two rows or more, and up has one'):
+    with pytest.raises(ValueError, match='matrices with at least two rows, but up has one'):
         REPARAMS['weight_standardization'](specs, shapes)
 
 
@@ -117,6 +117,6 @@ def test_projection_comes_last():
     after, _ = reparam.after_update(doubled, state)
     np.testing.assert_allclose(after['up']['matrix'], sample()['up'], rtol=1e-6)
     np.testing.assert_allclose(after['up']['gain'], 2 * stored['up']['gain'])
-    message = r'must be the last of several; write sigma\+normalize_and_project$'
+    message = r'must come last. Write sigma\+normalize_and_project.$'
     with pytest.raises(ValueError, match=message):
         reparametrise(['normalize_and_project', 'sigma'], SPECS, param_shapes(sample()), {})

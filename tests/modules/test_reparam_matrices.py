@@ -48,7 +48,7 @@ def test_rows_are_the_summed_axes_in_any_position():
 
 
 def test_as_matrices_rejects_vectors():
-    with pytest.raises(ValueError, match='is no matrix: nothing is summed over'):
+    with pytest.raises(ValueError, match='is not a matrix: the forward pass sums'):
         as_matrices(SPECS['scale'], np.ones((3, 6)))
 
 
@@ -77,11 +77,11 @@ def test_map_covers_its_roles_only(name, roles):
 @pytest.mark.parametrize(
     ('roles', 'message'),
     [
-        ('vector', "'vector' has no matrices; give one or several of embedding, hidden, readout"),
-        ('hiden', "'hiden' is no role; .* Did you mean 'hidden'"),
+        ('vector', "'vector' has no matrices. Choose one or more of embedding, hidden, readout"),
+        ('hiden', "'hiden' is no role. .* Did you mean 'hidden'"),
         ('hidden+', "'' is no role"),
-        ('hidden+readout+hidden', 'names a role twice; give each once'),
-        ('hidden+readout', r"no parameter has the role 'readout' \(model.tie_embeddings reads out"),
+        ('hidden+readout+hidden', 'names a role twice. Name each'),
+        ('hidden+readout', r"no parameter has the role 'readout' \(with model.tie_embeddings=True"),
     ],
 )
 def test_invalid_roles_are_refused(name, roles, message):

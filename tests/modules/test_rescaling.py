@@ -186,7 +186,7 @@ def test_normal_divergence_and_overlap():
 
 
 def test_single_pass_is_refused():
-    with pytest.raises(ValueError, match='need two or more; got 1: run the model again'):
+    with pytest.raises(ValueError, match=r'need at least two passes; got 1\. Run the model'):
         row_features(jnp.ones((1, 2)), jnp.ones((1, 2, 3)), jnp.array([0, 0]))
 
 
@@ -195,5 +195,5 @@ def test_trimmed_weights_leave_out_the_largest_losses():
     weights = trimmed_weights(losses, 0.3)
     np.testing.assert_allclose(weights, np.where(np.array(losses) < 7, 10 / 7, 0), rtol=1e-6)
     for share in (1.0, -0.2):
-        with pytest.raises(ValueError, match=f'must leave a row of 10; got {share}'):
+        with pytest.raises(ValueError, match=f'must keep at least one of 10 rows; got {share}'):
             trimmed_weights(losses, share)

@@ -301,7 +301,7 @@ def test_softmax_is_sharded(batch):
             "form must be one of online, two_pass; got 'rows'",
         ),
         (lambda x: softmax(x, jnp.ones((3, 8), bool)), r'mask must broadcast to \(4, 8\)'),
-        (lambda x: softmax(x, jnp.ones(8)), 'a mask is boolean.*got float32'),
+        (lambda x: softmax(x, jnp.ones(8)), 'a mask must be boolean.*got float32'),
         (lambda x: softmax(x, sink=jnp.ones(8)), r'sink must broadcast to \(1?,? ?4,?\)'),
     ],
 )

@@ -51,12 +51,16 @@ def test_valid_trainings_pass(chips, changes):
     [
         (V6E_16, {'model_norm': 'rmsnrm'}, "Did you mean 'rmsnorm'?"),
         (V6E_16, {'model_n_heads': 3}, 'model.n_heads must divide model.d_model'),
-        (V6E_16, {'mesh_fsdp': 3}, 'mesh.fsdp=3 is of 3 devices, and there are 16'),
-        (V6E_16, {'mesh_fsdp': 32}, 'mesh.fsdp must be between 1 and the 16 devices there are'),
-        (V6E_16, {'mesh_data': 1, 'mesh_fsdp': 8}, '8 would be idle'),
+        (V6E_16, {'mesh_fsdp': 3}, 'mesh.fsdp=3 needs 3 devices'),
+        (V6E_16, {'mesh_fsdp': 32}, 'mesh.fsdp must be between 1 and 16, the number of devices'),
+        (V6E_16, {'mesh_data': 1, 'mesh_fsdp': 8}, 'leaves 8 idle'),
         (V6E_16, {'data_batch_size': 8}, 'data.batch_size must be a multiple of'),
-        (Chips('v6e-16', slices=4), {'mesh_data': 2, 'mesh_fsdp': 32}, 'multiple of the 4 slices'),
-        (Chips(devices=16), {'mesh_fsdp': 3}, 'mesh.fsdp=3 is of 3 devices, and there are 16'),
+        (
+            Chips('v6e-16', slices=4),
+            {'mesh_data': 2, 'mesh_fsdp': 32},
+            'multiple of the number of slices, 4',
+        ),
+        (Chips(devices=16), {'mesh_fsdp': 3}, 'mesh.fsdp=3 needs 3 devices'),
         (
             V6E_16,
             {'sweep': {'mesh.fsdp': (1, 32)}},
@@ -115,7 +119,7 @@ def test_devices_and_slices_are_counted(chips, devices, slices):
     [
         ('--config.model.nrm=rmsnorm', "no field model.nrm. Did you mean 'model.norm'?"),
         ('--workdri=/shared/run', '--workdri is no flag here. Did you mean --workdir=/shared/run?'),
-        ('--config.mesh.fsdp=3', 'mesh.fsdp=3 is of 3 devices, and there are 16'),
+        ('--config.mesh.fsdp=3', 'mesh.fsdp=3 needs 3 devices'),
     ],
 )
 def test_invalid_launch_runs_no_cloud_command(flag, message, with_training_check, fake, capsys):

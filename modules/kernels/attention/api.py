@@ -114,11 +114,12 @@ def check_scores(
         f'{field}={value}' for field, value in needed.items() if field not in kernel.supports
     ]
     if kernel.dtypes is not None and not kernel.accepts(dtype, None):
-        unsupported.append(f'model.dtype={dtype} (but {", ".join(kernel.dtypes)})')
+        unsupported.append(f'model.dtype={dtype} (only {", ".join(kernel.dtypes)})')
     if kernel.head_dims is not None and not kernel.accepts(None, head_dim):
         widths = kernel.head_dims
         unsupported.append(
-            f'heads of width {head_dim} (but {widths[0]} to {widths[-1]} in steps of {widths.step})'
+            f'heads of width {head_dim} (only {widths[0]} to {widths[-1]} in steps of '
+            f'{widths.step})'
         )
     if unsupported:
         alternatives = [
@@ -127,8 +128,8 @@ def check_scores(
             if row.supports >= needed.keys() and row.accepts(dtype, head_dim)
         ]
         raise ValueError(
-            f'kernels.attention={name} does not serve {", ".join(unsupported)}; those that do: '
-            f'{", ".join(alternatives)}'
+            f'kernels.attention={name} does not support {", ".join(unsupported)}. These kernels '
+            f'do: {", ".join(alternatives)}.'
         )
 
 
@@ -145,9 +146,9 @@ def check_documents(name: str, segments: np.ndarray) -> None:
     n_documents = 1 + int(np.count_nonzero(np.diff(segments), axis=-1).max())
     if n_documents > (limit := kernel.max_documents(length)):
         raise ValueError(
-            f'kernels.attention={name} takes {limit} documents, padding among them, in a row of '
-            f'{length:,} tokens, and one here has {n_documents}; choose '
-            'kernels.attention=blocked, or data.mask_documents=False'
+            f'kernels.attention={name} supports at most {limit} documents in a row of {length:,} '
+            f'tokens, counting padding as one; this row has {n_documents}. Choose '
+            'kernels.attention=blocked, or data.mask_documents=False.'
         )
 
 

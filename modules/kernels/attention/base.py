@@ -28,7 +28,9 @@ class Scores:
 
     def __post_init__(self):
         if self.window is not None and self.window < 1:
-            raise ValueError(f'a window holds the token itself, so at least 1; got {self.window}')
+            raise ValueError(
+                f'a window includes the token itself, so it must be at least 1; got {self.window}'
+            )
 
     def compute_scale(self, head_dim: int) -> float:
         """Returns the factor of q k.
@@ -54,7 +56,7 @@ class Scores:
         for argument, array in arrays.items():
             is_expected = getattr(self, argument.rpartition('_')[0])
             if is_expected != (array is not None):
-                problem = 'is missing' if is_expected else 'came all the same'
+                problem = 'is missing' if is_expected else 'is not expected'
                 raise ValueError(f'{argument} {problem} with {self}')
         return {argument: array for argument, array in arrays.items() if array is not None}
 

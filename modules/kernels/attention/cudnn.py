@@ -81,7 +81,7 @@ def check_cudnn() -> None:
         fused.check_cudnn_version()
     except RuntimeError as error:
         raise ValueError(
-            f'kernels.attention=cudnn needs cuDNN: {error} It comes with uv sync --extra cuda'
+            f'kernels.attention=cudnn needs cuDNN: {error} Install it with uv sync --extra cuda.'
         ) from error
     missing = set(OFFSET_PARAMETERS) - set(
         inspect.signature(fused.dot_product_attention).parameters
@@ -89,8 +89,8 @@ def check_cudnn() -> None:
     if missing:
         raise ValueError(
             f'kernels.attention=cudnn needs jax 0.11 or 0.12: in jax {jax.__version__} its '
-            f'function has no {", ".join(sorted(missing))}; install one of them, or choose '
-            'kernels.attention=blocked'
+            f'function has no {", ".join(sorted(missing))}. Install one of these versions, or '
+            'choose kernels.attention=blocked.'
         )
 
 
@@ -148,9 +148,9 @@ def _attend_documents(q_BTNH, k_BSKH, v_BSKH, scale, window, segments_BT) -> jax
     elements = q_BTNH.size // (count_axis_shards('B') * count_axis_shards('N'))
     if elements >= 2**31:
         raise ValueError(
-            f'kernels.attention=cudnn counts places of documents with 32 bits: 2,147,483,647 '
-            f'numbers of queries a device are the most; got {elements:,}; take more '
-            'train.microbatches or devices'
+            'kernels.attention=cudnn indexes documents with 32 bits, so the queries of a device '
+            f'may have at most 2,147,483,647 elements; got {elements:,}. Use more '
+            'train.microbatches, or more devices.'
         )
     if jax.__version_info__ < (0, 12):  # its key offsets are wrong by a factor of N / K
         k_BSKH, v_BSKH = (

@@ -54,13 +54,14 @@ def splash(
     segments_BT: jax.Array | None = None,
     sinks_N: jax.Array | None = None,
     splash_block_q: Annotated[
-        int | None, Option('queries that are computed at a time; None: by the length', LANES)
+        int | None, Option('queries per block; None: chosen by row length', LANES)
     ] = None,
     splash_block_kv: Annotated[
-        int | None, Option('keys that are read at a time; None: by the length', LANES)
+        int | None, Option('keys loaded per block; None: chosen by row length', LANES)
     ] = None,
     splash_block_kv_compute: Annotated[
-        int | None, Option('keys of them that are multiplied at a time; None: by the block', LANES)
+        int | None,
+        Option('keys multiplied at once within a block; None: chosen by block size', LANES),
     ] = None,
 ) -> jax.Array:
     """Attention by JAX's splash kernel for TPUs, if a block size divides T.
@@ -159,7 +160,7 @@ def check_blocks(recipe: Any, part: Any) -> None:
     piece, row_name = length, 'data.seq_len'
     if parts > 1:
         piece = length // (2 * parts)
-        row_name = f'half of what mesh.context={parts} leaves of a row'
+        row_name = f'half of the part of a row that each of mesh.context={parts} devices holds'
     window, head_bytes = recipe.attention.options.get('window'), recipe.head_dim
     head_bytes *= jnp.dtype(recipe.model.dtype).itemsize
     default = largest_block(length, parts, window, head_bytes)  # the smallest, where layers differ
@@ -174,9 +175,9 @@ def check_blocks(recipe: Any, part: Any) -> None:
         if size and (size % LANES or total % size):
             valid_sizes = [n for n in range(LANES, total + 1, LANES) if total % n == 0]
             raise ValueError(
-                f'kernels.{name} must be a multiple of {LANES} that divides {total_name}, '
-                f'{total}; got {size}. Choose one of '
-                f'{", ".join(map(str, valid_sizes)) or "no size"}, or leave it out.'
+                f'kernels.{name} must be a multiple of {LANES} that divides {total_name}, {total}; '
+                f'got {size}. Choose one of {", ".join(map(str, valid_sizes)) or "no size"}, or '
+                'leave it out.'
             )
 
 
@@ -187,7 +188,7 @@ def check_context_axis(length: int, parts: int) -> None:
         nearest = max(1, round(length / multiple)) * multiple
         raise ValueError(
             f'kernels.attention=splash computes two pieces of a row on each of mesh.{AXIS}={parts} '
-            f'devices, in blocks of {BLOCKS[-1]} tokens: data.seq_len must be a multiple of '
+            f'devices, in blocks of {BLOCKS[-1]} tokens, so data.seq_len must be a multiple of '
             f'{multiple}; got {length}. Nearest that works: {nearest}.'
         )
 

@@ -40,7 +40,7 @@ def check_types(name: str, *arrays: jax.Array | None) -> None:
     for array in arrays:
         if array is not None and array.dtype.name not in TYPES:
             raise ValueError(
-                f'{name} takes {" and ".join(TYPES)}; got {array.dtype.name}. Choose reference.'
+                f'{name} supports {" and ".join(TYPES)}; got {array.dtype.name}. Choose reference.'
             )
 
 
@@ -55,8 +55,8 @@ def check_width(name: str, memory: str, width: int, longest: int) -> None:
     """
     if width > longest:
         raise ValueError(
-            f'{name} has whole rows in {memory}, at most {longest:,} entries of this type; got '
-            f'{width:,}. Choose reference.'
+            f'{name} keeps whole rows in {memory}, which holds at most {longest:,} entries of this '
+            f'type; got {width:,}. Choose reference.'
         )
 
 

@@ -104,7 +104,7 @@ def document_starts(
     if segments_BT is None:
         return jnp.full((1, length), 0 if state is None else -1, jnp.int32)
     if state is not None:
-        raise ValueError('a state is of one document, and segments tell several: give one of them')
+        raise ValueError('a state belongs to a single document: pass either a state or segments')
     return segment_starts(segments_BT)
 
 

@@ -50,9 +50,11 @@ class WTACRS:
     """
 
     wta_crs_ratio: Annotated[
-        float, Option('share of the tokens that the gradients of weights are made of', 1e-37, 1)
+        float, Option('share of tokens used for weight gradients', 1e-37, 1)
     ] = 0.3
-    wta_crs_least: Annotated[int, Option('the fewest tokens that they are made of', 1)] = 10
+    wta_crs_least: Annotated[
+        int, Option('minimum number of tokens used for weight gradients', 1)
+    ] = 10
 
     flat: ClassVar[bool] = True
 
@@ -66,15 +68,15 @@ class WTACRS:
         """
         if recipe.train.trainable == 'norms':
             raise ValueError(
-                f'{part} estimates the gradients of matrices, and train.trainable='
-                f'{recipe.train.trainable} trains none: it would change nothing. Leave one of them '
-                'out.'
+                f'{part} estimates the gradients of matrices, but '
+                f'train.trainable={recipe.train.trainable} trains no matrix, so it would have no '
+                'effect. Leave one of them out.'
             )
         for source, quantity in recipe.forward_mode_targets.items():
             raise ValueError(
-                f'{source} differentiates the {quantity}, and {part} makes gradients of a few '
-                'tokens as if these were constants: its derivative would be another, or none. '
-                'Leave kernels.matmul=auto, or leave the other out.'
+                f'{source} differentiates the {quantity}, but {part} estimates weight gradients '
+                'from a few tokens, and this estimate has no correct derivative. Leave '
+                'kernels.matmul at auto, or leave the other out.'
             )
 
     def __call__(

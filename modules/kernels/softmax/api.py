@@ -58,7 +58,7 @@ def softmax(
     shape = (1,) * max(0, 2 - x.ndim) + x.shape
     mask, sink = _expand_rank(mask, shape, 'mask'), _expand_rank(sink, shape[:-1], 'sink')
     if mask is not None and mask.dtype != bool:
-        raise ValueError(f'a mask is boolean, True where x may be seen; got {mask.dtype}.')
+        raise ValueError(f'a mask must be boolean, True for visible entries; got {mask.dtype}.')
     mask = None if mask is None else mask.astype(jnp.int8)  # kernels have no arrays of booleans
     options = SoftmaxOptions(softcap, form, platform)
     return _softmax(x.reshape(shape), mask, sink, options).reshape(x.shape)

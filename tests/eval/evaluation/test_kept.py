@@ -142,8 +142,8 @@ def test_missing_steps_are_refused(workdir, calls):
         (workdir, '5', f'has no checkpoint of --step=5; there are {listed}$'),
         (workdir, 'last', "--step is a number of updates, or all; got 'last'"),
         (named, '5', 'names a step itself'),
-        (workdir / 'tokenizer', None, 'holds no checkpoint'),
-        (workdir / 'checkpoints' / '5', None, 'holds no checkpoint'),
+        (workdir / 'tokenizer', None, 'has no checkpoint'),
+        (workdir / 'checkpoints' / '5', None, 'has no checkpoint'),
     ):
         with pytest.raises(ValueError, match=message):
             find_targets([str(path)], step, print)
@@ -232,5 +232,5 @@ def test_bucket_checkpoints_are_evaluated_without_storing(whole, bucket_url, cal
     assert json.loads(text)['step'] == steps[0] and calls == [*steps, steps[0]]
     assert sum('--out=FILE.json keeps the numbers' in line for line in messages) == 2
     assert [*open_bucket(bucket_url).list()] == before
-    with pytest.raises(ValueError, match='holds no checkpoint'):
+    with pytest.raises(ValueError, match='has no checkpoint'):
         find_targets([bucket_url], '5', print)

@@ -61,7 +61,7 @@ def test_digest_covers_all_options():
     [
         ('perplexty', {}, "--suite must be one of .* got 'perplexty'. Did you mean 'perplexity'"),
         ('ngram:5', {}, 'ngram takes no value behind its name; its options are none'),
-        ('perplexity:-1', {}, '--perplexity.stride must be between 0 and '),
+        ('perplexity:-1', {}, '--perplexity.stride must be at least 0; got -1'),
         ('perplexity:many', {}, '--perplexity.stride must be int; got .many. of type str'),
         ('perplexity:4', {'perplexity.stride': 4}, 'both give perplexity.stride'),
         ('ngram,ngram', {}, '--suite has ngram twice'),

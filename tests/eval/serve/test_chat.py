@@ -251,7 +251,7 @@ def test_malformed_config_is_an_error_at_the_start(folder, config):
 def test_invalid_template_file_is_an_error_at_the_start(folder):
     tokenizer = tokenizers.load_for_model(folder, 258, None, None)
     (folder / 'chat_template.jinja').write_bytes(b'\xff')
-    with pytest.raises(ValueError, match=r'chat_template\.jinja is no chat template'):
+    with pytest.raises(ValueError, match=r'chat_template\.jinja is not a chat template'):
         build_chat(tokenizer, folder)
     (folder / 'chat_template.jinja').write_bytes(b'a' * (1 << 20) + b'a')
     with pytest.raises(ValueError, match='more than 1,048,576 bytes'):

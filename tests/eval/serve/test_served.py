@@ -197,7 +197,7 @@ def test_program_start_errors_are_one_line(whole, tmp_path):
         assert process.returncode == 1 and process.stderr.count('\n') == 1, process.stderr
         return process.stderr
 
-    assert 'holds no checkpoint' in failure_line(f'--checkpoint={tmp_path}', '--port=0')
+    assert 'has no checkpoint' in failure_line(f'--checkpoint={tmp_path}', '--port=0')
     with start_program(f'--checkpoint={whole}', '--port=0') as (_, port):
         message = failure_line(f'--checkpoint={tmp_path}', f'--port={port}')
         assert f'--port={port} of 127.0.0.1 cannot be had' in message

@@ -26,9 +26,9 @@ FOLDER = Path(__file__).parent
 SNAPSHOT = FOLDER / 'published_answers.md'
 CONFIG = '--config=configs/default.py'
 REFUSED = re.compile(
-    r'^(.*?) (?:is no flag|are no flags) here\.(?: A similar name .*)?$', re.MULTILINE
+    r'^(.*?) (?:is not a flag|are not flags) here\.(?: A similar name .*)?$', re.MULTILINE
 )
-BUT = re.compile(r'(\S+) is no flag here; \S+ is, but ')
+BUT = re.compile(r'(\S+) is not a flag here\. Its counterpart is \S+, but ')
 
 
 class Published(NamedTuple):
@@ -86,7 +86,7 @@ def follow(words: Sequence[str], answer: str) -> tuple[str, ...]:
     _, _, written = answer.rpartition('Write ')
     proposed = shlex.split(written) if 'Write ' in answer else []
     proposed += re.findall(r'Did you mean (--\S+)\?', answer)
-    proposed += re.findall(r'^--\S+ is (--config\.\S+) or ', answer, re.MULTILINE)
+    proposed += re.findall(r'^--\S+ may mean (--config\.\S+) or ', answer, re.MULTILINE)
     proposed += [f'--config={file}' for file in re.findall(r'such as (configs/\w+\.py)', answer)]
     return (*(word for argument in ours for word in argument), *proposed)
 

@@ -127,19 +127,19 @@ def test_property_resolving_twice_changes_nothing(weights):
 
 
 BAD = [
-    ('wiki', 'data.mixture must be a dict of names; got .*Such as --config'),
+    ('wiki', 'data.mixture must be a dict of names; got .*For example: --config'),
     ('', 'data.mixture must be a dict of names'),
     ('{}', 'data.mixture must be a dict of names'),
     ('{wiki: (1, "python")}', 'data.mixture must be a dict of names'),
     ('["python"]', 'data.mixture must be a dict of names'),
-    ("{'a': (1, 'python'), 'a': (2, 'text:x')}", 'has a name twice'),
+    ("{'a': (1, 'python'), 'a': (2, 'text:x')}", 'has the same name twice'),
     ("{'a b': (1, 'python')}", "one word of letters, digits and _, .*got 'a b'"),
     ("{1: (1, 'python')}", 'one word of letters'),
-    ("{'infill': (1, 'python')}", "named 'infill': validation_infill_ce is the loss"),
-    ("{'a': 'python'}", r"\(weight, source\) behind each name; got 'python' behind 'a'"),
-    ("{'a': ('python', 1)}", r'\(weight, source\) behind each name'),
-    ("{'a': (True, 'python')}", r'\(weight, source\) behind each name'),
-    ("{'a': (1, 'python', 2)}", r'\(weight, source\) behind each name'),
+    ("{'infill': (1, 'python')}", "named 'infill', because validation_infill_ce is the loss"),
+    ("{'a': 'python'}", r"\(weight, source\) after each name; got 'python' after 'a'"),
+    ("{'a': ('python', 1)}", r'\(weight, source\) after each name'),
+    ("{'a': (True, 'python')}", r'\(weight, source\) after each name'),
+    ("{'a': (1, 'python', 2)}", r'\(weight, source\) after each name'),
     ("{'a': (0, 'python')}", "weight of 'a' .* above 0 and finite; got 0"),
     ("{'a': (-0.5, 'python')}", 'above 0 and finite; got -0.5'),
     ("{'a': (1e999, 'python')}", 'above 0 and finite; got inf'),
@@ -156,7 +156,7 @@ def test_invalid_mixtures_are_refused(text, says):
 
 def test_source_with_mixture_is_refused():
     raw = tiny_raw({'data.mixture': TWO, 'data.source': 'text:x.txt'})
-    with pytest.raises(ValueError, match=r'data\.source=text:x\.txt would not be read'):
+    with pytest.raises(ValueError, match=r'data\.source=text:x\.txt has no effect'):
         resolve(raw)
 
 

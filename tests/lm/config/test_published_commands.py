@@ -133,28 +133,28 @@ def test_batches_are_converted(arguments, flags_here):
 @pytest.mark.parametrize(
     ('arguments', 'words', 'refused'),
     [
-        ('--model.type=mamba', 'Mamba and RWKV, are not here', 'configs/'),
-        ('--model_type mamba2-1.3b', 'Mamba and RWKV, are not here', 'configs/'),
+        ('--model.type=mamba', 'Mamba and RWKV, are not supported', 'configs/'),
+        ('--model_type mamba2-1.3b', 'Mamba and RWKV, are not supported', 'configs/'),
         ('--model_type=t5-small', 'with an encoder', 'configs/'),
-        ('--model_name=deepseek2-16b', 'another size is set by', 'Write'),
-        ('--model_name mixtral_8x7b', 'another size is set by', 'Write'),
-        ('--model_size=large', 'another size is set by', 'Write'),
-        ('--model.flavor=70B', 'another size is set by', 'Write'),
-        ('--use_dpo=1', 'by preferences or rewards is not here', 'Write'),
+        ('--model_name=deepseek2-16b', 'for another size, set', 'Write'),
+        ('--model_name mixtral_8x7b', 'for another size, set', 'Write'),
+        ('--model_size=large', 'for another size, set', 'Write'),
+        ('--model.flavor=70B', 'for another size, set', 'Write'),
+        ('--use_dpo=1', 'preference optimization', 'Write'),
         ('--temperature 0.7', 'python -m eval.generate', 'readout_temperature'),
         ('--dataset_name=oscar', 'hub:OWNER/NAME', 'source=oscar'),
         ('--model_name_or_path roberta-base', 'import-hf', 'init_from=roberta'),
         ('microsoft/phi-2 --optimizer.lr 0.005', 'import-hf', 'phi-2=phi'),
-        ('--checkpoint=https://host/step1', 'this one is fetched first', 'Write'),
+        ('--checkpoint=https://host/step1', 'fetch this one first', 'Write'),
         ('--save-folder=/b --work-dir=/a', 'Write --workdir=/b', 'workdir=/a'),
         ('--checkpoint_dir=/a --out_dir=/b', 'Write --workdir=/b', 'workdir=/a'),
         ('--eval.max_iters=100', 'eval_batches=100', 'train.steps'),
-        ('--profiling.run=x', 'is no flag here', 'workdir'),
-        ('--logging.log_dir=logs', 'is no flag here', 'log_dir=logs'),
+        ('--profiling.run=x', 'is not a flag here', 'workdir'),
+        ('--logging.log_dir=logs', 'is not a flag here', 'log_dir=logs'),
         ('--dataset_name /data/x.jsonl', 'source=text:/data/x.jsonl', 'source=/data'),
         ('--dataset_name x.csv', '--config.data.source=text:x.csv', 'hub:'),
         ('--eval_file x.json', '--config.data.validation_source=text:x.json', 'Did you mean'),
-        ('--swiglu', 'Write --config.model.activation=swiglu', 'no flag here. A'),
+        ('--swiglu', 'Write --config.model.activation=swiglu', 'not a flag here. A'),
         ('attention=cudnn_flash_te', 'splash (TPU)', 'Write'),
         ('tutorial-run-01', 'flags begin with --', 'Write'),
     ],
@@ -234,4 +234,4 @@ def test_our_config_is_taken(tmp_path):
     (tmp_path / 'mine.py').write_text('steps = 3\ndef get_config():\n    return None\n')
     assert find_refusal([f'--config={tmp_path}/mine.py']) == ''
     answer = find_refusal([f'{tmp_path}/mine.py'])
-    assert f'is given as --config={tmp_path}/mine.py' in answer
+    assert f'pass the config as --config={tmp_path}/mine.py' in answer

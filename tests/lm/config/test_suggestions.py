@@ -100,13 +100,13 @@ def test_invalid_sweep_suggests_a_working_flag(text):
         (
             'optim.lr',
             '(1e-3,3e-3)',
-            "number; got '(1e-3,3e-3)'. Several values are a sweep",
+            "number; got '(1e-3,3e-3)'. To try several values, use a sweep",
         ),
         ('train.seed', '0,1', """--config.sweep="{'train.seed': (0, 1)}\""""),
         ('train.steps', '1e3', "must be a whole number; got '1e3'. Write 1000."),
         ('train.steps', '1.5', "must be a whole number; got '1.5'."),
         ('model.bias', 'maybe', "must be True or False; got 'maybe'."),
-        ('norm.groups', 'None', 'Leave the flag out for None.'),
+        ('norm.groups', 'None', 'For None, leave the flag out.'),
     ],
 )
 def test_invalid_value_suggests_a_valid_one(path, text, message):
@@ -120,7 +120,7 @@ def test_invalid_value_suggests_a_valid_one(path, text, message):
         ('-config.optim.learning_rate', "Did you mean 'optim.lr'"),
         ('--config.model=3', 'model is a section'),
         ('--config=gpt2', r'such as configs/llama_124m\.py'),
-        ('--config=configs/defalt.py', "is no file. .* Did you mean 'configs/default.py'"),
+        ('--config=configs/defalt.py', "is not a file. .* Did you mean 'configs/default.py'"),
         ('--config.tunes={}', "no field tunes. Did you mean 'tune'"),
         ('--config.sweeps={}', "no field sweeps. Did you mean 'sweep'"),
     ],
@@ -171,4 +171,4 @@ def test_invalid_tune_suggests_a_dict():
     for tune in (['optim.lr'], 'optim.lr', '{optim.lr: None}'):
         assert tune_hint(tune, FIELDS) == """Did you mean --config.tune="{'optim.lr': None}"?"""
     for tune in (3, ['eps']):  # no name; and one of several fields
-        assert tune_hint(tune, FIELDS).startswith('Such as --config.tune=')
+        assert tune_hint(tune, FIELDS).startswith('For example: --config.tune=')

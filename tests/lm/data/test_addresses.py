@@ -44,12 +44,12 @@ def test_address_names_the_hub_source(kind, address):
 @pytest.mark.parametrize(
     ('source', 'says'),
     [
-        ('https://host/a.txt.gz', 'curl -L -o a.txt.gz https://host/a.txt.gz, and set '),
-        ('text:https://host/a.jsonl?x=1&y', "'https://host/a.jsonl?x=1&y', and set data"),
+        ('https://host/a.txt.gz', 'curl -L -o a.txt.gz https://host/a.txt.gz and set '),
+        ('text:https://host/a.jsonl?x=1&y', "'https://host/a.jsonl?x=1&y' and set data"),
         ('https://host/corpus.zip', 'set data.source=text:FILE (a .txt, .jsonl, '),
         ('gs://bucket/a/*.txt', 'set data.source=text:gs://bucket/a/*.txt.'),
-        ('hf://someone/model', 'These are hf://datasets/OWNER/NAME'),
-        ('someone/some', 'If it is a data set of the hub, set data.source=hub:someone/some.'),
+        ('hf://someone/model', 'the form hf://datasets/OWNER/NAME'),
+        ('someone/some', 'If it is a data set of the Hub, set data.source=hub:someone/some.'),
         (f'{HUB}/a/b/blob/main/c/d.txt', 'hf download a/b c/d.txt --repo-type=dataset'),
     ],
 )  # fmt: skip

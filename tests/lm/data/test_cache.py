@@ -62,7 +62,7 @@ def test_errors_full_disk(error, cause, tmp_path):
 
 def test_errors_unwritable_cache_folder(cfg, tmp_path):
     (tmp_path / 'file').write_text('')
-    with pytest.raises(OSError, match=r'cannot be kept in .*file/cache.*Set data\.cache_dir'):
+    with pytest.raises(OSError, match=r'cannot be stored in .*file/cache.*Set data\.cache_dir'):
         open_dataset(cfg(cache_dir=str(tmp_path / 'file' / 'cache')), say=discard_line)
 
 

@@ -165,7 +165,7 @@ UNTOLD = {
 
 @pytest.mark.parametrize('words', UNTOLD)
 def test_template_that_does_not_tell_answers_is_an_error(words, make_encoder):
-    with pytest.raises(ValueError, match=f'{words}.*"hello".*Put {{% generation %}}'):
+    with pytest.raises(ValueError, match=f'{words}.*"hello".*put {{% generation %}}'):
         encode(make_encoder(template=UNTOLD[words]), {'messages': HELLO})
 
 
@@ -173,16 +173,18 @@ def test_stalled_template_is_an_error(make_encoder, monkeypatch):
     """Catches a conversation that is left out only where the machine is slow."""
     encoder = make_encoder()
     monkeypatch.setattr(templates, 'RENDER_SEC', 0.0)
-    with pytest.raises(ValueError, match=r'cannot render .*"hello".* 0 seconds\. Run the command'):
+    with pytest.raises(
+        ValueError, match=r'could not render .*"hello".* 0 seconds\. Run the command'
+    ):
         encode(encoder, {'messages': HELLO})
 
 
 def test_unknown_record_is_an_error():
-    with pytest.raises(ValueError, match=r"row is no conversation.*fields found: 'text'"):
+    with pytest.raises(ValueError, match=r"row is not a conversation.*got the fields 'text'"):
         encode_record({'text': 'a'}, 'row')
-    with pytest.raises(ValueError, match=r"fields found: 'messages' \(null\), 'id'\."):
+    with pytest.raises(ValueError, match=r"got the fields 'messages' \(null\), 'id'\."):
         encode_record({'messages': None, 'id': 1}, 'row')
-    with pytest.raises(ValueError, match=r'row is no conversation: its messages must be a list'):
+    with pytest.raises(ValueError, match=r'row is not a conversation: its messages must be a list'):
         encode_record({'messages': 'a'}, 'row')
 
 
@@ -282,9 +284,9 @@ def test_template_determines_the_digest(cfg, tmp_path, chat_cfg):
 
 
 def test_invalid_chat_sources(chat_cfg, cfg, tmp_path):
-    with pytest.raises(ValueError, match=r'data.tokenizer=ids:9,0,1 encodes no text'):
+    with pytest.raises(ValueError, match=r'data.tokenizer=ids:9,0,1 cannot encode text'):
         check(chat_cfg(tokenizer='ids:9,0,1'))
-    with pytest.raises(ValueError, match='holds one conversation only'):
+    with pytest.raises(ValueError, match='has a single conversation'):
         open_dataset(chat_cfg(count=1), say=discard_line)
     with pytest.raises(ValueError, match=r'no file matches data.source=chat:nothing'):
         check(cfg(source='chat:nothing.jsonl'))

@@ -90,7 +90,7 @@ def test_subsets_by_the_card(tmp_path):
     names = ['first/train-0.parquet', 'first/test-0.parquet', 'second/a.parquet']
     write_files(tmp_path, {name: write_table([name], 'parquet') for name in names})
     (tmp_path / 'README.md').write_text(CARD)
-    with pytest.raises(ValueError, match=r'several subsets, by its README') as error:
+    with pytest.raises(ValueError, match=r'several subsets, according to its README') as error:
         read_texts(f'text:{tmp_path}')
     suggestion = str(error.value).rpartition('such as ')[2].removesuffix('.')
     assert read_texts(suggestion) == names[:1]
@@ -133,7 +133,7 @@ def test_saved_dataset_is_read_in_its_order(tmp_path):
     assert read_texts(f'text:{tmp_path}/set') == ['a', 'b', 'c']
     (tmp_path / 'set' / 'data-00000.arrow').unlink()
     with pytest.raises(
-        ValueError, match=r'data-00000\.arrow is missing, which .*state\.json names'
+        ValueError, match=r'data-00000\.arrow, which .*state\.json lists, is missing'
     ):
         read_texts(f'text:{tmp_path}/set')
 
@@ -143,7 +143,7 @@ def test_saved_dataset_dict_has_splits(tmp_path):
         save_to_disk(tmp_path / split, {'data-00000-of-00001.arrow': [f'text to {split}']})
     (tmp_path / 'dataset_dict.json').write_text('{"splits": ["train", "test"]}')
     assert read_texts(f'text:{tmp_path}') == ['text to train']
-    assert f'text:{tmp_path}/test would read another' in list_files(f'text:{tmp_path}')[1]
+    assert f'To read another, set text:{tmp_path}/test.' in list_files(f'text:{tmp_path}')[1]
     assert read_texts(f'text:{tmp_path}/test') == ['text to test']
     (tmp_path / 'dataset_dict.json').write_text('{"splits": ["test"]}')
     with pytest.raises(ValueError, match=rf'data\.source=text:{tmp_path}/test\.'):
@@ -156,14 +156,14 @@ def test_saved_dataset_with_indices_is_refused(tmp_path):
     state = json.loads((tmp_path / 'state.json').read_text())
     state['_indices_data_files'] = [{'filename': 'indices.arrow'}]
     (tmp_path / 'state.json').write_text(json.dumps(state))
-    with pytest.raises(ValueError, match=r'Save it again, behind \.flatten_indices\(\)'):
+    with pytest.raises(ValueError, match=r'Call \.flatten_indices\(\) and save it again'):
         read_texts(f'text:{tmp_path}')
 
 
 def test_errors_folder_without_text(tmp_path):
     write_files(tmp_path, {'.hidden': 'x', 'a.png': b'\x89PNG\0'})
     with pytest.raises(
-        ValueError, match=r'can be read, but for 1 hidden\. The first .*is an image'
+        ValueError, match=r'no readable text files \(except 1 hidden .*\)\. The first .*is an image'
     ):
         read_texts(f'text:{tmp_path}')
 
@@ -175,7 +175,7 @@ def test_folder_with_records_that_lack_the_field(tmp_path):
         read_texts(f'text:{tmp_path}')
     assert read_texts(f'text:{tmp_path}', 'body') == ['x', 'x']
     write_files(tmp_path, {'a.json': '[{"messages": []}]', 'c.txt': 'text beside chats'})
-    with pytest.raises(ValueError, match=r'set data\.source=chat: with'):
+    with pytest.raises(ValueError, match=r'For chats, replace text: with chat:'):
         read_texts(f'text:{tmp_path}')
 
 
@@ -218,7 +218,7 @@ def test_errors_suggest_files_that_are_there(pattern, expected, tmp_path, monkey
     with pytest.raises(ValueError, match=r'^no file matches ') as error:
         open_source(f'text:{pattern}', 'text')
     suggestion = (
-        str(error.value).partition('Set data.source=')[2].removesuffix(' to read what is there.')
+        str(error.value).partition('To read the text there, set data.source=')[2].removesuffix('.')
     )
     assert suggestion == (expected and f'text:{expected}')
     if suggestion:

@@ -222,18 +222,18 @@ def test_text_with_any_suffix_is_a_document(name, tmp_path):
 @pytest.mark.parametrize(
     ('name', 'content', 'message'),
     [
-        ('a.pdf', b'%PDF-1.4\nall of it is ASCII', 'is a PDF. Make text of it first'),
+        ('a.pdf', b'%PDF-1.4\nall of it is ASCII', 'is a PDF. Convert it to text first'),
         ('a.docx', b'PK\x03\x04\0', "is a word processor's document"),
         ('a.zip', b'PK\x03\x04\0', 'is an archive. Unpack it'),
         ('a.tar.gz', gzip.compress(b'name\0\0', mtime=0), 'is an archive. Unpack it'),
         ('train.bin', b'\x8f\x02\0\1', 'data.tokenizer=ids:V,BOS,EOS'),
         ('noname', b'PK\x03\x04\0', 'is an archive'),
         ('noname', b'\x89PNG\r\n', 'is an image'),
-        ('noname', gzip.compress(b'text', mtime=0), 'Let it end with .gz.'),
-        ('a.md', 'é'.encode('latin-1'), 'is no text in UTF-8: byte 0xe9 at offset 0. If it is'),
-        ('a.log', b'ab\0c', 'is no text in UTF-8: byte 0x00 at offset 2'),
+        ('noname', gzip.compress(b'text', mtime=0), 'Rename it to end with .gz.'),
+        ('a.md', 'é'.encode('latin-1'), 'is not UTF-8 text: byte 0xe9 at offset 0. If it is'),
+        ('a.log', b'ab\0c', 'is not UTF-8 text: byte 0x00 at offset 2'),
         ('a.arrow.gz', b'x', 'is compressed as a whole. Decompress it to a .arrow file'),
-        ('a.txt.lz4', b'\x04"M\x18\xff', 'is compressed in a way that is not read'),
+        ('a.txt.lz4', b'\x04"M\x18\xff', 'is compressed in an unsupported format'),
     ],
 )
 def test_errors_kinds_that_are_no_text(name, content, message, tmp_path):
@@ -241,7 +241,7 @@ def test_errors_kinds_that_are_no_text(name, content, message, tmp_path):
     with pytest.raises(UnreadableKind) as error:
         detect_kind(tmp_path / name)
     assert str(error.value).startswith(f'{tmp_path}/{name} ') and message in str(error.value)
-    with pytest.raises(ValueError, match='narrow the glob'):
+    with pytest.raises(ValueError, match='Narrow the glob'):
         open_source(f'text:{tmp_path}/*', 'text')
 
 
@@ -253,14 +253,14 @@ def test_advice_names_each_suffix_once():
 @pytest.mark.parametrize(
     ('name', 'content', 'message'),
     [
-        ('a.json', b'[{"text": "a"} {"text": "b"}]', 'a.json[1] is not JSON: no comma before it'),
+        ('a.json', b'[{"text": "a"} {"text": "b"}]', 'a.json[1] is not JSON: there is no comma'),
         ('a.json', b'[{"text": "a"}, 3]', 'a.json[1] must be an object; got int'),
-        ('a.json', b'[{"text": "a"}] x', 'a.json goes on after the end of its array'),
+        ('a.json', b'[{"text": "a"}] x', 'a.json continues after the end of its array'),
         ('a.json', b'[{"text": "a"}', 'a.json ends within its array'),
         ('a.json', b'{"text": "a" oh}', 'a.json:1 is not JSON'),
         ('a.json', b'{"text":\n1 2}', 'a.json[0] is not JSON'),
-        ('a.csv', b'n,text\n1,a,b\n', 'a.csv:2 has 3 fields, and the header has 2'),
-        ('a.csv', b'n,text\n1,a\n2\n', 'a.csv:3 has 1 fields, and the header has 2'),
+        ('a.csv', b'n,text\n1,a,b\n', 'a.csv:2 has 3 fields, but the header has 2'),
+        ('a.csv', b'n,text\n1,a\n2\n', 'a.csv:3 has 1 fields, but the header has 2'),
         ('a.csv', b'n,text\n1,"a\nb" c\n', 'a.csv:2 is not CSV'),
         ('a.csv', b'n,body\n1,abc\n', "'n', 'body'"),
         ('a.arrow', b'no', 'a.arrow is not an Arrow file'),
@@ -320,13 +320,13 @@ def test_records_keep_their_other_columns(name, tmp_path):
         (
             {'title': 'a', 'zzz': 'b'},
             'text',
-            "fields found: 'title', 'zzz'. Set data.text_field to",
+            "its fields are 'title', 'zzz'. Set data.text_field to",
         ),
-        ({'messages': MESSAGES}, 'text', 'set data.source=chat: with what stands behind text:'),
-        ({'messages': MESSAGES}, 'messages', 'set data.source=chat: with what stands behind text:'),
-        ({'prompt': 'a', 'completion': 'b'}, 'text', 'set data.source=chat: with what stands'),
+        ({'messages': MESSAGES}, 'text', 'For chats, replace text: with chat: in data.source'),
+        ({'messages': MESSAGES}, 'messages', 'For chats, replace text: with chat: in data.source'),
+        ({'prompt': 'a', 'completion': 'b'}, 'text', 'For chats, replace text: with chat: in'),
         ({'text': 3}, 'text', 'must be text; got int.'),
-        ({'rows': [{'text': 'a'}]}, 'text', "fields found: 'rows'. None of them holds text."),
+        ({'rows': [{'text': 'a'}]}, 'text', "its fields are 'rows'. None of them has text."),
     ],
 )
 def test_errors_name_the_field_to_set(suffix, row, field, message, tmp_path):
@@ -359,7 +359,7 @@ def test_records_without_text_are_counted(suffix, cfg, tmp_path):
     source = write_records(tmp_path / f'a{suffix}', rows)
     location = f'a{suffix}:1' if suffix == '.jsonl' else f'a{suffix}[0]'
     (note,) = opening_notes(cfg(source=source))
-    assert "2 records have no text in 'text'" in note and location in note
+    assert "2 records without text in 'text'" in note and location in note
     with pytest.raises(ValueError, match=r'has no text in its field .*missing_text=skip'):
         opening_notes(cfg(source=source, missing_text='stop'))
     assert not opening_notes(cfg(source=f'text:{tmp_path}/whole{suffix}', missing_text='stop'))

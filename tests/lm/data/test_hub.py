@@ -94,7 +94,7 @@ def test_select_split_files(subset, split, paths, card, expected):
 @pytest.mark.parametrize(
     ('paths', 'card', 'message'),
     [
-        (SPLITS, TWO_SPLITS, "hub:a/b:v1 has no split 'validation'. There are train, test."),
+        (SPLITS, TWO_SPLITS, "hub:a/b:v1 has no split 'validation'. Its splits are train, test."),
         (NAMED[1:], {}, "has no split 'validation'."),
     ],
 )
@@ -107,14 +107,19 @@ def test_missing_split_lists_the_splits(paths, card, message):
     ('subset', 'paths', 'card', 'message'),
     [
         ('sample-10B', FILES, CARD, "Did you mean 'sample-10BT'"),
-        ('simple', FILES, {}, "no subset 'simple'; there are data, sample. Write hub:a/b:SUBSET"),
+        (
+            'simple',
+            FILES,
+            {},
+            "no subset 'simple'; its subsets are data, sample. Use hub:a/b:SUBSET",
+        ),
         (
             '',
             FILES,
             {'configs': CARD['configs'][1:]},
-            'several subsets, and none by default; there',
+            'several subsets, and no default; its',
         ),
-        ('', [], {}, 'has no parquet files. Where the hub has converted it, hub:a/b@refs/convert'),
+        ('', [], {}, 'has no parquet files. If the Hub has converted it, use hub:a/b@refs/convert'),
         ('', SPLITS[:1], {}, "hub:a/b has no split 'train'"),
     ],
 )
@@ -180,7 +185,7 @@ def make_card(data_files, **fields):
         ),
         (
             make_card([{'split': 5, 'path': '*'}]),
-            'the path of a named split, as others are; got in',
+            'the path of a named split, like the others; got in',
         ),
         (
             make_card(['*', {'split': 'test', 'path': '*'}]),
@@ -369,14 +374,14 @@ def test_subset_is_fetched_once(hub, tmp_path):
         'large' in path for path in requested_paths
     )
     assert f'no data set someone/none at {address}' in none
-    assert "no subset 'middle'; there are small, large" in middle and 'no such revision' in v2
+    assert "no subset 'middle'; its subsets are small, large" in middle and 'no such revision' in v2
     apart, missing = run_opening(cache, home, address, f'{source}:validation', f'{source}:test')
     assert apart[0] != first[0] and apart[1] == f'{pinned}:validation' != first[1]
-    assert "has no split 'test'. There are train, validation" in missing
+    assert "has no split 'test'. Its splits are train, validation" in missing
     requested_paths.clear()
     assert run_opening(cache, home, address, source, pinned, **offline) == [first, first]
     (anew,) = run_opening(tmp_path / 'other', home, address, source, **offline)
     (uncached,) = run_opening(cache, tmp_path / 'empty', address, source, **offline)
     assert anew == first and requested_paths == []
-    assert 'is not in the cache' in uncached and 'HF_HUB_OFFLINE=1 keeps it' in uncached
+    assert 'is not in the cache' in uncached and 'HF_HUB_OFFLINE=1 disables' in uncached
     assert '\n' not in uncached

@@ -244,8 +244,8 @@ def test_reference_epoch_rule(cfg):
     assert check_epochs(one_epoch, 2, rows) == 1
     assert check_epochs(three_epochs, 5, rows) == 2
     assert check_epochs(three_epochs, 7, rows) == 3
-    message = r'needs 2 epochs.*is 2 steps.*data\.epochs=2, or train\.steps to 2 at most'
+    message = r'needs 2 epochs.*is 2 steps.*data\.epochs=2, or train\.steps to at most 2\.'
     with pytest.raises(ValueError, match=message):
         check_epochs(one_epoch, 3, rows)
-    with pytest.raises(ValueError, match=r'needs 4 epochs.*train\.steps to 7 at most'):
+    with pytest.raises(ValueError, match=r'needs 4 epochs.*train\.steps to at most 7\.'):
         check_epochs(three_epochs, 8, rows)

@@ -73,17 +73,17 @@ def test_error_for_replaced_object(url):
     """The listing describes another text than the object that is read."""
     source = open_source(f'text:{url}/a/*.txt', 'text')
     open_bucket(url).write('a/1.txt', b'another text')
-    with pytest.raises(ValueError, match=r'a/1\.txt was replaced while text was read'):
+    with pytest.raises(ValueError, match=r'a/1\.txt was replaced while it was read'):
         list(source.documents())
 
 
 @pytest.mark.parametrize(
     ('ending', 'says'),
     [
-        ('/a', 'is a folder. To read the text there, set data.source=text:{}/a/**/*.txt.'),
-        ('', 'is a folder. To read the text there, set data.source=text:{}/**/*.txt.'),
-        ('/b/*.txt', 'no object matches data.source=text:{}/b/*.txt (0 are in'),
-        ('/a/*.jsonl', 'no object matches data.source=text:{}/a/*.jsonl (4 are in'),
+        ('/a', 'is a folder. To read its text, set data.source=text:{}/a/**/*.txt.'),
+        ('', 'is a folder. To read its text, set data.source=text:{}/**/*.txt.'),
+        ('/b/*.txt', 'no object matches data.source=text:{0}/b/*.txt ({0}/b has 0 objects'),
+        ('/a/*.jsonl', 'no object matches data.source=text:{0}/a/*.jsonl ({0}/a has 4 objects'),
         ('/a/*', 'notes.md matches data.source=text:{}/a/*, but '),
     ],
 )

@@ -119,7 +119,7 @@ def test_all_processes_raise_text_errors(cfg, tmp_path, monkeypatch):
     texts = [f'{"line" if i == 25 else "nine" * 100}{i}' for i in range(40)]
     data_cfg = cfg(source=write_texts(tmp_path, texts), tokenizer=write_tokenizer(tmp_path))
     for error in run_at_once(lambda: open_dataset(data_cfg, say=discard_line), monkeypatch):
-        assert isinstance(error, ValueError) and 'makes its own BOS' in str(error)
+        assert isinstance(error, ValueError) and 'as its own BOS' in str(error)
     assert leftover_folders(data_cfg) == []
 
 
@@ -149,7 +149,7 @@ def test_outdated_pieces_are_removed(data_cfg, tmp_path, monkeypatch, is_at_work
             stack.enter_context(hold_lock(outdated / 'piece-000003.lock'))
         open_dataset(data_cfg, say=messages.append)
     assert outdated.exists() == is_at_work and unrelated.exists()
-    removals = [line for line in messages if 'of a text that has changed' in line]
+    removals = [line for line in messages if 'an earlier version of this text' in line]
     assert len(removals) == (not is_at_work) and all(str(outdated) in line for line in removals)
 
 
@@ -169,7 +169,7 @@ def test_mixture_prepares_other_sources_meanwhile(cfg, tmp_path, monkeypatch):
     with hold_lock(pieces_folder(locked_cfg) / 'piece-000000.lock', waiting_message=''):
         thread.start()
         deadline = time.monotonic() + 60
-        while not any('other processes encode the last' in line for line in messages):
+        while not any('other processes are encoding the last' in line for line in messages):
             assert time.monotonic() < deadline
             time.sleep(0.01)
         assert any('preparing' in line and 'second' in line for line in messages) and not datasets

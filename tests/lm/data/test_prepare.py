@@ -73,7 +73,7 @@ def test_property_ids_beyond_16_bits(cfg):
 
 def test_errors_bos_in_text(cfg, tmp_path):
     source = write_texts(tmp_path / 'a', [f'line{"n" * i}' for i in range(9)])
-    with pytest.raises(ValueError, match=r'makes its own BOS, token 4.*another bos_token'):
+    with pytest.raises(ValueError, match=r'as its own BOS, token 4.*another bos_token'):
         open_dataset(cfg(source=source, tokenizer=write_tokenizer(tmp_path)), say=discard_line)
 
 
@@ -201,7 +201,7 @@ def test_property_empty_documents_are_left_out(cfg, tmp_path):
         ({'source': 'text:nowhere/*.txt'}, 'no file matches'),
         (
             {'cache_dir': '/caf\udce9'},
-            "kept in b'/caf\\xe9': its name is not UTF-8, or this locale",
+            "stored in b'/caf\\xe9': its name, or this locale, is not UTF-8",
         ),
         ({'seq_len': 0}, 'data.seq_len must be at least 1; got 0'),
         ({'seq_len': 10**30}, 'data.seq_len must be at most 2147483647; got 1'),
@@ -224,12 +224,14 @@ def test_check_passes_what_opens(cfg):
 
 
 def test_errors_small_corpora(cfg, tmp_path):
-    with pytest.raises(ValueError, match=r'holds no text: 2 documents, all of them empty'):
+    with pytest.raises(ValueError, match=r'has no text: 2 documents, all of them empty'):
         open_dataset(cfg(source=write_texts(tmp_path / 'empty', ['', ''])), say=discard_line)
-    with pytest.raises(ValueError, match=r'0000\.txt alone, 1 bytes: too short to be split'):
+    with pytest.raises(
+        ValueError, match=r'0000\.txt, of 1 bytes, is the only document and too short to be split'
+    ):
         open_dataset(cfg(source=write_texts(tmp_path / 'tiny', ['x'])), say=discard_line)
     source = write_texts(tmp_path / 'short', ['0123456789', 'abcdefghij'])
-    says = r'holds 12 tokens, less than one row.*= 13.*data\.seq_len to 11 at most'
+    says = r'has 12 tokens, but one row needs .*= 13.*data\.seq_len to at most 11'
     with pytest.raises(ValueError, match=says):
         open_dataset(cfg(source=source, seq_len=12), say=discard_line)
     assert len(open_dataset(cfg(source=source, seq_len=11), say=discard_line).train) == 1
@@ -248,5 +250,5 @@ def test_token_beyond_vocabulary_is_refused():
     """JAX would clamp the index, to another token."""
     source = [{'tokens': np.array([0, 5], np.uint16)}]
     assert Chunks(source, 'train of there', 6)[0]['tokens'].tolist() == [0, 5]
-    with pytest.raises(OSError, match=r'train of there.*holds token 5, and .* has 5 tokens'):
+    with pytest.raises(OSError, match=r'train of there.*has token 5, but .* has only 5 tokens'):
         Chunks(source, 'train of there', 5)[0]

@@ -81,6 +81,6 @@ def test_elements_are_counted_when_done(recorded_messages):
 def test_preparation_reports_reading_and_encoding(recorded_messages, cfg):
     open_dataset(cfg(tokenizer='bpe:300'), say=discard_line)
     scan_message, training_message, encoding_message = recorded_messages
-    assert scan_message == 'data: 40 documents are read, 0 MB'
+    assert scan_message == 'data: 40 documents read, 0 MB'
     assert training_message == 'data: pieces read for the tokenizer: 1 of 1'
     assert encoding_message == 'data: pieces encoded: 1 of 1'

@@ -54,7 +54,7 @@ def test_killed_preparation_is_resumed(data_cfg, expected_files, encoding, monke
         patch.setattr(tokenizers, '_train_bpe', refuse)
         assert prepare_contents(data_cfg, messages.append) == expected_files
     assert encoding.n == n - 2 > 3 and leftover_folders(data_cfg) == []
-    assert f'data: 2 of {n} pieces are encoded' in messages
+    assert f'data: 2 of {n} pieces are already encoded' in messages
 
 
 @pytest.mark.parametrize('error', [INTERRUPT, OSError(errno.ENOSPC, 'full')], ids=repr)
@@ -133,7 +133,7 @@ def test_damaged_scan_is_made_again(damage, name, data_cfg, expected_files, monk
     damage(pieces_folder(data_cfg) / prepare.SCAN / name)
     messages = []
     assert prepare_contents(data_cfg, messages.append) == expected_files
-    assert sum('what is damaged is made again' in line for line in messages) == 1
+    assert sum('the damaged part is prepared again' in line for line in messages) == 1
     assert sum('preparing' in line for line in messages) == 1
 
 

@@ -60,7 +60,7 @@ def test_damaged_upload_is_replaced(open_on, remote, monkeypatch):
     content = bucket.read(name)[0]
     bucket.write(name, b'x' * len(content))
     _, messages = open_on('b')
-    assert any('is damaged: it is prepared again' in line for line in messages)
+    assert any('is damaged and will be prepared again' in line for line in messages)
     assert bucket.read(name)[0] == content
     _, messages = open_on('c')
     assert [line.split()[1] for line in messages] == ['fetching']
@@ -82,7 +82,7 @@ def test_unwritable_bucket_prints_a_note(open_on, remote, monkeypatch):
     monkeypatch.setattr('lm.storage.complete_folders.upload', refuse)
     dataset, messages = open_on('a')
     assert len(dataset.train) > 0
-    assert messages[-1].startswith('NOTE: it may not be; the prepared data stay in ')
+    assert messages[-1].startswith('NOTE: it may not be; the prepared data stay on this machine')
 
 
 def test_mixture_shares_its_tokenizer(open_on, cfg, remote, tmp_path):

@@ -96,7 +96,7 @@ def linked_texts(tmp_path):
     return folder
 
 
-TWICE = 'reaches some files by several names, which are links: each file is read once, and not as '
+TWICE = 'some files under several names, which are links. Each file is read once, and not as '
 
 
 @pytest.mark.parametrize(
@@ -148,8 +148,8 @@ def test_irregular_files_are_skipped_with_a_note(cfg, tmp_path):
     messages = []
     open_dataset(cfg(source=f'text:{tmp_path}/**/*.txt'), say=messages.append)
     first = ', '.join(f'{tmp_path}/{name}.txt' for name in 'abc')
-    assert f'matches {first} and 2 more: only regular files are read' in messages[0]
-    with pytest.raises(ValueError, match=r'a\.txt, and only regular files are read'):
+    assert f'matches {first} and 2 more, but only regular files are read' in messages[0]
+    with pytest.raises(ValueError, match=r'a\.txt, but only regular files are read'):
         open_source(f'text:{tmp_path}/a.txt', 'text')
 
 
@@ -190,15 +190,19 @@ def test_mark_alone_is_empty_text(tmp_path):
 @pytest.mark.parametrize(
     ('encoding', 'invalid', 'message'),
     [
-        ('utf-16-le', b'x', 'UTF-16-LE, and is not that: truncated data at offset 42'),
+        ('utf-16-le', b'x', 'UTF-16-LE, but has other content: truncated data at offset 42'),
         ('utf-16-le', b'\x00\xdcxx', 'illegal encoding at offset 42'),
-        ('utf-32-be', b'\x7f\xff\xff\xff', 'UTF-32-BE, and is not that: code point not in range'),
+        (
+            'utf-32-be',
+            b'\x7f\xff\xff\xff',
+            'UTF-32-BE, but has other content: code point not in range',
+        ),
     ],
 )
 def test_errors_text_contradicts_its_mark(encoding, invalid, message, tmp_path, monkeypatch):
     monkeypatch.setattr(streams, 'BLOCK', 5)
     source = write_file(tmp_path, 'a.txt', encode_marked('x' * 20, encoding) + invalid)
-    with pytest.raises(ValueError, match=rf'a\.txt begins with the mark of .*{message}'):
+    with pytest.raises(ValueError, match=rf'a\.txt begins with the byte-order mark of .*{message}'):
         read_source(source)
 
 
@@ -226,7 +230,9 @@ def test_unmarked_utf_16_prints_a_note(cfg, tmp_path):
     encodings = ['utf-16-le' if i == 4 else 'utf-8' for i in range(9)]
     texts = [f'some text {i} '.encode(encoding) * 9 for i, encoding in enumerate(encodings)]
     (note,) = opening_notes(cfg(source=write_texts(tmp_path, texts)))
-    assert '1 documents have a zero' in note and f'the first is {tmp_path}/0004.txt' in note
+    assert (
+        'in 1 documents at least a quarter' in note and f'the first is {tmp_path}/0004.txt' in note
+    )
 
 
 OPENS = """
@@ -330,7 +336,7 @@ def write_file(folder, name, content):
         (lambda d: write_file(d, 'a.txt', b'x')[5:], 'set data.source=text:{}/a.txt.'),
         (lambda d: '*.jsonl', 'set data.source=text:*.jsonl.'),
         (lambda d: 'nowhere.txt.gz', 'set data.source=text:nowhere.txt.gz.'),
-        (lambda d: str(d), 'data.source=text:{} is a folder without files that can be read'),
+        (lambda d: str(d), 'data.source=text:{} has no readable text files'),
         (lambda d: write_file(d, 'a.txt', b'x') and f'{d}/', 'set data.source=text:{}/.'),
         (lambda d: 'file:/a.txt', "one of chat, hub, python, synthetic, text, tfds; got 'file'"),
         (lambda d: 'python:3', 'takes no argument'),
@@ -344,19 +350,19 @@ def write_file(folder, name, content):
         ),
         (lambda d: write_file(d, 'a.jsonl', b'{}\n["x"]'), 'a.jsonl:2 must be an object; got list'),
         (lambda d: write_file(d, 'a.jsonl', b'["x"]'), 'a.jsonl[0] must be an object; got str'),
-        (lambda d: write_file(d, 'a.jsonl', b'{"a": 1, "b": 2}'), "fields found: 'a', 'b'"),
+        (lambda d: write_file(d, 'a.jsonl', b'{"a": 1, "b": 2}'), "its fields are 'a', 'b'"),
         (
             lambda d: write_file(d, 'a.jsonl', b'{"text": 3}'),
             "'text' of {}/a.jsonl:1 must be text; got i",
         ),
         (
             lambda d: write_file(d, 'a.txt.gz', gzip.compress(b'x' * 99)[:-9]),
-            'cannot be read to its end',
+            'cannot be read completely',
         ),
-        (lambda d: write_file(d, 'a.txt.gz', b'no gzip'), 'cannot be read to its end'),
+        (lambda d: write_file(d, 'a.txt.gz', b'no gzip'), 'cannot be read completely'),
         (
             lambda d: write_file(d, 'a.txt.zst', zstandard.compress(os.urandom(999))[:-99]),
-            'cannot be read to its end',
+            'cannot be read completely',
         ),
         (lambda d: write_file(d, 'a.parquet', b'no'), 'is not a parquet file'),
         (lambda d: 'synthetic:markow', "got 'markow'. Did you mean 'markov'"),
@@ -366,7 +372,7 @@ def write_file(folder, name, content):
         ),
         (lambda d: 'tfds', 'needs a name'),
         (lambda d: 'tfds:huggingface:c4', 'would download'),
-        (lambda d: 'tfds:surely_not_a_dataset', 'is not prepared under'),
+        (lambda d: 'tfds:surely_not_a_dataset', 'is not prepared in'),
     ],
 )
 def test_invalid_sources_raise(make, message, tmp_path):
@@ -377,7 +383,7 @@ def test_invalid_sources_raise(make, message, tmp_path):
 
 def test_errors_parquet_fields(tmp_path):
     write_parquet(tmp_path / 'a.parquet', title=['x'], n=[1])
-    with pytest.raises(ValueError, match="no field 'text'; fields found: 'title', 'n'"):
+    with pytest.raises(ValueError, match="no field 'text'; its fields are 'title', 'n'"):
         read_source(f'text:{tmp_path}/*.parquet')
     with pytest.raises(ValueError, match=r"'n' of .*a.parquet\[0\] must be text; got int"):
         read_source(f'text:{tmp_path}/*.parquet', 'n')
@@ -412,7 +418,7 @@ for name in ('tiny_text', 'tiny_text/plain:1.2.0'):
     source = open_source('tfds:' + name, 'body')
     assert [data.decode() for _, (data,) in source.documents()] == TEXTS, name
     assert source.files and all(path.is_file() for path in source.files)
-assert "has no field 'text'; fields found: 'body', 'title'" in refusal('tiny_text', 'text')
+assert "has no field 'text'; its fields are 'body', 'title'" in refusal('tiny_text', 'text')
 assert 'is not prepared' in refusal('tiny_text/fancy', 'body')
 assert 'tensorflow' not in sys.modules
 """

@@ -152,8 +152,8 @@ def test_few_documents_are_read_once_for_their_name(cfg, tmp_path, monkeypatch):
 def test_notes_on_unexpected_splits(cfg, tmp_path):
     source = write_texts(tmp_path / 'tiny', TINY)
     share, row = opening_notes(cfg(source=source, validation_fraction=0.02, seq_len=100))
-    assert '45.58% of' in share and 'asks for 2.00%' in share and 'validation_source' in share
-    assert 'holds 100 tokens, less than one row of data.seq_len + 1 = 101' in row
+    assert '45.58% of' in share and 'instead of 2.00%' in share and 'validation_source' in share
+    assert 'has 100 tokens, less than one row of data.seq_len + 1 = 101' in row
     assert opening_notes(cfg(source=source, validation_fraction=0.4)) == []
 
 
@@ -206,7 +206,10 @@ def test_note_on_documents_in_both_texts(apart_cfg, tmp_path):
     (tmp_path / 'apart' / '9.txt').write_bytes(document(7).encode())
     for _ in range(2):  # also for data that are prepared
         (note,) = opening_notes(apart_cfg())
-        assert '1 documents of text:' in note and 'also in the training text' in note
+        assert (
+            '1 documents of the validation text, text:' in note
+            and 'also in the training text' in note
+        )
 
 
 def test_mixture_has_the_validation_source_once(apart_cfg, tmp_path):
@@ -228,7 +231,7 @@ def test_default_fraction_equals_the_default_config():
 @pytest.mark.parametrize(
     ('fields', 'says'),
     [
-        ({'validation_fraction': 0.1}, 'validation_fraction=0.1 would not be read'),
+        ({'validation_fraction': 0.1}, 'validation_fraction=0.1 has no effect'),
         ({'validation_source': 'text:none/*.txt'}, 'matches data.validation_source=text:none'),
         ({'validation_source': 'pyton'}, 'data.validation_source must be one of .*pyton'),
     ],
@@ -241,7 +244,7 @@ def test_errors_before_any_work(fields, says, apart_cfg, tmp_path):
 
 def test_error_for_validation_source_without_text(apart_cfg, tmp_path):
     source = write_texts(tmp_path / 'empty', [''])
-    with pytest.raises(ValueError, match=r'data\.validation_source=.* holds no text'):
+    with pytest.raises(ValueError, match=r'data\.validation_source=.* has no text'):
         open_dataset(apart_cfg(validation_source=source), say=discard_line)
-    with pytest.raises(ValueError, match=r'data\.source=.* holds no text'):
+    with pytest.raises(ValueError, match=r'data\.source=.* has no text'):
         open_dataset(apart_cfg(source=source), say=discard_line)

@@ -179,7 +179,7 @@ def test_errors_uncuttable_text(cfg, tmp_path, monkeypatch):
     monkeypatch.setattr(scan, 'LARGE', 100)
     monkeypatch.setattr(tokenizers, 'PART', 10)
     monkeypatch.setattr(tokenizers, 'LONGEST_UNCUT', 150)
-    with pytest.raises(ValueError, match=r'8\.txt holds 150 characters without a space.*=byte'):
+    with pytest.raises(ValueError, match=r'8\.txt has 150 characters without a space.*=byte'):
         open_dataset(cfg(source=source, tokenizer='bpe:300'), say=discard_line)
     assert not list((tmp_path / 'cache').glob('*.partial'))
     assert open_dataset(cfg(source=source), say=discard_line).train.n_bytes > 150

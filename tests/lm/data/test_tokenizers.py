@@ -146,7 +146,7 @@ def test_token_without_row_is_refused(image_folder, tmp_path):
     assert tokenizer.list_tokens_without_row() == {280: '<image>'}
     assert max(tokenizer.encode('an image')) < 280
     for encode in (tokenizer.encode, lambda text: tokenizer.encode_batch(['a', text])):
-        with pytest.raises(ValueError, match="token '<image>', id 280, and the model has 280 emb"):
+        with pytest.raises(ValueError, match="token '<image>', id 280, but the model has 280 emb"):
             encode('an <image> here')
     larger = tokenizers.load_for_model(image_folder, 281, None, None)
     assert larger.encode('<image>') == [280] and not larger.list_tokens_without_row()
@@ -155,7 +155,7 @@ def test_token_without_row_is_refused(image_folder, tmp_path):
 def test_bos_without_row_is_refused(image_folder):
     (image_folder / 'tokenizer_config.json').write_text('{"bos_token": "<image>"}')
     with pytest.raises(
-        ValueError, match=r"the bos_token of .* is '<image>', id 280, and the model"
+        ValueError, match=r"the bos_token of .* is '<image>', id 280, but the model"
     ):
         tokenizers.load_for_model(image_folder, 280, 0, 1)
 
@@ -246,7 +246,7 @@ def test_errors_invalid_files(tmp_path):
     (tmp_path / 'tokenizer.json').write_text('{}')
     with pytest.raises(ValueError, match='is not a tokenizer'):
         tokenizers.plan_tokenizer(f'hf:{tmp_path}')
-    with pytest.raises(ValueError, match='holds no tokenizer'):
+    with pytest.raises(ValueError, match='has no tokenizer'):
         tokenizers.load(tmp_path)
 
 

@@ -97,7 +97,7 @@ def test_word_that_is_a_token_is_not_merged():
     ranks = {bytes([byte]): byte for byte in range(256)} | {b'abc': 256}
     tokenizer = build_tokenizer(ranks, byte_ranks.GPT2_PATTERN, {})
     assert tokenizer.encode('abc').ids == [256] and tokenizer.encode('abcd').ids == [*b'abcd']
-    with pytest.raises(ValueError, match='a special token is a token already: abc'):
+    with pytest.raises(ValueError, match='a special token is already an ordinary token: abc'):
         build_tokenizer(ranks, byte_ranks.GPT2_PATTERN, {300: 'abc'})
 
 
@@ -174,7 +174,9 @@ def test_reference_tekken(tmp_path):
     tokenizer = load_plan(tmp_path)
     assert tokenizer.library.id_to_token(3) == '<SPECIAL_3>' and tokenizer.vocab_size == 291
     write_tekken(tmp_path / 'tekken.json', default_vocab_size=30)
-    with pytest.raises(ValueError, match='not a vocabulary of tekken that can be read: it needs'):
+    with pytest.raises(
+        ValueError, match='not a vocabulary of tekken that can be read: it must have'
+    ):
         load_plan(tmp_path)
 
 
@@ -204,9 +206,9 @@ def test_vocab_json_that_other_programs_cut(gpt2_folder):
     """Is not cut as GPT-2's: the error has a command that Python can read. Qwen's composes text."""
     folder, _ = gpt2_folder
     (folder / 'tokenizer_config.json').write_text('{"tokenizer_class": "CLIPTokenizer"}')
-    with pytest.raises(ValueError, match='CLIP cuts a text in another way than GPT-2') as caught:
+    with pytest.raises(ValueError, match='CLIP cuts text differently from GPT-2') as caught:
         load_plan(folder)
-    *_, code, argument = shlex.split(str(caught.value).partition('of it: ')[2])
+    *_, code, argument = shlex.split(str(caught.value).partition('of it, run: ')[2])
     compile(code, 'the command', 'exec')
     assert argument == str(folder)
     (folder / 'tokenizer_config.json').write_text('{"tokenizer_class": "Qwen2TokenizerFast"}')
@@ -228,14 +230,16 @@ def test_listed_tokens_have_their_ids(gpt2_folder):
     assert load_plan(folder).eos_id == 400  # and not that of the file that was read before
     (folder / 'tokenizer_config.json').unlink()
     (folder / 'added_tokens.json').write_text('{"<a>": 500}')
-    with pytest.raises(ValueError, match="lists the token '<a>' with the id 500, and it gets 400"):
+    with pytest.raises(ValueError, match="lists the token '<a>' with id 500, but it gets 400"):
         load_plan(folder)
 
 
 def test_unknown_ranks_are_explained():
-    with pytest.raises(ValueError, match=r'ranks are none of r50k_base, .* nor the special') as e:
+    with pytest.raises(
+        ValueError, match=r'ranks are not those of r50k_base, .* special tokens'
+    ) as e:
         load_plan(FOLDER / 'ranks.tiktoken')
-    command = shlex.split(str(e.value).partition('of it: ')[2])
+    command = shlex.split(str(e.value).partition('of it, run: ')[2])
     compile(command[command.index('-c') + 1], 'the command', 'exec')
     assert command[-5:-3] == [str(FOLDER / 'ranks.tiktoken'), 'PATTERN']
 
@@ -277,11 +281,11 @@ def test_text_makes_no_control_piece():
     'pieces, trainer, says',
     [
         ([('ab', -1, 1), ('bc', -1, 1)], b'\x18\x02', "'ab' and 'bc' have the same score"),
-        ([('az', -1, 1)], b'\x18\x02', "'z' is in a piece and is none itself"),
-        ([('ab', -1, 5)], b'\x18\x01', 'some of its pieces are unused'),
+        ([('az', -1, 1)], b'\x18\x02', "'z' is in a piece but is not a piece"),
+        ([('ab', -1, 5)], b'\x18\x01', 'it has unused pieces'),
         ([], b'\x18\x03', 'model_type word'),
-        ([], b'\x18\x01\xc0\x01\x01', 'a space behind the text'),
-        ([('<m>', 0, 4), ('<m><m>', 0, 4)], b'\x18\x01', 'own symbols is part of another'),
+        ([], b'\x18\x01\xc0\x01\x01', 'a space after the text'),
+        ([('<m>', 0, 4), ('<m><m>', 0, 4)], b'\x18\x01', 'user-defined symbols is part of another'),
     ],
 )
 def test_model_that_no_tokenizer_json_can_follow(pieces, trainer, says, tmp_path):
@@ -294,7 +298,7 @@ def test_model_that_no_tokenizer_json_can_follow(pieces, trainer, says, tmp_path
     path.write_bytes(content + encode_field(2, trainer))
     with pytest.raises(ValueError, match=says) as caught:
         load_plan(path)
-    command = str(caught.value).partition('a line: ')[2].partition(' <TEXT')[0]
+    command = str(caught.value).partition('per line, run: ')[2].partition(' <TEXT')[0]
     *_, code, argument = shlex.split(command)
     compile(code, 'the command', 'exec')
     assert argument == str(path) and f'ids:{5 + len(pieces)},1,2.' in str(caught.value)

@@ -54,7 +54,7 @@ def test_parameters_are_cut_if_they_do_not_fit():
     state_bytes, residual_bytes = estimate_bytes()
     axes, lines = select_axes((0.6 * state_bytes + residual_bytes) / auto_mesh.USABLE_SHARE)
     assert 'fsdp=' in axes and 'tensor' not in axes and 'context' not in axes
-    assert '  data=8: ' in lines[1] and 'does not fit' in lines[1]
+    assert '  instead of data=8: ' in lines[1] and 'does not fit' in lines[1]
     # No more than needed: a longer fsdp sends more.
     assert int(axes.partition('fsdp=')[2]) < 8
 
@@ -86,7 +86,7 @@ def test_runs_side_by_side_get_fewest_devices():
 
 
 def test_auto_raises_if_no_mesh_exists():
-    with pytest.raises(ValueError, match=r'auto finds no mesh of 8 devices: mesh\.data=3 '):
+    with pytest.raises(ValueError, match=r'auto finds no valid mesh for 8 devices: mesh\.data=3 '):
         select_axes(**{'mesh.data': 3})
 
 

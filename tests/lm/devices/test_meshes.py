@@ -129,7 +129,7 @@ def test_losses_equal_one_device(model, sizes):
             {'data.batch_size': 12},
             r'mesh\.data \* mesh\.fsdp = 1 \* 8; got',
         ),
-        ({'expert': 2}, {}, r'mesh\.expert=2 cuts experts, and model\.mlp=dense has none'),
+        ({'expert': 2}, {}, r'mesh\.expert=2 shards experts, but model\.mlp=dense has none'),
         (
             {'expert': 8},
             MODELS['experts'],
@@ -138,9 +138,13 @@ def test_losses_equal_one_device(model, sizes):
         (
             {'fsdp': 8},
             {'optim.ghost_radius': 0.1},
-            r'optim\.ghost_radius differentiates in forward',
+            r'optim\.ghost_radius needs a forward-mode derivative',
         ),
-        ({'context': 2}, {'model.attention': 'linear'}, r'model\.attention=linear reads in order'),
+        (
+            {'context': 2},
+            {'model.attention': 'linear'},
+            r'model\.attention=linear reads them in order',
+        ),
     ],
 )
 def test_indivisible_mesh_is_refused(sizes, changes, message):
@@ -154,7 +158,7 @@ def test_replicated_arrays_are_noted():
     config = tiny_config(COMMON | {'model.n_kv_heads': 2, 'mesh.data': 2, 'mesh.tensor': 4})
     keys_note, logits_note = list_mesh_notes(config, make_mesh(config.mesh), 258)
     assert keys_note.startswith('keys and values are whole') and 'model.n_kv_heads, 2.' in keys_note
-    assert 'mesh.tensor=4 does not divide the vocabulary, 258. 260 would be cut.' in logits_note
+    assert 'mesh.tensor=4 does not divide the vocabulary, 258. 260 would be sharded.' in logits_note
     assert not list(
         list_mesh_notes(config, make_mesh(make_config('default', {'data': 8}).mesh), 258)
     )
@@ -165,5 +169,5 @@ def test_fsdp_over_whole_torus_is_noted(monkeypatch):
     monkeypatch.setattr(check_mesh, 'torus_shape', lambda devices: [4, 2])
     whole, part = (tiny_config(COMMON | {'mesh.data': 8 // n, 'mesh.fsdp': n}) for n in (8, 4))
     (note,) = list_mesh_notes(whole, make_mesh(whole.mesh), 256)
-    assert 'a whole torus of 4 x 2' in note and 'mesh.fsdp=4 with mesh.data=-1' in note
+    assert 'a whole torus of 4 x 2' in note and 'mesh.fsdp=4 and mesh.data=-1' in note
     assert not list(list_mesh_notes(part, make_mesh(part.mesh), 256))

@@ -173,12 +173,12 @@ def test_added_token_without_row_has_no_bytes():
 
 
 def test_lossy_tokenizer_is_refused():
-    with pytest.raises(ValueError, match='Here texts are token ids'):
+    with pytest.raises(ValueError, match='Texts of this model are token ids'):
         spell_vocabulary(TokenIds(16, 0, 1))
     words = library.Tokenizer(library.models.WordLevel({'a': 0}, unk_token='a'))
-    with pytest.raises(ValueError, match='This one decodes by nothing'):
+    with pytest.raises(ValueError, match='This one has the decoders none'):
         spell_vocabulary(SubwordTokenizer(words, 3, 1, 2, cuttable=False))
     spaced = train_tokenizer(*TEXTS)
     spaced.library.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=True)
-    with pytest.raises(ValueError, match="This one spells 'a' otherwise"):
+    with pytest.raises(ValueError, match="This one changes the text 'a'"):
         spell_vocabulary(spaced)

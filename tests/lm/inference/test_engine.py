@@ -190,12 +190,12 @@ def test_eos_ends_row_and_is_not_reported(engine, single_updates, monkeypatch):
 @pytest.mark.parametrize(
     ('request_', 'message'),
     [
-        (Request((BOS,) * 9, 1), 'a prompt has 1 to 8 tokens, with the one that begins it; got 9'),
-        (Request((), 1), 'a prompt has 1 to 8 tokens, .* got 0'),
-        (Request((BOS, VOCAB), 1), f'token ids are from 0 to {VOCAB - 1}; got {VOCAB}'),
-        (Request((BOS, -1), 1), 'token ids are from 0 .* got -1'),
+        (Request((BOS,) * 9, 1), 'a prompt must have 1 to 8 tokens, .* start token; got 9'),
+        (Request((), 1), 'a prompt must have 1 to 8 tokens, .* got 0'),
+        (Request((BOS, VOCAB), 1), f'token ids must be between 0 and {VOCAB - 1}; got {VOCAB}'),
+        (Request((BOS, -1), 1), 'token ids must be between 0 .* got -1'),
         (Request((BOS,), 0), 'max_tokens must be at least 1; got 0'),
-        (Request((BOS,), 1, top=21), 'top is from 0 to 20; got 21'),
+        (Request((BOS,), 1, top=21), 'top must be between 0 and 20; got 21'),
     ],
 )
 def test_impossible_requests_are_refused(engine, request_, message):

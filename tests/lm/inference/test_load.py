@@ -24,7 +24,7 @@ def test_sweep_error_names_cells_with_checkpoints(tmp_path):
     with pytest.raises(ValueError) as error:
         find_checkpoint(tmp_path)
     message = str(error.value)
-    assert f'{tmp_path} is a sweep; give the workdir of one of its 5 cells' in message
+    assert f'{tmp_path} is a sweep. Give the workdir of one of its 5 cells' in message
     assert f'such as {tmp_path}/a, {tmp_path}/b, {tmp_path}/c. ' in message
     assert f'python -m eval.runs --workdir={tmp_path}' in message
     assert find_checkpoint(tmp_path / 'a') == (tmp_path / 'a' / FOLDER, 3)

@@ -55,5 +55,5 @@ def test_unscorable_rows_are_refused():
     score = Scorer(build_checkpoint())
     assert score([]) == []
     for rows in ([[1] * 34], [[1, 2], []]):
-        with pytest.raises(ValueError, match='a row that is scored has 1 to 33 tokens'):
+        with pytest.raises(ValueError, match='each scored row must have 1 to 33 tokens'):
             score(rows)

@@ -135,7 +135,7 @@ def test_empty_config_gets_all_fields():
     config = ConfigDict({'model': {'d_model': 8}})
     add_fields(config)
     assert config.model.bias is False and config.norm.groups is None
-    with pytest.raises(ValueError, match=r'config lacks model\.n_layers'):
+    with pytest.raises(ValueError, match=r'config has no model\.n_layers'):
         resolve(config)
 
 
@@ -169,7 +169,7 @@ def test_unknown_flag_suggests_nearest_field(refusal):
         ),
         (
             'config.model.enable_dropout = True',
-            'no field model.enable_dropout. Dropout is on where',
+            'no field model.enable_dropout. Dropout is on if',
         ),
     ],
 )
@@ -251,7 +251,7 @@ def test_tilde_is_expanded(parse_config, at_home):
 
 def test_unknown_home_is_refused(refusal):
     assert "there is no user 'nobody_here'" in refusal(DEFAULT, '--workdir=~nobody_here/x')
-    assert '--config=~nobody_here/a.py is no file' in refusal('--config=~nobody_here/a.py')
+    assert '--config=~nobody_here/a.py is not a file' in refusal('--config=~nobody_here/a.py')
 
 
 def test_listed_and_repeated_paths_are_expanded(at_home):

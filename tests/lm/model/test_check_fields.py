@@ -58,7 +58,7 @@ def test_every_table_name_passes(path):
     for name in NAMES[path]:
         changes = {**find_reader(path), path: name}
         if path == 'optim.others' and set(OPTIMIZERS[name].roles) != set(ROLES):
-            with pytest.raises(ValueError, match=f'optim.others={name} is not for'):
+            with pytest.raises(ValueError, match=f'optim.others={name} does not support'):
                 checked_config(changes)
         else:
             checked_config(changes)
@@ -75,9 +75,9 @@ def test_every_choice_is_looked_up():
 
 def test_name_from_another_field_names_that_field():
     """For example Schedule-Free, which other programs list among optimizers."""
-    with pytest.raises(ValueError, match=r"'schedule_free' is one of optim.average"):
+    with pytest.raises(ValueError, match=r"'schedule_free' is a value of optim.average"):
         tiny_config({'optim.name': 'schedule_free'})
-    with pytest.raises(ValueError, match=r"'layernorm' is one of model.norm\.$"):
+    with pytest.raises(ValueError, match=r"'layernorm' is a value of model.norm\.$"):
         tiny_config({'model.placement': 'layernorm'})
 
 
@@ -124,10 +124,10 @@ def test_values_beyond_bounds_are_refused(path):
         beyond = beyond[:1]
     if minimum - 1 == minimum:
         beyond = [math.nan]
-    message = re.escape(f'{path} must be between {minimum} and {maximum}; got')
-    for value in beyond:
+    for value in map(kind, beyond):
+        message = f'{re.escape(path)} must be .+; got {re.escape(str(value))}$'
         with pytest.raises(ValueError, match=message):
-            check(tiny_config(changes | {path: kind(value)}))
+            check(tiny_config(changes | {path: value}))
     check(tiny_config(changes | {path: kind(minimum)}))
 
 
@@ -158,8 +158,8 @@ def test_unread_option_names_its_readers(path):
         config = tiny_config(changes | {path: value})
     except ValueError as error:
         message = str(error)
-        assert message.startswith(f'{path}={value} is read by no part of this config')
-        assert f'{reader[0]}=' in message.split('It is read with')[1]
+        assert message.startswith(f'{path}={value} is not used by this config')
+        assert f'{reader[0]}=' in message.split('It is used with')[1]
     else:  # all rows of its tables read it
         assert path in config.readers
     checked_config({reader[0]: reader[1]})

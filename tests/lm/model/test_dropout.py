@@ -98,8 +98,8 @@ def test_open_choice_selects_kernel_with_dropout():
     ('changes', 'message'),
     [
         ({'kernels.attention': 'splash'}, r'=reference, or model\.attention_dropout=0'),
-        ({'kernels.implementation': 'xla'}, 'kernels.attention=blocked drops no probabilities'),
-        ({'model.attention': 'linear'}, 'linear has no probabilities'),
+        ({'kernels.implementation': 'xla'}, 'kernels.attention=blocked does not support dropout'),
+        ({'model.attention': 'linear'}, 'linear has no attention probabilities'),
         ({'model.dropout': 1.0}, r'model\.dropout must be between 0 and 0\.99; got 1\.0'),
     ],
 )

@@ -149,7 +149,7 @@ def test_present_record_is_checked():
     raw = to_dict(checked_config())
     raw['mlp']['n_experts'] = 4
     assert is_old(OLD) and not is_old(raw)
-    with pytest.raises(ValueError, match=r'mlp\.n_experts=4 is read by no part'):
+    with pytest.raises(ValueError, match=r'mlp\.n_experts=4 is not used by'):
         resolve_stored(raw)
 
 

@@ -31,7 +31,7 @@ def list_notes(changes):
         (
             {'model.norm': 'powernorm'},
             'model.norm=powernorm needs more than 10000 updates and the run has 20: warmup=10000 '
-            '(updates as a norm over the batch alone)',
+            '(first updates with statistics of the current batch only)',
         ),
         ({'model.norm': 'unified'}, 'model.norm=unified needs more than 4000 updates and'),
         ({'model.norm': 'unified:warmup=20'}, 'needs more than 20 updates and the run has 20'),
@@ -55,11 +55,11 @@ def list_notes(changes):
         ({'train.trainable': 'norms'}, 'train.trainable=norms without train.init_from: all other'),
         (
             {'optim.average': 'schedule_free', 'optim.schedule': 'linear', 'optim.b1': 0.0},
-            'optim.average=schedule_free takes the place of a decay: optim.schedule=linear',
+            'optim.average=schedule_free replaces a learning-rate decay, but optim.schedule=linear',
         ),
         (
             {'optim.average': 'schedule_free', 'optim.name': 'muon', 'optim.b1': 0.0},
-            'and optim.name=muon has its own, optim.momentum=0.95; published with 0',
+            'but optim.name=muon also has momentum, optim.momentum=0.95',
         ),
     ],
 )

@@ -116,7 +116,9 @@ def test_rows_with_too_many_documents_are_refused(program, monkeypatch):
         lambda: program.evaluate(batch, None, None, None),
         lambda: program.diagnose(batch, None, None, None),
     ):
-        with pytest.raises(ValueError, match=r'blocked takes 2 documents, .* and one here has 3'):
+        with pytest.raises(
+            ValueError, match=r'blocked supports at most 2 documents .* this row has 3'
+        ):
             call()
 
 

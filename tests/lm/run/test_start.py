@@ -210,19 +210,19 @@ class TestMissingSource:
         source.rename(source.with_name('elsewhere'))
         (workdir / 'checkpoints' / '4').rmdir()
         for run_workdir in (workdir, None):
-            with pytest.raises(ValueError, match=r'source holds no checkpoint.* by --workdir'):
+            with pytest.raises(ValueError, match=r'source has no checkpoint.* by --workdir'):
                 merge_source_model(raw, (), run_workdir)
         with pytest.raises(ValueError, match=r'not a file'):
             start.check_run(recipe, workdir)
         byte = cell_config(to_dict(recipe.config), {'data.tokenizer': 'byte'})
-        with pytest.raises(ValueError, match=r'source holds no checkpoint'):
+        with pytest.raises(ValueError, match=r'source has no checkpoint'):
             start.check_run(byte, workdir)
 
     def test_run_from_other_source_needs_source(self, begun_run, source, raw):
         workdir, _ = begun_run
         source.rename(source.with_name('elsewhere'))
         raw['train']['init_from'] = str(source.with_name('another'))
-        with pytest.raises(ValueError, match=r'another holds no checkpoint'):
+        with pytest.raises(ValueError, match=r'another has no checkpoint'):
             merge_source_model(raw, (), workdir)
 
 
@@ -310,14 +310,16 @@ def test_fitting_statistics_are_copied(make_config, removal_run):
 
 
 def test_path_without_checkpoint_is_refused_at_once(make_config, tmp_path):
-    with pytest.raises(ValueError, match=r'nowhere holds no checkpoint\. Give the workdir'):
+    with pytest.raises(ValueError, match=r'nowhere has no checkpoint\. Give the workdir'):
         train(make_config({'train.init_from': str(tmp_path / 'nowhere')}), tmp_path / 'run')
     assert not (tmp_path / 'run').exists()
 
 
 @pytest.mark.parametrize('name', ['gpt2', 'meta-llama/Llama-3.2-1B'])
 def test_hub_model_is_refused_with_advice(name):
-    with pytest.raises(ValueError, match=rf'init_from={name}: models are not .*import-hf'):
+    with pytest.raises(
+        ValueError, match=rf'init_from={name}: runs do not download models.*import-hf'
+    ):
         start.find_source(name)
 
 
@@ -414,7 +416,7 @@ def test_norms_alone_are_trained_by_every_cell(make_config, source, tmp_path):
 NOT_BUILT = {
     'order': (
         {'model.reparam': 'normalize_and_project+shared'},
-        r'model.reparam=normalize_and_project\+shared: .* must be the last',
+        r'model.reparam=normalize_and_project\+shared: .* must come last',
     ),
     'tied readout': (
         {'model.reparam': 'weight_norm', 'reparam.roles': 'readout', 'model.tie_embeddings': True},
@@ -422,7 +424,7 @@ NOT_BUILT = {
     ),
     'one row': (
         {'model.reparam': 'weight_standardization', 'model.d_ff': 1},
-        'model.reparam=weight_standardization needs matrices of two rows',
+        'model.reparam=weight_standardization needs matrices with at least two',
     ),
     'no lora': ({'train.trainable': 'lora'}, 'train.trainable=lora leaves nothing to train'),
     'no norms': (
@@ -431,15 +433,15 @@ NOT_BUILT = {
     ),
     'too large': (
         {'optim.name': 'cge', 'model.d_model': 128, 'model.d_ff': 512},
-        'optim.name=cge is for at most 100,000 parameters',
+        'optim.name=cge supports at most 100,000 parameters',
     ),
-    'forward mode': ({'optim.ghost_radius': 1.0}, 'optim.ghost_radius differentiates the logits'),
+    'forward mode': ({'optim.ghost_radius': 1.0}, 'optim.ghost_radius needs a forward-mode'),
     'no rule': (
         {'scaling.name': 'mup', 'scaling.base_width': 8, 'optim.name': 'muon'}
         | {'model.reparam': 'lora', 'model.n_kv_heads': 2},
         'scaling.name=mup has no rule for the factors',
     ),
-    'platform': ({'kernels.attention': 'splash'}, 'kernels.attention=splash runs on tpu alone'),
+    'platform': ({'kernels.attention': 'splash'}, 'kernels.attention=splash runs only on tpu'),
 }
 
 
@@ -452,7 +454,7 @@ def test_impossible_model_is_refused_before_folder(tree, tmp_path, changes, mess
 
 
 def test_impossible_cell_is_refused_before_training(tree, tmp_path):
-    message = r"^sweep cell \{'optim.name': 'cge'.*\}: optim.name=cge is for at most"
+    message = r"^sweep cell \{'optim.name': 'cge'.*\}: optim.name=cge supports at most"
     size = {'model.d_model': (128,), 'model.d_ff': (512,)}
     with pytest.raises(ValueError, match=message):
         train_sweep(tree, {'optim.name': ('adamw', 'cge')} | size, tmp_path / 'sweep')

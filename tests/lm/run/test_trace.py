@@ -150,8 +150,8 @@ def test_accelerator_planes_are_read():
         ('0:3', 'must be STEP:COUNT'),
         ('5:0', 'must be STEP:COUNT'),
         ('5:-1', 'must be STEP:COUNT'),
-        ('18:4', 'traces steps 18 to 21, and the run ends at train.steps=20.*be is 17:4'),
-        ('100:50', 'be is 1:20'),
+        ('18:4', 'traces steps 18 to 21, but the run ends at train.steps=20.*value is 17:4'),
+        ('100:50', 'value is 1:20'),
     ],
 )
 def test_impossible_steps_are_refused(value, message):

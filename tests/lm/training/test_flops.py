@@ -173,5 +173,5 @@ def test_peak_is_measured_once_per_process(monkeypatch):
     monkeypatch.setattr(flops, 'measure_gemm_flops', lambda: next(rates))
     peaks = [peak_flops(8, remeasure) for remeasure in (True, False, True, False)]
     flops.cached_gemm_flops.cache_clear()
-    source = 'measured float32 2048^3 product'
+    source = 'measured float32 2048^3 matmul'
     assert peaks == [(rate, source) for rate in (2.0, 2.0, 3.0, 3.0)]

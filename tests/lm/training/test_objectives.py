@@ -196,12 +196,12 @@ INVALID = [
     ({'data.objective': 'causal:1.5+infill:-0.5'}, 'above 0 and sum to 1'),
     ({'data.objective': 'causal:nan+infill:0.5'}, 'above 0 and sum to 1'),
     ({'data.objective': 'infill:0.5'}, 'above 0 and sum to 1; got .*sums to 0.5'),
-    ({'data.objective': 'causal+infill'}, "has its share behind it, a number; got 'causal'"),
-    ({'data.objective': 'causal:half+infill:0.5'}, "a number; got 'causal:half'"),
-    ({'data.objective': 'infill:0.5+infill:0.5'}, 'names a row twice'),
-    ({'data.objective': ('causal', 'infill')}, 'several names are one text'),
+    ({'data.objective': 'causal+infill'}, "needs a share, which is a number .*; got 'causal'"),
+    ({'data.objective': 'causal:half+infill:0.5'}, "a number .*; got 'causal:half'"),
+    ({'data.objective': 'infill:0.5+infill:0.5'}, 'names the same part twice'),
+    ({'data.objective': ('causal', 'infill')}, 'join several names with'),
     ({'train.eval_objectives': 'causal+fim'}, "Did you mean 'infill'"),
-    ({'data.span_least': 4}, 'read by no part of this config'),
+    ({'data.span_least': 4}, 'not used by this config'),
     ({'data.objective': 'span_corruption', 'data.span_least': 70}, 'must be at most data.span_mo'),
     (
         {'data.objective': 'span_corruption', 'data.mask_ratio_most': 0.1},
@@ -210,7 +210,7 @@ INVALID = [
     ({'data.objective': 'infill', 'data.seq_len': 5}, 'data.seq_len must be at least 8; got 5'),
     (
         {'train.eval_objectives': 'infill', 'data.loss_on': 'holes'},
-        'data.loss_on=holes is for training',
+        'data.loss_on=holes applies to training',
     ),
     (
         {'data.objective': 'prefix', 'model.attention': 'linear'},
@@ -218,11 +218,11 @@ INVALID = [
     ),
     (
         {'train.eval_objectives': 'prefix', 'attention.affine_scaled': True},
-        'the mean that attention.affine_scaled=True adds is of earlier ones',
+        'attention.affine_scaled=True adds a mean over earlier tokens',
     ),
     (
         {'data.objective': 'prefix', 'kernels.attention': 'splash'},
-        'kernels.attention=splash does not serve prefix=True; those that do: blocked, reference',
+        'attention=splash does not support prefix=True. These kernels do: blocked, reference',
     ),
 ]
 

@@ -67,15 +67,15 @@ def test_pallas_losses_equal_reference(monkeypatch):
                 'model.final_norm': 'layernorm',
                 'kernels.rms_norm': 'pallas',
             },
-            r'kernels.rms_norm=pallas would change nothing: .* do are .*, rmsnorm, .* Leave it',
+            r'kernels.rms_norm=pallas would have no effect: .* do: .*, rmsnorm, .* Leave it',
         ),
         (
             {'loss.name': 'focal', 'kernels.cross_entropy': 'pallas'},
-            r'kernels.cross_entropy=pallas would change nothing: loss.name=focal is another loss',
+            r'kernels.cross_entropy=pallas would have no effect: loss.name=focal does not use it',
         ),
         (
             {'kernels.softmax': 'pallas'},
-            r'kernels.softmax=pallas would change nothing: ',
+            r'kernels.softmax=pallas would have no effect: ',
         ),
     ],
     ids=str,
@@ -89,12 +89,12 @@ def test_unused_kernel_is_refused(changes, message):
 def test_kernel_without_forward_mode_is_refused(operation):
     changes = {'optim.ghost_radius': 1.0, 'kernels.attention': 'reference'}
     config = tiny_config(changes | {f'kernels.{operation}': 'pallas'})
-    with pytest.raises(ValueError, match=f'ghost_radius .* choose kernels.{operation}=reference'):
+    with pytest.raises(ValueError, match=f'ghost_radius .* Choose kernels.{operation}=reference'):
         check_learner(build_learner(config, VOCAB, BOS, 'tpu'))
 
 
 def test_tpu_checkpoint_loads_elsewhere():
     messages, config = [], tiny_config({'kernels.rms_norm': 'pallas'})
     assert replace_kernels('cpu', config, messages.append).kernels == {}
-    assert len(messages) == 1 and 'kernels.rms_norm=pallas runs on tpu, gpu alone' in messages[0]
+    assert len(messages) == 1 and 'kernels.rms_norm=pallas runs only on tpu, gpu' in messages[0]
     assert replace_kernels('tpu', config, messages.append) is config

@@ -202,22 +202,22 @@ def test_table_lists_rates_and_decays():
 
 
 INVALID = (
-    ({'scaling.name': 'mup'}, 'mup scales against a base model: set scaling.base_width'),
+    ({'scaling.name': 'mup'}, 'mup scales relative to a base model. Set scaling.base_width'),
     (
         {'scaling.name': 'complete_p', 'scaling.base_width': 8},
-        'set scaling.base_depth, the depth of the model',
+        'Set scaling.base_depth to the depth of the model',
     ),
-    ({'scaling.base_width': 8}, 'base_width=8 is read by no part .*scaling.name=standard'),
-    ({'scaling.name': 'unit', 'scaling.base_width': 8}, 'base_width=8 is read by no part'),
-    ({'scaling.name': 'unit', 'scaling.base_heads': 2}, 'base_heads=2 is for logits q k / H'),
-    ({'scaling.name': 'unit', 'model.placement': 'peri'}, 'unit multiplies what blocks add'),
+    ({'scaling.base_width': 8}, 'base_width=8 is not used by .*scaling.name=standard'),
+    ({'scaling.name': 'unit', 'scaling.base_width': 8}, 'base_width=8 is not used by'),
+    ({'scaling.name': 'unit', 'scaling.base_heads': 2}, 'base_heads=2 applies to logits q k / H'),
+    ({'scaling.name': 'unit', 'model.placement': 'peri'}, 'unit scales the outputs of blocks'),
     (
         {'scaling.name': 'mup_simple', 'scaling.base_width': 8, 'scaling.base_heads': 2},
-        'base_heads=2 is for logits q k / H against a base model, which scaling.name=mup_simple',
+        'base_heads=2 applies to logits q k / H .* which scaling.name=mup_simple',
     ),
     (
         {'scaling.name': 'mup', 'scaling.base_width': 8, 'model.n_heads': 1, 'model.n_kv_heads': 1},
-        'at a width of 8 this model would have 0.5 for model.n_heads=1, which must be whole',
+        'at a width of 8, model.n_heads=1 would become 0.5, which must be a whole number',
     ),
     (
         {'scaling.name': 'mup', 'scaling.base_width': 8, 'scaling.base_heads': 3},
@@ -225,7 +225,7 @@ INVALID = (
     ),
     (
         {'scaling.name': 'complete_p', **BASE, 'optim.name': 'sgd'},
-        'no table for optim.name=sgd, a sgd-like optimizer, only for those like adam. Choose '
+        'no rules for optim.name=sgd, a sgd-like .* supports adam-like optimizers. Choose '
         'scaling.name=standard.*mup.*spectral',
     ),
     (
@@ -235,7 +235,7 @@ INVALID = (
             'optim.name': 'muon',
             'optim.match_rms': 0.2,
         },
-        'mup scales updates of optim.name=muon as .*spectral-like .*optim.match_rms gives',
+        'mup scales the updates of optim.name=muon as spectral-like .*optim.match_rms rescales',
     ),
     (
         {
@@ -244,11 +244,11 @@ INVALID = (
             'optim.name': 'sgd',
             'optim.match_rms': 0.2,
         },
-        'mup scales updates of optim.name=sgd as .*sgd-like .*optim.match_rms gives',
+        'mup scales the updates of optim.name=sgd as sgd-like .*optim.match_rms rescales',
     ),
     (
         {'scaling.name': 'mup', 'scaling.base_width': 8, 'optim.others': 'adafactor'},
-        'with optim.adafactor_absolute=False they are of another size',
+        'with optim.adafactor_absolute=False they have another size',
     ),
     (
         {
@@ -257,27 +257,27 @@ INVALID = (
             'optim.name': 'shampoo',
             'optim.shampoo_graft': False,
         },
-        'with optim.shampoo_graft=False they are of another size',
+        'with optim.shampoo_graft=False they have another size',
     ),
     (
         {'scaling.name': 'complete_p', **BASE, 'optim.name': 'sophia'},
-        'complete_p scales epsilons, and optim.name=sophia compares',
+        'complete_p scales epsilons, which does not work with optim.name=sophia',
     ),
     (
         {'scaling.name': 'spectral', 'scaling.base_width': 8, 'model.tie_embeddings': True},
-        'spectral has other deviations or rates for a readout .*Choose scaling.name=mup',
+        'spectral has different standard deviations or learning rates .*Choose scaling.name=mup',
     ),
     (
         {'scaling.name': 'unit', 'scaling.init': 'small'},
-        'unit draws weights with deviation 1 .*scaling.init=small has its own',
+        'unit draws weights with standard deviation 1 .*scaling.init=small has its own',
     ),
     (
         {'scaling.name': 'complete_p', **BASE, 'model.placement': 'peri'},
-        'complete_p multiplies what blocks add .*placement=peri normalizes',
+        'complete_p scales the outputs of blocks.*placement=peri normalizes',
     ),
     (
         {'scaling.name': 'complete_p', **BASE, 'model.reparam': 'shared'},
-        'complete_p has rates for each block, and model.reparam=shared has one',
+        'complete_p has a learning rate for each block, but model.reparam=shared shares one',
     ),
 )
 
@@ -290,5 +290,5 @@ def test_conflicting_scalings_are_refused(changes, message):
 
 def test_one_sided_growth_with_spectral_is_refused():
     config = grow_config('mup', **{'model.mlp': 'moe', 'optim.name': 'muon'})
-    with pytest.raises(ValueError, match='no rule for layers/mlp/router, of which one side alone'):
+    with pytest.raises(ValueError, match='no rule for layers/mlp/router, because only one'):
         tiny_learner(config)

@@ -226,9 +226,7 @@ def test_table_shows_each_reparam(reparam, expected):
     'value', [('sigma', 'weight_norm'), ['sigma', 'weight_norm'], "('sigma', 'weight_norm')"]
 )
 def test_tuple_explains_spelling(value):
-    message = (
-        r"several names are one text, joined by \+, .*: 'sigma\+weight_norm'\. Runs that differ"
-    )
+    message = r"join several names with \+ .*: 'sigma\+weight_norm'\. To compare them"
     with pytest.raises(ValueError, match=message):
         tiny_config({'model.reparam': value})
 
@@ -236,17 +234,23 @@ def test_tuple_explains_spelling(value):
 @pytest.mark.parametrize(
     ('changes', 'message'),
     [
-        ({'model.reparam': 'sigma+shared+sigma'}, r'sigma\+shared\+sigma names a row twice'),
-        ({'model.reparam': 'none+sigma'}, 'of which one stands alone'),
+        (
+            {'model.reparam': 'sigma+shared+sigma'},
+            r'sigma\+shared\+sigma names the same part twice',
+        ),
+        ({'model.reparam': 'none+sigma'}, 'cannot be joined with other names'),
         ({'model.reparam': 'sigmareparam'}, "Did you mean 'sigma'"),
         ({'model.reparam': 'sigma', 'reparam.roles': 'vector'}, "'vector' has no matrices"),
         ({'model.reparam': 'sigma', 'reparam.roles': 'hidden+hidden'}, 'names a role twice'),
-        ({'model.reparam': 'shared', 'reparam.roles': 'hidden'}, 'is read by no part'),
+        ({'model.reparam': 'shared', 'reparam.roles': 'hidden'}, 'is not used by'),
         ({'model.reparam': 'sigma', 'reparam.gamma_start': 'two'}, 'must be one of one, sigma'),
-        ({'model.reparam': 'spectral_cap', 'reparam.spectral_bound': 0.0}, 'must be between'),
+        (
+            {'model.reparam': 'spectral_cap', 'reparam.spectral_bound': 0.0},
+            'must be between 1e-06 and 1000000.0',
+        ),
         ({'model.reparam': 'sigma', 'scaling.init_scale': 1e-10}, 'must be at least 1e-09'),
-        ({'model.reparam': 'lora+weight_norm'}, r'one of which is 0; write weight_norm\+lora'),
-        ({'model.reparam': 'normalize_and_project+lora'}, 'knows nothing of the factors of lora'),
+        ({'model.reparam': 'lora+weight_norm'}, r'one of which is 0. Write weight_norm\+lora'),
+        ({'model.reparam': 'normalize_and_project+lora'}, 'does not support the factors of lora'),
     ],
 )
 def test_invalid_reparams_are_refused(changes, message):
@@ -255,7 +259,9 @@ def test_invalid_reparams_are_refused(changes, message):
 
 
 def test_training_missing_lora_is_refused():
-    with pytest.raises(ValueError, match=r'nothing to train: model\.reparam=sigma has no lora'):
+    with pytest.raises(
+        ValueError, match=r'nothing to train: model\.reparam=sigma does not include lora'
+    ):
         tiny_learner(tiny_config({'model.reparam': 'sigma', 'train.trainable': 'lora'}))
 
 

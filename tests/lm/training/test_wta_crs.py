@@ -128,16 +128,22 @@ def test_tokens_stay_on_their_device():
 @pytest.mark.parametrize(
     ('changes', 'message'),
     [
-        ({'kernels.wta_crs_ratio': 0.0}, 'kernels.wta_crs_ratio must be between .* and 1; got 0'),
-        ({'kernels.wta_crs_ratio': 1.5}, 'kernels.wta_crs_ratio must be between .* and 1; got 1.5'),
-        ({'kernels.wta_crs_least': 0}, 'kernels.wta_crs_least must be between 1 and .*; got 0'),
+        (
+            {'kernels.wta_crs_ratio': 0.0},
+            'kernels.wta_crs_ratio must be above 0 and at most 1; got 0',
+        ),
+        (
+            {'kernels.wta_crs_ratio': 1.5},
+            'kernels.wta_crs_ratio must be above 0 and at most 1; got 1.5',
+        ),
+        ({'kernels.wta_crs_least': 0}, 'kernels.wta_crs_least must be at least 1; got 0'),
         (
             {'kernels.matmul': 'direct', 'kernels.wta_crs_ratio': 0.5},
-            'wta_crs_ratio=0.5 is read by no part .* It is read with kernels.matmul=wta_crs',
+            'wta_crs_ratio=0.5 is not used by .* It is used with kernels.matmul=wta_crs',
         ),
         (
             {'train.trainable': 'norms', 'model.norm': 'layernorm'},
-            'train.trainable=norms trains none: it would change nothing',
+            'train.trainable=norms trains no matrix, so it would have no effect',
         ),
         ({'optim.name': 'sophia'}, 'optim.name=sophia differentiates the gradient'),
         ({'optim.others': 'sophia'}, 'optim.others=sophia differentiates the gradient'),

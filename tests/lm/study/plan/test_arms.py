@@ -173,7 +173,7 @@ def test_incomparable_arms_are_refused(sweep, tune, message):
         ({'optim.lr': (1e-2, 1e-3)}, r'Did you mean \(0\.001, 0\.01\)'),
         ({'optim.lr': (1, 2, 3)}, r'Did you mean \(1\.0, 3\.0\)'),
         ({'optim.lr': (1e-3,)}, r'got \(0\.001,\)'),
-        ({'optim.b2': (0.9, 1.5)}, r'optim\.b2 must be between 0 and .*; got 1\.5'),
+        ({'optim.b2': (0.9, 1.5)}, r'optim\.b2 must be at least 0 and below 1; got 1\.5'),
         (dict.fromkeys(('optim.lr', 'optim.b1', 'optim.b2', 'optim.eps')), '3 fields at most'),
         (LR | {'budget': 14}, 'must be 15 runs an arm at least .*; got 14'),
         (LR | {'budget': 1e2}, r'counts the runs of an arm.*got 100\.0\. Write 100'),

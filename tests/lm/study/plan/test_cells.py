@@ -142,8 +142,11 @@ def test_config_file_and_flag_give_equal_cells():
         ({'train.seed': (0, 1.5)}, 'train.seed must be int; got 1.5 of type float'),
         ({'train.seed': (True,)}, 'train.seed must be int; got True of type bool'),
         ({'optim.lr': ('0.1',)}, "optim.lr must be float; got '0.1' of type str"),
-        ({'optim.lr': (0.1, -1.0)}, "cell {'optim.lr': -1.0}: optim.lr must be between 0"),
-        ({'optim.lr': (float('nan'),)}, 'optim.lr must be between 0'),
+        (
+            {'optim.lr': (0.1, -1.0)},
+            "cell {'optim.lr': -1.0}: optim.lr must be at least 0 and finite",
+        ),
+        ({'optim.lr': (float('nan'),)}, 'optim.lr must be at least 0 and finite'),
         ({'model.norm': ('rmsnrom',)}, "Did you mean 'rmsnorm'?"),
         ({'model.n_heads': (2, 3)}, 'model.n_heads must divide model.d_model'),
         ({'optim.lr': (1, 1.0)}, 'two cells of the sweep are the same run'),
@@ -153,8 +156,8 @@ def test_config_file_and_flag_give_equal_cells():
         ({'model.dtype': ('auto', 'bfloat16')}, 'depends on the machine; a sweep names the types'),
         (
             {'optim.decay_fraction': (0.1, 0.2)},
-            "cell {'optim.decay_fraction': 0.1}: optim.decay_fraction=0.1 is read by no part of "
-            'this config (optim.schedule=constant), so that it would change nothing. It is read '
+            "cell {'optim.decay_fraction': 0.1}: optim.decay_fraction=0.1 is not used by "
+            'this config (optim.schedule=constant), so it would have no effect. It is used '
             'with optim.schedule=warmup_stable_decay.',
         ),
         ({'model.norm': ('rmsnorm:scal=False',)}, 'rmsnorm has no such option, only'),
@@ -240,12 +243,12 @@ def test_base_option_replaced_by_axis_is_left_out():
     _, cells = split_and_expand({'optim.muon_steps': 3}, names | {'optim.muon_steps': (4,)})
     assert [cell.recipe.optim.muon_steps for cell in cells] == [None, 4]
     listed = ({'optim.name': 'adamw'}, {'optim.name': 'muon', 'optim.muon_steps': 4})
-    with pytest.raises(ValueError, match='muon_steps=3 is read by no part'):
+    with pytest.raises(ValueError, match='muon_steps=3 is not used by'):
         split_and_expand({'optim.muon_steps': 3}, listed)
 
 
 def test_unread_option_is_refused():
-    with pytest.raises(ValueError, match='muon_steps=3 is read by no part'):
+    with pytest.raises(ValueError, match='muon_steps=3 is not used by'):
         split_and_expand({'optim.muon_steps': 3}, {'optim.name': ('adamw', 'sgd')})
     with pytest.raises(ValueError, match='the same run'):
         split_and_expand({}, {'optim.name': ('muon',), 'list': ({}, {'optim.muon_steps': 5})})

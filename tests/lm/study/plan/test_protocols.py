@@ -298,7 +298,7 @@ def test_protocol_flags_are_refused_for_single_runs(text):
     assert 'synthetic:markov' in refusal({'optim.lr': (1, 2), 'protocol': 'one_epoch'}, mixed)
     slow = {'optim.name': ('adamw', 'muon'), 'protocol': 'equal_time'}
     short = make_measurements((1.0, 0.1), tokens=8 * 8 * 5000 + 1)
-    assert 'train.steps=20000 needs 4 epochs, and data.epochs=1' in refusal(slow, machine=short)
+    assert 'train.steps=20000 needs 4 epochs, but data.epochs=1' in refusal(slow, machine=short)
 
 
 def test_times_from_another_device_are_refused(monkeypatch, tmp_path):
