@@ -122,7 +122,7 @@ def peak_flops(n_devices: int, remeasure: bool = False) -> tuple[float, str]:
         return published * n_devices, f'{n_devices} x published bf16 peak'
     if remeasure:
         cached_gemm_flops.cache_clear()
-    measured, source = cached_gemm_flops(), f'measured float32 {GEMM_SIZE}^3 product'
+    measured, source = cached_gemm_flops(), f'measured float32 {GEMM_SIZE}^3 matmul'
     if device.platform == 'cpu':
         return measured, source
     return measured * n_devices, f'{n_devices} x {source}'
