@@ -1,25 +1,27 @@
-"""Trains what a config describes: a run, or the many runs of a sweep.
+"""Trains the run or the sweep that a config describes.
 
     python train.py --config=configs/default.py [--config.SECTION.FIELD=VALUE ...] [--workdir=DIR]
     python train.py --config=configs/default.py --config.sweep="{'optim.lr': (1e-3, 3e-3)}"
 
-The same command again resumes what the workdir holds.
+Run the same command again to resume.
 
---workdir=DIR               the run's folder, or gs:// or s3://BUCKET/PATH; default runs/NAME-HASH
---choices[=FIELD[=NAME]]    print all parts, those of a field with their options, or one of them
---print_config              print all fields and their values; --print_schedule the learning rates,
-    --print_parameters the shape, learning rate, decay and sharding of each parameter
---continue_changed          go on from a workdir whose run had another config or other data
---start_over                begin at step 1 where all checkpoints of a run are lost
---track=mlflow[,wandb]      send the rows to trackers, by a process beside training
---engine=local|ray          where a sweep trains: --runs_at_once=N in a program, --resources=CPU=2
---coordinator=HOST:PORT --num_processes=N --process_id=I    on several hosts, the same command on
-    each; by SLURM, Open MPI or on a TPU pod without these. --host_timeout=SECONDS to wait for all,
-    --watch_port=PORT where the one after the coordinator's is taken, --job_secret_file=FILE
+--workdir=DIR               folder of the run, or gs:// or s3://BUCKET/PATH; default: runs/NAME-HASH
+--choices[=FIELD[=NAME]]    list all parts, the parts and options of one field, or one part
+--print_config              print all fields and their values; --print_schedule: the learning rates;
+    --print_parameters: the shape, learning rate, decay and sharding of each parameter
+--continue_changed          continue the run in the workdir although its config or data has changed
+--start_over                start again at step 1 if all checkpoints of the run are lost
+--track=mlflow[,wandb]      also send the metrics to these trackers
+--engine=local|ray          where a sweep trains; --runs_at_once=N: maximum runs at once;
+    --resources=CPU=2: resources of each Ray task
+--coordinator=HOST:PORT --num_processes=N --process_id=I    train on several hosts: run the same
+    command on each with its own process_id. Leave these out under SLURM, Open MPI or on a TPU pod.
+    --host_timeout=SECONDS: how long to wait for all hosts; --watch_port=PORT: if the port after
+    that of --coordinator is taken; --job_secret_file=FILE: for hosts without a shared disk
 
-Exit status: 0 done, 1 bad input or a cell that failed, 2 diverged (a sweep goes on: its diverged
-cells are results), 128 + n stopped by signal n, after a checkpoint, 42 another host is gone or did
-not come: the same command goes on.
+Exit status: 0 done; 1 bad input or a failed cell; 2 diverged (in a sweep this is a result, and no
+error); 128 + n stopped by signal n after a checkpoint; 42 another host was lost or did not start:
+run the same command again.
 """
 
 from lm.launch import before_jax
@@ -122,7 +124,7 @@ def train(
         dataset = open_text(recipe, terminal.say, workdir)
         # Mesh: the model and its optimizer laid over the devices, and the step that trains it.
         experiment = Experiment(recipe, dataset, terminal.say)
-        program = Program(experiment)
+        program = Program(experiment, say=terminal.say)
         # State: of the newest checkpoint, or of step 0. A run alone is a wave of one.
         run = runs.RunSpec(recipe, workdir, terminal, continue_changed, start_over)
         with closing(Wave(program, [run], size=1)) as wave:
@@ -132,7 +134,6 @@ def train(
                 return runs.report_finished(slot)
             wave.compile()
             terminal.say(format_memory(experiment, program))
-            terminal.say(f'compiled in {program.compile_sec:.1f} s')
             with (
                 tracking.send_to_trackers(workdir, trackers, terminal.say),
                 terminal.show_progress(recipe.train.steps, slot.journal.step),
@@ -140,7 +141,8 @@ def train(
             ):
                 # Steps, with evaluations, diagnoses and checkpoints where they are due.
                 wave.train(caught)
-                return runs.report_exit(slot, caught)
+            # Only now, after the trackers' last lines: how it ended must be the last line.
+            return runs.report_exit(slot, caught)
 
 
 def train_sweep(

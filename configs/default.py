@@ -1,13 +1,13 @@
-"""The default run: a small pre-norm decoder on the Python standard library's own sources.
+"""The default run: a small pre-norm decoder, trained on the sources of Python's standard library.
 
-Question: does this machine train, end to end, on real text that it already has?
+Question: does this machine train end to end, on real text that it already has?
 Command:  uv run train.py --config=configs/default.py
 Cost:     under five minutes on two CPU cores, nothing downloaded.
-Result:   1.30 bits per byte on held-out modules, where a 5-gram model of bytes has 1.75.
+Result:   1.30 bits per byte on held-out modules; a 5-gram model of bytes reaches 1.75.
 
-Flags and files may also set fields that are missing here: the options of parts, which
-`train.py --choices=model.norm` lists, and the other fields of lm/config/fields.py. Other configs
-start from this one:
+Flags and config files may also set fields that are not listed here: the options of parts (see
+`train.py --choices=model.norm`) and the other fields of lm/config/fields.py. Start your own config
+from this one:
 
     from configs import default
     def get_config():
@@ -30,12 +30,12 @@ def get_config() -> ConfigDict:
         4  # also n_kv_heads, unless that is set: fewer is grouped-query attention
     )
     config.model.d_ff = 1024
-    config.model.norm = 'rmsnorm'  # of the blocks; options may follow a name: 'rmsnorm:scale=False'
+    config.model.norm = 'rmsnorm'  # in the blocks; a name may have options: 'rmsnorm:scale=False'
     config.model.placement = 'pre'
     config.model.embedding_norm = 'none'  # any norm
     config.model.final_norm = 'auto'  # any norm; auto: model.norm if the placement has a final norm
     config.model.attention = 'softmax'
-    config.model.qk_norm = 'rmsnorm'  # any norm, of queries and keys, per head
+    config.model.qk_norm = 'rmsnorm'  # any norm; applied to queries and keys of each head
     config.model.mlp = 'auto'  # dense, moe, random_features; auto: as the placement needs
     config.model.activation = 'gelu'  # a gated one ('swiglu') adds a third matrix
     config.model.position = 'rope'
@@ -47,9 +47,9 @@ def get_config() -> ConfigDict:
     )
     config.model.readout_bias = False
     config.model.logit_softcap = 0.0  # c * tanh(logits / c); 0: no softcap
-    config.model.dtype = 'auto'  # of the matmuls: bfloat16 on TPUs and GPUs, float32 on CPUs
+    config.model.dtype = 'auto'  # of matmuls: bfloat16 on TPUs and GPUs, float32 on CPUs
     config.model.remat = 'none'
-    config.model.scan_layers = False  # True compiles one layer for all: for deep models
+    config.model.scan_layers = False  # True: compile one layer for all, for deep models
 
     # No option of these is set: `train.py --choices` lists options and the parts that read them.
     config.norm = ConfigDict()  # for all norms that have the option
@@ -90,11 +90,11 @@ def get_config() -> ConfigDict:
     config.data.batch_size = 8  # sequences per step, over all devices and hosts
     config.data.packing = 'concat'  # or best_fit
     config.data.mask_documents = False  # True: attention stays within a document
-    config.data.epochs = 1  # most passes over a source
+    config.data.epochs = 1  # maximum passes over a source
     config.data.validation_fraction = 0.02  # of the documents
-    config.data.validation_source = ''  # or, as data.source is, text apart; train has the whole
-    config.data.invalid_utf8 = 'replace'  # and count them; or stop
-    config.data.missing_text = 'skip'  # records without text, and count them; or stop
+    config.data.validation_source = ''  # separate validation text, written like data.source
+    config.data.invalid_utf8 = 'replace'  # and count the bytes; or stop
+    config.data.missing_text = 'skip'  # and count the records without text; or stop
     config.data.seed = 0  # of the order of sequences
     config.data.prefetch = 8  # batches prepared in advance
     config.data.objective = 'causal'  # or a mixture: 'causal:0.5+span_corruption:0.5'
@@ -125,7 +125,7 @@ def get_config() -> ConfigDict:
     config.mesh.context = 1  # tokens of a row
     config.mesh.tensor = 1  # heads, hidden features of MLPs, vocabulary
     config.mesh.run = -1  # devices for different runs of a sweep; -1: as many as have runs
-    config.mesh.axes = 'given'  # or auto: choose axes of size 1 to fit, and to send least
+    config.mesh.axes = 'given'  # or auto: choose axes of size 1 for memory and speed
 
     config.kernels = ConfigDict()
     config.kernels.implementation = 'auto'  # xla, xla_cpu, xla_tpu; or reference, cudnn, splash

@@ -15,6 +15,7 @@ from lm.config.recipe import Recipe
 from lm.data import Dataset
 from lm.devices.run_axis import SINGLE
 from lm.run.program import Experiment, Program
+from lm.storage.files import discard_line
 
 ASK = ('train', 'lm.study.train.groups')  # modules that make programs
 
@@ -36,10 +37,12 @@ def experiment(
     return programs['experiment']
 
 
-def program(made_for: Experiment, axis_name: str = SINGLE) -> Program:
+def program(
+    made_for: Experiment, axis_name: str = SINGLE, say: Callable[[str], None] = discard_line
+) -> Program:
     programs = made_for.programs
     if axis_name not in programs:
-        programs[axis_name] = Program(made_for, axis_name)
+        programs[axis_name] = Program(made_for, axis_name, say)
     return programs[axis_name]
 
 

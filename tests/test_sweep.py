@@ -139,7 +139,7 @@ class TestTheSameCommandAgain:
         capsys.readouterr()
         assert train_sweep(base(corpus), CELLS, workdir) == DONE
         printed = ' '.join(capsys.readouterr().out.split())
-        note = 'NOTE: of 4 cells that have ended, other code has trained 4 by '
+        note = 'NOTE: of 4 finished cells, trained by other code: 4 by '
         assert printed.count('other code') == 1 == printed.count(note)
         assert f'this is {edited}. ' in printed
 
@@ -154,8 +154,8 @@ class TestTheSameCommandAgain:
         capsys.readouterr()
         assert train_sweep(base(corpus), CELLS, tmp_path) == DONE
         printed = ' '.join(capsys.readouterr().out.split())
-        assert printed.count('NOTE: runs go on that other code has begun: 2 by ') == 1
-        assert printed.count('NOTE: of 2 cells that have ended, other code has trained 2 by ') == 1
+        assert printed.count('NOTE: other code started some of these runs: 2 by ') == 1
+        assert printed.count('NOTE: of 2 finished cells, trained by other code: 2 by ') == 1
         assert printed.count('other code') == 2
         assert curves(tmp_path) == curves(sweep_workdir('loop'))
 
@@ -241,7 +241,7 @@ class TestAFailure:
         before = contents(workdir)
         with open_workdir(folder, cell_config(base(corpus), cell), continue_changed=False):
             assert train_sweep(base(corpus), CELLS, workdir) == BAD_INPUT
-        assert f'{folder.name} left out: another process trains in' in capsys.readouterr().out
+        assert f'{folder.name} skipped: another process is training in' in capsys.readouterr().out
         assert contents(workdir) == before
         assert train_sweep(base(corpus), CELLS, workdir) == DONE
         assert table(workdir) == table(sweep_workdir('loop'))
@@ -267,11 +267,11 @@ class TestRefused:
     def test_sweep_refuses_single_run_workdir(self, corpus, tmp_path):
         tree = base(corpus, train_steps=1)
         assert train.train(cell_config(tree, {}), tmp_path) == DONE
-        with pytest.raises(ValueError, match='holds a single run; give another --workdir'):
+        with pytest.raises(ValueError, match='contains a single run; use another --workdir'):
             train_sweep(tree, {'optim.lr': (0.1, 0.2)}, tmp_path)
 
     def test_sweep_workdir_for_single_run(self, sweep_workdir, corpus):
-        with pytest.raises(ValueError, match='holds a sweep; give another --workdir'):
+        with pytest.raises(ValueError, match='contains a sweep; use another --workdir'):
             train.train(cell_config(base(corpus), {}), sweep_workdir('loop'))
 
     def test_other_base_config_is_refused_with_differences(self, sweep_workdir, corpus):
@@ -299,7 +299,7 @@ class TestRefused:
 
     @pytest.mark.parametrize('text', ['GPU', 'GPU=one', 'GPU=1=2', ''])
     def test_nonnumeric_resources_are_refused(self, text):
-        with pytest.raises(ValueError, match='--resources must be such as CPU=2,GPU=1'):
+        with pytest.raises(ValueError, match='--resources must be NAME=NUMBER, as in CPU=2,GPU=1'):
             parse_resources(['CPU=2', text])
         assert parse_resources(['CPU=2', 'GPU=0.5']) == {'CPU': 2, 'GPU': 0.5}
 
@@ -316,7 +316,7 @@ def test_sigterm_saves_all_runs_for_resuming(sweep_workdir, corpus, tmp_path, mo
     with monkeypatch.context() as patch:
         before_step(patch, terminate_at(7))
         assert train_sweep(base(corpus), CELLS, tmp_path) == SIGNALLED + signal.SIGTERM
-    assert 'SIGTERM: run the same command to resume' in capsys.readouterr().out
+    assert 'SIGTERM: stopped. Run the same command to resume.' in capsys.readouterr().out
     for changes in CELLS[:2]:
         folder = cell_folders(tmp_path)[json.dumps(changes)]
         assert (folder / 'checkpoints' / '7').is_dir()
@@ -333,11 +333,11 @@ def test_bad_input_gives_one_line(corpus, tmp_path):
     process = start_sweep(tmp_path / 'x', corpus, sweep)
     assert process.wait(timeout=PATIENCE_SEC) == BAD_INPUT and not (tmp_path / 'x').exists()
     assert log_path(tmp_path / 'x').read_text() == (
-        "error: sweep axis 'optim.lrr' names no config field. Did you mean 'optim.lr'?\n"
+        "error: sweep axis 'optim.lrr' is not a config field. Did you mean 'optim.lr'?\n"
     )
 
 
-FOR_SWEEPS = '--engine, --runs_at_once and --resources are for'
+FOR_SWEEPS = '--engine, --runs_at_once and --resources apply only to'
 
 
 @pytest.mark.parametrize(

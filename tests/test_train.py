@@ -141,7 +141,7 @@ def test_lost_output_is_recorded(corpus, tmp_path, monkeypatch):
     assert train(tiny(corpus), tmp_path) == DONE
     (event,) = json.loads((tmp_path / 'summary.json').read_text())['events']
     assert event['kind'] == 'output_lost' and event['step'] == 1
-    assert event['seen'] == 'standard output is gone: Broken pipe'
+    assert event['seen'] == 'standard output failed: Broken pipe'
 
 
 def test_unwritable_workdir_raises(corpus, tmp_path):
@@ -161,14 +161,14 @@ def test_repeated_epochs_are_reported(whole, corpus, tmp_path, capsys):
         train(tiny(corpus, train_steps=70, train_checkpoint_every=0, train_eval_every=0), tmp_path)
         == DONE
     )
-    assert re.search(r'NOTE: 70 batches go over the text \d+\.\d+ times', capsys.readouterr().out)
+    assert re.search(r'NOTE: 70 batches read the text \d+\.\d+ times', capsys.readouterr().out)
 
 
 @pytest.mark.full
 def test_state_size_and_long_warmup_are_reported(corpus, tmp_path, capsys):
     assert train(tiny(corpus, train_steps=3), tmp_path) == DONE
     printed = capsys.readouterr().out
-    assert 'needs more than 5 steps and the run has 3: warmup_steps=5' in printed
+    assert 'needs more than 5 steps, but the run has 3: warmup_steps=5' in printed
     size = r'parameters; optimizer state 0\.\d\d MB \(8\.00 bytes per parameter\)'
     assert re.search(size, ' '.join(printed.split()))
 
@@ -177,7 +177,7 @@ def test_state_size_and_long_warmup_are_reported(corpus, tmp_path, capsys):
 @pytest.mark.parametrize('norm', ['batchnorm', 'rmsnorm'])
 def test_leaking_norm_is_reported(norm, corpus, tmp_path, capsys):
     assert train(tiny(corpus, model_norm=norm, train_steps=2), tmp_path) == DONE
-    note = 'NOTE: in training batchnorm shows each token statistics over all tokens of the batch'
+    note = 'NOTE: during training, batchnorm shows each token statistics over all tokens of the'
     assert (note in capsys.readouterr().out) == (norm == 'batchnorm')
 
 

@@ -66,7 +66,7 @@ def test_bucket_run_equals_disk_run(
     def cut_line(wave):
         if wave.slots[0].journal.step == 6:
             line.cut()
-            while 'tried again for 60 s' not in output[-1]:
+            while 'retrying for up to 60 s' not in output[-1]:
                 time.sleep(0.1)
                 output.append(output[-1] + capsys.readouterr().out)
             line.mend()
@@ -77,7 +77,7 @@ def test_bucket_run_equals_disk_run(
         before_step(patch, cut_line)
         assert train_there(tiny(corpus), bucket_url) == DONE
     line.cut()
-    assert f'{bucket_url} holds all of it' in capsys.readouterr().out
+    assert f'{bucket_url} is complete' in capsys.readouterr().out
     elsewhere()
     with mirror_workdir(bucket_url) as workdir:
         assert timeless(workdir) == timeless(whole)
@@ -142,19 +142,19 @@ def test_command_with_bucket_and_refusal(whole, corpus, bucket_url, monkeypatch,
         assert process.poll() is None and time.monotonic() < deadline, wait_for_command(process)
         time.sleep(0.1)
     with (
-        pytest.raises(InUseError, match=f'another process trains in {bucket_url}'),
+        pytest.raises(InUseError, match=f'another process is training in {bucket_url}'),
         mirror_workdir(bucket_url),
     ):
         pass
     elsewhere()
     with (
-        pytest.raises(InUseError, match=rf'another process trains in {bucket_url} \(process '),
+        pytest.raises(InUseError, match=rf'another process is training in {bucket_url} \(process '),
         mirror_workdir(bucket_url),
     ):
         pass
     process.terminate()
     code, stdout = wait_for_command(process)
-    assert code == SIGNALLED + signal.SIGTERM and f'{bucket_url} holds all of it' in stdout
+    assert code == SIGNALLED + signal.SIGTERM and f'{bucket_url} is complete' in stdout
     (step,) = list_checkpoints(bucket_url)
     with mirror_workdir(bucket_url) as workdir:
         assert timeless(workdir)[-1]['step'] == step
@@ -179,7 +179,7 @@ def test_sweep_resumes_on_another_machine(corpus, bucket_url, elsewhere, tmp_pat
     assert {'report.html', 'cells.parquet', 'sweep.json'} <= set(open_bucket(bucket_url).list())
     with pytest.raises(ValueError, match=f'{bucket_url} is a sweep. Give the workdir of one of'):
         load(bucket_url)
-    with pytest.raises(ValueError, match=f'{bucket_url} holds a sweep; give another --workdir'):
+    with pytest.raises(ValueError, match=f'{bucket_url} contains a sweep; use another --workdir'):
         train_there(tiny(corpus), bucket_url)
     (cell, *_) = {name.split('/')[0] for name in list_cell_checkpoints(bucket_url)}
     assert load(f'{bucket_url}/{cell}').step == 8
@@ -222,7 +222,7 @@ def test_lost_bucket_stops_the_run_without_loss(
         with pytest.raises(OSError) as error:
             train_there(tiny(corpus), bucket_url)
     printed = capsys.readouterr().out
-    assert 'tried again for 2.5 s' in printed and 'the run is stopped' in printed
+    assert 'retrying for up to 2.5 s' in printed and 'stopping the run' in printed
     text = str(error.value)
     assert f'{bucket_url} could not be written' in text and 'the same command' in text
     assert 'up to the checkpoint of step 7 is in ' in text or 'step 6 is in ' in text
@@ -258,7 +258,7 @@ def test_lost_lease_ends_the_process(corpus, bucket_url, monkeypatch, tmp_path, 
 
     with pytest.MonkeyPatch.context() as patch:
         before_step(patch, steal)
-        with pytest.raises(OSError, match=r'is written to by process .* Nothing more has been w'):
+        with pytest.raises(OSError, match=r'now belongs to process .* no longer writes there'):
             train_there(tiny(corpus), bucket_url)
     assert bucket.list() == after
 

@@ -64,8 +64,8 @@ def test_finished_run_reports_other_code(whole, corpus, capsys, edited_sources):
     assert train(tiny(corpus), whole) == DONE
     (recorded_code,) = read_json(whole / 'summary.json')['code']
     words = (
-        f'NOTE: other code has trained this run: {describe_code(recorded_code)}; '
-        f'this is {edited_sources}. '
+        f'NOTE: this run was trained with {describe_code(recorded_code)}; '
+        f'the code is now {edited_sources}. '
     )
     assert words in read_stdout(capsys)
     assert edited_sources == 'commit dddddddd with uncommitted changes (sources eeeeeeee)'
@@ -77,7 +77,7 @@ def test_resumed_run_records_both_codes(whole, corpus, tmp_path, capsys, request
     edited = request.getfixturevalue('edited_sources')
     capsys.readouterr()
     stop_after(9, tiny(corpus), tmp_path)
-    words = f'other code has trained up to step 6: {describe_code(began)}; from there on it is'
+    words = f'steps up to 6 were trained with {describe_code(began)}; later steps use'
     assert f'NOTE: {words} {edited}' in read_stdout(capsys)
     assert train(tiny(corpus), tmp_path) == DONE
     assert 'other code' not in capsys.readouterr().out
@@ -104,7 +104,7 @@ def test_old_run_reports_another_commit(whole, corpus, tmp_path, capsys):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Checkpoints, 'restore', without_code)
             assert train(tiny(corpus), workdir) == DONE
-        assert ('other code has trained this run: commit aaaaaaaa;' in read_stdout(capsys)) is says
+        assert ('this run was trained with commit aaaaaaaa;' in read_stdout(capsys)) is says
 
 
 def read_stdout(capsys) -> str:
@@ -116,7 +116,7 @@ def test_run_held_by_another_process_is_refused(whole, corpus, monkeypatch):
     before = timeless(whole)
     with (
         open_workdir(whole, tiny(corpus), continue_changed=False),
-        pytest.raises(InUseError, match=f'another process trains in {whole}'),
+        pytest.raises(InUseError, match=f'another process is training in {whole}'),
     ):
         train(tiny(corpus), whole)
     assert train(tiny(corpus), whole) == DONE
@@ -259,11 +259,9 @@ def test_moved_workdir_is_named_and_resumes(whole, corpus, tmp_path):
 
     with pytest.MonkeyPatch.context() as patch:
         before_step(patch, move)
-        with pytest.raises(
-            OSError, match=r'there is not there any more .* moved .* of step 4'
-        ) as e:
+        with pytest.raises(OSError, match=r'there no longer exists .* moved .* is step 4') as e:
             train(tiny(corpus), original)
-    assert 'no checkpoint' not in str(e.value) and 'by --workdir' in str(e.value)
+    assert 'no checkpoint' not in str(e.value) and 'as --workdir' in str(e.value)
     assert not original.exists()
     assert train(tiny(corpus), moved) == DONE
     assert timeless(moved) == timeless(whole)

@@ -115,8 +115,8 @@ def missing_plugin_advice() -> str:
     for name, files, packages, extra in ACCELERATORS:
         if glob.glob(files) and not any(map(importlib.util.find_spec, packages)):
             return (
-                f'this machine has {name}, and JAX lacks what it takes to use it: uv sync --extra '
-                f'{extra} installs that. JAX_PLATFORMS=cpu before the command trains on the CPU.'
+                f'this machine has {name}, but JAX has no plugin for it. Install it with `uv sync '
+                f'--extra {extra}`. To train on the CPU, put JAX_PLATFORMS=cpu before the command.'
             )
     return ''
 
@@ -139,7 +139,7 @@ def default_dtype() -> str:
 
 def _exit_on_sigint(number, _) -> None:
     """Handles SIGINT before anything has begun."""
-    os.write(2, b'\nSIGINT: it had not begun; the same command begins\n')
+    os.write(2, b'\nSIGINT: stopped before the start. Run the same command to start again.\n')
     os._exit(128 + number)
 
 

@@ -39,7 +39,7 @@ flags.disclaim_key_flags()  # flags that are defined here belong to the program 
 
 
 DEFAULT = Path(__file__).parents[2] / 'configs' / 'default.py'
-EXAMPLE = 'a config file has def get_config(): ... return config, as configs/default.py has'
+EXAMPLE = 'A config file defines get_config(), which returns a config, as in configs/default.py.'
 
 
 def run_main(main: Callable[[list[str]], None]) -> Callable[[list[str]], None]:
@@ -96,7 +96,7 @@ def run_trainer(main: Callable[[], int]) -> Callable[[list[str]], None]:
             status = BAD_INPUT
         except KeyboardInterrupt as error:  # before training, which catches signals itself
             number = signal.Signals(error.args[0] if error.args else signal.SIGINT)
-            message = 'nothing new has been trained; the same command goes on'
+            message = 'stopped, and nothing is lost. Run the same command to resume.'
             print(f'\n{number.name}: {message}', file=sys.stderr, flush=True)
             os._exit(SIGNALLED + number)  # at once: no thread has anything to write
         leave(status)
@@ -109,9 +109,10 @@ def _add_advice(error: ValueError | OSError) -> str:
     number, file = getattr(error, 'errno', None), getattr(error, 'filename', None)
     if number not in FULL_MESSAGES:
         return str(error)
-    place = Path(os.fsdecode(file)).absolute().parent if file else 'what is written'
+    place = Path(os.fsdecode(file)).absolute().parent if file else 'the output'
     return (
-        f'{describe_full_disk(error, place)} ({error}). With more room, the same command goes on.'
+        f'{describe_full_disk(error, place)} ({error}). Free some space, then run the same command '
+        'to resume.'
     )
 
 
@@ -126,11 +127,11 @@ def define_config() -> flags.FlagHolder[ConfigDict]:
 
 def define_run() -> tuple[flags.FlagHolder, flags.FlagHolder, flags.FlagHolder]:
     """Defines --workdir, --continue_changed and --start_over."""
-    words = 'Folder of the run, or gs:// or s3://BUCKET/PATH; default runs/NAME-HASH.'
+    words = 'Folder of the run, or gs:// or s3://BUCKET/PATH; default: runs/NAME-HASH.'
     workdir = define_path('workdir', None, words)
-    words = 'Go on from a workdir whose run had another config or other data.'
+    words = 'Continue the run in the workdir although its config or data has changed.'
     changed = flags.DEFINE_bool('continue_changed', False, words)
-    words = 'Begin at step 1 where a run has trained and all its checkpoints are lost.'
+    words = 'Start again at step 1 if all checkpoints of the run are lost.'
     return workdir, changed, flags.DEFINE_bool('start_over', False, words)
 
 
@@ -166,11 +167,11 @@ class ConfigParser(ConfigFileFlagParser):
         except AttributeError as error:
             if error.name != 'get_config':
                 raise
-            raise flags.Error(f'{file} has no get_config(); {EXAMPLE}') from None
+            raise flags.Error(f'{file} has no get_config(). {EXAMPLE}') from None
         finally:
             stdlib_logging.disable(stdlib_logging.NOTSET)
         if config is None:
-            raise flags.Error(f'get_config() of {file} returns nothing; {EXAMPLE}')
+            raise flags.Error(f'get_config() of {file} returns nothing. {EXAMPLE}')
         if isinstance(config, ConfigDict):
             check_fields(config, file)
             add_fields(config)
@@ -343,7 +344,7 @@ def _explain_unknown_field(error: AttributeError) -> str:
     frame = next(frame for frame in reversed(frames) if 'ml_collections' not in frame.filename)
     message = f'{frame.filename}:{frame.lineno}: {message}'
     if not key and name in names:
-        return f'{message} Left as published it is None by .get({name!r}) alone.'
+        return f'{message} Options at their published default are unset: use .get({name!r}).'
     return message + (
         suggest_nearest(name, [*MULTI_RUN_SECTIONS, *sections]) or field_hint(name, FIELDS)
     )

@@ -65,8 +65,8 @@ class Coordinator(Supervisor):
                     hosts.append(self.host_name(process_id))
                 raise JobEnded(
                     RESUME,
-                    f'did not come within {self.host.timeout:g} s (--host_timeout): '
-                    f'{", ".join(absent)}. There: {", ".join(present)}.',
+                    f'not connected within {self.host.timeout:g} s (--host_timeout): '
+                    f'{", ".join(absent)}. Connected: {", ".join(present)}.',
                 )
             for link, message in self.links.wait(RETRY_SEC):
                 if message is None:
@@ -77,7 +77,7 @@ class Coordinator(Supervisor):
                     status = job_status(message['ended'])
                     assert link.process_id is not None  # a member has said hello
                     raise JobEnded(
-                        status, f'{self.host_name(link.process_id)} left before it began'
+                        status, f'{self.host_name(link.process_id)} left before the job began'
                     )
             self._ping()
         self._has_begun = True
@@ -103,11 +103,11 @@ class Coordinator(Supervisor):
         if count != self.host.num_processes:
             raise JobEnded(
                 BAD_INPUT,
-                f'{label} was started as one of {count} processes, and {self.host_name(0)} as one '
+                f'{label} was started as one of {count} processes, but {self.host_name(0)} as one '
                 f'of {self.host.num_processes}',
             )
         if not 0 <= process_id < count:
-            raise JobEnded(BAD_INPUT, f'{label} has no id from 0 to {count - 1}')
+            raise JobEnded(BAD_INPUT, f'the id of {label} must be from 0 to {count - 1}')
         # A member whose link broke before the start is no member any more, and may come again under
         # its id.
         if process_id in self.names and (process_id == 0 or process_id in self._members):
@@ -116,7 +116,7 @@ class Coordinator(Supervisor):
         if arguments != self.arguments:
             own_arguments, their_arguments = (
                 ' '.join(argument for argument in first if argument not in second)
-                or 'the same in another order'
+                or 'the same arguments in another order'
                 for first, second in [(self.arguments, arguments), (arguments, self.arguments)]
             )
             raise JobEnded(
@@ -169,7 +169,7 @@ class Coordinator(Supervisor):
         elif link.process_id is not None:
             if self.is_independent and link.process_id not in self.ends:
                 self.say(
-                    f'{self.host_name(link.process_id)} has gone; the others train their cells'
+                    f'{self.host_name(link.process_id)} was lost; the other hosts train their cells'
                 )
             # A member reports its end before it closes the link, and this report stays.
             self.ends.setdefault(link.process_id, (time.monotonic(), None))
@@ -181,7 +181,7 @@ class Coordinator(Supervisor):
             return
         codes = [code for _, code in self.ends.values()]
         if self.is_independent:
-            status, effect = job_status(*codes), 'trains the cells that are left'
+            status, effect = job_status(*codes), 'train the remaining cells'
             ends = sorted((i, code) for i, (_, code) in self.ends.items() if code != DONE)
             reason = '; '.join(f'{self.host_name(i)} {describe_exit(code)}' for i, code in ends)
             if not all_ended:  # the others go on without this host
@@ -190,12 +190,12 @@ class Coordinator(Supervisor):
             # The first of several errors counts: the others may follow from it.
             first_id = min(self.ends, key=lambda i: blame_rank(i, *self.ends[i]))
             code = self.ends[first_id][1]
-            status, effect = job_status(code), 'goes on'
+            status, effect = job_status(code), 'resume'
             is_plain = status not in (BAD_INPUT, RESUME) and all_ended and len(set(codes)) == 1
             reason = '' if is_plain else f'{self.host_name(first_id)} {describe_exit(code)}'
         text = f'{reason}; all hosts end with status {status}' if reason else ''
         if status == RESUME:
-            text += f': the same command {effect}'
+            text += f'. Run the same command to {effect}.'
         for link in list(self._members.values()):
             self._send(link, ended=status, text=text)
         raise JobEnded(status, text)
@@ -217,7 +217,7 @@ class Coordinator(Supervisor):
         super().close()
         self.secret.remove()
         if self.links.strangers:
-            self.say(f'connections of strangers to this job, closed: {self.links.strangers}')
+            self.say(f'connections closed that did not belong to this job: {self.links.strangers}')
 
     def _ping(self) -> None:
         """Sends a sign of life to all members, if one is due."""
@@ -241,15 +241,15 @@ def _open_server(address: str, port: int, flag: str) -> socket.socket:
     except OSError as error:
         raise JobEnded(
             BAD_INPUT,
-            f'port {port} of this host, that of {flag}, cannot be listened at ({error}). Is '
-            'another process 0 here? Or give other ports, the same on all hosts.',
+            f'cannot listen on port {port} of {flag} ({error}). Is another process 0 running on '
+            'this host? Otherwise choose other ports, the same on all hosts.',
         ) from error
 
 
 def describe_exit(code: int | None) -> str:
     """Returns a child's end in words. code: its exit code; None if its host was lost."""
     if code is None:
-        return 'has gone (its connection broke, or was silent)'
+        return 'was lost (its connection broke or was silent)'
     if code < 0:
         return f'was ended by {signal.Signals(-code).name}'
     return f'ended with status {code}'

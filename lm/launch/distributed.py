@@ -50,12 +50,12 @@ _exchange_ids = (
 
 def define_flags() -> None:
     """Defines the flags that `lm.launch.this_host` reads before JAX is imported, for --help."""
-    flags.DEFINE_string('coordinator', None, 'HOST:PORT of process 0, in a job of several.')
-    flags.DEFINE_integer('num_processes', None, 'Processes of the job; 1: this one is alone.')
-    flags.DEFINE_integer('process_id', None, 'Which of them this is, from 0.')
-    flags.DEFINE_integer('watch_port', None, 'Where supervisors meet; default: the port after it.')
-    flags.DEFINE_string('job_secret_file', None, 'File with a text that the hosts alone know.')
-    flags.DEFINE_float('host_timeout', HOST_TIMEOUT_SEC, 'Seconds to wait for all hosts at first.')
+    flags.DEFINE_string('coordinator', None, 'HOST:PORT of process 0, for several processes.')
+    flags.DEFINE_integer('num_processes', None, 'Number of processes; 1: no other processes.')
+    flags.DEFINE_integer('process_id', None, 'Number of this process, from 0.')
+    flags.DEFINE_integer('watch_port', None, "Port of supervisors; default: coordinator's + 1.")
+    flags.DEFINE_string('job_secret_file', None, 'File with a secret text, the same on all hosts.')
+    flags.DEFINE_float('host_timeout', HOST_TIMEOUT_SEC, 'Seconds to wait for all hosts to start.')
 
 
 def join(digest: str) -> None:
@@ -87,7 +87,7 @@ def join(digest: str) -> None:
         shutdown_timeout_seconds=SHUTDOWN_SEC,
     )
     check_same_everywhere('the version of JAX', jax.__version__)
-    check_same_everywhere('the config, as its file resolves to it,', digest)
+    check_same_everywhere('the resolved config', digest)
     # Only process 0 writes to the persistent compilation cache, under a key of its own. It would
     # run a saved program while the others run programs that they have just compiled. In a saved
     # program XLA for CPUs does not keep the order between collectives inside a loop and outside it,

@@ -18,8 +18,8 @@ def is_memory_error(error: BaseException) -> bool:
 def explain_memory_error(error: Exception) -> str:
     """Returns the meaning of an `is_memory_error`, and what to try."""
     return (
-        f'the memory of the device does not hold this run ({first_line(error, MAX_CHARS)}). Try, '
-        'in this order: a larger train.microbatches, which keeps the batch; model.remat; a smaller '
-        'data.batch_size; with several devices mesh.axes=auto. A run that has a checkpoint goes on '
-        'with these by --continue_changed and its --workdir.'
+        f'the run does not fit in device memory ({first_line(error, MAX_CHARS)}). Try, in this '
+        'order: a larger train.microbatches, which keeps the batch; model.remat; a smaller '
+        'data.batch_size; mesh.axes=auto on several devices. To resume a run with such a change, '
+        'pass its --workdir and --continue_changed.'
     )

@@ -299,7 +299,8 @@ class Supervisor:
             name = signal.Signals(self.received_signals[0]).name
             label = self.host_name(self.host.process_id)
             raise JobEnded(
-                SIGNALLED + self.received_signals[0], f'{label}: {name}: it had not begun'
+                SIGNALLED + self.received_signals[0],
+                f'{label}: {name}: stopped before the job began',
             )
 
     def _is_ping_due(self) -> bool:

@@ -25,9 +25,9 @@ class Member(Supervisor):
                 address = '{}, port {}'.format(*host.watch_address)
                 raise JobEnded(
                     RESUME,
-                    f'no {self.host_name(0)} at {address}, within {host.timeout:g} s '
-                    f'(--host_timeout): {self._last_problem}. Does process 0 run, and is that its '
-                    'address?',
+                    f'no {self.host_name(0)} at {address} within {host.timeout:g} s '
+                    f'(--host_timeout): {self._last_problem}. Check that process 0 is running and '
+                    'that this is its address.',
                 )
             self._stop_if_signalled()
             time.sleep(RETRY_SEC)
@@ -35,7 +35,7 @@ class Member(Supervisor):
     def _join(self) -> bool:
         """Returns True when the job begins, False to try again. Raises JobEnded when refused."""
         if not (secret := self.secret.read()):
-            self._last_problem = f'{self.secret.path}, which it writes, is not here'
+            self._last_problem = f'{self.secret.path}, which it writes, does not exist here'
             return False
         try:
             connection = socket.create_connection(self.host.watch_address, timeout=RETRY_SEC * 4)
@@ -52,7 +52,7 @@ class Member(Supervisor):
     def _handshake(self, secret: str) -> bool:
         """Says hello to process 0, and waits for the other hosts; returns False if it is busy."""
         link = self._link
-        self._last_problem = 'what answers there is none, or has another secret of the job'
+        self._last_problem = 'another program answers, or the job secret differs'
         while not link.is_trusted:
             self._receive(RETRY_SEC)
             self._stop_if_signalled()
@@ -112,7 +112,7 @@ class Member(Supervisor):
             raise JobEnded(job_status(self._exit_code))
         raise JobEnded(
             job_status(self._exit_code, None),
-            f'{self.host_name(0)} has gone: the same command trains the cells that are left',
+            f'{self.host_name(0)} was lost. Run the same command to train the remaining cells.',
         )
 
     def _send(self, **message: Any) -> None:
@@ -123,15 +123,16 @@ class Member(Supervisor):
 
     def _on_link_lost(self, cause: str) -> None:
         """Raises JobEnded, or continues alone if the child needs no other host."""
-        reason = f'{self.host_name(0)} has gone ({cause})'
+        reason = f'{self.host_name(0)} was lost ({cause})'
         if self.is_independent:
             self.links.drop(self._link)
             self._is_alone = True
             if self._exit_code is not None:
                 self._end_alone()
-            return self.say(f'{reason}; this host trains its cells')
+            return self.say(f'{reason}; this host continues to train its cells')
         if self._exit_code in DELIBERATE:  # this host's part was done
             raise JobEnded(self._exit_code, reason)
         raise JobEnded(
-            RESUME, f'{reason}; all hosts end with status {RESUME}: the same command goes on'
+            RESUME,
+            f'{reason}; all hosts end with status {RESUME}. Run the same command to resume.',
         )

@@ -47,9 +47,9 @@ class Secret:
         elif '://' in (workdir := select_flags(arguments, ['workdir']).get('workdir', RUNS)):
             raise JobEnded(
                 BAD_INPUT,
-                f'hosts that share no disk need a secret of the job, and {workdir} is none: give '
-                f'--job_secret_file=FILE with the same text of at least {MIN_CHARS} characters on '
-                f'all hosts, or set {SECRET} to it. `openssl rand -hex 16` makes one.',
+                f'hosts without a shared disk need a job secret, and {workdir} is not on a disk. '
+                f'Pass --job_secret_file=FILE with the same {MIN_CHARS} or more characters on all '
+                f'hosts, or set {SECRET} to them. `openssl rand -hex 16` makes such a text.',
             )
         else:
             try:
@@ -74,7 +74,7 @@ class Secret:
                 file.write(self._text)
             temporary.replace(self.path)
         except OSError as error:
-            raise JobEnded(BAD_INPUT, f'the secret of the job cannot be written: {error}') from None
+            raise JobEnded(BAD_INPUT, f'the job secret cannot be written: {error}') from None
         return self._text
 
     def read(self) -> str:
@@ -109,7 +109,7 @@ def _check_length(text: str, origin: str) -> str:
     if len(text) < MIN_CHARS:
         raise JobEnded(
             BAD_INPUT,
-            f'the secret of a job has at least {MIN_CHARS} characters; {origin} has {len(text)}. '
+            f'a job secret must have at least {MIN_CHARS} characters; {origin} has {len(text)}. '
             '`openssl rand -hex 16` makes one.',
         )
     return text

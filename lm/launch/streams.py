@@ -60,8 +60,7 @@ class StandardOutput(StandardStream):
         _loss_reason = error.strerror or str(error)
         if _ignores_loss:
             _write_stderr(
-                f'NOTE: standard output is gone ({_loss_reason}): what is printed from here on is '
-                'dropped, and the program goes on'
+                f'NOTE: standard output failed ({_loss_reason}); the program continues without it'
             )
         elif sys.is_finalizing():  # an exception would be printed, and changes nothing
             return

@@ -3,6 +3,7 @@
 import contextlib
 import math
 import sys
+import textwrap
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -11,6 +12,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 LOG_WIDTH = 160
+BAR_WIDTH, MIN_BAR_WIDTH = 16, 4
+# The longest text beside the bar, 'loss 10.8855  113,011 tokens/s  mfu 56.7%  23.8 min left', and
+# two characters for the ^C that a terminal prints: if it breaks the line, a part stays visible.
+ROW_WIDTH = 60
 
 
 def quiet_libraries() -> None:
@@ -29,6 +34,26 @@ def format_duration(seconds: float) -> str:
     if seconds < 59.5:
         return f'{seconds:.0f} s'
     return f'{seconds / 60:.1f} min' if seconds < 3570 else f'{seconds / 3600:.1f} h'
+
+
+def wrap_text(text: str, width: int) -> str:
+    """Breaks lines that are longer than `width` between words, and indents their continuation.
+
+    A longer word, such as a path, is not broken.
+    """
+
+    def wrap_line(line: str) -> str:
+        indent = ' ' * (len(line) - len(line.lstrip()) + 2)
+        options: dict[str, Any] = {'break_long_words': False, 'break_on_hyphens': False}
+        return textwrap.fill(line, width, subsequent_indent=indent, **options)
+
+    return '\n'.join(wrap_line(line) if len(line) > width else line for line in text.split('\n'))
+
+
+def print_line(console: Console, text: str) -> None:
+    """Prints a text without markup, wrapped between words if the console is a terminal."""
+    text = wrap_text(text, console.width) if console.is_terminal else text
+    console.print(text, markup=False, soft_wrap=True)
 
 
 class Terminal:
@@ -52,10 +77,11 @@ class Terminal:
         if self._silent or not self.console.is_terminal:
             yield
             return
+        bar_width = min(BAR_WIDTH, self.console.width - len(f'step {steps}/{steps} ') - ROW_WIDTH)
         self._progress = Progress(
             TextColumn('step'),
             MofNCompleteColumn(),
-            BarColumn(bar_width=16),
+            *([BarColumn(bar_width=bar_width)] if bar_width >= MIN_BAR_WIDTH else []),
             TextColumn('{task.fields[line]}'),
             console=self.console,
             transient=True,
@@ -66,7 +92,7 @@ class Terminal:
 
     def say(self, text: str) -> None:
         """Prints a line."""
-        self.console.print(text, markup=False, soft_wrap=True)
+        print_line(self.console, text)
 
     def show_row(self, row: dict[str, Any], steps: int) -> None:
         """Shows a logged row, in the progress bar or as a line."""

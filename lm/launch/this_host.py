@@ -86,9 +86,9 @@ def detect_host(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Hos
         if not (stray := sorted(host_flags.keys() & needed)):
             return None
         raise ValueError(
-            f'--{stray[0]} is of a job of several processes, of which nothing is known here: '
-            'give --coordinator=HOST:PORT, --num_processes=N and --process_id=I. One process has '
-            'all devices of its host, without any of these.'
+            f'--{stray[0]} is for jobs of several processes and is not enough alone. Set '
+            '--coordinator=HOST:PORT, --num_processes=N and --process_id=I together. A single '
+            'process uses all devices of its host without any of these flags.'
         )
     launched = launched or LauncherHost('')
     count = _parse_number(host_flags, 'num_processes', launched.num_processes)
@@ -102,7 +102,7 @@ def detect_host(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Hos
     coordinator = host_flags.get('coordinator') or launched.coordinator
     if not re.fullmatch(r'(\[[^\]]+\]|[^:\[\]]+):\d{1,5}', coordinator):
         raise ValueError(
-            f'--coordinator=HOST:PORT must name process 0 and a free port of it; got '
+            f'--coordinator=HOST:PORT must be the host of process 0 and a free port there; got '
             f'{coordinator!r}' + (f' in {launched.launcher}.' if not host_flags else '.')
         )
     port = int(coordinator.rpartition(':')[2])
@@ -110,8 +110,8 @@ def detect_host(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Hos
     watch_port = _parse_number(host_flags, 'watch_port', launcher_port or port + 1)
     if not (0 < port <= 65535 and 0 < watch_port <= 65535 and port != watch_port):
         raise ValueError(
-            f'ports must be from 1 to 65535, and two: got {port} of --coordinator and '
-            f'{watch_port} of --watch_port, which is the one after it unless it is given.'
+            f'--coordinator and --watch_port must have different ports from 1 to 65535; got {port} '
+            f'and {watch_port}. By default --watch_port is the port after that of --coordinator.'
         )
     timeout = _parse_number(host_flags, 'host_timeout', HOST_TIMEOUT_SEC)
     secret_file = expand_home(host_flags.get('job_secret_file', ''))
@@ -221,9 +221,9 @@ def _read_count(env: Mapping[str, str], name: str) -> int:
     """
     if not re.fullmatch(r'\d+', text := env.get(name, '')):
         raise ValueError(
-            f'{name} must be a whole number where the other variables of its launcher are set; got '
-            f'{text!r}. Set it, or give --coordinator=HOST:PORT, --num_processes=N and '
-            '--process_id=I; --num_processes=1 is for a process that is alone.'
+            f'{name} must be a whole number if other variables of its launcher are set; got '
+            f'{text!r}. Set it, or pass --coordinator=HOST:PORT, --num_processes=N and '
+            '--process_id=I. For a single process pass --num_processes=1.'
         )
     return int(text)
 

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 
 def define_flags() -> None:
     """Defines --track."""
-    flags.DEFINE_list('track', [], 'Trackers that get the rows: mlflow, wandb.')
+    flags.DEFINE_list('track', [], 'Trackers that receive the metrics: mlflow, wandb.')
 
 
 def read_track_flag() -> list[str]:
@@ -70,7 +70,7 @@ def _run_follower(workdir: Path, name: str, say: Callable[[str], None]) -> Gener
             raise OSError(f'{" and ".join(missing)} not installed (uv sync --extra {name})')
         process = _start_follower(workdir, name)
     except OSError as error:
-        say(f'{name}: nothing is sent: {error}. {command} sends it later')
+        say(f'{name}: nothing is sent: {error}. To send the rows later, run {command}')
         yield
         return
     relay = threading.Thread(target=_relay, args=(process, say), daemon=True)
@@ -87,7 +87,7 @@ def _run_follower(workdir: Path, name: str, say: Callable[[str], None]) -> Gener
             status = process.wait()
         relay.join(1.0)
         if status != 0:
-            say(f'{name}: not all rows were sent; {command} sends the rest')
+            say(f'{name}: not all rows were sent. To send the rest, run {command}')
 
 
 def _start_follower(workdir: Path, name: str) -> subprocess.Popen:

@@ -53,13 +53,13 @@ def check_path(path: Path) -> None:
         str(path.absolute()).encode()
     except UnicodeEncodeError as error:
         raise ValueError(
-            f'{str(path.absolute())!a} is not UTF-8, and checkpoints cannot be written to such a '
-            'path. Give another --workdir.'
+            f'{str(path.absolute())!a} is not UTF-8, but checkpoints can only be written to UTF-8 '
+            'paths. Use another --workdir.'
         ) from error
     if forbidden := sorted(set(FORBIDDEN_IN_PATHS) & set(str(path.absolute()))):
         raise ValueError(
-            f'{path.absolute()} holds {" and ".join(forbidden)}, and checkpoints cannot be read '
-            'from a path with one of [ ] \\. Give another --workdir.'
+            f'{path.absolute()} contains {" and ".join(forbidden)}, but checkpoints cannot be read '
+            'from a path with one of [ ] \\. Use another --workdir.'
         )
 
 
@@ -185,7 +185,7 @@ def read_meta(folder: Path, step: int) -> dict[str, Any]:
         if 'config' in raw and 'sha256' not in raw:
             return raw
         if set(raw) != {'record', 'sha256'} or digests.hash_record(raw['record']) != raw['sha256']:
-            raise DamagedCheckpoint('its record does not have the digest that it names')
+            raise DamagedCheckpoint('its record does not match its digest')
         return raw['record']
 
 
@@ -318,7 +318,7 @@ def read_items(path: Path, **items: Any) -> Any:
     """
     for file in path.rglob('*'):
         if not (file.is_file() or file.is_dir()):
-            raise DamagedCheckpoint(f'{file} is no regular file')
+            raise DamagedCheckpoint(f'{file} is not a regular file')
     ignore_late_callbacks()
     # As the only active process: Orbax would otherwise wait for all processes at its barriers.
     multiprocessing = ocp.options.MultiprocessingOptions(

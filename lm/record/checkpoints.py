@@ -203,8 +203,8 @@ class Checkpoints:
                 continue
             if 'digests' not in meta:
                 self.say(
-                    f'NOTE: {self.folder / str(step)} has no digests (an older version wrote it), '
-                    'so that damage of its numbers would not show'
+                    f'NOTE: {self.folder / str(step)} has no digests, because an older version '
+                    'wrote it; damaged numbers in it are not detected'
                 )
             return state, meta
         return None
@@ -223,7 +223,7 @@ class Checkpoints:
 
     def _move_aside(self, step: int, error: DamagedCheckpoint) -> None:
         self.say(
-            f'{error}; moved to {self.workdir / DAMAGED_FOLDER}, falling back to the one before'
+            f'{error}; moved to {self.workdir / DAMAGED_FOLDER}, falling back to the one before it'
         )
         self._close_manager()  # a manager caches its listing
         if is_first():

@@ -53,12 +53,12 @@ def check_arrays(stored: list[str], tree: Any, name: str) -> None:
     """
     digests = hash_arrays(tree)
     if len(digests) != len(stored):
-        raise DamagedCheckpoint(f'{name} holds {len(digests)} arrays, with {len(stored)} digests')
+        raise DamagedCheckpoint(f'{name} has {len(digests)} arrays, but {len(stored)} digests')
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
     for path, digest, expected in zip(paths, digests, stored, strict=True):
         if digest != expected:
             raise DamagedCheckpoint(
-                f'{path} of {name} has digest {digest}, written with {expected}'
+                f'{path} of {name} has digest {digest}, but was written with {expected}'
             )
 
 

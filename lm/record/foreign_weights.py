@@ -32,13 +32,14 @@ def explain_foreign_weights(path: str | Path) -> str:
     names = sorted(entry.name for entry in place.iterdir())
     if HF_CONFIG in names and not {*HF_WEIGHTS}.isdisjoint(names):
         return (
-            f'{place} is a model as transformers saves it: {_quote_import(place)} makes a run of it'
+            f'{place} is a model saved by transformers. To convert it to a run: '
+            f'{_quote_import(place)}'
         )
     if any(name in names or (place / 'default' / name).exists() for name in ORBAX_FILES):
         return (
-            f'{place} is a checkpoint of Orbax that another program wrote, whose names and layout '
-            'that program alone knows. Let it write a folder of transformers (MaxText: python -m '
-            f'maxtext.checkpoint_conversion.to_huggingface); {_quote_import("FOLDER")} reads that'
+            f'{place} is an Orbax checkpoint of another program, in a layout that only that '
+            'program can read. Export it to a transformers folder there (MaxText: python -m '
+            f'maxtext.checkpoint_conversion.to_huggingface), then run {_quote_import("FOLDER")}'
         )
     files = sorted(map(place.joinpath, names), key=lambda file: file.suffix != '.gguf')
     return next(filter(None, map(_explain_file, files)), '')
@@ -68,8 +69,8 @@ def _explain_gguf(file: Path) -> str:
     arguments = str(file.parent), file.name, file.stem
     command = _quote_converter(code, *arguments, packages=(*CONVERTER, 'gguf'))
     return (
-        f'{file} is GGUF, which is not read here. transformers makes a folder of it: {command}; '
-        f'then {_quote_import(file.stem)}'
+        f'{file} is a GGUF file, which cannot be read here. Convert it with transformers: '
+        f'{command}; then run {_quote_import(file.stem)}'
     )
 
 
@@ -82,32 +83,32 @@ def _explain_pickled_model(file: Path) -> str:
     target_name = f'{file.absolute().parent.name}-safetensors'
     command = _quote_converter(code, str(file.parent), target_name)
     return (
-        f'{file} is pickled by PyTorch, which is not read here, as it may run any code. '
-        f'transformers makes safetensors of it: {command}; then {_quote_import(target_name)}'
+        f'{file} is a PyTorch pickle, which is not read here because it can run any code. Convert '
+        f'it to safetensors with transformers: {command}; then run {_quote_import(target_name)}'
     )
 
 
 def _explain_pickle(file: Path) -> str:
     return (
-        f'{file} is pickled by PyTorch, without a {HF_CONFIG} that describes the model. Let the '
-        'program that wrote it make a folder of transformers (save_pretrained); '
-        f'{_quote_import("FOLDER")} reads that'
+        f'{file} is a PyTorch pickle without a {HF_CONFIG} that describes the model. Export it to '
+        'a transformers folder with the program that wrote it (save_pretrained), then run '
+        f'{_quote_import("FOLDER")}'
     )
 
 
 def _explain_original(file: Path) -> str:
     return (
-        f'{file} is in the layout of its authors, Meta or Mistral, which is not read here. The '
-        'hub has most of these models in the layout of transformers too; or '
-        'convert_llama_weights_to_hf.py or convert_mistral_weights_to_hf.py of the source of '
-        f'transformers (src/transformers/models) makes it; {_quote_import("FOLDER")} reads that'
+        f'{file} has the original layout of Meta or Mistral, which cannot be read here. Most of '
+        'these models are on the hub in the transformers layout too. Otherwise convert it with '
+        'convert_llama_weights_to_hf.py or convert_mistral_weights_to_hf.py from the source of '
+        f'transformers (src/transformers/models). Then run {_quote_import("FOLDER")}'
     )
 
 
 def _explain_safetensors(file: Path) -> str:
     return (
-        f'{file} is a file of weights; with {HF_CONFIG} beside it, and if its name is '
-        f'{HF_WEIGHTS[0]}, {_quote_import(file.parent)} makes a run of its folder'
+        f'{file} contains only weights. Put a {HF_CONFIG} beside it, name it {HF_WEIGHTS[0]}, and '
+        f'run {_quote_import(file.parent)}'
     )
 
 

@@ -58,7 +58,7 @@ class Recorder:
         if expected_rows is not None and self.rows < expected_rows:
             say(
                 f'NOTE: {self._path} lacks {expected_rows - self.rows} of the {expected_rows} rows '
-                f'up to step {step}; the run itself goes on as if they were there'
+                f'up to step {step}; this does not affect training'
             )
         if rewritten != [line for line, _ in lines] or not lines:
             write_text(self._path, b''.join(rewritten).decode())

@@ -66,7 +66,7 @@ class Run:
             raw = self.read_config()
         except FileNotFoundError as error:
             path = self.folder / CONFIG
-            raise ValueError(f'{self.folder} holds no run: there is no {path}') from error
+            raise ValueError(f'{self.folder} contains no run: there is no {path}') from error
         try:
             return resolve_stored(raw)
         except ValueError as error:
@@ -135,7 +135,7 @@ class Run:
             if not isinstance(summary.get('status'), str):
                 raise ValueError(f'{path} cannot be read (it has no status)')
             if not is_warning_list(summary.get('warnings', [])):
-                raise ValueError(f'{path} cannot be read (its warnings are none of ours)')
+                raise ValueError(f'{path} cannot be read (its warnings have another format)')
         if 'best_validation_ce' in summary:
             return summary
         with annotate_errors(self.folder / FILE):

@@ -58,8 +58,8 @@ def try_checkpoint(workdir: Path, meta: Mapping[str, Any]) -> None:
     except Exception as error:  # libraries raise any type
         reason = f'{type(error).__name__}: {first_line(error, MAX_ERROR_CHARS)}'
         raise OSError(
-            f'{workdir} cannot hold checkpoints: a tiny one could not be written there and read '
-            f'back ({reason}). Nothing has been trained. Give another --workdir, or mend this one.'
+            f'{workdir} cannot store checkpoints: a tiny one could not be written there and read '
+            f'back ({reason}). Nothing was trained. Use another --workdir, or repair this one.'
         ) from error
 
 

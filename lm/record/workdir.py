@@ -68,14 +68,15 @@ def open_workdir(
     with contextlib.ExitStack() as stack:
         if per_process or is_first():
             if (path / SWEEP).exists():
-                raise ValueError(f'{path} holds a sweep; give another --workdir for a single run')
+                raise ValueError(f'{path} contains a sweep; use another --workdir for a single run')
             check_no_links(path)
             check_complete(path)
             lock = hold_lock(
                 path / LOCK,
                 waiting_message=f'{path} is in use by another process: waiting for it to end',
                 in_use_message=(
-                    f'another process trains in {path}; wait for it, or give another --workdir'
+                    f'another process is training in {path}; wait until it ends, or use another '
+                    '--workdir'
                 ),
                 say=say,
                 wait_until=time.monotonic() + PATIENCE_SEC if wait_until is None else wait_until,
@@ -97,8 +98,8 @@ def check_no_links(path: Path) -> None:
     links = [entry for entry in path.glob('*') if entry.is_symlink() and not entry.is_dir()]
     if links:
         raise ValueError(
-            f'{links[0]} is a link to {os.readlink(links[0])}, and nothing is written through '
-            'links of a workdir: put the file itself there, or delete the link.'
+            f'{links[0]} is a link to {os.readlink(links[0])}, but files of a workdir must not be '
+            'links. Replace the link with the file, or delete it.'
         )
 
 
@@ -117,7 +118,7 @@ def _read_previous_config(path: Path, say: Callable[[str], None]) -> Recipe | No
     try:
         return Run(path).read_recipe()
     except UnreadableFile as error:
-        say(f'NOTE: {error}. It is written anew when the run goes on.')
+        say(f'NOTE: {error}. It will be rewritten when the run resumes.')
     for step in reversed(list_steps(path / FOLDER)):
         with contextlib.suppress(DamagedCheckpoint):
             return resolve_stored(read_meta(path / FOLDER, step)['config'])
@@ -151,7 +152,7 @@ def format_not_shared(path: Path, blind: Sequence[str], flag: str = '--workdir')
     """
     return (
         f'{path.absolute()} is not the same folder on all hosts: {", ".join(blind)} cannot see '
-        f'what host 0 writes there. Give a {flag} on a disk that all hosts share.'
+        f'what host 0 writes there. Use a {flag} on a disk that all hosts share.'
     )
 
 
@@ -174,8 +175,8 @@ def format_refusal(path: Path, content: str, changed: dict[str, tuple[Any, Any]]
         f'  {name}: {before!r} -> {after!r}' for name, (before, after) in changed.items()
     )
     return (
-        f'{path} holds {content} (there -> here):\n{lines}\n'
-        'Give another --workdir, or --continue_changed to go on from it with these.'
+        f'{path} contains {content} (there -> here):\n{lines}\n'
+        'Use another --workdir, or pass --continue_changed to continue it with this config.'
     )
 
 
@@ -185,7 +186,7 @@ def annotate_write_errors(path: Path) -> Generator[None]:
     try:
         yield
     except OSError as error:
-        message = f'workdir {path} cannot be written ({error}); give another --workdir'
+        message = f'workdir {path} cannot be written ({error}); use another --workdir'
         raise OSError(message) from error
 
 
@@ -210,4 +211,4 @@ def record_failure(folder: Path, error: Exception, say: Callable[[str], None]) -
         folder.mkdir(exist_ok=True)  # without parents: a sweep's folder may have been moved away
         write_json(folder / SUMMARY, seal_record({'status': 'failed', 'reason': reason}))
     except OSError as write_error:
-        say(f'{folder.name}: and that could not be recorded ({write_error})')
+        say(f'{folder.name}: the failure could not be recorded ({write_error})')

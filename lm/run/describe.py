@@ -129,12 +129,12 @@ def list_code_notes(journal: Journal) -> list[str]:
     previous, current = describe_code(journal.other_code), describe_code(running_code())
     if journal.is_finished:
         return [
-            f'other code has trained this run: {previous}; this is {current}. To train with this '
-            'code, give another --workdir'
+            f'this run was trained with {previous}; the code is now {current}. To train with this '
+            'code, use another --workdir'
         ]
     return [
-        f'other code has trained up to step {journal.step}: {previous}; from there on it is '
-        f'{current}. To train all steps with this code, give another --workdir'
+        f'steps up to {journal.step} were trained with {previous}; later steps use {current}. To '
+        'train all steps with this code, use another --workdir'
     ]
 
 
@@ -148,9 +148,9 @@ def list_run_notes(journal: Journal) -> list[str]:
         for name, count, part in zip(rows.names, counts, rows.sources, strict=True):
             if count > len(part):
                 n_epochs = count / len(part)
-                notes.append(f'{batches} batches go over the text of {name} {n_epochs:.2f} times')
+                notes.append(f'{batches:,} batches read the text of {name} {n_epochs:.2f} times')
     elif (n_epochs := batches * batch_size / len(rows)) > 1:
-        notes.append(f'{batches} batches go over the text {n_epochs:.2f} times')
+        notes.append(f'{batches:,} batches read the text {n_epochs:.2f} times')
     return notes + list_config_notes(recipe)
 
 
@@ -158,15 +158,16 @@ def list_config_notes(recipe: Recipe) -> list[str]:
     """Returns notes on settings of a config that are legal but suspicious, for any text."""
     leaks = {norm.name: norm.row.leaks for norm in recipe.norms.values() if norm.row.leaks}
     notes = [
-        f'in training {name} shows each token {leak}, later ones included: the training loss is '
-        'not that of a causal model. Evaluation uses running statistics; compare validation losses.'
+        f'during training, {name} shows each token {leak}, including later tokens, so the training '
+        'loss is not that of a causal model. Compare validation losses: evaluation uses running '
+        'statistics.'
         for name, leak in sorted(leaks.items())
     ]
     notes += _list_unreached(recipe)
     if recipe.train.trainable != 'all' and not recipe.train.init_from:
         notes.append(
             f'train.trainable={recipe.train.trainable} without train.init_from: all other '
-            'parameters stay as they were drawn'
+            'parameters keep their random initial values'
         )
     return [*notes, *recipe.average.row.notes(recipe, recipe.average)]
 
@@ -205,7 +206,7 @@ def _list_unreached(recipe: Recipe) -> Iterator[str]:
                 for option, value in values.items()
             )
             text = (
-                f'{part.name} needs more than {n_needed} {unit} and the run has {length}: {reason}'
+                f'{part.name} needs more than {n_needed} {unit}, but the run has {length}: {reason}'
             )
             notes.setdefault(text, f'{part.path}={text}')
     yield from notes.values()

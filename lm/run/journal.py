@@ -125,8 +125,9 @@ class Journal:
         digest, data_source = self.experiment.dataset.digest, source_flag(self.recipe.data)
         if meta['data'] != digest and not continue_changed:
             raise ValueError(
-                f'{self.workdir} was trained on data {meta["data"]}, and {data_source} is now '
-                f'{digest}. Give another --workdir, or --continue_changed.'
+                f'{self.workdir} was trained on data {meta["data"]}, but {data_source} is now '
+                f'{digest}. Use another --workdir, or pass --continue_changed to train on the new '
+                'data.'
             )
         self._save_tokenizer()
         self.counters = Counters(**meta['counters'])
@@ -136,7 +137,9 @@ class Journal:
         self.terminal.say(f'resuming after step {self.step}')
         init_from = self.recipe.train.init_from
         if init_from and not is_url(init_from) and not Path(init_from).exists():
-            self.terminal.say(f'NOTE: train.init_from={init_from} is gone, and not needed any more')
+            self.terminal.say(
+                f'NOTE: train.init_from={init_from} no longer exists, and is no longer needed'
+            )
         return state
 
     def _read_newest_values(self) -> dict[str, Any]:
@@ -169,13 +172,13 @@ class Journal:
         had_one = 0 < 2 * interval < last or Run(self.workdir).status == 'done'
         if not damaged and not had_one:
             return
-        place = f'{self.checkpoints.folder} holds none'
+        place = f'{self.checkpoints.folder} is empty'
         if damaged:
-            place = f'its checkpoints {damaged} are damaged and in {self.workdir / DAMAGED_FOLDER}'
+            place = f'checkpoints {damaged} are damaged and now in {self.workdir / DAMAGED_FOLDER}'
         raise CheckpointsLost(
-            f'{self.workdir} has trained to step {last}, and none of its checkpoints can be read: '
-            f'{place}. Put one back, or give another --workdir, or --start_over to begin at step 1 '
-            f'and write over the {len(rows)} rows recorded.'
+            f'{self.workdir} was trained to step {last}, but none of its checkpoints can be read: '
+            f'{place}. Restore a checkpoint, use another --workdir, or pass --start_over to start '
+            f'again at step 1, which overwrites the {len(rows)} recorded rows.'
         )
 
     def open(self) -> None:
@@ -269,7 +272,7 @@ class Journal:
             self._event('skip_step', step, losses)
             if counters.skipped_in_a_row < MAX_REPEATS:
                 return
-            message = f'{MAX_REPEATS} steps in a row skipped; {message}'
+            message = f'{MAX_REPEATS} steps in a row were skipped; {message}'
         elif all(math.isfinite(row[name]) for name in MUST_BE_FINITE):
             return
         self._bad_step = step
@@ -279,7 +282,7 @@ class Journal:
         """Notes once that printed output is lost (`lm.launch.streams`)."""
         if not self._noted_output_loss and (reason := output_loss()):
             self._noted_output_loss = True
-            self._event('output_lost', step, f'standard output is gone: {reason}')
+            self._event('output_lost', step, f'standard output failed: {reason}')
 
     def _event(self, kind: str, step: int, text: str) -> None:
         self.counters.events.append({'kind': kind, 'step': step, 'seen': text})
@@ -338,26 +341,26 @@ class Journal:
         """Adds the consequences for the run to an error of writing."""
         if not (self.workdir / CONFIG).exists():
             return OSError(
-                f'{self.workdir.absolute()} is not there any more ({error}): it was moved or '
-                f'deleted while it trained, at step {self.step}; {self._describe_newest()}. Move '
-                'it back, or give its new place by --workdir: the same command then goes on from '
-                'its newest checkpoint. If it was deleted, the same command begins anew.'
+                f'{self.workdir.absolute()} no longer exists ({error}): it was moved or deleted '
+                f'during training, at step {self.step}; {self._describe_newest()}. Move it back or '
+                'pass its new path as --workdir, then run the same command to resume from its '
+                'newest checkpoint. If it was deleted, the same command starts again at step 1.'
             )
-        problem, condition = f'{self.workdir} cannot be written', 'When it can be'
+        problem, remedy = f'{self.workdir} cannot be written', 'Make it writable'
         if full_disk := describe_full_disk(error, self.workdir):
-            problem, condition = full_disk, 'With more room'
-        newest, start = 'no checkpoint has been saved', 'anew'
+            problem, remedy = full_disk, 'Free some space'
+        newest, effect = 'no checkpoint was saved', 'start again at step 1'
         if steps := self.checkpoints.steps():
             newest = f'the newest checkpoint is {self.checkpoints.folder / str(steps[-1])}'
-            start = 'from there'
+            effect = 'resume from it'
         return OSError(
-            f'{problem} ({error}); {newest}. {condition}, the same command goes on {start}.'
+            f'{problem} ({error}); {newest}. {remedy}, then run the same command to {effect}.'
         )
 
     def _describe_newest(self) -> str:
         if not self.saved_step:
             return 'no checkpoint had been saved'
-        return f'its last checkpoint is of step {self.saved_step}, if that was written by then'
+        return f'its last checkpoint is step {self.saved_step}, if it was completely written'
 
     def roll_back(self, error: DivergenceError, template: State) -> State:
         """Returns the state of the last checkpoint, and skips the batches since.
@@ -383,7 +386,7 @@ class Journal:
         restored = {name: getattr(self.counters, name) for name in ('tokens', 'best', 'rows')}
         self.counters = dataclasses.replace(counters, **restored)
         self._event(
-            'rollback', bad_step, f'{error}; back to step {self.step}, batches since left out'
+            'rollback', bad_step, f'{error}; back to step {self.step}, skipping the batches since'
         )
         self._open_recorder()
         self.throughput.reset()

@@ -63,7 +63,7 @@ class Tracer:
         ):
             return []
         return [
-            f'NOTE: train.profile: step {self._traced_steps.first} is past, so that none is traced'
+            f'NOTE: train.profile: step {self._traced_steps.first} is over, so no step is traced'
         ]
 
     def begin(self, workdir: Path) -> None:
@@ -102,7 +102,7 @@ class Tracer:
             summary |= {'runs': runs, 'device': device_name()}
             write_json(folder / SUMMARY, summary)
         except FAILURES as error:
-            return [f'NOTE: train.profile: no summary in {folder} ({first_line(error)})']
+            return [f'NOTE: train.profile: {folder} has no summary ({first_line(error)})']
         return format_summary(summary, folder)
 
     def abandon(self) -> None:

@@ -25,7 +25,7 @@ from lm.record.checkpoint import FOLDER, list_steps
 from lm.record.machine import device_memory_bytes
 from lm.run.profile import Tracer
 from lm.run.tables import parameter_rows
-from lm.storage.files import expand_home
+from lm.storage.files import discard_line, expand_home
 from lm.training.diagnostics import make_diagnose_step
 from lm.training.flops import flops_per_token, peak_flops
 from lm.training.state import Hyper, Learner, build_learner, check_learner, make_hyper
@@ -152,7 +152,9 @@ class Experiment(Blueprint):
         if flops_per_sec > self.peak:
             self.peak, source = peak_flops(self.mesh.size, remeasure=True)
             if flops_per_sec > self.peak:
-                source = f'unknown: {flops_per_sec:.4g} exceed {self.peak:.4g}, {source}'
+                source = (
+                    f'unknown: a speed of {flops_per_sec:.4g} exceeds {self.peak:.4g}, {source}'
+                )
                 self.peak = math.nan
             self.peak_source = source
         return flops_per_sec / self.peak
@@ -167,10 +169,16 @@ class Program:
       experiment: the model and devices.
       axis_name: SINGLE for one run alone; or a row of `lm.devices.run_axis.RUN_AXES`, with which
         states, hypers, batches and metrics have a leading axis R.
+      say: prints a line about each compilation of the step.
     """
 
-    def __init__(self, experiment: Blueprint, axis_name: str = SINGLE):
-        self.experiment, self.axis_name = experiment, axis_name
+    def __init__(
+        self,
+        experiment: Blueprint,
+        axis_name: str = SINGLE,
+        say: Callable[[str], None] = discard_line,
+    ):
+        self.experiment, self.axis_name, self._say = experiment, axis_name, say
         self.compile_sec = 0.0
         self.tracer = Tracer(experiment.recipe)
         self.shares_memory = experiment.platform == 'cpu'
@@ -230,6 +238,9 @@ class Program:
             shapes(hyper, slots),
         ).compile()
         self.compile_sec = time.perf_counter() - start
+        runs = f'{slots} run' + 's' * (slots > 1)
+        suffix = '' if self.axis_name == SINGLE else f' for {runs} at a time ({self.axis_name})'
+        self._say(f'compiled in {self.compile_sec:.1f} s{suffix}')
         return compiled
 
     def memory_bytes(self, slots: int) -> int:
@@ -309,10 +320,11 @@ def find_max_runs(
     runs = -(-max_runs // multiple) * multiple
     while (needed_bytes := bytes_for(runs)) > limit:
         if runs == multiple:
+            subject = '1 run needs' if runs == 1 else f'{runs} runs need'
             raise ValueError(
-                f'{runs} runs need {needed_bytes / 1e9:.2f} GB a device, and there are '
-                f'{limit / 1e9:.2f} GB. Make the model or data.batch_size smaller, raise '
-                'train.microbatches, or set model.remat=full.'
+                f'{subject} {needed_bytes / 1e9:.2f} GB per device, but '
+                f'{limit / 1e9:.2f} GB are available. Make the model or data.batch_size smaller, '
+                'raise train.microbatches, or set model.remat=full.'
             )
         # Proportional: too many, if anything, as some memory does not depend on `runs`.
         estimate = int(runs * limit / needed_bytes) // multiple * multiple

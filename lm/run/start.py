@@ -90,8 +90,8 @@ def find_source(path: str) -> tuple[Path, int]:
         absent = absent or foreign_names().absent.get(normalize_name(path))
         reason = f'{absent}.' if absent else error
         raise ValueError(
-            f'train.init_from={path}: {reason} A run that has begun goes on without it, from its '
-            'own checkpoints: give its folder by --workdir.'
+            f'train.init_from={path}: {reason} A run that has already begun does not need it: pass '
+            'its folder as --workdir to resume.'
         ) from error
 
 
@@ -187,8 +187,7 @@ def initial_state(
         return state
     if (source_dtype := source.recipe.model.dtype) != recipe.model.dtype:
         say(
-            f'NOTE: products are in {recipe.model.dtype}; in {source.path} they were in '
-            f'{source_dtype}'
+            f'NOTE: matmuls use {recipe.model.dtype}; {source.path} was trained with {source_dtype}'
         )
     variables = dict(_jit_if_distributed(source.learner.variables)(source.weights))
     stored, reparam = store_weights(experiment.learner, source, variables.pop('params'))
@@ -286,11 +285,11 @@ def store_weights(learner: Learner, source: Checkpoint, used: Any) -> tuple[Any,
             f', reparam.{name}={v}' for name, v in reparam_options if v is not None
         )
         raise ValueError(
-            f'model.reparam={learner.recipe.model.reparam}{options_text} cannot hold the weights '
-            f'of train.init_from={source.path}, whose model.reparam is '
-            f'{source.recipe.model.reparam}: {worst} would differ by {errors[worst]:.1e} of its '
-            'largest element. Take the reparametrisation and its options from there, or one that '
-            'any weights can be stored with: none, lora, weight_norm, sigma with '
+            f'model.reparam={learner.recipe.model.reparam}{options_text} cannot represent the '
+            f'weights of train.init_from={source.path} (model.reparam='
+            f'{source.recipe.model.reparam}): {worst} would change by {errors[worst]:.1e} of its '
+            'largest element. Use the same reparametrisation and options as there, or one that can '
+            'represent any weights: none, lora, weight_norm, or sigma with '
             'reparam.gamma_start=sigma.'
         )
     return stored, state
@@ -340,9 +339,9 @@ def _load_source(recipe: Recipe, experiment: Experiment) -> Checkpoint:
     if read_tokenizer_files(source.tokenizer) != read_tokenizer_files(experiment.dataset.tokenizer):
         raise ValueError(
             f'train.init_from={recipe.train.init_from} was trained with another tokenizer: '
-            f'{source.recipe.data.tokenizer} of {source_flag(source.recipe.data)}, where this run '
-            f'has {recipe.data.tokenizer} of {source_flag(recipe.data)}. A bpe is that of its '
-            'corpus; byte, and an hf:PATH, are the same with any text.'
+            f'{source.recipe.data.tokenizer} on {source_flag(source.recipe.data)}. This run uses '
+            f'{recipe.data.tokenizer} on {source_flag(recipe.data)}. A bpe tokenizer depends on '
+            'its text; byte and hf:PATH do not.'
         )
     expected = _used_record(experiment.learner, experiment.state_shapes)
     try:
@@ -363,7 +362,7 @@ def _load_source_distributed(recipe: Recipe, experiment: Experiment) -> Checkpoi
         try:
             return load(checkpoint, mesh=experiment.mesh)
         except DamagedCheckpoint as error:
-            to_stderr(f'{error}; taking the one before')
+            to_stderr(f'{error}; using the checkpoint before it')
     raise ValueError(f'none of the checkpoints of train.init_from={path} can be read')
 
 

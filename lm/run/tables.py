@@ -26,8 +26,8 @@ MAX_CORNER_STEPS = 10**6  # longer runs show evenly spaced steps alone
 def parameter_rows(learner: Learner, mesh: Mesh) -> list[dict[str, str]]:
     """Returns a row for each parameter, with all settings that apply to it.
 
-    `decay` is the share that a step removes at the peak of the schedule. `over steps` is the number
-    of steps over which the weight then averages updates.
+    `decay/step` is the share that a step removes at the peak of the schedule. `horizon (steps)` is
+    the number of steps over which the weight then averages updates.
     """
     recipe, described = learner.recipe, learner.description
     shapes, scalings = named_leaves(described.shapes), named_leaves(described.scalings)
@@ -54,8 +54,8 @@ def parameter_rows(learner: Learner, mesh: Mesh) -> list[dict[str, str]]:
                 'optimizer': flat[optimizer_field(spec)] if trainable[path] else 'frozen',
                 'init std': std,
                 'lr': f'{trainable[path] * peaks[optimizer_field(spec)] * scaling.lr_factor:.4g}',
-                'decay': f'{share:.4g}',
-                'over steps': f'{1 / share:,.0f}' if share else '-',
+                'decay/step': f'{share:.4g}',
+                'horizon (steps)': f'{1 / share:,.0f}' if share else '-',
                 'reparam': _format_reparam(recipe, used_specs[weight], spec),
                 'sharding': _format_sharding(param_sharding(mesh, spec, shape).spec),
             }
@@ -63,17 +63,11 @@ def parameter_rows(learner: Learner, mesh: Mesh) -> list[dict[str, str]]:
     return rows
 
 
-# Columns of the parameter table that groups of parameters share, and their headers.
-GROUP_COLUMNS = {
-    'role': 'role',
-    'optimizer': 'optimizer',
-    'init std': 'init std',
-    'lr': 'lr',
-    'decay': 'decay/step',
-    'over steps': 'horizon (steps)',
-    'reparam': 'reparam',
-    'sharding': 'sharding',
-}
+# Columns of the parameter table that groups of parameters share.
+GROUP_COLUMNS = (
+    *('role', 'optimizer', 'init std', 'lr', 'decay/step', 'horizon (steps)'),
+    *('reparam', 'sharding'),
+)
 
 
 def group_parameters(rows: list[dict[str, str]]) -> tuple[list[dict[str, str]], dict[str, str]]:
@@ -89,11 +83,11 @@ def group_parameters(rows: list[dict[str, str]]) -> tuple[list[dict[str, str]], 
         groups.setdefault(tuple(row[column] for column in GROUP_COLUMNS), []).append(row)
     roles = collections.Counter(settings[0] for settings in groups)
     varying = [c for c in GROUP_COLUMNS if c == 'role' or len({row[c] for row in rows}) > 1]
-    common = {GROUP_COLUMNS[c]: rows[0][c] for c in GROUP_COLUMNS if c not in varying}
+    common = {c: rows[0][c] for c in GROUP_COLUMNS if c not in varying}
     lines = []
     for members in groups.values():
         count = sum(math.prod(map(int, row['shape'].split(' x '))) for row in members)
-        settings = {GROUP_COLUMNS[column]: members[0][column] for column in varying}
+        settings = {column: members[0][column] for column in varying}
         if roles[role := settings.pop('role')] > 1:
             names = [row['parameter'].rpartition('/')[2] for row in members]
             role += f': {names[0]}' + f' and {len(names) - 1} more' * (len(names) > 1)
@@ -157,10 +151,14 @@ def format_table(rows: list[dict[str, str]]) -> str:
 
 
 def make_table(rows: list[dict[str, str]]) -> Table:
-    """Returns a table to print, from rows with equal keys."""
+    """Returns a table to print, from rows with equal keys.
+
+    If the terminal is too narrow, cells are wrapped between words.
+    """
     table = Table(box=None, pad_edge=False, header_style='bold')
     for column in rows[0]:
-        table.add_column(column, no_wrap=True)
+        words = ' '.join([column, *(row[column] for row in rows)]).split()
+        table.add_column(column, min_width=max(map(len, words)))
     for row in rows:
         table.add_row(*row.values())
     return table

@@ -132,7 +132,7 @@ def summarize(trace: Trace, program_sources: Sources) -> dict[str, Any]:
     """
     steps = _find_steps(trace)
     if not steps or not trace.devices:
-        raise ValueError('the trace holds no whole step, or no operation of a device')
+        raise ValueError('the trace contains no complete step, or no device operation')
     aside = merge_intervals((span.start, span.end) for span in trace.spans.get(ASIDE, ()))
     inside = {
         device: [

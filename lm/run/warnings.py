@@ -110,14 +110,14 @@ class Detector:
                 head = int(low_N.argmin())
                 text = (
                     f'the attention of layer {layer}, head {head + 1}, has {share_N[head]:.3g} of '
-                    f'the most entropy it can have at step {step}, less than '
-                    f'{COLLAPSED_ENTROPY:g}; it began with {first_N[head]:.3g}'
+                    f'its maximum entropy at step {step}, below {COLLAPSED_ENTROPY:g}; it started '
+                    f'at {first_N[head]:.3g}'
                 )
             elif before >= COLLAPSED_ENTROPY and share_N.mean() < FALL * before:
                 head = int(share_N.argmin())
                 text = (
-                    f'the mean attention entropy of layer {layer} fell from {before:.3g} of the '
-                    f'most it can be at step {peak_step} to {share_N.mean():.3g} at step {step}; '
+                    f'the mean attention entropy of layer {layer} fell from {before:.3g} of its '
+                    f'maximum at step {peak_step} to {share_N.mean():.3g} at step {step}; '
                     f'head {head + 1} is lowest, at {share_N[head]:.3g}'
                 )
             else:
@@ -131,7 +131,7 @@ class Detector:
         if norm > JUMP * median > 0:
             text = (
                 f'the update norm jumped to {norm:.3g} at step {step}, {norm / median:.3g} times '
-                f'the median of the {len(self._updates)} recorded before'
+                f'the median of the last {len(self._updates)} recorded'
             )
             yield Symptom('update_jump', text)
 
@@ -141,7 +141,7 @@ class Detector:
         if abs(log_z) > LOG_Z and abs(log_z) > LOG_Z_GROWTH * abs(first):
             text = (
                 f'the mean log Z of the readout has drifted from {first:.3g} to {log_z:.3g} at '
-                f'step {step}, beyond {LOG_Z:g}'
+                f'step {step}, beyond the limit of {LOG_Z:g}'
             )
             yield Symptom('log_z_drift', text)
 
@@ -157,7 +157,7 @@ class Detector:
                     yield Symptom('exploding_layer', text, layer)
                 elif value > factor * first > 0:
                     text = f'{subject} grew from {first:.3g} to {value:.3g} at step {step}'
-                    yield Symptom('exploding_layer', f'{text}, beyond {factor:g} times', layer)
+                    yield Symptom('exploding_layer', f'{text}, more than {factor:g} times', layer)
 
 
 def _find_large_logits(step: int, values: dict[str, np.ndarray]) -> Iterator[Symptom]:
@@ -166,7 +166,7 @@ def _find_large_logits(step: int, values: dict[str, np.ndarray]) -> Iterator[Sym
         if logit_N[head] > LARGEST_LOGIT:
             text = (
                 f'the largest attention logit of layer {layer}, head {head + 1}, is '
-                f'{logit_N[head]:.3g} at step {step}, beyond {LARGEST_LOGIT:g}'
+                f'{logit_N[head]:.3g} at step {step}, above {LARGEST_LOGIT:g}'
             )
             yield Symptom('largest_logit', text, layer, head + 1)
 
@@ -180,7 +180,7 @@ def _find_dead_layers(step: int, values: dict[str, np.ndarray]) -> Iterator[Symp
             if branch < DEAD_SHARE * stream:
                 text = (
                     f'the {name.replace("_", " ")} of layer {layer} is {branch:.3g} at step '
-                    f'{step}, less than {DEAD_SHARE:g} of its stream, {stream:.3g}'
+                    f'{step}, less than {DEAD_SHARE:g} of the residual stream, {stream:.3g}'
                 )
                 yield Symptom('dead_layer', text, layer)
     for layer, norm in enumerate(values.get('layer_grad_norm', ()), start=1):

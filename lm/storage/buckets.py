@@ -100,8 +100,8 @@ def parse_local_path(path: str | Path, name: str) -> Path:
     """Returns the value of the flag `name` as a path. Raises ValueError for a URL."""
     if is_url(path):
         raise ValueError(
-            f'{name}={path}: give a path on this machine. In object storage may be workdirs, the '
-            'checkpoints in them, data.cache_dir, and the files of data.source=text:URL.'
+            f'{name}={path} must be a path on this machine. Only workdirs and their checkpoints, '
+            'data.cache_dir, and the files of data.source=text:URL may be in object storage.'
         )
     return Path(path)
 
@@ -115,9 +115,9 @@ def parse_url(url: str, is_root: bool = False) -> tuple[str, str, str]:
     bucket, _, path = location.partition('/')
     path = path.strip('/')
     if scheme not in ENDPOINTS:
-        raise ValueError(f'{url}: folders in object storage are {FORM}, others are plain paths.')
+        raise ValueError(f'{url} must be {FORM}, or a plain path for a folder on a disk.')
     if not bucket or not (path or is_root) or '//' in path:
-        raise ValueError(f'{url} names no path in a bucket: give {FORM}.')
+        raise ValueError(f'{url} must name a path in a bucket: {FORM}.')
     return scheme, bucket, path
 
 
@@ -266,22 +266,22 @@ class Bucket:
             if 'NoSuchBucket' in message:
                 raise RequestRefused(
                     f'there is no bucket {parse_url(self.url, is_root=True)[1]} for {self.url}: '
-                    'make it, or correct the URL.'
+                    'create it, or correct the URL.'
                 ) from error
             if 'invalid path' in message:
                 raise BucketError(
-                    f'{url} holds an object that no path names ({line}): delete it, as the store '
-                    'can list nothing beside it.'
+                    f'{url} contains an object whose name is not a valid path ({line}). Delete it: '
+                    'the store cannot list the folder with it.'
                 ) from error
             if METADATA_ADDRESS in message or any(status in message for status in REFUSAL_PATTERNS):
                 # The metadata server may answer later; other refusals are final.
                 kind = BucketError if METADATA_ADDRESS in message else RequestRefused
                 raise kind(
-                    f'{url}: these credentials may not do that, or there are none '
-                    f'({"none were found" if METADATA_ADDRESS in message else line}). For s3:// '
-                    'set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and, if it has one, '
-                    'AWS_SESSION_TOKEN, for gs:// GOOGLE_APPLICATION_CREDENTIALS, to those of an '
-                    'account that may list, read, write and delete there.'
+                    f'{url}: access refused '
+                    f'({"no credentials found" if METADATA_ADDRESS in message else line}). Set the '
+                    'credentials of an account that may list, read, write and delete there: '
+                    'for s3:// AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and, if it has one, '
+                    'AWS_SESSION_TOKEN; for gs:// GOOGLE_APPLICATION_CREDENTIALS.'
                 ) from error
             if isinstance(error, FileNotFoundError):
                 raise FileNotFoundError(f'there is no {url}') from error
@@ -306,7 +306,7 @@ def open_bucket(url: str, is_root: bool = False) -> Bucket:
     kinds = {'s3': store.S3Store, 'gs': store.GCSStore}
     endpoint = os.environ.get(ENDPOINTS[scheme], '')
     if endpoint and not re.match(r'https?://[^/\s]+[^\s]*$', endpoint):
-        raise ValueError(f'{ENDPOINTS[scheme]} must be such as https://HOST:PORT; got {endpoint!r}')
+        raise ValueError(f'{ENDPOINTS[scheme]} must be like https://HOST:PORT; got {endpoint!r}')
     is_plain = endpoint.startswith('http://')
     options = {'timeout': timedelta(seconds=REQUEST_SEC), 'allow_http': is_plain}
     backoff = {'init_backoff': timedelta(seconds=0.1), 'max_backoff': timedelta(seconds=5)}

@@ -112,7 +112,7 @@ def fetch(bucket: Bucket, folder: str, mark: FolderMark, path: Path) -> None:
     def fetch_file(name: str) -> None:
         stored = bucket.fetch(f'{folder}/{name}', path / name)
         if stored.size != mark.files[name]:
-            raise FileNotFoundError(f'{folder} has been changed while it was read')
+            raise FileNotFoundError(f'{folder} was changed while it was read')
         sync(path / name)
 
     for_each(fetch_file, mark.files)

@@ -18,7 +18,7 @@ POLL_SEC = 0.1
 FULL_MESSAGES = {  # by error number of a write
     errno.ENOSPC: 'the disk that holds {} is full',
     errno.EDQUOT: 'the quota of the disk that holds {} is used up',
-    errno.EFBIG: 'a file in {} has the largest size that files may have here (ulimit -f)',
+    errno.EFBIG: 'a file in {} has reached the largest allowed file size (ulimit -f)',
 }
 MAX_JSON_BYTES = 1 << 28  # a sweep of 100,000 cells has a fifth of this
 MAX_NESTING = 64  # of JSON; our records nest four deep
@@ -48,7 +48,7 @@ def expand_home(path: str) -> str:
         name = path.partition('/')[0]
         reason = f'there is no user {name[1:]!r}' if name != '~' else 'this user has no home folder'
         raise ValueError(
-            f'{path}: {reason}. Give the whole path, or ./{path} for a folder of that name.'
+            f'{path}: {reason}. Write the whole path, or ./{path} for a folder of that name.'
         )
     return expanded
 
@@ -62,8 +62,8 @@ def user_cache() -> Path:
         return Path(os.environ.get('XDG_CACHE_HOME') or expand_home('~/.cache')) / 'evenkeel'
     except ValueError:
         raise ValueError(
-            'there is no folder to cache data in: HOME is not set, and the system knows no home '
-            'folder of this user. Set data.cache_dir, or XDG_CACHE_HOME in the environment.'
+            'there is no folder to cache data in: HOME is not set, and this user has no home '
+            'folder. Set data.cache_dir, or XDG_CACHE_HOME in the environment.'
         ) from None
 
 
@@ -159,10 +159,10 @@ def read_json(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise UnreadableFile(f'{path} cannot be read as JSON ({error})') from error
     if not isinstance(record, dict):
-        raise UnreadableFile(f'{path} cannot be read as JSON (it holds no object)')
+        raise UnreadableFile(f'{path} cannot be read as JSON (it contains no object)')
     if SEAL in record and record.pop(SEAL) != _digest(record):
         raise UnreadableFile(
-            f'{path} cannot be read: it was changed, or damaged, since it was written'
+            f'{path} cannot be read: it was changed or damaged after it was written'
         )
     return record
 
@@ -175,10 +175,10 @@ def parse_json(data: bytes, **hooks: Any) -> Any:
     try:
         value = json.loads(data.decode(), **hooks)
     except RecursionError as error:
-        raise ValueError('it nests too deep') from error
+        raise ValueError('it is nested too deeply') from error
     # Brackets within strings are counted too, so a high count alone is no proof.
     if data.count(b'[') + data.count(b'{') > MAX_NESTING and _is_deeper(value, MAX_NESTING):
-        raise ValueError(f'it nests deeper than {MAX_NESTING}')
+        raise ValueError(f'it is nested deeper than {MAX_NESTING} levels')
     return value
 
 
@@ -195,7 +195,7 @@ def open_regular(path: Path) -> BinaryIO:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise UnreadableFile(f'{path} cannot be read: it is no regular file')
+        raise UnreadableFile(f'{path} cannot be read: it is not a regular file')
     return open(descriptor, 'rb')
 
 
@@ -262,8 +262,8 @@ def _try_lock(file: IO, path: Path, say: Callable[[str], None]) -> bool | None:
         if error.errno not in NO_LOCK_ERRNOS:
             raise
         say(
-            f'NOTE: {path} cannot be locked ({error}): see to it that no other process '
-            'writes to its folder'
+            f'NOTE: {path} cannot be locked ({error}): make sure that no other process writes '
+            'to its folder'
         )
         return None
     return True

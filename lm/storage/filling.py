@@ -20,15 +20,15 @@ EXTERNAL_MARKERS = ('config.json', 'adapter_config.json')
 def check_empty(folder: Path) -> None:
     """Raises ValueError if a folder to be filled is not empty, unless it has the mark."""
     if folder.exists() and any(folder.iterdir()) and not (folder / MARK).exists():
-        raise ValueError(f'--out={folder} is not empty; give a new folder')
+        raise ValueError(f'--out={folder} is not empty; use a new folder')
 
 
 def check_complete(folder: Path) -> None:
     """Raises ValueError for a folder with the mark."""
     if (folder / MARK).exists():
         raise ValueError(
-            f'{folder} is incomplete: the command that wrote it was interrupted. Give that command '
-            'again, which writes it anew.'
+            f'{folder} is incomplete: the command that wrote it was interrupted. Run that command '
+            'again to rewrite it.'
         )
 
 

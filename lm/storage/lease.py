@@ -80,9 +80,9 @@ class Lease:
         except PreconditionFailed:
             return
         raise OSError(
-            f'the store of {self.bucket.url} writes an object that is there, where it was asked to '
-            'only if it is not (If-None-Match): two processes could train in one workdir. Give a '
-            '--workdir on a disk, or in a store with conditional writes.'
+            f'the store of {self.bucket.url} overwrites objects despite the condition '
+            'If-None-Match, so two processes could train in one workdir. Use a --workdir on a '
+            'disk, or in a store with conditional writes.'
         )
 
     def _wait_and_acquire(self, say: Callable[[str], None], patience: float, is_only: bool) -> None:
@@ -107,8 +107,8 @@ class Lease:
             owner = _describe_process(record)
             if is_alive and time.monotonic() - start >= patience:
                 raise InUseError(
-                    f'another process trains in {self.bucket.url} ({owner}); wait for it, or give '
-                    'another --workdir'
+                    f'another process is training in {self.bucket.url} ({owner}); wait until it '
+                    'ends, or use another --workdir'
                 )
             if not is_reported:
                 say(f'{self.bucket.url} is in use by {owner}: waiting for it to end')
@@ -152,8 +152,8 @@ class Lease:
             return _parse_record(parse_json(text)), stored
         except ValueError as error:
             raise UnreadableFile(
-                f'{join_url(self.bucket.url, LEASE)} cannot be read ({error}). Delete it, if no '
-                'process trains there.'
+                f'{join_url(self.bucket.url, LEASE)} cannot be read ({error}). Delete it if no '
+                'process is training there.'
             ) from error
 
     def _encode(self, is_held: bool = True) -> bytes:
@@ -219,8 +219,8 @@ class Lease:
         if current is None:
             return f'{join_url(self.bucket.url, LEASE)} has been deleted'
         return (
-            f'{self.bucket.url} is written to by {_describe_process(current[0])} now, which took '
-            f'it when this process had not renewed its lease for {self.seconds:g} s'
+            f'{self.bucket.url} now belongs to {_describe_process(current[0])}, which took it '
+            f'after this process had not renewed its lease for {self.seconds:g} s'
         )
 
 
@@ -237,9 +237,9 @@ def _parse_record(value: Any) -> dict[str, Any]:
             'expires': str() | None as expires,
         } if 0 < seconds <= MAX_LEASE_SEC:
             if expires is not None and datetime.fromisoformat(expires).utcoffset() is None:
-                raise ValueError(f'it expires at {expires}, of no time zone')
+                raise ValueError(f'it expires at {expires}, without a time zone')
             return value
-    raise ValueError('it lacks a field, or one is of another type or size')
+    raise ValueError('a field is missing, or has a wrong type or size')
 
 
 def _describe_process(record: dict[str, Any]) -> str:

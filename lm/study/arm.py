@@ -250,14 +250,14 @@ def describe_budget(study: Study) -> str | None:
     is_limited = math.isfinite(study.budget)
     limit = f'tune.budget={study.budget}' if is_limited else f'tune.seeds={study.seeds}'
     shortfall = (
-        f'{limit} leaves {looks[-1]} fresh seeds per arm; detecting smallest_effect {effect:g} at '
-        f'a spread of {s:.2g} takes '
+        f'{limit} leaves {looks[-1]} fresh seeds per arm, but detecting smallest_effect {effect:g} '
+        f'at a spread of {s:.2g} takes '
     )
     if needed > MAX_SEEDS:
-        return f'{shortfall}more than {MAX_SEEDS}; choose a larger effect, or train longer'
+        return f'{shortfall}more than {MAX_SEEDS}. Choose a larger effect, or train longer'
     options = [f'tune.seeds={look_seeds}'] if look_seeds > study.seeds else []
     options += [f'tune.budget={runs + LOOKS[-1] * look_seeds}'] if is_limited else []
     return (
-        f"{shortfall}up to {needed}, fewer if the arms' losses are correlated over seeds: "
+        f"{shortfall}up to {needed} (fewer if the arms' losses are correlated over seeds). Set "
         f'{", ".join(options)}'
     )

@@ -675,7 +675,7 @@ def test_errors_undetermined_constants():
 def test_invalid_input_is_one_line(tmp_path):
     process = run_module('eval.fit', f'--workdir={tmp_path}')
     assert process.returncode == 1 and process.stdout == '' and process.stderr.count('\n') == 1
-    assert 'holds no run and no sweep' in process.stderr
+    assert 'contains no run and no sweep' in process.stderr
 
 
 @pytest.mark.full

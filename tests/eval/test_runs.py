@@ -186,7 +186,7 @@ def test_gather_reads_runs_and_sweeps(sweep):
 
 
 def test_errors_neither_run_nor_sweep(tmp_path):
-    with pytest.raises(ValueError, match='holds no run and no sweep'):
+    with pytest.raises(ValueError, match='contains no run and no sweep'):
         runs.gather(tmp_path)
 
 

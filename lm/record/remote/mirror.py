@@ -119,7 +119,7 @@ def _mirror_bucket(url: str, say: Callable[[str], None]) -> Generator[Path]:
         say(mirror.describe())
         with PushLoop(mirror).run_in_background():
             yield mirror.copy.folder
-        say(f'{bucket.url} holds all of it')
+        say(f'{bucket.url} is complete')
 
 
 @contextlib.contextmanager
@@ -130,7 +130,7 @@ def _open_mirror(
     url, bucket_times = copy.bucket.url, read_times()
     options: dict[str, Any] = {
         'in_use_message': (
-            f'another process trains in {url}; wait for it, or give another --workdir'
+            f'another process is training in {url}; wait until it ends, or use another --workdir'
         ),
         'waiting_message': f'{url} is in use by another process: waiting for it to end',
         'wait_until': time.monotonic() + patience,
@@ -222,12 +222,14 @@ def check_is_workdir(bucket: Bucket, is_sweep: bool = False) -> None:
     listing = bucket.list()
     if (CONFIG if is_sweep else SWEEP) in listing:
         present, expected = ('single run', 'sweep') if is_sweep else ('sweep', 'single run')
-        raise ValueError(f'{bucket.url} holds a {present}; give another --workdir for a {expected}')
+        raise ValueError(
+            f'{bucket.url} contains a {present}; use another --workdir for a {expected}'
+        )
     if listing and LEASE not in listing:
         raise ValueError(
-            f'{bucket.url} holds {len(listing)} objects, such as {min(listing)}, and is no '
-            f'workdir: there is no {LEASE} in it. Give a --workdir that is new. A run that was '
-            'copied there by other means goes on from a copy on a disk alone.'
+            f'{bucket.url} contains {len(listing)} objects, such as {min(listing)}, but is not a '
+            f'workdir: there is no {LEASE} in it. Use a new --workdir. A run that was copied there '
+            'by other means can only be resumed from a copy on a disk.'
         )
 
 
@@ -264,7 +266,7 @@ class Mirror:
         incomplete = sorted(folders - self._marks.keys())
         if incomplete and not records_only:
             self.say(
-                f'NOTE: {self.bucket.url} lacks parts of {", ".join(incomplete)}: they are not read'
+                f'NOTE: {self.bucket.url} lacks parts of {", ".join(incomplete)}, which are ignored'
             )
         self._incomplete = set(incomplete)
         to_fetch = list(self._marks)
@@ -291,7 +293,7 @@ class Mirror:
         """Returns a line with the newest checkpoint in the bucket and the local folder."""
         newest = max(map(parse_step, self._marks), default=None)
         content = 'no checkpoint yet' if newest is None else f'checkpoints up to step {newest}'
-        return f'{self.bucket.url} holds {content}; trained in {self.copy.folder}'
+        return f'{self.bucket.url} has {content}; training in {self.copy.folder}'
 
     def _drop_stale(self, files: Collection[str], marks: Mapping) -> None:
         copy = self.copy
@@ -302,9 +304,9 @@ class Mirror:
         ]:
             aside = copy.set_aside()
             self.say(
-                f'NOTE: {copy.folder} held checkpoints that are not in {self.bucket.url} '
-                f'({", ".join(unsent)}), which another process has written to since: moved to '
-                f'{aside}, and not gone on from'
+                f'NOTE: {copy.folder} had checkpoints that are not in {self.bucket.url} '
+                f'({", ".join(unsent)}), and another process has written there since. They were '
+                f'moved to {aside} and are not used'
             )
             return
         copy.drop(n for n in local if n not in marks or not copy.has_checkpoint(n, marks[n].token))
@@ -500,7 +502,7 @@ class PushLoop:
             try:
                 self.mirror.push(is_last)
                 if self._failed_since is not None:
-                    self.say(f'{self.mirror.bucket.url} has all that is new again')
+                    self.say(f'{self.mirror.bucket.url} is up to date again')
                 self._failed_since = None
                 return True
             except Exception as error:  # of the bucket, or of the disk
@@ -510,7 +512,7 @@ class PushLoop:
                     self.failure = error
                     return False
                 if self._failed_since is None:
-                    self.say(f'NOTE: {error}; tried again for {self.times.retry:g} s')
+                    self.say(f'NOTE: {error}; retrying for up to {self.times.retry:g} s')
                 self._failed_since = since
             if is_last:
                 time.sleep(wait)
@@ -520,7 +522,7 @@ class PushLoop:
 
     def _stop_run(self) -> None:
         """Stops the run as SIGTERM would, once something catches that signal."""
-        self.say(f'NOTE: {self.failure}: the run is stopped')
+        self.say(f'NOTE: {self.failure}; stopping the run')
         while not self._ended.wait(POLL_SEC):
             if callable(signal.getsignal(signal.SIGTERM)):
                 _thread.interrupt_main(signal.SIGTERM)
@@ -530,13 +532,13 @@ class PushLoop:
         url, folder = self.mirror.bucket.url, self.mirror.copy.folder
         if isinstance(self.failure, LeaseLost):
             return (
-                f'{self.failure}. Nothing more has been written there; what this process has '
-                f'trained is in {folder}. The same command goes on from what the other one leaves.'
+                f'{self.failure}. This process no longer writes there; its steps are in {folder}. '
+                'Run the same command to resume from the checkpoint of the other process.'
             )
         steps = [parse_step(name) for name in list_local_checkpoints(folder)]
-        progress = f'up to the checkpoint of step {max(steps)} ' if steps else ''
+        progress = f' up to the checkpoint of step {max(steps)}' if steps else ''
         return (
-            f'{url} could not be written ({self.failure}). All that was trained {progress}is in '
-            f'{folder}: when the bucket can be written, the same command on this machine writes '
-            'it there and goes on.'
+            f'{url} could not be written ({self.failure}). The run{progress} is in {folder}. When '
+            'the bucket can be written again, run the same command on this machine to upload it '
+            'and resume.'
         )

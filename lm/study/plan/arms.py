@@ -61,8 +61,8 @@ def plan_starts(
     _check_tuned_fields(arm_cells, tune)
     if seeds := swept & {*SEEDS}:
         raise ValueError(
-            f'{seeds.pop()} is swept, and config.tune trains the seeds that its arms need; leave '
-            'it out of config.sweep. tune.seeds is how many fresh ones a look of a verdict has'
+            f'{seeds.pop()} must not be in config.sweep, because config.tune chooses the seeds. '
+            'Leave it out; tune.seeds sets the number of fresh seeds per look'
         )
     overrides = overrides or [{}] * len(arm_cells)
     arm_cells = apply_overrides(base, arm_cells, overrides)
@@ -97,12 +97,14 @@ def _length_changes(recipe: Recipe, shares: Sequence[float]) -> dict[float, Chan
     for share in shares:
         by_share[share] = {path: max(1, round(share * n)) for path, n in counts.items()}
         if round(share * total) < 1:
-            raise ValueError(f'tune.lengths: {share:g} of {total} steps is none; give a larger one')
+            raise ValueError(
+                f'tune.lengths: {share:g} of {total} steps rounds to 0; use a larger share'
+            )
     steps = [total, *(changes['train.steps'] for changes in by_share.values())]
     if len({*steps}) < len(steps):
         raise ValueError(
-            f'tune.lengths must be of different numbers of steps; got {list(shares)} of {total}, '
-            f'which are {steps[1:]}. Leave out what is there twice, and 1, which there is always.'
+            f'tune.lengths must give different numbers of steps; got {list(shares)} of {total}, '
+            f'which are {steps[1:]}. Leave out duplicates, and 1, which is always included.'
         )
     return by_share
 
@@ -116,10 +118,9 @@ def _check_tuned_fields(sweep_cells: Sequence[Cell], tune: Tune) -> None:
     for path, setting in tune.fields.items():
         if setting is not None and any(path in cell.changes for cell in sweep_cells):
             raise ValueError(
-                f'{path} is tuned and swept: config.tune has {setting!r} for all arms, and the '
-                'arms of config.sweep have values of their own. Leave it out of config.sweep, or '
-                'write '
-                f"'{path}': None in config.tune, which searches around each arm's own value"
+                f'{path} is tuned and swept: config.tune has {setting!r} for all arms, but '
+                'config.sweep has a value for each arm. Leave it out of config.sweep, or set '
+                f"'{path}': None in config.tune to search around each arm's value"
             )
     by_rest: dict[tuple, Cell] = {}
     for cell in sweep_cells:
@@ -130,9 +131,9 @@ def _check_tuned_fields(sweep_cells: Sequence[Cell], tune: Tune) -> None:
         if twin is not cell:
             paths = ', '.join(p for p in tune.fields if any(p in c.changes for c in (cell, twin)))
             raise ValueError(
-                f'{paths} is tuned and swept, so that two arms differ in nothing else: '
-                f'{twin.changes} and {cell.changes}. Leave it out of config.sweep, as each arm '
-                'gets its best value, or out of config.tune'
+                f'{paths} is tuned and swept, and two arms differ in nothing else: '
+                f'{twin.changes} and {cell.changes}. Leave it out of config.sweep, because tuning '
+                'finds the best value of each arm, or out of config.tune'
             )
 
 
@@ -143,9 +144,9 @@ def _make_start(cell: Cell, tune: Tune, overrides: Changes, length: float = 1.0)
     for path in tune.fields:
         if FIELDS[path].is_part_option and path not in cell.recipe.readers:
             raise ValueError(
-                f'tune: {path} is read by no part of {name}, whose runs would be equal; all arms '
-                'are searched over the same fields. Leave the field out of config.tune, or give '
-                'this arm a part that reads it'
+                f'tune: no part of {name} reads {path}, so all its runs would be equal. All arms '
+                'are tuned over the same fields: leave this field out of config.tune, or choose a '
+                'part for this arm that reads it'
             )
     try:
         arm_grid = make_grid(tune, flatten(cell.recipe), cell.recipe.decay.row.times_lr)
@@ -264,7 +265,7 @@ class ArmPlan:
         """Returns the number of arms, and of runs of each."""
         min_runs, typical_runs = self.tune.min_budget, self.tune.typical_runs
         return (
-            f'{format_count(len(self.starts), "arm")} of at least {min_runs} runs (usually '
+            f'{format_count(len(self.starts), "arm")}, at least {min_runs} runs per arm (usually '
             f'{typical_runs})'
         )
 

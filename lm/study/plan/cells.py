@@ -87,7 +87,7 @@ def expand_sweep(base: Mapping[str, Any], sweep: Any) -> list[Cell]:
     for axis in axes:
         fields = {path for changes in axis for path in changes}
         if twice := sorted(fields & used_fields):
-            raise ValueError(f'two axes of the sweep change {", ".join(twice)}; zip them, or list')
+            raise ValueError(f'two axes of the sweep change {", ".join(twice)}; use zip or list')
         used_fields |= fields
     by_name: dict[str, Cell] = {}
     listed = [_merge_changes(parts) for parts in itertools.product(*axes)]
@@ -114,11 +114,11 @@ def _parse_axes(sweep: Any) -> list[list[Changes]]:
     sweep = {'list': sweep} if isinstance(sweep, list | tuple) else sweep
     if isinstance(sweep, str):
         raise ValueError(
-            f'--config.sweep must be a Python literal: 1e-3, and not 10**-3; names in quotes; got '
+            '--config.sweep must be a Python literal (1e-3, not 10**-3) with names in quotes; got '
             f'{sweep!r}. {sweep_hint(sweep, FIELDS)}'
         )
     if not isinstance(sweep, Mapping):
-        raise ValueError(f'sweep must hold axes, such as {sweep_flag(EXAMPLE)}; got {sweep!r}')
+        raise ValueError(f'sweep must map fields to values: {sweep_flag(EXAMPLE)}; got {sweep!r}')
     axes = []
     for key, values in sweep.items():
         if key == 'zip':
@@ -130,20 +130,20 @@ def _parse_axes(sweep: Any) -> list[list[Changes]]:
             _check_field(key)
             axes.append([{key: value} for value in _check_values(key, values)])
     if not axes:
-        raise ValueError('sweep is empty: it has no axis; leave it None for a single run')
+        raise ValueError('sweep is empty; leave it None for a single run')
     return axes
 
 
 def _parse_zip(fields: Any) -> list[Changes]:
     """Returns the changes of an axis of fields that move together."""
     if not isinstance(fields, Mapping) or not fields:
-        raise ValueError(f'sweep zip must map fields to values of equal number; got {fields!r}')
+        raise ValueError(f'sweep zip must map fields to equally many values; got {fields!r}')
     for path in fields:
         _check_field(path)
     columns = {path: list(_check_values(path, values)) for path, values in fields.items()}
     lengths = {path: len(values) for path, values in columns.items()}
     if len(set(lengths.values())) > 1:
-        raise ValueError(f'sweep zip needs as many values for each field; got {lengths}')
+        raise ValueError(f'sweep zip must have equally many values per field; got {lengths}')
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
@@ -151,7 +151,7 @@ def _parse_changes(changes: Any) -> Changes:
     """Returns one entry of a `list` axis."""
     if not isinstance(changes, Mapping):
         example = '{"optim.lr": 1e-3}'
-        raise ValueError(f'sweep list must hold dicts such as {example}; got {changes!r}')
+        raise ValueError(f'sweep list must contain dicts such as {example}; got {changes!r}')
     for path in changes:
         _check_field(path)
     return dict(changes)
@@ -163,7 +163,7 @@ def _check_values(key: str, values: Any) -> Iterable[Any]:
     if is_single or getattr(values, 'ndim', 1) != 1:
         raise ValueError(f'sweep axis {key} must be a tuple of values; got {values!r}')
     if not len(values):
-        raise ValueError(f'sweep axis {key} has no values, so that the sweep has no cells')
+        raise ValueError(f'sweep axis {key} has no values, so the sweep would have no cells')
     return values
 
 
@@ -171,14 +171,14 @@ def _check_field(path: Any) -> None:
     """Raises ValueError if there is no such config field."""
     if path not in FIELDS:
         hint = suggest_nearest(path, ('zip', 'list', PROTOCOL)) or field_hint(path, FIELDS)
-        raise ValueError(f'sweep axis {path!r} names no config field.{hint}')
+        raise ValueError(f'sweep axis {path!r} is not a config field.{hint}')
 
 
 def _merge_changes(parts: Iterable[Changes]) -> Changes:
     """Joins the changes of all axes, with the types of their fields."""
     changes = {path: value for part in parts for path, value in part.items()}
     if changes.get('model.dtype') == AUTO:
-        raise ValueError('model.dtype=auto depends on the machine; a sweep names the types it has')
+        raise ValueError('model.dtype=auto depends on the machine; a sweep must name the types')
     changes = {
         path: v.item() if hasattr(v, 'item') else v for path, v in changes.items()
     }  # NumPy's
@@ -242,7 +242,7 @@ def describe_ignored(cells: Sequence[Cell]) -> list[str]:
     """Returns a line for each option that only some cells read, with the number of these cells."""
     counts = collections.Counter(path for cell in cells for path in cell.ignored)
     return [
-        f'{path} is read by {len(cells) - n} of {len(cells)} cells; the others are without it'
+        f'{len(cells) - n} of {len(cells)} cells read {path}; the others leave it out'
         for path, n in counts.items()
     ]
 

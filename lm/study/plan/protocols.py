@@ -91,7 +91,7 @@ class AppliedProtocol:
         options = ', '.join(f'{name}={value}' for name, value in self.options.items())
         step_range = f'{min(steps):,}' + f' to {max(steps):,}' * (min(steps) < max(steps))
         headline = (
-            f'protocol {self.name}{f" ({options})" if options else ""}: {step_range} steps a cell'
+            f'protocol {self.name}{f" ({options})" if options else ""}: {step_range} steps per cell'
         )
         return [headline, *(f'NOTE: {note}' for note in self.notes)]
 
@@ -137,9 +137,9 @@ class Protocol:
             for path in self.row.fixed_fields:
                 if path in cell.changes:
                     raise ValueError(
-                        f'sweep cell {cell.changes}: the protocol {self.name} settles {path} for '
-                        f'every cell, and this one sets {path}={cell.changes[path]}; leave it out '
-                        'of config.sweep, or leave out the protocol'
+                        f'sweep cell {cell.changes}: the protocol {self.name} determines {path}, '
+                        f'but this cell sets {path}={cell.changes[path]}. Leave it out of '
+                        'config.sweep, or leave out the protocol'
                     )
         self.row.check(cells)
 
@@ -250,8 +250,8 @@ def list_notes(cells: Sequence[Cell], terms: Sequence[Terms]) -> list[str]:
     steps = {cell_terms.quantities['steps'] for cell_terms in terms}
     if len(steps) > 1 and (warmup := flatten(first).get('optim.warmup_steps')):
         notes.append(
-            f'cells have {min(steps):,} to {max(steps):,} steps, and each warms up for the '
-            f'{warmup:,} of optim.warmup_steps'
+            f'cells have {min(steps):,} to {max(steps):,} steps, but all warm up for {warmup:,} '
+            '(optim.warmup_steps)'
         )
     over_batch = {
         norm.name
@@ -261,12 +261,12 @@ def list_notes(cells: Sequence[Cell], terms: Sequence[Terms]) -> list[str]:
     }
     for name in sorted(over_batch):
         notes.append(
-            f'{name} takes its statistics over the batch, which cells change: whether to keep them '
-            'over as many sequences, by ghost batches, is for the config to say'
+            f'{name} computes its statistics over the batch, and batch sizes differ between cells. '
+            'To keep the number of sequences equal, use ghost_batchnorm'
         )
     tokenizers = {cell.recipe.data.tokenizer for cell in cells}
     if len(tokenizers) > 1:
-        notes.append('cells have tokenizers of their own, so that equal tokens are not equal text')
+        notes.append('cells have different tokenizers, so equal tokens are not equal text')
     return notes
 
 
@@ -293,8 +293,8 @@ def _nearest_steps(
     if error > tolerance:
         raise ValueError(
             f'sweep cell {cell.changes}: the baseline has {total:,.6g} {unit}, and {steps:,} steps '
-            f'of {per_step:,.6g} come {error:.2%} from that, of which {tolerance:.1%} may be. '
-            f'{advice}'
+            f'of {per_step:,.6g} {unit} miss that by {error:.2%}; at most {tolerance:.1%} is '
+            f'allowed. {advice}'
         )
     return steps
 
@@ -348,7 +348,7 @@ def equal_flops(cells: Sequence[Cell], measurements: Measurements) -> list[Terms
     flops = [step_flops(cell.recipe, measurements.platform) for cell in cells]
     total = cells[0].recipe.train.steps * flops[0]
     min_steps = math.ceil(0.5 / FLOPS_TOLERANCE)
-    advice = f'Give the baseline more steps: a cell needs {min_steps} to be that near.'
+    advice = f'Increase train.steps: {min_steps} steps per cell are always near enough.'
     return [
         _step_terms(
             cell.recipe,
@@ -364,7 +364,7 @@ def equal_time(
     measurements: Measurements,
     *,
     hours: Annotated[
-        float | None, Option('of training; None: as long as the baseline takes', 1e-6, 1e6)
+        float | None, Option('training time; None: that of the baseline', 1e-6, 1e6)
     ] = None,
 ) -> list[Terms]:
     """Gives every cell as long to train as the baseline, or `hours`, at its own speed here.
@@ -387,7 +387,7 @@ def equal_time(
     step_sec = {cell.name: sec for group, sec in measured for cell in group}
     first = cells[0]
     total = first.recipe.train.steps * step_sec[first.name] if hours is None else 3600 * hours
-    advice = 'Give the baseline more steps.' if hours is None else 'Give them more hours.'
+    advice = 'Increase train.steps.' if hours is None else 'Increase hours.'
     terms = []
     for cell in cells:
         sec = step_sec[cell.name]
@@ -407,9 +407,9 @@ def one_epoch(cells: Sequence[Cell], measurements: Measurements) -> list[Terms]:
         steps = steps_in_epoch(measurements.read_rows(cell.recipe), cell.recipe.data.batch_size)
         if steps < 1:
             raise ValueError(
-                f'sweep cell {cell.changes}: its training text is less than one batch of '
-                f'{cell.recipe.data.batch_size} rows of {cell.recipe.data.seq_len} tokens; make '
-                f'{BATCH} smaller, or name more text'
+                f'sweep cell {cell.changes}: the training text is shorter than one batch of '
+                f'{cell.recipe.data.batch_size} rows of {cell.recipe.data.seq_len} tokens; reduce '
+                f'{BATCH}, or use more text'
             )
         terms.append(_step_terms(cell.recipe, steps))
     return terms
@@ -421,7 +421,7 @@ def _check_one_epoch(cells: Sequence[Cell]) -> None:
         data = cell.recipe.data
         if data.epochs > 1:
             raise ValueError(
-                f'sweep cell {cell.changes}: the protocol one_epoch takes the text once, and '
+                f'sweep cell {cell.changes}: the protocol one_epoch reads the text once, but '
                 f'{EPOCHS}={data.epochs}; set it to 1'
             )
         sources = [data.source]
@@ -430,9 +430,9 @@ def _check_one_epoch(cells: Sequence[Cell]) -> None:
         for source in sources:
             if source.startswith(SYNTHETIC):
                 raise ValueError(
-                    f'sweep cell {cell.changes}: the protocol one_epoch takes a text once, and '
-                    f'{source} is drawn as long as it is asked for; name a text in data.source, or '
-                    f'another protocol: {", ".join(sorted(set(PROTOCOLS) - {"one_epoch"}))}'
+                    f'sweep cell {cell.changes}: the protocol one_epoch reads a text once, but '
+                    f'{source} has no end. Choose a finite text as data.source, or another '
+                    f'protocol: {", ".join(sorted(set(PROTOCOLS) - {"one_epoch"}))}'
                 )
 
 
@@ -463,7 +463,7 @@ def _check_batches(cells: Sequence[Cell]) -> None:
     """Raises ValueError if all cells have the same batch size."""
     if len({cell.recipe.data.batch_size for cell in cells}) < 2:
         raise ValueError(
-            f'the protocol regime_adaptation is for cells that differ in {BATCH}, and all have '
+            f'the protocol regime_adaptation needs cells with different {BATCH}, but all have '
             f'{cells[0].recipe.data.batch_size}; make it an axis of config.sweep'
         )
 

@@ -26,7 +26,7 @@ PER_BYTE_FIELDS = {'data.tokenizer', 'data.source', 'data.mixture', 'data.valida
 MAX_FIELDS = len(STEPS)
 MIN_SEEDS = 3
 SWEEP_KEYS = ('protocol', 'zip', 'list')
-TYPE_NAMES = {int: 'a whole number', bool: 'True or False', str: 'a text'}
+TYPE_NAMES = {int: 'a whole number', bool: 'True or False', str: 'text'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +106,7 @@ OPTIONS = {field.name for field in dataclasses.fields(Tune)} - {'fields'}
 def parse_tune(raw: Any) -> Tune:
     """Returns the settings of config.tune. Raises ValueError if they are not valid."""
     if not isinstance(raw, Mapping):
-        rule = '--config.tune must be a Python literal: 1e-3, and not 10**-3; names in quotes'
+        rule = '--config.tune must be a Python literal (1e-3, not 10**-3) with names in quotes'
         if not isinstance(raw, str):
             rule = 'tune must map fields to None, a centre, or (low, high)'
         raise ValueError(f'{rule}; got {raw!r}. {tune_hint(raw, FIELDS)}')
@@ -119,19 +119,19 @@ def parse_tune(raw: Any) -> Tune:
         else:
             hint = suggest_nearest(name, OPTIONS) or field_hint(name, FIELDS)
             hint = ' It is a key of config.sweep.' if name in SWEEP_KEYS else hint
-            raise ValueError(f'tune: {name!r} names no config field and no option of tune.{hint}')
+            raise ValueError(f'tune: {name!r} is no config field and no option of tune.{hint}')
     if not fields:
         example = tune_flag(TUNE_EXAMPLE | dict(raw))
-        raise ValueError(f'tune names no field to tune, such as {example}; got {dict(raw)!r}')
+        raise ValueError(f'tune must name a field to tune, as in {example}; got {dict(raw)!r}')
     if len(fields) > MAX_FIELDS:
         raise ValueError(
-            f'tune searches {MAX_FIELDS} fields at most, since each needs runs of its own; got '
-            f'{len(fields)}: {", ".join(fields)}. Give the others values.'
+            f'tune searches at most {MAX_FIELDS} fields, because each one needs more runs; got '
+            f'{len(fields)}: {", ".join(fields)}. Set the other fields to fixed values.'
         )
     tune = Tune(fields, **_parse_options(options))
     if tune.budget is not None and tune.budget < tune.min_budget:
         raise ValueError(
-            f'tune.budget must be {tune.min_budget} runs an arm at least (scans, {WAVE} to '
+            f'tune.budget must be at least {tune.min_budget} runs per arm (scans, {WAVE} to '
             f'refine them, and {tune.seeds} fresh seeds); got {tune.budget}'
         )
     return tune
@@ -140,16 +140,18 @@ def parse_tune(raw: Any) -> Tune:
 def _parse_field(path: str, value: Any) -> float | tuple[float, float] | None:
     """Returns the centre, range or None of a tuned field. Raises ValueError if it is not valid."""
     if path in SEEDS:
-        raise ValueError(f'tune: {path} is a seed: the option seeds says how many fresh ones')
+        raise ValueError(
+            f'tune: {path} is a seed and cannot be tuned; tune.seeds sets how many are used'
+        )
     if set(FIELDS[path].types) - {float, type(None)}:
         kinds = ' or '.join(TYPE_NAMES[kind] for kind in FIELDS[path].types if kind in TYPE_NAMES)
         raise ValueError(
-            f'tune: {path} is {kinds}, and a search needs a real number; make it an axis of '
+            f'tune: {path} is {kinds}, but a search needs a real number; make it an axis of '
             'config.sweep'
         )
     if path not in RUN_PATHS:
         raise ValueError(
-            f'tune: each value of {path} is a program of its own; make it an axis of config.sweep'
+            f'tune: each value of {path} needs its own program; make it an axis of config.sweep'
         )
     if value is None:
         return None
@@ -175,20 +177,20 @@ def _is_positive(value: Any) -> bool:
 def _parse_options(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the options with their types. Raises ValueError for invalid values."""
     options = dict(raw)
-    for name, noun in (('seeds', 'fresh seeds of a look'), ('budget', 'runs of an arm')):
+    for name, noun in (('seeds', 'fresh seeds per look'), ('budget', 'runs per arm')):
         value = raw.get(name, MIN_SEEDS)
         if type(value) is not int or (name == 'seeds' and value < MIN_SEEDS):
-            bound = f' from {MIN_SEEDS} on' if name == 'seeds' else ''
+            bound = f' of at least {MIN_SEEDS}' if name == 'seeds' else ''
             is_whole = isinstance(value, float) and value.is_integer()
             hint = f'. Write {int(value)}' if is_whole else ''
             raise ValueError(
-                f'tune.{name} counts the {noun}, a whole number{bound}; got {value!r}{hint}'
+                f'tune.{name} ({noun}) must be a whole number{bound}; got {value!r}{hint}'
             )
     effect = raw.get('smallest_effect', 1.0)
     if not _is_positive(effect):
         raise ValueError(
-            'tune.smallest_effect is the difference of losses that matters, a number above 0; got '
-            f'{effect!r}'
+            'tune.smallest_effect, the difference of losses that matters, must be a number above '
+            f'0; got {effect!r}'
         )
     test = raw.get('test', HOLM)
     choose(dict.fromkeys(TESTS), test if isinstance(test, str) else repr(test), 'tune.test')
@@ -269,8 +271,8 @@ def make_grid(tune: Tune, config: Mapping[str, Any], decay_times_lr: bool) -> Gr
             centre = math.sqrt(centre[0] * centre[1])
         if not isinstance(centre, int | float) or not 0 < centre < math.inf:
             raise ValueError(
-                f'tune: {path}={centre!r} is no centre to search around, as it must be above 0; '
-                f"give one in config.tune: {{'{path}': CENTRE}}"
+                f'tune: the search of {path} needs a centre above 0, got {centre!r}. Set one in '
+                f"config.tune: {{'{path}': CENTRE}}"
             )
         centres[path] = float(centre)
     return Grid(centres, decay_times_lr and LR in centres and DECAY in centres)

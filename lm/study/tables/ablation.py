@@ -340,7 +340,7 @@ def describe_progress(ablation: Ablation) -> str:
     version = ablation.settings.get('search_version', VERSION)
     if version == VERSION:
         return text
-    return f'{text}, as version {VERSION} of the search requests; its runs are of version {version}'
+    return f'{text}, by version {VERSION} of the search (the runs are from version {version})'
 
 
 def _make_variant(ablation: Ablation, arm: Arm) -> Variant:

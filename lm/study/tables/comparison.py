@@ -43,7 +43,7 @@ from lm.study.tables.variants import (
 MISSING_REASONS = {'done': 'has no final loss', 'failed': 'failed', UNREADABLE: 'cannot be read'}
 WAITS = 'has not ended'
 OTHER_GRID_NOTE = (
-    "sensitivity is over other learning rates than the baseline's: they do not compare"
+    "sensitivity is not comparable with the baseline's, which has other learning rates"
 )
 
 
@@ -239,7 +239,7 @@ def _compare_variant(
     gaps = _sensitivity_gaps(variant, metric, initial)
     notes = _list_notes(variant, losses, initial, difference)
     if gaps and best is not None:
-        notes.append(f'sensitivity is not given: {"; ".join(gaps)}')
+        notes.append(f'no sensitivity: {"; ".join(gaps)}')
     return Comparison(
         variant=variant,
         losses=losses,
@@ -313,5 +313,5 @@ def _list_notes(
         end = 'lowest' if best == rates[0] else 'highest'
         notes.append(f'best at the {end} learning rate tried')
     if not variant.is_baseline and not difference.n:
-        notes.append('no seed has ended here and in the baseline')
+        notes.append('no seed has ended both here and in the baseline')
     return notes

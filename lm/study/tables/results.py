@@ -27,7 +27,7 @@ UNREADABLE = 'unreadable'
 
 def _annotate_sweep_errors(folder: Path) -> contextlib.AbstractContextManager[None]:
     """Adds the path of sweep.json, and advice, to errors of the block."""
-    return annotate_errors(folder / SWEEP, 'The train.py command of the sweep writes it anew')
+    return annotate_errors(folder / SWEEP, 'Run the train.py command of the sweep to rewrite it')
 
 
 def gather(workdir: str | Path) -> list[Record]:
@@ -61,8 +61,8 @@ def gather(workdir: str | Path) -> list[Record]:
     subfolders = [path for path in sorted(folder.glob('*')) if has_runs(path)]
     if not subfolders:
         raise ValueError(
-            f'{workdir} holds no run and no sweep: there is no {CONFIG} or {SWEEP} in it, nor in a '
-            'folder below it. Give a --workdir that train.py wrote'
+            f'{workdir} contains no run and no sweep: it has no {CONFIG} or {SWEEP}, and neither '
+            'have its subfolders. Set --workdir to a folder that train.py wrote'
         )
     records = []
     for path in subfolders:
@@ -155,7 +155,7 @@ def write_table(workdir: str | Path) -> Path:
 def _read_table(path: Path) -> list[Record]:
     """Reads the records of a sweep from its table, after the runs were deleted."""
     errors = (*READ_ERRORS, pa.ArrowException)
-    advice = 'The runs that it was made of are gone; delete it to train them again'
+    advice = 'Its runs were deleted; delete this file too to train them again'
     with annotate_errors(path, advice, errors):
         rows = pq.read_table(path, page_checksum_verification=True).to_pylist()
         records = [{name: row.get(name) for name in schema().names} for row in rows]
@@ -186,7 +186,7 @@ def _check_sweep(sweep: Mapping[str, Any]) -> None:
         raise ValueError('its base has no optim.lr')
     for path, values in sweep['axes'].items():
         if path not in FIELDS or not isinstance(values, list):
-            raise ValueError(f'{path!r} is no axis: a field with a list of values')
+            raise ValueError(f'the axis {path!r} must be a config field with a list of values')
     for cell in sweep['cells']:
         for name, kind in kinds.items():
             if not isinstance(cell[name], kind):
@@ -196,7 +196,7 @@ def _check_sweep(sweep: Mapping[str, Any]) -> None:
 def _read_run_config(folder: Path) -> Mapping[str, Any]:
     """Returns the config of a run, with values of the columns' types."""
     with annotate_errors(
-        folder / CONFIG, 'Delete it, and the train.py command of the run writes it anew'
+        folder / CONFIG, 'Delete it, then run the train.py command of the run to rewrite it'
     ):
         config = Run(folder).config
         _make_record(folder, config, {'status': ''})  # each value is of the type of its column

@@ -21,7 +21,7 @@ def run_query(query: str, tables: Mapping[str, pa.Table]) -> pa.Table:
     try:
         relation = connection.sql(query)
         if relation is None:
-            raise ValueError(f'{query!r} asks for no rows; give a select')
+            raise ValueError(f'{query!r} returns no rows; write a select')
         return relation.to_arrow_table()
     except duckdb.Error as error:
         names = [name for table in tables.values() for name in table.column_names]
@@ -33,7 +33,7 @@ def _explain(message: str, names: list[str]) -> str:
     lines = message.split('\n\nLINE')[0].split('\n')
     text = ' '.join(line for line in lines if line and not line.startswith('Candidate bindings'))
     if 'FROM clause is missing' in text:
-        return text + '; say "from runs" or "from metrics"'
+        return text + '; add "from runs" or "from metrics"'
     match = re.search(r'column "([^"]+)" not found|column named "([^"]+)"', text)
     if not match:
         return text

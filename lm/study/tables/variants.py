@@ -162,7 +162,7 @@ def select_baseline(variants: Sequence[Variant], name: str) -> list[Variant]:
     if not matches:
         names = [variant.name for variant in variants]
         raise ValueError(
-            f'--baseline={name} is no variant and no cell of the sweep.'
+            f'--baseline={name} is not a variant or a cell of the sweep.'
             f'{suggest_nearest(name, names)} Variants: {"; ".join(names[:12])}'
         )
     names = {BASELINE: 'the first'}  # whose name is no longer true

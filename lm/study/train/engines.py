@@ -67,11 +67,11 @@ POLL_SEC = 1.0
 
 def define_flags() -> None:
     """Defines the flags of sweeps."""
-    flags.DEFINE_string('engine', 'local', 'Where a sweep trains: local, or ray.')
+    flags.DEFINE_string('engine', 'local', 'Where a sweep trains: local or ray.')
     flags.DEFINE_integer(
-        'runs_at_once', 0, 'Runs of a sweep in one program; 0: as many as fit.', lower_bound=0
+        'runs_at_once', 0, 'Maximum runs that train at once; 0: as many as fit.', lower_bound=0
     )
-    flags.DEFINE_list('resources', None, 'Of a Ray task: CPU=2, or GPU=1, or TPU=4.')
+    flags.DEFINE_list('resources', None, 'Resources of each Ray task: CPU=2, GPU=1 or TPU=4.')
 
 
 def read_sweep_flags(is_sweep: bool) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def read_sweep_flags(is_sweep: bool) -> dict[str, Any]:
     values = flags.FLAGS
     engine, runs_at_once, resources = values.engine, values.runs_at_once, values.resources
     if not is_sweep and (engine != 'local' or runs_at_once or resources):
-        raise ValueError('--engine, --runs_at_once and --resources are for config.sweep')
+        raise ValueError('--engine, --runs_at_once and --resources apply only to config.sweep')
     options = {'engine': engine, 'runs_at_once': runs_at_once}
     return options | {'resources': parse_resources(resources)}
 
@@ -101,7 +101,9 @@ def parse_resources(texts: list[str] | None) -> dict[str, float]:
     try:
         return {name: float(n) for name, n in (text.split('=') for text in texts or [])}
     except ValueError:
-        raise ValueError(f'--resources must be such as CPU=2,GPU=1; got {texts}') from None
+        raise ValueError(
+            f'--resources must be NAME=NUMBER, as in CPU=2,GPU=1; got {texts}'
+        ) from None
 
 
 def train_sweep(
@@ -152,6 +154,7 @@ def train_sweep(
     wave, say = ledger.open(), ledger.say
     programs = format_count(len(wave.all_groups), 'program')
     say(f'{workdir}: {plan.describe(wave)}, {programs}, on {device_name()}')
+    _say_lines(ledger, lambda: list(notes))
     _say_lines(ledger, describe_sweep_code, itertools.chain(*wave.all_groups), work)
     with (
         # Host 0 alone sends, as it sees the records of all hosts: every row would otherwise be sent
@@ -160,7 +163,7 @@ def train_sweep(
         catch_signals() as work.caught,
         enter() as train,
     ):
-        last_wave = _train_waves(ledger, work, wave, notes, train, is_here=engine == 'local')
+        last_wave = _train_waves(ledger, work, wave, train, is_here=engine == 'local')
     work.groups = work.groups if plan.arms is None else last_wave.all_groups
     return broadcast_from_first(_finish(work, report, say) if is_first() else None)
 
@@ -173,9 +176,9 @@ def describe_sweep_code(cells: Iterable[Cell], work: Work) -> list[str]:
     if not other_code:
         return []
     return [
-        f'NOTE: of {format_count(len(ended), "cell")} that have ended, other code has trained '
-        f'{other_code}; this is {describe_code(running_code())}. To train all cells with this '
-        'code, give another --workdir'
+        f'NOTE: of {format_count(len(ended), "finished cell")}, trained by other code: '
+        f'{other_code}; the code is now {describe_code(running_code())}. To train all cells with '
+        'this code, use another --workdir'
     ]
 
 
@@ -183,8 +186,8 @@ def _check_devices(grouped: Groups, url: str | None) -> None:
     """Raises ValueError if the devices cannot hold the runs, or if the hosts cannot write there."""
     if url is not None and is_multiprocess():
         raise ValueError(
-            f'{url}: a sweep of runs that have the devices of several hosts together needs a '
-            '--workdir on a disk that all of them see. Each run alone takes a bucket.'
+            f'{url}: a sweep whose runs each use several hosts needs a --workdir on a disk that '
+            'all hosts share. A single run may use a bucket.'
         )
     for group in grouped:
         recipe = group[0].recipe
@@ -221,7 +224,8 @@ class Ledger:
     def __post_init__(self):
         # `terminal` prints lines about the whole sweep, `_host_terminal` about this host.
         self.terminal = Terminal(silent=not is_first() or self.host > 0)
-        self._host_terminal = Terminal(silent=not is_first())
+        # One console on host 0: lines of another would run into the live progress of the sweep.
+        self._host_terminal = self.terminal if self.host == 0 else Terminal(silent=not is_first())
         self.say = self.terminal.say
 
     def say_for_host(self, text: str) -> None:
@@ -267,7 +271,6 @@ def _train_waves(
     ledger: Ledger,
     work: Work,
     wave: PlannedWave,
-    notes: Sequence[str],
     train: Train,
     *,
     is_here: bool,
@@ -294,9 +297,7 @@ def _train_waves(
             _say_lines(
                 ledger, lambda: words.describe_wave(arms, arms.load_ablation(folder), plan.step_sec)
             )
-        with show_progress(
-            folder, wave.groups, ledger.terminal.console, notes, printed
-        ) as work.tick:
+        with show_progress(folder, wave.groups, ledger.terminal.console, printed) as work.tick:
             has_ended = _train_wave(ledger, work, wave, train)
         if arms is None or not has_ended:
             return wave
@@ -334,7 +335,7 @@ def _train_wave(ledger: Ledger, work: Work, wave: PlannedWave, train: Train) -> 
         return True
     while ledger.hosts > 1 and (lost_cells := other_hosts.wait()):
         ledger.say_for_host(
-            f'{format_count(len(lost_cells), "cell")} of hosts that are lost train on this one'
+            f'{format_count(len(lost_cells), "cell")} of lost hosts will train on this host'
         )
         work.groups = group_by_program(lost_cells)
         train(work)
@@ -344,8 +345,8 @@ def _train_wave(ledger: Ledger, work: Work, wave: PlannedWave, train: Train) -> 
     unfinished = [cell.name for cell in wave.cells if not work.is_final(cell)]
     if unfinished:
         ledger.say_for_host(
-            f'{", ".join(unfinished)} did not end, and what comes next follows from the whole '
-            'wave: the same command tries them again'
+            f'{", ".join(unfinished)} did not finish, and the next wave needs all results of this '
+            'one. Run the same command to try again.'
         )
     return broadcast_from_first(not unfinished)
 
@@ -358,7 +359,7 @@ def _finish(work: Work, report: Callable[[Path], str], say: Callable[[str], None
     with mirror_sweep_records(work.url, say), hold_lock(work.workdir / LOCK):
         say(write_summary(work.workdir))
         if work.caught:
-            say(f'{signal.Signals(work.caught[0]).name}: run the same command to resume')
+            say(f'{signal.Signals(work.caught[0]).name}: stopped. Run the same command to resume.')
             return SIGNALLED + work.caught[0]
         say(report(work.workdir))
     return DONE if all(map(work.is_final, itertools.chain(*work.groups))) else BAD_INPUT
@@ -439,7 +440,7 @@ def _check_resources(nodes: list[dict], resources: dict[str, float]) -> None:
         available = [
             {k: n for k, n in node.items() if k in ('CPU', 'GPU', 'TPU')} for node in alive
         ]
-        raise ValueError(f'no node of the Ray cluster has {resources}; there are {available}')
+        raise ValueError(f'no node of the Ray cluster has {resources}; nodes have {available}')
 
 
 def _task_options(resources: dict[str, float]) -> dict:

@@ -56,6 +56,13 @@ class Work:
     # numbers of slots that each has been compiled for.
     programs: dict[tuple, Program] = dataclasses.field(default_factory=dict)
     sizes: dict[tuple, set[int]] = dataclasses.field(default_factory=dict)
+    printed_notes: set[str] = dataclasses.field(default_factory=set)
+
+    def note(self, text: str) -> None:
+        """Prints a note once, as groups and waves give rise to the same notes."""
+        if text not in self.printed_notes:
+            self.say(f'NOTE: {text}')
+        self.printed_notes.add(text)
 
     def folder(self, cell: Cell) -> Path:
         """Returns the folder of a cell."""
@@ -79,7 +86,7 @@ def train_group(group: list[Cell], work: Work) -> None:
     waiting = _select_on_first(lambda: _list_waiting(group, work), group)
     if waiting:
         for note in list_sweep_notes([cell.recipe for cell in waiting]):
-            work.say(f'NOTE: {note}')
+            work.note(note)
 
     # Called only after some folder has opened: if other processes hold all of them, there is
     # nothing to train.
@@ -125,7 +132,7 @@ def _list_waiting(group: list[Cell], work: Work) -> list[Cell]:
         try:
             Run(work.folder(cell)).read_config()
         except (UnreadableFile, FileNotFoundError) as error:
-            work.say(f'NOTE: {error}. It is written anew.')
+            work.say(f'NOTE: {error}. It will be rewritten.')
             workdir.write_config(work.folder(cell), cell.recipe)
     return [cell for cell in group if not work.is_final(cell)]
 
@@ -151,7 +158,7 @@ def _open_cells(folders: contextlib.ExitStack, cells: list[Cell], work: Work) ->
         except (
             workdir.InUseError
         ) as error:  # nothing is wrong with that run, and its folder is not ours
-            work.say(f'{folder.name} left out: {error}')
+            work.say(f'{folder.name} skipped: {error}')
         except (OSError, ValueError) as error:
             workdir.record_failure(folder, error, work.say)
         return False
@@ -184,7 +191,7 @@ def _build_program(cells: Sequence[Cell], work: Work) -> Program:
     recipe, n_runs = longest_recipe(cells), 1 if is_multiprocess() else len(cells)
     experiment = Experiment(recipe, open_text(recipe, work.say), work.say, n_runs)
     axis = select_run_axis(experiment.recipe.config.kernels.run_axis, experiment.platform)
-    program = Program(experiment, SINGLE if is_multiprocess() else axis)
+    program = Program(experiment, SINGLE if is_multiprocess() else axis, work.say)
     shared = [f'{p}={v}' for p, v in cells[0].changes.items() if p not in RUN_PATHS]
     work.say(
         f'compiling one program for {len(cells)} runs of {parameter_count(experiment.learner):,} '
@@ -208,16 +215,11 @@ def _train_cells(program: Program, slots: int, cells: list[Cell], work: Work) ->
         for cell in cells[start : start + slots]:
             terminal, start_over = CellTerminal(cell.name, work.say), work.start_over
             runs.append(RunSpec(cell.recipe, work.folder(cell), terminal, start_over=start_over))
-        if not is_multiprocess():
-            sec = program.compile_sec
-            work.say(
-                f'{len(runs)} runs side by side ({program.axis_name}), compiled in {sec:.1f} s'
-            )
         with closing(Wave(program, runs, slots, on_failure)) as wave:
             if other_code := summarize_codes(slot.journal.other_code for slot in wave.slots):
                 present_code = describe_code(running_code())
                 work.say(
-                    f'NOTE: runs go on that other code has begun: {other_code}; this is '
+                    f'NOTE: other code started some of these runs: {other_code}; the code is now '
                     f'{present_code}'
                 )
             wave.compile()
@@ -255,8 +257,8 @@ def count_slots(
     slots = -(-slots // multiple) * multiple
     if waves > 1:
         say(
-            f'{waves} waves of {slots} runs, {MAX_RUNS} at most: one needs '
-            f'{program.memory_bytes(slots) / 1e9:.2f} GB of {limit / 1e9:.2f} GB a device'
+            f'{waves} waves of up to {slots} runs (at most {MAX_RUNS}); a wave needs '
+            f'{program.memory_bytes(slots) / 1e9:.2f} GB of {limit / 1e9:.2f} GB per device'
         )
     return slots
 

@@ -60,8 +60,8 @@ def join_sweep(groups: Groups, engine: str) -> tuple[int, int]:
         return 0, 1
     if engine != 'local':
         raise ValueError(
-            f'--engine={engine} starts processes of its own: give the command once, on one host, '
-            'with --num_processes=1.'
+            f'--engine={engine} starts its own processes. Run the command once, on one host, with '
+            '--num_processes=1.'
         )
     needed = max(min_devices(group[0].recipe.mesh) for group in groups)
     if needed > 1 and needed > _count_local_devices(host):

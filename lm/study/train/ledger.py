@@ -82,7 +82,7 @@ def open_sweep(
         if names := _find_earlier_names(path, earlier_cells, groups):
             return names
     elif (path / CONFIG).exists():
-        raise ValueError(f'{path} holds a single run; give another --workdir for a sweep')
+        raise ValueError(f'{path} contains a single run; use another --workdir for a sweep')
     listed = [
         _cell_record(cell.name, number, cell.changes, _changed_fields(base, cell.recipe))
         | ({} if cell.arm_position is None else {'tuned': dict(cell.arm_position)})
@@ -119,7 +119,7 @@ def _read_earlier(
             with contextlib.suppress(ValueError):  # damaged too: found by its name, if it is a cell
                 differs = _changed_fields(base, Run(folder).read_recipe())
                 cells.append(_cell_record(folder.name, None, differs, differs))
-        say(f'NOTE: {error}. It is written anew, with the {len(cells)} cells that have a folder.')
+        say(f'NOTE: {error}. It will be rewritten with the {len(cells)} cells that have a folder.')
         return {'cells': cells}
     changes = drop_mesh_fields(differences(resolve_stored(record['base']), base))
     if changes and not continue_changed:
@@ -141,31 +141,31 @@ def _compare_tunes(
     """
     if before is None:
         if tune is not None:
-            say(f'NOTE: {path} held a sweep without config.tune: runs of its arms are taken over')
+            say(f'NOTE: {path} had a sweep without config.tune; the runs of its arms are reused')
         return
     if tune is None:
         if not continue_changed:
             fields = dict.fromkeys(before['fields'])
             raise ValueError(
-                f'{path} holds a sweep with config.tune, and this command has none. Give it again, '
-                f'such as --config.tune="{fields}", or another --workdir, or --continue_changed to '
-                'go on from it without.'
+                f'{path} contains a sweep with config.tune, but this command has none. Set it '
+                f'again, as in --config.tune="{fields}", use another --workdir, or pass '
+                '--continue_changed to continue without it.'
             )
         return
     tune = json.loads(json.dumps(tune))  # as it is read
     for name in sorted(tune.keys() - {'arms'}):
         if before.get(name) != tune[name]:
-            say(f'NOTE: tune.{name}: {before.get(name)} -> {tune[name]}; runs are taken over')
+            say(f'NOTE: tune.{name}: {before.get(name)} -> {tune[name]}; finished runs are reused')
     arms = [
         [arm_name(arm['changes'], arm['length']) for arm in record['arms']]
         for record in (before, tune)
     ]
     for name in arms[1]:
         if name not in arms[0]:
-            say(f'NOTE: arm {name} is new: it has its waves first, and then all arms go on')
+            say(f'NOTE: arm {name} is new; it trains its waves first, then all arms continue')
     for name in arms[0]:
         if name not in arms[1]:
-            say(f'NOTE: arm {name} is left out: its runs stay on record, in no verdict')
+            say(f'NOTE: arm {name} was removed; its runs are kept but get no verdict')
 
 
 def _cell_record(name: str, group: int | None, changes: Record, differs: Record) -> Record:
@@ -184,7 +184,9 @@ def read_sweep(path: Path) -> Record:
         # Folders of cells lie in that of the sweep, whoever wrote the list.
         is_name = isinstance(name, str) and name.isprintable() and name not in ('', '..')
         if not is_name or Path(name).name != name:
-            raise UnreadableFile(f'{path / SWEEP} cannot be read: {name!r} is no name of a cell')
+            raise UnreadableFile(
+                f'{path / SWEEP} cannot be read: {name!r} is not the name of a cell'
+            )
     if not is_old(record['base']):
         return record
     base, cells = resolve_stored(record['base']), []

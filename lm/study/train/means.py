@@ -50,7 +50,7 @@ def local_measurements(work: Work, engine: str, host: int) -> Measurements:
             if program_digest(group[0]) not in sec_by_program:
                 raise ValueError(
                     f'equal_time: the steps of sweep cell {group[0].changes} could not be timed, '
-                    'for the reason above'
+                    'for the reason printed above'
                 )
         return [sec_by_program[program_digest(group[0])] for group in programs]
 
@@ -61,12 +61,12 @@ def check_device_kinds(kinds: list[str], engine: str) -> None:
     """Raises ValueError if times measured here do not apply to the devices that train."""
     if len({*kinds}) > 1:
         raise ValueError(
-            f'equal_time needs devices of one kind, and there are {", ".join(sorted({*kinds}))}; '
-            'make one kind alone visible'
+            f'equal_time needs devices of one kind, but there are {", ".join(sorted({*kinds}))}; '
+            'make only one kind visible'
         )
     if engine != 'local':
         raise ValueError(
-            f'equal_time times steps in this process, and --engine={engine} trains in others; use '
+            f'equal_time times steps in this process, but --engine={engine} trains in others; use '
             '--engine=local, or equal_flops'
         )
 
@@ -76,8 +76,8 @@ def _check_device(work: Work) -> None:
     path, present = work.workdir / FILE, device_name()
     if path.exists() and (recorded := read_json(path).get('device')) != present:
         raise ValueError(
-            f'equal_time: {path} holds times of {recorded}, and this is {present}: times of two '
-            'devices do not compare. Go on where it began, or give another --workdir'
+            f'equal_time: {path} has step times of {recorded}, but this is {present}, and times of '
+            'different devices are not comparable. Resume where it began, or use another --workdir'
         )
 
 
@@ -89,4 +89,4 @@ def _await_throughput(programs: Groups, work: Work) -> dict[str, float]:
         if all(program_digest(group[0]) in sec_by_program for group in programs):
             return sec_by_program
         time.sleep(POLL_SEC)
-    raise ValueError(f'equal_time: host 0 has written no times to {work.workdir / FILE}')
+    raise ValueError(f'equal_time: host 0 did not write step times to {work.workdir / FILE}')

@@ -1,7 +1,7 @@
 """Progress of a sweep: a line for each group, from the records of the runs."""
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from rich.live import Live
 from rich.text import Text
 
 from lm.config.fields import RUN_PATHS
+from lm.launch.terminal import format_duration, print_line, wrap_text
 from lm.study.plan.cells import Cell, describe_ignored
 from lm.study.tables.results import UNREADABLE, Record, gather, write_table
 from lm.study.tables.text import format_number
@@ -24,28 +25,28 @@ def show_progress(
     workdir: Path,
     groups: list[list[Cell]],
     console: Console,
-    notes: Sequence[str] = (),
     printed: set[str] | None = None,
 ) -> Generator[Callable[[], None]]:
     """Shows a line for each group while the sweep trains; yields a function that updates it.
+
+    Notes on options that only some cells read are printed first.
 
     Args:
       workdir: folder of the sweep.
       groups: cells that train now.
       console: console that shows the lines.
-      notes: lines to print first, with notes on options that only some cells read.
-      printed: lines that are not printed again, since a tuned sweep has several waves; printed
-        lines are added.
+      printed: notes that are not printed again, since a tuned sweep has several waves; printed
+        notes are added.
 
     Yields:
       A function to call now and then.
     """
     printed = set() if printed is None else printed
     ignored_notes = describe_ignored([cell for group in groups for cell in group])
-    for line in (*notes, *(f'NOTE: {note}' for note in ignored_notes)):
-        if line not in printed:
-            console.print(line, markup=False, soft_wrap=True)
-        printed.add(line)
+    for note in ignored_notes:
+        if note not in printed:
+            print_line(console, f'NOTE: {note}')
+        printed.add(note)
     progress = SweepProgress(workdir, groups, console)
     with progress.screen:
         try:
@@ -81,9 +82,9 @@ class SweepProgress:
             INTERVAL_SEC[self.console.is_terminal], (finished - start) / READING_SHARE
         )
         if isinstance(self.screen, Live):
-            self.screen.update(Text(text), refresh=True)
+            self.screen.update(Text(wrap_text(text, self.console.width)), refresh=True)
         else:
-            self.console.print(text, markup=False, soft_wrap=True)
+            print_line(self.console, text)
 
     def format_lines(self) -> list[str]:
         """Returns a line for each group that has begun, then a line for the whole sweep."""
@@ -110,7 +111,7 @@ class SweepProgress:
         steps_left = sum(r['steps'] - steps_done(r) for r in records if r['status'] not in ENDED)
         if not steps_left:
             return ''
-        return f'{steps_left / rate / 60:.1f} min left' if rate > 0 else 'time left not known yet'
+        return f'{format_duration(steps_left / rate)} left' if rate > 0 else 'time left unknown'
 
 
 def steps_done(record: Record) -> int:
@@ -129,7 +130,7 @@ def format_group(group: list[Cell], records: list[Record]) -> str:
     if scored:
         best = min(scored, key=lambda record: record['ce'])
         (cell,) = [cell for cell in group if cell.name == best['cell']]
-        line += f'  best {best["ce"]:.4f} ({" ".join([*format_changes(cell, True), cell.name])})'
+        line += f'  best {best["ce"]:.4f} ({", ".join([*format_changes(cell, True), cell.name])})'
     return line
 
 

@@ -87,7 +87,7 @@ def _read_measured(work: Work) -> dict[str, Any]:
     except FileNotFoundError:
         content = empty
     except UnreadableFile as error:
-        work.say(f'NOTE: {error}. The steps are timed anew.')
+        work.say(f'NOTE: {error}. The steps will be timed again.')
         content = empty
     return broadcast_from_first(content)
 

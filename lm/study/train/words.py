@@ -53,7 +53,7 @@ def describe_costs(plan: ArmPlan, step_sec: Sequence[float | None]) -> list[str]
     line = f'tune: {format_count(len(arms), "arm")}, {runs}, including fresh seeds'
     known_sec = [sec for sec in step_sec if sec is not None]
     if len(known_sec) < len(step_sec):
-        return [f'{line}; the time is known after the first wave']
+        return [f'{line}; the time will be known after the first wave']
     run_sec = [sec * steps for sec, steps in zip(known_sec, plan.steps, strict=True)]
     times = [format_duration(n * sum(run_sec)) for n in (min_runs, most_runs, typical_runs)]
     slowest = max(range(len(arms)), key=run_sec.__getitem__)
@@ -140,7 +140,7 @@ def describe_best(grid: Grid, arm: LineSearch) -> str:
     means = arm.means
     n_diverged = len(means.k) - len(means.finite.k)
     if not len(means.k):
-        return 'no run yet'
+        return 'no runs yet'
     if n_diverged == len(means.k):
         return f'diverged at all {format_count(n_diverged, "value")} so far'
     values = grid.values(arm.place_at(arm.best_index))
@@ -154,10 +154,10 @@ def describe_best(grid: Grid, arm: LineSearch) -> str:
 
 
 def describe_fresh(fresh: FreshResult) -> str:
-    """Returns 'fresh seeds 2.8043 (5), better by 0.0213 (97.3% interval 0.0101 to 0.0325)'."""
+    """Returns '5 fresh seeds: 2.8043, better by 0.0213 (97.3% interval 0.0101 to 0.0325)'."""
     if fresh.n_diverged:
         return f'{fresh.n_diverged} of {format_count(len(fresh.losses), "fresh seed")} diverged'
-    text = f'fresh seeds {fresh.losses.mean():.4f} ({len(fresh.losses)})'
+    text = f'{format_count(len(fresh.losses), "fresh seed")}: {fresh.losses.mean():.4f}'
     return text if fresh.verdict is None else f'{text}, {fresh.verdict.describe(digits=4)}'
 
 
@@ -179,6 +179,6 @@ def describe_spending(plan: ArmPlan, ablation: Ablation, folder: Path) -> list[s
         steps = sum(record.get('step', 0) for record in records)
         sec = math.fsum(run_seconds(record) for record in records)
         lines.append(
-            f'  {arm.name}: {format_count(len(runs), "run")}, {steps:,} steps, {sec:,.1f} s'
+            f'total for {arm.name}: {format_count(len(runs), "run")}, {steps:,} steps, {sec:,.1f} s'
         )
     return lines

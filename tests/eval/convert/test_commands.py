@@ -266,7 +266,7 @@ def test_training_resumes_from_fold(tuned_run, tmp_path, capsys):
     assert train(folded.recipe, workdir) == DONE
     ended = f'is finished: step {source.step} of {source.step}, nothing left to do'
     assert ended in capsys.readouterr().out
-    with pytest.raises(ValueError, match='is not empty; give a new folder'):
+    with pytest.raises(ValueError, match='is not empty; use a new folder'):
         write_workdir(
             workdir, folded.recipe, folded.weights, source.tokenizer, source.step, source.meta
         )

@@ -118,7 +118,7 @@ def test_page_compares_variants(page):
     assert layer['difference'].startswith('+0.0807 ± 0.0029')
     assert layer['diverged'] == '1 of 12' and rms['diverged'] == '0 of 12'
     assert layer['sensitivity'] == rms['sensitivity'] == ''
-    assert rms['variant'].endswith('sensitivity is not given: lr 0.03 failed for 1 of 3 seeds')
+    assert rms['variant'].endswith('no sensitivity: lr 0.03 failed for 1 of 3 seeds')
 
 
 def test_page_shows_config_changes(page):

@@ -286,7 +286,7 @@ def test_killed_child_and_killed_supervisor(undisturbed_run, start, corpus, tmp_
     job.wait_for_checkpoint(workdir, list_steps(workdir / 'checkpoints')[-1] + 10)
     job.hosts[0].kill()
     assert job.end() == [-signal.SIGKILL, RESUME]
-    assert f'host 0 ({NAME}) has gone' in job.read_log(1)
+    assert f'host 0 ({NAME}) was lost' in job.read_log(1)
 
     saved = list_steps(workdir / 'checkpoints')[-1]
     job = start(workdir, corpus).wait()
@@ -334,7 +334,7 @@ def test_port_scan_changes_nothing(start, corpus, tmp_path):
     assert stranger.returncode != 0 and 'connected' not in stranger.stdout
     assert all(host.poll() is None for host in job.hosts)  # it was scanned as it trained
     job.wait()
-    assert 'connections of strangers to this job, closed: 5000' in job.read_log(0)
+    assert 'connections closed that did not belong to this job: 5000' in job.read_log(0)
     assert [line for line in job.read_log(1).splitlines() if '[Gloo]' not in line] == []
     assert start(tmp_path / 'quiet', corpus, **longer).end() == [DONE] * N
     assert_same(tmp_path / 'run', tmp_path / 'quiet')
@@ -355,7 +355,7 @@ def test_error_on_one_host_ends_all(start, corpus, tmp_path):
     data.open_dataset(resolve(base(corpus, **RUN)).data)  # larger files than the checkpoint's
     host_options = lambda i: {} if i else {'before': LIMITED}  # noqa: E731
     job = start(tmp_path / 'run', corpus, host_options=host_options).wait(BAD_INPUT)
-    assert 'error: ' in job.read_log(0) and 'the same command goes on anew' in job.read_log(0)
+    assert 'error: ' in job.read_log(0) and 'run the same command to start again' in job.read_log(0)
     assert f'host 0 ({NAME}) ended with status 1; all hosts end with status 1' in job.read_log(1)
 
 
@@ -374,7 +374,7 @@ def test_differing_config_file_is_refused(start, corpus, tmp_path):
     )
     for i in range(N):
         log = job.read_log(i)
-        assert 'the config, as its file resolves to it, must be the same on all hosts' in log
+        assert 'the resolved config must be the same on all hosts' in log
         assert f'host 0 ({NAME}): ' in log and f'host 1 ({NAME}): ' in log
     assert not (tmp_path / 'run').exists()
 
@@ -525,7 +525,7 @@ def test_folder_refused_by_host_0_ends_all(start, corpus, tmp_path):
     (tmp_path / 'sweep').mkdir()
     (tmp_path / 'sweep' / 'config.json').write_text('{}')
     job = start(tmp_path / 'sweep', corpus, FLAG).wait(BAD_INPUT)
-    assert 'holds a single run' in job.read_log(0)
+    assert 'contains a single run' in job.read_log(0)
     assert f'host 0 ({NAME}) ended with status 1' in job.read_log(1)
 
 
@@ -575,7 +575,7 @@ def test_tuned_sweep_survives_killed_host(single_host_tuned_sweep, start, corpus
     job.wait_for_row(workdir / theirs[0], 5)
     job.kill_child(1)
     job.wait(RESUME)
-    assert 'of hosts that are lost train on this one' in job.read_log(0)
+    assert 'of lost hosts will train on this host' in job.read_log(0)
     assert_same_study(workdir, single_host_tuned_sweep)
 
 
@@ -626,7 +626,7 @@ def test_bucket_run_matches_one_process(start_anew, corpus, tmp_path, bucket_acc
     """Equal up to the order of sums. Catches a checkpoint with the part of only one host."""
     url, steps = f's3://{BUCKET}/short', {'train_steps': 20}
     job, _ = start_anew(url, corpus, **CUT | steps)
-    assert f'{url} holds all of it' in job.wait().read_log(0)
+    assert f'{url} is complete' in job.wait().read_log(0)
     assert train(resolve(base(corpus, **RUN | CUT | steps)), tmp_path / 'one') == DONE
     with mirror_workdir(url) as workdir:
         assert_close(timeless(workdir), timeless(tmp_path / 'one'), rtol=1e-4)
@@ -659,7 +659,7 @@ def test_hosts_without_a_common_disk_train_in_a_bucket(
     assert 'resuming after step' in job.read_log(0)
 
     job, _ = start_anew(url, corpus, **CUT)
-    assert f'{url} holds all of it' in job.wait().read_log(0)
+    assert f'{url} is complete' in job.wait().read_log(0)
     assert [line for line in job.read_log(1).splitlines() if '[Gloo]' not in line] == []
     with mirror_workdir(url) as workdir:
         assert_same(workdir, tmp_path / 'disk')

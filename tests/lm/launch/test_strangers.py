@@ -158,14 +158,14 @@ def test_message_types_are_checked(line):
 def test_out_of_range_process_id_is_refused(job, number):  # noqa: F811
     first = job(0)
     second = job(number)
-    assert_ended((first, second), BAD_INPUT, f'host {number} (', 'has no id from')
+    assert_ended((first, second), BAD_INPUT, f'host {number} (', 'must be from 0 to')
 
 
 def test_host_with_wrong_secret_times_out(job):  # noqa: F811
     """A silent peer times out too: neither delays a host beyond --host_timeout."""
     first = job(0)
     stranger = job(1, secret='this is another one', timeout=1.0)
-    assert_ended([stranger], RESUME, 'or has another secret of the job')
+    assert_ended([stranger], RESUME, 'or the job secret differs')
     assert first.poll() is None
     wait_begun(job(1), first)
 
@@ -178,7 +178,7 @@ def test_mute_peer_delays_host_within_limits(job, ports):  # noqa: F811
 def test_taken_jax_port_is_reported(job, ports):  # noqa: F811
     with socket.create_server(('127.0.0.1', ports[0])):
         status, log = wait_for_end(job(0))
-    assert status == BAD_INPUT and f'port {ports[0]} of this host, that of --coordinator' in log
+    assert status == BAD_INPUT and f'port {ports[0]} of --coordinator' in log
     assert 'Traceback' not in log
 
 
@@ -200,7 +200,9 @@ def test_port_scan_disturbs_no_job(job, ports, count):  # noqa: F811
     assert wait_for_end(second) == (DONE, '')
     status, log = wait_for_end(first)
     assert status == DONE and accepted > count * 0.9
-    match = re.fullmatch(r'host 0: connections of strangers to this job, closed: (\d+)\n', log)
+    match = re.fullmatch(
+        r'host 0: connections closed that did not belong to this job: (\d+)\n', log
+    )
     assert match and accepted - 70 <= int(match[1]) <= accepted, (log, accepted)
 
 
@@ -238,7 +240,7 @@ def test_configured_secret_is_used(tmp_path, monkeypatch):
     with pytest.raises(JobEnded, match=r'at least 16 characters; --job_secret_file has 5'):
         Secret(by_file, bucket, {})
     with pytest.raises(
-        JobEnded, match=r'share no disk need a secret of the job, and gs://bucket/run'
+        JobEnded, match=r'without a shared disk need a job secret, and gs://bucket/run'
     ):
         Secret(HOST, bucket, {})
 

@@ -63,7 +63,7 @@ def test_lost_output_is_reported_once(kind, request, stream_to, capfd):
         print('x' * 100_000, file=stream, flush=True)
     why = {'unread': 'Broken pipe', 'full_disk': 'No space left on device'}[kind]
     assert streams.output_loss() == why
-    assert re.fullmatch(rf'NOTE: standard output is gone \({why}\).*\n', capfd.readouterr().err)
+    assert re.fullmatch(rf'NOTE: standard output failed \({why}\).*\n', capfd.readouterr().err)
     os.write(stream.fileno(), b'as C++ does, and a child')
 
 

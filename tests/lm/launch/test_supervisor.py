@@ -74,9 +74,13 @@ def test_single_process_has_no_host(argv, env):
 @pytest.mark.parametrize(
     ('argv', 'env', 'message'),
     [
-        (FLAGS[1:], {}, '--num_processes is of a job of several .* give --coordinator=HOST:PORT'),
-        (['--coordinator=n0', *FLAGS[1:]], {}, "HOST:PORT must name process 0 .* got 'n0'"),
-        (['--coordinator=n0:65535', *FLAGS[1:]], {}, 'got 65535 of --coordinator and 65536'),
+        (FLAGS[1:], {}, '--num_processes is for jobs of several .* Set --coordinator=HOST:PORT'),
+        (
+            ['--coordinator=n0', *FLAGS[1:]],
+            {},
+            "HOST:PORT must be the host of process 0 .* got 'n0'",
+        ),
+        (['--coordinator=n0:65535', *FLAGS[1:]], {}, 'got 65535 and 65536'),
         ([*FLAGS[:2], '--process_id=3'], {}, 'from 0 to 2; got 3'),
         ([*FLAGS[:2], '--process_id=x'], {}, "--process_id must be a number; got 'x'"),
         ([], {k: v for k, v in OPEN_MPI.items() if 'hnp' not in k}, "got '' in Open MPI"),
@@ -336,7 +340,7 @@ def test_failing_child_ends_all_hosts(job, whose, ending, status, words):
     for parent in parents:
         exit_status, log = wait_for_end(parent)
         assert exit_status == status and f'host {whose} ({NAME}) {words}' in log, log
-        assert ('the same command goes on' in log) == (status == RESUME)
+        assert ('Run the same command to resume.' in log) == (status == RESUME)
     for child in children:
         wait_gone(child)
 
@@ -348,7 +352,7 @@ def test_killed_supervisor_ends_child_and_other_hosts(job, killed):
     children = [find_child(parent) for parent in parents]
     parents[killed].kill()
     remaining = parents[:killed] + parents[killed + 1 :]
-    assert_ended(remaining, RESUME, f'host {killed} ({NAME}) has gone')
+    assert_ended(remaining, RESUME, f'host {killed} ({NAME}) was lost')
     for child in children:
         wait_gone(child)
 
@@ -407,7 +411,7 @@ def test_signal_before_start_ends_all_hosts(job, signalled):
 
 def test_missing_hosts_are_named(job):
     parents = [job(i, count=4, timeout=2.0) for i in (0, 2)]
-    words = 'did not come within 2 s (--host_timeout): host 1, host 3. There: host 0'
+    words = 'not connected within 2 s (--host_timeout): host 1, host 3. Connected: host 0'
     assert_ended(parents, RESUME, words, f'host 2 ({NAME})')
 
 
@@ -419,7 +423,7 @@ def test_missing_first_host_is_named(job):
     ('difference', 'words'),
     [
         ({'argv': ['--config=a', '--config.optim.lr=2']}, 'has --config.optim.lr=1, host 1'),
-        ({'count': 3}, 'was started as one of 3 processes, and host 0'),
+        ({'count': 3}, 'was started as one of 3 processes, but host 0'),
     ],
 )
 def test_differing_hosts_are_refused_everywhere(job, difference, words):
@@ -445,7 +449,7 @@ def connect(port):
 def test_second_coordinator_on_a_machine_is_refused(job, ports):
     first = job(0)
     connect(ports[1]).close()
-    assert_ended([job(0)], BAD_INPUT, 'Is another process 0 here?')
+    assert_ended([job(0)], BAD_INPUT, 'Is another process 0 running on this host?')
     wait_begun(job(1), first)  # which it does not disturb
 
 
@@ -475,7 +479,7 @@ def test_silent_host_is_lost(job):
     parents = [job(i, before=SOONER) for i in range(2)]
     wait_begun(*parents)
     parents[1].send_signal(signal.SIGSTOP)
-    assert_ended(parents[:1], RESUME, f'host 1 ({NAME}) has gone')
+    assert_ended(parents[:1], RESUME, f'host 1 ({NAME}) was lost')
 
 
 # Children that need no other host and say so; their parents print that they have heard it.
@@ -531,8 +535,8 @@ def test_independent_lost_host_ends_no_other(apart):
     for i in (0, 2):
         status, log = wait_for_end(parents[i])
         assert status == RESUME
-        assert f'host 1 ({NAME}) has gone' in log and 'all hosts end with status 42' in log
-        assert ('the others train their cells' in log) == (i == 0)
+        assert f'host 1 ({NAME}) was lost' in log and 'all hosts end with status 42' in log
+        assert ('the other hosts train their cells' in log) == (i == 0)
 
 
 def test_independent_host_0_is_like_others(apart):
@@ -543,7 +547,7 @@ def test_independent_host_0_is_like_others(apart):
     assert is_there(child)
     let_end(parents[1])
     status, log = wait_for_end(parents[1])
-    assert status == RESUME and log.count(f'host 0 ({NAME}) has gone') == 2, log
+    assert status == RESUME and log.count(f'host 0 ({NAME}) was lost') == 2, log
 
 
 @pytest.mark.parametrize('signalled', [0, 1])

@@ -49,7 +49,7 @@ def test_unsent_rows_are_reported_with_command(tmp_path, monkeypatch, code):
     with tracking.send_to_trackers(tmp_path, ['wandb'], lines.append):
         pass
     command = f'python -m eval.sync --workdir={tmp_path} --to=wandb'
-    assert lines[-1] == f'wandb: not all rows were sent; {command} sends the rest'
+    assert lines[-1] == f'wandb: not all rows were sent. To send the rest, run {command}'
     assert lines[:-1] == (['error: no'] if 'error' in code else [])
     assert started[0].poll() is not None
 

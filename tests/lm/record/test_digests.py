@@ -95,7 +95,7 @@ def test_error_names_changed_leaf():
     changed = {'mlp': {'up': array() * 2, 'down': array()}}
     with pytest.raises(digests.DamagedCheckpoint, match=r"\['mlp'\]\['up'\] of there"):
         digests.check_arrays(stored, changed, 'there')
-    with pytest.raises(digests.DamagedCheckpoint, match='holds 1 arrays, with 2 digests'):
+    with pytest.raises(digests.DamagedCheckpoint, match='has 1 arrays, but 2 digests'):
         digests.check_arrays(stored, {'up': array()}, 'there')
     digests.check_arrays(stored, {'mlp': {'up': array(), 'down': array()}}, 'there')
 

@@ -26,7 +26,10 @@ NAMES = {
     'lightning': ('out/last.ckpt', 'without a config.json'),
     'orbax': ('out/_CHECKPOINT_METADATA out/manifest.ocdbt', 'Orbax .*to_huggingface'),
     'orbax of steps': ('out/default/manifest.ocdbt', 'Orbax .*to_huggingface'),
-    'transformers': ('model/config.json model/model.safetensors', 'import-hf .*makes a run'),
+    'transformers': (
+        'model/config.json model/model.safetensors',
+        'convert it to a run: .*import-hf ',
+    ),
 }
 
 
@@ -67,7 +70,7 @@ def test_foreign_weights_are_answered_in_a_line(tmp_path, name):
 def test_converter_is_a_shell_command(tmp_path, name):
     """The code parses, and its arguments are the folder, the file and a new folder."""
     *_, file = write_files(tmp_path, NAMES[name][0])
-    command = re.search(r'uv run .*?(?=; then python)', explain_foreign_weights(file))
+    command = re.search(r'uv run .*?(?=; then run python)', explain_foreign_weights(file))
     words = shlex.split(command[0])
     code, *arguments = words[words.index('-c') + 1 :]
     ast.parse(code)

@@ -86,7 +86,7 @@ def test_killed_trial_is_no_checkpoint(is_committed, tmp_path, monkeypatch):
 def test_unusable_folder_is_refused_before_compiling(corpus, tmp_path, nothing_compiles):
     """The error has the reason, and no config is left that would make the folder a run."""
     (tmp_path / FOLDER).write_text('a file')
-    with pytest.raises(OSError, match=r'cannot hold checkpoints: .*File.*another --workdir'):
+    with pytest.raises(OSError, match=r'cannot store checkpoints: .*File.*another --workdir'):
         train.train(tiny(corpus), tmp_path)
     assert not (tmp_path / 'config.json').exists()
 
@@ -95,7 +95,7 @@ def test_unwritable_record_is_refused_before_compiling(
     corpus, tmp_path, monkeypatch, nothing_compiles
 ):
     monkeypatch.setattr('lm.run.runs.versions', lambda: {'jax': object()})
-    with pytest.raises(OSError, match=r'cannot hold checkpoints: .*JSON'):
+    with pytest.raises(OSError, match=r'cannot store checkpoints: .*JSON'):
         train.train(tiny(corpus), tmp_path)
 
 
@@ -125,7 +125,7 @@ def test_finished_run_is_not_tried(corpus, tmp_path):
     (tmp_path / FOLDER).write_text('a file')
     try_storage(tiny(corpus), tmp_path)
     write_json(tmp_path / 'summary.json', {'status': 'stopped'})
-    with pytest.raises(OSError, match='cannot hold checkpoints'):
+    with pytest.raises(OSError, match='cannot store checkpoints'):
         try_storage(tiny(corpus), tmp_path)
 
 

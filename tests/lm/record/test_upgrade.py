@@ -171,5 +171,5 @@ def test_cell_changes_have_present_names():
 
 
 def test_folder_without_config_holds_no_run(tmp_path):
-    with pytest.raises(ValueError, match='holds no run: there is no'):
+    with pytest.raises(ValueError, match='contains no run: there is no'):
         Run(tmp_path).read_recipe()

@@ -52,7 +52,7 @@ def test_second_process_is_refused_until_first_is_killed(tmp_path, messages, imp
         try:
             assert process.stdout.readline() == 'held\n'
             with (
-                pytest.raises(InUseError, match=f'another process trains in {tmp_path}'),
+                pytest.raises(InUseError, match=f'another process is training in {tmp_path}'),
                 open_workdir(tmp_path, CONFIG, False, messages.append),
             ):
                 pass
@@ -165,7 +165,7 @@ def test_existing_config_is_not_rewritten(tmp_path):
 
 def test_unusable_checkpoint_path_is_refused_early(tmp_path):
     with (
-        pytest.raises(ValueError, match=r'holds \[ and \]'),
+        pytest.raises(ValueError, match=r'contains \[ and \]'),
         open_workdir(tmp_path / 'a[b]', CONFIG, False),
     ):
         pass

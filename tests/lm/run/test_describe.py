@@ -30,27 +30,27 @@ def list_notes(changes):
     [
         (
             {'model.norm': 'powernorm'},
-            'model.norm=powernorm needs more than 10000 updates and the run has 20: warmup=10000 '
+            'model.norm=powernorm needs more than 10000 updates, but the run has 20: warmup=10000 '
             '(first updates with statistics of the current batch only)',
         ),
-        ({'model.norm': 'unified'}, 'model.norm=unified needs more than 4000 updates and'),
-        ({'model.norm': 'unified:warmup=20'}, 'needs more than 20 updates and the run has 20'),
+        ({'model.norm': 'unified'}, 'model.norm=unified needs more than 4000 updates, but'),
+        ({'model.norm': 'unified:warmup=20'}, 'needs more than 20 updates, but the run has 20'),
         (
             {'model.norm': 'powernorm:warmup=60', 'train.microbatches': 2},
-            'needs more than 60 updates and the run has 40',
+            'needs more than 60 updates, but the run has 40',
         ),
         (
             {'model.norm': 'layernorm_removal'},
-            'model.norm=layernorm_removal needs more than 28 updates and the run has 20: '
+            'model.norm=layernorm_removal needs more than 28 updates, but the run has 20: '
             'removal_start=20 (updates before the first norm is removed), removal_gap=2 (',
         ),
         (
             {'optim.warmup_steps': 20},
-            'optim.schedule=constant needs more than 20 steps and the run has 20: warmup_steps=20',
+            'optim.schedule=constant needs more than 20 steps, but the run has 20: warmup_steps=20',
         ),
         (
             {'optim.schedule': 'inverse_sqrt'},
-            'optim.schedule=inverse_sqrt needs more than 10000 steps and the run has 20: ',
+            'optim.schedule=inverse_sqrt needs more than 10000 steps, but the run has 20: ',
         ),
         ({'train.trainable': 'norms'}, 'train.trainable=norms without train.init_from: all other'),
         (
@@ -91,7 +91,7 @@ def test_text_smaller_than_a_batch_is_repeated():
         experiment=SimpleNamespace(dataset=SimpleNamespace(train=range(4))),
         next_place=lambda: SimpleNamespace(stop=3),
     )
-    assert '3 batches go over the text 6.00 times' in list_run_notes(journal)
+    assert '3 batches read the text 6.00 times' in list_run_notes(journal)
 
 
 def test_sweep_notes_count_their_runs():

@@ -22,7 +22,7 @@ def make_journal(workdir, restored):
 def test_refused_resumption_keeps_the_tokenizer(tmp_path):
     """Catches a tokenizer that is trained on changed text, and replaces that of the weights."""
     refused = make_journal(tmp_path / 'run', (SimpleNamespace(step=4), {'data': 'old'}))
-    with pytest.raises(ValueError, match=r'was trained on data old, and .* is now new'):
+    with pytest.raises(ValueError, match=r'was trained on data old, but .* is now new'):
         refused.restore(None)
     assert not (tmp_path / 'run').exists()
     assert make_journal(tmp_path / 'run', None).restore(None, start_over=True) is None

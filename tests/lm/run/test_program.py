@@ -25,7 +25,10 @@ from tests.sweep_helpers import base, cell_config, silent_experiment, write_corp
 
 @pytest.mark.parametrize(
     ('second_peak', 'shares', 'source'),
-    [(200.0, [0.5, 0.75, 0.25], 'second'), (120.0, [0.5, None, None], 'unknown: 150 exceed 120, ')],
+    [
+        (200.0, [0.5, 0.75, 0.25], 'second'),
+        (120.0, [0.5, None, None], 'unknown: a speed of 150 exceeds 120, '),
+    ],
 )
 def test_utilisation_never_exceeds_peak(monkeypatch, second_peak, shares, source):
     """Catches an mfu above 100%, of a peak that was measured while others used the machine."""
@@ -81,6 +84,23 @@ def config(tmp_path_factory):
 @pytest.fixture(scope='module')
 def program(config):
     return Program(silent_experiment(config))
+
+
+@pytest.mark.parametrize(
+    ('axis_name', 'suffixes'),
+    [
+        ('single', ['', '']),
+        ('loop', [' for 1 run at a time (loop)', ' for 2 runs at a time (loop)']),
+    ],
+)
+def test_each_compilation_is_printed_once(config, monkeypatch, axis_name, suffixes):
+    lines: list[str] = []
+    program = Program(silent_experiment(config), axis_name, lines.append)
+    stub = SimpleNamespace(lower=lambda *_: SimpleNamespace(compile=lambda: 'compiled'))
+    monkeypatch.setattr(program, '_step', stub)
+    for slots in (1, 2, 1, 2):
+        assert program.compile_step(slots) == 'compiled'
+    assert lines == [f'compiled in 0.0 s{suffix}' for suffix in suffixes]
 
 
 @pytest.fixture

@@ -87,7 +87,7 @@ def test_self_time_excludes_inner_operations():
 
 
 def test_trace_without_step_is_refused():
-    with pytest.raises(ValueError, match='no whole step'):
+    with pytest.raises(ValueError, match='no complete step'):
         trace.summarize(Trace(make_trace().devices, {}), make_sources())
 
 

@@ -261,7 +261,7 @@ class TestWaves:
         sizes = record_wave_sizes(monkeypatch)
         assert train_sweep(tree, FIVE, tmp_path) == DONE
         assert sizes == [2, 2, 2]
-        assert '3 waves of 2 runs, ' in capsys.readouterr().out
+        assert '3 waves of up to 2 runs ' in capsys.readouterr().out
         assert_same_curves(tmp_path, five['loop'])
 
     def test_devices_share_host_memory(self, corpus, monkeypatch):
@@ -280,9 +280,9 @@ class TestWaves:
         assert train_sweep(base(corpus), FIVE[:2], tmp_path) == BAD_INPUT
         assert statuses(tmp_path) == ['failed', 'failed']
         for record in table(tmp_path):
-            assert '1 runs need 0.00 GB a device' in record['reason']
+            assert '1 run needs 0.00 GB per device' in record['reason']
             assert 'Make the model or data.batch_size smaller' in record['reason']
-        assert 'FAILED: ValueError: 1 runs need' in capsys.readouterr().out
+        assert 'FAILED: ValueError: 1 run needs' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -309,7 +309,7 @@ def test_max_runs_are_found_in_few_tries(max_runs, multiple, limit, runs, tries)
 
 
 def test_find_max_runs_raises_if_none_fits():
-    with pytest.raises(ValueError, match=r'4 runs need 5\.00 GB a device, and there are 4\.00 GB'):
+    with pytest.raises(ValueError, match=r'4 runs need 5\.00 GB per device, but 4\.00 GB are'):
         find_max_runs(16, 4, 4e9, lambda n: (1 + n) * 1e9)
 
 

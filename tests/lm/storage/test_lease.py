@@ -28,7 +28,7 @@ def test_renewed_lease_is_refused_to_others(make_lease):
     with (
         first.keep_renewed(),
         pytest.raises(
-            InUseError, match=r'another process trains in s3://.*wait for it, or give anoth'
+            InUseError, match=r'another process is training in s3://.*wait until it ends, or use'
         ),
     ):
         make_lease('b').acquire(messages.append, 1.5)
@@ -53,7 +53,7 @@ def test_expired_lease_is_taken_over(make_lease):
     assert len(messages) == 1 and second.written_by == 'a'
     second.claim()
     with pytest.raises(
-        LeaseLost, match=r'is written to by process .* not renewed its lease for 0\.6'
+        LeaseLost, match=r'now belongs to process .* not renewed its lease for 0\.6'
     ):
         first.claim()
     with pytest.raises(LeaseLost):
@@ -193,6 +193,6 @@ RECORD = {
 def test_damaged_lease_raises_one_line(make_lease, bucket_url, text):
     """The lease is not taken over, as a process may train there."""
     open_bucket(bucket_url).write('.lease', text)
-    with pytest.raises(UnreadableFile, match=r'/\.lease cannot be read .* Delete it, if no'):
+    with pytest.raises(UnreadableFile, match=r'/\.lease cannot be read .* Delete it if no'):
         make_lease('other').acquire(discard_line, patience=0.0)
     assert open_bucket(bucket_url).read('.lease')[0] == text

@@ -194,7 +194,7 @@ def test_table_lists_rates_and_decays():
         rows = {row['parameter']: row for row in table_rows}
         assert rows.keys() == shares.keys()
         for path, row in rows.items():
-            assert float(row['decay']) == pytest.approx(shares[path], rel=1e-2)
+            assert float(row['decay/step']) == pytest.approx(shares[path], rel=1e-2)
             steps = row['over steps'].replace(',', '')
             assert (steps == '-') == (shares[path] == 0)
             if steps != '-':

@@ -1,9 +1,12 @@
 """Contract and reference: the initial state of training, and the description of each parameter."""
 
+import io
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rich.console import Console
 
 from lm.config.fields import RUN_PATHS
 from lm.devices.mesh import make_mesh
@@ -148,14 +151,25 @@ def test_table_lists_every_parameter(reparam):
         'embedding',
         'replicated',
     )
-    assert (table['init std'], table['lr'], table['decay'], table['over steps']) == (
+    assert (table['init std'], table['lr'], table['decay/step'], table['horizon (steps)']) == (
         '0.5',
         '0.5',
         '0.05',
         '20',
     )
     norm = rows['final_norm/scale']
-    assert (norm['init std'], norm['decay'], norm['over steps']) == ('declared', '0', '-')
+    assert (norm['init std'], norm['decay/step'], norm['horizon (steps)']) == ('declared', '0', '-')
+
+
+def test_narrow_table_keeps_whole_words():
+    settings = {'optimizer': 'muon', 'decay/step': '0.0005', 'horizon (steps)': '2,000'}
+    row = {'role': 'hidden: matrix and 4 more', 'parameters': '1,572,864'} | settings
+    for width in (60, 120):
+        console = Console(file=io.StringIO(), width=width)
+        console.print(make_table([row]))
+        printed = console.file.getvalue()
+        assert sorted(printed.split()) == sorted(' '.join([*row, *row.values()]).split())
+        assert max(map(len, printed.splitlines())) <= width
 
 
 def test_groups_hold_all_parameters():
@@ -181,7 +195,7 @@ def test_table_shows_frozen_parameters():
     config = tiny_config({'train.trainable': 'norms'})
     rows = parameter_rows(tiny_learner(config), make_mesh(config.mesh))
     for row in rows:
-        columns = (row['optimizer'], row['lr'], row['decay'])
+        columns = (row['optimizer'], row['lr'], row['decay/step'])
         is_norm = row['parameter'].endswith('scale')
         assert columns == (('adamw', '0.003', '0') if is_norm else ('frozen', '0', '0'))
     assert {row['optimizer'] for row in rows} == {'adamw', 'frozen'}

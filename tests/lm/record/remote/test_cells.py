@@ -83,7 +83,7 @@ def test_training_cell_is_refused_to_others(move_to, bucket_url, monkeypatch):
     with mirror_cell(bucket_url, a / 'one', print):
         train(a / 'one', 4)
         on_b = mirror_cell(bucket_url, move_to('b') / 'one', print)
-        assert_refused(InUseError, f'another process trains in {bucket_url}/one', on_b)
+        assert_refused(InUseError, f'another process is training in {bucket_url}/one', on_b)
         train_cell(bucket_url, move_to('b'), 'two', 4)
     b = move_to('b')
     with mirror_cell(bucket_url, b / 'one', print):
@@ -122,5 +122,5 @@ def test_sweep_and_run_are_distinguished(content, move_to, bucket_url):
     bucket.write('.lease', b'')
     bucket.write('sweep.json' if content == 'sweep' else 'config.json', b'{}')
     enter = mirror.mirror_workdir if content == 'sweep' else mirror_sweep_records
-    message = f'{bucket_url} holds a {content}; give another --workdir'
+    message = f'{bucket_url} contains a {content}; use another --workdir'
     assert_refused(ValueError, message, enter(bucket_url, print))

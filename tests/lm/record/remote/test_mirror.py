@@ -124,7 +124,7 @@ def test_second_machine_gets_files_from_first(kind, machine, request):
     second = machine('b', url)
     assert files(second.copy.folder) == files(first.copy.folder)
     assert second.messages[-1].endswith(
-        f'checkpoints up to step 8; trained in {second.copy.folder}'
+        f'checkpoints up to step 8; training in {second.copy.folder}'
     )
 
 
@@ -301,8 +301,8 @@ def test_outage_is_noted_once_and_recovered_from(machine, monkeypatch):
         outage.over = True
         wait_until(lambda: 'checkpoints/4/.whole' in names(mirror.bucket))
         wait_until(lambda: len(mirror.messages) == 2)
-    assert 'cannot be reached; tried again for 60 s' in mirror.messages[0]
-    assert mirror.messages[1:] == [f'{mirror.bucket.url} has all that is new again']
+    assert 'cannot be reached; retrying for up to 60 s' in mirror.messages[0]
+    assert mirror.messages[1:] == [f'{mirror.bucket.url} is up to date again']
 
 
 def test_run_ending_in_outage_does_not_wait_again(machine, monkeypatch):
@@ -329,7 +329,7 @@ def test_endless_outage_ends_run_which_can_resume(kind, retry, machine, monkeypa
     assert (outage.n_tries == 1) == (kind is RequestRefused)
     text = str(raised.value)
     assert text.startswith(f'{mirror.bucket.url} could not be written') and '\n' not in text
-    assert f'up to the checkpoint of step 4 is in {mirror.copy.folder}: when the' in text
+    assert f'up to the checkpoint of step 4 is in {mirror.copy.folder}. When the' in text
     outage.over = True
     resumed = machine('a')
     resumed.push()
@@ -397,7 +397,7 @@ def test_incomplete_checkpoint_is_ignored_and_deleted(lost, machine, bucket_url)
     assert next(fetch_checkpoints(bucket_url))[1] == 4
     second = machine('b')
     assert not (second.copy.folder / 'checkpoints' / '8').exists()
-    assert f'NOTE: {bucket_url} lacks parts of checkpoints/8: they are not read' in second.messages
+    assert f'NOTE: {bucket_url} lacks parts of checkpoints/8, which are ignored' in second.messages
     second.push()
     assert not [name for name in names(second.bucket) if name.startswith('checkpoints/8/')]
 
@@ -427,7 +427,7 @@ def test_local_folder_is_set_aside_for_newer_bucket(machine):
     resumed = machine('a')
     assert files(resumed.copy.folder) == files(second.copy.folder)
     (note,) = [line for line in resumed.messages if line.startswith('NOTE')]
-    assert 'checkpoints/8' in note and 'another process has written to since' in note
+    assert 'checkpoints/8' in note and 'another process has written there since' in note
     aside = resumed.copy.root / f'{resumed.copy.folder.name}.aside-1'
     assert str(aside) in note and (aside / 'checkpoints' / '8').is_dir()
 
@@ -483,7 +483,9 @@ def test_damaged_local_checkpoint_is_fetched_again(damage, machine):
 
 def test_path_with_other_content_is_refused(machine, bucket_url):
     open_bucket(bucket_url).write('notes/plan.txt', b'mine')
-    with pytest.raises(ValueError, match=r'holds 1 objects, such as notes/plan\.txt, and is no w'):
+    with pytest.raises(
+        ValueError, match=r'contains 1 objects, such as notes/plan\.txt, but is not a w'
+    ):
         machine('a')
 
 

@@ -117,35 +117,35 @@ class TestArms:
         assert moved[1] == {'optim.lr': 2, 'optim.weight_decay': 1}
 
     def test_description_counts_runs(self, two):
-        assert two.description == '2 arms of at least 15 runs (usually 25)'
+        assert two.description == '2 arms, at least 15 runs per arm (usually 25)'
         limited = ArmPlan(tiny_raw(), None, LR | {'budget': 20})
-        assert limited.description == '1 arm of at least 15 runs (usually 20)'
+        assert limited.description == '1 arm, at least 15 runs per arm (usually 20)'
 
 
 @pytest.mark.parametrize(
     ('sweep', 'tune', 'message'),
     [
-        ({'optim.lr': (1e-3, 1e-2)}, LR, 'tuned and swept, so that two arms differ in nothing'),
+        ({'optim.lr': (1e-3, 1e-2)}, LR, 'tuned and swept, and two arms differ in nothing'),
         ({'optim.lr': (1e-3, 1e-2)} | NORMS, LR, 'Leave it out of config.sweep'),
         (({}, {'optim.name': 'adamw', 'optim.lr': 1e-2}), LR, 'differ in nothing else'),
         (
             ({}, {'optim.name': 'lion', 'optim.lr': 3e-4}),
             {'optim.lr': 1e-3},
-            "write 'optim.lr': None in config.tune",
+            "set 'optim.lr': None in config.tune",
         ),
         ({'zip': {'optim.lr': (1, 2), 'model.norm': ('dyt', 'none')}}, {'optim.lr': 1.0}, 'swept'),
-        ({'train.seed': (0, 1)}, LR, r'train\.seed is swept.* tune\.seeds'),
+        ({'train.seed': (0, 1)}, LR, r'train\.seed must not be in config\.sweep.* tune\.seeds'),
         (({}, {}), LR, 'the same run'),
-        (None, {'optim.momentum': 0.9}, 'read by no part of the base'),
+        (None, {'optim.momentum': 0.9}, 'no part of the base reads optim.momentum'),
         (
             {'optim.name': ('sgd', 'adamw')},
             {'optim.momentum': None},
-            'read by no part of optim.name=adamw',
+            'no part of optim.name=adamw reads optim.momentum',
         ),
-        (None, {'loss.label_smoothing': None}, r'=0\.0 is no centre .*: CENTRE}'),
+        (None, {'loss.label_smoothing': None}, r'centre above 0, got 0\.0.*: CENTRE}'),
         (None, LR | {'lengths': (0.5, 0.51)}, r'\[0\.5, 0\.51\] of 20, which are \[10, 10\]'),
         (None, LR | {'lengths': (0.99,)}, r'which are \[20\]'),
-        (None, LR | {'lengths': (1e-3,)}, '0.001 of 20 steps is none'),
+        (None, LR | {'lengths': (1e-3,)}, '0.001 of 20 steps rounds to 0'),
     ],
 )
 def test_incomparable_arms_are_refused(sweep, tune, message):
@@ -156,15 +156,15 @@ def test_incomparable_arms_are_refused(sweep, tune, message):
 @pytest.mark.parametrize(
     ('tune', 'message'),
     [
-        ({'optim.name': None}, 'optim.name is a text, .* an axis of config.sweep'),
+        ({'optim.name': None}, 'optim.name is text, .* an axis of config.sweep'),
         ({'train.steps': None}, 'train.steps is a whole number'),
         ({'model.bias': None}, 'model.bias is True or False'),
-        ({'train.seed': None}, 'is a seed: the option seeds'),
+        ({'train.seed': None}, 'is a seed and cannot be tuned; tune.seeds'),
         ({'optim.l': None}, "Did you mean 'optim.lr'"),
         ({'lr': None}, "Did you mean 'optim.lr'"),
         (LR | {'smallest_efect': 1}, "Did you mean 'smallest_effect'"),
-        ({1: None}, '1 names no config field'),
-        ({}, r"""names no field .* --config\.tune="{'optim\.lr': None}\""""),
+        ({1: None}, '1 is no config field'),
+        ({}, r"""must name a field .* --config\.tune="{'optim\.lr': None}\""""),
         ({'budget': 40}, """"{'optim.lr': None, 'budget': 40}\""""),
         ({'optim.lr': '1e-3'}, "above 0, or .* got '1e-3'"),
         ({'optim.lr': 0}, 'above 0, .* got 0$'),
@@ -174,10 +174,10 @@ def test_incomparable_arms_are_refused(sweep, tune, message):
         ({'optim.lr': (1, 2, 3)}, r'Did you mean \(1\.0, 3\.0\)'),
         ({'optim.lr': (1e-3,)}, r'got \(0\.001,\)'),
         ({'optim.b2': (0.9, 1.5)}, r'optim\.b2 must be at least 0 and below 1; got 1\.5'),
-        (dict.fromkeys(('optim.lr', 'optim.b1', 'optim.b2', 'optim.eps')), '3 fields at most'),
-        (LR | {'budget': 14}, 'must be 15 runs an arm at least .*; got 14'),
-        (LR | {'budget': 1e2}, r'counts the runs of an arm.*got 100\.0\. Write 100'),
-        (LR | {'seeds': (0, 1, 2)}, r'counts the fresh seeds .* from 3 on; got \(0, 1, 2\)'),
+        (dict.fromkeys(('optim.lr', 'optim.b1', 'optim.b2', 'optim.eps')), 'at most 3 fields'),
+        (LR | {'budget': 14}, 'must be at least 15 runs per arm .*; got 14'),
+        (LR | {'budget': 1e2}, r'budget \(runs per arm\) .*got 100\.0\. Write 100'),
+        (LR | {'seeds': (0, 1, 2)}, r'\(fresh seeds per look\) .* at least 3; got \(0, 1, 2\)'),
         (LR | {'smallest_effect': 0}, 'a number above 0; got 0'),
         (LR | {'test': 'Holm'}, "Did you mean 'holm'"),
         (LR | {'test': ['holm']}, 'one of dunnett, holm'),
@@ -186,9 +186,9 @@ def test_incomparable_arms_are_refused(sweep, tune, message):
         ('lr', r"""Did you mean --config\.tune="{'optim\.lr': None}\""""),
         ('{optim.lr: 1e-3}', r"""Did you mean .*{'optim\.lr': 0\.001}"""),
         ('optim.lr=None, optim.b2=0.9', r"""{'optim\.lr': None, 'optim\.b2': 0\.9}"""),
-        ("{'optim.lr': 10**-3}", 'and not 10.*Such as'),
+        ("{'optim.lr': 10**-3}", 'not 10.*For example'),
         (('optim.lr', 'optim.b2'), r"""must map .*{'optim\.lr': None, 'optim\.b2': None}"""),
-        (True, 'got True. Such as'),
+        (True, 'got True. For example'),
     ],
 )
 def test_invalid_tune_is_refused_with_advice(tune, message):

@@ -113,12 +113,12 @@ def test_config_file_and_flag_give_equal_cells():
 @pytest.mark.parametrize(
     ('sweep', 'answer'),
     [
-        ({'optim.lrr': (0.1,)}, r"'optim.lrr' names no config field. Did you mean 'optim.lr'?"),
-        ({'lr': (0.1,)}, r"'lr' names no config field. Did you mean 'optim.lr'?"),
+        ({'optim.lrr': (0.1,)}, r"'optim.lrr' is not a config field. Did you mean 'optim.lr'?"),
+        ({'lr': (0.1,)}, r"'lr' is not a config field. Did you mean 'optim.lr'?"),
         ({'zipp': {'optim.lr': (0.1,)}}, "Did you mean 'zip'?"),
         ({'zip': {'optim.lrr': (0.1,)}}, "Did you mean 'optim.lr'?"),
         ([{'optim.lrr': 0.1}], "Did you mean 'optim.lr'?"),
-        ({3: (0.1,)}, 'axis 3 names no config field'),
+        ({3: (0.1,)}, 'axis 3 is not a config field'),
         ({'optim.lr': 0.1}, 'optim.lr must be a tuple of values; got 0.1'),
         ({'optim.lr': np.array(0.1)}, 'optim.lr must be a tuple of values'),
         ({'model.norm': 'rmsnorm'}, "model.norm must be a tuple of values; got 'rmsnorm'"),
@@ -128,14 +128,14 @@ def test_config_file_and_flag_give_equal_cells():
         ((), 'axis list has no values'),
         ({}, 'sweep is empty'),
         ({'zip': ()}, 'sweep is empty'),
-        (0.1, 'sweep must hold axes'),
-        ("{'optim.lr': (10**-3,)}", 'must be a Python literal: 1e-3, and not'),
-        ({'zip': 0.1}, 'zip must map fields to values'),
-        ({'zip': {}}, 'zip must map fields to values'),
-        ({'list': (0.1,)}, 'list must hold dicts'),
+        (0.1, 'sweep must map fields to values'),
+        ("{'optim.lr': (10**-3,)}", 'must be a Python literal (1e-3, not 10**-3)'),
+        ({'zip': 0.1}, 'zip must map fields to equally many values'),
+        ({'zip': {}}, 'zip must map fields to equally many values'),
+        ({'list': (0.1,)}, 'list must contain dicts'),
         (
             {'zip': {'optim.lr': (0.1, 0.2), 'train.seed': (1, 2, 3)}},
-            "as many values for each field; got {'optim.lr': 2, 'train.seed': 3}",
+            "equally many values per field; got {'optim.lr': 2, 'train.seed': 3}",
         ),
         ({'optim.lr': (0.1,), 'zip': {'optim.lr': (0.2,)}}, 'two axes of the sweep change optim.l'),
         ({'list': [{}, {'optim.lr': 1}], 'optim.lr': (2,)}, 'two axes of the sweep change optim.l'),
@@ -153,7 +153,7 @@ def test_config_file_and_flag_give_equal_cells():
         ([{}, {'train.steps': 20}], "the same run: {} and {'train.steps': 20}"),
         ([{}, {'norm.eps': 1e-6}], "the same run: {} and {'norm.eps': 1e-06}"),
         ({'model.mlp': ('auto', 'dense')}, 'the same run'),
-        ({'model.dtype': ('auto', 'bfloat16')}, 'depends on the machine; a sweep names the types'),
+        ({'model.dtype': ('auto', 'bfloat16')}, 'depends on the machine; a sweep must name'),
         (
             {'optim.decay_fraction': (0.1, 0.2)},
             "cell {'optim.decay_fraction': 0.1}: optim.decay_fraction=0.1 is not used by "
@@ -213,7 +213,7 @@ def test_option_belongs_to_cells_reading_it():
         {'optim.name': 'muon', 'optim.muon_steps': 4},
     ]
     assert [cell.recipe.optim.muon_steps for cell in cells] == [None, 3, 4]
-    note = 'optim.muon_steps is read by 2 of 3 cells; the others are without it'
+    note = '2 of 3 cells read optim.muon_steps; the others leave it out'
     assert describe_ignored(cells) == [note]
 
 
@@ -233,7 +233,7 @@ def test_common_option_belongs_to_cells_reading_it(path, value, field, without, 
         base, cells = split_and_expand(changes, {field: (without, within)})
         assert [flatten(cell.recipe)[path] for cell in cells] == [None, value]
         assert flatten(base)[path] == (value if first == within else None)
-        assert f'{path} is read by 1 of 2' in ' '.join(describe_ignored(cells))
+        assert f'1 of 2 cells read {path}' in ' '.join(describe_ignored(cells))
         single = tiny_config(needs | {path: value, field: within})
         assert cells[1].name == digest(single)
 

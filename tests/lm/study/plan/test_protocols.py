@@ -153,7 +153,7 @@ def test_one_epoch_uses_every_row_once(text):
     sweep['protocol'] = 'one_epoch'
     assert trained_steps(sweep, raw, make_measurements(tokens=4001)) == [62, 31, 15]
     assert steps_in_epoch(Text(4001, 8), 8) == 62 == 4000 // 8 // 8
-    assert 'less than one batch of 8 rows' in refusal(sweep, raw, make_measurements(tokens=60))
+    assert 'shorter than one batch of 8 rows' in refusal(sweep, raw, make_measurements(tokens=60))
 
 
 def test_regime_adaptation_scales_lr_with_sqrt_batch():
@@ -165,7 +165,7 @@ def test_regime_adaptation_scales_lr_with_sqrt_batch():
     assert [cell.changes['optim.lr'] for cell in cells] == [0.001, 0.002] * 2  # as the sweep has it
     over_batch = sweep | {'model.norm': ('batchnorm',)}
     (note,) = [note for note in apply(over_batch).notes if 'batchnorm' in note]
-    assert 'ghost batches' in note
+    assert 'use ghost_batchnorm' in note
 
 
 def test_arms_and_lengths_follow_the_protocol():
@@ -230,7 +230,7 @@ def test_engine_trains_protocol_steps(tune, monkeypatch, tmp_path):
     assert [entry['steps'] for entry in held['protocol']['of_each']] == [2000, 500]
     assert ('tune' in held) is (tune is not None)
     broken = {'optim.b1': (0.8, 0.9), 'protocol': 'regime_adaptation'}
-    with pytest.raises(ValueError, match=r'differ in data\.batch_size'):
+    with pytest.raises(ValueError, match=r'cells with different data\.batch_size'):
         engines.train_sweep(RAW, broken, tmp_path / 'b', False, 'local', str)
     assert not (tmp_path / 'b').exists()
 
@@ -268,12 +268,15 @@ BROKEN = [
     ({'protocol': 'equal_time:hour=6'}, "no such option, only hours. Did you mean 'hours'"),
     ({'protocol': 'equal_time:hours=0'}, 'must be between 1e-06 and'),
     ({'protocol': ('equal_time',)}, 'must be one name, such as equal_tokens'),
-    ({'protocol': 'equal_tokens', 'train.steps': (9,)}, 'settles train.steps for every cell'),
-    ({'protocol': 'equal_flops', 'train.steps': (9,)}, 'leave it out of config.sweep'),
+    (
+        {'protocol': 'equal_tokens', 'train.steps': (9,)},
+        'determines train.steps, but this cell sets',
+    ),
+    ({'protocol': 'equal_flops', 'train.steps': (9,)}, 'Leave it out of config.sweep'),
     ({'protocol': 'equal_tokens', 'data.batch_size': (8, 1500)}, 'that works is 1456'),
-    ({'protocol': 'one_epoch'}, 'synthetic:markov is drawn as long as it is asked for'),
-    ({'protocol': 'one_epoch', 'data.epochs': (2,)}, 'settles data.epochs'),
-    ({'protocol': 'regime_adaptation'}, 'differ in data.batch_size, and all have 8'),
+    ({'protocol': 'one_epoch'}, 'synthetic:markov has no end'),
+    ({'protocol': 'one_epoch', 'data.epochs': (2,)}, 'determines data.epochs'),
+    ({'protocol': 'regime_adaptation'}, 'different data.batch_size, but all have 8'),
     ({'protocl': 'equal_flops'}, "Did you mean 'protocol'"),
 ]
 
@@ -289,7 +292,7 @@ def test_protocol_refuses_incompatible_cells(broken, words):
 def test_protocol_flags_are_refused_for_single_runs(text):
     few = tiny_raw({'train.steps': 12})
     flops = {'model.d_model': (16, 32), 'protocol': 'equal_flops'}
-    assert 'a cell needs 50 to be that near' in refusal(flops, few)
+    assert '50 steps per cell are always near enough' in refusal(flops, few)
     again = tiny_raw({'data.source': text, 'data.epochs': 2})
     assert 'data.epochs=2; set it to 1' in refusal(
         {'optim.lr': (1, 2), 'protocol': 'one_epoch'}, again
@@ -309,10 +312,10 @@ def test_times_from_another_device_are_refused(monkeypatch, tmp_path):
     assert means.local_measurements(work, 'local', 0).measure_seconds([first]) == [0.25]
     (tmp_path / means.FILE).write_text('{"device": "8 x TPU v9", "programs": {}}')
     with pytest.raises(
-        ValueError, match=r'holds times of 8 x TPU v9, and this is .* another --workdir'
+        ValueError, match=r'has step times of 8 x TPU v9, but this is .* another --workdir'
     ):
         means.local_measurements(work, 'local', 0).measure_seconds([first])
-    with pytest.raises(ValueError, match='devices of one kind, and there are H100, H200'):
+    with pytest.raises(ValueError, match='devices of one kind, but there are H100, H200'):
         check_device_kinds(['H200', 'H100'], 'local')
     with pytest.raises(ValueError, match='--engine=ray trains in others'):
         check_device_kinds(['cpu'], 'ray')

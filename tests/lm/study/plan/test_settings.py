@@ -12,10 +12,10 @@ LR, DECAY = 'optim.lr', 'optim.weight_decay'
 REFUSED = [
     (5, 'tune must map fields .*; got 5. Such as --config.tune=.*None'),
     ('optim.lr', 'must be a Python literal.*Did you mean --config.tune'),
-    ({}, 'tune names no field to tune'),
-    ({'seeds': 5}, 'tune names no field to tune'),
-    ({LR: None, 'sedes': 3}, "'sedes' names no config field and no option .*mean 'seeds'"),
-    ({'lr': None}, "'lr' names no config field .*mean 'optim.lr'"),
+    ({}, 'tune must name a field to tune'),
+    ({'seeds': 5}, 'tune must name a field to tune'),
+    ({LR: None, 'sedes': 3}, "'sedes' is no config field and no option .*mean 'seeds'"),
+    ({'lr': None}, "'lr' is no config field .*mean 'optim.lr'"),
     ({LR: 0}, 'optim.lr must be None, a centre above 0, or .low, high. .*got 0'),
     ({LR: -1.0}, 'above 0.*got -1.0'),
     ({LR: True}, 'above 0.*got True'),
@@ -26,22 +26,22 @@ REFUSED = [
     ({LR: (0.1, 0.1)}, 'low < high'),
     ({LR: (0, 0.1)}, '0 < low'),
     ({LR: (0.1, 0.2, 0.4)}, 'low < high'),
-    ({'model.norm': None}, 'model.norm is a text.*axis of config.sweep'),
+    ({'model.norm': None}, 'model.norm is text.*axis of config.sweep'),
     ({'model.n_layers': None}, 'model.n_layers is a whole number'),
     ({'optim.warmup_steps': None}, 'optim.warmup_steps is a whole number'),
-    ({'norm.eps': None}, 'each value of norm.eps is a program of its own'),
-    ({'train.seed': None}, 'train.seed is a seed: the option seeds'),
+    ({'norm.eps': None}, 'each value of norm.eps needs its own program'),
+    ({'train.seed': None}, 'train.seed is a seed and cannot be tuned'),
     (
         {LR: None, 'optim.b1': None, 'optim.b2': None, 'optim.eps': None},
-        '3 fields at most.*got 4: optim.lr, optim.b1, optim.b2, optim.eps',
+        'at most 3 fields.*got 4: optim.lr, optim.b1, optim.b2, optim.eps',
     ),
-    ({LR: None, 'seeds': 2}, 'tune.seeds .*a whole number from 3 on; got 2'),
+    ({LR: None, 'seeds': 2}, 'tune.seeds .*a whole number of at least 3; got 2'),
     ({LR: None, 'seeds': 5.0}, 'tune.seeds .*got 5.0'),
     ({LR: None, 'seeds': True}, 'tune.seeds .*got True'),
-    ({LR: None, 'budget': 14}, 'tune.budget must be 15 runs an arm at least .*got 14'),
-    ({LR: None, 'budget': 0}, 'tune.budget must be 15 runs .*got 0'),
-    ({LR: None, DECAY: None, 'budget': 23, 'seeds': 7}, 'must be 24 runs .*got 23'),
-    ({LR: None, 'smallest_effect': 0}, 'tune.smallest_effect .*a number above 0; got 0'),
+    ({LR: None, 'budget': 14}, 'tune.budget must be at least 15 runs per arm .*got 14'),
+    ({LR: None, 'budget': 0}, 'tune.budget must be at least 15 runs .*got 0'),
+    ({LR: None, DECAY: None, 'budget': 23, 'seeds': 7}, 'must be at least 24 runs .*got 23'),
+    ({LR: None, 'smallest_effect': 0}, 'tune.smallest_effect, .*a number above 0; got 0'),
     ({LR: None, 'test': 'hol'}, "tune.test must be one of dunnett, holm; got 'hol'.*mean 'holm'"),
     ({LR: None, 'lengths': 0.5}, 'tune.lengths must be shares'),
     ({LR: None, 'lengths': (0.5, 0)}, 'tune.lengths must be shares'),
@@ -131,7 +131,9 @@ def test_centres_are_fields_options_or_geometric_means():
 
 @pytest.mark.parametrize('value', [0.0, None, -0.1])
 def test_centre_must_be_positive(value):
-    with pytest.raises(ValueError, match=r'optim.weight_decay=.* is no centre .*give one'):
+    with pytest.raises(
+        ValueError, match=r'search of optim.weight_decay needs a centre above 0, .*Set one'
+    ):
         make_grid(parse_tune({DECAY: None}), {DECAY: value}, False)
 
 

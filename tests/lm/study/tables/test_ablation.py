@@ -231,7 +231,7 @@ def test_unfinished_sweep_shows_partial_results(half):
     assert tables.describe_progress(ablation) in findings(ablation)[0]
     later = dataclasses.replace(ablation, settings=ablation.settings | {'search_version': 0})
     assert tables.describe_progress(later).startswith(tables.describe_progress(ablation))
-    assert tables.describe_progress(later).endswith('its runs are of version 0')
+    assert tables.describe_progress(later).endswith('(the runs are from version 0)')
     assert second.runs[0] > 0 and ablation.study.next_runs is not None
     text = [str(row.cells['tuned loss']) for row in arm_rows(ablation, ['', '', ''])]
     if second.is_fresh:

@@ -65,7 +65,7 @@ def test_compare_counts_divergence_and_skips_unfinished(sweep):
     }
     assert set(layer.losses[0.01]) == {(0, 0), (1, 0)}  # seed 2 goes on
     assert math.isnan(layer.sensitivity) and layer.notes == [
-        'sensitivity is not given: lr 0.01 has not ended for 1 of 3 seeds; '
+        'no sensitivity: lr 0.01 has not ended for 1 of 3 seeds; '
         'lr 0.03 has not ended for 1 of 3 seeds'
     ]
 
@@ -83,9 +83,9 @@ def test_sensitivity_needs_a_finished_grid(tmp_path):
         notes[name] = variant.notes
         assert math.isnan(variant.sensitivity) == (name != 'ends')
     assert notes == {
-        'waits': ['sensitivity is not given: lr 0.03 has not ended'],
+        'waits': ['no sensitivity: lr 0.03 has not ended'],
         'partly': [
-            'sensitivity is not given: lr 0.03 failed for 1 of 3 seeds; '
+            'no sensitivity: lr 0.03 failed for 1 of 3 seeds; '
             'lr 0.03 has not ended for 1 of 3 seeds'
         ],
         'ends': [],
@@ -101,7 +101,9 @@ def test_sensitivities_over_different_grids_get_a_note(monkeypatch):
     records += [ended_record(3.0 + lr, 0, lr=lr, norm='none') for lr in (0.1, 0.2)]
     records += [ended_record(3.0 + lr, 0, lr=lr, norm='layernorm') for lr in (0.1, 0.2, 0.4)]
     base, same, other_grid = comparison.compare(records, SWEEP)
-    has_note = [any('do not compare' in note for note in c.notes) for c in (base, same, other_grid)]
+    has_note = [
+        any('is not comparable' in note for note in c.notes) for c in (base, same, other_grid)
+    ]
     assert has_note == [False, False, True] and not math.isnan(other_grid.sensitivity)
 
 
@@ -124,7 +126,7 @@ def test_divergence_without_initial_loss_is_noted():
         '1 of 3 diverged at its best learning rate; left out, as there is no record of the loss at '
         'initialisation',
         'best at the lowest learning rate tried',
-        'sensitivity is not given: the loss at initialisation is not recorded',
+        'no sensitivity: the loss at initialisation is not recorded',
     ]
 
 
@@ -255,7 +257,7 @@ def test_first_or_selected_variant_is_the_baseline():
     assert [v.is_baseline for v in variants] == [True, False]
     for name in ('layernorm', 'norm layernorm', 'b'):
         assert [v.is_baseline for v in select_baseline(variants, name)] == [False, True]
-    with pytest.raises(ValueError, match=r"is no variant and no cell .* mean 'layernorm'"):
+    with pytest.raises(ValueError, match=r"is not a variant or a cell .* mean 'layernorm'"):
         select_baseline(variants, 'layernrm')
 
 

@@ -70,14 +70,14 @@ def test_unreadable_sweep_raises(sweep, text):
         with pytest.raises(ValueError, match='cannot be read') as error:
             reader(sweep)
         assert str(error.value).startswith(str(sweep / 'sweep.json'))
-        assert str(error.value).endswith('The train.py command of the sweep writes it anew')
+        assert str(error.value).endswith('Run the train.py command of the sweep to rewrite it')
 
 
 def test_unreadable_run_alone_and_among_others(sweep):
     fixture.write_run(sweep.parent / 'single', fixture.base_config())
     config = sweep.parent / 'single' / 'config.json'
     config.write_text('{')
-    with pytest.raises(ValueError, match='Delete it, and the') as error:
+    with pytest.raises(ValueError, match='Delete it, then run the') as error:
         runs.gather(config.parent)
     assert str(error.value).startswith(f'{config} cannot be read')
     *intact, damaged = runs.gather(sweep.parent)
@@ -113,4 +113,4 @@ def test_damaged_table_never_changes_numbers_silently(sweep):
             assert runs.gather(sweep) == before
         except ValueError as error:
             assert str(error).startswith(f'{path} cannot be read')
-            assert str(error).endswith('delete it to train them again')
+            assert str(error).endswith('delete this file too to train them again')

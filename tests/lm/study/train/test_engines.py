@@ -46,6 +46,14 @@ def corpus(tmp_path_factory):
     return write_corpus(tmp_path_factory.mktemp('corpus'))
 
 
+def test_host_0_prints_through_the_progress_console(tmp_path):
+    """Lines of another console would overwrite the live progress."""
+    ledger = engines.Ledger(None, None, tmp_path, None, False, host=0, hosts=2)
+    with ledger.terminal.console.capture() as capture:
+        ledger.say_for_host('a line')
+    assert capture.get() == 'a line\n'
+
+
 @pytest.fixture(scope='module')
 def local(corpus, tmp_path_factory):
     """Returns the workdir of SWEEP, trained in this process."""
@@ -199,7 +207,7 @@ def test_sigterm_ends_workers(cluster, corpus, tmp_path, capfd):
     assert train_sweep(tree, SWEEP, tmp_path, engine='ray') == SIGNALLED + signal.SIGTERM
     thread.join()
     assert psutil.wait_procs(workers(), timeout=10)[1] == []
-    assert 'SIGTERM: run the same command to resume' in capfd.readouterr().out
+    assert 'SIGTERM: stopped. Run the same command to resume.' in capfd.readouterr().out
     assert 'done' not in statuses(tmp_path)
 
 
@@ -208,7 +216,7 @@ def test_unavailable_resources_are_refused(cluster, corpus, tmp_path, resources)
     with pytest.raises(ValueError) as error:
         train_sweep(base(corpus), SWEEP, tmp_path, engine='ray', resources=resources)
     assert str(error.value) == (
-        f"no node of the Ray cluster has {resources}; there are [{{'CPU': 2.0}}]"
+        f"no node of the Ray cluster has {resources}; nodes have [{{'CPU': 2.0}}]"
     )
 
 

@@ -1,6 +1,7 @@
 """The number of cells that are opened at a time, and the folders that errors are written to."""
 
 import resource
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +26,14 @@ def test_split_evenly_gives_even_parts(n, max_size, sizes):
     parts = list(groups._split_evenly(list(range(n)), max_size))
     assert [len(part) for part in parts] == sizes
     assert [cell for part in parts for cell in part] == list(range(n))
+
+
+def test_note_is_printed_once():
+    lines: list[str] = []
+    work = groups.Work([], Path(), [], lines.append)
+    for text in ('one', 'two', 'one'):
+        work.note(text)
+    assert lines == ['NOTE: one', 'NOTE: two']
 
 
 def test_failure_leaves_other_processes_folders(tmp_path, monkeypatch):

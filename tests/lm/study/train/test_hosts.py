@@ -113,7 +113,7 @@ def test_single_host_env_hides_other_tpu_hosts(second_host_digests, monkeypatch)
 
 
 def test_join_sweep_alone_and_with_other_engines(second_host_digests, monkeypatch):
-    with pytest.raises(ValueError, match='--engine=ray starts processes of its own'):
+    with pytest.raises(ValueError, match='--engine=ray starts its own processes'):
         join_sweep([[MeshCell()]], 'ray')
     monkeypatch.delenv(CHILD)
     assert join_sweep([[MeshCell()]], 'ray') == (0, 1)

@@ -44,16 +44,19 @@ def test_progress_has_a_line_per_group_and_sweep(sweep):
         (r for r in names.values() if r['norm'] == 'rmsnorm' and r['ce']), key=lambda r: r['ce']
     )
     assert (best['lr'], best['train_seed']) == (0.003, 2)
-    assert first.endswith(f'best {best["ce"]:.4f} (optim.lr=0.003 train.seed=2 {best["cell"]})')
-    assert last == 'sweep 20 of 24 done, 1 diverged, 1 failed  time left not known yet'
+    assert first.endswith(f'best {best["ce"]:.4f} (optim.lr=0.003, train.seed=2, {best["cell"]})')
+    assert last == 'sweep 20 of 24 done, 1 diverged, 1 failed  time left unknown'
     assert [len(group) for group in grouped] == [12, 12]
 
 
-def test_notes_precede_progress(sweep):
+def test_notes_precede_progress_once(sweep, monkeypatch):
     folder, grouped = sweep
-    console = Console(file=io.StringIO(), width=200)
-    with show_progress(folder, grouped, console, ['a [word]']):
-        assert console.file.getvalue().splitlines()[0] == 'a [word]'
+    monkeypatch.setattr(progress, 'describe_ignored', lambda cells: ['a [word]'])
+    console, printed = Console(file=io.StringIO(), width=200), set()
+    for _ in range(2):  # two waves of a tuned sweep
+        with show_progress(folder, grouped, console, printed):
+            assert console.file.getvalue().splitlines()[0] == 'NOTE: a [word]'
+    assert console.file.getvalue().count('NOTE: ') == 1
 
 
 def test_unreadable_cell_is_counted(sweep):

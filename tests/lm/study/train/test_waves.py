@@ -183,8 +183,8 @@ def test_wave_with_failed_cell_is_retried(whole, train_tuned, tmp_path, capsys):
     assert len(trainer.trained) == 9 and 'wave 2' not in printed
     (failed,) = [cell for cell in ledger(workdir)['cells'] if cell['cell'] not in trainer.trained]
     assert (
-        f'{failed["cell"]} did not end' in printed
-        and 'the same command tries them again' in printed
+        f'{failed["cell"]} did not finish' in printed
+        and 'Run the same command to try again.' in printed
     )
     again = Trainer()
     assert train_tuned(workdir, again) == DONE
@@ -246,13 +246,13 @@ def test_tuned_sweep_reuses_untuned_runs(whole, train_tuned, tmp_path, monkeypat
     """Without config.tune the folder of a tuned sweep is refused, since its verdicts would be lost.
     In the other direction its runs count.
     """
-    with pytest.raises(ValueError, match=r'holds a sweep with config\.tune.*--config\.tune'):
+    with pytest.raises(ValueError, match=r'contains a sweep with config\.tune.*--config\.tune'):
         train_tuned(whole[0], Trainer(), tune=None)
     plain, later = Trainer(), Trainer()
     assert train_tuned(tmp_path / 'x', plain, ARMS | {'optim.lr': (0.01, 0.02)}, None) == DONE
     assert train_tuned(tmp_path / 'x', later) == DONE
     printed = capsys.readouterr().out
-    assert 'held a sweep without config.tune' in printed
+    assert 'had a sweep without config.tune' in printed
     assert later.trained.keys() | plain.trained.keys() == whole[1].trained.keys()
     assert not later.trained.keys() & plain.trained.keys()
 

@@ -61,7 +61,7 @@ def test_costs_sum_arms_at_their_rates():
     assert format_duration(15 * 100 * 0.4) == '10 min'
     assert slowest == 'most expensive arm: optim.b1=0.8, 30.0 s of training per run'
     (line,) = describe_costs(plan, [0.1, None])
-    assert line.endswith('the time is known after the first wave')
+    assert line.endswith('the time will be known after the first wave')
     plan = ArmPlan(tiny_raw({'train.steps': 100}), ARMS, {'optim.lr': 0.01})
     line, _ = describe_costs(plan, [0.1, 0.3])
     assert line.startswith(
