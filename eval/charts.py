@@ -28,6 +28,8 @@ PIXELS_PER_INCH = 200  # of a PNG; specifications have 72 pixels per inch
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
 SCRIPT = Path(__file__).with_name('charts.js')
 
+LABEL_SPACING = {'labelOverlap': True, 'labelSeparation': 8, 'labelFlush': False}  # of axes
+
 Chart = alt.TopLevelMixin
 Spec = dict[str, Any]
 
@@ -46,7 +48,7 @@ def chart_config(ink: str, soft: str, line: str, font: str = 'sans-serif') -> Sp
     return {
         'background': None,
         'font': font,
-        'axis': axis | text_style | {'labelOverlap': True},
+        'axis': axis | text_style | LABEL_SPACING,
         'legend': text_style | {'titleFontWeight': 'normal', 'labelLimit': 400, 'symbolOpacity': 1},
         'header': text_style | {'labelColor': ink, 'labelFontSize': 12},
         'title': {'color': ink, 'anchor': 'start', 'fontSize': 12, 'fontWeight': 600},

@@ -1,4 +1,4 @@
-"""The page of a run, a sweep, or several sweeps (`eval.report.page`).
+"""Writes a report of a run, a sweep, or several sweeps as a web page (`eval.report.page`).
 
 python -m eval.report --workdir=DIR[,DIR] [--out=report.html] [--figures=DIR] [--baseline=VARIANT]
 """
@@ -21,11 +21,11 @@ def main(_) -> None:
 
 
 if __name__ == '__main__':
-    text = 'Run or sweep; several with commas, the first with the baseline.'
+    text = 'Run or sweep, or several separated by commas. The first has the baseline.'
     define_path('workdir', None, text, is_list=True)
     flags.mark_flag_as_required('workdir')
-    define_path('out', None, 'HTML file to write. Default: in the first WORKDIR.')
-    define_path('figures', None, 'Folder for PNG and SVG figures; none without it.')
-    text = 'Variant, or one of its cells, that others are compared with; the first by default.'
+    define_path('out', None, 'HTML file to write. Default: report.html in the first WORKDIR.')
+    define_path('figures', None, 'Folder for the charts as PNG and SVG. Default: no such files.')
+    text = 'Baseline: a variant, or one of its cells. Default: the first variant.'
     flags.DEFINE_string('baseline', '', text)
     run_program(main)

@@ -80,7 +80,7 @@ def draw_tuned_losses(ablation: Ablation) -> Chart:
             panels.append(panel.properties(width=width, height=height))
     pick = alt.selection_point('arm', fields=['line'], bind='legend')
     panels[0] = panels[0].add_params(pick)
-    figure = alt.hconcat(*panels).transform_filter(pick)
+    figure = alt.concat(*panels, columns=len(panels)).transform_filter(pick)
     return with_log(figure, y='log loss')
 
 

@@ -41,7 +41,7 @@ from lm.study.verdicts import FIRST_FRESH_SEED
 MARKS = {BETTER: '▼', WORSE: '▲', UNDECIDED: '≈', FAILED: '✕'}
 ORDER = (BETTER, WORSE, UNDECIDED, FAILED)
 VALUE_DIGITS = 3
-FEW = 3  # verdicts that the answer has as sentences
+FEW = 3  # verdicts that the summary lists as sentences
 
 
 def arm_rows(ablation: Ablation, colors: Sequence[str]) -> list[TableRow]:
@@ -77,9 +77,7 @@ def _row_cells(ablation: Ablation, row: ArmResult) -> dict[str, TableCell]:
             )
             for path in ablation.tune.fields
         },
-        f'as good {next(iter(ablation.tune.fields)).partition(".")[2]}': TableCell(
-            _format_range(row.near_best)
-        ),
+        _near_best_head(ablation): TableCell(_format_range(row.near_best)),
         'sensitivity': TableCell('' if math.isnan(row.sensitivity) else f'{row.sensitivity:.3f}'),
         'speed-up': _speedup_cell(row),
         'steps': TableCell('' if row.steps is None else f'{row.steps:,}'),
@@ -91,17 +89,21 @@ def _row_cells(ablation: Ablation, row: ArmResult) -> dict[str, TableCell]:
     }
 
 
+def _near_best_head(ablation: Ablation) -> str:
+    return f'near-best {next(iter(ablation.tune.fields)).partition(".")[2]}'
+
+
 def _verdict_cell(row: ArmResult) -> TableCell:
     if row.outcome == FAILED:
         n = row.runs[1]
         return TableCell(
-            f'{MARKS[FAILED]} {FAILED}', (f'{row.diverged} of {n} fresh' if n else 'all',)
+            f'{MARKS[FAILED]} {FAILED}', (f'{row.diverged} of {n} fresh runs' if n else 'all runs',)
         )
     if row.verdict is None:
         return TableCell(row.outcome)
     p_text = format_p_value(row.verdict.p)
     if row.outcome == UNDECIDED:
-        p_text += f' (needs p < {LEVEL:g})'
+        p_text += f', needs p < {LEVEL:g}'
     text = f'{MARKS[row.outcome]} {format_outcome(row.outcome)}'
     return TableCell(text, (p_text, f'{row.verdict.n} seeds'))
 
@@ -137,8 +139,8 @@ def _format_range(ends: tuple[float, float] | None) -> str:
         return ''
     low, high = (format_number(float(end), VALUE_DIGITS) for end in ends)
     if ends[0] == 0:
-        return 'all tried' if math.isinf(ends[1]) else f'up to {high}'
-    return f'from {low}' if math.isinf(ends[1]) else f'{low} to {high}'
+        return 'all values tried' if math.isinf(ends[1]) else f'{high} and below'
+    return f'{low} and above' if math.isinf(ends[1]) else f'{low} to {high}'
 
 
 def _format_counts(tuning: Any, fresh: Any) -> tuple[str]:
@@ -150,10 +152,10 @@ def _format_sentence(text: str) -> str:
 
 
 def findings(ablation: Ablation) -> list[str]:
-    """Returns the answer in a few lines."""
+    """Returns the main results in a few sentences."""
     rows, lines = arm_results(ablation), []
     if progress := describe_progress(ablation):
-        lines.append(f'Not finished: {progress}. The results so far:')
+        lines.append(f'Not finished: {progress}. Results so far:')
     groups = {
         outcome: [row.arm.name for row in rows if row.outcome == outcome] for outcome in ORDER
     }
@@ -167,7 +169,9 @@ def findings(ablation: Ablation) -> list[str]:
             _format_sentence(sentence) for sentence in format_verdicts(ablation, with_caveats=False)
         ]
     elif counts:
-        lines.append(f'Against {rows[0].arm.name}, each at its best values: {"; ".join(counts)}.')
+        lines.append(
+            f'Compared with {rows[0].arm.name}, each at its best values: {"; ".join(counts)}.'
+        )
     finished = [row for row in rows if row.is_fresh and row.outcome != LENGTH and not row.diverged]
     if len(finished) > 1:
         best = min(finished, key=lambda row: row.loss.mean)
@@ -175,14 +179,13 @@ def findings(ablation: Ablation) -> list[str]:
             f'{path} {format_number(value, VALUE_DIGITS)}' for path, value in best.values.items()
         )
         lines.append(
-            f'Lowest tuned loss: {best.loss.mean:.4f} {ablation.unit}, of {best.arm.name} at '
-            f'{values}.'
+            f'Lowest tuned loss: {best.loss.mean:.4f} {ablation.unit} ({best.arm.name}, {values}).'
         )
     edges = [row.arm.name for row in rows if EDGE in row.states]
     if edges:
         lines.append(
-            f'Best at the edge of the values tried: {", ".join(edges)}. The loss of such an arm is '
-            'an upper bound, because better values may lie further out.'
+            f'Best at the outermost value tried: {", ".join(edges)}. Values further out may be '
+            'better, so this loss is an upper bound.'
         )
     if rows[0].outcome == BASELINE and DIVERGED in rows[0].states:
         lines.append(f'The baseline, {rows[0].arm.name}, diverged at every value tried.')
@@ -222,6 +225,7 @@ def build_context(
         'length': describe_run_length(ablation, base),
         'tried': trial_table(ablation),
         'fields': list(ablation.tune.fields),
+        'near_best': _near_best_head(ablation),
         'test': ablation.tune.test,
         'seeds': ablation.tune.seeds,
     }
@@ -229,7 +233,7 @@ def build_context(
 
 def _format_centre(value: Any) -> str:
     if value is None:
-        return "around each arm's own"
+        return "around each arm's own value"
     return f'from {value[0]:g} to {value[1]:g}' if isinstance(value, list) else f'around {value:g}'
 
 

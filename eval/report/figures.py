@@ -4,6 +4,7 @@ The page shows them live; for papers they are written as PNG and SVG.
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -36,6 +37,7 @@ VERDICTS = {BETTER: GREEN, WORSE: ORANGE, WITHIN_NOISE: GREY, ONE_SEED: GREY}
 DASHES = ([1, 0], [6, 3], [2, 2], [7, 2, 2, 2])
 ONE_PANEL, PANELS_PER_ROW = 8, 4
 LEGEND_ROWS = 5  # above a chart; a longer legend stands below it
+MARGIN = 6  # pixels between the outermost points and the edge, which would cut these in half
 SMOOTHING = {'none': 0.0, '1% of the steps': 0.01, '5%': 0.05}
 CROSS: dict[str, Any] = {
     'shape': 'cross',
@@ -148,7 +150,7 @@ def draw_loss_charts(
             charts['rates_by_size'] = draw_rates_by_size(sizes, metric)
     elif any(c.losses for c in comparisons) and len(runs) > 1:
         charts['final_losses'] = draw_final_losses(comparisons, metric)
-    if any(run.series.training[0] for run in runs):
+    if has_curve(runs, 'training') or has_curve(runs, 'validation'):
         charts['loss_curves'] = draw_loss_curves(comparisons, runs)
     return charts
 
@@ -183,10 +185,16 @@ def tooltips(*fields: str) -> list[altair.Tooltip]:
     return [alt.Tooltip(f'{field}:{kinds.get(field, "Q")}') for field in fields]
 
 
+def has_curve(runs: Sequence[RunLines], kind: str) -> bool:
+    """Whether any run has two points of its 'training' or 'validation' loss."""
+    return any(len(getattr(run.series, kind)[0]) > 1 for run in runs)
+
+
 def draw_loss_curves(comparisons: Sequence[Comparison], runs: Sequence[RunLines]) -> Chart:
     """Draws the training and validation curves of each run, with a cross at divergence.
 
-    With a single variant each seed has a separate colour and name.
+    With a single variant each seed has a separate colour and name. A loss with a single point in
+    every run has no panel: the page gives the number.
     """
     look, rate = run_line_encodings(comparisons, runs), rate_parameter(runs)
     pick = alt.selection_point('pick', fields=['line'], bind='legend')
@@ -194,7 +202,7 @@ def draw_loss_curves(comparisons: Sequence[Comparison], runs: Sequence[RunLines]
     binding = alt.binding_select(options=options, labels=labels, name='smoothing ')
     smoothing = alt.param('smoothing', bind=binding, value=0)
     panels = []
-    for kind in ('training', 'validation'):
+    for kind in filter(functools.partial(has_curve, runs), ('training', 'validation')):
         rows, ends = [], []
         for run in runs:
             steps, values = thin_curve(getattr(run.series, kind))
@@ -209,8 +217,6 @@ def draw_loss_curves(comparisons: Sequence[Comparison], runs: Sequence[RunLines]
             finite = [i for i, value in enumerate(values) if value is not None]
             if run.record['status'] == 'diverged' and finite:
                 ends.append(run.row | {'step': steps[finite[-1]], 'loss': values[finite[-1]]})
-        if not rows:
-            continue
         curve = alt.Chart(alt.Data(values=rows)).transform_flatten(['step', *smoothed])
         curve = curve.transform_calculate(loss='datum["y" + smoothing]')
         is_short = max(len(row['step']) for row in rows) < 12
@@ -221,8 +227,8 @@ def draw_loss_curves(comparisons: Sequence[Comparison], runs: Sequence[RunLines]
         layers = [layer.transform_filter(AT_RATE) for layer in layers] if rate else layers
         opacity = alt.condition('datum.best', alt.value(0.85), alt.value(0.35))
         panel = alt.layer(*(layer.transform_filter(pick) for layer in layers)).encode(
-            x=alt.X('step:Q', title='step', scale=alt.Scale(nice=False)),
-            y=alt.Y('loss:Q', title=f'{kind} loss, nats per token', scale=alt.Scale(zero=False)),
+            x=alt.X('step:Q', title='step', scale=alt.Scale(nice=False, padding=MARGIN)),
+            y=alt.Y('loss:Q', title=f'{kind} {UNITS["ce"]}', scale=build_scale('linear')),
             detail='cell:N',
             opacity=opacity,
             tooltip=tooltips('line', 'lr', 'seed', 'cell', 'step', 'loss'),
@@ -238,6 +244,7 @@ def draw_loss_curves(comparisons: Sequence[Comparison], runs: Sequence[RunLines]
 
 def build_scale(kind: str, **options: Any) -> altair.Scale:
     """Returns a scale of a kind, 'linear' or 'log', that need not include 0."""
+    options = {'padding': MARGIN} | options
     return alt.Scale(type=kind, **options | ({'zero': False} if kind == 'linear' else {}))
 
 
@@ -313,7 +320,11 @@ def draw_learning_rates(comparisons: Sequence[Comparison], metric: str) -> Chart
     wide, tall = (520, 320) if '' in panels else (200, 150)
     figure = alt.layer(*layers).properties(width=wide, height=tall)
     if '' not in panels:
-        title = f'{baselines[0].variant.name}, the baseline, is in each' if baselines else None
+        title = (
+            f'each panel also shows the baseline, {baselines[0].variant.name}'
+            if baselines
+            else None
+        )
         facet = alt.Facet('panel:N', title=title, sort=list(panels))
         figure = figure.facet(facet=facet, columns=PANELS_PER_ROW)
     return with_log(figure, x='log learning rate', y='log loss')
@@ -443,7 +454,7 @@ def draw_differences(comparisons: Sequence[Comparison], metric: str) -> Chart:
         verdict_parts = (
             format_outcome(c.verdict),
             format_p_value(c.p),
-            f'{needed} would detect it' if needed else '',
+            needed,
         )
         row = {'variant': c.variant.name, 'verdict': c.verdict, 'seeds': c.difference.n}
         rows.append(
@@ -454,7 +465,7 @@ def draw_differences(comparisons: Sequence[Comparison], metric: str) -> Chart:
     ends = [0.0, *(row[end] for row in rows for end in ('low', 'high'))]
     margin = 0.04 * (max(ends) - min(ends)) or 1.0
     scale = alt.Scale(domain=[min(ends) - margin, max(ends) + margin], nice=False)
-    title = f'difference from {baseline}, {SHORT_UNITS[metric]}'
+    title = f'difference from {baseline} ({SHORT_UNITS[metric]})'
     color = alt.Color(
         'verdict:N',
         scale=alt.Scale(domain=list(VERDICTS), range=list(VERDICTS.values())),
@@ -473,6 +484,7 @@ def draw_differences(comparisons: Sequence[Comparison], metric: str) -> Chart:
     word = chart.mark_text(align='left', dx=8, limit=330).encode(
         x=alt.value('width'), text='told:N'
     )
+    word = word.properties(name='beside')  # which charts.js leaves out on a narrow page
     layers = (
         zero.encode(x=alt.X('loss:Q', scale=scale)),
         chart.mark_rule(strokeWidth=2).encode(

@@ -12,6 +12,7 @@ import numpy as np
 from eval.charts import Chart
 from eval.report.figures import (
     AT_RATE,
+    MARGIN,
     RunLines,
     SeriesByRun,
     build_scale,
@@ -28,9 +29,15 @@ from lm.study.tables.comparison import Comparison
 alt: Any = altair  # the types of its decorated methods are lost
 
 DEPTH = 'n_layers'  # the column in which variants that make one line differ
-HEAD: str = 'variant,layers,step,first,middle,last,last / first,over seeds,most / least,exponent'
+HEAD = (
+    *('variant', 'layers', 'step', 'first', 'middle', 'last', 'last / first', 'range over seeds'),
+    *('largest / smallest', 'exponent'),
+)
 RATE = 'learning_rate'
 MEAN = 'mean'  # over seeds
+# By default every second label goes until none overlap, which leaves odd ones of 1, 2, ..., 9.
+LABELS = {'linear': alt.Axis(), 'log': alt.Axis(labelOverlap='greedy')}
+DECADE = 10  # a logarithmic axis over less has hardly a label
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,8 +127,10 @@ def depth_exponent(values_L: np.ndarray) -> float:
 
 def depth_table(profiles: Sequence[Profile]) -> list[list[str]]:
     """Returns a head and a row for each profile and step, as text."""
-    head = HEAD.split(',')
-    return [head, *(_depth_row(profile, step) for profile in profiles for step in profile.values)]
+    return [
+        [*HEAD],
+        *(_depth_row(profile, step) for profile in profiles for step in profile.values),
+    ]
 
 
 def _depth_row(profile: Profile, step: int) -> list[str]:
@@ -211,7 +220,8 @@ def _draw_heat_map(
     values = [value for row in rows for value in row['y'] if value is not None]
     kind = 'log' if min(values) > 0 else 'linear'
     scale = alt.Scale(type=kind, scheme='viridis', nice=False)
-    legend = alt.Legend(title=name.replace('_', ' '), gradientLength=size[1])
+    title = name.replace('_', ' ')
+    legend = alt.Legend(title=title, gradientLength=size[1], format='.3~g')
     chart = alt.Chart(alt.Data(values=rows)).transform_filter(AT_RATE if rate else 'datum.best')
     chart = chart.transform_filter('datum.seed == seed') if len(seeds) > 1 else chart
     chart = chart.transform_flatten(['step', 'y']).transform_filter('isValid(datum.y)')
@@ -245,7 +255,7 @@ def draw_layer_maps(maps: Sequence[tuple], runs: Sequence[RunLines], name: str) 
         for row, (steps, by_step) in maps
         for i, values in enumerate(zip(*by_step, strict=True))
     ]
-    y = alt.Y('layer:O', title='layer, from 1', sort='descending')
+    y = alt.Y('layer:O', title='layer', sort='descending')
     return _draw_heat_map(rows, runs, name, y, (260, 150))
 
 
@@ -292,10 +302,12 @@ def draw_by_depth(profiles: Sequence[Profile], name: str) -> Chart:
                 rows += [row | {'layer': layer, 'y': value} for layer, value in finite]
     names = list(dict.fromkeys(profile.line for profile in profiles))
     look = line_encodings(names, {profile.line for profile in profiles if profile.is_baseline})
-    kind = 'log' if min(row['y'] for row in rows) > 0 else 'linear'
-    y = alt.Y('y:Q', title=name.replace('_', ' '), scale=build_scale(kind, nice=False))
+    values = [row['y'] for row in rows]
+    kind = 'log' if 0 < DECADE * min(values) <= max(values) else 'linear'
+    scale = build_scale(kind, nice=False)
+    y = alt.Y('y:Q', title=name.replace('_', ' '), scale=scale, axis=LABELS[kind])
     layers = list(range(1, max(profile.layers for profile in profiles) + 1))
-    x = alt.X('layer:Q', title='layer, from 1', axis=alt.Axis(values=layers, format='d'))
+    x = alt.X('layer:Q', title='layer', axis=alt.Axis(values=layers, format='d'))
     chart = alt.Chart(alt.Data(values=rows)).encode(
         x=x, y=y, tooltip=tooltips('line', 'layer', 'y')
     )
@@ -333,9 +345,10 @@ def draw_over_steps(rows: list[dict], look: dict[str, Any], name: str) -> Chart:
     """
     low, high = min(min(row['low']) for row in rows), max(max(row['high']) for row in rows)
     kind = 'log' if 0 < 100 * low < high else 'linear'
-    y = alt.Y('y:Q', title=name.replace('_', ' '), scale=build_scale(kind))
+    y = alt.Y('y:Q', title=name.replace('_', ' '), scale=build_scale(kind), axis=LABELS[kind])
     flattened = alt.Chart(alt.Data(values=rows)).transform_flatten(['step', 'y', 'low', 'high'])
-    chart = flattened.encode(x=alt.X('step:Q', title='step', scale=alt.Scale(nice=False)))
+    x = alt.X('step:Q', title='step', scale=alt.Scale(nice=False, padding=MARGIN))
+    chart = flattened.encode(x=x)
     encoding = {'color': look['color']}
     tooltip = tooltips('line', 'lr', 'seed', 'cell', 'step', 'y')
     band = chart.mark_area(opacity=0.1).encode(y=alt.Y('min(low):Q'), y2='max(high):Q', **encoding)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eval.charts import Chart, build_environment, format_now, render_scripts, save_chart
+from eval.charts import INK, Chart, build_environment, format_now, render_scripts, save_chart
 from eval.report import arms, tables
 from eval.report.arm_charts import draw_tuned_losses
 from eval.report.figures import draw_loss_charts, variant_styles
@@ -85,9 +85,9 @@ def write_report(
     comparisons, by_rate = _build_comparisons(subject)
     if baseline and subject.ablation:
         raise ValueError(
-            f'--baseline={baseline}: runs of a sweep with config.tune follow from its verdicts '
-            f'against its first arm, {comparisons[0].variant.name}; another has to come first in '
-            'config.sweep'
+            f'--baseline={baseline}: a sweep with config.tune is always compared with its first '
+            f'arm, here {comparisons[0].variant.name}. To change the baseline, put another arm '
+            'first in config.sweep'
         )
     if baseline:
         variants = select_baseline([c.variant for c in by_rate or comparisons], baseline)
@@ -171,7 +171,7 @@ def _read_all_series(records: Sequence[Record]) -> tuple[dict[str, Series], list
             series[record['workdir']] = read_series(record)
         except (ValueError, OSError) as error:
             series[record['workdir']] = Series(([], []), ([], []), {})
-            unread.append(f'No curves of {record["cell"]}: {error}.')
+            unread.append(f'No curves for {record["cell"]}: {error}.')
     return series, unread
 
 
@@ -188,7 +188,7 @@ def _build_context(
         row_kind = ARM
         paths = {path for arm in ablation.arms if arm.length == 1 for path in arm.changes}
         axes = {path: values for path, values in axes.items() if path in paths}
-    colors = [style['color'] for style in variant_styles(displayed)]
+    colors = [style['color'].replace(INK, 'var(--ink)') for style in variant_styles(displayed)]
     all_series, run_names = list(series.values()), _name_runs(subject, displayed)
     names, fitting = quantity_names(all_series), select_fitting(all_series)[1]
     constants = constant_quantities(all_series)
@@ -208,6 +208,7 @@ def _build_context(
         'power': f'{POWER:.0%}',
         'what': row_kind,
         'choice': '' if ablation else describe_lr_choice(comparisons, by_rate, base),
+        'evaluations': tables.describe_evaluations(subject.records, series),
         'findings': arms.findings(ablation)
         if ablation
         else tables.findings(subject, comparisons, by_rate),

@@ -20,7 +20,7 @@ POINTS = 300  # of a curve; a figure is about a thousand pixels wide
 MAP_NUMBERS = 400_000  # of all that layers record on a page, about 3 MB of JSON
 MAP_STEPS = (6, 60)  # of one quantity, at least and at most
 
-# What a page shows first: what tells early that a run goes unstable.
+# Shown first on a page: early signs that a run becomes unstable.
 FEW = (
     'attention_entropy_share',
     'attention_largest_logit',
@@ -28,7 +28,7 @@ FEW = (
     'update_ratio_hidden',
     'log_z_mean',
 )
-# What figures for papers are drawn of where more was recorded than MOST_FIGURES.
+# Drawn as figures for papers if more than MOST_FIGURES quantities were recorded.
 FIGURE_QUANTITIES = {
     *FEW,
     'attention_entropy',
@@ -40,17 +40,17 @@ FIGURE_QUANTITIES = {
 }
 MOST_FIGURES = 12
 BY_HEAD = ('attention_entropy', 'attention_largest', 'attention_logit', 'attention_first')
-GROUPS = {  # name: how the quantities begin, the first group that fits
-    'attention, by head': BY_HEAD,
+GROUPS = {  # name: prefixes of quantities; the first match counts
+    'attention by head': BY_HEAD,
     'residual stream': ('residual_',),
-    'outputs of sublayers': ('attention_output_', 'mlp_output_'),
+    'sublayer outputs': ('attention_output_', 'mlp_output_'),
     'readout': ('log_z_', 'logit_'),
     'updates': ('update_',),
     'gradients': ('gradient_', 'layer_grad_norm'),
     'weights': ('weight_', 'layer_param_norm'),
     'singular values': ('singular_value_', 'sigma_', 'gamma_'),
 }
-OTHERS = 'others'
+OTHERS = 'other'
 
 Curve = tuple[list[int], list[float | None]]  # steps, values
 HeatMap = tuple[list[int], list[list[float | None]]]  # steps, values of each layer at each
@@ -250,7 +250,7 @@ def select_figures(all_series: Sequence[Series]) -> list[str]:
 def build_choices(names: Sequence[str]) -> list[dict[str, Any]]:
     """Returns the page's choices, {'group', 'label', 'names'}, with FEW first."""
     few = [name for name in names if name in FEW] or list(names[:3])
-    choices = [{'group': '', 'label': 'the few that matter', 'names': few}]
+    choices = [{'group': '', 'label': 'key quantities', 'names': few}]
     for group in [*GROUPS, OTHERS]:
         members = [name for name in names if quantity_group(name) == group]
         if len(members) > 1:

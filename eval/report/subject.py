@@ -58,8 +58,9 @@ def read_subject(workdirs: Sequence[str | Path]) -> Subject:
     for folder in folders:
         if not has_runs(folder):
             raise ValueError(
-                f'{folder} holds no run and no sweep: there is no {SWEEP} or {CONFIG}. Give a '
-                '--workdir of one; the train.py command of a sweep writes a lost sweep.json anew'
+                f'{folder} must contain a run or a sweep, but has no {CONFIG} and no {SWEEP}. Set '
+                '--workdir to the folder of one. To restore a lost sweep.json, run the train.py '
+                'command of the sweep again'
             )
     duplicates = [
         folder
@@ -67,7 +68,7 @@ def read_subject(workdirs: Sequence[str | Path]) -> Subject:
         if count > 1
     ]
     if duplicates:
-        raise ValueError(f'{duplicates[0]} is given twice; give each --workdir once')
+        raise ValueError(f'--workdir lists {duplicates[0]} twice; list each folder once')
     records_by_folder = [gather(folder) for folder in folders]
     sweeps = [read_sweep(folder) for folder in folders]
     records = [record for folder_records in records_by_folder for record in folder_records]
@@ -86,8 +87,9 @@ def read_subject(workdirs: Sequence[str | Path]) -> Subject:
         )
     if tuned := [folder for folder, sweep in zip(folders, sweeps, strict=True) if 'tune' in sweep]:
         raise ValueError(
-            f'{tuned[0]} is a sweep with config.tune: its arms are judged by fresh seeds, which '
-            'other runs lack. Make a page of it alone, or add an arm to its config.sweep'
+            f'{tuned[0]} is a sweep with config.tune, whose arms are compared on fresh seeds that '
+            'other runs do not have. Make its report alone, or add the other runs as arms to its '
+            'config.sweep'
         )
     bases = [flatten(sweep['base']) for sweep in sweeps]
     paths = dict.fromkeys(path for base in bases for path in base if path not in (LR, *SEEDS))
@@ -130,9 +132,9 @@ def _check_bits_per_byte(
                 for path in sorted(PER_BYTE_FIELDS & base_differences.keys())
             ]
             raise ValueError(
-                f'losses per token do not compare, since the sweeps differ in {", ".join(values)}, '
-                f'and the runs of {folder} have no bits per byte. Give sweeps of one text and '
-                'tokenizer, or make a page of each'
+                f'losses per token are not comparable because the sweeps differ in '
+                f'{", ".join(values)}, and the runs in {folder} have no bits per byte. Choose '
+                'sweeps with the same text and tokenizer, or make one report per sweep'
             )
 
 

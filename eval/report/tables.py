@@ -32,27 +32,27 @@ from lm.study.tables.results import UNREADABLE, Record
 from lm.study.tables.text import format_count, format_number
 from lm.study.tables.variants import LR, SEEDS, has_diverged
 
-UNITS = {'ce': 'loss, nats per token', 'bits_per_byte': 'bits per byte'}
+UNITS = {'ce': 'loss (nats per token)', 'bits_per_byte': 'bits per byte'}
 STATUSES = ('done', 'diverged', 'failed', UNREADABLE, 'stopped', 'unfinished', 'waiting')
 ABSENT = object()  # a value that was not recorded; None is one that was not finite
 MOST_RUNS = 12  # that diverged, of which a page shows the last diagnostics
-OVER_HEADS = {'mean': np.mean, 'least': np.min, 'largest': np.max}
-# Columns of the last diagnostics: head, quantity, and over heads which of OVER_HEADS.
+OVER_HEADS = {'mean': np.mean, 'lowest': np.min, 'largest': np.max}
+# Columns of the last diagnostics: header, quantity, and its reduction over heads (OVER_HEADS).
 BY_LAYER = (
     ('entropy share', 'attention_entropy_share', 'mean'),
-    ('of its lowest head', 'attention_entropy_share', 'least'),
+    ('entropy share, lowest head', 'attention_entropy_share', 'lowest'),
     ('largest logit', 'attention_largest_logit', 'largest'),
-    ('first token', 'attention_first_token', 'mean'),
+    ('attention to first token', 'attention_first_token', 'mean'),
     ('residual rms', 'residual_rms', ''),
-    ('residual largest', 'residual_largest', ''),
+    ('largest residual', 'residual_largest', ''),
     ('attention output rms', 'attention_output_rms', ''),
     ('mlp output rms', 'mlp_output_rms', ''),
     ('gradient norm', 'layer_grad_norm', ''),
     ('update / weight', 'update_ratio_hidden', ''),
 )
 MODEL_QUANTITIES = ('log_z_mean', 'logit_largest', 'update_ratio_embedding', 'update_ratio_readout')
-WARNINGS = ('run', 'step', 'warning', 'layer', 'head', 'what was seen', 'known to help')
-# What a paper says of its runs first: a column, or a field of the config.
+WARNINGS = ('run', 'step', 'warning', 'layer', 'head', 'observation', 'what helps')
+# Facts of the runs that a paper states first: column or config field -> name.
 FACTS = {
     'git_commit': 'git commit',
     'device': 'device',
@@ -61,7 +61,7 @@ FACTS = {
     'data.validation_source': 'validation data',
     'data.tokenizer': 'tokenizer',
     'data.batch_size': 'batch size',
-    'data.seq_len': 'tokens a row',
+    'data.seq_len': 'sequence length',
     'train.steps': 'steps',
 }
 RARE_FACTS = {'data.validation_source'}  # left out if no run has it
@@ -140,13 +140,15 @@ def findings(
         return lines
     if any(values for c in finished for values in finished_losses(c, subject.metric).values()):
         best = min(finished, key=lambda c: c.loss.mean)
-        label, seeds = (
-            'Lowest final' if len(finished) > 1 else 'Final',
+        label = 'Lowest final' if len(finished) > 1 else 'Final'
+        details = (
+            *([best.variant.name] if len(finished) > 1 else []),
+            f'learning rate {format_number(best.best_lr)}',
             format_count(best.loss.n, 'seed'),
         )
         lines.append(
-            f'{label} validation loss: {interval_cell(best.loss)} {SHORT_UNITS[subject.metric]}, '
-            f'of {best.variant.name} at learning rate {format_number(best.best_lr)}, {seeds}.'
+            f'{label} validation loss: {interval_cell(best.loss)} {SHORT_UNITS[subject.metric]} '
+            f'({", ".join(details)}).'
         )
         verdicts = [c.verdict for c in by_rate or comparisons]
         if any(verdicts):
@@ -156,10 +158,10 @@ def findings(
                 for verdict in MARKS
                 if verdict in verdicts
             )
-            lines.append(f'Against the baseline ({baseline.values_text}): {counts}.')
+            lines.append(f'Compared with the baseline ({baseline.values_text}): {counts}.')
             lines.append(describe_lr_choice(comparisons, by_rate, subject.sweep['base']))
     else:
-        lines.append('Every run that has ended diverged.')
+        lines.append('All runs that have ended diverged.')
     if by_rate:  # the table has no line for what they make together
         (comparison,) = comparisons
         if not math.isnan(comparison.sensitivity):
@@ -168,19 +170,36 @@ def findings(
     return lines
 
 
+def describe_evaluations(records: Sequence[Record], series: Mapping[str, Series]) -> str:
+    """Returns a sentence with the validation loss of runs that were evaluated once; '' if any run
+    has several evaluations, or none has one.
+    """
+    curves = [series[record['workdir']].validation for record in records]
+    evaluated = [curve for curve in curves if curve[0]]
+    if not evaluated or any(len(steps) > 1 for steps, _ in evaluated):
+        return ''
+    steps = {steps[0] for steps, _ in evaluated}
+    at_step = f' at step {min(steps):,}' if len(steps) == 1 else ''
+    if len(records) > 1:
+        return f'Each run was evaluated once{at_step}; the tables list the validation losses.'
+    ((_, (loss,)),) = evaluated
+    text = 'not finite' if loss is None else f'{loss:.4f} {SHORT_UNITS["ce"]}'
+    return f'Validation loss{at_step}, the only evaluation: {text}.'
+
+
 def needed_seeds_text(comparison: Comparison) -> str:
-    """Returns 'about 14 seeds', which would detect an inconclusive difference; '' for other
+    """Returns 'about 14 seeds needed' to detect an inconclusive difference; '' for other
     verdicts.
     """
     n = comparison.seeds_needed
-    return '' if n is None else format_seeds(n)
+    return '' if n is None else f'{format_seeds(n)} needed'
 
 
 def format_p_value(p: float) -> str:
-    """Returns 'p 0.012'; '' for nan."""
+    """Returns 'p = 0.012'; '' for nan."""
     if math.isnan(p):
         return ''
-    return f'p {p:.2g}' if p >= 1e-4 else 'p < 0.0001'
+    return f'p = {p:.2g}' if p >= 1e-4 else 'p < 0.0001'
 
 
 def _format_fixed(value: float | None, form: str = '.4f') -> str:
@@ -189,13 +208,19 @@ def _format_fixed(value: float | None, form: str = '.4f') -> str:
 
 @dataclasses.dataclass(frozen=True)
 class TableCell:
-    """A cell of a table: `text`, and lines below it in small print."""
+    """A cell of a table: `text`, and lines below it in small print.
+
+    As text it is '2.8900 ± 0.0248', or '▼ better (p = 0.0022; 5 seeds)'.
+    """
 
     text: str
     small: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return ' '.join(filter(None, (self.text, *self.small)))
+        notes = '; '.join(self.small)
+        if not notes or notes.startswith('±'):
+            return f'{self.text} {notes}'.strip()
+        return f'{self.text} ({notes})'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,7 +263,7 @@ def _result_cells(c: Comparison) -> dict[str, TableCell]:
     verdict = f'{MARKS.get(c.verdict, "")} {format_outcome(c.verdict)}'.strip()
     p_text = format_p_value(c.p)
     if c.verdict == WITHIN_NOISE:
-        p_text += f' (needs p < {1 - CONFIDENCE:.2g})'
+        p_text += f', needs p < {1 - CONFIDENCE:.2g}'
     is_baseline = c.variant.is_baseline
     return {
         'verdict': TableCell(
@@ -347,7 +372,7 @@ def read_warnings(record: Record) -> list[dict[str, Any]]:
 def warning_rows(
     records: Sequence[Record], run_names: Mapping[str, str]
 ) -> list[dict[str, str | list[str]]]:
-    """Returns the table of warnings, with columns WARNINGS; remedies are lines with sources."""
+    """Returns the table of warnings, with columns WARNINGS; what helps is a line with a source."""
     rows = []
     for record in records:
         for warning in read_warnings(record):

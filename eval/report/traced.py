@@ -13,7 +13,7 @@ MOST_ROWS = 12  # of operations; summary.json has more
 
 
 def trace_tables(records: Sequence[Record], run_names: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Returns the template variables of each run with a trace: `run`, `said`, and its tables.
+    """Returns the template variables of each run with a trace: `run`, `text`, and its tables.
 
     A table is a list of lines, the head first. run_names: names of the runs by workdir.
     """
@@ -31,11 +31,11 @@ def _summary_tables(summary: Mapping[str, Any]) -> dict[str, Any]:
     group_text = f' of {runs} runs side by side' if runs > 1 else ''
     text = (
         f'Steps {steps[0]["step"]} to {steps[-1]["step"]}{group_text} on {summary["device"]}: '
-        f'{format_number(summary["step_ms"], DIGITS)} ms a step. Devices are idle for '
-        f'{summary["idle_share"]:.1%} of it, and {summary["data_wait_share"]:.1%} goes by waiting '
-        'for data.'
+        f'{format_number(summary["step_ms"], DIGITS)} ms per step. Devices are idle for '
+        f'{summary["idle_share"]:.1%} of the time. {summary["data_wait_share"]:.1%} of the time is '
+        'spent waiting for data.'
     )
-    step_rows: list[tuple[str, ...]] = [('step', 'ms', 'ms busy', 'ms waiting for data')]
+    step_rows: list[tuple[str, ...]] = [('step', 'total ms', 'busy ms', 'waiting for data ms')]
     step_rows += [
         (
             str(step['step']),
@@ -49,7 +49,7 @@ def _summary_tables(summary: Mapping[str, Any]) -> dict[str, Any]:
         for part in summary['parts']
     ]
     operations: list[tuple[str, ...]] = [
-        ('operation', 'part', 'pass', 'times', 'total ms', 'self ms', 'share')
+        ('operation', 'part', 'pass', 'calls per step', 'total ms', 'self ms', 'share')
     ]
     operations += [
         (
@@ -62,7 +62,7 @@ def _summary_tables(summary: Mapping[str, Any]) -> dict[str, Any]:
         )
         for operation in summary['operations'][:MOST_ROWS]
     ]
-    return {'said': text, 'tables': {'parts': parts, 'operations': operations, 'steps': step_rows}}
+    return {'text': text, 'tables': {'parts': parts, 'operations': operations, 'steps': step_rows}}
 
 
 def _time_cells(row: Mapping[str, Any], steps: Sequence[Any]) -> tuple[str, str]:

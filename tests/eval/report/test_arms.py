@@ -33,7 +33,7 @@ def test_page_begins_with_verdict(written):
     assert next(iter(parsed.tables)) == 'Arms' and 'Variants' not in parsed.tables
     assert text.index('<h2>Arms') < text.index('id="tuned_losses"') < text.index('class="chips"')
     rms, layer, none = as_dicts(parsed.tables['Arms'])
-    assert rms['verdict'] == 'baseline' and none['verdict'] == '✕ diverged all'
+    assert rms['verdict'] == 'baseline' and none['verdict'] == '✕ diverged all runs'
     assert layer['verdict'].startswith('▼ better p') and layer['difference'].startswith('-0.06')
     assert layer['state'] == 'cliff' and none['state'] == 'diverged everywhere'
     assert float(layer['best lr']) == pytest.approx(0.02, rel=0.3)
@@ -46,15 +46,15 @@ def test_page_begins_with_verdict(written):
 
 def test_page_lists_caveats_and_tuning(written):
     text = ' '.join(Page(written[1]).text.split())
-    assert 'Longer training: every run here has 200 steps of 2,048 tokens' in text
-    assert "tunedoptim.lr around each arm's own" in text and 'smallest effect0.01' in text
+    assert 'Every run has 200 steps of 2,048 tokens' in text
+    assert "tunedoptim.lr around each arm's own value" in text and 'smallest effect0.01' in text
 
 
 def test_chart_matches_table(written):
     """Selected values, the fit below them, near-best values around them, and a cross for each value
     at which a run diverged.
     """
-    layers = chart_specs(written[1])['tuned_losses']['hconcat'][0]['layer']
+    layers = chart_specs(written[1])['tuned_losses']['concat'][0]['layer']
     good, mean, _, _, fit, cross, best = (layer['data']['values'] for layer in layers)
     assert {row['line'] for row in best} == {'rmsnorm', 'layernorm'}
     for row in best:
@@ -86,7 +86,7 @@ def test_page_for_unfinished_sweep(tmp_path):
 
 
 def test_tuned_sweep_refuses_baseline_and_others(written, tmp_path):
-    with pytest.raises(ValueError, match=r'--baseline=layernorm: runs .* first arm, rmsnorm'):
+    with pytest.raises(ValueError, match=r'--baseline=layernorm: .* its first arm, here rmsnorm'):
         write_report(written[0], tmp_path / 'page.html', baseline='layernorm')
     with pytest.raises(ValueError, match=r'norms is a sweep with config.tune'):
         tuned.write_tuned(tmp_path / 'other', {'rmsnorm': bowl(3.0)}, TUNE, 0)

@@ -17,10 +17,12 @@ import pytest
 from eval.report.page import write_report
 from tests.commands import PATIENCE_SEC
 from tests.eval import sweep_fixture as fixture
+from tests.eval import tuned_fixture as tuned
 from tests.eval.report.test_unstable import diagnostics_by_layer, summary_with_warning
 
 pytestmark = pytest.mark.full  # a browser: half a minute
 
+LEAST_WINDOW = 500  # of Chromium; a narrower page is shown in a frame
 BROWSERS = ('chromium', 'chromium-browser', 'google-chrome', 'chrome')
 
 WATCH = """<script>
@@ -87,7 +89,7 @@ tryPage().catch(e => ({threw: e.stack})).then(found => {
   const out = document.createElement('pre');
   out.id = 'findings';
   out.textContent = JSON.stringify(found);
-  document.body.replaceChildren(out);  // and not a megabyte of page
+  top.document.body.replaceChildren(out);  // and not a megabyte of page
 });
 </script>"""
 
@@ -105,6 +107,42 @@ async function tryPage() {
 """
 
 
+PHONE = """<script>
+async function tryPage() {
+  const sleep = ms => new Promise(done => setTimeout(done, ms));
+  await sleep(3000);
+  const root = document.documentElement;
+  const found = {width: innerWidth, page: root.scrollWidth, wrong: window.wrong};
+  const isCut = box => box.scrollWidth > box.clientWidth + 1;
+  const hasCue = box => getComputedStyle(box.previousElementSibling).display !== 'none';
+  const isShown = box => box.checkVisibility();
+  const boxes = [...document.querySelectorAll('.scroll, .chart')].filter(isShown);
+  const name = box => box.id || box.firstElementChild.id || box.firstElementChild.className;
+  found.cut = boxes.filter(isCut).map(name);
+  found.cues = boxes.filter(hasCue).map(name);
+  const isSeen = text => text.textContent && text.getAttribute('opacity') !== '0';
+  const near = (a, b) => a.left < b.right + 2 && b.left < a.right + 2
+    && a.top < b.bottom && b.top < a.bottom;
+  const collide = axis => {
+    const seen = [...axis.querySelectorAll('text')].filter(isSeen);
+    const labels = seen.map(text => text.getBoundingClientRect());
+    return labels.some((a, i) => labels.slice(i + 1).some(b => near(a, b)));
+  };
+  const axes = [...document.querySelectorAll('.role-axis-label')];
+  found.axes = axes.length;
+  found.collisions = axes.filter(collide).map(axis => axis.textContent);
+  const details = [...document.querySelectorAll('details.how')];
+  const count = () => details.filter(one => one.open).length;
+  found.open = [count()];
+  for (const kind of ['beforeprint', 'afterprint']) {
+    dispatchEvent(new Event(kind));
+    found.open.push(count());
+  }
+  return found;
+}
+"""
+
+
 def browse(page: str, script: str, folder: Path, *flags: str, width: int = 1280) -> dict[str, Any]:
     """Returns the findings of `script` on the page, and the messages of the browser."""
     browser = next((path for name in BROWSERS if (path := shutil.which(name))), None)
@@ -113,10 +151,19 @@ def browse(page: str, script: str, folder: Path, *flags: str, width: int = 1280)
             pytest.fail(f'EVENKEEL_BROWSER=required, and none of {", ".join(BROWSERS)} is here')
         pytest.skip(f'no browser on this machine: none of {", ".join(BROWSERS)} on PATH')
     body, end, tail = page.replace('<head>', '<head>' + WATCH, 1).rpartition('</body>')
-    (folder / 'page.html').write_text(body + script + TELL + end + tail)
+    text = body + script + TELL + end + tail
+    if width < LEAST_WINDOW:
+        style = f'border: 0; width: {width}px; height: 2000px'
+        text = f'<body><iframe style="{style}" srcdoc="{html.escape(text)}"></iframe></body>'
+    (folder / 'page.html').write_text(text)
     command = [browser, '--headless', '--no-sandbox', '--disable-gpu', '--enable-logging=stderr']
     command += ['--host-resolver-rules=MAP * ~NOTFOUND', f'--user-data-dir={folder}/profile']
-    command += [f'--window-size={width},2000', '--virtual-time-budget=20000', '--dump-dom', *flags]
+    command += [
+        f'--window-size={max(width, LEAST_WINDOW)},2000',
+        '--virtual-time-budget=20000',
+        '--dump-dom',
+        *flags,
+    ]
     command += [f'file://{folder}/page.html']
     process = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SEC)
     match = re.search(r'<pre id="findings">(.*?)</pre>', process.stdout, re.S)
@@ -169,9 +216,7 @@ def test_choices_survive_scale_change(findings):
 
 def test_selects_quantities(findings):
     names = [name.replace('_', ' ') for name in fixture.BY_LAYER]
-    assert findings['offered'][0] == 'the few that matter' and {*findings['offered'][1:]} == {
-        *names
-    }
+    assert findings['offered'][0] == 'key quantities' and {*findings['offered'][1:]} == {*names}
     assert findings['chosen'] == [f'{k}_activation_rms' for k in ('steps', 'depth', 'layers')]
     assert findings['map'] == 2 * fixture.LAYERS * 6  # two variants, six recorded steps
 
@@ -212,3 +257,25 @@ def test_diverged_run_fits_narrow_window(tmp_path, monkeypatch):
     assert len(observations['fits']) == 2 and all(observations['fits'])
     for name in ('steps_attention_entropy_share', 'heads_attention_entropy_share'):
         assert name in observations['shown']
+
+
+@pytest.mark.parametrize('width', [400, 1280])
+@pytest.mark.parametrize('kind', ['sweep', 'tuned', 'run'])
+def test_fits_phone_and_desk(kind, width, page, tmp_path):
+    """Nothing widens the page, the main table needs no scrolling, other tables tell that they do,
+    labels of axes do not collide, and explanations are printed.
+    """
+    if kind == 'tuned':
+        losses = {'rmsnorm': tuned.bowl(3.0, 0.5, 0.01, 1), 'dyt': tuned.bowl(3.1, -2.0, 0.01, 2)}
+        tuned.write_tuned(tmp_path / kind, losses, {'optim.lr': None})
+    elif kind == 'run':
+        fixture.write_run(tmp_path / kind, fixture.base_config(), 'diverged')
+    text = page if kind == 'sweep' else write_report(tmp_path / kind).read_text()
+    observations = browse(text, PHONE, tmp_path, width=width)
+    assert observations['wrong'] == observations['console'] == observations['collisions'] == []
+    assert observations['width'] == width >= observations['page'] and observations['axes']
+    assert observations['cut'] == observations['cues']
+    allowed = {'cells', 'warnings', ''} if width == 400 else {'cells'}
+    assert {*observations['cut']} <= allowed
+    before, printed, after = observations['open']
+    assert before == after == 0 < printed

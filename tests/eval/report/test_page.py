@@ -14,6 +14,7 @@ from eval.report.page import write_report
 from eval.report.tables import interval_cell
 from lm.study.statistics import Interval
 from tests.eval import sweep_fixture as fixture
+from tests.eval import tuned_fixture as tuned
 from tests.eval.programs import run_module
 
 
@@ -101,12 +102,12 @@ def test_terminal_prints_verdicts(written, page):
     rms, layer = as_dicts(Page(page).tables['Variants'])
     best, against, caveat, head, *lines = written[1].splitlines()
     assert best.startswith('Lowest final validation loss: 2.8900 ± ')
-    assert against == 'Against the baseline (norm rmsnorm): 1 worse.'
+    assert against == 'Compared with the baseline (norm rmsnorm): 1 worse.'
     assert caveat.startswith('The same seeds chose the learning rates')
     assert head.split()[:3] == ['variant', 'verdict', 'difference']
     for line, row in zip(lines, (rms, layer), strict=True):
         words = f'{row["verdict"]} {row["difference"]} {row["final loss"]} {row["best lr"]}'
-        assert ' '.join(words.split()) in ' '.join(line.split())
+        assert ' '.join(words.split()) in ' '.join(re.sub('[()]', '', line).split())
 
 
 def test_page_compares_variants(page):
@@ -189,7 +190,7 @@ def test_markdown_has_tables(sweep, page):
         'differences, learning',
     ):
         assert fragment in text
-    assert '| layernorm | ▲ worse p < 0.0001 | +0.0807 ± 0.0029 |' in text
+    assert '| layernorm | ▲ worse (p < 0.0001) | +0.0807 ± 0.0029 |' in text
     rows = [line for line in text.splitlines() if line.startswith('| ')]
     by_depth = len(fixture.BY_LAYER) * (1 + 1 + 2 * 2)  # two variants at two steps
     assert len(rows) == 2 * (1 + 1 + 2) + by_depth + (1 + 1 + 24)  # variants, their rates, cells
@@ -251,7 +252,7 @@ def test_figures_are_written_for_papers(sweep, tmp_path):
     files = sorted(path.name for path in (tmp_path / 'figures').iterdir())
     assert files == sorted(f'{name}.{kind}' for name in names for kind in ('png', 'svg'))
     svg = (tmp_path / 'figures' / 'learning_rates.svg').read_text()
-    assert 'layernorm' in svg and 'final loss, nats per token' in svg
+    assert 'layernorm' in svg and 'final loss (nats per token)' in svg
     svg = (tmp_path / 'figures' / 'depth_activation_rms.svg').read_text()
     assert 'layernorm' in svg and f'4 layers, step {fixture.STEPS}' in svg
 
@@ -266,7 +267,7 @@ def test_many_variants_have_panels(tmp_path):
     for panel in names[1:]:  # with the baseline in each
         rows = [row for row in spec['data']['values'] if row['panel'] == panel]
         assert {row['line'] for row in rows} == {names[0], panel}
-    assert spec['facet']['title'] == 'rmsnorm, gelu, the baseline, is in each'
+    assert spec['facet']['title'] == 'each panel also shows the baseline, rmsnorm, gelu'
 
 
 @pytest.mark.parametrize(('low', 'scale'), [(1.0, 'log'), (0.0, 'linear'), (-1.0, 'linear')])
@@ -301,6 +302,66 @@ def test_selects_baseline(tmp_path, sweep):
     assert layer['verdict'] == 'baseline' and rms['difference'].startswith('-0.0807')
     with pytest.raises(ValueError, match=r"--baseline=layernrom is no variant .* mean 'layernorm'"):
         write_report(sweep, tmp_path / 'page.html', baseline='layernrom')
+
+
+def test_explanations_and_setup_are_folded(page):
+    """Catches a page that begins with its provenance, or explains before it answers."""
+    pattern = r'<details class="how">\s*<summary>(.*?)</summary>(.*?)</details>'
+    folded = dict(re.findall(pattern, page, re.S))
+    assert 'Holm' in folded['How to read this table']
+    for text in ('git commit', 'python -m eval.report --workdir='):
+        assert text in folded['Setup and commands']
+    shown = re.sub(r'<details class="how">.*?</details>', '', page, flags=re.S)
+    for text in ('git commit', 'Holm', 'python -m'):
+        assert text not in Page(shown).text
+
+
+@pytest.mark.parametrize('name', ['sweep', 'tuned', 'single'])
+def test_tables_scroll_in_their_container(name, sweep, tmp_path):
+    """Catches a table that widens the page, so that a phone cuts off its text too."""
+    if name == 'tuned':
+        tuned.write_tuned(tmp_path / name, {'rmsnorm': tuned.bowl(3.0)}, {'optim.lr': None}, 0)
+    elif name == 'single':
+        fixture.write_run(tmp_path / name, fixture.base_config(), 'diverged')
+    folder = sweep if name == 'sweep' else tmp_path / name
+    text = write_report(folder, tmp_path / 'page.html').read_text()
+    tables = re.findall(r'(<div class="scroll[^"]*">)?<table', text.partition('<script')[0])
+    assert tables and all(tables)
+
+
+def write_evaluated(folder, steps, seeds=(0,)):
+    """Writes a sweep over seeds (a run for a single one) with validation losses at some steps."""
+    if len(seeds) > 1:
+        fixture.write_sweep(folder, {'train.seed': seeds}, {})
+    else:
+        fixture.write_run(folder, fixture.base_config())
+    for path in folder.rglob('metrics.jsonl'):
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        rows = [row for row in rows if 'validation_ce' not in row or row['step'] in steps]
+        path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
+    return write_report(folder).read_text()
+
+
+def validation_panels(text):
+    panels = chart_specs(text)['loss_curves']['concat']
+    titles = [panel['encoding']['y']['title'] for panel in panels]
+    return [title for title in titles if title.startswith('validation')]
+
+
+def test_single_evaluation_is_a_number(tmp_path):
+    """Catches a chart of a single dot."""
+    text = write_evaluated(tmp_path / 'run', [200])
+    ce = fixture.final_ce(fixture.base_config())
+    sentence = f'Validation loss at step 200, the only evaluation: {ce:.4f} nats per token.'
+    assert sentence in text and not validation_panels(text)
+    text = write_evaluated(tmp_path / 'sweep', [200], (0, 1))
+    assert 'Each run was evaluated once at step 200; the tables' in text
+    assert not validation_panels(text)
+
+
+def test_two_evaluations_are_a_curve(tmp_path):
+    text = write_evaluated(tmp_path / 'run', [160, 200])
+    assert len(validation_panels(text)) == 1 and 'the only evaluation' not in text
 
 
 def test_interval_cell():
@@ -341,5 +402,5 @@ def test_program_writes_page(sweep, tmp_path):
 
 
 def test_empty_folder_raises(tmp_path):
-    with pytest.raises(ValueError, match='holds no run and no sweep'):
+    with pytest.raises(ValueError, match='must contain a run or a sweep, but has no'):
         write_report(tmp_path)

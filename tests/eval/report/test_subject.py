@@ -84,10 +84,10 @@ def test_page_for_several_sweeps(sweeps):
     assert page == sweeps / 'a' / 'report-with-c.html'
     text, markdown = page.read_text(), page.with_suffix('.md').read_text()
     assert f'--workdir={sweeps}/a,{sweeps}/c</code>' in text
-    assert re.search(r'<code>model.d_model</code> 256 / 512\.', text)
+    assert re.search(r'<code>model.d_model</code> \(256 / 512\)\.', text)
     assert '- post: model.d_model: 256 → 512; model.placement: pre → post' in markdown
     assert markdown.count('| a | ') == markdown.count('| c | ') == 6  # cells
-    assert 'Against the baseline (norm rmsnorm): ' in markdown
+    assert 'Compared with the baseline (norm rmsnorm): ' in markdown
 
 
 def test_tokenizers_are_compared_in_bits_per_byte(tmp_path):
@@ -106,7 +106,7 @@ def test_tokenizers_are_compared_in_bits_per_byte(tmp_path):
 
 
 def test_duplicate_sweep_raises(sweeps):
-    with pytest.raises(ValueError, match='is given twice'):
+    with pytest.raises(ValueError, match=r'lists .*/a twice'):
         read_subject([sweeps / 'a', sweeps / 'b' / '..' / 'a'])
 
 
@@ -154,11 +154,11 @@ def test_compares_learning_rates(tmp_path):
     ]
     assert [str(row.cells['verdict']) for row in table][:3] == [
         'baseline',
-        '▼ better p < 0.0001',
-        '▲ worse p < 0.0001',
+        '▼ better (p < 0.0001)',
+        '▲ worse (p < 0.0001)',
     ]
     assert tables.findings(subject, *compared)[1:] == [
-        'Against the baseline (lr 0.001): 1 better, 1 worse.',
+        'Compared with the baseline (lr 0.001): 1 better, 1 worse.',
         'The learning rates are compared as given: no seed chose one.',
         'Sensitivity is not given: lr 0.03 has not ended.',
     ]
@@ -189,14 +189,14 @@ def test_differences_are_sorted_with_needed_seeds(sweeps):
     assert len(means) == 5 and means == sorted(means)
     within = next(c for c in comparisons if c.verdict == 'within noise')
     assert (
-        needed_seeds_text(within) == f'more than {MAX_SEEDS} seeds'
-        and format_p_value(within.p) == 'p 1'
+        needed_seeds_text(within) == f'more than {MAX_SEEDS} seeds needed'
+        and format_p_value(within.p) == 'p = 1'
     )
     assert needed_seeds_text(next(c for c in comparisons if c.verdict == 'worse')) == ''
     resolvable = dataclasses.replace(within, seeds_needed=14, p=0.0123)
     assert (needed_seeds_text(resolvable), format_p_value(resolvable.p)) == (
-        'about 14 seeds',
-        'p 0.012',
+        'about 14 seeds needed',
+        'p = 0.012',
     )
     single_seed = dataclasses.replace(within, difference=Interval(1.0, math.nan, 1), p=math.nan)
     assert format_p_value(single_seed.p) == ''
@@ -222,5 +222,5 @@ def test_page_reports_unreadable_curves(tmp_path):
     path.unlink()
     path.mkdir()
     markdown = write_report(tmp_path / 'sweep').with_suffix('.md').read_text()
-    assert f'No curves of {cells[0]["cell"]}: ' in markdown and str(path) in markdown
+    assert f'No curves for {cells[0]["cell"]}: ' in markdown and str(path) in markdown
     assert markdown.count('| done |') == 6

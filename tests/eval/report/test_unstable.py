@@ -69,9 +69,9 @@ def test_page_lists_warnings(page):
     [row] = as_dicts(Page(page).tables['Warnings'])
     assert row['run'].startswith('layernorm, lr 0.03, train_seed 1 (')
     assert (row['step'], row['layer'], row['head']) == ('40', '2', '3')
-    assert row['warning'] == 'entropy collapse' and row['what was seen'] == WARNING['seen']
+    assert row['warning'] == 'entropy collapse' and row['observation'] == WARNING['seen']
     for line, source in WARNING['help']:
-        assert f'{line} ({source})' in ' '.join(row['known to help'].split())
+        assert f'{line} ({source})' in ' '.join(row['what helps'].split())
 
 
 def test_page_shows_last_diagnostics(page):
@@ -81,11 +81,11 @@ def test_page_shows_last_diagnostics(page):
     parsed = Page(page)
     rows = as_dicts(parsed.tables['Before it diverged'])
     assert [row['layer'] for row in rows] == ['1', '2', '3', '4']
-    assert (rows[1]['entropy share'], rows[1]['of its lowest head']) == ('0.61', '0.6')
+    assert (rows[1]['entropy share'], rows[1]['entropy share, lowest head']) == ('0.61', '0.6')
     assert (rows[1]['largest logit'], rows[1]['residual rms']) == ('62', '2')
     assert rows[1]['update / weight'] == 'not finite' and rows[2]['update / weight'] == '0.02'
     text = ' '.join(parsed.text.split())
-    assert 'step 60: loss nan, last seen at step 40' in text and 'log z mean 42' in text
+    assert 'step 60: loss nan, last diagnostics at step 40' in text and 'log z mean 42' in text
 
 
 def test_markdown_has_warnings_and_diagnostics(sweep, page):
@@ -116,7 +116,7 @@ def test_page_has_heads_and_model_quantities(page):
     assert row['y'] == [3, 42, 82, 122, 162, 202]
     assert 'update_ratio_hidden' not in specs  # one that lacks a layer has no mean over layers
     choices = re.findall(r'<option value="([^"]*)">([^<]*)<', page)
-    assert choices[0][1] == 'the few that matter'
+    assert choices[0][1] == 'key quantities'
     assert choices[0][0].split()[:2] == [f'steps_{share}', f'depth_{share}']
     assert ('steps_residual_rms depth_residual_rms layers_residual_rms', 'residual rms') in choices
 
