@@ -123,7 +123,7 @@ def test_lines_fit_a_terminal(field, width):
 
 
 def test_card_wraps_prose_and_keeps_equations():
-    equation = 'objective = l log mean_v(exp((s_v - s_label + c_v) / l)) - alpha log(V) (l - l_0)^2 / (2 l_0)'
+    equation = 'l = l_0 (1 - KL(softmax(s / l_0), uniform) / (alpha log(V)))'
     lines = format_listing('loss.name=aldr_kl', WIDTH).splitlines()
     assert f'{" " * 6}{equation}' in lines
     narrow = format_listing('loss.name=aldr_kl', 80).splitlines()
