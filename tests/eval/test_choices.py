@@ -128,7 +128,7 @@ def test_card_wraps_prose_and_keeps_equations():
     assert f'{" " * 6}{equation}' in lines
     narrow = format_listing('loss.name=aldr_kl', 80).splitlines()
     assert f'{" " * 6}{equation[:60]}' in {line[:66] for line in narrow}
-    prose = [line for line in narrow if line.startswith('  The ')]
+    prose = [line for line in narrow if line.startswith('  l is ')]
     assert prose and all(len(line) > 60 for line in prose)
 
 
