@@ -270,7 +270,7 @@ def test_simultaneous_growth_is_refused():
     for power in (0.7, 1.0):
         columns = {'first_parameters': n, 'second_parameters': 2 * n**power}
         with pytest.raises(
-            ValueError, match=r'two_parts: .* grow together .* Add runs in which one'
+            ValueError, match=r'two_parts: .* grow together .* Add runs in which only one'
         ):
             fit(LAWS['two_parts'], columns, 1 + 100 * n**-0.3, STARTS)
 
@@ -460,7 +460,7 @@ def test_schedule_is_predicted_from_others(tmp_path):
     report = fit_points(LAWS['annealing'], points, None, STARTS, 3, 0)
     (row,) = report_record(report)['held_out']
     assert (row['run'], row['step']) == ('wsd', 400) and row['mean_relative_error'] < 1e-6
-    assert report.resampling_unit.startswith('blocks')
+    assert report.resampling_unit == '10 blocks per run'
     assert len(set(resampling_groups(report.fitted_points, LAWS['annealing'])[0])) == 20
     lines, fitted, held_out = drawn_rows(draw_panels(report)['runs'])
     assert len(fitted) == 2 * len(held_out) and {row['run'] for row in held_out} == {'wsd'}
