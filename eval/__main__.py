@@ -1,12 +1,12 @@
-"""Evaluates checkpoints with suites, and keeps the results beside the checkpoints.
+"""Evaluates checkpoints with suites and stores the results in their workdirs.
 
-    python -m eval --checkpoint=WORKDIR --suite=NAME[,NAME[:VALUE]] [--NAME.OPTION=VALUE ...]
-        [--step=N|all] [--again] [--out=FILE.json] [--page=FILE.html]
+    python -m eval --checkpoint=WORKDIR --suite=NAME[:VALUE][,NAME ...]
+        [--NAME.OPTION=VALUE ...] [--step=N|all] [--out=FILE.json]
 
-Results are kept in WORKDIR/evaluations: the same command reads them, and resumes an evaluation that
-was killed. Several --checkpoint, a sweep's workdir or --step=all give a table: each number over the
-steps, with its monotonicity, and over seeds with its spread. Without arguments the suites are
-listed.
+Prints the numbers as JSON. For several checkpoints (--checkpoint repeated, a sweep or --step=all),
+prints a table of each number over steps and seeds instead. Results are stored in
+WORKDIR/evaluations: repeat a command to read them, or to resume an interrupted evaluation. Run it
+without arguments to list the suites, or with --helpfull to list their options.
 """
 
 from lm.launch.before_jax import prepare_process
@@ -34,27 +34,27 @@ from lm.storage.buckets import parse_local_path
 CHECKPOINT = define_path(
     'checkpoint',
     [],  # ty: ignore[invalid-argument-type]  # a flag that may be repeated has a list
-    'Workdir, sweep, WORKDIR/checkpoints/STEP, or a URL; may be given again.',
+    'Workdir, sweep, WORKDIR/checkpoints/STEP or URL to evaluate; may be repeated.',
     is_multi=True,
 )
 SUITE = define_suites()
-STEP = flags.DEFINE_string('step', None, 'Updates of the checkpoint, or all; default the newest.')
-AGAIN = flags.DEFINE_bool('again', False, 'Compute what is kept too.')
+STEP = flags.DEFINE_string('step', None, 'Step of the checkpoint, or all; default: the newest.')
+AGAIN = flags.DEFINE_bool('again', False, 'Recompute stored results.')
 OUT = define_path('out', None, 'JSON file to write the numbers to.')
 PAGE = define_path(
-    'page', None, 'HTML file to write tables and charts to; several checkpoints: beside --out.'
+    'page', None, 'HTML page to write; default with several checkpoints: next to --out.'
 )
 
 
 def main(_) -> None:
     if not CHECKPOINT.value and not SUITE.value:
         raise ValueError(
-            '--checkpoint=WORKDIR and --suite=NAME[,NAME] are needed. Suites:\n' + format_suites()
+            '--checkpoint=WORKDIR and --suite=NAME[,NAME] are required. Suites:\n' + format_suites()
         )
     if not SUITE.value:
-        raise ValueError('--suite=NAME[,NAME] is needed. Suites:\n' + format_suites())
+        raise ValueError('--suite=NAME[,NAME] is required. Suites:\n' + format_suites())
     if not CHECKPOINT.value:
-        raise ValueError('--checkpoint=WORKDIR is needed: the workdir of a run, or of a sweep.')
+        raise ValueError('--checkpoint=WORKDIR is required: the workdir of a run or a sweep.')
     out_path = parse_local_path(OUT.value, '--out') if OUT.value else None
     page_path = parse_local_path(PAGE.value, '--page') if PAGE.value else None
     text = evaluate_checkpoints(

@@ -1,11 +1,11 @@
 """Compares checkpoints item by item: each RUN with the first RUN, the baseline.
 
-    python -m eval.compare RUN RUN ... [--suite=NAME[,NAME[:VALUE]]] [--NAME.OPTION=VALUE ...]
-    python -m eval.compare SWEEP    of a sweep with config.tune: the verdict on each arm
+    python -m eval.compare RUN RUN ... [--suite=NAME[:VALUE]] [--NAME.OPTION=VALUE ...]
+    python -m eval.compare SWEEP    prints the verdict on each arm of a sweep with config.tune
 
-A RUN is a workdir, a cell of a sweep, WORKDIR/checkpoints/STEP, or a URL. Stored results are read,
-others are computed, as by `python -m eval`. The 95% interval is from a bootstrap over the shared
-items. p is from a permutation test, adjusted for the number of runs (Holm).
+A RUN is a workdir, a cell of a sweep, WORKDIR/checkpoints/STEP or a URL. Stored results are read;
+missing ones are computed, as by `python -m eval`. The 95% interval is from a bootstrap over the
+shared items. p is from a permutation test, adjusted for the number of runs (Holm).
 """
 
 from lm.launch.before_jax import prepare_process
@@ -82,8 +82,8 @@ def compare(
     if not suite.score:
         suitable = [name for name, row in SUITES.items() if row.score]
         raise ValueError(
-            f'{request.name} has no score of single items to compare; these have: '
-            f'{", ".join(suitable)}'
+            f'{request.name} cannot be compared: it does not score single items. Suites that do: '
+            f'{", ".join(suitable)}.'
         )
     targets = [find_target(run, say) for run in runs]
     evaluations = [
@@ -104,9 +104,9 @@ def find_target(run: str, say: Say) -> Target:
         *Path(run).resolve().parents,
     ):
         raise ValueError(
-            f'{run} is a sweep, and runs are compared. Give its cells, such as '
-            f'{" ".join(target.run for target in targets[:2])}; the differences between its '
-            f'variants over seeds are those of python -m eval.report --workdir={run}'
+            f'{run} is a sweep; eval.compare compares runs. Name its cells, such as '
+            f'{" ".join(target.run for target in targets[:2])}. To compare its variants over '
+            f'seeds, run python -m eval.report --workdir={run}'
         )
     return dataclasses.replace(targets[0], run=run if is_url(run) else str(Path(run)))
 
@@ -128,7 +128,7 @@ def compare_arms(run: str, say: Say) -> list[str] | None:
     ablation = read_ablation(sweep, gather(folder))
     assert ablation is not None  # because the sweep has `tune`
     if progress := describe_progress(ablation):
-        say(f'NOTE: not finished: {progress}')
+        say(f'NOTE: the sweep is not finished: {progress}')
     return format_verdicts(ablation)
 
 
@@ -153,12 +153,13 @@ def compare_evaluations(
             pairs = pair_items(first, evaluation.results[request.label], suite)
         except ValueError as error:
             raise ValueError(
-                f'{evaluation.run} does not compare with {baseline.run}: {error}'
+                f'{evaluation.run} cannot be compared with {baseline.run}: {error}'
             ) from error
         if pairs.only_first or pairs.only_second:
             say(
-                f'NOTE: {len(pairs)} {suite.item_noun} are compared; {pairs.only_first} more are '
-                f'of {baseline.run} alone, and {pairs.only_second} of {evaluation.run}'
+                f'NOTE: {len(pairs)} shared {suite.item_noun} are compared; skipped: '
+                f'{pairs.only_first} only in {baseline.run}, {pairs.only_second} only in '
+                f'{evaluation.run}'
             )
         pairs_of_each.append(pairs)
         differences.append(compute_difference(pairs, suite.scale))
@@ -224,7 +225,7 @@ def main(argv: list[str]) -> None:
         return
     if len(runs) < 2:
         raise ValueError(
-            'give two runs at least: python -m eval.compare BASELINE RUN [RUN ...], or one sweep '
+            'name at least two runs: python -m eval.compare BASELINE RUN [RUN ...], or one sweep '
             'with config.tune'
         )
     requests = read_suites(flags.FLAGS.suite, read_option_flags())
@@ -235,5 +236,5 @@ def main(argv: list[str]) -> None:
 
 if __name__ == '__main__':
     define_suites(DEFAULT)
-    flags.DEFINE_bool('again', False, 'Compute what is kept too.')
+    flags.DEFINE_bool('again', False, 'Recompute stored results.')
     run_program(main, parse_suite_flags)

@@ -1,7 +1,7 @@
 """Samples text from a checkpoint.
 
-python -m eval.generate --checkpoint=DIR --prompt=TEXT [--prompt=TEXT ...] [--tokens=N] [--n=N]
-  [--temperature=T] [--top_k=K] [--top_p=P] [--min_p=P] [--stop=TEXT ...] [--seed=N] [--chat]
+python -m eval.generate --checkpoint=DIR --prompt=TEXT [--prompt=TEXT ...]
+    [--tokens=N] [--n=N] [--temperature=T] [--stop=TEXT] [--chat]
 python -m eval.generate --checkpoint=DIR --interactive [--chat]
 """
 
@@ -29,28 +29,30 @@ from lm.launch.command import parse_flags, run_program
 
 CHECKPOINT = define_checkpoint()
 PROMPT = flags.DEFINE_multi_string(
-    'prompt', [''], 'Text to go on from; empty: from the beginning. Several are gone on together.'
+    'prompt', [''], 'Text to continue; empty: begin a document. May be repeated.'
 )
-TOKENS = flags.DEFINE_integer('tokens', 128, 'How many to sample at most.', lower_bound=1)
-N = flags.DEFINE_integer('n', 1, 'How many times each prompt is gone on from.', lower_bound=1)
-TEMPERATURE = flags.DEFINE_float('temperature', 0.8, '0 takes the likeliest.', lower_bound=0)
-TOP_K = flags.DEFINE_integer('top_k', 0, 'Sample among the K likeliest; 0: all.', lower_bound=0)
+TOKENS = flags.DEFINE_integer('tokens', 128, 'Maximum number of new tokens.', lower_bound=1)
+N = flags.DEFINE_integer('n', 1, 'Number of samples per prompt.', lower_bound=1)
+TEMPERATURE = flags.DEFINE_float(
+    'temperature', 0.8, 'Divides the logits; 0: always the most likely token.', lower_bound=0
+)
+TOP_K = flags.DEFINE_integer(
+    'top_k', 0, 'Sample from the K most likely tokens; 0: all.', lower_bound=0
+)
 TOP_P = flags.DEFINE_float(
-    'top_p', 1.0, 'Sample among the fewest likeliest with this probability together.'
+    'top_p', 1.0, 'Sample from the fewest tokens with this total probability; 1: all.'
 )
 MIN_P = flags.DEFINE_float(
-    'min_p', 0.0, 'Sample among those of at least this share of the largest probability.'
+    'min_p', 0.0, 'Minimum probability, relative to the most likely token; 0: all.'
 )
-STOP = flags.DEFINE_multi_string('stop', [], 'Text that ends a continuation, which has none of it.')
-SEED = flags.DEFINE_integer('seed', 0, 'Of the sampling; the i-th continuation has seed + i.')
+STOP = flags.DEFINE_multi_string('stop', [], 'Stop string, not printed; may be repeated.')
+SEED = flags.DEFINE_integer('seed', 0, 'Seed of the sampling; the i-th text uses seed + i.')
 INTERACTIVE = flags.DEFINE_boolean(
-    'interactive', False, 'Whether prompts are lines that are read, until there are no more.'
+    'interactive', False, 'Read prompts line by line, from a terminal or a pipe.'
 )
-CHAT = flags.DEFINE_boolean(
-    'chat', False, "Whether each prompt is a user's message, which the model answers."
-)
+CHAT = flags.DEFINE_boolean('chat', False, "Treat each prompt as a user's message, and answer it.")
 
-SLOTS = 16  # continuations that are made together
+SLOTS = 16  # completions that are generated together
 
 Chat = PlainChat | TemplateChat
 
@@ -232,7 +234,7 @@ def main(_) -> None:
     sampling = Sampling(TEMPERATURE.value, TOP_K.value, TOP_P.value, MIN_P.value, SEED.value)
     stop, tokens = STOP.value, TOKENS.value
     if '' in stop:
-        raise ValueError('--stop= is empty, which would end every text; leave it out')
+        raise ValueError('--stop must not be empty: it would end every text. Leave it out.')
     checkpoint = load(CHECKPOINT.value)
     with contextlib.ExitStack() as stack:
         chat = None

@@ -31,7 +31,7 @@ def define_checkpoint() -> flags.FlagHolder[Any]:
     Returns:
       The flag's holder; its value is a path or a URL for `load`, or None.
     """
-    text = 'Workdir, or WORKDIR/checkpoints/STEP; or a URL.'
+    text = 'Workdir, WORKDIR/checkpoints/STEP or URL of a run.'
     return define_path('checkpoint', None, text)
 
 
@@ -54,7 +54,8 @@ def open_data(checkpoint: Checkpoint) -> data.Dataset:
         has_file = fields.tokenizer.startswith('hf:')
         subject = source_flag(fields) + f' or data.tokenizer={fields.tokenizer}' * has_file
         raise ValueError(
-            f'{subject} has changed since training: the data were {trained_on} and are '
-            f'{dataset.digest}. Numbers would not compare.'
+            f'{subject} has changed since training: its digest was {trained_on} and is now '
+            f'{dataset.digest}, so numbers would not be comparable. Restore the data that the run '
+            'was trained on.'
         )
     return dataset

@@ -119,7 +119,7 @@ def test_suggested_value_is_one_of_the_field(command_line, ending, answer):
 @pytest.mark.parametrize(
     ('program', 'message'),
     [
-        ('eval --checkpoint=runs/x', '--suite=NAME[,NAME] is needed. Suites:'),
+        ('eval --checkpoint=runs/x', '--suite=NAME[,NAME] is required. Suites:'),
         ('eval.generate --checkpoint=runs/x --max_new_tokens=50', 'Write --tokens=50'),
         ('eval.generate --model_name_or_path=runs/x', '--model_name_or_path is not a flag here.'),
     ],
@@ -127,5 +127,6 @@ def test_suggested_value_is_one_of_the_field(command_line, ending, answer):
 def test_programs_without_config_suggest_too(program, message):
     command = [sys.executable, '-m', *shlex.split(program)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SEC)
-    (line,) = done.stderr.splitlines()
-    assert done.returncode == BAD_INPUT and message in line
+    lines = done.stderr.splitlines()
+    assert done.returncode == BAD_INPUT and message in lines[0]
+    assert all(line.startswith('  ') for line in lines[1:])  # the list of suites

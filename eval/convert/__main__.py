@@ -1,24 +1,23 @@
-"""Converts checkpoints.
+"""Converts checkpoints: import, export, fold, merge, prune.
 
-python -m eval.convert fold --checkpoint=DIR --out=DIR --to=rmsnorm|crmsnorm|none [--untie]
-python -m eval.convert import-hf DIR --out=RUN [--config=PATH] [--reference=FILE.npz]
-python -m eval.convert export-hf --checkpoint=RUN --out=DIR [--dtype=bfloat16]
-python -m eval.convert export-peft --checkpoint=RUN --out=DIR [--base=NAME]
-python -m eval.convert merge RUN RUN ... --out=DIR [--keep=variance | --basis=P --base=RUN]
-python -m eval.convert prune --checkpoint=RUN --out=DIR --remove=important --share=0.1 --text=SOURCE
+    python -m eval.convert import-hf DIR --out=RUN [--reference=FILE.npz]
+    python -m eval.convert export-hf --checkpoint=RUN --out=DIR [--dtype=bfloat16]
+    python -m eval.convert export-peft --checkpoint=RUN --out=DIR [--base=NAME]
+    python -m eval.convert fold --checkpoint=RUN --out=DIR --to=rmsnorm|crmsnorm|none
+    python -m eval.convert merge RUN RUN ... --out=DIR
+    python -m eval.convert prune --checkpoint=RUN --out=DIR --remove=important
+        --share=0.1 --text=SOURCE
 
-fold: the same function with simpler norms, or none, and without reparametrisation
-(`eval.convert.fold`).
-import-hf: a model saved by transformers, as a run (`eval.convert.import_hf`). On several hosts,
-run the same command on each with --coordinator=HOST:PORT --num_processes=N --process_id=I, or use
-a launcher, as for train.py. Each process then reads and holds only its part of the weights.
-export-hf: a checkpoint as a folder that transformers loads (`eval.convert.export_hf`).
-export-peft: the factors of model.reparam=lora as an adapter (`eval.convert.export_peft`).
-merge: the mean of runs with the same architecture. With --basis, rebuilds each run from the base
-and P directions per matrix as DIR/1, DIR/2, ..., and writes the directions to a file
-(`eval.convert.merge`).
-prune: a checkpoint without a share of the weights of its blocks, chosen by their importance for a
-text (`eval.convert.prune`).
+import-hf: reads a folder of transformers into a workdir. To use several hosts, run
+  the same command on each with --coordinator, --num_processes and --process_id,
+  or use a launcher, as for train.py. Each process reads only its part of the weights.
+export-hf: writes a folder that transformers loads.
+export-peft: writes the factors of model.reparam=lora as a PEFT adapter.
+fold: writes norms and reparametrisation into the weights; the logits stay the same.
+merge: averages runs of one architecture. With --basis=P, rebuilds each run as DIR/N
+  from --base and P directions per matrix, and stores the directions.
+prune: sets a share of the weights in the blocks to 0, chosen by their importance for
+  a text.
 """
 
 import sys
@@ -91,11 +90,11 @@ def run(arguments: Sequence[str], options: Mapping[str, Any]) -> None:
     if command is None or not command.accepts(positional):
         usage = ', '.join(' '.join((n, *c.argument_names)) for n, c in COMMANDS.items())
         raise ValueError(
-            f'eval.convert takes one command ({usage}), then flags; got '
-            f'{" ".join(arguments) or "none"}'
+            f'eval.convert needs one command, followed by flags; got '
+            f'{" ".join(arguments) or "none"}. Commands: {usage}.'
         )
     if missing := [f'--{flag}' for flag in command.required_flags if options[flag] is None]:
-        raise ValueError(f'eval.convert {command_name} needs {", ".join(missing)} too')
+        raise ValueError(f'eval.convert {command_name} also needs {", ".join(missing)}')
     target = parse_local_path(options['out'], '--out')
     if command.writes_runs:
         check_path(target)
@@ -120,8 +119,8 @@ def fold_run(target: Path, options: Mapping[str, Any]) -> None:
     if before.reparam != after.reparam:
         print(f'model.reparam={before.reparam} -> {after.reparam}')
     if folded.norm_obstacle:
-        print(f'the norms stay: {folded.norm_obstacle}')
-    print(f'largest difference of logits, relative to the largest logit: {differences}')
+        print(f'NOTE: the norms are not folded: {folded.norm_obstacle}')
+    print(f'largest difference between logits, relative to the largest: {differences}')
 
 
 def import_folder(folder: str, target: Path, options: Mapping[str, Any]) -> None:
@@ -142,19 +141,16 @@ def import_folder(folder: str, target: Path, options: Mapping[str, Any]) -> None
             print(f'NOTE: {note}')
     read_mb, total_mb = imported.n_bytes_read / 1e6, imported.file_bytes / 1e6
     if is_multiprocess():
-        print(
-            f'host {jax.process_index()} has read {read_mb:,.3f} MB of {total_mb:,.3f} MB of '
-            'weights'
-        )
+        print(f'host {jax.process_index()} read {read_mb:,.3f} MB of {total_mb:,.3f} MB of weights')
     if is_first():
-        print(f'{target}: to train on, --config.train.init_from={target}')
+        print(f'imported to {target}; to fine-tune, set --config.train.init_from={target}')
     if options['reference']:
         with np.load(options['reference']) as reference:
             tokens_BT, reference_logits = reference['tokens'], reference['logits']
         # Loaded from the workdir, so that the comparison includes writing and reading.
         logits = np.asarray(load(target).logits(tokens_BT.astype(np.int32)))
         difference = import_hf.largest_difference(logits, reference_logits)
-        print(f'largest difference of logits, relative to the largest logit: {difference:.1e}')
+        print(f'largest difference between logits, relative to the largest: {difference:.1e}')
 
 
 def join_hosts(folder: Path, base: Mapping[str, Any], reference: str | None) -> None:
@@ -173,12 +169,12 @@ def join_hosts(folder: Path, base: Mapping[str, Any], reference: str | None) -> 
         return
     if reference:
         raise ValueError(
-            '--reference compares the logits of the whole model on one host; leave it out here'
+            '--reference compares logits on a single host; leave it out on several hosts'
         )
     run_config = single_run_config(base)
     # Arrays over several hosts need the same config and the same tensors on each.
     distributed.join(digest(resolve(run_config)))
-    check_same_everywhere(f'what {folder} holds', import_hf.digest_folder(folder))
+    check_same_everywhere(f'the content of {folder}', import_hf.digest_folder(folder))
 
 
 def export_run(target: Path, options: Mapping[str, Any]) -> None:
@@ -199,7 +195,7 @@ def export_adapter(target: Path, options: Mapping[str, Any]) -> None:
     adapter = export_peft.export_adapter(checkpoint, options['base'])
     export_peft.write_folder(target, adapter, checkpoint.tokenizer)
     modules, n = adapter.config['target_modules'], sum(x.size for x in adapter.tensors.values())
-    print(f'{target}: {n:,} parameters, r={adapter.config["r"]}, of {", ".join(modules)}')
+    print(f'{target}: {n:,} parameters, r={adapter.config["r"]}, modules {", ".join(modules)}')
 
 
 def merge_runs(*runs: str, target: Path, options: Mapping[str, Any]) -> None:
@@ -211,7 +207,7 @@ def merge_runs(*runs: str, target: Path, options: Mapping[str, Any]) -> None:
         weights = merge.merge_checkpoints(checkpoints, keep)
         sources = [str(checkpoint.path) for checkpoint in checkpoints]
         write_like(checkpoints[0], target, weights, {'merged_from': sources})
-        print(f'{target}: the mean of {len(runs)} models{", each matrix rescaled" if keep else ""}')
+        print(f'{target}: mean of {len(runs)} models{", with rescaled matrices" if keep else ""}')
         return
     start = load(base)
     compressed = merge.compress_to_basis(start, checkpoints, p)
@@ -229,8 +225,8 @@ def merge_runs(*runs: str, target: Path, options: Mapping[str, Any]) -> None:
             print(f'{target / str(i + 1)}: {runs[i]}, relative error {compressed.errors[i]:.3g}')
     whole = sum(x.nbytes for x in merge.flat_params(start).values())
     print(
-        f'{target / merge.BASIS}: {compressed.n_bytes / 1e6:,.3f} MB beside the base; the '
-        f'{len(runs)} models have {len(runs) * whole / 1e6:,.3f} MB'
+        f'{target / merge.BASIS}: {compressed.n_bytes / 1e6:,.3f} MB besides the base, instead of '
+        f'{len(runs) * whole / 1e6:,.3f} MB for {len(runs)} models'
     )
 
 
@@ -247,8 +243,8 @@ def prune_run(target: Path, options: Mapping[str, Any]) -> None:
     origin['removed']['general'] = general
     write_like(checkpoint, target, prune.to_weights(checkpoint, pruned), origin)
     print(
-        f'{target}: {pruned.n_removed:,} of {pruned.n_weights:,} weights of the blocks set to 0, '
-        f'by {tokens_BT.size:,} tokens of {text}'
+        f'{target}: set {pruned.n_removed:,} of {pruned.n_weights:,} weights of the blocks to 0, '
+        f'chosen by {tokens_BT.size:,} tokens of {text}'
     )
 
 
@@ -287,23 +283,26 @@ if __name__ == '__main__':  # only here: other programs have flags of these name
     define_config()
     flags.FLAGS.set_default('config', str(DEFAULT))
     define_path('out', None, 'Folder to write; it must be empty or not exist.')
-    flags.DEFINE_string('to', None, f'What model.norm becomes: {", ".join(TARGETS)}.')
-    flags.DEFINE_bool('untie', False, 'Give tied embeddings a readout of their own.')
-    text = 'for PEFT; or, with --basis, the run that all others began from.'
-    flags.DEFINE_string('base', '', f'Name of the model that an adapter goes on, {text}')
-    flags.DEFINE_enum('keep', None, ['variance'], 'What a mean keeps of each matrix of its parts.')
-    flags.DEFINE_integer('basis', None, 'Directions a matrix, from which each run is rebuilt.')
-    flags.DEFINE_enum('remove', None, [*REMOVE], 'Which weights to remove, by the text.')
-    flags.DEFINE_float('share', None, 'Of the inputs of every output, or of --per=matrix, removed.')
-    flags.DEFINE_string('text', None, 'data.source that scores are of: text:GLOB.')
-    flags.DEFINE_enum('score', prune.Pruning.score, [*SCORES], 'What is computed of each weight.')
-    flags.DEFINE_enum('per', None, [*PER], 'What --share is of; as published without it.')
-    flags.DEFINE_string('general', None, 'data.source of the general text of a dual score.')
-    text = 'Of the general importance in the gradients of a dual score.'
+    text = 'import-hf: .npz file with tokens [B, T] and logits [B, T, V] to compare with.'
+    define_path('reference', None, text)
+    text = 'export-hf: dtype of the exported weights.'
+    flags.DEFINE_enum('dtype', 'float32', [*export_hf.DTYPES], text)
+    text = 'export-peft: name of the base model. merge: run from which all runs started.'
+    flags.DEFINE_string('base', '', text)
+    flags.DEFINE_string('to', None, f'fold: the new model.norm: {", ".join(TARGETS)}.')
+    flags.DEFINE_bool('untie', False, 'fold: store tied embeddings as two matrices.')
+    text = 'merge: rescale each mean to the variance of its parts.'
+    flags.DEFINE_enum('keep', None, ['variance'], text)
+    flags.DEFINE_integer('basis', None, 'merge: directions per matrix to rebuild each run from.')
+    flags.DEFINE_enum('remove', None, [*REMOVE], 'prune: weights to remove.')
+    flags.DEFINE_float('share', None, 'prune: share of the inputs (see --per) to remove.')
+    flags.DEFINE_string('text', None, 'prune: data.source of the text, such as text:GLOB.')
+    flags.DEFINE_enum('score', prune.Pruning.score, [*SCORES], 'prune: score of a weight.')
+    text = 'prune: apply --share per output or matrix; default: as published for the score.'
+    flags.DEFINE_enum('per', None, [*PER], text)
+    flags.DEFINE_string('general', None, 'prune: data.source of general text, for dual scores.')
+    text = 'prune: weight of the general importance in dual scores.'
     flags.DEFINE_float('strength', prune.Pruning.strength, text)
-    flags.DEFINE_integer('seed', 0, 'Of --remove=random.')
-    text = 'tokens [B, T] and their logits [B, T, V], which an import is compared with.'
-    define_path('reference', None, f'File of numpy (.npz) with {text}')
-    flags.DEFINE_enum('dtype', 'float32', [*export_hf.DTYPES], 'Of the weights that are exported.')
+    flags.DEFINE_integer('seed', 0, 'prune: seed of --remove=random.')
     distributed.define_flags()  # of several hosts, for import-hf
     run_program(main, functools.partial(parse_flags, has_arguments=True))

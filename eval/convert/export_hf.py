@@ -126,8 +126,8 @@ def export_checkpoint(checkpoint: Checkpoint, dtype: str = 'float32') -> Exporte
         allowed = max(TOLERANCE, ROUNDINGS * largest_difference(logits, expected))
     if not difference <= allowed:
         raise ValueError(
-            f'as a {name} the model is another one: its logits differ by {difference:.1e} of the '
-            f'largest, and rounding explains {allowed:.1e} at most. Nothing was written.'
+            f'exporting as {name} would change the model: its logits differ by {difference:.1e} '
+            f'of the largest; rounding explains at most {allowed:.1e}. Nothing was written.'
         )
     stored = difference
     if dtype != 'float32':
@@ -202,7 +202,10 @@ def build_plain_model(checkpoint: Checkpoint) -> tuple[Recipe, Params]:
     stats = named_leaves(checkpoint.weights.stats)
     carried = [path for path, x in stats.items() if np.issubdtype(x.dtype, np.floating)]
     if carried:  # PRNG keys are integers and matter only in training
-        raise ValueError(f'layers of this model carry what theirs cannot: {format_list(carried)}')
+        raise ValueError(
+            'layers in transformers cannot store the statistics of this model: '
+            f'{format_list(carried)}'
+        )
     # Without a map, the stored weights are exact, and a copy in float64 would double the memory.
     mapped = recipe.model.reparam != 'none' or recipe.scaling.name != 'standard'
     used = float64_variables(checkpoint) if mapped else jax.device_get(checkpoint.variables)
@@ -315,15 +318,17 @@ def select_family(
             if best is None or len(lacks) < len(best[1]):
                 best = name, lacks, family_fields
     if best is None:
-        raise ValueError(f'no family of theirs has this model; {"; ".join(refusals)}')
+        raise ValueError(
+            f'no family of transformers can represent this model: {"; ".join(refusals)}'
+        )
     name, lacks, family_fields = best
     missing = [
-        f'{p}={own_fields[p]!r} (there {family_fields.get(p)!r})' if p in own_fields else p
+        f'{p}={own_fields[p]!r} (it has {family_fields.get(p)!r})' if p in own_fields else p
         for p in lacks
     ]
     raise ValueError(
-        f'no family of theirs has this model; {name} is nearest, and lacks '
-        f'{format_list(missing)}. Known: {", ".join(FAMILIES)}.'
+        f'no family of transformers can represent this model; the nearest, {name}, lacks '
+        f'{format_list(missing)}. Families: {", ".join(FAMILIES)}.'
     )
 
 
@@ -335,8 +340,8 @@ def check_eps(recipe: Recipe) -> None:
     if len({*eps.values()}) > 1:
         values = ', '.join(f'{value:g} in {path}' for path, value in eps.items())
         raise ValueError(
-            f'no family of theirs has this model: its norms have several eps ({values}), theirs '
-            'one. A model that is trained with one norm.eps for all can be exported.'
+            'no family of transformers can represent this model: its norms must have the same '
+            f'eps; got {values}. Train it with one norm.eps for all norms.'
         )
 
 
@@ -418,7 +423,9 @@ def convert_params(
     wrong = params.keys() ^ shapes.keys()
     wrong |= {path for path in params.keys() & shapes.keys() if params[path].shape != shapes[path]}
     if wrong:
-        raise ValueError(f'their model has no place for {format_list(sorted(wrong))}')
+        raise ValueError(
+            f'this family of transformers has no parameter for {format_list(sorted(wrong))}'
+        )
     for path in params:
         params[path] = np.asarray(params[path], np.float32)
 
@@ -436,8 +443,8 @@ def add_readout_bias(params: Params, bias_V: np.ndarray) -> None:
     missed = np.max(np.abs(moved_D @ weight_DV - bias_V)) / np.max(np.abs(bias_V))
     if BIAS not in params or missed > 1e-6:
         raise ValueError(
-            'their models have no bias of logits (model.readout_bias), and the last norm cannot '
-            'take it up'
+            'models of transformers have no bias of logits (model.readout_bias), and the last norm '
+            'cannot absorb it'
         )
     params[BIAS] = params[BIAS] + moved_D
 
@@ -524,7 +531,7 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer) -> list[str]:
       A note if transformers has no such tokenizer.
     """
     if not isinstance(tokenizer, SubwordTokenizer):
-        return [f'no {LIBRARY_FILE}: transformers has none here; ids go in as they are']
+        return [f'no {LIBRARY_FILE} was written: pass token ids to this model in transformers']
     tokenizer.library.save(str(folder / LIBRARY_FILE))
     write_files_beside(folder, tokenizer.beside)
     # A tokenizer trained by a run has only tokenizer.json.

@@ -53,8 +53,8 @@ def export_adapter(checkpoint: Checkpoint, base: str) -> Adapter:
     recipe = checkpoint.recipe
     if recipe.model.reparam != 'lora':
         raise ValueError(
-            f'an adapter has the factors of model.reparam=lora, and this is model.reparam='
-            f'{recipe.model.reparam}. eval.convert export-hf writes the whole model, merged.'
+            f'an adapter needs model.reparam=lora; got model.reparam={recipe.model.reparam}. Use '
+            'eval.convert export-hf to write the whole model.'
         )
     (part,) = recipe.reparam
     options = part.options
@@ -93,9 +93,9 @@ def export_adapter(checkpoint: Checkpoint, base: str) -> Adapter:
         )
         if not error <= TOLERANCE * np.max(np.abs(merged_weight)):
             raise ValueError(
-                f'{place.name} is not the base plus the product of its factors: what '
-                f'{merged.model_type} multiplies it by comes between. Merge them: eval.convert '
-                'export-hf.'
+                f'{place.name} does not equal the base plus the product of its factors, because '
+                f'{merged.model_type} scales it. Use eval.convert export-hf to write the merged '
+                'model.'
             )
         module = place.name.removesuffix('.weight')
         # PEFT matches target_modules by suffix; two parts tell mlp.c_proj from attn.c_proj.
@@ -202,13 +202,13 @@ def _check_factors(place: TensorPlace, specs: Sequence[ParamSpec], stored: Conta
     """Raises ValueError if PEFT does not support factors of a tensor."""
     reason = ''
     if '.experts.' in place.row.name:
-        reason = 'is an expert, which transformers keeps in one module with the others'
+        reason = 'is an expert, and transformers stores all experts in one module'
     elif other_roles := [spec.role for spec in specs if spec.role != 'hidden']:
-        reason = f'has the role {other_roles[0]}: leave it out of reparam.roles'
+        reason = f'has the role {other_roles[0]} (leave that role out of reparam.roles)'
     elif without_factors := [path for path in place.row.paths if f'{path}/a' not in stored]:
-        reason = f'also holds {", ".join(without_factors)}, without factors'
+        reason = f'also contains {", ".join(without_factors)}, without factors'
     if reason:
         raise ValueError(
-            f'the factors of {place.name} are none of PEFT: it {reason}. eval.convert export-hf '
-            'writes the whole model, merged.'
+            f'PEFT cannot represent the factors of {place.name}: it {reason}. Use eval.convert '
+            'export-hf to write the merged model.'
         )

@@ -27,8 +27,8 @@ def find_export_family(recipe: Recipe) -> str:
     without_place = paths - {SCALE} - {*param_shapes(build_cpu_learner(converted, VOCAB))}
     if without_place:
         raise ValueError(
-            f'no family of theirs has this model; {name} is nearest, and has no place for '
-            f'{format_list(sorted(without_place))} unless it stays 0'
+            f'no family of transformers can represent this model; the nearest, {name}, has no '
+            f'parameter for {format_list(sorted(without_place))}, except if it stays 0'
         )
     return name
 
@@ -38,5 +38,5 @@ def describe_export(recipe: Recipe) -> str:
     try:
         name = find_export_family(recipe)
     except ValueError as error:
-        return str(error).partition(' Known: ')[0].removesuffix('.')
+        return str(error).partition(' Families: ')[0].removesuffix('.')
     return f'as {FAMILIES[name].architecture} (model_type {name})'

@@ -47,12 +47,12 @@ TARGETS = {
     'none': fold.CONSTANT_AFFINE,
     'rmsnorm': fold.LEARNED_AFFINE,
 }
-FINE_TUNE = 'Fine-tune it with model.norm={}_removal and train.init_from until all are removed.'
+FINE_TUNE = 'Fine-tune it with model.norm={}_removal and train.init_from to remove all norms.'
 HINTS = {
     ('layernorm', 'none'): FINE_TUNE.format('layernorm'),
-    ('powernorm', 'none'): 'It also divides each token by its own rms.',
-    ('rmsnorm', 'crmsnorm'): 'Its stream has a mean, which crmsnorm has no room for; one folded '
-    'from layernorm has none but for rounding, and the layernorm checkpoint itself can be folded.',
+    ('powernorm', 'none'): 'A powernorm also divides each token by its rms.',
+    ('rmsnorm', 'crmsnorm'): 'crmsnorm needs a stream without mean. If this model was folded from '
+    'layernorm, fold the layernorm checkpoint with --to=crmsnorm.',
     ('rmsnorm', 'none'): FINE_TUNE.format('rmsnorm'),
 }
 
@@ -157,8 +157,8 @@ def find_norm_obstacle(checkpoint: Checkpoint, to: str) -> str:
         obstacle = str(error)
     if needed := source.placement.row.needs.get('reparam'):
         raise ValueError(
-            f'a model with {source.placement} cannot be folded: it is made of model.reparam='
-            f'{needed}'
+            f'a model with {source.placement} cannot be folded: this placement requires '
+            f'model.reparam={needed}'
         )
     return obstacle
 
@@ -175,8 +175,8 @@ def check_foldable(checkpoint: Checkpoint, to: str, untie: bool) -> None:
     check_norms_foldable(recipe, to)
     if recipe.model.tie_embeddings and not untie:
         raise ValueError(
-            'model.tie_embeddings=True: the readout cannot take a norm up while it is the '
-            'embedding too. --untie stores it as a matrix of its own.'
+            'with model.tie_embeddings=True the readout cannot absorb a norm, because it is also '
+            'the embedding. Add --untie to store it as a separate matrix.'
         )
     check_removal_finished(recipe, checkpoint.weights.stats)
 
@@ -187,21 +187,23 @@ def check_norms_foldable(recipe: Recipe, to: str) -> None:
     able = ', '.join(name for name, row in PLACEMENTS.items() if row.norms_before)
     placement = able if recipe.placement.row.norms_before else model.placement
     demands = {
-        'model.placement': (placement, able, 'its norms are not alone before a matrix'),
-        'model.mlp': (model.mlp, 'dense', 'what reads the norm is not one matrix that may change'),
-        'model.readout': (model.readout, 'learned', 'it reads directions, and not products'),
+        'model.placement': (placement, able, 'not all of its norms feed only matrices'),
+        'model.mlp': (model.mlp, 'dense', 'no single matrix that reads the norm can absorb it'),
+        'model.readout': (model.readout, 'learned', 'this readout cannot absorb the last norm'),
         'model.embedding_norm': (model.embedding_norm, 'none', 'no matrix follows that norm'),
-        'model.final_norm': (model.final_norm, model.norm, 'all norms must be of one kind'),
+        'model.final_norm': (model.final_norm, model.norm, 'all norms must be of the same kind'),
     }
     for path, (value, works, reason) in demands.items():
         if value != works:
-            raise ValueError(f'a model with {path}={value} cannot be folded: {reason}; {works} can')
+            raise ValueError(
+                f'a model with {path}={value} cannot be folded: {reason}. Supported: {works}.'
+            )
     if norm not in sources:
         works = [name for name in TARGETS if norm in TARGETS[name]]
         hint = HINTS.get((norm, to), '')
         raise ValueError(
-            f'--to={to} folds a model whose model.norm is {" or ".join(sorted(sources))}; got '
-            f'{norm}, which {"--to=" + " or ".join(works) if works else "nothing"} folds. '
+            f'--to={to} needs model.norm={" or ".join(sorted(sources))}; got {norm}, which '
+            f'{"can be folded with --to=" + " or ".join(works) if works else "cannot be folded"}. '
             f'{hint}'.strip()
         )
 
@@ -218,8 +220,8 @@ def check_removal_finished(recipe: Recipe, stats: Any) -> None:
     n_remaining = sum(updates < update for update in due)
     if n_remaining:
         raise ValueError(
-            f'{n_remaining} of {len(due)} norms are not removed yet: after {updates} updates, '
-            f'{due[-1] - updates} are to go. Fine-tune on, or remove them sooner '
+            f'{n_remaining} of {len(due)} norms are not removed yet after {updates} updates. '
+            f'Fine-tune for {due[-1] - updates} more, or remove them sooner '
             f'(norm.removal_start={start}, norm.removal_gap={gap}).'
         )
 
@@ -467,10 +469,10 @@ def build_folded(checkpoint: Checkpoint, recipe: Recipe, before: Any, after: Any
         differences[dtype] = float(np.max(np.abs(logits - expected)) / np.max(np.abs(expected)))
     if not differences['float64'] <= TOLERANCE:
         raise ValueError(
-            f'the folded model is another one: in float64 its logits differ by up to '
-            f'{differences["float64"]:.1e} of the largest, and rounding explains '
-            f'{TOLERANCE:.0e} at most. Nothing was written: a part of this model does not compute '
-            'in float64, or is unknown to eval.convert.fold.'
+            'folding changed the model: in float64 its logits differ by up to '
+            f'{differences["float64"]:.1e} of the largest; rounding explains at most '
+            f'{TOLERANCE:.0e}. Nothing was written. A part of this model does not compute in '
+            'float64, or eval.convert.fold does not support it.'
         )
     return FoldedModel(recipe, weights, differences)
 

@@ -47,7 +47,7 @@ class ConfigFields:
         """Returns a field, or `default` if it is missing. Raises ValueError without a default."""
         self.taken.add(name)
         if name not in self.raw and default is MISSING:
-            raise ValueError(f'{FILE} lacks {name}')
+            raise ValueError(f'{FILE} must have the field {name}')
         return self.raw.get(name, default)
 
     def ignore(self, name: str, used: Any, section: Mapping[str, Any] | None = None) -> None:
@@ -63,9 +63,8 @@ class ConfigFields:
         value = (self.raw if section is None else section).get(name)
         if value not in (None, used):
             self.notes.append(
-                f'{FILE} has {name}={value!r}, which transformers does not read in a '
-                f'{self.raw.get("model_type")}: the model is imported as it computes it, with '
-                f'{used!r}'
+                f'{FILE} has {name}={value!r}, which transformers ignores in a '
+                f'{self.raw.get("model_type")}: the import uses {used!r}, like transformers'
             )
 
     def list_unread(self) -> list[str]:
@@ -87,7 +86,7 @@ class ConfigFields:
             return self.notes
         return [
             *self.notes,
-            f'{FILE} has fields on which no number of the model depends, and they are left out: '
+            f'{FILE} has fields without effect on the model, which were skipped: '
             + '; '.join(parts),
         ]
 
@@ -159,9 +158,7 @@ class FixedField(ConfigEntry):
     def read(self, fields: ConfigFields) -> Flat:
         value = fields.take(self.name, self.value)
         if value not in (self.value, *self.equivalents):
-            raise ValueError(
-                f'{FILE} has {self.name}={value!r}, and our models know {self.value!r} alone'
-            )
+            raise ValueError(f'{FILE} has {self.name}={value!r}; only {self.value!r} is supported')
         return {}
 
     def write(self, flat: Flat) -> Flat:
@@ -218,7 +215,7 @@ class ChoiceField(ConfigEntry):
         theirs = fields.take(self.name, self.default)
         if theirs not in self.names:
             raise ValueError(
-                f'{FILE} has {self.name}={theirs!r}; known: {", ".join(map(str, self.names))}'
+                f'{FILE} has {self.name}={theirs!r}; supported: {", ".join(map(str, self.names))}'
             )
         return {self.path: self.names[theirs]}
 
@@ -308,8 +305,8 @@ class EvenHeadDim(ConfigEntry):
         head_dim = fields.take('head_dim', self.default)
         if head_dim not in (None, width // heads):
             raise ValueError(
-                f'{FILE} has head_dim={head_dim}, and a {fields.raw.get("model_type")} of '
-                f'{width} features and {heads} heads is read with {width // heads} alone'
+                f'{FILE} has head_dim={head_dim}; a {fields.raw.get("model_type")} with {width} '
+                f'features and {heads} heads must have head_dim={width // heads}'
             )
         return {}
 
@@ -428,5 +425,5 @@ class Mxfp4(ConfigEntry):
     def read(self, fields: ConfigFields) -> Flat:
         quantization = fields.take('quantization_config', None) or {}
         if (method := quantization.get('quant_method', 'mxfp4')) != 'mxfp4':
-            raise ValueError(f'{FILE} has quant_method={method!r}, and mxfp4 alone is read')
+            raise ValueError(f"{FILE} has quant_method={method!r}; only 'mxfp4' is supported")
         return {}

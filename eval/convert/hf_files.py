@@ -58,10 +58,10 @@ def has_file(path: Path) -> bool:
         mode = path.stat().st_mode
     except OSError as error:
         if os.path.lexists(path):
-            raise ValueError(f'{path} is a link that leads to no file ({error.strerror})') from None
+            raise ValueError(f'{path} is a broken link ({error.strerror})') from None
         return False
     if not stat.S_ISREG(mode):
-        raise ValueError(f'{path} is no regular file, and nothing else is read')
+        raise ValueError(f'{path} must be a regular file')
     return True
 
 
@@ -71,12 +71,12 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
     Raises ValueError if the file has more than `max_bytes`, is missing, or is not a regular file.
     """
     if not has_file(path):
-        raise ValueError(f'{path.parent} holds no {path.name}')
+        raise ValueError(f'{path.parent} contains no {path.name}')
     with open_regular(path) as file:
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
         raise ValueError(
-            f'{path} has more than {max_bytes:,} bytes: too many for a file of its kind'
+            f'{path} is too large: files of this kind have at most {max_bytes:,} bytes'
         )
     return content
 
@@ -92,9 +92,9 @@ def read_object(path: Path, max_bytes: int) -> dict[str, Any]:
     try:
         value = parse_json(content, parse_int=_parse_integer, object_pairs_hook=_refuse_duplicates)
     except ValueError as error:
-        raise ValueError(f'{path} is no JSON ({error})') from error
+        raise ValueError(f'{path} is not valid JSON ({error})') from error
     if not isinstance(value, dict):
-        raise ValueError(f'{path} holds no JSON object')
+        raise ValueError(f'{path} must contain a JSON object')
     return value
 
 
@@ -109,7 +109,7 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         # The same value twice is harmless. repr tells 1 from true and 1.0, which == does not.
         for name, value in pairs:
             if repr(merged[name]) != repr(value):
-                raise ValueError(f'it has {format_value(name)} twice, with two values')
+                raise ValueError(f'{format_value(name)} occurs twice, with different values')
     return merged
 
 
@@ -139,7 +139,7 @@ class FieldKind:
             return
         if type(value) not in self.types or not self._is_in_bounds(value):
             null = ', or null' if self.nullable else ''
-            yield f'{path}={format_value(value)}, and it must be {self.description}{null}'
+            yield f'{path} must be {self.description}{null}; got {format_value(value)}'
         elif isinstance(value, list) and self.element:
             for i, inner in enumerate(value):
                 yield from self.element.find_errors(f'{path}[{i}]', inner)
@@ -188,13 +188,16 @@ def number_kind(
 
 
 def positive_kind(maximum: float = math.inf, *, nullable: bool = False) -> FieldKind:
-    words = 'a number above 0' + (f', at most {maximum:g}' if math.isfinite(maximum) else '')
+    words = 'a number above 0' + (f' and at most {maximum:g}' if math.isfinite(maximum) else '')
     return FieldKind((int, float), words, 0.0, maximum, is_exclusive=True, nullable=nullable)
 
 
 def list_kind(element: FieldKind, *, nullable: bool = False) -> FieldKind:
     return FieldKind(
-        (list,), f'a list, each of it {element.description}', nullable=nullable, element=element
+        (list,),
+        f'a list with elements that are {element.description}',
+        nullable=nullable,
+        element=element,
     )
 
 
@@ -204,7 +207,7 @@ def object_kind(fields: Mapping[str, FieldKind], *, nullable: bool = False) -> F
 
 FLAG = FieldKind((bool,), 'true or false')
 FLAG_OR_NULL = dataclasses.replace(FLAG, nullable=True)
-TEXT = FieldKind((str,), f'a text of at most {MAX_TEXT} characters')
+TEXT = FieldKind((str,), f'text of at most {MAX_TEXT} characters')
 TEXT_OR_NULL = dataclasses.replace(TEXT, nullable=True)
 SIZE, SIZE_OR_NULL = integer_kind(), integer_kind(nullable=True)
 # A token, or several; some write -1 for none.
@@ -332,15 +335,15 @@ def check_fields(raw: Mapping[str, Any]) -> None:
     A field is invalid if it has another type, is out of its bounds or is not finite.
     """
     if len(raw) > MAX_FIELDS:
-        raise ValueError(f'{CONFIG} has {len(raw):,} fields, and at most {MAX_FIELDS:,} are read')
+        raise ValueError(f'{CONFIG} must have at most {MAX_FIELDS:,} fields; got {len(raw):,}')
     for name, value in raw.items():
         if len(name) > MAX_TEXT or not name.isprintable():
-            raise ValueError(f'{CONFIG} has a field {format_value(name)}, which is no name')
+            raise ValueError(f'{CONFIG} has an invalid field name, {format_value(name)}')
         kind = FIELDS.get(name, DROPOUT if is_dropout(name) else None)
         for wrong in kind.find_errors(name, value) if kind else ():
-            raise ValueError(f'{CONFIG} has {wrong}')
+            raise ValueError(f'{CONFIG}: {wrong}')
         for path in _find_nonfinite(name, value):
-            raise ValueError(f'{CONFIG} has {path}, which is no finite number')
+            raise ValueError(f'{CONFIG} has {path}; numbers must be finite')
 
 
 def is_dropout(name: str) -> bool:
@@ -371,10 +374,12 @@ def read_config(
       ValueError: if there is no such folder or file, and as `read_object` and `check_fields` do.
     """
     if not folder.is_dir():
-        explanation = explain_foreign_weights(folder) or 'nothing is downloaded'
-        raise ValueError(f'{folder} is no folder; {explanation}')
+        explanation = explain_foreign_weights(folder) or (
+            'download the model first and pass its folder'
+        )
+        raise ValueError(f'{folder} is not a local folder; {explanation}')
     if not has_file(folder / CONFIG) and (explanation := explain_foreign_weights(folder)):
-        raise ValueError(f'{folder} holds no {CONFIG}; {explanation}')
+        raise ValueError(f'{folder} contains no {CONFIG}; {explanation}')
     raw = read_object(folder / CONFIG, MAX_CONFIG_BYTES)
     if check_type is not None:
         check_type(raw)
@@ -396,7 +401,7 @@ def check_settings(folder: Path) -> None:
             settings = read_object(folder / name, MAX_SETTINGS_BYTES)
             ends = settings.get('eos_token_id') if name == GENERATION_FILE else None
             for wrong in IDS.find_errors('eos_token_id', ends):
-                raise ValueError(f'{folder / name} has {wrong}')
+                raise ValueError(f'{folder / name}: {wrong}')
     templates = [name for name in list_files_beside(folder) if name.endswith('.jinja')]
     for path in (folder / name for name in dict.fromkeys([TEMPLATE_FILE, *templates])):
         if not has_file(path):
@@ -404,10 +409,10 @@ def check_settings(folder: Path) -> None:
         try:
             read_bytes(path, MAX_TEMPLATE_BYTES).decode()
         except UnicodeDecodeError as error:
-            raise ValueError(f'{path} is no UTF-8 ({error})') from error
+            raise ValueError(f'{path} is not valid UTF-8 ({error})') from error
     path = folder / LIBRARY_FILE
     if has_file(path) and (size := path.stat().st_size) > MAX_TOKENIZER_BYTES:
-        raise ValueError(f'{path} has {size:,} bytes, over {MAX_TOKENIZER_BYTES:,}')
+        raise ValueError(f'{path} must have at most {MAX_TOKENIZER_BYTES:,} bytes; got {size:,}')
 
 
 def list_settings_notes(folder: Path, eos: int) -> list[str]:
@@ -423,15 +428,15 @@ def list_settings_notes(folder: Path, eos: int) -> list[str]:
     notes = []
     if has_file(folder / ADAPTER):
         notes.append(
-            f'{ADAPTER} is there: transformers adds that adapter to the weights, and this import '
-            'has the weights alone. Merge it first, with merge_and_unload of PEFT, if it counts'
+            f"the adapter in {ADAPTER} was not imported. To include it, merge it first with PEFT's "
+            'merge_and_unload'
         )
     if has_file(folder / GENERATION_FILE):
         ends = read_object(folder / GENERATION_FILE, MAX_SETTINGS_BYTES).get('eos_token_id')
         ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
         if ends and eos not in ends:
             notes.append(
-                f'{GENERATION_FILE} ends a text with eos_token_id={format_value(ends)}, and '
-                f'documents end with {eos} here; a chat of eval.serve ends with either'
+                f'{GENERATION_FILE} has eos_token_id={format_value(ends)}, but documents end with '
+                f'{eos} here; generated texts end at any of these tokens'
             )
     return notes

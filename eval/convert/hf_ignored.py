@@ -25,13 +25,13 @@ IGNORED_PREFIXES = ('_', 'summary_')
 
 # Reason -> names of fields that other programs, or earlier versions of transformers, write.
 _NOTED_FIELDS = {
-    'a training program': (
+    'of a training program': (
         'finetuning_task is_llama_config loss_type model_name neftune_noise_alpha'
     ),
-    'code beside the weights, which is not run': 'auto_map custom_pipelines',
+    'code that comes with the weights, which is not run': 'auto_map custom_pipelines',
     'other formats of the model': 'transformers.js_config',
     # transformers removes these from a config (GenerationConfig._get_default_generation_params).
-    'generating text, where generation_config.json counts': (
+    'generation, which generation_config.json determines': (
         'bad_words_ids begin_suppress_tokens diversity_penalty do_sample early_stopping '
         'encoder_no_repeat_ngram_size exponential_decay_length_penalty forced_bos_token_id '
         'forced_eos_token_id length_penalty max_length max_new_tokens min_length min_new_tokens '
@@ -39,27 +39,27 @@ _NOTED_FIELDS = {
         'penalty_alpha remove_invalid_values renormalize_logits repetition_penalty '
         'return_dict_in_generate stop_strings suppress_tokens temperature top_k top_p typical_p'
     ),
-    'the kernels and formats of a run': (
+    'kernels and data types': (
         'attn_implementation experts_implementation output_past tf_legacy_loss torchscript '
         'use_bfloat16 use_flash_attention use_flash_attention_2 use_flash_attn'
     ),
-    'lengths that transformers does not read': (
+    'lengths that transformers ignores': (
         'max_seq_len max_seq_length max_sequence_length model_max_length seq_length '
         'tokenizer_model_max_length'
     ),
-    'the tokenizer': (
+    'of the tokenizer': (
         'bos_token cls_token_id decoder_start_token_id eos_token mask_token_id pad_token prefix '
         'sep_token_id tokenizer_padding_side unk_token'
     ),
-    'heads and encoders that the model lacks': (
+    'heads and encoders that the model does not have': (
         'n_special num_labels predict_special_tokens tie_encoder_decoder'
     ),
-    'the name of the model': 'license name_or_path',
+    'name and license of the model': 'license name_or_path',
 }
 NOTED_FIELDS: dict[str, str] = {
     name: reason for reason, names in _NOTED_FIELDS.items() for name in names.split()
 }
-NOTED_PREFIXES = {'unsloth_': 'a training program'}
+NOTED_PREFIXES = {'unsloth_': 'of a training program'}
 
 # Fields that some models read: without effect only with the value that turns their part off. A
 # family that reads a field takes it, and its entry decides.

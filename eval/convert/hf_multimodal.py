@@ -45,7 +45,7 @@ def find_text_config(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     name, class_defaults = TEXT_MODELS[raw['model_type']]
     text_fields = raw.get('text_config')
     if not isinstance(text_fields, dict):
-        raise ValueError(f'{FILE} has model_type={raw["model_type"]!r} and no text_config')
+        raise ValueError(f'{FILE} with model_type={raw["model_type"]!r} must have a text_config')
     shared = {field: raw[field] for field in SHARED_FIELDS if raw.get(field) is not None}
     # A text_config omits fields with the default of its class.
     return class_defaults | shared | text_fields | {'model_type': name}
@@ -69,4 +69,4 @@ def select_text_tensors(
         prefix = next((candidate for candidate in PREFIXES if name.startswith(candidate)), '')
         text_tensors[PREFIXES.get(prefix, '') + name.removeprefix(prefix)] = tensor
     counts = ', '.join(f'{part} ({count} tensors)' for part, count in left_out.items())
-    return text_tensors, [f'left out, as it reads images: {counts}'] if left_out else []
+    return text_tensors, [f'skipped the modules that read images: {counts}'] if left_out else []

@@ -112,8 +112,8 @@ class RotaryDim:
         head_dim = fields.take('n_embd') // fields.take('n_head')
         if rotated > head_dim or rotated % 2:
             raise ValueError(
-                f'{FILE} has rotary_dim={rotated}, and it must be an even number up to {head_dim}, '
-                'the features of a head: transformers cannot run another'
+                f'{FILE} has rotary_dim={rotated}; it must be even and at most {head_dim}, the '
+                'number of features of a head'
             )
         return {
             'attention.rope_base': self.base,
@@ -145,14 +145,14 @@ class RopeByKind:
         local = local or self.local_base
         parameters = fields.take('rope_parameters', None) or {}
         if not parameters.keys() <= {FULL, SLIDING}:
-            raise ValueError(f'{FILE} has rope_parameters that are not by {FULL} and {SLIDING}')
+            raise ValueError(f'the keys of rope_parameters in {FILE} must be {FULL} and {SLIDING}')
         full = dict(parameters.get(FULL) or {}) | (fields.take('rope_scaling', None) or {})
         fields.ignore('truncate', True, full)  # their code looks for it beside FULL and SLIDING
         full.pop('truncate', None)
         fraction = fields.take('partial_rotary_factor', None) or 1.0
         window_fields = read_rope(parameters.get(SLIDING) or {}, local, fraction, fields)
         if 'attention.rope_scaling' in window_fields:
-            raise ValueError(f'{FILE} scales the RoPE of {SLIDING}, which our models do not')
+            raise ValueError(f'{FILE} scales the RoPE of {SLIDING}, which is not supported')
         full_fields = read_rope(full, base, fraction, fields)
         kinds = self.window.list_kinds(fields)
         if len({*kinds}) == 1:  # fewer layers than a period may all have a window
@@ -181,7 +181,8 @@ class NoRopeLayers:
         period = has_rope.index(0) + 1 if 0 in has_rope else 0
         if period and has_rope != [int((i + 1) % period != 0) for i in range(len(has_rope))]:
             raise ValueError(
-                f'{FILE} has no_rope_layers in an order that our models lack: each n-th has none'
+                f'the order of no_rope_layers in {FILE} is not supported: only every n-th layer '
+                'may lack RoPE'
             )
         return {'attention.no_rope_every': period}
 
@@ -230,15 +231,15 @@ def read_rope(
     remaining.pop('type', None)
     if kind not in kinds:
         # ntk: a name of other programs, whose rules differ.
-        absence = '' if kind in SCALING_OPTIONS else ', which transformers has not either'
-        raise ValueError(f'{FILE} has rope_type={kind!r}{absence}; known: {", ".join(kinds)}')
+        absence = '' if kind in SCALING_OPTIONS else ', which transformers does not support either'
+        raise ValueError(f'{FILE} has rope_type={kind!r}{absence}; supported: {", ".join(kinds)}')
     fraction = float(remaining.pop('partial_rotary_factor', fraction))
     if fraction != 1 and not is_partial:
         if kind != 'default':
             raise ValueError(
-                f'{FILE} has partial_rotary_factor={fraction} with rope_type={kind!r}: '
-                f'transformers cannot run such a {fields.raw.get("model_type")}, whose code turns '
-                'whole heads. Take one of the two out.'
+                f'{FILE} has partial_rotary_factor={fraction} and rope_type={kind!r}, which '
+                f'transformers cannot combine in a {fields.raw.get("model_type")}: its code '
+                'rotates whole heads. Remove one of the two.'
             )
         fields.ignore('partial_rotary_factor', 1.0, {'partial_rotary_factor': fraction})
         fraction = 1.0
@@ -260,11 +261,11 @@ def read_rope(
     for name, ours in SCALING_OPTIONS[kind].items():
         value = remaining.pop(name, None)
         if value is None and name not in OMITTABLE:
-            raise ValueError(f'{FILE} has rope_type={kind!r} without {name}')
+            raise ValueError(f'{FILE} with rope_type={kind!r} must have {name}')
         if value is not None:
             options[ours] = _convert_value(name, value)
     if remaining:
-        raise ValueError(f'{FILE} has rope_parameters that are not known: {", ".join(remaining)}')
+        raise ValueError(f'{FILE} has unknown rope_parameters: {", ".join(remaining)}')
     return {f'attention.{name}': value for name, value in options.items()}
 
 
@@ -349,15 +350,19 @@ class Window:
         listed_kinds = fields.take('layer_types', None)
         kinds = listed_kinds or default_kinds
         if unknown := sorted({*kinds} - {SLIDING, FULL}):
-            raise ValueError(f'{FILE} has layer_types {", ".join(unknown)}, which our models lack')
+            raise ValueError(
+                f'{FILE} has layer_types {", ".join(unknown)}; supported: {SLIDING}, {FULL}'
+            )
         if not self.has_types and kinds != default_kinds:
             raise ValueError(
-                f'{FILE} has layer_types={listed_kinds!r}, and all layers of a '
-                f'{fields.raw.get("model_type")} are {default_kinds[0]}'
+                f'{FILE} has layer_types={listed_kinds!r}; all layers of a '
+                f'{fields.raw.get("model_type")} must be {default_kinds[0]}'
             )
         if window is None or set(kinds) == {FULL}:
             if SLIDING in kinds:
-                raise ValueError(f'{FILE} has layer_types with {SLIDING}, and no sliding_window')
+                raise ValueError(
+                    f'{FILE} has layer_types with {SLIDING}, so it must have a sliding_window'
+                )
             return {}
         if set(kinds) == {SLIDING}:
             return {'attention.window': window}
@@ -367,8 +372,8 @@ class Window:
         place = (first + 1) % period
         if kinds != list_kinds(layers, period, place):
             raise ValueError(
-                f'{FILE} has layer_types in an order that our models lack: they have a full layer '
-                'at one place of each n layers'
+                f'the order of layer_types in {FILE} is not supported: there must be one full '
+                'layer, at the same place, in every n layers'
             )
         fields_read = {'attention.window': window, 'attention.full_every': period}
         return fields_read | ({'attention.full_at': place} if place else {})

@@ -44,12 +44,13 @@ def check_counts(
         n_stored = count_numbers(family, letter, stored)
         if name is not None and name in raw and n_stored is not None and raw[name] > n_stored:
             raise ValueError(
-                f'{CONFIG} has {name}={raw[name]}, and the files hold tensors of {n_stored} {unit}'
+                f'{CONFIG} has {name}={raw[name]}, but the files contain tensors of {n_stored} '
+                f'{unit}'
             )
     for name in LAYER_LISTS:
         if raw.get(name) and layers in raw and len(raw[name]) != raw[layers]:
             raise ValueError(
-                f'{CONFIG} has {name} with {len(raw[name])} entries, and {layers}={raw[layers]}'
+                f'{CONFIG} has {name} with {len(raw[name])} entries, but {layers}={raw[layers]}'
             )
 
 
@@ -128,6 +129,6 @@ def check_shapes(
                 sorted(f'{field}={size}' for field, size in size_fields if field)
             )
             raise ValueError(
-                f'the tensors do not fit {CONFIG}: {name} is {list(shape)}, and {list(expected)} '
-                f'is wanted by {sizes_text}'
+                f'the tensors do not match {CONFIG}: {name} must be {list(expected)} by '
+                f'{sizes_text}; got {list(shape)}'
             )

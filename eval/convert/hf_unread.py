@@ -24,21 +24,21 @@ _LACKING_PARTS = {
         'axk1 deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa longcat_flash '
         'minicpm3 mistral4 sarvam_mla youtu'
     ),
-    'an expert that all tokens share, beside the chosen ones': (
+    'a shared expert, used by all tokens besides the chosen experts': (
         'dots1 ernie4_5_moe glm4_moe granitemoeshared hunyuan_v1_moe qwen2_moe'
     ),
-    'AltUp and LAuReL, and inputs of each layer': 'gemma3n',
-    'inputs of each layer (per_layer_input), and an encoder of images': 'gemma4',
-    'attention within chunks, and an expert that all tokens share': 'llama4',
-    'an encoder, and attention of the decoder to it': (
+    'AltUp, LAuReL and per-layer inputs': 'gemma3n',
+    'per-layer inputs (per_layer_input) and an image encoder': 'gemma4',
+    'attention within chunks, and a shared expert': 'llama4',
+    'an encoder and cross-attention': (
         'bart blenderbot led longt5 m2m_100 marian mbart mt5 pegasus prophetnet '
         'switch_transformers t5 umt5 whisper'
     ),
-    'attention to both sides: it predicts masked tokens and not the next': (
+    'bidirectional attention (it predicts masked tokens)': (
         'albert bert camembert deberta deberta_v2 distilbert electra modernbert mpnet roberta '
         'xlm_roberta'
     ),
-    'an encoder of images': (
+    'an image encoder': (
         'aya_vision cohere2_vision idefics3 internvl llava llava_next llava_onevision mistral3 '
         'mllama paligemma qwen2_5_vl qwen2_vl qwen3_vl qwen3_vl_moe smolvlm'
     ),
@@ -53,15 +53,15 @@ FOREIGN_CODE = (
 # Types of which the importer has no table -> what such a table has to convert.
 LACKING_TABLES = {
     'bloom': 'ALiBi, a norm of the embeddings, and queries, keys and values interleaved by head',
-    'codegen': 'RoPE that pairs neighbouring features, and a bias of the logits',
-    'cohere': 'RoPE that pairs neighbouring features, and a factor of the logits (logit_scale)',
-    'falcon': 'ALiBi or RoPE, one or two norms of parallel parts, and grouped queries in a tensor',
-    'gpt_bigcode': 'heads that share keys and values in a tensor with all queries',
-    'gpt_neo': 'scores without a factor, and a bias of the output of attention alone',
-    'mpt': 'ALiBi, LayerNorm without biases, and queries that may be clipped (clip_qkv)',
-    'opt': 'learned positions that begin at 2, and norms before or after a part',
-    'phi': 'one norm of parallel parts, a part of each head turned, and a bias of the logits',
-    'stablelm': 'LayerNorm with a part of each head turned, and norms of queries by head',
+    'codegen': 'RoPE on neighbouring features, and a bias of the logits',
+    'cohere': 'RoPE on neighbouring features, and a factor of the logits (logit_scale)',
+    'falcon': 'ALiBi or RoPE, one or two norms of parallel sublayers, fused grouped queries',
+    'gpt_bigcode': 'multi-query attention with queries, keys and values in one tensor',
+    'gpt_neo': 'attention scores without a factor, and a bias of the attention output only',
+    'mpt': 'ALiBi, LayerNorm without biases, and optional clipping (clip_qkv)',
+    'opt': 'learned positions that begin at 2, and norms before or after a sublayer',
+    'phi': 'one norm for parallel sublayers, RoPE on a part of each head, a bias of the logits',
+    'stablelm': 'LayerNorm, RoPE on a part of each head, and norms of queries by head',
 }
 
 
@@ -75,11 +75,11 @@ def describe_unread(raw: Mapping[str, Any], read_types: Collection[str]) -> str:
       read_types: the types that are read.
     """
     name = str(raw['model_type'])
-    prefix = f'config.json has model_type={name[:60]!r}, which is not read'
+    prefix = f'config.json has model_type={name[:60]!r}, which is not supported'
     if part := LACKING_PARTS.get(name):
         return f'{prefix}: our models lack {part}'
     if table := LACKING_TABLES.get(name):
         return f'{prefix}: the importer has no table of its tensors and fields ({table})'
     is_foreign = bool(raw.get('auto_map')) or name in FOREIGN_CODE.split()
-    reason = ': its code lies beside the weights and is not run' if is_foreign else ''
-    return f'{prefix}{reason}. Types that are read: {", ".join(sorted(read_types))}'
+    reason = ': its code comes with the weights and is not run' if is_foreign else ''
+    return f'{prefix}{reason}. Supported: {", ".join(sorted(read_types))}'

@@ -44,7 +44,7 @@ class WeightReader:
         for place in places:
             dtype = stored[place.name].dtype
             if not np.issubdtype(dtype, np.floating) and dtype != ml_dtypes.bfloat16:
-                raise ValueError(f'{place.name} is {dtype}: quantised weights are not read')
+                raise ValueError(f'{place.name} is {dtype}; quantised weights are not supported')
         self.shapes, self.n_bytes_read = shapes, 0
         self._stored, self._packed = stored, packed
         self._factors, self._constants = factors, constants

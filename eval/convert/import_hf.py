@@ -132,10 +132,10 @@ def import_folder(
         check(recipe)
     except ValueError as error:
         theirs = hf_sizes.size_names(family, raw)
-        fields_there = [f'{name} there' for path, name in theirs.items() if path in str(error)]
+        fields_there = [name for path, name in theirs.items() if path in str(error)]
         raise ValueError(
-            f'{hf_config.FILE} is of no model that ours can be: {error}'
-            + (f' ({", ".join(fields_there)})' if fields_there else '')
+            f'{hf_config.FILE} describes a model that is not supported: {error}'
+            + (f' (in {hf_config.FILE}: {", ".join(fields_there)})' if fields_there else '')
         ) from error
     learner = build_cpu_learner(recipe, vocab_size)
     shapes = param_shapes(learner)
@@ -143,7 +143,7 @@ def import_folder(
     for part, biases in fields.get(hf_config.ZERO_BIASES, {}).items():
         zero_biases = shapes.keys() & {f'layers/{path}' for path in biases}
         constants |= dict.fromkeys(zero_biases, 0.0)
-        notes.append(f'no biases of {part} there: they are 0, and are trained with the others')
+        notes.append(f'the files have no biases of {part}: they start at 0 and are trained')
     # Constants have no tensor in the files.
     stored_shapes = {path: shape for path, shape in shapes.items() if path not in constants}
     places = match_tensors(family, recipe, stored_shapes, stored)
@@ -151,11 +151,14 @@ def import_folder(
     reader = WeightReader(shapes, places, stored, packed, factors, constants)
     params = read_params(reader, named_leaves(learner.description.specs), mesh or one_device_mesh())
     if raw.get('vocab_size') not in (None, vocab_size):
-        notes.append(f'vocab_size={raw["vocab_size"]}, and the table has {vocab_size} rows: taken')
+        notes.append(
+            f'vocab_size={raw["vocab_size"]}, but the embedding has {vocab_size} rows: using '
+            f'{vocab_size}'
+        )
     notes += fields.get(hf_config.NOTES, ())
     notes += factor_notes(recipe, dtype, constants)
     if dropouts := hf_config.list_dropouts(raw):
-        notes.append(f'trained with {", ".join(dropouts)}: no dropout is set here')
+        notes.append(f'the model was trained with {", ".join(dropouts)}; here dropout is off')
     notes += list_tokenizer_notes(folder, tokenizer, spec)
     return ImportedModel(
         model_type=raw['model_type'],
@@ -214,7 +217,7 @@ def recipe_for(fields: Mapping[str, Any], base: Mapping[str, Any], tokenizer: st
         data_fields['data.seq_len'] = min(longest, MAX_SEQ_LEN)
     model_fields = {path: value for path, value in fields.items() if not path.startswith('@')}
     if unknown := model_fields.keys() - FIELDS.keys():
-        raise ValueError(f'our models lack {", ".join(sorted(unknown))}')
+        raise ValueError(f'not supported: {", ".join(sorted(unknown))}')
     # Options are reset to None, so that those of `base` do not leak into the model.
     values = (
         dict.fromkeys(options)
@@ -244,9 +247,9 @@ def read_embedding_size(family: Family, stored: Mapping[str, StoredTensor]) -> t
     # From the tensor, not from config.json: some models pad the table.
     name = next(row.name for row in family.rows if row.paths == ('embedding',))
     if name not in stored:
-        raise ValueError(f'the files hold no {name}; they have {format_list(stored)}')
+        raise ValueError(f'the files must contain {name}; they have {format_list(stored)}')
     if len(stored[name].shape) != 2:
-        raise ValueError(f'{name} is {list(stored[name].shape)}, and a matrix is wanted')
+        raise ValueError(f'{name} must be a matrix; its shape is {list(stored[name].shape)}')
     return stored[name].shape[0], stored[name].dtype
 
 
@@ -276,7 +279,7 @@ def match_tensors(
     if recipe.model.tie_embeddings:  # some files hold the table twice
         left_over = [n for n in left_over if not _is_second_table(family, n, stored)]
     wrong = [
-        f'{name} is {list(stored[name].shape)}, and {list(expected_shape)} is wanted'
+        f'{name} is {list(stored[name].shape)}, not {list(expected_shape)}'
         for name, place in expected.items()
         if name in stored
         if stored[name].shape
@@ -285,14 +288,14 @@ def match_tensors(
     covered = {path for place in expected.values() for path in place.row.paths}
     without_tensor = sorted(shapes.keys() - covered)
     problems = {
-        'missing': missing,
-        'left over': left_over,
-        'of another shape': wrong,
-        'without a tensor in the files': without_tensor,
+        'missing tensors': missing,
+        'unknown tensors': left_over,
+        'wrong shapes': wrong,
+        'parameters without a tensor': without_tensor,
     }
     reports = [f'{problem}: {format_list(names)}' for problem, names in problems.items() if names]
     if reports:
-        raise ValueError(f'the tensors do not fit config.json; {"; ".join(reports)}')
+        raise ValueError(f'the tensors do not match config.json: {"; ".join(reports)}')
     return [expected[name] for name in stored if name in expected]
 
 
@@ -310,8 +313,8 @@ def _is_second_table(family: Family, name: str, stored: Mapping[str, StoredTenso
     ):
         return True
     raise ValueError(
-        f'config.json ties {name} to the embedding (tie_word_embeddings), and the file holds '
-        'another one. Set it to false there if the file is right.'
+        f'config.json ties {name} to the embedding (tie_word_embeddings), but the files contain a '
+        'different tensor. If the files are right, set tie_word_embeddings to false.'
     )
 
 
@@ -346,9 +349,9 @@ def factor_notes(recipe: Recipe, dtype: np.dtype, constants: Container[str]) -> 
     if SCALE not in constants or factor == float32_factor:
         return []
     return [
-        f'transformers multiplies embeddings by sqrt({recipe.model.d_model}) rounded to the dtype '
-        f'it loads weights in: {factor:.8g} in {dtype}, that of the files, and so here; '
-        f'{float32_factor:.8g} if they are loaded in float32, where its logits are others'
+        f'embeddings are multiplied by sqrt({recipe.model.d_model}) = {factor:.8g}, rounded to the '
+        f'dtype of the files, {dtype}. If transformers loads them in float32, it uses '
+        f'{float32_factor:.8g} and its logits differ.'
     ]
 
 
@@ -404,24 +407,24 @@ def list_tokenizer_notes(folder: Path, tokenizer: Tokenizer, spec: str) -> list[
     """
     path = find_vocabulary(folder)
     if isinstance(tokenizer, tokenizers.TokenIds):
-        ids = f'texts are token ids, data.tokenizer={spec}'
+        ids = f'texts must be token ids (data.tokenizer={spec})'
         if path is None:
-            return [f'no {LIBRARY_FILE} there, and no other vocabulary: {ids}']
+            return [f'{ids}: the folder has no {LIBRARY_FILE} and no other vocabulary']
         try:
             read_vocabulary(path)
         except ValueError as error:
             is_made = LIBRARY_FILE in str(error)
-            return [f'{ids}: {error}{" Then import the folder again" * is_made}']
+            return [f'{ids}: {error}{" Then import the folder again." * is_made}']
     if not isinstance(tokenizer, tokenizers.SubwordTokenizer):
         return []
     notes = []
     if path is not None and path.name != LIBRARY_FILE:
-        notes.append(f'{LIBRARY_FILE} is made of {path.name}, with the same ids')
+        notes.append(f'{LIBRARY_FILE} was made from {path.name}, with the same ids')
     without_row = [f'{token!r} ({i})' for i, token in tokenizer.list_tokens_without_row().items()]
     if without_row:
         notes.append(
-            f'{LIBRARY_FILE} has tokens without a row in the model, which has '
-            f'{tokenizer.vocab_size}: {format_list(without_row)}; a text with one is refused'
+            f'{LIBRARY_FILE} has tokens beyond the {tokenizer.vocab_size} rows of the embedding: '
+            f'{format_list(without_row)}. A text that contains one is refused.'
         )
     return notes
 

@@ -45,20 +45,19 @@ def check_arguments(runs: Sequence[str], keep: str | None, basis: int | None, ba
       base: the flag --base.
     """
     if len(runs) < 2:
-        raise ValueError(f'merge takes two checkpoints or more; got {", ".join(runs)} alone')
+        raise ValueError(f'merge needs at least two checkpoints; got only {", ".join(runs)}')
     if basis is None:
         if base:
-            raise ValueError(f'--base={base} is what --basis takes differences from; add --basis=P')
+            raise ValueError(f'--base={base} is used only with --basis; add --basis=P')
         return
     if not base:
-        raise ValueError('--basis keeps differences from a model; add --base=RUN, where all began')
+        raise ValueError('--basis needs --base=RUN, the run from which all runs started')
     if keep:
-        raise ValueError(f'--keep={keep} is of a mean, and --basis rebuilds each; leave one out')
-    if not 1 <= basis <= len(runs):
         raise ValueError(
-            f'--basis must be from 1 to {len(runs)}, the number of models, where nothing is lost; '
-            f'got {basis}'
+            f'--keep={keep} and --basis exclude each other: --keep is for means. Leave one out.'
         )
+    if not 1 <= basis <= len(runs):
+        raise ValueError(f'--basis must be from 1 to {len(runs)}, the number of runs; got {basis}')
 
 
 def check_alike(checkpoints: Sequence[Checkpoint]) -> None:
@@ -79,13 +78,14 @@ def check_alike(checkpoints: Sequence[Checkpoint]) -> None:
         ]
         if different:
             raise ValueError(
-                f'only models of one architecture can be merged; {first.path} and '
+                f'merged models must have the same architecture; {first.path} and '
                 f'{checkpoint.path} have {", ".join(different)}'
             )
         if read_tokenizer_files(first.tokenizer) != read_tokenizer_files(checkpoint.tokenizer):
             raise ValueError(
-                f'{first.path} and {checkpoint.path} have different tokenizers, so that equal rows '
-                'of their embeddings are different tokens. Train them with one data.tokenizer.'
+                f'merged models must have the same tokenizer, so that rows of their embeddings '
+                f'match; those of {first.path} and {checkpoint.path} differ. Train both with one '
+                'data.tokenizer.'
             )
         check_tree(state_record(checkpoint.weights), state_record(first.weights), checkpoint.path)
 
@@ -94,9 +94,8 @@ def check_stored_as_used(checkpoint: Checkpoint, action: str) -> None:
     """Raises ValueError for a model with a reparametrisation. action: the verb in the error."""
     if (name := checkpoint.recipe.model.reparam) != 'none':
         raise ValueError(
-            f'{checkpoint.path} has model.reparam={name}, and the weights that it uses are to be '
-            f'{action}, not those that it stores: "python -m eval.convert fold --to=none" stores '
-            'them'
+            f'a model must have model.reparam=none to be {action}; {checkpoint.path} has {name}. '
+            'First run "python -m eval.convert fold --to=none", which stores the weights in use.'
         )
 
 

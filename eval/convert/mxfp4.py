@@ -46,7 +46,8 @@ def unpack_tensors(
             shape = packed[stem + SCALES].shape
             if blocks.shape != (*shape, 16) or len(shape) != 3:
                 raise ValueError(
-                    f'{name} is {list(blocks.shape)}, and its scales are {list(shape)}'
+                    f'{name} must have the three axes of its scales and a fourth of 16; got '
+                    f'{list(blocks.shape)} and scales {list(shape)}'
                 )
             n_experts, n_outputs, groups = shape
             whole = (n_experts, GROUP * groups, n_outputs)

@@ -79,14 +79,14 @@ class Pruning:
         """
         if SCORES[self.score].needs_general and not source:
             raise ValueError(
-                f'--score={self.score} reads a general text too, whose importance its gradients '
-                'have; add --general=SOURCE, or take --score=taylor'
+                f'--score={self.score} also needs a general text: add --general=SOURCE, or use '
+                '--score=taylor'
             )
         if source and not SCORES[self.score].needs_general:
             dual = ', '.join(name for name, row in SCORES.items() if row.needs_general)
             raise ValueError(
-                f'--score={self.score} reads --text alone; leave --general={source} out, or take '
-                f'one of {dual}'
+                f'--score={self.score} reads only --text: leave out --general={source}, or use '
+                f'one of these scores: {dual}'
             )
 
 
@@ -323,12 +323,14 @@ def read_text_rows(checkpoint: Checkpoint, source: str, flag: str) -> np.ndarray
     fields, tokenizer, tokens = checkpoint.recipe.data, checkpoint.tokenizer, []
     opened = open_source(source, fields.text_field)
     if opened.is_chat:
-        raise ValueError(f'{flag}={source} has conversations; give a text, such as text:GLOB')
+        raise ValueError(
+            f'{flag} must be plain text, such as text:GLOB; got conversations, {source}'
+        )
     for _, parts in opened.documents():
         text = ''.join(codecs.iterdecode(parts or (), 'utf-8', 'replace'))
         tokens += [tokenizer.bos_id, *tokenizer.encode(text)] if text else []
     if len(tokens) < 2:
-        raise ValueError(f'{flag}={source} holds no text')
+        raise ValueError(f'{flag}={source} contains no text')
     length = min(fields.seq_len, len(tokens))
     n_rows = len(tokens) // length
     return np.array(tokens[: n_rows * length], np.int32).reshape(n_rows, length)

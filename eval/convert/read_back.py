@@ -37,10 +37,10 @@ class FileComparison(NamedTuple):
     def describe(self, folder: Path) -> str:
         """Returns a line on the two models that were compared, and by which numbers."""
         return (
-            f'read back from {folder}, {self.n_bytes / 1e6:,.3f} MB of weights: the logits of the '
-            f'checkpoint and of the files, for {ROWS} rows of {self.length} random tokens, differ '
-            f'by at most {self.difference:.1e} of the largest, {self.largest:.3g}; both were '
-            'computed in float32 here, transformers was not run'
+            f'read back {self.n_bytes / 1e6:,.3f} MB of weights from {folder}: for {ROWS} rows of '
+            f'{self.length} random tokens, logits of files and checkpoint differ by at most '
+            f'{self.difference:.1e} of the largest, {self.largest:.3g} (float32; transformers was '
+            'not run)'
         )
 
 
@@ -63,7 +63,9 @@ def compare_files(folder: Path, checkpoint: Checkpoint, expected: float) -> File
         again = import_folder(folder, to_dict(checkpoint.recipe), folder, cpu)
     except (ValueError, OSError) as error:
         (folder / CONFIG).unlink(missing_ok=True)
-        raise ValueError(f'{folder} was written, and cannot be read back: {error}') from error
+        raise ValueError(
+            f'{folder} was written but cannot be read back, so {CONFIG} was removed: {error}'
+        ) from error
     nested = unflatten_dict(jax.device_get(again.params), sep='/')
     logits = compute_logits(again.recipe, vocab_size, {'params': nested}, 'float32', length)
     before = jax.device_get(checkpoint.variables)
@@ -72,9 +74,9 @@ def compare_files(folder: Path, checkpoint: Checkpoint, expected: float) -> File
     if not difference <= max(TOLERANCE, 2 * expected):
         (folder / CONFIG).unlink(missing_ok=True)
         raise ValueError(
-            f'{folder} was written, and its files are of another model: read back, their logits '
-            f'differ by {difference:.1e} of the largest, and {expected:.1e} was computed before '
-            f'writing. {CONFIG} was removed.'
+            f'{folder} was written, but its files contain a different model: their logits differ '
+            f'by {difference:.1e} of the largest; before writing, the difference was '
+            f'{expected:.1e}. {CONFIG} was removed.'
         )
     largest = float(np.max(np.abs(checkpoint_logits)))
     return FileComparison(difference, largest, length, again.n_bytes_read)

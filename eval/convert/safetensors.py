@@ -78,52 +78,56 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     """
 
     def make_error(reason: str) -> ValueError:
-        return ValueError(f'{path} is no safetensors file that can be read: {reason}')
+        return ValueError(f'{path} is not a valid safetensors file: {reason}')
 
     if not has_file(path):
-        raise ValueError(f'{path.parent} holds no {path.name}')
+        raise ValueError(f'{path.parent} contains no {path.name}')
     size = path.stat().st_size
     with open_regular(path) as file:
         if size < 8:
-            raise make_error(f'it has {size} bytes, and the length of its header alone takes 8')
+            raise make_error(f'it must have at least 8 bytes, the length of its header; got {size}')
         length = int.from_bytes(file.read(8), 'little')
         if length > MAX_HEADER_BYTES:
-            raise make_error(f'its header would have {length:,} bytes, over {MAX_HEADER_BYTES:,}')
+            raise make_error(
+                f'its header must have at most {MAX_HEADER_BYTES:,} bytes; got {length:,}'
+            )
         if length > size - 8:
-            raise make_error(f'its header has {length:,} bytes, and the file {size:,}: it is cut')
+            raise make_error(
+                f'it is truncated: its header has {length:,} bytes, the whole file {size:,}'
+            )
         try:
             text = file.read(length).decode()
             header = json.loads(text, object_pairs_hook=_refuse_duplicates)
         except (ValueError, RecursionError) as error:
-            raise make_error(f'its header is no JSON of names that differ ({error})') from error
+            raise make_error(f'its header must be JSON with unique names ({error})') from error
     if not isinstance(header, dict):
-        raise make_error('its header is no JSON object')
+        raise make_error('its header must be a JSON object')
     header.pop(METADATA, None)
     if len(header) > MAX_TENSORS:
-        raise make_error(f'it has {len(header):,} tensors, over {MAX_TENSORS:,}')
+        raise make_error(f'it must have at most {MAX_TENSORS:,} tensors; got {len(header):,}')
     tensors, data_bytes = {}, size - 8 - length
     for name, entry in header.items():
         if not is_name(name, MOST_NAME):
-            raise make_error(f'{format_value(name)} is no name of a tensor')
+            raise make_error(f'{format_value(name)} is not a valid name of a tensor')
         match entry:
             case {'dtype': str(code), 'shape': list(shape), 'data_offsets': [begin, end]}:
                 pass
             case _:
-                raise make_error(f'{name} lacks dtype, shape or two data_offsets')
+                raise make_error(f'{name} must have a dtype, a shape and two data_offsets')
         if not all(type(n) is int and 0 <= n < MAX_FILE_BYTES for n in (*shape, begin, end)):
-            raise make_error(f'shape and data_offsets of {name} must be numbers of at least 0')
+            raise make_error(f'shape and data_offsets of {name} must be integers of at least 0')
         if len(shape) > MAX_AXES:
-            raise make_error(f'{name} has {len(shape):,} axes, over {MAX_AXES}')
+            raise make_error(f'{name} must have at most {MAX_AXES} axes; got {len(shape):,}')
         if code not in DTYPES:
             raise make_error(
-                f'{name} has dtype {format_value(code)[1:-1]}; known are {", ".join(DTYPES)}'
+                f'{name} has dtype {format_value(code)[1:-1]}; supported: {", ".join(DTYPES)}'
             )
         dtype = np.dtype(DTYPES[code])
         n_bytes = math.prod(shape) * dtype.itemsize
         if n_bytes != end - begin:
             raise make_error(
-                f'{name} is {code}{list(shape)}, {n_bytes:,} bytes, and its data_offsets '
-                f'{begin}:{end} have {end - begin:,}'
+                f'{name} is {code}{list(shape)}, {n_bytes:,} bytes, but its data_offsets '
+                f'{begin}:{end} span {end - begin:,}'
             )
         tensors[name] = StoredTensor(path, dtype, tuple(shape), begin + 8 + length)
     # By size too: an empty tensor begins where the next tensor does, and must come first.
@@ -132,14 +136,14 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     position, previous = 8 + length, 'the header'
     for name, stored in tensors.items():
         if stored.begin != position:
-            defect = 'overlap' if stored.begin < position else 'have a hole between them'
+            defect = 'overlap' if stored.begin < position else 'have a gap between them'
             raise make_error(f'{previous} and {name} {defect}')
         position, previous = stored.begin + stored.n_bytes, name
     if position != size:
         tensor_bytes = position - 8 - length
-        defect = 'it is cut' if position > size else 'bytes follow the last tensor'
+        defect = 'it is truncated' if position > size else 'bytes follow the last tensor'
         raise make_error(
-            f'its tensors have {tensor_bytes:,} bytes, and {data_bytes:,} are there: {defect}'
+            f'{defect}: its tensors have {tensor_bytes:,} bytes, its data {data_bytes:,}'
         )
     return tensors
 
@@ -156,7 +160,7 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     merged = dict(pairs)
     if len(merged) < len(pairs):
         ((name, _),) = Counter(name for name, _ in pairs).most_common(1)
-        raise ValueError(f'{format_value(name)} twice')
+        raise ValueError(f'{format_value(name)} occurs twice')
     return merged
 
 
@@ -174,30 +178,31 @@ def read_folder(folder: Path) -> dict[str, StoredTensor]:
         return read_header(folder / ONE_FILE)
     if not has_file(index):
         explanation = explain_foreign_weights(folder) or (
-            'Weights in other forms are not read; save_pretrained of transformers writes '
-            'safetensors.'
+            'Other formats are not supported; save_pretrained of transformers writes safetensors.'
         )
-        raise ValueError(f'{folder} holds neither {ONE_FILE} nor {INDEX}. {explanation}')
+        raise ValueError(f'{folder} contains neither {ONE_FILE} nor {INDEX}. {explanation}')
     file_names = read_object(index, MAX_HEADER_BYTES).get('weight_map')
     if not isinstance(file_names, dict) or not file_names:
-        raise ValueError(f'{index} is no index with a weight_map')
+        raise ValueError(f'{index} must have a weight_map that is not empty')
     for name, file in file_names.items():
         # A name in an index must not lead out of the folder.
         is_file = isinstance(file, str) and is_name(file, MOST_FILE) and '\\' not in file
         if not is_file or file in ('', '..') or file != Path(file).name:
             raise ValueError(
-                f'{index} names {format_value(file)} for {format_value(name)}: a file beside it is '
-                'wanted, and no path'
+                f'{index} names {format_value(file)} for {format_value(name)}; it must name a file '
+                'in its own folder'
             )
         if not is_name(name, MOST_NAME):
-            raise ValueError(f'{index} has {format_value(name)}, which is no name of a tensor')
+            raise ValueError(f'{index} has an invalid name of a tensor, {format_value(name)}')
     tensors: dict[str, StoredTensor] = {}
     for file in sorted({*file_names.values()}):
         if not has_file(folder / file):
-            raise ValueError(f'{index} names {file}, which is not there')
+            raise ValueError(f'{index} names {file}, which does not exist')
         file_tensors = read_header(folder / file)
         if duplicates := sorted(file_tensors.keys() & tensors.keys()):
-            raise ValueError(f'{folder / file} holds tensors of another file: {duplicates[0]}')
+            raise ValueError(
+                f'{folder / file} repeats tensors of another file, such as {duplicates[0]}'
+            )
         tensors |= file_tensors
     wrong = [
         n for n in file_names.keys() | tensors.keys() if n not in tensors or n not in file_names
@@ -206,14 +211,14 @@ def read_folder(folder: Path) -> dict[str, StoredTensor]:
         n for n in file_names.keys() & tensors.keys() if tensors[n].file.name != file_names[n]
     ]
     if wrong:
-        raise ValueError(f'{index} and its files do not agree on {", ".join(sorted(wrong)[:5])}')
+        raise ValueError(f'{index} and its files disagree on {", ".join(sorted(wrong)[:5])}')
     return tensors
 
 
 def list_unread_files(folder: Path) -> list[str]:
     """Returns notes on files of weights that are not read."""
     if has_file(folder / ONE_FILE) and os.path.lexists(folder / INDEX):
-        return [f'{ONE_FILE} is read, as transformers does, and not the files of {INDEX} beside it']
+        return [f'{ONE_FILE} was read, as by transformers; the files of {INDEX} were ignored']
     return []
 
 
@@ -263,7 +268,7 @@ def write_file(path: Path, tensors: Mapping[str, Tensor]) -> None:
         for name, tensor in tensors.items():
             array = np.asarray(tensor.make(), tensor.dtype, order='C')
             if array.shape != tuple(tensor.shape):
-                raise ValueError(f'{name} is {array.shape}, and {tensor.shape} was announced')
+                raise ValueError(f'{name} must have the shape {tensor.shape}; got {array.shape}')
             file.write(array.reshape(-1).view(np.uint8).data)
             # Frees the memory before the next tensor is computed.
             del array

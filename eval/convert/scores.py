@@ -114,7 +114,7 @@ def largest_per_output(ranks_IO: np.ndarray, share: float) -> np.ndarray:
     Ties go to the first numbers, so that the count is exact. Raises ValueError for a share of less
     than a single number.
     """
-    return _largest(ranks_IO, share, 'inputs of an output')
+    return _largest(ranks_IO, share, 'inputs per output')
 
 
 def largest_per_matrix(ranks_IO: np.ndarray, share: float) -> np.ndarray:
@@ -123,7 +123,7 @@ def largest_per_matrix(ranks_IO: np.ndarray, share: float) -> np.ndarray:
     Otherwise like `largest_per_output`.
     """
     flat_ranks = ranks_IO.reshape(*ranks_IO.shape[:-2], -1, 1)
-    return _largest(flat_ranks, share, 'weights of a matrix').reshape(ranks_IO.shape)
+    return _largest(flat_ranks, share, 'weights per matrix').reshape(ranks_IO.shape)
 
 
 def _largest(ranks_IO: np.ndarray, share: float, unit: str) -> np.ndarray:
@@ -131,8 +131,8 @@ def _largest(ranks_IO: np.ndarray, share: float, unit: str) -> np.ndarray:
     n_chosen = int(share * n_inputs + 1e-9)  # 0.29 * 100 is below 29 in float64
     if n_chosen == 0:
         raise ValueError(
-            f'a share of {share} of the {n_inputs} {unit} is less than one of them; '
-            f'give {1 / n_inputs:.3g} or more'
+            f'--share must be at least {1 / n_inputs:.3g}, to remove one of {n_inputs} {unit}; got '
+            f'{share}'
         )
     order = np.argsort(-ranks_IO, axis=-2, kind='stable')[..., :n_chosen, :]
     mask = np.zeros(ranks_IO.shape, bool)

@@ -118,7 +118,7 @@ def read_result(path: Path, request: SuiteRequest, meta: Mapping[str, Any]) -> S
         return suite_result
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         text = first_line(error, MAX_ERROR_LENGTH)
-        raise UnreadableFile(f'{path} cannot be read: it is no result ({text})') from error
+        raise UnreadableFile(f'{path} is not a valid result ({text})') from error
 
 
 def check_result(suite_result: SuiteResult, suite: Suite) -> None:
@@ -128,21 +128,21 @@ def check_result(suite_result: SuiteResult, suite: Suite) -> None:
     compares.
     """
     if not isinstance(suite_result.numbers, dict) or not suite_result.numbers:
-        raise ValueError('numbers is no object with a number')
+        raise ValueError('numbers must be an object with at least one number')
     for name, value in suite_result.numbers.items():
         check_name(name)
         if not is_number(value) or isinstance(value, bool):
-            raise ValueError(f'numbers.{name} is no number')
+            raise ValueError(f'numbers.{name} is not a number')
     check_columns(suite_result.items, 'items')
     for name in (suite.score, suite.weight):
         if name and not all(
             value is None or is_number(value) for value in suite_result.items[name]
         ):
-            raise ValueError(f'items.{name} has what is no number')
+            raise ValueError(f'items.{name} contains a value that is not a number')
     # Items of two results are matched by name, so that names must be unique.
     names = suite_result.items['item'] if suite.score else []
     if not all(is_scalar(name) for name in names) or len({*names}) < len(names):
-        raise ValueError('items.item has what is no name, or one twice')
+        raise ValueError('items.item must contain names, each only once')
     for title, table in suite_result.tables.items():
         check_name(title)
         check_columns(table.columns, f'table {title}')
@@ -150,12 +150,12 @@ def check_result(suite_result: SuiteResult, suite: Suite) -> None:
             raise ValueError(f'table {title} has no columns')
         for name in (table.x, table.y, table.by):
             if not isinstance(name, str) or name not in ('', *table.columns):
-                raise ValueError(f'table {title} has a chart of a column that it lacks')
+                raise ValueError(f'table {title} charts a column that it does not have')
         for name, column in table.columns.items():
             if not all(value is None or is_scalar(value) for value in column):
-                raise ValueError(f'column {name} of table {title} has what is no number or text')
+                raise ValueError(f'column {name} of table {title} must contain numbers or text')
             if name == table.y and not all(value is None or is_number(value) for value in column):
-                raise ValueError(f'column {name} of table {title} is drawn, and is no numbers')
+                raise ValueError(f'column {name} of table {title} is charted: it must be numeric')
 
 
 def check_columns(columns: Any, what: str) -> None:
@@ -163,17 +163,17 @@ def check_columns(columns: Any, what: str) -> None:
     if not isinstance(columns, dict) or not all(
         isinstance(values, list) for values in columns.values()
     ):
-        raise ValueError(f'{what} is no object of columns')
+        raise ValueError(f'{what} must be an object of lists')
     for name in columns:
         check_name(name)
     if len({len(column) for column in columns.values()}) > 1:
-        raise ValueError(f'{what} has columns of several lengths')
+        raise ValueError(f'{what} has columns of different lengths')
 
 
 def check_name(name: str) -> None:
     """Raises ValueError for a name that would move the cursor of a terminal."""
     if not name.isprintable():
-        raise ValueError(f'{name!r} is no name')
+        raise ValueError(f'{name!r} is not a printable name')
 
 
 def is_number(value: Any) -> bool:

@@ -25,7 +25,7 @@ TEMPLATES = Path(__file__).parent
 MAX_NAMED = 4  # runs of a title
 MAX_ROWS = 100  # of a table on the page
 FEW_ROWS = 12
-RUN, SERIES = 'run', 'of which run'  # columns of a table that joins several runs
+RUN, SERIES = 'run', 'series and run'  # columns of a table that joins several runs
 WIDTH, HEIGHT, PANEL = 420, 260, 260
 PER_ROW = 3
 
@@ -62,7 +62,7 @@ def write_evaluation_page(
             {
                 'name': request.label,
                 'about': first_sentence(docstring(request.suite.function)),
-                'options': ', '.join(f'{name} {value}' for name, value in request.options.items()),
+                'options': ', '.join(f'{name}={value}' for name, value in request.options.items()),
                 'rows': format_rows(number_rows(evaluations, traces, request.label)),
                 'traces': f'traces_{i}' if f'traces_{i}' in charts else '',
                 'parts': parts,

@@ -63,8 +63,8 @@ def pair_items(first: SuiteResult, second: SuiteResult, suite: Suite) -> Pairs:
     shared = [name for name in tables[0] if name in tables[1]]
     if not shared:
         raise ValueError(
-            f'they have no {suite.item_noun} in common, of {len(tables[0])} and {len(tables[1])}: '
-            'other text, or another split of it, does not compare'
+            f'they share no {suite.item_noun} ({len(tables[0])} and {len(tables[1])}). Evaluate '
+            'both on the same text and the same split.'
         )
     values = [np.array([table[name] for name in shared], float) for table in tables]
     return Pairs(
@@ -83,7 +83,8 @@ def _scores_by_item(
     scores = dict(zip(names, zip(columns[suite.score], weights, strict=True), strict=True))
     if len(scores) < len(names):
         raise ValueError(
-            f'of {len(names)} {suite.item_noun} only {len(scores)} have a name of their own'
+            f'the names of {suite.item_noun} must be unique; {len(names)} {suite.item_noun} have '
+            f'only {len(scores)} names'
         )
     return scores
 

@@ -40,7 +40,7 @@ def evaluate_checkpoints(
     """
     targets = find_targets(checkpoints, step, say)
     if not all(target.keeps_results for target in targets) and not json_path:
-        say('NOTE: results are not kept in a bucket; --out=FILE.json keeps the numbers')
+        say('NOTE: results are not stored in a bucket; add --out=FILE.json to keep the numbers')
     evaluations = list(evaluate_all(targets, requests, again, say))
     record, text = (
         summarise_one(evaluations[0]) if len(evaluations) == 1 else summarise_many(evaluations)

@@ -85,7 +85,8 @@ def parse_value(path: str, text: str, declared: OptionDeclaration) -> Any:
 
 def define_suites(default: str | None = None) -> flags.FlagHolder[str | None]:
     """Defines --suite, and --NAME.OPTION for each option of each suite. Returns --suite."""
-    text = f'Of {", ".join(SUITES)}; several with commas; NAME:VALUE where it has an argument.'
+    names = (f'{name}:{row.argument.upper()}'.rstrip(':') for name, row in SUITES.items())
+    text = f'Suites, separated by commas: {", ".join(names)}. A :VALUE sets that option.'
     holder = flags.DEFINE_string('suite', default, text)
     for name, suite in SUITES.items():
         for option, declared in declared_options(suite.function).items():
@@ -128,11 +129,12 @@ def check_options(argv: Sequence[str]) -> None:
         name = name.removeprefix('no') if name not in SUITES else name
         if name not in SUITES:
             hint = suggest_nearest(name, SUITES)
-            raise ValueError(f'--{flag}: there is no suite {name!r}.{hint}')
+            raise ValueError(f'--{flag}: no suite is named {name!r}.{hint}')
         suite_options = declared_options(SUITES[name].function)
         if option not in suite_options:
             raise ValueError(
-                f'--{flag}: {name} has no such option, only {", ".join(suite_options) or "none"}.'
+                f'--{flag}: the suite {name} has no option {option!r}. '
+                f'Its options: {", ".join(suite_options) or "none"}.'
                 f'{suggest_nearest(option, suite_options)}'
             )
 
@@ -173,12 +175,13 @@ def read_suites(text: str, option_values: Mapping[str, Any]) -> list[SuiteReques
         label for label, n in Counter(request.label for request in requests).items() if n > 1
     ]
     if duplicates:
-        raise ValueError(f'--suite has {duplicates[0]} twice; give each once')
+        raise ValueError(f'--suite names {duplicates[0]} twice; name each suite once')
     names = {request.name for request in requests}
     for path in option_values:
         if path.partition('.')[0] not in names:
             raise ValueError(
-                f'--{path} is an option of a suite that --suite={text} does not ask for'
+                f'--{path} belongs to a suite that --suite={text} does not run. Add the suite, or '
+                'leave out the option.'
             )
     return requests
 
@@ -194,13 +197,13 @@ def read_suite(piece: str, option_values: Mapping[str, Any]) -> SuiteRequest:
     }
     if colon and not suite.argument:
         raise ValueError(
-            f'--suite={piece}: {name} takes no value behind its name; its options are '
+            f'--suite={piece}: {name} takes no value after a colon. Its options: '
             f'{", ".join(f"--{name}.{option}" for option in suite_options) or "none"}.'
         )
     if colon:
         path = f'{name}.{suite.argument}'
         if path in option_values:
-            raise ValueError(f'--suite={piece} and --{path} both give {path}; give it once')
+            raise ValueError(f'--suite={piece} and --{path} both set {path}; leave one out')
         values[suite.argument] = parse_value(path, value, suite_options[suite.argument])
     return SuiteRequest(name, piece, values)
 

@@ -59,7 +59,7 @@ def find_targets(checkpoints: Sequence[str], step: str | None, say: Say) -> list
       ValueError: if a path has no checkpoint, or not that step; the error lists the steps.
     """
     if step not in (None, ALL) and not step.isdecimal():
-        raise ValueError(f'--step is a number of updates, or {ALL}; got {step!r}')
+        raise ValueError(f'--step must be a step number or {ALL!r}; got {step!r}')
     targets: list[Target] = []
     for path in checkpoints:
         targets += (
@@ -69,7 +69,7 @@ def find_targets(checkpoints: Sequence[str], step: str | None, say: Say) -> list
         )
     counts = Counter((target.folder.resolve(), target.steps[0]) for target in targets)
     if duplicates := [folder.parent for (folder, _), n in counts.items() if n > 1]:
-        raise ValueError(f'{duplicates[0]} is given twice; give each --checkpoint once')
+        raise ValueError(f'--checkpoint names {duplicates[0]} twice; name each checkpoint once')
     return targets
 
 
@@ -94,7 +94,7 @@ def _find_path_targets(path: Path, step: str | None, say: Say) -> list[Target]:
         if len(lacking) == len(cells):
             _check_step(cells[0], step)
         for cell in lacking:
-            say(f'NOTE: {cell} has no checkpoint of step {step}, and is left out')
+            say(f'NOTE: {cell} is skipped: it has no checkpoint of step {step}')
         return [
             target
             for cell in cells
@@ -104,7 +104,7 @@ def _find_path_targets(path: Path, step: str | None, say: Say) -> list[Target]:
     folder, newest = find_checkpoint(path)
     if folder == path.parent:
         if step is not None:
-            raise ValueError(f'{path} names a step itself; leave out --step={step}')
+            raise ValueError(f'{path} already names a step; leave out --step={step}')
         return [Target(str(folder.parent), folder, (newest,))]
     steps = list_steps(folder)
     if step is None:
@@ -120,7 +120,7 @@ def _has_step(workdir: Path, step: str | None) -> bool:
 def _check_step(workdir: Path, step: str | None) -> None:
     if not _has_step(workdir, step):
         steps = ', '.join(map(str, list_steps(workdir / FOLDER)))
-        raise ValueError(f'{workdir} has no checkpoint of --step={step}; there are {steps}')
+        raise ValueError(f'{workdir} has no checkpoint of step {step}; its steps are {steps}')
 
 
 def evaluate_all(
@@ -149,16 +149,16 @@ def evaluate_all(
             except DamagedCheckpoint as error:
                 damaged.append(error)
                 if len(target.steps) > 1:
-                    say(f'{error}; taking the one before')
+                    say(f'NOTE: {error}; using the previous checkpoint')
                 elif len(targets) > 1:
-                    say(f'{error}; left out')
+                    say(f'NOTE: {error}; skipped')
                 continue
             # The next target may reuse the compiled programs of this checkpoint.
             loaded = evaluator.checkpoint
             yield evaluation
             break
     if damaged and len(damaged) == sum(len(target.steps) for target in targets):
-        words = 'none of the checkpoints can be read; the last: ' if len(damaged) > 1 else ''
+        words = 'none of the checkpoints can be read; last error: ' if len(damaged) > 1 else ''
         raise ValueError(f'{words}{damaged[-1]}')
 
 
@@ -186,17 +186,17 @@ class Evaluator:
             try:
                 stored = kept.read_result(path, request, self.meta)
             except (UnreadableFile, OSError) as error:
-                self.say(f'NOTE: {error}; computed anew')
+                self.say(f'NOTE: {error}; computing it again')
                 stored = None
             if stored is not None:
-                self.say(f'NOTE: {request.label} at step {self.step} is read from {path}')
+                self.say(f'NOTE: {request.label} at step {self.step}: stored result from {path}')
                 return stored
         computed = request.suite.function(self._load_checkpoint(), **request.options)
         if self.target.keeps_results:
             try:
                 kept.write_result(path, request, self.meta, computed)
             except OSError as error:
-                self.say(f'NOTE: the result is not kept beside the checkpoint ({error})')
+                self.say(f'NOTE: the result could not be stored in the workdir ({error})')
         return computed
 
     def _load_checkpoint(self) -> Checkpoint:

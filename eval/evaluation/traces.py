@@ -176,7 +176,7 @@ def group_evaluations(evaluations: Sequence[Evaluation]) -> dict[str, list[Evalu
 def format_traces(traces: Sequence[NumberTrace]) -> list[dict[str, Any]]:
     """Returns table rows: each number at each step, or at the first and last of many steps.
 
-    A number that varies has its statistics too. `of runs` is the number of runs in the mean of
+    A number that varies has its statistics too. `runs used` is the number of runs in the mean of
     monotonicity, if not all.
     """
     steps = sorted({step for trace in traces for step in trace.steps})
@@ -198,12 +198,12 @@ def format_traces(traces: Sequence[NumberTrace]) -> list[dict[str, Any]]:
             row |= {'first': trace.mean_at(trace.steps[0]), 'last': trace.mean_at(trace.steps[-1])}
         statistics: dict[str, Any] = {'monotonicity': trace.monotonicity} if len(steps) > 1 else {}
         if is_partial:
-            statistics['of runs'] = f'{len(trace.ordered_runs)} of {len(trace.values)}'
+            statistics['runs used'] = f'{len(trace.ordered_runs)} of {len(trace.values)}'
         if has_seeds:
             statistics |= {'seed std': trace.seed_std, 'signal to noise': trace.signal_to_noise}
         if len(trace.values) < 2:
             # A single run has no spread over seeds.
-            statistics |= dict.fromkeys(statistics.keys() - {'monotonicity', 'of runs'})
+            statistics |= dict.fromkeys(statistics.keys() - {'monotonicity', 'runs used'})
         row |= dict.fromkeys(statistics) if trace.is_constant else statistics
         rows.append(row)
     return rows

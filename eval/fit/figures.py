@@ -24,8 +24,8 @@ from lm.study.tables.text import format_number
 alt: Any = altair  # the types of its decorated methods are lost
 
 MOST_LINES = len(COLOURS)
-FITTED, HELD_OUT, THE_LAW = 'fitted', 'held out', 'the law'
-LOSS_TITLE, ERROR_TITLE = 'loss, nats a token', 'predicted / measured - 1'
+FITTED, HELD_OUT, THE_LAW = 'fitted', 'held out', 'law'
+LOSS_TITLE, ERROR_TITLE = 'loss (nats per token)', 'predicted / measured - 1'
 COUNT = "replace(format(datum.value, '.3~s'), 'G', 'B')"  # 1.5B tokens
 BY_KIND = alt.Color('what:N', title=None, legend=alt.Legend(symbolSize=50))
 Columns = Mapping[str, Any]
@@ -47,14 +47,14 @@ def write_figures(folder: Path, report: FitReport) -> list[Path]:
         page,
         panels,
         title=f'{law.name}: {law.equation}',
-        about=f'fit of a law, from {law.source}',
+        about=f'Fit of {law.name} ({law.source})',
         verdict=verdict,
         is_bad=is_bad,
-        notes=[*outside, describe_fit(report), 'Open diamonds are held out.'],
+        notes=[*outside, describe_fit(report), 'Open diamonds are held-out runs.'],
         rows=constant_rows(report.fit),
         failed=0,
     )
-    title = f'{law.equation}; open diamonds: held out'
+    title = f'{law.equation}; open diamonds: held-out runs'
     figure: Any = alt.hconcat(*panels.values(), title=title).resolve_scale(color='independent')
     return [page] + [save_chart(figure, page.with_suffix(kind)) for kind in ('.png', '.svg')]
 

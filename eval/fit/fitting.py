@@ -154,7 +154,10 @@ def fit(
         polished = [polish(law, theta, x, y) for _, theta in ends[:POLISHED]]
         value, theta = min(polished, key=lambda end: end[0])
         if not value < NO_VALUE or not np.isfinite(theta).all():
-            raise ValueError(f'{law.name} fits no start to these {len(y)} points')
+            raise ValueError(
+                f'{law.name} does not fit these {len(y)} points from any start. Check their '
+                'columns, or choose another law.'
+            )
         check_sensitivity(law, theta, x, units)
         resampled_thetas = bootstrap(law, theta, x, y, boots, groups, seed)
     n_groups = len(y) if groups is None else len(np.unique(groups))
@@ -200,8 +203,8 @@ def check_sensitivity(law: Law, theta: np.ndarray, x: Columns, units: Mapping) -
         before, after = (law.named_constants(point, units) for point in (theta, theta + ~matters))
         names = ', '.join(name for name in law.constants if before[name] != after[name])
         raise ValueError(
-            f'{law.name}: no point depends on {names}, which would be as they were started. Add '
-            'runs that do, or choose a law without'
+            f'{law.name}: these runs do not determine {names}. Add runs that depend on them, or '
+            'choose a law without them.'
         )
 
 
@@ -416,13 +419,13 @@ def judge_intervals(report: FitReport) -> tuple[str, bool]:
     """
     rows = held_out_rows(report)
     if not rows or rows[0]['low'] is None:
-        missing = 'intervals, which --bootstrap gives' if rows else 'run held out'
-        return f'Not judged: without {missing}', True
+        reason = 'no intervals; set --bootstrap above 0' if rows else 'no run was held out'
+        return f'Not judged: {reason}', True
     within = len(rows) - sum(map(is_outside, rows))
     largest = max(abs(row['relative_error']) for row in rows)
     is_bad = bool(binom.cdf(within, len(rows), CONFIDENCE) < 1.001 * (1 - CONFIDENCE))
     text = (
-        f'{within} of {len(rows)} runs held out are within their {CONFIDENCE:.0%} intervals'
+        f'{within} of {len(rows)} held-out runs are within their {CONFIDENCE:.0%} intervals'
         f'{", too few" if is_bad else ""}; the largest error is {largest:.2%}'
     )
     return text, is_bad
@@ -433,9 +436,9 @@ def describe_fit(report: FitReport) -> str:
     fitted_law, points = report.fit, report.fitted_points
     unit = 'log loss' if fitted_law.law.target == 'loss' else 'score'
     return (
-        f'{len(points.target)} points of {len(np.unique(points.runs))} runs, residual '
-        f'{fitted_law.residual_rms:.2g} in {unit}; {len(fitted_law.resampled_thetas)} resamples '
-        f'of {report.resampling_unit}'
+        f'{len(points.target)} points of {len(np.unique(points.runs))} runs, rms residual of the '
+        f'{unit} {fitted_law.residual_rms:.2g}; {len(fitted_law.resampled_thetas)} resamples of '
+        f'{report.resampling_unit}'
     )
 
 

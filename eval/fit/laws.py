@@ -201,7 +201,7 @@ class DataConstrained(Chinchilla):
     """
 
     name = 'data_constrained'
-    equation = "L = E + A / N'^alpha + B / D'^beta, N' and D' by repetition"
+    equation = "L = E + A / N'^alpha + B / D'^beta, with N' and D' effective under repetition"
     source = 'arXiv:2305.16264'
     constants = ('E', 'A', 'B', 'alpha', 'beta', 'R_D', 'R_N')
     reported_constants = (*Chinchilla.reported_constants, 'R_D', 'R_N')
@@ -253,7 +253,7 @@ class MixtureLaw(Law):
 
     name = 'mixture'
     equation = 'L = E + A / (N f(p))^alpha + B / (p D)^beta, f(p) = p + c1 p^c2 (1 - p)^c3'
-    source = 'arXiv:2302.09650, with a term of the tokens'
+    source = 'arXiv:2302.09650, with a term for the tokens'
     constants = ('E', 'A', 'B', 'alpha', 'beta', 'c1', 'c2', 'c3')
     columns = (N, D, SHARE)
     axes = (N, D)
@@ -264,8 +264,8 @@ class MixtureLaw(Law):
         share = columns[SHARE]
         if share.max() > 1:
             raise ValueError(
-                f'{self.name} has the share of the domain in the text, above 0 and at most 1; got '
-                f'{share.max():g}. Divide weights by their sum'
+                f'{self.name} needs shares above 0 and at most 1; got {share.max():g}. Divide the '
+                'weights of the domains by their sum.'
             )
         return {**super().units(columns), SHARE: 1.0}
 
@@ -332,8 +332,8 @@ class TwoParts(Law):
         across, along = np.linalg.eigvalsh(np.cov(logs))
         if across <= MIN_SPREAD_RATIO**2 * along:
             raise ValueError(
-                f'{self.name}: {N1} and {N2} grow together in all runs, so that p1 and p2 are not '
-                'told apart. Add runs in which one of them grows alone, or fit chinchilla'
+                f'{self.name}: {N1} and {N2} grow together in all runs, so p1 and p2 cannot be '
+                'separated. Add runs in which only one of them grows, or fit chinchilla.'
             )
         return super().units(columns)
 
@@ -357,7 +357,7 @@ class Downstream(Law):
 
     name = 'downstream'
     equation = 'score = floor + (top - floor) / (1 + exp(slope (L - middle)))'
-    source = 'a logistic function of the loss, as arXiv:2407.21783 has it'
+    source = 'logistic in the loss, as in arXiv:2407.21783'
     constants = ('floor', 'top', 'slope', 'middle')
     columns = (LOSS,)
     min_distinct = 5

@@ -87,9 +87,9 @@ def points_from_table(law: Law, path: Path, options: PointOptions) -> Points:
         table = (pa.parquet.read_table if path.suffix == '.parquet' else pa.csv.read_csv)(path)
     except pa.ArrowException as error:
         reason = ' '.join(str(error).split())
-        raise ValueError(f'{path} is no table in CSV or Parquet ({reason})') from error
+        raise ValueError(f'{path} cannot be read as CSV or Parquet ({reason})') from error
     if not table.num_rows:
-        raise ValueError('the table has no rows')
+        raise ValueError(f'{path} has no rows')
     rows = select_rows(table, options)
     if law.curve is None:
         named = [row | {RUN: str(row.get(RUN, f'row {i + 1}'))} for i, row in enumerate(rows)]
@@ -102,10 +102,10 @@ def points_from_table(law: Law, path: Path, options: PointOptions) -> Points:
     for name, run_rows in curves.items():
         for row in run_rows:
             if type(row[STEP]) is not int or row[STEP] < 1:
-                raise ValueError(f'{name} has a row of {STEP} {row[STEP]!r}; they count from 1')
+                raise ValueError(f'{name}: {STEP} must be an integer from 1; got {row[STEP]!r}')
         known_rates = sorted((row[STEP], row[RATE]) for row in run_rows if is_number(row[RATE]))
         if not known_rates:
-            raise ValueError(f'{name} has no {RATE} in any row')
+            raise ValueError(f'{name} needs {RATE}, its learning rate, in at least one row')
         steps = np.arange(1, max(row[STEP] for row in run_rows) + 1)
         curves_with_rates.append(
             (run_rows[0] | {RUN: name}, np.interp(steps, *np.array(known_rates, float).T), run_rows)
@@ -150,7 +150,8 @@ def check_columns(law: Law, rows: Sequence[Row], names: Sequence[str]) -> None:
     present = dict.fromkeys(name for row in rows for name in row if name != HELD_OUT)
     for name in names:
         if rows and name not in present:
-            listed = f'; there are {", ".join(present)}.' if len(present) < MOST_LISTED else '.'
+            listed = f'; the columns are {", ".join(present)}.'
+            listed = listed if len(present) < MOST_LISTED else '.'
             raise ValueError(
                 f'{law.name} needs a column {name!r}{listed}{suggest_nearest(name, present)}'
             )
@@ -181,7 +182,7 @@ def points_from_runs(
         lowest = dict.fromkeys(columns.values(), 0.0)
         lowest[target] = 0.0 if law.target == LOSS else -math.inf
         bad = [name for name, lower in lowest.items() if not is_number(row[name], lower)]
-        left_out += [f'{row[RUN]}: its {name} is {row[name]}' for name in bad[:1]]
+        left_out += [f'{row[RUN]}: {name} is {row[name]}' for name in bad[:1]]
         complete += [] if bad else [row]
     values = {
         name: np.array([row[column] for row in complete], float) for name, column in columns.items()
@@ -219,14 +220,16 @@ def points_from_curves(
     for row, rates, recorded in curves:
         name, first = row[RUN], peak_step(rates)
         if not rates.max() > 0:
-            left_out.append(f'{name}: its {RATE} is {rates.max()}')
+            left_out.append(f'{name}: {RATE} is {rates.max()}')
             continue
         losses = {r[STEP]: r[options.loss] for r in recorded if options.loss in r}
         usable = {s: v for s, v in losses.items() if is_number(v, 0.0) and first <= s <= len(rates)}
         if broken := [s for s, v in losses.items() if v is not None and not is_number(v, 0.0)]:
-            left_out.append(f'{name}, {len(broken)} steps: its {options.loss} is no loss')
+            left_out.append(
+                f'{len(broken)} steps of {name}: {options.loss} is not a positive number'
+            )
         if not usable:
-            left_out.append(f'{name}: no {options.loss} behind the warm-up, of {first} steps')
+            left_out.append(f'{name}: no {options.loss} after {first} steps of warmup')
             continue
         steps = np.array(sorted(usable))
         is_named = any(r.get(HELD_OUT) for r in (row, *recorded))
@@ -244,11 +247,13 @@ def points_from_curves(
     if len(sizes) > 1:
         listed = ', '.join(f'{size:,}' for size in sorted(sizes))
         raise ValueError(
-            f'{law.name} is of one model, and these have {listed} parameters. Choose runs, such as '
-            f'--where="parameters = {min(sizes)}"'
+            f'{law.name} fits runs of a single model; these have {listed} parameters. Select one '
+            f'size, such as --where="parameters = {min(sizes)}"'
         )
     if not parts:
-        raise ValueError(f'{law.name}: no run has a {options.loss}' + format_left_out(left_out))
+        raise ValueError(
+            f'{law.name} has nothing to fit: no run has {options.loss}' + format_left_out(left_out)
+        )
     arrays = jax.tree.map(
         lambda *columns: np.concatenate(columns), *(part.arrays() for part in parts)
     )
@@ -258,7 +263,7 @@ def points_from_curves(
 def format_left_out(left_out: Sequence[str]) -> str:
     """Returns the first reasons in parentheses."""
     ending = f' and {len(left_out) - 3} more' if len(left_out) > 3 else ''
-    return f' (left out: {"; ".join(left_out[:3])}{ending})' if left_out else ''
+    return f' (skipped: {"; ".join(left_out[:3])}{ending})' if left_out else ''
 
 
 def resampling_groups(points: Points, law: Law) -> tuple[np.ndarray, str]:
@@ -270,7 +275,7 @@ def resampling_groups(points: Points, law: Law) -> tuple[np.ndarray, str]:
     for i in range(len(names)):
         (indices,) = np.nonzero(run == i)
         block[indices] = np.arange(len(indices)) * BLOCKS // len(indices)
-    return run * BLOCKS + block, f'blocks of a run, {BLOCKS} each'
+    return run * BLOCKS + block, f'{BLOCKS} blocks per run'
 
 
 def split_held_out(points: Points, law: Law, share: float, by_name: bool) -> tuple[Points, Points]:
@@ -291,7 +296,7 @@ def split_held_out(points: Points, law: Law, share: float, by_name: bool) -> tup
     if by_name and len(is_held_out) and not is_held_out.any():
         listed = ', '.join(names[:5]) + (', ...' if len(names) > 5 else '')
         raise ValueError(
-            f'--hold_out_where holds for none of the runs ({listed}). Correct it, or leave it out'
+            f'--hold_out_where matches none of the runs ({listed}). Correct it or leave it out.'
         )
     if not by_name:
         count = max(round(share * len(names)), 1) if share and len(names) else 0
@@ -301,26 +306,26 @@ def split_held_out(points: Points, law: Law, share: float, by_name: bool) -> tup
         )
     if is_held_out.all() and len(is_held_out):
         raise ValueError(
-            f'all {len(names)} runs would be held out: none is larger than the others, or the '
-            'condition holds for all. Say which by --hold_out_where, or --hold_out=0'
+            f'all {len(names)} runs would be held out: they have the same size, or all match the '
+            'condition. Set another --hold_out_where, or --hold_out=0.'
         )
     fitted, unit = points.take(~is_held_out), 'runs' if law.curve is None else 'points'
     if len(fitted.target) <= len(law.constants):
         raise ValueError(
-            f'{law.name} has {len(law.constants)} constants and needs more {unit} than that to be '
-            f'fitted to, besides those held out: {len(law.constants) + 1} + '
-            f'{int(is_held_out.sum())}, got '
-            f'{len(is_held_out)}' + format_left_out(points.left_out)
+            f'{law.name} has {len(law.constants)} constants, so it needs at least '
+            f'{len(law.constants) + 1} {unit} to fit, besides {int(is_held_out.sum())} held out; '
+            f'got {len(is_held_out)} in total' + format_left_out(points.left_out)
         )
     for name, column in fitted.columns.items():
         if law.min_distinct > (different := len(np.unique(column))):
             raise ValueError(
-                f'{law.name} needs {law.min_distinct} different {name}, or its constants are not '
-                f'determined; the {len(fitted.target)} runs to fit have {different}'
+                f'{law.name} needs at least {law.min_distinct} different values of {name} to '
+                f'determine its constants; the {len(fitted.target)} runs to fit have {different}'
             )
     for name in ('S2', 'fall'):
         if name in fitted.columns and not fitted.columns[name].any():
             raise ValueError(
-                f'{law.name} needs a run whose learning rate falls; those to fit hold it constant'
+                f'{law.name} needs a run whose learning rate falls; it is constant in all runs to '
+                'fit'
             )
     return fitted, points.take(is_held_out)

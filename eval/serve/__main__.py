@@ -1,7 +1,7 @@
 """Serves a checkpoint over OpenAI's HTTP interface: completions, chats, log-probabilities.
 
-python -m eval.serve --checkpoint=WORKDIR [--port=8000] [--host=127.0.0.1] [--slots=16]
-  [--capacity=TOKENS] [--queue=64] [--timeout=600] [--key=KEY|env]
+python -m eval.serve --checkpoint=WORKDIR [--port=8000] [--host=127.0.0.1]
+    [--slots=16] [--capacity=TOKENS] [--key=KEY|env]
 """
 
 from lm.launch.before_jax import prepare_process
@@ -20,19 +20,19 @@ from lm.launch import streams
 from lm.launch.command import parse_flags, run_program
 
 CHECKPOINT = define_checkpoint()
-HOST = flags.DEFINE_string('host', '127.0.0.1', 'Address to listen at; 0.0.0.0: all of them.')
+HOST = flags.DEFINE_string('host', '127.0.0.1', 'Address to listen on; 0.0.0.0: all addresses.')
 PORT = flags.DEFINE_integer(
-    'port', 8000, 'Port to listen at; 0: any that is free.', lower_bound=0, upper_bound=65535
+    'port', 8000, 'Port to listen on; 0: any free port.', lower_bound=0, upper_bound=65535
 )
-SLOTS = flags.DEFINE_integer('slots', 16, 'Texts that are continued together.', lower_bound=1)
+SLOTS = flags.DEFINE_integer('slots', 16, 'Texts that are generated together.', lower_bound=1)
 CAPACITY = flags.DEFINE_integer(
-    'capacity', None, 'Tokens of a prompt with its text; left out: data.seq_len.', lower_bound=2
+    'capacity', None, 'Tokens of a prompt plus its text; default: data.seq_len.', lower_bound=2
 )
 QUEUE = flags.DEFINE_integer('queue', 64, 'Requests that may wait for a slot.', lower_bound=1)
 TIMEOUT = flags.DEFINE_float(
-    'timeout', 600, 'Seconds that a request may take, the wait for a slot included.', lower_bound=1
+    'timeout', 600, 'Seconds per request, including the wait for a slot.', lower_bound=1
 )
-KEY = flags.DEFINE_string('key', None, 'Key that clients must send; env: that of EVENKEEL_KEY.')
+KEY = flags.DEFINE_string('key', None, 'Key that clients must send; env: read EVENKEEL_KEY.')
 
 PACKAGES = ('pydantic', 'starlette', 'uvicorn')
 
@@ -41,7 +41,7 @@ def main(_) -> None:
     streams.ignore_output_loss()
     if missing_packages := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
         raise ValueError(
-            f'{" and ".join(missing_packages)} must be installed: uv sync --extra serve'
+            f'eval.serve needs {" and ".join(missing_packages)}. Install with uv sync --extra serve'
         )
     from eval.serve import connections
     from eval.serve.server import Server, read_key
@@ -51,7 +51,8 @@ def main(_) -> None:
     sock = connections.bind_socket(HOST.value, PORT.value)
     if key is None and not connections.is_loopback(HOST.value):
         print(
-            f'WARNING: --host={HOST.value} without --key: whoever reaches this machine may ask',
+            f'WARNING: --host={HOST.value} without --key: anyone who can reach this machine can '
+            'use the server',
             file=sys.stderr,
         )
     connections.raise_file_limit()
@@ -66,13 +67,13 @@ def main(_) -> None:
     )
     model, (host, port) = server.model, sock.getsockname()[:2]
     message = (
-        f'serving {model.name!r} (step {model.step}, {model.fingerprint}) at '
-        f'http://{f"[{host}]" if ":" in host else host}:{port}/v1 with {SLOTS.value} slots of '
+        f'serving {model.name!r} (step {model.step}, {model.fingerprint}) on '
+        f'http://{f"[{host}]" if ":" in host else host}:{port}/v1, {SLOTS.value} slots of '
         f'{model.capacity:,} tokens'
     )
     end_signal = server.run(sock, lambda: print(message, flush=True))
     if end_signal is not None:
-        print(f'{signal.Signals(end_signal).name}: the server has ended', file=sys.stderr)
+        print(f'{signal.Signals(end_signal).name}: the server has stopped', file=sys.stderr)
         sys.exit(128 + end_signal)
 
 

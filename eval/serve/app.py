@@ -202,7 +202,7 @@ class Service:
             return await asyncio.wait_for(future, self._limits.timeout_sec)
         except TimeoutError:
             # A thread cannot be stopped: it runs to its end, and the result is dropped.
-            message = f'the prompt was not read within {self._limits.timeout_sec:g} seconds'
+            message = f'the prompt was not processed within {self._limits.timeout_sec:g} seconds'
             raise Refusal(504, 'queue_timeout', message) from None
 
     def prepare_generation(self, body: AnyBody) -> Generation:
@@ -259,19 +259,18 @@ class Service:
             raise Refusal(400, 'invalid_value', f'prompt: {error}') from None
 
     def _check_length(self, body: AnyBody, tokens: list[int], is_scored: bool) -> None:
-        limit, subject = self._served.capacity, 'the model takes prompts'
+        limit, subject = self._served.capacity, 'a prompt'
         if is_scored and self._limits.longest_scored < limit:
-            limit, subject = self._limits.longest_scored, 'log-probabilities are given of prompts'
+            limit, subject = self._limits.longest_scored, 'a prompt with log-probabilities'
         if len(tokens) > limit:
             raise prompt_too_long(f'{len(tokens):,}', limit, subject)
         if body.max_tokens is not None and body.max_tokens > self._served.capacity:
-            expected = f'at most {self._served.capacity:,}, the tokens that a text may have here'
+            expected = f'at most {self._served.capacity:,}, the capacity of this server in tokens'
             raise invalid_value('max_tokens', body.max_tokens, expected)
 
     def _check_characters(self, count: int) -> None:
         if count > LONGEST_TOKEN * self._served.capacity:
-            subject = 'the model takes prompts'
-            raise prompt_too_long(f'{count:,} characters', self._served.capacity, subject)
+            raise prompt_too_long(f'{count:,} characters', self._served.capacity, 'a prompt')
 
     def _check_ids(self, ids: list[int]) -> None:
         size = self._tokenizer.vocab_size
@@ -284,7 +283,7 @@ class Service:
             raise Refusal(
                 404,
                 'model_not_found',
-                f'the model {quote_value(name)} is not served here; {self._served.name!r} is',
+                f'no model {quote_value(name)} here; this server has {self._served.name!r}',
             )
 
     def _authorise(self, request: Request) -> None:
@@ -292,7 +291,7 @@ class Service:
             return
         kind, _, key = request.headers.get('authorization', '').partition(' ')
         if kind.lower() != 'bearer' or not hmac.compare_digest(digest_key(key), self._key):
-            message = 'the header "Authorization: Bearer KEY" is missing, or has another key'
+            message = 'the header "Authorization: Bearer KEY" is missing or has a wrong key'
             raise Refusal(401, 'invalid_api_key', message)
 
     async def _read_json(self, request: Request) -> dict[str, Any]:
@@ -310,8 +309,8 @@ def prompt_too_long(length: str, limit: int, subject: str) -> Refusal:
       subject: begins the message.
     """
     message = (
-        f'{subject} of at most {limit:,} tokens, the one that begins them included; got {length}. '
-        'Leave out its beginning.'
+        f'{subject} must have at most {limit:,} tokens, including BOS; got {length}. Remove text '
+        'from its beginning.'
     )
     return Refusal(400, 'context_length_exceeded', message)
 
@@ -319,7 +318,7 @@ def prompt_too_long(length: str, limit: int, subject: str) -> Refusal:
 async def read_body(request: Request, limits: Limits) -> bytes:
     """Returns the body of a request. Raises Refusal if it is too large, or arrives too slowly."""
     too_large = Refusal(
-        413, 'body_too_large', f'a request has at most {limits.body_bytes:,} bytes; send less'
+        413, 'body_too_large', f'a request must have at most {limits.body_bytes:,} bytes'
     )
     length = request.headers.get('content-length', '0')
     if not length.isdecimal():
@@ -338,7 +337,7 @@ async def read_body(request: Request, limits: Limits) -> bytes:
                 if len(body) > limits.body_bytes:
                     raise too_large
     except TimeoutError:
-        message = f'the body did not come within {limits.body_sec:g} seconds'
+        message = f'the body did not arrive within {limits.body_sec:g} seconds'
         raise Refusal(408, 'request_timeout', message) from None
     return bytes(body)
 

@@ -87,8 +87,8 @@ class TemplateChat:
                     raise Refusal(
                         400,
                         'invalid_value',
-                        f'messages[{i}].content spells the special token {special!r}: it could '
-                        'end its turn. Leave it out.',
+                        f'messages[{i}].content contains the special token {special!r}, which '
+                        'could end its turn. Leave it out.',
                     )
         try:
             return self._template.render(
@@ -96,7 +96,7 @@ class TemplateChat:
             )
         except TemplateFailure as error:
             raise Refusal(
-                400, 'invalid_value', f"the model's chat template refuses the messages: {error}"
+                400, 'invalid_value', f"the model's chat template rejected the messages: {error}"
             ) from None
 
     def encode(self, text: str) -> list[int]:

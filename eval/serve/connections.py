@@ -154,7 +154,7 @@ def bind_socket(host: str, port: int) -> socket.socket:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except socket.gaierror as error:
-        raise ValueError(f'--host={host} is no address: {error.strerror}') from None
+        raise ValueError(f'--host={host} is not an address: {error.strerror}') from None
     # asyncio sets TCP_NODELAY only on sockets that were created with the protocol number of TCP.
     # Without it, a small response waits some 40 ms for the acknowledgement of its head.
     sock = socket.socket(family, socket.SOCK_STREAM, protocol)
@@ -164,8 +164,8 @@ def bind_socket(host: str, port: int) -> socket.socket:
     except OSError as error:
         sock.close()
         raise ValueError(
-            f'--port={port} of {host} cannot be had: {error.strerror}. Give another port, or '
-            '--port=0 for any that is free.'
+            f'cannot listen on --port={port} of {host}: {error.strerror}. Choose another port, or '
+            '--port=0 for any free one.'
         ) from None
     return sock
 
@@ -186,7 +186,11 @@ def raise_file_limit() -> None:
         limit = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
         if limit < needed:
-            print(f'WARNING: only {limit} files may be open here (ulimit -n)', file=sys.stderr)
+            print(
+                f'WARNING: this process may open only {limit} files (ulimit -n), so it may run '
+                'out of connections',
+                file=sys.stderr,
+            )
 
 
 # Scripts of users import the earlier names.

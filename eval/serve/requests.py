@@ -112,7 +112,7 @@ def check_text(text: str) -> str:
 def check_options(raw: Any) -> Any:
     """Returns stream options. Raises ValueError for an unknown option."""
     if isinstance(raw, dict) and not raw.keys() <= {'include_usage', 'include_obfuscation'}:
-        raise ValueError('an option of streams that is not known')
+        raise ValueError('unknown stream option')
     return raw
 
 
@@ -137,13 +137,14 @@ class Body(BaseModel):
 
     model: Text | None = described_field('a string')
     temperature: float = number_field(0, 100, 1.0)
-    top_p: float = described_field('a number above 0, of at most 1', 1.0, gt=0, le=1)
+    top_p: float = described_field('a number above 0 and at most 1', 1.0, gt=0, le=1)
     top_k: int = integer_field(-1, 2**31 - 1, 0)
     min_p: float = number_field(0, 1, 0.0)
     n: int = integer_field(1, MAX_CHOICES, 1)
     seed: int | None = integer_field(-SEED_RANGE // 2, SEED_RANGE - 1)
     stop: Stop | Annotated[list[Stop], Len(0, MAX_STOPS)] = described_field(
-        f'a string of 1 to {MAX_STOP_LENGTH} characters, or a list of at most {MAX_STOPS} such', []
+        f'a string of 1 to {MAX_STOP_LENGTH} characters, or a list of at most {MAX_STOPS} strings',
+        [],
     )
     stream: bool = flag_field()
     stream_options: Annotated[dict[str, bool], BeforeValidator(check_options)] = described_field(
@@ -180,7 +181,7 @@ class Body(BaseModel):
             raise unsupported_parameter(unknown, fields[unknown])
         if unknown is not None:
             hint = suggest_nearest(unknown, cls.model_fields) if len(unknown) <= MAX_QUOTED else ''
-            message = f'there is no field {quote_value(unknown)} here.{hint}'
+            message = f'unknown field {quote_value(unknown)}.{hint}'
             raise Refusal(400, 'unknown_parameter', message)
         body._check_consistency()
         # Drawn here, so that the texts of a request have consecutive seeds either way.
@@ -191,7 +192,7 @@ class Body(BaseModel):
     def _check_consistency(self) -> None:
         """Raises Refusal if the fields are inconsistent."""
         if self.stream_options and not self.stream:
-            raise invalid_value('stream_options', self.stream_options, 'left out without stream')
+            raise invalid_value('stream_options', self.stream_options, 'absent without stream')
 
     def make_sampling(self, index: int) -> Sampling:
         """Returns the sampling options of a text; each text of a request has another seed."""
@@ -227,7 +228,7 @@ class CompletionBody(Body):
 
     def _check_consistency(self) -> None:
         if self.prompt is None:
-            raise missing_parameter('prompt is missing: text to go on from')
+            raise missing_parameter('the field prompt is missing: the text to continue')
         if self.max_tokens == 0 and not self.echo:
             raise invalid_value('max_tokens', 0, 'at least 1 without echo')
         super()._check_consistency()
@@ -235,8 +236,8 @@ class CompletionBody(Body):
             raise Refusal(
                 400,
                 'too_many_choices',
-                f'a request may ask for {MAX_CHOICES} texts; got {len(self.prompts)} prompts '
-                f'times n={self.n}. Send several requests.',
+                f'a request must ask for at most {MAX_CHOICES} texts; got {len(self.prompts)} '
+                f'prompts times n={self.n}. Send several requests.',
             )
 
 
@@ -259,12 +260,12 @@ class ChatBody(Body):
 
     def _check_consistency(self) -> None:
         if self.messages is None:
-            raise missing_parameter('messages is missing: what to answer')
+            raise missing_parameter('the field messages is missing: the conversation to answer')
         if self.top_logprobs and not self.logprobs:
             raise invalid_value('top_logprobs', self.top_logprobs, '0 without logprobs')
         newer, older = self.max_completion_tokens, self.max_tokens
         if newer is not None and older not in (None, newer):
-            words = f'max_completion_tokens, its newer name, which is {newer}'
+            words = f'equal to max_completion_tokens, its newer name ({newer})'
             raise invalid_value('max_tokens', older, words)
         self.max_tokens = older if newer is None else newer
         self.messages = [parse_message(raw, i) for i, raw in enumerate(self.messages)]
@@ -337,7 +338,7 @@ def invalid_value(name: str, value: Any, expected: str) -> Refusal:
 
 
 def unsupported_parameter(name: str, value: Any) -> Refusal:
-    message = f'{name} is not served here; got {quote_value(value)}. Leave it out.'
+    message = f'{name} is not supported; got {quote_value(value)}. Leave it out.'
     return Refusal(400, 'unsupported_parameter', message)
 
 

@@ -175,7 +175,7 @@ class Scheduler:
                 raise Refusal(
                     429,
                     'queue_full',
-                    f'{self._max_waiting} requests wait already. Come again later.',
+                    f'{self._max_waiting} requests are already waiting. Try again later.',
                     RETRY_SEC,
                 )
             self._queue.append(generation)
@@ -238,7 +238,7 @@ class Scheduler:
         """Ends a generation with the error of its work, and logs it."""
         # The engine raises ValueError for requests that it cannot accept: the client's error.
         is_refused = isinstance(error, ValueError)
-        _logger.error('a request has failed: %s', error, exc_info=None if is_refused else error)
+        _logger.error('a request failed: %s', error, exc_info=None if is_refused else error)
         with contextlib.suppress(Exception):
             generation.receive(
                 Refusal(400, 'invalid_value', str(error)) if is_refused else request_failed()
@@ -357,14 +357,14 @@ class Scheduler:
 
 
 def request_failed() -> Refusal:
-    message = 'the server has failed at this request; its log says why. Others are not affected.'
+    message = "this request failed; the server's log has the reason. Others are not affected."
     return Refusal(500, 'request_failed', message)
 
 
 def engine_failed() -> Refusal:
-    message = 'the engine has failed, and the server is ending; its log says why'
+    message = "the engine failed and the server is stopping; the server's log has the reason"
     return Refusal(503, 'engine_failed', message, RETRY_SEC)
 
 
 def server_closed() -> Refusal:
-    return Refusal(503, 'shutting_down', 'the server is ending', RETRY_SEC)
+    return Refusal(503, 'shutting_down', 'the server is stopping', RETRY_SEC)

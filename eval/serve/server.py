@@ -34,8 +34,8 @@ def read_key(flag_value: str | None) -> str | None:
     key = os.environ.get(KEY_VARIABLE, '') if flag_value == 'env' else flag_value
     if key is not None and not re.fullmatch('[!-~]+', key):
         subject = f'the variable {KEY_VARIABLE}' if flag_value == 'env' else '--key'
-        problem = 'is empty' if key == '' else 'has other characters'
-        raise ValueError(f'{subject} must be letters, digits or signs of ASCII; it {problem}')
+        problem = 'nothing' if key == '' else 'spaces or other characters'
+        raise ValueError(f'{subject} must be printable ASCII without spaces; got {problem}')
     return key
 
 
@@ -111,7 +111,7 @@ class Server:
     def _fail(self, error: Exception) -> None:
         reason = f'{type(error).__name__}: {first_line(error)}'
         print(
-            f'the engine has failed, and every text under way with it: {reason}. The server ends.',
+            f'the engine failed, with all unfinished texts: {reason}. The server is stopping.',
             file=sys.stderr,
         )
         self._failures.append(error)

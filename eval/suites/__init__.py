@@ -27,7 +27,7 @@ SUITES = {
         calibration, score='nll', weight='tokens', unit='nats per token', item_noun='rows'
     ),
     'harness': Suite(
-        harness, argument='tasks', score='value', lower_is_better=False, unit='of the metric'
+        harness, argument='tasks', score='value', lower_is_better=False, unit='in the metric'
     ),
     'in_context': Suite(in_context, score='squared error', unit='squared error'),
     'influence': Suite(influence),
@@ -37,7 +37,7 @@ SUITES = {
         argument='path',
         score='is_right',
         lower_is_better=False,
-        unit='of the pairs right',
+        unit='in accuracy',
         item_noun='pairs',
     ),
     'neural_collapse': Suite(neural_collapse),

@@ -23,21 +23,22 @@ MAX_TOKENS = 8  # tokens of the encoding that are read at once, if no other cont
 def bytes_(
     checkpoint: Checkpoint,
     *,
-    documents: Annotated[int, Option('validation documents, of each source of a mixture', 1)] = 16,
-    length: Annotated[int, Option('bytes of each, from its beginning', 1)] = 256,
+    documents: Annotated[int, Option('validation documents per source of a mixture', 1)] = 16,
+    length: Annotated[int, Option('bytes read from the start of each document', 1)] = 256,
 ) -> SuiteResult:
-    """bits_per_byte by exact probabilities of bytes, and by tokens on the same text.
+    """Measures exact bits per byte, independent of the tokenizer.
 
-    The probability of a text is the sum over all token sequences that cover it, not only the
-    tokenizer's encoding (`lm.inference.bytes`), so that models with different tokenizers compare
-    byte by byte. There are never more bits by bytes than by tokens. Ends of documents do not count.
-    The model reads about a token per byte; the tokenizer decides about each token that could
-    follow. Source: Phan et al. 2025 (arXiv:2410.09303).
+    The probability of a text is summed over all token sequences that cover it, and not only the
+    tokenizer's encoding (`lm.inference.bytes`). Models with different tokenizers can therefore be
+    compared byte by byte. The exact number is never larger than the one from tokens
+    (bits_per_byte_by_tokens). Ends of documents do not count. The model reads about one token per
+    byte, and the tokenizer checks each token that could follow. Source: Phan et al. 2025
+    (arXiv:2410.09303).
 
     Args:
       checkpoint: a loaded checkpoint.
-      documents: validation documents of each source.
-      length: bytes of each document, from its beginning.
+      documents: validation documents per source.
+      length: bytes read from the start of each document.
     """
     contexts = ContextFinder(checkpoint.tokenizer)
     max_tokens = checkpoint.recipe.data.seq_len

@@ -34,30 +34,31 @@ BETAS = 2.0 ** (np.arange(-8, 9) / 4)
 def calibration(
     checkpoint: Checkpoint,
     *,
-    bins: Annotated[int, Option('bins of probabilities', 1, 10_000)] = 15,
+    bins: Annotated[int, Option('number of probability bins', 1, 10_000)] = 15,
     candidates: Annotated[
-        int, Option('likeliest tokens of each place that h_error counts', 1)
+        int, Option('most likely tokens per position that h_error counts', 1)
     ] = 10,
-    classes: Annotated[int, Option('most frequent tokens that ece_classwise is of', 1)] = 16,
-    tokens: Annotated[int, Option('validation tokens read, about; 0: all', 0)] = 200_000,
-    resamples: Annotated[int, Option('resamples of the bootstrap', 1)] = 1000,
+    classes: Annotated[int, Option('most frequent tokens that ece_classwise averages', 1)] = 16,
+    tokens: Annotated[int, Option('approximate number of validation tokens; 0: all', 0)] = 200_000,
+    resamples: Annotated[int, Option('bootstrap resamples', 1)] = 1000,
     calibrator: Annotated[
-        str, Option('fitted beside the temperature', choices=('none', *CALIBRATORS))
+        str, Option('map to fit besides the temperature', choices=('none', *CALIBRATORS))
     ] = 'none',
 ) -> SuiteResult:
-    """Measures how far the probability of the likeliest token is from how often it is right.
+    """Compares probabilities with how often tokens are correct.
 
-    ece has bins of equal width, ece_adaptive and the debiased l2_debiased have bins of equal mass.
-    Intervals (_low, _high) are at 95%, by a bootstrap over documents. temperature is fitted on half
-    of the documents. The numbers held_out_ come from the other half, before and after (_scaled).
-    A `calibrator` is fitted and held out in the same way (_calibrated); its events are the
-    `candidates`, and all other tokens together. Tokens of all sources of a mixture have equal
+    The event is that the most likely token comes next, unless a number says otherwise. ece has bins
+    of equal width; ece_adaptive and the debiased l2_debiased have bins of equal mass. Intervals
+    (_low, _high) are at 95%, from a bootstrap over documents. temperature is fitted on half of the
+    documents. The held_out_ numbers come from the other half, before and after scaling (_scaled). A
+    `calibrator` is fitted and evaluated in the same way (_calibrated). Its events are the
+    `candidates` and all other tokens together. Tokens of all sources of a mixture have equal
     weight.
 
     Args:
       checkpoint: a loaded checkpoint.
-      bins: of probabilities.
-      candidates: likeliest tokens of each place in h_error.
+      bins: number of probability bins.
+      candidates: most likely tokens per position in h_error.
       classes: most frequent tokens in ece_classwise.
       tokens: approximate number of validation tokens to read; 0: all.
       resamples: of the bootstrap.
@@ -94,11 +95,11 @@ def calibration(
         'held_out_ece': expected_error(bin_events(*events.where(~is_fitted), widths).total),
         'held_out_ece_scaled': expected_error(bin_events(*scaled, widths).total),
     }
-    diagram = {'all tokens': events, f'the half held out, T = {temperature:.3f}': scaled}
+    diagram = {'all tokens': events, f'held-out half, T = {temperature:.3f}': scaled}
     if calibrator != 'none':
         calibrated = calibrate_events(calibrator, scores, unit, is_fitted)
         numbers['held_out_ece_calibrated'] = expected_error(bin_events(*calibrated, widths).total)
-        diagram[f'the half held out, by {calibrator}'] = calibrated
+        diagram[f'held-out half, {calibrator}'] = calibrated
     return SuiteResult(
         {name: float(value) for name, value in numbers.items() if np.isfinite(value)},
         row_items(rows, scores),
@@ -190,8 +191,8 @@ def bootstrap_units(rows: Sequence[TargetRow]) -> np.ndarray:
         if len(values) > 1:
             return unit
     raise ValueError(
-        'calibration needs two documents or rows of validation text, and got one; raise '
-        'data.validation_fraction of the run, or --calibration.tokens.'
+        'calibration needs at least two documents or rows of validation text; got one. Raise '
+        '--calibration.tokens, or train with a larger data.validation_fraction.'
     )
 
 

@@ -189,13 +189,13 @@ class Calibrator(NamedTuple):
 CALIBRATORS = {
     'correctness': Calibrator(
         functools.partial(fit_correctness, balanced=False),
-        'a temperature of each place, by whether its likeliest token is right',
+        'a temperature per position, fitted to whether its most likely token is correct',
     ),
     'correctness_balanced': Calibrator(
         functools.partial(fit_correctness, balanced=True),
-        'the same, the right and the wrong weighing as much',
+        'the same, with correct and wrong tokens weighted equally',
     ),
-    'h': Calibrator(fit_h, 'a mixture of temperatures, by the error of h-calibration'),
+    'h': Calibrator(fit_h, 'a mixture of temperatures, fitted to the error of h-calibration'),
 }
 
 

@@ -53,8 +53,8 @@ def fit_datamodel(
     count = included_RN.shape[1]
     if ridge == 0 and (rank := np.linalg.matrix_rank(centred_RN)) < count:
         raise ValueError(
-            f'{len(included_RN)} models tell {rank} of {count} documents apart: a datamodel takes '
-            'more models, each without some documents, or a ridge above 0'
+            f'{len(included_RN)} models distinguish only {rank} of {count} documents. Add models '
+            'that were trained without some of the documents, or set ridge above 0.'
         )
     gram_NN = centred_RN.T @ centred_RN + ridge * np.eye(count)
     effects_NO = np.linalg.solve(gram_NN, centred_RN.T @ (flat_RO - mean_O))
@@ -149,8 +149,8 @@ def klom(unlearned_RN: np.ndarray, retrained_RN: np.ndarray) -> np.ndarray:
     """
     if unlearned_RN.shape[1:] != retrained_RN.shape[1:]:
         raise ValueError(
-            f'margins must be of the same documents, a column each; got {unlearned_RN.shape} of '
-            f'unlearned and {retrained_RN.shape} of retrained models'
+            'margins must have one column per document, for the same documents; got shape '
+            f'{unlearned_RN.shape} for unlearned and {retrained_RN.shape} for retrained models'
         )
     pairs = zip(np.transpose(unlearned_RN), np.transpose(retrained_RN), strict=True)
     return np.array([_divergence(*pair) for pair in pairs])

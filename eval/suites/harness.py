@@ -22,9 +22,9 @@ from modules.options import Option
 
 RESAMPLES = 1000  # for standard errors without a closed form, such as word_perplexity's
 OFFLINE = (
-    'What was downloaded before is read again without a network under HF_DATASETS_OFFLINE=1 and '
-    'HF_HUB_OFFLINE=1, from HF_DATASETS_CACHE and HF_HUB_CACHE (by default in HF_HOME). A task '
-    'with "dataset_path: json" reads files of this machine.'
+    'Without a network, set HF_DATASETS_OFFLINE=1 and HF_HUB_OFFLINE=1 to read earlier downloads '
+    'from HF_DATASETS_CACHE and HF_HUB_CACHE (by default in HF_HOME). A task with "dataset_path: '
+    'json" reads local files.'
 )
 
 
@@ -32,26 +32,26 @@ def harness(
     checkpoint: Checkpoint,
     *,
     tasks: Annotated[
-        str, Option('of the harness, or of include_path; several as A+B, * stands for any')
+        str, Option('tasks of the harness or of include_path, as A+B; * matches any text')
     ] = '',
-    include_path: Annotated[str, Option("folder with YAML files of tasks of one's own")] = '',
-    limit: Annotated[int, Option('documents of each task; 0: all', 0)] = 0,
+    include_path: Annotated[str, Option('folder with YAML files of your own tasks')] = '',
+    limit: Annotated[int, Option('documents per task; 0: all', 0)] = 0,
     num_fewshot: Annotated[
-        int, Option('examples before each question; -1: as the task has it', -1)
+        int, Option("examples before each question; -1: the task's default", -1)
     ] = -1,
-    cache: Annotated[str, Option('folder that keeps the answers, by checkpoint; empty: none')] = '',
+    cache: Annotated[str, Option("folder that stores the model's answers; empty: none")] = '',
 ) -> SuiteResult:
-    """every metric of tasks of lm-evaluation-harness, as TASK/METRIC with TASK/METRIC_stderr.
+    """Runs tasks of lm-evaluation-harness.
 
-    Requests are documents: BOS, the context, and the text that is scored or generated, truncated on
-    the left to data.seq_len. Needs the extra `harness`. Source:
-    github.com/EleutherAI/lm-evaluation-harness.
+    Each metric is a number, TASK/METRIC, with its standard error, TASK/METRIC_stderr. A request is
+    a document: BOS, the context, and the text that is scored or generated, truncated on the left to
+    data.seq_len. Needs the extra `harness`. Source: github.com/EleutherAI/lm-evaluation-harness.
 
     Args:
       checkpoint: a loaded checkpoint.
       tasks: names joined by +; * matches any text.
       include_path: folder with YAML files of further tasks.
-      limit: documents of each task; 0: all.
+      limit: documents per task; 0: all.
       num_fewshot: examples before each question; -1: the task's default.
       cache: folder that stores the answers by checkpoint; '': none.
     """
@@ -79,8 +79,8 @@ def _import_library(name: str) -> Any:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise ValueError(
-            f'--suite=harness needs lm-eval ({error}): pip install "evenkeel[harness]", or uv sync '
-            '--extra harness'
+            f'--suite=harness needs lm-eval ({error}). Install it with pip install '
+            '"evenkeel[harness]" or uv sync --extra harness.'
         ) from error
 
 
@@ -94,12 +94,12 @@ def _find_tasks(tasks: str, include_path: str) -> tuple[list[str], Any]:
     requested = [name for name in re.split(r'[+,\s]+', tasks) if name]
     if not requested:
         raise ValueError(
-            'the harness needs names of tasks: --suite=harness:TASK, or TASK+TASK, such as '
-            'harness:hellaswag+arc_easy; --harness.include_path=FOLDER has tasks of your own.'
+            'the suite harness needs at least one task: --suite=harness:TASK or TASK+TASK, such as '
+            'harness:hellaswag+arc_easy. Set --harness.include_path=FOLDER for your own tasks.'
         )
     include_path = expand_home(include_path)
     if include_path and not Path(include_path).is_dir():
-        raise ValueError(f'--harness.include_path={include_path} is no folder.')
+        raise ValueError(f'--harness.include_path={include_path} is not a folder.')
     task_manager = _import_library('lm_eval.tasks').TaskManager
     folder_manager = (
         task_manager(include_path=include_path, include_defaults=False) if include_path else None

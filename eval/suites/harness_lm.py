@@ -22,8 +22,8 @@ from modules.choices import suggest_nearest
 CHUNK_ROWS = 1024  # rows that are scored before they are written to the harness's cache
 MAX_GEN_TOKS = 256  # default of requests, as in the harness's own models
 CHAT = (
-    'the harness asks for a chat template, and a checkpoint has none: texts are read as documents. '
-    'Ask for tasks without one.'
+    'this suite has no chat template: checkpoints read texts as documents. Choose tasks without a '
+    'chat template.'
 )
 #: Options of `generate_until` requests.
 GENERATION_OPTIONS = (
@@ -88,8 +88,8 @@ class CheckpointLM(TemplateLM):
         for (context, continuation), context_tokens, continuation_tokens in requests:
             if len(continuation_tokens) > self.max_length:
                 raise ValueError(
-                    f'a continuation has {len(continuation_tokens)} tokens, and this model scores '
-                    f'{self.max_length} (data.seq_len): {continuation[:40]!r}... behind '
+                    f'a continuation must have at most data.seq_len = {self.max_length} tokens; '
+                    f'got {len(continuation_tokens)}: {continuation[:40]!r}... after '
                     f'{context[-40:]!r}.'
                 )
             context_tokens = (
@@ -171,7 +171,7 @@ class CheckpointLM(TemplateLM):
         for name in options:
             if name not in GENERATION_OPTIONS:
                 raise ValueError(
-                    f'generation_kwargs of a task has {name!r}; known are '
+                    f'generation_kwargs of a task has {name!r}, which is not supported. Supported: '
                     f'{", ".join(GENERATION_OPTIONS)}.{suggest_nearest(name, GENERATION_OPTIONS)}'
                 )
         stops = options.get('until') or ()

@@ -44,31 +44,31 @@ class PairContext(NamedTuple):
 def in_context(
     checkpoint: Checkpoint,
     *,
-    tasks: Annotated[int, Option('regressions that are drawn anew', 2)] = 512,
+    tasks: Annotated[int, Option('number of new regression tasks', 2)] = 512,
 ) -> SuiteResult:
-    """Squared error of a linear regression from the pairs in the context, beside gradient descent.
+    """Measures how well a model regresses on pairs in its context.
 
-    A model trained on synthetic:linear_regression reads fresh tasks x1 y1 x2 y2 ... (Garg et al.
-    2022, arXiv:2208.01066). The mean of its prediction for y, given k pairs, is compared with w x
-    without noise, and with algorithms on the same pairs: a prediction of 0 (zero), least squares,
-    ridge, which is the posterior mean and has the smallest possible error, and a step of gradient
-    descent from w = 0, at the best learning rate for each k (von Oswald et al. 2023,
-    arXiv:2212.07677). error_NAME, distance_NAME (the mean squared difference between the model and
-    an algorithm), correlation_NAME, and nats_model and nats_posterior of y itself are at the
-    largest k, `pairs`; the tables have each k.
+    A model trained on synthetic:linear_regression reads new tasks x1 y1 x2 y2 ... (Garg et al.
+    2022, arXiv:2208.01066). After k pairs, the mean of its prediction for y is compared with w x
+    without noise, and with the predictions of these algorithms from the same pairs: 0 (zero); least
+    squares; ridge, which is the posterior mean and has the smallest possible error; and one step of
+    gradient descent from w = 0, at the best learning rate for each k (von Oswald et al. 2023,
+    arXiv:2212.07677). All numbers are at the largest k, `pairs`: error_NAME, distance_NAME (the
+    mean squared difference between the model and an algorithm), correlation_NAME, and the nats of y
+    itself (nats_model, nats_posterior). The tables have each k.
 
     Args:
       checkpoint: a loaded checkpoint.
-      tasks: number of fresh regressions.
+      tasks: number of new regression tasks.
     """
     regression_task = find_regression(checkpoint)
     scorer = Scorer(checkpoint, expected_value)
     n_pairs = min(regression_task.n_pairs, (scorer.max_length - 1) // regression_task.pair_bytes)
     if n_pairs < 2:
         raise ValueError(
-            f'a pair takes {regression_task.pair_bytes} tokens, and the model reads '
-            f'data.seq_len={scorer.max_length - 1}: there is no room for pairs before the one that '
-            'is asked.'
+            f'in_context needs room for at least two pairs of {regression_task.pair_bytes} tokens; '
+            f'the model reads data.seq_len={scorer.max_length - 1} tokens. Train it on longer '
+            'rows.'
         )
     fresh_tasks = regression_task.sample_tasks(np.random.default_rng(FRESH_SEED), tasks)
     fresh_tasks = Tasks(*(part[:, :n_pairs] for part in fresh_tasks))
@@ -107,9 +107,10 @@ def find_regression(checkpoint: Checkpoint) -> Regression:
     if fields.mixture is None and fields.tokenizer == TOKENIZER and name in REGRESSIONS:
         return REGRESSIONS[name]
     raise ValueError(
-        '--suite=in_context asks for regressions, which a model has to be trained on: '
+        '--suite=in_context needs a model that was trained on '
         f'data.source={SOURCE}{"|".join(REGRESSIONS)} with data.tokenizer={TOKENIZER}. '
-        f'{checkpoint.path} was trained on {source_flag(fields)} with {fields.tokenizer}.'
+        f'{checkpoint.path} was trained on {source_flag(fields)} with data.tokenizer='
+        f'{fields.tokenizer}.'
     )
 
 

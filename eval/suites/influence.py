@@ -37,25 +37,29 @@ DocumentRows = dict[str, np.ndarray]  # tokens, segments [N, T + 1]: a document 
 def influence(
     checkpoint: Checkpoint,
     *,
-    documents: Annotated[int, Option('training documents, at equal distances', 2)] = 64,
-    checkpoints: Annotated[int, Option('steps of the run, up to this one', 1)] = 5,
-    validation: Annotated[int, Option('validation documents, at equal distances', 1)] = 64,
+    documents: Annotated[int, Option('number of training documents, evenly spaced', 2)] = 64,
+    checkpoints: Annotated[
+        int, Option('checkpoints of the run up to this step, evenly spaced', 1)
+    ] = 5,
+    validation: Annotated[int, Option('number of validation documents, evenly spaced', 1)] = 64,
 ) -> SuiteResult:
-    """Scores of training documents for choosing data: EL2N, VoG and TracIn; means and ranks.
+    """Scores training documents for data selection.
 
-    A document is read from its beginning, up to data.seq_len tokens. el2n: the mean over tokens of
-    ||softmax - onehot||, at this checkpoint (arXiv:2107.07075). vog: the variance over checkpoints
-    of the run of the gradient of the sum of the true tokens' logits in the embeddings, averaged
-    over tokens and features (arXiv:2008.11600, for language arXiv:2311.16298); `items` also has it
-    normalised to mean 0 and deviation 1. tracin_self: sum over checkpoints of eta ||gradient||^2 of
-    the mean loss in all weights, with the learning rate eta at the checkpoint. tracin_validation:
-    the same with the mean gradient of validation documents as the second factor (arXiv:2002.08484).
-    spearman_A_B are rank correlations. vog needs two checkpoints.
+    The scores are EL2N, VoG and TracIn. Each document is read from its beginning, up to
+    data.seq_len tokens. el2n: the mean over tokens of ||softmax - onehot||, at this checkpoint
+    (arXiv:2107.07075). vog: the variance over checkpoints of the gradient, in the embeddings, of
+    the sum of the logits of the true tokens, averaged over tokens and features (arXiv:2008.11600,
+    for language arXiv:2311.16298). It needs two checkpoints. `items` also has vog normalised to
+    mean 0 and deviation 1. tracin_self: the sum over checkpoints of eta ||g||^2, with g the
+    gradient of the document's mean loss in all weights, and eta the learning rate at the
+    checkpoint. tracin_validation: the sum of eta g.v, with v the mean gradient of validation
+    documents (arXiv:2002.08484). The numbers are the means of the scores and their rank
+    correlations, spearman_A_B.
 
     Args:
       checkpoint: a loaded checkpoint.
       documents: number of training documents.
-      checkpoints: number of steps, up to this checkpoint.
+      checkpoints: number of checkpoints, up to this one.
       validation: number of validation documents.
     """
     dataset = open_data(checkpoint)

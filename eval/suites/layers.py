@@ -27,20 +27,21 @@ TITLES = {
 def layers(
     checkpoint: Checkpoint,
     *,
-    tokens: Annotated[int, Option('validation tokens read, about; 0: all', 0)] = 16_384,
-    gap: Annotated[int, Option('most blocks that angular distances span; 0: any number', 0)] = 0,
+    tokens: Annotated[int, Option('approximate number of validation tokens; 0: all', 0)] = 16_384,
+    gap: Annotated[int, Option('largest number of blocks between two streams; 0: any', 0)] = 0,
 ) -> SuiteResult:
-    """Measures what each block adds, and how far it turns the residual stream.
+    """Measures the effect of each block on loss and residual stream.
 
     removal_ is the loss without a block minus the loss, in nats per token. angle_ is (1 / pi)
     arccos of the cosine between input and output of a block, and influence_ is 1 - cosine; both are
-    means over tokens. _max, _mean and _last are over blocks (arXiv:2403.17887, arXiv:2403.03853).
-    If a placement has two streams, angles are of the stream that the next block reads.
+    averaged over tokens. _max, _mean and _last summarise the blocks (arXiv:2403.17887,
+    arXiv:2403.03853). If a placement has two streams, angles are measured on the stream that the
+    next block reads.
 
     Args:
       checkpoint: a loaded checkpoint.
       tokens: approximate number of validation tokens to read; 0: all.
-      gap: most blocks between two streams; 0: any number.
+      gap: largest number of blocks between two streams; 0: any.
     """
     c = checkpoint
     L = c.recipe.model.n_layers

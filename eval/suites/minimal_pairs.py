@@ -35,23 +35,21 @@ class SentencePair(NamedTuple):
 def minimal_pairs(
     checkpoint: Checkpoint,
     *,
-    path: Annotated[
-        str, Option('.jsonl file, folder of them, or glob, in the format of BLiMP')
-    ] = '',
-    limit: Annotated[int, Option('pairs of each paradigm; 0: all', 0)] = 0,
-    end: Annotated[bool, Option('whether the end of the document is scored too')] = False,
+    path: Annotated[str, Option('.jsonl file, folder or glob, in the format of BLiMP')] = '',
+    limit: Annotated[int, Option('pairs per paradigm; 0: all', 0)] = 0,
+    end: Annotated[bool, Option('whether to score the end of the document (EOS)')] = False,
 ) -> SuiteResult:
-    """accuracy on minimal pairs: log p(good sentence) > log p(bad sentence), each a document.
+    """Tests which sentence of each minimal pair is more likely.
 
-    A sentence's score is the sum of log p of its tokens after BOS, without EOS unless `end`. The
+    The score of a sentence is the sum of log p of its tokens after BOS; `end` adds EOS. The
     accuracy is the mean over paradigms. p_value is from a one-sided binomial test of all pairs
     against 1/2. A tie counts as wrong. Source: Warstadt et al. 2020 (arXiv:1912.00582).
 
     Args:
       checkpoint: a loaded checkpoint.
-      path: .jsonl file, folder, or glob, in the format of BLiMP.
-      limit: pairs of each paradigm; 0: all.
-      end: whether the end of the document is scored.
+      path: .jsonl file, folder or glob, in the format of BLiMP.
+      limit: pairs per paradigm; 0: all.
+      end: whether to score EOS.
     """
     pairs = list(read_pairs(path, limit))
     rows = _encode_pairs(checkpoint, pairs, end)
@@ -126,14 +124,14 @@ def read_pairs(path: str, limit: int = 0) -> Iterator[SentencePair]:
             for name, value in ((GOOD, good), (BAD, bad), (PARADIGM, paradigm)):
                 if not _is_text(value):
                     raise ValueError(
-                        f'{location} is no minimal pair: {name!r} must be a text, and the line has '
-                        f'{", ".join(map(repr, record)) or "nothing"}.'
+                        f'{location} is not a minimal pair: {name!r} must be printable text. The '
+                        f'line has {", ".join(map(repr, record)) or "no fields"}.'
                     )
             if not limit or n_by_paradigm.get(paradigm, 0) < limit:
                 n_by_paradigm[paradigm] = n_by_paradigm.get(paradigm, 0) + 1
                 yield SentencePair(paradigm, good, bad, location)
     if not n_by_paradigm:
-        raise ValueError(f'--minimal_pairs.path={path} has no lines.')
+        raise ValueError(f'--minimal_pairs.path={path} contains no lines.')
 
 
 def _is_text(value: Any) -> bool:
@@ -144,8 +142,8 @@ def _is_text(value: Any) -> bool:
 def _find_pair_files(path: str) -> list[Path]:
     if not path:
         raise ValueError(
-            'minimal_pairs needs its sentences: --suite=minimal_pairs:PATH, a .jsonl file, a '
-            'folder of them or a glob. Each line has sentence_good and sentence_bad.'
+            'minimal_pairs needs sentences: set --suite=minimal_pairs:PATH to a .jsonl file, a '
+            'folder or a glob. Each line has sentence_good and sentence_bad.'
         )
     pattern = expand_home(path)
     if os.path.isdir(pattern):
@@ -157,7 +155,7 @@ def _find_pair_files(path: str) -> list[Path]:
         raise ValueError(f'--minimal_pairs.path={path} matches no {SUFFIX} file.')
     for file in files:
         if file_suffix(file) != SUFFIX:
-            raise ValueError(f'minimal pairs are lines of {SUFFIX} files; got {file}.')
+            raise ValueError(f'files of minimal pairs must end in {SUFFIX}; got {file}.')
     return files
 
 
@@ -173,8 +171,8 @@ def _encode_pairs(
     for i, row in enumerate(rows):
         if not 2 <= len(row) <= max_tokens:
             raise ValueError(
-                f'{pairs[i // 2].location}: a sentence has {len(row) - 1} tokens, and this model '
-                f'scores 1 to {max_tokens - 1} (data.seq_len). Leave the line out.'
+                f'{pairs[i // 2].location}: a sentence must have 1 to {max_tokens - 1} tokens '
+                f'(data.seq_len); got {len(row) - 1}. Remove the line.'
             )
     return rows
 

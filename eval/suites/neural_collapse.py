@@ -19,26 +19,28 @@ from modules.options import Option
 def neural_collapse(
     checkpoint: Checkpoint,
     *,
-    tokens: Annotated[int, Option('validation tokens read, about; 0: all', 0)] = 65_536,
-    classes: Annotated[int, Option('most frequent next tokens that are classes', 2)] = 1024,
-    least: Annotated[int, Option('tokens of a class, at least', 2)] = 10,
+    tokens: Annotated[int, Option('approximate number of validation tokens; 0: all', 0)] = 65_536,
+    classes: Annotated[int, Option('number of classes: the most frequent next tokens', 2)] = 1024,
+    least: Annotated[int, Option('minimum number of occurrences of a class', 2)] = 10,
 ) -> SuiteResult:
-    """Measures NC1 to NC4 of the last features h; the class of a feature is the next token.
+    """Measures neural collapse (NC1 to NC4) of the last features.
 
-    nc1: (s_c^2 + s_d^2) / (2 |m_c - m_d|^2), the mean over pairs of classes, with means m_c and
-    s_c^2 the mean of |h - m_c|^2: 0 if all features of a class are equal (arXiv:2112.15121).
-    nc2_norms, nc2_distances: the deviation over the mean of |m_c - m|, and of log |u_c - u_d|, with
-    u_c the unit vector along m_c - m. nc2_cosines: the deviation of u_c.u_d. All are 0 if means
-    form a simplex. nc3: the mean of cos(w_c, m_c - m), with w_c of the readout; nc3_spread: its
-    deviation over its mean. They are 1 and 0 if both are the same frame. nc4: the share of tokens
-    with the nearest mean at the class of the largest logit. m is the mean of the m_c. For language
+    The class of a feature is the next token. The features h of class c have the mean m_c, and s_c^2
+    is their mean |h - m_c|^2. m is the mean of the m_c, u_c the unit vector along m_c - m, and w_c
+    the column of the readout. nc1: (s_c^2 + s_d^2) / (2 |m_c - m_d|^2), averaged over pairs of
+    classes; 0 if all features of a class are equal (arXiv:2112.15121). nc2_norms and nc2_distances:
+    standard deviation divided by mean, of |m_c - m| and of log |u_c - u_d|. nc2_cosines: the
+    standard deviation of u_c.u_d. All three are 0 if the means form a simplex. nc3: the mean of
+    cos(w_c, m_c - m). nc3_spread: the standard deviation of that cosine divided by its mean. They
+    are 1 and 0 if means and readout form the same frame. nc4: the share of tokens for which the
+    class with the largest logit also has the nearest mean. For language models see
     arXiv:2405.17767.
 
     Args:
       checkpoint: a loaded checkpoint.
       tokens: approximate number of validation tokens to read; 0: all.
-      classes: number of the most frequent next tokens that are classes.
-      least: tokens of a class, at least.
+      classes: number of classes, the most frequent next tokens.
+      least: minimum number of occurrences of a class.
     """
     features = ValidationFeatures(checkpoint, tokens)
     sums_VD, counts_V = features.sum_statistic(sums_by_class)
@@ -206,9 +208,9 @@ def frequent_tokens(counts_V: np.ndarray, max_classes: int, min_count: int) -> n
     chosen = order[counts_V[order] >= min_count]
     if len(chosen) < 3:
         raise ValueError(
-            f'neural_collapse needs three tokens that come next {min_count} times or more, and got '
-            f'{len(chosen)}; raise --neural_collapse.tokens or --neural_collapse.classes, or lower '
-            '--neural_collapse.least'
+            f'neural_collapse needs at least three classes, next tokens that occur {min_count} '
+            f'times or more; got {len(chosen)}. Raise --neural_collapse.tokens or '
+            '--neural_collapse.classes, or lower --neural_collapse.least.'
         )
     return chosen
 

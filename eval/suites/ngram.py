@@ -15,10 +15,11 @@ BASE = 257  # 256 bytes and START
 
 
 def ngram(checkpoint: Checkpoint) -> SuiteResult:
-    """bits_per_byte of an interpolated Kneser-Ney byte model of the run's training split.
+    """Measures bits per byte of an n-gram model, as a baseline.
 
-    A mixture has a single model of all text of its sources, whatever their shares. The bits on each
-    source's validation split are weighted by data.mixture, like the transformer's.
+    It is an interpolated Kneser-Ney model of the bytes of the run's training split. For a mixture,
+    a single model is fitted to all text of all sources, whatever their shares. The bits on each
+    source's validation split are weighted by data.mixture, like those of the transformer.
     """
     dataset, tokenizer = open_data(checkpoint), checkpoint.tokenizer
     bits_by_source = {

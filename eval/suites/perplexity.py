@@ -24,9 +24,9 @@ from modules.options import Option
 
 CHUNK_TOKENS = 1 << 22  # tokens of windows that are scored at once
 
-Stride = Annotated[int, Option('tokens a window moves on; 0: rows as training reads them', 0)]
-Documents = Annotated[int, Option('how many are read, the first of each source; 0: all', 0)]
-TextSource = Annotated[str, Option("such as text:FILE; empty: the run's own validation split")]
+Stride = Annotated[int, Option('tokens by which windows advance; 0: rows as in training', 0)]
+Documents = Annotated[int, Option('documents per source, from the first; 0: all', 0)]
+TextSource = Annotated[str, Option('text to score, such as text:FILE; empty: validation split')]
 
 
 @dataclasses.dataclass
@@ -56,33 +56,35 @@ def perplexity(
     documents: Documents = 0,
     source: TextSource = '',
 ) -> SuiteResult:
-    """validation_ce in nats per token, bits_per_byte, and perplexity = exp(validation_ce).
+    """Measures loss, perplexity and bits per byte of text.
 
-    Every token of the validation split counts once; of conversations, only the answers and their
-    ends. Without a stride the split is read as in training: rows of data.seq_len tokens, with
-    attention between documents of a row unless data.mask_documents is set. With a stride each
-    document is read alone, in windows of data.seq_len tokens that advance by `stride`: a token has
-    at least data.seq_len - stride tokens of context, or its whole document before it.
+    The text is the validation split, or `source`. validation_ce is the loss in nats per token;
+    perplexity = exp(validation_ce). Every token of the split counts once; in conversations, only
+    the answers and their ends count. Without a stride the split is read as in training: in rows of
+    data.seq_len tokens, with attention between the documents of a row unless data.mask_documents is
+    set. With a stride, each document is read alone, in windows of data.seq_len tokens that advance
+    by `stride`. Each token then has at least data.seq_len - stride tokens of context, or all of its
+    document before it.
 
-    For a mixture the numbers are means over its sources, weighted by data.mixture, and each source
-    has its own ce, unless data.validation_source is the split of all. `items` has the nats of each
-    document of any source.
+    For a mixture, the numbers are means over its sources, weighted by data.mixture, and each source
+    also has its own ce, unless all share data.validation_source. `items` has the nats of each
+    document.
 
-    With a `source` the text is read from there in place of the split, under the tokenizer of the
-    checkpoint, and `validation_ce` is named `ce`. Bits per byte count all bytes of that text;
-    `lost_share`, if it is not 0, is the share of them that the tokens do not restore.
+    With `source`, that text is scored instead of the split, with the tokenizer of the checkpoint,
+    and `validation_ce` is named `ce`. Bits per byte count all bytes of the text. If the tokens
+    cannot restore all of them, `lost_share` is the share that is lost.
 
     Args:
       checkpoint: a loaded checkpoint.
       stride: tokens between two windows; 0: rows as in training.
-      documents: number of documents of each source, from the first; 0: all.
+      documents: number of documents per source, from the first; 0: all.
       source: a `data.source`; empty: the validation split of the run's data.
     """
     length = checkpoint.recipe.data.seq_len
     if stride > length:
         raise ValueError(
-            f'--perplexity.stride={stride} is more than data.seq_len={length}: the windows would '
-            f'leave out tokens. Give {length} at most.'
+            f'--perplexity.stride must be at most data.seq_len={length}, or windows would skip '
+            f'tokens; got {stride}.'
         )
     if source:
         return score_source(checkpoint, source, stride, documents)
@@ -90,9 +92,10 @@ def perplexity(
     sources = split_by_source(split)
     if empty := [name for name, rows in sources.items() if not len(rows)]:
         raise ValueError(
-            f'the validation split{f" of {empty[0]}" if empty[0] else ""} holds no text: the run '
-            'was trained with data.validation_fraction='
-            f'{checkpoint.recipe.data.validation_fraction}.'
+            f'the validation split{f" of {empty[0]}" if empty[0] else ""} is empty: the run was '
+            'trained with data.validation_fraction='
+            f'{checkpoint.recipe.data.validation_fraction}. Set --perplexity.source to score '
+            'another text.'
         )
     scored: list[ScoredDocument] = []
     sums, sizes = {}, {}

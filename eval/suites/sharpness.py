@@ -42,35 +42,34 @@ GRADIENT_KERNELS, VALUE_KERNELS = 'xla', 'reference'
 def sharpness(
     checkpoint: Checkpoint,
     *,
-    rows: Annotated[
-        int, Option('rows of the validation split that the loss is a mean over', 1)
-    ] = 4,
-    eigenvalues: Annotated[int, Option('largest eigenvalues that are recorded', 1)] = 3,
+    rows: Annotated[int, Option('rows of the validation split over which to average', 1)] = 4,
+    eigenvalues: Annotated[int, Option('number of largest eigenvalues to record', 1)] = 3,
     iterations: Annotated[
-        int, Option('products with the Hessian; as many vectors like the weights are held', 2)
+        int, Option('products with the Hessian; each stores a vector as large as the weights', 2)
     ] = 15,
-    rounds: Annotated[int, Option('of the power iteration through each block', 1)] = 10,
+    rounds: Annotated[int, Option('rounds of power iteration through each block', 1)] = 10,
     box: Annotated[
-        float, Option('how far logit_sharpness moves a logit, times its size and 1', 0, 1)
+        float, Option('logit_sharpness moves each logit z by at most box (|z| + 1)', 0, 1)
     ] = 5e-4,
 ) -> SuiteResult:
-    """Measures the curvature of the loss of some validation rows, and the stretch of blocks.
+    """Measures curvature of the loss and Lipschitz constants of blocks.
 
-    sharpness is the largest eigenvalue of the Hessian of the mean loss in the stored weights that
-    are trained (sharpness_2, ... are the next, sharpness_least is the smallest).
-    preconditioned_sharpness is the largest eigenvalue of D^-1/2 H D^-1/2, with D = sqrt(v_hat) +
-    eps of AdamW as stored; _times_lr is multiplied by the last learning rate. logit_curvature is
-    the largest eigenvalue in a token's logits. logit_sharpness is the increase of its loss within a
-    small box of logits. lipschitz_ is a lower bound of each block's local Lipschitz constant.
-    Everything is in float32, with kernels that have the derivatives.
+    All are computed on some rows of the validation split, in float32, with kernels that have the
+    derivatives. sharpness is the largest eigenvalue of the Hessian H of the mean loss in the
+    trained weights as stored; sharpness_2, ... are the next ones, and sharpness_least is the
+    smallest. preconditioned_sharpness is the largest eigenvalue of D^-1/2 H D^-1/2, with D =
+    sqrt(v_hat) + eps from AdamW's stored state; _times_lr is multiplied by the last learning rate.
+    logit_curvature is the largest eigenvalue of the Hessian of a token's loss in its logits.
+    logit_sharpness is the increase of that loss within a small box of logits. lipschitz_ are lower
+    bounds on each block's local Lipschitz constant.
 
     Args:
       checkpoint: a loaded checkpoint.
       rows: of the validation split.
       eigenvalues: number of the largest eigenvalues.
-      iterations: products with the Hessian; each stores a vector of the size of the weights.
+      iterations: products with the Hessian; each stores a vector as large as the weights.
       rounds: of the power iteration through each block.
-      box: half width of the box of a logit, relative to its size and 1.
+      box: half width of the box around a logit z, relative to |z| + 1.
     """
     split = open_data(checkpoint).validation
     batch = next(data.evaluation_batches(split, batch_size=min(rows, len(split)), limit=1))
@@ -242,7 +241,7 @@ def preconditioner(checkpoint: Checkpoint) -> tuple[list[jax.Array] | None, str]
     try:
         state, _ = read_state(c.path.parent, c.step, abstract_state(c.learner, c.mesh))
     except ValueError as error:
-        return None, f'the state of the optimizer cannot be read: {error}'
+        return None, f'the optimizer state cannot be read: {error}'
     return adam_scales(c.learner, c.hyper, state)
 
 
@@ -268,10 +267,10 @@ def adam_scales(learner: Learner, hyper: Hyper, state: State) -> tuple[list[jax.
             continue
         part = learner.recipe.optimizers[optimizer_field(spec)]
         if moment is None:
-            return None, f'{part} keeps no second moment as AdamW does'
+            return None, f'{part} stores no second moment like AdamW'
         numbers, (count, v) = part.option_values(hyper), moment
         if not int(count):
-            return None, 'the optimizer has made no update'
+            return None, 'the optimizer has made no updates yet'
         denominator = jnp.sqrt(v / (1 - numbers['b2'] ** count)) + numbers['eps']
         scales.append(jnp.sqrt(scaling.lr_factor / (scaling.eps_factor * denominator)))
     return scales, ''

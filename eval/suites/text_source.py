@@ -58,15 +58,15 @@ def encode_source(checkpoint: Checkpoint, source: str, flag: str, documents: int
     )
     texts = [*itertools.islice(filter(None, decoded), documents or None)]
     if not texts:
-        raise ValueError(f'{flag}={source} holds no text')
+        raise ValueError(f'{flag}={source} contains no text')
     bos, eos = tokenizer.bos_id, tokenizer.eos_id
     ending = [] if eos == bos else [eos]
     encoded = [np.asarray([bos, *tokenizer.encode(text), *ending], np.int32) for text in texts]
     for tokens in encoded:
         if (tokens[1:] == bos).any():
             raise ValueError(
-                f'the tokenizer makes its own BOS, token {bos}, out of {flag}={source}: the start '
-                'of a document could not be told from it'
+                f'{flag}={source} contains text that the tokenizer encodes as BOS (token {bos}), '
+                'which may only begin a document. Remove that text.'
             )
     ends = np.cumsum([0, *map(len, encoded)])
     stream = np.concatenate(encoded)
@@ -111,11 +111,9 @@ def encode_conversations(
         left_out[f'are longer than data.seq_len + 1 = {fields.seq_len + 1} tokens'] = n_long
     reasons = describe_left_out(left_out)
     if n_long == len(usable):
-        raise ValueError(
-            f'no conversation of {flag}={source} can be used: {reasons or "there is none"}'
-        )
+        raise ValueError(f'{flag}={source} has no usable conversation: {reasons or "it is empty"}')
     if reasons:
-        to_stderr(f'NOTE: conversations are left out: {reasons}')
+        to_stderr(f'NOTE: some conversations are skipped: {reasons}')
     ends = np.cumsum([0, *(len(chat.tokens) for chat in usable)])
     stream = np.concatenate([chat.tokens for chat in usable])
     spans = [chat.targets + start for chat, start in zip(usable, ends[:-1], strict=True)]

@@ -1,16 +1,13 @@
-"""Sends the rows of a run, or of every cell of a sweep, to a tracker: W&B or MLflow.
+"""Sends the records of a run, or of every cell of a sweep, to W&B or MLflow.
 
-    python -m eval.sync --workdir=DIR --to=mlflow|wandb [--uri=URI] [--project=NAME] [--follow]
+    python -m eval.sync --workdir=DIR --to=mlflow|wandb
+        [--uri=URI] [--project=NAME] [--follow]
 
-Sends config, rows of metrics.jsonl, and summary from disk, while the run trains or any time after.
-The workdir records the last step sent: the same command sends only new rows.
+Sends the config, the rows of metrics.jsonl and the summary, while the run trains or at any later
+time. The workdir records the last step sent, so repeating the command sends only new rows.
+`train.py --track=mlflow` does the same during training.
 
---uri=URI       MLflow: a server or database, such as sqlite:///mlflow.db; default
-                $MLFLOW_TRACKING_URI. W&B: a private server, or 'offline'
---project=NAME  the project of W&B, or ENTITY/NAME, or the experiment of MLflow; default evenkeel
---follow        keep sending while the run trains, and end with it
-
-`train.py --track=mlflow` does this beside training.
+Without --uri, MLflow uses $MLFLOW_TRACKING_URI. For W&B, --uri is a private server or 'offline'.
 """
 
 from lm.launch.before_jax import prepare_streams
@@ -50,11 +47,11 @@ def main() -> int:
     """Sends or follows, depending on the flags, and returns the exit status."""
     args = flags.FLAGS
     if not args.workdir or not args.to:
-        raise ValueError('--workdir=DIR and --to=mlflow or wandb are needed')
+        raise ValueError('--workdir=DIR and --to=mlflow or --to=wandb are required')
     if '://' in args.workdir:
         raise ValueError(
-            f'{args.workdir}: rows are sent from a disk, as what was sent is noted beside them. '
-            'train.py --track sends those of a run in a bucket.'
+            f'--workdir must be on a disk, where the last step sent is recorded; got '
+            f'{args.workdir}. For a run in a bucket, use train.py --track.'
         )
     workdir = Path(args.workdir)
     if not args.until_eof:
@@ -69,8 +66,10 @@ def main() -> int:
             is_sent = follower.follow(sender, follower.Watch(workdir))
         else:
             is_sent = follower.send_all(sender)
-    unsent = f', with rows left {len(sender.errors)}' if sender.errors else ''
-    say(f'{args.to}: {sender.sent} steps sent to {target.destination}; runs {sender.runs}{unsent}')
+    unsent = f', {len(sender.errors)} of them not completely' if sender.errors else ''
+    say(
+        f'{args.to}: {sender.sent} steps of {sender.runs} runs sent to {target.destination}{unsent}'
+    )
     return DONE if is_sent else BAD_INPUT
 
 
@@ -78,16 +77,18 @@ def check(workdir: Path, may_come_later: bool) -> None:
     """Raises ValueError if there is nothing to send. may_come_later: rows may appear later."""
     runs = list_runs(workdir)
     if not runs:
-        raise ValueError(f'{workdir} holds no run and no sweep; give a --workdir of train.py')
+        raise ValueError(
+            f'{workdir} contains no run and no sweep; set --workdir to a workdir of train.py'
+        )
     if not may_come_later and not any((tracked.folder / FILE).exists() for tracked in runs):
-        raise ValueError(f'{workdir} has no rows yet: there is no {FILE}. --follow waits for them')
+        raise ValueError(f'{workdir} has no {FILE} yet. To wait for it, add --follow.')
 
 
 def run(argv: list[str]) -> None:
     streams.ignore_output_loss()  # after training was killed, its last rows are still sent
     try:
         if len(argv) > 1:
-            raise ValueError(f'flags begin with --, as in --to=mlflow; got {argv[1:]}')
+            raise ValueError(f'flags must begin with --, as in --to=mlflow; got {argv[1]!r}')
         status = main()
     except (ValueError, OSError) as error:
         # Training forwards standard output; libraries write to standard error.
@@ -95,17 +96,19 @@ def run(argv: list[str]) -> None:
         print(f'error: {error}', file=stream, flush=True)
         status = BAD_INPUT
     except KeyboardInterrupt:
-        print('\nSIGINT: the same command sends the rest', file=sys.stderr)
+        print('\nInterrupted. Run the same command to send the rest.', file=sys.stderr)
         status = 130
     sys.exit(status)
 
 
 if __name__ == '__main__':
-    define_path('workdir', None, 'Folder of a run or sweep.')
-    flags.DEFINE_string('to', None, 'The tracker: mlflow or wandb.')
-    flags.DEFINE_string('uri', None, 'Server, or database, of the tracker.')
-    flags.DEFINE_string('project', None, 'Project of W&B, experiment of MLflow.')
-    flags.DEFINE_bool('follow', False, 'Go on while the run trains.')
-    flags.DEFINE_bool('until_eof', False, 'Follow until standard input ends: for train.py.')
+    define_path('workdir', None, 'Workdir of a run or a sweep.')
+    flags.DEFINE_string('to', None, 'Tracker: mlflow or wandb.')
+    flags.DEFINE_string('uri', None, 'Server or database, such as sqlite:///mlflow.db.')
+    flags.DEFINE_string(
+        'project', None, 'W&B project, ENTITY/PROJECT, or MLflow experiment; default: evenkeel.'
+    )
+    flags.DEFINE_bool('follow', False, 'Keep sending until the run has ended.')
+    flags.DEFINE_bool('until_eof', False, 'Follow until standard input closes; used by train.py.')
     print_program_help()
     app.run(run)

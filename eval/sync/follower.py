@@ -262,7 +262,7 @@ def hold_follower_lock(workdir: Path, name: str, destination: str) -> Generator[
     folder = parent if (parent / SWEEP).exists() else workdir
     with hold_lock(
         folder / file_name(name, destination, 'lock'),
-        in_use_message=f'another process sends {folder} to {destination}; wait for it',
+        in_use_message=f'another process is sending {folder} to {destination}; wait for it to end',
         wait_until=time.monotonic() + PATIENCE_SEC,
     ):
         yield

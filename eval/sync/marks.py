@@ -59,7 +59,7 @@ def read_mark(path: Path) -> TrackerMark | None:
         return None
     except (UnreadableFile, TypeError, OverflowError, OSError) as error:
         raise UnreadableFile(
-            f'{error}. Delete {path}: all rows then go to a new run there'
+            f'{error}. Delete {path} to send all rows to a new run in the tracker.'
         ) from error
 
 
@@ -69,11 +69,11 @@ def check(mark: TrackerMark) -> None:
         value = getattr(mark, field.name)
         if type(value) is not field.type and (type(value), field.type) != (int, float):
             kind = cast(type, field.type)  # no string: this file evaluates its annotations
-            raise TypeError(f'its {field.name} is no {kind.__name__}')
+            raise TypeError(f'{field.name} is not of type {kind.__name__}')
     if not re.fullmatch(r'[\w-]{1,64}', mark.run, re.ASCII):  # it is part of queries and paths
-        raise TypeError('its run is no name')
+        raise TypeError('run is not a name')
     if not NOTHING <= mark.step < MAX_STEPS or not 0 <= mark.began < MAX_SECONDS:
-        raise TypeError('its step, or its beginning, is out of bounds')
+        raise TypeError('step or began is out of bounds')
 
 
 def file_name(tracker: str, destination: str, ending: str = 'json') -> str:

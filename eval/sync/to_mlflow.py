@@ -50,9 +50,9 @@ def check_database(uri: str) -> None:
             rows = database.execute("select name from sqlite_master where type = 'table'")
             tables = {name for (name,) in rows}
     except sqlite3.Error as error:
-        raise ValueError(f'{path} cannot be read as a database of sqlite ({error})') from error
+        raise ValueError(f'{path} cannot be read as an SQLite database ({error})') from error
     if tables and MIGRATIONS not in tables:
-        raise ValueError(f'{path} is a database of another program: it has no {MIGRATIONS}')
+        raise ValueError(f'{path} is not an MLflow database: it has no table {MIGRATIONS}')
 
 
 class Mlflow:

@@ -81,6 +81,6 @@ def make_tracker(name: str, uri: str | None = None, project: str | None = None) 
 
 def format_missing(name: str, packages: Sequence[str]) -> str:
     return (
-        f'{name} needs {" and ".join(packages)}: pip install "evenkeel[{name}]", or uv sync '
-        f'--extra {name}'
+        f'{name} needs {" and ".join(packages)}. Install with pip install "evenkeel[{name}]" or '
+        f'uv sync --extra {name}.'
     )

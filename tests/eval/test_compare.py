@@ -69,20 +69,22 @@ def test_runs_are_compared_with_the_first(runs):
 def test_unpaired_items_are_reported_or_refused(runs):
     lines = []
     (comparison,) = compare_runs(runs, 'few', 'low', say=lines.append)
-    assert comparison.n_items == 40 and '0 more are of' in lines[-1] and 'and 20 of' in lines[-1]
-    with pytest.raises(ValueError, match=r'others does not compare with .*/base: they have no doc'):
+    assert comparison.n_items == 40 and '0 only in' in lines[-1] and '20 only in' in lines[-1]
+    with pytest.raises(
+        ValueError, match=r'others cannot be compared with .*/base: they share no doc'
+    ):
         compare_runs(runs, 'base', 'others')
 
 
 def test_incomparable_runs_are_refused(runs, tmp_path):
-    with pytest.raises(ValueError, match=r'ngram has no score of single items.*perplexity'):
+    with pytest.raises(ValueError, match=r'ngram cannot be compared: .*perplexity'):
         compare_runs(runs, 'base', 'low', suite='ngram')
     with pytest.raises(ValueError, match='nothing has no checkpoint'):
         compare_runs(runs, 'base', 'nothing')
     (tmp_path / 'sweep').mkdir()
     (runs / 'low').rename(tmp_path / 'sweep' / 'cell')
     (tmp_path / 'sweep' / 'sweep.json').write_text('{}')
-    with pytest.raises(ValueError, match=r'sweep is a sweep, .* such as .*sweep/cell; .*report'):
+    with pytest.raises(ValueError, match=r'sweep is a sweep; .* such as .*sweep/cell\. .*report'):
         compare_runs(runs, 'base', 'sweep')
     assert compare_runs(runs, 'base', 'sweep/cell')[0].n_items == N
 
@@ -92,7 +94,7 @@ def test_program_takes_runs_or_a_tuned_sweep(runs, capsys, monkeypatch):
     monkeypatch.setattr(program, 'read_option_flags', dict)
     main(['', str(runs / 'base'), str(runs / 'low')])
     assert f'{runs}/low is better than {runs}/base by ' in capsys.readouterr().out
-    with pytest.raises(ValueError, match=r'^give two runs at least: .*, or one sweep with'):
+    with pytest.raises(ValueError, match=r'^name at least two runs: .*, or one sweep with'):
         main(['', str(runs / 'base')])
     monkeypatch.setattr(program, 'compare_arms', lambda run, say: [f'the arms of {run}'])
     main(['', 'sweep'])

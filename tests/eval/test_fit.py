@@ -270,16 +270,14 @@ def test_simultaneous_growth_is_refused():
     for power in (0.7, 1.0):
         columns = {'first_parameters': n, 'second_parameters': 2 * n**power}
         with pytest.raises(
-            ValueError, match=r'two_parts: .* grow together .* Add runs in which one'
+            ValueError, match=r'two_parts: .* grow together .* Add runs in which only one'
         ):
             fit(LAWS['two_parts'], columns, 1 + 100 * n**-0.3, STARTS)
 
 
 def test_shares_are_at_most_one():
     columns, loss, _ = known_law('mixture')
-    with pytest.raises(
-        ValueError, match=r'above 0 and at most 1; got 20\. Divide weights by their'
-    ):
+    with pytest.raises(ValueError, match=r'above 0 and at most 1; got 20\. Divide the weights'):
         fit(LAWS['mixture'], columns | {'share': columns['share'] * 20}, loss, STARTS)
 
 
@@ -462,7 +460,7 @@ def test_schedule_is_predicted_from_others(tmp_path):
     report = fit_points(LAWS['annealing'], points, None, STARTS, 3, 0)
     (row,) = report_record(report)['held_out']
     assert (row['run'], row['step']) == ('wsd', 400) and row['mean_relative_error'] < 1e-6
-    assert report.resampling_unit.startswith('blocks')
+    assert report.resampling_unit == '10 blocks per run'
     assert len(set(resampling_groups(report.fitted_points, LAWS['annealing'])[0])) == 20
     lines, fitted, held_out = drawn_rows(draw_panels(report)['runs'])
     assert len(fitted) == 2 * len(held_out) and {row['run'] for row in held_out} == {'wsd'}
@@ -552,9 +550,9 @@ def test_score_is_drawn_against_loss():
 @pytest.mark.parametrize(
     ('low', 'high', 'expected', 'is_bad'),
     [
-        (2.9, 3.1, '2 of 2 runs held out are within their 95% intervals; the largest', False),
-        (3.1, 3.2, '0 of 2 runs held out are within their 95% intervals, too few; the', True),
-        (np.nan, np.nan, 'Not judged: without intervals, which --bootstrap gives', True),
+        (2.9, 3.1, '2 of 2 held-out runs are within their 95% intervals; the largest', False),
+        (3.1, 3.2, '0 of 2 held-out runs are within their 95% intervals, too few; the', True),
+        (np.nan, np.nan, 'Not judged: no intervals; set --bootstrap above 0', True),
     ],
 )
 def test_held_out_runs_judge_the_fit(low, high, expected, is_bad):
@@ -625,10 +623,12 @@ def test_errors_unfittable_input(tmp_path, sweep):
         return points_from_table(law, write_sizes_table(tmp_path / 't.csv', change), options)
 
     broken = points(lambda i, row: row | ({'loss': 'nan'} if i == 3 else {}))
-    assert len(broken.runs) == 29 and broken.left_out == ['r3: its loss is None']
-    with pytest.raises(ValueError, match=r'more runs than that .* 6 \+ 8, got 10'):
+    assert len(broken.runs) == 29 and broken.left_out == ['r3: loss is None']
+    with pytest.raises(
+        ValueError, match=r'at least 6 runs to fit, besides 8 held out; got 10 in total'
+    ):
         split_held_out(broken.take(np.r_[0:10]), law, 0.8, False)
-    with pytest.raises(ValueError, match=r'3 different parameters'):
+    with pytest.raises(ValueError, match=r'3 different values of parameters'):
         split_held_out(
             points(lambda i, row: row | {'parameters': 1e6 * (1 + i % 2)}), law, 0.2, False
         )
@@ -636,23 +636,25 @@ def test_errors_unfittable_input(tmp_path, sweep):
         split_held_out(
             points(lambda i, row: row | {'parameters': 1e6, 'tokens': 1e7}), law, 0.2, False
         )
-    with pytest.raises(ValueError, match=r'holds for none of the runs \(r0, r1, r10, .*\.\.\.\)'):
+    with pytest.raises(ValueError, match=r'matches none of the runs \(r0, r1, r10, .*\.\.\.\)'):
         split_held_out(points(lambda i, row: row), law, 0.0, True)
-    with pytest.raises(ValueError, match=r"needs a column 'loss'; there are run, parameters"):
+    with pytest.raises(ValueError, match=r"needs a column 'loss'; the columns are run, parameters"):
         points(lambda i, row: {name: row[name] for name in row if name != 'loss'})
     with pytest.raises(ValueError, match=r'have .*, .* parameters'):
         curves_from_workdir(sweep, '')
     (tmp_path / 'x.parquet').write_text('no table')
-    with pytest.raises(ValueError, match=r'is no table in CSV or Parquet'):
+    with pytest.raises(ValueError, match=r'cannot be read as CSV or Parquet'):
         points_from_table(law, tmp_path / 'x.parquet', options)
     (tmp_path / 'e.csv').write_text('parameters,tokens,loss\n')
-    with pytest.raises(ValueError, match=r'the table has no rows'):
+    with pytest.raises(ValueError, match=r'e\.csv has no rows'):
         points_from_table(law, tmp_path / 'e.csv', options)
     nulls = points(lambda i, row: row | {'loss': ''})
-    with pytest.raises(ValueError, match=r'got 0 \(left out: r0: its loss is None; .* and 27 more'):
+    with pytest.raises(
+        ValueError, match=r'got 0 in total \(skipped: r0: loss is None; .* and 27 more'
+    ):
         split_held_out(nulls, law, 0.2, False)
     (tmp_path / 's.csv').write_text('run,step,lr,loss\na,0,0.1,2.0\n')
-    with pytest.raises(ValueError, match=r'a has a row of step 0; they count from 1'):
+    with pytest.raises(ValueError, match=r'a: step must be an integer from 1; got 0'):
         points_from_table(LAWS['annealing'], tmp_path / 's.csv', options)
     curves = write_curves_table(tmp_path / 'c.csv')
     falling = points_from_table(
@@ -667,7 +669,7 @@ def test_errors_undetermined_constants():
     """Without a repeated token R_D is undetermined. Catches an interval of width 0."""
     columns = sizes()
     columns, loss, _ = repeated_law(columns | {'unique_tokens': columns['tokens']})
-    with pytest.raises(ValueError, match=r'data_constrained: no point depends on R_D'):
+    with pytest.raises(ValueError, match=r'data_constrained: these runs do not determine R_D'):
         fit(LAWS['data_constrained'], columns, loss, 4)
 
 

@@ -187,7 +187,7 @@ def test_generate_program_prints_the_text(workdir):
     ('flag', 'message'),
     [
         ('--top_p=0', 'error: top_p must be above 0 and at most 1'),
-        ('--stop=', 'error: --stop= is empty'),
+        ('--stop=', 'error: --stop must not be empty'),
         ('--prompt=' + 'long ' * 9, 'error: a prompt must have 1 to 16 tokens'),
     ],
 )

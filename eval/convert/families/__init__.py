@@ -61,7 +61,7 @@ FAMILIES = {
 def find_family(raw: Mapping[str, Any]) -> Family:
     """Returns the family of a config.json. Raises ValueError for another type: it says why."""
     if 'model_type' not in raw:
-        raise ValueError('config.json lacks model_type')
+        raise ValueError('config.json must have the field model_type')
     if (name := str(raw['model_type'])) not in FAMILIES:
         raise ValueError(describe_unread(raw, {*FAMILIES, *TEXT_MODELS}))
     return FAMILIES[name]

@@ -86,8 +86,8 @@ class Family:
                 renamed[name] = value
             elif renamed[name] != value:
                 raise ValueError(
-                    f'config.json has {alias}={value!r} and {name}={renamed[name]!r}, two names of '
-                    f'one field of a {raw.get("model_type")}. Leave the wrong one out.'
+                    f'config.json has {alias}={value!r} and {name}={renamed[name]!r}, which are '
+                    f'the same field of a {raw.get("model_type")}. Remove the wrong one.'
                 )
         return renamed
 
@@ -98,8 +98,7 @@ class Family:
             flat |= entry.read(fields)
         if unread := fields.list_unread():
             raise ValueError(
-                f'config.json has {", ".join(unread)}, which our models lack or the importer does '
-                'not know'
+                f'config.json has {", ".join(unread)}, which the importer does not support'
             )
         notes = tuple(dict.fromkeys(fields.list_notes()))
         return flat | ({NOTES: notes} if notes else {})

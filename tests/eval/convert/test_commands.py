@@ -168,7 +168,7 @@ def test_logits_use_float64():
 @pytest.mark.full
 def test_fold_with_changed_logits_fails(monkeypatch):
     monkeypatch.setattr(algebra, 'recentre_writer', lambda kernel: kernel)
-    with pytest.raises(ValueError, match=r'another one: in float64 .* Nothing was written'):
+    with pytest.raises(ValueError, match=r'changed the model: in float64 .* Nothing was written'):
         fold_checkpoint(checkpoint(LAYERNORM), 'rmsnorm')
 
 
@@ -181,23 +181,31 @@ def make_removal(kind, updates):
 @pytest.mark.parametrize(
     'changes, to, match',
     [
-        (LAYERNORM | {'model.placement': 'post'}, 'rmsnorm', r'placement=post .*, pre can'),
-        (LAYERNORM | {'model.placement': 'peri'}, 'crmsnorm', r'placement=peri .*, pre can'),
-        (LAYERNORM | {'model.placement': 'wide'}, 'rmsnorm', r'placement=wide .*, pre can'),
-        (LAYERNORM | {'model.mlp': 'moe'}, 'rmsnorm', r'model.mlp=moe .*; dense can'),
+        (LAYERNORM | {'model.placement': 'post'}, 'rmsnorm', r'placement=post .*, pre\.'),
+        (LAYERNORM | {'model.placement': 'peri'}, 'crmsnorm', r'placement=peri .*, pre\.'),
+        (LAYERNORM | {'model.placement': 'wide'}, 'rmsnorm', r'placement=wide .*, pre\.'),
+        (LAYERNORM | {'model.mlp': 'moe'}, 'rmsnorm', r'model.mlp=moe .* Supported: dense'),
         (LAYERNORM | {'model.embedding_norm': 'layernorm'}, 'rmsnorm', r'embedding_norm=layernorm'),
         (
             LAYERNORM | {'model.readout': 'cosines'},
             'rmsnorm',
             r'model.readout=cosines cannot be folded',
         ),
-        (LAYERNORM | {'model.final_norm': 'none'}, 'rmsnorm', r'final_norm=none .*; layernorm can'),
-        (LAYERNORM | TIED, 'rmsnorm', '--untie stores it'),
-        (LAYERNORM, 'none', r'which --to=crmsnorm or rmsnorm folds.*layernorm_removal'),
-        ({'model.norm': 'rmsnorm'}, 'none', r'which --to=rmsnorm folds.*rmsnorm_removal'),
-        ({'model.norm': 'rmsnorm'}, 'crmsnorm', 'Its stream has a mean'),
-        ({'model.norm': 'powernorm'}, 'none', 'got powernorm, which nothing folds.*its own rms'),
-        ({'model.norm': 'dyt'}, 'rmsnorm', 'got dyt, which nothing folds'),
+        (
+            LAYERNORM | {'model.final_norm': 'none'},
+            'rmsnorm',
+            r'final_norm=none .* Supported: layernorm',
+        ),
+        (LAYERNORM | TIED, 'rmsnorm', 'Add --untie'),
+        (LAYERNORM, 'none', r'folded with --to=crmsnorm or rmsnorm\..*layernorm_removal'),
+        ({'model.norm': 'rmsnorm'}, 'none', r'folded with --to=rmsnorm\..*rmsnorm_removal'),
+        ({'model.norm': 'rmsnorm'}, 'crmsnorm', 'crmsnorm needs a stream without mean'),
+        (
+            {'model.norm': 'powernorm'},
+            'none',
+            r'got powernorm, which cannot be folded\..* by its rms',
+        ),
+        ({'model.norm': 'dyt'}, 'rmsnorm', 'got dyt, which cannot be folded'),
         (LAYERNORM, 'rmsnrm', "Did you mean 'rmsnorm'"),
     ],
 )
@@ -209,7 +217,9 @@ def test_unfoldable_model_fails(changes, to, match):
 @pytest.mark.parametrize('updates, n_remaining', [(0, 5), (2, 5), (3, 4), (10, 1)])
 def test_unfinished_removal_fails(updates, n_remaining):
     changes, weights = make_removal('layernorm', updates)
-    match = f'{n_remaining} of 5 norms .* after {updates} updates, {11 - updates} are to go'
+    match = (
+        f'{n_remaining} of 5 norms .* after {updates} updates. Fine-tune for {11 - updates} more'
+    )
     with pytest.raises(ValueError, match=match):
         fold_checkpoint(checkpoint(changes, weights), 'none')
     changes, weights = make_removal('layernorm', 11)
@@ -277,15 +287,15 @@ def test_training_resumes_from_fold(tuned_run, tmp_path, capsys):
     [
         (
             [],
-            r'\(fold, import-hf DIR, export-hf, export-peft, merge RUN \.\.\., prune\).* got none',
+            r'got none\. .* fold, import-hf DIR, export-hf, export-peft, merge RUN \.\.\., prune',
         ),
         (['fold', 'more'], 'got fold more'),
-        (['fodl'], r'one command \(fold, .*\), then flags; got fodl'),
-        (['fold'], 'eval.convert fold needs --out, --to too'),
+        (['fodl'], 'one command, followed by flags; got fodl'),
+        (['fold'], 'eval.convert fold also needs --out, --to'),
         (['import-hf'], 'got import-hf'),
-        (['import-hf', 'x'], 'import-hf needs --out too'),
+        (['import-hf', 'x'], 'import-hf also needs --out'),
         (['merge'], 'got merge'),
-        (['merge', 'x', 'y', 'z'], 'merge needs --out too'),
+        (['merge', 'x', 'y', 'z'], 'merge also needs --out'),
     ],
 )
 def test_incomplete_command_fails(arguments, match):

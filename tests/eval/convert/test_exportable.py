@@ -19,8 +19,8 @@ def test_configs_say_their_export():
     """Catches a config whose export is refused though a family has it, and the reverse."""
     assert describe_export(read_config(llama_124m)) == 'as LlamaForCausalLM (model_type llama)'
     description = describe_export(read_config(default))
-    assert description.startswith('no family of theirs has this model; ')
-    assert description.endswith("lacks model.activation='gelu' (there 'swiglu')")
+    assert description.startswith('no family of transformers can represent this model; ')
+    assert description.endswith("lacks model.activation='gelu' (it has 'swiglu')")
 
 
 @pytest.mark.parametrize('name', ['biases of queries', 'sigma, tied'])
@@ -35,7 +35,7 @@ def test_same_family_as_the_export(name):
     ('changes', 'message'),
     [
         ({'model.placement': 'mix'}, "lacks .*model.placement='mix'"),
-        ({'model.readout_bias': True}, 'no place for readout_bias unless it stays 0'),
+        ({'model.readout_bias': True}, 'no parameter for readout_bias, except if it stays 0'),
         ({'model.norm': 'batchnorm'}, "lacks .*model.norm='batchnorm'"),
     ],
 )
@@ -44,7 +44,7 @@ def test_lack_is_named(changes, message):
     llama = tiny_config(SETS['llama'])
     with pytest.raises(ValueError, match=message):
         find_export_family(update_recipe(llama, changes))
-    assert 'Known' not in describe_export(update_recipe(llama, changes))
+    assert 'Families' not in describe_export(update_recipe(llama, changes))
 
 
 def test_page_lists_each_config():

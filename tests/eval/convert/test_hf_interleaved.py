@@ -128,5 +128,7 @@ def test_gptj_has_no_attention_biases():
     exported = export_hf.convert_checkpoint(make_checkpoint(model), 'float32')
     assert_same(exported.params, model.params)
     for rotated in (3, 10):
-        with pytest.raises(ValueError, match=f'rotary_dim={rotated}, .* even number up to 8'):
+        with pytest.raises(
+            ValueError, match=f'rotary_dim={rotated}; it must be even and at most 8'
+        ):
             read_case('gptj', rotary_dim=rotated)

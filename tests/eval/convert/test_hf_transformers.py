@@ -195,7 +195,8 @@ def test_transformers_computes_exports(tmp_path, name):
     """
     if 'refused' in EXPORTS[name]:
         with pytest.raises(
-            ValueError, match=r'no family of theirs has this model|no bias of logits'
+            ValueError,
+            match=r'no family of transformers can represent this model|no bias of logits',
         ):
             export_set(name)
         return

@@ -84,13 +84,13 @@ def test_dynamic_length_ignores_longer_rows():
 UNREAD = {
     'mamba': 'lack a state-space mixer in place of attention',
     'rwkv': 'lack a recurrence',
-    't5': 'lack an encoder, and attention of the decoder',
-    'bert': 'lack attention to both sides',
-    'llava': 'lack an encoder of images',
+    't5': 'lack an encoder and cross-attention',
+    'bert': 'lack bidirectional attention',
+    'llava': 'lack an image encoder',
     'deepseek_v3': 'lack multi-head latent attention',
     'jamba': 'lack state-space layers among',
     'qwen3_next': 'lack layers of linear attention with a delta rule',
-    'gemma3n': 'lack AltUp and LAuReL',
+    'gemma3n': 'lack AltUp, LAuReL',
     'falcon': 'no table of its tensors .*one or two norms',
     'bloom': 'no table of its tensors .*ALiBi',
     'mpt': 'no table of its tensors .*clip_qkv',
@@ -98,7 +98,7 @@ UNREAD = {
     'phi': 'no table of its tensors .*a bias of the logits',
     'stablelm': 'no table of its tensors .*norms of queries by head',
     'cohere': 'no table of its tensors .*logit_scale',
-    'nothing': 'Types that are read: .*gemma2, gemma3, .*qwen3_moe',
+    'nothing': 'Supported: .*gemma2, gemma3, .*qwen3_moe',
 }
 
 
@@ -108,12 +108,12 @@ def test_unread_type_says_what_lacks(name):
     with pytest.raises(ValueError, match=UNREAD[name]) as error:
         find_family({'model_type': name})
     text = str(error.value)
-    assert f'model_type={name!r}, which is not read' in text and '\n' not in text
+    assert f'model_type={name!r}, which is not supported' in text and '\n' not in text
     assert name == 'nothing' or not any(f'{family!r}' in text for family in FAMILIES)
 
 
 def test_code_beside_the_weights_is_named():
-    with pytest.raises(ValueError, match=r'code lies beside the weights and is not run\. Types'):
+    with pytest.raises(ValueError, match=r'code comes with the weights and is not run\. Supported'):
         find_family({'model_type': 'internlm2', 'auto_map': {'AutoModel': 'modeling.Model'}})
 
 

@@ -186,10 +186,10 @@ def test_training_fields_may_differ():
 
 
 BAD_ARGUMENTS = [
-    ((['a'], None, None, ''), 'two checkpoints or more; got a alone'),
-    ((['a', 'b'], None, 2, ''), 'add --base=RUN'),
+    ((['a'], None, None, ''), 'at least two checkpoints; got only a'),
+    ((['a', 'b'], None, 2, ''), 'needs --base=RUN'),
     ((['a', 'b'], None, None, 'c'), 'add --basis=P'),
-    ((['a', 'b'], 'variance', 1, 'c'), 'leave one out'),
+    ((['a', 'b'], 'variance', 1, 'c'), 'Leave one out'),
     ((['a', 'b'], None, 3, 'c'), 'from 1 to 2, .* got 3'),
     ((['a', 'b'], None, 0, 'c'), 'from 1 to 2, .* got 0'),
 ]
@@ -223,4 +223,4 @@ def test_merge_command(tmp_path, capsys):
         expected = named_leaves(models[name].weights.params)
         for path, leaf in rebuilt.items():
             np.testing.assert_allclose(leaf, expected[path], atol=1e-5)
-    assert 'MB beside the base; the 2 models have' in capsys.readouterr().out
+    assert 'MB besides the base, instead of' in capsys.readouterr().out

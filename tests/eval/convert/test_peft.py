@@ -139,7 +139,10 @@ def test_adapter_fits_files_with_multipliers(tmp_path):
     ('changes', 'message'),
     [
         ({'model.reparam': 'none', 'reparam.rank': None, 'reparam.alpha': None}, 'reparam=none. '),
-        ({'reparam.roles': 'readout'}, 'has the role readout: leave it out of reparam.roles'),
+        (
+            {'reparam.roles': 'readout'},
+            r'has the role readout \(leave that role out of reparam.roles\)',
+        ),
     ],
 )
 def test_unsupported_adapter_is_refused(changes, message):

@@ -140,14 +140,14 @@ GPT2 |= {'summary_type': 'cls_index', 'predict_special_tokens': True, 'resid_pdr
 # {model: (its fields, what the error says)}
 UNREAD = {
     'Aya 23': ({'model_type': 'cohere', 'logit_scale': 0.0625}, 'factor of the logits'),
-    'StableLM 2': ({'model_type': 'stablelm', 'use_qkv_bias': True}, 'a part of each head turned'),
-    'StarCoder': ({'model_type': 'gpt_bigcode', 'multi_query': True}, 'share keys and values'),
+    'StableLM 2': ({'model_type': 'stablelm', 'use_qkv_bias': True}, 'a part of each head'),
+    'StarCoder': ({'model_type': 'gpt_bigcode', 'multi_query': True}, 'multi-query attention'),
     'DeepSeek V3': ({'model_type': 'deepseek_v3', 'kv_lora_rank': 512}, 'latent attention'),
-    'Qwen 1.5 MoE': ({'model_type': 'qwen2_moe'}, 'expert that all tokens share'),
+    'Qwen 1.5 MoE': ({'model_type': 'qwen2_moe'}, 'a shared expert'),
     'Qwen 3 Next': ({'model_type': 'qwen3_next'}, 'a delta rule'),
-    'LLaVA': ({'model_type': 'llava', 'intermediate_size': None}, 'an encoder of images'),
-    'InternLM 2': ({'model_type': 'internlm2'}, 'its code lies beside the weights'),
-    'RWKV 5': ({'model_type': 'rwkv5', 'intermediate_size': None}, 'its code lies beside'),
+    'LLaVA': ({'model_type': 'llava', 'intermediate_size': None}, 'an image encoder'),
+    'InternLM 2': ({'model_type': 'internlm2'}, 'its code comes with the weights'),
+    'RWKV 5': ({'model_type': 'rwkv5', 'intermediate_size': None}, 'its code comes with'),
 }
 
 

@@ -50,25 +50,25 @@ def test_written_tensors_are_read_back(tmp_path, max_bytes, files):
 
 
 BAD = {
-    'short': (b'\0\0\0', 'has 3 bytes'),
-    'long header': (raw({}, length=100_000_001), 'over 100,000,000'),
-    'cut header': (raw({}, length=50), 'it is cut'),
-    'no JSON': (raw(b'{"a"'), 'no JSON'),
-    'no text': (raw(b'\xff\xfe'), 'no JSON'),
-    'deep': (raw(b'[' * 100_000), 'no JSON'),
-    'list': (raw([]), 'no JSON object'),
-    'twice': (raw(b'{"a": 1, "a": 2}'), "'a' twice"),
-    'no offsets': (raw({'a': {'dtype': 'U8', 'shape': [1]}}), 'a lacks dtype'),
+    'short': (b'\0\0\0', 'got 3'),
+    'long header': (raw({}, length=100_000_001), 'at most 100,000,000 bytes'),
+    'cut header': (raw({}, length=50), 'it is truncated'),
+    'no JSON': (raw(b'{"a"'), 'must be JSON'),
+    'no text': (raw(b'\xff\xfe'), 'must be JSON'),
+    'deep': (raw(b'[' * 100_000), 'must be JSON'),
+    'list': (raw([]), 'must be a JSON object'),
+    'twice': (raw(b'{"a": 1, "a": 2}'), "'a' occurs twice"),
+    'no offsets': (raw({'a': {'dtype': 'U8', 'shape': [1]}}), 'a must have a dtype'),
     'negative': (raw({'a': entry(0, 1, [-1])}, b'1'), 'at least 0'),
     'no number': (raw({'a': entry(0, 1, [True])}, b'1'), 'at least 0'),
-    'dtype': (raw({'a': entry(0, 1, [2], 'F4')}, b'1'), 'dtype F4; known are BOOL'),
+    'dtype': (raw({'a': entry(0, 1, [2], 'F4')}, b'1'), 'dtype F4; supported: BOOL'),
     'shape': (raw({'a': entry(0, 4, [2], 'F32')}, b'1234'), r'F32\[2\], 8 bytes'),
-    'overflow': (raw({'a': entry(0, 0, [2**32, 2**32])}), 'have 0'),
+    'overflow': (raw({'a': entry(0, 0, [2**32, 2**32])}), 'span 0'),
     'overlap': (raw({'a': entry(0, 2, [2]), 'b': entry(1, 3, [2])}, b'123'), 'a and b overlap'),
-    'hole': (raw({'a': entry(0, 1, [1]), 'b': entry(2, 3, [1])}, b'123'), 'a and b have a hole'),
-    'begins late': (raw({'a': entry(1, 2, [1])}, b'12'), 'the header and a have a hole'),
+    'hole': (raw({'a': entry(0, 1, [1]), 'b': entry(2, 3, [1])}, b'123'), 'a and b have a gap'),
+    'begins late': (raw({'a': entry(1, 2, [1])}, b'12'), 'the header and a have a gap'),
     'trailing': (raw({'a': entry(0, 1, [1])}, b'12'), 'bytes follow the last tensor'),
-    'truncated': (raw({'a': entry(0, 4, [4])}, b'12'), 'it is cut'),
+    'truncated': (raw({'a': entry(0, 4, [4])}, b'12'), 'it is truncated'),
 }
 
 
@@ -90,14 +90,14 @@ def index(folder, **files):
 @pytest.mark.parametrize(
     'files, message',
     [
-        ({'a': '../one.safetensors'}, 'no path'),
-        ({'a': 'sub/one.safetensors'}, 'no path'),
-        ({'a': 'sub\\one.safetensors'}, 'no path'),
-        ({'a': '..'}, 'no path'),
-        ({'a': 'three.safetensors'}, 'which is not there'),
-        ({'a': 'one.safetensors', 'c': 'one.safetensors'}, 'do not agree on c'),
-        ({'b': 'one.safetensors'}, 'do not agree on a, b'),
-        ({'a': 'two.safetensors', 'b': 'one.safetensors'}, 'tensors of another file: a'),
+        ({'a': '../one.safetensors'}, 'must name a file in its own folder'),
+        ({'a': 'sub/one.safetensors'}, 'must name a file in its own folder'),
+        ({'a': 'sub\\one.safetensors'}, 'must name a file in its own folder'),
+        ({'a': '..'}, 'must name a file in its own folder'),
+        ({'a': 'three.safetensors'}, 'which does not exist'),
+        ({'a': 'one.safetensors', 'c': 'one.safetensors'}, 'disagree on c'),
+        ({'b': 'one.safetensors'}, 'disagree on a, b'),
+        ({'a': 'two.safetensors', 'b': 'one.safetensors'}, 'tensors of another file, such as a'),
     ],
 )
 def test_inconsistent_index_is_refused(tmp_path, files, message):
@@ -109,8 +109,8 @@ def test_inconsistent_index_is_refused(tmp_path, files, message):
 
 
 def test_folder_without_weights_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r'holds neither model.safetensors .*save_pretrained'):
+    with pytest.raises(ValueError, match=r'contains neither model.safetensors .*save_pretrained'):
         read_folder(tmp_path)
     (tmp_path / safetensors.INDEX).write_text('{"weight_map": {"a": "x", "a": "y"}}')
-    with pytest.raises(ValueError, match=r"index.json is no JSON .it has 'a' twice"):
+    with pytest.raises(ValueError, match=r"index.json is not valid JSON .'a' occurs twice"):
         read_folder(tmp_path)

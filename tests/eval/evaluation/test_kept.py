@@ -65,7 +65,7 @@ def test_result_is_read_back(workdir, calls):
     (first,) = evaluations([workdir], 'fake:2')
     messages = []
     (second,) = evaluations([workdir], 'fake:2', say=messages.append)
-    assert len(calls) == 1 and 'is read from' in messages[0]
+    assert len(calls) == 1 and 'stored result from' in messages[0]
     computed, stored = first.results['fake:2'], second.results['fake:2']
     assert is_same(computed.numbers, stored.numbers) and is_same(computed.items, stored.items)
     assert math.isnan(stored.numbers['nothing']) and stored.numbers['below'] == -math.inf
@@ -96,7 +96,7 @@ def test_truncated_result_is_computed_again(workdir, calls):
     path.write_text(path.read_text().replace('1.5', '1.4'))
     messages = []
     (evaluation,) = evaluations([workdir], say=messages.append)
-    assert evaluation.results['fake'].numbers['loss'] == 1.5 and 'computed anew' in messages[0]
+    assert evaluation.results['fake'].numbers['loss'] == 1.5 and 'computing it again' in messages[0]
     assert len(calls) == 2 and read_json(path)['numbers']['loss'] == 1.5
 
 
@@ -127,7 +127,7 @@ def test_readonly_folder_is_reported(workdir, calls):
     messages = []
     (evaluation,) = evaluations([workdir], say=messages.append)
     assert evaluation.results['fake'].numbers['loss'] == 1.5
-    assert any('is not kept beside the checkpoint' in line for line in messages)
+    assert any('could not be stored in the workdir' in line for line in messages)
 
 
 def test_missing_steps_are_refused(workdir, calls):
@@ -139,15 +139,15 @@ def test_missing_steps_are_refused(workdir, calls):
     assert [evaluation.step for evaluation in evaluations([named])] == steps[1:2]
     listed = ', '.join(map(str, steps))
     for path, step, message in (
-        (workdir, '5', f'has no checkpoint of --step=5; there are {listed}$'),
-        (workdir, 'last', "--step is a number of updates, or all; got 'last'"),
-        (named, '5', 'names a step itself'),
+        (workdir, '5', f'has no checkpoint of step 5; its steps are {listed}$'),
+        (workdir, 'last', "--step must be a step number or 'all'; got 'last'"),
+        (named, '5', 'already names a step'),
         (workdir / 'tokenizer', None, 'has no checkpoint'),
         (workdir / 'checkpoints' / '5', None, 'has no checkpoint'),
     ):
         with pytest.raises(ValueError, match=message):
             find_targets([str(path)], step, print)
-    with pytest.raises(ValueError, match='is given twice'):
+    with pytest.raises(ValueError, match=r'--checkpoint names .* twice'):
         find_targets([str(workdir), str(workdir)], None, print)
 
 
@@ -161,12 +161,12 @@ def test_damaged_checkpoint_is_skipped(workdir, calls):
     assert [evaluation.step for evaluation in evaluations([workdir], say=messages.append)] == steps[
         -2:-1
     ]
-    assert 'cannot be read' in messages[0] and messages[0].endswith('taking the one before')
+    assert 'cannot be read' in messages[0] and messages[0].endswith('using the previous checkpoint')
     messages.clear()
     assert [
         evaluation.step for evaluation in evaluations([workdir], step='all', say=messages.append)
     ] == steps[:-1]
-    assert any(line.endswith('left out') for line in messages)
+    assert any(line.endswith('skipped') for line in messages)
     with pytest.raises(ValueError, match=r'cannot be read \(') as caught:
         evaluations([workdir], step=str(steps[-1]))
     assert '\n' not in str(caught.value)
@@ -230,7 +230,7 @@ def test_bucket_checkpoints_are_evaluated_without_storing(whole, bucket_url, cal
     evaluate_checkpoints([bucket_url], requests, step='all', say=messages.append)
     text = evaluate_checkpoints([bucket_url], requests, step=str(steps[0]), say=messages.append)
     assert json.loads(text)['step'] == steps[0] and calls == [*steps, steps[0]]
-    assert sum('--out=FILE.json keeps the numbers' in line for line in messages) == 2
+    assert sum('--out=FILE.json to keep the numbers' in line for line in messages) == 2
     assert [*open_bucket(bucket_url).list()] == before
     with pytest.raises(ValueError, match='has no checkpoint'):
         find_targets([bucket_url], '5', print)

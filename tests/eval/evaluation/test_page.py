@@ -44,7 +44,7 @@ def test_page_with_one_checkpoint(tmp_path):
     assert all(f'id="{name}"' in page for name in charts) and 'id="traces' not in page
     assert '<td>loss</td><td>0.5</td>' in page
     assert page.count('<details>') == 1 and FEW_ROWS - 11 < 2
-    assert f'{MAX_ROWS} more are in the file' in page
+    assert f'{MAX_ROWS} more rows are in the result' in page
 
 
 def test_page_with_several_checkpoints(tmp_path):
@@ -77,4 +77,4 @@ def test_suite_section_has_first_sentence(name, tmp_path):
     only_evaluation = Evaluation('a', 1, {}, {name: SuiteResult({'n': 1.0})})
     write_evaluation_page(tmp_path / 'page.html', [only_evaluation], read_suites(name, {}))
     page = (tmp_path / 'page.html').read_text()
-    assert f'<h2>{name}</h2>' in page and ('Options: stride 0' in page) == (name == 'perplexity')
+    assert f'<h2>{name}</h2>' in page and ('Options: stride=0' in page) == (name == 'perplexity')

@@ -60,12 +60,12 @@ def test_digest_covers_all_options():
     ('text', 'option_values', 'message'),
     [
         ('perplexty', {}, "--suite must be one of .* got 'perplexty'. Did you mean 'perplexity'"),
-        ('ngram:5', {}, 'ngram takes no value behind its name; its options are none'),
+        ('ngram:5', {}, 'ngram takes no value after a colon. Its options: none'),
         ('perplexity:-1', {}, '--perplexity.stride must be at least 0; got -1'),
         ('perplexity:many', {}, '--perplexity.stride must be int; got .many. of type str'),
-        ('perplexity:4', {'perplexity.stride': 4}, 'both give perplexity.stride'),
-        ('ngram,ngram', {}, '--suite has ngram twice'),
-        ('ngram', {'perplexity.stride': 4}, '--perplexity.stride is an option of a suite that'),
+        ('perplexity:4', {'perplexity.stride': 4}, 'both set perplexity.stride'),
+        ('ngram,ngram', {}, '--suite names ngram twice'),
+        ('ngram', {'perplexity.stride': 4}, '--perplexity.stride belongs to a suite that'),
     ],
 )
 def test_invalid_requests_are_refused(text, option_values, message):
@@ -76,9 +76,9 @@ def test_invalid_requests_are_refused(text, option_values, message):
 @pytest.mark.parametrize(
     ('flag', 'message'),
     [
-        ('--perplexity.strid=4', "perplexity has no such option, .* Did you mean 'stride'"),
-        ('--perplxity.stride', "there is no suite 'perplxity'. Did you mean 'perplexity'"),
-        ('--ngram.order=4', 'ngram has no such option, only none'),
+        ('--perplexity.strid=4', "perplexity has no option 'strid'.* Did you mean 'stride'"),
+        ('--perplxity.stride', "no suite is named 'perplxity'. Did you mean 'perplexity'"),
+        ('--ngram.order=4', "ngram has no option 'order'. Its options: none"),
     ],
 )
 def test_unknown_options_are_refused(flag, message):

@@ -50,11 +50,11 @@ def test_monotonicity_skips_runs_without_order():
     trace = NumberTrace('s', 'n', '', short)
     assert trace.monotonicity == 1 and trace.record['monotonicity_runs'] == 1
     (row,) = format_traces([trace])
-    assert (row['monotonicity'], row['of runs']) == (1, '1 of 3')
+    assert (row['monotonicity'], row['runs used']) == (1, '1 of 3')
     none = NumberTrace('s', 'n', '', {'b': {1: 4.0}, 'd': {2: 4.5}})
     assert math.isnan(none.monotonicity) and none.record['monotonicity_runs'] == 0
     whole = NumberTrace('s', 'n', '', {'a': {1: 2.0, 2: 3.0}, 'b': {1: 4.0, 2: 3.0}})
-    assert whole.monotonicity == 0 and 'of runs' not in format_traces([whole, none])[0]
+    assert whole.monotonicity == 0 and 'runs used' not in format_traces([whole, none])[0]
     assert math.isnan(NumberTrace('s', 'n', '', short | {'d': {1: 1.0, 2: math.nan}}).monotonicity)
 
 

@@ -61,14 +61,16 @@ def test_answer_follows_the_templates_prompt(folder):
     chat = build_chat(tokenizer, folder)
     (request,) = build_requests(tokenizer, [' hello '], 3, Sampling(), chat)
     assert list(request.tokens) == chat.encode(chat.format_prompt(HELLO))
-    with pytest.raises(ValueError, match='spells the special token'):
+    with pytest.raises(ValueError, match='contains the special token'):
         build_requests(tokenizer, ['a<|end|>'], 3, Sampling(), chat)
     chat.close()
 
 
 def test_special_token_in_message_is_refused(folder):
     chat = build_chat(tokenizers.load_for_model(folder, 258, None, None), folder)
-    with pytest.raises(Refusal, match=r"messages\[0\].content spells the special token '<|end|>'"):
+    with pytest.raises(
+        Refusal, match=r"messages\[0\].content contains the special token '<|end|>'"
+    ):
         chat.format_prompt([{'role': 'user', 'content': 'a<|end|>b'}])
 
 
@@ -120,7 +122,7 @@ def test_failing_template_refuses_the_messages(folder, name):
     template, words = RAISES[name]
     (folder / 'chat_template.jinja').write_text(template)
     chat = build_chat(tokenizers.load_for_model(folder, 258, None, None), folder)
-    with pytest.raises(Refusal, match="the model's chat template refuses the messages") as caught:
+    with pytest.raises(Refusal, match="the model's chat template rejected the messages") as caught:
         chat.format_prompt(HELLO)
     assert words in caught.value.message and caught.value.status == 400
     chat.close()

@@ -195,10 +195,10 @@ def test_address_errors_are_one_line():
     with socket.create_server(('127.0.0.1', 0)) as listener:
         port = listener.getsockname()[1]
         with pytest.raises(
-            ValueError, match=f'--port={port} of 127.0.0.1 cannot be had: .* in use'
+            ValueError, match=f'cannot listen on --port={port} of 127.0.0.1: .* in use'
         ):
             bind_socket('127.0.0.1', port)
-    with pytest.raises(ValueError, match=r'--host=no\.such is no address'):
+    with pytest.raises(ValueError, match=r'--host=no\.such is not an address'):
         bind_socket('no.such', 0)
 
 

@@ -82,7 +82,7 @@ BAD = [
     ('logprobs', True, 'logprobs must be'),
     ('logprobs', 21, 'logprobs must be'),
     ('stream', 1, 'stream must be'),
-    ('stream_options', {'include_usage': True}, 'left out without stream'),
+    ('stream_options', {'include_usage': True}, 'absent without stream'),
     ('stream_options', {'usage': True}, 'stream_options must be'),
     ('stream_options', {'include_usage': 1}, 'stream_options must be'),
     ('model', 'a\ud800', 'model must be a string'),
@@ -166,7 +166,10 @@ def test_messages_are_texts_with_roles():
         ({'role': 'robot', 'content': 'a'}, 'messages[1].role must be one of system'),
         ({'role': ['user'], 'content': 'a'}, 'messages[1].role'),
         ({'role': 'user'}, 'messages[1].content must be text; got null'),
-        ({'role': 'user', 'content': [{'type': 'image_url'}]}, 'messages[1].content is not served'),
+        (
+            {'role': 'user', 'content': [{'type': 'image_url'}]},
+            'messages[1].content is not supported',
+        ),
         ({'role': 'assistant', 'content': 'a', 'tool_calls': [1]}, 'messages[1].tool_calls'),
     ],
 )

@@ -61,7 +61,7 @@ def test_ridge_penalises_only_effects(linear):
 
 def test_indistinguishable_documents_are_refused(linear):
     *_, kept_RN, outputs_RM = linear
-    with pytest.raises(ValueError, match='10 models tell 9 of 12 documents apart'):
+    with pytest.raises(ValueError, match='10 models distinguish only 9 of 12 documents'):
         fit_datamodel(kept_RN[:10], outputs_RM[:10])
     datamodel = fit_datamodel(kept_RN[:10], outputs_RM[:10], ridge=1e-3)
     assert np.isfinite(datamodel.effects).all()

@@ -55,7 +55,9 @@ class TestClasses:
         np.testing.assert_array_equal(suite.frequent_tokens(counts, 9, 3), [1, 4, 3, 0])
 
     def test_too_few_are_refused(self):
-        with pytest.raises(ValueError, match='three tokens that come next 9 times or more, and go'):
+        with pytest.raises(
+            ValueError, match='three classes, next tokens that occur 9 times or more; got'
+        ):
             suite.frequent_tokens(np.array([9.0, 9.0, 8.0]), 9, 9)
 
 

@@ -127,7 +127,7 @@ def test_optimizer_without_second_moments():
     for name in ('muon', 'sgd'):
         checkpoint, state = make_trained_checkpoint(optim__name=name, optim__others='adamw')
         scales, why = adam_scales(checkpoint.learner, checkpoint.hyper, state)
-        assert scales is None and why == f'optim.name={name} keeps no second moment as AdamW does'
+        assert scales is None and why.startswith(f'optim.name={name} stores no second moment')
 
 
 @pytest.mark.full

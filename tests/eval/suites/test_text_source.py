@@ -114,10 +114,13 @@ def test_lost_bytes_are_said(source, monkeypatch):
 def test_unusable_text_is_refused(tmp_path):
     file, checkpoint = tmp_path / 'empty.txt', without_weights(TokenIds(64, 5, 6))
     file.touch()
-    with pytest.raises(ValueError, match=r'--flag=text:.*empty.txt holds no text'):
+    with pytest.raises(ValueError, match=r'--flag=text:.*empty.txt contains no text'):
         text_source.encode_source(checkpoint, f'text:{file}', '--flag', 0)
     file.write_text('1 2 5 3')
-    with pytest.raises(ValueError, match='its own BOS, token 5, out of --flag=text:'):
+    with pytest.raises(
+        ValueError,
+        match=r'--flag=text:.* contains text that the tokenizer encodes as BOS \(token 5\)',
+    ):
         text_source.encode_source(checkpoint, f'text:{file}', '--flag', 0)
 
 
@@ -155,5 +158,5 @@ def test_one_conversation_is_enough(tmp_path, monkeypatch):
     (note,) = notes
     assert note.endswith('1 are longer than data.seq_len + 1 = 33 tokens, 1 have no answer')
     path.write_text(lines[1])
-    with pytest.raises(ValueError, match=r'no conversation of --source=.* can be used: 1 are long'):
+    with pytest.raises(ValueError, match=r'--source=.* has no usable conversation: 1 are long'):
         encode_conversations(checkpoint, f'chat:{path}', '--source', 0)

@@ -110,7 +110,7 @@ def test_units_are_documents_or_rows():
 
     np.testing.assert_array_equal(bootstrap_units([row(3, 3), row(3, 5)]), [0, 0, 0, 1])
     np.testing.assert_array_equal(bootstrap_units([row(0, 0), row(0)]), [0, 0, 1])
-    with pytest.raises(ValueError, match='needs two documents or rows of validation text'):
+    with pytest.raises(ValueError, match='needs at least two documents or rows of validation text'):
         bootstrap_units([row(0, 0)])
 
 

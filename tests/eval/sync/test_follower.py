@@ -309,7 +309,7 @@ def test_second_follower_is_refused(tmp_path, monkeypatch):
     with hold_follower_lock(tmp_path, 'fake', 'here'):
         for folder in (tmp_path, tmp_path / 'cell'):
             with (
-                pytest.raises(InUseError, match='another process sends'),
+                pytest.raises(InUseError, match='another process is sending'),
                 hold_follower_lock(folder, 'fake', 'here'),
             ):
                 pass

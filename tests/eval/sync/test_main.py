@@ -28,9 +28,12 @@ def sync(*flags):
     ('flags', 'message'),
     [
         (['--to=mlflw'], "--to must be one of mlflow, wandb; got 'mlflw'. Did you mean 'mlflow'?"),
-        ([], '--workdir=DIR and --to=mlflow or wandb are needed'),
-        (['mlflow'], "flags begin with --, as in --to=mlflow; got ['mlflow']"),
-        (['--to=mlflow', '--workdir=gs://a/b'], 'gs://a/b: rows are sent from a disk'),
+        ([], '--workdir=DIR and --to=mlflow or --to=wandb are required'),
+        (['mlflow'], "flags must begin with --, as in --to=mlflow; got 'mlflow'"),
+        (
+            ['--to=mlflow', '--workdir=gs://a/b'],
+            '--workdir must be on a disk, where the last step sent is recorded; got gs://a/b',
+        ),
         (['--to=mlflow', '--workdir=/none'], '/none contains no run and no sweep'),
     ],
 )
@@ -45,12 +48,14 @@ def test_mistake_is_reported_in_one_line(tmp_path, flags, message):
 def test_run_without_rows_is_reported(tmp_path):
     begin(tmp_path)
     status, lines, _ = sync(f'--workdir={tmp_path}', '--to=wandb')
-    assert status == 1 and 'has no rows yet' in lines[0] and '--follow waits' in lines[0]
+    assert status == 1 and lines[0].endswith(
+        'has no metrics.jsonl yet. To wait for it, add --follow.'
+    )
 
 
 def test_missing_package_is_named_with_its_extra(monkeypatch):
     monkeypatch.setattr(importlib.util, 'find_spec', lambda name: name == 'mlflow' or None)
-    with pytest.raises(ValueError, match=r'mlflow needs sqlalchemy and alembic: .*--extra mlflow'):
+    with pytest.raises(ValueError, match=r'mlflow needs sqlalchemy and alembic\. .*--extra mlflow'):
         trackers.make_tracker('mlflow')
 
 

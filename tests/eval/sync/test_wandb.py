@@ -115,7 +115,7 @@ def test_training_sweep_is_followed(tmp_path):
     command = (*TRAIN, f'--workdir={tmp_path}', '--config.train.steps=40', '--track=wandb')
     sweep = '--config.sweep={"optim.lr": (1e-3, 3e-3)}'
     stdout = finish(start(*command, sweep, WANDB_MODE='offline'))
-    assert 'steps sent to offline (evenkeel); runs 2' in stdout or 'eval.sync' in stdout
+    assert 'steps of 2 runs sent to offline (evenkeel)' in stdout or 'eval.sync' in stdout
     assert send_all(Follower(tmp_path, 'wandb', open_tracker(), print))
     cells = [path.parent for path in tmp_path.glob('*/config.json')]
     assert len(cells) == 2

@@ -241,7 +241,8 @@ def test_unfinished_sweep_shows_partial_results(half):
     else:
         assert text[1] == ''
     lines = compare_arms(str(half), noted.append)
-    assert lines[0] == 'layernorm has no verdict yet' and noted[0].startswith('NOTE: not finished')
+    assert lines[0] == 'layernorm has no verdict yet'
+    assert noted[0].startswith('NOTE: the sweep is not finished')
     spec = draw_tuned_losses(ablation).to_dict()
     assert len(spec['hconcat']) == 1
 
