@@ -178,14 +178,14 @@ class Definitions:
         self.with_helpers = functools.cache(self._with_helpers)
         self._conftests = functools.cache(self._list_conftests)
 
-    def of(self, path: str) -> dict[str, Mentions]:
+    def list_definitions(self, path: str) -> dict[str, Mentions]:
         """Returns {name: what it mentions} of the definitions at the top of a file, without
         decorators; 'Class.test' for methods.
         """
         return self.sources.summary(path).definitions
 
     def _summarize(self, path: str, name: str) -> Said:
-        mentions = self.of(path).get(name)
+        mentions = self.list_definitions(path).get(name)
         return self.said_by(path, mentions) if mentions else EMPTY
 
     def said_by(self, path: str, mentions: Mentions) -> Said:
@@ -219,13 +219,15 @@ class Definitions:
     def _meant(self, path: str, name: str) -> list[Definition]:
         """Returns the definitions that a name in a file may stand for, including fixtures."""
         first, _, attributes = name.partition('.')
-        if name in self.of(path):
+        if name in self.list_definitions(path):
             return [(path, name)]
         if first in self.sources.read_imports(path):
             meant = self.sources.read_imports(path)[first]
             origin = self.sources.origin(f'{meant}.{attributes}' if attributes else meant)
             return [origin] if origin[0] else []
-        return [(file, name) for file in self._conftests(path) if name in self.of(file)]
+        return [
+            (file, name) for file in self._conftests(path) if name in self.list_definitions(file)
+        ]
 
     def _list_conftests(self, path: str) -> list[str]:
         above = [f'{folder}/conftest.py' for folder in PurePosixPath(path).parents]
@@ -234,8 +236,8 @@ class Definitions:
     def may_name(self, path: str, rows: Set[str], tables: Iterable[ChoiceTable]) -> bool:
         """Returns whether the source of a file may name one of the rows."""
         of_body = self.said_by(path, self.sources.summary(path).body)
-        of_definitions = self.with_helpers(*((path, name) for name in self.of(path)))
-        names = '.'.join([path, *self.of(path)])
+        of_definitions = self.with_helpers(*((path, name) for name in self.list_definitions(path)))
+        names = '.'.join([path, *self.list_definitions(path)])
         return (
             bool(rows & (of_body.words | of_definitions.words))
             or goes_through(tables, of_body.whole | of_definitions.whole)

@@ -341,7 +341,7 @@ def collection(tmp_path):
     assert collection.process.returncode is not None
 
 
-def test_collected_tests_have_the_strings_of_their_parameters(collection):
+def test_collected_tests_list_parameter_strings(collection):
     tests = {
         test.nodeid.split('::')[1]: test for test in collection.collect(['tests/test_cases.py'])
     }
