@@ -8,59 +8,18 @@ data that its strings name, and the fixtures of a conftest.py that it uses.
 import ast
 import functools
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from pathlib import Path, PurePosixPath
 
+from tests.summaries import (
+    INTERPRETERS,
+    Mentions,
+    Store,
+    Summary,
+    path_words_in,
+)
+
 TESTS = 'tests/'
-INTERPRETERS = {'python', 'python3', 'sys.executable', 'uv'}
-
-
-@functools.cache
-def _within(top: ast.AST) -> tuple[ast.AST, ...]:
-    """Returns ast.walk without meaningless nodes, such as the contexts load and store."""
-    nodes = [top]
-    for node in nodes:
-        for name in node._fields:
-            value = getattr(node, name, None)
-            for child in value if isinstance(value, list) else (value,):
-                if isinstance(child, ast.AST) and not isinstance(child, ast.expr_context):
-                    nodes.append(child)
-    return tuple(nodes)
-
-
-def within(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """Returns the nodes, and all nodes below them."""
-    return (node for top in nodes for node in _within(top))
-
-
-@functools.cache
-def _texts(top: ast.AST) -> tuple[str, ...]:
-    statements = {id(node.value) for node in _within(top) if isinstance(node, ast.Expr)}
-    constants = [node for node in _within(top) if isinstance(node, ast.Constant)]
-    return tuple(
-        node.value
-        for node in constants
-        if isinstance(node.value, str) and id(node) not in statements
-    )
-
-
-def texts(nodes: Iterable[ast.AST]) -> Iterator[str]:
-    """Returns every string in a source except docstrings."""
-    return (text for top in nodes for text in _texts(top))
-
-
-def dotted_name(node: ast.AST) -> str:
-    """Returns 'a.b.c' for such an expression, or ''."""
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.Attribute) and (owner := dotted_name(node.value)):
-        return f'{owner}.{node.attr}'
-    return ''
-
-
-def arguments(nodes: Iterable[ast.AST]) -> set[str]:
-    """Returns the names of all arguments of all functions."""
-    return {node.arg for node in within(nodes) if isinstance(node, ast.arg)}
 
 
 def is_test(path: str) -> bool:
@@ -85,20 +44,30 @@ class Sources:
     """The files of a project, `paths` below `root`, and the meanings of names in them.
 
     A path may name a deleted file: files that still import it read it.
+
+    Args:
+      root: folder of the project.
+      paths: its files.
+      store: where summaries of files are kept.
     """
 
-    def __init__(self, root: Path, paths: Iterable[str]):
+    def __init__(self, root: Path, paths: Iterable[str], store: Store | None = None):
         self.root, self.paths = root, sorted(set(paths))
+        self.store = store or Store()
         self.python = [path for path in self.paths if path.endswith('.py')]
         self.modules = {
             path.removesuffix('.py').removesuffix('/__init__').replace('/', '.'): path
             for path in self.python
         }
+        self.path_set, self.python_set = frozenset(self.paths), frozenset(self.python)
         self.rooms = {path.split('/')[0] for path in self.python if '/' in path}
         self.text = functools.cache(self._text)
         self.tree = functools.cache(self._tree)
-        self.imported = functools.cache(self._find_imports)
+        self.summary = functools.cache(self._summarize)
+        self.split = functools.cache(self._split)
+        self.origin = functools.cache(self._find_origin)
         self.files_of = functools.cache(self._list_files)
+        self.named_by = functools.cache(self._list_named)
 
     def _text(self, path: str) -> str:
         file = self.root / path
@@ -113,22 +82,16 @@ class Sources:
         except SyntaxError as error:
             raise SystemExit(f'{path}:{error.lineno} is no Python: {error.msg}') from None
 
-    def _find_imports(self, path: str) -> dict[str, str]:
+    def _summarize(self, path: str) -> Summary:
+        return self.store.summarize(self.text(path), lambda: self.tree(path))
+
+    def read_imports(self, path: str) -> dict[str, str]:
         """Returns {name: dotted name that it stands for} of all imports of a file, also inside
         functions.
         """
-        names = {}
-        for node in within(self.tree(path).body):
-            if isinstance(node, ast.Import):
-                for alias in node.names:
-                    first = alias.name.split('.')[0]
-                    names[alias.asname or first] = alias.name if alias.asname else first
-            elif isinstance(node, ast.ImportFrom):
-                for alias in node.names:
-                    names[alias.asname or alias.name] = f'{node.module}.{alias.name}'
-        return names
+        return self.summary(path).body.imported
 
-    def split(self, name: str) -> tuple[str, list[str]]:
+    def _split(self, name: str) -> tuple[str, list[str]]:
         """Returns (longest module that a dotted name begins with, rest); '' without a module."""
         parts = name.split('.')
         for n in range(len(parts), 0, -1):
@@ -136,7 +99,7 @@ class Sources:
                 return '.'.join(parts[:n]), parts[n:]
         return '', parts
 
-    def origin(self, name: str, visited: tuple[str, ...] = ()) -> tuple[str, str]:
+    def _find_origin(self, name: str, visited: tuple[str, ...] = ()) -> tuple[str, str]:
         """Returns (file that defines the object of a dotted name, its name there).
 
         Returns ('', '') outside the project. The name is '' for a module.
@@ -145,10 +108,10 @@ class Sources:
         if not module:
             return '', ''
         path = self.modules[module]
-        meant = self.imported(path).get(attributes[0]) if attributes else None
+        meant = self.read_imports(path).get(attributes[0]) if attributes else None
         if meant is None or name in visited or not self.split(meant)[0]:
             return path, '.'.join(attributes)
-        return self.origin('.'.join([meant, *attributes[1:]]), (*visited, name))
+        return self._find_origin('.'.join([meant, *attributes[1:]]), (*visited, name))
 
     def _list_files(self, name: str) -> frozenset[str]:
         """Returns the files that are read to import a dotted name."""
@@ -182,21 +145,53 @@ class Sources:
                     endings.setdefault('/'.join(parts[start:stop]), set()).add(path)
         return {name: files for name, files in named.items() if len(files) == 1} | endings
 
-    def named_in(self, text: str) -> set[str]:
-        """Returns the files that a string names: by a path or its end, or as modules.
+    @functools.cached_property
+    def _by_top(self) -> dict[str, set[str]]:
+        """Returns {first name of a path: files}."""
+        tops: dict[str, set[str]] = {}
+        for path in self.paths:
+            tops.setdefault(path.split('/')[0], set()).add(path)
+        return tops
 
-        Tests are left out, since strings that name tests are for people. A program at the root,
-        such as train.py, counts only behind an interpreter, because launchers pass its name on.
+    def named_in(self, words: Iterable[str], command_words: Iterable[str] = ()) -> set[str]:
+        """Returns the files that words in strings name: by a path or its end, or as modules.
+
+        Tests are left out, since strings that name tests are for people.
+
+        Args:
+          words: see `path_words_in`.
+          command_words: words of strings that name an interpreter. Only they name programs at the
+            root, such as train.py, because launchers pass such a name on.
         """
+        files = {path for word in words for path in self.named_by(word)}
+        return files | {word for word in command_words if word in self._programs}
+
+    @functools.cached_property
+    def _programs(self) -> set[str]:
+        return {path for path in self.python_set if '/' not in path and path in self._by_ending}
+
+    def _list_named(self, word: str) -> frozenset[str]:
         files = set()
-        is_command = bool(INTERPRETERS & set(text.split()))
-        for word in re.findall(r'[\w./-]+', text):
-            word = word.strip('/').removesuffix('.')
-            if word not in self.python or '/' in word or is_command:
-                files |= self._by_ending.get(word, set())
-            if '.' in word and '/' not in word and word.split('.')[0] in self.rooms:
-                files |= self.files_of(word) | self.find_program(word)
-        return {path for path in files if not is_test(path)}
+        if word not in self.python_set or '/' in word:
+            files |= self._by_ending.get(word, set())
+        if '.' in word and '/' not in word and word.split('.')[0] in self.rooms:
+            files |= self.files_of(word) | self.find_program(word)
+        return frozenset(path for path in files if not is_test(path))
+
+    def in_folders(self, names: Iterable[str]) -> set[str]:
+        """Returns the files in folders at the root."""
+        return set().union(*(self._by_top.get(name, ()) for name in names))
+
+    def beside(self, path: str) -> set[str]:
+        """Returns the files in the folder of a file."""
+        return self._by_folder[PurePosixPath(path).parent]
+
+    @functools.cached_property
+    def _by_folder(self) -> dict[PurePosixPath, set[str]]:
+        folders: dict[PurePosixPath, set[str]] = {}
+        for path in self.paths:
+            folders.setdefault(PurePosixPath(path).parent, set()).add(path)
+        return folders
 
 
 class Dependencies:
@@ -204,6 +199,8 @@ class Dependencies:
 
     def __init__(self, sources: Sources):
         self.sources = sources
+        self._conftests = functools.cache(self._list_conftests)
+        self._defined_fixtures = functools.cache(self._list_fixtures)
         read_files = {path: self.reads(path) for path in sources.python}
         for path in sources.python:
             if path.endswith('conftest.py'):
@@ -230,22 +227,21 @@ class Dependencies:
 
     def reads(self, path: str) -> set[str]:
         """Returns the files that a Python file reads."""
-        text, nodes = self.sources.text(path), self.sources.tree(path).body
-        parameters = arguments(nodes) | set(texts(nodes))
+        text, mentions = self.sources.text(path), self.sources.summary(path).body
+        parameters = mentions.arguments | mentions.strings
         if path.endswith('conftest.py'):
-            nodes = [node for node in nodes if not is_fixture(node)]
-            parameters = arguments(node for node in nodes if _is_autouse(node))
-        files = self._read_by(path, nodes)
+            nodes = [node for node in self.sources.tree(path).body if not is_fixture(node)]
+            mentions = Mentions.read(nodes)
+            parameters = Mentions.read(node for node in nodes if _is_autouse(node)).arguments
+        files = self._read_by(path, mentions)
         if '__file__' in text:  # a file that asks where it lies reads the data beside it
-            folder = PurePosixPath(path).parent
-            files |= _data(
-                file for file in self.sources.paths if PurePosixPath(file).parent == folder
-            )
+            files |= _data(self.sources.beside(path))
         if is_test(path) or 'pytest.fixture' in text:
             files |= self._fixtures(path, parameters)
         if 'runpy.' in text:  # the commands of the pages that it reads
-            pages = ' '.join(self.sources.text(file) for file in files if file.endswith('.md'))
-            named = self.sources.named_in(f'python {pages}')
+            pages = [self.sources.text(file) for file in files if file.endswith('.md')]
+            words = path_words_in(' '.join(pages))
+            named = self.sources.named_in(words, words)
             files |= {file for file in named if "'__main__'" in self.sources.text(file)}
         return files - {path}
 
@@ -253,85 +249,61 @@ class Dependencies:
         """Returns the conftest.py files above a file, and the files of their fixtures that it
         requests.
         """
-        above = {f'{folder}/conftest.py' for folder in PurePosixPath(path).parents}
         files = set()
-        for conftest in above & set(self.sources.paths):
-            tree = self.sources.tree(conftest)
-            defined = {node.name for node in tree.body if is_fixture(node)}
-            files |= {conftest} | {f'{conftest}::{name}' for name in defined & parameters}
+        for conftest in self._conftests(PurePosixPath(path).parent):
+            files |= {conftest} | {
+                f'{conftest}::{name}' for name in self._defined_fixtures(conftest) & parameters
+            }
         return files
+
+    def _list_conftests(self, folder: PurePosixPath) -> list[str]:
+        """Returns the conftest.py files in a folder and above it."""
+        above = [f'{path}/conftest.py' for path in (folder, *folder.parents)]
+        return [file for file in above if file in self.sources.path_set]
+
+    def _list_fixtures(self, conftest: str) -> set[str]:
+        return {node.name for node in self.sources.tree(conftest).body if is_fixture(node)}
 
     def _read_by_fixtures(self, conftest: str) -> dict[str, set[str]]:
         by_fixture = {}
         for node in filter(is_fixture, self.sources.tree(conftest).body):
-            parameters = arguments([node]) | set(texts([node]))
-            files = self._read_by(conftest, [node]) | self._fixtures(conftest, parameters)
+            mentions = Mentions.read([node])
+            parameters = mentions.arguments | mentions.strings
+            files = self._read_by(conftest, mentions) | self._fixtures(conftest, parameters)
             by_fixture[f'{conftest}::{node.name}'] = files - {f'{conftest}::{node.name}'}
         return by_fixture
 
-    def _read_by(self, path: str, nodes: Iterable[ast.AST]) -> set[str]:
-        """Returns the files that nodes read by imports and strings.
+    def _read_by(self, path: str, mentions: Mentions) -> set[str]:
+        """Returns the files that a file reads by imports and strings.
 
         Strings of the product name only data, since it starts no program but itself.
+
+        Args:
+          path: the file.
+          mentions: its names and strings, or some of them.
         """
-        files, meant = set(), self.sources.imported(path)
-        files_of = self.sources.files_of
-        for node in within(nodes):
-            if isinstance(node, ast.Import):
-                files |= {file for alias in node.names for file in files_of(alias.name)}
-            elif isinstance(node, ast.ImportFrom):
-                names = [f'{node.module}.{alias.name}' for alias in node.names]
-                files |= {file for name in names for file in files_of(name)}
-            elif isinstance(node, ast.Attribute):
-                first, _, attributes = dotted_name(node).partition('.')
-                if first in meant:
-                    files |= files_of(f'{meant[first]}.{attributes}')
-        named = self._named_by(nodes)
+        meant, names = self.sources.read_imports(path), set(mentions.imports)
+        for name in mentions.names:
+            first, _, attributes = name.partition('.')
+            if attributes and first in meant:
+                names.add(f'{meant[first]}.{attributes}')
+        files = {file for name in names for file in self.sources.files_of(name)}
+        named = self._named_by(mentions)
         return files | (named if path.startswith(TESTS) else _data(named))
 
-    def _named_by(self, nodes: Iterable[ast.AST]) -> set[str]:
+    def _named_by(self, mentions: Mentions) -> set[str]:
         """Returns the files that strings name: alone, in paths and in commands."""
-        sources, inner = self.sources, set()
-        files = {path for text in texts(nodes) for path in sources.named_in(text)}
-        for text in set(texts(nodes)) & sources.rooms:  # -m eval
+        sources = self.sources
+        files = sources.named_in(mentions.path_words, mentions.command_words)
+        for text in mentions.strings & sources.rooms:  # -m eval
             files |= sources.find_program(text)
-        for node in within(nodes):
-            if isinstance(node, ast.BinOp) and id(node) not in inner:
-                files |= self._named_by_path(node, inner)
-            elif isinstance(node, ast.Dict | ast.List | ast.Set | ast.Tuple):
-                elements = node.keys if isinstance(node, ast.Dict) else node.elts
-                words = {
-                    getattr(element, 'value', '')
-                    for element in elements
-                    if isinstance(element, ast.Constant)
-                }
-                words |= {
-                    dotted_name(element)
-                    for element in elements
-                    if isinstance(element, ast.Attribute)
-                }
-                if INTERPRETERS & words:
-                    files |= words & set(sources.python)
-                if len(sources.rooms & words) > 1:  # whole rooms, as of a copy of the project
-                    files |= {path for path in sources.paths if path.split('/')[0] in words}
-        return files
-
-    def _named_by_path(self, node: ast.BinOp, inner: set[int]) -> set[str]:
-        """Returns the files that FOLDER / 'b' / 'c' names; `inner` gets its subexpressions.
-
-        A single 'b' is a program or a package of the project if FOLDER is a constant.
-        """
-        sources, parts = self.sources, []
-        while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
-            inner.add(id(node))
-            if not isinstance(node.right, ast.Constant):
-                return set()
-            parts.insert(0, str(node.right.value))
-            node = node.left
-        if len(parts) == 1 and (dotted_name(node).isupper() or '__file__' in ast.unparse(node)):
-            (name,) = parts
-            return {path for path in sources.paths if name in (path, path.split('/')[0])}
-        return sources.named_in('/'.join(parts))
+        for words in mentions.containers:
+            if INTERPRETERS & words:
+                files |= words & sources.python_set
+            if len(sources.rooms & words) > 1:  # whole rooms, as of a copy of the project
+                files |= sources.in_folders(words)
+        # FOLDER / 'b' is a program or a package of the project.
+        return files | sources.in_folders(mentions.entries) | mentions.entries & sources.path_set
 
 
 def _data(paths: Iterable[str]) -> set[str]:

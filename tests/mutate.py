@@ -39,7 +39,7 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
-from tests.touched import Selector, git, list_changed_files, list_files
+from tests.touched import git, list_changed_files, read_project
 
 LEFT_OUT = shutil.ignore_patterns('.git', '.venv', 'runs', '__pycache__', '*.egg-info')
 PASSED = pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED
@@ -308,7 +308,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument('--jobs', type=int, default=1, help='tests at once')
     parser.add_argument('--list', action='store_true', help='shows the faults and runs nothing')
     arguments = parser.parse_args(argv)
-    selector = Selector(ROOT, list_files(ROOT))
+    selector = read_project()
     files = arguments.files or (
         list_changed_files(ROOT, arguments.since) if arguments.since else []
     )

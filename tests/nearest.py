@@ -7,7 +7,7 @@ import functools
 import re
 from pathlib import PurePosixPath
 
-from tests.dependencies import Dependencies, dotted_name, within
+from tests.dependencies import Dependencies
 
 ROOMS = ('eval', 'lm', 'modules', 'tpu', 'train.py')
 MOST = 4  # tests of a file that has none of its own name
@@ -74,13 +74,14 @@ class Nearest:
         )
 
     def _used_in(self, path: str) -> collections.Counter:
-        meant = self.sources.imported(path)
-        names = list(meant.values())
-        for node in within(self.sources.tree(path).body):
-            first, _, attributes = dotted_name(node).partition('.')
+        meant, uses = self.sources.read_imports(path), collections.Counter()
+        for name in meant.values():
+            uses[self.sources.origin(name)[0]] += 1
+        for name, count in self.sources.summary(path).body.names.items():
+            first, _, attributes = name.partition('.')
             if first in meant:
-                names.append(f'{meant[first]}.{attributes}' if attributes else meant[first])
-        uses = collections.Counter(self.sources.origin(name)[0] for name in names)
+                name = f'{meant[first]}.{attributes}' if attributes else meant[first]
+                uses[self.sources.origin(name)[0]] += count
         return collections.Counter({file: n for file, n in uses.items() if file in self.product})
 
 

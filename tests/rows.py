@@ -7,26 +7,26 @@ all rows if it iterates over a whole table.
 """
 
 import ast
-import collections
 import dataclasses
 import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Set
 from pathlib import PurePosixPath
-from typing import Any
 
-from tests.dependencies import Sources, arguments, dotted_name, is_test, texts, within
+from tests.dependencies import Sources, is_test
+from tests.summaries import (
+    Mentions,
+    arguments,
+    assigned_values,
+    dotted_name,
+    list_strings,
+    within,
+    words_in,
+)
 
 DEFAULT_CONFIG = 'configs/default.py'
 # What holds all tables: who goes through it goes through each of them.
 OF_TABLES = {'CHOICES', 'FIELDS', 'rows_of'}
-
-
-def words_in(text: str) -> set[str]:
-    """Returns the names in a text: for 'model.norm=batchnorm:eps=1' model.norm, batchnorm, eps and
-    1.
-    """
-    return set(re.findall(r'\w+(?:\.\w+)*', text))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,10 +54,9 @@ class Tables:
 
     def __init__(self, sources: Sources):
         self.sources = sources
-        product = [path for path in sources.python if not path.startswith('tests/')]
-        self.trees = {path: sources.tree(path).body for path in product}
+        self.product = [path for path in sources.python if not path.startswith('tests/')]
         fields: dict[tuple[str, str], set[str]] = {}
-        for path in self.trees:
+        for path in self.product:
             if 'Choice(' in sources.text(path):
                 for name, origin in self._choosing_fields(path):
                     fields.setdefault(origin, set()).add(name)
@@ -66,8 +65,8 @@ class Tables:
 
     def _choosing_fields(self, path: str) -> Iterator[tuple[str, Definition]]:
         """Yields (field, table that it chooses from) for the annotations of a file."""
-        nodes, imported = self.trees[path], self.sources.imported(path)
-        aliases = _assigned_values(nodes)
+        nodes, imported = self.sources.tree(path).body, self.sources.read_imports(path)
+        aliases = assigned_values(nodes)
         for field in within(nodes):
             if isinstance(field, ast.AnnAssign):
                 used = {dotted_name(node) for node in within([field.annotation])}
@@ -87,7 +86,8 @@ class Tables:
         return options.union(*(table.fields for table in tables))
 
     def _table(self, path: str, name: str, fields: Set[str]) -> ChoiceTable | None:
-        assigned, imported = _assigned_values(self.trees[path]), self.sources.imported(path)
+        assigned = assigned_values(self.sources.tree(path).body)
+        imported = self.sources.read_imports(path)
         value = assigned.get(name)
         keys = value.keys if isinstance(value, ast.Dict) else [None]
         if not all(isinstance(key, ast.Constant) for key in keys):
@@ -101,7 +101,9 @@ class Tables:
             }
             rows[key.value] = frozenset(files - {'', path})
             words[key.value] = frozenset(
-                texts([row, *(assigned[import_name] for import_name in used & assigned.keys())])
+                list_strings(
+                    [row, *(assigned[import_name] for import_name in used & assigned.keys())]
+                )
             )
         return ChoiceTable(name, path, rows, words, frozenset(fields))
 
@@ -111,11 +113,12 @@ class Tables:
         pairs = set()
         for path in {table.file for table in self.all}:
             tables = [table for table in self.all if table.file == path]
-            dicts = [_assigned_values(self.trees[path])[table.name] for table in tables]
+            body = self.sources.tree(path).body
+            dicts = [assigned_values(body)[table.name] for table in tables]
             inside = {id(node) for node in within(dicts)}
-            nodes = [node for node in within(self.trees[path]) if id(node) not in inside]
+            nodes = [node for node in within(body) if id(node) not in inside]
             used = {node.id for node in nodes if isinstance(node, ast.Name)}
-            imported = self.sources.imported(path)
+            imported = self.sources.read_imports(path)
             needed = {self.sources.origin(imported[name])[0] for name in used & imported.keys()}
             rows = {file for table in tables for files in table.rows.values() for file in files}
             pairs |= {(path, file) for file in rows - needed}
@@ -126,24 +129,9 @@ class Tables:
         """Returns the rows of a run without options: in the default config, as a default of a
         field, in place of 'auto', or named by another such row.
         """
-        default_words = set(texts(self.trees[DEFAULT_CONFIG]))
-        for nodes in self.trees.values():
-            for node in within(nodes):
-                if isinstance(node, ast.ClassDef):
-                    fields = [
-                        statement.value
-                        for statement in node.body
-                        if isinstance(statement, ast.AnnAssign)
-                    ]
-                    default_words |= {
-                        statement.value
-                        for statement in fields
-                        if isinstance(statement, ast.Constant)
-                    }
-                elif isinstance(node, ast.If | ast.IfExp) and _asks_for_auto(node.test):
-                    default_words |= set(
-                        texts(node.body if isinstance(node, ast.If) else [node.body])
-                    )
+        default_words = set(list_strings(self.sources.tree(DEFAULT_CONFIG).body))
+        for path in self.product:
+            default_words |= self.sources.summary(path).body.defaults
         return self._close_over(
             default_words, lambda name, words: words if name in default_words else ()
         )
@@ -162,23 +150,6 @@ class Tables:
         return closure
 
 
-def _assigned_values(nodes: Iterable[ast.stmt]) -> dict[str, ast.expr]:
-    """Returns {name: value} of the assignments at the top of a file."""
-    values = {}
-    for node in nodes:
-        if isinstance(node, ast.Assign):
-            values |= {
-                target.id: node.value for target in node.targets if isinstance(target, ast.Name)
-            }
-        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value:
-            values[node.target.id] = node.value
-    return values
-
-
-def _asks_for_auto(test: ast.expr) -> bool:
-    return 'AUTO' in {dotted_name(node) for node in within([test])} or 'auto' in set(texts([test]))
-
-
 @dataclasses.dataclass(frozen=True)
 class Said:
     """Names in definitions.
@@ -189,9 +160,12 @@ class Said:
       used: all objects that they use.
     """
 
-    words: frozenset[str]
+    words: Set[str]
     whole: frozenset[Definition]
     used: frozenset[Definition]
+
+
+EMPTY = Said(frozenset(), frozenset(), frozenset())
 
 
 class Definitions:
@@ -199,52 +173,36 @@ class Definitions:
 
     def __init__(self, sources: Sources):
         self.sources = sources
-        self.of = functools.cache(self._list_definitions)
         self.said = functools.cache(self._summarize)
         self.meant = functools.cache(self._meant)
         self.with_helpers = functools.cache(self._with_helpers)
+        self._conftests = functools.cache(self._list_conftests)
 
-    def _list_definitions(self, path: str) -> dict[str, tuple[ast.AST, ...]]:
-        """Returns {name: its nodes} of the top of a file, without decorators; 'Class.test' for
-        methods.
+    def list_definitions(self, path: str) -> dict[str, Mentions]:
+        """Returns {name: what it mentions} of the definitions at the top of a file, without
+        decorators; 'Class.test' for methods.
         """
-        values = _assigned_values(self.sources.tree(path).body)
-        bodies = {name: (value,) for name, value in values.items()}
-        for node in self.sources.tree(path).body:
-            if isinstance(node, ast.FunctionDef):
-                bodies[node.name] = (node.args, *node.body)
-            elif isinstance(node, ast.ClassDef):
-                bodies[node.name] = tuple(node.body)
-                for statement in node.body:
-                    if isinstance(statement, ast.FunctionDef):
-                        bodies[f'{node.name}.{statement.name}'] = (statement.args, *statement.body)
-        return bodies
+        return self.sources.summary(path).definitions
 
     def _summarize(self, path: str, name: str) -> Said:
-        return self.said_by(path, self.of(path).get(name, ()))
+        mentions = self.list_definitions(path).get(name)
+        return self.said_by(path, mentions) if mentions else EMPTY
 
-    def said_by(self, path: str, nodes: Iterable[ast.AST]) -> Said:
-        """Returns the names in nodes of a file."""
-        nodes = list(nodes)
-        named = (
-            dotted_name(node)
-            for node in within(nodes)
-            if isinstance(node, ast.Name | ast.Attribute)
+    def said_by(self, path: str, mentions: Mentions) -> Said:
+        """Returns the names that some mentions of a file mean."""
+        named, subscripts = mentions.names, mentions.subscripts
+        used = {origin for name in named for origin in self.meant(path, name)}
+        used |= {origin for name in mentions.arguments for origin in self.meant(path, name)}
+        whole = (name for name, uses in named.items() if uses > subscripts.get(name, 0))
+        return Said(
+            mentions.words,
+            frozenset(origin for name in whole for origin in self.meant(path, name)),
+            frozenset(used),
         )
-        items = (
-            dotted_name(node.value) for node in within(nodes) if isinstance(node, ast.Subscript)
-        )
-        counts, looked_up = collections.Counter(named), collections.Counter(items)
-        whole = {origin for name in counts - looked_up for origin in self.meant(path, name)}
-        used = {
-            origin for name in {*counts, *arguments(nodes)} for origin in self.meant(path, name)
-        }
-        words = {word for text in texts(nodes) for word in words_in(text)}
-        return Said(frozenset(words), frozenset(whole), frozenset(used))
 
-    def _with_helpers(self, start: Definition) -> Said:
-        """Returns the names in a definition, and in the test and config definitions it uses."""
-        visited, frontier = set(), {start}
+    def _with_helpers(self, *starts: Definition) -> Said:
+        """Returns the names in definitions, and in the test and config definitions they use."""
+        visited, frontier = set(), set(starts)
         while frontier:
             visited |= frontier
             frontier = {used for helper in frontier for used in self.said(*helper).used} - visited
@@ -261,24 +219,30 @@ class Definitions:
     def _meant(self, path: str, name: str) -> list[Definition]:
         """Returns the definitions that a name in a file may stand for, including fixtures."""
         first, _, attributes = name.partition('.')
-        if name in self.of(path):
+        if name in self.list_definitions(path):
             return [(path, name)]
-        if first in self.sources.imported(path):
-            meant = self.sources.imported(path)[first]
+        if first in self.sources.read_imports(path):
+            meant = self.sources.read_imports(path)[first]
             origin = self.sources.origin(f'{meant}.{attributes}' if attributes else meant)
             return [origin] if origin[0] else []
+        return [
+            (file, name) for file in self._conftests(path) if name in self.list_definitions(file)
+        ]
+
+    def _list_conftests(self, path: str) -> list[str]:
         above = [f'{folder}/conftest.py' for folder in PurePosixPath(path).parents]
-        files = [file for file in above if file in self.sources.modules.values()]
-        return [(file, name) for file in files if name in self.of(file)]
+        return [file for file in above if file in self.sources.python_set]
 
     def may_name(self, path: str, rows: Set[str], tables: Iterable[ChoiceTable]) -> bool:
         """Returns whether the source of a file may name one of the rows."""
-        summaries = [self.with_helpers((path, name)) for name in self.of(path)]
-        summaries.append(self.said_by(path, self.sources.tree(path).body))
-        names = '.'.join([path, *self.of(path)])
-        return any(
-            rows & summary.words or goes_through(tables, summary.whole) for summary in summaries
-        ) or any(in_name(row, names) for row in rows)
+        of_body = self.said_by(path, self.sources.summary(path).body)
+        of_definitions = self.with_helpers(*((path, name) for name in self.list_definitions(path)))
+        names = '.'.join([path, *self.list_definitions(path)])
+        return (
+            bool(rows & (of_body.words | of_definitions.words))
+            or goes_through(tables, of_body.whole | of_definitions.whole)
+            or any(in_name(row, names) for row in rows)
+        )
 
     def is_touched(
         self,
@@ -324,16 +288,3 @@ def goes_through(tables: Iterable[ChoiceTable], used: Iterable[Definition]) -> b
 def in_name(row: str, name: str) -> bool:
     """Returns whether a row's name is a part of a name: 'sophia' is in test_optim_sophia.py."""
     return f'_{row}_' in f'_{re.sub(r"[^a-zA-Z0-9]", "_", name)}_'
-
-
-def texts_in(value: Any, depth: int = 4) -> list[str]:
-    """Returns the strings in a parameter of a test: in containers, in fields, as names."""
-    if isinstance(value, str):
-        return [value]
-    if depth and isinstance(value, Mapping):
-        return texts_in([*value, *value.values()], depth - 1)
-    if depth and isinstance(value, list | tuple | set | frozenset):
-        return [text for element in value for text in texts_in(element, depth - 1)]
-    if depth and dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return texts_in(list(vars(value).values()), depth - 1)
-    return [getattr(value, '__name__', '')]

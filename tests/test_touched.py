@@ -1,9 +1,11 @@
 """Property: the tests that a change touches, in a small invented project and in this one."""
 
+import ast
 import dataclasses
 import functools
 import gc
 import importlib
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -16,8 +18,11 @@ from lm.config.fields import CHOICES
 from lm.config.resolve import flatten, resolve
 from modules.kernels import kernels_for
 from tests import ROOT, touched
+from tests.collect import Collection
+from tests.summaries import Store
 
 INVENTED = {
+    '.gitignore': '.pytest_cache/',
     'LICENSE': '',
     'README.md': 'uv run train.py --config.model.norm=ghost',
     'pyproject.toml': '',
@@ -277,6 +282,84 @@ def test_unparsable_file_is_named(tmp_path):
         touched.Selector(tmp_path, ['lm.py'])
 
 
+def never_parsed():
+    raise AssertionError('a stored summary is parsed again')
+
+
+def test_summaries_are_stored_until_a_file_changes(tmp_path):
+    """Catches a digest that leaves out the text, and a store that forgets its summaries."""
+    file, text = tmp_path / 'folder' / 'summaries', INVENTED['tests/helpers.py']
+    first = Store(file)
+    summary = first.summarize(text, lambda: ast.parse(text))
+    assert summary.definitions.keys() == {'BATCH', 'SEE'} and 'batch' in summary.body.words
+    first.save()
+    assert Store(file).summarize(text, never_parsed) == summary
+    edited = text.replace("'batch", "'ghost")
+    words = Store(file).summarize(edited, lambda: ast.parse(edited)).body.words
+    assert 'ghost' in words and 'batch' not in words
+
+
+def damage(file):
+    file.write_bytes(file.read_bytes()[:-9])
+
+
+def change_version(file):
+    file.write_bytes(pickle.dumps(('another version', pickle.loads(file.read_bytes())[1])))
+
+
+@pytest.mark.parametrize('change', [damage, change_version, Path.unlink])
+def test_unusable_store_is_empty(tmp_path, change):
+    file = tmp_path / 'summaries'
+    store = Store(file)
+    store.summarize('a = 1', lambda: ast.parse('a = 1'))
+    store.save()
+    change(file)
+    assert Store(file).summarize('a = 1', lambda: ast.parse('b = 1')).definitions.keys() == {'b'}
+
+
+COLLECTED = {
+    'tests/__init__.py': '',
+    'tests/conftest.py': 'print(1)\n',
+    'tests/test_cases.py': (
+        'import pytest\n@pytest.mark.full\ndef test_full(): ...\n'
+        '@pytest.mark.product\ndef test_product(): ...\n'
+        "@pytest.mark.parametrize('change', [{'model.norm': 'batch'}, print])\n"
+        'def test_change(change): ...\n'
+    ),
+    'tests/test_other.py': 'def test_other(): ...\n',
+    'tests/test_wrong.py': 'import no_such_module\n',
+}
+
+
+@pytest.fixture
+def collection(tmp_path):
+    (tmp_path / 'tests').mkdir()
+    for path, text in COLLECTED.items():
+        (tmp_path / path).write_text(text)
+    with Collection(tmp_path, imports=()) as collection:
+        yield collection
+    assert collection.process.returncode is not None
+
+
+def test_collected_tests_list_parameter_strings(collection):
+    tests = {
+        test.nodeid.split('::')[1]: test for test in collection.collect(['tests/test_cases.py'])
+    }
+    assert tests.keys() == {'test_full', 'test_change[change0]', 'test_change[print]'}
+    assert {name for name, test in tests.items() if test.is_full} == {'test_full'}
+    assert set(tests['test_change[change0]'].texts) >= {'change', 'model.norm', 'batch'}
+    assert set(tests['test_change[print]'].texts) == {'change', 'print'}
+
+
+def test_uncollectable_file_is_shown(collection):
+    with pytest.raises(SystemExit, match=r'(?s)no_such_module.*pytest cannot collect the tests'):
+        collection.collect({'tests/test_wrong.py', 'tests/test_other.py'})
+
+
+def test_nothing_to_collect(collection):
+    assert collection.collect(()) == []
+
+
 def commit_all(root):
     git = ['git', '-c', 'user.name=A', '-c', 'user.email=a@b', '-C', str(root)]
     for words in (['init', '--quiet'], ['add', '.'], ['commit', '--quiet', '-m', 'Begins']):
@@ -341,8 +424,8 @@ def test_no_test_is_touched(commands, capsys):
     assert touched.main(['--run']) == 0
     assert capsys.readouterr().out.endswith('no test is touched\n') and not commands.begun
     assert touched.main(['--files', 'LICENSE', '--run']) == 0
-    assert 'LICENSE: nothing reads it or names it' in capsys.readouterr().out
-    with pytest.raises(SystemExit, match=r'^no file of the project: lm/no.py; '):
+    assert 'LICENSE: no file reads or names it' in capsys.readouterr().out
+    with pytest.raises(SystemExit, match=r'must be files of the project.* got lm/no.py$'):
         touched.main(['--files', 'lm/no.py'])
 
 
@@ -352,7 +435,7 @@ def test_no_test_is_touched(commands, capsys):
 @pytest.fixture(scope='module')
 def project():
     gc.disable()
-    yield touched.Selector(ROOT, touched.list_files(ROOT))
+    yield touched.read_project()
     gc.enable()
 
 

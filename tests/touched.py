@@ -4,27 +4,24 @@
     uv run python -m tests.touched --files lm/run/wave.py [...] [--count]
     uv run python -m tests.touched --of lm/run/wave.py [...]
 
-A change is the set of files, new ones included, that differ from COMMIT; default: the last one. A
-file touches the tests with files that read it (`tests.dependencies`). A part that is a row of a
-table touches, among the tests that read it only through its table, the tests of its rows
-(`tests.rows`), unless it is a row of every run by default. A table that differs from COMMIT only by
-added rows and imports touches the tests of those rows. A file of another kind touches the tests
-that name it or its folder. --of names the tests of a file, while --files names all tests that it
-can break (`tests.nearest`).
+A change is the set of files, including new ones, that differ from COMMIT (default: the last
+commit). A change to a file selects the tests that read it, directly or through other files
+(`tests.dependencies`). If the file defines a part in a table, such as a norm, then of the tests
+that read it only through its table those about its rows are selected (`tests.rows`), unless every
+run uses that row by default. A table that only gains rows and imports selects the tests about the
+new rows. A file of another kind selects the tests that name it or its folder. --files selects all
+tests that a file can break; --of names the tests written for it (`tests.nearest`).
 
-Only sources are read, so that a test which determines its files while it runs may be missed: this
-is for the time of editing. `uv run pytest` comes before a commit, and CI runs all.
+The selection depends on source code only, so it can miss a test that decides at run time what it
+reads. Use it while editing; run `uv run pytest` before a commit. CI runs everything.
 """
 
 import argparse
 import ast
 import collections
-import contextlib
 import dataclasses
 import functools
 import gc
-import io
-import os
 import re
 import shlex
 import subprocess
@@ -33,14 +30,15 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import pytest
-
 from tests import ROOT
-from tests.dependencies import Dependencies, Sources, is_test, texts
+from tests.collect import SUCCESS, CollectedTest, Collection
+from tests.dependencies import Dependencies, Sources, is_test
 from tests.nearest import Nearest
-from tests.rows import ChoiceTable, Definitions, Tables, texts_in, words_in
+from tests.rows import ChoiceTable, Definitions, Tables
+from tests.summaries import Store, words_in
 
 SETTINGS = ('pyproject.toml', '.python-version', 'tests/conftest.py', '.ci/')
+SUMMARIES = '.pytest_cache/summaries.pickle'
 TIERS = {'default': 'not full and not product', 'full': 'full and not product'}
 
 
@@ -64,10 +62,16 @@ class Touched:
 
 
 class Selector:
-    """Finds the tests of a project that a file touches."""
+    """Finds the tests of a project that a file touches.
 
-    def __init__(self, root: Path, paths: Iterable[str]):
-        self.sources = Sources(root, paths)
+    Args:
+      root: folder of the project.
+      paths: its files.
+      store: where summaries of files are kept; None keeps none.
+    """
+
+    def __init__(self, root: Path, paths: Iterable[str], store: Store | None = None):
+        self.sources = Sources(root, paths, store)
         self.tests = frozenset(
             path for path in self.sources.paths if is_test(path) and (root / path).is_file()
         )
@@ -85,19 +89,19 @@ class Selector:
           is_new: whether nothing could read it before.
         """
         if file.startswith(SETTINGS):
-            return Touched(self.tests, 'is read before any test: everything')
+            return Touched(self.tests, 'affects every test')
         reached, rows, tables = self._without_tables(file)
         files = frozenset(reached & self.tests)
         by_imports = f'read by {_count(files, "test file")}'
         if not rows:
             is_read = files or reached > {file}
-            return Touched(files, by_imports if is_read else 'nothing reads it or names it')
+            return Touched(files, by_imports if is_read else 'no file reads or names it')
         names = frozenset(self.tables.with_users(rows))
         candidates = (self.dependencies.follow([file]) & self.tests) - files
         named = frozenset(
             path for path in candidates if self.definitions.may_name(path, set(names), tables)
         )
-        why = f'{by_imports}; {", ".join(sorted(rows))} may be of {_count(named, "more")}'
+        why = f'{by_imports}; {_count(named, "more")} may test {", ".join(sorted(rows))}'
         fields = frozenset().union(*map(self.tables.list_fields, names if is_new else ()))
         return Touched(files, why, names, tuple(tables), named, fields)
 
@@ -125,7 +129,7 @@ class Selector:
         named = frozenset(
             path for path in candidates if self.definitions.may_name(path, set(names), tables)
         )
-        why = f'only adds {", ".join(sorted(names))}, which may be of {_count(named, "test file")}'
+        why = f'only adds {", ".join(sorted(names))}; {_count(named, "test file")} may test it'
         fields = frozenset().union(*map(self.tables.list_fields, names))
         return Touched(frozenset(), why, names, tables, named, fields)
 
@@ -162,8 +166,7 @@ class Selector:
 
     def _words(self, path: str) -> set[str]:
         if path.startswith('configs/') and path.endswith('.py'):
-            strings = texts(self.sources.tree(path).body)
-            return {word for text in strings for word in words_in(text)}
+            return self.sources.summary(path).body.words
         text = self.sources.text(path) if path.endswith(('.json', '.md')) else ''
         return words_in(text) if path.endswith('.json') else set(re.findall(r'=(\w+)', text))
 
@@ -248,7 +251,9 @@ def list_changed_files(root: Path, commit: str) -> list[str]:
         ['git', 'rev-parse', '--verify', '--quiet', *names], cwd=root, capture_output=True
     )
     if inside.returncode:
-        raise SystemExit(f'{commit} is no commit of this project; git log --oneline lists some')
+        raise SystemExit(
+            f'{commit} is no commit of this project; list commits with git log --oneline'
+        )
     differ = git(root, 'diff', '--name-only', '--no-renames', '--relative', commit)
     return sorted({*differ, *git(root, 'ls-files', '--others', '--exclude-standard')})
 
@@ -265,44 +270,11 @@ def list_files(root: Path) -> list[str]:
     return git(root, 'ls-files', '--cached', '--others', '--exclude-standard')
 
 
-@dataclasses.dataclass(frozen=True)
-class CollectedTest:
-    """A test that pytest has collected. texts: strings in its parameters."""
-
-    nodeid: str
-    texts: tuple[str, ...]
-    is_full: bool
-
-
-class Collector:
-    """A plugin that keeps the collected tests."""
-
-    def __init__(self):
-        self.items: list[CollectedTest] = []
-
-    def pytest_collection_finish(self, session):
-        for test in session.items:
-            parameters = texts_in(getattr(getattr(test, 'callspec', None), 'params', {}))
-            is_full = test.get_closest_marker('full') is not None
-            self.items.append(CollectedTest(test.nodeid, tuple(parameters), is_full))
-
-
-def collect_tests(files: Iterable[str]) -> list[CollectedTest]:
-    """Returns the tests in some files. Raises SystemExit with pytest's output if it cannot read
-    one.
-    """
-    if not files:
-        return []
-    collector, stdout, before = Collector(), io.StringIO(), dict(os.environ)
-    command = ['--collect-only', '-q', '-n', '0', '-m', 'not product', *sorted(files)]
-    with contextlib.redirect_stdout(stdout):
-        status = pytest.main(command, plugins=[collector])
-    os.environ.clear()  # conftest.py sets some, and pytest is started again
-    os.environ.update(before)
-    gc.unfreeze()  # conftest.py freezes what is collected; DuckDB complains of what is never freed
-    if status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
-        raise SystemExit(f'{stdout.getvalue()}\npytest does not find all tests, as it says above')
-    return collector.items
+def read_project(changed: Iterable[str] = ()) -> Selector:
+    """Returns a selector for this project. `changed` may name deleted files."""
+    selector = Selector(ROOT, [*list_files(ROOT), *changed], Store(ROOT / SUMMARIES))
+    selector.sources.store.save()
+    return selector
 
 
 @dataclasses.dataclass(frozen=True)
@@ -313,13 +285,22 @@ class Selection:
     tests: tuple[CollectedTest, ...]
 
     @classmethod
-    def select(cls, touched: Iterable[Touched], definitions: Definitions) -> 'Selection':
+    def select(
+        cls, touched: Iterable[Touched], definitions: Definitions, collection: Collection
+    ) -> 'Selection':
+        """Returns the tests of changes.
+
+        Args:
+          touched: for each changed file, the tests that it touches.
+          definitions: names in tests.
+          collection: collects the tests of files of which not all tests may be touched.
+        """
         touched = list(touched)
         files = frozenset().union(*(touch.files for touch in touched))
         looked_at = frozenset().union(*(touch.named for touch in touched)) - files
         selected = {
             test.nodeid: test
-            for test in collect_tests(looked_at)
+            for test in collection.collect(looked_at)
             for touch in touched
             if test.nodeid.split('::')[0] in touch.named
             and definitions.is_touched(
@@ -345,7 +326,8 @@ class Selection:
 
     def counts(self) -> dict[str, int]:
         """Returns {tier: number of tests}, for which all files are collected."""
-        tests = [*self.tests, *collect_tests(self.files)]
+        with Collection(ROOT) as collection:
+            tests = [*self.tests, *collection.collect(self.files)]
         full = sum(test.is_full for test in tests)
         return {'default': len(tests) - full, 'full': full}
 
@@ -369,45 +351,48 @@ def run(selection: Selection, tiers: Iterable[str], pytest_arguments: Sequence[s
             ]
             print(f'the {tier} tier:', flush=True)
             status = subprocess.run(command, cwd=ROOT).returncode
-            if status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            if status not in SUCCESS:
                 return status
     return 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog='tests.touched', description=__doc__.splitlines()[0])
-    parser.add_argument('commit', nargs='?', default='HEAD', help='what to compare with')
-    parser.add_argument('--files', nargs='+', help='in place of what differs from a commit')
-    parser.add_argument('--of', nargs='+', help='names the tests of files of the product')
-    parser.add_argument('--run', action='store_true', help='runs the tests')
-    parser.add_argument('--count', action='store_true', help='counts tests, which takes longer')
-    parser.add_argument('--tier', choices=[*TIERS, 'all'], default='all')
-    parser.add_argument('--pytest', default='', help="more arguments, such as --pytest='-x -n 2'")
+    parser.add_argument('commit', nargs='?', default='HEAD', help='commit to compare with')
+    parser.add_argument('--files', nargs='+', help='changed files, instead of a comparison')
+    parser.add_argument('--of', nargs='+', help='name the tests of these files of the product')
+    parser.add_argument('--run', action='store_true', help='run the tests')
+    parser.add_argument('--count', action='store_true', help='count the tests, which takes longer')
+    parser.add_argument('--tier', choices=[*TIERS, 'all'], default='all', help='tests to run')
+    parser.add_argument('--pytest', default='', help="arguments for pytest, as --pytest='-x -n 2'")
     options = parser.parse_args(argv)
     gc.disable()  # to look for garbage among the trees of all files takes as long as to make them
     files = options.of or options.files or list_changed_files(ROOT, options.commit)
-    tracked = list_files(ROOT)
-    if (options.of or options.files) and (unknown := sorted(set(files) - set(tracked))):
-        raise SystemExit(f'no file of the project: {", ".join(unknown)}; paths are from its root')
-    selector = Selector(ROOT, [*tracked, *files])
+    named = options.of or options.files or []
+    if unknown := sorted({*named} - {*list_files(ROOT)} if named else ()):
+        raise SystemExit(
+            f'paths must be files of the project, relative to its root; got {", ".join(unknown)}'
+        )
     if options.of:
+        nearest = read_project(files).nearest
         for file in files:
-            print(f'{file}:', *selector.nearest.rank_tests(file) or ['no test uses it'])
+            print(f'{file}:', *nearest.rank_tests(file) or ['no test uses it'])
         return 0
-    touched = {}
-    for file in files:
-        before = '' if options.files else read_at_commit(ROOT, options.commit, file)
-        by_rows = selector.touched_by_added_rows(file, before)
-        is_new = not options.files and not before
-        touched[file] = by_rows or selector.touched_by(file, is_new)
-    for file, touch in touched.items():
-        print(f'{file}: {touch.why}')
-    selection = Selection.select(touched.values(), selector.definitions)
+    with Collection(ROOT) as collection:
+        selector = read_project(files)
+        touched = {}
+        for file in files:
+            before = '' if options.files else read_at_commit(ROOT, options.commit, file)
+            by_rows = selector.touched_by_added_rows(file, before)
+            is_new = not options.files and not before
+            touched[file] = by_rows or selector.touched_by(file, is_new)
+            print(f'{file}: {touched[file].why}', flush=True)
+        selection = Selection.select(touched.values(), selector.definitions, collection)
     print(*selection.lines(), sep='\n')
     share = len(selection.files_with_tests) / max(1, len(selector.tests))
     print(
-        f'{_count(selection.files, "whole file")} and {_count(selection.tests, "test")} of others: '
-        f'in {share:.0%} of {_count(selector.tests, "file")} of tests'
+        f'{_count(selection.files, "whole file")} and {_count(selection.tests, "test")} of other '
+        f'files; {share:.0%} of {_count(selector.tests, "test file")} are affected'
     )
     if options.count:
         counts = [f'{number:,} of the {tier} tier' for tier, number in selection.counts().items()]
