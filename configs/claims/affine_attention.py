@@ -1,15 +1,23 @@
-"""Attention with a learned scale and offset of its weights lowers the loss.
+"""Affine-scaled attention lowers the loss.
 
 Paper:    arXiv:2602.23057, Affine-Scaled Attention
-Says:     weights that need not sum to 1 train more stably and reach a lower loss.
-Here:     0.26 million parameters, 0.2 million tokens of Python sources, in 200 steps; four layers,
-          embeddings that start at a deviation of 1, every variant at its own learning rate; the
-          paper trains larger models for far longer.
-Counts:   the loss is lower than plain attention's.
+Says:     Scaling and shifting the attention weights with learned values, so that they need not sum
+          to 1, makes training more stable and lowers the loss.
+Here:     A 4-layer model with 0.26 million parameters is trained for 200 steps on 0.2 million
+          tokens of Python source code, with embeddings initialised at a standard deviation of 1.
+          The paper trains larger models for far longer.
+Counts:   the loss is lower than with plain attention.
 """
 
 PART = 'attention'
 STUDIES = {
     'blocks': 'configs/studies/blocks_tuned.py',
 }
-HOLDS = ({'study': 'blocks', 'arm': {'attention.affine_scaled': True}, 'difference': (None, 0.0)},)
+HOLDS = (
+    {
+        'study': 'blocks',
+        'arm': {'attention.affine_scaled': True},
+        'difference': (None, 0.0),
+        'label': 'loss difference, affine-scaled attention minus plain attention (nats per token)',
+    },
+)

@@ -1,16 +1,24 @@
-"""ALiBi is as good as RoPE at the length of training.
+"""ALiBi is as good as RoPE at the training length.
 
 Paper:    arXiv:2108.12409, Train Short, Test Long
-Says:     biases that grow with distance match other positions at the length of training, and
-          extrapolate.
-Here:     0.26 million parameters, 0.2 million tokens of Python sources, in 200 steps; four layers,
-          embeddings that start at a deviation of 1, every variant at its own learning rate; the
-          paper trains larger models for far longer. Longer rows are not read.
-Counts:   the loss is at most 0.03 nats above RoPE's.
+Says:     A bias that grows with distance matches other position encodings at the training length,
+          and extrapolates to longer rows.
+Here:     A 4-layer model with 0.26 million parameters is trained for 200 steps on 0.2 million
+          tokens of Python source code, with embeddings initialised at a standard deviation of 1.
+          The paper trains larger models for far longer. Rows longer than those of training are not
+          tested.
+Counts:   the loss is at most 0.03 nats above that of RoPE.
 """
 
 PART = 'attention'
 STUDIES = {
     'blocks': 'configs/studies/blocks_tuned.py',
 }
-HOLDS = ({'study': 'blocks', 'arm': {'model.position': 'alibi'}, 'difference': (None, 0.03)},)
+HOLDS = (
+    {
+        'study': 'blocks',
+        'arm': {'model.position': 'alibi'},
+        'difference': (None, 0.03),
+        'label': 'loss difference, ALiBi minus RoPE (nats per token)',
+    },
+)

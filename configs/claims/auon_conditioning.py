@@ -1,13 +1,13 @@
-"""AuON reconditions ill-posed updates and bounds their spectral norm.
+"""AuON improves the condition of ill-conditioned updates and bounds their spectral norm.
 
 Paper:    arXiv:2509.24320, AuON
-Says:     updates stay in a trust region of the spectral norm, and ill-posed ones are reconditioned,
-          without orthogonalising.
-Here:     the update behind 20 drawn gradients of 128 x 128 and 64 x 256, ten seeds, no training;
-          the condition numbers of the code's form where gradients have 1,000, the norm of the
-          paper's.
-Counts:   the condition number is at most half of that of Nesterov's momentum; the spectral norm is
-          at most 2, the largest factor of a shape that the paper's form has here.
+Says:     Updates stay in a trust region of the spectral norm and ill-conditioned ones are
+          reconditioned, without orthogonalising.
+Here:     The update of 20 random gradients of shapes 128 x 128 and 64 x 256, ten seeds, without
+          training. Condition numbers are those of the code's form, for gradients with a condition
+          number of 1,000; the spectral norm is that of the paper's form.
+Counts:   the condition number is at most half of that of Nesterov's momentum. The spectral norm is
+          at most 2, the largest shape factor that the paper's form has here.
 """
 
 PART = 'optimizers'
@@ -19,6 +19,12 @@ HOLDS = (
         'study': 'measure',
         'value': 'condition_number_of_auon_over_that_of_momentum',
         'within': (None, 0.5),
+        'label': 'condition number of the AuON update over that of momentum',
     },
-    {'study': 'measure', 'value': 'spectral_norm_of_auon_of_paper', 'within': (None, 2.0)},
+    {
+        'study': 'measure',
+        'value': 'spectral_norm_of_auon_of_paper',
+        'within': (None, 2.0),
+        'label': "spectral norm of the AuON update in the paper's form",
+    },
 )

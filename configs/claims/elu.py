@@ -1,11 +1,12 @@
 """ELU learns faster than ReLU.
 
 Paper:    arXiv:1511.07289, Fast and Accurate Deep Network Learning by Exponential Linear Units
-Says:     negative values push the mean activation to 0, which speeds up learning over ReLU.
-Here:     0.26 million parameters, 0.2 million tokens of Python sources, in 200 steps; four layers,
-          embeddings that start at a deviation of 1, every variant at its own learning rate; the
-          paper trains image classifiers, without norms or with batch norm.
-Counts:   the loss after equal steps is lower than ReLU's.
+Says:     Negative values push the mean activation towards 0, which speeds up learning compared with
+          ReLU.
+Here:     A 4-layer model with 0.26 million parameters is trained for 200 steps on 0.2 million
+          tokens of Python source code, with embeddings initialised at a standard deviation of 1.
+          The paper trains image classifiers, without norms or with batch norm.
+Counts:   the loss after the same number of steps is lower than that of ReLU.
 """
 
 PART = 'activations'
@@ -18,5 +19,6 @@ HOLDS = (
         'arm': {'model.activation': 'elu'},
         'against': {'model.activation': 'relu'},
         'difference': (None, 0.0),
+        'label': 'loss difference, ELU minus ReLU (nats per token)',
     },
 )

@@ -1,12 +1,12 @@
-"""Gradients of the last layer shrink with depth in pre-norm and not in post-norm.
+"""Gradients of the last layer shrink with depth in pre-norm but not in post-norm.
 
 Paper:    arXiv:2002.04745, On Layer Normalization in the Transformer Architecture
-Says:     at the start the gradient of the last layers is of order 1 in post-norm, whatever the
-          depth, and falls as 1 / sqrt(depth) in pre-norm: post-norm needs a warm-up.
-Here:     causal models of width 64 and 2 to 16 layers, random tokens, one batch, five seeds; the
-          theorem is of one linear layer behind each sublayer.
-Counts:   the slope of log gradient over log depth is nearer to -1/2 than to 0 in pre-norm, and
-          nearer to 0 in post-norm.
+Says:     At initialisation the gradient of the last layers is of order 1 in post-norm at any depth,
+          and falls as 1 / sqrt(depth) in pre-norm. Post-norm therefore needs a warm-up.
+Here:     Causal models of width 64 with 2 to 16 layers at initialisation, on one batch of random
+          tokens, five seeds. The theorem is about one linear layer after each sublayer.
+Counts:   the slope of the log gradient over the log depth is closer to -1/2 than to 0 in pre-norm,
+          and closer to 0 in post-norm.
 """
 
 PART = 'placements'
@@ -14,6 +14,16 @@ STUDIES = {
     'measure': 'measure:gradients_at_the_start',
 }
 HOLDS = (
-    {'study': 'measure', 'value': 'slope_of_pre_norm', 'within': (None, -0.25)},
-    {'study': 'measure', 'value': 'slope_of_post_norm', 'within': (-0.25, None)},
+    {
+        'study': 'measure',
+        'value': 'slope_of_pre_norm',
+        'within': (None, -0.25),
+        'label': 'slope of log gradient over log depth, pre-norm',
+    },
+    {
+        'study': 'measure',
+        'value': 'slope_of_post_norm',
+        'within': (-0.25, None),
+        'label': 'slope of log gradient over log depth, post-norm',
+    },
 )

@@ -1,16 +1,17 @@
-"""Unlearning by preferring a template answer costs what is kept less than gradient ascent.
+"""Unlearning by preferring a template answer costs less retained knowledge than gradient ascent.
 
 Paper:    arXiv:2410.11143, LLM Unlearning via Loss Adjustment with Only Forget Data
-Says:     maximising an f-divergence between a template answer and the answer to forget takes
-          neither data to keep nor a reference model, and keeps more of a model than ascent on the
-          loss of what is to be forgotten.
-Here:     a transformer of two blocks of width 64 that has memorised 100 random keys with values of
-          four tokens, and a template for 20 other keys; ten strings are forgotten, five seeds,
-          Adam at the best of three rates for each method; each stops once none of the ten is given
-          in full. The paper unlearns authors and books from language models of 1 to 7 billion
-          weights at fixed rates and epochs. Mean probabilities are of answers alone.
-Counts:   with each of four divergences the loss on the kept strings rises by half or less of what
-          it rises by in gradient ascent.
+Says:     Maximising an f-divergence between a template answer and the answer to forget needs
+          neither retained data nor a reference model, and preserves more of the model than ascent
+          on the loss of the data to forget.
+Here:     A transformer with two blocks of width 64 has memorised 100 random keys with values of
+          four tokens, and a template for 20 other keys. Ten strings are forgotten, with five seeds
+          and Adam at the best of three learning rates for each method; each stops once the model
+          gives none of the ten in full. The paper unlearns authors and books from language models
+          with 1 to 7 billion weights, at fixed rates and epochs. Mean probabilities cover the
+          answers only.
+Counts:   with each of four divergences, the loss on the retained strings rises by at most half as
+          much as with gradient ascent.
 """
 
 PART = 'losses'
@@ -22,8 +23,24 @@ HOLDS = (
         'study': 'measure',
         'value': 'cost_of_flat_total_variation_over_ascent',
         'within': (None, 0.5),
+        'label': 'loss increase on retained strings over that of gradient ascent, total variation',
     },
-    {'study': 'measure', 'value': 'cost_of_flat_kl_over_ascent', 'within': (None, 0.5)},
-    {'study': 'measure', 'value': 'cost_of_flat_jensen_shannon_over_ascent', 'within': (None, 0.5)},
-    {'study': 'measure', 'value': 'cost_of_flat_pearson_over_ascent', 'within': (None, 0.5)},
+    {
+        'study': 'measure',
+        'value': 'cost_of_flat_kl_over_ascent',
+        'within': (None, 0.5),
+        'label': 'loss increase on retained strings over that of gradient ascent, KL',
+    },
+    {
+        'study': 'measure',
+        'value': 'cost_of_flat_jensen_shannon_over_ascent',
+        'within': (None, 0.5),
+        'label': 'loss increase on retained strings over that of gradient ascent, Jensen-Shannon',
+    },
+    {
+        'study': 'measure',
+        'value': 'cost_of_flat_pearson_over_ascent',
+        'within': (None, 0.5),
+        'label': 'loss increase on retained strings over that of gradient ascent, Pearson',
+    },
 )

@@ -1,16 +1,16 @@
-"""A loss between cross-entropy and absolute error withstands wrong labels.
+"""A loss between cross-entropy and absolute error is robust to wrong labels.
 
 Paper:    arXiv:1805.07836, Generalized Cross Entropy Loss for Training Deep Neural Networks with
           Noisy Labels
-Says:     (1 - p^q) / q with q = 0.7 trains more accurate networks than cross-entropy where many
-          labels are wrong, and hardly less accurate ones where none is.
-Here:     networks of two hidden layers of 128 units on 10 classes of Gaussian clusters, 1,024 rows
-          seen 40 times, with none or 40% of their labels wrong, each loss at the best of five
-          rates, ten seeds, judged by right labels; the paper trains convolutional networks on
-          images, and later leaves out rows of large loss, which is not asked here. The loss is
-          comp-sum with tau = 1.7.
-Counts:   at 40% the accuracy is at least a point above that by cross-entropy, and at none at most a
-          point below it.
+Says:     (1 - p^q) / q with q = 0.7 trains more accurate networks than cross-entropy if many labels
+          are wrong, and hardly less accurate ones if none is.
+Here:     Networks with two hidden layers of 128 units classify 10 classes of Gaussian clusters:
+          1,024 rows seen 40 times, with none or 40% of their labels wrong. Each loss is trained at
+          the best of five learning rates, with ten seeds, and judged on correct labels. The loss is
+          comp-sum with tau = 1.7. The paper trains convolutional networks on images, and later
+          leaves out rows with a large loss, which is not tested here.
+Counts:   with 40% wrong labels the accuracy is at least one point above that of cross-entropy, and
+          with none at most one point below it.
 """
 
 PART = 'losses'
@@ -22,10 +22,12 @@ HOLDS = (
         'study': 'measure',
         'value': 'accuracy_at_0.4_gain_of_comp_sum_1.7',
         'within': (0.01, None),
+        'label': 'accuracy minus that of cross-entropy, 40% wrong labels (fraction)',
     },
     {
         'study': 'measure',
         'value': 'accuracy_at_0.0_gain_of_comp_sum_1.7',
         'within': (-0.01, None),
+        'label': 'accuracy minus that of cross-entropy, no wrong labels (fraction)',
     },
 )

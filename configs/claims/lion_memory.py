@@ -1,8 +1,10 @@
-"""Lion needs half of the state of AdamW.
+"""Lion needs half of AdamW's state.
 
 Paper:    arXiv:2302.06675, Symbolic Discovery of Optimization Algorithms
-Says:     it tracks the momentum alone, which halves the memory that AdamW needs beside the weights.
-Here:     shapes alone, of models of 124 million and 1.3 billion parameters; Lion has all of them.
+Says:     Lion stores only the momentum, which halves the memory that AdamW needs beside the
+          weights.
+Here:     The state is counted from array shapes, for models with 124 million and 1.3 billion
+          parameters. Lion updates all parameters.
 Counts:   the state is between 0.495 and 0.505 of AdamW's at both sizes.
 """
 
@@ -15,10 +17,12 @@ HOLDS = (
         'study': 'measure',
         'value': 'state_of_lion_over_adamw_of_llama_124m',
         'within': (0.495, 0.505),
+        'label': 'state of Lion over that of AdamW, llama_124m',
     },
     {
         'study': 'measure',
         'value': 'state_of_lion_over_adamw_of_llama_1b',
         'within': (0.495, 0.505),
+        'label': 'state of Lion over that of AdamW, llama_1b',
     },
 )

@@ -1,15 +1,15 @@
-"""Attention by products is not Lipschitz, and attention by distances is.
+"""Dot-product attention is not Lipschitz, and attention from distances is.
 
 Paper:    arXiv:2006.04710, The Lipschitz Constant of Self-Attention
-Says:     the Jacobian of dot-product attention grows without bound with the inputs, and that of L2
+Says:     The Jacobian of dot-product attention grows without bound with the inputs. That of L2
           attention with one matrix for queries and keys does not.
-Here:     one causal head as wide as the model, 8 features and 8 tokens, Gaussian matrices, fifty
-          seeds; ten others, looked at first, left it undecided. Values have a matrix of their own,
-          where the paper's come from that of the queries, and distances are halved. The largest
-          singular value is searched for in 66 rows a scale, of sizes 4 to 64, so that the second
-          half is no proof.
-Counts:   over the size of the input the slope of the log of the largest singular value is at least
-          1.5 for products (2 in theory), and at most 0.2 for distances.
+Here:     One causal head as wide as the model, with 8 features, 8 tokens and Gaussian matrices,
+          fifty seeds; ten other seeds, looked at first, left the claim undecided. Values have their
+          own matrix, whereas the paper derives it from that of the queries, and distances are
+          halved. The largest singular value is searched in 66 rows per scale, of sizes 4 to 64, so
+          the second half of the claim is not proved.
+Counts:   the slope of the log of the largest singular value over the log input size is at least 1.5
+          for dot products (2 in theory), and at most 0.2 for distances.
 """
 
 PART = 'attention'
@@ -17,6 +17,16 @@ STUDIES = {
     'measure': 'measure:lipschitz_attention',
 }
 HOLDS = (
-    {'study': 'measure', 'value': 'slope_of_products', 'within': (1.5, None)},
-    {'study': 'measure', 'value': 'slope_of_tied_distances', 'within': (None, 0.2)},
+    {
+        'study': 'measure',
+        'value': 'slope_of_products',
+        'within': (1.5, None),
+        'label': 'slope of log singular value over log input size, dot products',
+    },
+    {
+        'study': 'measure',
+        'value': 'slope_of_tied_distances',
+        'within': (None, 0.2),
+        'label': 'slope of log singular value over log input size, distances',
+    },
 )

@@ -2,15 +2,15 @@
 
 Paper:    arXiv:2210.07394, Efficiently Computing Local Lipschitz Constants of Neural Networks via
           Bound Propagation
-Says:     tight bounds of local Lipschitz constants can be computed efficiently, far closer than
+Says:     Tight bounds on local Lipschitz constants can be computed efficiently, far closer than
           products of norms.
-Here:     a bound from below, of power iteration at drawn points, where the paper's is from above
-          and holds for certain; Euclidean lengths in place of the largest coordinate; one and two
-          blocks of ReLU with three inputs, random weights, fifty seeds, and boxes of edge 1, whose
-          exact constants are known from all linear regions. Ten other seeds, looked at first, left
-          it undecided. Large networks are not measured.
-Counts:   ten rounds find at least 95% of the constant at a point, and 1,024 points at least 95% of
-          that of a box, without ever being above.
+Here:     A lower bound from power iteration at random points; the paper has a guaranteed upper
+          bound. Norms are Euclidean instead of the largest coordinate. One and two ReLU blocks with
+          three inputs and random weights, fifty seeds, and boxes of edge 1, whose exact constants
+          are known from all linear regions. Ten other seeds, looked at first, left the claim
+          undecided. Large networks are not measured.
+Counts:   ten rounds find at least 95% of the constant at a point, and 1,024 points find at least
+          95% of that of a box, without ever exceeding it.
 """
 
 PART = 'evaluation'
@@ -18,9 +18,34 @@ STUDIES = {
     'measure': 'measure:local_lipschitz',
 }
 HOLDS = (
-    {'study': 'measure', 'value': 'share_at_points_of_one_block', 'within': (0.95, None)},
-    {'study': 'measure', 'value': 'share_at_points_of_two_blocks', 'within': (0.95, None)},
-    {'study': 'measure', 'value': 'share_in_boxes_of_one_block', 'within': (0.95, None)},
-    {'study': 'measure', 'value': 'share_in_boxes_of_two_blocks', 'within': (0.95, None)},
-    {'study': 'measure', 'value': 'largest_share', 'within': (None, 1.00001)},
+    {
+        'study': 'measure',
+        'value': 'share_at_points_of_one_block',
+        'within': (0.95, None),
+        'label': 'share of the constant found at points, one block',
+    },
+    {
+        'study': 'measure',
+        'value': 'share_at_points_of_two_blocks',
+        'within': (0.95, None),
+        'label': 'share of the constant found at points, two blocks',
+    },
+    {
+        'study': 'measure',
+        'value': 'share_in_boxes_of_one_block',
+        'within': (0.95, None),
+        'label': 'share of the constant found in boxes, one block',
+    },
+    {
+        'study': 'measure',
+        'value': 'share_in_boxes_of_two_blocks',
+        'within': (0.95, None),
+        'label': 'share of the constant found in boxes, two blocks',
+    },
+    {
+        'study': 'measure',
+        'value': 'largest_share',
+        'within': (None, 1.00001),
+        'label': 'largest share',
+    },
 )

@@ -1,12 +1,12 @@
 """Muon brings singular values into a band around 1.
 
 Paper:    Muon, https://kellerjordan.github.io/posts/muon/, and its code
-Says:     five iterations of Newton and Schulz make of singular values something between 0.5 and
-          1.5.
-Here:     the update behind 20 drawn gradients of 128 x 128 and 64 x 256, ten seeds, no training, in
-          float64 where the code has bfloat16; random ones, and some of condition 1,000.
-Counts:   at least 95% of the singular values are in the band for both kinds, none is above 1.5, and
-          the condition number is at most a tenth of that of momentum.
+Says:     Five Newton-Schulz iterations bring the singular values into the range from 0.5 to 1.5.
+Here:     The update of 20 random gradients of shapes 128 x 128 and 64 x 256, ten seeds, without
+          training, in float64 where the code uses bfloat16. The gradients include random ones and
+          some with a condition number of 1,000.
+Counts:   at least 95% of the singular values are in the band for both kinds of gradients, none is
+          above 1.5, and the condition number is at most a tenth of that of momentum.
 """
 
 PART = 'optimizers'
@@ -18,16 +18,24 @@ HOLDS = (
         'study': 'measure',
         'value': 'share_of_singular_values_of_muon_in_band_of_random_gradients',
         'within': (0.95, None),
+        'label': 'share of singular values in the band, random gradients',
     },
     {
         'study': 'measure',
         'value': 'share_of_singular_values_of_muon_in_band_of_ill_conditioned_gradients',
         'within': (0.95, None),
+        'label': 'share of singular values in the band, ill-conditioned gradients',
     },
-    {'study': 'measure', 'value': 'largest_singular_value_of_muon', 'within': (None, 1.5)},
+    {
+        'study': 'measure',
+        'value': 'largest_singular_value_of_muon',
+        'within': (None, 1.5),
+        'label': 'largest singular value',
+    },
     {
         'study': 'measure',
         'value': 'condition_number_of_muon_over_that_of_momentum',
         'within': (None, 0.1),
+        'label': 'condition number of the Muon update over that of momentum',
     },
 )

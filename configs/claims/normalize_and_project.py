@@ -1,14 +1,15 @@
-"""Projected weights keep the effective learning rate, which falls as free ones grow.
+"""Projected weights keep the effective learning rate, which falls as free weights grow.
 
 Paper:    arXiv:2407.01800, Normalization and effective learning rates in reinforcement learning
-Says:     behind norms the growth of weights decays the effective learning rate; with weights that
-          are projected to their first length after each step it stays constant.
-Here:     a causal transformer of two layers and width 64, whose matrices are not all behind a norm,
-          300 steps of Adam at a constant 0.01 without weight decay, on drawn chains of tokens, five
-          seeds. What is asked is how far a step goes, in which the size of Adam's direction has a
-          part that the paper's rate over length has not; plasticity and scores are not asked.
-Counts:   |dW| / |W| of hidden matrices in steps 250 to 300, over that in steps 50 to 100, is from
-          0.95 to 1.05 where weights are projected, and at most 0.8 where they are free.
+Says:     Behind norms, the growth of the weights reduces the effective learning rate. If weights
+          are projected to their initial norm after each step, it stays constant.
+Here:     A causal transformer with two layers and width 64, whose matrices are not all behind a
+          norm, is trained for 300 steps of Adam at a constant 0.01 without weight decay on random
+          Markov chains, five seeds. The test measures the relative size of a step, which depends on
+          the size of Adam's direction; the paper's rate over norm does not. Plasticity and scores
+          are not tested.
+Counts:   |dW| / |W| of the hidden matrices in steps 250 to 300, divided by that in steps 50 to 100,
+          is between 0.95 and 1.05 for projected weights, and at most 0.8 for free weights.
 """
 
 PART = 'reparametrisations'
@@ -20,10 +21,12 @@ HOLDS = (
         'study': 'measure',
         'value': 'late_over_early_change_of_projected_weights',
         'within': (0.95, 1.05),
+        'label': 'late over early relative step size, projected weights',
     },
     {
         'study': 'measure',
         'value': 'late_over_early_change_of_free_weights',
         'within': (None, 0.8),
+        'label': 'late over early relative step size, free weights',
     },
 )

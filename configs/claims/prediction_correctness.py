@@ -1,14 +1,15 @@
-"""A calibrator that is trained on correctness says how often it is right.
+"""A calibrator trained on correctness reports how often it is right.
 
 Paper:    arXiv:2404.13016, Optimizing Calibration by Gaining Aware of Prediction Correctness
-Says:     a temperature of each sample, trained to make confidence high where the prediction is
-          right and low where it is wrong, calibrates.
-Here:     the hardest case: drawn logits that say nothing about what is right, which 80% are, five
-          events a place, ten seeds; a temperature from the place's own probabilities, without the
-          paper's transformed inputs. Once all places weigh as much, and once the right and the
-          wrong do, as in the code beside the paper, where 1/2 is the best that one can say. Five of
-          the seeds, looked at before, left the even weights undecided.
-Counts:   with either weights mean confidence is within 0.02 of the accuracy.
+Says:     A temperature per sample, trained to make confidence high for correct predictions and low
+          for wrong ones, calibrates.
+Here:     The hardest case: random logits that are uninformative about which prediction is correct,
+          with 80% correct, five events per place, ten seeds. The temperature is computed from the
+          place's own probabilities, without the paper's transformed inputs. Places are weighted in
+          two ways: equally, or so that correct and wrong ones have equal total weight, as in the
+          paper's code, for which a confidence of 1/2 is the best answer. Five of the seeds, looked
+          at before, left the equal weights undecided.
+Counts:   with both weightings the mean confidence is within 0.02 of the accuracy.
 """
 
 PART = 'evaluation'
@@ -16,6 +17,16 @@ STUDIES = {
     'measure': 'measure:blind_correctness',
 }
 HOLDS = (
-    {'study': 'measure', 'value': 'confidence_less_accuracy_even', 'within': (-0.02, 0.02)},
-    {'study': 'measure', 'value': 'confidence_less_accuracy_balanced', 'within': (-0.02, 0.02)},
+    {
+        'study': 'measure',
+        'value': 'confidence_less_accuracy_even',
+        'within': (-0.02, 0.02),
+        'label': 'mean confidence minus accuracy, equal weights',
+    },
+    {
+        'study': 'measure',
+        'value': 'confidence_less_accuracy_balanced',
+        'within': (-0.02, 0.02),
+        'label': 'mean confidence minus accuracy, balanced weights',
+    },
 )

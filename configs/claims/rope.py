@@ -1,20 +1,26 @@
 """RoPE is better than learned positions.
 
 Paper:    arXiv:2104.09864, RoFormer
-Says:     rotating queries and keys by position converges faster than adding embeddings of
-          positions.
-Here:     0.26 million parameters, 0.2 million tokens of Python sources, in 200 steps; four layers,
-          embeddings that start at a deviation of 1, every variant at its own learning rate; the
-          paper trains larger models for far longer.
-Counts:   the loss of learned positions is higher than RoPE's.
+Says:     Rotating queries and keys by position converges faster than adding position embeddings.
+Here:     A 4-layer model with 0.26 million parameters is trained for 200 steps on 0.2 million
+          tokens of Python source code, with embeddings initialised at a standard deviation of 1.
+          The paper trains larger models for far longer.
+Counts:   the loss of learned positions is higher than that of RoPE.
 """
 
 PART = 'attention'
 WITHDRAWN = (
-    'The baseline is not the published one: its learned positions started at a deviation of 1, '
-    'as random vectors that 200 steps hardly move; published models start near 0.02.'
+    'The baseline is not the published one: the learned positions started at a standard deviation '
+    'of 1, as random vectors that 200 steps hardly move. Published models start near 0.02.'
 )
 STUDIES = {
     'blocks': 'configs/studies/blocks_tuned.py',
 }
-HOLDS = ({'study': 'blocks', 'arm': {'model.position': 'learned'}, 'difference': (0.0, None)},)
+HOLDS = (
+    {
+        'study': 'blocks',
+        'arm': {'model.position': 'learned'},
+        'difference': (0.0, None),
+        'label': 'loss difference, learned positions minus RoPE (nats per token)',
+    },
+)

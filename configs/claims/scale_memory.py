@@ -1,10 +1,12 @@
 """SCALE needs 35 to 45% of the memory of Adam.
 
 Paper:    arXiv:2506.16659, Minimalist Optimizer Design for LLM Pretraining
-Says:     weights and state of SCALE are 35 to 45% of those of Adam: 0.15 for 0.35 GB at 60 million
-          parameters, 0.32 for 0.81 at 130, 0.80 for 2.21 at 350, 2.81 for 8.04 at 1,300.
-Here:     shapes alone, of the four models of the paper and of two of ours with fewer key heads; the
-          loss that this memory reaches is another claim. Gradients and activations do not count.
+Says:     Weights and state of SCALE take 35 to 45% of those of Adam: 0.15 instead of 0.35 GB at 60
+          million parameters, 0.32 instead of 0.81 at 130 million, 0.80 instead of 2.21 at 350
+          million, and 2.81 instead of 8.04 at 1,300 million.
+Here:     The memory is counted from array shapes, for the paper's four models and two of ours,
+          which have fewer key heads. Gradients and activations are not counted. The loss reached
+          with this memory is a separate claim.
 Counts:   the ratio is between 0.345 and 0.455 at each of the six sizes.
 """
 
@@ -17,30 +19,36 @@ HOLDS = (
         'study': 'measure',
         'value': 'weights_and_state_with_scale_over_adamw_of_60m',
         'within': (0.345, 0.455),
+        'label': 'weights and state of SCALE over those of AdamW, 60M model',
     },
     {
         'study': 'measure',
         'value': 'weights_and_state_with_scale_over_adamw_of_130m',
         'within': (0.345, 0.455),
+        'label': 'weights and state of SCALE over those of AdamW, 130M model',
     },
     {
         'study': 'measure',
         'value': 'weights_and_state_with_scale_over_adamw_of_350m',
         'within': (0.345, 0.455),
+        'label': 'weights and state of SCALE over those of AdamW, 350M model',
     },
     {
         'study': 'measure',
         'value': 'weights_and_state_with_scale_over_adamw_of_1b',
         'within': (0.345, 0.455),
+        'label': 'weights and state of SCALE over those of AdamW, 1.3B model',
     },
     {
         'study': 'measure',
         'value': 'weights_and_state_with_scale_over_adamw_of_llama_124m',
         'within': (0.345, 0.455),
+        'label': 'weights and state of SCALE over those of AdamW, llama_124m',
     },
     {
         'study': 'measure',
         'value': 'weights_and_state_with_scale_over_adamw_of_llama_1b',
         'within': (0.345, 0.455),
+        'label': 'weights and state of SCALE over those of AdamW, llama_1b',
     },
 )

@@ -1,11 +1,11 @@
 """Squared ReLU reaches a lower loss than GELU and ReLU.
 
 Paper:    arXiv:2109.08668, Primer
-Says:     squaring ReLU is the most useful of the changes that a search found.
-Here:     0.26 million parameters, 0.2 million tokens of Python sources, in 200 steps; four layers,
-          embeddings that start at a deviation of 1, every variant at its own learning rate; the
-          paper trains larger models for far longer.
-Counts:   the loss is lower than GELU's, and than ReLU's.
+Says:     Of the changes that an architecture search found, squaring the ReLU is the most useful.
+Here:     A 4-layer model with 0.26 million parameters is trained for 200 steps on 0.2 million
+          tokens of Python source code, with embeddings initialised at a standard deviation of 1.
+          The paper trains larger models for far longer.
+Counts:   the loss is lower than that of GELU and that of ReLU.
 """
 
 PART = 'activations'
@@ -13,11 +13,17 @@ STUDIES = {
     'blocks': 'configs/studies/blocks_tuned.py',
 }
 HOLDS = (
-    {'study': 'blocks', 'arm': {'model.activation': 'squared_relu'}, 'difference': (None, 0.0)},
+    {
+        'study': 'blocks',
+        'arm': {'model.activation': 'squared_relu'},
+        'difference': (None, 0.0),
+        'label': 'loss difference, squared ReLU minus GELU (nats per token)',
+    },
     {
         'study': 'blocks',
         'arm': {'model.activation': 'squared_relu'},
         'against': {'model.activation': 'relu'},
         'difference': (None, 0.0),
+        'label': 'loss difference, squared ReLU minus ReLU (nats per token)',
     },
 )

@@ -1,15 +1,23 @@
 """Pre-norm needs no warm-up.
 
 Paper:    arXiv:2002.04745, On Layer Normalization in the Transformer Architecture
-Says:     with pre-norm the warm-up can be left out.
-Here:     0.26 million parameters, 0.2 million tokens of Python sources, in 200 steps; four layers,
-          embeddings that start at a deviation of 1, every variant at its own learning rate; the
-          paper trains larger models for far longer.
-Counts:   without a warm-up the loss is at most 0.03 nats above that with 20 of 200 steps.
+Says:     With pre-norm the warm-up can be left out.
+Here:     A 4-layer model with 0.26 million parameters is trained for 200 steps on 0.2 million
+          tokens of Python source code, with embeddings initialised at a standard deviation of 1.
+          The paper trains larger models for far longer.
+Counts:   the loss without a warm-up is at most 0.03 nats above that with a warm-up of 20 of 200
+          steps.
 """
 
 PART = 'recipes'
 STUDIES = {
     'recipes': 'configs/studies/recipes_tuned.py',
 }
-HOLDS = ({'study': 'recipes', 'arm': {'optim.warmup_steps': 0}, 'difference': (None, 0.03)},)
+HOLDS = (
+    {
+        'study': 'recipes',
+        'arm': {'optim.warmup_steps': 0},
+        'difference': (None, 0.03),
+        'label': 'loss difference, no warm-up minus warm-up of 20 steps (nats per token)',
+    },
+)

@@ -1,15 +1,15 @@
-"""How do forms of attention change the loss, and the attention that the first token gets?
+"""How do variants of attention change the loss, and the attention on the first token?
 
-Question: at equal tokens and each at its best learning rate, how do sinks, gates, softcap,
-          affine-scaled, L2 and linear attention compare with plain softmax attention, and which of
-          them removes the share of attention on the first token (arXiv:2601.22966)?
+Question: with equal tokens and each at its best learning rate, how do sinks, gates, softcap,
+          affine-scaled, L2 and linear attention compare with plain softmax attention? Which of them
+          reduces the share of attention on the first token (arXiv:2601.22966)?
 Command:  uv run train.py --config=configs/studies/attention_options.py --workdir=runs/attention
           uv run python -m eval.report --workdir=runs/attention --figures=figures
 Cost:     90 runs of 0.26 million parameters, about twenty minutes on two CPU cores.
 Result:   gates, affine scaling and elu + 1 learn faster, sinks and softcap change nothing, and no
           token is a sink at this scale: configs/studies/results/attention_options.md
 
-Queries and keys are not normalized, which would hide some effects of the forms. Every cell sees the
+Queries and keys are not normalized, as that would hide some effects. Every cell sees the
 same text in the same order.
 """
 

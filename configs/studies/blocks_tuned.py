@@ -1,14 +1,15 @@
 """Which attention, activation, position or reparametrisation lowers the loss, each tuned?
 
-Question: one change of the block at a time, each with a tuned learning rate at equal budgets: which
-          are better than RMSNorm in pre-norm, GELU, RoPE and plain softmax attention?
+Question: with one change of the block at a time, each with a tuned learning rate and the same
+          budget, which changes are better than RMSNorm in pre-norm, GELU, RoPE and plain softmax
+          attention?
 Command:  uv run train.py --config=configs/studies/blocks_tuned.py --workdir=runs/blocks_tuned
-Cost:     sixteen programs, some thirty-seven runs of 0.26 million parameters each.
+Cost:     about 37 runs of 0.26 million parameters in each of sixteen programs.
 Result:   only SwiGLU, by 0.04 nats, and sigmaReparam, by 0.02, are better; ReLU, ELU, linear
-          attention, query-key norms and no positions are worse; the statement on learned positions
+          attention, query-key norms and no positions are worse; the result for learned positions
           is withdrawn: configs/studies/results/blocks_tuned.md
 
-Embeddings start at a deviation of 1, so that no first update drowns them.
+Embeddings start at a standard deviation of 1, so that the first update does not drown them.
 """
 
 from ml_collections import ConfigDict

@@ -8,12 +8,12 @@ Command:  uv run train.py --config=configs/studies/decay_transfer.py --workdir=r
           avg(ce), count(*) from runs group by all order by all"
 Cost:     108 runs of two blocks in four programs, half an hour on two CPU cores.
 Result:   the best decay moves least under linear_width and sqrt_width, where it hardly matters;
-          sizes of matrices stay between the two: configs/studies/results/decay_transfer.md
+          matrices keep their size between the two: configs/studies/results/decay_transfer.md
 
-The three rules are one axis: for hidden matrices `linear_width` at a decay of x is `sqrt_width` at
-x sqrt(m) and `constant` at x m. Therefore one rule is swept, and the others are read off; for
-embeddings and readout the decay is x itself. The rate is constant after the warm-up and large, so
-that the steady state, after some multiples of 1 / (rate decay) steps, is reached in 400.
+Only one rule is swept, because the others follow from it: for hidden matrices `linear_width` at a
+decay of x is `sqrt_width` at x sqrt(m) and `constant` at x m. For embeddings and readout the decay
+is x itself. The learning rate is large and constant after the warm-up, so that 400 steps reach the
+steady state, which takes a few times 1 / (rate decay) steps.
 """
 
 from ml_collections import ConfigDict

@@ -1,16 +1,16 @@
 """Does the best learning rate of a shallow model hold for a model eight times as deep?
 
-Question: where is the best rate at each of four depths, with blocks that add their full output,
-          with CompleteP (arXiv:2505.01618), whose blocks add 1 / L of it, and with Depth-muP, whose
-          blocks add 1 / sqrt(L), at rates that fall as 1 / sqrt(L)?
+Question: where is the best learning rate at each of four depths, with blocks that add their full
+          output, with CompleteP (arXiv:2505.01618), whose blocks add 1 / L of it, and with
+          Depth-muP, whose blocks add 1 / sqrt(L) and whose rates fall as 1 / sqrt(L)?
 Command:  uv run train.py --config=configs/studies/depth_transfer.py --workdir=runs/depth_transfer
           uv run python -m eval.report --workdir=runs/depth_transfer --figures=figures
 Cost:     216 runs of width 32 in twelve programs, a quarter of an hour on two CPU cores.
-Result:   all hold within a step; only CompleteP improves with depth:
+Result:   all transfer within one grid step; only CompleteP improves with depth:
           configs/studies/results/depth_transfer.md
 
-The width is the base model's, so that the three differ in depth alone; at two blocks they are the
-same model.
+The width is that of the base model, so that the three differ only in their rule for depth. At two
+blocks they are the same model.
 """
 
 from ml_collections import ConfigDict

@@ -1,21 +1,21 @@
 """How do activations and gradients change with depth under each placement of the norms?
 
-Question: the variance of the residual stream after each block and the gradient norm of each block,
-          before and after training, for every placement at 6, 12 and 24 layers: does pre-norm grow
-          with depth, do peri and layernorm_scaling grow at most linearly, does post-norm stay at 1
-          while its gradients vanish, and are the gradients of mix flatter than both?
+Question: how do the variance of the residual stream after each block and the gradient norm of each
+          block change, before and after training, for every placement at 6, 12 and 24 layers? Does
+          pre-norm grow with depth, do peri and layernorm_scaling grow at most linearly, does
+          post-norm stay at 1 while its gradients vanish, and are the gradients of mix flatter?
 Command:  uv run train.py --config=configs/studies/depth_variance.py --workdir=runs/depth
           uv run python -m eval.report --workdir=runs/depth --figures=figures
 Cost:     66 runs of 0.3 to 1.3 million parameters, half an hour on two CPU cores.
-Result:   as theory predicts at the start; in training peri grows quadratically like pre, and
+Result:   as theory predicts at initialization; in training peri grows quadratically like pre, and
           post-norm's gradients vanish: configs/studies/results/depth_variance.md
 
-Matrices start at a deviation of 1/sqrt(fan_in), as everywhere here, without published depth factors
-except deepnorm's. With embeddings at 1/sqrt(d_model), a variance of 1/64, small against the output
-of a branch, the first block alone would raise the stream to 33 times that. Theory assumes a
-variance of 1 in front of the first block, and embedding_norm provides it for all placements.
-Queries and keys are normalized for all, since hybrid requires it. All share a learning rate at
-which post-norm trains at 6 layers. At 24 it does not.
+Matrices start at a standard deviation of 1/sqrt(fan_in), as everywhere here, without published
+depth factors except deepnorm's. Embeddings at 1/sqrt(d_model) have a variance of 1/64, which the
+first block alone would raise by 33 times. Theory assumes a variance of 1 before the first block,
+and embedding_norm provides it for all placements. Queries and keys are normalized for all, since
+hybrid requires it. All share a learning rate at which post-norm trains at 6 layers. At 24 it does
+not.
 """
 
 from ml_collections import ConfigDict

@@ -1,16 +1,16 @@
 """Does attention collapse at a large learning rate, and do sigmaReparam and qk-norm prevent it?
 
-Question: at a learning rate at which plain attention's entropy falls towards 0 and the loss
-          diverges or stalls, do the same models train with model.reparam=sigma, and with
+Question: at a learning rate at which the entropy of plain attention falls towards 0 and the loss
+          diverges or stalls, do the same models train with model.reparam=sigma, or with
           model.qk_norm=rmsnorm (arXiv:2303.06296, arXiv:2302.05442)?
 Command:  uv run train.py --config=configs/studies/entropy_collapse.py --workdir=runs/collapse
           uv run python -m eval.report --workdir=runs/collapse --figures=figures
 Cost:     18 runs of 0.26 million parameters, about eight minutes on two CPU cores.
 Result:   in pre-norm plain attention stalls with entropies near 0; sigma trains in pre- and
-          post-norm, qk-norm in pre-norm alone: configs/studies/results/entropy_collapse.md
+          post-norm, qk-norm only in pre-norm: configs/studies/results/entropy_collapse.md
 
-entropy_collapse.py:search found the setting: plain attention alone, over placements, warm-ups and
-learning rates, one seed.
+entropy_collapse.py:search was used to choose the setting: plain attention alone, over placements,
+warm-ups and learning rates, with one seed.
 """
 
 from ml_collections import ConfigDict

@@ -1,16 +1,17 @@
 """How much worse is a model with a frozen readout, or with half of each MLP frozen?
 
-Question: one frozen part at a time, each with a tuned learning rate at equal budgets: are
+Question: with one frozen part at a time, each with a tuned learning rate and the same budget, are
           equiangular rows of the readout as good as learned rows, and better than random rows? Do
           MLPs on random features need fewer trained parameters?
 Command:  uv run train.py --config=configs/studies/frozen_tuned.py --workdir=runs/frozen_tuned
-Cost:     seven programs, some twenty-five runs of 0.26 million parameters and 1,000 steps each: an
-          hour or two on two CPU cores.
+Cost:     about 25 runs of 0.26 million parameters and 1,000 steps in each of seven programs, one to
+          two hours on two CPU cores.
 Result:   not trained to the end yet
 
-Cosines with learned rows separate the effect of the cosine from the effect of frozen rows. An MLP
-of 51 hidden units has as many trained parameters as an MLP on 102 random features: a fifth of the
-baseline's. Embeddings start at a deviation of 1, so that no first update drowns them.
+Cosines with learned rows separate the effect of the cosine from that of frozen rows. An MLP with 51
+hidden units has as many trained parameters as an MLP on 102 random features: a fifth of the
+baseline's. Embeddings start at a standard deviation of 1, so that the first update does not drown
+them.
 """
 
 from ml_collections import ConfigDict

@@ -1,16 +1,16 @@
-"""How do options of the loss matter: z-loss at high learning rates, smoothing, comp-sum's tau?
+"""What do z-loss at high learning rates, label smoothing and comp-sum's tau change?
 
-Question: without z-loss and weight decay log Z drifts at high learning rates and the loss suffers;
-          does a z-loss of 1e-4 prevent it, and is more better (arXiv:2309.14322, section 3.1.2)?
-          :forms compares, at equal tokens, label smoothing and tau, which weights tokens by p^(tau
-          - 1), with cross-entropy (arXiv:2304.07288 finds tau = 1 best on clean labels).
+Question: without z-loss and weight decay log Z drifts at high learning rates and the loss suffers.
+          Does a z-loss of 1e-4 prevent this, and is a larger weight better (arXiv:2309.14322,
+          section 3.1.2)? losses.py:forms compares label smoothing and tau, which weights tokens by
+          p^(tau - 1), with cross-entropy (arXiv:2304.07288 finds tau = 1 best on clean labels).
 Command:  uv run train.py --config=configs/studies/losses.py --workdir=runs/z_loss
           uv run train.py --config=configs/studies/losses.py:forms --workdir=runs/losses
           uv run python -m eval.report --workdir=runs/z_loss --figures=figures
 Cost:     36 and 54 runs of 200 steps, 0.26 million parameters each: three and seven minutes on
           two CPU cores.
-Result:   no drift in runs as short as these; tau = 1 is best on both sides, smoothing costs 0.06
-          nats at 0.1: configs/studies/results/losses.md
+Result:   no drift in such short runs; tau = 1 is better than larger and smaller values, smoothing
+          of 0.1 costs 0.06 nats: configs/studies/results/losses.md
 
 Models are compared on `ce`, which every loss records, and not on their objectives.
 """
@@ -33,7 +33,7 @@ FORMS = (
 
 
 def get_config(which: str = 'z_loss') -> ConfigDict:
-    """which: 'z_loss', its weight against the learning rate, or 'forms' of the loss."""
+    """which: 'z_loss', its weights at several learning rates, or 'forms' of the loss."""
     config = small.get_config()
     sweeps = {
         'z_loss': {

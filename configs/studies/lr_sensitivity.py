@@ -1,17 +1,18 @@
 """What makes a model tolerate a wrong learning rate, and does it hold as models grow?
 
-Question: the protocol of the small-scale proxies (arXiv:2309.14322) scaled down: over three decades
-          of learning rates, how do normalized queries and keys, a z-loss, warm-up and the three muP
-          variants change learning rate sensitivity, the mean over rates of the excess of the loss
-          over the best loss, at two widths?
+Question: over three decades of learning rates and at two widths, how do normalized queries and
+          keys, a z-loss, warm-up and three muP variants change the learning rate sensitivity, which
+          is the mean over rates of the loss minus the best loss? The protocol is that of
+          arXiv:2309.14322, scaled down.
 Command:  uv run train.py --config=configs/studies/lr_sensitivity.py --workdir=runs/lr_sensitivity
           uv run python -m eval.report --workdir=runs/lr_sensitivity --figures=figures
 Cost:     336 runs of two blocks in sixteen programs, twenty minutes on two CPU cores.
-Result:   qk-norm tolerates large rates; muP's variants keep the best rate, not the sensitivity:
+Result:   qk-norm tolerates large rates; muP variants keep the best rate, not the sensitivity:
           configs/studies/results/lr_sensitivity.md
 
-As published, decay is independent of the rate, and the baseline of the muP variants has normalized
-queries and keys and the z-loss. A run that diverged counts with its initial loss.
+As in the paper, decay is independent of the learning rate, and the muP variants are compared with a
+baseline that has normalized queries and keys and the z-loss. A diverged run counts with its initial
+loss.
 """
 
 from ml_collections import ConfigDict

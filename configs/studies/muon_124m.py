@@ -1,14 +1,14 @@
-"""Does Muon need half of the tokens of AdamW at 124 million parameters?
+"""Does Muon need half the tokens of AdamW at 124 million parameters?
 
-Question: each at its best rate, how many tokens does AdamW need for the loss of Muon after 20
-          tokens per parameter?
+Question: each at its best learning rate, how many tokens does AdamW need for the loss that Muon
+          reaches after 20 tokens per parameter?
 Command:  uv run train.py --config=configs/studies/muon_124m.py --workdir=gs://BUCKET/muon_124m
 Cost:     uv run python -m tpu.plan --config=configs/studies/muon_124m.py --topology=v5e:4x4
-Result:   not trained; planned, as it needs a pod.
+Result:   not trained, because it needs a pod; only its cost is planned.
 
-Each run has a chip: rows of 2,048 tokens, 262,144 tokens per step, 2.5 billion tokens of
-FineWeb-Edu in all. AdamW is also trained for 1.5 and 2 times as long, so that its tokens for Muon's
-loss are interpolated between lengths.
+Each run has one chip: rows of 2,048 tokens, 262,144 tokens per step, 2.5 billion tokens of
+FineWeb-Edu in total. AdamW is also trained for 1.5 and 2 times as long, so that its tokens for
+Muon's loss can be interpolated between lengths.
 """
 
 from ml_collections import ConfigDict

@@ -1,17 +1,17 @@
 """Does the best learning rate of a narrow model hold for a model eight times as wide?
 
-Question: where is the best rate at each of four widths, under `standard`, muP's rates of linear
-          layers alone (`mup_simple`), muP, and Muon with the spectral condition; does it move by
-          more than a step of the grid?
+Question: where is the best learning rate at each of four widths, under `standard`, muP's rates for
+          linear layers alone (`mup_simple`), muP, and Muon with the spectral condition? Does it
+          move by more than one grid step?
 Command:  uv run train.py --config=configs/studies/mup_transfer.py --workdir=runs/mup_transfer
           uv run python -m eval.report --workdir=runs/mup_transfer --figures=figures
 Cost:     336 runs of two blocks in sixteen programs, half an hour on two CPU cores.
-Result:   the best rate of standard falls as 1 / width, by three steps; the others hold within one
+Result:   the best rate of standard falls as 1 / width, by three steps; the others stay within one
           step: configs/studies/results/mup_transfer.md
 
-Heads have width 16 at every model width, so that wider models have more of them; the base model is
-the narrowest. Steps of the grid are a factor of two, so that an optimum that falls as 1 / width
-moves by three.
+Heads have width 16 at every model width, so wider models have more heads. The base model is the
+narrowest. A grid step is a factor of two, so an optimum that falls as 1 / width moves by three
+steps.
 """
 
 from ml_collections import ConfigDict

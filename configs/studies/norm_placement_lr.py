@@ -1,8 +1,8 @@
 """How do norm layers and their placement change the loss, and its sensitivity to the learning rate?
 
-Question: each norm layer in pre-norm, and RMSNorm at each placement, over three decades of learning
-          rates: which reaches the lowest loss, and which tolerates a learning rate that is off by a
-          factor of ten?
+Question: of the norm layers in pre-norm, and of the placements of RMSNorm, over three decades of
+          learning rates, which reaches the lowest loss, and which tolerates a learning rate that is
+          off by a factor of ten?
 Command:  uv run train.py --config=configs/studies/norm_placement_lr.py --workdir=runs/norms
           uv run train.py --config=configs/studies/norm_placement_lr.py:longer \\
             --workdir=runs/norms_longer
@@ -10,23 +10,24 @@ Command:  uv run train.py --config=configs/studies/norm_placement_lr.py --workdi
             --topology=v6e:4x4
 Cost:     588 runs of 0.26 million parameters, half an hour on two CPU cores; 72 longer ones, 24
           minutes; 72 of 124 million on a pod: tpu/PLANS.md.
-Result:   variants lead that keep the first update from drowning the embeddings; if embeddings start
-          at 1, pre-norm is as good as any and only post-norm is worse; LayerNorm, RMSNorm equal:
-          configs/studies/results/norm_placement_lr.md
+Result:   variants whose first update does not drown the embeddings are best; with embeddings that
+          start at 1, pre-norm is as good as any and only post-norm is worse; LayerNorm and RMSNorm
+          are equal: configs/studies/results/norm_placement_lr.md
 
-Every cell sees the same text in the same order; the seeds draw other initial parameters. The
-hybrids normalize queries and keys, which is part of the method; the others do not, since it would
-hide much of a norm's effect. The published warm-ups of PowerNorm (10,000 updates) and of Unified
-Normalization (4,000) are longer than these runs, in which both would be norms over the batch: here
-they are a quarter and a fifth of the run. The compensation in Unified Normalization's backward pass
-is still not reached: the authors' code begins it after 1,000 updates. Peri-LN normalizes the
-embeddings too; `peri` is included with that and without.
+Every cell sees the same text in the same order; seeds differ in the initial parameters. The hybrids
+normalize queries and keys, which is part of the method; the others do not, since it would hide much
+of a norm's effect. The published warm-ups of PowerNorm (10,000 updates) and of Unified
+Normalization (4,000) are longer than these runs, in which both would be norms over the batch. Here
+the warm-ups are a quarter and a fifth of the run. The compensation in Unified Normalization's
+backward pass is still not reached: the authors' code begins it after 1,000 updates. Peri-LN also
+normalizes the embeddings; `peri` is included with and without this.
 
-norm_placement_lr.py:fitted is the baseline and those three alone: 84 runs, five minutes.
-norm_placement_lr.py:longer repeats eight variants, for twice as many steps and with embeddings that
-start at a deviation of 1, where no first update drowns them: 72 runs. norm_placement_lr.py:pod is
-planned and not trained: 24 variants of a model of 124 million parameters, each with three seeds at
-one learning rate, 20 tokens per parameter; all except the four norms over the current batch.
+norm_placement_lr.py:fitted trains only the baseline and these three: 84 runs, five minutes.
+norm_placement_lr.py:longer repeats eight variants for twice as many steps, with embeddings that
+start at a standard deviation of 1, so that the first update does not drown them: 72 runs.
+norm_placement_lr.py:pod is planned, not trained: 24 variants of a model with 124 million
+parameters, each with three seeds at one learning rate, 20 tokens per parameter, without the four
+norms over the current batch.
 """
 
 from ml_collections import ConfigDict

@@ -1,12 +1,12 @@
 """Which norm layer and which placement reach the lowest loss, each at its own learning rate?
 
-Question: norm layers in pre-norm and RMSNorm at other placements, embeddings starting at a
-          deviation of 1, so that no first update drowns them, and a learning rate tuned for each at
-          equal budgets: which are better than RMSNorm in pre-norm?
+Question: which norm layers, and which placements of RMSNorm, are better than RMSNorm in pre-norm?
+          Each has a tuned learning rate with the same budget. Embeddings start at a standard
+          deviation of 1, so that the first update does not drown them.
 Command:  uv run train.py --config=configs/studies/norms_tuned.py --workdir=runs/norms_tuned
-Cost:     twelve programs, some thirty runs of 0.26 million parameters each.
-Result:   only DeepNorm is better, by 0.04 nats; most variants that led with small embeddings fall
-          behind with these: configs/studies/results/norms_tuned.md
+Cost:     about thirty runs of 0.26 million parameters in each of twelve programs.
+Result:   only DeepNorm is better, by 0.04 nats; most variants that led with small embeddings are
+          worse with these: configs/studies/results/norms_tuned.md
 
 configs/studies/norm_placement_lr.py compares more variants over a shared grid of rates.
 """

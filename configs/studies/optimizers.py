@@ -2,19 +2,19 @@
 
 Question: with one AdamW for embeddings, readout and vectors, and updates of hidden matrices with a
           root mean square of 0.2 times the learning rate, how do optimizers compare in the best
-          loss, in its spread over learning rates, in memory and in time? :equal_time gives each, at
-          its best rate, as many steps as fit into the time of 200 steps of AdamW.
+          loss, in its spread over learning rates, in memory and in time? optimizers.py:equal_time
+          trains each at its best rate for the time of 200 steps of AdamW.
 Command:  uv run train.py --config=configs/studies/optimizers.py --workdir=runs/optimizers
           uv run train.py --config=configs/studies/optimizers.py:equal_time --workdir=runs/timed
           uv run python -m eval.report --workdir=runs/optimizers --figures=figures
-Cost:     210 runs of 0.26 million parameters in fourteen programs, an hour on two CPU cores that
-          were shared with other work.
-Result:   Muon, ARO and SOAP lead AdamW by 0.2 to 0.3 nats, columns of equal size by 0.14 at a
+Cost:     210 runs of 0.26 million parameters in fourteen programs, one hour on two shared CPU
+          cores.
+Result:   Muon, ARO and SOAP are 0.2 to 0.3 nats better than AdamW, columns of equal size 0.14 at a
           quarter of its state: configs/studies/results/optimizers.md
 
-0.2 is about the root mean square of AdamW's updates, so that its row hardly changes (the protocol
-of arXiv:2502.16982 and arXiv:2602.09006). Every cell sees the same text in the same order. Learning
-rates apply to the hidden matrices alone: other parameters have 1e-2 in all cells.
+0.2 is about the root mean square of AdamW's updates, so its results hardly change (the protocol of
+arXiv:2502.16982 and arXiv:2602.09006). Every cell sees the same text in the same order. Learning
+rates apply only to the hidden matrices: other parameters have 1e-2 in all cells.
 """
 
 from ml_collections import ConfigDict

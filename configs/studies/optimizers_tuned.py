@@ -1,18 +1,18 @@
 """Which optimizer of the hidden matrices reaches the lowest loss, each at its best rate?
 
-Question: the optimizers of the study at equal update sizes again, with unscaled updates and each
-          with a tuned learning rate, at equal budgets: how does the order change, and does the
-          order at half of the length hold at the full length?
+Question: with unscaled updates, and each optimizer at a learning rate tuned with the same budget,
+          how does the order of the study at equal update sizes change? Is the order at half of the
+          training length that of the full length?
 Command:  uv run train.py --config=configs/studies/optimizers_tuned.py --workdir=runs/tuned
           uv run train.py --config=configs/studies/optimizers_tuned.py:half --workdir=runs/half
-Cost:     eleven programs, some forty runs of 0.26 million parameters each.
-Result:   Muon leads by 0.32 nats, then ARO, SOAP, Shampoo and Conda; half of the length gives the
-          same verdicts; statements on AuON, SCALE and Schedule-Free are withdrawn:
+Cost:     about forty runs of 0.26 million parameters in each of eleven programs.
+Result:   Muon leads by 0.32 nats, then ARO, SOAP, Shampoo and Conda; half of the length gives
+          nearly the same result; results for AuON, SCALE and Schedule-Free are withdrawn:
           configs/studies/results/optimizers_tuned.md
 
 Model, text and the AdamW of embeddings, readout and vectors are as in
-configs/studies/optimizers.py. A rate applies to the hidden matrices alone. It is searched around a
-centre near the best octave of one seed at half of the length; a scan whose best rate is at an edge
+configs/studies/optimizers.py. Learning rates apply only to the hidden matrices. The search is
+centred near the best octave of one seed at half of the length; a scan whose best rate is at an edge
 is extended.
 """
 

@@ -1,16 +1,17 @@
 """Which schedule, loss, average or decay lowers the loss, each at its own learning rate?
 
-Question: one change of the recipe at a time, each with a tuned learning rate at equal budgets:
-          which are better than AdamW with a cosine to 0, cross-entropy and a weight decay of 0.1?
+Question: with one change of the recipe at a time, each with a tuned learning rate and the same
+          budget, which changes are better than AdamW with a cosine to 0, cross-entropy and a weight
+          decay of 0.1?
 Command:  uv run train.py --config=configs/studies/recipes_tuned.py --workdir=runs/recipes_tuned
-Cost:     seven programs, some twenty-two runs of 0.26 million parameters for each of twelve arms.
+Cost:     about 22 runs of 0.26 million parameters for each of twelve arms, in seven programs.
 Result:   only a constant rate with a decay in its last fifth and a linear decay are better, by 0.05
           and 0.04 nats; no warm-up, no weight decay, smoothing and other comp-sum losses are worse;
-          a z-loss changes nothing; the statement on averages is withdrawn:
+          a z-loss changes nothing; the result for averages is withdrawn:
           configs/studies/results/recipes_tuned.md
 
-Embeddings start at a deviation of 1, so that no first update drowns them. Models are compared by
-cross-entropy for every objective.
+Embeddings start at a standard deviation of 1, so that the first update does not drown them. All
+models are compared by cross-entropy, whatever their training loss.
 """
 
 from ml_collections import ConfigDict

@@ -1,14 +1,15 @@
 """How does the loss fall with parameters and tokens, and can it be predicted?
 
-Question: of sixteen runs, four widths times four lengths, do the constants of a law fitted to
-          twelve of them (arXiv:2203.15556, approach 3) predict the largest four?
+Question: of sixteen runs, at four widths and four lengths, does a law fitted to the twelve smallest
+          (arXiv:2203.15556, approach 3) predict the four largest?
 Command:  uv run train.py --config=configs/studies/scaling_law.py --workdir=runs/scaling_law
           uv run python -m eval.fit --workdir=runs/scaling_law --law=chinchilla --hold_out=0.25
 Cost:     seven minutes on two CPU cores: 16 runs in four programs.
 Result:   fitted to 0.3%, held-out runs predicted 1.6 to 5% too high:
           configs/studies/results/scaling_law.md
 
-muP makes the rate of the narrowest model hold for all widths; each length has its cosine.
+muP transfers the learning rate of the narrowest model to all widths. Each length has its own
+cosine.
 """
 
 from ml_collections import ConfigDict

@@ -1,1 +1,1 @@
-"""The board of claims: statements of papers, and the verdicts of runs that anyone can repeat."""
+"""The claims board: claims from papers, and verdicts of runs that anyone can repeat."""

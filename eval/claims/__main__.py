@@ -1,13 +1,13 @@
-"""Prints the board of claims: statements of papers and the verdicts of runs, a line each.
+"""Prints the claims board: claims from papers, tested by runs here, with their verdicts.
 
-    python -m eval.claims [--workdir=runs/claims] [--only=NAME[,NAME]]
-    python -m eval.claims --run [--hours=H]     trains open claims, cheapest first; resumes later
-    python -m eval.claims --pages=DIR           writes the board, a page a claim, and board.json
-    python -m eval.claims --record=docs/claims/board.json      a recorded board, without its runs
+    python -m eval.claims                                 prints the board of runs/claims
+    python -m eval.claims --only=muon,lion                only these claims
+    python -m eval.claims --run --hours=2                 trains claims that are not yet tested
+    python -m eval.claims --pages=DIR                     writes one page per claim
+    python -m eval.claims --record=docs/claims/board.json prints the published board
 
-The board is computed from records alone. A claim is open if its studies have no records or
-unfinished records, stale if a config has changed since, and without verdict if its file has
-WITHDRAWN.
+Verdicts are computed from finished runs. A claim whose runs are missing or unfinished is "not yet
+tested"; it is "stale" if its config or code has changed since they ended.
 """
 
 from lm.launch.before_jax import prepare_process
@@ -22,7 +22,7 @@ from absl import flags
 
 from eval.claims import board, register
 from eval.claims.claim import FOLDER, Claim, read_claims
-from eval.claims.decide import UNFINISHED, Decision, decide
+from eval.claims.decide import Decision, decide
 from eval.claims.evidence import open_evidence
 from eval.claims.record import read_record
 from eval.claims.train import train_open_claims
@@ -62,21 +62,24 @@ def read_board(
 def read_unfinished(
     claims: list[Claim], workdir: Path, decisions: list[Decision]
 ) -> list[Decision]:
-    """Returns the decisions on unfinished claims by the workdir alone: a record of a board cannot
-    be trained or planned.
+    """Returns the decisions on unfinished claims from the workdir alone.
+
+    Evidence of a board.json has no cost and no plan, so it cannot be trained.
 
     Args:
       claims: all claims.
       workdir: as in `read_board`.
       decisions: on the claims, perhaps of a record.
     """
-    unfinished = {decision.claim.name for decision in decisions if decision.verdict in UNFINISHED}
+    unfinished = {decision.claim.name for decision in decisions if decision.is_unfinished}
     return read_board([claim for claim in claims if claim.name in unfinished], workdir)[0]
 
 
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
-        raise ValueError(f'flags begin with --; claims are named by --only={argv[1]}')
+        raise ValueError(
+            f'Flags must begin with --, got {argv[1]}. Select claims with --only={argv[1]}.'
+        )
     args = flags.FLAGS
     claims, workdir = read_claims(Path(args.claims), args.only), Path(args.workdir)
     record = Path(args.record) if args.record else None
@@ -94,12 +97,12 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == '__main__':
-    define_path('workdir', 'runs/claims', 'Folder of the records, one below it a study.')
-    define_path('claims', str(FOLDER), 'Folder of the files of claims.')
-    flags.DEFINE_list('only', [], 'Claims, by the names of their files; with commas.')
-    flags.DEFINE_bool('run', False, 'Train what is open, the cheapest study first.')
-    flags.DEFINE_float('hours', None, 'Hours to train at most; the same command goes on.')
-    define_path('pages', None, 'Folder to write the board and a page a claim to.')
-    define_path('record', None, 'board.json, for claims that the workdir has no runs of.')
-    flags.DEFINE_enum('format', 'table', FORMATS, 'How to print the board.')
+    define_path('workdir', 'runs/claims', 'Folder with one subfolder of runs per study.')
+    define_path('claims', str(FOLDER), 'Folder with the claim files.')
+    flags.DEFINE_list('only', [], 'Names of claims, separated by commas; default: all.')
+    flags.DEFINE_bool('run', False, 'Train claims that are not yet tested, cheapest first.')
+    flags.DEFINE_float('hours', None, 'Time limit of --run; the same command resumes.')
+    define_path('pages', None, 'Output folder for the pages and board.json.')
+    define_path('record', None, 'board.json to use for claims without runs in --workdir.')
+    flags.DEFINE_enum('format', 'table', FORMATS, 'Output format.')
     run_program(main)

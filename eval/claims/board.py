@@ -1,44 +1,85 @@
-"""The board and its pages: a row and a page for each claim, in text for readers."""
+"""The claims board and its pages: a table of all claims, and a page per claim."""
 
 import collections
 import math
 import os
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eval.claims.claim import HEADINGS, PARTS
-from eval.claims.decide import STANDING, UNFINISHED, VERDICTS, WITHDRAWN, ConditionResult, Decision
-from eval.claims.estimates import UNDECIDED
-from eval.claims.evidence import MEASURE, OUT_OF_REACH, Evidence, MeasureEvidence
+from eval.claims.claim import PARTS
+from eval.claims.decide import (
+    IN_PART,
+    INFEASIBLE,
+    NOT_REPRODUCED,
+    NOT_TESTED,
+    REPRODUCED,
+    STANDING,
+    VERDICTS,
+    WITHDRAWN,
+    ConditionResult,
+    Decision,
+)
+from eval.claims.estimates import FAILS, HOLDS, UNDECIDED
+from eval.claims.evidence import MEASURE, OUT_OF_REACH, STALE, Evidence, MeasureEvidence
 from eval.claims.left_out import NOT_YET_TESTED, OUT_OF_SCOPE
+from eval.claims.measures.rows import MEASURES
 from eval.claims.record import FILE, RecordedEvidence, board_record
 from eval.claims.register import Entries, entry_note
 from lm.storage.files import format_json, write_text
 from lm.study.statistics import POWER
-from lm.study.tables.text import format_markdown
+from lm.study.tables.text import format_count, format_markdown
 
 RESULTS = Path('configs/studies/results')
 RESULT_PAGE = re.compile(r'configs/studies/results/\w+\.md')
+ARXIV = re.compile(r'arXiv:(\d{4}\.\d{4,5})')
+GUIDE, TUNING_GUIDE = Path('docs/guide/claims.md'), Path('docs/guide/tuning.md')
+TRAINING, COMPUTATION = 'training', 'computation alone'  # kinds of evidence
 OPENING = (
-    'What papers say, asked of small models by commands that anyone can repeat, with a learning',
-    'rate tuned for every arm ([how](../guide/claims.md)). A claim that is not reproduced here is',
-    'not refuted: its page says first what differs. Intervals are of 95%: of twenty verdicts one',
-    'may be wrong.',
+    'Each row is a claim from a paper, tested on small models with commands that you can repeat',
+    '([how it works]({guide})). In training sweeps every variant has its own tuned learning rate.',
+    'A claim that is not reproduced here is not refuted: the models are far smaller than those of',
+    'the papers, and each page describes the differences before it gives the verdict. Intervals',
+    'are 95% confidence intervals, so about one verdict in twenty may be wrong.',
 )
-TRAINING, COMPUTING = 'training', 'computing alone'  # kinds of evidence
-WITHDRAWN_INTRO = (
-    'These verdicts do not stand, and the board does not count them until the claims are tried',
-    'again. What was measured is on each page.',
-)
-HEADING_LABELS = {
-    'Paper': 'Paper',
-    'Says': 'It says',
-    'Here': 'What differs here',
-    'Counts': 'What counts',
+VERDICT_MEANINGS: Mapping[str, str] = {
+    REPRODUCED: 'Every condition of the claim holds: its whole 95% interval is in the required '
+    'range.',
+    IN_PART: 'Some conditions hold and some fail.',
+    NOT_REPRODUCED: 'Every condition fails in the setting tested here: its whole 95% interval is '
+    'outside the required range.',
+    UNDECIDED: 'An interval extends across the end of its range, so the runs do not decide. '
+    f'"About n seeds" is the number that would decide with a probability of {POWER:.0%}.',
+    INFEASIBLE: 'The test needs more hardware than this machine has; the note gives the estimated '
+    'cost.',
+    STALE: 'The config or the code of the test has changed since it ran.',
+    NOT_TESTED: 'The runs have not been trained, or have not finished.',
+    WITHDRAWN: 'The verdict was taken back, because the test was not valid; the page gives the '
+    'reason.',
 }
+CONDITION_MEANINGS = {
+    HOLDS: 'The condition holds: the whole 95% interval is in the required range.',
+    FAILS: 'The condition fails: the whole 95% interval is outside the required range.',
+    UNDECIDED: 'The condition is undecided: the 95% interval extends across the end of the '
+    'required range.',
+}
+KIND_INTROS = {
+    TRAINING: (
+        'These tests train models. Where the unit is nats per token, a negative difference means a',
+        'lower loss. A study that several claims share was trained only once, so its cost appears',
+        'in several rows.',
+    ),
+    COMPUTATION: (
+        'These tests train nothing: they evaluate closed forms, random matrices or untrained',
+        'models.',
+    ),
+}
+WITHDRAWN_INTRO = (
+    'The tests of these claims were not valid, so the claims have no verdict until they are tested',
+    'again. Their pages show what was measured.',
+)
 
 
 def table_rows(decisions: Sequence[Decision], entries: Entries) -> list[dict[str, Any]]:
@@ -47,7 +88,7 @@ def table_rows(decisions: Sequence[Decision], entries: Entries) -> list[dict[str
         {
             'claim': decision.claim.name,
             'part': decision.claim.part,
-            'by': TRAINING if decision.trains else COMPUTING,
+            'by': TRAINING if decision.trains else COMPUTATION,
             'verdict': decision.verdict,
             'effect': _format_effect(decision.conditions[0]),
             'runs': sum(evidence.runs for evidence in decision.evidence.values()),
@@ -55,7 +96,7 @@ def table_rows(decisions: Sequence[Decision], entries: Entries) -> list[dict[str
             'note': decision.why
             or decision.claim.caution
             or entry_note(decision.claim, entries)
-            or '; '.join(power_notes(decision)),
+            or _power_summary(decision),
         }
         for decision in sorted(decisions, key=lambda decision: VERDICTS.index(decision.verdict))
     ]
@@ -72,13 +113,13 @@ def core_hours(decision: Decision) -> float:
 def summary_lines(decisions: Sequence[Decision]) -> list[str]:
     """Returns the lines below the board: claims by verdict, then the total cost.
 
-    Claims that were trained for and claims that were only computed are counted separately,
-    withdrawn claims only in the total. Each study counts once.
+    Claims that were tested by training and by computation alone are counted separately, withdrawn
+    claims only in the total. Each study counts once.
     """
     standing = [decision for decision in decisions if decision.verdict != WITHDRAWN]
     counts = [
-        f'{len(group)} by {by}: {_count_verdicts(group)}'
-        for by, trains in ((TRAINING, True), (COMPUTING, False))
+        f'{len(group)} tested by {by}: {_count_verdicts(group)}'
+        for by, trains in ((TRAINING, True), (COMPUTATION, False))
         if (group := [decision for decision in standing if decision.trains == trains])
     ]
     studies = {
@@ -86,12 +127,13 @@ def summary_lines(decisions: Sequence[Decision]) -> list[str]:
     }.values()
     runs, hours = sum(s.runs for s in studies), sum(s.core_seconds for s in studies) / 3600
     measures = sum(study.name.startswith(MEASURE) for study in studies)
-    noun = 'claim' if len(decisions) == 1 else 'claims'
     withdrawn = len(decisions) - len(standing)
+    claims = format_count(len(decisions), 'claim')
     return [
-        f'{len(decisions)} {noun}' + f', of which {withdrawn} withdrawn' * bool(withdrawn),
+        f'{claims}, {withdrawn} of them withdrawn' if withdrawn else claims,
         *counts,
-        f'{runs} runs of studies and {measures} measures, {hours:.3g} core-hours',
+        f'Total cost: {runs:,} training runs, {format_count(measures, "measure")}, '
+        f'{hours:.3g} core-hours',
     ]
 
 
@@ -100,33 +142,72 @@ def _count_verdicts(decisions: Sequence[Decision]) -> str:
     return ', '.join(f'{count[verdict]} {verdict}' for verdict in STANDING if count[verdict])
 
 
+def _describe_quantity(condition: ConditionResult) -> str:
+    """Returns the label of a condition; without a label, its text without the range."""
+    if condition.condition.label:
+        return condition.condition.label
+    quantity, _, unit = condition.text.partition(f' {condition.condition.range_text}')
+    return f'{quantity} ({unit.strip()})' if unit.strip() else quantity
+
+
 def _format_effect(condition: ConditionResult) -> str:
     estimate = condition.estimate
     if estimate is None:
         return ''
     # An arm that diverges at every rate has no loss to subtract (`evidence.loss_difference`).
     if math.isinf(estimate.value):
-        return f'{"it" if estimate.value > 0 else "the other"} diverges at every rate'
-    return f'{estimate.value:+.3f} [{_format_bound(estimate.low)}, {_format_bound(estimate.high)}]'
+        arm = 'this arm' if estimate.value > 0 else 'the other arm'
+        return f'{arm} diverges at every learning rate'
+    sign = '+' if condition.condition.quantity == 'difference' else ''
+    value = f'{estimate.value:{sign}z.3f}'
+    if estimate.low == estimate.value == estimate.high and estimate.n == 1:
+        return value
+    low, high = (_format_bound(bound, sign) for bound in (estimate.low, estimate.high))
+    return f'{value} [{low}, {high}]'
 
 
-def _format_bound(value: float) -> str:
-    return 'unknown' if math.isinf(value) else f'{value:+.3f}'
+def _format_bound(value: float, sign: str) -> str:
+    return 'unknown' if math.isinf(value) else f'{value:{sign}z.3f}'
+
+
+def _format_seeds(condition: ConditionResult) -> str:
+    """Returns the number of seeds; 'exact' for a number that does not depend on a seed."""
+    if condition.estimate is None:
+        return ''
+    return 'exact' if condition.estimate.n == 1 else str(condition.estimate.n)
+
+
+def _list_undecided(decision: Decision) -> list[ConditionResult]:
+    return [
+        condition
+        for condition in decision.conditions
+        if condition.outcome == UNDECIDED and condition.estimate is not None
+    ]
+
+
+def _power_summary(decision: Decision) -> str:
+    """Returns how many seeds would decide an undecided claim; '' for other claims."""
+    if decision.verdict != UNDECIDED or not (undecided := _list_undecided(decision)):
+        return ''
+    seeds = [condition.seeds for condition in undecided if condition.seeds]
+    if len(seeds) < len(undecided):
+        return 'more seeds would not decide it'
+    return f'about {max(seeds)} seeds would decide it'
 
 
 def power_notes(decision: Decision) -> Iterator[str]:
     """Yields a note for each undecided condition: what would decide it."""
-    for condition in decision.conditions:
-        if condition.outcome != UNDECIDED or condition.estimate is None:
-            continue
+    for condition in _list_undecided(decision):
+        text = f'{_describe_quantity(condition)}, {condition.condition.range_text}'
         if condition.seeds:
             yield (
-                f'{condition.text}: about {condition.seeds} seeds would tell in {POWER:.0%} '
-                'of cases'
+                f'{text}: about {condition.seeds} seeds would decide this with a probability of '
+                f'{POWER:.0%}'
             )
         else:
             yield (
-                f'{condition.text}: a finer or wider search of the rate, or longer runs would tell'
+                f'{text}: more seeds would not decide this. A finer or wider search of the '
+                'learning rate, or longer runs, might'
             )
 
 
@@ -142,7 +223,7 @@ def write_pages(folder: Path, decisions: Sequence[Decision], entries: Entries) -
       The paths written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    texts = {folder / 'index.md': _render_index(decisions, entries)}
+    texts = {folder / 'index.md': _render_index(decisions, folder, entries)}
     texts |= {
         folder / f'{decision.claim.name}.md': _render_page(decision, folder, entries)
         for decision in decisions
@@ -153,104 +234,169 @@ def write_pages(folder: Path, decisions: Sequence[Decision], entries: Entries) -
     return list(texts)
 
 
-def _render_index(decisions: Sequence[Decision], entries: Entries) -> str:
+def _render_index(decisions: Sequence[Decision], folder: Path, entries: Entries) -> str:
     rows = table_rows(decisions, entries)
     by_name = {decision.claim.name: decision for decision in decisions}
+    guide = os.path.relpath(GUIDE, folder)
     lines = [
-        '# Claims',
+        '# Claims from papers, tested on small models',
         '',
-        *OPENING,
+        *(line.format(guide=guide) for line in OPENING),
         '',
         *(f'- {line}.' for line in summary_lines(decisions)),
         '',
+        '| verdict | meaning |',
+        '| --- | --- |',
+        *(f'| {verdict} | {VERDICT_MEANINGS[verdict]} |' for verdict in VERDICTS),
+        '',
     ]
     standing = [row for row in rows if row['verdict'] != WITHDRAWN]
-    for by in (TRAINING, COMPUTING):
+    for by in (TRAINING, COMPUTATION):
         if group := [row for row in standing if row['by'] == by]:
-            lines += [f'## By {by}', '', _render_table(group, by_name), '']
+            lines += [f'## Tested by {by}', '', *KIND_INTROS[by], '']
+            lines += [_render_table(group, by_name), '']
     if withdrawn := [row for row in rows if row['verdict'] == WITHDRAWN]:
-        lines += ['## Withdrawn', '', *WITHDRAWN_INTRO, '', _render_table(withdrawn, by_name), '']
+        body = [[_link_claim(by_name[row['claim']]), row['note']] for row in withdrawn]
+        table = format_markdown([['claim', 'reason'], *body])
+        lines += ['## Withdrawn', '', *WITHDRAWN_INTRO, '', table, '']
     lines += ['## By part']
     for part in PARTS:
         if group := [row for row in standing if row['part'] == part]:
-            lines += ['', f'### {part.capitalize()}', '', _render_table(group, by_name)]
-    for head, reasons in (
-        ('has no place here', OUT_OF_SCOPE),
-        ('waits for work, or for hours of training', NOT_YET_TESTED),
+            body = [[_link_claim(by_name[row['claim']]), row['verdict']] for row in group]
+            lines += ['', f'### {part.capitalize()}', '']
+            lines += [format_markdown([['claim', 'verdict'], *body])]
+    for heading, reasons in (
+        ('Papers out of scope', OUT_OF_SCOPE),
+        ('Papers not yet tested', NOT_YET_TESTED),
     ):
-        lines += [
-            '',
-            f'## What {head}',
-            '',
-            format_markdown([['paper', 'why'], *map(list, reasons.items())]),
-        ]
+        table = format_markdown([['paper', 'reason'], *map(list, reasons.items())])
+        lines += ['', f'## {heading}', '', table]
     return '\n'.join(lines) + '\n'
 
 
 def _render_table(rows: Sequence[dict[str, Any]], by_name: dict[str, Decision]) -> str:
-    head = ['claim', 'verdict', 'effect, 95%', 'runs', 'core-hours', 'note']
-    body = [
-        [
-            f'[{by_name[row["claim"]].claim.title.rstrip(".")}]({row["claim"]}.md)',
-            row['verdict'],
-            row['effect'],
-            str(row['runs'] or ''),
-            f'{row["core_hours"]:.2f}',
-            row['note'],
-        ]
-        for row in rows
-    ]
+    head = ['claim', 'verdict', 'measured, 95% interval', 'first condition', 'core-minutes', 'note']
+    body = []
+    for row in rows:
+        decision = by_name[row['claim']]
+        first = decision.conditions[0]
+        # A whole caution would widen the column to several times the others.
+        note = row['note'].partition('. ')[0] if decision.claim.caution else row['note']
+        body.append(
+            [
+                _link_claim(decision),
+                row['verdict'],
+                row['effect'],
+                f'{_describe_quantity(first)}: {first.condition.range_text}',
+                '' if decision.is_unfinished else f'{60 * core_hours(decision):.1f}',
+                note,
+            ]
+        )
     return format_markdown([head, *body])
+
+
+def _link_claim(decision: Decision) -> str:
+    return f'[{decision.claim.title.rstrip(".")}]({decision.claim.name}.md)'
 
 
 def _render_page(decision: Decision, folder: Path, entries: Entries) -> str:
     claim = decision.claim
+    texts = {heading: _link_papers(_format_sentence(text)) for heading, text in claim.texts.items()}
     lines = [f'# {claim.title.rstrip(".")}', '']
     if decision.verdict == WITHDRAWN:
         lines += [
-            f'**Withdrawn.** {_format_sentence(decision.why)} Below is what was measured.',
+            f'**Withdrawn.** {_format_sentence(decision.why)} The numbers below were measured, but '
+            'they decide nothing.',
             '',
         ]
     if claim.caution:
         lines += [f'**Caution.** {_link_study_pages(_format_sentence(claim.caution), folder)}', '']
-    for heading in HEADINGS:
-        lines += [f'**{HEADING_LABELS[heading]}.** {_format_sentence(claim.texts[heading])}', '']
+    lines += ['## What the paper claims', '', texts['Says'], '', f'Source: {texts["Paper"]}', '']
+    lines += ['## How it was tested', '', texts['Here'], '', _describe_method(decision, folder), '']
+    lines += [f'**Criterion.** {texts["Counts"]}', '']
     if note := entry_note(claim, entries):
-        lines += [f'Of the record: {note}.', '']
-    if decision.verdict == WITHDRAWN:
-        lines += ['**Measured**, and no verdict:', '']
-    else:
-        lines += [
-            f'**Found: {decision.verdict}.** '
-            f'{_format_sentence(decision.why) if decision.why else ""}'.rstrip(),
-            '',
-        ]
-    head = ['condition', 'found, 95%', 'seeds', 'it']
+        lines += [f'**Registration.** {_format_sentence(note)}', '']
+    head = ['quantity', 'measured, 95% interval', 'required', 'outcome', 'seeds']
     body = [
         [
-            condition.text,
+            _describe_quantity(condition),
             _format_effect(condition),
-            str(condition.estimate.n) if condition.estimate else '',
-            condition.outcome,
+            condition.condition.range_text,
+            condition.outcome if condition.estimate else 'not measured',
+            _format_seeds(condition),
         ]
         for condition in decision.conditions
     ]
-    lines += [format_markdown([head, *body]), '']
-    if decision.verdict not in (*UNFINISHED, WITHDRAWN):
-        lines += [f'- {_format_sentence(text)}' for text in power_notes(decision)]
-        lines += [''] * bool(list(power_notes(decision)))
-    lines += ['**Runs.** Each study once, for all claims that speak of it:', '']
+    lines += ['## Results', '', format_markdown([head, *body]), '']
+    lines += [f'## Verdict: {decision.verdict}', '', _explain_verdict(decision), '']
+    if not decision.is_unfinished and decision.verdict != WITHDRAWN:
+        notes = [f'- {_format_sentence(text)}' for text in power_notes(decision)]
+        lines += [*notes, ''] if notes else []
+    lines += ['## Repeat it', '', 'The last command prints the verdict.', '']
     for evidence in decision.evidence.values():
         is_planned = not isinstance(evidence, MeasureEvidence) and evidence.state == OUT_OF_REACH
         commands = [evidence.plan_command] if is_planned else []
         lines += [
             f'    uv run python {shlex.join(command)}' for command in [*commands, evidence.command]
         ]
-    lines += [f'    uv run python -m eval.claims --only={claim.name}', '']
-    lines += [
-        f'{_format_cost(study)}{_study_link(study, folder)}' for study in decision.evidence.values()
-    ]
+    lines += [f'    uv run python -m eval.claims --only={claim.name}', '', 'Cost:', '']
+    for study in decision.evidence.values():
+        lines += [f'- {_format_cost(study)}{_study_link(study, folder)}']
     return '\n'.join(lines).rstrip() + '\n'
+
+
+def _describe_method(decision: Decision, folder: Path) -> str:
+    """Returns how the evidence was produced: by tuned sweeps, or by measures."""
+    measures = [name for name in decision.claim.studies.values() if name.startswith(MEASURE)]
+    texts = []
+    if len(measures) < len(decision.claim.studies):
+        guide = os.path.relpath(TUNING_GUIDE, folder)
+        texts += [
+            'All variants, the baseline included, are tuned with the same budget and compared on '
+            f'new seeds that played no part in tuning ([how]({guide})).'
+        ]
+    for name in measures:
+        module = MEASURES[name.removeprefix(MEASURE)].function.__module__
+        path = Path(module.replace('.', '/')).with_suffix('.py')
+        texts += [
+            f'The numbers are computed by the measure `{name.removeprefix(MEASURE)}` in '
+            f'[{path}]({os.path.relpath(path, folder)}).'
+        ]
+    return ' '.join(texts)
+
+
+def _explain_verdict(decision: Decision) -> str:
+    """Returns the verdict in sentences."""
+    if decision.verdict == INFEASIBLE:
+        return f'This machine cannot run the test: {decision.why}.'
+    if decision.verdict == WITHDRAWN:
+        return 'The reason is at the top of this page.'
+    if decision.is_unfinished:
+        return _format_sentence(decision.why)
+    if len(decision.conditions) == 1:
+        text = CONDITION_MEANINGS[decision.conditions[0].outcome]
+    else:
+        text = _count_outcomes([condition.outcome for condition in decision.conditions])
+    if decision.verdict == NOT_REPRODUCED:
+        text += ' This result is for the setting above; it does not refute the paper.'
+    return text
+
+
+def _count_outcomes(outcomes: Sequence[str]) -> str:
+    """Returns 'Both conditions hold.' or 'Of 3 conditions, 2 hold and 1 is undecided.'."""
+    count = collections.Counter(outcomes)
+    verbs = {HOLDS: ('holds', 'hold'), FAILS: ('fails', 'fail')}
+    verbs[UNDECIDED] = 'is undecided', 'are undecided'
+    if len(count) == 1:
+        conditions = 'Both conditions' if len(outcomes) == 2 else f'All {len(outcomes)} conditions'
+        return f'{conditions} {verbs[outcomes[0]][1]}.'
+    parts = [f'{count[name]} {verbs[name][count[name] > 1]}' for name in verbs if count[name]]
+    return f'Of {len(outcomes)} conditions, {", ".join(parts[:-1])} and {parts[-1]}.'
+
+
+def _link_papers(text: str) -> str:
+    """Returns the text with a link for each arXiv number."""
+    return ARXIV.sub(r'[arXiv:\1](https://arxiv.org/abs/\1)', text)
 
 
 def _link_study_pages(text: str, folder: Path) -> str:
@@ -259,16 +405,25 @@ def _link_study_pages(text: str, folder: Path) -> str:
 
 
 def _format_sentence(text: str) -> str:
+    """Returns a text with a capital and a full stop."""
     is_name = text.startswith('arXiv')
     return f'{text if is_name else text[0].upper() + text[1:]}'.rstrip('.') + '.'
 
 
 def _format_cost(study: Evidence | RecordedEvidence) -> str:
-    runs = f'{study.runs} runs, ' if study.runs else ''
-    return f'- {study.name}: {runs}{study.core_seconds / 3600:.2f} core-hours'
+    name = study.name.removeprefix(MEASURE)
+    if study.state and not study.core_seconds:
+        return f'`{name}`: {"runs are stale" if study.state == STALE else "not run yet"}'
+    runs = f'{format_count(study.runs, "run")}, ' if study.runs else ''
+    hours = study.core_seconds / 3600
+    return f'`{name}`: {runs}{hours:.2f} core-hours ({_format_minutes(30 * hours)} on two cores)'
+
+
+def _format_minutes(minutes: float) -> str:
+    return 'under a minute' if minutes < 1 else f'about {format_count(round(minutes), "minute")}'
 
 
 def _study_link(study: Evidence | RecordedEvidence, folder: Path) -> str:
     """Returns a link to the result page of a study; '' if it has none."""
     page = RESULTS / f'{Path(study.name).name.partition(".")[0]}.md'
-    return f'; [its table]({os.path.relpath(page, folder)})' if page.exists() else ''
+    return f'; [results]({os.path.relpath(page, folder)})' if page.exists() else ''

@@ -1,15 +1,22 @@
-"""A claim as its file states it: a paper's statement, the runs that test it, and the criterion.
+"""Claim files: a paper's statement, the runs that test it, and the criterion.
 
     PART = 'optimizers'
     STUDIES = {'whole': 'configs/studies/optimizers_tuned.py'}
-    HOLDS = ({'study': 'whole', 'arm': {'optim.name': 'muon'}, 'difference': (None, 0.0)},)
+    HOLDS = (
+        {
+            'study': 'whole',
+            'arm': {'optim.name': 'muon'},
+            'difference': (None, 0.0),
+            'label': 'loss of Muon minus loss of AdamW (nats per token)',
+        },
+    )
 
 A study is a config file with config.tune, or `measure:NAME`; several claims may share a study. A
-condition is a quantity (`eval.claims.evidence`) and its allowed range. A claim holds if all its
-conditions do. WITHDRAWN = 'reason' takes back the verdict, whatever the evidence; CAUTION = 'text'
-warns the reader before the verdict. Both are single sentences. The first line of the file's
-docstring is the claim. Texts for each of HEADINGS follow: the paper, its statement, the differences
-here, and the criterion in words.
+condition is a quantity (`eval.claims.evidence`) and its allowed range; its label names the quantity
+and the unit on pages. A claim holds if all its conditions do. WITHDRAWN = 'reason' takes back the
+verdict, whatever the evidence; CAUTION = 'text' warns the reader before the verdict. Both are on
+one line. The first line of the file's docstring is the claim. Texts for each of HEADINGS follow:
+the paper, its statement, the test here, and the criterion in words.
 """
 
 import dataclasses
@@ -34,14 +41,16 @@ PARTS = (
 # Constants of a file.
 REQUIRED_CONSTANTS = ('PART', 'STUDIES', 'HOLDS')
 SENTENCE_CONSTANTS = ('WITHDRAWN', 'CAUTION')
-STUDY_KEYS, MEASURE_KEYS = {'study', 'arm', 'against'}, {'study', 'value'}  # keys of conditions
+# Keys of conditions, besides the quantity.
+STUDY_KEYS, MEASURE_KEYS = {'study', 'arm', 'against', 'label'}, {'study', 'value', 'label'}
 
 
 @dataclasses.dataclass(frozen=True)
 class Condition:
     """A quantity of a study and its allowed range.
 
-    of: selects the quantity, such as {'arm': {...}} or {'value': 'x'}.
+    of: selects the quantity, such as {'arm': {...}} or {'value': 'x'}. label: the quantity and its
+    unit in words, or ''.
     """
 
     study: str
@@ -49,6 +58,7 @@ class Condition:
     of: Mapping[str, Any]
     low: float
     high: float
+    label: str = ''
 
     @property
     def range_text(self) -> str:
@@ -77,8 +87,14 @@ class Claim:
 
     @property
     def digest(self) -> str:
-        """Returns a digest of the criterion; it changes with any condition or study."""
-        criteria = [self.studies, *(dataclasses.asdict(condition) for condition in self.conditions)]
+        """Returns a digest of the criterion; it changes with any condition or study.
+
+        Texts and labels do not count.
+        """
+        conditions = [dataclasses.asdict(condition) for condition in self.conditions]
+        for fields in conditions:
+            del fields['label']
+        criteria = [self.studies, *conditions]
         return hashlib.sha256(json.dumps(criteria, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -90,7 +106,10 @@ def read_claims(folder: Path = FOLDER, only: Iterable[str] = ()) -> list[Claim]:
     """
     files = {path.stem: path for path in sorted(folder.glob('[!_]*.py'))}
     if not files:
-        raise ValueError(f'{folder} holds no claims; give --claims=DIR, such as --claims={FOLDER}')
+        raise ValueError(
+            f'{folder} must contain claim files (*.py), but has none. '
+            f'Set --claims to a folder of claims, such as --claims={FOLDER}.'
+        )
     chosen = list(only) or list(files)
     for name in chosen:
         if name not in files:
@@ -122,22 +141,25 @@ def _build_claim(name: str, module: Mapping[str, Any]) -> Claim:
             'a constant of a claim',
         )
     if missing := [constant for constant in REQUIRED_CONSTANTS if not constants.get(constant)]:
-        raise ValueError(f'{" and ".join(missing)} missing; as configs/claims/muon.py has')
+        raise ValueError(
+            f'a claim file must define {" and ".join(missing)}; see configs/claims/muon.py '
+            'for an example'
+        )
     if constants['PART'] not in PARTS:
-        raise ValueError(f'PART must be one of {", ".join(PARTS)}; got {constants["PART"]!r}')
+        raise ValueError(f'PART must be one of {", ".join(PARTS)}, got {constants["PART"]!r}')
     studies = constants['STUDIES']
     conditions = tuple(_parse_condition(fields, studies) for fields in constants['HOLDS'])
     sentences = {
-        constant.lower(): _parse_sentence(constants[constant], constant)
+        constant.lower(): _parse_line(constants[constant], constant)
         for constant in SENTENCE_CONSTANTS
         if constant in constants
     }
     return Claim(name, title, texts, constants['PART'], studies, conditions, **sentences)
 
 
-def _parse_sentence(value: Any, name: str) -> str:
+def _parse_line(value: Any, name: str) -> str:
     if not isinstance(value, str) or not value.strip() or '\n' in value:
-        raise ValueError(f'{name} must be a sentence that says why, on one line; got {value!r}')
+        raise ValueError(f'{name} must be a non-empty text on one line, got {value!r}')
     return value.strip()
 
 
@@ -152,36 +174,49 @@ def _parse_docstring(doc: str) -> tuple[str, dict[str, str]]:
             texts[list(texts)[-1]] += f' {line.strip()}'
     texts = {heading: text.strip() for heading, text in texts.items()}
     if missing := [heading for heading in HEADINGS if not texts.get(heading)]:
-        raise ValueError(f'its docstring has no {", ".join(f"{heading}:" for heading in missing)}')
+        names = ', '.join(f'{heading}:' for heading in HEADINGS)
+        raise ValueError(
+            f'the docstring must have the headings {names}, but lacks '
+            f'{", ".join(f"{heading}:" for heading in missing)}'
+        )
     return title, texts
 
 
 def _parse_condition(fields: Any, studies: Mapping[str, str]) -> Condition:
     if not isinstance(fields, dict):
-        raise ValueError(f'a condition must be a dict; got {fields!r}')
+        raise ValueError(f'each condition in HOLDS must be a dict, got {fields!r}')
     if fields.get('study') not in studies:
-        raise ValueError(f'a condition must name one of {", ".join(studies)}; got {fields!r}')
+        raise ValueError(
+            f"the 'study' of a condition must be one of {', '.join(studies)}, got {fields!r}"
+        )
     is_measure = studies[fields['study']].startswith(MEASURE)
     allowed, needed = (MEASURE_KEYS, 'value') if is_measure else (STUDY_KEYS, 'arm')
     quantities = ('within',) if is_measure else QUANTITIES
     present = fields.keys() & {*quantities}
     if len(present) != 1 or fields.keys() - allowed - present or needed not in fields:
         raise ValueError(
-            f'a condition has {", ".join(sorted(allowed))} and one of {", ".join(quantities)}; got '
-            f'{", ".join(fields)}'
+            f'a condition must have the keys {", ".join(sorted(allowed))}, and one of '
+            f'{", ".join(quantities)}; got {", ".join(fields)}'
         )
     (quantity,) = present
-    of = {key: value for key, value in fields.items() if key not in ('study', quantity)}
-    return Condition(fields['study'], quantity, of, *_parse_range(fields[quantity], quantity))
+    label = _parse_line(fields['label'], 'label') if 'label' in fields else ''
+    of = {key: value for key, value in fields.items() if key not in ('study', 'label', quantity)}
+    low, high = _parse_range(fields[quantity], quantity)
+    return Condition(fields['study'], quantity, of, low, high, label)
 
 
 def _parse_range(bounds: Any, quantity: str) -> tuple[float, float]:
     is_pair = isinstance(bounds, tuple) and len(bounds) == 2
     if not is_pair or not all(end is None or isinstance(end, int | float) for end in bounds):
-        raise ValueError(f'{quantity} must be (low, high), of which one may be None; got {bounds}')
+        raise ValueError(
+            f'{quantity} must be a pair (low, high) of numbers, one of which may be None; '
+            f'got {bounds}'
+        )
     low = -math.inf if bounds[0] is None else float(bounds[0])
     high = math.inf if bounds[1] is None else float(bounds[1])
     # A condition that every number meets would always hold.
     if not low < high or (math.isinf(low) and math.isinf(high)):
-        raise ValueError(f'{quantity} must be a range that some numbers are not in; got {bounds}')
+        raise ValueError(
+            f'{quantity} must be a range with low < high and at least one finite end, got {bounds}'
+        )
     return low, high

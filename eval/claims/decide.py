@@ -18,11 +18,12 @@ from lm.study.statistics import CONFIDENCE, MAX_SEEDS, seeds_needed, t_quantile
 if TYPE_CHECKING:  # record imports this module
     from eval.claims.record import RecordedEvidence
 
-REPRODUCED, NOT_REPRODUCED, IN_PART = 'reproduced', 'not reproduced', 'in part'
-WITHDRAWN = 'withdrawn'
-STANDING = (REPRODUCED, IN_PART, NOT_REPRODUCED, UNDECIDED, OUT_OF_REACH, STALE, OPEN)
+REPRODUCED, IN_PART, NOT_REPRODUCED = 'reproduced', 'partly reproduced', 'not reproduced'
+INFEASIBLE, NOT_TESTED, WITHDRAWN = 'infeasible here', 'not yet tested', 'withdrawn'
+# Verdicts for states of evidence that decide nothing; the states are stored in board.json.
+UNFINISHED = {STALE: STALE, OPEN: NOT_TESTED, OUT_OF_REACH: INFEASIBLE}
+STANDING = (REPRODUCED, IN_PART, NOT_REPRODUCED, UNDECIDED, INFEASIBLE, STALE, NOT_TESTED)
 VERDICTS = (*STANDING, WITHDRAWN)
-UNFINISHED = (STALE, OPEN, OUT_OF_REACH)  # states of evidence that decide nothing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +45,7 @@ class ConditionResult:
 class Decision:
     """A claim and its verdict.
 
-    why: the reason for UNFINISHED and WITHDRAWN verdicts. evidence: by the names that the claim
+    why: the reason for unfinished and withdrawn verdicts. evidence: by the names that the claim
     gives its studies.
     """
 
@@ -58,6 +59,11 @@ class Decision:
     def trains(self) -> bool:
         """Whether any of the evidence trained weights; other claims are only computed."""
         return any(evidence.trains for evidence in self.evidence.values())
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether the evidence is missing, incomplete or stale."""
+        return self.verdict in UNFINISHED.values()
 
 
 def decide(claim: Claim, evidence: Mapping[str, Evidence]) -> Decision:
@@ -92,15 +98,15 @@ def conclude(
     Args:
       claim: the claim; if its file has WITHDRAWN, so is the verdict.
       conditions: the outcomes of its conditions.
-      evidence: by the names that the claim gives its studies. The state of an unfinished study is
-        the verdict.
+      evidence: by the names that the claim gives its studies. The state of an unfinished study
+        determines the verdict.
     """
     if claim.withdrawn:
         return Decision(claim, WITHDRAWN, claim.withdrawn, conditions, evidence)
-    for state in UNFINISHED:
+    for state, verdict in UNFINISHED.items():
         reasons = [study.why for study in evidence.values() if study.state == state]
         if reasons:
-            return Decision(claim, state, reasons[0], conditions, evidence)
+            return Decision(claim, verdict, reasons[0], conditions, evidence)
     return Decision(
         claim,
         combine_outcomes([condition.outcome for condition in conditions]),

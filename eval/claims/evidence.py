@@ -34,7 +34,8 @@ from modules.choices import choose
 
 OPEN, STALE, OUT_OF_REACH = 'open', 'stale', 'out of reach here'
 MEASURE = 'measure:'
-CHANGED = '{} has changed since it was computed'
+CHANGED = 'the code of {} has changed since it was computed'
+NO_RUNS, NOT_COMPUTED = 'no run has started', 'it has not been computed'
 TOPOLOGY_SEPARATOR = ' on '  # between the config of a study and its topology
 Selection = Mapping[
     str, Any
@@ -222,9 +223,10 @@ class StudyEvidence:
         fewest = min((len(arm_changes[i]) for i in matches), default=0)
         matches = [i for i in matches if len(arm_changes[i]) == fewest]
         if len(matches) != 1:
-            count = 'no arm' if not matches else f'{len(matches)} arms'
+            count = 'no arm has' if not matches else f'{len(matches)} arms have'
             raise ValueError(
-                f'{self.name} has {count} with {dict(changes)}; its arms: {arm_changes}'
+                f'{dict(changes)} must select one arm of {self.name}, but {count} these changes. '
+                f'Its arms: {arm_changes}'
             )
         return matches[0]
 
@@ -300,18 +302,24 @@ def _open_study(name: str, workdir: Path) -> StudyEvidence:
     config, _, topology = name.partition(TOPOLOGY_SEPARATOR)
     base, sweep, tune = split_sweep(ConfigParser('config').parse(config))
     if tune is None:
-        raise ValueError(f'{config} has no config.tune, so that its arms have no verdicts')
+        raise ValueError(
+            f'{config} must set config.tune to be a study of a claim; without tuning its arms have '
+            'no verdicts'
+        )
     path, _, variant = config.partition(':')
     folder = workdir / '-'.join(filter(None, (Path(path).stem, variant)))
     arms = ArmPlan(base, sweep, tune)
-    study = StudyEvidence(name, folder, arms, OPEN, 'no run has begun', None, topology)
+    study = StudyEvidence(name, folder, arms, OPEN, NO_RUNS, None, topology)
     if not (folder / SWEEP).exists():
         return _read_plan(study) if topology else study
     record = read_sweep(folder)
     ablation = read_ablation(record, gather(folder))
     if changes := _list_changes(record, base, arms):
-        why = f'{config} has changed since its runs in {folder} in {", ".join(changes)}; move that '
-        return dataclasses.replace(study, state=STALE, why=why + 'away to train it anew')
+        why = (
+            f'{config} has changed since its runs in {folder}: {", ".join(changes)}. '
+            'Move that folder away to train again'
+        )
+        return dataclasses.replace(study, state=STALE, why=why)
     assert ablation is not None, 'a record without arms differs from the config'
     why = describe_progress(ablation)
     return dataclasses.replace(study, state=OPEN if why else '', why=why, ablation=ablation)
@@ -333,11 +341,11 @@ def _list_changes(record: Mapping[str, Any], base: Mapping[str, Any], arms: ArmP
 
 def _read_plan(study: StudyEvidence) -> StudyEvidence:
     """Returns a study without runs, with the planned cost on the accelerators that it needs."""
-    why = f'it takes {study.topology}, and is not planned yet'
+    why = f'it needs {study.topology}; --run estimates its cost'
     if study.plan.exists():
         record = read_json(study.plan)
         low, high = (n * record['chip_hours'] for n in record['waves'])
-        why = f'{low:,.0f} to {high:,.0f} chip-hours of {record["topology"]} would decide'
+        why = f'{low:,.0f} to {high:,.0f} chip-hours on {record["topology"]} would decide it'
     return dataclasses.replace(study, state=OUT_OF_REACH, why=why)
 
 
@@ -350,7 +358,7 @@ def _open_measure(name: str, workdir: Path) -> MeasureEvidence:
     short = name.removeprefix(MEASURE)
     choose(MEASURES, short, 'measure')
     path = workdir / 'measures' / f'{short}.json'
-    measure = MeasureEvidence(name, path, OPEN, 'it has not been computed', {})
+    measure = MeasureEvidence(name, path, OPEN, NOT_COMPUTED, {})
     if not path.exists():
         return measure
     record = read_json(path)

@@ -48,7 +48,8 @@ class Measure:
         numbers = list(self.function())
         if len(numbers) != len(self.values):
             raise ValueError(
-                f'{self.function.__name__} names {len(self.values)} values and gives {len(numbers)}'
+                f'{self.function.__name__} must return the {len(self.values)} values that '
+                f'@measure names, but returned {len(numbers)}'
             )
         return {
             name: _as_estimate(number) for name, number in zip(self.values, numbers, strict=True)

@@ -1,54 +1,56 @@
 """Papers without a claim on the board, with the reason: out of scope, or not yet tested.
 
-A paper is listed by its title. If only a part of it is tested, the other part is listed here.
+A paper is listed by its title. If only a part of it is tested, the rest is listed here.
 """
 
 from collections.abc import Mapping
 
 OUT_OF_SCOPE: Mapping[str, str] = {
     'Mitigating the Accuracy-Robustness Trade-off via Multi-Teacher Adversarial Distillation': (
-        'attacks are on images, as tokens have no small change; its two balances have a claim'
+        'its attacks change images slightly, which tokens do not allow; its balancing has a claim'
     ),
     'PA&DA: Jointly Sampling Path and Data': (
-        'paths are of a search over architectures; rows that are drawn have a claim'
+        'paths belong to a search over architectures; drawing rows has a claim'
     ),
     'Scaling Laws for Neural Machine Translation': (
-        'a decoder has no encoder to trade its size for; the form of its law is one of eval.fit'
+        'it trades encoder size for decoder size; eval.fit has the form of its law'
     ),
     'What are the Desired Characteristics of Calibration Sets?': (
-        'it ranks summaries by a metric of reference texts, and there is no summariser here'
+        'it ranks summaries by reference texts, and the project has no summarisation'
     ),
     'Efficiently Computing Local Lipschitz Constants of Neural Networks via Bound Propagation': (
-        'attention has no bounds that propagate; estimates from below have a claim'
+        'its bounds do not propagate through attention; lower bounds have a claim'
     ),
     'EnsLoss: Stochastic Calibrated Loss Ensembles': (
-        'slopes are calibrated for two classes, of which there is a claim, and not for a vocabulary'
+        'its losses are calibrated for two classes, which has a claim, but not for a vocabulary'
     ),
     'HELM: Hyperbolic Large Language Models': (
-        'layers of hyperbolic space throughout are another model; its norm alone is RMSNorm and a '
+        'hyperbolic layers throughout are a different model; its norm alone is RMSNorm plus a '
         'constant coordinate'
     ),
 }
 NOT_YET_TESTED: Mapping[str, str] = {
-    'Scaling Laws for Multilingual NMT': 'five widths at three shares; its law is one of eval.fit',
-    'PowerNorm; Unified Normalization': '4 arms, 4,000 steps past the plateau of token frequencies',
-    "Transformers Don't Need LayerNorm at Inference Time": 'bases of three sizes, 5,000 steps each',
-    'Weight Compander': '40 epochs of 0.5 million tokens, against a tuned decay',
-    'Go Wider Instead of Deeper': '8 layers at equal operations',
-    'Predictable Scale': '120 runs over rate, rows of a batch and tokens',
-    'Languini Kitchen': 'four classes of time, and a machine that does nothing else',
-    'One Epoch Is All You Need': 'repeated text costs more than noise at larger sizes alone',
-    'Small-scale proxies for large-scale Transformer training instabilities': (
-        '56 runs of 5,000 steps, at rates up to 1'
+    'Scaling Laws for Multilingual NMT': 'needs five widths at three shares; eval.fit has the law',
+    'PowerNorm; Unified Normalization': 'needs 4 arms of 4,000 steps beyond the unigram plateau',
+    "Transformers Don't Need LayerNorm at Inference Time": (
+        'needs base models of three sizes, 5,000 steps each'
     ),
-    'Quantifying Variance in Evaluation Benchmarks': 'ten seeds of ten checkpoints, and BLiMP',
+    'Weight Compander': 'needs 40 epochs of 0.5 million tokens, against a tuned weight decay',
+    'Go Wider Instead of Deeper': 'needs 8 layers at equal FLOPs',
+    'Predictable Scale': 'needs 120 runs over learning rate, batch size and tokens',
+    'Languini Kitchen': 'needs four compute classes, and an idle machine',
+    'One Epoch Is All You Need': 'repeated text costs more than noise only at larger sizes',
+    'Small-scale proxies for large-scale Transformer training instabilities': (
+        'needs 56 runs of 5,000 steps, at learning rates up to 1'
+    ),
+    'Quantifying Variance in Evaluation Benchmarks': 'needs ten seeds of ten checkpoints and BLiMP',
     'Investigating generalization by loss landscapes and Hessian analysis': (
-        'twelve checkpoints of four sources, and the sharpness of each, which is a suite'
+        'needs twelve checkpoints from four sources, and the sharpness suite on each'
     ),
     'Efficient Training of Language Models to Fill in the Middle; CodeGen2': (
-        'a rate for each mixture; a study with one for all is in configs/studies/results'
+        'needs a learning rate per mixture; the study objectives has one rate for all'
     ),
     'Stabilizing Transformer Training by Preventing Attention Entropy Collapse': (
-        'training without norms and warm-up; its other sentences have claims'
+        'training without norms and warm-up is not tested; its other statements have claims'
     ),
 }

@@ -16,6 +16,9 @@ from eval.claims.estimates import Estimate
 from eval.claims.evidence import (
     CHANGED,
     MEASURE,
+    NO_RUNS,
+    NOT_COMPUTED,
+    OPEN,
     OUT_OF_REACH,
     STALE,
     Evidence,
@@ -102,7 +105,10 @@ def read_record(path: Path, claims: Sequence[Claim]) -> tuple[dict[str, Decision
     """
     record = read_json(path)
     if record.keys() != {'evidence', 'claims'}:
-        raise ValueError(f'{path} is no {FILE} of eval.claims --pages; it has {", ".join(record)}')
+        raise ValueError(
+            f'{path} must be a {FILE} that eval.claims --pages wrote, but its keys are '
+            f'{", ".join(record)}. Set --record to such a file.'
+        )
     evidence = {name: _parse_evidence(name, fields) for name, fields in record['evidence'].items()}
     decisions, entries = {}, {}
     for claim in claims:
@@ -130,6 +136,9 @@ def _parse_evidence(name: str, fields: Mapping[str, Any]) -> RecordedEvidence:
     """Reads the evidence of a record; a measure is STALE if its code has changed since."""
     evidence = RecordedEvidence(name, **fields)
     short = name.removeprefix(MEASURE)
+    if evidence.state == OPEN and not evidence.runs:  # the record may have an older text
+        why = NO_RUNS if short == name else NOT_COMPUTED
+        return dataclasses.replace(evidence, why=why)
     if (
         short == name
         or evidence.state

@@ -51,12 +51,13 @@ def add_entries(
 
 
 def entry_note(claim: Claim, entries: Entries) -> str:
-    """Returns a note if a claim's conditions were written late or changed, else ''."""
+    """Returns a note if a claim's conditions were recorded late or changed, else ''."""
     entry = entries.get(claim.name)
     if entry is None:
-        return 'what counts was not on record before'
+        return 'the criterion was not recorded in advance'
     if entry['asked'] != claim.digest:
-        return f'what counts was changed after {entry["day"]}, when it went on record'
+        return f'the criterion was changed after {entry["day"]}, the day it was recorded'
     if entry['fresh_seeds']:
-        return f'{entry["fresh_seeds"]} fresh runs had ended when what counts went on record'
+        runs = entry['fresh_seeds']
+        return f'the criterion was recorded after {runs} runs on new seeds had ended'
     return ''

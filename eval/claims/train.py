@@ -1,4 +1,4 @@
-"""Trains the studies of open claims by the commands on their pages; plans studies out of reach."""
+"""Trains the studies of untested claims; estimates the cost of studies that need more hardware."""
 
 import shlex
 import signal
@@ -27,14 +27,21 @@ def train_open_claims(decisions: Sequence[Decision], hours: float | None = None)
       ValueError: if train.py is not in the current folder, or if a command fails.
     """
     if not TRAIN.exists():
-        raise ValueError('train.py is not here: run this in the folder of the project')
+        raise ValueError(
+            'The current folder must be the root of the project, but it has no train.py. '
+            'Change to the folder that contains train.py and run the command again.'
+        )
     deadline = None if hours is None else time.monotonic() + 3600 * hours
     standing = [decision for decision in decisions if decision.verdict != WITHDRAWN]
     studies: list[Any] = [study for decision in standing for study in decision.evidence.values()]
     open_studies = {study.name: study for study in studies if study.state == OPEN}
     for study in sorted(open_studies.values(), key=lambda study: study.cost):
         if deadline is not None and time.monotonic() >= deadline:
-            print(f'out of time before {study.name}: the same command goes on', file=sys.stderr)
+            print(
+                f'stopped after --hours={hours:g}, before {study.name}; '
+                'run the same command to resume',
+                file=sys.stderr,
+            )
             return
         _run_command(study.command, deadline)
     unplanned = {
@@ -66,4 +73,7 @@ def _run_command(command: Sequence[str], deadline: float | None) -> None:
             process.wait(GRACE_SEC)
             raise
     if status != DONE:
-        raise ValueError(f'{line} ended with status {status}')
+        raise ValueError(
+            f'{line} must exit with status {DONE}, but exited with status {status}. '
+            'Its messages are above.'
+        )

@@ -1,4 +1,7 @@
-"""Computes a measure of the board of claims: python -m eval.claims.measures NAME FILE."""
+"""Computes the values of a measure and writes them to a file, for the claims board.
+
+python -m eval.claims.measures NAME FILE
+"""
 
 from lm.launch.before_jax import prepare_process
 
@@ -13,7 +16,10 @@ from lm.launch.command import run_program
 
 def main(argv: list[str]) -> None:
     if len(argv) != 3:
-        raise ValueError('give a measure and the file for its values')
+        raise ValueError(
+            'The command needs a measure and a file for its values, as in '
+            'python -m eval.claims.measures NAME FILE'
+        )
     compute_measure(argv[1], Path(argv[2]))
 
 

@@ -24,7 +24,7 @@ PART = 'optimizers'
 STUDIES = {'whole': 'configs/studies/optimizers_tuned.py', 'fixed': 'measure:self_normalizing'}
 HOLDS = (
     {'study': 'whole', 'arm': {'optim.name': 'muon'}, 'difference': (None, 0.0)},
-    {'study': 'fixed', 'value': 'slope', 'within': (0.5, 1.0)},
+    {'study': 'fixed', 'value': 'slope', 'within': (0.5, 1.0), 'label': 'slope of the map'},
 )
 '''
 
@@ -46,6 +46,7 @@ def test_claim_file_is_read(tmp_path):
     first, second = claim.conditions
     assert (first.low, first.high) == (-math.inf, 0.0) and first.range_text == 'at most 0'
     assert second.of == {'value': 'slope'} and second.range_text == 'between 0.5 and 1'
+    assert (first.label, second.label) == ('', 'slope of the map')
 
 
 def test_file_withdraws_or_qualifies_verdict(tmp_path):
@@ -58,9 +59,10 @@ def test_file_withdraws_or_qualifies_verdict(tmp_path):
 
 
 def test_digest_covers_criterion(tmp_path):
-    """Other texts are the same claim; another bound, arm or study is not."""
+    """Other texts and labels are the same claim; another bound, arm or study is not."""
     digest = read_claim(write(tmp_path, GOOD)).digest
-    assert read_claim(write(tmp_path, GOOD.replace('a small model', 'another'))).digest == digest
+    for text in ('a small model', 'slope of the map'):
+        assert read_claim(write(tmp_path, GOOD.replace(text, 'another'))).digest == digest
     changes = {
         '(None, 0.0)': '(None, 0.1)',
         "'muon'": "'lion'",
@@ -73,20 +75,29 @@ def test_digest_covers_criterion(tmp_path):
 
 
 WRONG = {  # {text in GOOD: (its replacement, the message)}
-    'Says:     half': ('half', 'its docstring has no Says:'),
-    "PART = 'optimizers'": ('', 'PART missing'),
+    'Says:     half': ('half', 'Counts:, but lacks Says:'),
+    "PART = 'optimizers'": ('', 'a claim file must define PART'),
     "'optimizers'\n": ("'optimisers'\n", 'PART must be one of'),
     'STUDIES = {': ('STUDIES = none | {', "name 'none' is not defined"),
-    "'study': 'whole', ": ("'study': 'half', ", 'must name one of whole, fixed'),
-    "'arm': {'optim.name': 'muon'}, ": ('', 'got study, difference'),
+    "'study': 'whole', ": ("'study': 'half', ", 'must be one of whole, fixed'),
+    "'arm': {'optim.name': 'muon'}, ": (
+        '',
+        'and one of difference, speedup; got study, difference',
+    ),
     "'difference': (None, 0.0)": ("'diference': (None, 0.0)", 'one of difference, speedup'),
-    '(None, 0.0)': ('(None, "0")', 'of which one may be None'),
-    '(0.5, 1.0)': ('(1.0, 0.5)', 'a range that some numbers are not in'),
+    '(None, 0.0)': ('(None, "0")', 'one of which may be None'),
+    '(0.5, 1.0)': ('(1.0, 0.5)', 'a range with low < high'),
     "'within'": ("'difference'", 'one of within'),
-    'HOLDS = (': ("WITHDRAWN = ''\nHOLDS = (", 'WITHDRAWN must be a sentence that says why'),
-    'PART = ': ('CAUTION = True\nPART = ', 'CAUTION must be a sentence'),
+    'HOLDS = (': ("WITHDRAWN = ''\nHOLDS = (", 'WITHDRAWN must be a non-empty text'),
+    'PART = ': (
+        'CAUTION = True\nPART = ',
+        'CAUTION must be a non-empty text on one line, got True',
+    ),
     'STUDIES = ': ("WITHDRAW = 'why'\nSTUDIES = ", "STUDIES, WITHDRAWN; got 'WITHDRAW'"),
-    "    {'study': 'fixed'": ("    'fixed', {'study': 'fixed'", 'a condition must be a dict'),
+    "    {'study': 'fixed'": (
+        "    'fixed', {'study': 'fixed'",
+        'each condition in HOLDS must be a dict',
+    ),
     '"""Muon': ('Muon', 'unterminated triple-quoted string'),
 }
 
@@ -103,7 +114,7 @@ def test_invalid_file_raises(tmp_path, fragment):
 
 
 def test_unknown_names_raise(tmp_path):
-    with pytest.raises(ValueError, match='holds no claims; give --claims=DIR'):
+    with pytest.raises(ValueError, match=r'must contain claim files .* Set --claims to a folder'):
         read_claims(tmp_path)
     write(tmp_path, GOOD, 'muon')
     with pytest.raises(ValueError, match="no claim 'muom' Did you mean 'muon'"):
@@ -119,6 +130,7 @@ def test_project_claims_name_known_arms_and_values(tmp_path, monkeypatch):
     evidence = {name: open_evidence(name, tmp_path) for name in names}
     for claim in claims:
         is_far = any(' on ' in study for study in claim.studies.values())
-        state = 'out of reach here' if is_far else 'open'
-        assert decide(claim, evidence).verdict == ('withdrawn' if claim.withdrawn else state)
+        verdict = 'infeasible here' if is_far else 'not yet tested'
+        assert decide(claim, evidence).verdict == ('withdrawn' if claim.withdrawn else verdict)
+        assert all(condition.label for condition in claim.conditions), claim.name
     assert len(claims) > 20

@@ -95,9 +95,12 @@ class TestEstimate:
         ([HOLDS], 'reproduced'),
         ([HOLDS, HOLDS], 'reproduced'),
         ([FAILS], 'not reproduced'),
-        ([FAILS, HOLDS], 'in part'),
+        ([FAILS, HOLDS], 'partly reproduced'),
         ([FAILS, UNDECIDED], 'undecided'),
-        ([FAILS, UNDECIDED, HOLDS], 'in part'),  # whatever the second would turn out to be
+        (
+            [FAILS, UNDECIDED, HOLDS],
+            'partly reproduced',
+        ),  # whatever the second would turn out to be
         ([HOLDS, UNDECIDED], 'undecided'),
     ],
 )
@@ -154,9 +157,13 @@ class TestStudyEvidence:
         assert near.outcome == far.outcome == UNDECIDED and 1 < far.seeds < near.seeds
 
     def test_selects_arm_by_unique_changes(self, study):
-        with pytest.raises(ValueError, match=r"study.py has no arm with .*'dit'"):
+        with pytest.raises(
+            ValueError, match=r"'dit'.* must select one arm of study.py, but no arm has"
+        ):
             decide_conditions(study, condition('dit', high=0.0))
-        with pytest.raises(ValueError, match=r'study.py has 4 arms with \{\}'):
+        with pytest.raises(
+            ValueError, match=r'\{\} must select one arm of study.py, but 4 arms have'
+        ):
             study.select_arm({})
 
 
@@ -169,10 +176,16 @@ def test_condition_names_its_study(study):
 
 
 def test_unfinished_study_decides_nothing(study):
-    for state in ('open', 'stale'):
+    verdicts = {
+        'open': 'not yet tested',
+        'stale': 'stale',
+        'out of reach here': 'infeasible here',  # states are in published files
+    }
+    for state, verdict in verdicts.items():
         unfinished = dataclasses.replace(study, state=state, why='stage scan')
         decision = decide_conditions(unfinished, condition('layernorm', high=0.0))
-        assert (decision.verdict, decision.why) == (state, 'stage scan')
+        assert (decision.verdict, decision.why) == (verdict, 'stage scan')
+        assert decision.is_unfinished
 
 
 class TestWithdrawnClaim:
@@ -199,8 +212,8 @@ class TestWithdrawnClaim:
             decide_conditions(study, condition('layernorm', high=0.0)),
         ]
         first, second, _ = board.summary_lines(decisions)
-        assert first == '2 claims, of which 1 withdrawn'
-        assert second == '1 by training: 1 reproduced'
+        assert first == '2 claims, 1 of them withdrawn'
+        assert second == '1 tested by training: 1 reproduced'
         standing, withdrawn = board.table_rows(decisions, {})
         assert (standing['verdict'], withdrawn['verdict']) == ('reproduced', 'withdrawn')
         assert withdrawn['note'] == self.WHY
@@ -208,12 +221,14 @@ class TestWithdrawnClaim:
     def test_page_and_index_show_withdrawal(self, study, tmp_path):
         index, page, _ = board.write_pages(tmp_path, [self.withdraw(study)], {})
         lines = page.read_text().splitlines()
-        assert lines[2] == f'**Withdrawn.** {self.WHY} Below is what was measured.'
+        assert lines[2].startswith(f'**Withdrawn.** {self.WHY} The numbers below')
         text = '\n'.join(lines)
-        assert 'Found:' not in text and 'reproduced' not in text and 'seeds would tell' not in text
-        assert '| loss of layernorm - loss of rmsnorm at most 0 nats per token | -0.1' in text
+        assert '## Verdict: withdrawn' in lines
+        assert 'reproduced' not in text and 'seeds would decide' not in text
+        quantity = 'loss of layernorm - loss of rmsnorm (nats per token)'
+        assert f'| {quantity} | -0.1' in text
         board_text = index.read_text()
-        assert '| withdrawn | -0.1' in board_text.partition('## Withdrawn')[2]
+        assert f'[It is so](mine.md) | {self.WHY} |' in board_text.partition('## Withdrawn')[2]
         assert board_text.count('[It is so](mine.md)') == 1  # in no list of verdicts
 
     def test_needs_no_training(self, tmp_path, monkeypatch):
@@ -222,19 +237,20 @@ class TestWithdrawnClaim:
             name='it', state='open', cost=1.0, command=['-c', 'raise SystemExit(3)']
         )
         train_open_claims([SimpleNamespace(evidence={'it': open_study}, verdict='withdrawn')])
-        with pytest.raises(ValueError, match='ended with status 3'):
-            train_open_claims([SimpleNamespace(evidence={'it': open_study}, verdict='open')])
+        with pytest.raises(ValueError, match='exited with status 3'):
+            train_open_claims([SimpleNamespace(evidence={'it': open_study}, verdict='stale')])
 
 
 def test_caution_is_in_first_lines(study, tmp_path):
     cautioned = dataclasses.replace(
-        claim(condition('layernorm', high=0.0)), caution='At one start.'
+        claim(condition('layernorm', high=0.0)), caution='At one start. The other differs.'
     )
     decision = decide(cautioned, {'study.py': study})
-    _, page, _ = board.write_pages(tmp_path, [decision], {})
-    assert page.read_text().splitlines()[2] == '**Caution.** At one start.'
+    index, page, _ = board.write_pages(tmp_path, [decision], {})
+    assert page.read_text().splitlines()[2] == '**Caution.** At one start. The other differs.'
     (row,) = board.table_rows([decision], {})
-    assert (row['verdict'], row['note']) == ('reproduced', 'At one start.')
+    assert (row['verdict'], row['note']) == ('reproduced', 'At one start. The other differs.')
+    assert '| At one start |' in index.read_text()  # the board has the first sentence
 
 
 class TestBoardRecord:
@@ -285,7 +301,7 @@ class TestBoardRecord:
         }
         assert (
             recorded['lion_memory'].why
-            == 'measure:memory_of_optimizers has changed since it was computed'
+            == 'the code of measure:memory_of_optimizers has changed since it was computed'
         )
 
     def test_workdir_overrides_record(self, tmp_path, monkeypatch):
@@ -311,7 +327,9 @@ class TestBoardRecord:
 
     def test_other_file_raises(self, tmp_path):
         write_json(tmp_path / 'plan.json', {'topology': 'v5e:4x4'})
-        with pytest.raises(ValueError, match=r'plan.json is no board.json .* it has topology'):
+        with pytest.raises(
+            ValueError, match=r'plan.json must be a board.json .* its keys are topology'
+        ):
             read_record(tmp_path / 'plan.json', [])
 
 
@@ -326,7 +344,9 @@ def test_project_pages_match_record(tmp_path, monkeypatch):
     names = {path.name for path in board.write_pages(rendered, decisions, entries)}
     assert names == {path.name for path in folder.iterdir()}
     for name in names - {'board.json'}:
-        text = (rendered / name).read_text().replace(os.path.relpath(ROOT, rendered), '../..')
+        text = (rendered / name).read_text()
+        for place, link in ((ROOT / 'docs', '..'), (ROOT, '../..')):
+            text = text.replace(os.path.relpath(place, rendered), link)
         assert text == (folder / name).read_text(), name
 
 
@@ -342,7 +362,7 @@ class TestMeasureEvidence:
     def test_evidence_is_open_then_computed_then_stale(self, tmp_path, monkeypatch):
         measured_claim = self.claim_within(slope=(-math.inf, 1.0))
         decision = decide(measured_claim, {self.NAME: open_evidence(self.NAME, tmp_path)})
-        assert (decision.verdict, decision.why) == ('open', 'it has not been computed')
+        assert (decision.verdict, decision.why) == ('not yet tested', 'it has not been computed')
         values = MEASURES['self_normalizing'].values
         cheap = dataclasses.replace(
             MEASURES['self_normalizing'], function=lambda: [0.8] * len(values)
@@ -405,9 +425,9 @@ class TestChangedStudy:
     @pytest.mark.parametrize(
         'change, reason',
         [
-            (lambda base, tune: base['train'].update(steps=100), 'in train.steps; move'),
-            (lambda base, tune: tune.update(seeds=7), 'in config.tune or its arms; move'),
-            (lambda base, tune: tune['arms'].pop(), 'in config.tune or its arms; move'),
+            (lambda base, tune: base['train'].update(steps=100), ': train.steps. Move'),
+            (lambda base, tune: tune.update(seeds=7), ': config.tune or its arms. Move'),
+            (lambda base, tune: tune['arms'].pop(), ': config.tune or its arms. Move'),
         ],
     )
     def test_evidence_is_stale_with_reason(self, written, tmp_path, monkeypatch, change, reason):
@@ -426,7 +446,7 @@ class TestPodStudy:
     def test_study_without_runs_is_out_of_reach(self, open_study):
         """A study on a pod has the cost of its plan in place of runs."""
         pod_study = open_study()
-        assert pod_study.state == 'out of reach here' and 'not planned yet' in pod_study.why
+        assert pod_study.state == 'out of reach here' and 'needs v5e:4x4' in pod_study.why
         pod_study.plan.parent.mkdir()
         write_json(pod_study.plan, {'topology': 'v5e:4x4', 'chip_hours': 100.0, 'waves': (3, 5)})
         selection = {'arm': {'optim.name': 'muon'}}
@@ -434,8 +454,8 @@ class TestPodStudy:
             Condition('pod', 'speedup', selection, 1.5, math.inf), studies={'pod': self.NAME}
         )
         decision = decide(pod_claim, {self.NAME: open_study()})
-        assert decision.verdict == 'out of reach here'
-        assert decision.why == '300 to 500 chip-hours of v5e:4x4 would decide'
+        assert decision.verdict == 'infeasible here'
+        assert decision.why == '300 to 500 chip-hours on v5e:4x4 would decide it'
         (row,) = board.table_rows([decision], {})
         assert row['note'] == decision.why
         pod_study.folder.mkdir()  # of a pod's runs, which are not read
@@ -459,11 +479,11 @@ class TestPodStudy:
         pod_study = SimpleNamespace(
             name='it', state='out of reach here', plan=plan, plan_command=['-c', code]
         )
-        decisions = [SimpleNamespace(evidence={'it': pod_study}, verdict='out of reach here')] * 2
+        decisions = [SimpleNamespace(evidence={'it': pod_study}, verdict='infeasible here')] * 2
         train_open_claims(decisions)
         train_open_claims(decisions)
         assert runs.read_text() == 'x'
-        with pytest.raises(ValueError, match='ended with status 3'):
+        with pytest.raises(ValueError, match='exited with status 3'):
             pod_study.plan, pod_study.plan_command = (
                 tmp_path / 'none',
                 ['-c', 'raise SystemExit(3)'],
@@ -509,9 +529,11 @@ class TestRegister:
             register.add_entries(tmp_path, [registered], {'study.py': study}) == entries
         )  # the first counts
         changed = dataclasses.replace(registered, conditions=[condition('layernorm', high=0.1)])
-        assert 'what counts was changed after' in register.entry_note(changed, entries)
+        assert 'the criterion was changed after' in register.entry_note(changed, entries)
         late = register.add_entries(tmp_path / 'late', [registered], {'study.py': study})
-        assert f'{study.fresh_runs} fresh runs had ended' in register.entry_note(registered, late)
+        assert f'recorded after {study.fresh_runs} runs on new seeds' in register.entry_note(
+            registered, late
+        )
         assert study.fresh_runs >= 10 and register.read_entries(tmp_path) == entries
 
 
@@ -525,8 +547,11 @@ class TestBoard:
         assert [row['verdict'] for row in rows] == ['reproduced', 'not reproduced']
         assert rows[0]['effect'].startswith('-0.1') and rows[0]['runs'] == study.runs
         first, second, third = board.summary_lines(decisions)
-        assert (first, second) == ('2 claims', '2 by training: 1 reproduced, 1 not reproduced')
-        assert third.startswith(f'{study.runs} runs of studies and 0 measures')  # each once
+        assert (first, second) == (
+            '2 claims',
+            '2 tested by training: 1 reproduced, 1 not reproduced',
+        )
+        assert third.startswith(f'Total cost: {study.runs} training runs, 0 measures')  # each once
 
     def test_counts_computed_claims_separately(self, study, tmp_path):
         trained, computed = 'measure:bigrams', 'measure:memory_of_optimizers'
@@ -540,24 +565,65 @@ class TestBoard:
             )
             decisions.append(decide(measured_claim, {name: open_evidence(name, tmp_path)}))
         assert board.summary_lines(decisions)[1:3] == [
-            '2 by training: 1 reproduced, 1 open',
-            '1 by computing alone: 1 open',
+            '2 tested by training: 1 reproduced, 1 not yet tested',
+            '1 tested by computation alone: 1 not yet tested',
         ]
         assert [row['by'] for row in board.table_rows(decisions, {})] == [
             'training',
             'training',
-            'computing alone',
+            'computation alone',
         ]
 
     def test_page_states_differences_before_verdict(self, study, tmp_path):
         decision = decide_conditions(study, condition('dyt', low=0.0))
         index, page, _ = board.write_pages(tmp_path, [decision], {})
         text = page.read_text()
-        assert text.index('What differs here') < text.index('Found: undecided')
-        assert 'loss of dyt - loss of rmsnorm at least 0 nats per token' in text
-        assert 'unknown' in text and 'a finer or wider search of the rate' in text
+        headings = [line for line in text.splitlines() if line.startswith('## ')]
+        assert headings == [
+            '## What the paper claims',
+            '## How it was tested',
+            '## Results',
+            '## Verdict: undecided',
+            '## Repeat it',
+        ]
+        assert '| loss of dyt - loss of rmsnorm (nats per token) | ' in text
+        assert '] | at least 0 | undecided |' in text
+        assert 'unknown' in text and 'A finer or wider search of the learning rate' in text
         assert 'python train.py --config=study.py' in text
         board_text = index.read_text()
         assert '[It is so](mine.md)' in board_text and '### Norms' in board_text
-        assert '## What has no place here' in board_text and 'HELM' in board_text
+        assert '## Papers out of scope' in board_text and 'HELM' in board_text
         json.dumps(board.table_rows([decision], {}))
+
+    def test_page_names_quantity_and_cost(self, study, tmp_path):
+        """A label replaces the name that the study gives to a quantity."""
+        labelled = dataclasses.replace(
+            condition('layernorm', high=0.0), label='loss difference (nats per token)'
+        )
+        decision = decide_conditions(study, labelled)
+        index, page, _ = board.write_pages(tmp_path, [decision], {})
+        text = page.read_text()
+        assert '| loss difference (nats per token) | -0.1' in text
+        assert '| at most 0 | holds | ' in text
+        assert 'The condition holds: the whole 95% interval' in text
+        hours = study.core_seconds / 3600
+        cost = f'{study.runs} runs, {hours:.2f} core-hours (about 1 minute on two cores)'
+        assert f'- `study.py`: {cost}' in text
+        assert '| loss difference (nats per token): at most 0 |' in index.read_text()
+
+    def test_page_links_paper_and_code(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(ROOT)
+        claims = read_claims(only=['lion_memory'])
+        decisions, _ = read_board(claims, tmp_path, ROOT / 'docs' / 'claims' / 'board.json')
+        _, page, _ = board.write_pages(Path(tmp_path), decisions, {})
+        text = page.read_text()
+        assert '[arXiv:2302.06675](https://arxiv.org/abs/2302.06675), Symbolic' in text
+        code = os.path.relpath(ROOT / 'eval/claims/measures/memory.py', tmp_path)
+        assert f'[eval/claims/measures/memory.py]({code})' in text
+        assert '| 0.500 | between 0.495 and 0.505 | holds | exact |' in text
+
+    def test_verdict_counts_outcomes(self):
+        counted = board._count_outcomes([HOLDS, UNDECIDED, HOLDS, FAILS])
+        assert counted == 'Of 4 conditions, 2 hold, 1 fails and 1 is undecided.'
+        assert board._count_outcomes([FAILS, FAILS]) == 'Both conditions fail.'
+        assert board._count_outcomes([HOLDS] * 3) == 'All 3 conditions hold.'

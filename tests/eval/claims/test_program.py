@@ -80,11 +80,10 @@ def board(tmp_path):
 @pytest.mark.full
 def test_trains_open_studies_once(board, tmp_path):
     rows, _ = board()
-    assert {row['verdict'] for row in rows.values()} == {'open'}
+    assert {row['verdict'] for row in rows.values()} == {'not yet tested'}
     rows, stderr = board('--run', '--hours=0.0005')  # 1.8 s, in which Python has not imported JAX
-    assert {row['verdict'] for row in rows.values()} == {'open'} and stderr.count(
-        'python train.py'
-    ) == 1
+    assert {row['verdict'] for row in rows.values()} == {'not yet tested'}
+    assert stderr.count('python train.py') == 1
     rows, stderr = board('--run')
     assert {name: row['verdict'] for name, row in rows.items()} == {
         'near': 'reproduced',
