@@ -9,7 +9,7 @@ Here:     Tiny models with width 32 and two blocks learn a random language. In 1
           token. The paper judges the answers of language models with billions of weights by another
           model, and prunes LoRA factors.
 Counts:   the loss of unwanted text rises by at least 0.5, and that of wanted text by at most 0.1
-          and by less than if as many weights are removed at random.
+          and less than after removing as many weights at random.
 """
 
 PART = 'weights'

@@ -6,11 +6,11 @@ Says:     A network trained to agree with conditionals in any order gives the pr
           the network is faster by orders of magnitude.
 Here:     Rows of 8 symbols out of 4 come from a random Markov chain with known marginals. The model
           has 25,000 weights and the head 49,000; five seeds. The paper has text of 250 characters,
-          molecules, images and spins. Here the head reads the activations of all positions, where
-          the paper's code reads their mean, but with 768 features instead of 32; it learns only
-          from the data, where the paper uses half data and half rows from the model. The paper's
-          code compares rows whose probabilities are at least 10 nats apart; here all rows count,
-          and parts of one size. Learning from an energy without data and run time are not tested: 8
+          molecules, images and spins. Here the head reads the activations of all positions; the
+          paper's code reads their mean, but with 768 features instead of 32. Our head learns only
+          from the data, the paper's also from rows of the model, half of each. The paper's code
+          compares rows whose probabilities are at least 10 nats apart; here all rows count, and
+          parts of one size. Learning from an energy without data and run time are not tested: 8
           passes become one.
 Counts:   the rank correlation of the output with the sum of conditionals, whose probability is the
           mean over five orders, is at least 0.95 for whole rows and for random halves, and so is

@@ -4,8 +4,8 @@ Paper:    arXiv:2303.11637, Equiangular Basis Vectors
 Says:     Gradient descent on the cosines of pairs gives each of many classes a fixed vector, all
           about equally far from each other and as close to orthogonal as possible.
 Here:     512 vectors in 64 dimensions and 2,048 in 128, for 300 steps; the authors' code has 1,000
-          in 1,000. The loss is squared, and its threshold follows the largest cosine down, where
-          theirs is fixed. Only the vectors are examined: no classifier is trained.
+          in 1,000. The loss is squared, and its threshold follows the largest cosine down; theirs
+          is fixed. Only the vectors are examined: no classifier is trained.
 Counts:   at both sizes the largest |cosine| is at most twice the Welch bound, which no set of
           vectors can beat, and at most half of that of random vectors.
 """

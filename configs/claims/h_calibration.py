@@ -6,9 +6,9 @@ Says:     A map fitted to the h-calibration error has a lower calibration error 
 Here:     Instead of image classifiers, random logits for five events whose true probabilities are
           known, made overconfident in three ways; in the first, a single temperature is the correct
           calibration. Fitted on 20,000 places in 500 steps and judged on 50,000 others, five seeds.
-          All classes count at once, where the paper leaves out each class in turn, and the final
-          parameters are used, where the paper's code keeps those of the lowest error. Only the most
-          likely event is judged.
+          All classes count at once, whereas the paper leaves out each class in turn. The final
+          parameters are used, whereas the paper's code keeps those of the lowest error. Only the
+          most likely event is judged.
 Counts:   the ECE in 15 bins is lower than that of a temperature if the correct calibration is not a
           temperature, and at most 0.005 higher if it is.
 """

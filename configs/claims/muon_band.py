@@ -3,8 +3,8 @@
 Paper:    Muon, https://kellerjordan.github.io/posts/muon/, and its code
 Says:     Five Newton-Schulz iterations bring the singular values into the range from 0.5 to 1.5.
 Here:     The update of 20 random gradients of shapes 128 x 128 and 64 x 256, ten seeds, without
-          training, in float64 where the code uses bfloat16. The gradients include random ones and
-          some with a condition number of 1,000.
+          training, in float64 instead of the bfloat16 of the code. The gradients include random
+          ones and some with a condition number of 1,000.
 Counts:   at least 95% of the singular values are in the band for both kinds of gradients, none is
           above 1.5, and the condition number is at most a tenth of that of momentum.
 """

@@ -1,7 +1,7 @@
 """Muon needs half of AdamW's state for the matrices that it updates.
 
 Paper:    arXiv:2502.16982, Muon is Scalable for LLM Training
-Says:     Muon stores one momentum where AdamW stores two moments, so it needs half of the memory
+Says:     Muon stores one momentum instead of AdamW's two moments, so it needs half of the memory
           beside the weights.
 Here:     The state of the hidden matrices is counted from array shapes, for models with 124 million
           and 1.3 billion parameters. AdamW updates embeddings, readout and vectors; its state is

@@ -1,9 +1,9 @@
 """Large batches generalise as well as small ones when trained for as many steps.
 
 Paper:    arXiv:1705.08741, Train longer, generalize better
-Says:     Large batches lose accuracy because of fewer updates, and the loss disappears with as many
-          updates as small batches have. The distance from the initial weights grows with the
-          logarithm of the steps.
+Says:     Large batches lose accuracy because they make fewer updates; with as many updates as small
+          batches they lose none. The distance from the initial weights grows with the logarithm of
+          the steps.
 Here:     Networks with two hidden layers of 128 units classify 10 classes of Gaussian clusters:
           2,048 rows seen 20 times in batches of 16 or 256, by SGD whose learning rate falls in the
           second half, each regime at the best of five rates, ten seeds. The paper trains

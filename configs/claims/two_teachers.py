@@ -1,4 +1,4 @@
-"""Balancing the temperatures and weights of two teachers helps where their student is worse.
+"""Balancing the temperatures and weights of two teachers helps in the weaker domain of the student.
 
 Paper:    arXiv:2306.16170, Mitigating the Accuracy-Robustness Trade-off via Multi-Teacher
           Adversarial Distillation
