@@ -186,9 +186,9 @@ def test_incomparable_arms_are_refused(sweep, tune, message):
         ('lr', r"""Did you mean --config\.tune="{'optim\.lr': None}\""""),
         ('{optim.lr: 1e-3}', r"""Did you mean .*{'optim\.lr': 0\.001}"""),
         ('optim.lr=None, optim.b2=0.9', r"""{'optim\.lr': None, 'optim\.b2': 0\.9}"""),
-        ("{'optim.lr': 10**-3}", 'and not 10.*Such as'),
+        ("{'optim.lr': 10**-3}", 'and not 10.*For example: '),
         (('optim.lr', 'optim.b2'), r"""must map .*{'optim\.lr': None, 'optim\.b2': None}"""),
-        (True, 'got True. Such as'),
+        (True, 'got True. For example: '),
     ],
 )
 def test_invalid_tune_is_refused_with_advice(tune, message):

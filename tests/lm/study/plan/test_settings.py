@@ -10,7 +10,7 @@ from lm.study.plan.settings import Grid, Tune, make_grid, parse_tune
 LR, DECAY = 'optim.lr', 'optim.weight_decay'
 
 REFUSED = [
-    (5, 'tune must map fields .*; got 5. Such as --config.tune=.*None'),
+    (5, 'tune must map fields .*; got 5. For example: --config.tune=.*None'),
     ('optim.lr', 'must be a Python literal.*Did you mean --config.tune'),
     ({}, 'tune names no field to tune'),
     ({'seeds': 5}, 'tune names no field to tune'),
