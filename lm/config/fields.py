@@ -337,7 +337,7 @@ class MeshConfig:
     axes: Annotated[
         str,
         Option(choices=(GIVEN, AUTO)),
-        'given: the sizes as set; auto: choose axes of size 1 so that the model fits',
+        'given: sizes as configured; auto: choose sizes for the axes of size 1',
     ] = GIVEN
 
 

@@ -189,7 +189,7 @@ def test_pass_is_one_kernel():
 @pytest.mark.parametrize(
     'shape, dtype, message',
     [
-        ((2, 8), 'float16', 'takes bfloat16 and float32; got float16'),
+        ((2, 8), 'float16', 'supports bfloat16 and float32; got float16'),
         ((2, 2**20), 'float32', 'at most [0-9,]+ entries of this type; got 1,048,576'),
     ],
 )

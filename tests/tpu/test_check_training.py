@@ -118,7 +118,10 @@ def test_devices_and_slices_are_counted(chips, devices, slices):
     ('flag', 'message'),
     [
         ('--config.model.nrm=rmsnorm', "no field model.nrm. Did you mean 'model.norm'?"),
-        ('--workdri=/shared/run', '--workdri is no flag here. Did you mean --workdir=/shared/run?'),
+        (
+            '--workdri=/shared/run',
+            '--workdri is not a flag here. Did you mean --workdir=/shared/run?',
+        ),
         ('--config.mesh.fsdp=3', 'mesh.fsdp=3 needs 3 devices'),
     ],
 )

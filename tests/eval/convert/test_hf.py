@@ -679,7 +679,7 @@ def test_tokenizer_imports(tmp_path):
         for bos_eos in ((7, 8), (None, 8), (None, None))
     ]
     assert [(loaded.bos_id, loaded.eos_id) for loaded in ids] == [(7, 8), (8, 8), (63, 63)]
-    with pytest.raises(ValueError, match='has the id 52, and the model 52 embeddings'):
+    with pytest.raises(ValueError, match='has the id 52, but the model has 52 embeddings'):
         tokenizers.load_for_model(tmp_path, 52, 1, 2)
     ids = tokenizers.plan_tokenizer('ids:64,1,2').build([])
     ids.save(tmp_path / 'saved')

@@ -79,7 +79,7 @@ def test_template_with_token_without_row(folder):
     (folder / 'tokenizer_config.json').write_text(json.dumps({'chat_template': TEMPLATE}))
     chat = build_chat(tokenizers.load_for_model(folder, 257, None, None), folder)
     assert chat.encode('<|start|>a')[0] == 256
-    with pytest.raises(ValueError, match=r"token '<\|end\|>', id 257, and the model has 257 emb"):
+    with pytest.raises(ValueError, match=r"token '<\|end\|>', id 257, but the model has 257 emb"):
         chat.encode(chat.format_prompt(HELLO))
 
 
