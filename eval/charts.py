@@ -82,7 +82,7 @@ def save_chart(chart: Chart, path: Path) -> Path:
         png = vl_convert.vegalite_to_png(spec, config=LIGHT, scale=1.0, ppi=PIXELS_PER_INCH)
         _write(path, png)
     else:
-        raise ValueError(f'a figure is .png or .svg; got {path}')
+        raise ValueError(f'the file of a figure must end in .png or .svg; got {path}')
     return path
 
 

@@ -1,13 +1,14 @@
-"""Tests whether activations and their changes keep their size as a model grows.
+"""Checks that activations and their changes keep their size as a model grows.
 
     python -m eval.coordinates --config=configs/default.py --config.scaling.name=mup
-        --config.scaling.base_width=64 --widths=64,128,256,512 [--depths=2,4,8] [--out=page.html]
+        --config.scaling.base_width=64 --widths=64,128,256,512 [--out=page.html]
 
-Trains a few steps on a random batch at each width, from several seeds, at the peak learning rate.
-Fits the slope of log size against log width for each activation, and for its change since the
-start. A parametrisation that transfers the learning rate has slopes near 0 (arXiv:2203.03466,
-appendix D.1). The exit status is 1 if an activation or its change grows, shrinks or is not finite.
-Logits may shrink like the noise in a mean, and with depth all sizes may.
+Trains a few steps on a random batch at each width, from several seeds, at the peak
+learning rate. Fits the slope of log size against log width for each activation and for
+its change since the start. A parametrisation that transfers the learning rate has slopes
+near 0 (arXiv:2203.03466, appendix D.1). The exit status is 1 if an activation or its
+change grows, shrinks or is not finite. Logits, and with --depths all sizes, may shrink as
+n^-1/2, like the mean of independent terms.
 """
 
 from lm.launch.before_jax import default_dtype, prepare_process
@@ -212,12 +213,14 @@ def fit_slopes(
       ValueError: for fewer than two sizes.
     """
     if len(set(values)) < 2:
-        raise ValueError(f'a slope needs two {dimension}s and better four; got {list(values)}')
+        raise ValueError(
+            f'a slope needs at least two {dimension}s, better four; got {list(values)}'
+        )
     recipes = [resize_recipe(recipe, dimension, value) for value in values]
     sizes_by_value, n_positions = [], min(resized.model.n_layers for resized in recipes)
     for value, resized in zip(values, recipes, strict=True):
         sizes_by_value.append(measure_sizes(resized, seeds, steps, n_positions))
-        say(f'{dimension} {value}')
+        say(f'measured {dimension} {value}')
     slopes, logs = [], np.log(values)
     for name, quantity in sorted(set.intersection(*map(set, sizes_by_value))):
         sizes = np.stack([resized[name, quantity] for resized in sizes_by_value], axis=1)
@@ -245,8 +248,9 @@ def size_warnings(dimension: str, values: Sequence[int]) -> list[str]:
     if len(set(values)) >= MIN_SIZES and span >= MIN_SPAN:
         return []
     return [
-        f'{len(set(values))} {dimension}s over a factor of {span:.3g} tell little: give at least '
-        f'{MIN_SIZES} over a factor of at least {MIN_SPAN}, such as 64,128,256,512.'
+        f'{len(set(values))} {dimension}s over a factor of {span:.3g} are too few for a reliable '
+        f'slope: use at least {MIN_SIZES} over a factor of at least {MIN_SPAN}, such as '
+        f'{"64,128,256,512" if dimension == "width" else "2,4,8"}.'
     ]
 
 
@@ -255,7 +259,7 @@ def format_rows(fits: Sequence[Slope], tolerance: float) -> list[dict[str, str]]
     return [
         {
             'activation': slope.activation,
-            'of': slope.quantity,
+            'quantity': slope.quantity,
             'slope': f'{slope.value:+.3f} +- {slope.spread:.3f}',
             'verdict': slope.verdict(tolerance)
             + (' (fails)' if slope.is_failure(tolerance) else ''),
@@ -281,7 +285,7 @@ def build_panels(
     Returns:
       {SIZE: chart, CHANGE: chart}.
     """
-    titles = {SIZE: 'mean |x| after the steps', CHANGE: 'mean |change of x|'}
+    titles = {SIZE: 'size: mean |x| after the steps', CHANGE: 'change: mean |x - x at the start|'}
     return {
         quantity: _build_panel(
             title,
@@ -362,7 +366,7 @@ def write_figures(
         is_bad=failed > 0,
         notes=[
             *size_warnings(dimension, values),
-            f'A slope within {tolerance:g} of 0 counts as none.',
+            f'A slope within {tolerance:g} of 0 counts as flat.',
         ],
         rows=format_rows(ordered, tolerance),
         failed=failed,
@@ -374,12 +378,12 @@ def main(_) -> None:
     base, sweep, tune = split_sweep(with_dtype(args.config.to_dict(), default_dtype()))
     recipe = resolve(base)
     if bool(args.widths) == bool(args.depths):
-        raise ValueError('give --widths=64,128,256,512 or --depths=2,4,8, and not both')
+        raise ValueError('set exactly one of --widths=64,128,256,512 and --depths=2,4,8')
     along = 'width' if args.widths else 'depth'
     values = [int(value) for value in args.widths or args.depths]
     console = Console(stderr=True, highlight=False)
     if sweep or tune:
-        console.print('the config has many runs: their base is checked')
+        console.print('NOTE: config.sweep and config.tune are ignored; their base is checked')
     for line in size_warnings(along, values):
         console.print(f'NOTE: {line}')
     slopes = fit_slopes(recipe, along, values, args.seeds, args.steps, console.print)
@@ -387,7 +391,7 @@ def main(_) -> None:
     Console(highlight=False).print(make_table(rows))
     title = f'{recipe.scaling}, {along} {values[0]} to {values[-1]}'
     if args.out:
-        about = f'coordinate check, {args.seeds} seeds, {args.steps} steps'
+        about = f'Coordinate check with {args.seeds} seeds and {args.steps} steps'
         write_figures(Path(args.out), title, about, slopes, along, values, args.tolerance)
     failed = sum(slope.is_failure(args.tolerance) for slope in slopes)
     print(f'{title}: {failed} of {len(slopes)} fail')
@@ -397,10 +401,10 @@ def main(_) -> None:
 if __name__ == '__main__':  # only here: train.py has a --config too
     define_config()
     flags.DEFINE_list('widths', [], 'Values of model.d_model, smallest first.')
-    flags.DEFINE_list('depths', [], 'Values of model.n_layers, in place of widths.')
-    flags.DEFINE_integer('seeds', 4, 'Initial weights at each size.', lower_bound=1)
+    flags.DEFINE_list('depths', [], 'Values of model.n_layers, instead of --widths.')
+    flags.DEFINE_integer('seeds', 4, 'Number of initialisations at each size.', lower_bound=1)
     flags.DEFINE_integer('steps', 4, 'Training steps.', lower_bound=1)
-    flags.DEFINE_float('tolerance', 0.05, 'The slope that counts as none.')
+    flags.DEFINE_float('tolerance', 0.05, 'Largest slope that counts as flat.')
     define_path('out', None, 'Page (.html) or figure (.png, .svg) to write.')
     flags.mark_flags_as_required(['config'])
     run_program(main, parse_flags)

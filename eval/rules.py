@@ -1,12 +1,12 @@
-"""Published rules for learning rate, batch size and the allocation of compute.
+"""Evaluates published rules for learning rate, batch size, model size and data.
 
     python -m eval.rules --parameters=124e6 --tokens=2.5e9 [--batch_tokens=5e5]
         [--base_lr=3e-3 --base_batch=1e5] [--loss=3.3] [--out=rules.json]
 
-Each row is a rule: its value, the range of its experiments, whether this size is within the range,
-and the paper. The lines below the table cite the sources of the constants. --batch_tokens adds the
-cost of that batch relative to the critical batch; --base_lr and --base_batch, a learning rate that
-was tuned at another batch, add the scaled rate.
+Each row of the table is a rule: its value, the range of its experiments, whether this size is
+within that range, and the paper. The lines below the table cite the sources of the constants.
+--batch_tokens adds the cost of that batch relative to the critical batch. --base_lr and
+--base_batch add that learning rate, scaled to --batch_tokens.
 """
 
 from lm.launch.before_jax import prepare_process
@@ -28,7 +28,7 @@ from lm.study.tables.text import format_table
 from modules.scaling import rules
 from modules.scaling.rules import Origin
 
-WITHIN, BEYOND, UNKNOWN = 'within', 'beyond', 'not known'
+WITHIN, BEYOND, UNKNOWN = 'within', 'beyond', 'unknown'
 
 
 def _flag_field(text: str) -> Any:
@@ -44,26 +44,27 @@ class RuleInputs:
     """
 
     parameters: float | None = _flag_field('Parameters of the model, without embeddings.')
-    tokens: float | None = _flag_field('Tokens to train on.')
-    batch_tokens: float | None = _flag_field('Tokens in a batch.')
-    base_lr: float | None = _flag_field('Learning rate that was found with --base_batch.')
-    base_batch: float | None = _flag_field('Tokens in the batch of --base_lr.')
-    loss: float | None = _flag_field('Loss in nats, for the critical batch; else by compute.')
+    tokens: float | None = _flag_field('Training tokens.')
+    batch_tokens: float | None = _flag_field('Tokens per batch.')
+    base_lr: float | None = _flag_field('Learning rate that was tuned with --base_batch.')
+    base_batch: float | None = _flag_field('Tokens per batch with --base_lr.')
+    loss: float | None = _flag_field('Loss in nats, for the critical batch; default: by compute.')
 
     def __post_init__(self) -> None:
         numbers = {name: value for name, value in asdict(self).items() if value is not None}
         missing = [f'--{name}' for name in ('parameters', 'tokens') if name not in numbers]
         if missing:
             raise ValueError(
-                f'{" and ".join(missing)} missing: give both, as --parameters=124e6 --tokens=2.5e9'
+                f'{" and ".join(missing)} missing: set both, such as --parameters=124e6 '
+                '--tokens=2.5e9'
             )
         rules.check_positive(**numbers)
         if ('base_lr' in numbers) != ('base_batch' in numbers):
             raise ValueError(
-                '--base_lr and --base_batch go together: a rate and its batch, in tokens'
+                'set --base_lr and --base_batch together: a learning rate and its tokens per batch'
             )
         if 'base_lr' in numbers and 'batch_tokens' not in numbers:
-            raise ValueError('--base_lr needs --batch_tokens, the batch to scale the rate to')
+            raise ValueError('--base_lr needs --batch_tokens, the batch to scale it to')
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ def apply_rules(inputs: RuleInputs) -> list[Rule]:
     size, batch = {'parameters': n, 'tokens': d}, rules.step_law_batch(d)
     flops = rules.training_flops(n, d)
     critical = rules.critical_batch(inputs.loss) if inputs.loss else rules.kaplan_batch(flops)
-    critical_label = f'critical batch at this {"loss" if inputs.loss else "compute"}'
+    critical_label = f'critical batch for this {"loss" if inputs.loss else "compute"}'
     rate = rules.step_law_rate(n, d)
     rule_values = [
         evaluate_rule('step_law', 'learning rate, AdamW', rate, '', rules.STEP_LAW, **size),
@@ -176,7 +177,7 @@ def apply_batch_rules(inputs: RuleInputs, critical: float, size: dict[str, float
     batch = inputs.batch_tokens
     rule_values = [
         evaluate_rule(
-            'kaplan', f'{quantity} at this batch', factor, 'x fewest', rules.KAPLAN, **size
+            'kaplan', f'{quantity} with this batch', factor, 'x minimum', rules.KAPLAN, **size
         )
         for quantity, factor in zip(
             ('steps', 'tokens'), rules.overhead(batch, critical), strict=True
@@ -208,7 +209,7 @@ def format_rules(rule_values: Sequence[Rule]) -> str:
         for rule in rule_values
     ]
     warnings = [
-        f'{rule.name}, {rule.what}: beyond the range it was fitted on: {rule.outside}'
+        f'NOTE: {rule.name}, {rule.what}: outside the range of its experiments: {rule.outside}'
         for rule in rule_values
         if rule.holds == BEYOND
     ]
@@ -229,7 +230,7 @@ def write_rules(path: Path, inputs: RuleInputs, rule_values: Sequence[Rule]) -> 
       ValueError: if the path does not end with .json.
     """
     if path.suffix != '.json':
-        raise ValueError(f'--out is written as JSON, so that it must end with .json, got {path}')
+        raise ValueError(f'--out must end in .json; got {path}')
     rows = {'given': asdict(inputs), 'rules': [asdict(rule) for rule in rule_values]}
     write_json(path, rows)
 
@@ -250,5 +251,5 @@ def main(_) -> None:
 if __name__ == '__main__':  # only here: other programs have flags of these names
     for input_field in fields(RuleInputs):
         flags.DEFINE_float(input_field.name, None, input_field.metadata['help'])
-    define_path('out', None, 'JSON file to write.')
+    define_path('out', None, 'JSON file to write the results to.')
     run_program(main)

@@ -1,14 +1,13 @@
-"""Queries runs in SQL: a table with a row per run, and config and results as columns.
+"""Lists runs, or queries them in SQL.
 
     python -m eval.runs [--workdir=DIR[,DIR]] [--format=table|csv|markdown|json] [SQL]
+    python -m eval.runs "select norm, avg(ce) from runs group by norm"
 
-    python -m eval.runs "select norm, avg(ce) from runs where status = 'done' group by norm"
-
-Table `runs` has a row for each run or cell: its identity, config and results
-(`lm.study.tables.columns`). Configs of older versions are converted to the present form. Table
-`metrics` has a row for each cell and recorded step, with every quantity of metrics.jsonl;
-quantities of layers are lists. Join it `using (cell)`, or `using (workdir)` if two sweeps share a
-cell. `ce` is the final validation loss in `runs`, and the loss of the training batch in `metrics`.
+Table `runs` has one row per run or cell: its identity, config and results. Configs of older
+versions are converted to the current form. Table `metrics` has one row per cell and recorded
+step, with every quantity of metrics.jsonl; quantities of layers are lists. Join it
+`using (cell)`, or `using (workdir)` if two sweeps share a cell. `ce` is the final validation
+loss in `runs`, and the loss of the training batch in `metrics`.
 """
 
 from lm.launch.before_jax import prepare_streams
@@ -147,7 +146,9 @@ def overview(records: list[Record]) -> list[Record]:
 def main(argv: list[str]) -> None:
     workdirs = flags.FLAGS.workdir
     if len(argv) > 2:
-        raise ValueError(f'give the SQL as one argument, in quotes; got {argv[1:]}')
+        raise ValueError(
+            f'the SQL query must be one argument; got {len(argv) - 1}. Put it in quotes.'
+        )
     if len(argv) == 2:
         table = query(argv[1], *workdirs)
         rows, names = table.to_pylist(), table.column_names
@@ -158,7 +159,7 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == '__main__':  # only here: other programs that import this have a --workdir too
-    text = 'Run, sweep, or folder of them; or URLs; with commas.'
+    text = 'Runs, sweeps, or folders or URLs of them, separated by commas.'
     define_path('workdir', 'runs', text, is_list=True)
-    flags.DEFINE_enum('format', 'table', FORMATS, 'How to print what was asked.')
+    flags.DEFINE_enum('format', 'table', FORMATS, 'Output format.')
     run_program(main)

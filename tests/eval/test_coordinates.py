@@ -169,7 +169,7 @@ def test_too_few_sizes_are_reported(values, message):
 
 
 def test_errors_invalid_sizes():
-    with pytest.raises(ValueError, match=r'two widths and better four; got \[64, 64\]'):
+    with pytest.raises(ValueError, match=r'at least two widths, better four; got \[64, 64\]'):
         fit_slopes(tiny_config(), 'width', (64, 64), 2, 1)
     with pytest.raises(ValueError, match=r'at a width of 20, model.n_heads=2 would become 2.5'):
         fit_slopes(tiny_config(), 'width', (20, 40), 2, 1)
@@ -179,4 +179,6 @@ def test_errors_invalid_sizes():
 def test_invalid_input_is_one_line():
     process = run_module('eval.coordinates', '--config=configs/default.py')
     assert process.returncode == 1 and process.stdout == ''
-    assert process.stderr.startswith('error: give --widths=64,128,256,512 or --depths=2,4,8')
+    assert process.stderr.startswith(
+        'error: set exactly one of --widths=64,128,256,512 and --depths=2,4,8'
+    )

@@ -135,7 +135,7 @@ def test_rules_state_their_ranges():
     inside = rules_by_key(parameters=4e8, tokens=2e10)
     assert inside['step_law', 'learning rate, AdamW'].holds == WITHIN
     text = format_rules(list(small.values()))
-    assert f'beyond the range it was fitted on: {rate.outside}' in text
+    assert f'outside the range of its experiments: {rate.outside}' in text
     assert 'arXiv:1906.06669: constants from others that cite it, not the paper' in text
     assert 'beyond' not in format_rules([inside['step_law', 'learning rate, AdamW']])
 
@@ -160,7 +160,7 @@ def test_batch_and_rate_add_rules():
     assert rate['linear', 'learning rate, SGD'].value == pytest.approx(64e-3)
     assert rate['linear', 'learning rate, SGD'].outside == 'batch ratio 64 (0.25 to 32)'
     assert rate['sqrt', 'learning rate, Adam'].holds == UNKNOWN
-    lower = rules_by_key(**size, loss=2.5)['kaplan', 'critical batch at this loss']
+    lower = rules_by_key(**size, loss=2.5)['kaplan', 'critical batch for this loss']
     assert lower.value == pytest.approx(2.1e8 / 2.5 ** (1 / 0.21))
 
 
@@ -175,7 +175,7 @@ def test_batch_and_rate_add_rules():
         ({'parameters': 1e9, 'tokens': 1e9, 'loss': -1.0}, 'loss must be a positive number'),
         (
             {'parameters': 1e9, 'tokens': 1e9, 'base_lr': 0.1},
-            'base_lr and --base_batch go together',
+            'base_lr and --base_batch together',
         ),
         (
             {'parameters': 1e9, 'tokens': 1e9, 'base_lr': 0.1, 'base_batch': 1.0},
@@ -203,7 +203,7 @@ def test_rules_are_written_as_json(tmp_path):
     record = json.loads((tmp_path / 'rules.json').read_text())
     assert record['given']['tokens'] == 2e10 and record['rules'][0]['name'] == 'step_law'
     assert record['rules'][0]['value'] == rules.step_law_rate(1e9, 2e10)
-    with pytest.raises(ValueError, match=r'must end with .json, got .*rules.txt'):
+    with pytest.raises(ValueError, match=r'must end in \.json; got .*rules.txt'):
         write_rules(tmp_path / 'rules.txt', inputs, apply_rules(inputs))
 
 
@@ -228,5 +228,5 @@ def test_invalid_input_is_one_line():
     process = run_module('eval.rules', '--parameters=124e6')
     assert process.returncode == 1 and process.stdout == ''
     assert process.stderr.splitlines() == [
-        'error: --tokens missing: give both, as --parameters=124e6 --tokens=2.5e9'
+        'error: --tokens missing: set both, such as --parameters=124e6 --tokens=2.5e9'
     ]
