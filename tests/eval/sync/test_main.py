@@ -31,7 +31,7 @@ def sync(*flags):
         ([], '--workdir=DIR and --to=mlflow or wandb are needed'),
         (['mlflow'], "flags begin with --, as in --to=mlflow; got ['mlflow']"),
         (['--to=mlflow', '--workdir=gs://a/b'], 'gs://a/b: rows are sent from a disk'),
-        (['--to=mlflow', '--workdir=/none'], '/none contains no run and no sweep'),
+        (['--to=mlflow', '--workdir=/none'], '/none holds no run and no sweep'),
     ],
 )
 def test_mistake_is_reported_in_one_line(tmp_path, flags, message):
