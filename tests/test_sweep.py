@@ -141,7 +141,7 @@ class TestTheSameCommandAgain:
         printed = ' '.join(capsys.readouterr().out.split())
         note = 'NOTE: of 4 finished cells, trained by other code: 4 by '
         assert printed.count('other code') == 1 == printed.count(note)
-        assert f'this is {edited}. ' in printed
+        assert f'the code is now {edited}. ' in printed
 
     @pytest.mark.full
     def test_resumed_cells_from_other_code_are_counted(

@@ -161,7 +161,9 @@ def test_repeated_epochs_are_reported(whole, corpus, tmp_path, capsys):
         train(tiny(corpus, train_steps=70, train_checkpoint_every=0, train_eval_every=0), tmp_path)
         == DONE
     )
-    assert re.search(r'NOTE: 70 batches read the text \d+\.\d+ times', capsys.readouterr().out)
+    assert re.search(
+        r'NOTE: the run reads the text \d+\.\d+ times \(70 batches\)', capsys.readouterr().out
+    )
 
 
 @pytest.mark.full

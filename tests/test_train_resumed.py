@@ -305,7 +305,7 @@ def test_failed_start_leaves_folder_usable(corpus, tmp_path):
 def test_finished_run_without_checkpoints_is_not_retrained(whole, corpus, tmp_path):
     workdir = sweep_helpers.copy_workdir(whole, tmp_path / 'run')
     shutil.rmtree(workdir / 'checkpoints')
-    with pytest.raises(CheckpointsLost, match=r'trained to step 12, .*/checkpoints holds none'):
+    with pytest.raises(CheckpointsLost, match=r'trained to step 12, .*/checkpoints is empty'):
         train(tiny(corpus), workdir)
     assert timeless(workdir) == timeless(whole)
 

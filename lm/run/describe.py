@@ -148,9 +148,11 @@ def list_run_notes(journal: Journal) -> list[str]:
         for name, count, part in zip(rows.names, counts, rows.sources, strict=True):
             if count > len(part):
                 n_epochs = count / len(part)
-                notes.append(f'{batches:,} batches read the text of {name} {n_epochs:.2f} times')
+                notes.append(
+                    f'the run reads the text of {name} {n_epochs:.2f} times ({batches:,} batches)'
+                )
     elif (n_epochs := batches * batch_size / len(rows)) > 1:
-        notes.append(f'{batches:,} batches read the text {n_epochs:.2f} times')
+        notes.append(f'the run reads the text {n_epochs:.2f} times ({batches:,} batches)')
     return notes + list_config_notes(recipe)
 
 

@@ -250,10 +250,10 @@ def test_layer_quantities_are_lists(sweep):
         ('select nrom from runs', "Did you mean 'norm'?"),
         ('select r.nrom from runs r', "Did you mean 'norm'?"),
         ('select seed from runs', "Did you mean 'data_seed' or 'train_seed'?"),
-        ('select norm, avg(ce) group by norm', 'say "from runs"'),
+        ('select norm, avg(ce) group by norm', 'add "from runs"'),
         ('select * from rums', 'Did you mean "runs"?'),
         ('selec 1', 'syntax error at or near "selec"'),
-        ('', 'asks for no rows'),
+        ('', 'returns no rows'),
         ("copy runs to 'stolen.csv'", 'disabled by configuration'),
         ("select * from read_csv('/etc/passwd')", 'disabled by configuration'),
         ('select * from records', 'Table with name records does not exist'),  # a Python variable

@@ -91,7 +91,7 @@ def test_text_smaller_than_a_batch_is_repeated():
         experiment=SimpleNamespace(dataset=SimpleNamespace(train=range(4))),
         next_place=lambda: SimpleNamespace(stop=3),
     )
-    assert '3 batches read the text 6.00 times' in list_run_notes(journal)
+    assert 'the run reads the text 6.00 times (3 batches)' in list_run_notes(journal)
 
 
 def test_sweep_notes_count_their_runs():
