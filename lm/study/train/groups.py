@@ -57,6 +57,11 @@ class Work:
     programs: dict[tuple, Program] = dataclasses.field(default_factory=dict)
     sizes: dict[tuple, set[int]] = dataclasses.field(default_factory=dict)
 
+    def list_compiled(self) -> dict[tuple, float]:
+        """Returns the programs so far, with the seconds that compiling a step has taken."""
+        times = {key: program.compile_sec for key, program in self.programs.items()}
+        return {key: sec for key, sec in times.items() if sec}
+
     def folder(self, cell: Cell) -> Path:
         """Returns the folder of a cell."""
         return self.workdir / cell.name
