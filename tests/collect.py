@@ -39,9 +39,11 @@ class Collection:
     """
 
     def __init__(self, root: Path, imports: Iterable[str] = COMMON):
+        search_path = filter(None, [str(root), os.environ.get('PYTHONPATH')])
         self.process = subprocess.Popen(
-            [sys.executable, '-P', __file__, *imports],
+            [sys.executable, '-P', __file__, *imports],  # -P: its folder has other modules
             cwd=root,
+            env={**os.environ, 'PYTHONPATH': os.pathsep.join(search_path)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -95,7 +97,6 @@ def strings_in(value: Any, depth: int = 4) -> list[str]:
 
 
 def main() -> None:
-    sys.path.insert(0, os.getcwd())
     printed, sys.stdout = sys.stdout, io.StringIO()  # imports and conftest.py may print
     for module in sys.argv[1:]:
         with contextlib.suppress(Exception):  # pytest reports what cannot be imported

@@ -11,6 +11,7 @@ from lm.data.loader import (
     Feed,
     batch_at,
     check_epochs,
+    count_evaluation_batches,
     evaluation_batches,
     steps_in_epoch,
 )
@@ -25,6 +26,7 @@ __all__ = [
     'batch_at',
     'check',
     'check_epochs',
+    'count_evaluation_batches',
     'evaluation_batches',
     'open_dataset',
     'steps_in_epoch',

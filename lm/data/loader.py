@@ -168,11 +168,22 @@ def evaluation_batches(
       process_count: number of processes.
     """
     local_rows = _local_rows(batch_size, process_index, process_count)
-    n_batches = -(-len(rows) // batch_size)
     blank = {name: np.zeros_like(value) for name, value in rows[0].items()}
-    for batch in range(min(n_batches, limit or n_batches)):
+    for batch in range(count_evaluation_batches(rows, batch_size, limit)):
         row_numbers = [batch * batch_size + i for i in local_rows]
         yield _stack([rows[i] if i < len(rows) else blank for i in row_numbers])
+
+
+def count_evaluation_batches(rows: Rows | MixedRows, batch_size: int, limit: int) -> int:
+    """Returns the number of batches that `evaluation_batches` yields.
+
+    Args:
+      rows: the rows of a split.
+      batch_size: rows per batch, over all processes.
+      limit: maximum number of batches; 0: all.
+    """
+    n_batches = -(-len(rows) // batch_size)
+    return min(n_batches, limit or n_batches)
 
 
 def steps_in_epoch(rows: Rows | MixedRows, batch_size: int, epochs: int = 1) -> int:

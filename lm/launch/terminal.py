@@ -94,15 +94,21 @@ class Terminal:
         """Prints a line."""
         print_line(self.console, text)
 
-    def show_row(self, row: dict[str, Any], steps: int) -> None:
-        """Shows a logged row, in the progress bar or as a line."""
+    def show_row(self, row: dict[str, Any], steps: int, remaining_sec: float) -> None:
+        """Shows a logged row, in the progress bar or as a line.
+
+        Args:
+          row: the row.
+          steps: the steps of the run.
+          remaining_sec: estimated seconds until the run ends.
+        """
         step = row['step']
         line = f'loss {row["loss"]:.4f}'
         if self._is_representative(step):
             mfu = 'unknown' if math.isnan(row['mfu']) else f'{row["mfu"]:.1%}'
             line += f'  {row["tokens_per_sec"]:,.0f} tokens/s  mfu {mfu}'
             if step < steps:
-                line += f'  {format_duration((steps - step) * row["step_sec"])} left'
+                line += f'  {format_duration(remaining_sec)} left'
         if self._progress:
             self._progress.update(self._task, completed=step, line=line)
         else:
@@ -135,7 +141,7 @@ class CellTerminal(Terminal):
         if not text.startswith('step '):
             self._say(f'{self._name}: {text}')
 
-    def show_row(self, row: dict[str, Any], steps: int) -> None:
+    def show_row(self, row: dict[str, Any], steps: int, remaining_sec: float) -> None:
         """Shows nothing."""
         pass
 

@@ -32,6 +32,18 @@ def validation_batches(experiment: Experiment, rows: Rows | MixedRows) -> Iterat
     )
 
 
+def count_validation_batches(experiment: Experiment) -> int:
+    """Returns the number of batches of an evaluation, over all sources and objectives."""
+    recipe = experiment.recipe
+    batch_size = recipe.data.batch_size // recipe.train.microbatches
+    splits = [experiment.dataset.validation, *experiment.objective_rows.values()]
+    sources = [source for rows in splits for source in split_by_source(rows).values()]
+    return sum(
+        data.count_evaluation_batches(source, batch_size, recipe.train.eval_batches)
+        for source in sources
+    )
+
+
 def evaluate(
     eval_step: Callable,
     weights: Weights,

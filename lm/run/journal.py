@@ -28,6 +28,7 @@ from lm.record.upgrade import resolve_stored
 from lm.record.workdir import CONFIG, SUMMARY, write_config
 from lm.run.evaluate import objective_loss_name
 from lm.run.program import TOKENIZER, Experiment
+from lm.run.remaining import RemainingTime
 from lm.run.tables import optimizer_state_bytes, parameter_count
 from lm.run.warnings import Detector, format_warning
 from lm.storage.buckets import is_url
@@ -82,6 +83,7 @@ class Journal:
         self.side_by_side = 1  # runs of the wave, itself included
         self.counters, self.last = Counters(), {}
         self.other_code: Code | None = None
+        self.remaining = RemainingTime(recipe.train)
         self.throughput = Throughput(experiment.flops_per_token, experiment.utilisation)
         retention = recipe.train.keep_last, recipe.train.keep_best
         self.checkpoints = Checkpoints(workdir, *retention, terminal.say)
@@ -256,7 +258,7 @@ class Journal:
         if step == 1 or step % interval == 0 or step == steps:
             row = {'step': step, **row, 'tokens': self.counters.tokens, **self.throughput.read()}
             self.recorder.write(row)
-            self.terminal.show_row(row, steps)
+            self.terminal.show_row(row, steps, self.remaining.estimate(step, row['step_sec']))
             self.last |= row
             self._warn(row)
 

@@ -23,6 +23,7 @@ from lm.record.run import Run
 from lm.run import evaluate
 from lm.run.journal import DivergenceError, Journal
 from lm.run.program import Experiment, Program
+from lm.run.remaining import DIAGNOSIS, EVALUATION, SAVING
 from lm.run.runs import RunSpec, Slot, Status
 from lm.run.start import initial_state
 from lm.run.trace import ASIDE, DATA_WAIT, FETCH, STEP
@@ -304,7 +305,7 @@ class Wave:
         def step(batch):
             return self.program.evaluate(batch, mask, self.states, self.hypers)
 
-        with self._pause_clocks():
+        with self._pause_clocks(EVALUATION):
             sums = evaluate.sums_by_source(step, batches, rows)
             objective_sums = {
                 name: evaluate.sums_by_source(step, batches, objective_rows)
@@ -323,7 +324,7 @@ class Wave:
         batch = next(
             evaluate.validation_batches(self.experiment, self.experiment.dataset.validation)
         )
-        with self._pause_clocks():
+        with self._pause_clocks(DIAGNOSIS):
             diagnostics = self.program.diagnose(batch, self._mask(slots), self.states, self.hypers)
             diagnostics = jax.device_get(diagnostics)
             for i in slots:
@@ -335,7 +336,7 @@ class Wave:
         Call `fetch_pending` before.
         """
         if self.slots[i].journal.saved_step != self.slots[i].journal.step:
-            with self._pause_clocks():
+            with self._pause_clocks(SAVING):
                 self._call_journal(i, Journal.save, self.take_state(i))
 
     def take_state(self, i: int) -> State:
@@ -382,11 +383,17 @@ class Wave:
                 slot.journal.close()
 
     @contextlib.contextmanager
-    def _pause_clocks(self) -> Generator[None]:
-        """Leaves the time of the block out of every run's tokens/s."""
+    def _pause_clocks(self, work: str | None = None) -> Generator[None]:
+        """Leaves the time of the block out of every run's tokens/s.
+
+        work: kind of the block's work, whose time counts for the remaining time of the runs.
+        """
+        start = time.perf_counter()
         for i in self.active_slots:
             self.slots[i].journal.throughput.pause()
         with jax.profiler.TraceAnnotation(ASIDE):
             yield
         for i in self.active_slots:
             self.slots[i].journal.throughput.resume()
+            if work is not None:
+                self.slots[i].journal.remaining.record(work, time.perf_counter() - start)

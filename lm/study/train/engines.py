@@ -283,32 +283,45 @@ def _train_waves(
         show_progress,  # brings Arrow, which a single run need not wait for
     )
 
-    plan, folder, arms = ledger.plan, ledger.folder, ledger.plan.arms
+    folder, arms, costs = ledger.folder, ledger.plan.arms, ledger.plan.costs
     if arms is not None:
         can_measure = is_here and ledger.hosts == 1 and wave.cells
-        plan.sec_by_program = (
+        costs.by_program = (
             measure_throughput(wave.groups, work) if can_measure else read_throughput(work)
         )
-        _say_lines(ledger, lambda: words.describe_costs(arms, plan.step_sec))
+        total_compile_sec = costs.estimate_compile_sec(costs.cells)
+        _say_lines(ledger, lambda: words.describe_costs(arms, costs.run_sec, total_compile_sec))
     printed: set[str] = set()
     while wave.cells:
         began = time.monotonic()
+        waiting = [cell for cell in wave.cells if not work.is_final(cell)]
+        compile_sec = costs.estimate_compile_sec(waiting, work.programs)
         if arms is not None:
+            numbers = costs.run_sec, compile_sec
             _say_lines(
-                ledger, lambda: words.describe_wave(arms, arms.load_ablation(folder), plan.step_sec)
+                ledger, lambda n=numbers: words.describe_wave(arms.load_ablation(folder), *n)
             )
-        with show_progress(folder, wave.groups, ledger.terminal.console, printed) as work.tick:
+        with show_progress(
+            folder, wave.groups, ledger.terminal.console, printed, work.list_compiled
+        ) as work.tick:
             has_ended = _train_wave(ledger, work, wave, train)
         if arms is None or not has_ended:
             return wave
-        plan.estimate_step_sec(wave, time.monotonic() - began)
         _say_lines(ledger, lambda: words.describe_arms(arms.load_ablation(folder)))
         wave = ledger.next_wave()
+        shares = [(cell, _share_trained(cell, work)) for cell in waiting]
+        costs.record_wave(shares, compile_sec or 0.0, time.monotonic() - began)
     if arms is not None:
         _say_lines(
             ledger, lambda: words.describe_spending(arms, arms.load_ablation(folder), folder)
         )
     return wave
+
+
+def _share_trained(cell: Cell, work: Work) -> float:
+    """Returns the share of its steps that a cell has trained; less than 1 if it diverged."""
+    steps = cell.recipe.train.steps
+    return Run(work.folder(cell)).summary.get('step', steps) / steps
 
 
 def _say_lines(ledger: Ledger, make_lines: Callable[..., list[str]], *arguments: Any) -> None:

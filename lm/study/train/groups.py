@@ -64,6 +64,11 @@ class Work:
             self.say(f'NOTE: {text}')
         self.printed_notes.add(text)
 
+    def list_compiled(self) -> dict[tuple, float]:
+        """Returns the programs so far, with the seconds that compiling a step has taken."""
+        times = {key: program.compile_sec for key, program in self.programs.items()}
+        return {key: sec for key, sec in times.items() if sec}
+
     def folder(self, cell: Cell) -> Path:
         """Returns the folder of a cell."""
         return self.workdir / cell.name

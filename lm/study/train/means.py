@@ -11,7 +11,13 @@ from lm.record.workdir import check_no_links
 from lm.storage.files import read_json
 from lm.study.plan.protocols import Groups, Measurements
 from lm.study.train.groups import Work
-from lm.study.train.throughput import FILE, measure_throughput, program_digest, read_throughput
+from lm.study.train.throughput import (
+    FILE,
+    ProgramCost,
+    measure_throughput,
+    program_digest,
+    read_throughput,
+)
 
 # Host 0 compiles every program before it writes the first time, hence an hour.
 POLL_SEC, PATIENCE_SEC = 0.5, 3600.0
@@ -41,18 +47,18 @@ def local_measurements(work: Work, engine: str, host: int) -> Measurements:
         with mirror_sweep_records(work.url, work.say):  # a bucket lets one host in after the other
             _check_device(work)
             if host == 0 or work.url is not None:
-                sec_by_program = measure_throughput(programs, work)
+                cost_by_program = measure_throughput(programs, work)
             else:
-                sec_by_program = _await_throughput(programs, work)
+                cost_by_program = _await_throughput(programs, work)
             # Again, as host 0 may have written times of another device than this host's.
             _check_device(work)
         for group in programs:
-            if program_digest(group[0]) not in sec_by_program:
+            if program_digest(group[0]) not in cost_by_program:
                 raise ValueError(
                     f'equal_time: the steps of sweep cell {group[0].changes} could not be timed, '
                     'for the reason printed above'
                 )
-        return [sec_by_program[program_digest(group[0])] for group in programs]
+        return [cost_by_program[program_digest(group[0])].step_sec for group in programs]
 
     return Measurements(jax.devices()[0].platform, read_rows, measure_seconds)
 
@@ -81,12 +87,12 @@ def _check_device(work: Work) -> None:
         )
 
 
-def _await_throughput(programs: Groups, work: Work) -> dict[str, float]:
+def _await_throughput(programs: Groups, work: Work) -> dict[str, ProgramCost]:
     """Waits for the times of host 0."""
     deadline = time.monotonic() + PATIENCE_SEC
     while time.monotonic() < deadline:
-        sec_by_program = read_throughput(work)
-        if all(program_digest(group[0]) in sec_by_program for group in programs):
-            return sec_by_program
+        cost_by_program = read_throughput(work)
+        if all(program_digest(group[0]) in cost_by_program for group in programs):
+            return cost_by_program
         time.sleep(POLL_SEC)
     raise ValueError(f'equal_time: host 0 did not write step times to {work.workdir / FILE}')

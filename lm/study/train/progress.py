@@ -1,7 +1,7 @@
 """Progress of a sweep: a line for each group, from the records of the runs."""
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from rich.text import Text
 
 from lm.config.fields import RUN_PATHS
 from lm.launch.terminal import format_duration, print_line, wrap_text
-from lm.study.plan.cells import Cell, describe_ignored
+from lm.study.plan.cells import Cell, describe_ignored, program_key
 from lm.study.tables.results import UNREADABLE, Record, gather, write_table
 from lm.study.tables.text import format_number
 
@@ -26,6 +26,7 @@ def show_progress(
     groups: list[list[Cell]],
     console: Console,
     printed: set[str] | None = None,
+    list_compiled: Callable[[], Mapping[tuple, float]] = dict,
 ) -> Generator[Callable[[], None]]:
     """Shows a line for each group while the sweep trains; yields a function that updates it.
 
@@ -37,6 +38,8 @@ def show_progress(
       console: console that shows the lines.
       printed: notes that are not printed again, since a tuned sweep has several waves; printed
         notes are added.
+      list_compiled: returns the programs that this process has compiled, as {`program_key`:
+        seconds}.
 
     Yields:
       A function to call now and then.
@@ -47,7 +50,7 @@ def show_progress(
         if note not in printed:
             print_line(console, f'NOTE: {note}')
         printed.add(note)
-    progress = SweepProgress(workdir, groups, console)
+    progress = SweepProgress(workdir, groups, console, list_compiled)
     with progress.screen:
         try:
             yield progress.tick
@@ -63,11 +66,22 @@ def write_summary(workdir: Path) -> str:
 class SweepProgress:
     """Progress of a sweep, read from the workdir, so that any process may train any run."""
 
-    def __init__(self, workdir: Path, groups: list[list[Cell]], console: Console):
+    def __init__(
+        self,
+        workdir: Path,
+        groups: list[list[Cell]],
+        console: Console,
+        list_compiled: Callable[[], Mapping[tuple, float]] = dict,
+    ):
         self.workdir, self.groups, self.console = workdir, groups, console
+        self._list_compiled = list_compiled
+        self._compiled_before = set(list_compiled())
+        self._program_keys = [program_key(group[0]) for group in groups]
         self._began, self._next = time.monotonic(), 0.0
         # Steps of an earlier command took none of this process's time, and are no part of its rate.
-        self._steps_before = sum(steps_done(r) for r in gather(workdir))
+        names = {cell.name for group in groups for cell in group}
+        records = [record for record in gather(workdir) if record['cell'] in names]
+        self._steps_before = sum(map(steps_done, records))
         is_terminal = console.is_terminal
         self.screen = Live(console=console, auto_refresh=False) if is_terminal else nullcontext()
 
@@ -99,19 +113,28 @@ class SweepProgress:
         sweep_records = [records[cell.name] for group in self.groups for cell in group]
         return [
             *lines,
-            f'sweep {format_statuses(sweep_records)}  {self._format_time_left(sweep_records)}',
+            f'sweep {format_statuses(sweep_records)}  {self._format_time_left(records)}',
         ]
 
-    def _format_time_left(self, records: list[Record]) -> str:
+    def _format_time_left(self, records: Mapping[str, Record]) -> str:
         """Returns the time left at the rate of this process so far, as if all steps took equally
-        long.
+        long. Programs that are not compiled yet take as long to compile as the others on average.
         """
-        done = sum(steps_done(record) for record in records)
-        rate = (done - self._steps_before) / max(time.monotonic() - self._began, 1e-9)
-        steps_left = sum(r['steps'] - steps_done(r) for r in records if r['status'] not in ENDED)
-        if not steps_left:
+        groups = [[records[cell.name] for cell in group] for group in self.groups]
+        steps_left = [sum(r['steps'] - steps_done(r) for r in group) for group in groups]
+        if not sum(steps_left):
             return ''
-        return f'{format_duration(steps_left / rate)} left' if rate > 0 else 'time left unknown'
+        compiled = self._list_compiled()
+        compile_sec = sum(s for key, s in compiled.items() if key not in self._compiled_before)
+        done = sum(steps_done(r) for group in groups for r in group) - self._steps_before
+        rate = done / max(time.monotonic() - self._began - compile_sec, 1e-9)
+        if rate <= 0:
+            return 'time left unknown'
+        mean_compile_sec = sum(compiled.values()) / max(1, len(compiled))
+        remaining = zip(self._program_keys, steps_left, strict=True)
+        to_compile = sum(steps > 0 and key not in compiled for key, steps in remaining)
+        seconds = sum(steps_left) / rate + to_compile * mean_compile_sec
+        return f'{format_duration(seconds)} left'
 
 
 def steps_done(record: Record) -> int:

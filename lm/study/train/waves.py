@@ -15,7 +15,7 @@ from lm.study.plan.arms import ArmPlan
 from lm.study.plan.cells import Cell, Changes, check_sources, expand_sweep, group_by_program
 from lm.study.plan.protocols import apply_overrides
 from lm.study.tables.text import format_count
-from lm.study.train.throughput import program_digest
+from lm.study.train.costs import StudyCosts
 
 Groups = list[list[Cell]]
 
@@ -49,7 +49,7 @@ class WavePlan:
       first_groups: the cells, or a cell of each arm, by program.
       folder_names: cell name -> folder name, for cells that an earlier command began under another
         name.
-      sec_by_program: seconds of a step and run by `program_digest`; {} if not measured.
+      costs: time of the arms' runs, as far as it is known.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class WavePlan:
             check_sources(first)
         self.first_groups = group_by_program(first)
         self.folder_names: dict[str, str] = {} if self.arms is None else self.arms.folder_names
-        self.sec_by_program: dict[str, float] = {}
+        self.costs = StudyCosts([] if self.arms is None else self.arms.first_cells)
 
     @property
     def record(self) -> dict[str, Any] | None:
@@ -108,24 +108,3 @@ class WavePlan:
             return format_count(n, 'cell')
         arms = format_count(len(self.arms.starts), 'arm')
         return f'{arms}, {format_count(n - len(wave.cells), "cell")} trained'
-
-    @property
-    def step_sec(self) -> list[float | None]:
-        """Returns the seconds of a step and run of each arm; None for an arm that was not
-        measured.
-        """
-        assert self.arms is not None  # only arms have costs to estimate
-        return [self.sec_by_program.get(program_digest(cell)) for cell in self.arms.first_cells]
-
-    def estimate_step_sec(self, wave: PlannedWave, sec: float) -> None:
-        """Estimates the seconds of a step and run from a wave that took `sec`, if they were not
-        measured.
-
-        All programs count as equally fast.
-        """
-        steps = sum(cell.recipe.train.steps for cell in wave.cells)
-        assert self.arms is not None
-        if not self.sec_by_program and steps:
-            self.sec_by_program = {
-                program_digest(cell): sec / steps for cell in self.arms.first_cells
-            }

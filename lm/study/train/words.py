@@ -42,25 +42,36 @@ def max_runs(tune: Tune) -> int:
     return runs if tune.budget is None else min(runs, tune.budget)
 
 
-def describe_costs(plan: ArmPlan, step_sec: Sequence[float | None]) -> list[str]:
+def describe_costs(
+    plan: ArmPlan, run_sec: Sequence[float | None], compile_sec: float | None
+) -> list[str]:
     """Returns lines with the runs and the hours of a whole study, before it begins.
 
-    step_sec: seconds of a step and run of each arm; None if unknown.
+    Args:
+      plan: the arms.
+      run_sec: seconds of a run of each arm; None if unknown.
+      compile_sec: seconds of compilation; None if unknown.
+
+    Returns:
+      The lines.
     """
     tune, arms = plan.tune, plan.arms
     min_runs, typical_runs, most_runs = tune.min_budget, tune.typical_runs, max_runs(tune)
     runs = _format_range(f'{min_runs}', f'{most_runs}', 'runs per arm', f'{typical_runs}')
     line = f'tune: {format_count(len(arms), "arm")}, {runs}, including fresh seeds'
-    known_sec = [sec for sec in step_sec if sec is not None]
-    if len(known_sec) < len(step_sec):
+    known_sec = [sec for sec in run_sec if sec is not None]
+    if len(known_sec) < len(run_sec):
         return [f'{line}; the time will be known after the first wave']
-    run_sec = [sec * steps for sec, steps in zip(known_sec, plan.steps, strict=True)]
-    times = [format_duration(n * sum(run_sec)) for n in (min_runs, most_runs, typical_runs)]
-    slowest = max(range(len(arms)), key=run_sec.__getitem__)
+    seconds = [
+        n * sum(known_sec) + (compile_sec or 0.0) for n in (min_runs, most_runs, typical_runs)
+    ]
+    low, high, usual = map(format_duration, seconds)
+    slowest = max(range(len(arms)), key=known_sec.__getitem__)
+    scope = 'excludes' if compile_sec is None else 'includes'
     return [
-        f'{line}: {_format_range(times[0], times[1], "of training", times[2])} at the speed '
-        'measured here; excludes evaluation and compilation',
-        f'most expensive arm: {arms[slowest].name}, {run_sec[slowest]:.1f} s of training per run',
+        f'{line}: {_format_range(low, high, "in total", usual)} at the speed measured here; '
+        f'{scope} evaluation and compilation',
+        f'most expensive arm: {arms[slowest].name}, {known_sec[slowest]:.1f} s per run',
     ]
 
 
@@ -69,16 +80,18 @@ def _format_range(low: str, high: str, unit: str, usual: str) -> str:
     return f'{low} {unit}' if low == high else f'{low} to {high} {unit} (usually {usual})'
 
 
-def describe_wave(plan: ArmPlan, ablation: Ablation, step_sec: Sequence[float | None]) -> list[str]:
+def describe_wave(
+    ablation: Ablation, run_sec: Sequence[float | None], compile_sec: float | None
+) -> list[str]:
     """Returns a line on the next wave.
 
     An example is 'wave 3, refine: 5 runs for each of 2 arms; 20 finished, at most 80 more (12
     min)'.
 
     Args:
-      plan: the arms.
       ablation: the losses so far.
-      step_sec: seconds of a step and run of each arm; None if unknown.
+      run_sec: seconds of a run of each arm; None if unknown.
+      compile_sec: seconds of compilation that are still to come; None if unknown.
 
     Returns:
       One line.
@@ -108,11 +121,11 @@ def describe_wave(plan: ArmPlan, ablation: Ablation, step_sec: Sequence[float | 
     arms = zip(study.tuning.arms, n_ended, strict=True)
     more_runs = [0 if arm.is_dead else max(0, most_runs - n) for arm, n in arms]
     line = f'wave {number}, {stage}: {what}; {sum(n_ended)} finished, at most {sum(more_runs)} more'
-    known_sec = [sec for sec in step_sec if sec is not None]
-    if len(known_sec) < len(step_sec):
+    known_sec = [sec for sec in run_sec if sec is not None]
+    if len(known_sec) < len(run_sec):
         return [line]
-    arms = zip(more_runs, known_sec, plan.steps, strict=True)
-    return [f'{line} ({format_duration(sum(n * sec * steps for n, sec, steps in arms))})']
+    training_sec = sum(n * sec for n, sec in zip(more_runs, known_sec, strict=True))
+    return [f'{line} ({format_duration(training_sec + (compile_sec or 0.0))})']
 
 
 def describe_arms(ablation: Ablation) -> list[str]:

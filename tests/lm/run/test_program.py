@@ -48,7 +48,7 @@ def test_utilisation_never_exceeds_peak(monkeypatch, second_peak, shares, source
 def test_row_shows_mfu_or_unknown(mfu, text):
     first, second = show_rows([1, 2], 4, mfu)
     assert first == 'step      1 of 4  loss 2.0000'
-    assert second == f'step      2 of 4  loss 2.0000  9 tokens/s  {text}  2 s left'
+    assert second == f'step      2 of 4  loss 2.0000  9 tokens/s  {text}  4 s left'
 
 
 def show_rows(steps, last_step, mfu=0.5):
@@ -56,7 +56,7 @@ def show_rows(steps, last_step, mfu=0.5):
     terminal.say = lines.append
     row = {'loss': 2.0, 'tokens_per_sec': 9.0, 'step_sec': 1.0, 'mfu': mfu}
     for step in steps:
-        terminal.show_row({'step': step} | row, last_step)
+        terminal.show_row({'step': step} | row, last_step, 2.0 * (last_step - step))
     return lines
 
 

@@ -307,8 +307,8 @@ def test_protocol_flags_are_refused_for_single_runs(text):
 def test_times_from_another_device_are_refused(monkeypatch, tmp_path):
     work = means.Work([], tmp_path, [], print)
     first = expand_sweep(RAW, {'optim.lr': (0.1,)})
-    sec_by_program = {means.program_digest(first[0]): 0.25}
-    monkeypatch.setattr(means, 'measure_throughput', lambda groups, work: sec_by_program)
+    cost_by_program = {means.program_digest(first[0]): means.ProgramCost(0.25)}
+    monkeypatch.setattr(means, 'measure_throughput', lambda groups, work: cost_by_program)
     assert means.local_measurements(work, 'local', 0).measure_seconds([first]) == [0.25]
     (tmp_path / means.FILE).write_text('{"device": "8 x TPU v9", "programs": {}}')
     with pytest.raises(

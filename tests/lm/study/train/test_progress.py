@@ -7,7 +7,8 @@ from rich.console import Console
 
 from eval.runs import gather
 from lm.config.resolve import resolve
-from lm.study.plan.cells import Cell, group_by_program
+from lm.record.run import Run
+from lm.study.plan.cells import Cell, group_by_program, program_key
 from lm.study.train import progress
 from lm.study.train.progress import SweepProgress, show_progress
 from tests.eval import sweep_fixture as fixture
@@ -26,10 +27,10 @@ def sweep(tmp_path):
     return tmp_path / 'sweep', group_by_program(listed)
 
 
-def make_progress(sweep, terminal: bool = False) -> SweepProgress:
+def make_progress(sweep, terminal: bool = False, compiled=dict) -> SweepProgress:
     folder, grouped = sweep
     console = Console(file=io.StringIO(), force_terminal=terminal, width=200)
-    return SweepProgress(folder, grouped, console)
+    return SweepProgress(folder, grouped, console, compiled)
 
 
 def test_progress_has_a_line_per_group_and_sweep(sweep):
@@ -90,6 +91,35 @@ def test_time_left_follows_current_rate(sweep, monkeypatch):
     view = make_progress(sweep)
     (folder.parent / done.name).rename(folder / done.name)
     assert view.format_lines()[-1].endswith('1.4 min left')
+
+
+def test_time_left_includes_programs_to_compile(sweep, monkeypatch):
+    """Of 60 s 24 were compilation, so that 200 steps took 36 s; 280 are left. The second program
+    takes 24 s, too.
+    """
+    folder, grouped = sweep
+    times = iter([100.0, 160.0])
+    done, compiled = grouped[0][0], {}
+    (folder / done.name).rename(folder.parent / done.name)
+    monkeypatch.setattr(progress.time, 'monotonic', lambda: next(times))
+    view = make_progress(sweep, compiled=lambda: dict(compiled))
+    (folder.parent / done.name).rename(folder / done.name)
+    compiled[program_key(done)] = 24.0
+    assert view.format_lines()[-1].endswith(f'{(280 * 36 / 200 + 24) / 60:.1f} min left')
+    assert f'{(280 * 36 / 200 + 24) / 60:.1f}' == '1.2'
+
+
+def test_earlier_waves_do_not_count(sweep, monkeypatch):
+    """Catches a rate that is negative, as the steps of other waves were subtracted."""
+    folder, grouped = sweep
+    times = iter([100.0, 160.0])
+    monkeypatch.setattr(progress.time, 'monotonic', lambda: next(times))
+    wave = [[cell for cell in grouped[1] if Run(folder / cell.name).status is None]]
+    (unfinished,) = [cell for cell in wave[0] if (folder / cell.name).exists()]
+    (folder / unfinished.name).rename(folder.parent / unfinished.name)
+    view = make_progress((folder, wave))
+    (folder.parent / unfinished.name).rename(folder / unfinished.name)
+    assert view.format_lines()[-1].endswith('2.3 min left')  # 120 steps took 60 s, 280 are left
 
 
 @pytest.mark.parametrize(('terminal', 'interval'), [(True, 1.0), (False, 30.0)])

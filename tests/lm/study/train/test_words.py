@@ -54,20 +54,23 @@ def test_no_arm_exceeds_announced_runs(tune):
 
 def test_costs_sum_arms_at_their_rates():
     plan = ArmPlan(tiny_raw({'train.steps': 100}), ARMS, {'optim.lr': 0.01, 'budget': 15})
-    line, slowest = describe_costs(plan, [0.1, 0.3])
-    assert line.startswith(
-        'tune: 2 arms, 15 runs per arm, including fresh seeds: 10 min of training '
+    line, slowest = describe_costs(plan, [10.0, 30.0], 120.0)
+    assert line == (
+        'tune: 2 arms, 15 runs per arm, including fresh seeds: 12 min in total at the speed '
+        'measured here; includes evaluation and compilation'
     )
-    assert format_duration(15 * 100 * 0.4) == '10 min'
-    assert slowest == 'most expensive arm: optim.b1=0.8, 30.0 s of training per run'
-    (line,) = describe_costs(plan, [0.1, None])
+    assert format_duration(15 * (10 + 30) + 120) == '12 min'
+    assert slowest == 'most expensive arm: optim.b1=0.8, 30.0 s per run'
+    line, _ = describe_costs(plan, [10.0, 30.0], None)
+    assert ': 10 min in total at' in line and line.endswith('excludes evaluation and compilation')
+    (line,) = describe_costs(plan, [10.0, None], 120.0)
     assert line.endswith('the time will be known after the first wave')
     plan = ArmPlan(tiny_raw({'train.steps': 100}), ARMS, {'optim.lr': 0.01})
-    line, _ = describe_costs(plan, [0.1, 0.3])
+    line, _ = describe_costs(plan, [10.0, 30.0], 0.0)
     assert line.startswith(
         'tune: 2 arms, 15 to 100 runs per arm (usually 25), including fresh seeds'
     )
-    assert ': 10 min to 1.1 h of training (usually 17 min) at the speed measured here' in line
+    assert ': 10 min to 1.1 h in total (usually 17 min) at the speed measured here' in line
 
 
 def test_wave_announcements_count_new_runs():
@@ -78,7 +81,7 @@ def test_wave_announcements_count_new_runs():
         plan, lambda i, octaves, seed: octaves**2 + math.sin(seed * (i + 9))
     ):
         if ablation.study.next_runs is not None:
-            lines += describe_wave(plan, ablation, [None, None])
+            lines += describe_wave(ablation, [None, None], None)
         last = ablation
     assert lines[0].startswith('wave 1, scan: 5 runs for each of 2 arms; 0 finished, at most ')
     looks = [line.partition(';')[0] for line in lines if 'look' in line]
@@ -88,6 +91,16 @@ def test_wave_announcements_count_new_runs():
         f'wave {n}, look 2: 5 runs for each of 2 arms',
     ]
     assert ', inconclusive: p = ' in describe_arms(last)[1]
+
+
+def test_wave_announcements_include_compilation():
+    """At most 170 runs more, of 10 s and 30 s in turn, after 180 s of compilation."""
+    plan = ArmPlan(tiny_raw(), ARMS, {'optim.lr': 0.01, 'budget': 85})
+    ablation = next(simulate_arms(plan, noisy))
+    (line,) = describe_wave(ablation, [10.0, 30.0], 180.0)
+    assert line.endswith(' at most 170 more (60 min)') and 85 * 40 + 180 == 60 * 60 - 20
+    (line,) = describe_wave(ablation, [10.0, 30.0], None)
+    assert line.endswith(' at most 170 more (57 min)') and 85 * 40 == 57 * 60 - 20
 
 
 def test_max_runs_exceed_typical_runs():

@@ -1,0 +1,48 @@
+"""The time that a run still needs: its steps, and the work between steps."""
+
+from lm.config.fields import TrainConfig
+
+EVALUATION, DIAGNOSIS, SAVING = 'evaluation', 'diagnosis', 'saving'
+
+
+def count_due(interval: int, step: int, steps: int) -> int:
+    """Returns how often work of an interval is due after `step`; the last step counts in any case.
+
+    Args:
+      interval: steps from one time to the next; 0: only at the last step.
+      step: the present step.
+      steps: the steps of the run.
+    """
+    if step >= steps:
+        return 0
+    return ((steps - 1) // interval - step // interval if interval else 0) + 1
+
+
+class RemainingTime:
+    """Estimates the seconds until a run ends.
+
+    Evaluation, diagnosis and saving count with the time that they took last. Their first time does
+    not count, because it includes compilation.
+    """
+
+    def __init__(self, train: TrainConfig):
+        self.steps = train.steps
+        self.intervals = {EVALUATION: train.eval_every, SAVING: train.checkpoint_every}
+        if train.diagnose_every:
+            self.intervals[DIAGNOSIS] = train.diagnose_every
+        self._last_sec: dict[str, float | None] = {}
+
+    def record(self, work: str, sec: float) -> None:
+        """Records that evaluation, diagnosis or saving took `sec` seconds."""
+        self._last_sec[work] = sec if work in self._last_sec else None
+
+    def estimate(self, step: int, step_sec: float) -> float:
+        """Returns the seconds after `step`, at `step_sec` seconds per step.
+
+        Work that is due at `step` is still to come.
+        """
+        work_sec = sum(
+            count_due(interval, step - 1, self.steps) * (self._last_sec.get(work) or 0.0)
+            for work, interval in self.intervals.items()
+        )
+        return (self.steps - step) * step_sec + work_sec
