@@ -2,9 +2,10 @@
 
 The notation reads well in a terminal, and each rule below is an error if it is broken:
 
-- A letter, a Greek name (`alpha`, `eps`) and a word of several letters (`rms`) are symbols; `x_t`,
-  `x_(t - 1)`, `b1` have an index, `m_hat` and `m_bar` an accent, `x^2`, `W^T`, `x'` what follows.
-  Names of fields (`weight_decay`) stay code. Text in double quotes stands as it is.
+- A letter, a Greek name (`alpha`, `eps`) and a word of several letters (`rms`) are symbols.
+  `x_t`, `x_(t - 1)` and `b1` have an index, `x_ts` has two, `m_hat` and `m_bar` have an accent,
+  `x^2`, `W^T` and `x'` an exponent. Names of fields (`weight_decay`) stay code. Text in double
+  quotes stands as it is.
 - Factors stand side by side, `g x`, or have ` * ` or ` . ` between them. A fraction has the factors
   before ` / ` above its line and the one factor behind it below: `a b / c`. What follows must be
   bracketed: `(a / b) c` or `a / (b c)`, never `a / b c`.
@@ -94,10 +95,15 @@ def operator(text: str, attributes: str = '') -> Node:
 
 
 def symbol(text: str) -> Node:
-    """Returns a letter, number, word or pair of letters of an index or a name."""
+    """Returns a letter, Greek letter, number or word."""
+    return Node('mn' if text.isdigit() else 'mi', GREEK.get(text, text))
+
+
+def index(text: str) -> Node:
+    """Returns an index or exponent: a symbol, or a row of two letters."""
     if len(text) == 2 and text.isalpha() and text not in GREEK.keys() | SHORT_WORDS:
         return row([symbol(letter) for letter in text])
-    return Node('mn' if text.isdigit() else 'mi', GREEK.get(text, text))
+    return symbol(text)
 
 
 def is_word(node: Node) -> bool:
@@ -266,7 +272,7 @@ class Parser:
         if first == 'sqrt':
             self.expect('(')
             return self.scripts(element('msqrt', row(self.inside('('))))
-        node = self.scripts(node, [symbol(index) for index in indices], first in LIMITS)
+        node = self.scripts(node, [index(text) for text in indices], first in LIMITS)
         while self.next_is('(', '[', spaced=False):
             arguments = self.bracketed(self.take().text)
             node = element('mrow', node, operator('\N{FUNCTION APPLICATION}'), arguments)
@@ -310,7 +316,7 @@ class Parser:
             token = self.take()
             if token.kind not in ('number', 'name') or '_' in token.text:
                 self.fail('expected an index')
-            nodes.append(Node('mn', token.text) if token.kind == 'number' else symbol(token.text))
+            nodes.append(Node('mn', token.text) if token.kind == 'number' else index(token.text))
         self.stacked = stacked
         return row(nodes)
 

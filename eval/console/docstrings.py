@@ -31,7 +31,7 @@ FUNCTIONS = LIMITS | {
     *('rms', 'var', 'std'),
 }
 _LETTER = rf'(?:[A-Za-z]|{"|".join(GREEK)})'
-_SYMBOL = rf"(?: {_LETTER} (?: _[a-z0-9]{{1,2}} )? | [A-Z] (?: _[a-z]+ )? ) '?"
+_SYMBOL = rf"(?: {_LETTER} (?: _[a-z0-9]{{1,2}} )? | [A-Z] (?: _ (?: [a-z]+ | [A-Z] ) )? ) '?"
 _FUNCTION = f'(?:{"|".join(FUNCTIONS)})'
 _MATHEMATICS = re.compile(
     rf"""

@@ -36,9 +36,9 @@ init_row = row_decorator(arrange=lambda spec, unit: unit)
 
 @init_row()
 def fan_in(spec: ParamSpec, shape: tuple[int, ...], blocks: int) -> float:
-    """By fan_in (arXiv:2309.14322): `s = 1 / sqrt(fan_in)`, and `s = 1 / sqrt(D)` for embeddings.
+    """Deviation by fan_in (arXiv:2309.14322): `s = 1 / sqrt(fan_in)`.
 
-    This is the baseline of the paper.
+    Embeddings have `s = 1 / sqrt(D)`. This is the baseline of the paper.
     """
     terms = shape[-1] if spec.role == 'embedding' else spec.fan_in_size(shape)
     return 1 / math.sqrt(terms)

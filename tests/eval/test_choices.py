@@ -206,3 +206,4 @@ def test_every_row_has_a_card(field):
     for row in part_rows(field):
         card = format_listing(f'{field}={row.name}')
         assert row.text and all(path in card for path in row.options)
+        assert max(map(len, card.splitlines())) <= WIDTH and '``' not in card
