@@ -71,7 +71,7 @@ def test_part_without_test_is_an_error(monkeypatch, patterns):
 def test_conflicts_are_listed_with_check_messages():
     assert cards.find_refusal(('model.norm', 'layernorm')) == ''
     words = cards.find_refusal(('optim.name', 'sophia'), ('model.norm', 'powernorm'))
-    assert words.startswith('optim.name=sophia differentiates the gradient in forward mode')
+    assert words.startswith('optim.name=sophia needs a forward-mode derivative of the gradient')
 
 
 def test_citation_has_this_version():

@@ -369,8 +369,8 @@ def describe_part(part: Any) -> str:
         names.setdefault(getattr(value, '__name__', value), []).append(name)
     commonest = max(names, key=lambda value: len(names[value]), default=None)
     shared = [commonest] if commonest is not None and len(names[commonest]) > 1 else []
-    single = [f'{name}={value}' for value in names if value not in shared for name in names[value]]
-    return ', '.join([*single, *(f'others={value}' for value in shared)])
+    single = [f'{name}: {value}' for value in names if value not in shared for name in names[value]]
+    return ', '.join([*single, *(f'others: {value}' for value in shared)])
 
 
 def first_sentence(text: str) -> str:

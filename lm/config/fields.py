@@ -202,7 +202,9 @@ class OptimConfig:
         float, Option(minimum=0, maximum=FINITE, traced=True), 'strength of weight decay'
     ]
     decay_rule: Annotated[
-        str, Choice(DECAY_RULES, 'optim'), 'share of a weight that weight decay removes in a step'
+        str,
+        Choice(DECAY_RULES, 'optim'),
+        'how weight decay scales with learning rate, schedule and width',
     ]
     clip_norm: Annotated[
         float,

@@ -122,7 +122,7 @@ def assert_trains(words: Sequence[str]) -> None:
 
 def render(walk_from: Callable[[str], Walk] = walk) -> str:
     """Returns the page of all command lines with their answers."""
-    lines = ['# What is answered to published command lines', '']
+    lines = ['# Answers to published command lines', '']
     program = ''
     for published in read_commands():
         if published.program != program:
