@@ -311,9 +311,9 @@ def test_explanations_and_setup_are_folded(page):
     assert 'Holm' in folded['How to read this table']
     for text in ('git commit', 'python -m eval.report --workdir='):
         assert text in folded['Setup and commands']
-    shown = re.sub(r'<details class="how">.*?</details>', '', page, flags=re.S)
+    unfolded = re.sub(r'<details class="how">.*?</details>', '', page, flags=re.S)
     for text in ('git commit', 'Holm', 'python -m'):
-        assert text not in Page(shown).text
+        assert text not in Page(unfolded).text
 
 
 @pytest.mark.parametrize('name', ['sweep', 'tuned', 'single'])

@@ -31,20 +31,20 @@ def label_boxes(svg):
     """Returns (left, right, top, bottom) of the labels of each axis."""
     axes = []
 
-    def walk(element, x, y, labels):
-        shift = re.match(r'translate\(([-\d.]+),([-\d.]+)\)', element.get('transform', ''))
+    def walk(node, x, y, labels):
+        shift = re.match(r'translate\(([-\d.]+),([-\d.]+)\)', node.get('transform', ''))
         if shift:
             x, y = x + float(shift[1]), y + float(shift[2])
-        classes = element.get('class', '')
+        classes = node.get('class', '')
         if 'role-axis-label' in classes:
             labels = []
             axes.append(labels)
-        if element.tag.endswith('}text') and labels is not None and element.get('opacity') != '0':
-            size = float(re.match(r'[\d.]+', element.get('font-size'))[0])
-            width = size * sum(POINT if c in '.,' else DIGIT for c in element.text)
-            left = x - width * {'middle': 0.5, 'end': 1.0}.get(element.get('text-anchor'), 0.0)
-            labels.append((left, left + width, y - size, y))
-        for child in element:
+        if node.tag.endswith('}text') and labels is not None and node.get('opacity') != '0':
+            size = float(re.match(r'[\d.]+', node.get('font-size'))[0])
+            width = size * sum(POINT if c in '.,' else DIGIT for c in node.text)
+            start = x - width * {'middle': 0.5, 'end': 1.0}.get(node.get('text-anchor'), 0.0)
+            labels.append((start, start + width, y - size, y))
+        for child in node:
             walk(child, x, y, labels)
 
     walk(ET.fromstring(svg), 0.0, 0.0, None)
