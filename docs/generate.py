@@ -81,7 +81,7 @@ def fields() -> str:
     """Returns the page of all fields of a config."""
     defaults = flatten(default.get_config().to_dict())
     parts = [
-        '# Fields\n',
+        '# Config fields\n',
         'A field is set by `--config.SECTION.FIELD=VALUE`. The default is that of ',
     ]
     parts.append('`configs/default.py`; None of an option means as published.\n')
@@ -148,7 +148,8 @@ def run_columns() -> str:
     ]
     rows += [[f'`{name}`', '', f'`{path}` of the config'] for path, name in columns().items()]
     return (
-        '# Columns\n\nThe table `runs` of `eval.runs`, `cells.parquet` of a sweep and '
+        '# Columns of the table of runs\n\n'
+        'The table `runs` of `eval.runs`, `cells.parquet` of a sweep and '
         '`eval.runs.frame` have a row for each run.\n\n' + table(['column', 'type', 'from'], rows)
     )
 
@@ -164,7 +165,8 @@ def exports() -> str:
             command = f'configs/{path.name}' + (f' --config.{name}={value}' if name else '')
             rows.append([f'`{command}`', describe_export(recipe)])
     return (
-        '# Exports\n\nAs which class of transformers `python -m eval.convert export-hf` writes the '
+        '# Exports to Hugging Face\n\n'
+        'As which class of transformers `python -m eval.convert export-hf` writes the '
         'model of a config, or what the nearest class lacks. `train.py --print_config` says it '
         'of any config.\n\n' + table(['config', 'export'], rows)
     )

@@ -33,9 +33,10 @@ def pages() -> dict[str, str]:
     if lacking:
         raise ValueError('docstrings of the Python API: ' + '; '.join(lacking))
     head = (
-        '# Python\n\n[From Python](../../guide/python.md) shows these in use. Shapes are letters: '
-        'B batch, T position, S key position, D model, N heads, K key heads, H head, V vocabulary, '
-        'L layer, M tokens.\n\n'
+        '# Python API\n\n'
+        '[Checkpoints and results in Python](../../guide/python.md) shows these in use. '
+        'Shapes are letters: B batch, T position, S key position, D model, N heads, K key heads, '
+        'H head, V vocabulary, L layer, M tokens.\n\n'
     )
     index = '\n'.join(['```{toctree}', ':maxdepth: 1', '', *modules, '```', ''])
     return {'index.md': head + index} | {f'{room}.md': page(modules[room]) for room in modules}
