@@ -44,7 +44,7 @@ html_theme_options = {'navbar_persistent': [], 'show_toc_level': 2, 'home_page_i
 copybutton_prompt_text = '$ '
 
 CONTENTS = {  # caption: pages below docs, or with a leading / below the project's folder
-    'First steps': 'guide/start coming_from',
+    'First steps': 'guide/start guide/notebooks coming_from',
     'Tutorials': """
         tutorials/first_ablation tutorials/norm_of_your_own tutorials/collapsing_attention
         tutorials/transferred_rate tutorials/inside_a_checkpoint tutorials/pod_you_do_not_hold
@@ -92,7 +92,7 @@ def replace_file_links(app, docname: str, source: list[str]) -> None:
 
     def name_file(match: re.Match) -> str:
         text, path = match[1], (folder / match[2]).resolve()
-        if path.suffix == '.md' or not path.exists():
+        if path.suffix in ('.md', '.ipynb') or not path.exists():  # a notebook is downloaded
             return match[0]
         name = f'`{path.relative_to(ROOT)}`'
         return name if text.rstrip('/').replace('\\', '') in name else f'{text} ({name})'

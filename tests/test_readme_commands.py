@@ -197,7 +197,7 @@ LOWERED = [
         '--config.optim.schedule=constant',
         'default.py --config.optim.ghost_radius=1.0 --config.kernels.attention=reference',
         'default.py --config.optim.name=sven --config.optim.lr=0.1 --config.optim.others_lr=3e-3',
-        'default.py --config.data.batch_size=64 --config.mesh.axes=auto',
+        'default.py --config.data.batch_size=64 --config.data.epochs=8 --config.mesh.axes=auto',
     )
 ]
 PRELOADED = [  # before each command: most of what importing takes
