@@ -8,6 +8,8 @@ import re
 import sys
 from pathlib import Path
 
+from docutils import nodes
+
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 sys.path.insert(0, str(ROOT))
@@ -36,49 +38,45 @@ default_role = 'docstring'  # of docs/roles.py: backticks hold code or an equati
 smartquotes_action = 'qe'  # two dashes are a flag's
 html_theme = 'sphinx_book_theme'
 html_static_path, html_css_files, html_js_files = ['_static'], ['site.css'], ['sort.js']
+html_search_scorer = str(HERE / '_static' / 'scorer.js')
 highlight_language = 'none'  # of what is indented: commands
 html_theme_options = {'navbar_persistent': [], 'show_toc_level': 2, 'home_page_in_toc': True}
 copybutton_prompt_text = '$ '
 
-CONTENTS = {
+CONTENTS = {  # caption: pages below docs, or with a leading / below the project's folder
+    'First steps': 'guide/start guide/notebooks coming_from',
     'Tutorials': """
-        first_ablation norm_of_your_own collapsing_attention transferred_rate inside_a_checkpoint
-        pod_you_do_not_hold own_conversations""",
-    'Guide': """
-        start config data norms attention reparametrisations models losses_optimizers scaling sweeps
-        tuning claims python evaluation suites generation serving trackers diagnostics runs buckets
-        devices hosts pods parts change_the_block""",
-    'Reference': 'parts/index python/index fields stages commands columns statuses exports',
-}
-MORE = {
-    'Guide': ['docs/coming_from'],
-    'Reference': ['docs/files'],
-    'What came out': [
-        'docs/claims/index',
-        'docs/studies',
-        'tests/bench/RESULTS',
-        'tpu/PLANS',
-        'docs/limits',
-    ],
-    'The project': [
-        'docs/design',
-        'docs/words',
-        'docs/changelog',
-        'docs/contributing',
-        'docs/cite',
-    ],
+        tutorials/first_ablation tutorials/norm_of_your_own tutorials/collapsing_attention
+        tutorials/transferred_rate tutorials/inside_a_checkpoint tutorials/pod_you_do_not_hold
+        tutorials/own_conversations""",
+    'Train': 'guide/config guide/data guide/runs guide/diagnostics guide/trackers',
+    'Models and optimizers': """
+        guide/norms guide/attention guide/reparametrisations guide/losses_optimizers guide/scaling
+        guide/models""",
+    'Compare': 'guide/sweeps guide/tuning guide/claims',
+    'Use a trained model': """
+        guide/python guide/evaluation guide/suites guide/generation guide/serving""",
+    'Scale up': 'guide/devices guide/hosts guide/pods guide/buckets',
+    'Extend': 'guide/parts guide/change_the_block',
+    'Reference': """
+        reference/fields reference/parts/index reference/commands reference/python/index files
+        reference/stages reference/columns reference/statuses reference/exports""",
+    'Results': 'claims/index studies /tests/bench/RESULTS /tpu/PLANS limits',
+    'Project': 'design words changelog contributing cite',
 }
 BELOW = {'docs/studies': '/configs/studies/results/*', 'docs/claims/index': '*'}
+PHONE_CHARS = 32  # of code in a line
 LINK = re.compile(r'(?<!!)\[([^\]]+)\]\((?!\w+:|#)([^)#\s]+)\)')
 
 
 def contents() -> str:
     """Returns the table of contents that a forge does not show."""
     trees = []
-    for caption in {**CONTENTS, **MORE}:
-        names = [f'docs/{caption.lower()}/{name}' for name in CONTENTS.get(caption, '').split()]
-        lines = [f':caption: {caption}', ':hidden:', '', *names, *MORE.get(caption, ())]
-        trees.append('\n'.join(['```{toctree}', *lines, '```']))
+    for caption, pages in CONTENTS.items():
+        names = [page if page.startswith('/') else f'docs/{page}' for page in pages.split()]
+        trees.append(
+            '\n'.join(['```{toctree}', f':caption: {caption}', ':hidden:', '', *names, '```'])
+        )
     return '\n\n'.join(trees)
 
 
@@ -94,7 +92,7 @@ def replace_file_links(app, docname: str, source: list[str]) -> None:
 
     def name_file(match: re.Match) -> str:
         text, path = match[1], (folder / match[2]).resolve()
-        if path.suffix == '.md' or not path.exists():
+        if path.suffix in ('.md', '.ipynb') or not path.exists():  # a notebook is downloaded
             return match[0]
         name = f'`{path.relative_to(ROOT)}`'
         return name if text.rstrip('/').replace('\\', '') in name else f'{text} ({name})'
@@ -104,6 +102,13 @@ def replace_file_links(app, docname: str, source: list[str]) -> None:
         source[0] += '\n' + contents()
     if below := BELOW.get(docname):
         source[0] += f'\n```{{toctree}}\n:glob:\n:hidden:\n\n{below}\n```\n'
+
+
+def mark_long_code(app, doctree: nodes.document) -> None:
+    """Marks inline code with words that a phone has to break: site.css does."""
+    for node in doctree.findall(nodes.literal):
+        if any(len(word) > PHONE_CHARS for word in node.astext().split()):
+            node['classes'].append('long')
 
 
 def write_index(app, error: Exception | None) -> None:
@@ -152,4 +157,5 @@ def setup(app) -> None:
     app.connect('autodoc-process-docstring', hide_first_line, priority=400)  # napoleon has 500
     app.connect('autodoc-process-docstring', draw_equations, priority=300)
     app.connect('source-read', replace_file_links)
+    app.connect('doctree-read', mark_long_code)
     app.connect('build-finished', write_index)

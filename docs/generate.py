@@ -82,7 +82,7 @@ def fields() -> str:
     """Returns the page of all fields of a config."""
     defaults = flatten(default.get_config().to_dict())
     parts = [
-        '# Fields\n',
+        '# Config fields\n',
         'Set a field with `--config.SECTION.FIELD=VALUE`. Defaults are those of '
         '`configs/default.py`. If the default of an option is None, the published default of the '
         'part applies.\n',
@@ -150,7 +150,8 @@ def run_columns() -> str:
     ]
     rows += [[f'`{name}`', '', f'`{path}` of the config'] for path, name in columns().items()]
     return (
-        '# Columns\n\nThe table `runs` of `eval.runs`, the file `cells.parquet` of a sweep and '
+        '# Columns of the table of runs\n\n'
+        'The table `runs` of `eval.runs`, the file `cells.parquet` of a sweep and '
         '`eval.runs.frame` have one row per run, with these columns.\n\n'
         + table(['column', 'type', 'source'], rows)
     )
@@ -167,7 +168,8 @@ def exports() -> str:
             command = f'configs/{path.name}' + (f' --config.{name}={value}' if name else '')
             rows.append([f'`{command}`', describe_export(recipe)])
     return (
-        '# Exports\n\n`python -m eval.convert export-hf` writes a model as one of the classes of '
+        '# Exports to Hugging Face\n\n'
+        '`python -m eval.convert export-hf` writes a model as one of the classes of '
         'transformers. The table gives the class for each config, or what the nearest class lacks. '
         '`train.py --print_config` prints this for any config.\n\n'
         + table(['config', 'export'], rows)

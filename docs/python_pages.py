@@ -33,8 +33,8 @@ def pages() -> dict[str, str]:
     if lacking:
         raise ValueError('incomplete docstrings of the Python API: ' + '; '.join(lacking))
     head = (
-        '# Python\n\n[From Python](../../guide/python.md) shows how to use these modules. Letters '
-        'in shapes: B batch, T position, S key position, D model width, N heads, K key heads, '
+        '# Python API\n\n[Checkpoints and results in Python](../../guide/python.md) shows how to '
+        'use these modules. Letters in shapes: B batch, T position, S key position, D model width, N heads, K key heads, '
         'H head width, V vocabulary, L layer, M tokens.\n\n'
     )
     index = '\n'.join(['```{toctree}', ':maxdepth: 1', '', *modules, '```', ''])

@@ -197,7 +197,7 @@ LOWERED = [
         '--config.optim.schedule=constant',
         'default.py --config.optim.ghost_radius=1.0 --config.kernels.attention=reference',
         'default.py --config.optim.name=sven --config.optim.lr=0.1 --config.optim.others_lr=3e-3',
-        'default.py --config.data.batch_size=64 --config.mesh.axes=auto',
+        'default.py --config.data.batch_size=64 --config.data.epochs=8 --config.mesh.axes=auto',
     )
 ]
 PRELOADED = [  # before each command: most of what importing takes
@@ -318,7 +318,7 @@ def test_every_command_works_as_printed(outcome, tmp_path):
     assert not failed, '\n\n'.join(f'{line}\n{printed}' for line, printed in failed.items())
 
 
-# What the block of "From Python" has to have made.
+# What the block of "Checkpoints and results in Python" has to have made.
 CHECKED = """
 L, B, T, D = stream['after_mlp'].shape
 assert (L, B, T, D) == (1, *tokens_BT.shape, 16) == stream['after_attention'].shape
@@ -350,7 +350,7 @@ def test_printed_folder_matches_default_config():
 
 
 def test_printed_table_matches_frame_columns():
-    section = TEXT.split('\n## From Python\n')[1].split('\n## ')[0]
+    section = TEXT.split('\n## Checkpoints and results in Python\n')[1].split('\n## ')[0]
     rows = [line.split('|')[1] for line in section.splitlines() if line.startswith('| `')]
     listed = [name for row in rows for name in re.findall(r'`(\w+)`', row)]
     assert {*IDENTITY, *RESULTS} <= {*listed} <= {*IDENTITY, *RESULTS, *columns().values()}

@@ -5,17 +5,14 @@ Needs Chromium and is skipped without; EVENKEEL_BROWSER=required fails instead.
 
 import html
 import json
-import os
 import re
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from eval.report.page import write_report
-from tests.commands import PATIENCE_SEC
+from tests.browser import open_page
 from tests.eval import sweep_fixture as fixture
 from tests.eval import tuned_fixture as tuned
 from tests.eval.report.test_unstable import diagnostics_by_layer, summary_with_warning
@@ -23,7 +20,6 @@ from tests.eval.report.test_unstable import diagnostics_by_layer, summary_with_w
 pytestmark = pytest.mark.full  # a browser: half a minute
 
 LEAST_WINDOW = 500  # of Chromium; a narrower page is shown in a frame
-BROWSERS = ('chromium', 'chromium-browser', 'google-chrome', 'chrome')
 
 WATCH = """<script>
 window.wrong = [];
@@ -145,27 +141,15 @@ async function tryPage() {
 
 def browse(page: str, script: str, folder: Path, *flags: str, width: int = 1280) -> dict[str, Any]:
     """Returns the findings of `script` on the page, and the messages of the browser."""
-    browser = next((path for name in BROWSERS if (path := shutil.which(name))), None)
-    if browser is None:
-        if os.environ.get('EVENKEEL_BROWSER') == 'required':
-            pytest.fail(f'EVENKEEL_BROWSER=required, and none of {", ".join(BROWSERS)} is here')
-        pytest.skip(f'no browser on this machine: none of {", ".join(BROWSERS)} on PATH')
     body, end, tail = page.replace('<head>', '<head>' + WATCH, 1).rpartition('</body>')
     text = body + script + TELL + end + tail
     if width < LEAST_WINDOW:
         style = f'border: 0; width: {width}px; height: 2000px'
         text = f'<body><iframe style="{style}" srcdoc="{html.escape(text)}"></iframe></body>'
     (folder / 'page.html').write_text(text)
-    command = [browser, '--headless', '--no-sandbox', '--disable-gpu', '--enable-logging=stderr']
-    command += ['--host-resolver-rules=MAP * ~NOTFOUND', f'--user-data-dir={folder}/profile']
-    command += [
-        f'--window-size={max(width, LEAST_WINDOW)},2000',
-        '--virtual-time-budget=20000',
-        '--dump-dom',
-        *flags,
-    ]
-    command += [f'file://{folder}/page.html']
-    process = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SEC)
+    flags = ('--host-resolver-rules=MAP * ~NOTFOUND', '--virtual-time-budget=20000', *flags)
+    flags += (f'--window-size={max(width, LEAST_WINDOW)},2000',)
+    process = open_page(f'file://{folder}/page.html', folder / 'profile', *flags)
     match = re.search(r'<pre id="findings">(.*?)</pre>', process.stdout, re.S)
     assert match, process.stderr
     observations = json.loads(html.unescape(match[1]))
