@@ -34,8 +34,8 @@ def pages() -> dict[str, str]:
         raise ValueError('incomplete docstrings of the Python API: ' + '; '.join(lacking))
     head = (
         '# Python API\n\n[Checkpoints and results in Python](../../guide/python.md) shows how to '
-        'use these modules. Letters in shapes: B batch, T position, S key position, D model width, N heads, K key heads, '
-        'H head width, V vocabulary, L layer, M tokens.\n\n'
+        'use these modules. Letters in shapes: B batch, T position, S key position, D model width, '
+        'N heads, K key heads, H head width, V vocabulary, L layer, M tokens.\n\n'
     )
     index = '\n'.join(['```{toctree}', ':maxdepth: 1', '', *modules, '```', ''])
     return {'index.md': head + index} | {f'{room}.md': page(modules[room]) for room in modules}
