@@ -30,6 +30,7 @@ include_patterns = [
 exclude_patterns = ['docs/_build', 'docs/reference/other_programs.md']  # which a page includes
 extensions = ['myst_parser', 'sphinx.ext.autodoc', 'sphinx.ext.napoleon', 'sphinx_copybutton']
 myst_heading_anchors = 3
+myst_enable_extensions = ['html_image']
 autodoc_member_order = 'bysource'
 autodoc_class_signature = 'separated'  # fields are listed with their types
 autodoc_preserve_defaults = True

@@ -2,9 +2,9 @@
 
 python -m docs.report_picture [PAGE]
 
-Trains the study (two minutes of CPU time) in a temporary folder, or takes the report of one,
-PAGE. Needs Chromium. The picture is readable at 400 pixels, so it has large text, few columns and
-one chart.
+Trains the study of the front page (two minutes of CPU time) in a temporary folder, or takes its
+report, PAGE. Needs Chromium. The picture is readable at 400 pixels, so it has large text, few
+columns and one chart.
 """
 
 import re
@@ -19,14 +19,7 @@ PICTURE = ROOT / 'docs' / '_static' / 'report.png'
 BROWSER = 'chromium'
 WIDTH, SCALE = 560, 2  # CSS pixels, and pixels of the picture for each
 CHART_FONT = 15
-NAME = 'optimizers'  # of the study: the heading of its report
-SETTINGS = {
-    **{'model.d_model': 32, 'model.n_layers': 2, 'model.d_ff': 64},
-    **{'data.tokenizer': 'byte', 'data.seq_len': 32, 'optim.warmup_steps': 10},
-    **{'train.steps': 120, 'train.eval_every': 120},
-    'sweep': "{'optim.name': ('adamw', 'muon', 'lion')}",
-    'tune': "{'optim.lr': None}",
-}
+CONFIG = re.compile(r'^```python\n# configs/(optimizers\.py)\n(.*?)^```$', re.DOTALL | re.MULTILINE)
 COLUMNS = ('arm', 'verdict', 'difference', 'tuned loss')
 
 STYLE = """
@@ -48,16 +41,18 @@ setInterval(() => {
 
 def main(arguments: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        page = Path(arguments[0]) if arguments else train(Path(folder) / NAME)
+        page = Path(arguments[0]) if arguments else train(Path(folder))[0]
         print(draw(page, Path(folder)))
 
 
-def train(workdir: Path) -> Path:
-    """Trains the study; returns the page that its end writes."""
-    program = [sys.executable, 'train.py', '--config=configs/studies/small.py']
-    flags = [f'--config.{path}={value}' for path, value in SETTINGS.items()]
-    subprocess.run([*program, *flags, f'--workdir={workdir}'], cwd=ROOT, check=True)
-    return workdir / 'report.html'
+def train(folder: Path) -> tuple[Path, str]:
+    """Trains the study of the front page in `folder`; returns its report and its output."""
+    name, config = CONFIG.search((ROOT / 'README.md').read_text()).groups()
+    (folder / name).write_text(config)
+    workdir = folder / Path(name).stem
+    command = [sys.executable, 'train.py', f'--config={folder / name}', f'--workdir={workdir}']
+    process = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    return workdir / 'report.html', process.stdout
 
 
 def draw(page: Path, folder: Path) -> Path:

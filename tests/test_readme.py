@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from docs import report_picture
 from eval.console.listings import part_rows
 from lm.config.fields import CHOICES, FIELDS
 from tests import ROOT
@@ -130,6 +131,21 @@ def test_first_screen_is_as_shown(tmp_path):
     block = re.search(r'^```\nruns/default.*?^```$', FRONT_PAGE, re.DOTALL | re.MULTILINE)[0]
     lines = [mask_numbers(line) for line in block.splitlines()[2:-2] if line != '...']
     assert len(lines) > 10 and not [line for line in lines if line not in printed]
+
+
+@pytest.mark.full  # trains 90 tiny runs
+def test_study_ends_as_shown(tmp_path):
+    """The last lines of the study on the front page, and the page that they promise. Losses depend
+    on the machine's order of summation: Muon's verdict must not, the others' words may.
+    """
+    page, printed = report_picture.train(tmp_path)
+    block = re.search(r'^```\n(Muon is .*?)^```$', FRONT_PAGE, re.DOTALL | re.MULTILINE)[1]
+    muon, lion, lowest = (mask_numbers(line) for line in block.splitlines())
+    lines = [mask_numbers(line) for line in printed.splitlines()]
+    assert muon in lines and lowest in lines
+    assert lion in lines or any(line.startswith('Inconclusive: ') for line in lines)
+    text = page.read_text()
+    assert 'adamw' in text and 'tuned_losses' in text
 
 
 def mask_numbers(line):
