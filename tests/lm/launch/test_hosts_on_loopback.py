@@ -714,4 +714,4 @@ def test_sweep_on_both_hosts_needs_a_disk(bucket_env, start, corpus):
     job = start(f's3://{BUCKET}/sweep', corpus, FLAG, host_options=host_options, mesh_data=8).wait(
         BAD_INPUT
     )
-    assert 'needs a --workdir on a disk that all of them see' in job.read_log(0)
+    assert 'needs a --workdir on a disk that all hosts share' in job.read_log(0)
