@@ -257,7 +257,7 @@ def load(folder: str | Path) -> Tokenizer:
         } if 0 <= min(bos, eos) <= max(bos, eos) < size:
             loaded = _load_library(library).library
             if 'library' in optional and optional['library'] != file_digest(library):
-                raise ValueError(f'{library} was changed, or damaged, since it was written.')
+                raise ValueError(f'{library} was changed or damaged after it was written.')
             beside = read_files_beside(folder)
             return SubwordTokenizer(loaded, size, bos, eos, cuttable, beside)
     raise ValueError(

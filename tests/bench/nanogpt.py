@@ -11,8 +11,8 @@ and NumPy. Three programs train on the same bytes, the sources of Python's stand
     default recipe     train.py of this project with the size and the text changed, nothing else
 
 Seconds run from a command to its end: start, compilation, evaluations and checkpoints included.
-Every program evaluates each 250 steps. The curve of nanoGPT is what it prints, the mean over 20
-random batches; the final losses of all three cover the validation text once, in rows of 64 bytes.
+Every program evaluates each 250 steps. The curve of nanoGPT has the values that it prints, means
+over 20 random batches; the final losses of all three cover the validation text once, in rows of 64 bytes.
 With --out, also writes the runs (nanogpt.json) and the picture of the README (nanogpt.png).
 """
 
@@ -128,13 +128,13 @@ def write_texts(folder: Path, checkout: Path) -> tuple[Path, Path]:
     if len(text) < TEXT_BYTES:
         raise SystemExit(f'needs {TEXT_BYTES:,} bytes of Python sources; got {len(text):,}')
     split = int(len(text) * (1 - VALIDATION_SHARE))
-    data = checkout / 'data' / 'evenkeel_bench'
-    data.mkdir(exist_ok=True)
-    (data / 'meta.pkl').write_bytes(pickle.dumps({'vocab_size': 256}))
+    token_folder = checkout / 'data' / 'evenkeel_bench'
+    token_folder.mkdir(exist_ok=True)
+    (token_folder / 'meta.pkl').write_bytes(pickle.dumps({'vocab_size': 256}))
     paths = folder / 'train.txt', folder / 'val.txt'
     for path, part in zip(paths, (text[:split], text[split:]), strict=True):
         path.write_bytes(part)
-        np.frombuffer(part, np.uint8).astype(np.uint16).tofile(data / f'{path.stem}.bin')
+        np.frombuffer(part, np.uint8).astype(np.uint16).tofile(token_folder / f'{path.stem}.bin')
     return paths
 
 
@@ -170,8 +170,8 @@ def run_nanogpt(checkout: Path, python: str, seed: int, folder: Path) -> BenchRu
     command += [f'--out_dir={folder}', '--dataset=evenkeel_bench']
     seconds, curve = run_timed(command, NANOGPT_LOSS, checkout)
     score = [python, '-c', SCORE, str(folder / 'ckpt.pt'), 'data/evenkeel_bench/val.bin']
-    output = subprocess.run(score, cwd=checkout, check=True, capture_output=True, text=True)
-    loss = float(output.stdout.split('LOSS')[1])
+    scored = subprocess.run(score, cwd=checkout, check=True, capture_output=True, text=True)
+    loss = float(scored.stdout.split('LOSS')[1])
     return BenchRun(NANOGPT, seed, seconds, loss, curve)
 
 

@@ -385,7 +385,7 @@ class TestMeasureEvidence:
         path = tmp_path / self.PATH
         path.parent.mkdir()
         write_json(path, {'values': {}, 'code': '', 'core_seconds': 1.0, 'sha256': 'none'})
-        with pytest.raises(ValueError, match='changed, or damaged'):
+        with pytest.raises(ValueError, match='changed or damaged'):
             open_evidence(self.NAME, tmp_path)
 
 

@@ -246,7 +246,7 @@ def test_end_tokens_are_the_listed_ids(tmp_path, eos_token_id, end_tokens):
 def test_malformed_config_is_an_error_at_the_start(folder, config):
     tokenizer = tokenizers.load_for_model(folder, 258, None, None)
     (folder / 'tokenizer_config.json').write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=r'chat.template|holds no object'):
+    with pytest.raises(ValueError, match=r'chat.template|contains no object'):
         build_chat(tokenizer, folder)
 
 

@@ -51,7 +51,7 @@ def test_progress_line_leaves_room_for_an_interrupt(steps, width):
     row = {'loss': 10.8855, 'tokens_per_sec': 113_011.0, 'mfu': 0.567}
     with terminal.show_progress(steps, 0):
         for step in (steps - 2, steps - 1):
-            terminal.show_row(row | {'step': step, 'step_sec': 1428.0}, steps)
+            terminal.show_row(row | {'step': step}, steps, 1428.0)
         terminal._progress.refresh()
         line = file.getvalue().split('\x1b[2K')[-1]
     assert 'tokens/s' in line and line.endswith('23.8 min left')

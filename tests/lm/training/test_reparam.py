@@ -345,7 +345,7 @@ def test_unrepresentable_weights_are_refused(changes):
     """Catches a run that starts from other weights than its config names."""
     source, used = build_source({'model.reparam': 'none'})
     message = (
-        rf'model.reparam={changes["model.reparam"]}.* cannot hold .* would differ by .* of its'
+        rf'model.reparam={changes["model.reparam"]}.* cannot represent .* would change by .* of its'
     )
     with pytest.raises(ValueError, match=message):
         start_from(changes, source, used)

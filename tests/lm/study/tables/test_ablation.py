@@ -244,7 +244,7 @@ def test_unfinished_sweep_shows_partial_results(half):
     assert lines[0] == 'layernorm has no verdict yet'
     assert noted[0].startswith('NOTE: the sweep is not finished')
     spec = draw_tuned_losses(ablation).to_dict()
-    assert len(spec['hconcat']) == 1
+    assert len(spec['concat']) == 1
 
 
 def test_record_has_arm_and_stage(written, tmp_path):
@@ -303,7 +303,7 @@ def test_chart_has_a_panel_for_each_field(tmp_path):
     study = tuned.write_tuned(tmp_path / 's', {'rmsnorm': loss, 'layernorm': loss}, settings)
     ablation = read(tmp_path / 's')
     assert ablation.study.picks == study.picks
-    panels = draw_tuned_losses(ablation).to_dict()['hconcat']
+    panels = draw_tuned_losses(ablation).to_dict()['concat']
     titles = [panel['layer'][0]['encoding']['x']['title'] for panel in panels]
     assert titles == ['optim.lr', 'optim.weight_decay']
     (row, _) = tables.arm_results(ablation)
