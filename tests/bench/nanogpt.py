@@ -12,8 +12,9 @@ and NumPy. Three programs train on the same bytes, the sources of Python's stand
 
 Seconds run from a command to its end: start, compilation, evaluations and checkpoints included.
 Every program evaluates each 250 steps. The curve of nanoGPT has the values that it prints, means
-over 20 random batches; the final losses of all three cover the validation text once, in rows of 64 bytes.
-With --out, also writes the runs (nanogpt.json) and the picture of the README (nanogpt.png).
+over 20 random batches; the final losses of all three cover the validation text once, in rows of
+64 bytes. With --out, also writes the runs (nanogpt.json) and the picture of the README
+(nanogpt.svg).
 """
 
 import argparse
@@ -33,7 +34,7 @@ from pathlib import Path
 import altair as alt
 import numpy as np
 
-from eval.charts import COLOURS, save_chart
+from eval.charts import save_chart
 
 TEXT_BYTES = 1_115_394  # the size of tiny Shakespeare
 VALIDATION_SHARE = 0.1
@@ -238,28 +239,24 @@ def draw(runs: list[BenchRun]) -> alt.TopLevelMixin:
         for seconds, step, loss in run.curve
         if step
     ]
-    ends = [  # the end of each program's slowest run carries its name
-        max((row for row in rows if row['program'] == name), key=lambda row: row['seconds'])
-        for name in names.values()
-    ]
-    colour = alt.Color('program:N', scale=alt.Scale(range=COLOURS[:3]), legend=None)
     text = {'labelFontSize': 15, 'titleFontSize': 15}
-    base = alt.Chart(alt.Data(values=rows)).encode(
-        x=alt.X('seconds:Q', title='seconds since the command', axis=alt.Axis(**text)),
-        y=alt.Y(
-            'loss:Q',
-            title='validation loss (nats per byte)',
-            scale=alt.Scale(zero=False),
-            axis=alt.Axis(**text),
-        ),
-        color=colour,
+    legend = alt.Legend(orient='top-right', title=None, labelFontSize=16, symbolStrokeWidth=3)
+    return (
+        alt.Chart(alt.Data(values=rows))
+        .mark_line(point=True, strokeWidth=2)
+        .encode(
+            x=alt.X('seconds:Q', title='seconds since the command', axis=alt.Axis(**text)),
+            y=alt.Y(
+                'loss:Q',
+                title='validation loss (nats per byte)',
+                scale=alt.Scale(zero=False),
+                axis=alt.Axis(**text),
+            ),
+            color=alt.Color('program:N', sort=[*names.values()], legend=legend),
+            detail='seed:N',
+        )
+        .properties(width=480, height=300)
     )
-    lines = base.mark_line(point=True).encode(detail='seed:N')
-    labels = base.mark_text(align='right', dy=-12, fontSize=16, fontWeight='bold').encode(
-        text='program:N'
-    )
-    labels.data = alt.Data(values=ends)
-    return (lines + labels).properties(width=480, height=300)
 
 
 def main() -> None:
@@ -267,7 +264,7 @@ def main() -> None:
     parser.add_argument('--checkout', type=Path, required=True, help='a clone of nanoGPT')
     parser.add_argument('--python', required=True, help='an interpreter with PyTorch')
     parser.add_argument('--seeds', type=int, default=3)
-    parser.add_argument('--out', type=Path, help='folder for nanogpt.json and nanogpt.png')
+    parser.add_argument('--out', type=Path, help='folder for nanogpt.json and nanogpt.svg')
     arguments = parser.parse_args()
     checkout, runs = arguments.checkout.resolve(), []
     with tempfile.TemporaryDirectory() as name:
@@ -284,7 +281,7 @@ def main() -> None:
         arguments.out.mkdir(parents=True, exist_ok=True)
         text = json.dumps([dataclasses.asdict(run) for run in runs], indent=1)
         (arguments.out / 'nanogpt.json').write_text(text)
-        save_chart(draw(runs), arguments.out / 'nanogpt.png')
+        save_chart(draw(runs), arguments.out / 'nanogpt.svg')
     print_table(runs)
 
 
