@@ -35,9 +35,7 @@ HEAD = (
 )
 RATE = 'learning_rate'
 MEAN = 'mean'  # over seeds
-# By default every second label goes until none overlap, which leaves odd ones of 1, 2, ..., 9.
-LABELS = {'linear': alt.Axis(), 'log': alt.Axis(labelOverlap='greedy')}
-DECADE = 10  # a logarithmic axis over less has hardly a label
+DECADE = 10  # a logarithmic axis over less has few labels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -280,6 +278,20 @@ def draw_head_maps(maps: Sequence[tuple], runs: Sequence[RunLines], name: str) -
     return _draw_heat_map(rows, runs, name, y, (260, min(480, max(150, 9 * len(places)))))
 
 
+def build_axis(kind: str, values: Sequence[float]) -> altair.Axis:
+    """Returns the axis of values on a scale of a kind, 'linear' or 'log'.
+
+    Logarithmic ones are labelled at powers of 10, and below two decades also at 2 and 5 times
+    these. Vega would label whichever ticks are left after every second one is dropped.
+    """
+    if kind == 'linear':
+        return alt.Axis()
+    digits = '1' if max(values) > DECADE**2 * min(values) else '125'
+    digit = 'slice(format(datum.value, ".0e"), 0, 1)'
+    label = f'indexof("{digits}", {digit}) < 0 ? "" : format(datum.value, "~g")'
+    return alt.Axis(labelExpr=label, labelOverlap=False)
+
+
 def draw_by_depth(profiles: Sequence[Profile], name: str) -> Chart:
     """Draws a quantity over the layers: a line for each variant and thin lines for its seeds.
 
@@ -305,7 +317,7 @@ def draw_by_depth(profiles: Sequence[Profile], name: str) -> Chart:
     values = [row['y'] for row in rows]
     kind = 'log' if 0 < DECADE * min(values) <= max(values) else 'linear'
     scale = build_scale(kind, nice=False)
-    y = alt.Y('y:Q', title=name.replace('_', ' '), scale=scale, axis=LABELS[kind])
+    y = alt.Y('y:Q', title=name.replace('_', ' '), scale=scale, axis=build_axis(kind, values))
     layers = list(range(1, max(profile.layers for profile in profiles) + 1))
     x = alt.X('layer:Q', title='layer', axis=alt.Axis(values=layers, format='d'))
     chart = alt.Chart(alt.Data(values=rows)).encode(
@@ -345,7 +357,8 @@ def draw_over_steps(rows: list[dict], look: dict[str, Any], name: str) -> Chart:
     """
     low, high = min(min(row['low']) for row in rows), max(max(row['high']) for row in rows)
     kind = 'log' if 0 < 100 * low < high else 'linear'
-    y = alt.Y('y:Q', title=name.replace('_', ' '), scale=build_scale(kind), axis=LABELS[kind])
+    axis = build_axis(kind, [low, high])
+    y = alt.Y('y:Q', title=name.replace('_', ' '), scale=build_scale(kind), axis=axis)
     flattened = alt.Chart(alt.Data(values=rows)).transform_flatten(['step', 'y', 'low', 'high'])
     x = alt.X('step:Q', title='step', scale=alt.Scale(nice=False, padding=MARGIN))
     chart = flattened.encode(x=x)

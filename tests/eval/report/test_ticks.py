@@ -3,6 +3,7 @@
 import re
 import xml.etree.ElementTree as ET
 
+import altair as alt
 import pytest
 import vl_convert
 
@@ -15,6 +16,7 @@ from eval.report.figures import (
     draw_learning_rates,
     draw_loss_curves,
 )
+from eval.report.layers import build_axis
 from eval.report.series import read_series
 from eval.report.subject import read_subject
 from lm.study.tables.comparison import compare_variants
@@ -107,6 +109,23 @@ def test_labels_have_gaps_at_every_width(domain):
         svg = vl_convert.vegalite_to_svg(spec | {'width': width}, config=LIGHT)
         ((*labels,),) = label_boxes(svg)
         assert len(labels) > 1 and collisions(labels) == []
+
+
+@pytest.mark.parametrize(
+    ('values', 'labels'),
+    [
+        ([0.3, 7.0], ['0.5', '1', '2', '5']),
+        ([1e-4, 1.0], ['0.0001', '0.001', '0.01', '0.1', '1']),
+    ],
+)
+def test_logarithmic_axis_has_round_labels(values, labels):
+    """Catches an axis on which Vega's own choice leaves 0.2, 0.6 and 4, or a single label."""
+    scale = alt.Scale(type='log', domain=values, nice=False)
+    y = alt.Y('y:Q', scale=scale, axis=build_axis('log', values))
+    chart = alt.Chart(alt.Data(values=[])).mark_point().encode(y=y).properties(height=190)
+    svg = vl_convert.vegalite_to_svg(chart_spec(chart), config=LIGHT)
+    texts = re.findall(r'<text[^>]*opacity="1"[^>]*>([\d.]+)<', svg)
+    assert sorted(texts, key=float) == labels
 
 
 def test_finds_collisions():
