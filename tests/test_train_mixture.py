@@ -145,4 +145,4 @@ def test_repeating_source_is_refused(corpus, tmp_path):
     line = command(tmp_path, corpus, data_epochs=1, train_steps=5000)
     completed = subprocess.run(line, cwd=ROOT, text=True, capture_output=True, check=False)
     assert completed.returncode == 1 and 'Traceback' not in completed.stderr
-    assert 'in data.mixture, which holds' in completed.stderr
+    assert 'in data.mixture, which has' in completed.stderr

@@ -327,7 +327,7 @@ def test_hub_model_is_refused_with_advice(name):
 @pytest.mark.parametrize(
     'changes, match',
     [
-        ({'data.tokenizer': 'bpe:300'}, r'another tokenizer: byte of .* this run has bpe:300'),
+        ({'data.tokenizer': 'bpe:300'}, r'another tokenizer: byte on .* This run uses bpe:300'),
         (
             {'model.d_ff': 64, 'optim.name': 'sgd'},
             r'(?s)^the model differs in \(there -> here\):\n  model\.d_ff: 32 -> 64\ncheckpoint .*'

@@ -204,7 +204,7 @@ def test_traced_run_and_its_report(whole, corpus, tmp_path, capsys):
     ]
     assert losses[0] == losses[1]
     page = write_report(tmp_path / 'run').with_suffix('.md').read_text()
-    assert '## Where a step goes: run' in page and '| mlp | backward |' in page
+    assert '## Time of a step: run' in page and '| mlp | backward |' in page
 
 
 @pytest.mark.full  # it trains twice

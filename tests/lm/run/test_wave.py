@@ -171,7 +171,7 @@ class TestDivergenceInWave:
         assert train_sweep(tree, FIVE, tmp_path) == DONE
         assert statuses(tmp_path) == ONE_DIVERGED
         record = summary(tmp_path, FIVE[BAD])
-        assert '5 steps in a row skipped' in record['reason'] and record['diverged_step'] == 6
+        assert '5 steps in a row were skipped' in record['reason'] and record['diverged_step'] == 6
         assert [event['kind'] for event in record['events']] == ['skip_step'] * 5
 
 
