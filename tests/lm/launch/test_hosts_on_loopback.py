@@ -418,7 +418,7 @@ def test_two_hosts_each_read_half_the_import(tmp_path):
         np.testing.assert_array_equal(array, params[path])
     for i in range(N):
         read_mb, total_mb = re.search(
-            rf'host {i} has read (\S+) MB of (\S+) MB', job.read_log(i)
+            rf'host {i} read (\S+) MB of (\S+) MB', job.read_log(i)
         ).groups()
         assert 0.5 <= float(read_mb) / float(total_mb) < 0.6
 
