@@ -3,10 +3,11 @@
     python -m eval --checkpoint=WORKDIR --suite=NAME[:VALUE][,NAME ...]
         [--NAME.OPTION=VALUE ...] [--step=N|all] [--out=FILE.json]
 
-Prints the numbers as JSON. For several checkpoints (--checkpoint repeated, a sweep or --step=all),
-prints a table of each number over steps and seeds instead. Results are stored in
-WORKDIR/evaluations: repeat a command to read them, or to resume an interrupted evaluation. Run it
-without arguments to list the suites, or with --helpfull to list their options.
+Prints the numbers as JSON. For several checkpoints (--checkpoint repeated, a
+sweep or --step=all), prints a table of each number over steps and seeds
+instead. Results are stored in WORKDIR/evaluations: repeat a command to read
+them, or to resume an interrupted evaluation. Run it without arguments to list
+the suites, or with --helpfull to list their options.
 """
 
 from lm.launch.before_jax import prepare_process

@@ -1,11 +1,13 @@
 """Compares checkpoints item by item: each RUN with the first RUN, the baseline.
 
-    python -m eval.compare RUN RUN ... [--suite=NAME[:VALUE]] [--NAME.OPTION=VALUE ...]
-    python -m eval.compare SWEEP    prints the verdict on each arm of a sweep with config.tune
+    python -m eval.compare RUN RUN ... [--suite=NAME[:VALUE]] [--NAME.OPTION=VALUE]
+    python -m eval.compare SWEEP
 
-A RUN is a workdir, a cell of a sweep, WORKDIR/checkpoints/STEP or a URL. Stored results are read;
-missing ones are computed, as by `python -m eval`. The 95% interval is from a bootstrap over the
-shared items. p is from a permutation test, adjusted for the number of runs (Holm).
+For a sweep with config.tune, prints the verdict on each arm instead. A RUN is a
+workdir, a cell of a sweep, WORKDIR/checkpoints/STEP or a URL. Stored results
+are read; missing ones are computed, as by `python -m eval`. The 95% interval is
+from a bootstrap over the shared items. p is from a permutation test, adjusted
+for the number of runs (Holm).
 """
 
 from lm.launch.before_jax import prepare_process

@@ -1,14 +1,16 @@
 """Checks that activations and their changes keep their size as a model grows.
 
-    python -m eval.coordinates --config=configs/default.py --config.scaling.name=mup
-        --config.scaling.base_width=64 --widths=64,128,256,512 [--out=page.html]
+    python -m eval.coordinates --config=configs/default.py
+        --config.scaling.name=mup --config.scaling.base_width=64
+        --widths=64,128,256,512 [--out=page.html]
 
-Trains a few steps on a random batch at each width, from several seeds, at the peak
-learning rate. Fits the slope of log size against log width for each activation and for
-its change since the start. A parametrisation that transfers the learning rate has slopes
-near 0 (arXiv:2203.03466, appendix D.1). The exit status is 1 if an activation or its
-change grows, shrinks or is not finite. Logits, and with --depths all sizes, may shrink as
-n^-1/2, like the mean of independent terms.
+Trains a few steps on a random batch at each width, from several seeds, at the
+peak learning rate. Fits the slope of log size against log width for each
+activation and for its change since the start. A parametrisation that transfers
+the learning rate has slopes near 0 (arXiv:2203.03466, appendix D.1). The exit
+status is 1 if an activation or its change grows, shrinks or is not finite.
+Logits, and with --depths all sizes, may shrink as n^-1/2, like the mean of
+independent terms.
 """
 
 from lm.launch.before_jax import default_dtype, prepare_process
@@ -375,6 +377,8 @@ def write_figures(
 
 def main(_) -> None:
     args = flags.FLAGS
+    if args.config is None:
+        raise ValueError('--config=FILE is required, such as --config=configs/default.py')
     base, sweep, tune = split_sweep(with_dtype(args.config.to_dict(), default_dtype()))
     recipe = resolve(base)
     if bool(args.widths) == bool(args.depths):
@@ -406,5 +410,4 @@ if __name__ == '__main__':  # only here: train.py has a --config too
     flags.DEFINE_integer('steps', 4, 'Training steps.', lower_bound=1)
     flags.DEFINE_float('tolerance', 0.05, 'Largest slope that counts as flat.')
     define_path('out', None, 'Page (.html) or figure (.png, .svg) to write.')
-    flags.mark_flags_as_required(['config'])
     run_program(main, parse_flags)

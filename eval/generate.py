@@ -233,6 +233,8 @@ def read_lines() -> Iterator[str]:
 def main(_) -> None:
     sampling = Sampling(TEMPERATURE.value, TOP_K.value, TOP_P.value, MIN_P.value, SEED.value)
     stop, tokens = STOP.value, TOKENS.value
+    if not CHECKPOINT.value:
+        raise ValueError('--checkpoint=WORKDIR is required: the workdir of a run')
     if '' in stop:
         raise ValueError('--stop must not be empty: it would end every text. Leave it out.')
     checkpoint = load(CHECKPOINT.value)
@@ -285,5 +287,4 @@ def print_texts(
 
 
 if __name__ == '__main__':
-    flags.mark_flag_as_required('checkpoint')
     run_program(main, parse_flags)

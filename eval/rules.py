@@ -3,10 +3,11 @@
     python -m eval.rules --parameters=124e6 --tokens=2.5e9 [--batch_tokens=5e5]
         [--base_lr=3e-3 --base_batch=1e5] [--loss=3.3] [--out=rules.json]
 
-Each row of the table is a rule: its value, the range of its experiments, whether this size is
-within that range, and the paper. The lines below the table cite the sources of the constants.
---batch_tokens adds the cost of that batch relative to the critical batch. --base_lr and
---base_batch add that learning rate, scaled to --batch_tokens.
+Each row of the table is a value by a rule, and whether this size is within the
+range of the rule's experiments. The lines below the table give that range, the
+paper and the source of the constants. --batch_tokens adds the cost of that
+batch relative to the critical batch. --base_lr and --base_batch add that
+learning rate, scaled to --batch_tokens.
 """
 
 from lm.launch.before_jax import prepare_process
@@ -202,10 +203,13 @@ def apply_batch_rules(inputs: RuleInputs, critical: float, size: dict[str, float
 
 def format_rules(rule_values: Sequence[Rule]) -> str:
     """Returns a table, warnings about values beyond the range of their rule, and the sources."""
-    names = ['rule', 'what', 'value', 'range', 'holds', 'source']
     rows = [
-        asdict(rule)
-        | {'rule': rule.name, 'value': f'{format_number(rule.value)} {rule.unit}'.rstrip()}
+        {
+            'rule': rule.name,
+            'what': rule.what,
+            'value': f'{format_number(rule.value)} {rule.unit}'.rstrip(),
+            'range': rule.holds,
+        }
         for rule in rule_values
     ]
     warnings = [
@@ -213,8 +217,12 @@ def format_rules(rule_values: Sequence[Rule]) -> str:
         for rule in rule_values
         if rule.holds == BEYOND
     ]
-    sources = dict.fromkeys(f'{rule.source}: constants from {rule.read_in}' for rule in rule_values)
-    blocks = [format_table(rows, names, 'table'), '\n'.join(warnings), '\n'.join(sources)]
+    # Ranges and sources are below the table, which then fits 80 columns.
+    sources = dict.fromkeys(
+        f'{rule.name}: {rule.source}; experiments: {rule.range}; constants from {rule.read_in}'
+        for rule in rule_values
+    )
+    blocks = [format_table(rows, list(rows[0]), 'table'), '\n'.join(warnings), '\n'.join(sources)]
     return '\n\n'.join(block for block in blocks if block)
 
 

@@ -1,13 +1,14 @@
 """Lists runs, or queries them in SQL.
 
-    python -m eval.runs [--workdir=DIR[,DIR]] [--format=table|csv|markdown|json] [SQL]
+    python -m eval.runs [--workdir=DIR[,DIR]] [--format=FORMAT] [SQL]
     python -m eval.runs "select norm, avg(ce) from runs group by norm"
 
-Table `runs` has one row per run or cell: its identity, config and results. Configs of older
-versions are converted to the current form. Table `metrics` has one row per cell and recorded
-step, with every quantity of metrics.jsonl; quantities of layers are lists. Join it
-`using (cell)`, or `using (workdir)` if two sweeps share a cell. `ce` is the final validation
-loss in `runs`, and the loss of the training batch in `metrics`.
+Table `runs` has one row per run or cell: its identity, config and results.
+Configs of older versions are converted to the current form. Table `metrics` has
+one row per cell and recorded step, with every quantity of metrics.jsonl;
+quantities of layers are lists. Join it `using (cell)`, or `using (workdir)` if
+two sweeps share a cell. `ce` is the final validation loss in `runs`, and the
+loss of the training batch in `metrics`.
 """
 
 from lm.launch.before_jax import prepare_streams

@@ -1,23 +1,24 @@
 """Converts checkpoints: import, export, fold, merge, prune.
 
     python -m eval.convert import-hf DIR --out=RUN [--reference=FILE.npz]
-    python -m eval.convert export-hf --checkpoint=RUN --out=DIR [--dtype=bfloat16]
+    python -m eval.convert export-hf --checkpoint=RUN --out=DIR
     python -m eval.convert export-peft --checkpoint=RUN --out=DIR [--base=NAME]
-    python -m eval.convert fold --checkpoint=RUN --out=DIR --to=rmsnorm|crmsnorm|none
+    python -m eval.convert fold --checkpoint=RUN --out=DIR --to=NORM
     python -m eval.convert merge RUN RUN ... --out=DIR
     python -m eval.convert prune --checkpoint=RUN --out=DIR --remove=important
         --share=0.1 --text=SOURCE
 
-import-hf: reads a folder of transformers into a workdir. To use several hosts, run
-  the same command on each with --coordinator, --num_processes and --process_id,
-  or use a launcher, as for train.py. Each process reads only its part of the weights.
+import-hf: reads a folder of transformers into a workdir. For several hosts,
+  run the same command on each with --coordinator, --num_processes and
+  --process_id, or use a launcher, as for train.py. Each process reads only its
+  part of the weights.
 export-hf: writes a folder that transformers loads.
 export-peft: writes the factors of model.reparam=lora as a PEFT adapter.
-fold: writes norms and reparametrisation into the weights; the logits stay the same.
-merge: averages runs of one architecture. With --basis=P, rebuilds each run as DIR/N
-  from --base and P directions per matrix, and stores the directions.
-prune: sets a share of the weights in the blocks to 0, chosen by their importance for
-  a text.
+fold: writes norms and reparametrisation into the weights; logits do not change.
+merge: averages runs of one architecture. With --basis=P, rebuilds each run as
+  DIR/N from --base and P directions per matrix, and stores the directions.
+prune: sets a share of the weights in the blocks to 0, chosen by their
+  importance for a text.
 """
 
 import sys
@@ -283,11 +284,11 @@ if __name__ == '__main__':  # only here: other programs have flags of these name
     define_config()
     flags.FLAGS.set_default('config', str(DEFAULT))
     define_path('out', None, 'Folder to write; it must be empty or not exist.')
-    text = 'import-hf: .npz file with tokens [B, T] and logits [B, T, V] to compare with.'
+    text = 'import-hf: .npz file with tokens [B, T] and logits [B, T, V] to compare.'
     define_path('reference', None, text)
     text = 'export-hf: dtype of the exported weights.'
     flags.DEFINE_enum('dtype', 'float32', [*export_hf.DTYPES], text)
-    text = 'export-peft: name of the base model. merge: run from which all runs started.'
+    text = 'export-peft: name of the base model; merge: common start of the runs.'
     flags.DEFINE_string('base', '', text)
     flags.DEFINE_string('to', None, f'fold: the new model.norm: {", ".join(TARGETS)}.')
     flags.DEFINE_bool('untie', False, 'fold: store tied embeddings as two matrices.')
@@ -295,10 +296,12 @@ if __name__ == '__main__':  # only here: other programs have flags of these name
     flags.DEFINE_enum('keep', None, ['variance'], text)
     flags.DEFINE_integer('basis', None, 'merge: directions per matrix to rebuild each run from.')
     flags.DEFINE_enum('remove', None, [*REMOVE], 'prune: weights to remove.')
-    flags.DEFINE_float('share', None, 'prune: share of the inputs (see --per) to remove.')
+    flags.DEFINE_float(
+        'share', None, 'prune: share of the inputs of each output, or of each matrix, to remove.'
+    )
     flags.DEFINE_string('text', None, 'prune: data.source of the text, such as text:GLOB.')
     flags.DEFINE_enum('score', prune.Pruning.score, [*SCORES], 'prune: score of a weight.')
-    text = 'prune: apply --share per output or matrix; default: as published for the score.'
+    text = 'prune: what --share applies to; default: as published for the score.'
     flags.DEFINE_enum('per', None, [*PER], text)
     flags.DEFINE_string('general', None, 'prune: data.source of general text, for dual scores.')
     text = 'prune: weight of the general importance in dual scores.'

@@ -62,7 +62,7 @@ def write_evaluation_page(
             {
                 'name': request.label,
                 'about': first_sentence(docstring(request.suite.function)),
-                'options': ', '.join(f'{name}={value}' for name, value in request.options.items()),
+                'options': format_options(request),
                 'rows': format_rows(number_rows(evaluations, traces, request.label)),
                 'traces': f'traces_{i}' if f'traces_{i}' in charts else '',
                 'parts': parts,
@@ -79,6 +79,12 @@ def write_evaluation_page(
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, page.render(scripts=render_scripts(charts), **content))
     return charts
+
+
+def format_options(request: SuiteRequest) -> str:
+    """Returns 'stride=0, documents=4': the options of a suite, without empty texts."""
+    options = {name: value for name, value in request.options.items() if value != ''}
+    return ', '.join(f'{name}={value}' for name, value in options.items())
 
 
 def shorten_names(evaluations: Sequence[Evaluation]) -> list[Evaluation]:

@@ -1,14 +1,15 @@
 """Fits a scaling law or a law of loss curves, and tests it on held-out runs.
 
     python -m eval.fit --workdir=runs/sizes --law=chinchilla [--hold_out=0.25]
-    python -m eval.fit --table=t.csv --law=annealing --hold_out_where="run = 'wsd'"
+    python -m eval.fit --table=t.csv --law=annealing --hold_out_where="run='wsd'"
 
-chinchilla, kaplan and data_constrained predict the final loss from the columns parameters and
-tokens (data_constrained: also unique_tokens); mixture, that of one domain, also from its share;
-two_parts from first_parameters and second_parameters. annealing and multi_power predict the loss
-along runs of one model; the learning rate comes from the config or, in a table of run, step, lr and
-loss, from its rows. downstream predicts a score from the loss. 95% intervals come from a bootstrap
-over runs, and are wider if there are few runs.
+chinchilla, kaplan and data_constrained predict the final loss from the columns
+parameters and tokens (data_constrained: also unique_tokens); mixture, that of
+one domain, also from its share; two_parts from first_parameters and
+second_parameters. annealing and multi_power predict the loss along runs of one
+model; the learning rate comes from the config or, in a table of run, step, lr
+and loss, from its rows. downstream predicts a score from the loss. 95%
+intervals come from a bootstrap over runs, and are wider if there are few runs.
 """
 
 from lm.launch.before_jax import prepare_process

@@ -1,4 +1,4 @@
-"""Serves a checkpoint over OpenAI's HTTP interface: completions, chats, log-probabilities.
+"""Serves a checkpoint over OpenAI's HTTP interface.
 
 python -m eval.serve --checkpoint=WORKDIR [--port=8000] [--host=127.0.0.1]
     [--slots=16] [--capacity=TOKENS] [--key=KEY|env]
@@ -39,6 +39,8 @@ PACKAGES = ('pydantic', 'starlette', 'uvicorn')
 
 def main(_) -> None:
     streams.ignore_output_loss()
+    if not CHECKPOINT.value:
+        raise ValueError('--checkpoint=WORKDIR is required: the workdir of a run')
     if missing_packages := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
         raise ValueError(
             f'eval.serve needs {" and ".join(missing_packages)}. Install with uv sync --extra serve'
@@ -78,5 +80,4 @@ def main(_) -> None:
 
 
 if __name__ == '__main__':
-    flags.mark_flag_as_required('checkpoint')
     run_program(main, parse_flags)

@@ -3,11 +3,13 @@
     python -m eval.sync --workdir=DIR --to=mlflow|wandb
         [--uri=URI] [--project=NAME] [--follow]
 
-Sends the config, the rows of metrics.jsonl and the summary, while the run trains or at any later
-time. The workdir records the last step sent, so repeating the command sends only new rows.
-`train.py --track=mlflow` does the same during training.
+Sends the config, the rows of metrics.jsonl and the summary, while the run
+trains or at any later time. The workdir records the last step sent, so
+repeating the command sends only new rows. `train.py --track=mlflow` does the
+same during training.
 
-Without --uri, MLflow uses $MLFLOW_TRACKING_URI. For W&B, --uri is a private server or 'offline'.
+Without --uri, MLflow uses $MLFLOW_TRACKING_URI. For W&B, --uri is a private
+server or 'offline'.
 """
 
 from lm.launch.before_jax import prepare_streams

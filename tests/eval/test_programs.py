@@ -207,3 +207,18 @@ def json_fields() -> list[str]:
     from lm.config.resolve import flatten, resolve
 
     return list(flatten(resolve(default.get_config())))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ('module', 'flag'),
+    [
+        ('eval.coordinates', '--config=FILE'),
+        ('eval.generate', '--checkpoint=WORKDIR'),
+        ('eval.serve', '--checkpoint=WORKDIR'),
+    ],
+)
+def test_missing_flag_is_named(module, flag):
+    process = run_module(module)
+    assert process.returncode == 1 and process.stdout == ''
+    assert process.stderr.startswith(f'error: {flag} is required')

@@ -136,7 +136,11 @@ def test_rules_state_their_ranges():
     assert inside['step_law', 'learning rate, AdamW'].holds == WITHIN
     text = format_rules(list(small.values()))
     assert f'outside the range of its experiments: {rate.outside}' in text
-    assert 'arXiv:1906.06669: constants from others that cite it, not the paper' in text
+    epoch_source = 'constants from others that cite it, not the paper'
+    assert f'one_epoch: arXiv:1906.06669; experiments: unknown; {epoch_source}' in text
+    assert rate.range in text
+    table, *_ = text.split('\n\n')
+    assert max(map(len, table.splitlines())) <= 80
     assert 'beyond' not in format_rules([inside['step_law', 'learning rate, AdamW']])
 
 

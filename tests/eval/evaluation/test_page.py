@@ -77,4 +77,7 @@ def test_suite_section_has_first_sentence(name, tmp_path):
     only_evaluation = Evaluation('a', 1, {}, {name: SuiteResult({'n': 1.0})})
     write_evaluation_page(tmp_path / 'page.html', [only_evaluation], read_suites(name, {}))
     page = (tmp_path / 'page.html').read_text()
-    assert f'<h2>{name}</h2>' in page and ('Options: stride=0' in page) == (name == 'perplexity')
+    has_options = name == 'perplexity'
+    assert f'<h2>{name}</h2>' in page
+    # An empty source is not listed.
+    assert ('Options: stride=0, documents=0.' in page) == has_options
