@@ -69,9 +69,8 @@ def main() -> int:
         else:
             is_sent = follower.send_all(sender)
     unsent = f', {len(sender.errors)} of them not completely' if sender.errors else ''
-    say(
-        f'{args.to}: {sender.sent} steps of {sender.runs} runs sent to {target.destination}{unsent}'
-    )
+    runs = f'{sender.runs} run' + 's' * (sender.runs != 1)
+    say(f'{args.to}: {sender.sent} steps of {runs} sent to {target.destination}{unsent}')
     return DONE if is_sent else BAD_INPUT
 
 
