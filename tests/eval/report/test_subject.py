@@ -160,7 +160,7 @@ def test_compares_learning_rates(tmp_path):
     assert tables.findings(subject, *compared)[1:] == [
         'Compared with the baseline (lr 0.001): 1 better, 1 worse.',
         'The learning rates are compared as given: no seed chose one.',
-        'Sensitivity is not given: lr 0.03 has not ended.',
+        'No sensitivity: lr 0.03 has not ended.',
     ]
     assert '## Learning rates' in write_report(tmp_path / 'sweep').with_suffix('.md').read_text()
     by_variant, rates = compared

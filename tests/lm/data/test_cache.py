@@ -138,7 +138,7 @@ def test_property_two_at_once_prepare_once(cfg):
     processes = [launch(cfg(), RACE) for _ in range(2)]
     stdouts = [process.communicate()[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
-    assert sum('preparing' in stdout for stdout in stdouts) == 1
+    assert sum('data: preparing' in stdout for stdout in stdouts) == 1
     assert sum('waiting for it' in stdout for stdout in stdouts) == 1
     digests = [re.search('digest (.*)', stdout).group(1) for stdout in stdouts]
     assert digests[0] == digests[1]

@@ -212,7 +212,7 @@ def test_run_resumed_after_traced_steps_is_not_traced(corpus, tmp_path, capsys):
     assert train(tiny(corpus, train_steps=4), tmp_path / 'run') == DONE
     longer = tiny(corpus, train_steps=6, train_profile='3:1')
     assert train(longer, tmp_path / 'run', continue_changed=True) == DONE
-    assert 'NOTE: train.profile: step 3 is past' in capsys.readouterr().out
+    assert 'NOTE: train.profile: step 3 is over' in capsys.readouterr().out
     assert not (tmp_path / 'run' / 'profile').exists()
 
 
@@ -230,4 +230,4 @@ def test_sweep_traces_each_program_once(corpus, tmp_path):
         [row['step'] for row in summary['steps']] == [3, 4] for summary in summaries.values()
     )
     page = write_report(tmp_path / 'sweep').with_suffix('.md').read_text()
-    assert page.count('## Where a step goes') == 2
+    assert page.count('## Time of a step') == 2
