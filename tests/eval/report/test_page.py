@@ -300,7 +300,7 @@ def test_selects_baseline(tmp_path, sweep):
     text = write_report(sweep, tmp_path / 'page.html', baseline='layernorm').read_text()
     rms, layer = as_dicts(Page(text).tables['Variants'])
     assert layer['verdict'] == 'baseline' and rms['difference'].startswith('-0.0807')
-    with pytest.raises(ValueError, match=r"--baseline=layernrom is not a variant .* mean 'layernorm'"):
+    with pytest.raises(ValueError, match=r"=layernrom is not a variant .* mean 'layernorm'"):
         write_report(sweep, tmp_path / 'page.html', baseline='layernrom')
 
 
