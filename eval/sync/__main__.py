@@ -68,10 +68,17 @@ def main() -> int:
             is_sent = follower.follow(sender, follower.Watch(workdir))
         else:
             is_sent = follower.send_all(sender)
-    unsent = f', {len(sender.errors)} of them not completely' if sender.errors else ''
-    runs = f'{sender.runs} run' + 's' * (sender.runs != 1)
-    say(f'{args.to}: {sender.sent} steps of {runs} sent to {target.destination}{unsent}')
+    say(f'{args.to}: {describe_sent(sender)} to {target.destination}')
     return DONE if is_sent else BAD_INPUT
+
+
+def describe_sent(sender: follower.Follower) -> str:
+    """Returns '4 steps of 2 runs sent (1 run incomplete)'."""
+    steps, runs, incomplete = (
+        f'{n:,} {noun}' + 's' * (n != 1)
+        for n, noun in ((sender.sent, 'step'), (sender.runs, 'run'), (len(sender.errors), 'run'))
+    )
+    return f'{steps} of {runs} sent' + (f' ({incomplete} incomplete)' if sender.errors else '')
 
 
 def check(workdir: Path, may_come_later: bool) -> None:

@@ -4,10 +4,12 @@ import importlib.util
 import subprocess
 import sys
 import tomllib
+from types import SimpleNamespace
 
 import pytest
 
 from eval.sync import trackers
+from eval.sync.__main__ import describe_sent
 from eval.sync.marks import file_name, without_password
 from lm.launch.tracking import PACKAGES
 from tests import ROOT
@@ -57,6 +59,18 @@ def test_missing_package_is_named_with_its_extra(monkeypatch):
     monkeypatch.setattr(importlib.util, 'find_spec', lambda name: name == 'mlflow' or None)
     with pytest.raises(ValueError, match=r'mlflow needs sqlalchemy and alembic\. .*--extra mlflow'):
         trackers.make_tracker('mlflow')
+
+
+@pytest.mark.parametrize(
+    ('sent', 'runs', 'errors', 'text'),
+    [
+        (4000, 1, (), '4,000 steps of 1 run sent'),
+        (1, 3, ('a', 'b'), '1 step of 3 runs sent (2 runs incomplete)'),
+    ],
+)
+def test_summary_counts_runs(sent, runs, errors, text):
+    sender = SimpleNamespace(sent=sent, runs=runs, errors=dict.fromkeys(errors, 'no network'))
+    assert describe_sent(sender) == text
 
 
 def test_trackers_have_packages_and_extras():
