@@ -46,12 +46,12 @@ from tpu.measured import Ratio, nearest_ratio
 from tpu.schedule import waiting_seconds
 
 NOT_MODELLED = (
-    'vector operations that are no product',
-    'the latency of operations and of collectives, which small ones consist of',
-    'that conditionals may take a cheaper branch than their dearest, as optimizers at most steps',
-    'links and hosts that others use, throttled clocks, stragglers',
-    'evaluation, checkpoints, and waiting for text',
+    'arithmetic other than matmuls',
+    'latency of operations and collectives, which dominates small ones',
+    'shared links and hosts, throttled clocks, stragglers',
+    'compilation, evaluation, checkpoints, waiting for text',
 )
+LIMITS = {'links': 'communication', 'products': 'matmuls', 'memory': 'memory bandwidth'}
 Say = Callable[[str], None]  # shows a message
 UNITS = {'': 1, 'K': 2**10, 'M': 2**20, 'G': 2**30, 'T': 2**40}
 # How the compilers for TPUs and for GPUs state the memory that a program needs.
@@ -65,8 +65,8 @@ class DoesNotFit(ValueError):
     def __init__(self, needed: int, available: int):
         self.needed, self.available = needed, available
         super().__init__(
-            f'needs {needed / GIB:.2f} GiB a device, and there are {available / GIB:.2f}: '
-            f'{(needed - available) / GIB:.2f} GiB too many'
+            f'needs {needed / GIB:.2f} GiB per device, {(needed - available) / GIB:.2f} GiB more '
+            f'than the {available / GIB:.2f} GiB available'
         )
 
 
@@ -123,15 +123,20 @@ def device_memory(topology: Topology) -> int:
 
 
 def compile_step(
-    blueprint: Blueprint, topology: Topology, run_axis: str = SINGLE, runs: int = 1
+    blueprint: Blueprint,
+    topology: Topology,
+    run_axis: str = SINGLE,
+    runs: int = 1,
+    program: str = '',
 ) -> CompiledStep:
-    """Compiles the program that `train.py` runs.
+    """Compiles the program that `train.py` runs. Prints what it compiles if that takes long.
 
     Args:
       blueprint: the blueprint of the step.
       topology: the devices.
       run_axis: how a device trains several runs (`lm.devices.run_axis`).
       runs: number of runs, for a sweep.
+      program: the program in words, such as '2 of 9, fsdp=16 remat=dots', for progress.
 
     Returns:
       The compiled step.
@@ -142,7 +147,8 @@ def compile_step(
     start = time.perf_counter()
 
     def progress_text() -> str:
-        return f'compiling for {topology.label}, {time.perf_counter() - start:.0f} s'
+        text = f'compiling for {topology.label}, {time.perf_counter() - start:.0f} s'
+        return f'{text}: {program}' if program else text
 
     try:
         with report_periodically(progress_text):
@@ -162,7 +168,7 @@ def _parse_memory_error(text: str) -> tuple[int, int]:
     """Parses (bytes needed, bytes available) from a compiler's error."""
     match = MEMORY_EXCEEDED.search(text) or MEMORY_USED.search(text)
     if match is None:
-        raise ValueError(f'memory does not suffice, and by how much is not said: {text}')
+        raise ValueError(f'the step needs more memory than a device has; the compiler: {text}')
     needed, unit, available, available_unit = match.groups()
     return int(float(needed) * UNITS[unit]), int(float(available) * UNITS[available_unit])
 
@@ -287,6 +293,11 @@ class StepEstimate:
         return 'products' if self.compute_seconds > self.memory_seconds else 'memory'
 
     @property
+    def limit(self) -> str:
+        """Returns the same for people."""
+        return LIMITS[self.bound_by]
+
+    @property
     def tokens_a_day(self) -> float:
         """Returns the tokens of a day of steps."""
         return self.tokens / self.step_seconds * 86400.0
@@ -308,65 +319,74 @@ class StepEstimate:
 
     def format_lines(self) -> Iterator[str]:
         """Yields the lines of a plan."""
+        unit = 'chip' if self.are_links_known else 'device'
         yield (
-            f'{self.topology}: {self.chips:,} chips, mesh {self.mesh}; {self.parameters:,} '
-            f'parameters, {self.tokens:,} tokens a step; compiled in {self.compile_seconds:.0f} s'
+            f'{self.topology}: {self.chips:,} {unit}{"s" * (self.chips > 1)}, mesh {self.mesh}; '
+            f'compiled in {self.compile_seconds:.0f} s'
         )
+        yield f'model: {self.parameters:,} parameters; {self.tokens:,} tokens per step'
         kinds = [f'{kind} {format_gib(size)}' for kind, size in self.memory.items() if size > 1e6]
-        memory_text = (
-            f'{format_gib(self.memory_needed)} of {format_gib(self.memory_there)} GiB a device'
+        yield (
+            f'memory per device: {format_gib(self.memory_needed)} of '
+            f'{format_gib(self.memory_there)} GiB'
         )
-        yield f'memory: {memory_text}: {", ".join(kinds)}'
+        yield f'  {", ".join(kinds)}'
+        yield (
+            f'matmuls: {self.flops / 1e12:,.2f} TFLOP per device; '
+            f'{format_ms(self.compute_seconds)} ms at achievable speed, '
+            f'{format_ms(self.flops / self.rates.flops)} ms at peak'
+        )
+        yield (
+            f'memory traffic: {self.bytes / 1e9:,.2f} GB per device, '
+            f'{format_ms(self.memory_seconds)} ms'
+        )
         for collective in self.collectives:
             yield (
-                f'{collective["kind"]}: {collective["number"]:,} a step, '
-                f'{collective["bytes"] / 1e9:,.3f} GB of results a device, '
-                f'{format_ms(collective["seconds"])} ms of its links, '
-                f'{format_ms(collective["waiting"])} ms of waiting'
+                f'{collective["kind"]}: {collective["number"]:,} per step, '
+                f'{collective["bytes"] / 1e9:,.3f} GB per device; '
+                f'{format_ms(collective["seconds"])} ms on links, '
+                f'{format_ms(collective["waiting"])} ms waiting'
             )
-        yield (
-            f'products: {self.flops / 1e12:,.2f} TFLOP a device, '
-            f'{format_ms(self.compute_seconds)} ms at what they reach of the peak, '
-            f'{format_ms(self.flops / self.rates.flops)} ms at all of it; '
-            f'memory: {self.bytes / 1e9:,.2f} GB, {format_ms(self.memory_seconds)} ms; '
-            f'all operations in sequence {format_ms(self.operation_seconds)} ms; '
-            f'links {format_ms(self.link_seconds)} ms, of which '
-            f'{format_ms(self.waiting_seconds)} are waited for ({self.rates.source})'
-        )
         if self.launches is not None:
-            yield f'launches: {self.launches:,} kernels, copies and calls of libraries a step'
+            yield f'launches: {self.launches:,} kernels, copies and library calls per step'
         yield (
-            f'a step takes about {format_ms(self.step_seconds)} ms, bound by {self.bound_by}: '
-            f'model FLOP utilisation {self.mfu:.1%} '
-            f'({self.mfu_in_full:.1%} with all pairs of tokens)'
+            f'step: about {format_ms(self.step_seconds)} ms, limited by {self.limit}: operations '
+            f'{format_ms(self.operation_seconds)}, waiting {format_ms(self.waiting_seconds)}'
+        )
+        yield f'  MFU {self.mfu:.1%}; {self.mfu_in_full:.1%} if masked token pairs count'
+        yield (
+            f'  communication fully hidden: {format_ms(self.step_seconds_hidden)} ms, '
+            f'MFU {self.mfu_hidden:.1%}'
         )
         yield (
-            f'if operations hid all of the links {format_ms(self.step_seconds_hidden)} ms '
-            f'({self.mfu_hidden:.1%}), and if nothing hid them '
-            f'{format_ms(self.step_seconds_exposed)} ms ({self.mfu_exposed:.1%})'
+            f'  communication not hidden: {format_ms(self.step_seconds_exposed)} ms, '
+            f'MFU {self.mfu_exposed:.1%}'
         )
         yield (
-            f'the bound, with all products at the peak and all links hidden: '
-            f'{format_ms(self.bound_seconds)} ms, '
-            f'model FLOP utilisation at most {self.mfu_bound:.1%}'
+            f'  lower bound: {format_ms(self.bound_seconds)} ms, MFU {self.mfu_bound:.1%} '
+            '(matmuls at peak, communication hidden)'
         )
-        predicted = self.predicted_seconds
-        if self.ratio is not None and predicted is not None:
-            hours = self.steps * predicted / 3600
+        if self.ratio is not None and self.predicted_seconds is not None:
             yield (
-                f'predicted: {format_ms(predicted)} ms, {self.ratio.description}; '
-                f'all steps {hours:,.1f} hours'
+                f'  predicted: {format_ms(self.predicted_seconds)} ms, '
+                f'{self._format_hours(self.predicted_seconds)} for all steps'
             )
+            yield f'    {self.ratio.description}'
         yield (
-            f'{self.tokens_a_day / 1e9:,.1f} billion tokens a day; {self.steps:,} steps take '
-            f'{self.steps * self.step_seconds / 3600:,.1f} hours, {self.chip_hours:,.0f} chip-hours'
-            f'{format_cost(self.price, self.chip_hours)}'
+            f'run: {self.steps:,} steps, {self._format_hours(self.step_seconds)}, '
+            f'{self.chip_hours:,.0f} {unit}-hours{format_cost(self.price, self.chip_hours)}; '
+            f'{self.tokens_a_day / 1e9:,.1f} billion tokens per day'
         )
+        yield f'rates: {self.rates.source}'
         if self.unknown:
-            yield f'NOTE: the number of operations of these is unknown: {", ".join(self.unknown)}'
+            yield f'NOTE: operations of unknown size count as 0: {", ".join(self.unknown)}'
         if self.collectives and not self.are_links_known:
-            yield 'NOTE: the rate of the links between these devices is unknown, and is left out'
-        yield f'left out: {"; ".join(NOT_MODELLED)}'
+            yield 'NOTE: the links between these devices have no known speed; they count as 0 ms'
+        yield 'assumed: each conditional takes its most expensive branch'
+        yield f'not included: {"; ".join(NOT_MODELLED)}'
+
+    def _format_hours(self, step_seconds: float) -> str:
+        return f'{self.steps * step_seconds / 3600:,.1f} hours'
 
 
 def format_ms(seconds: float) -> str:
@@ -382,16 +402,16 @@ def format_gib(n_bytes: float) -> str:
 def format_summary(estimate: StepEstimate) -> str:
     """Formats memory, step time and utilisation in one line."""
     return (
-        f'{format_gib(estimate.memory_needed)} of {format_gib(estimate.memory_there)} GiB; '
-        f'a step takes about {format_ms(estimate.step_seconds)} ms, '
-        f'no less than {format_ms(estimate.bound_seconds)}: '
-        f'utilisation {estimate.mfu:.1%}, at most {estimate.mfu_bound:.1%}'
+        f'{format_gib(estimate.memory_needed)} of {format_gib(estimate.memory_there)} GiB per '
+        f'device, about {format_ms(estimate.step_seconds)} ms per step '
+        f'(at least {format_ms(estimate.bound_seconds)}), '
+        f'MFU {estimate.mfu:.1%} (at most {estimate.mfu_bound:.1%})'
     )
 
 
 def format_cost(price: float | None, chip_hours: float) -> str:
-    """Returns ', 1,234 at its price', or '' without a price of a chip-hour."""
-    return '' if price is None else f', {price * chip_hours:,.0f} at its price'
+    """Returns ', cost 1,234', or '' without a price per chip-hour."""
+    return '' if price is None else f', cost {price * chip_hours:,.0f}'
 
 
 def estimate_step(
@@ -509,7 +529,7 @@ def computed_pair_share(recipe: Recipe, parts: int = 1) -> float:
 def device_rates(topology: Topology) -> Rates:
     """Returns the published rates of the chip, or measured rates of the local devices."""
     if chip := topology.chip:
-        return Rates(chip.peak, 1e9 * chip.gb_per_second, f'published of {chip.kind}', chip.kind)
+        return Rates(chip.peak, 1e9 * chip.gb_per_second, f'published for {chip.kind}', chip.kind)
     return _measure_rates(len(topology.devices))
 
 
@@ -517,7 +537,7 @@ def device_rates(topology: Topology) -> Rates:
 def _measure_rates(n: int) -> Rates:
     """Returns measured rates of one of n devices."""
     flops, source = peak_flops(n)
-    source += f'; memory: measured copy of {COPY_BYTES >> 20} MiB'
+    source += f'; memory: measured, copy of {COPY_BYTES >> 20} MiB'
     return Rates(flops / n, measure_bandwidth(), source, jax.devices()[0].device_kind)
 
 

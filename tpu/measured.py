@@ -33,9 +33,13 @@ class Ratio(NamedTuple):
     @property
     def description(self) -> str:
         """Returns the ratio in words, for a plan."""
-        count_text = f'{self.steps} measured step{"s" if self.steps > 1 else ""} on {self.chip}'
-        range_text = f', {self.least:.2f} to {self.most:.2f}' if self.steps > 1 else ''
-        return f'{self.value:.2f} times the estimate, as {count_text} took{range_text}'
+        start = f'{self.value:.2f} times the estimate, '
+        if self.steps == 1:
+            return f'{start}from 1 measured step on {self.chip}'
+        return (
+            f'{start}the median of {self.steps} measured steps on {self.chip} '
+            f'({self.least:.2f} to {self.most:.2f})'
+        )
 
 
 @functools.cache

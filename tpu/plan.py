@@ -1,16 +1,16 @@
-"""Plans a training on chips that are not at hand, with their compiler.
+"""Estimates memory, speed and cost of a training on chips that you do not have.
 
     python -m tpu.plan --config=configs/llama_8b.py --topology=v6e:16x16 [--slices=2]
         [--config.mesh.fsdp=16 ...] [--search] [--price=2.7] [--out=plan.json] [--figure=plan.html]
 
-Compiles the step that train.py runs, with its kernels and shardings, for a topology: a slice of
-v4, v5e, v5p, v6e or tpu7x, given by its shape; the GPUs of one host, such as h100:8; or `here`.
-Prints the memory per device, the traffic between devices, and the step time with its lower bound.
-If the step does not fit, compiles changes that may help. --search compiles meshes, remat policies
-and microbatches, and ranks them.
+Compiles the training step of train.py, with its kernels and shardings, for a topology: a slice of
+v4, v5e, v5p, v6e or tpu7x with its shape in chips; the GPUs of one host, such as h100:8; or `here`,
+the devices of this machine. Prints the memory per device, the communication between devices, the
+step time and its lower bound. If the step does not fit, compiles changes that may help. --search
+compiles meshes, remat policies and microbatches, and ranks them.
 
 With config.sweep, prints how many runs fit a chip, and the total chip-hours. With config.tune,
-prints the chip-hours of a wave, and of all waves that the search takes.
+prints the chip-hours of one wave and of the whole search.
 
 Reads no text, trains nothing, and needs no chip. Exit status: 0 if the step fits, 1 for bad input,
 3 if the step does not fit.
@@ -28,6 +28,7 @@ if __name__ == '__main__':
     else:
         prepare_environment()
 
+import textwrap
 from pathlib import Path
 
 from absl import flags
@@ -37,7 +38,6 @@ from rich.console import Console
 from lm.config.resolve import resolve, with_dtype
 from lm.launch.command import define_config, parse_flags, run_program
 from lm.launch.path_flags import define_path
-from lm.launch.terminal import LOG_WIDTH
 from lm.model.check import check
 from lm.run.tables import make_table
 from lm.storage.files import write_json
@@ -54,24 +54,35 @@ from tpu.sweep_plan import plan_sweep
 from tpu.trials import Trial, search, try_changes
 
 DOES_NOT_FIT = 3
+# Columns of --search for terminals that cannot show all.
+NARROW_COLUMNS = ('', 'GiB', 'step, ms', 'MFU')
+MAX_WIDTH = 1000  # of a table that is not printed on a terminal
 ENDINGS = ('.html', '.png', '.svg')  # of --figure
-GIVEN = 'as given'
+CONFIGURED = 'the config'
 
 CONFIG = define_config()
-TOPOLOGY = flags.DEFINE_string('topology', None, 'Chips and their shape: v5p:4x4x4, h100:8, here.')
-SLICES = flags.DEFINE_integer('slices', 1, 'Number of slices of TPUs, which data crosses.')
-SEARCH = flags.DEFINE_bool('search', False, 'Try meshes, remat policies and microbatches.')
-TRIES = flags.DEFINE_integer('tries', 8, 'Programs that --search compiles.', lower_bound=1)
-PRICE = flags.DEFINE_float('price', None, 'Price of a chip-hour, in any currency.', lower_bound=0)
-OUT = define_path('out', None, 'JSON file to write.')
-FIGURE = define_path('figure', None, 'Page (.html) or figure (.png, .svg) to write.')
+TOPOLOGY = flags.DEFINE_string(
+    'topology', None, 'Chips and shape, such as v5p:4x4x4 or h100:8; or here.'
+)
+SLICES = flags.DEFINE_integer('slices', 1, 'Number of TPU slices; mesh.data spans them.')
+SEARCH = flags.DEFINE_bool(
+    'search', False, 'Compile and rank meshes, remat policies and microbatches.'
+)
+TRIES = flags.DEFINE_integer(
+    'tries', 8, 'Number of programs that --search compiles.', lower_bound=1
+)
+PRICE = flags.DEFINE_float('price', None, 'Price per chip-hour, in any currency.', lower_bound=0)
+OUT = define_path('out', None, 'Write all numbers to this JSON file.')
+FIGURE = define_path(
+    'figure', None, 'Write a page (.html) or its figure (.png, .svg) to this file.'
+)
 
 
 def main(_) -> None:
     """Prints the plan, and writes it to files. Exits with DOES_NOT_FIT if nothing fits."""
     figure = FIGURE.value and Path(FIGURE.value)
     if figure and figure.suffix not in ENDINGS:
-        raise ValueError(f'--figure ends in {", ".join(ENDINGS)}; got {figure}')
+        raise ValueError(f'--figure must end in {", ".join(ENDINGS)}; got {figure}')
     dtype = default_dtype() if TOPOLOGY.value == HERE else 'bfloat16'
     base, sweep, tune = split_sweep(with_dtype(CONFIG.value.to_dict(), dtype))
     recipe = resolve(base)
@@ -80,16 +91,16 @@ def main(_) -> None:
     topology = open_topology(TOPOLOGY.value, SLICES.value)
     console = Console(highlight=False, soft_wrap=True)
     say = Console(stderr=True, highlight=False, soft_wrap=True).print
-    fits, notes = True, []
+    config, fits, notes = config_flags.get_config_filename(flags.FLAGS['config']), True, []
     if (sweep, tune) != (None, None):
         plan = plan_sweep(base, sweep, topology, say, PRICE.value, tune)
         lines, record = list(plan.format_lines()), plan.record()
         *notes, verdict = lines
         trials = {group.name: Trial.from_estimate({}, group.estimate) for group in plan.groups}
     elif SEARCH.value:
-        console.width = max(console.width, LOG_WIDTH)  # a narrow terminal wraps what it cannot show
         ranked = search(recipe, topology, say, TRIES.value, PRICE.value)
-        lines = [make_table([trial.table_row() for trial in ranked])]
+        lines = []
+        print_trials(console, ranked)
         record = {'tried': [trial.record() for trial in ranked]}
         trials = {trial.label: trial for trial in ranked}
         n_fitting = sum(trial.estimate is not None for trial in ranked)
@@ -97,21 +108,22 @@ def main(_) -> None:
         if fits:
             fastest = ranked[0].estimate
             assert fastest is not None  # trials that fit are ranked first
-            verdict += f'; the fastest is {ranked[0].label}: {format_summary(fastest)}'
+            verdict += f'. Fastest: {ranked[0].label}; {format_summary(fastest)}'
     else:
         try:
             blueprint = build_blueprint(recipe, topology, say)
-            plan = estimate_step(compile_step(blueprint, topology), topology, PRICE.value)
+            step = compile_step(blueprint, topology, program=config)
+            plan = estimate_step(step, topology, PRICE.value)
             lines, record = list(plan.format_lines()), {'fits': True} | plan.record()
             notes, verdict = lines, f'Fits: {format_summary(plan)}'
-            trials = {GIVEN: Trial.from_estimate({}, plan)}
+            trials = {CONFIGURED: Trial.from_estimate({}, plan)}
         except DoesNotFit as error:
             fits, lines, verdict = False, [], f'Does not fit: a step {error}'
-            console.print(f'{topology.label}: does not fit. A step {error}.')
-            trials = {GIVEN: Trial({}, needed=error.needed, available=error.available)}
+            print_line(console, f'{topology.label}: does not fit. A step {error}.')
+            trials = {CONFIGURED: Trial({}, needed=error.needed, available=error.available)}
             for trial in try_changes(recipe, topology, say):
                 notes.append(trial.format_line())
-                console.print(f'  {notes[-1]}')
+                print_line(console, f'  {notes[-1]}')
                 trials[trial.label] = trial
             records = [trial.record() for trial in list(trials.values())[1:]]
             record = {
@@ -121,16 +133,43 @@ def main(_) -> None:
                 'tried': records,
             }
     for line in lines:
-        console.print(line)
+        print_line(console, line)
     if OUT.value:
         write_json(Path(OUT.value), record)
     if figure:
         from tpu.figures import write_plan  # it brings Altair
 
-        config = config_flags.get_config_filename(flags.FLAGS['config'])
         write_plan(figure, f'{config} on {topology.label}', trials, verdict, not fits, notes)
     if not fits:
         sys.exit(DOES_NOT_FIT)
+
+
+def print_line(console: Console, line: str) -> None:
+    """Prints a line, on a terminal with its continuation indented."""
+    if console.is_terminal:
+        indent = ' ' * (len(line) - len(line.lstrip()) + 2)
+        wrapper = textwrap.TextWrapper(
+            console.width, '', indent, break_long_words=False, break_on_hyphens=False
+        )
+        line = wrapper.fill(line)
+    console.print(line, markup=False)
+
+
+def print_trials(console: Console, trials: list[Trial]) -> None:
+    """Prints the table of a search; a narrow terminal gets fewer columns."""
+    rows = []
+    for trial in trials:
+        outcome = 'refused' if trial.refusal else 'does not fit'
+        rows.append(trial.table_row() | ({} if trial.estimate else {'limited by': outcome}))
+    table, unlimited = make_table(rows), console.options.update(width=MAX_WIDTH)
+    width = console.measure(table, options=unlimited).maximum
+    if console.is_terminal and width > console.width:
+        for row in rows:
+            row['step, ms'] = row['limited by'] if row['step, ms'] == '-' else row['step, ms']
+        table = make_table([{name: row[name] for name in NARROW_COLUMNS} for row in rows])
+    else:
+        console.width = max(console.width, width)
+    console.print(table)
 
 
 if __name__ == '__main__':

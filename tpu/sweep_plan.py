@@ -12,6 +12,7 @@ from lm.study.plan.arms import ArmPlan
 from lm.study.plan.cells import Cell, expand_sweep, group_by_program
 from lm.study.plan.protocols import Measurements, apply_overrides, resolve_protocol
 from lm.study.plan.search import WAVE
+from lm.study.tables.text import format_count
 from lm.study.train.groups import longest_recipe
 from tpu.chips import Topology
 from tpu.compiled_step import (
@@ -84,6 +85,11 @@ class SweepPlan:
         )
 
     @property
+    def unit(self) -> str:
+        """Returns 'chip', or 'device' for the local devices."""
+        return 'chip' if self.topology.chip else 'device'
+
+    @property
     def hours(self) -> float:
         """Returns the hours on the topology: longest waves first, each on the next free device."""
         free_hours = [0.0] * len(self.topology.devices)
@@ -97,13 +103,13 @@ class SweepPlan:
         """Yields a line for each group, then the total."""
         for group in self.groups:
             yield (
-                f'{group.name}: {group.runs} runs, {group.a_device} a device in '
+                f'{group.name}: {group.runs} runs, {group.a_device} per device; '
                 f'{format_summary(group.estimate)}; {group.hours:,.2f} hours'
             )
         yield (
-            f'{self.runs} runs in {len(self.groups)} programs on {self.topology.label}: '
-            f'{self.at_once} at once, {self.hours:,.2f} hours, {self.chip_hours:,.1f} '
-            f'chip-hours{format_cost(self.price, self.chip_hours)}'
+            f'{format_count(self.runs, "run")} in {format_count(len(self.groups), "program")} on '
+            f'{self.topology.label}: {self.at_once} at a time, {self.hours:,.2f} hours, '
+            f'{self.chip_hours:,.1f} {self.unit}-hours{format_cost(self.price, self.chip_hours)}'
         )
 
     def record(self) -> dict[str, Any]:
@@ -127,7 +133,7 @@ class TunedPlan(SweepPlan):
         """Yields a line for each group, for a wave, and for all waves."""
         *group_lines, wave_line = super().format_lines()
         yield from group_lines
-        yield f'a wave, {WAVE} runs of each arm: {wave_line}'
+        yield f'one wave, {WAVE} runs per arm: {wave_line}'
         min_waves, typical_waves = self.waves
         hours, chip_hours = (
             f'{min_waves * wave_hours:,.2f} to {typical_waves * wave_hours:,.2f}'
@@ -135,8 +141,8 @@ class TunedPlan(SweepPlan):
         )
         cost = format_cost(self.price, typical_waves * self.chip_hours)
         yield (
-            f'{self.arms_label}: {min_waves} to {typical_waves} such waves, {hours} hours, '
-            f'{chip_hours} chip-hours{cost}'
+            f'{self.arms_label}: {min_waves} to {typical_waves} waves, {hours} hours, '
+            f'{chip_hours} {self.unit}-hours{cost}'
         )
 
     def record(self) -> dict[str, Any]:
@@ -177,7 +183,10 @@ def plan_sweep(
     runs, groups, overrides = [] if sweep is None else expand_sweep(base, sweep), [], []
     if (protocol := resolve_protocol(base, sweep)) is not None:
         if protocol.row.needs:
-            say(f'NOTE: protocol {protocol.name} sets steps where it trains; these are as given')
+            say(
+                f'NOTE: protocol {protocol.name} sets train.steps when the sweep trains; this plan '
+                'uses the configured steps'
+            )
         else:
             # A protocol that needs neither text nor times calls neither function.
             measurements = Measurements(
@@ -189,9 +198,14 @@ def plan_sweep(
             runs = apply_overrides(base, runs, overrides)
     arms = None if tune is None else ArmPlan(base, sweep, tune, overrides)
     runs = runs if arms is None else arms.first_cells * WAVE
-    for group in group_by_program(runs):
-        group_plan = _plan_group(group, device)
-        say(f'{group_plan.name}: {group_plan.a_device} of {group_plan.runs} runs a device')
+    programs = group_by_program(runs)
+    for i, group in enumerate(programs, start=1):
+        position = f'program {i} of {len(programs)}'
+        group_plan = _plan_group(group, device, position)
+        say(
+            f'{position}, {group_plan.name}: {group_plan.a_device} of {group_plan.runs} runs fit a '
+            'device'
+        )
         groups.append(group_plan)
     if arms is None:
         return SweepPlan(topology, groups, price)
@@ -200,8 +214,17 @@ def plan_sweep(
     return TunedPlan(topology, groups, price, arms.description, waves)
 
 
-def _plan_group(group: list[Cell], device: Topology) -> GroupPlan:
-    """Finds how many runs of a group fit a device, and estimates their step."""
+def _plan_group(group: list[Cell], device: Topology, position: str) -> GroupPlan:
+    """Finds how many runs of a group fit a device, and estimates their step.
+
+    Args:
+      group: the runs.
+      device: one device.
+      position: position of the program among others, such as 'program 2 of 3', for progress.
+    """
+    name = ' '.join(
+        f'{path}={value}' for path, value in group[0].changes.items() if path not in RUN_PATHS
+    )
     steps: dict[int, CompiledStep] = {}
     run_axis = select_run_axis(group[0].recipe.config.kernels.run_axis, device.devices[0].platform)
     available = device_memory(device)
@@ -209,13 +232,11 @@ def _plan_group(group: list[Cell], device: Topology) -> GroupPlan:
     def needed_bytes(runs):
         blueprint = build_blueprint(longest_recipe(group), device, lambda _: None, runs)
         try:
-            steps[runs] = compile_step(blueprint, device, run_axis, runs)
+            program = ', '.join(filter(None, [position, name, format_count(runs, 'run')]))
+            steps[runs] = compile_step(blueprint, device, run_axis, runs, program)
         except DoesNotFit as error:
             return error.needed
         return 0.0
 
     n_fitting = find_max_runs(len(group), 1, available, needed_bytes)
-    name = ' '.join(
-        f'{path}={value}' for path, value in group[0].changes.items() if path not in RUN_PATHS
-    )
     return GroupPlan(name or 'all', len(group), n_fitting, estimate_step(steps[n_fitting], device))

@@ -44,16 +44,14 @@ from tpu.compiled_step import (
 from tpu.rates import attention_share
 
 TIME_COLUMNS = {
-    'products': 'compute_seconds',
+    'matmuls': 'compute_seconds',
     'operations': 'operation_seconds',
     'links': 'link_seconds',
-}
-TIME_COLUMNS |= {
-    'waits': 'waiting_seconds',
+    'waiting': 'waiting_seconds',
     'step': 'step_seconds',
     'exposed': 'step_seconds_exposed',
+    'bound': 'bound_seconds',
 }
-TIME_COLUMNS |= {'bound': 'bound_seconds'}
 SHORT_NAMES = {'model.remat': 'remat', 'train.microbatches': 'microbatches'}
 MAX_FITTING = 2  # `try_changes` stops after this many changes that fit
 AXES = ('fsdp', 'tensor', 'context')
@@ -93,7 +91,7 @@ class Trial:
             name = SHORT_NAMES.get(path, path.removeprefix('mesh.'))
             if path not in ('mesh.data', 'mesh.axes') and (value != 1 or path in SHORT_NAMES):
                 parts.append(f'{name}={value}')
-        return ' '.join(parts) or 'data alone'
+        return ' '.join(parts) or 'data only'
 
     def format_line(self) -> str:
         """Returns the flags of the changes with the outcome."""
@@ -101,9 +99,17 @@ class Trial:
         if self.refusal:
             return f'{flags}: {self.refusal}'
         if self.estimate is None:
-            over = self.needed - self.available
-            return f'{flags}: {format_gib(self.needed)} GiB, still {format_gib(over)} GiB too many'
+            excess = format_gib(self.needed - self.available)
+            return f'{flags}: {format_gib(self.needed)} GiB per device, {excess} GiB too much'
         return f'{flags}: fits, {format_summary(self.estimate)}'
+
+    @property
+    def outcome(self) -> str:
+        """Returns the outcome in a few words."""
+        if self.estimate is None:
+            return self.refusal or 'does not fit'
+        step_ms = format_ms(self.estimate.step_seconds)
+        return f'fits, {format_gib(self.needed)} GiB, {step_ms} ms per step'
 
     def table_row(self) -> dict[str, str]:
         """Returns the columns of the table of a search."""
@@ -111,9 +117,9 @@ class Trial:
         row = {'': self.label, 'GiB': memory}
         for name, seconds in TIME_COLUMNS.items():
             row[f'{name}, ms'] = format_ms(getattr(estimate, seconds)) if estimate else '-'
-        row['mfu'] = f'{estimate.mfu:.1%}' if estimate else '-'
-        row['mfu bound'] = f'{estimate.mfu_bound:.1%}' if estimate else '-'
-        row['bound by'] = estimate.bound_by if estimate else self.refusal or 'does not fit'
+        row['MFU'] = f'{estimate.mfu:.1%}' if estimate else '-'
+        row['MFU bound'] = f'{estimate.mfu_bound:.1%}' if estimate else '-'
+        row['limited by'] = estimate.limit if estimate else self.outcome
         return row
 
     def record(self) -> dict[str, Any]:
@@ -123,7 +129,11 @@ class Trial:
 
 
 def run_trial(
-    recipe: Recipe, changes: Mapping[str, Any], topology: Topology, price: float | None = None
+    recipe: Recipe,
+    changes: Mapping[str, Any],
+    topology: Topology,
+    price: float | None = None,
+    position: str = '',
 ) -> Trial:
     """Compiles a changed config.
 
@@ -132,6 +142,7 @@ def run_trial(
       changes: fields to change.
       topology: the devices.
       price: price of a chip-hour, in any currency.
+      position: position of the trial among others, such as '2 of 9', for progress.
 
     Returns:
       The trial; with a refusal if the devices do not allow the config.
@@ -140,7 +151,9 @@ def run_trial(
         changed = update_recipe(recipe, changes)
         check(changed)
         blueprint = build_blueprint(changed, topology, lambda _: None)
-        estimate = estimate_step(compile_step(blueprint, topology), topology, price)
+        program = ', '.join(filter(None, [position, Trial(changes).label]))
+        step = compile_step(blueprint, topology, program=program)
+        estimate = estimate_step(step, topology, price)
     except DoesNotFit as error:
         return Trial(changes, needed=error.needed, available=error.available)
     except ValueError as error:
@@ -159,15 +172,16 @@ def try_changes(recipe: Recipe, topology: Topology, say: Say) -> Iterator[Trial]
     Yields:
       The trials.
     """
-    n_fitting = 0
-    for changes in helpful_changes(recipe, topology):
-        trial = run_trial(recipe, changes, topology)
+    n_fitting, changes_list = 0, helpful_changes(recipe, topology)
+    for i, changes in enumerate(changes_list, start=1):
+        position = f'change {i} of at most {len(changes_list)}'
+        trial = run_trial(recipe, changes, topology, position=position)
         yield trial
         n_fitting += trial.estimate is not None
         if n_fitting == MAX_FITTING:
             return
     if not n_fitting:
-        say(f'Nothing that was tried fits {topology.label}: more chips, or a smaller model.')
+        say(f'No change fits {topology.label}. Use more chips or a smaller model.')
 
 
 def helpful_changes(recipe: Recipe, topology: Topology) -> list[dict[str, Any]]:
@@ -239,15 +253,16 @@ def search(
     current = {f'mesh.{axis}': getattr(recipe.mesh, axis) for axis in ('data', *AXES)}
     current |= {'model.remat': recipe.model.remat, 'train.microbatches': recipe.train.microbatches}
     ordered = sorted(generate_candidates(recipe, topology), key=lambda candidate: candidate.seconds)
-    say(f'{len(ordered)} candidates for {topology.label}; up to {tries} are compiled')
+    say(f'compiling the config and {min(tries, len(ordered))} of {len(ordered):,} candidates')
     trials, memory_limit = [], math.inf
 
     def compile_with(changes: Mapping[str, Any]) -> Trial:
-        trials.append(run_trial(recipe, changes, topology, price))
-        best, n_trials = min(trials, key=_rank_key), min(tries, len(ordered)) + 1
-        best_text = f'; best so far: {best.label}' if best.estimate else ''
-        say(f'{len(trials)} of at most {n_trials}: {trials[-1].format_line()}{best_text}')
-        return trials[-1]
+        n_trials = min(tries, len(ordered)) + 1
+        position = f'{len(trials) + 1} of at most {n_trials}'
+        trials.append(trial := run_trial(recipe, changes, topology, price, position))
+        is_best = trial.estimate is not None and min(trials, key=_rank_key) is trial
+        say(f'{position}: {trial.label}: {trial.outcome}{" (best so far)" if is_best else ""}')
+        return trial
 
     compile_with(current)
     for candidate in ordered:

@@ -1,6 +1,7 @@
 """Progress on stderr during long work; nothing is printed in the first seconds."""
 
 import contextlib
+import shutil
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -12,14 +13,20 @@ INTERVAL_SEC = {True: 1.0, False: 30.0}  # on a terminal, in a log
 
 @contextlib.contextmanager
 def report_periodically(format_message: Callable[[], str]) -> Generator[None]:
-    """Prints `format_message()` at intervals: in place on a terminal, as lines in a log."""
+    """Prints `format_message()` at intervals: in place on a terminal, as lines in a log.
+
+    A terminal shows as much of a message as fits a line, because only one line can be replaced.
+    """
     finished, is_watched = threading.Event(), sys.stderr.isatty()
     prefix, suffix = ('\r', '\033[K') if is_watched else ('', '\n')
 
     def print_messages() -> None:
         seconds = FIRST_SEC
         while not finished.wait(seconds):
-            print(f'{prefix}{format_message()}', end=suffix, file=sys.stderr, flush=True)
+            message = format_message()
+            if is_watched:
+                message = message[: shutil.get_terminal_size().columns - 1]
+            print(f'{prefix}{message}', end=suffix, file=sys.stderr, flush=True)
             seconds = INTERVAL_SEC[is_watched]
         if is_watched:
             print('\r\033[K', end='', file=sys.stderr, flush=True)

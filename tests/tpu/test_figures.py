@@ -14,7 +14,7 @@ GIB = 2**30
 STEPS = {'step_seconds_hidden': 1.0, 'step_seconds_exposed': 3.0, 'bound_seconds': 0.5}
 SHARES = {'mfu': 0.5, 'mfu_bound': 0.6}
 ESTIMATE = SimpleNamespace(
-    **dict.fromkeys(TIME_COLUMNS.values(), 2.0) | STEPS | SHARES, bound_by='links'
+    **dict.fromkeys(TIME_COLUMNS.values(), 2.0) | STEPS | SHARES, limit='communication'
 )
 TRIALS = {
     'fast': Trial({}, ESTIMATE, needed=8 * GIB, available=16 * GIB),
@@ -42,6 +42,19 @@ def test_figure_shows_compiled_programs():
             True: PASS_COLOUR,
             False: FAIL_COLOUR,
         }
+
+
+def test_long_names_take_several_lines():
+    """Catches labels that are cut, and bars that are nearer to each other than their labels."""
+    name = 'fsdp=32 tensor=2 remat=attention microbatches=4'
+    panel = chart_spec(draw_panels({name: TRIALS['fast']})['memory'])
+    (row,) = panel['data']['values']
+    lines = row['program'].splitlines()
+    assert ' '.join(lines) == name and len(lines) == 3 and max(map(len, lines)) <= 24
+    axis = panel['layer'][0]['encoding']['y']['axis']
+    assert axis['labelOffset'] == -12 and panel['height']['step'] > 3 * 12
+    short = chart_spec(draw_panels({'a': TRIALS['fast']})['memory'])
+    assert short['layer'][0]['encoding']['y']['axis']['labelOffset'] == 0
 
 
 def test_fitting_programs_have_bound_ticks():

@@ -37,7 +37,7 @@ def test_ratio_is_chip_median():
     assert ratio == (1.3, 'v6e', 3, 1.1, 2.0)
     assert (
         ratio.description
-        == '1.30 times the estimate, as 3 measured steps on v6e took, 1.10 to 2.00'
+        == '1.30 times the estimate, the median of 3 measured steps on v6e (1.10 to 2.00)'
     )
 
 

@@ -14,6 +14,7 @@ from lm.training.state import build_learner
 from tests import ROOT
 from tests.helpers import tiny_raw
 from tests.programs import COMPILERS
+from tests.xla import EIGHT_DEVICES
 from tpu.compiled_step import nominal_vocabulary
 
 DEFAULT = '--config=configs/default.py'
@@ -99,13 +100,15 @@ def test_tpu_plan_has_memory_collectives_and_time(folder):
     hours = plan['steps'] * plan['step_seconds'] * 4 / 3600
     assert plan['cost'] == pytest.approx(1.2 * hours)
     phrases = (
-        'GiB a device',
+        'memory per device: ',
         'all-gather: ',
-        'ms of waiting',
-        'at most',
-        'with all pairs of tokens',
+        'ms waiting',
+        'lower bound: ',
+        'if masked token pairs count',
+        'communication not hidden: ',
+        'predicted: ',
     )
-    for words in (*phrases, 'if nothing hid them', 'predicted: ', 'chip-hours', 'left out: '):
+    for words in (*phrases, 'chip-hours, cost ', 'not included: '):
         assert words in printed
 
 
@@ -151,11 +154,25 @@ def test_gpu_step_launches_few_kernels(tmp_path):
 
 
 @pytest.mark.full
+def test_local_devices_exchange_without_known_links(tmp_path):
+    """Catches a plan that asks the local devices for the speed of their links, or calls them
+    chips.
+    """
+    flags = ('--topology=here', '--config.mesh.fsdp=2', '--config.mesh.tensor=2')
+    printed, _, plan = write_plan(tmp_path, *flags, XLA_FLAGS=EIGHT_DEVICES)
+    assert {'all-gather', 'all-reduce'} <= {row['kind'] for row in plan['collectives']}
+    assert plan['link_seconds'] == plan['waiting_seconds'] == 0.0
+    assert printed.startswith('here: 8 devices, mesh data=2 fsdp=2 tensor=2; ')
+    assert 'device-hours' in printed and 'NOTE: the links between these devices' in printed
+
+
+@pytest.mark.full
 def test_sweep_plan_groups_by_program(tmp_path):
     """Two programs of two runs each, on one local device."""
     sweep = "{'model.norm': ('rmsnorm', 'layernorm'), 'train.seed': (0, 1)}"
     flags = ('--topology=here', f'--config.sweep={sweep}', '--config.model.n_layers=1')
-    printed, _, plan = write_plan(tmp_path, *flags)
+    printed, progress, plan = write_plan(tmp_path, *flags)
+    assert 'program 2 of 2, model.norm=layernorm: 2 of 2 runs fit a device' in progress
     assert [(group['name'], group['runs']) for group in plan['groups']] == [
         ('model.norm=rmsnorm', 2),
         ('model.norm=layernorm', 2),
@@ -178,8 +195,8 @@ def test_tuned_plan_counts_waves(tmp_path):
     flags = ('--topology=here', '--config.model.n_layers=1', tune)
     printed, _, plan = write_plan(tmp_path, *flags, changes=small)
     assert plan['runs'] == 5 and plan['waves'] == [3, 4]
-    words = '1 arm of at least 15 runs (usually 20): 3 to 4 such waves'
-    assert words in printed and 'a wave, 5 runs of each arm: 5 runs in 1 programs' in printed
+    words = '1 arm of at least 15 runs (usually 20): 3 to 4 waves'
+    assert words in printed and 'one wave, 5 runs per arm: 5 runs in 1 program on here' in printed
 
 
 @pytest.mark.full
@@ -188,7 +205,7 @@ def test_search_prints_full_table_and_figure(tmp_path):
     flags = ('--topology=here', '--search', '--tries=1', '--config.model.n_layers=1')
     printed, _, plan = write_plan(tmp_path, *flags, f'--figure={figure}', COLUMNS='80')
     heading, *rows = printed.splitlines()
-    assert heading.split()[-2:] == ['bound', 'by'] and '…' not in printed
+    assert heading.split()[-2:] == ['limited', 'by'] and '…' not in printed
     assert {row.split()[1] for row in rows} == {'microbatches=1', 'microbatches=2'}
     assert len(plan['tried']) == 2
     assert 'microbatches=2' in figure.read_text()
@@ -200,7 +217,7 @@ def test_search_prints_full_table_and_figure(tmp_path):
     [
         (('--topology=v5p-x',), 'Did you mean v5p:4x4x4?'),
         (('--topology=here', '--config.mesh.fsdp=64'), 'mesh.fsdp must be between 1 and'),
-        (('--topology=here', '--figure=plan.pdf'), '--figure ends in .html, .png, .svg; got'),
+        (('--topology=here', '--figure=plan.pdf'), '--figure must end in .html, .png, .svg'),
     ],
     ids=str,
 )

@@ -47,10 +47,11 @@ def compiler(monkeypatch):
     """compiler(needs): steps need needs(recipe) GiB of 16, and the compiled recipes are
     returned.
     """
-    compiled = []
+    compiled, programs = [], []
 
     def use(needs):
-        def compile_step(blueprint, topology, *args):
+        def compile_step(blueprint, topology, program):
+            programs.append(program)
             compiled.append(blueprint.recipe)
             if needs(blueprint.recipe) > 16:
                 raise DoesNotFit(int(needs(blueprint.recipe) * GIB), 16 * GIB)
@@ -62,6 +63,7 @@ def compiler(monkeypatch):
         )
         return compiled
 
+    use.programs = programs
     return use
 
 
@@ -110,8 +112,11 @@ def test_changes_are_tried_until_enough_fit(compiler):
     assert len(compiled) == len(rows)
     assert [row.estimate is not None for row in rows][:2] == [False, False]
     assert sum(row.estimate is not None for row in rows) == 2
-    assert 'still 14.00 GiB too many' in rows[0].format_line()
+    assert rows[0].format_line().endswith(': 30.00 GiB per device, 14.00 GiB too much')
     assert not messages
+    n = len(helpful_changes(tiny_config(SHARDED | {'model.remat': 'none'}), eight_chips()))
+    assert compiler.programs[0] == f'change 1 of at most {n}, remat=full'
+    assert compiler.programs[-1].startswith(f'change {len(rows)} of at most {n}, ')
 
 
 @pytest.mark.full
@@ -120,7 +125,7 @@ def test_no_fitting_change_is_reported(compiler):
     messages = []
     rows = list(try_changes(tiny_config(SHARDED), eight_chips(), messages.append))
     assert rows and not any(row.estimate for row in rows)
-    assert 'Nothing that was tried fits v5e:2x4' in messages[0]
+    assert messages == ['No change fits v5e:2x4. Use more chips or a smaller model.']
 
 
 @pytest.mark.full
@@ -132,7 +137,9 @@ def test_search_ranks_by_step_and_includes_config(compiler):
     assert [line.split(':')[0] for line in messages[1:]] == [
         f'{k} of at most 4' for k in (1, 2, 3, 4)
     ]
-    assert 'best' not in messages[1] and messages[-1].endswith(f'; best so far: {rows[0].label}')
+    best = [line for line in messages[1:] if line.endswith(' (best so far)')]
+    assert 'best' not in messages[1] and f': {rows[0].label}: fits, 10.00 GiB, ' in best[-1]
+    assert compiler.programs[1].startswith('2 of at most 4, ')
     assert compiled[0] == config  # the config itself comes first
     seconds = [row.estimate.step_seconds for row in rows if row.estimate]
     assert seconds == sorted(seconds) and len(seconds) >= 2
@@ -176,8 +183,9 @@ def test_tuned_plan_multiplies_waves():
     assert plan.record()['waves'] == (3, 5) and plan.device_hours == 3
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr('tpu.sweep_plan.format_summary', lambda estimate: 'memory')
-        *_, last = plan.format_lines()
-    start = '3 arms of 15 runs at least: 3 to 5 such waves, 3.00 to 5.00 hours, 9.00 to 15.00'
+        *_, wave, last = plan.format_lines()
+    assert wave.startswith('one wave, 5 runs per arm: 15 runs in 2 programs on v5e:2x4: 15 at a ')
+    start = '3 arms of 15 runs at least: 3 to 5 waves, 3.00 to 5.00 hours, 9.00 to 15.00'
     assert last.startswith(start)
 
 
@@ -203,10 +211,12 @@ def test_memory_errors_are_parsed():
     )
     assert _parse_memory_error(text) == (int(18.5 * GIB), int(15.75 * GIB))
     assert _parse_memory_error(text.replace('18.50G', '900.00M'))[0] == 900 * 2**20
-    with pytest.raises(ValueError, match='by how much is not said'):
+    with pytest.raises(
+        ValueError, match='more memory than a device has; the compiler: RESOURCE_EXHAUSTED: out'
+    ):
         _parse_memory_error('RESOURCE_EXHAUSTED: out')
     error = DoesNotFit(18 * GIB, 16 * GIB)
-    assert str(error) == 'needs 18.00 GiB a device, and there are 16.00: 2.00 GiB too many'
+    assert str(error) == ('needs 18.00 GiB per device, 2.00 GiB more than the 16.00 GiB available')
 
 
 def test_compiled_program_is_checked_for_memory(monkeypatch):

@@ -29,14 +29,14 @@ def capture_progress(monkeypatch):
     return run
 
 
-def report_twice():
+def report_twice(text='at work'):
     """Work that ends after two messages."""
     second_message, ticks = threading.Event(), iter(range(1000000))
 
     def message():
         if next(ticks):
             second_message.set()
-        return 'at work'
+        return text
 
     with progress.report_periodically(message):
         assert second_message.wait(60)
@@ -47,6 +47,14 @@ def test_logs_get_lines_and_terminals_one_line(capture_progress):
     stdout = capture_progress(Terminal(), report_twice)
     assert stdout.startswith('\rat work\033[K\rat work\033[K')
     assert stdout.endswith('\r\033[K') and '\n' not in stdout
+
+
+def test_terminal_cuts_long_messages(capture_progress, monkeypatch):
+    """Catches a message that wraps, whose first line the next message cannot replace."""
+    monkeypatch.setenv('COLUMNS', '10')
+    stdout = capture_progress(Terminal(), lambda: report_twice('a' * 30))
+    assert stdout.startswith(f'\r{"a" * 9}\033[K')
+    assert capture_progress(io.StringIO(), lambda: report_twice('a' * 30)).startswith('a' * 30)
 
 
 def test_short_work_prints_nothing(capture_progress):

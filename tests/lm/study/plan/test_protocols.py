@@ -239,7 +239,7 @@ def test_sweep_plan_has_protocol_steps(monkeypatch):
     """A plan leaves a protocol that needs times to the training machine, and reports it."""
     planned, lines = [], []
 
-    def plan(group, planned_cell):
+    def plan(group, planned_cell, position):
         planned.extend(group)
         return SimpleNamespace(name='a group', a_device=1, runs=len(group))
 
@@ -249,7 +249,9 @@ def test_sweep_plan_has_protocol_steps(monkeypatch):
     for name in ('equal_tokens', 'equal_time'):
         sweep_plan.plan_sweep(RAW, BATCHES | {'protocol': name}, topology, lines.append)
     assert [cell.recipe.train.steps for cell in planned] == [2000, 500, 2000, 2000]
-    assert [line for line in lines if 'sets steps where it trains' in line] == lines[2:3]
+    assert [line for line in lines if 'sets train.steps when the sweep trains' in line] == lines[
+        2:3
+    ]
 
 
 def test_cells_are_unchanged_without_protocol():
