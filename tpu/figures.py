@@ -70,7 +70,7 @@ def draw_panels(trials: Mapping[str, Trial]) -> dict[str, Chart]:
         for name, trial in trials.items()
         if trial.needed
     ]
-    n_lines = max((row['program'].count('\n') + 1 for row in rows), default=1)
+    n_lines = max((str(row['program']).count('\n') + 1 for row in rows), default=1)
     # Vega centres the first line of a label on its bar; the offset centres all of the longest.
     offset = -LINE_HEIGHT * (n_lines - 1) / 2
     split = "split(datum.label, '\\n')"
