@@ -56,7 +56,6 @@ from tpu.trials import Trial, search, try_changes
 DOES_NOT_FIT = 3
 # Columns of --search for terminals that cannot show all.
 NARROW_COLUMNS = ('', 'GiB', 'step, ms', 'MFU')
-MAX_WIDTH = 1000  # of a table that is not printed on a terminal
 ENDINGS = ('.html', '.png', '.svg')  # of --figure
 CONFIGURED = 'the config'
 
@@ -161,7 +160,10 @@ def print_trials(console: Console, trials: list[Trial]) -> None:
     for trial in trials:
         outcome = 'refused' if trial.refusal else 'does not fit'
         rows.append(trial.table_row() | ({} if trial.estimate else {'limited by': outcome}))
-    table, unlimited = make_table(rows), console.options.update(width=MAX_WIDTH)
+    table, unlimited = (
+        make_table(rows),
+        console.options.update(width=1000),
+    )  # no limit in a file or pipe
     width = console.measure(table, options=unlimited).maximum
     if console.is_terminal and width > console.width:
         for row in rows:
