@@ -97,7 +97,8 @@ def test_notebook_trains_and_resumes(name, n_devices, tmp_path, monkeypatch):
     printed = [session.run_cell(source) for source in cells]
     _, devices, plan, copied, trained, *_ = printed
     assert devices.count('CpuDevice') == n_devices and not copied
-    assert f'here: {n_devices} chips' in plan and f'done: {workdir}' in trained
+    plural = '' if n_devices == 1 else 's'
+    assert f'here: {n_devices} device{plural}, mesh ' in plan and f'done: {workdir}' in trained
     assert n_devices == 1 or ('mesh data=8' in plan and 'mesh data=8' in trained)
     (image,) = session.images
     assert Path(image).read_bytes().startswith(b'\x89PNG')

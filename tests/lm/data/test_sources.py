@@ -411,7 +411,7 @@ def refusal(name, field):
         open_source('tfds:' + name, field)
     except ValueError as error:
         return str(error)
-assert 'is not prepared under ' + sys.argv[1] in refusal('tiny_text', 'body')
+assert 'is not prepared in ' + sys.argv[1] in refusal('tiny_text', 'body')
 tfds.disable_progress_bar()
 TinyText(data_dir=sys.argv[1], file_format='array_record').download_and_prepare()
 for name in ('tiny_text', 'tiny_text/plain:1.2.0'):

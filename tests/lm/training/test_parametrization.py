@@ -195,7 +195,7 @@ def test_table_lists_rates_and_decays():
         assert rows.keys() == shares.keys()
         for path, row in rows.items():
             assert float(row['decay/step']) == pytest.approx(shares[path], rel=1e-2)
-            steps = row['over steps'].replace(',', '')
+            steps = row['horizon (steps)'].replace(',', '')
             assert (steps == '-') == (shares[path] == 0)
             if steps != '-':
                 assert float(steps) == pytest.approx(1 / shares[path], abs=0.5)

@@ -147,7 +147,7 @@ def test_arms_get_equal_runs_trained_once(train_tuned, tmp_path, capsys):
     assert 'wave 1, scan: 5 runs for each of 2 arms; 0 finished' in printed
     assert 'wave 2, ' in printed and ', look 1: 3 runs for each of 2 arms' in printed
     assert (
-        f'  optim.b1=0.8: {of_arm[1]} runs, {of_arm[1] * 20} steps, {of_arm[1] * 1.5:.1f} s'
+        f'total for optim.b1=0.8: {of_arm[1]} runs, {of_arm[1] * 20} steps, {of_arm[1] * 1.5:.1f} s'
         in printed
     )
 
