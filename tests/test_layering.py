@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from lm.config.fields import CHOICES, FIELDS
+from lm.config.groups import OPTIMIZER, SETTINGS
 from lm.config.recipe import ATTRIBUTES
 from modules.kernels import OPERATIONS
+from modules.optim.groups import GROUPS
 from modules.optim.stages import STAGES, stage_inputs
 from tests import ROOT
 
@@ -269,6 +271,8 @@ def test_every_config_field_is_read():
             if isinstance(node, ast.Constant):
                 paths.add(node.value)
     paths |= {f'optim.{option}' for stage in STAGES.values() for option in stage_inputs(stage)[1]}
+    # `lm.config.groups.find_setting` reads these; tests/lm/training/test_groups.py has each of them.
+    paths |= {f'optim.{group}_{s}' for group in GROUPS for s in (*SETTINGS, OPTIMIZER)}
     assert len(FIELDS) > 50
     for path, field in FIELDS.items():
         section, name = path.split('.')

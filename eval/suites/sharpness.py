@@ -18,7 +18,6 @@ from lm.config.resolve import AUTO, drop_unread_options, update_recipe
 from lm.devices.shardings import abstract_state
 from lm.inference.blocks import iterate_blocks, make_sequence
 from lm.inference.scoring import score_batch
-from lm.model.parameters import optimizer_field
 from lm.model.transformer import ACTIVATIONS, EMBEDDING
 from lm.record.checkpoint import read_state
 from lm.training.state import Hyper, Learner, State, Weights, build_learner
@@ -33,6 +32,7 @@ from modules.curvature import (
 )
 from modules.kernels import OPERATIONS
 from modules.optim.base import jvp_along
+from modules.optim.groups import HIDDEN, find_group
 from modules.options import Option
 
 # Kernels with a gradient that supports forward-mode differentiation, and kernels that support it.
@@ -248,8 +248,9 @@ def preconditioner(checkpoint: Checkpoint) -> tuple[list[jax.Array] | None, str]
 def adam_scales(learner: Learner, hyper: Hyper, state: State) -> tuple[list[jax.Array] | None, str]:
     """Returns the square roots of AdamW's preconditioner.
 
-    D = sqrt(v_hat) + eps is AdamW's divisor of the first moment, and f the parametrisation's factor
-    of the parameter's learning rate. v is the second moment of clipped gradients.
+    D = sqrt(v_hat) + eps is AdamW's divisor of the first moment. f is the learning rate of the
+    parameter over optim.lr, by its group and by the parametrisation. v is the second moment of
+    clipped gradients.
 
     Args:
       learner: of the model.
@@ -259,20 +260,21 @@ def adam_scales(learner: Learner, hyper: Hyper, state: State) -> tuple[list[jax.
     Returns:
       (sqrt(f / D) of each trained leaf, ''), or (None, the reason for their absence).
     """
-    described, scales = learner.description, []
+    described, scales, peaks = learner.description, [], peak_lrs(hyper)
     moments = adam_moments(state.opt_state, state.params)
     trees = described.specs, described.scalings, described.trainable
     for (spec, scaling, trained), moment in zip(leaves_with(*trees), moments, strict=True):
         if not trained:
             continue
-        part = learner.recipe.optimizers[optimizer_field(spec)]
+        part = learner.recipe.find_optimizer(spec)
         if moment is None:
             return None, f'{part} stores no second moment like AdamW'
         numbers, (count, v) = part.option_values(hyper), moment
         if not int(count):
             return None, 'the optimizer has made no updates yet'
         denominator = jnp.sqrt(v / (1 - numbers['b2'] ** count)) + numbers['eps']
-        scales.append(jnp.sqrt(scaling.lr_factor / (scaling.eps_factor * denominator)))
+        factor = scaling.lr_factor * (peaks[find_group(spec)] / peaks[HIDDEN])
+        scales.append(jnp.sqrt(factor / (scaling.eps_factor * denominator)))
     return scales, ''
 
 
@@ -301,7 +303,7 @@ def learning_rate(recipe: Recipe, hyper: Hyper, step: int) -> float:
       step: number of updates so far.
     """
     fraction = bind_rows(recipe, hyper)['optim.schedule'](step, hyper['train.steps'])
-    return float(peak_lrs(hyper)['optim.name'] * fraction)
+    return float(peak_lrs(hyper)[HIDDEN] * fraction)
 
 
 def measure_logits(checkpoint: Checkpoint, batch: Batch, box: float) -> dict[str, float]:

@@ -12,6 +12,7 @@ import typing
 from typing import TYPE_CHECKING, Annotated, Any
 
 from lm.config.choice import AUTO, Choice
+from lm.config.groups import add_group_fields
 from modules.activations import ACTIVATIONS
 from modules.attention import ATTENTIONS
 from modules.kernels import (
@@ -162,10 +163,6 @@ class OptimConfig:
     others: Annotated[
         str, Choice(OPTIMIZERS, 'optim'), 'optimizer of embeddings, readout and vectors'
     ] = 'adamw'
-    others_lr: Annotated[
-        float | None,
-        Option('learning rate of optim.others; None: optim.lr', 0, FINITE, traced=True),
-    ] = None
     embedding_gradient_shrink: Annotated[
         float | None,
         Option('factor of the gradient of the word embedding; None: 1', 0, 1, traced=True),
@@ -388,6 +385,7 @@ if not TYPE_CHECKING:  # type checkers see the classes without the options of pa
     MLPConfig = make_section(MLPConfig, MLPS, ACTIVATIONS)
     ReparamConfig = make_section(ReparamConfig, REPARAMS)
     LossConfig = make_section(LossConfig, LOSSES, AUXILIARIES)
+    OptimConfig = add_group_fields(OptimConfig)
     OptimConfig = make_section(OptimConfig, OPTIMIZERS, SCHEDULES, DECAY_RULES, AVERAGES)
     ScalingConfig = make_section(ScalingConfig, PARAMETRIZATIONS)
     DataConfig = make_section(DataConfig, OBJECTIVES)
@@ -436,8 +434,9 @@ def _collect_fields() -> dict[str, Field]:
     collected = {}
     for name, cls in typing.get_type_hints(Config).items():
         hints = typing.get_type_hints(cls, include_extras=True)
-        # `make_section` derives a class with the options of parts; its base has the other fields.
-        declared_here = cls.__mro__[1].__annotations__ if cls.__mro__[1] is not object else hints
+        # `make_section` derives a class with the options of parts; its bases have the other fields.
+        bases = [base for base in cls.__mro__[1:] if base is not object]
+        declared_here = set().union(*(base.__annotations__ for base in bases)) if bases else hints
         for field in dataclasses.fields(cls):
             hint = hints[field.name]
             metadata = getattr(hint, '__metadata__', ())

@@ -21,10 +21,13 @@ from lm.config.fields import (
     TrainConfig,
     is_off,
 )
+from lm.config.groups import OPTIMIZER, OPTIMIZER_OPTIONS, find_setting
 from lm.config.other_programs import replacement_hint
 from modules import options
 from modules.kernels import OPERATIONS
 from modules.losses import AUXILIARIES
+from modules.optim.groups import GROUPS, HIDDEN, OTHERS, find_group
+from modules.params import ParamSpec
 
 # Attributes of a Recipe that are not called like the field that names the part.
 ATTRIBUTES = {
@@ -49,6 +52,8 @@ class Part:
       options: every option of the row, as set or else its published default.
       inline: the options that follow the name in the field.
       share: this row's share, if the field names several.
+      group_paths: the fields of groups of parameters that replace options of the section
+        (`lm.config.groups`), by option.
     """
 
     path: str
@@ -58,6 +63,7 @@ class Part:
     options: Mapping[str, Any]
     inline: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     share: float = 1.0
+    group_paths: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __str__(self) -> str:
         """Returns 'optim.name=adamw', as flags spell it."""
@@ -74,9 +80,13 @@ class Part:
 
         hyper: {'optim.b1': scalar, ...}.
         """
-        paths = {name: f'{self.section}.{name}' for name in self.options}
+        paths = {name: self.option_path(name) for name in self.options}
         traced = {name: hyper[path] for name, path in paths.items() if path in hyper}
         return {**self.options, **traced}
+
+    def option_path(self, option: str) -> str:
+        """Returns the config field of an option."""
+        return self.group_paths.get(option, f'{self.section}.{option}')
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -148,10 +158,10 @@ class Recipe:
     def readers(self) -> dict[str, list[Part]]:
         """{path of an option: the parts that read it}; options that follow a name have no path."""
         readers: dict[str, list[Part]] = {}
-        for part in self.parts:
+        for part in (*self.parts, *self.separate_optimizers):
             for name in part.options if part.section else ():
                 if name not in part.inline:
-                    readers.setdefault(f'{part.section}.{name}', []).append(part)
+                    readers.setdefault(part.option_path(name), []).append(part)
         return readers
 
     @functools.cached_property
@@ -189,12 +199,33 @@ class Recipe:
         sites = (self.norm, self.embedding_norm, self.final_norm, self.qk_norm)
         return dict(zip(NORM_SITES, sites, strict=True))
 
+    @functools.cached_property
+    def group_optimizers(self) -> dict[str, Part]:
+        """{group: its optimizer}. A group without settings of its optimizer has its parent's."""
+        optimizers = {HIDDEN: self.optimizer, OTHERS: self.others}
+        for group, (_, parent) in GROUPS.items():
+            if group != OTHERS:
+                optimizers[group] = _group_optimizer(self.config, group, optimizers[parent])
+        return optimizers
+
     @property
     def optimizers(self) -> dict[str, Part]:
-        """The optimizers of hidden matrices and of all other parameters, by the field that names
-        each.
+        """The optimizers by the field that names each: of hidden matrices, of all other
+        parameters, and of groups with settings that replace some of these.
         """
-        return {self.optimizer.path: self.optimizer, self.others.path: self.others}
+        return {part.path: part for part in self.group_optimizers.values()}
+
+    @property
+    def separate_optimizers(self) -> tuple[Part, ...]:
+        """The optimizers of groups with settings that replace some of their parent's.
+
+        They are not among `parts`, because the settings themselves identify a run.
+        """
+        return tuple(part for path, part in self.optimizers.items() if path not in CHOICES)
+
+    def find_optimizer(self, spec: ParamSpec) -> Part:
+        """Returns the optimizer of a parameter."""
+        return self.group_optimizers[find_group(spec)]
 
     @property
     def objectives(self) -> tuple[Part, ...]:
@@ -342,7 +373,16 @@ def build_recipe(config: Config) -> Recipe:
         value = vars(vars(config)[section])[field]
         shares = parse_shares(path, value) if choice.shares else {}
         parts = tuple(
-            _build_part(config, path, name, row, choice.section, inline, shares.get(name, 1.0))
+            _build_part(
+                config,
+                path,
+                name,
+                row,
+                choice.section,
+                inline,
+                shares.get(name, 1.0),
+                OTHERS if path == 'optim.others' else HIDDEN,
+            )
             for name, row, inline in parse_rows(path, value)
             if row is not None or not choice.auto
         )
@@ -383,14 +423,44 @@ def _build_part(
     section: str,
     inline: Mapping[str, Any],
     share: float = 1.0,
+    group: str = HIDDEN,
 ) -> Part:
-    """Takes each option from the name, or else from the section, or else its published default."""
+    """Takes each option from the name, or else from the group's fields, or else from the section,
+    or else its published default.
+    """
     section_values = vars(vars(config)[section]) if section else {}
-    values = {}
+    values, group_paths = {}, {}
+    optim = {f'optim.{n}': v for n, v in section_values.items()} if group != HIDDEN else {}
     for option, declared in options.declared_options(row).items():
         value = inline.get(option, section_values.get(option))
+        if group != HIDDEN and option in OPTIMIZER_OPTIONS and option not in inline:
+            option_path, value = find_setting(optim, group, option)
+            if option_path != f'{section}.{option}':
+                group_paths[option] = option_path
         values[option] = declared.default if value is None else value
-    return Part(path, name, row, section, values, inline, share)
+    return Part(path, name, row, section, values, inline, share, group_paths)
+
+
+def _group_optimizer(config: Config, group: str, parent: Part) -> Part:
+    """Returns the optimizer of a group.
+
+    Args:
+      config: has the settings of the group.
+      group: a row of GROUPS.
+      parent: the optimizer of its parent.
+
+    Returns:
+      The parent's, unless a setting of the group replaces its name or one of its options.
+    """
+    path = f'optim.{group}_{OPTIMIZER}'
+    text = vars(config.optim)[f'{group}_{OPTIMIZER}']
+    name, row, inline = parent.name, parent.row, parent.inline
+    if text is not None:
+        choice = dataclasses.replace(CHOICES['optim.others'], inline=True)
+        ((name, row, inline),) = choice.parse_rows(path, text)
+    part = _build_part(config, path, name, row, parent.section, inline, group=group)
+    is_parents = text is None and part.group_paths == parent.group_paths
+    return parent if is_parents else part
 
 
 def sown_losses(choice: Choice, row: Any) -> dict[str, Any]:

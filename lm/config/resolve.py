@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 
 from lm.config.choice import AUTO, join_hint
 from lm.config.fields import CHOICES, FIELDS, Config, is_passive
+from lm.config.groups import check_settings
 from lm.config.mixture import DEFAULT_SOURCE, normalize_mixture
 from lm.config.other_programs import replacement_hint
 from lm.config.recipe import (
@@ -111,9 +112,12 @@ def resolve_config(config: Config) -> Recipe:
     readers = recipe.readers
     for path in list_unread_options(recipe):
         raise ValueError(explain_unread(path, flat[path], config))
+    check_settings(flat, readers, recipe.schedule)
     for path, parts in readers.items():
+        if not FIELDS[path].is_part_option:  # a setting of a group, which is set
+            continue
         defaults = [declared_options(part.row)[path.split('.')[1]].default for part in parts]
-        several = any(CHOICES[part.path].inline for part in parts)
+        several = any(part.path in CHOICES and CHOICES[part.path].inline for part in parts)
         if flat[path] is None and not several and len(set(defaults)) == 1:
             values[path] = defaults[0]
     settled_config = update_config(config, values)  # the parts have these values already

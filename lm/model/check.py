@@ -32,7 +32,7 @@ def check(recipe: Recipe) -> None:
             option.check(path, value)
     parse_traced_steps(recipe)
     _check_sizes(recipe)
-    for part in recipe.parts:
+    for part in (*recipe.parts, *recipe.separate_optimizers):
         if part.section:  # rows of other tables have no options, and no rules
             part.row.check(recipe, part)
     _check_loss_on(recipe)
@@ -215,7 +215,7 @@ def _check_tied_embeddings(recipe: Recipe) -> None:
             'optim.embedding_gradient_shrink needs an embedding that is only looked up, but with '
             'model.tie_embeddings=True it is also the readout. Leave one of them out.'
         )
-    part, family = recipe.scaling, recipe.others.row.family
+    part, family = recipe.scaling, recipe.group_optimizers['embedding'].row.family
     if not part.row.grows:
         return
     readout = ParamSpec('readout', ('embed', 'vocab'), ('embed',))

@@ -6,7 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from lm.config.groups import WEIGHT_DECAY, has_setting
 from lm.config.recipe import Recipe
+from lm.config.resolve import flatten
 from lm.model.base_size import base_depth, width_growth
 from lm.model.transformer import Transformer
 from modules.params import LORA, NORM, ParamSpec, named_leaves, path_name, split_boxes
@@ -155,7 +157,7 @@ def _base_shapes(recipe: Recipe, model: Transformer, shapes: Any, specs: Any) ->
 
 def _compute_scalings(recipe: Recipe, specs: Any, shapes: Any, base_shapes: Any) -> tuple[Any, Any]:
     """Returns (growths, scalings) of each parameter. Raises ValueError if one has no rule."""
-    part, blocks = recipe.scaling, recipe.model.n_layers
+    part, blocks, flat = recipe.scaling, recipe.model.n_layers, flatten(recipe)
     growth_factors = blocks / base_depth(recipe), width_growth(recipe)
     growths = jax.tree.map(
         lambda spec, s, base: compute_growth(spec, s.shape, base.shape, *growth_factors),
@@ -165,7 +167,9 @@ def _compute_scalings(recipe: Recipe, specs: Any, shapes: Any, base_shapes: Any)
     )
 
     def scale(path, spec, shape, base, growth):
-        optimizer = recipe.optimizers[optimizer_field(spec)]
+        optimizer = recipe.find_optimizer(spec)
+        if has_setting(flat, spec, WEIGHT_DECAY):  # vectors decay too, if their group asks for it
+            spec = dataclasses.replace(spec, decayed=True)
         if optimizer.row.family == 'spectral' and growth.fan_in != growth.fan_out:
             subject = f'{path_name(path)}, because only one of its sides grows,'
             advice = 'Choose another optimizer, or a model without such matrices.'
@@ -174,7 +178,7 @@ def _compute_scalings(recipe: Recipe, specs: Any, shapes: Any, base_shapes: Any)
                     f'the factors of model.reparam={recipe.model.reparam} ({path_name(path)}), '
                 )
                 subject += 'because reparam.rank does not grow,'
-                advice = f'Choose another {optimizer_field(spec)}, or scaling.name=standard.'
+                advice = f'Choose another {optimizer.path}, or scaling.name=standard.'
             raise ValueError(
                 f'{part} has no rule for {subject} with {optimizer}, whose updates have equal '
                 f'singular values. {advice}'
@@ -220,8 +224,3 @@ def init_params(recipe: Recipe, model: Transformer, key: jax.Array) -> tuple[Any
     variables = model.init(key, tokens_1T, method='activations')  # logits make no parameters
     stats = {name: variables[name] for name in (STATS, BACKWARD_STATS) if name in variables}
     return variables['params'], stats
-
-
-def optimizer_field(spec: ParamSpec) -> str:
-    """Returns the config field that names the optimizer of a parameter."""
-    return 'optim.name' if spec.role == 'hidden' else 'optim.others'

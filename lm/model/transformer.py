@@ -404,7 +404,8 @@ def tied_factor(recipe: Recipe) -> float:
     """
     readout = ParamSpec('readout', ('embed', 'vocab'), ('embed',))
     part, growth = recipe.scaling, Growth(fan_in=width_growth(recipe))
-    return part.row(readout, growth, recipe.others.row.family, **part.options).forward
+    family = recipe.group_optimizers['embedding'].row.family
+    return part.row(readout, growth, family, **part.options).forward
 
 
 def build_model(recipe: Recipe, vocab_size: int, platform: str) -> Transformer:

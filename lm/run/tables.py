@@ -10,12 +10,14 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 from rich.table import Table
 
-from lm.config.recipe import Recipe
+from lm.config.groups import LR, LR_FACTOR, OPTIMIZER_OPTIONS, SCHEDULE_OPTIONS, group_settings
+from lm.config.recipe import Part, Recipe
 from lm.config.resolve import flatten
 from lm.devices.mesh import param_sharding
-from lm.model.parameters import is_zero_init, optimizer_field
+from lm.model.parameters import is_zero_init
 from lm.training.state import Learner, State, make_hyper
-from lm.training.update import bind_rows, decay_shares, peak_lrs
+from lm.training.update import bind_rows, decay_shares, group_fractions, peak_lrs
+from modules.optim.groups import HIDDEN, find_group
 from modules.params import LAYER, LORA, ParamSpec, named_leaves
 from modules.reparam.matrices import parse_roles
 
@@ -35,9 +37,10 @@ def parameter_rows(learner: Learner, mesh: Mesh) -> list[dict[str, str]]:
     rows, flat = [], flatten(recipe)
     peaks, embedding_std = peak_lrs(flat), recipe.config.scaling.embedding_std
     rule = bind_rows(recipe, flat)['optim.decay_rule']
-    shares = named_leaves(decay_shares(described, rule, flat, 1.0, peaks))
+    shares = named_leaves(decay_shares(described, rule, flat, dict.fromkeys(peaks, 1.0), peaks))
     for path, spec in named_leaves(described.specs).items():
         scaling, weight, share = scalings[path], _used_path(path, used_specs), float(shares[path])
+        group, optimizer = find_group(spec), recipe.find_optimizer(spec)
         shape, std = shapes[path].shape, 'declared'
         if (
             scaling.init_std is not None and spec.part != LORA
@@ -50,10 +53,12 @@ def parameter_rows(learner: Learner, mesh: Mesh) -> list[dict[str, str]]:
             {
                 'parameter': path,
                 'shape': ' x '.join(map(str, shape)) or '1',
+                'group': group,
                 'role': spec.role,
-                'optimizer': flat[optimizer_field(spec)] if trainable[path] else 'frozen',
+                'optimizer': optimizer.name if trainable[path] else 'frozen',
+                'options': _format_options(optimizer) if trainable[path] else '-',
                 'init std': std,
-                'lr': f'{trainable[path] * peaks[optimizer_field(spec)] * scaling.lr_factor:.4g}',
+                'lr': f'{trainable[path] * peaks[group] * scaling.lr_factor:.4g}',
                 'decay/step': f'{share:.4g}',
                 'horizon (steps)': f'{1 / share:,.0f}' if share else '-',
                 'reparam': _format_reparam(recipe, used_specs[weight], spec),
@@ -65,34 +70,47 @@ def parameter_rows(learner: Learner, mesh: Mesh) -> list[dict[str, str]]:
 
 # Columns of the parameter table that groups of parameters share.
 GROUP_COLUMNS = (
-    *('role', 'optimizer', 'init std', 'lr', 'decay/step', 'horizon (steps)'),
+    *('group', 'optimizer', 'options', 'init std', 'lr', 'decay/step', 'horizon (steps)'),
     *('reparam', 'sharding'),
 )
 
 
 def group_parameters(rows: list[dict[str, str]]) -> tuple[list[dict[str, str]], dict[str, str]]:
-    """Returns a row for each group of parameters with equal settings, and the common settings.
+    """Returns a row for each set of parameters with equal settings, and the common settings.
 
-    A setting that all parameters have in common is left out of the rows.
+    A setting that all parameters have in common is left out of the rows, and so are options of
+    optimizers, unless parameters with the same optimizer differ in them.
 
     Args:
       rows: the rows of `parameter_rows`.
     """
-    groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
+    sets: dict[tuple[str, ...], list[dict[str, str]]] = {}
     for row in rows:
-        groups.setdefault(tuple(row[column] for column in GROUP_COLUMNS), []).append(row)
-    roles = collections.Counter(settings[0] for settings in groups)
-    varying = [c for c in GROUP_COLUMNS if c == 'role' or len({row[c] for row in rows}) > 1]
-    common = {c: rows[0][c] for c in GROUP_COLUMNS if c not in varying}
+        sets.setdefault(tuple(row[column] for column in GROUP_COLUMNS), []).append(row)
+    count_by_group = collections.Counter(settings[0] for settings in sets)
+    n_values = {c: len({row[c] for row in rows}) for c in GROUP_COLUMNS}
+    hidden = set()
+    if n_values['options'] == n_values['optimizer']:
+        hidden.add('options')
+    varying = [c for c in GROUP_COLUMNS if c not in hidden and (c == 'group' or n_values[c] > 1)]
+    common = {c: rows[0][c] for c in GROUP_COLUMNS if c not in varying and c not in hidden}
     lines = []
-    for members in groups.values():
+    for members in sets.values():
         count = sum(math.prod(map(int, row['shape'].split(' x '))) for row in members)
         settings = {column: members[0][column] for column in varying}
-        if roles[role := settings.pop('role')] > 1:
+        if count_by_group[group := settings.pop('group')] > 1:
             names = [row['parameter'].rpartition('/')[2] for row in members]
-            role += f': {names[0]}' + f' and {len(names) - 1} more' * (len(names) > 1)
-        lines.append({'role': role, 'parameters': f'{count:,}'} | settings)
+            group += f': {names[0]}' + f' and {len(names) - 1} more' * (len(names) > 1)
+        lines.append({'group': group, 'parameters': f'{count:,}'} | settings)
     return lines, common
+
+
+def _format_options(optimizer: Part) -> str:
+    """Returns the numbers of an optimizer that groups may replace, such as 'b1=0.9 eps=1e-08'."""
+    options = {
+        name: optimizer.options[name] for name in OPTIMIZER_OPTIONS if name in optimizer.options
+    }
+    return ' '.join(f'{name}={value:g}' for name, value in options.items()) or '-'
 
 
 def _format_sharding(over: PartitionSpec) -> str:
@@ -165,30 +183,48 @@ def make_table(rows: list[dict[str, str]]) -> Table:
 
 
 def format_schedule(recipe: Recipe) -> str:
-    """Returns the learning rates at evenly spaced steps and at changes of the slope, with bars."""
-    steps, peaks = recipe.train.steps, {'lr': recipe.optim.lr}
-    if recipe.optim.others_lr is not None:
-        peaks['others_lr'] = recipe.optim.others_lr
+    """Returns the learning rates at evenly spaced steps and at changes of the slope, with bars.
+
+    A group with a rate or a schedule other than that of its parent has a column.
+    """
+    steps, flat = recipe.train.steps, flatten(recipe)
+    settings = [f'_{name}' for name in (LR, LR_FACTOR, *SCHEDULE_OPTIONS)]
+    columns = {'lr': HIDDEN} | {
+        f'{group}_lr': group
+        for group, paths in group_settings(flat).items()
+        if any(path == f'optim.{group}{setting}' for path in paths for setting in settings)
+    }
     listed = np.unique(np.linspace(1, steps, min(ROWS, steps)).round().astype(np.int64))
     if steps <= MAX_CORNER_STEPS:
-        listed = np.union1d(
-            listed, find_corners(schedule_fractions(recipe, np.arange(1, steps + 1)))
-        )
-    width = max(len(f'{steps:,}'), len('step'))
+        for group in columns.values():
+            fractions = schedule_fractions(recipe, np.arange(1, steps + 1), group)
+            listed = np.union1d(listed, find_corners(fractions))
+    step_width = max(len(f'{steps:,}'), len('step'))
+    widths = {name: max(12, len(name) + 2) for name in columns}
     lines = [f'optim.schedule={recipe.optim.schedule}']
-    lines += [f'{"step":>{width}}' + ''.join(f'{name:>12}' for name in peaks)]
-    for step, fraction in zip(listed, schedule_fractions(recipe, listed), strict=True):
-        rates = ''.join(f'{peak * fraction:>12.4g}' for peak in peaks.values())
-        lines.append(f'{step:>{width},}{rates}  {"#" * round(BAR_WIDTH * fraction)}'.rstrip())
+    lines += [f'{"step":>{step_width}}' + ''.join(f'{n:>{w}}' for n, w in widths.items())]
+    peaks = peak_lrs(flat)
+    rates = {
+        name: peaks[group] * schedule_fractions(recipe, listed, group)
+        for name, group in columns.items()
+    }
+    bars = BAR_WIDTH * schedule_fractions(recipe, listed)
+    for i, step in enumerate(listed):
+        numbers = ''.join(f'{rates[name][i]:>{width}.4g}' for name, width in widths.items())
+        lines.append(f'{step:>{step_width},}{numbers}  {"#" * round(bars[i])}'.rstrip())
     return '\n'.join(lines) + '\n'
 
 
-def schedule_fractions(recipe: Recipe, steps: np.ndarray) -> np.ndarray:
-    """Returns fractions of the peak at steps counted from 1, as in metrics.jsonl."""
-    hyper = make_hyper(recipe)
-    schedule = bind_rows(recipe, hyper)['optim.schedule']
-    fractions = schedule(jnp.asarray(steps - 1, jnp.int32), hyper['train.steps'])
-    return np.asarray(jax.device_get(fractions), float)
+def schedule_fractions(recipe: Recipe, steps: np.ndarray, group: str = HIDDEN) -> np.ndarray:
+    """Returns the fractions of the peak at steps counted from 1, as in metrics.jsonl.
+
+    Args:
+      recipe: names the schedule.
+      steps: their numbers.
+      group: HIDDEN or a row of GROUPS.
+    """
+    fractions = group_fractions(recipe, make_hyper(recipe), jnp.asarray(steps - 1, jnp.int32))
+    return np.asarray(jax.device_get(fractions[group]), float)
 
 
 def find_corners(fractions: np.ndarray) -> np.ndarray:

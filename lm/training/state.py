@@ -11,12 +11,15 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from lm.config.groups import check_members
 from lm.config.recipe import Recipe
-from lm.model.parameters import Description, describe_params, init_params, optimizer_field
+from lm.config.resolve import flatten
+from lm.model.parameters import Description, describe_params, init_params
 from lm.model.transformer import Transformer, build_model
 from lm.training.update import build_average, build_optimizer
 from modules.kernels import ATTENTION_KERNELS, OPERATIONS
 from modules.optim import unbox_state
+from modules.optim.groups import find_group
 from modules.params import named_leaves, path_name, split_boxes
 
 
@@ -115,16 +118,18 @@ def build_learner(recipe: Recipe, vocab_size: int, bos_id: int, platform: str) -
 
 
 def check_learner(learner: Learner) -> None:
-    """Raises ValueError if an optimizer or a kernel does not support the learner.
+    """Raises ValueError if an optimizer, a setting of a group or a kernel does not fit the learner.
 
     An optimizer may limit its number of parameters, and a kernel of these devices may lack a
     derivative in forward mode. Nothing is computed.
     """
     recipe, description, kernels = learner.recipe, learner.description, learner.model.kernels
+    present = {find_group(spec) for spec in named_leaves(description.specs).values()}
+    check_members(flatten(recipe), present, recipe.model.tie_embeddings)
     sizes, shapes = collections.Counter(), named_leaves(description.shapes)
     trained = named_leaves(description.trainable)
     for path, spec in named_leaves(description.specs).items():
-        name = recipe.optimizers[optimizer_field(spec)].name
+        name = recipe.find_optimizer(spec).name
         # By name, because optim.name and optim.others may be the same optimizer. Untrained
         # parameters count 0.
         sizes[name] += trained[path] * math.prod(shapes[path].shape)

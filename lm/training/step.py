@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lm.model.parameters import optimizer_field
 from lm.training.state import Hyper, Learner, State, Weights
-from lm.training.update import bind_rows, build_average, peak_lrs, update_stages
+from lm.training.update import build_average, group_fractions, peak_lrs, update_stages
 from modules.losses import add_error_probability, chunk_loss, logits_loss, select_chunk_size
 from modules.optim import BatchFunctions
+from modules.optim.groups import HIDDEN
 from modules.optim.stages import apply_stages
 from modules.parallel.axes import count_shards
 from modules.params import named_leaves
@@ -143,10 +143,10 @@ def stop_frozen_gradients(learner: Learner, params: Any, keep_unread: bool = Fal
     Returns:
       The weights.
     """
-    optimizers, description = learner.recipe.optimizers, learner.description
+    recipe, description = learner.recipe, learner.description
 
     def stop_gradient(weight, spec, is_trained):
-        is_read = keep_unread or optimizers[optimizer_field(spec)].row.needs.gradient
+        is_read = keep_unread or recipe.find_optimizer(spec).row.needs.gradient
         return weight if is_trained and is_read else jax.lax.stop_gradient(weight)
 
     return jax.tree.map(stop_gradient, params, description.specs, description.trainable)
@@ -269,10 +269,9 @@ def optimizer_step(
     """
     recipe, description, params = learner.recipe, learner.description, state.params
     # `state.step` counts the updates done, so the first update is at step 0 of the schedule.
-    schedule = bind_rows(recipe, hyper)['optim.schedule']
-    fraction = schedule(state.step, hyper['train.steps'])
+    fractions = group_fractions(recipe, hyper, state.step)
     updates, opt_state, stage_metrics = apply_stages(
-        update_stages(recipe, description, hyper, fraction),
+        update_stages(recipe, description, hyper, fractions),
         grads,
         state.opt_state,
         params,
@@ -283,11 +282,13 @@ def optimizer_step(
     )
     average = build_average(recipe, description, hyper)
     # Most averages return the update unchanged; Schedule-Free replaces it.
-    updates, average_state = average.adjust_updates(updates, params, state.average, fraction)
+    updates, average_state = average.adjust_updates(
+        updates, params, state.average, fractions[HIDDEN]
+    )
     params, reparam = description.after_update(optax.apply_updates(params, updates), state.reparam)
     average_state = average.update_average(params, average_state)
     next_state = State(state.step + 1, params, reparam, state.stats, opt_state, average_state)
-    return next_state, updates, stage_metrics | {'lr': peak_lrs(hyper)['optim.name'] * fraction}
+    return next_state, updates, stage_metrics | {'lr': peak_lrs(hyper)[HIDDEN] * fractions[HIDDEN]}
 
 
 def token_sums(learner: Learner, variables: Any, batch: Batch, hyper: Hyper) -> Metrics:

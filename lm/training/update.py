@@ -7,9 +7,11 @@ from typing import Any
 import jax
 import optax
 
+from lm.config.groups import SCHEDULE_OPTIONS, WEIGHT_DECAY, find_setting, group_lr
 from lm.config.recipe import Recipe
-from lm.model.parameters import Description, optimizer_field
-from modules.optim import Average, mask_untrained, partition_by_role
+from lm.model.parameters import Description
+from modules.optim import Average, mask_untrained, partition
+from modules.optim.groups import GROUPS, HIDDEN, OTHERS, find_group
 from modules.optim.stages import NO_DECAY, Stages, build_stages, stored_stages
 from modules.scaling import DecayInputs
 
@@ -23,13 +25,36 @@ def bind_rows(recipe: Recipe, hyper: Numbers) -> dict[str, Callable[..., Any]]:
 
 
 def peak_lrs(rates: Numbers) -> dict[str, Any]:
-    """Returns the peak learning rate of each optimizer, by the field that names it.
+    """Returns the peak learning rate of each group of parameters (`modules.optim.groups`).
 
-    rates: a Hyper or a flattened config; optim.others_lr may be missing or None.
+    rates: a Hyper or a flattened config; rates of groups may be missing or None.
     """
-    others_lr = rates.get('optim.others_lr')
-    lr = rates['optim.lr']
-    return {'optim.name': lr, 'optim.others': lr if others_lr is None else others_lr}
+    return {group: group_lr(rates, group) for group in (HIDDEN, *GROUPS)}
+
+
+def group_fractions(recipe: Recipe, hyper: Numbers, step: Any) -> dict[str, Any]:
+    """Returns the share of its peak learning rate that each group has.
+
+    Args:
+      recipe: names the schedule.
+      hyper: the numbers of the run.
+      step: number of updates done, one or an array.
+
+    Returns:
+      {group: fraction}; groups without settings of the schedule share the same array.
+    """
+    schedule, steps = bind_rows(recipe, hyper)[recipe.schedule.path], hyper['train.steps']
+    fractions = {HIDDEN: schedule(step, steps)}
+    for group, (_, parent) in GROUPS.items():
+        replaced = {
+            option: hyper[path]
+            for option in SCHEDULE_OPTIONS
+            if (path := find_setting(hyper, group, option)[0]) in hyper
+            and option in recipe.schedule.options
+            and path != recipe.schedule.option_path(option)
+        }
+        fractions[group] = schedule(step, steps, **replaced) if replaced else fractions[parent]
+    return fractions
 
 
 def build_optimizer(
@@ -49,7 +74,7 @@ def build_optimizer(
 
 
 def update_stages(
-    recipe: Recipe, description: Description, hyper: Numbers, fraction: Any = None
+    recipe: Recipe, description: Description, hyper: Numbers, fractions: Numbers | None = None
 ) -> Stages:
     """Builds the stages of an update.
 
@@ -57,8 +82,8 @@ def update_stages(
       recipe: names optimizers and decay rule.
       description: describes the stored parameters.
       hyper: the numbers of the run.
-      fraction: value of the schedule. If None, the stages from the learning rate on are left out;
-        they have no stored state.
+      fractions: values of the schedule (`group_fractions`). If None, the stages from the
+        learning rate on are left out; they have no stored state.
 
     Returns:
       The stages by name.
@@ -74,14 +99,15 @@ def update_stages(
     # over all gradients.
     if any(factor != 1.0 for factor in jax.tree.leaves(eps_factors)):
         facts['eps_factors'] = eps_factors
-    if fraction is not None:
+    if fractions is not None:
         rule, peaks = bind_rows(recipe, hyper)['optim.decay_rule'], peak_lrs(hyper)
-        shares = decay_shares(description, rule, hyper, fraction, peaks)
-        facts['learning_rates'] = jax.tree.map(
-            lambda spec, scaling: peaks[optimizer_field(spec)] * fraction * scaling.lr_factor,
-            specs,
-            scalings,
-        )
+        shares = decay_shares(description, rule, hyper, fractions, peaks)
+
+        def learning_rate(spec, scaling):
+            group = find_group(spec)
+            return peaks[group] * fractions[group] * scaling.lr_factor
+
+        facts['learning_rates'] = jax.tree.map(learning_rate, specs, scalings)
         facts['decay_shares'] = shares
         if recipe.decay.row.in_gradient:
             # As L2 regularisation, decay enters the gradient before the optimizer
@@ -93,16 +119,25 @@ def update_stages(
 
 def _build_optimizers(recipe: Recipe, description: Description, hyper: Numbers) -> Any:
     """Returns the optimizers of all parameters as one transformation."""
-    rows, specs = bind_rows(recipe, hyper), description.specs
-    hidden_row, others_row, trainable = (
-        rows['optim.name'],
-        rows['optim.others'],
-        description.trainable,
-    )
-    roles = {} if recipe.optim.name == recipe.optim.others else {'hidden': hidden_row}
-    if all(jax.tree.leaves(trainable)):
-        return partition_by_role(specs, others_row, **roles) if roles else hidden_row(specs)
-    return partition_by_role(specs, others_row, trainable, **roles)
+    rows, specs, trainable = bind_rows(recipe, hyper), description.specs, description.trainable
+    optimizers = recipe.group_optimizers
+    # Both fields may name the same optimizer with the same options, which is then one.
+    is_same = recipe.optimizer.name == recipe.others.name and not recipe.others.group_paths
+
+    def find_label(spec):
+        group = find_group(spec)
+        if optimizers[group] is recipe.optimizer:
+            return OTHERS if is_same else HIDDEN
+        return OTHERS if optimizers[group] is recipe.others else group
+
+    labels = jax.tree.map(find_label, specs)
+    present = {*jax.tree.leaves(labels)}
+    makers = {g: rows[optimizers[g].path] for g in (HIDDEN, *GROUPS) if g in present}
+    is_all_trained = all(jax.tree.leaves(trainable))
+    if is_all_trained and len(makers) == 1:
+        (make,) = makers.values()
+        return make(specs)
+    return partition(specs, labels, makers, None if is_all_trained else trainable)
 
 
 def build_average(recipe: Recipe, description: Description, hyper: Numbers) -> Average:
@@ -121,7 +156,7 @@ def build_average(recipe: Recipe, description: Description, hyper: Numbers) -> A
 
 
 def decay_shares(
-    description: Description, rule: Callable, hyper: Numbers, fraction: Any, peaks: Numbers
+    description: Description, rule: Callable, hyper: Numbers, fractions: Numbers, peaks: Numbers
 ) -> Any:
     """Returns the share of each weight that the decay rule removes in a step, or adds to its
     gradient.
@@ -130,7 +165,7 @@ def decay_shares(
       description: describes the stored parameters.
       rule: the decay rule, from `bind_rows`.
       hyper: the numbers of the run.
-      fraction: value of the schedule, relative to `peaks`.
+      fractions: values of the schedule, relative to `peaks`, by group.
       peaks: learning rates from `peak_lrs`.
 
     Returns:
@@ -142,10 +177,11 @@ def decay_shares(
         # weight.
         if not (is_trained and scaling.decay_factor):
             return NO_DECAY
+        group = find_group(spec)
         decay = DecayInputs(
-            weight_decay=hyper['optim.weight_decay'],
-            lr=peaks[optimizer_field(spec)] * scaling.lr_factor,
-            fraction=fraction,
+            weight_decay=find_setting(hyper, group, WEIGHT_DECAY)[1],
+            lr=peaks[group] * scaling.lr_factor,
+            fraction=fractions[group],
             steps=hyper['train.steps'],
             growth=growth,
             factor=scaling.decay_factor,

@@ -13,6 +13,7 @@ import optax
 
 from modules.facts import accept_any, longest_horizon, row_decorator
 from modules.losses import LOSSES
+from modules.optim.groups import ROLE_OF
 from modules.options import Option
 from modules.params import ROLES, ParamBox, ParamSpec, batch_axes, is_box, named_leaves, path_name
 
@@ -50,8 +51,9 @@ class Needs:
 
 def check_needs(recipe: Any, part: Any) -> None:
     """Raises ValueError if an optimizer does not get the parameters or the loss that it needs."""
-    missing = sorted(set(ROLES) - {'hidden'} - set(part.row.roles))
-    if part is recipe.others and missing:
+    groups = [g for g, optimizer in recipe.group_optimizers.items() if optimizer is part]
+    missing = sorted({ROLE_OF[g] for g in groups if g in ROLE_OF} - set(part.row.roles))
+    if missing:
         raise ValueError(
             f'{part} does not support parameters with the roles {", ".join(missing)}, only '
             f'{", ".join(part.row.roles)}. Use it for hidden matrices, optim.name={part.name}, '
@@ -70,7 +72,7 @@ def check_needs(recipe: Any, part: Any) -> None:
             'gradient. Choose optim.decay_rule=decoupled.'
         )
     shrinks = recipe.optim.embedding_gradient_shrink is not None
-    if needs.evaluates_loss and part is recipe.others and shrinks:
+    if needs.evaluates_loss and 'embedding' in groups and shrinks:
         raise ValueError(
             f'{part} evaluates the loss itself, but optim.embedding_gradient_shrink changes only '
             'the gradient. Leave one of them out.'
@@ -275,16 +277,12 @@ FROZEN = 'frozen'  # the label of parameters that are not trained
 def partition_by_role(
     specs: Any, default: MakeOptimizer | None = None, trained: Any = None, **roles: MakeOptimizer
 ) -> optax.GradientTransformationExtraArgs:
-    """Partitions the parameters: an optimizer for each role, `default` for roles not named.
-
-    Parameters of other optimizers are optax.MaskedNode in an optimizer's trees. Extra arguments
-    with names that end with `_fn` are wrapped to take such trees too.
+    """Partitions the parameters (`partition`): an optimizer for each role, `default` for the rest.
 
     Args:
       specs: a ParamSpec for each parameter.
       default: makes an optimizer from the specs of the remaining parameters; None: none may remain.
-      trained: a bool for each parameter; for False there is no state, and the direction is 0. A
-        role without a trained parameter has no optimizer. None: all are trained.
+      trained: a bool for each parameter; None: all are trained.
       **roles: for each role, a function that makes its optimizer from the specs of its parameters.
 
     Returns:
@@ -303,24 +301,44 @@ def partition_by_role(
             f'no optimizer covers {", ".join(uncovered)}; pass an optimizer for their roles, or a '
             'default'
         )
-    # Labels are keys of the state, and so of paths in checkpoints.
     labels = jax.tree.map(lambda spec: spec.role if spec.role in roles else 'others', specs)
+    makers = dict(roles) | ({} if default is None else {'others': default})
+    return partition(specs, labels, makers, trained)
+
+
+def partition(
+    specs: Any, labels: Any, makers: Mapping[str, MakeOptimizer], trained: Any = None
+) -> optax.GradientTransformationExtraArgs:
+    """Partitions the parameters: an optimizer for each label.
+
+    Parameters of other optimizers are optax.MaskedNode in an optimizer's trees. Extra arguments
+    with names that end with `_fn` are wrapped to take such trees too.
+
+    Args:
+      specs: a ParamSpec for each parameter.
+      labels: a label for each parameter. Labels are keys of the state, and so of paths in
+        checkpoints.
+      makers: for each label, a function that makes its optimizer from the specs of its parameters.
+      trained: a bool for each parameter; for False there is no state, and the direction is 0. A
+        label without a trained parameter has no optimizer. None: all are trained.
+
+    Returns:
+      One optimizer of all parameters.
+    """
     if trained is not None:
         labels = jax.tree.map(lambda label, t: label if t else FROZEN, labels, trained)
+        makers = {label: make for label, make in makers.items() if label in jax.tree.leaves(labels)}
 
     def select_specs(label):
         return jax.tree.map(
             lambda s, spec_label: s if spec_label == label else optax.MaskedNode(), specs, labels
         )
 
-    makers = dict(roles) | ({} if default is None else {'others': default})
-    if trained is not None:
-        makers = {label: make for label, make in makers.items() if label in jax.tree.leaves(labels)}
     transforms: dict[Hashable, optax.GradientTransformation] = {
         label: make(select_specs(label)) for label, make in makers.items()
     }
     transforms |= {} if trained is None else {FROZEN: optax.set_to_zero()}
-    partition = optax.partition(transforms, labels)
+    partitioned = optax.partition(transforms, labels)
 
     def update(updates, state, params=None, **batch):
         def take_partial_tree(name, value):
@@ -330,9 +348,9 @@ def partition_by_role(
             return lambda partial, *args: value(fill_masked(partial, params), *args)
 
         batch = {name: take_partial_tree(name, value) for name, value in batch.items()}
-        return partition.update(updates, state, params, **batch)
+        return partitioned.update(updates, state, params, **batch)
 
-    return optax.GradientTransformationExtraArgs(partition.init, update)
+    return optax.GradientTransformationExtraArgs(partitioned.init, update)
 
 
 def _is_masked(leaf: Any) -> bool:

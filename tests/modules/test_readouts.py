@@ -102,7 +102,8 @@ def test_frozen_rows_have_no_state_and_no_decay():
     paths = [path for path in named_leaves(state) if 'readout' in path or 'embedding' in path]
     assert len(paths) == 2 and all('embedding' in path for path in paths)  # both moments
     rule = config.decay.row
-    shares = decay_shares(described, rule, hyper, 1.0, peak_lrs(hyper))
+    peaks = peak_lrs(hyper)
+    shares = decay_shares(described, rule, hyper, dict.fromkeys(peaks, 1.0), peaks)
     assert shares['readout'] == 0 < shares['embedding']
 
 

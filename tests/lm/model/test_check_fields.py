@@ -6,10 +6,12 @@ import re
 import pytest
 
 from lm.config.fields import CHOICES, FIELDS
+from lm.config.groups import OPTIMIZER, SCHEDULE_OPTIONS
 from lm.model.check import check
 from modules.choices import choose
 from modules.losses import AUXILIARIES
-from modules.optim import OPTIMIZERS
+from modules.optim import OPTIMIZERS, SCHEDULES
+from modules.optim.groups import GROUPS
 from modules.options import LARGEST_INT, declared_options
 from modules.params import ROLES
 from tests.helpers import checked_config, tiny_config
@@ -23,6 +25,7 @@ NAMES = {path: tuple(choice.table) for path, choice in CHOICES.items()} | {
 }
 NUMBERS = [path for path, field in FIELDS.items() if {int, float} & set(field.types)]
 BOUNDED = [path for path in NUMBERS if FIELDS[path].option]
+STABLE = 'warmup_stable_decay'
 COMPLETE_P = {'scaling.name': 'complete_p', 'scaling.base_width': 8, 'scaling.base_depth': 1}
 LLAMA3 = {'attention.rope_scaling': 'llama3', 'attention.rope_factor': 2.0}
 YARN = LLAMA3 | {'attention.rope_scaling': 'yarn'}
@@ -31,6 +34,8 @@ YARN = LLAMA3 | {'attention.rope_scaling': 'yarn'}
 def find_reader(path):
     """Returns {field: name} of a part that reads the option, or {}."""
     section, name = path.split('.')
+    if name not in declared_options(SCHEDULES[STABLE]) and name.endswith(SCHEDULE_OPTIONS):
+        return {'optim.schedule': STABLE}  # a setting of a group
     for field, choice in CHOICES.items():
         for row, part in choice.table.items():
             terms = [AUXILIARIES[term] for term in getattr(part, 'auxiliary', ())]
@@ -70,6 +75,7 @@ def test_every_choice_is_looked_up():
     ours = {path for path in strings if not path.startswith('data.')} | {'data.objective'}
     ours |= {'data.loss_on', 'data.missing_text'}
     lists = {f'attention.rope_{which}_factor' for which in ('short', 'long')}
+    lists |= {f'optim.{group}_{OPTIMIZER}' for group in GROUPS}  # as optim.others
     assert ours - {'train.init_from', 'train.profile', 'reparam.roles'} - lists == NAMES.keys()
 
 

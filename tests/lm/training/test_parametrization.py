@@ -169,7 +169,9 @@ def compute_shares(config, fraction=1.0):
     flat = flatten(config)
     description = tiny_learner(config).description
     rule = bind_rows(config, flat)['optim.decay_rule']
-    shares = named_leaves(decay_shares(description, rule, flat, fraction, peak_lrs(flat)))
+    peaks = peak_lrs(flat)
+    fractions = dict.fromkeys(peaks, fraction)
+    shares = named_leaves(decay_shares(description, rule, flat, fractions, peaks))
     return {path: float(share) for path, share in shares.items()}
 
 

@@ -163,7 +163,7 @@ def test_table_lists_every_parameter(reparam):
 
 def test_narrow_table_keeps_whole_words():
     settings = {'optimizer': 'muon', 'decay/step': '0.0005', 'horizon (steps)': '2,000'}
-    row = {'role': 'hidden: matrix and 4 more', 'parameters': '1,572,864'} | settings
+    row = {'group': 'hidden: matrix and 4 more', 'parameters': '1,572,864'} | settings
     for width in (60, 120):
         console = Console(file=io.StringIO(), width=width)
         console.print(make_table([row]))
@@ -187,7 +187,7 @@ def test_groups_hold_all_parameters():
         'sharding': 'replicated',
     }
     assert 'decay/step' in groups[0] and 'lr' not in groups[0]
-    labels = [group['role'] for group in groups]
+    labels = [group['group'] for group in groups]
     assert len({*labels}) == len(labels) and labels[0] == 'embedding'
 
 

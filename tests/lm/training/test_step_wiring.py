@@ -112,6 +112,8 @@ def test_auxiliary_losses_are_weighted_in_objective():
 
 def test_peak_others_lr_defaults_to_lr():
     rates = {'optim.lr': 0.5, 'optim.others_lr': 0.125}
-    assert peak_lrs(rates) == {'optim.name': 0.5, 'optim.others': 0.125}
+    peaks = peak_lrs(rates)
+    assert (peaks['hidden'], peaks['router']) == (0.5, 0.5)
+    assert {peaks[group] for group in ('others', 'embedding', 'norm', 'readout')} == {0.125}
     for lr_only in ({'optim.lr': 0.5}, {'optim.lr': 0.5, 'optim.others_lr': None}):
-        assert peak_lrs(lr_only) == {'optim.name': 0.5, 'optim.others': 0.5}
+        assert {*peak_lrs(lr_only).values()} == {0.5}

@@ -8,6 +8,7 @@ import pytest
 
 from configs import default
 from lm.config.fields import CHOICES, FIELDS, RUN_PATHS
+from lm.config.groups import SETTINGS
 from lm.config.resolve import digest, flatten, resolve
 from lm.study.plan.cells import (
     check_sources,
@@ -16,6 +17,7 @@ from lm.study.plan.cells import (
     group_by_program,
     split_sweep,
 )
+from modules.optim.groups import GROUPS
 from tests.helpers import another, tiny_config, tiny_raw
 
 
@@ -334,16 +336,15 @@ def test_numeric_options_vary_within_a_group():
                 ]
                 (group,) = group_by_program(expand_sweep(tiny_raw(changes), listed))
                 assert len(group) == 2, path
-    optional = ('others_lr', 'update_clip', 'match_rms', 'embedding_gradient_shrink')
-    optional = (*(f'optim.{name}' for name in (*optional, 'ghost_radius')), 'scaling.embedding_std')
+    optional = ('update_clip', 'match_rms', 'embedding_gradient_shrink', 'ghost_radius')
+    optional = (*optional, *(f'{group}_{setting}' for group in GROUPS for setting in SETTINGS))
+    optional = (*(f'optim.{name}' for name in optional), 'scaling.embedding_std')
     optional = (*optional, 'model.dropout', 'model.attention_dropout', 'model.embedding_dropout')
+    raw = tiny_raw({'optim.schedule': 'warmup_stable_decay'})
     for path in optional:
         varied.add(path)
         listed = [{}, {path: 0.1}, {path: 0.2}]
-        assert [len(group) for group in group_by_program(expand_sweep(tiny_raw(), listed))] == [
-            1,
-            2,
-        ]
+        assert [len(group) for group in group_by_program(expand_sweep(raw, listed))] == [1, 2]
     assert varied == {*RUN_PATHS}
 
 
