@@ -17,8 +17,10 @@ from docs.docstrings import table, to_markdown
 from eval.console.listings import format_bounds, value_form
 from eval.convert.exportable import describe_export
 from lm.config.fields import CHOICES, FIELDS
+from lm.config.groups import OPTIMIZER, SETTINGS
 from lm.config.resolve import flatten, resolve, single_run_config, update_recipe
 from lm.study.tables.columns import IDENTITY, RESULTS, columns
+from modules.optim.groups import GROUPS
 from modules.optim.stages import STAGES, stage_inputs
 from tests.mistakes import ANSWERED, NOT_HERE
 from tpu.launchers.base import is_resumable
@@ -97,10 +99,14 @@ def fields() -> str:
             parts.append(table(['field', 'default', 'values', 'description'], rows) + '\n')
             rows.clear()
 
+    group_paths = {f'optim.{g}_{s}' for g in GROUPS for s in (*SETTINGS, OPTIMIZER)}
     for path, field in FIELDS.items():
         if path.split('.')[0] != section:
             flush()
+            parts += [group_fields()] * (section == 'optim')
             section = path.split('.')[0]
+        if path in group_paths:
+            continue
         if field.choice:
             page = pages[id(field.choice.table)]
             values = f'[{value_form(field.choice)}](parts/{page}.md)'
@@ -112,6 +118,33 @@ def fields() -> str:
         rows.append([f'`{path}`', f'`{defaults.get(path)}`', values, words])
     flush()
     return '\n'.join(parts)
+
+
+def group_fields() -> str:
+    """Returns the fields of groups of parameters, which are the same for all groups."""
+    settings = {
+        OPTIMIZER: ('str or None', 'name of the optimizer, with or without options'),
+        **{
+            name: (f'float or None, {format_bounds(option)}', option.description)
+            for name, option in SETTINGS.items()
+        },
+    }
+    groups = [
+        [f'`{group}`', parameters, f'`{parent}`'] for group, (parameters, parent) in GROUPS.items()
+    ]
+    rows = [[f'`optim.GROUP_{name}`', *cells] for name, cells in settings.items()]
+    return '\n'.join(
+        [
+            '### Groups of parameters\n',
+            'Each group of parameters has the fields below, such as `optim.embedding_lr`; `others` '
+            'has no `optim.others_optimizer`, because `optim.others` names its optimizer. All are '
+            'None by default: the setting is then that of the parent group. The settings of '
+            '`hidden` are `optim.name`, `optim.lr`, `optim.weight_decay` and so on. [An example]'
+            '(../guide/losses_optimizers.md#groups-of-parameters)\n',
+            table(['group', 'parameters', 'parent'], groups) + '\n',
+            table(['field', 'values', 'description'], rows) + '\n',
+        ]
+    )
 
 
 def stages() -> str:

@@ -271,7 +271,7 @@ def test_every_config_field_is_read():
             if isinstance(node, ast.Constant):
                 paths.add(node.value)
     paths |= {f'optim.{option}' for stage in STAGES.values() for option in stage_inputs(stage)[1]}
-    # `lm.config.groups.find_setting` reads these; tests/lm/training/test_groups.py has each of them.
+    # `lm.config.groups` reads these by path; tests/lm/training/test_groups.py has their effects.
     paths |= {f'optim.{group}_{s}' for group in GROUPS for s in (*SETTINGS, OPTIMIZER)}
     assert len(FIELDS) > 50
     for path, field in FIELDS.items():

@@ -188,7 +188,7 @@ def test_unset_rates_follow_their_parents():
     }
 
 
-def test_rules_have_the_numbers_of_the_group():
+def test_rules_use_group_numbers():
     """Under muP, the group's rate times the factor of width, and its decay."""
     changes = {'scaling.name': 'mup', 'scaling.base_width': 8, 'optim.readout_lr': 0.02}
     plain, changed = (
@@ -207,7 +207,7 @@ def test_rules_have_the_numbers_of_the_group():
     assert changed_shares['embedding'] == shares['embedding']
 
 
-def test_schedule_of_a_group():
+def test_group_has_its_schedule():
     """The readout decays over half the run, the rest over a fifth."""
     changes = {'optim.schedule': 'warmup_stable_decay', 'train.steps': 10}
     changes |= {'optim.decay_fraction': 0.2, 'optim.readout_decay_fraction': 0.5}
