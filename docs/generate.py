@@ -247,9 +247,9 @@ def statuses() -> str:
     head = ['status', 'name', 'meaning', 'launcher', 'next step']
     in_order = [row for _, row in sorted(rows, key=lambda numbered: numbered[0])]
     return (
-        '# Exit statuses\n\nA launcher is `tpu.launch`, or the SLURM, JobSet or Ray that it uses. '
-        'It restarts a command at most `--max_restarts` times. If a job trains on several hosts, all '
-        'its processes exit with the status of the job. The names are defined in '
+        '# Exit statuses\n\nA launcher is `tpu.launch`, or the system that it uses (SLURM, JobSet, '
+        'Ray). It restarts a command at most `--max_restarts` times. If a job trains on several '
+        'hosts, all its processes exit with the status of the job. The names are defined in '
         f'{" and ".join(f"`{path}`" for path in STATUSES)}. All other commands exit with 0 or 1.'
         f'\n\n{table(head, in_order)}\n'
     )
