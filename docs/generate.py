@@ -203,8 +203,8 @@ def exports() -> str:
     return (
         '# Exports to Hugging Face\n\n'
         '`python -m eval.convert export-hf` writes a model as one of the classes of '
-        'transformers. The table gives the class for each config, or what the nearest class lacks. '
-        '`train.py --print_config` prints this for any config.\n\n'
+        'transformers. The table gives this class for each config, or the features that the '
+        'nearest class lacks. `train.py --print_config` prints this for any config.\n\n'
         + table(['config', 'export'], rows)
     )
 
@@ -251,9 +251,9 @@ STATUSES = {  # file: {status: (when a process exits with it, the next action of
     },
     'tpu/plan.py': {
         'DOES_NOT_FIT': (
-            'The step that `tpu.plan` estimates does not fit the memory of a device, in any form '
-            'that `--search` tries',
-            'Apply a change with which the plan fits, or use more chips',
+            'The step that `tpu.plan` compiles does not fit the memory of a device; with '
+            '`--search`, no candidate fits',
+            'Apply a change that the plan prints, or use more chips',
         ),
     },
 }
@@ -280,9 +280,9 @@ def statuses() -> str:
     head = ['status', 'name', 'meaning', 'launcher', 'next step']
     in_order = [row for _, row in sorted(rows, key=lambda numbered: numbered[0])]
     return (
-        '# Exit statuses\n\nA launcher is `tpu.launch`, or SLURM, JobSet or Ray below it. It '
-        'restarts a command at most `--max_restarts` times. If a job trains on several hosts, all '
-        'its processes exit with the status of the job. The names are defined in '
+        '# Exit statuses\n\nA launcher is `tpu.launch`, or the system that it uses (SLURM, JobSet, '
+        'Ray). It restarts a command at most `--max_restarts` times. If a job trains on several '
+        'hosts, all its processes exit with the status of the job. The names are defined in '
         f'{" and ".join(f"`{path}`" for path in STATUSES)}. All other commands exit with 0 or 1.'
         f'\n\n{table(head, in_order)}\n'
     )
