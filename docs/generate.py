@@ -120,12 +120,18 @@ def fields() -> str:
     return '\n'.join(parts)
 
 
+def describe_setting(name: str) -> str:
+    """Returns the description of a field of groups."""
+    description = SETTINGS[name].description
+    return f'in place of `{description}`' if description == f'optim.{name}' else description
+
+
 def group_fields() -> str:
     """Returns the fields of groups of parameters, which are the same for all groups."""
     settings = {
         OPTIMIZER: ('str or None', 'name of the optimizer, with or without options'),
         **{
-            name: (f'float or None, {format_bounds(option)}', option.description)
+            name: (f'float or None, {format_bounds(option)}', describe_setting(name))
             for name, option in SETTINGS.items()
         },
     }

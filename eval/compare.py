@@ -34,12 +34,17 @@ from eval.evaluation.suite_flags import (
 from eval.evaluation.targets import Evaluation, Say, Target, evaluate_all, find_targets
 from eval.suites import SUITES
 from eval.suites.base import Suite
+from lm.config.resolve import flatten
 from lm.launch.command import run_program
+from lm.record.names import PARAMETER_ROWS
 from lm.record.remote.local_copy import fetch_records
+from lm.record.run import Run
 from lm.record.workdir import SWEEP
+from lm.run.tables import format_table
 from lm.storage.buckets import is_url
 from lm.storage.files import expand_home
 from lm.study.statistics import BETTER, WITHIN_NOISE, WORSE, format_outcome, holm_adjust
+from lm.study.tables.parameters import compare_parameters, read_parameters
 
 DEFAULT = 'perplexity'
 
@@ -219,6 +224,26 @@ def comparison_sentence(
     return f'{run} is {verdict} than {baseline} by {size}, p = {effect.p:.2g}, {sample}'
 
 
+def print_parameters(baseline: Target, target: Target, say: Say) -> None:
+    """Prints the settings of parameters that differ between two runs, by group.
+
+    Args:
+      baseline: the first run.
+      target: the other run.
+      say: receives a line if a run has no parameter table.
+    """
+    folders = [target.folder.parent for target in (baseline, target)]
+    base_table, table = map(read_parameters, folders)
+    if not base_table or not table:
+        folder = folders[1] if base_table else folders[0]
+        say(f'NOTE: parameters are not compared, because {folder} has no {PARAMETER_ROWS}')
+        return
+    base_fields, fields = (flatten(Run(folder).read_recipe()) for folder in folders)
+    if rows := compare_parameters(base_table, table, base_fields, fields):
+        print(f'\nparameters of {target.run} that differ from {baseline.run}:')
+        print(format_table(rows), end='')
+
+
 def main(argv: list[str]) -> None:
     runs, say = [*map(expand_home, argv[1:])], functools.partial(print, file=sys.stderr)
     arm_verdicts = compare_arms(runs[0], say) if len(runs) == 1 else None
@@ -234,6 +259,9 @@ def main(argv: list[str]) -> None:
     for request in requests:
         for comparison in compare(runs, request, say, flags.FLAGS.again):
             print(comparison.line)
+    targets = [find_target(run, say) for run in runs]
+    for target in targets[1:]:
+        print_parameters(targets[0], target, say)
 
 
 if __name__ == '__main__':

@@ -4,6 +4,7 @@ CONFIG = 'config.json'
 SWEEP = 'sweep.json'
 SUMMARY = 'summary.json'
 PARAMETERS = 'parameters.txt'  # shape and settings of each, for people
+PARAMETER_ROWS = 'parameters.json'  # the same, for programs
 PROFILE = 'profile'  # a folder: traced steps and their summary
 EVALUATIONS = 'evaluations'  # a folder: results of suites
 LOCK = '.lock'

@@ -13,14 +13,11 @@ from lm.config.mixture import MixedRows, reads_chats, split_by_source
 from lm.config.recipe import Recipe
 from lm.devices.check_mesh import list_mesh_notes
 from lm.devices.mesh import format_mesh
-from lm.launch.distributed import is_first
 from lm.model.kernels import select_fused_attention
 from lm.record.code import describe_code, running_code
-from lm.record.names import PARAMETERS
 from lm.run.journal import Journal
 from lm.run.program import Experiment, Program
 from lm.run.tables import (
-    format_table,
     group_parameters,
     make_table,
     optimizer_state_bytes,
@@ -28,7 +25,6 @@ from lm.run.tables import (
     parameter_rows,
     trained_count,
 )
-from lm.storage.files import write_text
 from modules.options import declared_options
 
 
@@ -57,8 +53,6 @@ def print_description(journal: Journal) -> None:
                 line += f'; validation {validation_parts[name].n_tokens:,} tokens'
             terminal.say(line)
     rows = parameter_rows(learner, experiment.mesh)
-    if is_first():
-        write_text(journal.workdir / PARAMETERS, format_table(rows))
     groups, common = group_parameters(rows)
     n, state_bytes = parameter_count(learner), optimizer_state_bytes(experiment.state_shapes)
     trained = trained_count(learner)

@@ -3,6 +3,7 @@
 import collections
 import math
 from collections.abc import Collection
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,8 @@ from lm.config.recipe import Part, Recipe
 from lm.config.resolve import flatten
 from lm.devices.mesh import param_sharding
 from lm.model.parameters import is_zero_init
+from lm.record.names import PARAMETER_ROWS, PARAMETERS
+from lm.storage.files import format_json, write_text
 from lm.training.state import Learner, State, make_hyper
 from lm.training.update import bind_rows, decay_shares, group_fractions, peak_lrs
 from modules.optim.groups import HIDDEN, find_group
@@ -166,6 +169,12 @@ def format_table(rows: list[dict[str, str]]) -> str:
     widths = {column: max(len(line[column]) for line in lines) for column in rows[0]}
     padded = ('  '.join(f'{text:{widths[c]}}' for c, text in line.items()) for line in lines)
     return ''.join(f'{line.rstrip()}\n' for line in padded)
+
+
+def write_parameters(folder: Path, rows: list[dict[str, str]]) -> None:
+    """Writes the rows of `parameter_rows` for people and for programs."""
+    write_text(folder / PARAMETERS, format_table(rows))
+    write_text(folder / PARAMETER_ROWS, format_json({'parameters': rows}))
 
 
 def make_table(rows: list[dict[str, str]]) -> Table:

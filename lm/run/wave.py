@@ -7,6 +7,7 @@ with the same decisions: they agree on everything that a clock, a disk or a sign
 """
 
 import contextlib
+import dataclasses
 import functools
 import time
 from collections.abc import Callable, Generator
@@ -26,6 +27,7 @@ from lm.run.program import Experiment, Program
 from lm.run.remaining import DIAGNOSIS, EVALUATION, SAVING
 from lm.run.runs import RunSpec, Slot, Status
 from lm.run.start import initial_state
+from lm.run.tables import parameter_rows, write_parameters
 from lm.run.trace import ASIDE, DATA_WAIT, FETCH, STEP
 from lm.training.state import State
 
@@ -97,6 +99,9 @@ class Wave:
             state = initial_state(run.recipe, self.experiment, run.terminal.say)
         if journal.is_finished and is_first() and Run(run.folder).status is None:
             journal.summarize(Status.DONE)  # killed before it wrote its summary
+        if is_first():
+            learner = dataclasses.replace(self.experiment.learner, recipe=run.recipe)
+            write_parameters(run.folder, parameter_rows(learner, self.experiment.mesh))
         self.states = self.program.put(self.states, state, len(self.slots))
         self.slots.append(Slot(journal, Status.DONE if journal.is_finished else Status.TRAINING))
 

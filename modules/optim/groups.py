@@ -27,7 +27,7 @@ ROLE_OF = {group: role for group, (role, _) in MEMBERS.items()}
 OTHERS = 'others'  # the parent of all groups but HIDDEN and the router
 # {group: (its parameters, the group whose settings it has unless they are set)}.
 GROUPS: Mapping[str, tuple[str, str]] = {
-    OTHERS: ('all parameters but hidden matrices', HIDDEN),
+    OTHERS: ('all parameters but hidden matrices and routers', HIDDEN),
     'embedding': ('the word embedding', OTHERS),
     'tables': ('other tables that are looked up, such as learned positions', OTHERS),
     'readout': ('the readout', OTHERS),
