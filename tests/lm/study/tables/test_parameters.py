@@ -21,7 +21,7 @@ def test_equal_runs_do_not_differ():
     assert differences({}) == differences({'train.seed': 3}) == {}
 
 
-def test_setting_of_a_group_is_meant():
+def test_group_setting_has_no_note():
     """A field of the group itself has no note."""
     differing = differences({'optim.embedding_lr': 0.01, 'optim.norm_b1': 0.5})
     assert {key: row[2] for key, row in differing.items()} == {
