@@ -44,7 +44,7 @@ from lm.run.tables import format_table
 from lm.storage.buckets import is_url
 from lm.storage.files import expand_home
 from lm.study.statistics import BETTER, WITHIN_NOISE, WORSE, format_outcome, holm_adjust
-from lm.study.tables.parameters import compare_parameters, read_parameters
+from lm.study.tables.parameters import INHERITS, compare_parameters, read_parameters
 
 DEFAULT = 'perplexity'
 
@@ -242,6 +242,12 @@ def print_parameters(baseline: Target, target: Target, say: Say) -> None:
     if rows := compare_parameters(base_table, table, base_fields, fields):
         print(f'\nparameters of {target.run} that differ from {baseline.run}:')
         print(format_table(rows), end='')
+        if field := next((row['note'] for row in rows if row['note'].startswith(INHERITS)), ''):
+            setting = field.rpartition('.')[2]
+            print(
+                f'Groups inherit optim.{setting} unless they have their own, such as '
+                f'optim.others_{setting}.'
+            )
 
 
 def main(argv: list[str]) -> None:

@@ -11,11 +11,12 @@ from typing import Any
 from lm.config.groups import LR, LR_FACTOR, OPTIMIZER_OPTIONS, WEIGHT_DECAY, find_setting
 from lm.record.names import PARAMETER_ROWS
 from lm.storage.files import read_json
-from modules.optim.groups import HIDDEN, group_chain
+from modules.optim.groups import GROUPS, HIDDEN, group_chain
 
 Rows = Sequence[Mapping[str, str]]
 # Derived from another column.
 REPEATED = ('parameter', 'group', 'horizon (steps)')
+INHERITS = 'inherits'
 # The settings that decide a column, by its name.
 DECISIVE = {
     'lr': (LR,),
@@ -90,9 +91,11 @@ def _explain_column(group: str, column: str, fields: Mapping[str, Any], changed:
     """
     if group == HIDDEN:
         return ''
-    for setting in DECISIVE.get(column, ()):
-        path, _ = find_setting(fields, group, setting)
-        is_multiple = any(fields.get(f'optim.{g}_{LR_FACTOR}') for g in group_chain(group))
-        if path == f'optim.{setting}' and path in changed and not (setting == LR and is_multiple):
-            return f'follows {path}; optim.{group}_{setting} would keep it'
-    return ''
+    paths = [find_setting(fields, group, setting)[0] for setting in DECISIVE.get(column, ())]
+    settings = [f'optim.{name}_{LR_FACTOR}' for name in group_chain(group)] + paths
+    if any(
+        path.startswith(f'optim.{name}_') for path in settings if path in changed for name in GROUPS
+    ):
+        return ''
+    inherited = [path for path in paths if path in changed]
+    return f'{INHERITS} {inherited[0]}' if inherited else ''

@@ -37,8 +37,9 @@ def test_inherited_setting_is_marked():
     differing = differences({'optim.name': 'muon', 'optim.lr': 0.02})
     assert differing['hidden', 'optimizer'][:2] == ('adamw', 'muon')
     assert differing['hidden', 'lr'] == ('0.003', '0.02', '')
-    note = 'follows optim.lr; optim.embedding_lr would keep it'
-    assert differing['embedding', 'lr'] == ('0.003', '0.02', note)
+    assert differing['embedding', 'lr'] == ('0.003', '0.02', 'inherits optim.lr')
+    decay = {'optim.lr': 0.02, 'optim.others_lr': 0.003, 'optim.readout_weight_decay': 0.0}
+    assert differences(decay)['readout', 'decay/step'] == ('0.0003', '0', '')
     held = differences({'optim.name': 'muon', 'optim.lr': 0.02, 'optim.others_lr': 0.003})
     assert {group for group, _ in held} == {'hidden'}
 
