@@ -28,6 +28,7 @@ from lm.study.statistics import (
 )
 from lm.study.tables.columns import columns
 from lm.study.tables.comparison import Comparison, describe_lr_choice
+from lm.study.tables.parameters import compare_parameters, read_parameters
 from lm.study.tables.results import UNREADABLE, Record
 from lm.study.tables.text import format_count, format_number
 from lm.study.tables.variants import LR, SEEDS, has_diverged
@@ -338,6 +339,23 @@ def list_changes(
                 lines.append(f'{path}: {format_number(base[path]) or UNSET} → {current}')
         changes[comparison.variant.name] = lines
     return changes
+
+
+def settings_rows(comparisons: Sequence[Comparison]) -> list[dict[str, str]]:
+    """Returns the settings of parameters in which variants differ from the first, by group.
+
+    Each variant is at its own best learning rate. Runs without a parameter table have no rows.
+    """
+    runs = [Run(Path(folder)) for c in comparisons for folder in c.display_workdirs[:1]]
+    if len(runs) < len(comparisons) or not all(read_parameters(run.folder) for run in runs):
+        return []
+    first, *variants = ((run.folder, flatten(run.read_recipe())) for run in runs)
+    rows = []
+    for comparison, (folder, fields) in zip(comparisons[1:], variants, strict=True):
+        tables = read_parameters(first[0]), read_parameters(folder)
+        for row in compare_parameters(*tables, first[1], fields):
+            rows.append({'variant': comparison.variant.name} | row)
+    return rows
 
 
 def rates_table(comparisons: Sequence[Comparison], metric: str) -> list[list[str]]:
