@@ -33,6 +33,8 @@ if __name__ == '__main__':
     supervise_if_several()
     before_jax.prepare_process()
 
+import contextlib
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -89,8 +91,9 @@ def main() -> int:
     if is_sweep:
         return train_sweep(base, sweep, place, again[0], notes, start_over=again[1], **options)
     distributed.join(digest(recipe))
-    with mirror_workdir(place) as workdir:
-        return train(recipe, workdir, *again, notes, trackers=trackers)
+    # A bucket is complete only when its block ends; `ending` prints the run's last line after that.
+    with contextlib.ExitStack() as ending, mirror_workdir(place) as workdir:
+        return train(recipe, workdir, *again, notes, trackers=trackers, ending=ending)
 
 
 def train(
@@ -100,6 +103,7 @@ def train(
     start_over: bool = False,
     notes: Sequence[str] = (),
     trackers: Sequence[str] = (),
+    ending: contextlib.ExitStack | None = None,
 ) -> int:
     """Trains to config.train.steps, from the newest checkpoint if there is one.
 
@@ -110,12 +114,14 @@ def train(
       start_over: whether to begin at step 1 if all checkpoints of the run are lost.
       notes: lines to print first.
       trackers: trackers that receive the rows.
+      ending: prints the last line when it closes; by default it is printed at once.
 
     Returns:
       The exit status.
     """
     runs.check(recipe, workdir)
     terminal = runs.open_terminal()
+    say_last = functools.partial(ending.callback, terminal.say) if ending else terminal.say
     with open_workdir(workdir, recipe, continue_changed, terminal.say):
         for line in (runs.format_header(workdir), *notes):
             terminal.say(line)
@@ -131,7 +137,7 @@ def train(
             (slot,) = wave.slots
             print_description(slot.journal)
             if slot.journal.is_finished:
-                return runs.report_finished(slot)
+                return runs.report_finished(slot, say_last)
             wave.compile()
             terminal.say(format_memory(experiment, program))
             with (
@@ -142,7 +148,7 @@ def train(
                 # Steps, with evaluations, diagnoses and checkpoints where they are due.
                 wave.train(caught)
             # Only now, after the trackers' last lines: how it ended must be the last line.
-            return runs.report_exit(slot, caught)
+            return runs.report_exit(slot, caught, say_last)
 
 
 def train_sweep(

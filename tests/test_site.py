@@ -45,6 +45,8 @@ QUESTIONS = {  # question: pages that answer it
     'mixed precision bf16': ('guide/config', 'guide/start'),
     'early stopping': ('coming_from',),
     'write a custom optimizer': ('guide/parts',),
+    'change the number of layers': ('guide/config',),
+    'sample from the model': ('guide/generation',),
     'metrics_frame': ('reference/python/eval.runs', 'guide/python'),
 }
 THEME_TEXT = ('Skip to main content', 'Contents', 'System Settings', 'Back to top')

@@ -154,7 +154,9 @@ def test_command_with_bucket_and_refusal(whole, corpus, bucket_url, monkeypatch,
         pass
     process.terminate()
     code, stdout = wait_for_command(process)
-    assert code == SIGNALLED + signal.SIGTERM and f'{bucket_url} is complete' in stdout
+    assert code == SIGNALLED + signal.SIGTERM
+    complete, last = stdout.splitlines()[-2:]
+    assert complete == f'{bucket_url} is complete' and last.startswith('SIGTERM: saved step ')
     (step,) = list_checkpoints(bucket_url)
     with mirror_workdir(bucket_url) as workdir:
         assert timeless(workdir)[-1]['step'] == step

@@ -159,15 +159,15 @@ def _format_effect(condition: ConditionResult) -> str:
         arm = 'this arm' if estimate.value > 0 else 'the other arm'
         return f'{arm} diverges at every learning rate'
     sign = '+' if condition.condition.quantity == 'difference' else ''
-    value = f'{estimate.value:{sign}z.3f}'
+    numbers = estimate.value, estimate.low, estimate.high
+    # Three decimals, unless these would show a number as zero that is not.
+    form = '#.3g' if any(x and round(x, 3) == 0 for x in numbers) else 'z.3f'
+    value, low, high = (
+        'unknown' if math.isinf(x) else f'{x:{sign}{form}}'.rstrip('.') for x in numbers
+    )
     if estimate.low == estimate.value == estimate.high and estimate.n == 1:
         return value
-    low, high = (_format_bound(bound, sign) for bound in (estimate.low, estimate.high))
     return f'{value} [{low}, {high}]'
-
-
-def _format_bound(value: float, sign: str) -> str:
-    return 'unknown' if math.isinf(value) else f'{value:{sign}z.3f}'
 
 
 def _format_seeds(condition: ConditionResult) -> str:

@@ -1,6 +1,7 @@
 """The answer of a tuned sweep: the table of its arms, and the sentences above it."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -42,6 +43,7 @@ MARKS = {BETTER: '▼', WORSE: '▲', UNDECIDED: '≈', FAILED: '✕'}
 ORDER = (BETTER, WORSE, UNDECIDED, FAILED)
 VALUE_DIGITS = 3
 FEW = 3  # verdicts that the summary lists as sentences
+ARM, VERDICT_COLUMNS = 'arm', ('verdict', 'p', 'difference')  # columns in the terminal
 
 
 def arm_rows(ablation: Ablation, colors: Sequence[str]) -> list[TableRow]:
@@ -87,6 +89,31 @@ def _row_cells(ablation: Ablation, row: ArmResult) -> dict[str, TableCell]:
         ),
         'state': TableCell(', '.join(row.states) or WAITS),
     }
+
+
+def terminal_rows(ablation: Ablation) -> list[dict[str, str]]:
+    """Returns the arms by column, each cell on one short line, the baseline first."""
+    rows = []
+    for row in arm_results(ablation):
+        verdict, loss = row.verdict, _loss_cell(row, ablation.tune.seeds)
+        rows.append(
+            {
+                ARM: row.arm.name,
+                'verdict': _verdict_cell(row).text,
+                'p': '' if verdict is None else re.sub('p (= )?', '', format_p_value(verdict.p)),
+                'difference': _difference_cell(row).text,
+                'tuned loss': f'{loss.text} {loss.small[0]}' if loss.small else loss.text,
+                **{
+                    f'best {path.partition(".")[2]}': format_number(
+                        row.values.get(path), VALUE_DIGITS
+                    )
+                    for path in ablation.tune.fields
+                },
+                'runs': str(sum(row.runs)),
+                'state': ', '.join(row.states) or WAITS,
+            }
+        )
+    return rows
 
 
 def _near_best_head(ablation: Ablation) -> str:
@@ -151,6 +178,12 @@ def _format_sentence(text: str) -> str:
     return f'{text[0].upper()}{text[1:]}.'
 
 
+def has_sentences(ablation: Ablation) -> bool:
+    """Returns whether `findings` states each verdict in a sentence."""
+    rows = arm_results(ablation)
+    return len(rows) <= FEW + 1 and any(row.outcome in ORDER for row in rows)
+
+
 def findings(ablation: Ablation) -> list[str]:
     """Returns the main results in a few sentences."""
     rows, lines = arm_results(ablation), []
@@ -164,7 +197,7 @@ def findings(ablation: Ablation) -> list[str]:
         for outcome, names in groups.items()
         if names
     ]
-    if counts and len(rows) <= FEW + 1:
+    if has_sentences(ablation):
         lines += [
             _format_sentence(sentence) for sentence in format_verdicts(ablation, with_caveats=False)
         ]

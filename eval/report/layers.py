@@ -219,7 +219,11 @@ def _draw_heat_map(
     kind = 'log' if min(values) > 0 else 'linear'
     scale = alt.Scale(type=kind, scheme='viridis', nice=False)
     title = name.replace('_', ' ')
-    legend = alt.Legend(title=title, gradientLength=size[1], format='.3~g')
+    # The colours of the rows that are shown: Vega alone may label a single power of ten.
+    ends = "domain('color')"
+    middle = f'sqrt({ends}[0] * {ends}[1])' if kind == 'log' else f'lerp({ends}, 0.5)'
+    labels = alt.ExprRef(f'[{ends}[0], {middle}, {ends}[1]]')
+    legend = alt.Legend(title=title, gradientLength=size[1], format='.3~g', values=labels)
     chart = alt.Chart(alt.Data(values=rows)).transform_filter(AT_RATE if rate else 'datum.best')
     chart = chart.transform_filter('datum.seed == seed') if len(seeds) > 1 else chart
     chart = chart.transform_flatten(['step', 'y']).transform_filter('isValid(datum.y)')

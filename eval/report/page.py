@@ -24,6 +24,7 @@ from eval.report.series import (
     select_fitting,
 )
 from eval.report.subject import Subject, read_subject
+from eval.report.terminal import format_arms
 from eval.report.traced import trace_tables
 from lm.config.resolve import flatten
 from lm.record.workdir import write_text
@@ -48,10 +49,7 @@ LOSSES = (
 KINDS = ('steps', 'depth', 'layers', 'heads')  # of charts of a quantity
 VARIANT, RATE, ARM = 'variant', 'learning rate', 'arm'
 PAGE, TEXT = 'report.html.j2', 'report.md.j2'
-SUMMARY_COLUMNS = (  # columns
-    *('verdict', 'difference', 'final loss', 'tuned loss', 'best lr', 'seeds', 'diverged', 'runs'),
-    'state',
-)
+SUMMARY_COLUMNS = ('verdict', 'difference', 'final loss', 'best lr', 'seeds', 'diverged')
 
 
 def write_report(
@@ -106,7 +104,7 @@ def write_report(
     # Markdown lets HTML through, and a config may hold any text.
     text = re.sub(r'<(?=[A-Za-z/!?])', '&lt;', _render(TEXT, content))
     write_text(page.with_suffix('.md'), text.rstrip() + '\n')
-    say(_format_summary(content, subject.is_sweep))
+    say(_format_summary(content, subject))
     if figures:
         quantities = select_figures(list(series.values()))
         files = {re.sub(r'\W+', '_', name) for name in (*quantities, RATE_OF_STEPS)}
@@ -117,17 +115,18 @@ def write_report(
     return page
 
 
-def _format_summary(content: Mapping[str, Any], is_sweep: bool) -> str:
+def _format_summary(content: Mapping[str, Any], subject: Subject) -> str:
     """Returns the findings and, for a sweep, the verdict on each variant."""
-    table_rows = content['arms']['rows'] if content['arms'] else content['variants']
+    if subject.ablation:
+        return '\n'.join([*content['findings'], *format_arms(subject.ablation)])
     rows = [
         {name: str(cell) for name, cell in row.cells.items()} | {'notes': '; '.join(row.notes)}
-        for row in table_rows
+        for row in content['variants']
     ]
     names = [
         n for n in (rows[0] if rows else ()) if n in (*SUMMARY_COLUMNS, content['what'], 'notes')
     ]
-    table = [format_table(rows, names, 'table')] if is_sweep and rows else []
+    table = [format_table(rows, names, 'table')] if subject.is_sweep and rows else []
     return '\n'.join([*content['findings'], *table])
 
 

@@ -67,6 +67,7 @@ FACTS = {
 }
 RARE_FACTS = {'data.validation_source'}  # left out if no run has it
 UNSET = 'unset'  # an option that nothing reads, or that is as published
+NO_VERDICT = 'without a verdict (only one seed)'
 MARKS = {BETTER: '▼', WORSE: '▲', WITHIN_NOISE: '≈', ONE_SEED: '·'}
 
 
@@ -155,7 +156,8 @@ def findings(
         if any(verdicts):
             baseline = next(c.variant for c in by_rate or comparisons if c.variant.is_baseline)
             counts = ', '.join(
-                f'{verdicts.count(verdict)} {format_outcome(verdict)}'
+                f'{verdicts.count(verdict)} '
+                f'{NO_VERDICT if verdict == ONE_SEED else format_outcome(verdict)}'
                 for verdict in MARKS
                 if verdict in verdicts
             )

@@ -3,6 +3,7 @@
 import dataclasses
 import enum
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -90,18 +91,22 @@ def format_header(workdir: Path) -> str:
     return f'{workdir} on {device_name()}, jax {jax.__version__}'
 
 
-def report_finished(slot: Slot) -> int:
-    """Prints that a single run has ended before, and returns its exit status."""
+def report_finished(slot: Slot, say: Callable[[str], object]) -> int:
+    """Says that a single run has ended before, and returns its exit status."""
     journal, steps = slot.journal, slot.recipe.train.steps
-    journal.terminal.say(
-        f'{journal.workdir} is finished: step {journal.step} of {steps}, nothing left to do'
-    )
+    say(f'{journal.workdir} is finished: step {journal.step} of {steps}, nothing left to do')
     return DONE
 
 
-def report_exit(slot: Slot, signals: list[int]) -> int:
-    """Prints how a single run ended, and returns its exit status. signals: the received signals."""
-    journal, say = slot.journal, slot.journal.terminal.say
+def report_exit(slot: Slot, signals: list[int], say: Callable[[str], object]) -> int:
+    """Says how a single run ended, and returns its exit status.
+
+    Args:
+      slot: the run.
+      signals: the received signals.
+      say: receives the line.
+    """
+    journal = slot.journal
     if slot.status == Status.DIVERGED:
         say(f'last good checkpoint: {journal.find_last_good()}')
         return DIVERGED

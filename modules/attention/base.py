@@ -25,12 +25,18 @@ QKV = ('query', 'key', 'value')  # the names of the matrices that `qkv_bias` is 
 
 
 class MultiHead(nn.Module):
-    """out = (gate * mix(q, k, v)) Wo with q = norm(x Wq), k = norm(x Wk), v = x Wv.
+    """Attention with several heads: `y = (g * mix(q, k, v)) W_o`.
 
-    Subclasses define `mix`. `qk_norm(name, over)` builds the norm of queries or keys, over the
+    `q = norm(x W_q)`
+
+    `k = norm(x W_k)`
+
+    `v = x W_v`
+
+    Subclasses define `mix`. ``qk_norm(name, over)`` builds the norm of queries or keys, over the
     features of a head or over all heads together, before any rotation (arXiv:2302.05442), and the
-    norm of values with `norm_values` (arXiv:2503.04598). The gate is sigmoid(x Wg) of the layer's
-    input, so it starts near 0.5 (arXiv:2505.06708). `rotate` applies the positions
+    norm of values with `norm_values` (arXiv:2503.04598). The gate is `g = sigmoid(x W_g)`, which
+    starts near 0.5 (arXiv:2505.06708); without `gate`, `g = 1`. `rotate` applies the positions
     (`modules.positions`). `bias` adds a bias to each product, `qkv_bias` to the products of
     queries, keys and values (Qwen2, arXiv:2407.10671). `init_gain` scales the initial value and
     output matrices. Grouped heads: arXiv:2305.13245.

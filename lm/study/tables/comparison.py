@@ -206,7 +206,7 @@ def describe_lr_choice(
     if by_rate:
         baseline = next(c for c in by_rate if c.variant.is_baseline)
         if flatten(base).get(LR) in baseline.variant.rates:
-            return 'The learning rates are compared as given: no seed chose one.'
+            return 'The learning rates are compared as configured: no result chose one.'
         return (
             f'The same seeds chose {baseline.variant.name} as the best, so it looks better than it '
             'is, and the others worse; config.tune judges on fresh seeds.'

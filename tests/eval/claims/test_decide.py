@@ -553,6 +553,22 @@ class TestBoard:
         )
         assert third.startswith(f'Total cost: {study.runs} training runs, 0 measures')  # each once
 
+    @pytest.mark.parametrize(
+        ('numbers', 'text'),
+        [
+            ((0.25, 0.2, 0.3), '+0.250 [+0.200, +0.300]'),
+            ((6.87e-5, 6.8e-5, 6.9e-5), '+6.87e-05 [+6.80e-05, +6.90e-05]'),
+            ((0.000605, 0.0003, 0.0009), '+0.000605 [+0.000300, +0.000900]'),
+            ((0.02, -0.0002, 0.04), '+0.0200 [-0.000200, +0.0400]'),
+            ((0.0, 0.0, 0.0), '+0.000 [+0.000, +0.000]'),
+        ],
+    )
+    def test_small_effects_are_not_zero(self, study, numbers, text):
+        decision = decide_conditions(study, condition('layernorm', high=0.0))
+        estimated = dataclasses.replace(decision.conditions[0], estimate=Estimate(*numbers, n=5))
+        decision = dataclasses.replace(decision, conditions=[estimated])
+        assert board.table_rows([decision], {})[0]['effect'] == text
+
     def test_counts_computed_claims_separately(self, study, tmp_path):
         trained, computed = 'measure:bigrams', 'measure:memory_of_optimizers'
         decisions = [decide_conditions(study, condition('layernorm', high=0.0))]

@@ -1,11 +1,13 @@
 """The page of a tuned sweep: its answer first, and no unfair comparison."""
 
 import math
+import re
 
 import pytest
 
-from eval.report import tables
+from eval.report import tables, terminal
 from eval.report.page import write_report
+from eval.report.subject import read_subject
 from tests.eval import tuned_fixture as tuned
 from tests.eval.report.test_page import Page, as_dicts, chart_specs
 from tests.eval.tuned_fixture import bowl
@@ -71,7 +73,54 @@ def test_terminal_prints_answer(written):
     lines = written[2].splitlines()
     assert lines[0].startswith('Layernorm is better than rmsnorm by 0.06')
     assert lines[1] == 'Norm none diverged at every value tried.'
-    assert any(line.split()[:3] == ['arm', 'verdict', 'difference'] for line in lines)
+    head = lines.index('arm        tuned loss       best lr  runs  state')
+    assert [line.split()[0] for line in lines[head + 1 :]] == ['rmsnorm', 'layernorm', 'norm']
+
+
+MANY = {
+    'rmsnorm': bowl(3.0, 0.0, 0.004, 1),
+    'layernorm': bowl(2.94, 1.0, 0.004, 2),
+    'dyt': bowl(3.002, 0.0, 0.004, 3),
+    'derf': bowl(3.1, 5.0, 0.004, 4),
+    'scalenorm:scale=False': tuned.diverging(1.0, bowl(3.05, 0.0, 0.02, 5)),
+}
+
+
+def test_terminal_table_fits_with_many_arms(tmp_path):
+    """Catches sentences or open questions as columns, and a verdict without its size."""
+    messages = []
+    tuned.write_tuned(tmp_path / 'norms', MANY, TUNE)
+    write_report(tmp_path / 'norms', say=messages.append)
+    lines = messages[0].splitlines()
+    head = next(i for i, line in enumerate(lines) if line.startswith('arm  '))
+    table = lines[head : head + 1 + len(MANY)]
+    assert max(map(len, table)) <= terminal.WIDTH
+    assert table[0].split() == ['arm', 'verdict', 'difference', 'tuned', 'loss', 'best', 'lr']
+    assert re.match(r'layernorm +▼ better +-0\.06\d+ ', table[2])
+    questions = lines[head + 1 + len(MANY) :]
+    assert questions[0] == 'What could still change the verdicts:'
+    assert questions[1].startswith('  ') and questions[1].split(': ')[0].strip() in MANY
+
+
+def test_terminal_table_shortens_labels_and_drops_columns(written, monkeypatch):
+    folder = written[0]
+    ablation = read_subject([folder]).ablation
+    wide = terminal.format_arms(ablation)
+    assert wide[0].split() == ['arm', 'tuned', 'loss', 'best', 'lr', 'runs', 'state']
+    monkeypatch.setattr(terminal, 'WIDTH', 60)
+    narrow = terminal.format_arms(ablation)
+    assert 'runs' not in narrow[0] and 'tuned loss' in narrow[0] and max(map(len, narrow)) <= 60
+    monkeypatch.setattr(terminal, 'MIN_LABEL', 5)
+    monkeypatch.setattr(terminal, 'WIDTH', 34)
+    cut = terminal.format_arms(ablation)
+    assert [line.split('  ')[0] for line in cut[1:]] == ['rmsnorm', 'laye…orm', 'norm…one']
+
+
+def test_shortened_labels_remain_distinct():
+    labels = ['norm rmsnorm, depth 2, tied', 'norm dyt, depth 2, tied', 'none']
+    assert terminal.shorten(labels, 30) == labels
+    short = terminal.shorten(['norm a, depth 2, tied', 'norm a, depth 3, tied', 'x'], 12)
+    assert short == ['1 norm …tied', '2 norm …tied', '3 x'] and max(map(len, short)) == 12
 
 
 def test_page_for_unfinished_sweep(tmp_path):

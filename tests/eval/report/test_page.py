@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from eval.charts import chart_spec
+from eval.charts import chart_spec, save_chart
 from eval.report import figures, series
 from eval.report.layers import MEAN, draw_layer_maps
 from eval.report.page import write_report
@@ -278,6 +278,22 @@ def test_heat_map_scale_and_layer_numbers(low, scale):
     assert spec['spec']['encoding']['color']['scale']['type'] == scale
     rows = [(row['layer'], row['step'], row['y']) for row in spec['data']['values']]
     assert rows == [(1, [0, 10], [low, 2.0]), (2, [0, 10], [10.0, 100.0])]
+
+
+@pytest.mark.parametrize(
+    ('low', 'high', 'labels'),
+    [
+        (1.2, 9.0, ['1.2', '3.29', '9']),
+        (-1.0, 5.0, ['\N{MINUS SIGN}1', '2', '5']),
+        (2.0, 2.0, ['2']),
+    ],
+)
+def test_heat_map_labels_both_ends(tmp_path, low, high, labels):
+    """Catches a logarithmic colour bar within one decade, of which Vega labels one end or none."""
+    row = {'line': 'a', 'lr': 0.1, 'best': True, 'seed': MEAN}
+    save_chart(draw_layer_maps([(row, ([0, 10], [[low], [high]]))], [], 'x'), tmp_path / 'map.svg')
+    _, _, legend = (tmp_path / 'map.svg').read_text().partition('role-legend')
+    assert re.findall(r'<text[^>]*>([^<]*)</text>', legend) == [*labels, 'x']
 
 
 @pytest.mark.full

@@ -142,6 +142,14 @@ def test_omits_uninformative_columns(tmp_path):
     }
 
 
+def test_single_seed_has_no_verdict(tmp_path):
+    """Catches 'Compared with the baseline: 1 one seed.'"""
+    _, subject, *compared = sweep_table(tmp_path, NORMS)
+    assert tables.findings(subject, *compared)[1] == (
+        'Compared with the baseline (norm rmsnorm): 1 without a verdict (only one seed).'
+    )
+
+
 @pytest.mark.full
 def test_compares_learning_rates(tmp_path):
     fates = {(0.03, seed): 'waiting' for seed in fixture.SEEDS}
@@ -159,7 +167,7 @@ def test_compares_learning_rates(tmp_path):
     ]
     assert tables.findings(subject, *compared)[1:] == [
         'Compared with the baseline (lr 0.001): 1 better, 1 worse.',
-        'The learning rates are compared as given: no seed chose one.',
+        'The learning rates are compared as configured: no result chose one.',
         'No sensitivity: lr 0.03 has not ended.',
     ]
     assert '## Learning rates' in write_report(tmp_path / 'sweep').with_suffix('.md').read_text()

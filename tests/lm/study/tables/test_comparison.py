@@ -194,7 +194,7 @@ def test_describe_lr_choice():
     assert 'Variants have 2 to 3 rates' in lr_choice_text(uneven, SWEEP)
     assert lr_choice_text(one_rate[::2], SWEEP) == ''
     rates = [ended_record(3.0 + lr, seed, lr=lr) for lr in (0.001, 0.01) for seed in (0, 1)]
-    assert 'no seed chose one' in lr_choice_text(rates, RATES)
+    assert 'no result chose one' in lr_choice_text(rates, RATES)
     away = fixture.update_config(fixture.base_config(), {'optim.lr': 0.5})
     assert 'chose lr 0.001 as the best' in lr_choice_text(rates, RATES | {'base': away})
 
