@@ -349,15 +349,15 @@ def settings_rows(comparisons: Sequence[Comparison]) -> list[dict[str, str]]:
     Each variant is at its own best learning rate. Runs without a parameter table have no rows.
     """
     runs = [Run(Path(folder)) for c in comparisons for folder in c.display_workdirs[:1]]
-    if len(runs) < len(comparisons) or not all(read_parameters(run.folder) for run in runs):
+    tables = [read_parameters(run.folder) for run in runs]
+    if len(runs) < max(2, len(comparisons)) or not all(tables):
         return []
-    first, *variants = ((run.folder, flatten(run.read_recipe())) for run in runs)
-    rows = []
-    for comparison, (folder, fields) in zip(comparisons[1:], variants, strict=True):
-        tables = read_parameters(first[0]), read_parameters(folder)
-        for row in compare_parameters(*tables, first[1], fields):
-            rows.append({'variant': comparison.variant.name} | row)
-    return rows
+    fields = [flatten(run.read_recipe()) for run in runs]
+    return [
+        {'variant': comparison.variant.name} | row
+        for comparison, table, run_fields in zip(comparisons, tables, fields, strict=True)
+        for row in compare_parameters(tables[0], table, fields[0], run_fields)
+    ]
 
 
 def rates_table(comparisons: Sequence[Comparison], metric: str) -> list[list[str]]:

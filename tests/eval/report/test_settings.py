@@ -1,7 +1,11 @@
 """Differences between the parameter tables of two runs."""
 
+import types
+
+from eval.report.tables import settings_rows
 from lm.config.resolve import flatten
 from lm.devices.mesh import make_mesh
+from lm.record.workdir import write_config
 from lm.run.tables import parameter_rows, write_parameters
 from lm.study.tables.parameters import compare_parameters, read_parameters
 from tests.helpers import checked_config, tiny_learner
@@ -55,3 +59,23 @@ def test_table_is_read_as_written(tmp_path):
     assert read_parameters(tmp_path) == []
     write_parameters(tmp_path, rows)
     assert read_parameters(tmp_path) == rows
+
+
+def test_report_lists_settings_of_variants(tmp_path):
+    """From the runs' records; runs without a table have no rows."""
+    comparisons = []
+    for name, changes in {'plain': {}, 'other rate': {'optim.embedding_lr': 0.01}}.items():
+        config, folder = checked_config(BASE | changes), tmp_path / name
+        folder.mkdir()
+        write_config(folder, config)
+        rows = parameter_rows(tiny_learner(config), make_mesh(config.mesh))
+        write_parameters(folder, rows)
+        variant = types.SimpleNamespace(name=name)
+        comparisons.append(types.SimpleNamespace(variant=variant, display_workdirs=[str(folder)]))
+    listed = settings_rows(comparisons)
+    assert [(row['variant'], row['group'], row['column']) for row in listed] == [
+        ('other rate', 'embedding', 'lr'),
+        ('other rate', 'embedding', 'decay/step'),
+    ]
+    (tmp_path / 'plain' / 'parameters.json').unlink()
+    assert settings_rows(comparisons) == settings_rows([]) == []
