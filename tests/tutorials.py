@@ -4,8 +4,8 @@ Each page of docs/tutorials is done in a copy of the project. A Python block tha
 is a file and a diff changes files; other Python runs in one process, as in a notebook; indented
 lines are commands. Their output replaces the block of text that follows; a comment above the block,
 `<!-- shows: PATTERN -->`, selects its lines. Pictures come from runs/; a page's first lines state
-its minutes. The pages of MODELS need a model of their reader. All pages take 40 minutes on two
-cores.
+its minutes. The pages of MODELS need a model of their reader. All pages take about 30 minutes
+on two cores.
 """
 
 import contextlib
