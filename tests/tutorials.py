@@ -51,7 +51,7 @@ FILES = [  # that pytest is asked for in a small way: to collect all tests takes
     'tests/test_layering.py',
 ]
 LEFT_OUT = {  # of a small way: why
-    'tpu.plan': 'minutes; tests/tpu/test_plan.py has smaller models',
+    'tpu.plan': 'minutes; test_tutorials.py compares the lines, tests/tpu/test_plan.py is smaller',
     'eval.coordinates': 'tests/eval/test_coordinates.py has smaller models',
 }
 
