@@ -51,6 +51,20 @@ class TestStatuses:
             generate.statuses()
 
 
+def test_start_lists_every_extra():
+    """With what the development tools include, and the version of Python."""
+    page = (ROOT / 'docs' / 'guide' / 'start.md').read_text()
+    project = tomllib.loads((ROOT / 'pyproject.toml').read_text())
+    extras = [*project['project']['optional-dependencies']]
+    table = page.split('| extra | for |')[1].split('\n\n')[0]
+    listed = re.findall(r'`([\w-]+)`', ' '.join(re.findall(r'^\|([^|]*)\|', table, re.MULTILINE)))
+    assert sorted(listed) == sorted(extras)
+    assert 'all extras except the first three' in page
+    (included,) = re.findall(r"'evenkeel\[(.*?)\]'", str(project['dependency-groups']['dev']))
+    assert set(extras) - set(included.split(',')) == set(listed[:3])
+    assert f'Python {project["project"]["requires-python"].removeprefix(">=")} or newer' in page
+
+
 def test_stages_are_listed_in_order():
     sections = generate.stages().split('\n## ')[1:]
     named = {text.split()[0]: re.findall(r'`(optim\.\w+)` \|', text) for text in sections}

@@ -1,12 +1,19 @@
 """Contract: tutorials work as written, at small sizes; a tutorial's notebook is valid."""
 
+import dataclasses
+import inspect
 import json
+import re
 
 import pytest
 
 from docs import notebooks
 from tests import tutorials
 from tests.pages import TUTORIALS
+from tpu import compiled_step
+from tpu.chips import CHIPS, GIB, Topology
+from tpu.measured import nearest_ratio
+from tpu.trials import Trial
 
 PAGE = """
 # A page
@@ -68,9 +75,69 @@ def test_page_without_output_is_an_error(tmp_path):
         )
 
 
+@pytest.mark.parametrize('name', TUTORIALS)
+def test_shown_lines_match_their_pattern(name):
+    """A pattern of an older output would drop the line when the page is renewed."""
+    for block in tutorials.PRINTED.finditer(TUTORIALS[name].read_text()):
+        assert tutorials.select_lines(block['text'], block['shows']) == block['text']
+
+
 def test_every_page_states_its_duration():
     for path in TUTORIALS.values():
         assert tutorials.MINUTES.search(path.read_text()), path
+
+
+class TestPlans:
+    """Plans take minutes, so their printed lines are compared with the code, without numbers."""
+
+    def read_blocks(self):
+        page = TUTORIALS['pod_you_do_not_hold'].read_text()
+        blocks = [match['text'].splitlines() for match in tutorials.PRINTED.finditer(page)]
+        return [[line for line in block if line != '...'] for block in blocks]
+
+    def hide_numbers(self, lines):
+        return [re.sub(r'\d+(?:[,.]\d+)*', '#', line) for line in lines]
+
+    def estimate(self, chip, **fields):
+        numbers = dict.fromkeys(
+            (field.name for field in dataclasses.fields(compiled_step.StepEstimate)), 1.0
+        )
+        numbers |= {'compute_seconds': 2.0, 'chips': 4, 'unknown': (), 'launches': None}
+        rates = compiled_step.device_rates(Topology(chip, CHIPS[chip], [], (1,)))
+        return compiled_step.StepEstimate(
+            **numbers | {'rates': rates, 'ratio': nearest_ratio(chip)} | fields
+        )
+
+    @pytest.mark.parametrize('block', [1, 2])
+    def test_step_that_fits_prints_these_lines(self, block):
+        lines = self.read_blocks()[block]
+        topology, mesh = re.match(r'(\S+): .* mesh (.*);', lines[0]).groups()
+        memory = re.findall(r'(?:, |  )([a-z ,]+) [\d.]+', lines[3])
+        source = inspect.getsource(compiled_step.memory_by_kind)
+        assert 'parameters' in memory and all(f"'{kind}'" in source for kind in memory)
+        links = [line.split(':')[0] for line in lines if 'on links' in line]
+        assert 'all-gather' in links
+        collective = {'number': 2, 'bytes': 1e9, 'seconds': 1.0, 'waiting': 1.0}
+        estimate = self.estimate(
+            topology.partition(':')[0],
+            topology=topology,
+            mesh=mesh,
+            memory=dict.fromkeys(memory, 2e9),
+            collectives=[collective | {'kind': kind} for kind in links],
+        )
+        assert self.hide_numbers(lines) == self.hide_numbers(estimate.format_lines())
+
+    def test_step_beyond_memory_prints_these_lines(self):
+        first, *lines = self.read_blocks()[0]
+        trials = []
+        for line in lines:
+            changes = dict(re.findall(r'--config\.([\w.]+)=([-\w]+)', line))
+            fits = self.estimate('v5e') if ': fits, ' in line else None
+            trials.append(f'  {Trial(changes, fits, 2 * GIB, GIB).format_line()}')
+        error = compiled_step.DoesNotFit(2 * GIB, GIB)
+        printed = [f'v5e:2x2: does not fit. A step {error}.', *trials]
+        assert ': fits, ' in lines[-1]
+        assert self.hide_numbers([first, *lines]) == self.hide_numbers(printed)
 
 
 def test_notebook_has_steps_and_output():

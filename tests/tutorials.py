@@ -4,8 +4,8 @@ Each page of docs/tutorials is done in a copy of the project. A Python block tha
 is a file and a diff changes files; other Python runs in one process, as in a notebook; indented
 lines are commands. Their output replaces the block of text that follows; a comment above the block,
 `<!-- shows: PATTERN -->`, selects its lines. Pictures come from runs/; a page's first lines state
-its minutes. The pages of MODELS need a model of their reader. All pages take 40 minutes on two
-cores.
+its minutes. The pages of MODELS need a model of their reader. All pages take about 30 minutes
+on two cores.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ FILES = [  # that pytest is asked for in a small way: to collect all tests takes
     'tests/test_layering.py',
 ]
 LEFT_OUT = {  # of a small way: why
-    'tpu.plan': 'minutes; tests/tpu/test_plan.py has smaller models',
+    'tpu.plan': 'minutes; test_tutorials.py compares the lines, tests/tpu/test_plan.py is smaller',
     'eval.coordinates': 'tests/eval/test_coordinates.py has smaller models',
 }
 

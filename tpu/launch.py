@@ -3,16 +3,16 @@
     python -m tpu.launch --engine=gcloud --zone=Z --accelerator_type=T --runtime_version=R \\
         [--dry_run] -- train.py --config=configs/mine.py --workdir=/shared/runs/mine
 
-The command after -- is described in docs/guide/hosts.md; --python gives the program that runs it.
-The launcher forwards the first host's output, and returns train.py's exit status. After a
-preemption or the loss of a host (42, 128 + n) it starts the command again, at most --max_restarts
-times.
+docs/guide/hosts.md describes the command after --; --python sets the program that runs it. The
+launcher prints the output of the first host and returns the exit status of train.py. After a
+preemption or the loss of a host (status 42 or 128 + n), it restarts the command, at most
+--max_restarts times.
 
-Before it creates anything, the launcher checks flags, config, parts, and the mesh over the devices
-of the chips, as the hosts would (tpu.check_training).
+Before it creates anything, the launcher checks the flags, the config, its parts, and the mesh, as
+the hosts would (tpu.check_training).
 
---dry_run only checks, and prints the commands that would run. --help lists the flags of each
-engine; tpu/launchers/ENGINE.py documents its waits.
+--dry_run only checks, and prints the commands that would run. Each flag names the engines that read
+it; without engines, all do. tpu/launchers/ENGINE.py documents the timeouts of each engine.
 """
 
 import dataclasses
@@ -55,15 +55,15 @@ def define_flags() -> tuple[flags.FlagValues, list[str]]:
     help_text = f'Engine that starts the hosts: {", ".join(ENGINES)}.'
     flags.DEFINE_string('engine', None, help_text, flag_values)
     flags.DEFINE_string(
-        'name', None, 'Name of the job; default CONFIG-HASH of the command.', flag_values
+        'name', None, 'Name of the job; default: CONFIG-HASH, from the command.', flag_values
     )
-    help_text = 'Words before train.py on the hosts, such as "uv run" or python3.'
+    help_text = 'Program that runs train.py on the hosts, such as "uv run" or python3.'
     flags.DEFINE_string('python', '', help_text, flag_values)
-    help_text = 'Most times that the job is started again.'
+    help_text = 'Maximum number of restarts.'
     flags.DEFINE_integer('max_restarts', base.MAX_RESTARTS, help_text, 0, flag_values=flag_values)
-    flags.DEFINE_bool('dry_run', False, 'Print what would run, and run nothing.', flag_values)
+    flags.DEFINE_bool('dry_run', False, 'Print the commands without running them.', flag_values)
     flags.DEFINE_alias('dry-run', 'dry_run', flag_values)
-    flags.DEFINE_bool('help', False, 'Print this.', flag_values)
+    flags.DEFINE_bool('help', False, 'Print this help.', flag_values)
     fields: dict[str, dict[str, dataclasses.Field]] = {}
     for engine, row in ENGINES.items():
         for field in dataclasses.fields(row.options):

@@ -36,12 +36,15 @@ SLURM = ['--engine=slurm', '--nodes=1']
             [*SLURM, '--', 'train.py', '--config', 'configs/no.py'],
             '--config=configs/no.py is no file here',
         ),
-        (['--engine=slurm', *TRAIN], '--engine=slurm needs --nodes (Nodes of the job)'),
+        (['--engine=slurm', *TRAIN], '--engine=slurm needs --nodes (Number of nodes)'),
         (
             ['--engine=gcloud', '--zone=z', *TRAIN],
-            '--engine=gcloud needs --accelerator_type (Such as v6e-16',
+            '--engine=gcloud needs --accelerator_type (TPU version',
         ),
-        (['--engine=gcloud', '--zone=z', *TRAIN], '--runtime_version (Software of the TPU VMs'),
+        (
+            ['--engine=gcloud', '--zone=z', *TRAIN],
+            '--runtime_version (Software version of the TPU VMs',
+        ),
         (
             [*SLURM, '--zone=z', *TRAIN],
             '--zone is not read by --engine=slurm, which reads --nodes,',

@@ -171,11 +171,13 @@ class SliceOptions:
     if TYPE_CHECKING:
         zone: str  # each engine has its own help text
 
-    accelerator_type: str = option('Such as v6e-16 or v5litepod-256: version and chips, or cores.')
-    project: str = option('Google Cloud project; default that of gcloud.', '')
-    slices: int = option('Slices that train one run together.', 1)
-    spot: bool = option('Cheaper slices, which may be preempted at any time.', False)
-    submit_flags: str = option('More flags for queued-resources or xpk workload create.', '')
+    accelerator_type: str = option(
+        'TPU version, and chips or cores, such as v6e-16 or v5litepod-256.'
+    )
+    project: str = option('Google Cloud project; default: the one that gcloud is set to.', '')
+    slices: int = option('Number of slices that train one run together.', 1)
+    spot: bool = option('Use cheaper slices that may be preempted at any time.', False)
+    submit_flags: str = option('Additional flags for queued-resources or xpk workload create.', '')
 
     def location_flags(self) -> list[str]:
         """Returns the flags of zone and project."""

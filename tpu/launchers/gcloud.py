@@ -38,10 +38,10 @@ class GcloudOptions(SliceOptions):
     """Options of --engine=gcloud."""
 
     zone: str = option('Zone of the TPUs, such as us-east5-b.')
-    runtime_version: str = option('Software of the TPU VMs, such as v2-alpha-tpuv6e.')
-    folder: str = option('Folder of this repository below the home of hosts.', 'evenkeel')
-    setup: str = option('Shell command for each host, once, such as a git clone.', '')
-    keep: bool = option('Leave a slice that this command created.', False)
+    runtime_version: str = option('Software version of the TPU VMs, such as v2-alpha-tpuv6e.')
+    folder: str = option('Folder of this repository in the home folder of each host.', 'evenkeel')
+    setup: str = option('Shell command that runs once on each host, such as a git clone.', '')
+    keep: bool = option('Keep the slice that this command created.', False)
 
 
 def queued_resource_command(verb: str, job: Job, options: GcloudOptions, *flags: str) -> list[str]:

@@ -49,13 +49,15 @@ STALE_PREFIX = 'MEGASCALE_'  # variables of an earlier job on a host, for other 
 class RayOptions:
     """Options of --engine=ray."""
 
-    nodes: int = option('Hosts of the job, on different nodes where there are.', 0)
-    resources: str = option('Resources of each host, such as CPU=8,GPU=8.', 'CPU=1')
-    topology: str = option('Shape of a TPU slice, such as 4x4; all its hosts are taken.', '')
-    accelerator_version: str = option('Version of the TPU of a slice, such as v6e.', '')
-    slices: int = option('Slices that train one run together.', 1)
-    address: str = option('Address of the cluster; default RAY_ADDRESS, or that of this host.', '')
-    folder: str = option('Folder of this repository on the nodes; default this one.', '')
+    nodes: int = option('Number of hosts, on different nodes if possible.', 0)
+    resources: str = option('Resources per host, such as CPU=8,GPU=8.', 'CPU=1')
+    topology: str = option(
+        'Shape of a TPU slice, such as 4x4. The job uses all hosts of a slice.', ''
+    )
+    accelerator_version: str = option('TPU version of the slices, such as v6e.', '')
+    slices: int = option('Number of slices that train one run together.', 1)
+    address: str = option('Address of the cluster; default: RAY_ADDRESS, or this machine.', '')
+    folder: str = option('Folder of this repository on the nodes; default: this folder.', '')
 
     def chips(self) -> Chips:
         """Returns the slices, or the GPUs of all hosts; only hosts know their number of CPUs."""

@@ -40,11 +40,13 @@ ENDED += ('PREEMPTED', 'TIMEOUT')
 class SlurmOptions:
     """Options of --engine=slurm."""
 
-    nodes: int = option('Nodes of the job.')
-    tasks_per_node: int = option('Processes a node: 1 for all its devices, or one a GPU.', 1)
-    folder: str = option('Folder of this repository on the nodes; default this one.', '')
-    logs: str = option('Folder for output, on a disk that this machine sees.', 'runs/slurm')
-    submit_flags: str = option('More flags, for sbatch, such as --partition=gpu --gres=gpu:8.', '')
+    nodes: int = option('Number of nodes.')
+    tasks_per_node: int = option('Processes per node: 1 for all its devices, or one per GPU.', 1)
+    folder: str = option('Folder of this repository on the nodes; default: this folder.', '')
+    logs: str = option('Folder for output, on a disk that this machine can read.', 'runs/slurm')
+    submit_flags: str = option(
+        'Additional flags for sbatch, such as --partition=gpu --gres=gpu:8.', ''
+    )
 
     def chips(self) -> Chips:
         """Returns the GPUs of all nodes, if a flag of sbatch gives the number for each node."""

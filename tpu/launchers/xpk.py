@@ -36,10 +36,10 @@ NONE = ''  # the state if there is no JobSet
 class XpkOptions(SliceOptions):
     """Options of --engine=xpk."""
 
-    cluster: str = option('GKE cluster, as xpk has created it.')
+    cluster: str = option('GKE cluster, created by xpk.')
     image: str = option('Docker image with this repository and its environment.')
-    zone: str = option('Zone of the cluster; default that of gcloud.', '')
-    folder: str = option('Folder of this repository in the image; default its working folder.', '')
+    zone: str = option('Zone of the cluster; default: the one that gcloud is set to.', '')
+    folder: str = option('Folder of this repository in the image; default: its working folder.', '')
 
 
 def workload_command(verb: str, options: XpkOptions, *flags: str) -> list[str]:
