@@ -53,7 +53,7 @@ SLURM = ['--engine=slurm', '--nodes=1']
         (['--engine=slurm', '--nods=1', *TRAIN], "Unknown command line flag 'nods'"),
         ([*SLURM, 'x', *TRAIN], 'flags begin with --, as in --engine=slurm'),
         ([*SLURM, '--logs=a b', *TRAIN], '--logs must have no blank'),
-        ([*SLURM, *TRAIN, '--process_id=1'], '--process_id says which host one is'),
+        ([*SLURM, *TRAIN, '--process_id=1'], '--process_id identifies a host'),
         ([*GCLOUD, *TRAIN[:3]], 'needs train.py --workdir=... on storage that'),
         ([*XPK, *TRAIN[:3]], 'needs train.py --workdir=... on storage that'),
         ([*XPK, '--name=A_b', *TRAIN], '--name must be at most 40 lowercase'),

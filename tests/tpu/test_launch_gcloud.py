@@ -172,7 +172,7 @@ def test_gcloud_may_fail_temporarily(failures, status, fake, capfd):
     stub = fake('gcloud', describe=states, ssh=ends)
     assert run() == status
     error = capfd.readouterr().err
-    assert ('connection reset. What runs there goes on' in error) == bool(status)
+    assert ('connection reset. The job is still running' in error) == bool(status)
     assert stub.verbs('describe create ssh delete').count('delete') == (not status)
 
 

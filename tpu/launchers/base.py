@@ -135,7 +135,7 @@ class JobLaunch:
         except ValueError as error:
             self.failures += 1
             if self.failures == MAX_FAILURES:
-                advice = f'The {job} goes on, and the same command finds it.'
+                advice = f'The {job} is still running; repeat the same command to follow it.'
                 raise ValueError(f'{error}. {advice}') from None
             return None
         self.failures = 0
@@ -255,8 +255,8 @@ def check_flags(job: Job) -> None:
     host_flags = sorted(select_flags(job.flags, HOST_FLAGS))
     if host_flags:
         raise ValueError(
-            f'--{host_flags[0]} says which host one is, and the hosts of a launch learn that from '
-            'what starts them; leave it out of what follows --.'
+            f'--{host_flags[0]} identifies a host, which the launcher does itself. Leave it out of '
+            'the command after --.'
         )
 
 

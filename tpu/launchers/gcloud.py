@@ -201,7 +201,9 @@ class GcloudLaunch(base.JobLaunch):
             raise ValueError(f'gcloud refuses: {error.strip()}')
         self.leaves_slice = True
         unknown = f'the state of {self.job.name} is unknown: {error.strip()}'
-        raise ValueError(f'{unknown}. What runs there goes on, and the same command finds it.')
+        raise ValueError(
+            f'{unknown}. The job is still running; repeat the same command to follow it.'
+        )
 
     def submit(self) -> None:
         """Creates the resource, waits until it is ACTIVE, and starts the job."""
