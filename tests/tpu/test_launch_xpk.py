@@ -214,4 +214,4 @@ def test_failing_kubectl_ends_launch(fake, capfd):
     (cluster.kubectl.folder / 'jobset.2').write_text('echo refused >&2; exit 1\n')
     assert run() == 1
     error = capfd.readouterr().err
-    assert 'ended with status 1: refused. The JobSet goes on' in error
+    assert 'ended with status 1: refused. The JobSet is still running' in error
