@@ -33,7 +33,7 @@ from modules.optim.low_rank import apollo, fira, galore
 from modules.optim.muon import auon, hybrid_auon, muon, muon_spectral
 from modules.optim.rotated import aro, conda, shampoo, soap
 from modules.optim.schedules import SCHEDULES
-from modules.optim.variants import adafactor, adamp, lion, normalized_gd, sgdp
+from modules.optim.variants import adafactor, adamp, ademamix, lion, normalized_gd, sgdp
 
 __all__ = [
     'AVERAGES',
@@ -53,6 +53,7 @@ OPTIMIZERS = {
     'adamw': adamw,
     'adafactor': adafactor,
     'adamp': adamp,
+    'ademamix': ademamix,
     'apollo': apollo,
     'aro': aro,
     'auon': auon,
