@@ -116,9 +116,10 @@ def ademamix(
     of ``alpha`` and `b3`:
 
     `alpha_t = alpha t / T`
-    `log c_t = min(log b3, 1 / ((1 - t / T) / log b1 + (t / T) / log b3))`
+    `1 / log(c_t) = (1 - t / T) / log(b1) + (t / T) / log(b3)`
 
-    so that the weight grows linearly, and with it the half-life of the average, from that of `b1`.
+    The weight grows linearly, and so does the half-life of the average, from that of `b1`; `c_t` is
+    never above `b3`.
     The authors' language models warm up over the whole run, with an ``alpha`` of 8. Sources:
     algorithm 1 and section 3; the default ``alpha`` is that of the authors' JAX code.
     """
