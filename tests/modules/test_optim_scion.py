@@ -106,7 +106,7 @@ def test_signs_without_momentum_are_sign_descent():
 
 
 @pytest.mark.parametrize('width', [8, 64])
-def test_effect_of_a_step_does_not_depend_on_the_width(width):
+def test_step_has_the_same_effect_at_any_width(width):
     """The largest effect on outputs, of inputs as large as the norm assumes, is 1 (spectral: of
     Newton-Schulz's values, near 1). Catches a missing factor of the width.
     """
