@@ -90,7 +90,12 @@ def lion(specs: Any, *, b1: B1 = 0.9, b2: B2 = 0.99) -> optax.GradientTransforma
     return per_parameter(specs, init_zeros('momentum'), update)
 
 
-@optimizer_row('adam')
+def steps_before_warm(blocks: int, ademamix_warmup: int) -> int:
+    """Returns the steps before the warm-up ends; as published, it takes the whole run."""
+    return max(ademamix_warmup - 1, 0)
+
+
+@optimizer_row('adam', lasts=steps_before_warm)
 def ademamix(
     specs: Any,
     *,
@@ -101,7 +106,12 @@ def ademamix(
     ademamix_alpha: Annotated[float, from_0('weight of the slow average in the direction')] = 5.0,
     ademamix_warmup: Annotated[
         int,
-        Option('steps until the slow average has its weight and decay rate', 0, traced=True),
+        Option(
+            'steps until the slow average has its weight and decay rate',
+            0,
+            time_unit='steps',
+            traced=True,
+        ),
     ] = 0,
 ) -> optax.GradientTransformation:
     """AdEMAMix (arXiv:2409.03137): `u = (m_hat + alpha s) / (sqrt(v_hat) + eps)`.
