@@ -364,7 +364,7 @@ def ema_nesterov(
     of the optimizer, with weight decay of `y`. `b` and `g` are `ema_nesterov_beta` and
     `ema_nesterov_decay`. `f` is the learning rate over its peak, as it was in the step that led to
     `x`; the source has that of the step from `y`. Before the share `ema_nesterov_start` of the run,
-    and after `ema_nesterov_stop`, `y = x`.
+    and after `ema_nesterov_stop`, `y = x`; with a stop of 1 there is no end.
 
     The average `m` is stored, and `x = y - b f m`. The defaults are those of
     https://github.com/KellerJordan/modded-nanogpt, track 3, record 39: steps 500 to 2400 of 3150.
@@ -379,7 +379,10 @@ def ema_nesterov(
         displacement = jax.tree.map(
             lambda u, m: g * m + (1 - g) * (u + state['ahead'] * m), updates, state['displacement']
         )
-        is_active = (count >= ema_nesterov_start * steps) & (count < ema_nesterov_stop * steps)
+        # With a stop of 1, a run that is continued is as if it had been longer from the start.
+        has_no_stop = jnp.asarray(ema_nesterov_stop) >= 1
+        is_before_stop = has_no_stop | (count < ema_nesterov_stop * steps)
+        is_active = (count >= ema_nesterov_start * steps) & is_before_stop
         ahead = jnp.where(is_active, ema_nesterov_beta * fraction, 0.0).astype(jnp.float32)
         moves = jax.tree.map(lambda u, m: u + ahead * m, updates, displacement)
         return moves, {'updates': count, 'ahead': ahead, 'displacement': displacement}

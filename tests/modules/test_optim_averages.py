@@ -177,6 +177,10 @@ LOOPS = {  # the average, its numbers and the loop
         },
         lambda: ahead_loop(0.6, 0.9, 2, 35),
     ),
+    'ema_nesterov/no stop': (
+        {'ema_nesterov_decay': 0.9, 'ema_nesterov_start': 0.0, 'ema_nesterov_stop': 1.0},
+        lambda: ahead_loop(0.6, 0.9, 0, np.inf),
+    ),
     'tail_ema': (
         {'tail_ema_fraction': 0.9, 'tail_ema_decay': 0.8, 'tail_ema_weight': 0.6},
         lambda: tail_loop(5, 5, 0.6),
@@ -184,13 +188,13 @@ LOOPS = {  # the average, its numbers and the loop
 }
 
 
-@pytest.mark.parametrize('name', LOOPS)
-def test_averages_follow_the_authors_loops(name):
+@pytest.mark.parametrize('case', LOOPS)
+def test_averages_follow_the_authors_loops(case):
     """Catches an outer step that is a step off or has the old momentum, a displacement without its
     step ahead, a window that is off by one, and a tail that starts at the initial weights.
     """
-    numbers, loop = LOOPS[name]
-    average = AVERAGES[name]({'w': MATRIX}, problem.STEPS, **numbers)
+    numbers, loop = LOOPS[case]
+    average = AVERAGES[case.split('/')[0]]({'w': MATRIX}, problem.STEPS, **numbers)
     trained, averaged = points(average, SGD, 'wide', 0.0, 5)
     for t, weight, used in loop():
         if t in problem.KEPT:
