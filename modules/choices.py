@@ -43,6 +43,7 @@ _ALIASES = {
     'spectral_cap': 'spectralclip',
     'spectral_norm': 'sn',
     'squared_relu': 'relu2',
+    'stages': 'piecewise powercool trapezoid trapezoidal wsds',
     'warmup_cosine': 'cosine',
     'warmup_stable_decay': 'sqrtdecay wsd',
     'weight_norm': 'weightnormalization wn',

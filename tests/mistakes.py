@@ -342,7 +342,7 @@ NOT_HERE = {
             '--config.optim.schedule=warmup_stable_decay --config.optim.decay_fraction=0.2',
         ),
         '--model.type=mamba': ('such as Mamba and RWKV', ''),
-        '--optimizer.type=scion': ('--choices=optim.name', ''),
+        '--optimizer.type=mars': ('--choices=optim.name', ''),
         '--trainer.per_device_parallelism=4': (
             'number of devices',
             '--config.train.microbatches=4',

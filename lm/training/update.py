@@ -151,8 +151,12 @@ def build_average(recipe: Recipe, description: Description, hyper: Numbers) -> A
     Returns:
       The average.
     """
-    average, trainable = bind_rows(recipe, hyper)['optim.average'](), description.trainable
-    return average if all(jax.tree.leaves(trainable)) else mask_untrained(average, trainable)
+    row, trainable = bind_rows(recipe, hyper)['optim.average'], description.trainable
+    specs, steps = description.specs, hyper['train.steps']
+    if all(jax.tree.leaves(trainable)):
+        return row(specs, steps)
+    specs = jax.tree.map(lambda t, spec: spec if t else optax.MaskedNode(), trainable, specs)
+    return mask_untrained(row(specs, steps), trainable)
 
 
 def decay_shares(

@@ -34,7 +34,8 @@ from modules.optim.low_rank import apollo, fira, galore
 from modules.optim.muon import auon, hybrid_auon, muon, muon_spectral
 from modules.optim.rotated import aro, conda, shampoo, soap
 from modules.optim.schedules import SCHEDULES
-from modules.optim.variants import adafactor, adamp, lion, normalized_gd, sgdp
+from modules.optim.scion import scion
+from modules.optim.variants import adafactor, adamp, ademamix, lion, normalized_gd, sgdp
 
 __all__ = [
     'AVERAGES',
@@ -55,6 +56,7 @@ OPTIMIZERS = {
     'adamw': adamw,
     'adafactor': adafactor,
     'adamp': adamp,
+    'ademamix': ademamix,
     'apollo': apollo,
     'aro': aro,
     'auon': auon,
@@ -69,6 +71,7 @@ OPTIMIZERS = {
     'muon_spectral': muon_spectral,
     'normalized_gd': normalized_gd,
     'scale': scale,
+    'scion': scion,
     'sgd': sgd,
     'sgdp': sgdp,
     'shampoo': shampoo,

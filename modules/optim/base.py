@@ -84,6 +84,7 @@ def optimizer_row(
     roles: tuple[str, ...] = ROLES,
     other_sizes: Mapping[str, Any] = MappingProxyType({}),
     check: Callable[[Any, Any], None] = accept_any,
+    lasts: Callable[..., int] = longest_horizon,
     **needs: Any,
 ) -> Callable[[Callable], Callable]:
     """Makes a decorator of optimizers, which sets facts that other code reads.
@@ -96,6 +97,7 @@ def optimizer_row(
       roles: of the parameters that the optimizer is for.
       other_sizes: values of options that give updates another size than the family's.
       check: checks the rest of a config (`modules.facts`).
+      lasts: the steps after which it behaves as published, from its options that count steps.
       **needs: fields of `Needs`.
 
     Returns:
@@ -103,7 +105,7 @@ def optimizer_row(
     """
     if family not in FAMILIES:
         raise ValueError(f'family must be one of {", ".join(FAMILIES)}; got {family!r}')
-    facts = {'family': family, 'roles': roles, 'needs': Needs(**needs), 'lasts': longest_horizon}
+    facts = {'family': family, 'roles': roles, 'needs': Needs(**needs), 'lasts': lasts}
 
     def check_all(recipe, part):
         check_needs(recipe, part)

@@ -9,12 +9,17 @@ are data, and pieces are joined by `where`.
 Below, p is the progress of the decay, from 0 to 1, and r is final_lr_fraction.
 """
 
+import dataclasses
+import functools
 import math
+import re
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 
+from modules.choices import suggest_nearest
 from modules.facts import accept_any, longest_horizon, row_decorator
 from modules.optim.base import up_to_1
 from modules.options import Option
@@ -197,6 +202,213 @@ def warmup_stable_decay(
     return _warmup(step, warmup_steps) * (1 - (1 - final_lr_fraction) * decay)
 
 
+# {shape: (progress p, from, to, k) -> share of the peak}
+STAGE_SHAPES: dict[str, Callable[..., jax.Array]] = {
+    'constant': lambda p, start, end, k: jnp.full_like(p, end),
+    'cosine': lambda p, start, end, k: end + (start - end) * _cosine(p, 0.0),
+    'exponential': lambda p, start, end, k: start * (end / start) ** p,
+    'linear': lambda p, start, end, k: start + (end - start) * p,
+    'power': lambda p, start, end, k: end + (start - end) * (1 - p) ** k,
+    'sqrt': lambda p, start, end, k: start + (end - start) * jnp.sqrt(p),
+}
+STAGE_EXAMPLE = 'rest constant, 20% linear to 0'
+_STAGE = re.compile(
+    r'(?P<length>\S+)\s+(?P<shape>[^\s:]+)(:(?P<power>\S+))?'
+    r'(\s+(?P<start>(?!to\b)\S+))?(\s+to\s+(?P<end>\S+))?'
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ScheduleStage:
+    """A stage of a schedule, as `parse_stages` reads it."""
+
+    length: float | None  #: in `unit`; None: an equal part of all remaining steps
+    unit: str  #: 'steps' or 'share', of the run
+    shape: str  #: a row of STAGE_SHAPES
+    start: float  #: learning rate before its first step, as a share of the peak
+    end: float  #: that of its last step
+    power: float  #: k of shape power
+
+
+@functools.cache
+def parse_stages(text: str) -> tuple[ScheduleStage, ...]:
+    """Parses the stages of a schedule (`stages`).
+
+    Raises ValueError, which names the stage, for text of another form.
+    """
+    parsed: list[ScheduleStage] = []
+    for number, part in enumerate(text.split(','), start=1):
+        try:
+            parsed.append(_parse_stage(part.strip(), parsed[-1].end if parsed else 1.0))
+        except ValueError as error:
+            raise ValueError(
+                f'optim.stages, stage {number}, {part.strip()!r}: {error} For example: '
+                f'--config.optim.stages="{STAGE_EXAMPLE}".'
+            ) from None
+    return tuple(parsed)
+
+
+def _parse_stage(text: str, previous_end: float) -> ScheduleStage:
+    match = _STAGE.fullmatch(text)
+    if match is None:
+        raise ValueError(
+            'a stage has the form LENGTH SHAPE FROM to END, of which FROM may be left out, or '
+            'LENGTH constant.'
+        )
+    shape = match['shape']
+    if shape not in STAGE_SHAPES:
+        hint = suggest_nearest(shape, STAGE_SHAPES)
+        raise ValueError(
+            f'the shape must be one of {", ".join(STAGE_SHAPES)}; got {shape!r}.{hint}'
+        )
+    if (match['power'] is not None) != (shape == 'power'):
+        raise ValueError('an exponent belongs to power, and to no other shape, as in power:1.2.')
+    is_constant = shape == 'constant'
+    if is_constant == (match['end'] is not None):
+        raise ValueError(
+            'constant has a single rate, as in constant 0.5, or keeps that before it.'
+            if is_constant
+            else f'{shape} needs the rate at its end, as in {shape} to 0.'
+        )
+    start = previous_end if match['start'] is None else _parse_rate(match['start'])
+    end = start if is_constant else _parse_rate(match['end'])
+    if is_constant and end == 0:
+        raise ValueError('a constant learning rate of 0 trains nothing.')
+    if shape == 'exponential' and not (start and end):
+        raise ValueError(
+            'exponential multiplies by a constant factor, so its ends must be above 0.'
+        )
+    power = 1.0 if match['power'] is None else _parse_number(match['power'], 'the exponent')
+    if not 1e-3 <= power <= 1e3:
+        raise ValueError(f'the exponent must be between 0.001 and 1000; got {power:g}.')
+    return ScheduleStage(*_parse_length(match['length']), shape, start, end, power)
+
+
+def _parse_length(text: str) -> tuple[float | None, str]:
+    """Returns (30.0, 'steps') for '30', (0.3, 'share') for '0.3' and '30%', (None, '') for
+    'rest'.
+    """
+    if text == 'rest':
+        return None, ''
+    is_percent = text.endswith('%')
+    length = _parse_number(text.removesuffix('%'), 'the length')
+    if not is_percent and '.' not in text:
+        return length, 'steps'
+    share = length / 100 if is_percent else length
+    if share > 1:
+        raise ValueError(f'a length with a point or % is a share of the run; got {text}.')
+    return share, 'share'
+
+
+def _parse_rate(text: str) -> float:
+    rate = _parse_number(text, 'a rate')
+    if rate > 1:
+        raise ValueError(f'a rate is a share of the peak, optim.lr, from 0 to 1; got {text}.')
+    return rate
+
+
+def _parse_number(text: str, name: str) -> float:
+    if not re.fullmatch(r'\d+(\.\d*)?(e-?\d+)?|\.\d+', text):
+        lengths = ', or rest' if name == 'the length' else ''
+        raise ValueError(f'{name} must be a number of at least 0{lengths}; got {text!r}.')
+    return float(text)
+
+
+def stage_stops(parsed: Iterable[ScheduleStage], steps: Any, warmup_steps: Any) -> list[Any]:
+    """Returns the number of steps from the warm-up to the end of each stage.
+
+    Args:
+      parsed: the stages.
+      steps: length of the run, which may be a tracer.
+      warmup_steps: steps before the first stage.
+    """
+    lengths = [_stage_steps(stage, steps) for stage in parsed]
+    free = jnp.maximum(steps - warmup_steps - sum(n for n in lengths if n is not None), 0.0)
+    equal_part = free / max(lengths.count(None), 1)
+    stops, total = [], 0.0
+    for length in lengths:
+        total = total + (equal_part if length is None else length)
+        stops.append(jnp.round(total))
+    return stops
+
+
+def _stage_steps(stage: ScheduleStage, steps: Any) -> Any:
+    """Returns the steps of a stage, None for an equal part of the remaining ones."""
+    return stage.length and stage.length * (steps if stage.unit == 'share' else 1)
+
+
+def check_stages(recipe: Any, part: Any) -> None:
+    """Raises ValueError if stages cannot be parsed, or are longer or shorter than the run."""
+    parsed, warmup_steps = parse_stages(part.options['stages']), part.options['warmup_steps']
+    lengths = [_stage_steps(stage, recipe.train.steps) for stage in parsed]
+    total, steps = sum(n for n in lengths if n is not None), recipe.train.steps - warmup_steps
+    after = f' after optim.warmup_steps={warmup_steps}' * bool(warmup_steps)
+    if warmup_steps and parsed[0].start == 0:
+        raise ValueError(
+            f'the first stage of optim.stages rises from 0{after}, which end at the peak. Leave '
+            'that stage out, or set optim.warmup_steps=0.'
+        )
+    if round(total) > max(steps, 0):
+        raise ValueError(
+            f'the stages of optim.stages take {total:,.10g} steps, but train.steps='
+            f'{recipe.train.steps} leaves {max(steps, 0):,}{after}. Make one of them shorter, or '
+            'give it the length rest.'
+        )
+    if round(total) < steps and None not in lengths:
+        raise ValueError(
+            f'the stages of optim.stages take {total:,.10g} steps, but train.steps='
+            f'{recipe.train.steps} leaves {steps:,}{after}. Give one of them the length rest, '
+            'which fills the run.'
+        )
+
+
+@schedule_row(check=check_stages)
+def stages(
+    step: jax.Array,
+    steps: Any,
+    *,
+    warmup_steps: Warmup = 0,
+    stages: Annotated[
+        str,
+        Option(f'stages after the warm-up, as in {STAGE_EXAMPLE!r}; rates are shares of the peak'),
+    ] = STAGE_EXAMPLE,
+) -> jax.Array:
+    """Stages in a row, each with its length, shape and ends: trapezoid, WSD-S, cycles.
+
+    Stages are separated by commas, and each has the form `LENGTH SHAPE FROM to END`:
+
+        LENGTH   100 (steps), 20% or 0.2 (of the run), rest (an equal part of what remains)
+        SHAPE    linear, cosine, sqrt, exponential, power:1.2, constant
+        FROM     rate before the first step; by default that before, in the first stage 1
+        END      rate of the last step; constant has none
+
+    With the progress `p`, from `1 / n` in the first of `n` steps to 1 in the last, and ends `a` and
+    `b`, `f = b + (a - b) h(p)`: `h` is `1 - p` for linear, `(1 + cos(pi p)) / 2` for cosine,
+    `1 - sqrt(p)` for sqrt and `(1 - p)^k` for power; exponential has `f = a (b / a)^p`. Stages end
+    at whole steps, to which shares are rounded. Examples:
+
+        warmup_cosine        rest cosine to 0
+        warmup_stable_decay  rest constant, 20% sqrt to 0
+        cyclic               rest cosine to 0, rest cosine 1 to 0, rest cosine 1 to 0
+        WSD-S                rest constant, 10% linear to 0, rest constant 1, 10% linear to 0
+        PowerCool            60% constant, rest power:1.2 to 0
+
+    The warm-up is that of `warmup_steps`; with 0 it may be a stage too, `100 linear 0 to 1`. Each
+    period of WSD-S (arXiv:2410.05192) ends in a decay, and the next starts at the peak. With one
+    shape and few numbers, use the schedule of that name: its numbers can be swept in one program,
+    while each text of stages is compiled.
+    """
+    parsed = parse_stages(stages)
+    stops = stage_stops(parsed, steps, warmup_steps)
+    n_done = jnp.clip(step + 1.0 - warmup_steps, 0.0, jnp.maximum(stops[-1], 0.0))
+    fraction = jnp.full_like(n_done, parsed[-1].end)
+    for stage, start, stop in reversed(list(zip(parsed, [0.0, *stops], stops, strict=False))):
+        progress = jnp.clip((n_done - start) / jnp.maximum(stop - start, 1.0), 0.0, 1.0)
+        value = STAGE_SHAPES[stage.shape](progress, stage.start, stage.end, stage.power)
+        fraction = jnp.where(n_done <= stop, value, fraction)
+    return _warmup(step, warmup_steps) * fraction
+
+
 SCHEDULES = {
     'constant': constant,
     'cyclic': cyclic,
@@ -204,6 +416,7 @@ SCHEDULES = {
     'inverse_sqrt': inverse_sqrt,
     'linear': linear,
     'power': power,
+    'stages': stages,
     'warmup_cosine': warmup_cosine,
     'warmup_stable_decay': warmup_stable_decay,
 }

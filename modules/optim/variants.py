@@ -1,4 +1,4 @@
-"""Variants of SGD and Adam: Adafactor, AdamP, SGDP, Lion and normalized gradient descent."""
+"""Variants of SGD and Adam: AdEMAMix, Adafactor, AdamP, SGDP, Lion, normalized gradient descent."""
 
 import math
 from typing import Annotated, Any
@@ -17,7 +17,9 @@ from modules.optim.base import (
     Momentum,
     Nesterov,
     above_0,
+    below_1,
     divide_or_zero,
+    from_0,
     init_zeros,
     optimizer_row,
     per_parameter,
@@ -86,6 +88,66 @@ def lion(specs: Any, *, b1: B1 = 0.9, b2: B2 = 0.99) -> optax.GradientTransforma
         return jnp.sign(b1 * m + (1 - b1) * grad), {'momentum': b2 * m + (1 - b2) * grad}
 
     return per_parameter(specs, init_zeros('momentum'), update)
+
+
+def steps_before_warm(blocks: int, ademamix_warmup: int) -> int:
+    """Returns the steps before the warm-up ends; as published, it takes the whole run."""
+    return max(ademamix_warmup - 1, 0)
+
+
+@optimizer_row('adam', lasts=steps_before_warm)
+def ademamix(
+    specs: Any,
+    *,
+    b1: B1 = 0.9,
+    b2: B2 = 0.999,
+    eps: Eps = 1e-8,
+    ademamix_b3: Annotated[float, below_1('exponential decay rate of the slow average')] = 0.9999,
+    ademamix_alpha: Annotated[float, from_0('weight of the slow average in the direction')] = 5.0,
+    ademamix_warmup: Annotated[
+        int,
+        Option(
+            'steps until the slow average has its weight and decay rate',
+            0,
+            time_unit='steps',
+            traced=True,
+        ),
+    ] = 0,
+) -> optax.GradientTransformation:
+    """AdEMAMix (arXiv:2409.03137): `u = (m_hat + alpha s) / (sqrt(v_hat) + eps)`.
+
+    `s <- b3 s + (1 - b3) g`
+
+    `m_hat` and `v_hat` are those of `adamw`. The slow average `s` (`ademamix_b3`) has no bias
+    correction, so it fills over thousands of steps: a short run hardly shows it. With
+    ``alpha``, the option `ademamix_alpha`, of 0 this is `adamw`.
+
+    With a warm-up of `T` steps (`ademamix_warmup`), step `t <= T` has `alpha_t` and `c_t` in place
+    of ``alpha`` and `b3`:
+
+    `alpha_t = alpha t / T`
+    `1 / log(c_t) = (1 - t / T) / log(b1) + (t / T) / log(b3)`
+
+    The weight grows linearly, and so does the half-life of the average, from that of `b1`; `c_t` is
+    never above `b3`.
+    The authors' language models warm up over the whole run, with an ``alpha`` of 8. Sources:
+    algorithm 1 and section 3; the default ``alpha`` is that of the authors' JAX code.
+    """
+
+    def update(spec, grad, state, weight, count):
+        progress = count.astype(grad.dtype) / jnp.maximum(ademamix_warmup, 1)
+        progress = jnp.minimum(progress, 1.0)
+        log_b1, log_b3 = jnp.log(jnp.asarray(b1)), jnp.log(jnp.asarray(ademamix_b3))
+        log_b3 = jnp.minimum(1 / ((1 - progress) / log_b1 + progress / log_b3), log_b3)
+        # 1 - b3 without cancellation for b3 near 1.
+        slow = state['slow'] - jnp.expm1(log_b3) * (grad - state['slow'])
+        m = b1 * state['momentum'] + (1 - b1) * grad
+        v = b2 * state['second'] + (1 - b2) * grad**2
+        numerator = m / (1 - b1**count) + progress * ademamix_alpha * slow
+        direction = numerator / (jnp.sqrt(v / (1 - b2**count)) + eps)
+        return direction, {'momentum': m, 'second': v, 'slow': slow}
+
+    return per_parameter(specs, init_zeros('momentum', 'second', 'slow'), update)
 
 
 @optimizer_row('adam', other_sizes={'adafactor_absolute': False})

@@ -223,7 +223,7 @@ def test_every_average_descends_and_reads_its_options(name):
     settings = [plain, *(plain | {n: other_values[n]} for n in plain)]
 
     def run(numbers):
-        average = AVERAGES[name](**numbers)
+        average = AVERAGES[name](SPECS, 60, **numbers)
 
         def step(carry, fraction):
             params, state = carry

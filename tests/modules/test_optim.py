@@ -48,6 +48,9 @@ def fraction(name, step, **changes):
         'inverse_sqrt_steps': 8,
     } | changes
     steps = numbers.pop('steps')
+    numbers['stages'] = (
+        f'rest constant, {numbers["decay_fraction"]:%} linear to {numbers["final_lr_fraction"]}'
+    )
     schedule_numbers = {
         number: numbers[number] for number in declared_options(SCHEDULES[name]) if number in numbers
     }
@@ -67,6 +70,7 @@ FRACTIONS = {  # of the peak: step -> value; first, last of the warm-up, the nex
     'inverse_sqrt': {0: 1 / 4, 3: 1, 4: 1, 7: 1, 8: (8 / 9) ** 0.5, 19: (8 / 20) ** 0.5},
     'linear': {0: 1 / 4, 3: 1, 4: 1 - 0.9 / 16, 11: 0.55, 19: FINAL},
     'power': {0: 1 / 4, 3: 1, 4: 0.1 + 0.9 * (15 / 16) ** 2, 11: 0.1 + 0.9 / 4, 19: FINAL},
+    'stages': {0: 1 / 4, 3: 1, 4: 1, 14: 1, 15: 1 - 0.9 / 5, 17: 0.46, 19: FINAL},
     'warmup_cosine': {0: 1 / 4, 3: 1, 4: cosine(1 / 16), 11: cosine(1 / 2), 19: FINAL},
     'warmup_stable_decay': {0: 1 / 4, 3: 1, 4: 1, 14: 1, 15: 1 - 0.9 / 5, 17: 0.46, 19: FINAL},
 }

@@ -103,6 +103,14 @@ def test_sweep_notes_count_their_runs():
     assert list_sweep_notes(configs[:1]) == list_config_notes(configs[0])
 
 
+def test_warm_up_over_the_whole_run_is_as_published():
+    """A longer one never ends. Catches a note on AdEMAMix as its authors use it."""
+    fields = {'optim.name': 'ademamix', 'optim.others': 'ademamix', 'train.steps': 9}
+    assert not list_config_notes(checked_config(fields | {'optim.ademamix_warmup': 9}))
+    (note,) = list_config_notes(checked_config(fields | {'optim.ademamix_warmup': 10}))
+    assert 'ademamix needs more than 9 steps' in note
+
+
 def test_options_counted_in_steps_declare_it():
     """Such options are found by name or description, so that a new option is not forgotten."""
     rows = [row for choice in CHOICES.values() for row in choice.table.values()]
@@ -121,8 +129,9 @@ def test_options_counted_in_steps_declare_it():
         'soap_every',
         'sophia_every',
     }
+    period_options = {'ademamix_warmup', 'outer_every'}
     norm_options = {'warmup', 'removal_start', 'removal_gap'}
-    assert counted == named == norm_options | schedule_options | basis_options
+    assert counted == named == norm_options | schedule_options | basis_options | period_options
     assert {name for name in counted if f'norm.{name}' in FIELDS} == norm_options
 
 
