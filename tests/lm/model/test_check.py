@@ -234,6 +234,10 @@ def test_tiny_config_passes():
             r'Use it for .*optim.name=muon',
         ),
         (
+            {'optim.name': 'muon', 'optim.muon_polynomial': 'polar_express', 'optim.muon_steps': 3},
+            r'polar_express has constants for 5 steps.* got muon_steps=3\. Set muon_steps to 5',
+        ),
+        (
             {'optim.name': 'gauss_newton', 'loss.name': 'focal'},
             r'optim.name=gauss_newton needs .*convex.*loss.name=cross_entropy; got focal',
         ),
