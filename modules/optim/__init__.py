@@ -30,7 +30,7 @@ from modules.optim.base import (
 from modules.optim.beyond_gradients import cge, gauss_newton, sophia, sven
 from modules.optim.classic import adamw, scale, sgd
 from modules.optim.low_rank import apollo, fira, galore
-from modules.optim.muon import auon, hybrid_auon, muon, muon_spectral
+from modules.optim.muon import auon, hybrid_auon, muon, muon_spectral, normuon
 from modules.optim.rotated import aro, conda, shampoo, soap
 from modules.optim.schedules import SCHEDULES
 from modules.optim.variants import adafactor, adamp, lion, normalized_gd, sgdp
@@ -66,6 +66,7 @@ OPTIMIZERS = {
     'muon': muon,
     'muon_spectral': muon_spectral,
     'normalized_gd': normalized_gd,
+    'normuon': normuon,
     'scale': scale,
     'sgd': sgd,
     'sgdp': sgdp,

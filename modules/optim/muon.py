@@ -1,4 +1,4 @@
-"""Muon, its form with a bounded spectral norm, AuON and its hybrid: maps of averaged gradients.
+"""Muon, NorMuon, Muon of bounded spectral norm, AuON and its hybrid: maps of averaged gradients.
 
 Each layer, and each of queries, keys and values, is a separate matrix with all heads merged: a
 query [D, N H], the output of attention [N H, D]; each expert too. For hidden matrices only.
@@ -12,7 +12,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from modules.optim.base import Eps, Momentum, Nesterov, init_zeros, optimizer_row, per_parameter
+from modules.optim.base import (
+    B2,
+    Eps,
+    Momentum,
+    Nesterov,
+    init_zeros,
+    optimizer_row,
+    per_parameter,
+)
 from modules.optim.matrices import from_whole_matrices, whole_matrices
 from modules.options import Option
 from modules.params import ParamBox, ParamSpec, matrix_axes
@@ -35,6 +43,7 @@ POLAR_EXPRESS = (
 POLAR_EXPRESS_MARGIN = 1.02  # of the norm
 ADAMW_RMS = 0.2  # of AdamW's updates, arXiv:2502.16982, section 2.2
 NORM_EPS = 1e-7  # added to the norm inside of AuON's cosh
+UNIT_EPS = 1e-10  # added to the roots and norms that NorMuon divides by, as in its code
 
 MuonSteps = Annotated[int, Option('number of Newton-Schulz iterations', 1, 100)]
 MuonPolynomial = Annotated[
@@ -163,6 +172,15 @@ SCALES = {  # (fan_in, fan_out) -> factor
 }
 
 
+MuonScale = Annotated[
+    str,
+    Option(
+        'factor: sqrt(max(1, fan_out / fan_in)), 0.2 sqrt(max(fan_in, fan_out)), or 1',
+        choices=('original', 'rms', 'none'),
+    ),
+]
+
+
 @optimizer_row(
     'spectral', roles=('hidden',), other_sizes={'muon_scale': 'rms'}, check=check_polynomial
 )
@@ -174,13 +192,7 @@ def muon(
     eps: Eps = 1e-7,
     muon_steps: MuonSteps = 5,
     muon_polynomial: MuonPolynomial = 'quintic',
-    muon_scale: Annotated[
-        str,
-        Option(
-            'factor: sqrt(max(1, fan_out / fan_in)), 0.2 sqrt(max(fan_in, fan_out)), or 1',
-            choices=('original', 'rms', 'none'),
-        ),
-    ] = 'original',
+    muon_scale: MuonScale = 'original',
 ) -> optax.GradientTransformation:
     """Muon: `u = s NS(n) with n = mu m + (1 - mu) g`.
 
@@ -209,6 +221,71 @@ def muon(
         return factor * newton_schulz(matrices, muon_steps, eps, muon_polynomial)
 
     return map_average(specs, momentum, nesterov, direction)
+
+
+@optimizer_row(
+    'spectral', roles=('hidden',), other_sizes={'muon_scale': 'rms'}, check=check_polynomial
+)
+def normuon(
+    specs: Any,
+    *,
+    momentum: Momentum = 0.95,
+    nesterov: Nesterov = True,
+    b2: B2 = 0.95,
+    eps: Eps = 1e-7,
+    muon_steps: MuonSteps = 5,
+    muon_polynomial: MuonPolynomial = 'quintic',
+    muon_scale: MuonScale = 'original',
+    normuon_axis: Annotated[
+        str,
+        Option(
+            'units with a second moment each: outputs, or the longer side of a matrix',
+            choices=('output', 'longer'),
+        ),
+    ] = 'output',
+) -> optax.GradientTransformation:
+    """NorMuon (arXiv:2510.05491): Muon with a second moment for each output.
+
+    `u = s |X| Y / |Y| with Y[:, o] = X[:, o] / sqrt(v_o)`
+    `v_o <- b2 v_o + (1 - b2) mean(X[:, o]^2)`
+
+    `X = NS(n)` is the orthogonalised average of the gradients in `muon`, with its options and its
+    factor `s`. Columns `o` of `X` belong to outputs, whose sizes differ after 5 iterations, and
+    more so in a matrix with more outputs than inputs. `|X|` is the Frobenius norm of a matrix,
+    which the division leaves unchanged; `v` thus needs no correction for its start.
+
+    `normuon_axis=output` follows the authors' code (github.com/zichongli5/NorMuon). With `longer`,
+    rows of a matrix with more inputs than outputs are divided in place of its columns, as in
+    modded-nanogpt and nanochat, with `b2` 0.9. 1e-10 is added to each root and norm
+    that is divided by, as in the authors' code.
+    """
+
+    def unit_side(rows, columns):
+        return 'left' if normuon_axis == 'longer' and rows > columns else 'right'
+
+    def init(spec, weight):
+        batch, rows, columns = matrix_axes(spec)
+        sizes = [math.prod(weight.shape[i] for i in axes) for axes in (rows, columns)]
+        axes = (*batch, *(rows if unit_side(*sizes) == 'left' else columns))
+        squares = jnp.zeros([weight.shape[i] for i in axes], weight.dtype)
+        boxed = ParamBox(squares, ParamSpec('vector', tuple(spec.axes[i] for i in axes)))
+        return {'momentum': jnp.zeros_like(weight), 'squares': boxed}
+
+    def update(spec, grad, state, weight, count):
+        average, mean = average_gradient(state['momentum'], grad, momentum, nesterov)
+        x = newton_schulz(whole_matrices(spec, average), muon_steps, eps, muon_polynomial)
+        side = unit_side(*x.shape[-2:])
+        summed = -1 if side == 'left' else -2
+        present = jnp.mean(jnp.square(x), summed)
+        squares = b2 * state['squares'].reshape(present.shape) + (1 - b2) * present
+        y = x / (jnp.expand_dims(jnp.sqrt(squares), summed) + UNIT_EPS)
+        before, after = (jnp.linalg.norm(m, axis=(-2, -1), keepdims=True) for m in (x, y))
+        factor = SCALES[muon_scale](*x.shape[-2:]) * before / (after + UNIT_EPS)
+        direction = from_whole_matrices(spec, factor * y, grad)
+        squares = squares.reshape(state['squares'].shape).astype(state['squares'].dtype)
+        return direction, {'momentum': mean, 'squares': squares}
+
+    return per_parameter(specs, init, update)
 
 
 @optimizer_row('spectral', roles=('hidden',), check=check_polynomial)
