@@ -214,6 +214,12 @@ class OptimConfig:
     average: Annotated[
         str, Choice(AVERAGES, 'optim'), 'average of the weights that evaluation uses'
     ] = 'none'
+    cautious_decay: Annotated[
+        bool, 'decay only weights that have the sign of the direction of their update'
+    ] = False
+    cautious_updates: Annotated[
+        bool, 'apply only entries of a direction that have the sign of the gradient'
+    ] = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

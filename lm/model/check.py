@@ -41,6 +41,7 @@ def check(recipe: Recipe) -> None:
     _check_forward_mode(recipe)
     check_base(recipe)
     _check_scaled_updates(recipe)
+    _check_cautious(recipe)
     _check_tied_embeddings(recipe)
     check_order([part.name for part in recipe.reparam])
     _check_moved_weights(recipe)
@@ -199,6 +200,22 @@ def _check_scaled_updates(recipe: Recipe) -> None:
             raise ValueError(
                 f'{part} scales the updates of {optimizer} as {family}-like updates, but '
                 f'{reasons[0]}'
+            )
+
+
+def _check_cautious(recipe: Recipe) -> None:
+    """Raises ValueError if a mask of cautious decay or updates has nothing to read or to act on."""
+    if recipe.optim.cautious_decay and recipe.decay.row.in_gradient:
+        raise ValueError(
+            f'optim.cautious_decay decays the weights that agree with the direction of their '
+            f'update, but {recipe.decay} adds decay to the gradient, before there is a direction. '
+            'Choose optim.decay_rule=decoupled, or leave optim.cautious_decay out.'
+        )
+    for optimizer in recipe.optimizers.values() if recipe.optim.cautious_updates else ():
+        if not optimizer.row.needs.gradient:
+            raise ValueError(
+                f'optim.cautious_updates compares directions with gradients, but {optimizer} has '
+                'none. Leave one of them out.'
             )
 
 

@@ -22,7 +22,7 @@ import optax
 
 from modules.losses import count_chunks, split_chunks
 from modules.optim.base import BatchFunctions, as_direction, divide_or_zero, jvp_along, map_updates
-from modules.params import root_mean_square
+from modules.params import batch_axes, root_mean_square
 
 
 def shrink_embedding_gradient(
@@ -94,6 +94,38 @@ def optimize(optimizer: optax.GradientTransformation) -> optax.GradientTransform
     return optimizer
 
 
+MIN_AGREEMENT = 1e-3  # the smallest share of entries that the rest is scaled for, as in the code
+
+
+def mask_updates(specs: Any, cautious_updates: bool) -> optax.GradientTransformationExtraArgs:
+    """Cautious updates (arXiv:2411.16085): `u <- u m / max(0.001, mean(m)) with m = 1[g u > 0]`.
+
+    An entry of the direction that the gradient `g` disagrees with is not applied, and the others
+    grow, so that their mean size stays. The mean is over each matrix or vector: the authors' code
+    (github.com/kyleliang919/C-Optim, c_adamw.py) takes it over each tensor, and no tensor of theirs
+    stacks layers. The paper adds 1 to the count in its place.
+
+    `g` is the gradient of the loss, without a penalty of weights. For Muon their code masks the
+    momentum, before it is orthogonalised; here the orthogonalised direction is masked.
+
+    Args:
+      specs: a ParamSpec for each parameter.
+      cautious_updates: whether to mask; True.
+    """
+    del cautious_updates
+
+    def update(updates, state, params=None, **batch):
+        def mask(spec, update, grad):
+            agrees = (jnp.sign(update) * jnp.sign(grad) > 0).astype(update.dtype)
+            axes = tuple(i for i in range(update.ndim) if i not in batch_axes(spec))
+            share = jnp.mean(agrees, axes, keepdims=True)
+            return update * (agrees / jnp.maximum(share, MIN_AGREEMENT))
+
+        return map_updates(mask, specs, updates, batch['grad']), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+
+
 def resize(
     specs: Any, *, match_rms: Any = None, update_clip: Any = None
 ) -> optax.GradientTransformation:
@@ -158,6 +190,45 @@ def apply_decay(decay_shares: Any) -> optax.GradientTransformation:
     return optax.stateless(
         lambda updates, params: jax.tree.map(decay, decay_shares, updates, params)
     )
+
+
+class DecayedShareState(NamedTuple):
+    """State of `apply_cautious_decay`, which is recorded and not read."""
+
+    decayed_share: jax.Array  #: of the entries that may decay
+
+
+def apply_cautious_decay(cautious_decay_shares: Any) -> optax.GradientTransformation:
+    """Cautious weight decay (arXiv:2510.12402): `u <- u - s d 1[u w <= 0] w`.
+
+    This takes the place of `apply_decay`, whose symbols it has. Here `u` is the change of the
+    weight, minus the direction times the learning rate, so that a weight decays only if the
+    direction agrees with it: where the change makes it smaller or leaves it. About half of the
+    entries do, which `decayed_share` records: compare weight decays at equal strength, not at equal
+    `weight_decay`. Source: algorithm 1.
+
+    Args:
+      cautious_decay_shares: s of each parameter, NO_DECAY for none.
+    """
+
+    def update(updates, state, params=None):
+        decayed = []
+
+        def decay(share, update, weight):
+            value, decay_share = as_direction(update)
+            if is_no_decay(share):
+                return value
+            # Signs, since a product of small numbers may be 0.
+            agrees = (jnp.sign(value) * jnp.sign(weight) <= 0).astype(value.dtype)
+            decayed.append((jnp.mean(agrees), weight.size))
+            return value - share * decay_share * agrees * weight
+
+        updates = jax.tree.map(decay, cautious_decay_shares, updates, params)
+        total = max(1, sum(size for _, size in decayed))
+        share = sum((mean * (size / total) for mean, size in decayed), jnp.float32(0))
+        return updates, DecayedShareState(share)
+
+    return optax.GradientTransformation(lambda params: DecayedShareState(jnp.float32(0)), update)
 
 
 NO_DECAY = 0.0  # of a parameter: other shares are arrays
@@ -255,9 +326,11 @@ STAGES = {
     'clip': clip,
     'divide_by_eps_factor': divide_by_eps_factor,
     'optimize': optimize,
+    'mask_updates': mask_updates,
     'resize': resize,
     'scale_by_learning_rate': scale_by_learning_rate,
     'apply_decay': apply_decay,
+    'apply_cautious_decay': apply_cautious_decay,
     'freeze': freeze,
     'limit_ghost_radius': limit_ghost_radius,
 }

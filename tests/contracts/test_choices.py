@@ -119,6 +119,8 @@ TWO_OPTIMIZERS = {
     'optim.match_rms': 0.2,
     'optim.update_clip': 1.0,
     'optim.embedding_gradient_shrink': 0.1,
+    'optim.cautious_decay': True,
+    'optim.cautious_updates': True,
 }
 PATHS = [path for path in CHOICES if path not in (*SAME_LAYERS, *ELSEWHERE)]
 # More than plain operations: these come first, so that they share few programs, each made twice.

@@ -75,7 +75,7 @@ def test_normuon_follows_authors_formula(shape, axis):
         np.testing.assert_allclose(actual, expected, atol=2e-5)
 
 
-def test_normuon_keeps_the_norm_of_muon():
+def test_normuon_keeps_muon_norm():
     """The Frobenius norm of each direction is Muon's, and the direction is another."""
     grads = gradients(7, 5)
     plain, _ = directions(grads, name='muon')
@@ -94,7 +94,7 @@ def test_outputs_have_equal_size_without_memory():
 
 
 def test_transposed_gradient_has_transposed_update_for_the_longer_side():
-    """And another one for outputs: each option does what its name says."""
+    """And another one for outputs."""
     grads = gradients(6, 9)
     for axis in ('longer', 'output'):
         options = {'normuon_axis': axis, 'muon_scale': 'none'}

@@ -284,6 +284,14 @@ def test_tiny_config_passes():
             r'decay_rule=l2 adds .* optim.name=adamp cannot reduce it',
         ),
         (
+            {'optim.decay_rule': 'l2', 'optim.cautious_decay': True},
+            r'cautious_decay .*decay_rule=l2 adds decay to the gradient.*decay_rule=decoupled',
+        ),
+        (
+            {'optim.name': 'cge', 'optim.cautious_updates': True},
+            r'optim.cautious_updates compares .* optim.name=cge has none',
+        ),
+        (
             {'optim.embedding_gradient_shrink': 0.1, 'optim.others': 'sophia'},
             r'optim.others=sophia evaluates the loss itself, but optim.embedding_gradient_shrink',
         ),
