@@ -70,6 +70,7 @@ def update_stages(
         'optimizer': _build_optimizers(recipe, description, hyper),
         'trainable': None if all(jax.tree.leaves(trainable)) else trainable,
         'cautious_updates': recipe.optim.cautious_updates or None,
+        'matched_roles': tuple(recipe.optim.match_norm_roles.split('+')),
     }
     # A stage exists only if it has something to do: one that divides by 1 would still be a pass
     # over all gradients.

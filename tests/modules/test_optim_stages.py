@@ -73,6 +73,7 @@ def facts():
         'decay_shares': shares,
         'cautious_decay_shares': shares,
         'cautious_updates': True,
+        'matched_roles': ('hidden', 'readout'),
         'learning_rates': jax.tree.map(jnp.asarray, RATES),
         'eps_factors': FACTORS,
         'optimizer': optax.GradientTransformation(lambda params: optax.EmptyState(), half_gradient),
@@ -96,9 +97,21 @@ def rms(name, u):
     return np.sqrt(np.mean(u**2, EACH[name], keepdims=True))
 
 
-def resize_reference(name, u, match_rms=None, update_clip=None):
+def norms(name, u):
+    return np.sqrt(np.sum(u**2, EACH[name], keepdims=True))
+
+
+def resize_reference(
+    name, u, match_rms=None, match_norm=None, match_norm_floor=None, update_clip=None
+):
     if match_rms is not None and name == 'up':
         u = match_rms * u / rms(name, u)
+    elif name in ('up', 'readout'):
+        ratio = norms(name, WEIGHTS[name]) / norms(name, u)
+        if match_norm is not None:
+            u = match_norm * ratio * u
+        elif match_norm_floor is not None:
+            u = np.maximum(1, match_norm_floor * ratio) * u
     return u / np.maximum(1, rms(name, u) / (update_clip or np.inf))
 
 
@@ -163,7 +176,8 @@ WITH_DIRECTIONS = ('mask_updates', 'resize', 'apply_decay', 'apply_cautious_deca
 
 
 def stage_options(name, numbers=NUMBERS):
-    return {option: numbers[f'optim.{option}'] for option in stage_inputs(STAGES[name])[1]}
+    paths = {option: f'optim.{option}' for option in stage_inputs(STAGES[name])[1]}
+    return {option: numbers[path] for option, path in paths.items() if path in numbers}
 
 
 def run(name, updates, **options):
@@ -211,13 +225,37 @@ def test_numbers_are_mapped(name):
         )
 
 
-@pytest.mark.parametrize('left_out', ['match_rms', 'update_clip'])
-def test_resize_with_a_single_option(left_out):
-    """Catches vectors that are matched, and a clip that has no size to compare with."""
-    options = {
-        option: value for option, value in stage_options('resize').items() if option != left_out
-    }
-    assert_same(run('resize', GRADS, **options)[0], REFERENCES['resize'](GRADS, **options), 1e-5)
+@pytest.mark.parametrize(
+    'options',
+    [
+        {'match_rms': 0.2},
+        {'update_clip': 0.15},
+        {'match_norm': 0.3},
+        {'match_norm_floor': 2.0},
+        {'match_norm': 0.3, 'update_clip': 0.15},
+    ],
+    ids='-'.join,
+)
+def test_resize_with_some_options(options):
+    """Catches vectors that are matched, a clip that has no size to compare with, a floor that is
+    met from above, and a norm of all layers.
+    """
+    expected = REFERENCES['resize'](GRADS, **options)
+    assert_same(run('resize', GRADS, **options)[0], expected, 1e-5)
+    if 'match_norm_floor' in options:  # of its two layers, one is larger than the floor
+        assert_same({'up': expected['up'][1]}, {'up': GRADS['up'][1]})
+        assert np.abs(expected['up'][0] / GRADS['up'][0] - 1).min() > 0.1
+    mapped = {name: jnp.float32([value, 2 * value]) for name, value in options.items()}
+    pair = jax.vmap(lambda options: run('resize', GRADS, **options)[0])(mapped)
+    twice = {name: 2 * value for name, value in options.items()}
+    assert_same(jax.tree.map(lambda u: u[1], pair), REFERENCES['resize'](GRADS, **twice), 1e-5)
+
+
+def test_matched_role_without_parameter_is_refused():
+    specs = {name: spec for name, spec in SPECS.items() if name != 'readout'}
+    STAGES['resize'](specs, ('hidden', 'readout'), match_rms=0.1)
+    with pytest.raises(ValueError, match=r"no parameter has the role 'readout'"):
+        STAGES['resize'](specs, ('hidden', 'readout'), match_norm=1.0)
 
 
 def test_zero_update_stays_zero():

@@ -334,7 +334,8 @@ def test_numeric_options_vary_within_a_group():
                 ]
                 (group,) = group_by_program(expand_sweep(tiny_raw(changes), listed))
                 assert len(group) == 2, path
-    optional = ('others_lr', 'update_clip', 'match_rms', 'embedding_gradient_shrink')
+    optional = ('others_lr', 'update_clip', 'match_rms', 'match_norm', 'match_norm_floor')
+    optional = (*optional, 'embedding_gradient_shrink')
     optional = (*(f'optim.{name}' for name in (*optional, 'ghost_radius')), 'scaling.embedding_std')
     optional = (*optional, 'model.dropout', 'model.attention_dropout', 'model.embedding_dropout')
     for path in optional:
