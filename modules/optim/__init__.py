@@ -31,7 +31,7 @@ from modules.optim.beyond_gradients import cge, gauss_newton, sophia, sven
 from modules.optim.classic import adamw, scale, sgd
 from modules.optim.low_rank import apollo, fira, galore
 from modules.optim.muon import auon, hybrid_auon, muon, muon_spectral, normuon
-from modules.optim.rotated import aro, conda, shampoo, soap
+from modules.optim.rotated import aro, conda, shampoo, soap, soap_muon
 from modules.optim.schedules import SCHEDULES
 from modules.optim.variants import adafactor, adamp, lion, normalized_gd, sgdp
 
@@ -72,6 +72,7 @@ OPTIMIZERS = {
     'sgdp': sgdp,
     'shampoo': shampoo,
     'soap': soap,
+    'soap_muon': soap_muon,
     'sophia': sophia,
     'sven': sven,
 }

@@ -84,7 +84,7 @@ def hidden_or_adam(name):
 
 
 @pytest.mark.parametrize('name', ['adamw', 'muon'])
-def test_norms_stay_and_sizes_of_directions_do_not_matter(name):
+def test_norms_stay_and_direction_sizes_do_not_matter(name):
     """Over 100 steps, of each layer and of the readout. The vector moves by its own direction.
 
     Catches a norm over layers, a role that is matched and not projected, and a projection without
