@@ -7,7 +7,7 @@ import pytest
 from lm.config.resolve import update_recipe
 from lm.study.plan.cells import expand_sweep, group_by_program
 from lm.training.state import make_hyper
-from modules.params import named_leaves
+from modules.params import named_leaves, root_mean_square
 from tests.helpers import (
     initial_state,
     packed_batch,
@@ -107,3 +107,27 @@ def test_cautious_decay_in_a_step():
     assert 0.2 < share < 0.8
     np.testing.assert_allclose(cautious_metrics['decayed_share'], share, atol=1e-3)
     assert 'decayed_share' not in metrics
+
+
+def test_hyperball_step_from_a_config():
+    """The published step of hidden matrices and of the readout, from the directions of a step
+    without it. Catches roles that a config does not pass on, and a norm of all layers.
+    """
+    untied = {'model.tie_embeddings': False}
+    changes = untied | {
+        'model.reparam': 'normalize_and_project',
+        'reparam.roles': 'hidden+readout',
+        'optim.match_norm': 0.5,
+        'optim.match_norm_roles': 'hidden+readout',
+    }
+    (plain, _), (change, _) = (first_step(c) for c in (untied, changes))
+    config = tiny_config(SIGN_UPDATES | untied)
+    specs = named_leaves(tiny_learner(config).description.specs)
+    for path, weight in named_leaves(initial_state(config).params).items():
+        expected = plain[path]
+        if specs[path].role in ('hidden', 'readout'):
+            size = root_mean_square(specs[path], weight)
+            # The direction is of signs, whose root mean square is 1.
+            moved = weight + 0.5 * size * plain[path]
+            expected = moved * size / root_mean_square(specs[path], moved) - weight
+        np.testing.assert_allclose(change[path], expected, atol=1e-5, err_msg=path)
