@@ -69,7 +69,12 @@ def test_stages_are_listed_in_order():
     sections = generate.stages().split('\n## ')[1:]
     named = {text.split()[0]: re.findall(r'`(optim\.\w+)` \|', text) for text in sections}
     assert list(named) == list(STAGES) and named['optimize'] == []
-    assert named['resize'] == ['optim.match_rms', 'optim.update_clip']
+    assert named['resize'] == [
+        'optim.match_rms',
+        'optim.match_norm',
+        'optim.match_norm_floor',
+        'optim.update_clip',
+    ]
 
 
 @pytest.mark.parametrize('patterns', [(), ('modules/test_positions.py',)])

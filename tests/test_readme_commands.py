@@ -196,6 +196,8 @@ LOWERED = [
         'default.py --config.model.dropout=0.1 --config.model.attention_dropout=0',
         'default.py --config.mesh.axes=auto',
         'default.py --config.optim.name=muon --config.optim.lr=0.02 --config.optim.others_lr=3e-3',
+        'default.py --config.optim.name=muon --config.optim.lr=0.018 --config.optim.others_lr=3e-3 '
+        '--config.optim.match_norm=1.0 --config.model.reparam=normalize_and_project',
         'default.py --config.optim.average=schedule_free --config.optim.b1=0.0 '
         '--config.optim.schedule=constant',
         'default.py --config.optim.ghost_radius=1.0 --config.kernels.attention=reference',

@@ -211,6 +211,37 @@ class OptimConfig:
     average: Annotated[
         str, Choice(AVERAGES, 'optim'), 'average of the weights that evaluation uses'
     ] = 'none'
+    match_norm: Annotated[
+        float | None,
+        Option(
+            'norm of an update, as a multiple of the norm of its matrix; None: not rescaled',
+            1e-6,
+            FINITE,
+            traced=True,
+        ),
+    ] = None
+    match_norm_floor: Annotated[
+        float | None,
+        Option(
+            'smallest norm of an update, as a multiple of the norm of its matrix; None: any',
+            1e-6,
+            FINITE,
+            traced=True,
+        ),
+    ] = None
+    match_norm_roles: Annotated[
+        str,
+        Option(
+            'matrices that optim.match_norm and its floor apply to',
+            choices=('hidden', 'hidden+readout'),
+        ),
+    ] = 'hidden'
+    cautious_decay: Annotated[
+        bool, 'decay only weights that have the sign of the direction of their update'
+    ] = False
+    cautious_updates: Annotated[
+        bool, 'apply only entries of a direction that have the sign of the gradient'
+    ] = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

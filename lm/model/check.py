@@ -17,6 +17,7 @@ from modules.norms import NORMS
 from modules.options import declared_options
 from modules.params import ParamSpec
 from modules.reparam import check_order
+from modules.reparam.base import MIN_NORM
 from modules.scaling import PARAMETRIZATIONS, Growth
 
 
@@ -41,6 +42,8 @@ def check(recipe: Recipe) -> None:
     _check_forward_mode(recipe)
     check_base(recipe)
     _check_scaled_updates(recipe)
+    _check_matched_norms(recipe)
+    _check_cautious(recipe)
     _check_tied_embeddings(recipe)
     check_order([part.name for part in recipe.reparam])
     _check_moved_weights(recipe)
@@ -195,10 +198,73 @@ def _check_scaled_updates(recipe: Recipe) -> None:
             reasons.append(
                 'optim.match_rms rescales them to the size of adam-like updates. Leave it out.'
             )
+        is_matched = optimizer is recipe.optimizer or recipe.optim.match_norm_roles != 'hidden'
+        for name in RELATIVE_SIZES:
+            if is_matched and getattr(recipe.optim, name) is not None:
+                reasons.append(
+                    f'optim.{name} sizes them relative to their matrices, so that their learning '
+                    'rate does not follow the width. Choose scaling.name=standard, or leave it out.'
+                )
         if rule.grows and reasons:
             raise ValueError(
                 f'{part} scales the updates of {optimizer} as {family}-like updates, but '
                 f'{reasons[0]}'
+            )
+
+
+RELATIVE_SIZES = ('match_norm', 'match_norm_floor')
+
+
+def _check_matched_norms(recipe: Recipe) -> None:
+    """Raises ValueError if several options set the size of updates, or if it would be 0."""
+    optim = recipe.optim
+    sizes = [n for n in ('match_rms', *RELATIVE_SIZES) if getattr(optim, n) is not None]
+    if len(sizes) > 1:
+        raise ValueError(
+            f'{" and ".join(f"optim.{name}" for name in sizes)} each set the size of the same '
+            'updates. Choose one of them.'
+        )
+    if optim.match_norm_roles != 'hidden' and not set(sizes) & set(RELATIVE_SIZES):
+        raise ValueError(
+            f'optim.match_norm_roles={optim.match_norm_roles} would have no effect without '
+            'optim.match_norm or optim.match_norm_floor. Set one of them, or leave it out.'
+        )
+    if optim.match_norm is None:
+        return
+    roles = optim.match_norm_roles.split('+')
+    zeros = [
+        name for name in recipe.zero_starts if ('hidden' if name == 'query' else name) in roles
+    ]
+    why = None
+    if zeros:
+        why = (
+            f'{sorted(zeros)[0]} starts at 0 (scaling.zero_init={recipe.config.scaling.zero_init}, '
+            f'{recipe.scaling})'
+        )
+    elif factored := [str(part) for part in recipe.reparam if part.row.starts_at_zero]:
+        why = f'a factor of {factored[0]} starts at 0'
+    elif recipe.config.scaling.init_scale < MIN_NORM:
+        why = f'matrices start at 0 (scaling.init_scale={recipe.config.scaling.init_scale})'
+    if why:
+        raise ValueError(
+            f'optim.match_norm gives updates the norm of their matrix, so that a matrix of zeros '
+            f'never changes, but {why}. Leave one of them out, or choose optim.match_norm_floor.'
+        )
+
+
+def _check_cautious(recipe: Recipe) -> None:
+    """Raises ValueError if a mask of cautious decay or updates has nothing to read or to act on."""
+    if recipe.optim.cautious_decay and recipe.decay.row.in_gradient:
+        raise ValueError(
+            f'optim.cautious_decay decays the weights that agree with the direction of their '
+            f'update, but {recipe.decay} adds decay to the gradient, before there is a direction. '
+            'Choose optim.decay_rule=decoupled, or leave optim.cautious_decay out.'
+        )
+    for optimizer in recipe.optimizers.values() if recipe.optim.cautious_updates else ():
+        if not optimizer.row.needs.gradient:
+            raise ValueError(
+                f'optim.cautious_updates compares directions with gradients, but {optimizer} has '
+                'none. Leave one of them out.'
             )
 
 

@@ -94,6 +94,8 @@ def update_stages(
         'specs': specs,
         'optimizer': _build_optimizers(recipe, description, hyper),
         'trainable': None if all(jax.tree.leaves(trainable)) else trainable,
+        'cautious_updates': recipe.optim.cautious_updates or None,
+        'matched_roles': tuple(recipe.optim.match_norm_roles.split('+')),
     }
     # A stage exists only if it has something to do: one that divides by 1 would still be a pass
     # over all gradients.
@@ -114,6 +116,8 @@ def update_stages(
             # (arXiv:1711.05101, section 2), and nothing is taken off the weights afterwards.
             facts['penalty_shares'] = shares
             facts['decay_shares'] = jax.tree.map(lambda _: NO_DECAY, specs)
+        if recipe.optim.cautious_decay:
+            facts['cautious_decay_shares'] = facts.pop('decay_shares')
     return build_stages(facts, hyper)
 
 

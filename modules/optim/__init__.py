@@ -31,8 +31,8 @@ from modules.optim.base import (
 from modules.optim.beyond_gradients import cge, gauss_newton, sophia, sven
 from modules.optim.classic import adamw, scale, sgd
 from modules.optim.low_rank import apollo, fira, galore
-from modules.optim.muon import auon, hybrid_auon, muon, muon_spectral
-from modules.optim.rotated import aro, conda, shampoo, soap
+from modules.optim.muon import auon, hybrid_auon, muon, muon_spectral, normuon
+from modules.optim.rotated import aro, conda, shampoo, soap, soap_muon
 from modules.optim.schedules import SCHEDULES
 from modules.optim.scion import scion
 from modules.optim.variants import adafactor, adamp, ademamix, lion, normalized_gd, sgdp
@@ -70,12 +70,14 @@ OPTIMIZERS = {
     'muon': muon,
     'muon_spectral': muon_spectral,
     'normalized_gd': normalized_gd,
+    'normuon': normuon,
     'scale': scale,
     'scion': scion,
     'sgd': sgd,
     'sgdp': sgdp,
     'shampoo': shampoo,
     'soap': soap,
+    'soap_muon': soap_muon,
     'sophia': sophia,
     'sven': sven,
 }

@@ -139,24 +139,26 @@ def as_direction(direction: jax.Array | Direction) -> Direction:
     return direction if isinstance(direction, Direction) else Direction(direction)
 
 
-def map_updates(function: Callable[[Any, jax.Array], jax.Array], facts: Any, updates: Any) -> Any:
-    """Computes function(fact, update) for each parameter; a Direction keeps its share of the decay.
+def map_updates(function: Callable[..., jax.Array], facts: Any, updates: Any, *arrays: Any) -> Any:
+    """Computes function(fact, update, *arrays) for each parameter; a Direction keeps its share of
+    the decay.
 
     Args:
       function: of one parameter.
       facts: a leaf for each parameter, such as its ParamSpec.
       updates: an array or a Direction for each.
+      *arrays: trees with an array for each, such as the weights.
 
     Returns:
       The mapped updates.
     """
 
-    def apply(fact, update):
+    def apply(fact, update, *arrays):
         if isinstance(update, Direction):
-            return update._replace(value=function(fact, update.value))
-        return function(fact, update)
+            return update._replace(value=function(fact, update.value, *arrays))
+        return function(fact, update, *arrays)
 
-    return jax.tree.map(apply, facts, updates)
+    return jax.tree.map(apply, facts, updates, *arrays)
 
 
 class BatchFunctions(NamedTuple):

@@ -1,4 +1,4 @@
-"""Optimizers that rotate gradients: ARO, Conda, Shampoo and SOAP."""
+"""Optimizers that rotate gradients: ARO, Conda, Shampoo, SOAP and SOAP-Muon."""
 
 import functools
 import math
@@ -26,6 +26,7 @@ from modules.optim.matrices import (
     SIDES,
     boxed_identity,
     float_matrices,
+    from_whole_matrices,
     gram,
     identity,
     lay_out_whole,
@@ -33,6 +34,15 @@ from modules.optim.matrices import (
     rotate_back,
     smaller_side,
     update_whole_matrices,
+    whole_matrices,
+)
+from modules.optim.muon import (
+    SCALES,
+    MuonPolynomial,
+    MuonScale,
+    MuonSteps,
+    check_polynomial,
+    newton_schulz,
 )
 from modules.options import Option
 from modules.params import as_matrices, from_matrices, matrix_axes
@@ -281,6 +291,14 @@ def _graft_norms(references, matrices):
     return matrices * divide_or_zero(target, norm)
 
 
+SoapEvery = Annotated[int, steps_between('steps between updates of the bases')]
+SoapMaxDim = Annotated[int, Option('longest side that is rotated', 0)]
+SoapSides = Annotated[
+    str,
+    Option('rotate both sides of a matrix, or only the smaller', choices=('both', 'smaller')),
+]
+
+
 @optimizer_row('adam', roles=('hidden',))
 def soap(
     specs: Any,
@@ -288,12 +306,9 @@ def soap(
     b1: B1 = 0.95,
     b2: B2 = 0.95,
     eps: Eps = 1e-8,
-    soap_every: Annotated[int, steps_between('steps between updates of the bases')] = 10,
-    soap_max_dim: Annotated[int, Option('longest side that is rotated', 0)] = 10000,
-    soap_sides: Annotated[
-        str,
-        Option('rotate both sides of a matrix, or only the smaller', choices=('both', 'smaller')),
-    ] = 'both',
+    soap_every: SoapEvery = 10,
+    soap_max_dim: SoapMaxDim = 10000,
+    soap_sides: SoapSides = 'both',
 ) -> optax.GradientTransformation:
     """SOAP (arXiv:2409.11321): Adam in the eigenvectors of Shampoo's two matrices.
 
@@ -380,3 +395,53 @@ def _refresh_bases(count, period, second, products, bases):
     due = (count > 1) & ((count - 1) % period == 0)
     refreshed = compute_if(due, iterate, (second, bases))
     return compute_if(count == 1, decompose, refreshed)
+
+
+@optimizer_row(
+    'spectral', roles=('hidden',), other_sizes={'muon_scale': 'rms'}, check=check_polynomial
+)
+def soap_muon(
+    specs: Any,
+    *,
+    b1: B1 = 0.95,
+    b2: B2 = 0.9,
+    eps: Eps = 1e-8,
+    soap_every: SoapEvery = 1,
+    soap_max_dim: SoapMaxDim = 10000,
+    soap_sides: SoapSides = 'both',
+    muon_steps: MuonSteps = 5,
+    muon_polynomial: MuonPolynomial = 'quintic',
+    muon_scale: MuonScale = 'original',
+) -> optax.GradientTransformation:
+    """SOAP-Muon: `u = s NS(d)` of the direction `d` of SOAP.
+
+    `NS` and `s` are those of `muon`, which brings the singular values of `d` near 1. The options of
+    `soap` and `muon` keep their meaning; `eps` is that of both. As in SOAP, the first update is
+    zero.
+
+    It is a part of the best entries of modded-nanogpt's track 3
+    (github.com/KellerJordan/modded-nanogpt, records/track_3_optimization), from which `b2` and the
+    refresh at each step come. There the second moment is that of the rotated momentum, and the
+    momentum is Nesterov's; here both are SOAP's. They also give `d` the norm of the momentum, which
+    `NS` does not see.
+    """
+    rotated = soap(
+        specs,
+        b1=b1,
+        b2=b2,
+        eps=eps,
+        soap_every=soap_every,
+        soap_max_dim=soap_max_dim,
+        soap_sides=soap_sides,
+    )
+
+    def orthogonalize(spec, direction):
+        matrices = whole_matrices(spec, direction)
+        x = newton_schulz(matrices, muon_steps, eps, muon_polynomial)
+        return from_whole_matrices(spec, SCALES[muon_scale](*x.shape[-2:]) * x, direction)
+
+    def update(updates, state, params=None, **batch):
+        directions, state = rotated.update(updates, state, params, **batch)
+        return jax.tree.map(orthogonalize, specs, directions), state
+
+    return optax.GradientTransformationExtraArgs(rotated.init, update)

@@ -22,7 +22,8 @@ import optax
 
 from modules.losses import count_chunks, split_chunks
 from modules.optim.base import BatchFunctions, as_direction, divide_or_zero, jvp_along, map_updates
-from modules.params import root_mean_square
+from modules.params import batch_axes, root_mean_square
+from modules.statistics import at_least_float32
 
 
 def shrink_embedding_gradient(
@@ -94,38 +95,109 @@ def optimize(optimizer: optax.GradientTransformation) -> optax.GradientTransform
     return optimizer
 
 
-def resize(
-    specs: Any, *, match_rms: Any = None, update_clip: Any = None
-) -> optax.GradientTransformation:
-    """Matched and clipped root mean squares of updates: `u <- c u / max(1, rms(c u) / d)`.
+MIN_AGREEMENT = 1e-3  # the smallest share of entries that the rest is scaled for, as in the code
 
-    `c = match_rms / rms(u)`
 
-    This applies to each matrix or vector. Only hidden matrices are matched; for others `c` is 1.
-    All are clipped, at `d`, the option `update_clip`. Either option may be left out. They are a
-    single stage because they share a root mean square and round once. A matrix of zeros stays zero.
-    Sources: 0.2, at which updates are as large as Adam's, arXiv:2502.16982, section 2.2; clipping
-    arXiv:1804.04235, section 6.
+def mask_updates(specs: Any, cautious_updates: bool) -> optax.GradientTransformationExtraArgs:
+    """Cautious updates (arXiv:2411.16085): `u <- u m / max(0.001, mean(m)) with m = 1[g u > 0]`.
+
+    An entry of the direction that the gradient `g` disagrees with is not applied, and the others
+    grow, so that their mean size stays. The mean is over each matrix or vector: the authors' code
+    (github.com/kyleliang919/C-Optim, c_adamw.py) takes it over each tensor, and no tensor of theirs
+    stacks layers. The paper adds 1 to the count in its place.
+
+    `g` is the gradient of the loss, without a penalty of weights. For Muon their code masks the
+    momentum, before it is orthogonalised; here the orthogonalised direction is masked.
 
     Args:
       specs: a ParamSpec for each parameter.
-      match_rms: the root mean square that hidden matrices get; None: unchanged.
-      update_clip: the largest root mean square of all; None: any.
+      cautious_updates: whether to mask; True.
     """
+    del cautious_updates
 
-    def scale(spec, update):
-        target_rms = match_rms if spec.role == 'hidden' else None
-        if target_rms is None and update_clip is None:
+    def update(updates, state, params=None, **batch):
+        def mask(spec, update, grad):
+            agrees = (jnp.sign(update) * jnp.sign(grad) > 0).astype(update.dtype)
+            axes = tuple(i for i in range(update.ndim) if i not in batch_axes(spec))
+            share = jnp.mean(agrees, axes, keepdims=True)
+            return update * (agrees / jnp.maximum(share, MIN_AGREEMENT))
+
+        return map_updates(mask, specs, updates, batch['grad']), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+
+
+def resize(
+    specs: Any,
+    matched_roles: tuple[str, ...],
+    *,
+    match_rms: Any = None,
+    match_norm: Any = None,
+    match_norm_floor: Any = None,
+    update_clip: Any = None,
+) -> optax.GradientTransformation:
+    """Matched and clipped sizes of updates: `u <- c u / max(1, rms(c u) / d)`.
+
+    `c = match_rms / rms(u)`
+    `c = match_norm |W| / |u|`
+    `c = max(1, match_norm_floor |W| / |u|)`
+
+    One of the three applies, to each matrix `W` with its Frobenius norm; with `match_rms` to hidden
+    matrices, else to matrices of `matched_roles`. For other parameters `c` is 1. All matrices and
+    vectors are clipped, at `d`, the option `update_clip`. Each option may be left out. They are a
+    single stage because they share a root mean square and round once. A matrix of zeros stays zero.
+
+    With `match_norm=1` the learning rate is the relative size of a step. With
+    `model.reparam=normalize_and_project`, which takes `|W|` back, it is the tangent of the angle of
+    a step that is orthogonal to `W`: the hyperball forms of all optimizers (arXiv:2606.16899), such
+    as AdamH and MuonH. Then `s` of the weight decay only makes the angle larger, by `1 / (1 - s)`.
+
+    Sources: a root mean square of 0.2, at which updates are as large as Adam's, arXiv:2502.16982,
+    section 2.2; clipping arXiv:1804.04235, section 6; a floor of 0.35 from modded-nanogpt's track
+    3, without weight decay.
+
+    Args:
+      specs: a ParamSpec for each parameter.
+      matched_roles: roles of the matrices whose norm is matched.
+      match_rms: the root mean square that hidden matrices get; None: unchanged.
+      match_norm: the norm that updates get, as a multiple of their matrix's; None: unchanged.
+      match_norm_floor: the smallest such multiple; larger updates are unchanged. None: any.
+      update_clip: the largest root mean square of all; None: any.
+
+    Raises:
+      ValueError: if no parameter has one of `matched_roles`.
+    """
+    is_relative = match_norm is not None or match_norm_floor is not None
+    for role in matched_roles if is_relative else ():
+        if not any(spec.role == role for spec in jax.tree.leaves(specs)):
+            raise ValueError(
+                f'optim.match_norm_roles={"+".join(matched_roles)}: no parameter has the role '
+                f'{role!r} (with model.tie_embeddings=True the embedding is the readout). Leave '
+                'this role out.'
+            )
+
+    roles = ('hidden',) if match_rms is not None else matched_roles if is_relative else ()
+
+    def match(spec, rms, weight):
+        if match_rms is not None:
+            return divide_or_zero(match_rms, rms)
+        # Both means are over as many entries, so that this is the ratio of the norms.
+        ratio = divide_or_zero(root_mean_square(spec, at_least_float32(weight)), rms)
+        if match_norm is not None:
+            return match_norm * ratio
+        return jnp.maximum(1.0, match_norm_floor * ratio)
+
+    def scale(spec, update, weight):
+        is_matched = spec.role in roles
+        if not is_matched and update_clip is None:
             return update
         rms = root_mean_square(spec, update)
-        factor = jnp.ones_like(rms)
-        if target_rms is not None:
-            factor = divide_or_zero(target_rms, rms)
+        factor = match(spec, rms, weight) if is_matched else jnp.ones_like(rms)
         if update_clip is not None:
             factor = factor / jnp.maximum(1.0, factor * rms / update_clip)
         return jnp.broadcast_to(factor, update.shape) * update
 
-    return optax.stateless(lambda updates, _: map_updates(scale, specs, updates))
+    return optax.stateless(lambda updates, params: map_updates(scale, specs, updates, params))
 
 
 def scale_by_learning_rate(learning_rates: Any) -> optax.GradientTransformation:
@@ -158,6 +230,45 @@ def apply_decay(decay_shares: Any) -> optax.GradientTransformation:
     return optax.stateless(
         lambda updates, params: jax.tree.map(decay, decay_shares, updates, params)
     )
+
+
+class DecayedShareState(NamedTuple):
+    """State of `apply_cautious_decay`, which is recorded and not read."""
+
+    decayed_share: jax.Array  #: of the entries that may decay
+
+
+def apply_cautious_decay(cautious_decay_shares: Any) -> optax.GradientTransformation:
+    """Cautious weight decay (arXiv:2510.12402): `u <- u - s d 1[u w <= 0] w`.
+
+    This takes the place of `apply_decay`, whose symbols it has. Here `u` is the change of the
+    weight, minus the direction times the learning rate, so that a weight decays only if the
+    direction agrees with it: where the change makes it smaller or leaves it. About half of the
+    entries do, which `decayed_share` records: compare weight decays at equal strength, not at equal
+    `weight_decay`. Source: algorithm 1.
+
+    Args:
+      cautious_decay_shares: s of each parameter, NO_DECAY for none.
+    """
+
+    def update(updates, state, params=None):
+        decayed = []
+
+        def decay(share, update, weight):
+            value, decay_share = as_direction(update)
+            if is_no_decay(share):
+                return value
+            # Signs, since a product of small numbers may be 0.
+            agrees = (jnp.sign(value) * jnp.sign(weight) <= 0).astype(value.dtype)
+            decayed.append((jnp.mean(agrees), weight.size))
+            return value - share * decay_share * agrees * weight
+
+        updates = jax.tree.map(decay, cautious_decay_shares, updates, params)
+        total = max(1, sum(size for _, size in decayed))
+        share = sum((mean * (size / total) for mean, size in decayed), jnp.float32(0))
+        return updates, DecayedShareState(share)
+
+    return optax.GradientTransformation(lambda params: DecayedShareState(jnp.float32(0)), update)
 
 
 NO_DECAY = 0.0  # of a parameter: other shares are arrays
@@ -255,9 +366,11 @@ STAGES = {
     'clip': clip,
     'divide_by_eps_factor': divide_by_eps_factor,
     'optimize': optimize,
+    'mask_updates': mask_updates,
     'resize': resize,
     'scale_by_learning_rate': scale_by_learning_rate,
     'apply_decay': apply_decay,
+    'apply_cautious_decay': apply_cautious_decay,
     'freeze': freeze,
     'limit_ghost_radius': limit_ghost_radius,
 }

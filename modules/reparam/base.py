@@ -12,12 +12,13 @@ from modules.params import LAYER, NORM, ParamSpec, named_leaves
 
 # least_init_scale: for a row that divides by norms of the initial matrices: below it their squares
 # are 0 in float32. maps_after_update: has `after_update`. shares_blocks: blocks share matrices.
-# reads_names: takes `names`, all rows of its chain.
+# reads_names: takes `names`, all rows of its chain. starts_at_zero: stores a matrix of zeros.
 reparam_row = row_decorator(
     least_init_scale=0.0,
     maps_after_update=False,
     shares_blocks=False,
     reads_names=False,
+    starts_at_zero=False,
     check=accept_any,
 )
 MIN_NORM = 1e-15

@@ -35,7 +35,7 @@ def check_last(recipe: Any, part: Any) -> None:
             )
 
 
-@reparam_row(check=check_last)
+@reparam_row(check=check_last, starts_at_zero=True)
 def lora(
     specs: Any,
     shapes: Any,

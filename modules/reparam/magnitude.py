@@ -9,8 +9,15 @@ import jax.numpy as jnp
 
 from modules.options import Option
 from modules.params import ParamSpec, as_matrices, matrix_axes, named_leaves
-from modules.reparam.base import MIN_NORM, Reparam
-from modules.reparam.matrices import Roles, expand_per_matrix, map_matrices, matrix_row, parse_roles
+from modules.reparam.base import MIN_NORM, Reparam, reparam_row
+from modules.reparam.matrices import (
+    Roles,
+    check_roles,
+    expand_per_matrix,
+    map_matrices,
+    matrix_row,
+    parse_roles,
+)
 
 STANDARDIZATION_EPS = 1e-5  # as published
 NEAR_BOUND = 0.99  # the largest inverted weight, as a share of the compander's bound
@@ -116,7 +123,21 @@ def weight_standardization(specs: Any, shapes: Any, *, roles: Roles = 'hidden') 
     return _column_gains(roles, specs, 'matrix', columns)
 
 
-@matrix_row(least_init_scale=MIN_NORM, maps_after_update=True)
+def check_projection(recipe: Any, part: Any) -> None:
+    """Raises ValueError as `check_roles`, and if updates are relative to norms that are free."""
+    check_roles(recipe, part)
+    optim, roles = recipe.optim, parse_roles(part.options['roles'])
+    is_relative = optim.match_norm is not None or optim.match_norm_floor is not None
+    if is_relative and (free := set(optim.match_norm_roles.split('+')) - set(roles)):
+        raise ValueError(
+            f'optim.match_norm_roles={optim.match_norm_roles} makes updates relative to the norm '
+            f'of their matrix, but {part} does not project the role {min(free)!r}. Set '
+            f'reparam.roles to {optim.match_norm_roles}, or leave this role out of '
+            'optim.match_norm_roles.'
+        )
+
+
+@reparam_row(least_init_scale=MIN_NORM, maps_after_update=True, check=check_projection)
 def normalize_and_project(specs: Any, shapes: Any, *, roles: Roles = 'hidden') -> Reparam:
     """Normalize-and-project (arXiv:2407.01800), after each optimizer step:
     `W <- W ||W_0||_F / ||W||_F`.
@@ -125,6 +146,10 @@ def normalize_and_project(specs: Any, shapes: Any, *, roles: Roles = 'hidden') -
     optimizer state is unchanged. The method requires norms before each nonlinearity: choose them
     with `model.norm` and `model.qk_norm`. Their gains are not projected. Weight decay has almost no
     effect on a projected matrix, so its effective learning rate follows the schedule alone.
+
+    With `optim.match_norm=1`, which gives updates the norm of their matrix, the learning rate is
+    the tangent of the angle by which a step turns a matrix: any optimizer on a hyperball
+    (arXiv:2606.16899), such as AdamH or MuonH.
     """
 
     def frobenius_norm(spec, weight):

@@ -44,6 +44,7 @@ CHANGED = {  # of what belongs to no part; the options of parts are changed by t
     'optim.others_lr': 0.02,
     'optim.ghost_radius': 0.02,
     'optim.match_rms': 0.4,
+    'optim.match_norm': 2.0,
     'optim.update_clip': 0.15,
     'optim.embedding_gradient_shrink': 0.5,
     'scaling.init_scale': 0.5,
@@ -119,6 +120,8 @@ TWO_OPTIMIZERS = {
     'optim.match_rms': 0.2,
     'optim.update_clip': 1.0,
     'optim.embedding_gradient_shrink': 0.1,
+    'optim.cautious_decay': True,
+    'optim.cautious_updates': True,
 }
 PATHS = [path for path in CHOICES if path not in (*SAME_LAYERS, *ELSEWHERE)]
 # More than plain operations: these come first, so that they share few programs, each made twice.
@@ -165,7 +168,8 @@ PLAIN = [
         'reparam.roles': 'hidden+readout+embedding',
         'model.tie_embeddings': False,  # there is no readout of its own where they are tied
     },
-    {'model.reparam': 'sigma+normalize_and_project', 'reparam.gamma_start': 'one'},
+    {'model.reparam': 'sigma+normalize_and_project', 'reparam.gamma_start': 'one'}
+    | {'optim.match_norm': 1.0},
 ]
 # These hide the effect of others: a model that rounds, or with few trained weights.
 APART = ('model.dtype', 'train.trainable')

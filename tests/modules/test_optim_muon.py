@@ -102,6 +102,49 @@ def directions(name, grads, spec=MATRIX, right=None, **options):
     return np.asarray(updates, np.float64)
 
 
+# Where singular values of 1e-4, 1e-3 and 1e-2 of the norm end, and the range of those above 2e-3,
+# from float64 numpy. Polar Express divides by 1.02 first, which these ends leave out.
+POLYNOMIALS = {  # name: (steps, margin of the norm, ends, range)
+    'quintic': (5, 1.0, (0.048, 0.471, 0.699), (0.681, 1.203)),
+    'polar_express': (5, 1.02, (0.099, 0.859, 1.027), (0.858, 1.142)),
+    'convergent': (12, 1.0, (0.393, 1.000, 1.000), (0.999, 1.001)),
+}
+
+
+@pytest.mark.parametrize('name', POLYNOMIALS)
+def test_polynomials_map_singular_values(name):
+    """Diagonal matrices in a stack, whose slices end alike. Catches a coefficient, an order of the
+    polynomials or a margin that differs from the published one, and a norm over the stack.
+    """
+    steps, margin, ends, (low, high) = POLYNOMIALS[name]
+    values = np.append(np.geomspace(2e-3, 0.1, 60), 0.7)
+    values = np.append(values, np.sqrt(1 - np.sum(values**2)))
+    small = margin * np.array([1e-4, 1e-3, 1e-2])
+    matrices = np.zeros((3, 62, 64))
+    matrices[0, range(62), range(62)] = margin * values / 10  # of another size in each slice
+    matrices[1, range(3), range(3)], matrices[1, 3, 3] = small, 1.0
+    matrices[2, range(3), range(3)], matrices[2, 3, 3] = 10 * small, 10.0
+    stack = newton_schulz(jnp.float32(matrices), steps, 0.0, name)
+    for i, matrix in enumerate(matrices):
+        mapped = newton_schulz(jnp.float32(matrix), steps, 0.0, name)
+        np.testing.assert_allclose(stack[i], mapped, atol=1e-6)
+    diagonals = np.diagonal(stack, axis1=-2, axis2=-1)
+    np.testing.assert_allclose(diagonals[1:, :3], [ends, ends], atol=1e-3)
+    assert low < diagonals[0].min() and diagonals[0].max() < high
+
+
+def test_polar_express_repeats_its_last_polynomial():
+    """Many steps end at 1.035, where the last polynomial is constant; 4 steps are refused.
+
+    Catches a repeat of the first, and 4 steps with the constants of 5.
+    """
+    matrix = jnp.float32(np.random.default_rng(0).normal(size=(8, 16)))
+    values = np.linalg.svd(newton_schulz(matrix, 25, 0.0, 'polar_express'), compute_uv=False)
+    np.testing.assert_allclose(values, 1.035, atol=1e-3)
+    with pytest.raises(ValueError, match=r'constants for 5 steps, .* got muon_steps=4'):
+        newton_schulz(matrix, 4, 0.0, 'polar_express')
+
+
 @pytest.mark.parametrize('shape', [(16, 32), (64, 96), (128, 64), (16, 128)])
 def test_rectangles_have_singular_values_near_1(shape):
     """Between 0.68 and 1.203, where a random matrix has its smallest above 0.0015 of its length.

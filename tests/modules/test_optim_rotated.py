@@ -12,7 +12,8 @@ import pytest
 
 from modules.optim import OPTIMIZERS, unbox_state
 from modules.optim.base import compute_if
-from modules.optim.rotated import aro, conda, shampoo, soap
+from modules.optim.muon import COEFFICIENTS
+from modules.optim.rotated import aro, conda, shampoo, soap, soap_muon
 from modules.params import ParamSpec
 from tests.modules.optim_trajectories import MATRIX, assert_follows, trajectory
 
@@ -44,7 +45,7 @@ SHAMPOO_CASES = [
     ('every 10', 'square', {'shampoo_every': 10}),
 ]
 
-ROWS = {'aro': aro, 'conda': conda, 'shampoo': shampoo, 'soap': soap}
+ROWS = {'aro': aro, 'conda': conda, 'shampoo': shampoo, 'soap': soap, 'soap_muon': soap_muon}
 
 
 def directions(make, grads, spec=MATRIX):
@@ -74,6 +75,61 @@ def orthogonal(size):
 def orthogonal_factor(matrix):
     left_vectors, _, right_vectors = np.linalg.svd(matrix, full_matrices=False)
     return left_vectors @ right_vectors
+
+
+def soap_muon_reference(grads, b1=0.95, b2=0.9, eps=1e-8):
+    """Algorithm 3 of SOAP with a refresh at each step, then Newton-Schulz on singular values.
+
+    The first gradient only makes the bases. In their own order the vectors need no sorting.
+    """
+    rows, columns = grads.shape[1:]
+    momentum, second, updates, bases = 0, 0, [], []
+    products = [np.zeros((rows, rows)), np.zeros((columns, columns))]
+    for t, grad in enumerate(grads):
+        direction = np.zeros_like(grad)
+        if t > 0:
+            left_basis, right_basis = bases
+            momentum = b1 * momentum + (1 - b1) * grad
+            second = b2 * second + (1 - b2) * (left_basis.T @ grad @ right_basis) ** 2
+            direction = left_basis.T @ momentum @ right_basis / (np.sqrt(second) + eps)
+            direction = left_basis @ direction @ right_basis.T
+            direction *= np.sqrt(1 - b2**t) / (1 - b1**t)
+        products = [
+            b2 * p + (1 - b2) * gram
+            for p, gram in zip(products, (grad @ grad.T, grad.T @ grad), strict=True)
+        ]
+        if t == 0:
+            bases = [np.linalg.eigh(p)[1][:, ::-1] for p in products]
+        else:
+            bases = [np.linalg.qr(p @ basis)[0] for p, basis in zip(products, bases, strict=True)]
+        left_vectors, values, right_vectors = np.linalg.svd(direction, full_matrices=False)
+        values = values / (np.linalg.norm(values) + eps)
+        for _ in range(5):
+            a, b, c = COEFFICIENTS
+            values = a * values + b * values**3 + c * values**5
+        updates.append(np.sqrt(max(1, columns / rows)) * left_vectors * values @ right_vectors)
+    return np.array(updates)
+
+
+def test_soap_muon_orthogonalizes_soap():
+    """In float64. Square matrices: others have gradients without unique bases.
+
+    Catches an orthogonalised gradient or momentum, a refresh every 10 steps, SOAP's b2, and a
+    first update that is not zero.
+    """
+    grads = draw(5, 4, 4) + 2 * np.eye(4) * np.arange(1, 5)
+    actual, _ = directions(soap_muon, grads)
+    expected = soap_muon_reference(grads)
+    assert not actual[0].any() and np.abs(expected[1:]).max() > 0.3
+    np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-7)
+
+
+def test_soap_muon_reads_muon_options():
+    """Singular values of 1 by 12 convergent steps, times the factor of the shape."""
+    options = {'muon_polynomial': 'convergent', 'muon_steps': 12, 'soap_sides': 'smaller'}
+    actual, _ = directions(functools.partial(soap_muon, **options), draw(4, 3, 12))
+    values = np.linalg.svd(actual[1:], compute_uv=False)
+    np.testing.assert_allclose(values, 2, rtol=1e-3)
 
 
 @pytest.mark.default_rows('soap')

@@ -39,6 +39,8 @@ def draw(seed):
 
 GRADS, WEIGHTS, X = draw(0), draw(1), np.random.default_rng(2).normal(size=(2, 3, 5, 4))
 GRADS['up'][1] *= 30  # layers of another size
+RAW_GRADS = draw(3)  # of the loss, whose signs differ from those of GRADS
+RAW_GRADS['scale'][1] = -GRADS['scale'][1]  # a layer without agreement
 TOKENS = np.ones((2, 3, 5))
 TOKENS[0, 1, 2], X[0, 1, 2] = 0, 100  # padding
 X[1, 2, 4] *= 3  # the last token has the largest spread
@@ -69,6 +71,9 @@ def facts():
         'specs': SPECS,
         'penalty_shares': shares,
         'decay_shares': shares,
+        'cautious_decay_shares': shares,
+        'cautious_updates': True,
+        'matched_roles': ('hidden', 'readout'),
         'learning_rates': jax.tree.map(jnp.asarray, RATES),
         'eps_factors': FACTORS,
         'optimizer': optax.GradientTransformation(lambda params: optax.EmptyState(), half_gradient),
@@ -92,15 +97,38 @@ def rms(name, u):
     return np.sqrt(np.mean(u**2, EACH[name], keepdims=True))
 
 
-def resize_reference(name, u, match_rms=None, update_clip=None):
+def norms(name, u):
+    return np.sqrt(np.sum(u**2, EACH[name], keepdims=True))
+
+
+def resize_reference(
+    name, u, match_rms=None, match_norm=None, match_norm_floor=None, update_clip=None
+):
     if match_rms is not None and name == 'up':
         u = match_rms * u / rms(name, u)
+    elif name in ('up', 'readout'):
+        ratio = norms(name, WEIGHTS[name]) / norms(name, u)
+        if match_norm is not None:
+            u = match_norm * ratio * u
+        elif match_norm_floor is not None:
+            u = np.maximum(1, match_norm_floor * ratio) * u
     return u / np.maximum(1, rms(name, u) / (update_clip or np.inf))
+
+
+def mask_reference(name, u):
+    """`c_adamw.py` of the authors, with a mean for each layer of a stack."""
+    mask = (RAW_GRADS[name] * u > 0).astype(float)
+    return u * mask / np.maximum(np.mean(mask, EACH[name], keepdims=True), 1e-3)
 
 
 def radius(change):
     spread = np.ptp(X @ change['readout'], axis=-1)
     return np.max(spread * TOKENS) / np.pi
+
+
+def decayed_share(change):
+    agrees = [(change[name] * WEIGHTS[name] <= 0).ravel() for name in SHARES]
+    return np.mean(np.concatenate(agrees))
 
 
 def norm(tree):
@@ -123,10 +151,19 @@ REFERENCES = {  # in the order in which they are applied
     },
     'divide_by_eps_factor': each(lambda name, g: g / FACTORS[name]),
     'optimize': each(lambda name, g: g / 2),
+    'mask_updates': each(mask_reference),
     'resize': each(resize_reference),
     'scale_by_learning_rate': each(lambda name, u: -RATES[name] * u),
     'apply_decay': each(
         lambda name, u: u - SHARES.get(name, 0) * (LEFT if name == 'up' else 1) * WEIGHTS[name]
+    ),
+    'apply_cautious_decay': each(
+        lambda name, u: (
+            u
+            - SHARES.get(name, 0)
+            * (LEFT if name == 'up' else 1)
+            * np.where(u * WEIGHTS[name] <= 0, WEIGHTS[name], 0)
+        )
     ),
     'freeze': each(lambda name, u: u * TRAINED[name]),
     'limit_ghost_radius': lambda tree, ghost_radius: {
@@ -135,15 +172,19 @@ REFERENCES = {  # in the order in which they are applied
 }
 
 
+WITH_DIRECTIONS = ('mask_updates', 'resize', 'apply_decay', 'apply_cautious_decay')
+
+
 def stage_options(name, numbers=NUMBERS):
-    return {option: numbers[f'optim.{option}'] for option in stage_inputs(STAGES[name])[1]}
+    paths = {option: f'optim.{option}' for option in stage_inputs(STAGES[name])[1]}
+    return {option: numbers[path] for option, path in paths.items() if path in numbers}
 
 
 def run(name, updates, **options):
     """Returns (updates, the state that the stage returns)."""
     stage_facts = {fact: facts()[fact] for fact in stage_inputs(STAGES[name])[0]}
     stage = optax.with_extra_args_support(STAGES[name](**stage_facts, **options))
-    batch = functions()._asdict()
+    batch = functions()._asdict() | {'grad': RAW_GRADS}
     return stage.update(updates, stage.init(WEIGHTS), WEIGHTS, **batch)
 
 
@@ -159,12 +200,14 @@ def test_stage_matches_reference(name):
     limit of the norm that is met from above, and a share of the decay that is lost.
     """
     with jax.enable_x64(True):
-        updates = half_gradient(GRADS, ())[0] if name in ('resize', 'apply_decay') else GRADS
+        updates = half_gradient(GRADS, ())[0] if name in WITH_DIRECTIONS else GRADS
         before = {leaf: np.asarray(as_direction(u).value) for leaf, u in updates.items()}
         actual, state = run(name, updates, **stage_options(name))
         assert_same(actual, REFERENCES[name](before, **stage_options(name)))
         if name == 'limit_ghost_radius':
             np.testing.assert_allclose(state.ghost_radius, radius(before), rtol=1e-12)
+        if name == 'apply_cautious_decay':
+            np.testing.assert_allclose(state.decayed_share, decayed_share(before), rtol=1e-6)
         if isinstance(actual['up'], Direction):
             np.testing.assert_array_equal(actual['up'].decay_share, LEFT)
 
@@ -182,13 +225,37 @@ def test_numbers_are_mapped(name):
         )
 
 
-@pytest.mark.parametrize('left_out', ['match_rms', 'update_clip'])
-def test_resize_with_a_single_option(left_out):
-    """Catches vectors that are matched, and a clip that has no size to compare with."""
-    options = {
-        option: value for option, value in stage_options('resize').items() if option != left_out
-    }
-    assert_same(run('resize', GRADS, **options)[0], REFERENCES['resize'](GRADS, **options), 1e-5)
+@pytest.mark.parametrize(
+    'options',
+    [
+        {'match_rms': 0.2},
+        {'update_clip': 0.15},
+        {'match_norm': 0.3},
+        {'match_norm_floor': 2.0},
+        {'match_norm': 0.3, 'update_clip': 0.15},
+    ],
+    ids='-'.join,
+)
+def test_resize_with_some_options(options):
+    """Catches vectors that are matched, a clip that has no size to compare with, a floor that is
+    met from above, and a norm of all layers.
+    """
+    expected = REFERENCES['resize'](GRADS, **options)
+    assert_same(run('resize', GRADS, **options)[0], expected, 1e-5)
+    if 'match_norm_floor' in options:  # of its two layers, one is larger than the floor
+        assert_same({'up': expected['up'][1]}, {'up': GRADS['up'][1]})
+        assert np.abs(expected['up'][0] / GRADS['up'][0] - 1).min() > 0.1
+    mapped = {name: jnp.float32([value, 2 * value]) for name, value in options.items()}
+    pair = jax.vmap(lambda options: run('resize', GRADS, **options)[0])(mapped)
+    twice = {name: 2 * value for name, value in options.items()}
+    assert_same(jax.tree.map(lambda u: u[1], pair), REFERENCES['resize'](GRADS, **twice), 1e-5)
+
+
+def test_matched_role_without_parameter_is_refused():
+    specs = {name: spec for name, spec in SPECS.items() if name != 'readout'}
+    STAGES['resize'](specs, ('hidden', 'readout'), match_rms=0.1)
+    with pytest.raises(ValueError, match=r"no parameter has the role 'readout'"):
+        STAGES['resize'](specs, ('hidden', 'readout'), match_norm=1.0)
 
 
 def test_zero_update_stays_zero():
@@ -199,22 +266,30 @@ def test_zero_update_stays_zero():
     )
 
 
-def test_stages_apply_in_order():
+@pytest.mark.parametrize('decay', ['apply_decay', 'apply_cautious_decay'])
+def test_stages_apply_in_order(decay):
     """Catches a gradient that shrinks behind its clipping, a decay that is clipped, and a radius
-    of the step before its rate or its decay.
+    of the step before its rate or its decay. Of the two stages of decay an update has one.
     """
+    assert list(STAGES) == list(REFERENCES)
+    absent = {'apply_decay': 'cautious_decay_shares', 'apply_cautious_decay': 'decay_shares'}[decay]
     with jax.enable_x64(True):
-        stages = build_stages(facts(), NUMBERS)
-        assert list(stages) == list(STAGES) == list(REFERENCES)
+        stages = build_stages(facts() | {absent: None}, NUMBERS)
+        assert len(stages) == len(STAGES) - 1 and decay in stages
         state = stored_stages(stages).init(WEIGHTS)
         args = (stages, GRADS, state, WEIGHTS)
-        actual, later, metrics = apply_stages(*args, **functions()._asdict())
-        expected = GRADS
-        for name, reference in REFERENCES.items():
-            before, expected = expected, reference(expected, **stage_options(name))
+        batch = functions()._asdict() | {'grad': RAW_GRADS}
+        actual, later, metrics = apply_stages(*args, **batch)
+        inputs, expected = {}, GRADS
+        for name in stages:
+            inputs[name], expected = expected, REFERENCES[name](expected, **stage_options(name))
         assert_same(actual, expected)
+        radius_before = radius(inputs['limit_ghost_radius'])
+        np.testing.assert_allclose(metrics['ghost_radius'], radius_before, rtol=1e-12)
+        if decay == 'apply_cautious_decay':
+            share = decayed_share(inputs[decay])
+            np.testing.assert_allclose(metrics.pop('decayed_share'), share, rtol=1e-6)
         assert metrics.keys() == {'ghost_radius'}
-        np.testing.assert_allclose(metrics['ghost_radius'], radius(before), rtol=1e-12)
         assert jax.tree.structure(later) == jax.tree.structure(state)
 
 
@@ -239,7 +314,7 @@ def test_stored_state_keeps_checkpoint_order():
         state = stored_stages(stages).init(WEIGHTS)
         expected = (optax.EmptyState(),) * place + (adam.init(WEIGHTS),)
         assert jax.tree.structure(state) == jax.tree.structure(expected)
-        batch = functions()._asdict()
+        batch = functions()._asdict() | {'grad': jax.tree.map(jnp.float32, RAW_GRADS)}
         args = jax.tree.map(jnp.float32, (GRADS, state, WEIGHTS))
         _, later, _ = apply_stages(stages, *args, **batch)
         assert later[place].count == 1
@@ -251,3 +326,38 @@ def test_ghost_radius_in_chunks(tokens_at_a_time):
     with jax.enable_x64(True):
         actual = measure_ghost_radius(functions(tokens_at_a_time), WEIGHTS, GRADS)
         np.testing.assert_allclose(actual, radius(GRADS), rtol=1e-12)
+
+
+def test_cautious_decay_by_hand():
+    """With a negligible direction, weights of its sign shrink by the share, others stay exactly; a
+    weight whose update is 0 decays. Catches the sign of the change for that of the direction.
+    """
+    direction = 1e-33 * jnp.float32([1.0, -1.0, 1.0, -1.0, 0.0, 1e33])
+    scale = 2.0**-33  # times the change it is 0 in float32
+    weight = scale * jnp.float32([2.0, -2.0, -2.0, 2.0, 3.0, 0.0])
+    stage = STAGES['apply_cautious_decay'](cautious_decay_shares={'w': jnp.float32(0.25)})
+    change = {'w': -1e-3 * direction}
+    updates, state = stage.update(change, stage.init({'w': weight}), {'w': weight})
+    after = np.asarray(weight + updates['w']) / scale
+    np.testing.assert_array_equal(after[:5], [1.5, -1.5, -2.0, 2.0, 2.25])
+    np.testing.assert_allclose(state.decayed_share, 4 / 6, rtol=1e-6)
+
+
+def test_cautious_decay_without_decayed_parameters():
+    """Nothing changes, and the share is 0 rather than 0 / 0."""
+    stage = STAGES['apply_cautious_decay'](cautious_decay_shares=dict.fromkeys(SPECS, NO_DECAY))
+    updates, state = stage.update(GRADS, stage.init(WEIGHTS), WEIGHTS)
+    assert_same(updates, GRADS)
+    assert float(state.decayed_share) == 0
+
+
+def test_cautious_updates_keep_the_mean_size():
+    """Where half of the entries of one size agree, these are twice as large. An update of the sign
+    of its gradient stays. Catches a mask without its mean, and a mean over layers.
+    """
+    spec = {'w': ParamSpec('hidden', ('layer', 'embed', 'mlp'), ('embed',))}
+    grads = jnp.float32([[[1, -1], [1, -1]], [[2, 3], [4, 5]]])
+    direction = {'w': jnp.ones((2, 2, 2))}
+    stage = STAGES['mask_updates'](specs=spec, cautious_updates=True)
+    updates, _ = stage.update(direction, stage.init(direction), None, grad={'w': grads})
+    np.testing.assert_array_equal(updates['w'], [[[2, 0], [2, 0]], [[1, 1], [1, 1]]])

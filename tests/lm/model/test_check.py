@@ -234,6 +234,10 @@ def test_tiny_config_passes():
             r'Use it for .*optim.name=muon',
         ),
         (
+            {'optim.name': 'muon', 'optim.muon_polynomial': 'polar_express', 'optim.muon_steps': 3},
+            r'polar_express has constants for 5 steps.* got muon_steps=3\. Set muon_steps to 5',
+        ),
+        (
             {'optim.name': 'gauss_newton', 'loss.name': 'focal'},
             r'optim.name=gauss_newton needs .*convex.*loss.name=cross_entropy; got focal',
         ),
@@ -280,6 +284,58 @@ def test_tiny_config_passes():
             r'decay_rule=l2 adds .* optim.name=adamp cannot reduce it',
         ),
         (
+            {'optim.match_rms': 0.2, 'optim.match_norm': 1.0},
+            r'optim.match_rms and optim.match_norm each set the size .* Choose one of them',
+        ),
+        (
+            {'optim.match_norm_floor': 0.3, 'optim.match_norm': 1.0},
+            r'optim.match_norm and optim.match_norm_floor each set the size',
+        ),
+        (
+            {'optim.match_norm_roles': 'hidden+readout'},
+            r'match_norm_roles=hidden\+readout would have no effect without optim.match_norm',
+        ),
+        (
+            {'optim.match_norm': 1.0, 'scaling.zero_init': 'both'},
+            r'a matrix of zeros never changes, but query starts at 0 .*zero_init=both',
+        ),
+        (
+            {
+                'optim.match_norm': 1.0,
+                'optim.match_norm_roles': 'hidden+readout',
+                'scaling.zero_init': 'readout',
+            },
+            r'a matrix of zeros never changes, but readout starts at 0',
+        ),
+        (
+            {'optim.match_norm': 1.0, 'model.reparam': 'lora'},
+            r'never changes, but a factor of model.reparam=lora starts at 0',
+        ),
+        (
+            {'optim.match_norm': 1.0, 'scaling.init_scale': 0.0},
+            r'never changes, but matrices start at 0 \(scaling.init_scale=0.0\)',
+        ),
+        (
+            {
+                'optim.match_norm': 1.0,
+                'optim.match_norm_roles': 'hidden+readout',
+                'model.reparam': 'normalize_and_project',
+            },
+            r"normalize_and_project does not project the role 'readout'. Set reparam.roles to hid",
+        ),
+        (
+            {'optim.match_norm': 1.0, 'scaling.name': 'mup', 'scaling.base_width': 8},
+            r'mup scales .* but optim.match_norm sizes them relative .*scaling.name=standard',
+        ),
+        (
+            {'optim.decay_rule': 'l2', 'optim.cautious_decay': True},
+            r'cautious_decay .*decay_rule=l2 adds decay to the gradient.*decay_rule=decoupled',
+        ),
+        (
+            {'optim.name': 'cge', 'optim.cautious_updates': True},
+            r'optim.cautious_updates compares .* optim.name=cge has none',
+        ),
+        (
             {'optim.embedding_gradient_shrink': 0.1, 'optim.others': 'sophia'},
             r'optim.others=sophia evaluates the loss itself, but optim.embedding_gradient_shrink',
         ),
@@ -292,6 +348,18 @@ def test_tiny_config_passes():
 def test_conflicting_fields_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         check(tiny_config(changes))
+
+
+@pytest.mark.parametrize(
+    'changes',
+    [
+        {'optim.match_norm': 1.0, 'scaling.zero_init': 'readout'},
+        {'optim.match_norm_floor': 0.3, 'scaling.zero_init': 'both', 'model.reparam': 'lora'},
+    ],
+)
+def test_zeros_pass_where_no_norm_is_taken(changes):
+    """Of a role that is not matched, or with a floor, which leaves updates of zeros unchanged."""
+    check(tiny_config(changes))
 
 
 def test_prime_width_is_refused_quickly():

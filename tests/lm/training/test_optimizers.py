@@ -7,7 +7,7 @@ import pytest
 from lm.config.resolve import update_recipe
 from lm.study.plan.cells import expand_sweep, group_by_program
 from lm.training.state import make_hyper
-from modules.params import named_leaves
+from modules.params import named_leaves, root_mean_square
 from tests.helpers import (
     initial_state,
     packed_batch,
@@ -28,14 +28,20 @@ SIGN_UPDATES = {
 }
 
 
-def first_update(changes):
-    """Returns ({path: update of one step}, {path: role})."""
+def first_step(changes):
+    """Returns ({path: update of one step}, its metrics)."""
     config = tiny_config(SIGN_UPDATES | changes)
     before = initial_state(config)
-    after, _ = train_step(config)(before, packed_batch(), make_hyper(config))
+    after, metrics = train_step(config)(before, packed_batch(), make_hyper(config))
     updates = jax.tree.map(lambda a, b: np.asarray(a - b), after.params, before.params)
-    specs = named_leaves(tiny_learner(config).description.specs)
-    return named_leaves(updates), {path: spec.role for path, spec in specs.items()}
+    return named_leaves(updates), metrics
+
+
+def first_update(changes):
+    """Returns ({path: update of one step}, {path: role})."""
+    updates, _ = first_step(changes)
+    specs = named_leaves(tiny_learner(tiny_config(SIGN_UPDATES | changes)).description.specs)
+    return updates, {path: spec.role for path, spec in specs.items()}
 
 
 @pytest.mark.full
@@ -81,3 +87,47 @@ def test_unset_numbers_are_not_traced():
     assert config.optim.b1 == 0.9 and config.optim.b2 is None
     assert 'optim.b2' not in make_hyper(config)
     assert 'optim.b2' in make_hyper(update_recipe(config, {'optim.b2': 0.5}))
+
+
+def test_cautious_decay_in_a_step():
+    """Signs of the direction and of the weight agree where it decays, and the metrics record the
+    share; without the option there is no such metric. Catches the sign of the change.
+    """
+    changes = {'optim.weight_decay': 0.5, 'optim.cautious_decay': True}
+    (plain, metrics), (change, cautious_metrics) = (first_step(c) for c in ({}, changes))
+    specs = named_leaves(tiny_learner(tiny_config(SIGN_UPDATES)).description.specs)
+    decays = []
+    for path, weight in named_leaves(initial_state(tiny_config(SIGN_UPDATES)).params).items():
+        if specs[path].role != 'vector':
+            agrees = (np.sign(plain[path]) * np.sign(weight) <= 0) & (weight != 0)
+            expected = -0.25 * 0.5 * np.where(agrees, weight, 0)
+            np.testing.assert_allclose(change[path] - plain[path], expected, atol=1e-5)
+            decays.append(agrees.ravel())
+    share = np.mean(np.concatenate(decays))
+    assert 0.2 < share < 0.8
+    np.testing.assert_allclose(cautious_metrics['decayed_share'], share, atol=1e-3)
+    assert 'decayed_share' not in metrics
+
+
+def test_hyperball_step_from_a_config():
+    """The published step of hidden matrices and of the readout, from the directions of a step
+    without it. Catches roles that a config does not pass on, and a norm of all layers.
+    """
+    untied = {'model.tie_embeddings': False}
+    changes = untied | {
+        'model.reparam': 'normalize_and_project',
+        'reparam.roles': 'hidden+readout',
+        'optim.match_norm': 0.5,
+        'optim.match_norm_roles': 'hidden+readout',
+    }
+    (plain, _), (change, _) = (first_step(c) for c in (untied, changes))
+    config = tiny_config(SIGN_UPDATES | untied)
+    specs = named_leaves(tiny_learner(config).description.specs)
+    for path, weight in named_leaves(initial_state(config).params).items():
+        expected = plain[path]
+        if specs[path].role in ('hidden', 'readout'):
+            size = root_mean_square(specs[path], weight)
+            # The direction is of signs, whose root mean square is 1.
+            moved = weight + 0.5 * size * plain[path]
+            expected = moved * size / root_mean_square(specs[path], moved) - weight
+        np.testing.assert_allclose(change[path], expected, atol=1e-5, err_msg=path)

@@ -337,6 +337,7 @@ def test_numeric_options_vary_within_a_group():
                 (group,) = group_by_program(expand_sweep(tiny_raw(changes), listed))
                 assert len(group) == 2, path
     optional = ('update_clip', 'match_rms', 'embedding_gradient_shrink', 'ghost_radius')
+    optional = (*optional, 'match_norm', 'match_norm_floor')
     optional = (*optional, *(f'{group}_{setting}' for group in GROUPS for setting in SETTINGS))
     optional = (*(f'optim.{name}' for name in optional), 'scaling.embedding_std')
     optional = (*optional, 'model.dropout', 'model.attention_dropout', 'model.embedding_dropout')
