@@ -123,7 +123,7 @@ def fields() -> str:
 def describe_setting(name: str) -> str:
     """Returns the description of a field of groups."""
     description = SETTINGS[name].description
-    return f'in place of `{description}`' if description == f'optim.{name}' else description
+    return f'in place of `optim.{name}`' if description == name else description
 
 
 def group_fields() -> str:

@@ -236,6 +236,8 @@ ANSWERED = {
         '--config.data.batch_size=256',
         '--num-iterations=5000 --save-every=-1': '--config.train.steps=5000 '
         '--config.train.checkpoint_every=0',
+        '--matrix-lr=0.02 --embedding-lr=0.3 --unembedding-lr=0.008': '--config.optim.lr=0.02 '
+        '--config.optim.embedding_lr=0.3 --config.optim.readout_lr=0.008',
     },
     'LitGPT': {
         '--train.max_steps 5': '--config.train.steps=5',
@@ -405,10 +407,6 @@ NOT_HERE = {
         '--total-batch-size=524288': ('this counts tokens', '--config.data.batch_size=256'),
         '--target-param-data-ratio=12': ('the length of a run', '--config.train.steps=100'),
         '--core-metric-every=2000': ('--suite=harness:TASK+TASK', ''),
-        '--matrix-lr=0.02 --embedding-lr=0.3': (
-            'only of hidden matrices',
-            '--config.optim.lr=0.02 --config.optim.others_lr=0.3',
-        ),
         '--resume-from-step=1000': (RESUMES, '--workdir=runs/mine'),
         '--device-type=cpu': ('JAX_PLATFORMS=cpu in the environment', ''),
     },

@@ -29,11 +29,10 @@ def _setting_options() -> dict[str, Option]:
     replaced = {name: declared[name].option for name in OPTIMIZER_OPTIONS + SCHEDULE_OPTIONS}
     return {
         LR: from_0('peak learning rate'),
-        LR_FACTOR: from_0('peak learning rate as a multiple of optim.lr'),
+        LR_FACTOR: from_0('factor of optim.lr'),
         WEIGHT_DECAY: from_0('strength of weight decay'),
         **{
-            name: dataclasses.replace(option, description=f'optim.{name}')
-            for name, option in replaced.items()
+            name: dataclasses.replace(option, description=name) for name, option in replaced.items()
         },
     }
 

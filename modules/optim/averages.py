@@ -223,8 +223,8 @@ def tail_ema(
     `e` starts as the weights at the start of the last part of the run (`tail_ema_fraction`), and
     before that part `x` is `w`. `a` is `tail_ema_weight`, and `d` is `tail_ema_decay`.
     Embeddings are evaluated as trained, and no average of them is stored. Training does not depend
-    on the average. Source: https://github.com/KellerJordan/modded-nanogpt, track 3, record 45,
-    where the part is the last 720 of 2720 steps, in which the rate falls.
+    on the average. Source: the code of https://github.com/KellerJordan/modded-nanogpt, track 3,
+    record 45, where the part is the last 720 of 2720 steps, in which the rate falls.
     """
 
     def init(params):

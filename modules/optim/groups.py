@@ -27,12 +27,12 @@ ROLE_OF = {group: role for group, (role, _) in MEMBERS.items()}
 OTHERS = 'others'  # the parent of all groups but HIDDEN and the router
 # {group: (its parameters, the group whose settings it has unless they are set)}.
 GROUPS: Mapping[str, tuple[str, str]] = {
-    OTHERS: ('all parameters but hidden matrices and routers', HIDDEN),
+    OTHERS: ('embeddings, readout and vectors', HIDDEN),
     'embedding': ('the word embedding', OTHERS),
-    'tables': ('other tables that are looked up, such as learned positions', OTHERS),
+    'tables': ('other tables', OTHERS),
     'readout': ('the readout', OTHERS),
     'norm': ('gains and biases of norms', OTHERS),
-    'scalar': ('single numbers, or one per block', OTHERS),
+    'scalar': ('single numbers', OTHERS),
     'vector': ('biases and other vectors', OTHERS),
     'router': ('routers of experts', HIDDEN),
 }

@@ -419,11 +419,10 @@ def soap_muon(
     `soap` and `muon` keep their meaning; `eps` is that of both. As in SOAP, the first update is
     zero.
 
-    It is a part of the best entries of modded-nanogpt's track 3
-    (github.com/KellerJordan/modded-nanogpt, records/track_3_optimization), from which `b2` and the
-    refresh at each step come. There the second moment is that of the rotated momentum, and the
-    momentum is Nesterov's; here both are SOAP's. They also give `d` the norm of the momentum, which
-    `NS` does not see.
+    Source: the code of https://github.com/KellerJordan/modded-nanogpt, track 3, whose best entries
+    have it as a part; `b2` and the refresh at each step are theirs. There the second moment is that
+    of the rotated momentum, and the momentum is Nesterov's; here both are SOAP's. They also give
+    `d` the norm of the momentum, which `NS` does not see.
     """
     rotated = soap(
         specs,

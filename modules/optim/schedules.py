@@ -370,7 +370,7 @@ def stages(
     warmup_steps: Warmup = 0,
     stages: Annotated[
         str,
-        Option(f'stages after the warm-up, as in {STAGE_EXAMPLE!r}; rates are shares of the peak'),
+        Option(f'stages after the warm-up, such as {STAGE_EXAMPLE!r}, in shares of the peak'),
     ] = STAGE_EXAMPLE,
 ) -> jax.Array:
     """Stages in a row, each with its length, shape and ends: trapezoid, WSD-S, cycles.

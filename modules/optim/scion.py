@@ -31,7 +31,7 @@ ENTRYWISE: dict[str, Callable[[jax.Array, float], jax.Array]] = {  # (d [..., I,
     'input': lambda d_IO, inputs: _divide_by_rms(d_IO, -1, inputs),
     'output': lambda d_IO, inputs: _divide_by_rms(d_IO, -2, inputs),
 }
-NORMS_HELP = 'norm of the steps of {}: each entry, the rms of each input or output'
+NORMS_HELP = 'norm of the steps of {}: per entry, input or output'
 
 
 def _choice(parameters: str, *norms: str, suffix: str = '') -> Option:

@@ -61,7 +61,7 @@ def test_table_is_read_as_written(tmp_path):
     assert read_parameters(tmp_path) == rows
 
 
-def test_report_lists_settings_of_variants(tmp_path):
+def test_report_lists_settings(tmp_path):
     """From the runs' records; runs without a table have no rows."""
     comparisons = []
     for name, changes in {'plain': {}, 'other rate': {'optim.embedding_lr': 0.01}}.items():
