@@ -30,6 +30,7 @@ from modules.norms import NORMS
 from modules.numerics import REMAT_POLICIES
 from modules.objectives import OBJECTIVES
 from modules.optim import AVERAGES, OPTIMIZERS, SCHEDULES
+from modules.optim.base import BELOW_1
 from modules.options import Option, annotation_types, make_section
 from modules.placements import PLACEMENTS
 from modules.positions import POSITIONS
@@ -236,6 +237,30 @@ class OptimConfig:
             choices=('hidden', 'hidden+readout'),
         ),
     ] = 'hidden'
+    momentum_start: Annotated[
+        float | None,
+        Option(
+            'momentum before its warm-up to optim.momentum; None: constant momentum',
+            0,
+            BELOW_1,
+            traced=True,
+        ),
+    ] = None
+    momentum_warmup_steps: Annotated[
+        int | None,
+        Option(
+            'steps from optim.momentum_start to optim.momentum', 1, time_unit='steps', traced=True
+        ),
+    ] = None
+    weight_decay_end: Annotated[
+        float | None,
+        Option(
+            'share of weight decay at the last step, reached linearly; None: constant strength',
+            0,
+            FINITE,
+            traced=True,
+        ),
+    ] = None
     cautious_decay: Annotated[
         bool, 'decay only weights that have the sign of the direction of their update'
     ] = False

@@ -44,6 +44,7 @@ def check(recipe: Recipe) -> None:
     _check_scaled_updates(recipe)
     _check_matched_norms(recipe)
     _check_cautious(recipe)
+    _check_numbers_over_steps(recipe)
     _check_tied_embeddings(recipe)
     check_order([part.name for part in recipe.reparam])
     _check_moved_weights(recipe)
@@ -249,6 +250,28 @@ def _check_matched_norms(recipe: Recipe) -> None:
         raise ValueError(
             f'optim.match_norm gives updates the norm of their matrix, so that a matrix of zeros '
             f'never changes, but {why}. Leave one of them out, or choose optim.match_norm_floor.'
+        )
+
+
+def _check_numbers_over_steps(recipe: Recipe) -> None:
+    """Raises ValueError for a momentum or a weight decay over the run without an effect."""
+    optim = recipe.optim
+    if (optim.momentum_start is None) != (optim.momentum_warmup_steps is None):
+        raise ValueError(
+            'optim.momentum_start and optim.momentum_warmup_steps describe one warm-up of the '
+            f'momentum; got {optim.momentum_start} and {optim.momentum_warmup_steps}. Set both, or '
+            'leave both out.'
+        )
+    if optim.momentum_start is not None and 'optim.momentum' not in recipe.readers:
+        raise ValueError(
+            f'optim.momentum_start={optim.momentum_start} has no effect, because no optimizer of '
+            'this config has the option momentum. Leave it out, or choose another optim.name.'
+        )
+    if optim.weight_decay_end is not None and not recipe.decay.row.reads_strength:
+        raise ValueError(
+            f'optim.weight_decay_end={optim.weight_decay_end} has no effect, because '
+            f'{recipe.decay} does not depend on the strength of weight decay. Leave it out, or '
+            'choose optim.decay_rule=decoupled.'
         )
 
 

@@ -13,7 +13,13 @@ import jax.numpy as jnp
 import optax
 
 from lm.training.state import Hyper, Learner, State, Weights
-from lm.training.update import build_average, group_fractions, peak_lrs, update_stages
+from lm.training.update import (
+    build_average,
+    group_fractions,
+    numbers_at_step,
+    peak_lrs,
+    update_stages,
+)
 from modules.losses import add_error_probability, chunk_loss, logits_loss, select_chunk_size
 from modules.optim import BatchFunctions
 from modules.optim.groups import HIDDEN
@@ -269,6 +275,7 @@ def optimizer_step(
     """
     recipe, description, params = learner.recipe, learner.description, state.params
     # `state.step` counts the updates done, so the first update is at step 0 of the schedule.
+    hyper = numbers_at_step(hyper, state.step)
     fractions = group_fractions(recipe, hyper, state.step)
     updates, opt_state, stage_metrics = apply_stages(
         update_stages(recipe, description, hyper, fractions),

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from lm.config.groups import SCHEDULE_OPTIONS, WEIGHT_DECAY, find_setting, group_lr
@@ -55,6 +56,29 @@ def group_fractions(recipe: Recipe, hyper: Numbers, step: Any) -> dict[str, Any]
         }
         fractions[group] = schedule(step, steps, **replaced) if replaced else fractions[parent]
     return fractions
+
+
+def numbers_at_step(hyper: Numbers, step: Any) -> dict[str, Any]:
+    """Returns the numbers of a run with those of its step: momentum and weight decay may change.
+
+        mu_t = s + (mu - s) min(1, (t + 1) / w)     lambda_t = lambda (1 + (e - 1) (t + 1) / T)
+
+    s is optim.momentum_start, w optim.momentum_warmup_steps and e optim.weight_decay_end, if they
+    are set. T is the number of steps, and t counts from 0. Each group's weight decay changes alike.
+
+    Args:
+      hyper: the numbers of the run.
+      step: t, the number of updates done.
+    """
+    changed = {}
+    if (start := hyper.get('optim.momentum_start')) is not None:
+        share = jnp.minimum(1.0, (step + 1) / hyper['optim.momentum_warmup_steps'])
+        changed['optim.momentum'] = start + (hyper['optim.momentum'] - start) * share
+    if (end := hyper.get('optim.weight_decay_end')) is not None:
+        share = 1 + (end - 1) * (step + 1) / hyper['train.steps']
+        paths = [path for path in hyper if path.endswith('weight_decay')]
+        changed |= {path: hyper[path] * share for path in paths}
+    return {**hyper, **changed}
 
 
 def build_optimizer(

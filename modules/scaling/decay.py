@@ -1,7 +1,8 @@
 """Weight-decay rules: the share of a weight that a step removes.
 
 A rule with `in_gradient` removes nothing: its value times the weight is added to the gradient.
-`times_lr`: the share is proportional to learning rate times weight_decay.
+`times_lr`: the share is proportional to learning rate times weight_decay. `reads_strength`: it
+depends on the size of weight_decay, which otherwise only turns decay on.
 """
 
 import sys
@@ -14,7 +15,7 @@ from modules.facts import accept_any, row_decorator
 from modules.options import Option
 from modules.scaling.parametrization import Growth
 
-decay_row = row_decorator(in_gradient=False, times_lr=True, check=accept_any)
+decay_row = row_decorator(in_gradient=False, times_lr=True, reads_strength=True, check=accept_any)
 
 
 class DecayInputs(NamedTuple):
@@ -85,7 +86,7 @@ def linear_width(decay: DecayInputs) -> jax.Array:
     return constant(decay) * (decay.growth.fan_in if decay.hidden else 1.0)
 
 
-@decay_row(times_lr=False)
+@decay_row(times_lr=False, reads_strength=False)
 def timescale(
     decay: DecayInputs,
     *,

@@ -108,6 +108,8 @@ def test_values_beyond_bounds_are_refused(path):
         'scaling.base_depth': COMPLETE_P,
         'scaling.base_heads': {'scaling.name': 'mup', 'scaling.base_width': 8},
         'scaling.depth_alpha': COMPLETE_P,
+        'optim.momentum_start': {'optim.name': 'muon', 'optim.momentum_warmup_steps': 5},
+        'optim.momentum_warmup_steps': {'optim.name': 'muon', 'optim.momentum_start': 0.5},
         'optim.outer_lr': {'train.steps': 30},
         'optim.outer_momentum': {'train.steps': 30},
         'mlp.n_experts': {'mlp.experts_per_token': 1},

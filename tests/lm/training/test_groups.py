@@ -12,7 +12,7 @@ from lm.run.tables import format_schedule, group_parameters, parameter_rows
 from lm.study.plan.cells import expand_sweep, group_by_program
 from lm.training.state import check_learner, make_hyper
 from lm.training.step import make_train_step
-from lm.training.update import group_fractions, peak_lrs, update_stages
+from lm.training.update import group_fractions, numbers_at_step, peak_lrs, update_stages
 from modules.optim import unbox_state
 from modules.optim.groups import GROUPS, HIDDEN, find_group, group_chain
 from modules.optim.stages import apply_stages, stored_stages
@@ -223,6 +223,36 @@ def test_group_has_its_schedule():
     assert 'readout_lr' in format_schedule(config).splitlines()[1]
 
 
+def test_momentum_and_decay_follow_the_step():
+    """By their formulas at the first, a middle and the last step; other numbers stay."""
+    changes = {'optim.name': 'muon', 'optim.momentum': 0.9, 'train.steps': 10}
+    changes |= {'optim.momentum_start': 0.5, 'optim.momentum_warmup_steps': 4}
+    changes |= {'optim.weight_decay_end': 0.0, 'optim.readout_weight_decay': 0.5}
+    hyper = make_hyper(checked_config(ADAMW | changes))
+    rows = [numbers_at_step(hyper, step) for step in (0, 2, 9)]
+    for path, expected in {
+        'optim.momentum': [0.6, 0.8, 0.9],
+        'optim.weight_decay': [0.09, 0.07, 0.0],
+        'optim.readout_weight_decay': [0.45, 0.35, 0.0],
+        'optim.lr': [0.003] * 3,
+    }.items():
+        np.testing.assert_allclose([row[path] for row in rows], expected, atol=1e-7, err_msg=path)
+
+
+@pytest.mark.full
+def test_step_uses_its_numbers():
+    """Without decay at the end, the last step only adds the direction."""
+    changes = ADAMW | {'train.steps': 1, 'optim.weight_decay': 0.5}
+    ends, plain = (
+        train(tiny_config(changes | settings), n_steps=1)
+        for settings in ({'optim.weight_decay_end': 0.0}, {'optim.weight_decay': 0.0})
+    )
+    decayed = train(tiny_config(changes), n_steps=1)
+    for path, weight in plain.items():
+        np.testing.assert_allclose(ends[path], weight, rtol=1e-6, err_msg=path)
+    assert not np.allclose(decayed['embedding'], plain['embedding'], rtol=1e-6)
+
+
 def test_router_may_leave_the_matrices():
     """It follows hidden matrices unless it is set."""
     muon = {**MOE, 'optim.name': 'muon'}
@@ -270,6 +300,15 @@ WRONG = [
     ({'optim.readout_decay_fraction': 0.5}, 'constant does not have the option decay_fraction'),
     ({'optim.norm_weight_decay': -0.1}, 'optim.norm_weight_decay must be at least 0'),
     ({'optim.vector_b2': 1.0}, 'optim.vector_b2 must be'),
+    ({'optim.momentum_start': 0.5}, 'Set both, or leave both out'),
+    (
+        ADAMW | {'optim.momentum_start': 0.5, 'optim.momentum_warmup_steps': 3},
+        'no optimizer of this config has the option momentum',
+    ),
+    (
+        {'optim.weight_decay_end': 0.0, 'optim.decay_rule': 'timescale'},
+        'timescale does not depend on the strength',
+    ),
     ({'optim.router_lr': 0.1}, 'no parameters in the group router .routers of experts.; it has'),
     ({'optim.readout_b1': 0.5, 'model.tie_embeddings': True}, 'set optim.embedding_b1'),
     ({'optim.tables_lr': 0.1}, 'no parameters in the group tables'),

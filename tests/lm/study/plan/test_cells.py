@@ -339,14 +339,18 @@ def test_numeric_options_vary_within_a_group():
                 (group,) = group_by_program(expand_sweep(tiny_raw(changes), listed))
                 assert len(group) == 2, path
     optional = ('update_clip', 'match_rms', 'embedding_gradient_shrink', 'ghost_radius')
-    optional = (*optional, 'match_norm', 'match_norm_floor')
+    optional = (*optional, 'match_norm', 'match_norm_floor', 'momentum_start')
+    optional = (*optional, 'momentum_warmup_steps', 'weight_decay_end')
     optional = (*optional, *(f'{group}_{setting}' for group in GROUPS for setting in SETTINGS))
     optional = (*(f'optim.{name}' for name in optional), 'scaling.embedding_std')
     optional = (*optional, 'model.dropout', 'model.attention_dropout', 'model.embedding_dropout')
     raw = tiny_raw({'optim.schedule': 'warmup_stable_decay'})
+    warmup = {'optim.momentum_start': 0.5, 'optim.momentum_warmup_steps': 5}
     for path in optional:
         varied.add(path)
-        listed = [{}, {path: 0.1}, {path: 0.2}]
+        first, second = (0.1, 0.2) if float in FIELDS[path].types else (6, 7)
+        needed = warmup | {'optim.name': 'muon'} if path in warmup else {}
+        listed = [{}, needed | {path: first}, needed | {path: second}]
         assert [len(group) for group in group_by_program(expand_sweep(raw, listed))] == [1, 2]
     assert varied == {*RUN_PATHS}
 
