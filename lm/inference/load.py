@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,14 @@ class Checkpoint:
           text: any string.
         """
         return jnp.array([[self.tokenizer.bos_id, *self.tokenizer.encode(text)]], jnp.int32)
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """Returns the text of token ids; the token that begins a document has none.
+
+        Args:
+          tokens: ids of one row, without batch dimension.
+        """
+        return self.tokenizer.decode([int(token) for token in tokens])
 
     def logits(self, tokens_BT: jax.Array) -> jax.Array:
         """Returns the logits of the token after each, [B, T, V] float32.

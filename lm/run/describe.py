@@ -197,12 +197,14 @@ def _list_unreached(recipe: Recipe) -> Iterator[str]:
         (unit,) = {declared.option.time_unit for declared in counted.values()}
         n_needed, length = part.row.lasts(recipe.model.n_layers, **values), lengths[unit]
         if n_needed >= length:
+            options = ' and '.join(values)
             reason = ', '.join(
                 f'{option}={value} ({counted[option].option.description})'
                 for option, value in values.items()
             )
             text = (
-                f'{part.name} needs more than {n_needed} {unit}, but the run has {length}: {reason}'
+                f'{part.name} needs more than {n_needed} {unit}, but the run has {length}: '
+                f'{reason}. The run ends before that. Set train.steps higher, or {options} lower.'
             )
             notes.setdefault(text, f'{part.path}={text}')
     yield from notes.values()

@@ -68,22 +68,10 @@ SIZE = {
     'train.steps': STEPS,
     'train.eval_every': EVAL_EVERY,
 }
+# {program: (config, settings)}.
 RECIPES = {
-    'same recipe': {
-        'model.norm': 'layernorm',
-        'norm.bias': False,
-        'model.qk_norm': 'none',
-        'model.activation': 'gelu_exact',
-        'model.position': 'learned',
-        'model.tie_embeddings': True,
-        'scaling.init': 'depth_scaled',
-        'scaling.embedding_std': 0.02,
-        'loss.z_loss': 0.0,
-        'optim.lr': 1e-3,
-        'optim.b2': 0.99,
-        'optim.final_lr_fraction': 0.1,
-    },
-    'default recipe': {},
+    'same recipe': ('configs/nanogpt.py', {}),
+    'default recipe': ('configs/default.py', SIZE),
 }
 # nanoGPT seeds PyTorch with 1337 and has no flag for another seed.
 RESEED = """
@@ -186,11 +174,11 @@ def run_evenkeel(program: str, texts: tuple[Path, Path], seed: int, folder: Path
       folder: the workdir.
     """
     train_text, validation_text = texts
-    settings = SIZE | RECIPES[program]
-    settings |= {'data.source': f'text:{train_text}', 'data.seed': seed, 'train.seed': seed}
+    config, size = RECIPES[program]
+    settings = size | {'data.source': f'text:{train_text}', 'data.seed': seed, 'train.seed': seed}
     settings |= {'data.validation_source': f'text:{validation_text}'}
     flags = [f'--config.{path}={value}' for path, value in settings.items()]
-    command = [sys.executable, 'train.py', '--config=configs/default.py', *flags]
+    command = [sys.executable, 'train.py', f'--config={config}', *flags]
     seconds, curve = run_timed([*command, f'--workdir={folder}'], EVENKEEL_LOSS)
     loss = json.loads((folder / 'summary.json').read_text())['validation_ce']
     return BenchRun(program, seed, seconds, loss, curve)
