@@ -49,6 +49,15 @@ def tables():
 TABLES = tables()
 
 
+def find_page(field: str) -> str:
+    """Returns the page with the table of a field, for an error."""
+    pages = sorted((ROOT / 'docs' / 'guide').glob('*.md'))
+    return next(
+        (f'docs/guide/{path.name}' for path in pages if f'\n| `{field}`' in path.read_text()),
+        'README.md',
+    )
+
+
 def test_readme_is_short():
     assert len(FRONT_PAGE.splitlines()) <= 200
 
@@ -64,8 +73,8 @@ def test_tables_have_unique_names(field):
     declared = [row.name for row in part_rows(field)]
     missing, unknown = sorted({*declared} - {*names}), sorted({*names} - {*declared})
     assert sorted(names) == sorted(declared), (
-        f'docs/guide: the table that begins with | `{field}` | lacks a line for {missing}, and has '
-        f'lines for no row: {unknown}'
+        f'{find_page(field)}: the table that begins with | `{field}` | lacks a line for {missing}, '
+        f'and has lines for no row: {unknown}'
     )
 
 
@@ -83,7 +92,12 @@ def test_tables_match_declared_options(field):
             listed = [path.split('.')[1] for path in paths if FIELDS[path].is_part_option]
         assert len(set(listed)) == len(listed), row
         for name in parse_names(row[0]):
-            assert set(listed) == declared[name] - {left_out}, name
+            options = declared[name] - {left_out}
+            assert set(listed) == options, (
+                f'{find_page(field)}: the line of `{name}` in the table | `{field}` | must name '
+                f'the options {sorted(options)}; it lacks {sorted(options - {*listed})} and has '
+                f'{sorted({*listed} - options)}, which the part does not have'
+            )
 
 
 @pytest.mark.parametrize('field', LEFT_OUT)

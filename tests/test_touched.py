@@ -455,7 +455,10 @@ def test_file_touches_its_first_test(project):
         touched_tests, first = project.touched_by(file), project.nearest.rank_tests(file)[0]
         if first not in touched_tests.files | touched_tests.named:
             missed[file] = first
-    assert not missed
+    assert not missed, (
+        f'{missed}: each of these files needs a test of its own, in a file of tests/ that imports '
+        'it or names its rows; the nearest test, which is listed, tests another part'
+    )
 
 
 @pytest.mark.full

@@ -57,8 +57,9 @@ LEFT_OUT = {  # of a small way: why
 
 
 def copy_project(folder: Path) -> None:
-    """Copies the files that git tracks."""
-    listed = subprocess.check_output(['git', 'ls-files', '-z'], cwd=ROOT, text=True)
+    """Copies the files of the project, except those that git ignores."""
+    command = ['git', 'ls-files', '--cached', '--others', '--exclude-standard', '-z']
+    listed = subprocess.check_output(command, cwd=ROOT, text=True)
     for name in filter(None, listed.split('\0')):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
