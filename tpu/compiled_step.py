@@ -367,9 +367,11 @@ class StepEstimate:
             '(matmuls at peak, communication hidden)'
         )
         if self.ratio is not None and self.predicted_seconds is not None:
+            hours = self.chip_hours * self.predicted_seconds / self.step_seconds
             yield (
                 f'  predicted: {format_ms(self.predicted_seconds)} ms, '
-                f'{self._format_hours(self.predicted_seconds)} for all steps'
+                f'{self._format_hours(self.predicted_seconds)}, {hours:,.0f} {unit}-hours'
+                f'{format_cost(self.price, hours)} for all steps'
             )
             yield f'    {self.ratio.description}'
         yield (
