@@ -4,10 +4,12 @@ That takes seconds, in which `tests.touched` reads the sources. The process read
 from standard input and prints a Report.
 """
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import importlib
 import io
+import itertools
 import json
 import os
 import subprocess
@@ -31,31 +33,36 @@ class CollectedTest:
 
 
 class Collection:
-    """A process that collects tests once; as a context, it ends at the latest on exit.
+    """Processes that collect tests once, side by side; as a context, all end on exit.
 
     Args:
       root: folder of the project.
       imports: modules to import before the files are known.
+      count: number of processes.
     """
 
-    def __init__(self, root: Path, imports: Iterable[str] = COMMON):
+    def __init__(self, root: Path, imports: Iterable[str] = COMMON, count: int = 2):
         search_path = filter(None, [str(root), os.environ.get('PYTHONPATH')])
-        self.process = subprocess.Popen(
-            [sys.executable, '-P', __file__, *imports],  # -P: its folder has other modules
-            cwd=root,
-            env={**os.environ, 'PYTHONPATH': os.pathsep.join(search_path)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, '-P', __file__, *imports],  # -P: its folder has other modules
+                cwd=root,
+                env={**os.environ, 'PYTHONPATH': os.pathsep.join(search_path)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for _ in range(count)
+        ]
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.communicate()
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
 
     def collect(self, files: Iterable[str]) -> list[CollectedTest]:
         """Returns the tests in some files. Raises SystemExit with pytest's output if it cannot
@@ -63,11 +70,21 @@ class Collection:
         """
         if not (files := sorted(files)):
             return []
-        printed, _ = self.process.communicate('\n'.join(files))
-        status, output, tests = json.loads(printed) if printed else (self.process.wait(), '', [])
-        if status not in SUCCESS:
-            raise SystemExit(f'{output}\npytest cannot collect the tests; see its output above')
-        return [CollectedTest(nodeid, tuple(texts), is_full) for nodeid, texts, is_full in tests]
+        parts = [files[i :: len(self.processes)] for i in range(len(self.processes))]
+        with concurrent.futures.ThreadPoolExecutor(len(parts)) as pool:
+            tests = [*itertools.chain(*pool.map(collect_part, self.processes, parts))]
+        return sorted(tests, key=lambda test: files.index(test.nodeid.split('::')[0]))
+
+
+def collect_part(process: subprocess.Popen, files: list[str]) -> list[CollectedTest]:
+    """Returns the tests in some files. Raises SystemExit with pytest's output if it cannot read
+    one.
+    """
+    printed, _ = process.communicate('\n'.join(files))
+    status, output, tests = json.loads(printed) if printed else (process.wait(), '', [])
+    if status not in SUCCESS:
+        raise SystemExit(f'{output}\npytest cannot collect the tests; see its output above')
+    return [CollectedTest(nodeid, tuple(texts), is_full) for nodeid, texts, is_full in tests]
 
 
 class Collector:

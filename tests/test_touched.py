@@ -338,7 +338,7 @@ def collection(tmp_path):
         (tmp_path / path).write_text(text)
     with Collection(tmp_path, imports=()) as collection:
         yield collection
-    assert collection.process.returncode is not None
+    assert all(process.returncode is not None for process in collection.processes)
 
 
 def test_collected_tests_list_parameter_strings(collection):
