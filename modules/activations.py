@@ -86,9 +86,15 @@ GELU, GELU_EXACT = (functools.partial(jax.nn.gelu, approximate=form) for form in
 ACTIVATIONS = {
     'elu': Activation('ELU (arXiv:1511.07289): `y = x if x > 0 else exp(x) - 1`', jax.nn.elu),
     'geglu': Activation('GEGLU (arXiv:2002.05202): `y = gelu(gate) * up`', GELU, gated=True),
-    'gelu': Activation('GELU in its tanh form (arXiv:1606.08415): `y = x Phi(x)`', GELU),
+    'gelu': Activation(
+        'GELU in its tanh form (arXiv:1606.08415): `y = x (1 + tanh(sqrt(2 / pi) (x + 0.044715 '
+        'x^3))) / 2`',
+        GELU,
+    ),
     'gelu_exact': Activation(
-        'GELU by the error function (arXiv:1606.08415): `y = x Phi(x)`', GELU_EXACT
+        'GELU (arXiv:1606.08415): `y = x Phi(x) with Phi(x) = (1 + erf(x / sqrt(2))) / 2`.\n\n'
+        "This is PyTorch's `nn.GELU()`.",
+        GELU_EXACT,
     ),
     'relu': Activation('ReLU: `y = max(x, 0)`', jax.nn.relu),
     'selu': Activation(

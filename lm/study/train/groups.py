@@ -262,7 +262,7 @@ def count_slots(
     slots = -(-slots // multiple) * multiple
     if waves > 1:
         say(
-            f'{waves} waves of up to {slots} runs (at most {MAX_RUNS}); a wave needs '
+            f'{waves} waves of up to {slots} runs (no wave has over {MAX_RUNS}); a wave needs '
             f'{program.memory_bytes(slots) / 1e9:.2f} GB of {limit / 1e9:.2f} GB per device'
         )
     return slots
