@@ -61,7 +61,7 @@ NEEDS = {
     ('kernels.softmax', 'pallas'): {'kernels.attention': 'reference'},
     ('kernels.softmax', 'reference'): {'kernels.attention': 'reference'},
     ('optim.match_norm_roles', 'hidden+readout'): {'optim.match_norm': 1.0},
-    ('optim.average', 'outer_nesterov'): {'train.steps': 30},
+    ('optim.average', 'outer_nesterov'): {'optim.outer_every': 10, 'train.steps': 30},
     ('model.placement', 'hybrid'): {'model.qk_norm': 'rmsnorm'},
     ('model.placement', 'hybrid_star'): {'model.qk_norm': 'rmsnorm'},
     ('attention.qk_norm_over', 'model'): {'model.qk_norm': 'rmsnorm'},

@@ -195,7 +195,7 @@ def test_tuned_plan_counts_waves(tmp_path):
     flags = ('--topology=here', '--config.model.n_layers=1', tune)
     printed, _, plan = write_plan(tmp_path, *flags, changes=small)
     assert plan['runs'] == 5 and plan['waves'] == [3, 4]
-    words = '1 arm of at least 15 runs (usually 20): 3 to 4 waves'
+    words = '1 arm, at least 15 runs per arm (usually 20): 3 to 4 waves'
     assert words in printed and 'one wave, 5 runs per arm: 5 runs in 1 program on here' in printed
 
 

@@ -224,7 +224,7 @@ def test_added_arm_gets_all_waves_trained_once(whole, train_tuned, capsys):
     nothing = Trainer()
     assert train_tuned(workdir, nothing, {'optim.b1': (0.8, 0.9)}) in (DONE,)
     printed = capsys.readouterr().out
-    assert 'arm optim.b1=0.7 is left out' in printed
+    assert 'arm optim.b1=0.7 was removed; its runs are kept' in printed
     for cell in ledger(workdir)['cells']:
         b1 = cell['changes']['optim.b1']
         assert ('tuned' in cell) == (cell['group'] is not None)
