@@ -210,7 +210,7 @@ def exports() -> str:
         '# Exports to Hugging Face\n\n'
         '`python -m eval.convert export-hf` writes a model as one of the classes of '
         'transformers. The table gives this class for each config, or the features that the '
-        'nearest class lacks. `train.py --print_config` prints this for any config.\n\n'
+        'nearest class lacks. `--print_config` prints this for any config.\n\n'
         + table(['config', 'export'], rows)
     )
 
