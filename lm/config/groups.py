@@ -77,7 +77,7 @@ def find_setting(values: Mapping[str, Any], group: str, setting: str) -> tuple[s
     Args:
       values: {path: value}, such as a Hyper; a missing path counts as None.
       group: HIDDEN or a row of GROUPS.
-      setting: a row of SETTINGS, or OPTIMIZER.
+      setting: a row of SETTINGS.
 
     Returns:
       The first of the group and its parents that is set, or else the section's field.

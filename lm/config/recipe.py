@@ -148,17 +148,18 @@ class Recipe:
 
     @property
     def parts(self) -> Iterator[Part]:
-        """All chosen parts, in the order of the fields."""
+        """All chosen parts, in the order of the fields; the optimizers of groups come last."""
         for value in vars(self).copy().values():
             candidates = value if isinstance(value, tuple) else (value,)
             yield from (candidate for candidate in candidates if isinstance(candidate, Part))
         yield from self.kernels.values()
+        yield from (part for path, part in self.optimizers.items() if path not in CHOICES)
 
     @functools.cached_property
     def readers(self) -> dict[str, list[Part]]:
         """{path of an option: the parts that read it}; options that follow a name have no path."""
         readers: dict[str, list[Part]] = {}
-        for part in (*self.parts, *self.separate_optimizers):
+        for part in self.parts:
             for name in part.options if part.section else ():
                 if name not in part.inline:
                     readers.setdefault(part.option_path(name), []).append(part)
@@ -214,14 +215,6 @@ class Recipe:
         parameters, and of groups with settings that replace some of these.
         """
         return {part.path: part for part in self.group_optimizers.values()}
-
-    @property
-    def separate_optimizers(self) -> tuple[Part, ...]:
-        """The optimizers of groups with settings that replace some of their parent's.
-
-        They are not among `parts`, because the settings themselves identify a run.
-        """
-        return tuple(part for path, part in self.optimizers.items() if path not in CHOICES)
 
     def find_optimizer(self, spec: ParamSpec) -> Part:
         """Returns the optimizer of a parameter."""

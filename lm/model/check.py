@@ -33,7 +33,7 @@ def check(recipe: Recipe) -> None:
             option.check(path, value)
     parse_traced_steps(recipe)
     _check_sizes(recipe)
-    for part in (*recipe.parts, *recipe.separate_optimizers):
+    for part in recipe.parts:
         if part.section:  # rows of other tables have no options, and no rules
             part.row.check(recipe, part)
     _check_loss_on(recipe)
@@ -199,9 +199,12 @@ def _check_scaled_updates(recipe: Recipe) -> None:
             reasons.append(
                 'optim.match_rms rescales them to the size of adam-like updates. Leave it out.'
             )
-        is_matched = optimizer is recipe.optimizer or recipe.optim.match_norm_roles != 'hidden'
-        for name in RELATIVE_SIZES:
-            if is_matched and getattr(recipe.optim, name) is not None:
+        is_matched = any(
+            recipe.group_optimizers[group] is optimizer
+            for group in recipe.optim.match_norm_roles.split('+')
+        )
+        for name, size in relative_sizes(recipe).items():
+            if is_matched and size is not None:
                 reasons.append(
                     f'optim.{name} sizes them relative to their matrices, so that their learning '
                     'rate does not follow the width. Choose scaling.name=standard, or leave it out.'
@@ -213,19 +216,25 @@ def _check_scaled_updates(recipe: Recipe) -> None:
             )
 
 
-RELATIVE_SIZES = ('match_norm', 'match_norm_floor')
+def relative_sizes(recipe: Recipe) -> dict[str, float | None]:
+    """Returns the options that size updates relative to their matrices, by name."""
+    optim = recipe.optim
+    return {'match_norm': optim.match_norm, 'match_norm_floor': optim.match_norm_floor}
 
 
 def _check_matched_norms(recipe: Recipe) -> None:
     """Raises ValueError if several options set the size of updates, or if it would be 0."""
     optim = recipe.optim
-    sizes = [n for n in ('match_rms', *RELATIVE_SIZES) if getattr(optim, n) is not None]
+    relative = relative_sizes(recipe)
+    sizes = [
+        n for n, size in ({'match_rms': optim.match_rms} | relative).items() if size is not None
+    ]
     if len(sizes) > 1:
         raise ValueError(
             f'{" and ".join(f"optim.{name}" for name in sizes)} each set the size of the same '
             'updates. Choose one of them.'
         )
-    if optim.match_norm_roles != 'hidden' and not set(sizes) & set(RELATIVE_SIZES):
+    if optim.match_norm_roles != 'hidden' and not {*sizes} & relative.keys():
         raise ValueError(
             f'optim.match_norm_roles={optim.match_norm_roles} would have no effect without '
             'optim.match_norm or optim.match_norm_floor. Set one of them, or leave it out.'

@@ -92,11 +92,10 @@ def group_parameters(rows: list[dict[str, str]]) -> tuple[list[dict[str, str]], 
         sets.setdefault(tuple(row[column] for column in GROUP_COLUMNS), []).append(row)
     count_by_group = collections.Counter(settings[0] for settings in sets)
     n_values = {c: len({row[c] for row in rows}) for c in GROUP_COLUMNS}
-    hidden = set()
-    if n_values['options'] == n_values['optimizer']:
-        hidden.add('options')
-    varying = [c for c in GROUP_COLUMNS if c not in hidden and (c == 'group' or n_values[c] > 1)]
-    common = {c: rows[0][c] for c in GROUP_COLUMNS if c not in varying and c not in hidden}
+    n_settings = len({(row['optimizer'], row['options']) for row in rows})
+    columns = [c for c in GROUP_COLUMNS if c != 'options' or n_settings > n_values['optimizer']]
+    varying = [c for c in columns if c == 'group' or n_values[c] > 1]
+    common = {c: rows[0][c] for c in columns if c not in varying}
     lines = []
     for members in sets.values():
         count = sum(math.prod(map(int, row['shape'].split(' x '))) for row in members)

@@ -59,7 +59,7 @@ def group_fractions(recipe: Recipe, hyper: Numbers, step: Any) -> dict[str, Any]
 
 
 def numbers_at_step(hyper: Numbers, step: Any) -> dict[str, Any]:
-    """Returns the numbers of a run with those of its step: momentum and weight decay may change.
+    """Returns the numbers of a run at a step, at which momentum and weight decay may differ.
 
         mu_t = s + (mu - s) min(1, (t + 1) / w)     lambda_t = lambda (1 + (e - 1) (t + 1) / T)
 
@@ -76,7 +76,9 @@ def numbers_at_step(hyper: Numbers, step: Any) -> dict[str, Any]:
         changed['optim.momentum'] = start + (hyper['optim.momentum'] - start) * share
     if (end := hyper.get('optim.weight_decay_end')) is not None:
         share = 1 + (end - 1) * (step + 1) / hyper['train.steps']
-        paths = [path for path in hyper if path.endswith('weight_decay')]
+        paths = [
+            path for path in hyper if path.startswith('optim.') and path.endswith('weight_decay')
+        ]
         changed |= {path: hyper[path] * share for path in paths}
     return {**hyper, **changed}
 

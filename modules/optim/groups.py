@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from modules.params import LAYER, NORM, ParamSpec
 
-HIDDEN = 'hidden'  # its settings are those of the config section itself
+HIDDEN = 'hidden'  # the fields of the config section itself set it
 
 
 # {group: (role, condition)}: a parameter is in the first group that has both.
@@ -25,7 +25,7 @@ MEMBERS: Mapping[str, tuple[str, Callable[[ParamSpec], bool]]] = {
 }
 ROLE_OF = {group: role for group, (role, _) in MEMBERS.items()}
 OTHERS = 'others'  # the parent of all groups but HIDDEN and the router
-# {group: (its parameters, the group whose settings it has unless they are set)}.
+# {group: (its parameters, its parent, which gives it the settings that it does not set)}.
 GROUPS: Mapping[str, tuple[str, str]] = {
     OTHERS: ('embeddings, readout and vectors', HIDDEN),
     'embedding': ('the word embedding', OTHERS),

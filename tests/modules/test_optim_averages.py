@@ -226,7 +226,7 @@ def test_tail_ema_leaves_embeddings_out():
 
 
 def test_outer_steps_must_end_with_the_run():
-    """Catches a run whose last steps are not evaluated."""
+    """Catches last steps of a run that no evaluation sees."""
     fields = {'optim.average': 'outer_nesterov', 'optim.outer_every': 30, 'train.steps': 100}
     with pytest.raises(ValueError, match=r'must divide train.steps; got 30 and 100\. .*works: 90'):
         checked_config(fields)

@@ -113,7 +113,7 @@ POLYNOMIALS = {  # name: (steps, margin of the norm, ends, range)
 
 @pytest.mark.parametrize('name', POLYNOMIALS)
 def test_polynomials_map_singular_values(name):
-    """Diagonal matrices in a stack, whose slices end alike. Catches a coefficient, an order of the
+    """A stack of diagonal matrices ends as its slices. Catches a coefficient, an order of the
     polynomials or a margin that differs from the published one, and a norm over the stack.
     """
     steps, margin, ends, (low, high) = POLYNOMIALS[name]

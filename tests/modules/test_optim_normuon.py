@@ -1,4 +1,4 @@
-"""NorMuon. Reference: the authors' formula in float64 numpy. Property: what it leaves unchanged.
+"""NorMuon. Reference: the authors' formula in float64 numpy. Property: its invariants.
 Equivalence: stacked = per layer, transposed = transposed for the longer side.
 """
 

@@ -15,6 +15,7 @@ import lm.config.resolve
 from configs import default
 from lm.config.choice import AUTO
 from lm.config.fields import CHOICES, FIELDS, is_passive
+from lm.config.groups import OPTIMIZER
 from lm.config.resolve import (
     differences,
     digest,
@@ -368,6 +369,8 @@ def other_values(path):
     kind = next(kind for kind in field.types if kind is not types.NoneType)
     if field.choice:
         return [name for name in field.choice.table if name not in USUAL]
+    if path.endswith(f'_{OPTIMIZER}'):  # of a group
+        return ['lion']
     if kind is bool:
         name = path.split('.')[1]
         declared = [

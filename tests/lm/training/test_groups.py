@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lm.config.resolve import flatten, resolve, update_recipe
+from lm.config.resolve import digest, flatten, resolve, update_recipe
 from lm.devices.mesh import make_mesh
 from lm.model.check import check
-from lm.run.tables import format_schedule, group_parameters, parameter_rows
+from lm.run.tables import GROUP_COLUMNS, format_schedule, group_parameters, parameter_rows
 from lm.study.plan.cells import expand_sweep, group_by_program
 from lm.training.state import check_learner, make_hyper
 from lm.training.step import make_train_step
@@ -101,7 +101,7 @@ SAME = {
 
 
 def test_equal_settings_are_one_group_bit_for_bit():
-    """Settings that spell out those of the parent change nothing, in four states or in one.
+    """Settings equal to their parents change nothing, in four states or in one.
 
     Operation by operation, since the compiler rounds another program differently.
     """
@@ -253,6 +253,19 @@ def test_step_uses_its_numbers():
     assert not np.allclose(decayed['embedding'], plain['embedding'], rtol=1e-6)
 
 
+def test_options_are_shown_if_an_optimizer_has_several():
+    """As many distinct options as optimizers do not mean one for each."""
+    shared = dict.fromkeys(GROUP_COLUMNS, 'x')
+    settings = [('sgd', '-'), ('frozen', '-'), ('adamw', 'b1=0.9'), ('adamw', 'b1=0.5')]
+    rows = [
+        {'parameter': name, 'shape': '2', **shared, 'optimizer': optimizer, 'options': options}
+        for name, (optimizer, options) in zip('abcd', settings, strict=True)
+    ]
+    several, single = (group_parameters(part)[0] for part in (rows, rows[:3]))
+    assert [line['options'] for line in several] == ['-', '-', 'b1=0.9', 'b1=0.5']
+    assert not any('options' in line for line in single)
+
+
 def test_router_may_leave_the_matrices():
     """It follows hidden matrices unless it is set."""
     muon = {**MOE, 'optim.name': 'muon'}
@@ -290,6 +303,15 @@ def test_runs_with_other_settings_share_a_program():
         pairs = zip(jax.tree.leaves(together.params), jax.tree.leaves(single.params), strict=True)
         for stacked_weight, weight in pairs:
             np.testing.assert_allclose(stacked_weight[i], weight, rtol=1e-5, atol=1e-7)
+
+
+def test_group_options_name_the_run():
+    """An option that only a group's optimizer reads is part of the identity. Catches two runs in
+    one folder.
+    """
+    settings = {**ADAMW, 'optim.readout_optimizer': 'sgd'}
+    digests = {digest(tiny_config(settings | changes)) for changes in ({}, {'optim.momentum': 0.5})}
+    assert len(digests) == 2
 
 
 WRONG = [

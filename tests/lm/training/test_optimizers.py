@@ -127,7 +127,7 @@ def test_hyperball_step_from_a_config():
         expected = plain[path]
         if specs[path].role in ('hidden', 'readout'):
             size = root_mean_square(specs[path], weight)
-            # The direction is of signs, whose root mean square is 1.
+            # Signs have a root mean square of 1.
             moved = weight + 0.5 * size * plain[path]
             expected = moved * size / root_mean_square(specs[path], moved) - weight
         np.testing.assert_allclose(change[path], expected, atol=1e-5, err_msg=path)
