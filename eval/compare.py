@@ -68,12 +68,12 @@ class RunComparison:
 
 
 def compare(
-    runs: Sequence[str], request: SuiteRequest, say: Say, again: bool = False
+    targets: Sequence[Target], request: SuiteRequest, say: Say, again: bool = False
 ) -> list[RunComparison]:
     """Compares each run with the first by the items of a suite.
 
     Args:
-      runs: workdirs, WORKDIR/checkpoints/STEP or URLs; at least two.
+      targets: the checkpoints (`find_target`); at least two.
       request: the suite.
       say: receives lines about results that are read, and about items of a single run.
       again: whether kept results are computed anew.
@@ -82,8 +82,8 @@ def compare(
       A comparison for each run but the first.
 
     Raises:
-      ValueError: if a run is a sweep or holds no checkpoint, if the suite has nothing to compare,
-        and if two runs were evaluated with different options.
+      ValueError: if the suite has nothing to compare, and if two runs were evaluated with different
+        options.
     """
     suite = request.suite
     if not suite.score:
@@ -92,7 +92,6 @@ def compare(
             f'{request.name} cannot be compared: it does not score single items. Suites that do: '
             f'{", ".join(suitable)}.'
         )
-    targets = [find_target(run, say) for run in runs]
     evaluations = [
         evaluation
         for target in targets
@@ -262,10 +261,10 @@ def main(argv: list[str]) -> None:
             'with config.tune'
         )
     requests = read_suites(flags.FLAGS.suite, read_option_flags())
-    for request in requests:
-        for comparison in compare(runs, request, say, flags.FLAGS.again):
-            print(comparison.line)
     targets = [find_target(run, say) for run in runs]
+    for request in requests:
+        for comparison in compare(targets, request, say, flags.FLAGS.again):
+            print(comparison.line)
     for target in targets[1:]:
         print_parameters(targets[0], target, say)
 

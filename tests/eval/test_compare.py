@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from eval import compare as program
-from eval.compare import compare, comparison_sentence, decide_verdict, main
+from eval.compare import compare, comparison_sentence, decide_verdict, find_target, main
 from eval.evaluation.paired import Difference
 from eval.evaluation.suite_flags import read_suites
 from eval.suites import SUITES
@@ -47,7 +47,7 @@ def runs(whole, tmp_path, monkeypatch):
 
 def compare_runs(folder, *names, suite='documents', say=lambda line: None):
     (request,) = read_suites(suite, {})
-    return compare([str(folder / name) for name in names], request, say)
+    return compare([find_target(str(folder / name), say) for name in names], request, say)
 
 
 def test_runs_are_compared_with_the_first(runs):

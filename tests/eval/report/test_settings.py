@@ -1,7 +1,10 @@
 """Differences between the parameter tables of two runs."""
 
+import re
 import types
 
+from eval.compare import print_parameters
+from eval.evaluation.targets import Target
 from eval.report.tables import settings_rows
 from lm.config.resolve import flatten
 from lm.devices.mesh import make_mesh
@@ -61,21 +64,44 @@ def test_table_is_read_as_written(tmp_path):
     assert read_parameters(tmp_path) == rows
 
 
-def test_report_lists_settings(tmp_path):
-    """From the runs' records; runs without a table have no rows."""
-    comparisons = []
-    for name, changes in {'plain': {}, 'other rate': {'optim.embedding_lr': 0.01}}.items():
+def write_runs(tmp_path, changes_by_name):
+    """Writes the records of runs that tables of parameters are read from."""
+    for name, changes in changes_by_name.items():
         config, folder = checked_config(BASE | changes), tmp_path / name
         folder.mkdir()
         write_config(folder, config)
         rows = parameter_rows(tiny_learner(config), make_mesh(config.mesh))
         write_parameters(folder, rows)
-        variant = types.SimpleNamespace(name=name)
-        comparisons.append(types.SimpleNamespace(variant=variant, display_workdirs=[str(folder)]))
+
+
+def test_program_prints_inherited_settings(tmp_path, capsys):
+    """With the field that would hold them; a run without a table has a note in their place."""
+    write_runs(tmp_path, {'adamw': {}, 'muon': {'optim.name': 'muon', 'optim.lr': 0.02}})
+    targets, notes = [Target(n, tmp_path / n / 'checkpoints', (1,)) for n in ('adamw', 'muon')], []
+    print_parameters(*targets, notes.append)
+    printed = capsys.readouterr().out
+    assert 'parameters of muon that differ from adamw:' in printed and not notes
+    assert re.search(r'^embedding +lr +0.003 +0.02 +inherits optim.lr$', printed, re.MULTILINE)
+    assert printed.splitlines()[-1].endswith('such as optim.others_lr.')
+    (tmp_path / 'muon' / 'parameters.json').unlink()
+    print_parameters(*targets, notes.append)
+    assert not capsys.readouterr().out and 'muon has no parameters.json' in notes[0]
+
+
+def test_report_lists_settings(tmp_path):
+    """From the runs' records; runs without a table have no rows."""
+    runs = {'plain': {}, 'higher rate': {'optim.embedding_lr': 0.01}}
+    write_runs(tmp_path, runs)
+    comparisons = [
+        types.SimpleNamespace(
+            variant=types.SimpleNamespace(name=name), display_workdirs=[str(tmp_path / name)]
+        )
+        for name in runs
+    ]
     listed = settings_rows(comparisons)
     assert [(row['variant'], row['group'], row['column']) for row in listed] == [
-        ('other rate', 'embedding', 'lr'),
-        ('other rate', 'embedding', 'decay/step'),
+        ('higher rate', 'embedding', 'lr'),
+        ('higher rate', 'embedding', 'decay/step'),
     ]
     (tmp_path / 'plain' / 'parameters.json').unlink()
     assert settings_rows(comparisons) == settings_rows([]) == []
