@@ -42,6 +42,7 @@ LEFT_OUT = {  # line: why it is not run here
     'uv run pytest tests/slurm_on_one_machine.py -n 0': 'minutes, and SLURM',
     'uv sync --extra cluster': 'the environment of the tests has it',
     'uv sync --extra tpu': 'the environment of the tests has it',
+    'uv sync --extra tpu --extra buckets': 'the environment of the tests has it',
     'uv sync --extra cuda': '4 GB',
     'uv sync --extra cuda-compiler': 'the environment of the tests has it',
     **{
