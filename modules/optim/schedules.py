@@ -391,7 +391,7 @@ def stages(
         warmup_stable_decay  rest constant, 20% sqrt to 0
         cyclic               rest cosine to 0, rest cosine 1 to 0, rest cosine 1 to 0
         WSD-S                rest constant, 10% linear to 0, rest constant 1, 10% linear to 0
-        PowerCool            60% constant, rest power:1.2 to 0
+        power cooldown       60% constant, rest power:1.2 to 0
 
     The warm-up is that of `warmup_steps`; with 0 it may be a stage too, `100 linear 0 to 1`. Each
     period of WSD-S (arXiv:2410.05192) ends in a decay, and the next starts at the peak. With one
