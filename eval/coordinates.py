@@ -37,8 +37,8 @@ from lm.config.resolve import resolve, update_recipe, with_dtype
 from lm.inference.probes import join_blocks
 from lm.launch.command import define_config, parse_flags, run_program
 from lm.launch.path_flags import define_path
+from lm.model.block import ACTIVATIONS
 from lm.model.check import check
-from lm.model.transformer import ACTIVATIONS
 from lm.run.tables import make_table
 from lm.study.plan.cells import split_sweep
 from lm.study.statistics import t_interval

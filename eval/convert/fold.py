@@ -21,8 +21,9 @@ from lm.config.resolve import resolve_config, to_dict, update_config, update_rec
 from lm.data.tokenizers import Tokenizer
 from lm.devices.mesh import make_mesh, replicated_sharding
 from lm.launch.distributed import is_first, is_multiprocess, raise_on_all
+from lm.model.block import block_groups
 from lm.model.check import check
-from lm.model.transformer import block_groups, build_model
+from lm.model.transformer import build_model
 from lm.record.checkpoint import check_path, check_tree, state_record
 from lm.record.checkpoints import Checkpoints
 from lm.record.machine import versions

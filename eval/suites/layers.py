@@ -12,7 +12,7 @@ from eval.suites.reading import jit_statistic, validation_batches
 from lm.inference.blocks import select_blocks
 from lm.inference.probes import join_blocks
 from lm.inference.scoring import fetch_pipelined
-from lm.model.transformer import ACTIVATIONS, AFTER_MLP, EMBEDDING
+from lm.model.block import ACTIVATIONS, AFTER_MLP, EMBEDDING
 from lm.training.state import Hyper, Learner, Weights
 from lm.training.step import Batch, compute_activations, target_weights, token_sums
 from modules.options import Option

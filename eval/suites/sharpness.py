@@ -18,7 +18,7 @@ from lm.config.resolve import AUTO, drop_unread_options, update_recipe
 from lm.devices.shardings import abstract_state
 from lm.inference.blocks import iterate_blocks, make_sequence
 from lm.inference.scoring import score_batch
-from lm.model.transformer import ACTIVATIONS, EMBEDDING
+from lm.model.block import ACTIVATIONS, EMBEDDING
 from lm.record.checkpoint import read_state
 from lm.training.state import Hyper, Learner, State, Weights, build_learner
 from lm.training.step import Batch, compute_activations, target_weights, token_sums

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lm.model.transformer import ACTIVE, STATE, Block, block_groups
+from lm.model.block import ACTIVE, STATE, Block, block_groups
 from lm.training.state import Learner
 from modules.sequence import Sequence, packed_rows, whole_rows
 

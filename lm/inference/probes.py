@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from lm.config.recipe import Recipe
-from lm.model.transformer import ACTIVATIONS, AFTER_MLP, BLOCK_ACTIVATIONS, SHIFTS, block_groups
+from lm.model.block import ACTIVATIONS, AFTER_MLP, BLOCK_ACTIVATIONS, SHIFTS, block_groups
 from lm.training.diagnostics import join_sown
 from lm.training.state import Learner, Weights
 from modules.params import named_leaves

@@ -1,252 +1,32 @@
 """The decoder-only transformer, assembled from the tables of `modules/`."""
 
-import functools
 import math
-from collections.abc import Callable
 from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from lm.config.recipe import Part, Recipe
-from lm.model.base_size import base_head_dim, width_growth
+from lm.config.recipe import Recipe
+from lm.model.base_size import width_growth
+from lm.model.block import (
+    EMBEDDING,
+    FINAL,
+    STACKED,
+    Block,
+    block_groups,
+    make_norm,
+    record_stream,
+)
 from lm.model.kernels import select_kernels
-from modules.attention.base import CACHE
-from modules.attention.softmax import is_full
-from modules.dropout import KEY_NAME, Dropout, DropoutKey
+from modules.dropout import Dropout, DropoutKey
 from modules.embedding import look_up_rows
 from modules.kernels import Kernels
 from modules.numerics import DTYPES
-from modules.parallel.axes import shard_activation
 from modules.params import LAYER, ParamSpec, declare
-from modules.placements import Blocks, Depth
 from modules.products import Readout, make_matrix
 from modules.scaling import Growth
 from modules.sequence import Sequence, packed_rows, partial_rows, whole_rows
-from modules.statistics import (
-    AUXILIARY,
-    BACKWARD_STATS,
-    DIAGNOSTICS,
-    INPUT_MOMENTS,
-    INPUTS,
-    STATS,
-    is_recording,
-    next_key,
-)
-from modules.stream import moments, sink_share
-
-# Optional collections. The stream at the sites below, recorded if the collection is mutable.
-ACTIVATIONS = 'activations'
-SHIFTS = 'shifts'  # added to the stream there, so that their gradient is the activation's
-ACTIVE = 'kept'  # whether each block is applied; the others return their input
-STATE = ('params', STATS, BACKWARD_STATS, CACHE)
-INPUT_COLLECTIONS = (INPUTS, INPUT_MOMENTS)
-# Collections that the scan stacks along `layer`.
-STACKED = (*STATE, AUXILIARY, DIAGNOSTICS, *INPUT_COLLECTIONS, ACTIVATIONS, SHIFTS, ACTIVE)
-EMBEDDING, AFTER_ATTENTION, AFTER_MLP, FINAL = 'embedding', 'after_attention', 'after_mlp', 'final'
-BLOCK_ACTIVATIONS = (AFTER_ATTENTION, AFTER_MLP)
-
-
-def make_norm(
-    part: Part,
-    kernels: Kernels,
-    axis: str,
-    site: str,
-    name: str,
-    valid: jax.Array | None = None,
-    order: jax.Array | int = 0,
-) -> nn.Module:
-    """Builds a norm layer.
-
-    Args:
-      part: the norm and its options.
-      kernels: give the kernel for rms_norm.
-      axis: the parameter's axis name, such as 'embed' or 'head_dim'.
-      site: where the norm stands: 'attention', 'mlp', 'qk', 'embedding' or 'final'.
-      name: name of the module.
-      valid: 0 for padding, broadcast over the features; None if there is none.
-      order: the norm's place in the order of removal.
-
-    Returns:
-      The Linen module.
-    """
-    wiring = {'site': site, 'valid': valid, 'order': order, 'rms_norm': kernels.rms_norm}
-    return part.build(axis=axis, name=name, **wiring)
-
-
-def block_groups(recipe: Recipe) -> list[Blocks]:
-    """Returns the blocks in order, grouped by equal structure."""
-    placement = recipe.placement
-    return placement.row.blocks(recipe.model.n_layers, **placement.options)
-
-
-def record_stream(module: nn.Module, name: str, streams: Any) -> Any:
-    """Shards the streams, and records the first, [B, T, D], as an activation.
-
-    Neither adds operations unless ACTIVATIONS is mutable or SHIFTS has the name.
-
-    Args:
-      module: the module whose collections hold the activation.
-      name: name of the activation.
-      streams: the residual stream, or a tree of several.
-
-    Returns:
-      The streams, with the shift of this name added to the first.
-    """
-    if module.is_initializing():
-        return streams
-    streams = jax.tree.map(lambda x_BTD: shard_activation(x_BTD, 'BTD'), streams)
-    (x_BTD, *later_streams), structure = jax.tree.flatten(streams)
-    if module.has_variable(SHIFTS, name):
-        x_BTD = x_BTD + module.get_variable(SHIFTS, name)
-    if module.is_mutable_collection(ACTIVATIONS):
-        module.put_variable(ACTIVATIONS, name, x_BTD)
-    return jax.tree.unflatten(structure, [x_BTD, *later_streams])
-
-
-def identity(x: jax.Array) -> jax.Array:
-    """Returns x."""
-    return x
-
-
-class Block(nn.Module):
-    """Attention, then the MLP, each placed in the residual stream with its own norms.
-
-    The argument `block` is the number of this block, from 1.
-    """
-
-    recipe: Recipe
-    kernels: Kernels
-    group: Blocks
-
-    @nn.compact
-    def __call__(self, streams: Any, block: jax.Array, sequence: Sequence) -> tuple[Any, None]:
-        depth, inputs = Depth(block, self.recipe.model.n_layers), streams
-        attention, mlp = self.build_attention(sequence.valid_BT, block), self.build_mlp()
-        drop_probs, drop_attended, drop_mapped = self.make_dropouts(sequence)
-
-        def attend(x):
-            y_BTD = attention(x, sequence.replace(dropout=drop_probs))
-            return drop_attended(self.record_moments('attention_output', y_BTD, sequence))
-
-        def apply_mlp(x):
-            return drop_mapped(
-                self.record_moments('mlp_output', mlp(x, sequence.valid_BT1), sequence)
-            )
-
-        # Norms are removed from the MLPs first, block by block, then from attention
-        # (arXiv:2507.02559).
-        norms = self.norm_factory('attention', sequence.valid_BT1, depth.blocks + block - 1)
-        streams = record_stream(
-            self, AFTER_ATTENTION, self.group.attention(streams, attend, norms, depth)
-        )
-        norms = self.norm_factory('mlp', sequence.valid_BT1, block - 1)
-        streams = self.skip_if_inactive(self.group.mlp(streams, apply_mlp, norms, depth), inputs)
-        streams = record_stream(self, AFTER_MLP, streams)
-        x_BTD = self.record_moments('residual', jax.tree.leaves(streams)[0], sequence)
-        if is_recording(self):
-            self.sow(DIAGNOSTICS, 'residual_sink', sink_share(x_BTD, sequence.valid_BT))
-        return streams, None  # nn.scan carries the first and stacks the second
-
-    def skip_if_inactive(self, streams: Any, inputs: Any) -> Any:
-        """Returns `inputs` instead of the streams if ACTIVE switches this block off."""
-        if not self.has_variable(ACTIVE, ACTIVE):
-            return streams
-        is_active = self.get_variable(ACTIVE, ACTIVE)
-        return jax.tree.map(
-            lambda after, before: jnp.where(is_active, after, before), streams, inputs
-        )
-
-    def make_dropouts(self, sequence: Sequence) -> list[Any]:
-        """Returns dropout functions for attention probabilities (None: no dropout), attention and
-        MLP.
-        """
-        sites = ('attention', 'residual', 'residual')
-        drops: list[Any] = [None, identity, identity]
-        active_sites = self.recipe.dropout.keys() & {*sites}
-        key = next_key(self, KEY_NAME) if active_sites else None
-        if key is None:
-            return drops
-        for i, (site, site_key) in enumerate(zip(sites, jax.random.split(key, 3), strict=True)):
-            if site in active_sites:
-                assert sequence.rates is not None  # a training pass that drops has rates
-                drops[i] = Dropout(sequence.rates[site], site_key)
-        return drops
-
-    def record_moments(self, name: str, x_BTD: jax.Array, sequence: Sequence) -> jax.Array:
-        """Sows the `moments` of x_BTD if diagnostics are recorded, and returns it.
-
-        Args:
-          name: prefix of the diagnostics.
-          x_BTD: activations.
-          sequence: gives the tokens that are not padding.
-        """
-        if is_recording(self):
-            for moment, value in moments(x_BTD, sequence.valid_BT).items():
-                self.sow(DIAGNOSTICS, f'{name}_{moment}', value)
-        return x_BTD
-
-    def build_attention(self, valid_BT: jax.Array | None, block: jax.Array) -> nn.Module:
-        """Builds the attention layer, with its norms of queries and keys and its positions."""
-        recipe, model, position = self.recipe, self.recipe.model, self.recipe.position
-        position_options = {**position.options, 'platform': self.kernels.platform}
-        valid_B1T1 = None if valid_BT is None else valid_BT[:, None, :, None]
-        valid_BT1 = None if valid_BT is None else valid_BT[:, :, None]
-        axes_by_scope = {'head': ('head_dim', valid_B1T1), 'model': ('qk_features', valid_BT1)}
-
-        def make_qk_norm(name, scope):
-            axis, valid = axes_by_scope[scope]
-            return make_norm(recipe.qk_norm, self.kernels, axis, 'qk', name, valid)
-
-        layer = {'block': block, 'is_full': is_full(block, **recipe.attention.options)}
-        return recipe.attention.build(
-            n_heads=model.n_heads,
-            n_kv_heads=model.n_kv_heads,
-            head_dim=recipe.head_dim,
-            qk_norm=make_qk_norm,
-            rotate=functools.partial(position.row.rotate, **layer, **position_options),
-            slopes=position.row.slopes,
-            base_head_dim=base_head_dim(recipe),
-            block=block,
-            kernels=self.kernels,
-            dtype=DTYPES[model.dtype],
-            bias=model.bias,
-            qkv_bias=model.qkv_bias,
-            init_gain=self.init_gain(),
-            name='attention',
-        )
-
-    def build_mlp(self) -> nn.Module:
-        """Builds the MLP."""
-        model, activation = self.recipe.model, self.recipe.activation
-        return self.recipe.mlp.build(
-            d_ff=model.d_ff,
-            activation=activation.row,
-            dropout=activation.row.dropout(**activation.options),
-            kernels=self.kernels,
-            dtype=DTYPES[model.dtype],
-            bias=model.bias or model.mlp_bias,
-            init_gain=self.init_gain(),
-            name='mlp',
-        )
-
-    def init_gain(self) -> float:
-        """Returns the factor of the output matrices' initial scale."""
-        return self.recipe.placement.row.init_gain(self.recipe.model.n_layers)
-
-    def norm_factory(
-        self, sublayer: str, valid: jax.Array | None, order: jax.Array | int
-    ) -> Callable[[str], nn.Module]:
-        """Returns a function that builds a norm of a sublayer by name.
-
-        Args:
-          sublayer: 'attention' or 'mlp'.
-          valid: 0 for padding, [B, T, 1]; None if there is none.
-          order: the norm's place in the order of removal.
-        """
-        site = self.recipe.norm, self.kernels, 'embed', sublayer
-        return lambda name: make_norm(*site, f'{sublayer}_{name}', valid, order)
 
 
 class Transformer(nn.Module):

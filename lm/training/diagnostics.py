@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lm.model.transformer import block_groups
+from lm.model.block import block_groups
 from lm.training.state import Hyper, Learner, State
 from lm.training.step import (
     Batch,

@@ -10,7 +10,7 @@ from eval.claims import lab
 from eval.claims.lab import measure
 from eval.claims.measures.starts import BOS, LENGTH, ROWS, VOCAB
 from lm.inference.probes import observe
-from lm.model.transformer import AFTER_MLP, EMBEDDING
+from lm.model.block import AFTER_MLP, EMBEDDING
 from lm.training.state import init_state
 
 DEPTHS, SEEDS = (4, 12, 36), 5

@@ -21,7 +21,7 @@ from lm.inference.probes import (
     observe,
     split_blocks,
 )
-from lm.model.transformer import BLOCK_ACTIVATIONS, block_groups
+from lm.model.block import BLOCK_ACTIVATIONS, block_groups
 from modules.params import named_leaves
 from tests.helpers import (
     VOCAB,

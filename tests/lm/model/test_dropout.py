@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from lm.config.resolve import resolve, to_dict, update_recipe
+from lm.model.block import ACTIVATIONS
 from lm.model.kernels import select_kernels
-from lm.model.transformer import ACTIVATIONS
 from lm.run.start import carry_over
 from lm.training.state import make_hyper
 from lm.training.step import compute_activations

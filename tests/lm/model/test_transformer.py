@@ -11,8 +11,8 @@ import pytest
 
 from lm.config.fields import CHOICES
 from lm.devices.mesh import make_mesh, param_sharding
+from lm.model.block import DIAGNOSTICS
 from lm.model.check import check
-from lm.model.transformer import DIAGNOSTICS
 from modules.numerics import REMAT_POLICIES
 from modules.params import LAYER, named_leaves
 from tests.helpers import (

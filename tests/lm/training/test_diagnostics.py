@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-import lm.model.transformer
-from lm.model.transformer import Block, block_groups
+import lm.model.block
+from lm.model.block import Block, block_groups
 from lm.training.diagnostics import make_diagnose_step, matrix_names, norm_by_layer
 from lm.training.state import make_hyper
 from lm.training.step import make_train_step, target_weights
@@ -302,7 +302,7 @@ def test_training_step_contains_no_diagnostics(scan, monkeypatch):
     )
     step = lower_text(make_train_step(learner))
     for function in ('moments', 'sink_share'):
-        monkeypatch.setattr(lm.model.transformer, function, refuse)
+        monkeypatch.setattr(lm.model.block, function, refuse)
     assert lower_text(make_train_step(learner)) == step
     diagnosing = tiny_config({'model.scan_layers': scan, 'train.diagnose_every': 1})
     assert lower_text(make_train_step(tiny_learner(diagnosing))) == step
