@@ -11,6 +11,10 @@ the learning rate has slopes near 0 (arXiv:2203.03466, appendix D.1). The exit
 status is 1 if an activation or its change grows, shrinks or is not finite.
 Logits, and with --depths all sizes, may shrink as n^-1/2, like the mean of
 independent terms.
+
+--by_group adds, for each group of parameters (hidden, embedding, readout, ...),
+the change of the logits by the training of that group alone, with the initial
+weights of all others. It tells whose learning rate has the wrong factor.
 """
 
 from lm.launch.before_jax import default_dtype, prepare_process
@@ -22,7 +26,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import altair as alt
 import jax
@@ -46,6 +50,7 @@ from lm.training.diagnostics import join_sown
 from lm.training.state import build_learner, init_state, make_hyper
 from lm.training.step import make_train_step
 from modules.optim import SCHEDULES
+from modules.optim.groups import find_group
 from modules.options import declared_options
 from modules.statistics import DIAGNOSTICS
 
@@ -100,7 +105,7 @@ def lower_slope_limit(dimension: str, activation: str, quantity: str) -> float:
       activation: its name.
       quantity: SIZE or CHANGE.
     """
-    is_logits = activation == LOGITS or activation.startswith(ATTENTION_LOGITS)
+    is_logits = activation.startswith((LOGITS, ATTENTION_LOGITS))
     return NOISE_SLOPE if is_logits or (dimension == 'depth' and quantity == SIZE) else 0.0
 
 
@@ -140,25 +145,29 @@ def make_batch(recipe: Recipe) -> dict[str, jax.Array]:
 
 
 def measure_sizes(
-    recipe: Recipe, seeds: int, steps: int, n_positions: int
+    recipe: Recipe, seeds: int, steps: int, n_positions: int, by_group: bool = False
 ) -> dict[tuple[str, str], np.ndarray]:
     """Measures mean |x| after training, and mean |change of x| since the start.
 
     Activations are the stream after each sublayer, and attention logits, at `n_positions` evenly
     spaced blocks including the last. Attention logits have a size only.
 
+    All groups are trained together; the change by a group has its trained weights, and the initial
+    weights of the other groups.
+
     Args:
       recipe: the recipe to train.
       seeds: number of initializations.
       steps: number of training steps.
       n_positions: number of blocks to measure.
+      by_group: whether to measure the change of the logits by each group of parameters.
 
     Returns:
       {(activation, SIZE or CHANGE): [seeds]}.
     """
     learner = build_learner(recipe, VOCAB, BOS, jax.default_backend())
     train_step, hyper, batch = make_train_step(learner), make_hyper(recipe), make_batch(recipe)
-    inputs_BT = batch['tokens'][:, :-1]
+    inputs_BT, specs = batch['tokens'][:, :-1], learner.description.specs
 
     def select_blocks(name, x_L):
         blocks = [len(x_L) * (i + 1) // n_positions - 1 for i in range(n_positions)]
@@ -177,15 +186,36 @@ def measure_sizes(
         attention_sizes = {} if size_LN is None else select_blocks(ATTENTION_LOGITS, size_LN)
         return sizes_by_name | {LOGITS: logits_BTV}, attention_sizes
 
+    def compute_logits(weights) -> jax.Array:
+        return cast(jax.Array, learner.model.apply(learner.variables(weights), inputs_BT))
+
+    def change_by_group(start, end):
+        initial_logits, groups = compute_logits(start), {}
+        for group in sorted({find_group(spec) for spec in jax.tree.leaves(specs)}):
+            params = jax.tree.map(
+                lambda spec, before, after, group=group: (
+                    after if find_group(spec) == group else before
+                ),
+                specs,
+                start.params,
+                end.params,
+            )
+            logits = compute_logits(start.replace(params=params))
+            groups[f'{LOGITS} by {group}', CHANGE] = logits - initial_logits
+        return groups
+
     def train_seed(key):
         state = init_state(learner, hyper, key)
-        initial, _ = compute_activations(state.weights)
+        start = state.weights
+        initial, _ = compute_activations(start)
         state, _ = jax.lax.scan(
             lambda state, _: (train_step(state, batch, hyper)[0], None), state, length=steps
         )
         final, attention_sizes = compute_activations(state.weights)
         activations = {(name, SIZE): x for name, x in (final | attention_sizes).items()}
         activations |= {(name, CHANGE): x - initial[name] for name, x in final.items()}
+        if by_group:
+            activations |= change_by_group(start, state.weights)
         return {key: jnp.mean(jnp.abs(x)) for key, x in activations.items()}
 
     keys = jax.vmap(jax.random.key)(jnp.arange(seeds))
@@ -200,6 +230,7 @@ def fit_slopes(
     seeds: int,
     steps: int,
     say: Callable[[str], None] = lambda line: None,
+    by_group: bool = False,
 ) -> list[Slope]:
     """Fits the slope of each activation that exists at all sizes.
 
@@ -210,6 +241,7 @@ def fit_slopes(
       seeds: initializations at each size.
       steps: number of training steps.
       say: receives a line after each size.
+      by_group: whether to measure the change of the logits by each group of parameters.
 
     Raises:
       ValueError: for fewer than two sizes.
@@ -221,7 +253,7 @@ def fit_slopes(
     recipes = [resize_recipe(recipe, dimension, value) for value in values]
     sizes_by_value, n_positions = [], min(resized.model.n_layers for resized in recipes)
     for value, resized in zip(values, recipes, strict=True):
-        sizes_by_value.append(measure_sizes(resized, seeds, steps, n_positions))
+        sizes_by_value.append(measure_sizes(resized, seeds, steps, n_positions, by_group))
         say(f'measured {dimension} {value}')
     slopes, logs = [], np.log(values)
     for name, quantity in sorted(set.intersection(*map(set, sizes_by_value))):
@@ -390,7 +422,8 @@ def main(_) -> None:
         console.print('NOTE: config.sweep and config.tune are ignored; their base is checked')
     for line in size_warnings(along, values):
         console.print(f'NOTE: {line}')
-    slopes = fit_slopes(recipe, along, values, args.seeds, args.steps, console.print)
+    options = args.seeds, args.steps, console.print, args.by_group
+    slopes = fit_slopes(recipe, along, values, *options)
     rows = format_rows(slopes, args.tolerance)
     Console(highlight=False).print(make_table(rows))
     title = f'{recipe.scaling}, {along} {values[0]} to {values[-1]}'
@@ -408,6 +441,7 @@ if __name__ == '__main__':  # only here: train.py has a --config too
     flags.DEFINE_list('depths', [], 'Values of model.n_layers, instead of --widths.')
     flags.DEFINE_integer('seeds', 4, 'Number of initialisations at each size.', lower_bound=1)
     flags.DEFINE_integer('steps', 4, 'Training steps.', lower_bound=1)
+    flags.DEFINE_boolean('by_group', False, 'Also measure the change by each group of parameters.')
     flags.DEFINE_float('tolerance', 0.05, 'Largest slope that counts as flat.')
     define_path('out', None, 'Page (.html) or figure (.png, .svg) to write.')
     run_program(main, parse_flags)

@@ -20,6 +20,7 @@ from lm.training.state import Hyper, Learner, State, build_learner, init_state, 
 from lm.training.step import make_eval_step, make_train_step
 from modules.options import Option
 from modules.scaling import PARAMETRIZATIONS
+from modules.scaling.parametrization import RELATIVE
 
 VOCAB, BOS = 16, 0
 TINY = {
@@ -44,6 +45,15 @@ TINY = {
     'train.steps': 20,
 }
 
+
+# Muon with relative updates of all matrices but embeddings, which keep their norm.
+HYPERSPHERE = {
+    'optim.name': 'muon',
+    'optim.match_norm': 1.0,
+    'optim.match_norm_roles': 'hidden+readout',
+    'model.reparam': 'normalize_and_project',
+    'reparam.roles': 'hidden+readout',
+}
 
 # Choices that ask for another one.
 NEEDS = {
@@ -71,6 +81,7 @@ NEEDS = {
         ('scaling.name', name): {
             f'scaling.base_{size}': {'width': 8, 'depth': 1}[size] for size in row.grows
         }
+        | (HYPERSPHERE if RELATIVE in row.families else {})
         for name, row in PARAMETRIZATIONS.items()
         if not row.is_absolute
     },

@@ -28,6 +28,7 @@ from modules.kernels import OPERATIONS
 from modules.losses import AUXILIARIES
 from modules.optim.groups import GROUPS, HIDDEN, OTHERS, find_group
 from modules.params import ParamSpec
+from modules.scaling.parametrization import RELATIVE
 
 # Attributes of a Recipe that are not called like the field that names the part.
 ATTRIBUTES = {
@@ -219,6 +220,21 @@ class Recipe:
     def find_optimizer(self, spec: ParamSpec) -> Part:
         """Returns the optimizer of a parameter."""
         return self.group_optimizers[find_group(spec)]
+
+    def find_family(self, spec: ParamSpec) -> str:
+        """Returns the family of a parameter's updates, by which a parametrisation scales them.
+
+        It is RELATIVE if optim.match_norm sizes them by their matrix, and else that of the
+        optimizer.
+        """
+        if self.optim.match_norm is not None and spec.role in self.matched_roles:
+            return RELATIVE
+        return self.find_optimizer(spec).row.family
+
+    @property
+    def matched_roles(self) -> list[str]:
+        """The roles of optim.match_norm_roles."""
+        return self.optim.match_norm_roles.split('+')
 
     @property
     def objectives(self) -> tuple[Part, ...]:

@@ -6,7 +6,7 @@ Each part checks its own demands on the rest of a recipe (`modules.facts`).
 import dataclasses
 
 from lm.config.fields import FIELDS
-from lm.config.recipe import Recipe
+from lm.config.recipe import Part, Recipe
 from lm.config.resolve import flatten
 from lm.config.traced_steps import parse_traced_steps
 from lm.model.base_size import base_head_dim, check_base
@@ -14,11 +14,13 @@ from lm.model.objectives import check_chats
 from modules.choices import check_divides
 from modules.kernels.attention import ATTENTION_KERNELS, Scores, check_scores
 from modules.norms import NORMS
+from modules.optim.groups import ROLE_OF
 from modules.options import declared_options
 from modules.params import ParamSpec
 from modules.reparam import check_order
 from modules.reparam.base import MIN_NORM
 from modules.scaling import PARAMETRIZATIONS, Growth
+from modules.scaling.parametrization import RELATIVE
 
 
 def check(recipe: Recipe) -> None:
@@ -174,14 +176,13 @@ def _check_forward_mode(recipe: Recipe) -> None:
 def _check_scaled_updates(recipe: Recipe) -> None:
     """Raises ValueError for optimizers whose updates the parametrisation does not scale."""
     part, rule = recipe.scaling, recipe.scaling.row
-    for optimizer in recipe.optimizers.values():
-        family = optimizer.row.family
-        if family not in rule.families:
+    for optimizer, family in _update_families(recipe):
+        if family not in (*rule.families, RELATIVE):
             able = [name for name, row in PARAMETRIZATIONS.items() if family in row.families]
             raise ValueError(
                 f'{part} has no rules for {optimizer}, a {family}-like optimizer. It supports '
-                f'{" and ".join(rule.families)}-like optimizers. Choose '
-                f'scaling.name={"|".join(able)}, or another optimizer.'
+                f'{" and ".join(name for name in rule.families if name != RELATIVE)}-like '
+                f'optimizers. Choose scaling.name={"|".join(able)}, or another optimizer.'
             )
         reasons = [
             (
@@ -189,7 +190,7 @@ def _check_scaled_updates(recipe: Recipe) -> None:
                 'scaling.name=standard.'
             )
             for option, value in optimizer.row.other_sizes.items()
-            if optimizer.options.get(option) == value
+            if optimizer.options.get(option) == value and family != RELATIVE
         ]
         if (
             optimizer is recipe.optimizer
@@ -199,21 +200,45 @@ def _check_scaled_updates(recipe: Recipe) -> None:
             reasons.append(
                 'optim.match_rms rescales them to the size of adam-like updates. Leave it out.'
             )
-        is_matched = any(
-            recipe.group_optimizers[group] is optimizer
-            for group in recipe.optim.match_norm_roles.split('+')
+        is_floored = recipe.optim.match_norm_floor is not None and any(
+            ROLE_OF[group] in recipe.matched_roles and recipe.group_optimizers[group] is optimizer
+            for group in ROLE_OF
         )
-        for name, size in relative_sizes(recipe).items():
-            if is_matched and size is not None:
-                reasons.append(
-                    f'optim.{name} sizes them relative to their matrices, so that their learning '
-                    'rate does not follow the width. Choose scaling.name=standard, or leave it out.'
-                )
+        if family == RELATIVE and family not in rule.families:
+            reasons.append(
+                'optim.match_norm sizes them relative to their matrices, so that their learning '
+                'rate does not follow the width. Choose scaling.name=hyper_p|standard, or leave it '
+                'out.'
+            )
+        if is_floored:
+            reasons.append(
+                'optim.match_norm_floor sizes them relative to their matrices, so that their '
+                'learning rate does not follow the width. Choose scaling.name=standard, or leave '
+                'it out.'
+            )
         if rule.grows and reasons:
             raise ValueError(
-                f'{part} scales the updates of {optimizer} as {family}-like updates, but '
-                f'{reasons[0]}'
+                f'{part} scales the updates of {optimizer} as {optimizer.row.family}-like updates, '
+                f'but {reasons[0]}'
             )
+
+
+def _update_families(recipe: Recipe) -> list[tuple[Part, str]]:
+    """Returns the pairs of an optimizer and a family of its updates (`Recipe.find_family`)."""
+    is_matched = {
+        group: recipe.optim.match_norm is not None and role in recipe.matched_roles
+        for group, role in ROLE_OF.items()
+    }
+    optimizers = {group: recipe.group_optimizers[group] for group in ROLE_OF}
+    return [
+        (optimizer, family)
+        for optimizer in recipe.optimizers.values()
+        for family in dict.fromkeys(
+            RELATIVE if is_matched[group] else optimizer.row.family
+            for group in ROLE_OF
+            if optimizers[group] is optimizer
+        )
+    ]
 
 
 def relative_sizes(recipe: Recipe) -> dict[str, float | None]:
@@ -313,11 +338,12 @@ def _check_tied_embeddings(recipe: Recipe) -> None:
             'optim.embedding_gradient_shrink needs an embedding that is only looked up, but with '
             'model.tie_embeddings=True it is also the readout. Leave one of them out.'
         )
-    part, family = recipe.scaling, recipe.group_optimizers['embedding'].row.family
+    part = recipe.scaling
     if not part.row.grows:
         return
     readout = ParamSpec('readout', ('embed', 'vocab'), ('embed',))
     embedding = ParamSpec('embedding', ('vocab', 'embed'))
+    family = recipe.find_family(embedding)
     as_readout = part.row(readout, Growth(2.0, 1.0, 2.0, 2.0), family)
     as_input = part.row(embedding, Growth(1.0, 2.0, 2.0, 2.0), family)
     if (as_readout.init, as_readout.lr) != (as_input.init, as_input.lr):

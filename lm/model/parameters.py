@@ -167,10 +167,10 @@ def _compute_scalings(recipe: Recipe, specs: Any, shapes: Any, base_shapes: Any)
     )
 
     def scale(path, spec, shape, base, growth):
-        optimizer = recipe.find_optimizer(spec)
+        optimizer, family = recipe.find_optimizer(spec), recipe.find_family(spec)
         if has_setting(flat, spec, WEIGHT_DECAY):  # vectors decay too, if their group asks for it
             spec = dataclasses.replace(spec, decayed=True)
-        if optimizer.row.family == 'spectral' and growth.fan_in != growth.fan_out:
+        if family == 'spectral' and growth.fan_in != growth.fan_out:
             subject = f'{path_name(path)}, because only one of its sides grows,'
             advice = 'Choose another optimizer, or a model without such matrices.'
             if spec.part == LORA:
@@ -190,7 +190,7 @@ def _compute_scalings(recipe: Recipe, specs: Any, shapes: Any, base_shapes: Any)
             (shape.shape, base.shape),
             (blocks, base_depth(recipe)),
             growth,
-            optimizer.row.family,
+            family,
             **part.options,
         )
 

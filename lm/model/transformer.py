@@ -184,7 +184,7 @@ def tied_factor(recipe: Recipe) -> float:
     """
     readout = ParamSpec('readout', ('embed', 'vocab'), ('embed',))
     part, growth = recipe.scaling, Growth(fan_in=width_growth(recipe))
-    family = recipe.group_optimizers['embedding'].row.family
+    family = recipe.find_family(ParamSpec('embedding', ('vocab', 'embed')))
     return part.row(readout, growth, family, **part.options).forward
 
 

@@ -1,6 +1,6 @@
 """Parametrisations: factors of a parameter from its growth against a base model.
 
-A row maps (ParamSpec, Growth, family of its optimizer) to `Factors`; at the sizes of the base model
+A row maps (ParamSpec, Growth, family of its updates) to `Factors`; at the sizes of the base model
 all of them are 1. (`unit` has no base model.) The growth of a parameter determines its kind; m is
 the growth of a sum's terms (fan_in), n that of the outputs (fan_out).
 
@@ -22,6 +22,9 @@ from modules.options import Option
 from modules.params import LAYER, NORM, ParamSpec
 
 WIDTH, DEPTH = 'width', 'depth'
+# The family of updates with the norm of their matrix (optim.match_norm), whatever the optimizer:
+# their learning rate is a share of the matrix.
+RELATIVE = 'relative'
 WIDTH_AXES = ('embed', 'head_dim', 'heads', 'kv_heads', 'mlp', 'qk_features')
 
 
@@ -345,6 +348,90 @@ def depth_mup(spec: ParamSpec, growth: Growth, family: str) -> Factors:
     return depth_factors(spec, growth, 0.5)
 
 
+def check_hypersphere(recipe: Any, part: Any) -> None:
+    """Raises ValueError as `check_block_scaling`, and unless matrices stay on their spheres.
+
+    Hidden matrices, and a readout that is not the embedding's table, need relative updates and a
+    projection to their initial norm, hidden matrices also equal singular values of updates.
+    """
+    check_block_scaling(recipe, part)
+    if recipe.optimizer.row.family != 'spectral':
+        raise ValueError(
+            f'{part} has no factor of width, which is right if the singular values of updates are '
+            f'equal, but those of {recipe.optimizer} are not. Choose optim.name=muon or normuon.'
+        )
+    roles = {'hidden'} | (set() if recipe.model.tie_embeddings else {'readout'})
+    projected = {
+        role
+        for reparam in recipe.reparam
+        if reparam.row.maps_after_update and 'roles' in reparam.options
+        for role in str(reparam.options['roles']).split('+')
+    }
+    matched = set() if recipe.optim.match_norm is None else set(recipe.matched_roles)
+    if roles <= projected & matched:
+        return
+    names = '+'.join(sorted(roles))
+    projection = '+'.join(sorted(projected)) or None
+    raise ValueError(
+        f'{part} trains matrices of constant norm: it needs optim.match_norm=1, '
+        f'optim.match_norm_roles={names}, model.reparam=normalize_and_project and '
+        f'reparam.roles={names}; got match_norm={recipe.optim.match_norm} for '
+        f'{"+".join(recipe.matched_roles)} and a projection of {projection}.'
+    )
+
+
+@parametrization(
+    (RELATIVE, 'adam'),
+    grows=(WIDTH, DEPTH),
+    logits_per_width=True,
+    check=check_hypersphere,
+)
+def hyper_p(
+    spec: ParamSpec,
+    growth: Growth,
+    family: str,
+    *,
+    readout_factor: Annotated[
+        str,
+        Option(
+            'factor of the used readout: none, as published, or 1 / m', choices=('none', 'width')
+        ),
+    ] = 'none',
+) -> Factors:
+    """HyperP (arXiv:2603.28743): matrices on spheres, `x + l^(-1/2) F(x)` and rates `l^(-1/2)`.
+
+    A step turns a matrix by an angle, which has no factor of width: hidden matrices and readout
+    have updates as large as themselves (`optim.match_norm`) and keep their initial norm
+    (`model.reparam=normalize_and_project`). Hidden matrices start with the deviation of `mup`,
+    `1 / sqrt(m)`, embeddings and readout with that of the base model. `l` is the growth in depth;
+    the rates of all parameters have the factor `l^(-1/2)`, and `l^(-1/2)` multiplies the last
+    matrix of each sublayer when it is used. The logits of attention are `q^T k / H`.
+
+    As in the authors' code (github microsoft/ArchScale), where each of `L` blocks adds
+    `F(x) / sqrt(2 L)`: that is this row with a factor `1 / sqrt(2 L)` in the base model. There,
+    neither weight decay nor warm-up is used. The factors of batch and tokens,
+    `sqrt(B / B_0) (T / T_0)^-0.32`, are rules of `eval.rules`.
+
+    Without equal singular values, an update of the norm of its matrix has a largest singular value
+    that grows with the width, so the row is for Muon and its kin (family `spectral`). Their updates
+    have as many directions as the gradient: fewer than the width if a batch has fewer tokens.
+
+    With a readout of constant deviation, as in that code, logits grow with the root of the width
+    and their changes faster. `readout_factor=width` multiplies the used readout by `1 / m`, as
+    `mup` does; then all activations and their changes keep their size.
+    """
+    branch, forward = growth.depth**-0.5, 1.0
+    if writes_to_stream(spec):
+        forward = branch
+    elif readout_factor == 'width' and growth_kind(growth) == 'output':
+        forward = 1 / growth.fan_in
+    return Factors(
+        forward=forward,
+        init=growth.fan_in**-0.5 if growth_kind(growth) == 'hidden' else 1.0,
+        lr=branch,
+    )
+
+
 @parametrization(
     ('adam',),
     grows=(WIDTH, DEPTH),
@@ -383,6 +470,7 @@ PARAMETRIZATIONS: dict[str, Any] = {  # functions with facts: `_parametrization_
     'standard': standard,
     'complete_p': complete_p,
     'depth_mup': depth_mup,
+    'hyper_p': hyper_p,
     'mean_field': mean_field,
     'mup': mup,
     'mup_full': mup_full,
@@ -416,7 +504,7 @@ def compute_scaling(
       shapes: (of the parameter, in the base model).
       blocks: numbers of blocks of both models.
       growth: of the parameter.
-      family: of its optimizer: 'adam', 'sgd' or 'spectral'.
+      family: of its updates: 'adam', 'sgd', 'spectral' or RELATIVE.
       **options: of the row.
 
     Returns:

@@ -41,7 +41,7 @@ def slope(value, spread=0.0, quantity=SIZE, lower_limit=0.0):
 def test_fitted_slope_is_the_exponent(monkeypatch):
     """Sizes c m^a have slope a, with their spread over seeds. Catches logs of one side alone."""
 
-    def power_law(config, seeds, steps, n_positions):
+    def power_law(config, seeds, steps, n_positions, by_group):
         rng = np.random.default_rng(config.model.d_model)
         noise = 1 + 1e-3 * rng.standard_normal(seeds)
         return {('final', SIZE): 3 * config.model.d_model**0.5 * noise}
@@ -70,6 +70,17 @@ def test_slope_verdicts_use_the_interval():
     ) == (-0.5, 0)
 
 
+HYPERSPHERE = {
+    'optim.name': 'muon',
+    'optim.lr': 0.02,
+    'optim.others_lr': 0.01,
+    'data.batch_size': 32,
+    'optim.weight_decay': 0.0,
+    'optim.match_norm': 1.0,
+    'optim.match_norm_roles': 'hidden+readout',
+    'model.reparam': 'normalize_and_project',
+    'reparam.roles': 'hidden+readout',
+}
 FLAT_ROWS = {
     'mup': {'scaling.base_width': 32},
     'complete_p': {'scaling.base_width': 32, 'scaling.base_depth': 1},
@@ -93,6 +104,48 @@ def test_stays_flat_in_width(name):
         if not fit.lower_limit - 0.15 < fit.value < 0.15
     }
     assert moving == ({('embedding', CHANGE)} if name == 'unit' else set())
+
+
+@pytest.mark.full
+def test_hyper_p_is_flat_but_for_its_published_readout(monkeypatch):
+    """Rates of relative updates need no factor of the width, if gradients have full rank: with
+    more tokens, and a larger vocabulary, than the model is wide.
+    """
+    monkeypatch.setattr(coordinates, 'VOCAB', 512)
+    base = SMALL | HYPERSPHERE | {'scaling.base_width': 32, 'scaling.base_depth': 1}
+    slopes = {}
+    for factor in ('none', 'width'):
+        changes = {'scaling.name': 'hyper_p', 'scaling.readout_factor': factor}
+        fits = fit_slopes(tiny_config(base | changes), 'width', (32, 128), 2, 3)
+        slopes[factor] = {(fit.activation, fit.quantity): fit for fit in fits}
+    # Constant weights of a readout add up to the root of the width.
+    assert 0.3 < slopes['none']['logits', SIZE].value < 0.7
+    for fit in slopes['width'].values():
+        assert fit.lower_limit - 0.15 < fit.value < 0.15, fit
+
+
+@pytest.mark.full
+def test_change_by_group_names_the_wrong_rate():
+    """Under `standard` the change of the logits by hidden matrices grows with the width; under
+    `mup` that of no group does.
+    """
+
+    def slopes(changes):
+        recipe = tiny_config(SMALL | changes)
+        fits = fit_slopes(recipe, 'width', WIDTHS, 2, 3, by_group=True)
+        return {
+            fit.activation.removeprefix('logits by '): fit.value
+            for fit in fits
+            if ' by ' in fit.activation
+        }
+
+    standard, mup = (
+        slopes(changes)
+        for changes in ({}, {'scaling.name': 'mup', 'scaling.base_width': WIDTHS[0]})
+    )
+    assert standard.keys() == mup.keys() == {'embedding', 'hidden', 'norm', 'readout'}
+    assert standard['hidden'] > 0.4 and standard['readout'] > 0.4
+    assert max(mup.values()) < 0.15
 
 
 @pytest.mark.full

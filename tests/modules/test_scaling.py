@@ -133,6 +133,10 @@ WIDTH_POWERS = {
     },
     ('complete_p', 'adam'): {name: MUP.get(name, {}) | {'eps': -1} for name in CASES},
     ('depth_mup', 'adam'): {name: MUP.get(name, {}) | {'eps': -1} for name in CASES},
+    **{
+        ('hyper_p', family): {of: {'init': -0.5} for of in (HIDDEN, LAST)}
+        for family in ('relative', 'adam')
+    },
     ('unit', 'adam'): UNIT,
 }
 DEPTH_POWERS = {
@@ -141,6 +145,8 @@ DEPTH_POWERS = {
     'depth_mup': {name: {'eps': -0.5} for name in CASES}
     | {of: {'lr': -0.5, 'eps': -0.5} for of in (HIDDEN, 'query', GAIN)}
     | {of: {'forward': -0.5, 'lr': -0.5, 'eps': -0.5} for of in (LAST, BIAS)},
+    'hyper_p': {of: {'lr': -0.5} for of in CASES}
+    | {of: {'forward': -0.5, 'lr': -0.5} for of in (LAST, BIAS)},
     'unit': {of: {'lr': -0.5, 'decay': 0.5} for of in (HIDDEN, 'query', GAIN)}
     | {of: {'forward': -0.5, 'lr': -0.5, 'decay': 0.5} for of in (LAST, BIAS)},
 }

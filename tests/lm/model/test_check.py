@@ -325,7 +325,7 @@ def test_tiny_config_passes():
         ),
         (
             {'optim.match_norm': 1.0, 'scaling.name': 'mup', 'scaling.base_width': 8},
-            r'mup scales .* but optim.match_norm sizes them relative .*scaling.name=standard',
+            r'mup scales .* but optim.match_norm sizes them relative .*=hyper_p.standard',
         ),
         (
             {'optim.decay_rule': 'l2', 'optim.cautious_decay': True},

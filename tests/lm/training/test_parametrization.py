@@ -16,7 +16,8 @@ from lm.training.state import make_hyper
 from lm.training.update import bind_rows, decay_shares, peak_lrs
 from modules.params import named_leaves
 from modules.scaling import DECAY_RULES, PARAMETRIZATIONS, Growth
-from tests.helpers import checked_config, initial_state, tiny_config, tiny_learner
+from modules.scaling.parametrization import RELATIVE
+from tests.helpers import HYPERSPHERE, checked_config, initial_state, tiny_config, tiny_learner
 
 BASE = {'scaling.base_width': 8, 'scaling.base_depth': 1}
 GROWING = [n for n, row in PARAMETRIZATIONS.items() if row.grows and not row.is_absolute]
@@ -36,7 +37,7 @@ def test_base_sizes_equal_standard(name):
     Catches a constant that does not cancel. The only difference is mup_full, whose queries start at
     0.
     """
-    config = tiny_config()
+    config = tiny_config(HYPERSPHERE if RELATIVE in PARAMETRIZATIONS[name].families else {})
     at_base = update_recipe(
         config,
         {
@@ -276,6 +277,27 @@ INVALID = (
     (
         {'scaling.name': 'complete_p', **BASE, 'model.placement': 'peri'},
         'complete_p scales the outputs of blocks.*placement=peri normalizes',
+    ),
+    (
+        {'scaling.name': 'hyper_p', **BASE, **HYPERSPHERE, 'optim.name': 'adamw'},
+        'hyper_p has no factor of width, .* those of optim.name=adamw are not. Choose .*muon',
+    ),
+    (
+        {'scaling.name': 'hyper_p', **BASE, 'optim.name': 'muon'},
+        'hyper_p trains matrices of constant norm: it needs optim.match_norm=1.*hidden.readout.*'
+        'got match_norm=None for hidden and a projection of None',
+    ),
+    (
+        {'scaling.name': 'hyper_p', **BASE, **HYPERSPHERE, 'optim.match_norm_roles': 'hidden'},
+        'needs optim.match_norm=1, optim.match_norm_roles=hidden.readout',
+    ),
+    (
+        {'scaling.name': 'hyper_p', **BASE, **HYPERSPHERE, 'optim.others': 'sgd'},
+        'no rules for optim.others=sgd, a sgd-like',
+    ),
+    (
+        {'scaling.name': 'mup', 'scaling.base_width': 8, 'optim.match_norm': 1.0},
+        'mup scales the updates of .* optim.match_norm sizes them relative .*=hyper_p.standard',
     ),
     (
         {'scaling.name': 'complete_p', **BASE, 'model.reparam': 'shared'},
