@@ -1,13 +1,20 @@
 """Evaluates published rules for learning rate, batch size, model size and data.
 
     python -m eval.rules --parameters=124e6 --tokens=2.5e9 [--batch_tokens=5e5]
-        [--base_lr=3e-3 --base_batch=1e5] [--loss=3.3] [--out=rules.json]
+        [--base_lr=3e-3 --base_batch=1e5 [--base_tokens=1e9]] [--loss=3.3]
+        [--out=rules.json]
+    python -m eval.rules --workdir=SWEEP [--out=rules.json]
 
 Each row of the table is a value by a rule, and whether this size is within the
 range of the rule's experiments. The lines below the table give that range, the
 paper and the source of the constants. --batch_tokens adds the cost of that
 batch relative to the critical batch. --base_lr and --base_batch add that
-learning rate, scaled to --batch_tokens.
+learning rate, scaled to --batch_tokens; --base_tokens, --base_weight_decay,
+--base_b2 and --base_eps add what the rules do with these.
+
+--workdir tests the rules of transfer: the arms of a sweep with config.tune have
+other batches or numbers of tokens than the first arm. The learning rate that a
+rule predicts from the first arm is compared with the rate tuned for each arm.
 """
 
 from lm.launch.before_jax import prepare_process
@@ -28,6 +35,7 @@ from lm.storage.files import write_json
 from lm.study.tables.text import format_table
 from modules.scaling import rules
 from modules.scaling.rules import Origin
+from modules.scaling.transfer import TRANSFERS, TunedSettings, transfer_settings
 
 WITHIN, BEYOND, UNKNOWN = 'within', 'beyond', 'unknown'
 
@@ -49,6 +57,10 @@ class RuleInputs:
     batch_tokens: float | None = _flag_field('Tokens per batch.')
     base_lr: float | None = _flag_field('Learning rate that was tuned with --base_batch.')
     base_batch: float | None = _flag_field('Tokens per batch with --base_lr.')
+    base_tokens: float | None = _flag_field('Training tokens with --base_lr; default: --tokens.')
+    base_weight_decay: float | None = _flag_field('Weight decay with --base_lr.')
+    base_b2: float | None = _flag_field('The b2 of Adam with --base_lr.')
+    base_eps: float | None = _flag_field('The eps of Adam with --base_lr.')
     loss: float | None = _flag_field('Loss in nats, for the critical batch; default: by compute.')
 
     def __post_init__(self) -> None:
@@ -64,6 +76,9 @@ class RuleInputs:
             raise ValueError(
                 'set --base_lr and --base_batch together: a learning rate and its tokens per batch'
             )
+        for name in ('base_tokens', 'base_weight_decay', 'base_b2', 'base_eps'):
+            if name in numbers and 'base_lr' not in numbers:
+                raise ValueError(f'--{name} belongs to a tuned learning rate: set --base_lr too')
         if 'base_lr' in numbers and 'batch_tokens' not in numbers:
             raise ValueError('--base_lr needs --batch_tokens, the batch to scale it to')
 
@@ -198,7 +213,36 @@ def apply_batch_rules(inputs: RuleInputs, critical: float, size: dict[str, float
     ):
         description = f'learning rate, {optimizer}'
         rule_values.append(evaluate_rule(name, description, value, '', fit, batch_ratio=ratio))
-    return rule_values
+    return rule_values + apply_transfers(inputs, ratio)
+
+
+SETTING_NAMES = {'lr': 'learning rate', 'weight_decay': 'weight decay', 'b2': 'b2', 'eps': 'eps'}
+
+
+def apply_transfers(inputs: RuleInputs, batch_ratio: float) -> list[Rule]:
+    """Returns the settings of --base_lr and the flags beside it, at this batch and these tokens.
+
+    Settings without a flag, and `sqrt`, which is listed before, are left out.
+
+    Args:
+      inputs: with a base rate and a batch.
+      batch_ratio: the batch over that of the base rate.
+    """
+    assert inputs.base_lr is not None and inputs.tokens is not None  # RuleInputs refuses it
+    tuned = TunedSettings(
+        inputs.base_lr, inputs.base_weight_decay or 0.0, inputs.base_b2, inputs.base_eps
+    )
+    token_ratio = inputs.tokens / (inputs.base_tokens or inputs.tokens)
+    rows = []
+    for name, transfer in TRANSFERS.items():
+        settings = transfer_settings(name, tuned, batch_ratio, token_ratio)
+        values = {setting: getattr(settings, setting) for setting in transfer.reads}
+        rows += [
+            evaluate_rule(name, SETTING_NAMES[setting], value, '', transfer.origin)
+            for setting, value in values.items()
+            if value and name != 'sqrt'
+        ]
+    return rows
 
 
 def format_rules(rule_values: Sequence[Rule]) -> str:
@@ -243,13 +287,52 @@ def write_rules(path: Path, inputs: RuleInputs, rule_values: Sequence[Rule]) -> 
     write_json(path, rows)
 
 
+def print_predictions(workdir: str, path: str) -> None:
+    """Prints how the rules of transfer predict the tuned rates of a sweep.
+
+    Args:
+      workdir: folder or URL of a sweep with config.tune.
+      path: JSON file to write the rows to; empty for none.
+
+    Raises:
+      ValueError: for another kind of workdir, or if no arm has another batch or length.
+    """
+    from lm.record.remote.local_copy import fetch_records
+    from lm.study.tables.ablation import describe_progress, read_ablation
+    from lm.study.tables.predictions import compare_predictions, summarise_predictions
+    from lm.study.tables.results import gather, read_sweep
+
+    folder = fetch_records(workdir)
+    sweep = read_sweep(folder)
+    ablation = read_ablation(sweep, gather(folder))
+    if ablation is None:
+        raise ValueError(f'--workdir={workdir} has no tuned rates: it needs a config.tune')
+    if progress := describe_progress(ablation):
+        print(f'NOTE: the sweep is not finished: {progress}')
+    rows = compare_predictions(sweep, ablation)
+    if path:
+        write_json(Path(path), {'workdir': workdir, 'predictions': rows})
+    print(format_table(rows, list(rows[0]), 'table'))
+    print('\n'.join(['', *summarise_predictions(rows)]))
+    used = {row['rule'] for row in rows}
+    summaries = [
+        f'{name}: {row.summary} ({row.origin.source})'
+        for name, row in TRANSFERS.items()
+        if name in used
+    ]
+    print('\n'.join(['', *summaries]))
+
+
 def main(_) -> None:
-    inputs = RuleInputs(
-        **{
-            input_field.name: flags.FLAGS[input_field.name].value
-            for input_field in fields(RuleInputs)
-        }
-    )
+    numbers = {
+        input_field.name: flags.FLAGS[input_field.name].value for input_field in fields(RuleInputs)
+    }
+    if flags.FLAGS.workdir:
+        if unused := [f'--{name}' for name, value in numbers.items() if value is not None]:
+            raise ValueError(f'--workdir has all sizes; leave {", ".join(unused)} out')
+        print_predictions(flags.FLAGS.workdir, flags.FLAGS.out)
+        return
+    inputs = RuleInputs(**numbers)
     rule_values = apply_rules(inputs)
     if flags.FLAGS.out:
         write_rules(Path(flags.FLAGS.out), inputs, rule_values)
@@ -259,5 +342,6 @@ def main(_) -> None:
 if __name__ == '__main__':  # only here: other programs have flags of these names
     for input_field in fields(RuleInputs):
         flags.DEFINE_float(input_field.name, None, input_field.metadata['help'])
+    define_path('workdir', None, 'Sweep with config.tune whose tuned rates test the rules.')
     define_path('out', None, 'JSON file to write the results to.')
     run_program(main)

@@ -9,6 +9,7 @@ import pytest
 from eval.rules import BEYOND, UNKNOWN, WITHIN, RuleInputs, apply_rules, format_rules, write_rules
 from lm.config.resolve import resolve
 from modules.scaling import rules
+from modules.scaling.transfer import TRANSFERS, TunedSettings, transfer_settings
 from tests.eval.programs import run_module
 
 GOPHER_FLOPS = 5.76e23
@@ -159,7 +160,7 @@ def test_batch_and_rate_add_rules():
     size = {'parameters': 4e8, 'tokens': 2e10}
     bare, batch = rules_by_key(**size), rules_by_key(**size, batch_tokens=6.4e6)
     rate = rules_by_key(**size, batch_tokens=6.4e6, base_lr=1e-3, base_batch=1e5)
-    assert len(batch) == len(bare) + 2 and len(rate) == len(batch) + 4
+    assert len(batch) == len(bare) + 2 and len(rate) == len(batch) + 9
     assert rate['sqrt', 'learning rate, Adam'].value == pytest.approx(8e-3)
     assert rate['linear', 'learning rate, SGD'].value == pytest.approx(64e-3)
     assert rate['linear', 'learning rate, SGD'].outside == 'batch ratio 64 (0.25 to 32)'
@@ -168,9 +169,45 @@ def test_batch_and_rate_add_rules():
     assert lower.value == pytest.approx(2.1e8 / 2.5 ** (1 / 0.21))
 
 
+def test_transfers_scale_every_tuned_setting():
+    """Reference: ArchScale's apply_batch_size_scaling and nanochat's base_train.py, at four times
+    the batch and twice the tokens. Catches a ratio that is turned over, and b2 instead of 1 - b2.
+    """
+    base = {'base_lr': 1e-3, 'base_batch': 1e5, 'base_tokens': 1e10}
+    base |= {'base_weight_decay': 0.1, 'base_b2': 0.95, 'base_eps': 1e-8}
+    rows = rules_by_key(parameters=4e8, tokens=2e10, batch_tokens=4e5, **base)
+    expected = {
+        'sde': {'learning rate': 2e-3, 'b2': 0.8, 'eps': 5e-9},
+        'sdew': {'learning rate': 1e-3, 'b2': 0.9, 'eps': 5e-9, 'weight decay': 0.2},
+        'timescale': {'learning rate': 1e-3, 'weight decay': 0.2},
+        'nanochat': {'learning rate': 2e-3, 'weight decay': 0.1},
+        'hyper_p': {'learning rate': 2e-3 * 2**-0.32},
+    }
+    actual = {
+        name: {what: rule.value for (row, what), rule in rows.items() if row == name}
+        for name in expected
+    }
+    assert actual == {name: pytest.approx(values) for name, values in expected.items()}
+
+
+def test_transfer_keeps_the_averaging_time():
+    """Property: `timescale` keeps B / (lr weight_decay D); at equal sizes no rule changes
+    anything.
+    """
+    tuned = TunedSettings(lr=1e-3, weight_decay=0.1, b2=0.95, eps=1e-8)
+    moved = transfer_settings('timescale', tuned, batch_ratio=3.0, token_ratio=5.0)
+    before, after = (1 / (s.lr * s.weight_decay) for s in (tuned, moved))
+    assert after * 3.0 / 5.0 == pytest.approx(before)
+    for name in TRANSFERS:
+        assert transfer_settings(name, tuned, 1.0) == tuned
+    with pytest.raises(ValueError, match=r'b2=0.95 would become -0.6 at 32 times'):
+        transfer_settings('sde', tuned, 32.0)
+
+
 @pytest.mark.parametrize(
     ('inputs', 'message'),
     [
+        ({'parameters': 1e9, 'tokens': 1e9, 'base_b2': 0.9}, '--base_b2 belongs to a tuned'),
         ({}, '--parameters and --tokens missing'),
         ({'parameters': 1e9}, '--tokens missing'),
         ({'parameters': 0.0, 'tokens': 1e9}, 'parameters must be a positive number, got 0'),
