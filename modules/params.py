@@ -18,6 +18,8 @@ from flax.core import meta
 
 ROLES = ('embedding', 'hidden', 'readout', 'vector')
 LAYER = 'layer'  # the axis along which nn.scan stacks parameters
+# What a token does with a parameter: look its row up, be multiplied by it, or neither.
+USES = LOOKUP, MATMUL, VECTOR = 'lookup', 'matmul', 'vector'
 NORM, LORA = 'norm', 'lora'  # parts of the model that train.trainable can select
 
 

@@ -222,6 +222,7 @@ def _build_context(
         },
         'changes': tables.list_changes(displayed, subject.sweep),
         'settings': [] if by_rate else tables.settings_rows(displayed),
+        'costs': [] if by_rate else tables.cost_rows(displayed),
         'base': {path: format_number(value) for path, value in base.items()},
         'warnings': tables.warning_rows(subject.records, run_names),
         'lasts': tables.list_last_diagnostics(subject.records, series, run_names),

@@ -32,6 +32,7 @@ from lm.study.tables.parameters import compare_parameters, read_parameters
 from lm.study.tables.results import UNREADABLE, Record
 from lm.study.tables.text import format_count, format_number
 from lm.study.tables.variants import LR, SEEDS, has_diverged
+from modules.params import USES
 
 UNITS = {'ce': 'loss (nats per token)', 'bits_per_byte': 'bits per byte'}
 STATUSES = ('done', 'diverged', 'failed', UNREADABLE, 'stopped', 'unfinished', 'waiting')
@@ -358,6 +359,29 @@ def settings_rows(comparisons: Sequence[Comparison]) -> list[dict[str, str]]:
         for comparison, table, run_fields in zip(comparisons, tables, fields, strict=True)
         for row in compare_parameters(tables[0], table, fields[0], run_fields)
     ]
+
+
+def cost_rows(comparisons: Sequence[Comparison]) -> list[dict[str, str]]:
+    """Returns the parameters by use, the FLOPs and the time of each variant, beside its loss.
+
+    Runs of versions without these columns have no rows.
+    """
+    rows = []
+    for comparison in comparisons:
+        record = comparison.variant.records[0]
+        if record.get('flops_per_token') is None:
+            return []
+        step_tokens = record['batch_size'] * record['seq_len']
+        rows.append(
+            {
+                'variant': comparison.variant.name,
+                **{f'{use} parameters': f'{record[f"{use}_parameters"]:,}' for use in USES},
+                'MFLOPs per token': f'{record["flops_per_token"] / 1e6:,.3g}',
+                'ms per step': _format_fixed(1e3 * step_tokens / comparison.tokens_per_sec, ',.1f'),
+                'loss': _format_fixed(comparison.loss.mean),
+            }
+        )
+    return rows
 
 
 def rates_table(comparisons: Sequence[Comparison], metric: str) -> list[list[str]]:

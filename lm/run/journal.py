@@ -33,6 +33,7 @@ from lm.run.tables import optimizer_state_bytes, parameter_count
 from lm.run.warnings import Detector, format_warning
 from lm.storage.buckets import is_url
 from lm.storage.files import describe_full_disk, seal_record, write_json
+from lm.training.flops import count_by_use, flops_per_token
 from lm.training.state import State
 from lm.training.step import MUST_BE_FINITE
 
@@ -415,6 +416,8 @@ class Journal:
             **self.counters.best,
             **({'diverged_step': self._bad_step} if status == 'diverged' else {}),
             'parameters': parameter_count(experiment.learner),
+            **{f'{use}_parameters': n for use, n in count_by_use(experiment.learner).items()},
+            'flops_per_token': flops_per_token(experiment.learner),
             'optimizer_state_bytes': optimizer_state_bytes(experiment.state_shapes),
             'tokens_per_sec_mean': throughput.total_tokens / seconds,
             'data_wait_fraction': throughput.total_wait_seconds / seconds,

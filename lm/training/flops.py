@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from lm.config.recipe import Recipe
 from lm.training.state import Learner
-from modules.params import named_leaves
+from modules.params import LOOKUP, MATMUL, USES, VECTOR, named_leaves
 
 # Published peak dense bf16 FLOP/s of a device, by a substring of its `device_kind`; the first match
 # counts.
@@ -48,6 +48,23 @@ def count_matmul_params(learner: Learner) -> int:
         if spec.fan_in or (is_table and recipe.model.tie_embeddings):
             count += math.prod(shape.values())
     return count
+
+
+def count_by_use(learner: Learner) -> dict[str, int]:
+    """Counts the stored parameters by what a token does with them.
+
+    `lookup`: rows of tables that are read, without products. `matmul`: matrices, all experts
+    included, and a table that is also the readout. `vector`: gains, biases and scalars.
+    """
+    counts = dict.fromkeys(USES, 0)
+    shapes = named_leaves(learner.description.shapes)
+    for path, spec in named_leaves(learner.description.specs).items():
+        use = MATMUL if spec.fan_in else VECTOR
+        if spec.role == 'embedding':
+            is_readout = 'vocab' in spec.axes and learner.recipe.model.tie_embeddings
+            use = MATMUL if is_readout else LOOKUP
+        counts[use] += math.prod(shapes[path].shape)
+    return counts
 
 
 def flops_per_token(learner: Learner) -> float:

@@ -18,6 +18,7 @@ from lm.study.tables import results
 from lm.study.tables.columns import IDENTITY, RESULTS, SHORT, columns, schema
 from lm.study.tables.text import format_table
 from lm.study.train.ledger import open_sweep
+from modules.params import USES
 from tests.eval import sweep_fixture as fixture
 from tests.eval.programs import run_module
 from tests.helpers import tiny_raw
@@ -70,7 +71,8 @@ def test_v0_columns_keep_name_and_type():
     types, _ = v0_table()
     assert kinds.items() >= types.items()
     objective_columns = {'prefix_ce', 'span_corruption_ce', 'infill_ce'}
-    summary_columns = {'optimizer_state_bytes', 'side_by_side', *objective_columns}
+    cost_columns = {f'{use}_parameters' for use in USES} | {'flops_per_token'}
+    summary_columns = {'optimizer_state_bytes', 'side_by_side', *objective_columns, *cost_columns}
     tuned_columns = {'arm', 'stage'}
     added = {name for name in kinds if name not in types} - summary_columns - tuned_columns
     assert all(name in columns().values() for name in added)

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from lm.config.fields import FIELDS
 from modules.objectives import OBJECTIVES
+from modules.params import USES
 
 Record = dict[str, Any]  # a run's row: column -> value
 
@@ -45,6 +46,8 @@ RESULTS = {  # column: (name in summary.json, type)
     'side_by_side': ('side_by_side', int),  # how many did
     'compile_sec': ('compile_sec', float),
     'parameters': ('parameters', int),
+    **{f'{use}_parameters': (f'{use}_parameters', int) for use in USES},
+    'flops_per_token': ('flops_per_token', float),
     'optimizer_state_bytes': ('optimizer_state_bytes', int),
     'git_commit': ('git_commit', str),
     'device': ('device', str),

@@ -9,7 +9,7 @@ from lm.record.machine import device_name
 from lm.record.remote.mirror import mirror_sweep_records
 from lm.record.workdir import check_no_links
 from lm.storage.files import read_json
-from lm.study.plan.protocols import Groups, Measurements
+from lm.study.plan.terms import Groups, Measurements
 from lm.study.train.groups import Work
 from lm.study.train.throughput import (
     FILE,

@@ -5,7 +5,7 @@ import types
 
 from eval.compare import print_parameters
 from eval.evaluation.targets import Target
-from eval.report.tables import settings_rows
+from eval.report.tables import cost_rows, settings_rows
 from lm.config.resolve import flatten
 from lm.devices.mesh import make_mesh
 from lm.record.workdir import write_config
@@ -105,3 +105,25 @@ def test_report_lists_settings(tmp_path):
     ]
     (tmp_path / 'plain' / 'parameters.json').unlink()
     assert settings_rows(comparisons) == settings_rows([]) == []
+
+
+def test_costs_split_parameters_by_use():
+    """The time of a step is its tokens over the speed. Runs without the columns have no rows."""
+    record = {
+        'lookup_parameters': 1024,
+        'matmul_parameters': 20_000,
+        'vector_parameters': 64,
+        'flops_per_token': 1.2e5,
+        'batch_size': 4,
+        'seq_len': 8,
+    }
+
+    def comparison(name, record):
+        variant = types.SimpleNamespace(name=name, records=[record])
+        loss = types.SimpleNamespace(mean=2.5)
+        return types.SimpleNamespace(variant=variant, tokens_per_sec=640.0, loss=loss)
+
+    rows = cost_rows([comparison('base', record), comparison('wide', record)])
+    assert [row['variant'] for row in rows] == ['base', 'wide']
+    assert list(rows[0].values())[1:] == ['1,024', '20,000', '64', '0.12', '50.0', '2.5000']
+    assert cost_rows([comparison('base', record), comparison('older', {})]) == []

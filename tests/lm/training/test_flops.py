@@ -8,9 +8,11 @@ import jax
 import numpy as np
 import pytest
 
+from lm.run.tables import parameter_count
 from lm.training import flops
 from lm.training.flops import (
     attention_flops,
+    count_by_use,
     count_matmul_params,
     flops_in_full,
     flops_per_token,
@@ -175,3 +177,19 @@ def test_peak_is_measured_once_per_process(monkeypatch):
     flops.cached_gemm_flops.cache_clear()
     source = 'measured float32 2048^3 matmul'
     assert peaks == [(rate, source) for rate in (2.0, 2.0, 3.0, 3.0)]
+
+
+@pytest.mark.parametrize(
+    ('changes', 'lookup'),
+    [
+        ({}, 16 * 16),
+        ({'model.tie_embeddings': True}, 0),
+        ({'model.position': 'learned'}, 16 * 16 + 8 * 16),
+    ],
+)
+def test_parameters_are_counted_by_use(changes, lookup):
+    """Tables that are only looked up cost no products. The counts add up to all parameters."""
+    learner = tiny_learner(tiny_config(changes))
+    counts = count_by_use(learner)
+    assert counts['lookup'] == lookup and counts['matmul'] == count_matmul_params(learner)
+    assert sum(counts.values()) == parameter_count(learner)

@@ -6,16 +6,17 @@ import pytest
 
 from lm.config.resolve import flatten
 from lm.data import steps_in_epoch
+from lm.run.program import build_without_text
+from lm.run.tables import parameter_count
 from lm.study.plan.cells import expand_sweep
 from lm.study.plan.protocols import (
     PROTOCOLS,
-    Measurements,
     apply_overrides,
     apply_protocol,
-    nearest_batch,
     parse_protocol,
     resolve_protocol,
 )
+from lm.study.plan.terms import D_FF, Measurements, nearest_batch
 from lm.study.train import engines, means
 from lm.study.train.ledger import open_sweep, read_sweep
 from lm.study.train.means import check_device_kinds
@@ -66,6 +67,28 @@ def refusal(sweep, raw=RAW, machine=None):
         apply(sweep, raw, machine)
     assert '\n' not in str(error.value)
     return str(error.value)
+
+
+def test_equal_parameters_widens_the_smaller_cells():
+    """Property: after it all cells have as many parameters, counted again, and their steps. The
+    gated MLP has three matrices, so that its base is wider than the largest cell's.
+    """
+    sweep = {'model.activation': ('relu', 'swiglu'), 'protocol': 'equal_parameters'}
+    applied = apply(sweep)
+    cells = apply_overrides(RAW, expand_sweep(RAW, sweep), applied.overrides)
+    counts = [parameter_count(build_without_text(c.recipe, 'byte', 'cpu')) for c in cells]
+    assert counts == [terms.quantities['parameters'] for terms in applied.terms]
+    assert max(counts) / min(counts) < 1.01
+    assert applied.overrides[0][D_FF] > RAW['model']['d_ff'] and not applied.overrides[1]
+    assert {cell.recipe.train.steps for cell in cells} == {STEPS}
+
+
+def test_equal_parameters_refuses_what_it_cannot_meet():
+    sweep = {'model.activation': ('relu', 'swiglu'), 'protocol': 'equal_parameters:multiple=512'}
+    with pytest.raises(ValueError, match='Choose a smaller equal_parameters:multiple'):
+        apply(sweep)
+    with pytest.raises(ValueError, match=r'determines model.d_ff, but this cell sets'):
+        apply({'model.d_ff': (32, 64), 'protocol': 'equal_parameters'})
 
 
 def test_equal_tokens_by_hand():
