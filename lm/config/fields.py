@@ -212,6 +212,10 @@ class OptimConfig:
     average: Annotated[
         str, Choice(AVERAGES, 'optim'), 'average of the weights that evaluation uses'
     ] = 'none'
+    momentum_dtype: Annotated[
+        str,
+        Option('type in which momentum is stored', choices=('float32', 'bfloat16')),
+    ] = 'float32'
     match_norm: Annotated[
         float | None,
         Option(

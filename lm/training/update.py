@@ -11,9 +11,11 @@ import optax
 from lm.config.groups import SCHEDULE_OPTIONS, WEIGHT_DECAY, find_setting, group_lr
 from lm.config.recipe import Recipe
 from lm.model.parameters import Description
+from modules.numerics import DTYPES
 from modules.optim import Average, mask_untrained, partition
 from modules.optim.groups import GROUPS, HIDDEN, OTHERS, find_group
 from modules.optim.stages import NO_DECAY, Stages, build_stages, stored_stages
+from modules.optim.storage import narrow_momentum
 from modules.scaling import DecayInputs
 
 Numbers = Mapping[str, Any]
@@ -163,11 +165,22 @@ def _build_optimizers(recipe: Recipe, description: Description, hyper: Numbers) 
     labels = jax.tree.map(find_label, specs)
     present = {*jax.tree.leaves(labels)}
     makers = {g: rows[optimizers[g].path] for g in (HIDDEN, *GROUPS) if g in present}
+    if recipe.optim.momentum_dtype != 'float32':
+        dtype = DTYPES[recipe.optim.momentum_dtype]
+        makers = {
+            group: functools.partial(_make_narrow, make, dtype, str(optimizers[group]))
+            for group, make in makers.items()
+        }
     is_all_trained = all(jax.tree.leaves(trainable))
     if is_all_trained and len(makers) == 1:
         (make,) = makers.values()
         return make(specs)
     return partition(specs, labels, makers, None if is_all_trained else trainable)
+
+
+def _make_narrow(make: Callable, dtype: Any, name: str, *args: Any) -> Any:
+    """Returns the optimizer that `make` makes, with narrow first moments."""
+    return narrow_momentum(make(*args), dtype, name)
 
 
 def build_average(recipe: Recipe, description: Description, hyper: Numbers) -> Average:

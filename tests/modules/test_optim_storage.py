@@ -1,0 +1,65 @@
+"""First moments in bfloat16: against AdamW in numpy, and in the optimizer of a run."""
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from modules.optim.classic import adamw
+from modules.optim.storage import narrow_momentum
+from tests.helpers import initial_state, tiny_config
+
+B1, B2, EPS = 0.9, 0.95, 1e-8
+
+
+def narrow_adamw(dtype=jnp.bfloat16):
+    return narrow_momentum(adamw(None, b1=B1, b2=B2, eps=EPS), dtype, 'optim.name=adamw')
+
+
+def test_direction_has_the_average_before_rounding():
+    """Reference: AdamW in float64, whose m is rounded to bfloat16 after each step.
+
+    Catches a direction of the rounded average (off by 2^-9), and a second moment that is rounded.
+    """
+    grads = np.random.default_rng(0).standard_normal((6, 32))
+    optimizer, m, v = narrow_adamw(), np.zeros(32), np.zeros(32)
+    state = optimizer.init(jnp.zeros(32))
+    for t, g in enumerate(grads, 1):
+        m, v = B1 * m + (1 - B1) * g, B2 * v + (1 - B2) * g**2
+        expected = m / (1 - B1**t) / (np.sqrt(v / (1 - B2**t)) + EPS)
+        direction, state = optimizer.update(jnp.asarray(g, jnp.float32), state)
+        np.testing.assert_allclose(direction, expected, rtol=1e-4, atol=1e-5)
+        m = m.astype(ml_dtypes.bfloat16).astype(float)
+    assert state.mu.dtype == jnp.bfloat16 and state.nu.dtype == jnp.float32
+
+
+def test_float32_changes_nothing():
+    grad = jnp.asarray(np.random.default_rng(1).standard_normal(32), jnp.float32)
+    plain, same = adamw(None, b1=B1, b2=B2, eps=EPS), narrow_adamw(jnp.float32)
+    expected, _ = plain.update(grad, plain.init(grad))
+    direction, _ = same.update(grad, same.init(grad))
+    np.testing.assert_array_equal(direction, expected)
+
+
+@pytest.mark.parametrize('name', ['adamw', 'muon', 'normuon', 'lion', 'soap', 'ademamix'])
+def test_a_run_stores_every_first_moment_in_bfloat16(name):
+    """The optimizers of both roles, and no other array of their state."""
+    changes = {'optim.name': name, 'optim.others': 'adamw'}
+    wide, narrow = (
+        initial_state(tiny_config(changes | {'optim.momentum_dtype': dtype})).opt_state
+        for dtype in ('float32', 'bfloat16')
+    )
+    for (path, leaf), stored in zip(
+        jax.tree_util.tree_leaves_with_path(wide), jax.tree.leaves(narrow), strict=True
+    ):
+        text = jax.tree_util.keystr(path)
+        is_momentum = "'momentum'" in text or '.mu' in text
+        assert (stored.dtype == jnp.bfloat16) == is_momentum, text
+        assert stored.shape == leaf.shape
+
+
+def test_optimizer_without_momentum_is_refused():
+    changes = {'optim.name': 'adafactor', 'optim.others': 'adamw'}
+    with pytest.raises(ValueError, match=r'momentum_dtype=bfloat16 has no effect: .*adafactor'):
+        initial_state(tiny_config(changes | {'optim.momentum_dtype': 'bfloat16'}))
