@@ -31,6 +31,8 @@ def narrow_momentum(optimizer: Any, dtype: Any, name: str) -> optax.GradientTran
       ValueError: from its `init`, if the optimizer stores no first moment.
     """
 
+    optimizer = optax.with_extra_args_support(optimizer)
+
     def init(params):
         state, count = _map_momentum(optimizer.init(params), lambda m: m.astype(dtype))
         if not count:

@@ -1,14 +1,17 @@
 """First moments in bfloat16: against AdamW in numpy, and in the optimizer of a run."""
 
 import jax
+import jax.flatten_util
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
 
+from lm.training.state import make_hyper
+from lm.training.step import make_train_step
 from modules.optim.classic import adamw
 from modules.optim.storage import narrow_momentum
-from tests.helpers import initial_state, tiny_config
+from tests.helpers import initial_state, tiny_batch, tiny_config, tiny_learner
 
 B1, B2, EPS = 0.9, 0.95, 1e-8
 
@@ -57,6 +60,23 @@ def test_a_run_stores_every_first_moment_in_bfloat16(name):
         is_momentum = "'momentum'" in text or '.mu' in text
         assert (stored.dtype == jnp.bfloat16) == is_momentum, text
         assert stored.shape == leaf.shape
+
+
+def test_first_steps_are_those_of_float32():
+    """The first direction is bit for bit the same, since the average starts at 0; the third is not,
+    but near. Steps of a run pass the loss and other arguments.
+    """
+    weights = {}
+    for dtype in ('float32', 'bfloat16'):
+        learner = tiny_learner(tiny_config({'optim.name': 'muon', 'optim.momentum_dtype': dtype}))
+        hyper, step = make_hyper(learner.recipe), jax.jit(make_train_step(learner))
+        state, weights[dtype] = initial_state(learner.recipe), []
+        for _ in range(3):
+            state, _ = step(state, tiny_batch(), hyper)
+            weights[dtype].append(jax.flatten_util.ravel_pytree(state.params)[0])
+    np.testing.assert_array_equal(weights['float32'][0], weights['bfloat16'][0])
+    last, narrow = weights['float32'][2], weights['bfloat16'][2]
+    assert 0 < jnp.max(jnp.abs(last - narrow)) < 1e-2 * jnp.max(jnp.abs(last))
 
 
 def test_optimizer_without_momentum_is_refused():
