@@ -32,12 +32,24 @@ SMALLEST_STEP = 1e-4
 
 
 def draw_log_a(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
-    """Draws A_log: e^A_log is uniform in (0, 16]."""
+    """Draws A_log: e^A_log is uniform in (0, 16].
+
+    Args:
+      key: random key.
+      shape: of the result.
+      dtype: of the result.
+    """
     return jnp.log(LARGEST_A * (1 - jax.random.uniform(key, shape, dtype)))
 
 
 def draw_step_bias(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
-    """Draws dt_bias: softplus(dt_bias) is log-uniform in `STEP_RANGE`."""
+    """Draws dt_bias: softplus(dt_bias) is log-uniform in `STEP_RANGE`.
+
+    Args:
+      key: random key.
+      shape: of the result.
+      dtype: of the result.
+    """
     low, high = map(math.log, STEP_RANGE)
     step = jnp.exp(jax.random.uniform(key, shape, dtype, low, high))
     step = jnp.maximum(step, SMALLEST_STEP)
@@ -45,7 +57,13 @@ def draw_step_bias(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.floa
 
 
 def draw_taps(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
-    """Draws the weights of a convolution [..., W] uniformly in +- 1 / sqrt(W), as PyTorch does."""
+    """Draws the weights of a convolution [..., W] uniformly in +- 1 / sqrt(W), as PyTorch does.
+
+    Args:
+      key: random key.
+      shape: of the result.
+      dtype: of the result.
+    """
     bound = 1 / math.sqrt(shape[-1])
     return jax.random.uniform(key, shape, dtype, -bound, bound)
 

@@ -33,8 +33,8 @@ def test_kernels_suit_the_platform():
     chunked = 'linear_attention=chunked recurrence=chunked'
     expected = f'attention=reference {chunked} matmul=narrow_first {plain_kernels}'
     assert str(changed) == expected
-    others = {'recurrence': 'chunked', 'matmul': 'narrow_first'}
-    equal = kernels_for('cpu', 'reference', linear_attention='chunked', **others)
+    names = {'recurrence': 'chunked', 'matmul': 'narrow_first'}
+    equal = kernels_for('cpu', 'reference', linear_attention='chunked', **names)
     assert equal == changed
     assert changed.matmul is narrow_first
 

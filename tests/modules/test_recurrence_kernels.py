@@ -37,7 +37,7 @@ def numpy_recurrence(q, k, v, g, beta, segments=None, state=None):
     """Follows naive_recurrent_gated_delta_rule and naive_recurrent_simple_gla of
     flash-linear-attention, a row, head and token at a time.
     """
-    out, last = np.zeros_like(v), np.zeros((*k.shape[:2], K, v.shape[-1]))
+    y, last = np.zeros_like(v), np.zeros((*k.shape[:2], K, v.shape[-1]))
     for b, n in np.ndindex(q.shape[:2]):
         s = last[b, n] if state is None else state[b, n]
         for t in range(q.shape[2]):
@@ -48,9 +48,9 @@ def numpy_recurrence(q, k, v, g, beta, segments=None, state=None):
             if beta is not None:
                 value = beta[b, n, t] * (value - k[b, n, t] @ s)
             s = s + np.outer(k[b, n, t], value)
-            out[b, n, t] = (q[b, n, t] * K**-0.5) @ s
+            y[b, n, t] = (q[b, n, t] * K**-0.5) @ s
         last[b, n] = s
-    return out, last
+    return y, last
 
 
 def extras(extra, state):
@@ -62,7 +62,7 @@ def extras(extra, state):
 
 @functools.cache
 def run_exactly(form, extra, chunk=None):
-    """Returns ((out, state), gradients) in float64; `chunk` None: token by token."""
+    """Returns ((y, state), gradients) in float64; `chunk` None: token by token."""
     arrays, state = draw(form)
     kernel = token_by_token
     if chunk is not None:
@@ -74,8 +74,8 @@ def run_exactly(form, extra, chunk=None):
     def run(arrays, case):
         segments = {key: x for key, x in case.items() if key == 'segments_BT'}
         first = {key: x for key, x in case.items() if key == 'state_BNKV'}
-        results, pull = jax.vjp(lambda a, f: kernel(*a, **segments, **f), arrays, first)
-        return results, pull(jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape)), results))
+        forward, pull = jax.vjp(lambda a, f: kernel(*a, **segments, **f), arrays, first)
+        return forward, pull(jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape)), forward))
 
     with jax.enable_x64(True):
         return jax.device_get(run(arrays, case))
@@ -124,7 +124,7 @@ def test_large_decay_has_finite_gradients(form):
 
 
 @pytest.mark.parametrize('kernel', RECURRENCE_KERNELS)
-def test_strength_of_zero_keeps_the_state(kernel):
+def test_zero_strength_keeps_the_state(kernel):
     (q, k, v, g, beta), state = draw('delta')
     arrays = jax.tree.map(jnp.float32, (q, k, v, 0 * g, 0 * beta, None, state))
     _, last = RECURRENCE_KERNELS[kernel](*arrays)
@@ -144,18 +144,18 @@ def test_orthonormal_keys_are_read_back(kernel):
     arrays = jax.tree.map(jnp.float32, (np.zeros_like(k), k, v, zeros, zeros + 1))
     _, state = RECURRENCE_KERNELS[kernel](*arrays)
     np.testing.assert_allclose(keys @ np.asarray(state)[0, 0], v[0, 0, K:], rtol=1e-4, atol=1e-5)
-    out, _ = RECURRENCE_KERNELS[kernel](arrays[1], *arrays[1:])
-    np.testing.assert_allclose(out, v / np.sqrt(K), rtol=1e-4, atol=1e-5)
+    y, _ = RECURRENCE_KERNELS[kernel](arrays[1], *arrays[1:])
+    np.testing.assert_allclose(y, v / np.sqrt(K), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize('kernel', RECURRENCE_KERNELS)
-def test_without_decay_it_is_the_numerator_of_linear_attention(kernel):
+def test_without_decay_it_is_linear_attention_without_denominator(kernel):
     """With keys of 0 in the denominator and eps = 1, linear attention divides by 1."""
     (q, k, v, g, _), _ = draw('plain')
     q, k, v, g = map(jnp.float32, (q, k, v, 0 * g))
-    out, state = RECURRENCE_KERNELS[kernel](q, k, v, g)
+    y, state = RECURRENCE_KERNELS[kernel](q, k, v, g)
     expected, sums = quadratic(q / np.sqrt(K), k, q, 0 * k, v, 1.0)
-    np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(state, sums.products_BKFH, rtol=1e-4, atol=1e-5)
 
 

@@ -97,17 +97,17 @@ def numpy_layer(name, x, w, conv_width=4, output_gate='silu', negative_eigenvalu
         if name == 'gated_delta':
             q, k = (y / np.sqrt(np.sum(y**2, -1, keepdims=True) + 1e-6) for y in (q, k))
             b = sigmoid(x @ w['write'][:, n]) * (2 if negative_eigenvalues else 1)
-        s, out = np.zeros((K, v.shape[1])), np.zeros_like(v)
+        s, y = np.zeros((K, v.shape[1])), np.zeros_like(v)
         for t in range(len(x)):
             s = np.exp(g[t]) * s
             value = b[t] * (v[t] - s.T @ k[t]) if name == 'gated_delta' else v[t]
             s = s + np.outer(k[t], value)
-            out[t] = s.T @ q[t] / np.sqrt(K)
-        out = out / np.sqrt(np.mean(out**2, -1, keepdims=True) + 1e-5) * w['output_scale']
+            y[t] = s.T @ q[t] / np.sqrt(K)
+        y = y / np.sqrt(np.mean(y**2, -1, keepdims=True) + 1e-5) * w['output_scale']
         if output_gate == 'silu':
             gate = x @ w['gate'][:, n]
-            out = out * gate * sigmoid(gate)
-        total += out @ w['out'][n]
+            y = y * gate * sigmoid(gate)
+        total += y @ w['out'][n]
     return total
 
 
@@ -145,11 +145,11 @@ def test_cached_row_equals_whole_row(name):
         for row, n in enumerate(count):
             part[row, :n] = x[row, start[row] : start[row] + n]
         sequence = partial_rows(jnp.int32(start), jnp.int32(count), int(length), capacity=LENGTH)
-        out, cache = apply_with_cache(module, variables, part, sequence)
+        y, cache = apply_with_cache(module, variables, part, sequence)
         variables = {'params': params} | cache
         for row, n in enumerate(count):
             target = whole[row, start[row] : start[row] + n]
-            np.testing.assert_allclose(out[row, :n], target, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(y[row, :n], target, rtol=1e-4, atol=1e-5)
         start = start + count
     value_dim = K * (2 if name == 'gated_delta' else 1)
     assert {key: v.shape for key, v in variables[CACHE].items()} == {
@@ -171,8 +171,8 @@ def test_documents_equal_separate_rows(name):
     params, x = draw_params(module), draw_x()
     packed = apply_layer(module, params, x, packed_rows(segments))
     for start, stop in ((0, 2), (2, 3), (3, 8)):
-        alone = apply_layer(module, params, x[:, start:stop], whole_rows(stop - start))
-        np.testing.assert_allclose(packed[:, start:stop], alone, rtol=1e-4, atol=1e-5)
+        single = apply_layer(module, params, x[:, start:stop], whole_rows(stop - start))
+        np.testing.assert_allclose(packed[:, start:stop], single, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.full
@@ -182,11 +182,11 @@ def test_bfloat16_sums_in_float32(name):
     module = layer(name, dtype=jnp.bfloat16)
     sequence = partial_rows(jnp.int32([0]), jnp.int32([LENGTH]), LENGTH, capacity=LENGTH)
     params = draw_params(module)
-    out, cache = apply_with_cache(module, {'params': params}, draw_x(), sequence)
-    assert out.dtype == cache[CACHE]['query_window'].dtype == jnp.bfloat16
+    y, cache = apply_with_cache(module, {'params': params}, draw_x(), sequence)
+    assert y.dtype == cache[CACHE]['query_window'].dtype == jnp.bfloat16
     assert cache[CACHE]['state'].dtype == jnp.float32
     exact = apply_layer(layer(name), params, draw_x(), whole_rows(LENGTH))
-    np.testing.assert_allclose(jnp.float32(out), exact, atol=0.05 * np.abs(exact).max())
+    np.testing.assert_allclose(jnp.float32(y), exact, atol=0.05 * np.abs(exact).max())
 
 
 def test_initial_values_are_published():

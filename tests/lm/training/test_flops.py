@@ -161,12 +161,12 @@ def test_chunked_recurrence_is_close_to_xla(name):
     shapes = [wide, wide, (*wide[:3], value_dim), numbers, *([numbers] * (name == 'gated_delta'))]
     arrays = [jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes]
 
-    def unrolled(*arrays):  # XLA counts the body of a scan once
+    def unroll_scan(*arrays):  # XLA counts the body of a scan once
         scan = functools.partial(jax.lax.scan, unroll=True)
         with unittest.mock.patch.object(jax.lax, 'scan', scan):
             return chunked_recurrence(*arrays)
 
-    counted = jax.jit(unrolled).lower(*arrays).cost_analysis()['flops']
+    counted = jax.jit(unroll_scan).lower(*arrays).cost_analysis()['flops']
     row = ATTENTIONS[name]
     pairs = row.attended_tokens_unmasked(length, key_dim, 1, expand_value=2)
     ours = 4 * key_dim * heads * length * pairs
