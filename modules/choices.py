@@ -24,7 +24,7 @@ _ALIASES = {
     'gauss_newton': 'gradientnormalizedsmoothness',
     'gelu_exact': 'exactgelu geluerf',
     'infill': 'fillinthemiddle fim psm',
-    'gla': 'gatedlinearattention mamba2 simplegla ssd',
+    'gla': 'gatedlinearattention simplegla',
     'inverse_sqrt': 'rsqrt',
     'layernorm': 'ln',
     'moe': 'mixtureofexperts',
