@@ -205,7 +205,7 @@ class GatedLinearAttention(MultiHead):
                 k_BNTK = jnp.einsum('bt,bntk->bntk', valid_BT, k_BNTK)
             shape = (*q_BNTK.shape[:2], q_BNTK.shape[-1], v_BNTV.shape[-1])
             state = self.variable(CACHE, 'state', jnp.zeros, shape, v_BNTV.dtype)
-        # XLA cannot shard the triangular solver of a platform: each device has its rows and heads.
+        # Each device computes its rows and heads: XLA might gather all of them for the solver.
         out_BNTV, state_BNKV = map_shards(
             self.kernels.recurrence,
             (

@@ -256,7 +256,7 @@ def step_on_one_device(name):
 @pytest.mark.parametrize('sizes', [{'data': 2, 'fsdp': 2, 'tensor': 2}, {'tensor': 8}], ids=str)
 def test_eight_devices_equal_one(name, sizes):
     """A step with heads over `tensor`, also if the axis does not divide them, and rows over `data`
-    and `fsdp`. Catches a solver that sees the heads or rows of another device.
+    and `fsdp`.
     """
     changes = {f'mesh.{axis}': n for axis, n in ({'data': 1} | sizes).items()}
     config = tiny_config({'model.attention': name, 'model.n_heads': 4} | changes)
