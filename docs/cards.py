@@ -25,7 +25,11 @@ SUMMARY = (ROOT / 'docs' / 'studies.md').read_text()
 TESTS = {  # patterns of the files in tests/ that hold the rows of a field
     'model.norm': ('modules/norm_references.py', 'modules/test_running_norms.py'),
     'model.placement': ('modules/test_placements.py',),
-    'model.attention': ('modules/test_attention.py', 'modules/test_linear_attention.py'),
+    'model.attention': (
+        'modules/test_attention.py',
+        'modules/test_linear_attention.py',
+        'modules/test_recurrent_attention.py',
+    ),
     'model.activation': ('modules/test_activations.py',),
     'model.position': ('modules/test_positions.py',),
     'model.reparam': ('modules/test_reparam*.py',),
@@ -46,6 +50,7 @@ TESTS = {  # patterns of the files in tests/ that hold the rows of a field
         'modules/test_fused_attention.py',
     ),
     'kernels.linear_attention': ('modules/test_linear_attention_kernels.py',),
+    'kernels.recurrence': ('modules/test_recurrence_kernels.py',),
     'kernels.matmul': ('modules/test_kernels.py', 'modules/test_wta_crs.py'),
     'kernels.rms_norm': ('modules/test_rms_norm_kernels.py', 'modules/test_gpu_kernels.py'),
     'kernels.softmax': ('modules/test_softmax_kernels.py',),

@@ -68,6 +68,8 @@ NEEDS = {
     ('kernels.implementation', 'cudnn'): {'model.dtype': 'bfloat16'},
     ('kernels.linear_attention', 'chunked'): {'model.attention': 'linear'},
     ('kernels.linear_attention', 'quadratic'): {'model.attention': 'linear'},
+    ('kernels.recurrence', 'chunked'): {'model.attention': 'gla'},
+    ('kernels.recurrence', 'reference'): {'model.attention': 'gla'},
     ('kernels.softmax', 'pallas'): {'kernels.attention': 'reference'},
     ('kernels.softmax', 'reference'): {'kernels.attention': 'reference'},
     ('optim.match_norm_roles', 'hidden+readout'): {'optim.match_norm': 1.0},

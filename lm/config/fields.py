@@ -21,6 +21,7 @@ from modules.kernels import (
     IMPLEMENTATIONS,
     LINEAR_ATTENTION_KERNELS,
     MATMUL_KERNELS,
+    RECURRENCE_KERNELS,
     RMS_NORM_KERNELS,
     SOFTMAX_KERNELS,
 )
@@ -415,6 +416,11 @@ class KernelsConfig:
     linear_attention: Annotated[
         str, Choice(LINEAR_ATTENTION_KERNELS, auto=True), 'kernel of linear attention'
     ] = AUTO
+    recurrence: Annotated[
+        str,
+        Choice(RECURRENCE_KERNELS, 'kernels', auto=True),
+        'kernel of the attention layers that are linear recurrences',
+    ] = AUTO
     matmul: Annotated[
         str, Choice(MATMUL_KERNELS, 'kernels', auto=True), 'kernel of matmuls with weights'
     ] = AUTO
@@ -449,7 +455,9 @@ if not TYPE_CHECKING:  # type checkers see the classes without the options of pa
     OptimConfig = make_section(OptimConfig, OPTIMIZERS, SCHEDULES, DECAY_RULES, AVERAGES)
     ScalingConfig = make_section(ScalingConfig, PARAMETRIZATIONS)
     DataConfig = make_section(DataConfig, OBJECTIVES)
-    KernelsConfig = make_section(KernelsConfig, MATMUL_KERNELS, ATTENTION_KERNELS)
+    KernelsConfig = make_section(
+        KernelsConfig, MATMUL_KERNELS, ATTENTION_KERNELS, RECURRENCE_KERNELS
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from lm.config.resolve import flatten
 from lm.config.traced_steps import parse_traced_steps
 from lm.model.base_size import base_head_dim, check_base
 from lm.model.objectives import check_chats
+from modules.attention import ATTENTIONS
 from modules.choices import check_divides
 from modules.kernels.attention import ATTENTION_KERNELS, Scores, check_scores
 from modules.norms import NORMS
@@ -122,8 +123,8 @@ def _check_kernels(recipe: Recipe) -> None:
     )
     defaults = recipe.implementation.row if recipe.implementation else {}
     name = chosen.name if chosen else defaults.get('attention')  # None: the platform decides
-    wrong_kind = 'attention' if scores is None else 'linear_attention'
-    unused = {wrong_kind: f'{layer} uses another kind of kernel'}
+    kinds = {row.operation for row in ATTENTIONS.values()} - {layer.row.operation}
+    unused = dict.fromkeys(sorted(kinds), f'{layer} uses another kind of kernel')
     norms = recipe.norms.values()
     if not any(norm.row.divides_by_rms for norm in norms):
         able = ', '.join(name for name, row in NORMS.items() if row.divides_by_rms)

@@ -24,6 +24,7 @@ def select_kernels(recipe: Recipe, platform: str) -> Kernels:
         implementation,
         matmul_options=options.get('matmul'),
         attention_options=options.get('attention'),
+        recurrence_options=options.get('recurrence'),
         **names,
     )
 

@@ -6,11 +6,14 @@ declares the fields of `SoftmaxAttention` that it needs, and describes its score
 """
 
 from modules.attention.linear import LinearAttention, NaLaAttention
+from modules.attention.recurrent import GatedDeltaAttention, GatedLinearAttention
 from modules.attention.softmax import L2Attention, SoftmaxAttention
 
 __all__ = ['ATTENTIONS']
 
 ATTENTIONS = {
+    'gated_delta': GatedDeltaAttention,
+    'gla': GatedLinearAttention,
     'l2': L2Attention,
     'linear': LinearAttention,
     'nala': NaLaAttention,

@@ -68,6 +68,8 @@ class MultiHead(nn.Module):
     qkv_bias: bool = False
     init_gain: float = 1.0
 
+    #: The operation whose kernels it calls (`modules.kernels.OPERATIONS`).
+    operation: ClassVar[str] = 'attention'
     #: Whether it has logits of pairs, which `scores()` describes and attention kernels compute.
     has_scores: ClassVar[bool] = False
     #: Whether slopes (ALiBi) are added to the logits.

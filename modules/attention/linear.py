@@ -66,6 +66,7 @@ class LinearAttention(MultiHead):
     `kernels.linear_attention`.
     """
 
+    operation: ClassVar[str] = 'linear_attention'
     query_features: ClassVar[Callable[[jax.Array], Features]] = staticmethod(elu_features)
     key_features: ClassVar[Callable[[jax.Array], Features]] = staticmethod(elu_features)
     features_per_width = 1  # features of a head for each of its dimensions, F / H

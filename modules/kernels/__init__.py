@@ -17,6 +17,7 @@ from modules.kernels.attention import ATTENTION_KERNELS, attend
 from modules.kernels.cross_entropy import CROSS_ENTROPY_KERNELS
 from modules.kernels.linear_attention import LINEAR_ATTENTION_KERNELS
 from modules.kernels.matmul import MATMUL_KERNELS
+from modules.kernels.recurrence import RECURRENCE_KERNELS
 from modules.kernels.rms_norm import RMS_NORM_KERNELS
 from modules.kernels.softmax import SOFTMAX_KERNELS
 
@@ -28,6 +29,7 @@ __all__ = [
     'MATMUL_KERNELS',
     'OPERATIONS',
     'PLATFORM_BOUND',
+    'RECURRENCE_KERNELS',
     'RMS_NORM_KERNELS',
     'SOFTMAX_KERNELS',
     'Kernels',
@@ -38,6 +40,7 @@ __all__ = [
 OPERATIONS: dict[str, Mapping[str, Any]] = {
     'attention': ATTENTION_KERNELS,
     'linear_attention': LINEAR_ATTENTION_KERNELS,
+    'recurrence': RECURRENCE_KERNELS,
     'matmul': MATMUL_KERNELS,
     'rms_norm': RMS_NORM_KERNELS,
     'softmax': SOFTMAX_KERNELS,
@@ -49,11 +52,13 @@ PLATFORM_BOUND = ('attention', 'rms_norm', 'softmax', 'cross_entropy')
 XLA = dict.fromkeys(OPERATIONS, 'reference') | {
     'attention': 'blocked',
     'linear_attention': 'chunked',
+    'recurrence': 'chunked',
     'matmul': 'direct',
 }
 # {name: {operation: kernel}}
 IMPLEMENTATIONS = {
-    'reference': XLA | {'attention': 'reference', 'linear_attention': 'quadratic'},
+    'reference': XLA
+    | {'attention': 'reference', 'linear_attention': 'quadratic', 'recurrence': 'reference'},
     'xla': XLA,
     'xla_cpu': XLA | {'matmul': 'narrow_first'},
     'xla_tpu': XLA | {'matmul': 'einsum'},
@@ -71,6 +76,7 @@ class Kernels:
     names: tuple[tuple[str, str], ...]  #: (operation, kernel)
     matmul_options: tuple[tuple[str, Any], ...] = ()  #: (name, value) of the matmul kernel
     attention_options: tuple[tuple[str, Any], ...] = ()  #: (name, value) of the attention kernel
+    recurrence_options: tuple[tuple[str, Any], ...] = ()  #: (name, value) of the recurrence kernel
 
     def kernel_name(self, operation: str) -> str:
         """Returns the name of the kernel that computes an operation.
@@ -99,6 +105,12 @@ class Kernels:
     def linear_attention(self) -> Callable[..., tuple[jax.Array, Any]]:
         """Returns the kernel in `LINEAR_ATTENTION_KERNELS`."""
         return self._row('linear_attention')
+
+    @property
+    def recurrence(self) -> Callable[..., tuple[jax.Array, jax.Array]]:
+        """Returns the kernel in `RECURRENCE_KERNELS`, with its options bound."""
+        row, options = self._row('recurrence'), dict(self.recurrence_options)
+        return functools.partial(row, **options) if options else row
 
     @property
     def matmul(self) -> Callable[..., jax.Array]:
@@ -135,6 +147,7 @@ def kernels_for(
     *,
     matmul_options: Mapping[str, Any] | None = None,
     attention_options: Mapping[str, Any] | None = None,
+    recurrence_options: Mapping[str, Any] | None = None,
     **kernel_names: str,
 ) -> Kernels:
     """Chooses a kernel for each operation.
@@ -144,6 +157,7 @@ def kernels_for(
       implementation: a name in `IMPLEMENTATIONS`; 'auto' suits the platform.
       matmul_options: options of the matmul kernel, if it has any.
       attention_options: options of the attention kernel, if it has any.
+      recurrence_options: options of the recurrence kernel, if it has any.
       **kernel_names: kernels by operation; 'auto', the default, takes the implementation's.
 
     Returns:
@@ -170,6 +184,7 @@ def kernels_for(
                 f'these devices are {platform}. Choose auto, or {", ".join(supported)}.'
             )
     option_pairs = (
-        tuple((options or {}).items()) for options in (matmul_options, attention_options)
+        tuple((options or {}).items())
+        for options in (matmul_options, attention_options, recurrence_options)
     )
     return Kernels(platform, tuple(names.items()), *option_pairs)

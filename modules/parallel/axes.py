@@ -39,6 +39,7 @@ PARAMETERS: Mapping[str, tuple[str, ...]] = {
     'rank': (),
     'router': (),
     'short_side': ('fsdp',),
+    'tap': (),
     'vocab': ('tensor', 'fsdp'),
 }
 

@@ -5,7 +5,8 @@
 Long rows: 4,096 tokens a step in rows of 1,024, 2,048 and 4,096, width 256, four layers. Each case
 runs in its own processes, in turn, with equal malloc settings; `--torch` names an interpreter with
 PyTorch (tests/bench/torch_decoder.py). Options: steps of the second shape of `tests.bench.step`,
-all compiled in one process and run in turn.
+all compiled in one process and run in turn. `--recurrences` compares kinds of attention in rows of
+256 and 1,024 tokens, at equal widths and so at different numbers of parameters.
 """
 
 import argparse
@@ -35,6 +36,7 @@ OPTIONS = {
     'attention=linear': {'model.attention': 'linear'},
     'attention=nala': {'model.attention': 'nala'},
 }
+KINDS = ('softmax', 'linear', 'gla', 'gated_delta')
 STEPS, WARMUP_STEPS = 8, 3
 
 
@@ -107,6 +109,43 @@ def options(rounds: int) -> None:
         print(f'| {name} | {statistics.median(ms):.0f} | {statistics.median(ratios):.3f} |')
 
 
+def recurrences(rounds: int) -> None:
+    """Times steps of 2,048 tokens with each kind of attention, in turn: width 128, four layers.
+
+    The recurrences have neither positions nor norms of queries and keys, as published.
+    """
+    import jax
+
+    print('| row | attention | parameters | step ms | tokens/s | against softmax |')
+    print('|---|---|---|---|---|---|')
+    for length in (256, 1024):
+        shape = (128, 2, 4, 512, length, 1024, 2048 // length)
+        published = {'model.position': 'none', 'model.qk_norm': 'none'}
+        changes = {
+            kind: {'model.attention': kind} | (published if kind in KINDS[2:] else {})
+            for kind in KINDS
+        }
+        steps = {kind: evenkeel_step(shape, changes[kind]) for kind in KINDS}
+        states = {kind: state for kind, (state, _, _) in steps.items()}
+        sizes = {
+            kind: sum(leaf.size for leaf in jax.tree.leaves(state.params))
+            for kind, state in states.items()
+        }
+        milliseconds = {kind: [] for kind in KINDS}
+        for _ in range(WARMUP_STEPS + STEPS * rounds):
+            for kind, (_, step, _) in steps.items():
+                start = time.perf_counter()
+                states[kind], metrics = step(states[kind])
+                jax.block_until_ready((states[kind], metrics))
+                milliseconds[kind].append(1e3 * (time.perf_counter() - start))
+        measured = {kind: ms[WARMUP_STEPS:] for kind, ms in milliseconds.items()}
+        for kind, ms in measured.items():
+            ratio = statistics.median(a / b for a, b in zip(ms, measured['softmax'], strict=True))
+            step_ms = statistics.median(ms)
+            columns = f'{sizes[kind]:,} | {step_ms:.0f} | {2048e3 / step_ms:,.0f} | {ratio:.2f}'
+            print(f'| {length} | {kind} | {columns} |', flush=True)
+
+
 def kernel() -> None:
     """Times attention only, forward and backward, with each kernel that runs on a CPU."""
     import jax
@@ -139,7 +178,11 @@ def main() -> None:
     parser.add_argument('--torch', help='an interpreter that has PyTorch')
     parser.add_argument('--measure', type=int, help=argparse.SUPPRESS)
     parser.add_argument('--kernel', action='store_true', help='attention alone')
+    parser.add_argument('--recurrences', action='store_true', help='kinds of attention')
     flags = parser.parse_args()
+    if flags.recurrences:
+        recurrences(flags.rounds)
+        return
     if flags.kernel:
         kernel()
         return

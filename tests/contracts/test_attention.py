@@ -36,6 +36,8 @@ ROWS = {
     'l2': {'model.attention': 'l2', 'model.position': 'alibi'},
     'linear': {'model.attention': 'linear', 'attention.gate': 'headwise'},
     'nala': {'model.attention': 'nala', 'model.n_kv_heads': 1},
+    'gla': {'model.attention': 'gla', 'model.n_kv_heads': 1},
+    'gated_delta': {'model.attention': 'gated_delta', 'attention.negative_eigenvalues': True},
     'sigma': {'model.reparam': 'sigma+weight_standardization', 'model.bias': True},
     'projected': {'model.reparam': 'weight_compander+normalize_and_project'},
 }

@@ -211,15 +211,29 @@ def test_grouped_heads_equal_repeated_heads(name):
     )
 
 
+MATRICES = {
+    'query': ('hidden', ('embed',)),
+    'key': ('hidden', ('embed',)),
+    'value': ('hidden', ('embed',)),
+    'out': ('hidden', ('heads', 'head_dim')),
+}
+# Of recurrences: the filter of a feature is no matrix.
+RECURRENT = MATRICES | {
+    'gate': ('hidden', ('embed',)),
+    'decay': ('hidden', ('embed',)),
+    'decay_log_rate': ('vector', ()),
+    'decay_step_bias': ('vector', ()),
+    'output_scale': ('vector', ()),
+    **{f'{matrix}_conv': ('vector', ()) for matrix in ('query', 'key', 'value')},
+}
+PARAMETERS = {'gla': RECURRENT, 'gated_delta': RECURRENT | {'write': ('hidden', ('embed',))}}
+
+
 @pytest.mark.parametrize('name', ATTENTIONS)
 def test_parameters_have_roles_and_fan_in(name):
     _, specs = draw_params(layer(name, n_kv_heads=2))
-    assert {k: (s.role, s.fan_in) for k, s in specs.items()} == {
-        'query': ('hidden', ('embed',)),
-        'key': ('hidden', ('embed',)),
-        'value': ('hidden', ('embed',)),
-        'out': ('hidden', ('heads', 'head_dim')),
-    }
+    expected = PARAMETERS.get(name, MATRICES)
+    assert {k: (s.role, s.fan_in) for k, s in specs.items()} == expected
 
 
 @pytest.mark.parametrize('name', ATTENTIONS)
@@ -246,6 +260,8 @@ def test_value_norm_removes_value_scale(name):
         scaled = params | {'value': 100 * params['value']}
         change = np.abs(apply(module, scaled, draw_x()) - apply(module, params, draw_x())).max()
         assert (change < 1e-4) == norm_values
+    if ATTENTIONS[name].operation == 'recurrence':  # has a norm of the output too
+        return
     louder = scale_value_norm(layer(name, qk_norm='rmsnorm', norm_values=True), 2.0)
     module = layer(name, qk_norm='rmsnorm', norm_values=True)
     plain = apply(module, draw_params(module)[0], draw_x())

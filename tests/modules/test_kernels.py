@@ -19,19 +19,22 @@ from tests.modules.test_attention_kernels import ROUNDING
 
 def test_kernels_suit_the_platform():
     """`auto` is resolved once; an explicit name is kept, for all operations or for one."""
-    chunked = 'attention=blocked linear_attention=chunked'
+    chunked = 'attention=blocked linear_attention=chunked recurrence=chunked'
     plain_kernels = 'rms_norm=reference softmax=reference cross_entropy=reference'
     assert str(kernels_for('cpu')) == f'{chunked} matmul=narrow_first {plain_kernels}'
     assert str(kernels_for('cpu')) == str(kernels_for('tpu', 'xla_cpu'))
     assert str(kernels_for('gpu')) == f'{chunked} matmul=direct {plain_kernels}'
     assert str(kernels_for('tpu')) == f'{chunked} matmul=einsum {plain_kernels}'
     assert str(kernels_for('tpu')) == str(kernels_for('cpu', 'xla_tpu'))
-    slow = f'attention=reference linear_attention=quadratic matmul=direct {plain_kernels}'
+    slow = 'attention=reference linear_attention=quadratic recurrence=reference matmul=direct'
+    slow = f'{slow} {plain_kernels}'
     assert str(kernels_for('cpu', 'reference')) == slow
     changed = kernels_for('cpu', 'auto', attention='reference')
-    expected = f'attention=reference linear_attention=chunked matmul=narrow_first {plain_kernels}'
+    chunked = 'linear_attention=chunked recurrence=chunked'
+    expected = f'attention=reference {chunked} matmul=narrow_first {plain_kernels}'
     assert str(changed) == expected
-    equal = kernels_for('cpu', 'reference', linear_attention='chunked', matmul='narrow_first')
+    names = {'recurrence': 'chunked', 'matmul': 'narrow_first'}
+    equal = kernels_for('cpu', 'reference', linear_attention='chunked', **names)
     assert equal == changed
     assert changed.matmul is narrow_first
 

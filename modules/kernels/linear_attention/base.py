@@ -87,7 +87,7 @@ def quadratic(
 
 
 def document_starts(
-    length: int, segments_BT: jax.Array | None, state: AttentionSums | None
+    length: int, segments_BT: jax.Array | None, state: AttentionSums | jax.Array | None
 ) -> jax.Array:
     """Returns where the document of each token begins, [1 or B, T] int32.
 

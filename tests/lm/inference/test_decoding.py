@@ -18,6 +18,8 @@ ROWS = {
     'moe': {'model.placement': 'resi_dual', 'model.mlp': 'moe', 'attention.affine_scaled': True},
     'linear': {'model.attention': 'linear', 'model.n_kv_heads': 1},
     'nala': {'model.attention': 'nala', 'model.position': 'none', 'model.reparam': 'sigma'},
+    'gla': {'model.attention': 'gla', 'model.n_kv_heads': 1, 'attention.conv_width': 6},
+    'gated_delta': {'model.attention': 'gated_delta', 'model.qk_norm': 'none'},
 }
 
 

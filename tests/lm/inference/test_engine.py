@@ -31,7 +31,10 @@ ROWS = {
     'alibi': {'model.position': 'alibi', 'model.placement': 'parallel'},
     'linear': {'model.attention': 'linear', 'model.n_kv_heads': 1},
     'nala': {'model.attention': 'nala', 'model.position': 'none', 'model.reparam': 'sigma'},
+    'gla': {'model.attention': 'gla', 'model.n_kv_heads': 1, 'attention.conv_width': 6},
+    'gated_delta': {'model.attention': 'gated_delta', 'model.qk_norm': 'none'},
 }
+FIXED_SIZE = ('linear', 'nala', 'gla', 'gated_delta')  # their caches do not grow with the row
 REQUESTS = [
     Request((BOS, 5, 9), 5, Sampling(0.0), top=3),
     Request((BOS,), 7, Sampling(seed=1)),
@@ -95,7 +98,7 @@ def test_rows_match_whole_row_model(name, monkeypatch):
     monkeypatch.setattr(slots_module, 'MIN_CACHE_LENGTH', CAPACITY // 2)
     engine, checkpoint = Engine(build_checkpoint(name), slots=2), build_checkpoint(name)
     cache_shapes = checkpoint.programs.cache_shapes(checkpoint.variables, 2, CAPACITY)
-    assert [*cache_shapes] == ([8] if name in ('linear', 'nala') else [4, 8])
+    assert [*cache_shapes] == ([8] if name in FIXED_SIZE else [4, 8])
     updates = run(engine, REQUESTS)
     for request, update in zip(REQUESTS, updates, strict=True):
         decoded = ids(update)

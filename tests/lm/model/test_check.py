@@ -31,6 +31,14 @@ def test_tiny_config_passes():
             {'kernels.linear_attention': 'chunked'},
             r'kernels.linear_attention=chunked would have no effect: model.attention=softmax',
         ),
+        (
+            {'model.attention': 'gla', 'kernels.linear_attention': 'chunked'},
+            r'kernels.linear_attention=chunked would have no effect: model.attention=gla',
+        ),
+        (
+            {'kernels.recurrence': 'reference', 'model.attention': 'linear'},
+            r'kernels.recurrence=reference would have no effect: model.attention=linear',
+        ),
         ({'attention.full_every': 2}, r'attention.full_every=2 .*window=None'),
         (
             {'attention.window': 2, 'attention.full_every': 2, 'attention.full_at': 2},

@@ -112,6 +112,7 @@ def test_values_beyond_bounds_are_refused(path):
         'optim.momentum_warmup_steps': {'optim.name': 'muon', 'optim.momentum_start': 0.5},
         'optim.outer_lr': {'train.steps': 30},
         'optim.outer_momentum': {'train.steps': 30},
+        'kernels.recurrence_chunk': {'model.attention': 'gla'},
         'mlp.n_experts': {'mlp.experts_per_token': 1},
         'data.mask_ratio_most': {'data.mask_ratio_least': 0.0},
         'data.span_most': {'data.span_least': 1},

@@ -314,15 +314,11 @@ def test_kernels_are_chosen_independently():
         return str(tiny_model(tiny_config(changes)).kernels)
 
     other_kernels = 'rms_norm=reference softmax=reference cross_entropy=reference'
+    chunked = 'linear_attention=chunked recurrence=chunked'
     attention = kernel_names({'kernels.attention': 'reference'})
-    assert (
-        attention
-        == f'attention=reference linear_attention=chunked matmul=narrow_first {other_kernels}'
-    )
+    assert attention == f'attention=reference {chunked} matmul=narrow_first {other_kernels}'
     matmul = kernel_names({'kernels.matmul': 'direct'})
-    assert matmul == f'attention=blocked linear_attention=chunked matmul=direct {other_kernels}'
+    assert matmul == f'attention=blocked {chunked} matmul=direct {other_kernels}'
     all_reference = kernel_names({'kernels.implementation': 'reference'})
-    assert (
-        all_reference
-        == f'attention=reference linear_attention=quadratic matmul=direct {other_kernels}'
-    )
+    slow = 'linear_attention=quadratic recurrence=reference'
+    assert all_reference == f'attention=reference {slow} matmul=direct {other_kernels}'

@@ -1,7 +1,9 @@
 """Reference: operations counted by hand, against the parameters and against XLA."""
 
 import dataclasses
+import functools
 import math
+import unittest.mock
 from types import SimpleNamespace
 
 import jax
@@ -19,6 +21,8 @@ from lm.training.flops import (
     measure_gemm_flops,
     peak_flops,
 )
+from modules.attention import ATTENTIONS
+from modules.kernels.recurrence.chunked import chunked_recurrence
 from modules.params import ParamSpec, named_leaves
 from tests.helpers import tiny_config, tiny_learner
 
@@ -136,6 +140,41 @@ def test_linear_attention_counts_state_not_pairs(name, features, length):
     config = tiny_config(SIZES | {'model.attention': name, 'data.seq_len': length})
     assert attention_flops(config) == 3 * 5 * 2 * (2 * features * 8 + 2 * features * 8)
     assert attention_flops(config, in_full=True) == attention_flops(config)
+
+
+@pytest.mark.parametrize(('name', 'products'), [('gla', 2), ('gated_delta', 3)])
+@pytest.mark.parametrize('expand_value', [1, 3])
+def test_recurrence_counts_its_state(name, products, expand_value):
+    """For each of 2 heads of width 8: 2 K V to write k v^T, 2 K V to read the output and, with the
+    delta rule, 2 K V to read the value that is replaced, forward; three times that in all.
+    """
+    config = tiny_config(SIZES | {'model.attention': name, 'attention.expand_value': expand_value})
+    assert attention_flops(config) == 3 * 5 * 2 * products * 2 * 8 * 8 * expand_value
+
+
+@pytest.mark.full
+@pytest.mark.parametrize('name', ['gla', 'gated_delta'])
+def test_chunked_recurrence_is_close_to_xla(name):
+    """Of `attended_tokens_unmasked`, forward. Catches a product that is not counted; XLA counts
+    masks, exponentials and copies too, and no triangular solver on CPUs.
+    """
+    heads, length, key_dim, value_dim = 2, 256, 64, 128
+    wide, numbers = (1, heads, length, key_dim), (1, heads, length)
+    shapes = [wide, wide, (*wide[:3], value_dim), numbers, *([numbers] * (name == 'gated_delta'))]
+    arrays = [jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes]
+
+    def unroll_scan(*arrays):  # XLA counts the body of a scan once
+        scan = functools.partial(jax.lax.scan, unroll=True)
+        with unittest.mock.patch.object(jax.lax, 'scan', scan):
+            return chunked_recurrence(*arrays)
+
+    counted = jax.jit(unroll_scan).lower(*arrays).cost_analysis()['flops']
+    row = ATTENTIONS[name]
+    pairs = row.attended_tokens_unmasked(length, key_dim, 1, expand_value=2)
+    ours = 4 * key_dim * heads * length * pairs
+    if name == 'gated_delta':
+        ours -= heads * length * 64 * (key_dim + value_dim)
+    assert 1 < counted / ours < 1.15
 
 
 def test_forward_flops_are_close_to_xla():
