@@ -139,7 +139,7 @@ def balance_loss(
         float, Option('weight of the loss that balances experts', 0, FINITE, traced=True)
     ] = 0.01,
 ) -> jax.Array:
-    """balance_loss * sown: how unevenly experts are chosen, summed over layers (`modules.mlp.MoE`;
-    arXiv:2101.03961, equation 4).
+    """balance_loss * sown: how unevenly experts are chosen, summed over layers
+    (`modules.experts.MoE`; arXiv:2101.03961, equation 4).
     """
     return balance_loss * sown
