@@ -1,5 +1,6 @@
 """Base of position-wise networks (`modules.mlp`, `modules.experts`)."""
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -28,17 +29,31 @@ class PositionWise(nn.Module):
     dropout: DropoutFn | None = None
     init_gain: float = 1.0
 
-    # Rows of AUXILIARIES (`modules.losses`) whose inputs the network sows.
-    auxiliary: ClassVar[tuple[str, ...]] = ()
+    # {row of AUXILIARIES (`modules.losses`): (option, value)}: the network sows the input of the
+    # auxiliary loss if its option has the value.
+    auxiliary: ClassVar[Mapping[str, tuple[str, Any]]] = {}
 
     check = staticmethod(accept_any)
+
+    @staticmethod
+    def finish_step(stats: Any, options: Mapping[str, Any]) -> Any:
+        """Returns the STATS of the model after the last microbatch of a step: here unchanged.
+
+        stats: of all layers. options: of the row; traced options may be tracers.
+        """
+        return stats
 
     def up_options(self) -> dict[str, Any]:
         """Returns the options of `product` that apply only to the first matrix."""
         return {}
 
     def feed_forward(
-        self, x: jax.Array, batch: tuple[str, ...] = (), bias: bool = False
+        self,
+        x: jax.Array,
+        batch: tuple[str, ...] = (),
+        bias: bool = False,
+        width: int | None = None,
+        prefix: str = '',
     ) -> jax.Array:
         """Maps x [..., D] to [..., D].
 
@@ -46,6 +61,8 @@ class PositionWise(nn.Module):
           x: [batch axes, ..., D].
           batch: names of the batch axes; each of their indices has separate matrices.
           bias: whether each matmul has a bias.
+          width: the hidden width, F; None: `d_ff`.
+          prefix: of the names of the parameters, for a second network in the same module.
 
         Returns:
           An array of the shape of x.
@@ -56,18 +73,18 @@ class PositionWise(nn.Module):
             options: dict[str, Any] = (
                 matmul | {'bias': bias, 'init_gain': self.init_gain} | overrides
             )
-            y = product(self, name, x, (*batch, *axes), axes[:1], features, **options)
+            y = product(self, prefix + name, x, (*batch, *axes), axes[:1], features, **options)
             return checkpoint_name(y, MLP_PRODUCTS)
 
-        d_model = x.shape[-1]
-        inputs = prepare_input(self, 'input', x, n_batch=len(batch), **matmul)
-        up = project('up', inputs, ('embed', 'mlp'), self.d_ff, **self.up_options())
+        d_model, width = x.shape[-1], width or self.d_ff
+        inputs = prepare_input(self, f'{prefix}input', x, n_batch=len(batch), **matmul)
+        up = project('up', inputs, ('embed', 'mlp'), width, **self.up_options())
         if self.activation.gated:
-            gate = project('gate', inputs, ('embed', 'mlp'), self.d_ff)
+            gate = project('gate', inputs, ('embed', 'mlp'), width)
             hidden = self.activation.fn(gate) * self.activation.up_fn(up)
         else:
             hidden = self.activation.fn(up)
         if self.dropout is not None:  # without dropout no key is stored
-            key = next_key(self, 'dropout_key')
+            key = next_key(self, f'{prefix}dropout_key')
             hidden = hidden if key is None else self.dropout(hidden, key)
         return project('down', hidden, ('mlp', 'embed'), d_model)

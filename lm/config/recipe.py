@@ -385,7 +385,7 @@ def build_recipe(config: Config) -> Recipe:
         else:
             attributes[ATTRIBUTES.get(path, field)] = parts if choice.several else first
         if choice.sows:
-            sown = (sown_losses(choice, part.row).items() for part in parts)
+            sown = (sown_losses(choice, part.row, part.options).items() for part in parts)
             attributes['auxiliaries'] = tuple(
                 _build_part(config, path, name, row, 'loss', {})
                 for terms in sown
@@ -456,6 +456,18 @@ def _group_optimizer(config: Config, group: str, parent: Part) -> Part:
     return parent if is_parents else part
 
 
-def sown_losses(choice: Choice, row: Any) -> dict[str, Any]:
-    """Returns {name: row} of the auxiliary losses that a row sows."""
-    return {name: AUXILIARIES[name] for name in row.auxiliary} if choice.sows else {}
+def sown_losses(
+    choice: Choice, row: Any, part_options: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Returns {name: row} of the auxiliary losses that a row sows.
+
+    Args:
+      choice: the field that names the row.
+      row: the row.
+      part_options: its options; None: with any options.
+    """
+    return {
+        name: AUXILIARIES[name]
+        for name, (option, value) in (row.auxiliary.items() if choice.sows else ())
+        if part_options is None or part_options[option] == value
+    }

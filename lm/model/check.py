@@ -130,10 +130,10 @@ def _check_kernels(recipe: Recipe) -> None:
             f'do: {able})'
         )
     holds_scores = scores is not None and name is not None and ATTENTION_KERNELS[name].holds_scores
-    if not holds_scores and 'n_experts' not in recipe.mlp.options:
+    if not holds_scores and recipe.mlp.options.get('gates', 'sigmoid') == 'sigmoid':
         unused['softmax'] = (
             'it is used by attention that stores all scores (kernels.attention=reference) and by '
-            'routers (model.mlp=moe)'
+            'routers (model.mlp=moe, without mlp.gates=sigmoid)'
         )
     if not recipe.loss.row.has_kernels:
         unused['cross_entropy'] = f'{recipe.loss} does not use it'

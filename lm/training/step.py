@@ -75,6 +75,7 @@ def make_train_step(learner: Learner) -> Callable[[State, Batch, Hyper], tuple[S
             **means,
             **stage_metrics,
             'grad_norm': optax.tree.norm(grads),
+        stats = finish_step(learner, stats, hyper)
             'update_norm': optax.tree.norm(updates),
             'batch_tokens': sums['tokens'],
         }
@@ -233,6 +234,17 @@ def batch_functions(
         return readout(x_BTD)
 
     def share_from_logits(logits_BTV, rows):
+def finish_step(learner: Learner, stats: Any, hyper: Hyper) -> Any:
+    """Returns the state of layers after the last microbatch, by collection.
+
+    Layers sum over the microbatches of a step what must not depend on their number.
+    """
+    part = learner.recipe.mlp
+    if STATS not in stats:
+        return stats
+    return stats | {STATS: part.row.finish_step(stats[STATS], part.option_values(hyper))}
+
+
         weights_BT = target_weights(rows, learner.bos_id)
         labels_BT, numbers = rows['tokens'][:, 1:], loss.option_values(hyper)
         sums = loss.row(logits_BTV, lambda x: x, labels_BT, weights_BT, **numbers)

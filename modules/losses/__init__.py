@@ -8,7 +8,13 @@ the scalars that layers sow under its name.
 
 from typing import Any
 
-from modules.losses.base import add_error_probability, balance_loss, cross_entropy, logits_loss
+from modules.losses.base import (
+    add_error_probability,
+    balance_loss,
+    cross_entropy,
+    logits_loss,
+    router_z_loss,
+)
 from modules.losses.chunked import chunk_loss, count_chunks, select_chunk_size, split_chunks
 from modules.losses.label_probability import comp_sum, dco, dice, focal
 from modules.losses.ldr import aldr_kl, ldr_kl
@@ -38,4 +44,4 @@ LOSSES: dict[str, Any] = {
     'aldr_kl': aldr_kl,
 }
 #: Weights of sown scalars, which are added to the objective.
-AUXILIARIES = {'balance_loss': balance_loss}
+AUXILIARIES = {'balance_loss': balance_loss, 'router_z_loss': router_z_loss}

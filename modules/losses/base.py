@@ -143,3 +143,17 @@ def balance_loss(
     (`modules.experts.MoE`; arXiv:2101.03961, equation 4).
     """
     return balance_loss * sown
+
+
+@auxiliary_row()
+def router_z_loss(
+    sown: jax.Array,
+    *,
+    router_z_loss: Annotated[
+        float, Option('weight of the loss on the logits of routers', 0, FINITE, traced=True)
+    ] = 0.001,
+) -> jax.Array:
+    """router_z_loss * sown: mean squares of log sum_e exp(logit_e), summed over layers
+    (`modules.experts.MoE`; arXiv:2202.08906, equation 5).
+    """
+    return router_z_loss * sown
