@@ -25,7 +25,8 @@ from lm.config.groups import OPTIMIZER, OPTIMIZER_OPTIONS, find_setting
 from lm.config.other_programs import replacement_hint
 from modules import options
 from modules.kernels import OPERATIONS
-from modules.losses import AUXILIARIES
+from modules.losses import AUXILIARIES, parse_token_weights
+from modules.losses.next_tokens import Stages
 from modules.optim.groups import GROUPS, HIDDEN, OTHERS, find_group
 from modules.params import ParamSpec
 
@@ -193,6 +194,17 @@ class Recipe:
             'residual': 'model.dropout',
         }
         return {site: path for site, path in fields.items() if path in self.traced_values}
+
+    @functools.cached_property
+    def token_weights(self) -> Stages | None:
+        """The weights of the next tokens (`modules.losses.next_tokens`); None if training predicts
+        one token, with the weight 1.
+
+        Raises ValueError for a text that names no weights.
+        """
+        text = self.config.loss.token_weights
+        stages = None if text is None else parse_token_weights('loss.token_weights', text)
+        return None if stages is None or set(stages) == {((1.0, 1.0),)} else stages
 
     @property
     def norms(self) -> dict[str, Part]:

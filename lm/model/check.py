@@ -13,6 +13,7 @@ from lm.model.base_size import base_head_dim, check_base
 from lm.model.objectives import check_chats
 from modules.choices import check_divides
 from modules.kernels.attention import ATTENTION_KERNELS, Scores, check_scores
+from modules.losses import LOSSES
 from modules.norms import NORMS
 from modules.options import declared_options
 from modules.params import ParamSpec
@@ -38,6 +39,7 @@ def check(recipe: Recipe) -> None:
             part.row.check(recipe, part)
     _check_loss_on(recipe)
     check_chats(recipe)
+    _check_token_weights(recipe)
     _check_kernels(recipe)
     _check_forward_mode(recipe)
     check_base(recipe)
@@ -89,6 +91,29 @@ def _check_loss_on(recipe: Recipe) -> None:
             f'data.loss_on={loss_on} applies to training, but '
             f'data.objective={recipe.data.objective} has no holes. Evaluation always counts only '
             'the contents of holes. Leave data.loss_on out, or set it to None.'
+        )
+
+
+def _check_token_weights(recipe: Recipe) -> None:
+    """Raises ValueError if a loss of several next tokens has no meaning or no logits."""
+    if (stages := recipe.token_weights) is None:
+        return
+    field, count = f'loss.token_weights={recipe.config.loss.token_weights}', len(stages[0])
+    if changed := [part.name for part in recipe.objective if not part.row.leaves_rows]:
+        raise ValueError(
+            f'{field} predicts the tokens after each token of a text, but data.objective has '
+            f'{changed[0]}, which changes texts. Choose data.objective=causal, or leave it out.'
+        )
+    if recipe.loss.row.linear_readout:
+        able = [name for name, row in LOSSES.items() if not row.linear_readout]
+        raise ValueError(
+            f'{field} needs a loss of logits, but {recipe.loss} is computed from sums of logits. '
+            f'Choose loss.name={"|".join(able)}, or leave it out.'
+        )
+    if count > recipe.data.seq_len:
+        raise ValueError(
+            f'{field} names the weights of {count} next tokens, but rows have data.seq_len='
+            f'{recipe.data.seq_len}. Name fewer.'
         )
 
 

@@ -19,6 +19,12 @@ from modules.losses.chunked import chunk_loss, count_chunks, select_chunk_size, 
 from modules.losses.label_probability import comp_sum, dco, dice, focal
 from modules.losses.ldr import aldr_kl, ldr_kl
 from modules.losses.linear_readout import adversarial_comp_sum, spherical_z, taylor_softmax
+from modules.losses.next_tokens import (
+    parse_token_weights,
+    shift_targets,
+    token_weights_at,
+    weigh_next_tokens,
+)
 
 __all__ = [
     'AUXILIARIES',
@@ -27,8 +33,12 @@ __all__ = [
     'chunk_loss',
     'count_chunks',
     'logits_loss',
+    'parse_token_weights',
     'select_chunk_size',
+    'shift_targets',
     'split_chunks',
+    'token_weights_at',
+    'weigh_next_tokens',
 ]
 
 LOSSES: dict[str, Any] = {
