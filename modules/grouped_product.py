@@ -16,9 +16,9 @@ _WEIGHT_GRADIENT = jax.lax.RaggedDotDimensionNumbers(
 def grouped_product(x_NI: jax.Array, w_EIO: jax.Array, sizes_E: jax.Array) -> jax.Array:
     """Returns x W_e for the rows of each group e: `jax.lax.ragged_dot`.
 
-    TPUs compute N I O products. On CPUs and GPUs XLA computes E N I O products, with zeros
-    (jax 0.12). JAX cannot map the gradient over runs; here `vmap` computes one run after another.
-    There is no forward-mode derivative.
+    TPUs and GPUs get one instruction for it. On CPUs JAX computes E N I O products, most of them
+    with zeros (jax 0.12). JAX cannot map the gradient over runs, so `vmap` computes one run after
+    another here. There is no forward-mode derivative.
 
     Args:
       x_NI: rows, sorted by group.

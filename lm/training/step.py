@@ -122,6 +122,11 @@ def add_token_weights(learner: Learner, hyper: Hyper, step: jax.Array) -> Hyper:
     """Returns `hyper` with the weights of the next tokens at a step, if there are several.
 
     Evaluation has no such entry, and so predicts only the next token.
+
+    Args:
+      learner: has the weights of each stage.
+      hyper: the numbers of the run.
+      step: number of updates done.
     """
     if (stages := learner.recipe.token_weights) is None:
         return hyper
@@ -238,6 +243,11 @@ def finish_step(learner: Learner, stats: Any, hyper: Hyper) -> Any:
     """Returns the state of layers after the last microbatch, by collection.
 
     Layers sum over the microbatches of a step what must not depend on their number.
+
+    Args:
+      learner: names the MLP, whose row finishes a step.
+      stats: the state of layers.
+      hyper: the numbers of the run.
     """
     part = learner.recipe.mlp
     if STATS not in stats:

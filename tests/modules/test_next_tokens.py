@@ -141,14 +141,14 @@ def test_documents_do_not_leak():
     assert np.abs(before[0, 4:] - after[0, 4:]).max() > 1e-3
 
 
-def lowered(changes):
+def lower_step(changes):
     config = tiny_config(changes)
     step = jax.jit(make_train_step(tiny_learner(config)))
     return step.lower(initial_state(config), packed_batch(), make_hyper(config)).as_text()
 
 
 def test_weight_one_is_no_option():
-    assert lowered({'loss.token_weights': '1, 1'}) == lowered({})
+    assert lower_step({'loss.token_weights': '1, 1'}) == lower_step({})
 
 
 def test_training_weighs_next_tokens_and_evaluation_does_not():
