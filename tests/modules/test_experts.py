@@ -179,7 +179,7 @@ def test_ragged_products_equal_buffers_without_drops():
     assert not np.any(expected[0][0, 3:7]) and np.abs(expected_grads[0]['up'][1]).max() > 0.01
 
 
-def test_gradient_of_ragged_products_maps_over_runs():
+def test_ragged_gradient_maps_over_runs():
     rng = np.random.default_rng(0)
     x, w = (jnp.float32(rng.normal(size=shape)) for shape in ((2, 7, 3), (2, 3, 3, 2)))
     sizes = jnp.int32([[2, 0, 5], [4, 3, 0]])
@@ -197,7 +197,7 @@ def test_gradient_of_ragged_products_maps_over_runs():
         np.testing.assert_allclose(grad[1][i], expected, atol=1e-5)
 
 
-def test_z_loss_of_constant_logits():
+def test_z_loss_for_constant_logits():
     """(c + log E)^2, without padding."""
     logits = jnp.full((TOKENS, EXPERTS), 0.7).at[:3].set(9.0)
     valid = jnp.ones((TOKENS, 1)).at[:3].set(0)
@@ -300,7 +300,7 @@ def test_scan_equals_unrolled_layers():
 
 
 @pytest.mark.full
-def test_runs_in_one_program_have_biases_of_their_own():
+def test_runs_in_one_program_have_separate_biases():
     changes = BIASED | {'mlp.dispatch': 'ragged', 'mlp.router_noise': 0.0}
     config = checked_config(changes)
     train_step, state = make_train_step(tiny_learner(config)), initial_state(config)

@@ -141,6 +141,15 @@ def test_documents_do_not_leak():
     assert np.abs(before[0, 4:] - after[0, 4:]).max() > 1e-3
 
 
+def test_targets_stay_in_their_document_without_bos():
+    """Catches a comparison with the token before the target."""
+    segments, labels = jnp.int32([[1, 1, 2, 2, 2, 2]]), jnp.int32([[5, 6, 7, 8, 9]])
+    labels, weights = shift_targets(labels, jnp.ones((1, 5)), segments, 3)
+    np.testing.assert_array_equal(weights[0, :, 1], [0, 0, 1, 1, 0])
+    np.testing.assert_array_equal(weights[0, :, 2], [0, 0, 1, 0, 0])
+    np.testing.assert_array_equal(labels[0, 2], [7, 8, 9])
+
+
 def lower_step(changes):
     config = tiny_config(changes)
     step = jax.jit(make_train_step(tiny_learner(config)))
