@@ -6,7 +6,9 @@ is measured in the backward pass: a layer reads such a statistic through a `cust
 returns its next value in place of its gradient; the step stores the value.
 
 Each microbatch is one update, in order. Recomputing a block under remat is no update: only the
-return values of the forward and the backward pass are stored.
+return values of the forward and the backward pass are stored. A statistic that must change once for
+a step, however many microbatches it has, is summed over them and then applied by `finish_step` of
+the row (`modules.experts`).
 """
 
 import jax

@@ -81,6 +81,9 @@ TRAINING_FIELDS = (
     'mlp.router_noise',
     'mlp.expert_capacity',
     'mlp.capacity_over',
+    'mlp.dispatch',
+    'mlp.bias_rate',
+    'mlp.router_z_loss',
     'mlp.alpha_dropout',
 )
 BIAS = 'final_norm/bias'
@@ -261,6 +264,8 @@ def describe_model(recipe: Recipe) -> dict[str, Any]:
     for path in ('attention.rope_short_factor', 'attention.rope_long_factor'):
         if fields.get(path):  # '1,2' is '1.0,2.0'
             fields[path] = ','.join(map(repr, parse_numbers(fields[path])))
+    if fields.get('mlp.balance') == 'none':  # as `loss`, it changes nothing but training
+        fields['mlp.balance'] = 'loss'
     eps = {part.options['eps'] for part in recipe.norms.values() if 'eps' in part.options}
     if len(eps) == 1:
         fields['norm.eps'] = next(iter(eps))

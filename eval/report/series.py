@@ -48,6 +48,7 @@ GROUPS = {  # name: prefixes of quantities; the first match counts
     'updates': ('update_',),
     'gradients': ('gradient_', 'layer_grad_norm'),
     'weights': ('weight_', 'layer_param_norm'),
+    'experts': ('expert_',),
     'singular values': ('singular_value_', 'sigma_', 'gamma_'),
 }
 OTHERS = 'other'

@@ -156,6 +156,10 @@ class LossConfig:
     chunk: Annotated[
         int | None, Option('tokens whose logits are computed at once; 0: all; None: automatic', 0)
     ] = None
+    token_weights: Annotated[
+        str | None,
+        "weights of the next tokens, by equal stages of the run: '1 0.5:0, 1'; None: '1'",
+    ] = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,8 @@ from lm.config.groups import OPTIMIZER, OPTIMIZER_OPTIONS, find_setting
 from lm.config.other_programs import replacement_hint
 from modules import options
 from modules.kernels import OPERATIONS
-from modules.losses import AUXILIARIES
+from modules.losses import AUXILIARIES, parse_token_weights
+from modules.losses.next_tokens import Stages
 from modules.optim.groups import GROUPS, HIDDEN, OTHERS, find_group
 from modules.params import ParamSpec
 from modules.scaling.parametrization import RELATIVE
@@ -194,6 +195,17 @@ class Recipe:
             'residual': 'model.dropout',
         }
         return {site: path for site, path in fields.items() if path in self.traced_values}
+
+    @functools.cached_property
+    def token_weights(self) -> Stages | None:
+        """The weights of the next tokens (`modules.losses.next_tokens`); None if training predicts
+        one token, with the weight 1.
+
+        Raises ValueError for a text that names no weights.
+        """
+        text = self.config.loss.token_weights
+        stages = None if text is None else parse_token_weights('loss.token_weights', text)
+        return None if stages is None or set(stages) == {((1.0, 1.0),)} else stages
 
     @property
     def norms(self) -> dict[str, Part]:
@@ -401,7 +413,7 @@ def build_recipe(config: Config) -> Recipe:
         else:
             attributes[ATTRIBUTES.get(path, field)] = parts if choice.several else first
         if choice.sows:
-            sown = (sown_losses(choice, part.row).items() for part in parts)
+            sown = (sown_losses(choice, part.row, part.options).items() for part in parts)
             attributes['auxiliaries'] = tuple(
                 _build_part(config, path, name, row, 'loss', {})
                 for terms in sown
@@ -472,6 +484,18 @@ def _group_optimizer(config: Config, group: str, parent: Part) -> Part:
     return parent if is_parents else part
 
 
-def sown_losses(choice: Choice, row: Any) -> dict[str, Any]:
-    """Returns {name: row} of the auxiliary losses that a row sows."""
-    return {name: AUXILIARIES[name] for name in row.auxiliary} if choice.sows else {}
+def sown_losses(
+    choice: Choice, row: Any, part_options: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Returns {name: row} of the auxiliary losses that a row sows.
+
+    Args:
+      choice: the field that names the row.
+      row: the row.
+      part_options: its options; None: with any options.
+    """
+    return {
+        name: AUXILIARIES[name]
+        for name, (option, value) in (row.auxiliary.items() if choice.sows else ())
+        if part_options is None or part_options[option] == value
+    }

@@ -203,17 +203,21 @@ def explain_unread(path: str, value: Any, config: Config) -> str:
     """
     name, flat = path.split('.')[1], flatten(config)
     candidates: dict[str, list[str]] = {}
+    conditions: dict[str, str] = {}  # of rows that read the option only with another option
     for field, choice in CHOICES.items():
         for row, part in choice.table.items():
-            terms = sown_losses(choice, part).values()
+            terms = sown_losses(choice, part).items() if path.startswith('loss.') else ()
+            sown = [term for term, declared in terms if name in declared_options(declared)]
             reads = choice.section == path.split('.')[0] and name in declared_options(part)
-            if reads or (
-                path.startswith('loss.') and any(name in declared_options(t) for t in terms)
-            ):
+            if reads or sown:
                 candidates.setdefault(field, []).append(row)
+            for term in sown:
+                option, value_needed = part.auxiliary[term]
+                conditions[row] = f'{choice.section}.{option}={value_needed}'
     chosen = ', '.join(f'{field}={flat[field]}' for field in candidates)
     first = {tuple(rows): field for field, rows in reversed(candidates.items())}
     readers = ' or '.join(f'{field}={"|".join(rows)}' for rows, field in first.items())
+    readers += ''.join(f' and {condition}' for condition in conditions.values())
     return (
         f'{path}={value} is not used by this config ({chosen}), so it would have no effect. It is '
         f'used with {readers}. Leave it out, or set it to None.'

@@ -82,6 +82,9 @@ def _check_width(mesh: Mesh, axis: str, field: str, width: int) -> None:
 
 
 def _check_experts(recipe: Recipe, mesh: Mesh) -> None:
+    if (granularity := recipe.mlp.options.get('granularity', 1)) > 1:
+        width = recipe.model.d_ff // granularity
+        _check_width(mesh, 'tensor', 'model.d_ff / mlp.granularity', width)
     if mesh.shape['expert'] == 1:
         return
     n_experts = recipe.mlp.options.get('n_experts')
@@ -92,6 +95,12 @@ def _check_experts(recipe: Recipe, mesh: Mesh) -> None:
             f'model.mlp={"|".join(choices)}, or use these devices for mesh.data.'
         )
     _check_width(mesh, 'expert', 'mlp.n_experts', n_experts)
+    if recipe.mlp.options.get('dispatch') == 'ragged':
+        raise ValueError(
+            'mlp.dispatch=ragged computes all experts on each device, for the tokens of the '
+            f'device; got mesh.expert={mesh.shape["expert"]}. Use these devices for mesh.fsdp, or '
+            'choose mlp.dispatch=capacity.'
+        )
 
 
 def _check_context(recipe: Recipe, mesh: Mesh) -> None:

@@ -14,6 +14,7 @@ from lm.model.objectives import check_chats
 from modules.attention import ATTENTIONS
 from modules.choices import check_divides
 from modules.kernels.attention import ATTENTION_KERNELS, Scores, check_scores
+from modules.losses import LOSSES
 from modules.norms import NORMS
 from modules.optim.groups import ROLE_OF
 from modules.options import declared_options
@@ -41,6 +42,7 @@ def check(recipe: Recipe) -> None:
             part.row.check(recipe, part)
     _check_loss_on(recipe)
     check_chats(recipe)
+    _check_token_weights(recipe)
     _check_kernels(recipe)
     _check_forward_mode(recipe)
     check_base(recipe)
@@ -95,6 +97,29 @@ def _check_loss_on(recipe: Recipe) -> None:
         )
 
 
+def _check_token_weights(recipe: Recipe) -> None:
+    """Raises ValueError if a loss of several next tokens has no meaning or no logits."""
+    if (stages := recipe.token_weights) is None:
+        return
+    field, count = f'loss.token_weights={recipe.config.loss.token_weights}', len(stages[0])
+    if changed := [part.name for part in recipe.objective if not part.row.leaves_rows]:
+        raise ValueError(
+            f'{field} predicts the tokens after each token of a text, but data.objective has '
+            f'{changed[0]}, which changes texts. Choose data.objective=causal, or leave it out.'
+        )
+    if recipe.loss.row.linear_readout:
+        able = [name for name, row in LOSSES.items() if not row.linear_readout]
+        raise ValueError(
+            f'{field} needs a loss of logits, but {recipe.loss} is computed from sums of logits. '
+            f'Choose loss.name={"|".join(able)}, or leave it out.'
+        )
+    if count > recipe.data.seq_len:
+        raise ValueError(
+            f'{field} names the weights of {count} next tokens, but rows have data.seq_len='
+            f'{recipe.data.seq_len}. Name fewer.'
+        )
+
+
 def attention_scores(recipe: Recipe) -> Scores | None:
     """Returns the scores that the attention kernel must support; None if the layer has no scores.
 
@@ -133,10 +158,10 @@ def _check_kernels(recipe: Recipe) -> None:
             f'do: {able})'
         )
     holds_scores = scores is not None and name is not None and ATTENTION_KERNELS[name].holds_scores
-    if not holds_scores and 'n_experts' not in recipe.mlp.options:
+    if not holds_scores and recipe.mlp.options.get('gates', 'sigmoid') == 'sigmoid':
         unused['softmax'] = (
             'it is used by attention that stores all scores (kernels.attention=reference) and by '
-            'routers (model.mlp=moe)'
+            'routers (model.mlp=moe, without mlp.gates=sigmoid)'
         )
     if not recipe.loss.row.has_kernels:
         unused['cross_entropy'] = f'{recipe.loss} does not use it'

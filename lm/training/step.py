@@ -20,7 +20,15 @@ from lm.training.update import (
     peak_lrs,
     update_stages,
 )
-from modules.losses import add_error_probability, chunk_loss, logits_loss, select_chunk_size
+from modules.losses import (
+    add_error_probability,
+    chunk_loss,
+    logits_loss,
+    select_chunk_size,
+    shift_targets,
+    token_weights_at,
+    weigh_next_tokens,
+)
 from modules.optim import BatchFunctions
 from modules.optim.groups import HIDDEN
 from modules.optim.stages import apply_stages
@@ -30,6 +38,7 @@ from modules.statistics import AUXILIARY, BACKWARD_STATS, STATS
 
 Batch = Metrics = dict[str, jax.Array]
 TRAINING = (STATS, AUXILIARY)  # collections that layers fill in a training pass
+TOKEN_WEIGHTS = 'loss.token_weights'  # of the next tokens: a number of a step, not of a run
 MUST_BE_FINITE = ('loss', 'grad_norm', 'update_norm')  # otherwise the step has diverged
 
 
@@ -44,6 +53,7 @@ def make_train_step(learner: Learner) -> Callable[[State, Batch, Hyper], tuple[S
     recipe, description = learner.recipe, learner.description
 
     def train_step(state: State, batch: Batch, hyper: Hyper):
+        hyper = add_token_weights(learner, hyper, state.step)
         # A batch without a target has the loss 0, not 0 / 0.
         n_targets = jnp.maximum(jnp.sum(target_weights(batch, learner.bos_id)), 1.0)
         microbatches = split_microbatches(batch, recipe.train.microbatches)
@@ -65,6 +75,7 @@ def make_train_step(learner: Learner) -> Callable[[State, Batch, Hyper], tuple[S
         used, to_stored, reparam = jax.vjp(apply_reparam, state.params, has_aux=True)
         sums, grads, stats = _accumulate_gradients(loss, used, state.stats, microbatches)
         (grads,) = to_stored(grads)
+        stats = finish_step(learner, stats, hyper)
         means = {name: sums[name] / n_targets for name in sums if name != 'tokens'}
         functions = batch_functions(learner, state, hyper, microbatches, n_targets)
         passed_state = state.replace(reparam=reparam, stats=stats)
@@ -105,6 +116,42 @@ def make_eval_step(learner: Learner) -> Callable[[Weights, Batch, Hyper], Metric
         return token_sums(learner, learner.variables(weights), batch, hyper)
 
     return eval_step
+
+
+def add_token_weights(learner: Learner, hyper: Hyper, step: jax.Array) -> Hyper:
+    """Returns `hyper` with the weights of the next tokens at a step, if there are several.
+
+    Evaluation has no such entry, and so predicts only the next token.
+
+    Args:
+      learner: has the weights of each stage.
+      hyper: the numbers of the run.
+      step: number of updates done.
+    """
+    if (stages := learner.recipe.token_weights) is None:
+        return hyper
+    return {**hyper, TOKEN_WEIGHTS: token_weights_at(stages, step / hyper['train.steps'])}
+
+
+def find_targets(
+    learner: Learner, batch: Batch, hyper: Hyper
+) -> tuple[jax.Array, jax.Array, dict[str, Any]]:
+    """Returns labels and weights of a pass, and the numbers of its loss.
+
+    They are [B, T], or [B, T, n] if the loss is that of several next tokens.
+
+    Args:
+      learner: the learner.
+      batch: tokens and segments.
+      hyper: the numbers of the run, from `add_token_weights` in training.
+    """
+    labels_BT, numbers = batch['tokens'][:, 1:], learner.recipe.loss.option_values(hyper)
+    weights_BT = target_weights(batch, learner.bos_id)
+    if TOKEN_WEIGHTS not in hyper:
+        return labels_BT, weights_BT, numbers
+    token_weights_N = hyper[TOKEN_WEIGHTS]
+    targets = shift_targets(labels_BT, weights_BT, batch['segments'], len(token_weights_N))
+    return *targets, {**numbers, 'token_weights': token_weights_N}
 
 
 def target_weights(batch: Batch, bos_id: int) -> jax.Array:
@@ -192,6 +239,22 @@ def _accumulate_gradients(loss, used, stats, microbatches):
     return sums, grads, layer_stats | backward
 
 
+def finish_step(learner: Learner, stats: Any, hyper: Hyper) -> Any:
+    """Returns the state of layers after the last microbatch, by collection.
+
+    Layers sum over the microbatches of a step what must not depend on their number.
+
+    Args:
+      learner: names the MLP, whose row finishes a step.
+      stats: the state of layers.
+      hyper: the numbers of the run.
+    """
+    part = learner.recipe.mlp
+    if STATS not in stats:
+        return stats
+    return stats | {STATS: part.row.finish_step(stats[STATS], part.option_values(hyper))}
+
+
 def batch_functions(
     learner: Learner, state: State, hyper: Hyper, parts: Batch, total: jax.Array
 ) -> BatchFunctions:
@@ -233,10 +296,9 @@ def batch_functions(
         return readout(x_BTD)
 
     def share_from_logits(logits_BTV, rows):
-        weights_BT = target_weights(rows, learner.bos_id)
-        labels_BT, numbers = rows['tokens'][:, 1:], loss.option_values(hyper)
-        sums = loss.row(logits_BTV, lambda x: x, labels_BT, weights_BT, **numbers)
-        return sums['objective'] / total
+        labels, weights, numbers = find_targets(learner, rows, hyper)
+        row = weigh_next_tokens(loss.row) if TOKEN_WEIGHTS in hyper else loss.row
+        return row(logits_BTV, lambda x: x, labels, weights, **numbers)['objective'] / total
 
     weights = jax.vmap(lambda rows: target_weights(rows, learner.bos_id))(parts)
     return BatchFunctions(
@@ -377,8 +439,8 @@ def loss_sums(
     Returns:
       Sums over target tokens by name.
     """
-    recipe, labels_BT = learner.recipe, batch['tokens'][:, 1:]
-    weights_BT, row = target_weights(batch, learner.bos_id), recipe.loss.row
+    recipe, row = learner.recipe, learner.recipe.loss.row
+    labels, weights, numbers = find_targets(learner, batch, hyper)
     fused = learner.model.kernels.fused_cross_entropy
     # Kernels compute log Z, the label's logit and the mean logit. Losses that need more of the
     # logits (`has_kernels` is False) use plain operations under every kernels.cross_entropy.
@@ -386,8 +448,12 @@ def loss_sums(
         row = logits_loss(fused)
     if any(auxiliary.row.needs.error_probability for auxiliary in recipe.optimizers.values()):
         row = add_error_probability(row)
-    loss = chunk_loss(row, loss_chunk_size(learner, labels_BT.shape, readout.weight_DV.shape[-1]))
-    sums = loss(x_BTD, readout, labels_BT, weights_BT, **recipe.loss.option_values(hyper))
+    if TOKEN_WEIGHTS in hyper:
+        row, weights_BT = weigh_next_tokens(row), weights[..., 0]
+    else:
+        weights_BT = weights
+    loss = chunk_loss(row, loss_chunk_size(learner, weights_BT.shape, readout.weight_DV.shape[-1]))
+    sums = loss(x_BTD, readout, labels, weights, **numbers)
     sums |= {'tokens': jnp.sum(weights_BT)}
     for auxiliary in recipe.auxiliaries if AUXILIARY in collections else ():
         sown = named_leaves(collections[AUXILIARY]).items()

@@ -8,11 +8,23 @@ the scalars that layers sow under its name.
 
 from typing import Any
 
-from modules.losses.base import add_error_probability, balance_loss, cross_entropy, logits_loss
+from modules.losses.base import (
+    add_error_probability,
+    balance_loss,
+    cross_entropy,
+    logits_loss,
+    router_z_loss,
+)
 from modules.losses.chunked import chunk_loss, count_chunks, select_chunk_size, split_chunks
 from modules.losses.label_probability import comp_sum, dco, dice, focal
 from modules.losses.ldr import aldr_kl, ldr_kl
 from modules.losses.linear_readout import adversarial_comp_sum, spherical_z, taylor_softmax
+from modules.losses.next_tokens import (
+    parse_token_weights,
+    shift_targets,
+    token_weights_at,
+    weigh_next_tokens,
+)
 
 __all__ = [
     'AUXILIARIES',
@@ -21,8 +33,12 @@ __all__ = [
     'chunk_loss',
     'count_chunks',
     'logits_loss',
+    'parse_token_weights',
     'select_chunk_size',
+    'shift_targets',
     'split_chunks',
+    'token_weights_at',
+    'weigh_next_tokens',
 ]
 
 LOSSES: dict[str, Any] = {
@@ -38,4 +54,4 @@ LOSSES: dict[str, Any] = {
     'aldr_kl': aldr_kl,
 }
 #: Weights of sown scalars, which are added to the objective.
-AUXILIARIES = {'balance_loss': balance_loss}
+AUXILIARIES = {'balance_loss': balance_loss, 'router_z_loss': router_z_loss}

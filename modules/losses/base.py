@@ -139,7 +139,21 @@ def balance_loss(
         float, Option('weight of the loss that balances experts', 0, FINITE, traced=True)
     ] = 0.01,
 ) -> jax.Array:
-    """balance_loss * sown: how unevenly experts are chosen, summed over layers (`modules.mlp.MoE`;
-    arXiv:2101.03961, equation 4).
+    """balance_loss * sown: how unevenly experts are chosen, summed over layers
+    (`modules.experts.MoE`; arXiv:2101.03961, equation 4).
     """
     return balance_loss * sown
+
+
+@auxiliary_row()
+def router_z_loss(
+    sown: jax.Array,
+    *,
+    router_z_loss: Annotated[
+        float, Option('weight of the loss on the logits of routers', 0, FINITE, traced=True)
+    ] = 0.001,
+) -> jax.Array:
+    """router_z_loss * sown: mean squares of log sum_e exp(logit_e), summed over layers
+    (`modules.experts.MoE`; arXiv:2202.08906, equation 5).
+    """
+    return router_z_loss * sown

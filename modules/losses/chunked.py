@@ -57,10 +57,10 @@ class ChunkLoop(NamedTuple):
     chunk: int
     partition: PartitionSpec | None
 
-    def split(self, labels: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-        """Splits arrays along the axes that they share with the labels, into [count, ...] each."""
-        count = count_chunks(labels.shape, self.axis, self.chunk)
-        return tuple(split_chunks(array, self.axis, count) for array in arrays)
+    def split(self, x: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+        """Splits x [..., D] and arrays with the same leading axes into [count, ...] each."""
+        count = count_chunks(x.shape[:-1], self.axis, self.chunk)
+        return tuple(split_chunks(array, self.axis, count) for array in (x, *arrays))
 
     def run(self, compute: Callable[..., Any], kinds: tuple[str, ...], *arrays: Any) -> Any:
         """Returns compute(*arrays), computed by all devices together or by each for its own tokens.
@@ -100,9 +100,9 @@ def chunk_loss(loss: Any, chunk: int) -> Loss:
 
     @functools.wraps(loss)
     def chunked_loss(x, readout, labels, weights, **numbers) -> Sums:
-        partition = token_spec(labels.shape, loss.by_rows)
+        partition = token_spec(x.shape[:-1], loss.by_rows)
         local_chunk = max(1, chunk // count_token_shards(partition))
-        loop = ChunkLoop(0 if loss.by_rows else labels.ndim - 1, local_chunk, partition)
+        loop = ChunkLoop(0 if loss.by_rows else x.ndim - 2, local_chunk, partition)
         traced = {name: value for name, value in numbers.items() if isinstance(value, jax.Array)}
         static = {name: value for name, value in numbers.items() if name not in traced}
         part_loss = functools.partial(loss, **static)
@@ -173,7 +173,7 @@ def _chunked_sums(loss, loop, x, readout, labels, weights, numbers):
         def add(sums, part):
             return jax.tree.map(jnp.add, sums, part_sums(part)), None
 
-        parts = loop.split(labels, x, labels, weights)
+        parts = loop.split(x, labels, weights)
         return (jax.lax.scan(add, _zero_sums(part_sums, parts), parts)[0],)
 
     return loop.run(compute, (SUMS,), x, readout, labels, weights, numbers)[0]
@@ -204,7 +204,7 @@ def _chunked_gradients(loss, loop, cotangents, x, readout, labels, weights, numb
             (x_grad, grad), terms = gradients(part[0], _cast_like(types, readout))
             return jax.tree.map(jnp.add, (sums, readout_grad), (terms, grad)), x_grad
 
-        parts, cast_readout = loop.split(labels, x, labels, weights), _cast_like(types, readout)
+        parts, cast_readout = loop.split(x, labels, weights), _cast_like(types, readout)
         zeros = _zero_sums(lambda part: part_total(part, cast_readout)[1], parts)
         start = zeros, jax.tree.map(jnp.zeros_like, cast_readout)
         (sums, readout_grad), x_grad = jax.lax.scan(add, start, parts)

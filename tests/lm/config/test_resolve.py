@@ -331,6 +331,7 @@ READERS = (
     {'model.placement': 'wide'},
     {'kernels.attention': 'splash'},
     {'model.mlp': 'random_features'},
+    {'model.mlp': 'moe', 'mlp.router_z_loss': True},
     {'model.readout': 'cosines'},
     *({'model.reparam': name} for name in REPARAMS),
     *({'model.norm': name} for name in NORMS),

@@ -38,6 +38,16 @@ MODELS = {
         'model.placement': 'parallel_shared',
         'attention.no_rope_every': 2,
     },
+    'ragged experts': {
+        'model.mlp': 'moe',
+        'mlp.dispatch': 'ragged',
+        'mlp.balance': 'bias',
+        'mlp.gates': 'sigmoid',
+        'mlp.shared_experts': 1,
+        'mlp.router_noise': 0.0,
+        'loss.token_weights': '1 0.5:0, 1',
+        'loss.chunk': 32,
+    },
     'experts by rows': {'model.mlp': 'moe', 'mlp.n_experts': 4, 'mlp.capacity_over': 'row'},
 }
 MESHES = [
@@ -56,6 +66,8 @@ PAIRS = [
     ('of batches', {'data': 2, 'context': 4}),
     ('experts', {'expert': 2, 'fsdp': 2, 'tensor': 2}),
     ('experts by rows', {'fsdp': 8}),
+    ('ragged experts', {'data': 2, 'fsdp': 2, 'tensor': 2}),
+    ('ragged experts', {'data': 2, 'context': 4}),
 ]
 
 

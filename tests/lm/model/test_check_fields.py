@@ -76,7 +76,8 @@ def test_every_choice_is_looked_up():
     ours |= {'data.loss_on', 'data.missing_text'}
     lists = {f'attention.rope_{which}_factor' for which in ('short', 'long')}
     lists |= {'optim.stages', *(f'optim.{group}_{OPTIMIZER}' for group in GROUPS)}
-    assert ours - {'train.init_from', 'train.profile', 'reparam.roles'} - lists == NAMES.keys()
+    free = {'train.init_from', 'train.profile', 'reparam.roles', 'loss.token_weights'}
+    assert ours - free - lists == NAMES.keys()
 
 
 def test_name_from_another_field_names_that_field():
@@ -114,6 +115,7 @@ def test_values_beyond_bounds_are_refused(path):
         'optim.outer_momentum': {'train.steps': 30},
         'kernels.recurrence_chunk': {'model.attention': 'gla'},
         'mlp.n_experts': {'mlp.experts_per_token': 1},
+        'loss.router_z_loss': {'mlp.router_z_loss': True},
         'data.mask_ratio_most': {'data.mask_ratio_least': 0.0},
         'data.span_most': {'data.span_least': 1},
         'attention.rope_original_length': LLAMA3,

@@ -79,6 +79,17 @@ def test_only_active_experts_are_counted(n_experts, per_token):
         assert count_params(changes | experts) - count_params({}) == expected
 
 
+def test_shared_and_fine_experts_are_counted():
+    """With granularity k + shared, a token passes through as many weights as in a dense MLP,
+    besides the router; ragged products change nothing. Catches shared experts that count k times.
+    """
+    experts = {'model.mlp': 'moe', 'mlp.n_experts': 8, 'mlp.experts_per_token': 3}
+    experts |= {'mlp.shared_experts': 1, 'mlp.granularity': 4}
+    for dispatch in ('capacity', 'ragged'):
+        count = count_params(experts | {'mlp.dispatch': dispatch})
+        assert count - count_params({}) == 2 * 16 * 8
+
+
 def test_flops_per_token_by_hand():
     """6 N + 6 L T D: width 16, 2 layers, 8 tokens, a matrix of 16 x 5 in each layer."""
     specs = {'w': ParamSpec('hidden', ('layer', 'embed', 'mlp'), ('embed',))}
