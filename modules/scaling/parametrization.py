@@ -19,10 +19,10 @@ from typing import Annotated, Any
 
 from modules.facts import accept_any, row_decorator
 from modules.options import Option
-from modules.params import LAYER, NORM, ParamSpec
+from modules.params import LAYER, NORM, STREAM, ParamSpec
 
 WIDTH, DEPTH = 'width', 'depth'
-WIDTH_AXES = ('embed', 'head_dim', 'heads', 'kv_heads', 'mlp', 'qk_features')
+WIDTH_AXES = ('embed', 'head_dim', 'heads', 'kv_features', 'kv_heads', 'mlp', 'qk_features')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Scaling:
 
 def writes_to_stream(spec: ParamSpec) -> bool:
     """Whether it is the last matrix of attention or of an MLP, or its bias."""
-    if spec.part == NORM or spec.axes[-1:] != ('embed',) or LAYER not in spec.axes:
+    if spec.part in (NORM, STREAM) or spec.axes[-1:] != ('embed',) or LAYER not in spec.axes:
         return False
     return spec.role == 'vector' or (spec.role == 'hidden' and 'embed' not in spec.fan_in)
 
