@@ -38,6 +38,12 @@ MODELS = {
         'model.placement': 'parallel_shared',
         'attention.no_rope_every': 2,
     },
+    'streams': {
+        'model.stream': 'mhc',
+        'attention.value_residual': 'learned',
+        'attention.value_embeddings': True,
+    },
+    'attention residuals': {'model.stream': 'attention_residual'},
     'experts by rows': {'model.mlp': 'moe', 'mlp.n_experts': 4, 'mlp.capacity_over': 'row'},
 }
 MESHES = [
@@ -56,6 +62,8 @@ PAIRS = [
     ('of batches', {'data': 2, 'context': 4}),
     ('experts', {'expert': 2, 'fsdp': 2, 'tensor': 2}),
     ('experts by rows', {'fsdp': 8}),
+    ('streams', {'data': 2, 'fsdp': 2, 'tensor': 2}),
+    ('attention residuals', {'fsdp': 2, 'context': 4}),
 ]
 
 
