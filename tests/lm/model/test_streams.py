@@ -212,7 +212,7 @@ def test_flops_count_the_stream():
 
 
 @pytest.mark.parametrize('row', [*STREAM_ROWS.values(), {'attention.value_embeddings': True}])
-def test_what_has_no_place_for_streams_refuses_them(row):
+def test_export_and_single_blocks_refuse_streams(row):
     """Export to Hugging Face, and blocks as functions of the stream alone."""
     config = checked_config(LAYERS | {'model.activation': 'swiglu'} | row)
     field = next(path for path in ('model.stream', 'attention.value_embeddings') if path in row)
