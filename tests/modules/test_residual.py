@@ -227,7 +227,7 @@ def test_sinkhorn_is_doubly_stochastic():
 
 @pytest.mark.parametrize('name', STREAMS)
 def test_observed_stream_can_be_shifted(name):
-    """A shift of what is recorded changes it by the shift, and keeps all other parts."""
+    """A shift of the recorded stream changes it by the shift, and keeps all shapes."""
     stream = STREAMS[name](blocks=BLOCKS)
     carry = jax.tree.map(lambda x: x + jnp.ones_like(x), stream.split(jnp.float32(X)))
     shifted = stream.shift(carry, jnp.full(X.shape, 2.0))
