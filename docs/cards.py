@@ -25,6 +25,7 @@ SUMMARY = (ROOT / 'docs' / 'studies.md').read_text()
 TESTS = {  # patterns of the files in tests/ that hold the rows of a field
     'model.norm': ('modules/norm_references.py', 'modules/test_running_norms.py'),
     'model.placement': ('modules/test_placements.py',),
+    'model.stream': ('modules/test_residual.py', 'lm/model/test_streams.py'),
     'model.attention': (
         'modules/test_attention.py',
         'modules/test_linear_attention.py',

@@ -19,30 +19,37 @@ from modules.parallel.axes import (
 AXES = ('vocab', 'embed')
 
 
-def look_up_rows(table_VD: jax.Array, tokens_BT: jax.Array) -> jax.Array:
+def look_up_rows(
+    table_VD: jax.Array, tokens_BT: jax.Array, axes: tuple[str, str] = AXES
+) -> jax.Array:
     """Returns table[tokens], [B, T, D].
 
     If the table is sharded over `fsdp`, a reduce-scatter sums the gradient of each device's rows on
     that device. Left to XLA, every device would first get the sum of the whole table.
+
+    Args:
+      table_VD: the table.
+      tokens_BT: the rows to look up.
+      axes: the logical axes of the table (`modules.params`).
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.shape.get('fsdp', 1) == 1 or 'fsdp' in mesh.manual_axes:
         return table_VD[tokens_BT]
-    return _look_up_rows(table_VD.shape, table_VD, tokens_BT)
+    return _look_up_rows(table_VD.shape, axes, table_VD, tokens_BT)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _look_up_rows(shape, table_VD, tokens_BT):
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _look_up_rows(shape, axes, table_VD, tokens_BT):
     return table_VD[tokens_BT]
 
 
-def _forward(shape, table_VD, tokens_BT):
-    return _look_up_rows(shape, table_VD, tokens_BT), tokens_BT
+def _forward(shape, axes, table_VD, tokens_BT):
+    return _look_up_rows(shape, axes, table_VD, tokens_BT), tokens_BT
 
 
-def _backward(shape, tokens_BT, grad_BTD):
+def _backward(shape, axes, tokens_BT, grad_BTD):
     mesh = jax.sharding.get_abstract_mesh()
-    table_spec = partition(mesh, PARAMETERS, AXES, shape)
+    table_spec = partition(mesh, PARAMETERS, axes, shape)
     token_spec = partition(mesh, ACTIVATIONS, 'BT', tokens_BT.shape)
     summed = spec_axes(token_spec)
     fsdp_dim = next((i for i, part in enumerate(table_spec) if 'fsdp' in part_axes(part)), None)

@@ -21,6 +21,7 @@ LAYER = 'layer'  # the axis along which nn.scan stacks parameters
 # What a token does with a parameter: look its row up, be multiplied by it, or neither.
 USES = LOOKUP, MATMUL, VECTOR = 'lookup', 'matmul', 'vector'
 NORM, LORA = 'norm', 'lora'  # parts of the model that train.trainable can select
+STREAM, VALUES = 'stream', 'values'  # parameters of model.stream, and tables of values by token
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +35,8 @@ class ParamSpec:
     role: str
     axes: tuple[str, ...]  # a logical name for each dimension, such as ('layer', 'embed', 'mlp')
     fan_in: tuple[str, ...] = ()  # axes summed over in the forward pass; empty for an embedding
-    part: str = ''  # NORM for parameters of a norm, LORA for the factors that model.reparam adds
+    # NORM for parameters of a norm, LORA for the factors that model.reparam adds, STREAM, VALUES.
+    part: str = ''
     init_gain: float = 1.0  # a factor of its initial standard deviation
     decayed: bool = False  # whether a vector decays too; matrices and embeddings always do
     frozen: bool = False  # whether it keeps its initial value, whatever train.trainable says

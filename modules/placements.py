@@ -25,27 +25,43 @@ class Depth(NamedTuple):
     blocks: int
 
 
+def pre_branch(x: jax.Array, sublayer: Layer, norm: Norms, depth: Depth) -> jax.Array:
+    return sublayer(norm('norm_in')(x))
+
+
 def pre(x: jax.Array, sublayer: Layer, norm: Norms, depth: Depth) -> jax.Array:
-    return x + sublayer(norm('norm_in')(x))
+    return x + pre_branch(x, sublayer, norm, depth)
 
 
 def post(x: jax.Array, sublayer: Layer, norm: Norms, depth: Depth) -> jax.Array:
     return norm('norm_out')(x + sublayer(x))
 
 
+def peri_branch(x: jax.Array, sublayer: Layer, norm: Norms, depth: Depth) -> jax.Array:
+    return norm('norm_out')(sublayer(norm('norm_in')(x)))
+
+
 def peri(x: jax.Array, sublayer: Layer, norm: Norms, depth: Depth) -> jax.Array:
     """x + N(F(N(x))); Peri-LN also normalizes the embeddings (model.embedding_norm)."""
-    return x + norm('norm_out')(sublayer(norm('norm_in')(x)))
+    return x + peri_branch(x, sublayer, norm, depth)
+
+
+def output_branch(x: jax.Array, sublayer: Layer, norm: Norms, depth: Depth) -> jax.Array:
+    return norm('norm_out')(sublayer(x))
 
 
 def output(x: jax.Array, sublayer: Layer, norm: Norms, depth: Depth) -> jax.Array:
     """x + N(F(x)); OLMo 2 also normalizes queries and keys, over all heads together."""
-    return x + norm('norm_out')(sublayer(x))
+    return x + output_branch(x, sublayer, norm, depth)
+
+
+def scaled_branch(x: jax.Array, sublayer: Layer, norm: Norms, depth: Depth) -> jax.Array:
+    scale = jax.lax.rsqrt(depth.block).astype(x.dtype)
+    return sublayer(norm('norm_in')(x) * scale)
 
 
 def layernorm_scaling(x: jax.Array, sublayer: Layer, norm: Norms, depth: Depth) -> jax.Array:
-    scale = jax.lax.rsqrt(depth.block).astype(x.dtype)
-    return x + sublayer(norm('norm_in')(x) * scale)
+    return x + scaled_branch(x, sublayer, norm, depth)
 
 
 def deepnorm(x: jax.Array, sublayer: Layer, norm: Norms, depth: Depth) -> jax.Array:
@@ -172,6 +188,9 @@ class Placement:
     sublayer is added unchanged.
 
     needs: other choices that belong to the method, by the name of their option or table.
+
+    branch: branch(x, sublayer, norm, depth), if every sublayer is placed as `x + branch(x)`. Such a
+    placement works with every residual stream (`modules.residual`), and another with plain alone.
     """
 
     summary: str
@@ -183,6 +202,7 @@ class Placement:
     init_gain: Callable[[int], float] = lambda blocks: 1.0
     norms_before: Mapping[str, str] | None = None
     needs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    branch: Callable[..., jax.Array] | None = None
     check: Callable[[Any, Any], None] = check_needs  # of the rest of a config (`modules.facts`)
 
 
@@ -213,6 +233,7 @@ PLACEMENTS = {
     'layernorm_scaling': Placement(
         'LayerNorm scaling, in block l (arXiv:2502.05795): `x <- x + F(N(x) / sqrt(l))`',
         repeat_block(layernorm_scaling, layernorm_scaling),
+        branch=scaled_branch,
     ),
     'mix': Placement(
         'Mix-LN (arXiv:2412.13795): post-norm in the first blocks, pre-norm above', post_then_pre
@@ -220,6 +241,7 @@ PLACEMENTS = {
     'output': Placement(
         'Norm after the sublayer, as in OLMo 2 (arXiv:2501.00656): `x <- x + N(F(x))`',
         repeat_block(output, output),
+        branch=output_branch,
         norms_updates=True,
     ),
     'parallel': Placement(
@@ -238,6 +260,7 @@ PLACEMENTS = {
         'Peri-LN (arXiv:2502.02732): `x <- x + N(F(N(x)))`.\n\n'
         'The equation is that of Sandwich-LN (arXiv:2105.13290).',
         repeat_block(peri, peri),
+        branch=peri_branch,
         norms_updates=True,
     ),
     'post': Placement(
@@ -249,6 +272,7 @@ PLACEMENTS = {
         'Pre-norm (arXiv:2002.04745): `x <- x + F(N(x))`',
         repeat_block(pre, pre),
         norms_before=SEPARATE_NORMS,
+        branch=pre_branch,
     ),
     'resi_dual': Placement(
         'ResiDual, a post-norm and a pre-norm stream (arXiv:2304.14802):'
@@ -261,6 +285,7 @@ PLACEMENTS = {
     'wide': Placement(
         'WideNet (arXiv:2107.11817): pre-norm, with one attention and one MoE shared by all blocks',
         repeat_block(pre, pre),
+        branch=pre_branch,
         needs={'mlp': 'moe', 'reparam': 'shared'},
     ),
 }

@@ -120,13 +120,13 @@ LEFT_OUT = {  # line: why it is not run here
     **{
         f'uv run {line}': 'a changed block; tests/test_readme_parts.py has it'
         for line in (
-            'pytest tests/lm/model/test_first_values.py',
-            'train.py --config=configs/default.py --config.attention.first_values=0.5 '
-            '--workdir=runs/first_values',
+            'pytest tests/lm/model/test_residual_rank.py',
+            'train.py --config=configs/default.py --config.model.residual_rank=8 '
+            '--workdir=runs/rank',
             'train.py --config=configs/default.py '
-            """--config.sweep="{'attention.first_values': (0.0, 0.5), 'train.seed': (0, 1, 2)}" """
-            '--workdir=runs/values',
-            'python -m eval.report --workdir=runs/values',
+            """--config.sweep="{'model.residual_rank': (0, 8), 'train.seed': (0, 1, 2)}" """
+            '--workdir=runs/ranks',
+            'python -m eval.report --workdir=runs/ranks',
         )
     },
     'uv run --no-dev --with matplotlib --with jupyterlab jupyter lab': 'it does not end',

@@ -137,7 +137,7 @@ def test_changed_block_trains_and_passes_its_test(tmp_path):
         timeout=300,
     )
     assert done.returncode == 0 and '2 passed' in done.stdout, done.stdout[-3000:]
-    lines = re.findall(r'^    (uv run train.py .*attention.first_values.*)$', TEXT, re.MULTILINE)
+    lines = re.findall(r'^    (uv run train.py .*model.residual_rank.*)$', TEXT, re.MULTILINE)
     printed = [command(tmp_path, *arguments(line)[1:]) for line in lines]
-    assert 'done: runs/first_values' in printed[0]
+    assert 'done: runs/rank' in printed[0]
     assert '6 cells, 2 programs' in printed[1] and '6 of 6 done' in printed[1]

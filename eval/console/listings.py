@@ -51,6 +51,10 @@ SYMBOLS = {
     'model.placement': (
         '`x` is the residual stream, `N` a norm, and `F` a sublayer: attention `A` or the MLP `M`.'
     ),
+    'model.stream': (
+        '`x` is the residual stream, `N` a norm, and `F` a sublayer. The equations are those of '
+        'pre-norm; other placements that add `F` to the stream have their own place of `N`.'
+    ),
     'model.attention': (
         '`q`, `k` and `v` are the queries, keys and values of a head, with a row for each token; '
         '`q_t` is that of token `t`. `H` is the width of a head.'

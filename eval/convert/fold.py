@@ -189,6 +189,7 @@ def check_norms_foldable(recipe: Recipe, to: str) -> None:
     placement = able if recipe.placement.row.norms_before else model.placement
     demands = {
         'model.placement': (placement, able, 'not all of its norms feed only matrices'),
+        'model.stream': (model.stream, 'plain', 'its parameters read the stream without that norm'),
         'model.mlp': (model.mlp, 'dense', 'no single matrix that reads the norm can absorb it'),
         'model.readout': (model.readout, 'learned', 'this readout cannot absorb the last norm'),
         'model.embedding_norm': (model.embedding_norm, 'none', 'no matrix follows that norm'),

@@ -59,6 +59,7 @@ IMPORT_FIELDS = {
     'model.reparam': 'none',
     'model.readout': 'learned',
     'model.readout_bias': False,
+    'model.stream': 'plain',
     'model.n_kv_heads': None,
     'model.head_dim': None,
     'scaling.name': 'standard',

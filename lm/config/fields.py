@@ -37,6 +37,7 @@ from modules.placements import PLACEMENTS
 from modules.positions import POSITIONS
 from modules.readouts import READOUTS
 from modules.reparam import REPARAMS
+from modules.residual import STREAMS
 from modules.scaling import DECAY_RULES, INITS, PARAMETRIZATIONS
 
 FINITE = sys.float_info.max
@@ -120,6 +121,9 @@ class ModelConfig:
     readout: Annotated[
         str, Choice(READOUTS, 'model'), 'map from the residual stream to the logits'
     ] = 'learned'
+    stream: Annotated[
+        str, Choice(STREAMS, 'model'), 'residual stream: what sublayers read and add to'
+    ] = 'plain'
     readout_bias: Annotated[bool, 'add a bias to the readout'] = False
     dropout: Annotated[float, dropout_option('the outputs of attention and MLPs', '0: none')] = 0.0
     attention_dropout: Annotated[
@@ -449,7 +453,7 @@ class KernelsConfig:
 
 
 if not TYPE_CHECKING:  # type checkers see the classes without the options of parts
-    ModelConfig = make_section(ModelConfig, PLACEMENTS, READOUTS)
+    ModelConfig = make_section(ModelConfig, PLACEMENTS, READOUTS, STREAMS)
     NormConfig = make_section(NormConfig, NORMS)
     AttentionConfig = make_section(AttentionConfig, ATTENTIONS, POSITIONS)
     MLPConfig = make_section(MLPConfig, MLPS, ACTIVATIONS)

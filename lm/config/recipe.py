@@ -122,6 +122,7 @@ class Recipe:
     final_norm: Part
     mlp: Part
     readout: Part
+    stream: Part
     auxiliaries: tuple[Part, ...]
     loss: Part
     optimizer: Part

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lm.model.block import ACTIVE, STATE, Block, block_groups
+from lm.model.block import ACTIVE, STATE, Block, block_groups, carries_values
 from lm.training.state import Learner
 from modules.sequence import Sequence, packed_rows, whole_rows
 
@@ -46,8 +46,21 @@ class BlockFunction(NamedTuple):
 
 
 def iterate_blocks(learner: Learner, variables: dict[str, Any]) -> Iterator[BlockFunction]:
-    """Yields the blocks in order, whether or not the model scans them."""
-    first = 1
+    """Yields the blocks in order, whether or not the model scans them.
+
+    Raises ValueError if blocks pass on more than the streams of a placement.
+    """
+    recipe, first = learner.recipe, 1
+    options = recipe.attention.options
+    carriers = ['attention.value_residual'] if carries_values(recipe) else []
+    carriers += ['attention.value_embeddings'] if options['value_embeddings'] else []
+    if not recipe.stream.row.is_plain:
+        carriers.append(str(recipe.stream))
+    if carriers:
+        raise ValueError(
+            'a block is a function of the residual stream alone only without '
+            f'{" and ".join(carriers)}, with which it also reads outputs of other layers or tables'
+        )
     for group in block_groups(learner.recipe):
         module = Block(learner.recipe, learner.model.kernels, group)
         stacked = {

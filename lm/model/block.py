@@ -9,14 +9,16 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from lm.config.recipe import Part, Recipe
-from lm.model.base_size import base_head_dim
-from modules.attention.base import CACHE
+from lm.model.base_size import base_head_dim, width_growth
+from modules.attention.base import CACHE, ValueSources
 from modules.attention.softmax import is_full
 from modules.dropout import KEY_NAME, Dropout
 from modules.kernels import Kernels
 from modules.numerics import DTYPES
 from modules.parallel.axes import shard_activation
+from modules.params import STREAM, declare
 from modules.placements import Blocks, Depth
+from modules.residual import Plain, Site
 from modules.sequence import Sequence
 from modules.statistics import (
     AUXILIARY,
@@ -75,7 +77,54 @@ def block_groups(recipe: Recipe) -> list[Blocks]:
     return placement.row.blocks(recipe.model.n_layers, **placement.options)
 
 
-def record_stream(module: nn.Module, name: str, streams: Any) -> Any:
+def build_stream(recipe: Recipe) -> Any:
+    """Builds the residual stream, which has no parameters itself (`modules.residual`).
+
+    A vector that is summed over with the width acts as the readout does under muP: its product
+    falls as the width grows, and its learning rate stays.
+    """
+    return recipe.stream.build(blocks=recipe.model.n_layers, width_factor=1 / width_growth(recipe))
+
+
+def stream_site(module: nn.Module, name: str, block: jax.Array | float = 0.0) -> Site:
+    """Makes a `Site` whose vectors are parameters of a module, named 'NAME_stream_VECTOR'.
+
+    Args:
+      module: the block, or the model for the readout.
+      name: 'attention', 'mlp', 'block' or 'readout'.
+      block: number of the block, from 1.
+    """
+
+    def vector(vector_name, init, axes, shape, part=STREAM):
+        declared = declare(init, 'vector', axes, part=part)
+        return module.param(f'{name}_stream_{vector_name}', declared, shape)
+
+    return Site(name, block, vector)
+
+
+def carries_values(recipe: Recipe) -> bool:
+    """Returns whether blocks pass on the values of the first attention layer."""
+    return recipe.attention.options['value_residual'] != 'none'
+
+
+def init_carry(recipe: Recipe, streams: Any, tokens_shape: tuple[int, ...]) -> Any:
+    """Returns the carry of the blocks.
+
+    Args:
+      recipe: of the model.
+      streams: the residual stream, or a tree of several.
+      tokens_shape: (B, T).
+
+    Returns:
+      The streams, or (streams, values of the first attention layer [B, T, K, H]).
+    """
+    if not carries_values(recipe):
+        return streams
+    shape = (*tokens_shape, recipe.model.n_kv_heads, recipe.head_dim)
+    return streams, jnp.zeros(shape, DTYPES[recipe.model.dtype])
+
+
+def record_stream(module: nn.Module, name: str, streams: Any, observed: Any = None) -> Any:
     """Shards the streams, and records the first, [B, T, D], as an activation.
 
     Neither adds operations unless ACTIVATIONS is mutable or SHIFTS has the name.
@@ -84,19 +133,26 @@ def record_stream(module: nn.Module, name: str, streams: Any) -> Any:
       module: the module whose collections hold the activation.
       name: name of the activation.
       streams: the residual stream, or a tree of several.
+      observed: a row of `modules.residual`, which records another function of the streams, such as
+        their sum; None: the first.
 
     Returns:
-      The streams, with the shift of this name added to the first.
+      The streams, with the shift of this name added to the recorded one.
     """
     if module.is_initializing():
         return streams
-    streams = jax.tree.map(lambda x_BTD: shard_activation(x_BTD, 'BTD'), streams)
-    (x_BTD, *later_streams), structure = jax.tree.flatten(streams)
+    streams = jax.tree.map(shard_stream, streams)
+    stream = observed or Plain()
     if module.has_variable(SHIFTS, name):
-        x_BTD = x_BTD + module.get_variable(SHIFTS, name)
+        streams = stream.shift(streams, module.get_variable(SHIFTS, name))
     if module.is_mutable_collection(ACTIVATIONS):
-        module.put_variable(ACTIVATIONS, name, x_BTD)
-    return jax.tree.unflatten(structure, [x_BTD, *later_streams])
+        module.put_variable(ACTIVATIONS, name, stream.observe(streams))
+    return streams
+
+
+def shard_stream(x: jax.Array) -> jax.Array:
+    """Shards a stream [B, T, D], or several [S, B, T, D]."""
+    return shard_activation(x, 'SBTD'[-x.ndim :]) if x.ndim > 2 else x
 
 
 def identity(x: jax.Array) -> jax.Array:
@@ -107,7 +163,8 @@ def identity(x: jax.Array) -> jax.Array:
 class Block(nn.Module):
     """Attention, then the MLP, each placed in the residual stream with its own norms.
 
-    The argument `block` is the number of this block, from 1.
+    The argument `block` is the number of this block, from 1. With value embeddings it is a pair of
+    this number and the values of the block's tokens [B, T, K H]. The carry is that of `init_carry`.
     """
 
     recipe: Recipe
@@ -115,13 +172,19 @@ class Block(nn.Module):
     group: Blocks
 
     @nn.compact
-    def __call__(self, streams: Any, block: jax.Array, sequence: Sequence) -> tuple[Any, None]:
+    def __call__(self, carry: Any, block: Any, sequence: Sequence) -> tuple[Any, None]:
+        streams, first_BTKH = carry if carries_values(self.recipe) else (carry, None)
+        block, token_values = block if isinstance(block, tuple) else (block, None)
         depth, inputs = Depth(block, self.recipe.model.n_layers), streams
+        values = ValueSources(block, first_BTKH, token_values)
         attention, mlp = self.build_attention(sequence.valid_BT, block), self.build_mlp()
         drop_probs, drop_attended, drop_mapped = self.make_dropouts(sequence)
 
         def attend(x):
-            y_BTD = attention(x, sequence.replace(dropout=drop_probs))
+            nonlocal first_BTKH
+            y_BTD = attention(x, sequence.replace(dropout=drop_probs), values)
+            if first_BTKH is not None:
+                y_BTD, first_BTKH = y_BTD
             return drop_attended(self.record_moments('attention_output', y_BTD, sequence))
 
         def apply_mlp(x):
@@ -129,19 +192,51 @@ class Block(nn.Module):
                 self.record_moments('mlp_output', mlp(x, sequence.valid_BT1), sequence)
             )
 
+        stream = build_stream(self.recipe)
+        streams = stream.enter(streams, stream_site(self, 'block', block))
         # Norms are removed from the MLPs first, block by block, then from attention
         # (arXiv:2507.02559).
         norms = self.norm_factory('attention', sequence.valid_BT1, depth.blocks + block - 1)
-        streams = record_stream(
-            self, AFTER_ATTENTION, self.group.attention(streams, attend, norms, depth)
-        )
+        streams = self.place('attention', self.group.attention, streams, attend, norms, depth)
+        streams = record_stream(self, AFTER_ATTENTION, streams, stream)
         norms = self.norm_factory('mlp', sequence.valid_BT1, block - 1)
-        streams = self.skip_if_inactive(self.group.mlp(streams, apply_mlp, norms, depth), inputs)
-        streams = record_stream(self, AFTER_MLP, streams)
-        x_BTD = self.record_moments('residual', jax.tree.leaves(streams)[0], sequence)
+        streams = self.place('mlp', self.group.mlp, streams, apply_mlp, norms, depth)
+        streams = stream.leave(streams, stream_site(self, 'block', block))
+        streams = record_stream(self, AFTER_MLP, self.skip_if_inactive(streams, inputs), stream)
+        x_BTD = self.record_moments('residual', stream.observe(streams), sequence)
         if is_recording(self):
             self.sow(DIAGNOSTICS, 'residual_sink', sink_share(x_BTD, sequence.valid_BT))
-        return streams, None  # nn.scan carries the first and stacks the second
+        carry = streams if first_BTKH is None else (streams, first_BTKH)
+        return carry, None  # nn.scan carries the first and stacks the second
+
+    def place(
+        self,
+        name: str,
+        place: Callable[..., Any],
+        streams: Any,
+        layer: Callable[[jax.Array], jax.Array],
+        norms: Callable[[str], nn.Module],
+        depth: Depth,
+    ) -> Any:
+        """Places a sublayer in the residual stream.
+
+        Args:
+          name: 'attention' or 'mlp'.
+          place: the function of the placement.
+          streams: the residual stream, or a tree of several.
+          layer: the sublayer.
+          norms: makes its norms.
+          depth: of the block.
+        """
+        stream, placement = build_stream(self.recipe), self.recipe.placement.row
+        if stream.is_plain:
+            return place(streams, layer, norms, depth)
+
+        def branch(x_BTD):
+            return placement.branch(x_BTD, layer, norms, depth)
+
+        site = stream_site(self, name, depth.block)
+        return stream.connect(streams, site._replace(branch=branch))
 
     def skip_if_inactive(self, streams: Any, inputs: Any) -> Any:
         """Returns `inputs` instead of the streams if ACTIVE switches this block off."""

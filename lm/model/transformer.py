@@ -15,15 +15,19 @@ from lm.model.block import (
     STACKED,
     Block,
     block_groups,
+    build_stream,
+    carries_values,
+    init_carry,
     make_norm,
     record_stream,
+    stream_site,
 )
 from lm.model.kernels import select_kernels
 from modules.dropout import Dropout, DropoutKey
 from modules.embedding import look_up_rows
 from modules.kernels import Kernels
 from modules.numerics import DTYPES
-from modules.params import LAYER, ParamSpec, declare
+from modules.params import LAYER, VALUES, ParamSpec, declare
 from modules.products import Readout, make_matrix
 from modules.scaling import Growth
 from modules.sequence import Sequence, packed_rows, partial_rows, whole_rows
@@ -106,16 +110,26 @@ class Transformer(nn.Module):
         valid_BT1 = sequence.valid_BT1
         site = recipe.embedding_norm, self.kernels, 'embed', 'embedding'
         x_BTD = make_norm(*site, 'embedding_norm', valid_BT1)(x_BTD.astype(DTYPES[model.dtype]))
-        streams = placement.split(x_BTD)
-        streams, first = record_stream(self, EMBEDDING, streams), 1
+        stream, token_values = build_stream(recipe), self.look_up_values(tokens_BT)
+        streams = placement.split(x_BTD) if stream.is_plain else stream.split(x_BTD)
+        streams, first = record_stream(self, EMBEDDING, streams, stream), 1
+        carry = init_carry(recipe, streams, tokens_BT.shape)
         for group in block_groups(recipe):
             blocks = self.scan_blocks(group.count)(recipe, self.kernels, group, name=group.name)
             numbers_L = jnp.arange(first, first + group.count, dtype=jnp.float32)
-            streams, _ = blocks(streams, numbers_L, sequence)
+            layers = numbers_L
+            if token_values is not None:
+                layers = numbers_L, token_values[first - 1 : first - 1 + group.count]
+            carry, _ = blocks(carry, layers, sequence)
             first += group.count
+        streams = carry[0] if carries_values(recipe) else carry
         site = recipe.final_norm, self.kernels, 'embed', 'final'
         norm = make_norm(*site, 'final_norm', valid_BT1, order=2 * model.n_layers)
-        x_BTD = record_stream(self, FINAL, placement.join(streams, norm))
+        if stream.is_plain:
+            x_BTD = placement.join(streams, norm)
+        else:
+            x_BTD = norm(stream.join(streams, stream_site(self, 'readout')))
+        x_BTD = record_stream(self, FINAL, x_BTD)
         return self.build_readout(x_BTD, table_VD)
 
     def embed(self, tokens_BT: jax.Array, sequence: Sequence) -> tuple[jax.Array, jax.Array]:
@@ -138,6 +152,33 @@ class Transformer(nn.Module):
                 assert sequence.rates is not None  # a training pass that drops has rates
                 x_BTD = Dropout(sequence.rates['embedding'], key)(x_BTD)
         return table_VD, x_BTD
+
+    def look_up_values(self, tokens_BT: jax.Array) -> jax.Array | None:
+        """Returns the values of each token by block [L, B, T, K H]; None without value embeddings.
+
+        Every second block has a table, the last one included. The others get zeros.
+        """
+        recipe, blocks = self.recipe, self.recipe.model.n_layers
+        if not recipe.attention.options['value_embeddings']:
+            return None
+        width = recipe.head_dim * cast(int, recipe.model.n_kv_heads)
+        tables = [block for block in range(blocks) if block % 2 == (blocks - 1) % 2]
+        # Their deviation is that of the values, by the fan_in of their matrix (nanochat).
+        spec: dict[str, Any] = {
+            'part': VALUES,
+            'init_gain': math.sqrt(width / recipe.stream_width),
+        }
+        axes = ('table', 'token', 'kv_features')
+        init = declare(nn.initializers.normal(1.0), 'embedding', axes, **spec)
+        shape = (len(tables), self.vocab_size, width)
+        table_NVE = cast(jax.Array, self.param('value_embeddings', init, shape))
+        dtype = DTYPES[recipe.model.dtype]
+        zeros_BTE = jnp.zeros((*tokens_BT.shape, width), dtype)
+        looked_up = {
+            block: look_up_rows(table_VE, tokens_BT, axes[1:]).astype(dtype)
+            for block, table_VE in zip(tables, table_NVE, strict=True)
+        }
+        return jnp.stack([looked_up.get(block, zeros_BTE) for block in range(blocks)])
 
     def build_readout(self, x_BTD: jax.Array, table_VD: jax.Array) -> tuple[jax.Array, Readout]:
         """Returns (activations as the readout takes them, readout)."""

@@ -67,13 +67,20 @@ def count_by_use(learner: Learner) -> dict[str, int]:
     return counts
 
 
+def stream_products(recipe: Recipe) -> int:
+    """Returns the products that the residual stream computes for a token (`modules.residual`)."""
+    part, model = recipe.stream, recipe.model
+    return part.row.products(model.d_model, model.n_layers, **part.options)
+
+
 def flops_per_token(learner: Learner) -> float:
-    """Returns 6 N + `attention_flops`: forward and backward, per token of a sequence.
+    """Returns 6 (N + S) + `attention_flops`: forward and backward, per token of a sequence.
 
     N = `count_matmul_params`, with 2 operations forward and 4 backward (arXiv:2001.08361, section
-    2.1). Recomputation under remat is not counted.
+    2.1), and S = `stream_products`. Recomputation under remat is not counted.
     """
-    return 6 * count_matmul_params(learner) + attention_flops(learner.recipe)
+    products = count_matmul_params(learner) + stream_products(learner.recipe)
+    return 6 * products + attention_flops(learner.recipe)
 
 
 def flops_in_full(learner: Learner) -> float:
@@ -81,7 +88,8 @@ def flops_in_full(learner: Learner) -> float:
 
     This convention includes pairs that a causal mask or a window leaves out.
     """
-    return 6 * count_matmul_params(learner) + attention_flops(learner.recipe, in_full=True)
+    products = count_matmul_params(learner) + stream_products(learner.recipe)
+    return 6 * products + attention_flops(learner.recipe, in_full=True)
 
 
 def attention_flops(recipe: Recipe, in_full: bool = False) -> float:

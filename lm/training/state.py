@@ -20,7 +20,7 @@ from lm.training.update import build_average, build_optimizer
 from modules.kernels import ATTENTION_KERNELS, OPERATIONS
 from modules.optim import unbox_state
 from modules.optim.groups import find_group
-from modules.params import named_leaves, path_name, split_boxes
+from modules.params import VALUES, named_leaves, path_name, split_boxes
 
 
 class Weights(struct.PyTreeNode):
@@ -183,7 +183,7 @@ def init_state(learner: Learner, hyper: Hyper, key: jax.Array) -> State:
             return weight
         # embedding_std may differ between the runs of a program, so it is traced, and the static
         # description cannot hold it.
-        if specs[name].role == 'embedding':
+        if specs[name].role == 'embedding' and specs[name].part != VALUES:
             std = hyper.get('scaling.embedding_std', std)
         weight = recipe.init.row.arrange(specs[name], weight)
         return weight * (hyper['scaling.init_scale'] * std)

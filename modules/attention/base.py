@@ -6,7 +6,7 @@ differ in length: the cache does not store the padding behind the tokens of a ro
 """
 
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -16,12 +16,26 @@ from jax.ad_checkpoint import checkpoint_name
 from modules.kernels import Kernels
 from modules.numerics import ATTENTION_PRODUCTS
 from modules.options import Option
+from modules.params import declare
 from modules.products import prepare_input, product
 from modules.sequence import Sequence
-from modules.statistics import DIAGNOSTICS, is_recording
+from modules.statistics import DIAGNOSTICS, at_least_float32, is_recording
 
 CACHE = 'cache'
 QKV = ('query', 'key', 'value')  # the names of the matrices that `qkv_bias` is for
+
+
+VALUE_SHARES = (0.5, 0.5)  # of a layer's values and of the first layer's, in ResFormer's code
+# Of nanochat: the gate reads this many features of the input, and lies between 0 and its bound.
+GATE_FEATURES, GATE_BOUND, GATE_START = 12, 3.0, 0.02
+
+
+class ValueSources(NamedTuple):
+    """Values that a layer adds to those of its projection."""
+
+    block: jax.Array | float = 1.0  # number of the layer, from 1
+    first_BTKH: jax.Array | None = None  # values of layer 1, with `value_residual`
+    token_values: jax.Array | None = None  # [B, T, K H], with `value_embeddings`
 
 
 class MultiHead(nn.Module):
@@ -64,6 +78,16 @@ class MultiHead(nn.Module):
             choices=('none', 'headwise', 'elementwise'),
         ),
     ] = 'none'
+    value_residual: Annotated[
+        str,
+        Option(
+            "add the first layer's values: none, halves of both (constant), or learned shares",
+            choices=('none', 'constant', 'learned'),
+        ),
+    ] = 'none'
+    value_embeddings: Annotated[
+        bool, Option('add values looked up by token, in every second layer and the last')
+    ] = False
     bias: bool = False
     qkv_bias: bool = False
     init_gain: float = 1.0
@@ -99,20 +123,67 @@ class MultiHead(nn.Module):
             )
 
     @nn.compact
-    def __call__(self, x_BTD, sequence: Sequence):
-        d_model = x_BTD.shape[-1]
+    def __call__(self, x_BTD, sequence: Sequence, values: ValueSources | None = None):
+        """Returns y, [B, T, D], or (y, values of layer 1) with `value_residual`."""
+        inputs_BTD, d_model = x_BTD, x_BTD.shape[-1]
         x_BTD = prepare_input(self, 'input', x_BTD, matmul=self.kernels.matmul, dtype=self.dtype)
         q_BNTH = self.normalize_heads(
             'query_norm', self.project_heads('query', x_BTD, self.n_heads)
         )
         k_BKTH = self.normalize_heads('key_norm', self.project_heads('key', x_BTD, self.n_kv_heads))
         v_BTKH = self.project_heads('value', x_BTD, self.n_kv_heads, self.init_gain)
+        values = values or ValueSources()
+        v_BTKH, first_BTKH = self.add_first_values(v_BTKH, values)
+        v_BTKH = self.add_token_values(inputs_BTD, v_BTKH, values)
         v_BKTH = (
             self.normalize_heads('value_norm', v_BTKH) if self.norm_values else swap_heads(v_BTKH)
         )
         mixed_BTNH = swap_heads(self.mix(x_BTD, q_BNTH, k_BKTH, v_BKTH, sequence))
         axes, gated_BTNH = ('heads', 'head_dim', 'embed'), self.apply_gate(x_BTD, mixed_BTNH)
-        return self.project('out', gated_BTNH, axes, d_model, self.init_gain, fan_in=axes[:2])
+        y_BTD = self.project('out', gated_BTNH, axes, d_model, self.init_gain, fan_in=axes[:2])
+        return y_BTD if first_BTKH is None else (y_BTD, first_BTKH)
+
+    def add_first_values(
+        self, v_BTKH: jax.Array, values: ValueSources
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Returns the values with those of layer 1, and these (None without `value_residual`)."""
+        if self.value_residual == 'none' or values.first_BTKH is None:
+            return v_BTKH, None
+        shares = VALUE_SHARES
+        if self.value_residual == 'learned':
+            names = ('value_share', 'first_value_share')
+            shares = [
+                cast(
+                    jax.Array,
+                    self.param(name, declare(nn.initializers.constant(start), 'vector', ()), ()),
+                ).astype(v_BTKH.dtype)
+                for name, start in zip(names, VALUE_SHARES, strict=True)
+            ]
+        is_first = values.block == 1
+        mixed_BTKH = shares[0] * v_BTKH + shares[1] * values.first_BTKH
+        first_BTKH = jnp.where(is_first, v_BTKH, values.first_BTKH)
+        return jnp.where(is_first, v_BTKH, mixed_BTKH), first_BTKH
+
+    def add_token_values(
+        self, x_BTD: jax.Array, v_BTKH: jax.Array, values: ValueSources
+    ) -> jax.Array:
+        """Adds the values that layers look up for tokens, times a gate for each head.
+
+        Args:
+          x_BTD: the layer's input.
+          v_BTKH: the layer's values.
+          values: have the values by token.
+        """
+        if not self.value_embeddings or values.token_values is None:
+            return v_BTKH
+        features = min(GATE_FEATURES, x_BTD.shape[-1])
+        shape, axes = (features, self.n_kv_heads), ('gate_features', 'kv_heads')
+        init = declare(nn.initializers.uniform(GATE_START), 'vector', axes)
+        w_FK = cast(jax.Array, self.param('value_gate', init, shape))
+        logits_BTK = at_least_float32(x_BTD[..., :features]) @ w_FK
+        gate_BTK1 = GATE_BOUND * jax.nn.sigmoid(logits_BTK)[..., None]
+        added_BTKH = values.token_values.reshape(v_BTKH.shape)
+        return v_BTKH + gate_BTK1.astype(v_BTKH.dtype) * added_BTKH
 
     def mix(
         self,

@@ -7,7 +7,7 @@ patterns.
 
 from collections.abc import Callable, Mapping
 
-from modules.params import LAYER, NORM, ParamSpec
+from modules.params import LAYER, NORM, STREAM, ParamSpec
 
 HIDDEN = 'hidden'  # the fields of the config section itself set it
 
@@ -20,6 +20,7 @@ MEMBERS: Mapping[str, tuple[str, Callable[[ParamSpec], bool]]] = {
     'tables': ('embedding', lambda spec: True),
     'readout': ('readout', lambda spec: True),
     'norm': ('vector', lambda spec: spec.part == NORM),
+    'stream': ('vector', lambda spec: spec.part == STREAM),
     'scalar': ('vector', lambda spec: not {*spec.axes} - {LAYER}),
     'vector': ('vector', lambda spec: True),
 }
@@ -32,6 +33,7 @@ GROUPS: Mapping[str, tuple[str, str]] = {
     'tables': ('other tables', OTHERS),
     'readout': ('the readout', OTHERS),
     'norm': ('gains and biases of norms', OTHERS),
+    'stream': ('factors of the residual stream', OTHERS),
     'scalar': ('single numbers', OTHERS),
     'vector': ('biases and other vectors', OTHERS),
     'router': ('routers of experts', HIDDEN),

@@ -23,12 +23,15 @@ BATCH = ('data', 'fsdp', 'expert')  # shard the rows of a batch
 # With the last side it uses an all-reduce of the whole gradient.
 PARAMETERS: Mapping[str, tuple[str, ...]] = {
     'basis': ('fsdp',),
+    'coefficient': (),
     'embed': ('fsdp',),
     'expert': ('expert',),
     'factor': (),
+    'gate_features': (),
     'group': (),
     'head_dim': (),
     'heads': ('tensor', 'fsdp'),
+    'kv_features': (),
     'kv_heads': ('tensor', 'fsdp'),
     'layer': (),
     'long_side': ('fsdp',),
@@ -40,6 +43,10 @@ PARAMETERS: Mapping[str, tuple[str, ...]] = {
     'router': (),
     'short_side': ('fsdp',),
     'tap': (),
+    'source': (),
+    'stream': (),
+    'table': (),
+    'token': ('tensor', 'fsdp'),
     'vocab': ('tensor', 'fsdp'),
 }
 

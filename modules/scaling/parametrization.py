@@ -19,13 +19,13 @@ from typing import Annotated, Any
 
 from modules.facts import accept_any, row_decorator
 from modules.options import Option
-from modules.params import LAYER, NORM, ParamSpec
+from modules.params import LAYER, NORM, STREAM, ParamSpec
 
 WIDTH, DEPTH = 'width', 'depth'
 # The family of updates with the norm of their matrix (optim.match_norm), whatever the optimizer:
 # their learning rate is a share of the matrix.
 RELATIVE = 'relative'
-WIDTH_AXES = ('embed', 'head_dim', 'heads', 'kv_heads', 'mlp', 'qk_features')
+WIDTH_AXES = ('embed', 'head_dim', 'heads', 'kv_features', 'kv_heads', 'mlp', 'qk_features')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Scaling:
 
 def writes_to_stream(spec: ParamSpec) -> bool:
     """Whether it is the last matrix of attention or of an MLP, or its bias."""
-    if spec.part == NORM or spec.axes[-1:] != ('embed',) or LAYER not in spec.axes:
+    if spec.part in (NORM, STREAM) or spec.axes[-1:] != ('embed',) or LAYER not in spec.axes:
         return False
     return spec.role == 'vector' or (spec.role == 'hidden' and 'embed' not in spec.fan_in)
 

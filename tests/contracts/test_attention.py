@@ -1,4 +1,4 @@
-"""Contract: attention layers and reparametrisations with all of their options.
+"""Contract: attention layers, residual streams and reparametrisations with all of their options.
 
 A row is two blocks with every option of a layer at once, or a layer with state. Mapped and scanned
 runs equal a run that is single, unrolled and sharded over eight devices; a restored state continues
@@ -31,7 +31,36 @@ from tests.helpers import (
 
 STEPS = 2
 BASE = {'data.mask_documents': True, 'optim.lr': 0.01, 'train.microbatches': 1}
-ROWS = {
+# Each stream, each with one of the ways to add values of other layers or tables.
+STREAM_ROWS = {
+    'attention_residual': {
+        'model.stream': 'attention_residual',
+        'attention.value_residual': 'learned',
+    },
+    'depth_sums': {
+        'model.stream': 'attention_residual',
+        'model.depth_sums': 2,
+        'attention.value_residual': 'constant',
+    },
+    'dense_former': {'model.stream': 'dense_former', 'model.placement': 'peri'},
+    'hyper_connections': {
+        'model.stream': 'hyper_connections',
+        'model.n_streams': 2,
+        'attention.value_embeddings': True,
+        'model.n_kv_heads': 1,
+    },
+    'mhc': {
+        'model.stream': 'mhc',
+        'attention.value_residual': 'learned',
+        'attention.value_embeddings': True,
+    },
+    'x0_scalars': {
+        'model.stream': 'x0_scalars',
+        'model.embedding_norm': 'rmsnorm',
+        'model.attention': 'linear',
+    },
+}
+ROWS = STREAM_ROWS | {
     'softmax': ATTENTION_OPTIONS[0],
     'l2': {'model.attention': 'l2', 'model.position': 'alibi'},
     'linear': {'model.attention': 'linear', 'attention.gate': 'headwise'},

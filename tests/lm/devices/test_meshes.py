@@ -48,6 +48,12 @@ MODELS = {
         'loss.token_weights': '1 0.5:0, 1',
         'loss.chunk': 32,
     },
+    'streams': {
+        'model.stream': 'mhc',
+        'attention.value_residual': 'learned',
+        'attention.value_embeddings': True,
+    },
+    'attention residuals': {'model.stream': 'attention_residual'},
     'experts by rows': {'model.mlp': 'moe', 'mlp.n_experts': 4, 'mlp.capacity_over': 'row'},
 }
 MESHES = [
@@ -68,6 +74,8 @@ PAIRS = [
     ('experts by rows', {'fsdp': 8}),
     ('ragged experts', {'data': 2, 'fsdp': 2, 'tensor': 2}),
     ('ragged experts', {'data': 2, 'context': 4}),
+    ('streams', {'data': 2, 'fsdp': 2, 'tensor': 2}),
+    ('attention residuals', {'fsdp': 2, 'context': 4}),
 ]
 
 

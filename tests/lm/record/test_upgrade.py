@@ -67,6 +67,7 @@ def test_other_fields_are_unchanged():
         'model.qkv_bias': False,
         'model.mlp_bias': False,
         'model.readout': 'learned',
+        'model.stream': 'plain',
         **dict.fromkeys(
             ('model.dropout', 'model.attention_dropout', 'model.embedding_dropout'), 0.0
         ),

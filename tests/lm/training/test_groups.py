@@ -52,8 +52,9 @@ def find_groups(config):
 
 def test_each_parameter_is_in_one_group():
     """By its declaration: a router is apart from matrices, positions from words."""
-    by_path = find_groups(tiny_config(MOE))
+    by_path = find_groups(tiny_config(MOE | {'model.stream': 'mhc'}))
     assert {*by_path.values()} == {*GROUPS, HIDDEN} - {'others', 'scalar'}
+    assert by_path['layers/mlp_stream_mix_scale'] == 'stream'
     assert by_path['embedding'] == 'embedding' and by_path['readout'] == 'readout'
     last_names = {path.rpartition('/')[2]: group for path, group in by_path.items()}
     expected = {'router': 'router', 'query': HIDDEN, 'scale': 'norm', 'router_bias': 'vector'}
@@ -184,7 +185,7 @@ def test_unset_rates_follow_their_parents():
         'others': 0.25,
         'norm': 3.0,
         'readout': 2.0,
-        **dict.fromkeys(('embedding', 'tables', 'scalar', 'vector'), 0.25),
+        **dict.fromkeys(('embedding', 'tables', 'stream', 'scalar', 'vector'), 0.25),
     }
 
 
