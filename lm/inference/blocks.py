@@ -53,7 +53,7 @@ def iterate_blocks(learner: Learner, variables: dict[str, Any]) -> Iterator[Bloc
     recipe, first = learner.recipe, 1
     options = recipe.attention.options
     carriers = ['attention.value_residual'] if carries_values(recipe) else []
-    carriers += ['attention.value_embeddings'] if options['value_embeddings'] else []
+    carriers += ['attention.value_embeddings'] if options.get('value_embeddings') else []
     if not recipe.stream.row.is_plain:
         carriers.append(str(recipe.stream))
     if carriers:

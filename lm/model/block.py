@@ -104,7 +104,7 @@ def stream_site(module: nn.Module, name: str, block: jax.Array | float = 0.0) ->
 
 def carries_values(recipe: Recipe) -> bool:
     """Returns whether blocks pass on the values of the first attention layer."""
-    return recipe.attention.options['value_residual'] != 'none'
+    return recipe.attention.options.get('value_residual', 'none') != 'none'
 
 
 def init_carry(recipe: Recipe, streams: Any, tokens_shape: tuple[int, ...]) -> Any:

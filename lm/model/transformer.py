@@ -159,7 +159,7 @@ class Transformer(nn.Module):
         Every second block has a table, the last one included. The others get zeros.
         """
         recipe, blocks = self.recipe, self.recipe.model.n_layers
-        if not recipe.attention.options['value_embeddings']:
+        if not recipe.attention.options.get('value_embeddings', False):
             return None
         width = recipe.head_dim * cast(int, recipe.model.n_kv_heads)
         tables = [block for block in range(blocks) if block % 2 == (blocks - 1) % 2]

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
-from modules.attention.base import CACHE, QKV, MultiHead, swap_heads
+from modules.attention.base import CACHE, QKV, MultiHead, ValueSources, swap_heads
 from modules.kernels.attention.base import repeat_kv_heads
 from modules.kernels.recurrence.chunked import CHUNK
 from modules.kernels.rms_norm import reference as rms_norm
@@ -95,8 +95,11 @@ class GatedLinearAttention(MultiHead):
     The state is computed in float32 or wider, with the kernels of `kernels.recurrence`.
     """
 
-    # Drops the option of `MultiHead`: the gate of these layers is a SiLU, behind a norm.
+    # Drops options of `MultiHead`: the gate of these layers is a SiLU, behind a norm, and their
+    # values may have another width than those of other layers and of tables.
     gate: str = 'none'
+    value_residual: str = 'none'
+    value_embeddings: bool = False
     output_gate: Annotated[
         str,
         Option('gate of the normalized output of a recurrence', choices=('silu', 'none')),
@@ -147,7 +150,7 @@ class GatedLinearAttention(MultiHead):
         return state + min(CHUNK, length) * (over_keys + over_values * options['expand_value']) / 4
 
     @nn.compact
-    def __call__(self, x_BTD, sequence: Sequence):
+    def __call__(self, x_BTD, sequence: Sequence, values: ValueSources | None = None):
         d_model, value_dim = x_BTD.shape[-1], self.expand_value * self.head_dim
         x_BTD = prepare_input(self, 'input', x_BTD, matmul=self.kernels.matmul, dtype=self.dtype)
         q_BNTK = self.normalize_heads(
