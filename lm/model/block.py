@@ -69,12 +69,6 @@ def make_norm(
     return part.build(axis=axis, name=name, **wiring)
 
 
-def block_groups(recipe: Recipe) -> list[Blocks]:
-    """Returns the blocks in order, grouped by equal structure."""
-    placement = recipe.placement
-    return placement.row.blocks(recipe.model.n_layers, **placement.options)
-
-
 def record_stream(module: nn.Module, name: str, streams: Any) -> Any:
     """Shards the streams, and records the first, [B, T, D], as an activation.
 
