@@ -79,7 +79,7 @@ def _describe(kind: Recipe, number: int) -> dict[str, Any]:
     if described.get('attention.rope_scaling') == 'none':
         unread = {f'attention.{name}' for name in SCALINGS_BY_OPTION}
         described = {path: value for path, value in described.items() if path not in unread}
-    if base is None or (every and number % every == 0):  # without rope, its options do nothing
+    if every and number % every == 0:  # without rope, its options do nothing
         read = {f'{kind.position.section}.{name}' for name in position}
         described = {path: value for path, value in described.items() if path not in read}
         base, described['model.position'] = None, 'none'

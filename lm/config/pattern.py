@@ -86,7 +86,9 @@ class Item:
 
 def _check_options(section: str, row: Any, name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the options by path; `row` may be None if there are none."""
-    checked = check_inline_options(PATTERN, row, name, options) if options else {}
+    declared = declared_options(row) if options else {}
+    values = {n: v for n, v in options.items() if v is not None or n not in declared}
+    checked = check_inline_options(PATTERN, row, name, values)
     return {f'{section}.{option}': checked.get(option) for option in options}
 
 

@@ -14,6 +14,7 @@ import pytest
 from flax.traverse_util import unflatten_dict
 
 from eval.convert.patterns import stack_layers
+from lm.config.resolve import update_recipe
 from lm.inference.blocks import iterate_blocks, make_sequence, select_blocks
 from lm.inference.decoding import extend, init_cache
 from lm.inference.probes import join_blocks, observe, split_blocks
@@ -221,7 +222,7 @@ def test_documents_are_independent():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize('changes', [{'model.scan_layers': False}, {'model.remat': 'all'}])
+@pytest.mark.parametrize('changes', [{'model.scan_layers': False}, {'model.remat': 'dots'}])
 def test_scan_and_remat_keep_a_step(changes):
     base = HYBRID | {PATTERN: 'linear+softmax/moe:router_noise=0.0', 'model.n_layers': 5}
     config, other = checked_config(base), checked_config(base | changes)
@@ -235,8 +236,6 @@ def test_scan_and_remat_keep_a_step(changes):
 @pytest.mark.full
 def test_equal_items_have_the_step_of_a_model_without_pattern():
     """As text, also if the pattern is set in a recipe that nothing resolves again."""
-    from lm.config.resolve import update_recipe
-
     config = checked_config({'model.scan_layers': True, 'model.n_layers': 8})
     again = update_recipe(config, {PATTERN: 'softmax*3+softmax'})
     assert again.model.pattern and not again.is_mixed
