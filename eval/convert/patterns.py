@@ -18,7 +18,7 @@ from modules.positions import SCALINGS_BY_OPTION
 
 WINDOW, BASE = 'attention.window', 'attention.rope_base'
 # Options that say which layers have another window, base or none.
-WHERE = ('window', 'full_every', 'full_at', 'rope_base', 'rope_local_base', 'no_rope_every')
+LAYER_OPTIONS = ('window', 'full_every', 'full_at', 'rope_base', 'rope_local_base', 'no_rope_every')
 
 
 def merge_kinds(recipe: Recipe) -> Recipe:
@@ -32,13 +32,15 @@ def merge_kinds(recipe: Recipe) -> Recipe:
     effects = [_describe(kind, number) for number, kind in enumerate(layers, 1)]
     is_full_L = [effect[WINDOW] is None for effect in effects]
     turns_L = [effect[BASE] is not None for effect in effects]
-    changes: dict[str, Any] = dict.fromkeys(f'attention.{name}' for name in WHERE) | {PATTERN: None}
+    changes: dict[str, Any] = dict.fromkeys(f'attention.{name}' for name in LAYER_OPTIONS) | {
+        PATTERN: None
+    }
     windows = [effect[WINDOW] for effect in effects if effect[WINDOW] is not None]
     if windows:
         changes[WINDOW] = windows[0]
     if windows and any(is_full_L):
-        every, place = _find_period(is_full_L)
-        changes |= {'attention.full_every': every, 'attention.full_at': place}
+        n, place = _find_period(is_full_L)
+        changes |= {'attention.full_every': n, 'attention.full_at': place}
     if any(turns_L) and not all(turns_L):
         changes['attention.no_rope_every'] = _find_period([not turns for turns in turns_L])[0]
     bases = {full: e[BASE] for full, e in zip(is_full_L, effects, strict=True) if e[BASE]}
@@ -69,19 +71,19 @@ def _describe(kind: Recipe, number: int) -> dict[str, Any]:
     attention, position = kind.attention.options, kind.position.options
     for part in (kind.attention, kind.mlp, kind.position):
         described[part.path] = part.name
-        options = {name: value for name, value in part.options.items() if name not in WHERE}
+        options = {name: value for name, value in part.options.items() if name not in LAYER_OPTIONS}
         described |= {f'{part.section}.{name}': value for name, value in options.items()}
     full = is_full(number, **attention)
     described[WINDOW] = None if full else attention.get('window')
-    base, every = position.get('rope_base'), position.get('no_rope_every')
+    base, period = position.get('rope_base'), position.get('no_rope_every')
     if position.get('rope_local_base') is not None and not full:
         base, described['attention.rope_scaling'] = position['rope_local_base'], 'none'
     if described.get('attention.rope_scaling') == 'none':
         unread = {f'attention.{name}' for name in SCALINGS_BY_OPTION}
         described = {path: value for path, value in described.items() if path not in unread}
-    if every and number % every == 0:  # without rope, its options do nothing
-        read = {f'{kind.position.section}.{name}' for name in position}
-        described = {path: value for path, value in described.items() if path not in read}
+    if period and number % period == 0:  # without rope, its options do nothing
+        position_paths = {f'{kind.position.section}.{name}' for name in position}
+        described = {path: value for path, value in described.items() if path not in position_paths}
         base, described['model.position'] = None, 'none'
     return described | {BASE: base}
 

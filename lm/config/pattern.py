@@ -93,14 +93,14 @@ def _check_options(section: str, row: Any, name: str, options: Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class Pattern:
+class BlockPattern:
     """The items that are repeated over the depth, and the last ones; each stands for one block."""
 
     period: tuple[Item, ...]
     last: tuple[Item, ...] = ()
 
 
-def parse_pattern(text: str) -> Pattern:
+def parse_pattern(text: str) -> BlockPattern:
     """Parses model.pattern; spaces do not matter.
 
     Raises ValueError for another form, and for unknown names, with the nearest.
@@ -114,8 +114,8 @@ def parse_pattern(text: str) -> Pattern:
             f'{sweep_flag({PATTERN: ("linear*3+softmax", "linear+softmax")})}'
         )
     parts = [period, *([last] if bar else [])]
-    items = [tuple(item for part in p.split('+') for item in _parse_item(part)) for p in parts]
-    return Pattern(*items)
+    entries = [tuple(entry for part in p.split('+') for entry in _parse_item(part)) for p in parts]
+    return BlockPattern(*entries)
 
 
 def _parse_item(text: str) -> list[Item]:

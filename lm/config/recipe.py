@@ -23,7 +23,7 @@ from lm.config.fields import (
 )
 from lm.config.groups import OPTIMIZER, OPTIMIZER_OPTIONS, find_setting
 from lm.config.other_programs import replacement_hint
-from lm.config.pattern import ITEM_FIELDS, Item, Pattern, parse_pattern, tile
+from lm.config.pattern import ITEM_FIELDS, BlockPattern, Item, parse_pattern, tile
 from modules import options
 from modules.kernels import OPERATIONS
 from modules.losses import AUXILIARIES
@@ -164,15 +164,15 @@ class Recipe:
 
     def _item_parts(self) -> Iterator[Part]:
         """Yields the parts of each item of the pattern; options that the item sets are inline."""
-        for item, kind in self._kinds_by_item if self.pattern is not None else ():
-            changes = item.changes(self.model)
+        for entry, kind in self._kinds_by_item if self.pattern is not None else ():
+            changes = entry.changes(self.model)
             for field in ITEM_FIELDS:
                 part = vars(kind)[field.partition('.')[2]]
                 inline = {n: v for n, v in part.options.items() if part.option_path(n) in changes}
                 yield dataclasses.replace(part, inline=inline)
 
     @functools.cached_property
-    def pattern(self) -> Pattern | None:
+    def pattern(self) -> BlockPattern | None:
         """The parsed model.pattern, or None."""
         return None if self.model.pattern is None else parse_pattern(self.model.pattern)
 
@@ -181,10 +181,10 @@ class Recipe:
         """The different items of the pattern, each with the recipe of its blocks."""
         if self.pattern is None:
             return []
-        items = {item.text: item for item in self.pattern.period + self.pattern.last}
+        entries = {entry.text: entry for entry in self.pattern.period + self.pattern.last}
         return [
-            (item, build_recipe(update_config(self.config, item.changes(self.model))))
-            for item in items.values()
+            (entry, build_recipe(update_config(self.config, entry.changes(self.model))))
+            for entry in entries.values()
         ]
 
     @functools.cached_property
@@ -196,9 +196,9 @@ class Recipe:
         if self.pattern is None:
             return {'': self}
         kinds: dict[str, Recipe] = {}
-        for item, kind in self._kinds_by_item:
+        for entry, kind in self._kinds_by_item:
             if kind not in kinds.values():  # other words may mean the same blocks
-                kinds[item.text] = kind
+                kinds[entry.text] = kind
         return kinds
 
     @functools.cached_property
@@ -209,7 +209,7 @@ class Recipe:
         """
         if self.pattern is None:
             return (self,), self.model.n_layers, ()
-        kinds = {item.text: kind for item, kind in self._kinds_by_item}
+        kinds = {entry.text: kind for entry, kind in self._kinds_by_item}
         period, last = (
             [kinds[i.text] for i in p] for p in (self.pattern.period, self.pattern.last)
         )
@@ -218,8 +218,8 @@ class Recipe:
     @property
     def layers(self) -> tuple['Recipe', ...]:
         """The recipe of each block, from the first to the last."""
-        period, count, rest = self.tiles
-        return period * count + rest
+        period, count, remainder = self.tiles
+        return period * count + remainder
 
     @property
     def is_mixed(self) -> bool:

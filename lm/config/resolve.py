@@ -276,8 +276,8 @@ def identity(recipe: Recipe) -> dict[str, Any]:
     if recipe.is_mixed:
         # Rows and options of items are named with their blocks, wherever the config sets them.
         differing = {path: v for path, v in differing.items() if path not in ITEM_FIELDS}
-        period, _, rest = recipe.tiles
-        differing[PATTERN] = [[*map(_describe_kind, kinds)] for kinds in (period, rest)]
+        period, _, remainder = recipe.tiles
+        differing[PATTERN] = [[*map(_describe_kind, kinds)] for kinds in (period, remainder)]
     for part in recipe.parts:
         if recipe.is_mixed and part.path in ITEM_FIELDS:
             continue

@@ -64,17 +64,17 @@ def check_kinds(recipe: Recipe, check_kind: Callable[[Recipe], None]) -> None:
     Raises its ValueError, with the item of model.pattern if it does not concern all of them.
     """
     errors = {}
-    for item, kind in recipe.kinds.items():
+    for entry, kind in recipe.kinds.items():
         try:
             check_kind(kind)
         except ValueError as error:
-            errors[item] = error
+            errors[entry] = error
     if not errors:
         return
-    item, error = next(iter(errors.items()))
+    entry, error = next(iter(errors.items()))
     if len(errors) == len(recipe.kinds) and len({*map(str, errors.values())}) == 1:
         raise error
-    raise ValueError(f'{PATTERN}, item {item}: {error}') from None
+    raise ValueError(f'{PATTERN}, item {entry}: {error}') from None
 
 
 def _check_pattern(recipe: Recipe) -> None:
@@ -96,8 +96,8 @@ def _check_pattern(recipe: Recipe) -> None:
             )
     tables = {kind.position.row.table for kind in recipe.kinds.values()}
     if len(tables) > 1:
-        (item,) = [i for i, k in recipe.kinds.items() if k.position.row.table][:1]
-        kind = recipe.kinds[item]
+        (entry,) = [i for i, k in recipe.kinds.items() if k.position.row.table][:1]
+        kind = recipe.kinds[entry]
         raise ValueError(
             f'{kind.position} is added to the embeddings, so that all blocks have it, but in '
             f'{pattern} only some have. Choose it for all items or for none.'

@@ -48,8 +48,8 @@ def list_attention_kernels(recipe: Recipe, kernels: Kernels) -> dict[str, str]:
     Without a pattern, the item is ''. `kernels` are those of the model.
     """
     return {
-        item: kind_kernels(recipe, kind, kernels).kernel_name('attention')
-        for item, kind in recipe.kinds.items()
+        entry: kind_kernels(recipe, kind, kernels).kernel_name('attention')
+        for entry, kind in recipe.kinds.items()
         if kind.attention.row.has_scores
     }
 

@@ -74,10 +74,10 @@ def block_groups(recipe: Recipe) -> list[Group]:
             groups.append(Group(blocks.name, blocks.count, (stack,)))
             first += blocks.count
         return groups
-    (blocks,), (period, count, rest) = placed, recipe.tiles
+    (blocks,), (period, count, remainder) = placed, recipe.tiles
     groups = [_repeat(blocks, blocks.name, period, count, 1)]
-    if rest:
-        groups.append(_repeat(blocks, f'{blocks.name}_last', rest, 1, 1 + count * len(period)))
+    if remainder:
+        groups.append(_repeat(blocks, f'{blocks.name}_last', remainder, 1, 1 + count * len(period)))
     return groups
 
 

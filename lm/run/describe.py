@@ -71,10 +71,10 @@ def print_description(journal: Journal) -> None:
         f'relative to {experiment.peak / 1e12:.3f} TFLOP/s ({experiment.peak_source})'
     )
     names = list_attention_kernels(journal.recipe, learner.model.kernels)
-    for item, kind in journal.recipe.kinds.items():
+    for entry, kind in journal.recipe.kinds.items():
         if reason := select_fused_attention(kind, experiment.platform)[1]:
-            place = f' in the blocks {item}' * bool(item)
-            terminal.say(f'NOTE: kernels.attention=auto is {names[item]} here{place}: {reason}')
+            place = f' in the blocks {entry}' * bool(entry)
+            terminal.say(f'NOTE: kernels.attention=auto is {names[entry]} here{place}: {reason}')
     mesh_notes = list_mesh_notes(journal.recipe, experiment.mesh, experiment.vocab_size)
     for note in (*list_code_notes(journal), *list_run_notes(journal), *mesh_notes):
         terminal.say(f'NOTE: {note}')
@@ -161,7 +161,7 @@ def list_config_notes(recipe: Recipe) -> list[str]:
         'statistics.'
         for name, leak in sorted(leaks.items())
     ]
-    notes += _list_rest(recipe)
+    notes += _list_remainder(recipe)
     notes += _list_unreached(recipe)
     if recipe.train.trainable != 'all' and not recipe.train.init_from:
         notes.append(
@@ -183,16 +183,16 @@ def list_sweep_notes(recipes: Sequence[Recipe]) -> list[str]:
     return [note if n == runs else f'{n} of {runs} runs: {note}' for note, n in counts.items()]
 
 
-def _list_rest(recipe: Recipe) -> Iterator[str]:
+def _list_remainder(recipe: Recipe) -> Iterator[str]:
     """Yields a note on blocks behind the last whole period of model.pattern."""
-    period, count, rest = recipe.tiles
-    if rest:
-        items = {kind: item for item, kind in recipe.kinds.items()}
+    period, count, remainder = recipe.tiles
+    if remainder:
+        entries = {kind: entry for entry, kind in recipe.kinds.items()}
         n, first = recipe.model.n_layers, count * len(period) + 1
         places = f'block {n} is' if first == n else f'blocks {first} to {n} are'
         yield (
             f'model.pattern: {count} times {len(period)} blocks, and {places} '
-            f'{"+".join(items[kind] for kind in rest)}'
+            f'{"+".join(entries[kind] for kind in remainder)}'
         )
 
 

@@ -46,8 +46,7 @@ def test_kinds_become_options_by_layer():
     }
     without = {'rope_base': 10_000.0, 'no_rope_every': 4}
     assert merged_options('softmax*3+softmax:position=none') == without
-    both = merged_options('softmax:window=3*3+softmax:position=none')
-    assert both == full | without
+    assert merged_options('softmax:window=3*3+softmax:position=none') == full | without
     yarn = {'attention.rope_scaling': 'yarn', 'attention.rope_factor': 2.0}
     assert merged_options(
         'softmax:window=3,rope_base=50.0,rope_scaling=none,rope_factor=None*3+softmax', yarn
@@ -123,8 +122,8 @@ def test_checkpoint_is_loaded_converted_and_continued(tmp_path):
     tokens = tiny_batch(rows=2)['tokens'][:, :-1]
     logits = source.logits(tokens)
     folded = fold_checkpoint(source, 'none')
-    rest = source.tokenizer, source.step, source.meta
-    write_workdir(tmp_path / 'folded', folded.recipe, folded.weights, *rest)
+    metadata = source.tokenizer, source.step, source.meta
+    write_workdir(tmp_path / 'folded', folded.recipe, folded.weights, *metadata)
     again = load(tmp_path / 'folded')
     assert again.recipe.model.reparam == 'none' and again.recipe.is_mixed
     np.testing.assert_allclose(again.logits(tokens), logits, rtol=1e-4, atol=1e-5)

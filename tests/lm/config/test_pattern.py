@@ -32,8 +32,8 @@ def test_items_repeat_over_depth():
     period = [linear, linear, softmax]
     assert names(recipe) == [*period, *period, linear, ('l2', 'dense', 'rope')]
     assert [k.attention.options.get('window') for k in recipe.layers[2:4]] == [3, None]
-    period, count, rest = recipe.tiles
-    assert (len(period), count, len(rest)) == (3, 2, 2)
+    period, count, remainder = recipe.tiles
+    assert (len(period), count, len(remainder)) == (3, 2, 2)
     assert [part.name for part in recipe.auxiliaries] == ['balance_loss']
 
 
@@ -52,8 +52,8 @@ def test_items_repeat_over_depth():
     ],
 )
 def test_period_is_shortest_and_rest_is_prefix(period, last, length, expected):
-    shortest, count, rest = tile(period, last, length)
-    assert (''.join(shortest), count, ''.join(rest)) == expected
+    shortest, count, remainder = tile(period, last, length)
+    assert (''.join(shortest), count, ''.join(remainder)) == expected
 
 
 @pytest.mark.parametrize(
@@ -91,8 +91,8 @@ def test_options_are_read_by_items():
     text = 'softmax:window=2+softmax:window=4'
     with pytest.raises(ValueError, match=r'attention.window=3 is not used by this config'):
         tiny_config({PATTERN: text, 'attention.window': 3})
-    kept = tiny_config({PATTERN: 'softmax+softmax:window=None', 'attention.window': 3})
-    assert [k.attention.options['window'] for k in kept.layers] == [3, None]
+    recipe = tiny_config({PATTERN: 'softmax+softmax:window=None', 'attention.window': 3})
+    assert [k.attention.options['window'] for k in recipe.layers] == [3, None]
     with pytest.raises(ValueError, match=r'n_experts=3 is not used .*model.pattern=linear\*3'):
         tiny_config(HYBRID | {'mlp.n_experts': 3})
     tiny_config(HYBRID | {PATTERN: 'linear/moe+softmax', 'mlp.n_experts': 3})
@@ -175,8 +175,8 @@ def test_kernel_is_chosen_for_each_kind():
     assert (
         kind_kernels(recipe, recipe.kinds['softmax'], kernels).kernel_name('attention') == 'splash'
     )
-    alone = checked_config()
-    assert kind_kernels(alone, *alone.kinds.values(), kernels) is kernels
+    uniform = checked_config()
+    assert kind_kernels(uniform, *uniform.kinds.values(), kernels) is kernels
 
 
 def test_rest_is_stated():
@@ -192,4 +192,4 @@ def test_parsing_keeps_items():
     assert (linear.attention, linear.mlp, linear.position) == ('linear', None, None)
     assert softmax.options == {'window': 3, 'sinks': 'learned'}
     assert (softmax.mlp, softmax.mlp_options) == ('moe', {'n_experts': 2})
-    assert [item.text for item in pattern.last] == ['l2']
+    assert [entry.text for entry in pattern.last] == ['l2']

@@ -81,14 +81,14 @@ def lower_forward(changes):
     return jax.jit(learner.model.apply).lower(variables, TOKENS).as_text()
 
 
-@pytest.mark.parametrize(('layers', 'rest'), [(8, 0), (10, 2)])
-def test_names_and_shapes(layers, rest):
+@pytest.mark.parametrize(('layers', 'n_last'), [(8, 0), (10, 2)])
+def test_names_and_shapes(layers, n_last):
     """Parameters are stacked by their place in the period; each has the matrices of its kind."""
     changes = HYBRID | {'model.n_layers': layers, PATTERN: 'linear/moe*3+softmax'}
     learner = tiny_learner(checked_config(changes))
     shapes = {p: x.shape for p, x in named_leaves(learner.description.used_shapes).items()}
     axes = {p: spec.axes[0] for p, spec in named_leaves(learner.description.used_specs).items()}
-    for name, count, places in (('layers', 2, 4), ('layers_last', 1, rest)):
+    for name, count, places in (('layers', 2, 4), ('layers_last', 1, n_last)):
         blocks = {path.split('/')[1] for path in shapes if path.startswith(f'{name}/')}
         assert blocks == {f'block_{place + 1}' for place in range(places)}
         for block in blocks:
@@ -132,13 +132,13 @@ def test_blocks_equal_those_of_models_of_one_kind():
     learner, variables = build(HYBRID | {PATTERN: text, 'model.placement': 'layernorm_scaling'})
     _, activations = observe(learner, initial_state(learner.recipe).weights, TOKENS)
     base = {'model.n_layers': LAYERS, 'model.placement': 'layernorm_scaling'}
-    alone = {
+    uniform = {
         True: base | {'model.attention': 'linear', 'model.mlp': 'moe'},
         False: base | {'model.position': 'none'},
     }
     x_BTD, sequence = activations['embedding'], whole_rows(TOKENS.shape[1])
     for i, block in enumerate(iterate_blocks(learner, variables)):
-        config = checked_config(alone[i % 3 != 2])
+        config = checked_config(uniform[i % 3 != 2])
         (group,) = block_groups(config)
         module = Block(config, tiny_model(config).kernels, group.stacks[0].group)
         x_BTD = module.apply(block.variables, x_BTD, jnp.float32(i + 1), sequence)[0]
@@ -154,13 +154,13 @@ def test_program_has_one_scan_for_each_group():
     def count(text):
         return len(re.findall('stablehlo.while', text)), len(re.findall('dot_general', text))
 
-    (whiles, products), alone = count(texts[8]), count(lower_forward({'model.scan_layers': True}))
+    (whiles, products), single = count(texts[8]), count(lower_forward({'model.scan_layers': True}))
     assert count(texts[16]) == (whiles, products)
-    # `alone` has a block and the readout.
-    assert alone[0] >= 1 and products - 1 == 4 * (alone[1] - 1)
-    inner = alone[0] - 1  # loops of a block
+    # `single` has a block and the readout.
+    assert single[0] >= 1 and products - 1 == 4 * (single[1] - 1)
+    inner = single[0] - 1  # loops of a block
     assert whiles == 1 + 4 * inner
-    assert count(texts[10]) == (2 + 6 * inner, 1 + 6 * (alone[1] - 1))
+    assert count(texts[10]) == (2 + 6 * inner, 1 + 6 * (single[1] - 1))
 
 
 def test_flops_are_those_of_the_kinds():
@@ -225,10 +225,10 @@ def test_documents_are_independent():
 @pytest.mark.parametrize('changes', [{'model.scan_layers': False}, {'model.remat': 'dots'}])
 def test_scan_and_remat_keep_a_step(changes):
     base = HYBRID | {PATTERN: 'linear+softmax/moe:router_noise=0.0', 'model.n_layers': 5}
-    config, other = checked_config(base), checked_config(base | changes)
+    config, changed = checked_config(base), checked_config(base | changes)
     state, batch = initial_state(config), packed_batch()
     after, metrics = train_step(config)(state, batch, make_hyper(config))
-    again, same = train_step(other)(state, batch, make_hyper(other))
+    again, same = train_step(changed)(state, batch, make_hyper(changed))
     np.testing.assert_allclose(metrics['loss'], same['loss'], rtol=1e-5)
     assert_trees_close(after.params, again.params, rtol=1e-3, atol=1e-4)
 
@@ -336,8 +336,8 @@ def test_a_step_with_other_parts(changes):
     _, metrics = train_step(config)(initial_state(config), packed_batch(), make_hyper(config))
     assert np.isfinite(metrics['loss'])
     ours = named_leaves(tiny_learner(config).description.scalings)
-    alone = checked_config({'model.attention': 'linear', 'model.n_layers': 5} | changes)
-    for path, scaling in named_leaves(tiny_learner(alone).description.scalings).items():
+    uniform = checked_config({'model.attention': 'linear', 'model.n_layers': 5} | changes)
+    for path, scaling in named_leaves(tiny_learner(uniform).description.scalings).items():
         if path.startswith('layers/'):
             assert ours[path.replace('layers/', 'layers/block_2/')] == scaling, path
 
