@@ -44,8 +44,9 @@ PATTERN = 'model.pattern'
 LAYERS = 10  # two periods and a rest
 HYBRID = {PATTERN: 'linear*3+softmax', 'model.n_layers': LAYERS, 'model.scan_layers': True}
 WINDOWS = HYBRID | {PATTERN: 'softmax:window=3,rope_base=50.0*3+softmax'}
+WINDOWS |= {'attention.no_rope_every': 3}  # counts the blocks of the model
 BY_LAYER = {'attention.window': 3, 'attention.full_every': 4, 'attention.rope_local_base': 50.0}
-BY_LAYER |= {'model.n_layers': LAYERS, 'model.scan_layers': True}
+BY_LAYER |= {'attention.no_rope_every': 3, 'model.n_layers': LAYERS, 'model.scan_layers': True}
 TOKENS = tiny_batch(rows=2)['tokens'][:, :-1]
 
 
@@ -167,12 +168,13 @@ def test_flops_are_those_of_the_kinds():
     """Half of the blocks of each kind cost half of both models. Catches the experts of another
     kind.
     """
-    mixed = {PATTERN: 'linear/moe:n_experts=8,experts_per_token=1+softmax:window=3'}
+    experts = 'softmax:window=3/moe:experts_per_token=3'
+    mixed = {PATTERN: f'linear/moe:n_experts=8,experts_per_token=1+{experts}'}
     kinds = (
-        {'model.attention': 'linear', 'model.mlp': 'moe', 'mlp.n_experts': 8}
-        | {'mlp.experts_per_token': 1},
-        {'attention.window': 3},
+        {'model.attention': 'linear', 'mlp.n_experts': 8, 'mlp.experts_per_token': 1},
+        {'attention.window': 3, 'mlp.experts_per_token': 3},
     )
+    kinds = [{'model.mlp': 'moe'} | changes for changes in kinds]
     learners = [
         tiny_learner(checked_config({'model.n_layers': 4} | changes)) for changes in (mixed, *kinds)
     ]
