@@ -151,17 +151,17 @@ def test_error_of_all_items_names_none():
 
 
 def test_mesh_is_checked_by_item():
-    def checked(text, axis):
+    def check_text(text, axis):
         recipe = tiny_config({PATTERN: text, f'mesh.{axis}': 2, 'mesh.data': 1})
         check_devices(recipe, make_mesh(recipe.mesh))
 
     with pytest.raises(ValueError, match=r'item linear: mesh.context=2 shards the tokens'):
-        checked('linear+softmax', 'context')
+        check_text('linear+softmax', 'context')
     with pytest.raises(ValueError, match=r'mesh.expert must divide mlp.n_experts; got 2 for 3'):
-        checked('softmax+softmax/moe:n_experts=3', 'expert')
-    checked('softmax/moe+softmax', 'expert')
+        check_text('softmax+softmax/moe:n_experts=3', 'expert')
+    check_text('softmax/moe+softmax', 'expert')
     with pytest.raises(ValueError, match='has none'):
-        checked('linear+softmax', 'expert')
+        check_text('linear+softmax', 'expert')
 
 
 def test_kernel_is_chosen_for_each_kind():
