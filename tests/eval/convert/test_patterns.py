@@ -15,6 +15,7 @@ from eval.convert.patterns import merge_kinds
 from eval.load import Checkpoint, load
 from lm.config.resolve import flatten
 from lm.inference.engine import Engine, Request
+from lm.inference.sampling import Sampling
 from modules.params import named_leaves
 from tests.helpers import VOCAB, checked_config, initial_state, tiny_batch, tiny_learner
 from tests.sweep_helpers import base, cell_config, write_corpus
@@ -129,7 +130,7 @@ def test_checkpoint_is_loaded_converted_and_continued(tmp_path):
     assert again.recipe.model.reparam == 'none' and again.recipe.is_mixed
     np.testing.assert_allclose(again.logits(tokens), logits, rtol=1e-4, atol=1e-5)
     engine, row = Engine(source, slots=2), tuple(map(int, tokens[0]))
-    slot, added = engine.admit(Request(row, 3)), []
+    slot, added = engine.admit(Request(row, 3, Sampling(temperature=0))), []
     while engine.n_free < 2:
         added += engine.step()[slot].tokens
     text = [*row]
