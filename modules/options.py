@@ -11,6 +11,7 @@ import ast
 import dataclasses
 import functools
 import inspect
+import keyword
 import math
 import re
 import sys
@@ -187,8 +188,8 @@ def build_part(part: Any, option_values: Mapping[str, Any], **wiring: Any) -> An
 def parse_part(path: str, text: str) -> tuple[str, dict[str, Any]]:
     """Returns ('rmsnorm', {'scale': False}) for 'rmsnorm:scale=False'; commas separate options.
 
-    `path` is the config field of the text, such as 'model.norm'. Raises ValueError if the text has
-    another form, or a value is no Python literal.
+    A value is a Python literal, or a word, which is a string. `path` is the config field of the
+    text, such as 'model.norm'. Raises ValueError if the text has another form.
     """
     name, colon, pairs = text.partition(':')
     option_values: dict[str, Any] = {}
@@ -197,7 +198,8 @@ def parse_part(path: str, text: str) -> tuple[str, dict[str, Any]]:
         try:
             if match is None or match[1] in option_values:
                 raise ValueError
-            option_values[match[1]] = ast.literal_eval(match[2])
+            is_word = match[2].isidentifier() and not keyword.iskeyword(match[2])
+            option_values[match[1]] = match[2] if is_word else ast.literal_eval(match[2])
         except (SyntaxError, TypeError, ValueError):
             raise ValueError(
                 f'{path} must have the form NAME:OPTION=VALUE,OPTION=VALUE; got {text!r}'

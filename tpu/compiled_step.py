@@ -517,15 +517,15 @@ def computed_pair_share(recipe: Recipe, parts: int = 1) -> float:
 
     The share is the mean over layers. parts: number of devices that share the tokens of a row.
     """
-    options = recipe.attention.options
-    window = options.get('window')
     kernel = recipe.kernels.get('attention')
     blocks = BlockSizes(**kernel.options) if kernel and kernel.name == 'splash' else AUTO_SIZES
-    total = 0.0
-    for block in range(1, recipe.model.n_layers + 1):
-        layer_window = None if is_full(block, **options) else window
-        total += computed_share(recipe.data.seq_len, layer_window, parts, blocks)
-    return total / recipe.model.n_layers
+    shares = []
+    for block, kind in enumerate(recipe.layers, 1):
+        options = kind.attention.options
+        if kind.attention.row.has_scores:
+            window = None if is_full(block, **options) else options.get('window')
+            shares.append(computed_share(recipe.data.seq_len, window, parts, blocks))
+    return sum(shares) / len(shares) if shares else 0.0
 
 
 def device_rates(topology: Topology) -> Rates:

@@ -39,6 +39,7 @@ from eval.convert.import_hf import (
     param_shapes,
     recipe_for,
 )
+from eval.convert.patterns import merge_kinds, stack_layers
 from eval.load import Checkpoint, find_checkpoint
 from lm.config.recipe import Recipe
 from lm.config.resolve import flatten, resolve_config, to_dict, update_config
@@ -213,6 +214,9 @@ def build_plain_model(checkpoint: Checkpoint) -> tuple[Recipe, Params]:
     mapped = recipe.model.reparam != 'none' or recipe.scaling.name != 'standard'
     used = float64_variables(checkpoint) if mapped else jax.device_get(checkpoint.variables)
     params = {path: np.asarray(x) for path, x in named_leaves(used['params']).items()}
+    merged = merge_kinds(recipe)
+    if merged is not recipe:
+        params, recipe = stack_layers(params, recipe), merged
     head_dim, base = recipe.head_dim, base_head_dim(recipe)
     # muP divides logits by head_dim, families by sqrt(head_dim): queries absorb the ratio.
     if recipe.attention.options.get('logit_scale') == 'mup':
@@ -226,6 +230,7 @@ def build_plain_model(checkpoint: Checkpoint) -> tuple[Recipe, Params]:
 
 def build_plain_recipe(recipe: Recipe) -> Recipe:
     """Returns the recipe of a model with reparametrisation and factors merged into its weights."""
+    recipe = merge_kinds(recipe)
     scaling_fields = [path for path in flatten(recipe) if path.startswith('scaling.')]
     standard_fields = ('scaling.name', 'scaling.init_scale', 'scaling.init', 'scaling.zero_init')
     changes = reparam_removal() | dict.fromkeys({*scaling_fields} - {*standard_fields})

@@ -56,6 +56,11 @@ def export_adapter(checkpoint: Checkpoint, base: str) -> Adapter:
             f'an adapter needs model.reparam=lora; got model.reparam={recipe.model.reparam}. Use '
             'eval.convert export-hf to write the whole model.'
         )
+    if recipe.is_mixed:
+        raise ValueError(
+            f'the factors of model.pattern={recipe.model.pattern} are stored by kind of block, and '
+            'an adapter has them by layer. Use eval.convert export-hf to write the whole model.'
+        )
     (part,) = recipe.reparam
     options = part.options
     # rsLoRA divides alpha by sqrt(r), LoRA by r.

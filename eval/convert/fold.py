@@ -21,8 +21,8 @@ from lm.config.resolve import resolve_config, to_dict, update_config, update_rec
 from lm.data.tokenizers import Tokenizer
 from lm.devices.mesh import make_mesh, replicated_sharding
 from lm.launch.distributed import is_first, is_multiprocess, raise_on_all
-from lm.model.block import block_groups
 from lm.model.check import check
+from lm.model.pattern import block_groups
 from lm.model.transformer import build_model
 from lm.record.checkpoint import check_path, check_tree, state_record
 from lm.record.checkpoints import Checkpoints
@@ -188,6 +188,7 @@ def check_norms_foldable(recipe: Recipe, to: str) -> None:
     able = ', '.join(name for name, row in PLACEMENTS.items() if row.norms_before)
     placement = able if recipe.placement.row.norms_before else model.placement
     demands = {
+        'model.pattern': (model.pattern, None, 'blocks are of several kinds'),
         'model.placement': (placement, able, 'not all of its norms feed only matrices'),
         'model.stream': (model.stream, 'plain', 'its parameters read the stream without that norm'),
         'model.mlp': (model.mlp, 'dense', 'no single matrix that reads the norm can absorb it'),

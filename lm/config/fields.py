@@ -115,6 +115,9 @@ class ModelConfig:
         Choice(MLPS, 'mlp', auto=True, sows=True),
         'MLP of a block; auto: chosen by the placement',
     ] = AUTO
+    pattern: Annotated[
+        str | None, 'kinds of blocks, repeated over depth: linear*3+softmax; None: one kind'
+    ] = None
     bias: Annotated[bool, 'add biases to the matrices in the blocks'] = False
     qkv_bias: Annotated[bool, 'add biases to queries, keys and values only'] = False
     mlp_bias: Annotated[bool, 'add biases to the matrices of MLPs only'] = False

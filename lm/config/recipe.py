@@ -23,6 +23,7 @@ from lm.config.fields import (
 )
 from lm.config.groups import OPTIMIZER, OPTIMIZER_OPTIONS, find_setting
 from lm.config.other_programs import replacement_hint
+from lm.config.pattern import ITEM_FIELDS, BlockPattern, Item, parse_pattern, tile
 from modules import options
 from modules.kernels import OPERATIONS
 from modules.losses import AUXILIARIES, parse_token_weights
@@ -100,6 +101,8 @@ class Recipe:
     Attributes:
       config: the fields, as config.json has them.
       scaling: the parametrisation.
+      attention, mlp, position: of all blocks; with model.pattern, of the first block (`kinds` has
+        the others).
       auxiliaries: losses that layers sow.
       kernels: {operation: kernel} as far as the config names kernels; devices choose the others.
     """
@@ -152,11 +155,79 @@ class Recipe:
     @property
     def parts(self) -> Iterator[Part]:
         """All chosen parts, in the order of the fields; the optimizers of groups come last."""
-        for value in vars(self).copy().values():
+        by_item = {field.partition('.')[2] for field in ITEM_FIELDS if self.pattern is not None}
+        for name, value in vars(self).copy().items():
+            if name in by_item:
+                continue
             candidates = value if isinstance(value, tuple) else (value,)
             yield from (candidate for candidate in candidates if isinstance(candidate, Part))
+        yield from self._item_parts()
         yield from self.kernels.values()
         yield from (part for path, part in self.optimizers.items() if path not in CHOICES)
+
+    def _item_parts(self) -> Iterator[Part]:
+        """Yields the parts of each item of the pattern; options that the item sets are inline."""
+        for entry, kind in self._kinds_by_item if self.pattern is not None else ():
+            changes = entry.changes(self.model)
+            for field in ITEM_FIELDS:
+                part = vars(kind)[field.partition('.')[2]]
+                inline = {n: v for n, v in part.options.items() if part.option_path(n) in changes}
+                yield dataclasses.replace(part, inline=inline)
+
+    @functools.cached_property
+    def pattern(self) -> BlockPattern | None:
+        """The parsed model.pattern, or None."""
+        return None if self.model.pattern is None else parse_pattern(self.model.pattern)
+
+    @functools.cached_property
+    def _kinds_by_item(self) -> list[tuple[Item, 'Recipe']]:
+        """The different items of the pattern, each with the recipe of its blocks."""
+        if self.pattern is None:
+            return []
+        entries = {entry.text: entry for entry in self.pattern.period + self.pattern.last}
+        return [
+            (entry, build_recipe(update_config(self.config, entry.changes(self.model))))
+            for entry in entries.values()
+        ]
+
+    @functools.cached_property
+    def kinds(self) -> dict[str, 'Recipe']:
+        """The recipe of each kind of block, by its item of model.pattern.
+
+        It is that of a model with this kind alone. Without a pattern: {'': the recipe itself}.
+        """
+        if self.pattern is None:
+            return {'': self}
+        kinds: dict[str, Recipe] = {}
+        for entry, kind in self._kinds_by_item:
+            if kind not in kinds.values():  # other words may mean the same blocks
+                kinds[entry.text] = kind
+        return kinds
+
+    @functools.cached_property
+    def tiles(self) -> tuple[tuple['Recipe', ...], int, tuple['Recipe', ...]]:
+        """(the recipes of the blocks of a period, the number of periods, those of the rest).
+
+        Raises ValueError for a pattern longer than the model.
+        """
+        if self.pattern is None:
+            return (self,), self.model.n_layers, ()
+        kinds = {entry.text: kind for entry, kind in self._kinds_by_item}
+        period, last = (
+            [kinds[i.text] for i in p] for p in (self.pattern.period, self.pattern.last)
+        )
+        return tile(period, last, self.model.n_layers)
+
+    @property
+    def layers(self) -> tuple['Recipe', ...]:
+        """The recipe of each block, from the first to the last."""
+        period, count, remainder = self.tiles
+        return period * count + remainder
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether blocks are of several kinds."""
+        return len(self.kinds) > 1
 
     @functools.cached_property
     def readers(self) -> dict[str, list[Part]]:
@@ -421,7 +492,13 @@ def build_recipe(config: Config) -> Recipe:
                 for name, row in terms
             )
     sections = {name: vars(config)[name] for name in SECTIONS}
-    return Recipe(config, **sections, **attributes, kernels=kernels)
+    recipe = Recipe(config, **sections, **attributes, kernels=kernels)
+    if recipe.pattern is None:
+        return recipe
+    kinds = [*recipe.kinds.values()]
+    first = {name: vars(kinds[0])[name] for name in (f.partition('.')[2] for f in ITEM_FIELDS)}
+    sown = {part.name: part for kind in kinds for part in kind.auxiliaries}
+    return dataclasses.replace(recipe, **first, auxiliaries=tuple(sown.values()))
 
 
 def update_config(config: Config, values: Mapping[str, Any]) -> Config:

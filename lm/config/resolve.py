@@ -18,6 +18,7 @@ from lm.config.fields import CHOICES, FIELDS, Config, is_passive
 from lm.config.groups import check_settings
 from lm.config.mixture import DEFAULT_SOURCE, normalize_mixture
 from lm.config.other_programs import replacement_hint
+from lm.config.pattern import ITEM_FIELDS, PATTERN
 from lm.config.recipe import (
     SECTIONS,
     Recipe,
@@ -34,7 +35,8 @@ from modules.options import coerce_type, declared_options
 def resolve(raw: Mapping[str, Any]) -> Recipe:
     """Resolves the ConfigDict of one run, or the dict of its config.json.
 
-    'auto' becomes the name that it stands for, except for kernels, which depend on the machine.
+    'auto' becomes the name that it stands for, except for kernels, which depend on the machine. A
+    pattern of equal items becomes the fields that it stands for.
     model.dtype=auto becomes the type for CPUs unless `with_dtype` has chosen another. An option
     that is None gets the default of the parts that read it, if these agree; options of norms stay
     None, because several norms may read them.
@@ -113,6 +115,9 @@ def resolve_config(config: Config) -> Recipe:
     for path in list_unread_options(recipe):
         raise ValueError(explain_unread(path, flat[path], config))
     check_settings(flat, readers, recipe.schedule)
+    if recipe.pattern is not None and not recipe.is_mixed:  # equal blocks are no pattern
+        (recipe,) = recipe.kinds.values()
+        config, flat, readers = recipe.config, flatten(recipe), recipe.readers
     for path, parts in readers.items():
         if not FIELDS[path].is_part_option:  # a setting of a group, which is set
             continue
@@ -214,7 +219,9 @@ def explain_unread(path: str, value: Any, config: Config) -> str:
             for term in sown:
                 option, value_needed = part.auxiliary[term]
                 conditions[row] = f'{choice.section}.{option}={value_needed}'
-    chosen = ', '.join(f'{field}={flat[field]}' for field in candidates)
+    is_mixed = flat[PATTERN] is not None
+    fields = {PATTERN if is_mixed and field in ITEM_FIELDS else field: None for field in candidates}
+    chosen = ', '.join(f'{field}={flat[field]}' for field in fields)
     first = {tuple(rows): field for field, rows in reversed(candidates.items())}
     readers = ' or '.join(f'{field}={"|".join(rows)}' for rows, field in first.items())
     readers += ''.join(f' and {condition}' for condition in conditions.values())
@@ -270,11 +277,29 @@ def identity(recipe: Recipe) -> dict[str, Any]:
             path, default
         ):
             differing[path] = _strip_options(path, value)
+    if recipe.is_mixed:
+        # Rows and options of items are named with their blocks, wherever the config sets them.
+        differing = {path: v for path, v in differing.items() if path not in ITEM_FIELDS}
+        period, _, remainder = recipe.tiles
+        differing[PATTERN] = [[*map(_describe_kind, kinds)] for kinds in (period, remainder)]
     for part in recipe.parts:
+        if recipe.is_mixed and part.path in ITEM_FIELDS:
+            continue
         for name, value in part.options.items():
             if value != declared_options(part.row)[name].default:
                 differing[f'{part.path}={part.name}:{name}'] = value
     return differing
+
+
+def _describe_kind(kind: Recipe) -> dict[str, Any]:
+    """Returns the rows of the blocks of an item, and their options that differ from defaults."""
+    described = {}
+    for part in (kind.attention, kind.mlp, kind.position):
+        described[part.path] = part.name
+        for name, value in part.options.items():
+            if value != declared_options(part.row)[name].default:
+                described[f'{part.path}={part.name}:{name}'] = value
+    return described
 
 
 def _strip_options(path: str, value: Any) -> Any:

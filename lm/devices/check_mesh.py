@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 from lm.config.fields import AUTO
 from lm.config.recipe import Recipe
 from lm.devices.mesh import batch_parts, check_idle_devices, make_mesh, torus_shape
+from lm.model.check import check_kinds
 from lm.model.kernels import select_kernels
 from modules.attention import ATTENTIONS
 from modules.choices import nearest_divisor
@@ -54,7 +55,7 @@ def check_devices(recipe: Recipe, mesh: Mesh, n_processes: int = 1) -> None:
             f'mesh.fsdp={mesh.shape["fsdp"]}. Use these devices for mesh.data.'
         )
     _check_experts(recipe, mesh)
-    _check_context(recipe, mesh)
+    check_kinds(recipe, lambda kind: _check_context(kind, mesh))
     if mesh.size % n_processes:
         raise ValueError(
             f'{mesh.size} devices cannot be divided evenly among {n_processes} processes'
@@ -87,15 +88,16 @@ def _check_experts(recipe: Recipe, mesh: Mesh) -> None:
         _check_width(mesh, 'tensor', 'model.d_ff / mlp.granularity', width)
     if mesh.shape['expert'] == 1:
         return
-    n_experts = recipe.mlp.options.get('n_experts')
-    if n_experts is None:
+    sizes = [kind.mlp.options.get('n_experts') for kind in recipe.kinds.values()]
+    if not any(sizes):
         choices = [name for name, row in MLPS.items() if 'n_experts' in declared_options(row)]
         raise ValueError(
             f'mesh.expert={mesh.shape["expert"]} shards experts, but {recipe.mlp} has none. Choose '
             f'model.mlp={"|".join(choices)}, or use these devices for mesh.data.'
         )
-    _check_width(mesh, 'expert', 'mlp.n_experts', n_experts)
-    if recipe.mlp.options.get('dispatch') == 'ragged':
+    for n_experts in filter(None, sizes):
+        _check_width(mesh, 'expert', 'mlp.n_experts', n_experts)
+    if any(kind.mlp.options.get('dispatch') == 'ragged' for kind in recipe.kinds.values()):
         raise ValueError(
             'mlp.dispatch=ragged computes all experts on each device, for the tokens of the '
             f'device; got mesh.expert={mesh.shape["expert"]}. Use these devices for mesh.fsdp, or '

@@ -6,7 +6,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lm.model.block import ACTIVE, STATE, Block, block_groups, carries_values
+from lm.model.block import ACTIVE, STATE, Block, carries_values
+from lm.model.kernels import kind_kernels
+from lm.model.pattern import block_stacks, take_blocks
 from lm.training.state import Learner
 from modules.sequence import Sequence, packed_rows, whole_rows
 
@@ -27,17 +29,19 @@ def select_blocks(
     Returns:
       The variables, with the collection ACTIVE.
     """
-    active_by_group, start = {}, 0
-    for group in block_groups(learner.recipe):
-        active_by_group[group.name] = {ACTIVE: active_L[start : start + group.count]}
-        start += group.count
-    return variables | {ACTIVE: active_by_group}
+    active: dict[str, Any] = {}
+    for stack in block_stacks(learner.recipe):
+        tree = active
+        for name in stack.path.split('/'):
+            tree = tree.setdefault(name, {})
+        tree[ACTIVE] = take_blocks(stack, active_L)
+    return variables | {ACTIVE: active}
 
 
 class BlockFunction(NamedTuple):
     """A block as a function: apply(variables, number, streams, sequence) -> streams.
 
-    Blocks of a group share `apply`, which compiles once for them.
+    Equal blocks share `apply`, which compiles once for them.
     """
 
     apply: Callable[..., Any]
@@ -50,7 +54,7 @@ def iterate_blocks(learner: Learner, variables: dict[str, Any]) -> Iterator[Bloc
 
     Raises ValueError if blocks pass on more than the streams of a placement.
     """
-    recipe, first = learner.recipe, 1
+    recipe, numbered = learner.recipe, {}
     options = recipe.attention.options
     carriers = ['attention.value_residual'] if carries_values(recipe) else []
     carriers += ['attention.value_embeddings'] if options.get('value_embeddings') else []
@@ -61,22 +65,22 @@ def iterate_blocks(learner: Learner, variables: dict[str, Any]) -> Iterator[Bloc
             'a block is a function of the residual stream alone only without '
             f'{" and ".join(carriers)}, with which it also reads outputs of other layers or tables'
         )
-    for group in block_groups(learner.recipe):
-        module = Block(learner.recipe, learner.model.kernels, group)
+    for stack in block_stacks(recipe):
+        kernels = kind_kernels(recipe, stack.recipe, learner.model.kernels)
+        module = Block(stack.recipe, kernels, stack.group)
         stacked = {
-            name: variables[name][group.name]
-            for name in STATE
-            if group.name in variables.get(name, {})
+            name: subtree for name in STATE if (subtree := stack.find(variables.get(name, {})))
         }
 
         def apply_block(block_variables, number, streams, sequence, module=module):
             return module.apply(block_variables, streams, number, sequence)[0]
 
         jitted = jax.jit(apply_block)
-        for i in range(group.count):
-            block_variables = jax.tree.map(lambda leaf, i=i: leaf[i], stacked)
-            yield BlockFunction(jitted, block_variables, jnp.float32(first + i))
-        first += group.count
+        numbered |= {number: (jitted, stacked, i) for i, number in enumerate(stack.numbers)}
+    for number in sorted(numbered):
+        jitted, stacked, i = numbered[number]
+        block_variables = jax.tree.map(lambda leaf, i=i: leaf[i], stacked)
+        yield BlockFunction(jitted, block_variables, jnp.float32(number))
 
 
 def make_sequence(learner: Learner, segments_BT: jax.Array) -> Sequence:

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from lm.config.recipe import Recipe
-from lm.model.block import ACTIVATIONS, AFTER_MLP, BLOCK_ACTIVATIONS, SHIFTS, block_groups
+from lm.model.block import ACTIVATIONS, AFTER_MLP, BLOCK_ACTIVATIONS, SHIFTS
+from lm.model.pattern import block_groups, block_stacks, join_stacks, take_blocks
 from lm.training.diagnostics import join_sown
 from lm.training.state import Learner, Weights
 from modules.params import named_leaves
@@ -129,9 +130,10 @@ def join_blocks(recipe: Recipe, collection: dict) -> Activations:
     """Joins the activations of groups of blocks into arrays over all blocks."""
     names = [group.name for group in block_groups(recipe)]
     shared = {name: x for name, x in collection.items() if name not in names}
-    parts = [collection[name] for name in names]
+    stacks = block_stacks(recipe)
     return shared | {
-        name: jnp.concatenate([part[name] for part in parts]) for name in BLOCK_ACTIVATIONS
+        name: join_stacks(stacks, [stack.find(collection)[name] for stack in stacks])
+        for name in BLOCK_ACTIVATIONS
     }
 
 
@@ -140,13 +142,15 @@ def split_blocks(recipe: Recipe, activations: Activations) -> dict:
     collection: dict[str, Any] = {
         name: x for name, x in activations.items() if name not in BLOCK_ACTIVATIONS
     }
-    start = 0
-    for group in block_groups(recipe):
-        stop = start + group.count
-        collection[group.name] = {
-            name: x[start:stop] for name, x in activations.items() if name in BLOCK_ACTIVATIONS
+    for stack in block_stacks(recipe):
+        tree = collection
+        for name in stack.path.split('/'):
+            tree = tree.setdefault(name, {})
+        tree |= {
+            name: take_blocks(stack, x)
+            for name, x in activations.items()
+            if name in BLOCK_ACTIVATIONS
         }
-        start = stop
     return collection
 
 

@@ -71,12 +71,6 @@ def make_norm(
     return part.build(axis=axis, name=name, **wiring)
 
 
-def block_groups(recipe: Recipe) -> list[Blocks]:
-    """Returns the blocks in order, grouped by equal structure."""
-    placement = recipe.placement
-    return placement.row.blocks(recipe.model.n_layers, **placement.options)
-
-
 def build_stream(recipe: Recipe) -> Any:
     """Builds the residual stream, which has no parameters itself (`modules.residual`).
 

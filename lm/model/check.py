@@ -4,8 +4,10 @@ Each part checks its own demands on the rest of a recipe (`modules.facts`).
 """
 
 import dataclasses
+from collections.abc import Callable
 
 from lm.config.fields import FIELDS
+from lm.config.pattern import PATTERN
 from lm.config.recipe import Part, Recipe
 from lm.config.resolve import flatten
 from lm.config.traced_steps import parse_traced_steps
@@ -37,9 +39,8 @@ def check(recipe: Recipe) -> None:
             option.check(path, value)
     parse_traced_steps(recipe)
     _check_sizes(recipe)
-    for part in recipe.parts:
-        if part.section:  # rows of other tables have no options, and no rules
-            part.row.check(recipe, part)
+    _check_pattern(recipe)
+    check_kinds(recipe, _check_parts)
     _check_loss_on(recipe)
     check_chats(recipe)
     _check_token_weights(recipe)
@@ -53,6 +54,68 @@ def check(recipe: Recipe) -> None:
     _check_tied_embeddings(recipe)
     check_order([part.name for part in recipe.reparam])
     _check_moved_weights(recipe)
+
+
+def _check_parts(recipe: Recipe) -> None:
+    """Raises ValueError as the checks of the parts do."""
+    for part in recipe.parts:
+        if part.section:  # rows of other tables have no options, and no rules
+            part.row.check(recipe, part)
+
+
+def check_kinds(recipe: Recipe, check_kind: Callable[[Recipe], None]) -> None:
+    """Calls a check with the recipe of each kind of block, which without a pattern is the recipe.
+
+    Raises its ValueError, with the item of model.pattern if it does not concern all of them.
+    """
+    errors = {}
+    for entry, kind in recipe.kinds.items():
+        try:
+            check_kind(kind)
+        except ValueError as error:
+            errors[entry] = error
+    if not errors:
+        return
+    entry, error = next(iter(errors.items()))
+    if len(errors) == len(recipe.kinds) and len({*map(str, errors.values())}) == 1:
+        raise error
+    raise ValueError(f'{PATTERN}, item {entry}: {error}') from None
+
+
+def _check_pattern(recipe: Recipe) -> None:
+    """Raises ValueError for a pattern that the rest of the model does not allow."""
+    _ = recipe.tiles  # raises ValueError if it is longer than the model
+    if not recipe.is_mixed:
+        return
+    placement, pattern = recipe.placement, f'{PATTERN}={recipe.model.pattern}'
+    if len(placement.row.blocks(recipe.model.n_layers, **placement.options)) > 1:
+        raise ValueError(
+            f'{placement} places its norms by depth in groups of blocks of its own, but {pattern} '
+            'groups blocks by kind. Choose another placement, or leave the pattern out.'
+        )
+    for part in recipe.reparam:
+        if part.row.shares_blocks:
+            raise ValueError(
+                f'{part} stores one matrix for all blocks, but the blocks of {pattern} have '
+                'matrices of their own kinds. Leave one of them out.'
+            )
+    for entry, kind in recipe.kinds.items():
+        options = kind.attention.options
+        for option, off in (('value_residual', 'none'), ('value_embeddings', False)):
+            if options.get(option, off) != off:
+                raise ValueError(
+                    f'attention.{option}={options[option]} gives all blocks values of the first or '
+                    f'of tables, but the blocks of {pattern} differ (item {entry}). Leave one of '
+                    'them out.'
+                )
+    tables = {kind.position.row.table for kind in recipe.kinds.values()}
+    if len(tables) > 1:
+        (entry,) = [i for i, k in recipe.kinds.items() if k.position.row.table][:1]
+        kind = recipe.kinds[entry]
+        raise ValueError(
+            f'{kind.position} is added to the embeddings, so that all blocks have it, but in '
+            f'{pattern} only some have. Choose it for all items or for none.'
+        )
 
 
 def _check_sizes(recipe: Recipe) -> None:
@@ -141,15 +204,13 @@ def attention_scores(recipe: Recipe) -> Scores | None:
 
 def _check_kernels(recipe: Recipe) -> None:
     """Raises ValueError for a kernel that would not be used, or that does not support the layer."""
-    layer, scores, chosen = (
-        recipe.attention,
-        attention_scores(recipe),
-        recipe.kernels.get('attention'),
-    )
-    defaults = recipe.implementation.row if recipe.implementation else {}
-    name = chosen.name if chosen else defaults.get('attention')  # None: the platform decides
-    kinds = {row.operation for row in ATTENTIONS.values()} - {layer.row.operation}
-    unused = dict.fromkeys(sorted(kinds), f'{layer} uses another kind of kernel')
+    kinds = [*recipe.kinds.values()]
+    has_scores = {kind.attention.row.has_scores for kind in kinds}
+    name = _named_attention_kernel(recipe)  # None: the platform decides
+    layers = ' and '.join(dict.fromkeys(str(kind.attention) for kind in kinds))
+    operations = {row.operation for row in ATTENTIONS.values()}
+    operations -= {kind.attention.row.operation for kind in kinds}
+    unused = dict.fromkeys(sorted(operations), f'{layers} uses another kind of kernel')
     norms = recipe.norms.values()
     if not any(norm.row.divides_by_rms for norm in norms):
         able = ', '.join(name for name, row in NORMS.items() if row.divides_by_rms)
@@ -157,8 +218,9 @@ def _check_kernels(recipe: Recipe) -> None:
             f'none of {", ".join(map(str, norms))} divides by the root mean square (these norms '
             f'do: {able})'
         )
-    holds_scores = scores is not None and name is not None and ATTENTION_KERNELS[name].holds_scores
-    if not holds_scores and recipe.mlp.options.get('gates', 'sigmoid') == 'sigmoid':
+    holds_scores = True in has_scores and name is not None and ATTENTION_KERNELS[name].holds_scores
+    gates = {kind.mlp.options.get('gates', 'sigmoid') for kind in kinds}
+    if not holds_scores and gates == {'sigmoid'}:
         unused['softmax'] = (
             'it is used by attention that stores all scores (kernels.attention=reference) and by '
             'routers (model.mlp=moe, without mlp.gates=sigmoid)'
@@ -168,6 +230,23 @@ def _check_kernels(recipe: Recipe) -> None:
     for operation, why in unused.items():
         if kernel := recipe.kernels.get(operation):
             raise ValueError(f'{kernel} would have no effect: {why}. Leave it out.')
+    check_kinds(recipe, _check_attention_kernel)
+
+
+def _named_attention_kernel(recipe: Recipe) -> str | None:
+    """Returns the attention kernel that the config names; None: the platform decides."""
+    chosen = recipe.kernels.get('attention')
+    defaults = recipe.implementation.row if recipe.implementation else {}
+    return chosen.name if chosen else defaults.get('attention')
+
+
+def _check_attention_kernel(recipe: Recipe) -> None:
+    """Raises ValueError if the named kernel does not support the dropout or scores of attention."""
+    layer, scores, name = (
+        recipe.attention,
+        attention_scores(recipe),
+        _named_attention_kernel(recipe),
+    )
     if 'attention' in recipe.dropout:
         rate = f'model.attention_dropout={recipe.model.attention_dropout}'
         if scores is None:

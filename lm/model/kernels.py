@@ -7,7 +7,10 @@ from modules.kernels.attention import check_scores
 
 
 def select_kernels(recipe: Recipe, platform: str) -> Kernels:
-    """Returns the kernels of a platform. Raises ValueError for a kernel that does not run there."""
+    """Returns the kernels of a platform. Raises ValueError for a kernel that does not run there.
+
+    With model.pattern, the kernel for attention is that of the first block; see `kind_kernels`.
+    """
     names = {operation: part.name for operation, part in recipe.kernels.items()}
     options = {operation: part.options for operation, part in recipe.kernels.items()}
     scores, is_open = attention_scores(recipe), _is_attention_open(recipe)
@@ -27,6 +30,29 @@ def select_kernels(recipe: Recipe, platform: str) -> Kernels:
         recurrence_options=options.get('recurrence'),
         **names,
     )
+
+
+def kind_kernels(recipe: Recipe, kind: Recipe, kernels: Kernels) -> Kernels:
+    """Returns the kernels of the blocks of one kind (`Recipe.kinds`).
+
+    Args:
+      recipe: of the model.
+      kind: of the blocks.
+      kernels: of the model, which blocks have if there is no pattern.
+    """
+    return kernels if kind == recipe else select_kernels(kind, kernels.platform)
+
+
+def list_attention_kernels(recipe: Recipe, kernels: Kernels) -> dict[str, str]:
+    """Returns {item of model.pattern: its attention kernel} of the kinds of blocks with scores.
+
+    Without a pattern, the item is ''. `kernels` are those of the model.
+    """
+    return {
+        entry: kind_kernels(recipe, kind, kernels).kernel_name('attention')
+        for entry, kind in recipe.kinds.items()
+        if kind.attention.row.has_scores
+    }
 
 
 def select_fused_attention(recipe: Recipe, platform: str) -> tuple[str, str]:

@@ -14,7 +14,6 @@ from lm.model.block import (
     FINAL,
     STACKED,
     Block,
-    block_groups,
     build_stream,
     carries_values,
     init_carry,
@@ -23,6 +22,7 @@ from lm.model.block import (
     stream_site,
 )
 from lm.model.kernels import select_kernels
+from lm.model.pattern import Group, block_groups, build_body
 from modules.dropout import Dropout, DropoutKey
 from modules.embedding import look_up_rows
 from modules.kernels import Kernels
@@ -115,13 +115,13 @@ class Transformer(nn.Module):
         streams, first = record_stream(self, EMBEDDING, streams, stream), 1
         carry = init_carry(recipe, streams, tokens_BT.shape)
         for group in block_groups(recipe):
-            blocks = self.scan_blocks(group.count)(recipe, self.kernels, group, name=group.name)
-            numbers_L = jnp.arange(first, first + group.count, dtype=jnp.float32)
-            layers = numbers_L
-            if token_values is not None:
-                layers = numbers_L, token_values[first - 1 : first - 1 + group.count]
-            carry, _ = blocks(carry, layers, sequence)
-            first += group.count
+            period = len(group.stacks)
+            last = first + group.count * period
+            layers: Any = jnp.arange(first, last, period, dtype=jnp.float32)
+            if token_values is not None:  # without a pattern (`lm.model.check`)
+                layers = layers, token_values[first - 1 : last - 1]
+            carry, _ = self.scan_blocks(group)(carry, layers, sequence)
+            first = last
         streams = carry[0] if carries_values(recipe) else carry
         site = recipe.final_norm, self.kernels, 'embed', 'final'
         norm = make_norm(*site, 'final_norm', valid_BT1, order=2 * model.n_layers)
@@ -204,18 +204,21 @@ class Transformer(nn.Module):
         )
         return x_BTD, readout
 
-    def scan_blocks(self, length: int) -> type[nn.Module]:
-        """Returns a module class that applies `length` blocks, scanned or unrolled."""
+    def scan_blocks(self, group: Group) -> nn.Module:
+        """Returns a module that applies the blocks of a group, scanned or unrolled."""
         model, policy = self.recipe.model, self.recipe.remat.row
-        return nn.scan(
-            nn.remat(Block, policy=policy, prevent_cse=False) if policy else Block,
+        block = nn.remat(Block, policy=policy, prevent_cse=False) if policy else Block
+        body, fields = build_body(group, self.recipe, self.kernels, block)
+        scanned = nn.scan(
+            body,
             variable_axes=dict.fromkeys(STACKED, 0),
             split_rngs={'params': True},
             in_axes=(0, nn.broadcast),
-            length=length,
-            unroll=1 if model.scan_layers else length,
+            length=group.count,
+            unroll=1 if model.scan_layers else group.count,
             metadata_params={nn.meta.PARTITION_NAME: LAYER},
         )
+        return scanned(*fields, name=group.name)
 
 
 def tied_factor(recipe: Recipe) -> float:

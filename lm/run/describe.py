@@ -13,7 +13,7 @@ from lm.config.mixture import MixedRows, reads_chats, split_by_source
 from lm.config.recipe import Recipe
 from lm.devices.check_mesh import list_mesh_notes
 from lm.devices.mesh import format_mesh
-from lm.model.kernels import select_fused_attention
+from lm.model.kernels import list_attention_kernels, select_fused_attention
 from lm.record.code import describe_code, running_code
 from lm.run.journal import Journal
 from lm.run.program import Experiment, Program
@@ -70,9 +70,11 @@ def print_description(journal: Journal) -> None:
         f'mesh {format_mesh(experiment.mesh)}, {journal.recipe.model.dtype} matmuls; mfu is '
         f'relative to {experiment.peak / 1e12:.3f} TFLOP/s ({experiment.peak_source})'
     )
-    if reason := select_fused_attention(journal.recipe, experiment.platform)[1]:
-        name = learner.model.kernels.kernel_name('attention')
-        terminal.say(f'NOTE: kernels.attention=auto is {name} here: {reason}')
+    names = list_attention_kernels(journal.recipe, learner.model.kernels)
+    for entry, kind in journal.recipe.kinds.items():
+        if reason := select_fused_attention(kind, experiment.platform)[1]:
+            place = f' in the blocks {entry}' * bool(entry)
+            terminal.say(f'NOTE: kernels.attention=auto is {names[entry]} here{place}: {reason}')
     mesh_notes = list_mesh_notes(journal.recipe, experiment.mesh, experiment.vocab_size)
     for note in (*list_code_notes(journal), *list_run_notes(journal), *mesh_notes):
         terminal.say(f'NOTE: {note}')
@@ -159,6 +161,7 @@ def list_config_notes(recipe: Recipe) -> list[str]:
         'statistics.'
         for name, leak in sorted(leaks.items())
     ]
+    notes += _list_remainder(recipe)
     notes += _list_unreached(recipe)
     if recipe.train.trainable != 'all' and not recipe.train.init_from:
         notes.append(
@@ -178,6 +181,19 @@ def list_sweep_notes(recipes: Sequence[Recipe]) -> list[str]:
         collections.Counter(itertools.chain(*map(list_config_notes, recipes))),
     )
     return [note if n == runs else f'{n} of {runs} runs: {note}' for note, n in counts.items()]
+
+
+def _list_remainder(recipe: Recipe) -> Iterator[str]:
+    """Yields a note on blocks behind the last whole period of model.pattern."""
+    period, count, remainder = recipe.tiles
+    if remainder:
+        entries = {kind: entry for entry, kind in recipe.kinds.items()}
+        n, first = recipe.model.n_layers, count * len(period) + 1
+        places = f'block {n} is' if first == n else f'blocks {first} to {n} are'
+        yield (
+            f'model.pattern: {count} times {len(period)} blocks, and {places} '
+            f'{"+".join(entries[kind] for kind in remainder)}'
+        )
 
 
 def _list_unreached(recipe: Recipe) -> Iterator[str]:

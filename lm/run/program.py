@@ -19,7 +19,7 @@ from lm.devices.mesh import batch_sharding, put_batch, trace_on_mesh
 from lm.devices.run_axis import SINGLE, make_layout
 from lm.devices.shardings import batch_shapes, jit_init, state_shardings, step_options
 from lm.launch.distributed import broadcast_from_first, check_same_everywhere
-from lm.model.check import attention_scores
+from lm.model.kernels import list_attention_kernels
 from lm.model.objectives import build_training_mixture, count_marks, evaluation_rows
 from lm.record.checkpoint import FOLDER, list_steps
 from lm.record.machine import device_memory_bytes
@@ -206,7 +206,8 @@ class Program:
         )
         self._diagnose = self._jit_on_batch(make_diagnose_step(learner))
         recipe = experiment.recipe
-        self._masks_documents = recipe.data.mask_documents and attention_scores(recipe) is not None
+        attention_kernels = list_attention_kernels(recipe, learner.model.kernels).values()
+        self._document_kernels = [*attention_kernels] if recipe.data.mask_documents else []
         self.put, self.take, self.pick = self.layout.put, self.layout.take, self.layout.pick
 
     def _jit_on_batch(self, function: Callable) -> Callable:
@@ -266,8 +267,7 @@ class Program:
     def _put(self, batch: data.Batch, sharding: Any = None) -> dict[str, jax.Array]:
         # On the host, where segments are known: a kernel can only return NaN for a row with too
         # many documents.
-        if self._masks_documents:
-            name = self.experiment.learner.model.kernels.kernel_name('attention')
+        for name in self._document_kernels:
             check_documents(name, batch['segments'][..., :-1])
         return put_batch(self.experiment.mesh, batch, sharding)
 

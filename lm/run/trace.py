@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import jax
 
+from lm.model.pattern import BLOCK_NAME
+
 # Names of the spans that `lm.run.wave` records.
 STEP, DATA_WAIT, FETCH, ASIDE = 'step', 'data_wait', 'fetch', 'aside'
 MAX_OPERATIONS = 30
@@ -272,7 +274,8 @@ def parse_source(source: str) -> tuple[str, str]:
     direction = FORWARD if modules or 'jvp(' in source else UPDATE
     direction = BACKWARD if 'transpose(' in source else direction
     if modules and modules[0].startswith('layers'):
-        return (modules[1] if len(modules) > 1 else 'residual stream'), direction
+        parts = [scope for scope in modules[1:] if not re.fullmatch(BLOCK_NAME, scope)]
+        return (parts[0] if parts else 'residual stream'), direction
     if modules:
         return modules[0].rpartition('.')[2], direction
     return ('update' if direction == UPDATE else 'readout and loss'), direction

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lm.model.block import block_groups
+from lm.model.pattern import Stack, block_stacks, join_stacks
 from lm.training.state import Hyper, Learner, State
 from lm.training.step import (
     Batch,
@@ -22,7 +22,6 @@ from lm.training.step import (
     token_sums,
 )
 from modules.params import LAYER, NORM, as_matrices, matrix_axes, named_leaves
-from modules.placements import Blocks
 from modules.spectrum import largest_singular_value
 from modules.statistics import DIAGNOSTICS
 
@@ -150,12 +149,12 @@ def layer_diagnostics(learner: Learner, sown: Any, used: Any, grads: Any) -> Dia
     """
     names = matrix_names(learner)
 
-    def diagnose_group(group):
-        diagnostics = flatten_sown(sown, group.name)
-        diagnostics['layer_param_norm'] = norm_by_layer(used[group.name])
-        diagnostics['layer_grad_norm'] = norm_by_layer(grads[group.name])
-        specs = named_leaves(learner.description.used_specs[group.name])
-        for path, weight in named_leaves(used[group.name]).items():
+    def diagnose_stack(stack):
+        diagnostics = flatten_sown(sown, stack)
+        diagnostics['layer_param_norm'] = norm_by_layer(stack.find(used))
+        diagnostics['layer_grad_norm'] = norm_by_layer(stack.find(grads))
+        specs = named_leaves(stack.find(learner.description.used_specs))
+        for path, weight in named_leaves(stack.find(used)).items():
             if path in names:
                 values = largest_singular_value(as_matrices(specs[path], weight))
                 diagnostics[f'singular_value_{names[path]}'] = jnp.max(
@@ -163,29 +162,33 @@ def layer_diagnostics(learner: Learner, sown: Any, used: Any, grads: Any) -> Dia
                 )
         return diagnostics
 
-    return join_groups(learner, diagnose_group)
+    return join_values(learner, diagnose_stack)
 
 
-def flatten_sown(sown: Any, group: str) -> Diagnostics:
-    """Returns the diagnostics that one group of blocks has sown, [L, ...] by name."""
-    return {path.split('/')[-2]: values for path, values in named_leaves(sown[group]).items()}
+def flatten_sown(sown: Any, stack: Stack) -> Diagnostics:
+    """Returns the diagnostics that the blocks of a stack have sown, [L, ...] by name."""
+    leaves = named_leaves(stack.find(sown))
+    return {path.split('/')[-2]: values for path, values in leaves.items()}
 
 
 def join_sown(learner: Learner, sown: Any) -> Diagnostics:
     """Returns the diagnostics that all blocks have sown, [L, ...] by name."""
-    return join_groups(learner, lambda group: flatten_sown(sown, group.name))
+    return join_values(learner, lambda stack: flatten_sown(sown, stack))
 
 
-def join_groups(learner: Learner, compute_group: Callable[[Blocks], Diagnostics]) -> Diagnostics:
-    """Joins compute_group(group) over groups of blocks, [L, ...] by name; NaN where a group has
-    none.
+def join_values(learner: Learner, compute: Callable[[Stack], Diagnostics]) -> Diagnostics:
+    """Joins compute(stack) over stacks of blocks, [L, ...] by name in the order of the blocks; NaN
+    where a stack has none.
     """
-    groups = [(group.count, compute_group(group)) for group in block_groups(learner.recipe)]
-    joined = {}
-    for name in dict.fromkeys(name for _, values in groups for name in values):
-        shape = next(values[name].shape[1:] for _, values in groups if name in values)
-        arrays = [values.get(name, jnp.full((count, *shape), jnp.nan)) for count, values in groups]
-        joined[name] = jnp.concatenate([values.astype(jnp.float32) for values in arrays])
+    stacks = block_stacks(learner.recipe)
+    values_by_stack, joined = [compute(stack) for stack in stacks], {}
+    for name in dict.fromkeys(name for values in values_by_stack for name in values):
+        shape = next(values[name].shape[1:] for values in values_by_stack if name in values)
+        arrays = [
+            values.get(name, jnp.full((stack.count, *shape), jnp.nan))
+            for stack, values in zip(stacks, values_by_stack, strict=True)
+        ]
+        joined[name] = join_stacks(stacks, [values.astype(jnp.float32) for values in arrays])
     return joined
 
 
@@ -196,9 +199,9 @@ def matrix_names(learner: Learner) -> dict[str, str]:
     named by its whole path.
     """
     specs = {}
-    for group in block_groups(learner.recipe):
-        group_specs = named_leaves(learner.description.used_specs[group.name])
-        specs |= {path: spec for path, spec in group_specs.items() if spec.role == 'hidden'}
+    for stack in block_stacks(learner.recipe):
+        stack_specs = named_leaves(stack.find(learner.description.used_specs))
+        specs |= {path: spec for path, spec in stack_specs.items() if spec.role == 'hidden'}
     last_parts = {path: path.split('/')[-1] for path in specs}
     counts = collections.Counter(last_parts[path] for path in specs if specs[path].part != NORM)
     return {
@@ -266,15 +269,15 @@ def role_diagnostics(learner: Learner, params: Any, grads: Any, changes: Any) ->
     """
     trees = {'gradient': grads, 'update': changes, 'weight': params}
     trees = {kind: named_leaves(tree) for kind, tree in trees.items()}
-    specs, rms_by_group = named_leaves(learner.description.specs), {}
-    for group in block_groups(learner.recipe):
-        group_specs = {
-            p: s for p, s in specs.items() if p.startswith(f'{group.name}/') and LAYER in s.axes
+    specs, rms_by_stack = named_leaves(learner.description.specs), {}
+    for stack in block_stacks(learner.recipe):
+        stack_specs = {
+            p: s for p, s in specs.items() if p.startswith(f'{stack.path}/') and LAYER in s.axes
         }
-        rms_by_group[group.name] = _rms_by_role(trees, group_specs, is_layered=True)
+        rms_by_stack[stack.path] = _rms_by_role(trees, stack_specs, is_layered=True)
     outside_specs = {path: spec for path, spec in specs.items() if LAYER not in spec.axes}
     outside_rms = _rms_by_role(trees, outside_specs, is_layered=False)
-    return _add_update_ratios(join_groups(learner, lambda group: rms_by_group[group.name])) | {
+    return _add_update_ratios(join_values(learner, lambda stack: rms_by_stack[stack.path])) | {
         f'{name}_outside' if name.endswith(('hidden', 'vector')) else name: value
         for name, value in _add_update_ratios(outside_rms).items()
     }
@@ -314,19 +317,19 @@ def reparam_diagnostics(learner: Learner, state: State) -> Diagnostics:
     names = matrix_names(learner)
     measures = learner.description.reparam.measures(state.params, state.reparam)
 
-    def measure_group(group):
-        specs, diagnostics = named_leaves(learner.description.used_specs[group.name]), {}
+    def measure_stack(stack):
+        specs, diagnostics = named_leaves(stack.find(learner.description.used_specs)), {}
         for measure, sigmas in measures.items():
             for path, name in names.items():
-                if (value := sigmas.get(f'{group.name}/{path}')) is None:
+                if (value := sigmas.get(f'{stack.path}/{path}')) is None:
                     continue
                 batch, *_ = matrix_axes(specs[path])
                 if value.ndim < len(batch):  # shared by all layers
-                    value = jnp.broadcast_to(value[None], (group.count, *value.shape))
-                diagnostics[f'{measure}_{name}'] = jnp.max(value.reshape(group.count, -1), 1)
+                    value = jnp.broadcast_to(value[None], (stack.count, *value.shape))
+                diagnostics[f'{measure}_{name}'] = jnp.max(value.reshape(stack.count, -1), 1)
         return diagnostics
 
-    return join_groups(learner, measure_group)
+    return join_values(learner, measure_stack)
 
 
 def norm_by_layer(tree: Any) -> jax.Array:

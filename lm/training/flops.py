@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from lm.config.recipe import Recipe
+from lm.model.pattern import block_stacks
 from lm.training.state import Learner
 from modules.params import LOOKUP, MATMUL, USES, VECTOR, named_leaves
 
@@ -41,13 +42,19 @@ def count_matmul_params(learner: Learner) -> int:
     for path, spec in named_leaves(learner.description.used_specs).items():
         shape = dict(zip(spec.axes, shapes[path].shape, strict=True))
         if 'expert' in shape:
-            shape['expert'] = recipe.mlp.options['experts_per_token']
+            shape['expert'] = experts_per_token(recipe, path)
         # Looking up an embedding multiplies nothing; a tied table counts, because it is the
         # readout.
         is_table = spec.role == 'embedding' and 'vocab' in shape
         if spec.fan_in or (is_table and recipe.model.tie_embeddings):
             count += math.prod(shape.values())
     return count
+
+
+def experts_per_token(recipe: Recipe, path: str) -> int:
+    """Returns the experts of a token in the blocks whose parameter has this path."""
+    (stack,) = [stack for stack in block_stacks(recipe) if path.startswith(f'{stack.path}/')]
+    return stack.recipe.mlp.options['experts_per_token']
 
 
 def count_by_use(learner: Learner) -> dict[str, int]:
@@ -99,12 +106,11 @@ def attention_flops(recipe: Recipe, in_full: bool = False) -> float:
     definition (`attended_tokens`), whether or not a kernel computes others too. With in_full all
     pairs of a row count (`attended_tokens_unmasked`).
     """
-    model, layer = recipe.model, recipe.attention
-    attended_tokens = layer.row.attended_tokens_unmasked if in_full else layer.row.attended_tokens
-    pairs = sum(
-        attended_tokens(recipe.data.seq_len, recipe.head_dim, block, **layer.options)
-        for block in range(1, model.n_layers + 1)
-    )
+    pairs = 0.0
+    for block, kind in enumerate(recipe.layers, 1):
+        layer = kind.attention
+        count = layer.row.attended_tokens_unmasked if in_full else layer.row.attended_tokens
+        pairs += count(recipe.data.seq_len, recipe.head_dim, block, **layer.options)
     return 12 * recipe.attention_width * pairs
 
 

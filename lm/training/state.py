@@ -14,6 +14,7 @@ from flax import struct
 from lm.config.groups import check_members
 from lm.config.recipe import Recipe
 from lm.config.resolve import flatten
+from lm.model.kernels import list_attention_kernels
 from lm.model.parameters import Description, describe_params, init_params
 from lm.model.transformer import Transformer, build_model
 from lm.training.update import build_average, build_optimizer
@@ -146,13 +147,13 @@ def check_learner(learner: Learner) -> None:
             operation: [name for name, row in OPERATIONS[operation].items() if row.is_forward_mode]
             for operation in ('rms_norm', 'softmax', 'cross_entropy')
         }
-        if recipe.attention.row.has_scores:
-            rows = ATTENTION_KERNELS.items()
-            names_by_operation['attention'] = [
-                name for name, row in rows if what in row.forward_mode
-            ]
-        for operation, names in names_by_operation.items():
-            if (name := kernels.kernel_name(operation)) not in names:
+        rows = ATTENTION_KERNELS.items()
+        chosen = [(operation, kernels.kernel_name(operation)) for operation in names_by_operation]
+        names_by_operation['attention'] = [name for name, row in rows if what in row.forward_mode]
+        chosen += [('attention', n) for n in list_attention_kernels(recipe, kernels).values()]
+        for operation, name in chosen:
+            names = names_by_operation[operation]
+            if name not in names:
                 raise ValueError(
                     f'{asker} needs a forward-mode derivative of the {what}, which '
                     f'kernels.{operation}={name} does not have. Choose '

@@ -245,14 +245,16 @@ def finish_step(learner: Learner, stats: Any, hyper: Hyper) -> Any:
     Layers sum over the microbatches of a step what must not depend on their number.
 
     Args:
-      learner: names the MLP, whose row finishes a step.
+      learner: names the MLPs, whose rows finish a step.
       stats: the state of layers.
       hyper: the numbers of the run.
     """
-    part = learner.recipe.mlp
     if STATS not in stats:
         return stats
-    return stats | {STATS: part.row.finish_step(stats[STATS], part.option_values(hyper))}
+    finished = stats[STATS]
+    for kind in learner.recipe.kinds.values():  # a second one finds that nothing is left to do
+        finished = kind.mlp.row.finish_step(finished, kind.mlp.option_values(hyper))
+    return stats | {STATS: finished}
 
 
 def batch_functions(

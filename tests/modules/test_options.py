@@ -211,6 +211,7 @@ def test_option_cannot_shadow_section_field():
         ('rmsnorm:scale=False', ('rmsnorm', {'scale': False})),
         ('n:a=1,b=2.5, c = None ', ('n', {'a': 1, 'b': 2.5, 'c': None})),
         ("n:a='left',b=-1e-3", ('n', {'a': 'left', 'b': -1e-3})),
+        ('n:a=left,b=True', ('n', {'a': 'left', 'b': True})),
         ('', ('', {})),
     ],
 )
@@ -227,7 +228,7 @@ def test_inline_options_are_parsed(text, expected):
         'n:=1',
         'n:a=1,',
         'n:a=1,a=2',
-        'n:a=left',
+        'n:a=left-right',
         'n:a=1=2',
         'n:a=f()',
         'n:a b=1',

@@ -372,6 +372,8 @@ def other_values(path):
         return [name for name in field.choice.table if name not in USUAL]
     if path.endswith(f'_{OPTIMIZER}'):  # of a group
         return ['lion']
+    if path == 'model.pattern':
+        return ['l2+softmax']
     if kind is bool:
         name = path.split('.')[1]
         declared = [

@@ -8,7 +8,7 @@ import pytest
 
 from lm.config.resolve import update_recipe
 from lm.inference.blocks import iterate_blocks, make_sequence, select_blocks
-from lm.model.block import block_groups
+from lm.model.pattern import block_groups
 from lm.training.state import make_hyper
 from lm.training.step import compute_activations
 from tests.helpers import (

@@ -21,7 +21,8 @@ from lm.inference.probes import (
     observe,
     split_blocks,
 )
-from lm.model.block import BLOCK_ACTIVATIONS, block_groups
+from lm.model.block import BLOCK_ACTIVATIONS
+from lm.model.pattern import block_groups
 from modules.params import named_leaves
 from tests.helpers import (
     VOCAB,

@@ -76,6 +76,7 @@ def test_every_choice_is_looked_up():
     ours |= {'data.loss_on', 'data.missing_text'}
     lists = {f'attention.rope_{which}_factor' for which in ('short', 'long')}
     lists |= {'optim.stages', *(f'optim.{group}_{OPTIMIZER}' for group in GROUPS)}
+    lists |= {'model.pattern'}  # tests/lm/config/test_pattern.py
     free = {'train.init_from', 'train.profile', 'reparam.roles', 'loss.token_weights'}
     assert ours - free - lists == NAMES.keys()
 

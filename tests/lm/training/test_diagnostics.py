@@ -9,7 +9,8 @@ import pytest
 from flax import linen as nn
 
 import lm.model.block
-from lm.model.block import Block, block_groups
+from lm.model.block import Block
+from lm.model.pattern import block_groups
 from lm.training.diagnostics import make_diagnose_step, matrix_names, norm_by_layer
 from lm.training.state import make_hyper
 from lm.training.step import make_train_step, target_weights
@@ -49,7 +50,7 @@ def test_residual_rms_matches_block_outputs():
     rms_L = diagnose(CONFIG, state, batch)['residual_rms']
     x_BTD = jnp.asarray(state.params['embedding'])[batch['tokens'][:, :-1]]
     (group,) = block_groups(CONFIG)
-    block = Block(CONFIG, tiny_model(CONFIG).kernels, group)
+    block = Block(CONFIG, tiny_model(CONFIG).kernels, group.stacks[0].group)
     apply_block = jax.jit(
         lambda w, x, number: block.apply({'params': w}, x, number, whole_rows(8))[0]
     )
