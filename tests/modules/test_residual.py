@@ -170,7 +170,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(('name', 'options', 'reference'), CASES, ids=lambda v: str(v)[:30])
+@pytest.mark.parametrize(
+    ('name', 'options', 'reference'), CASES, ids=[f'{name}-{options}' for name, options, _ in CASES]
+)
 def test_stream_is_its_equation(name, options, reference):
     """Catches slices in another order, a transposed mix, a missing epsilon or factor of 2, a source
     too many or too few, and slots that are read before they are written.
