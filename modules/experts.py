@@ -65,7 +65,8 @@ class MoE(PositionWise):
     mean square of `log(sum_e exp(z_e))` to the loss, `z` the logits without noise
     (arXiv:2202.08906).
 
-    The hidden width of an expert is `model.d_ff / granularity` (arXiv:2402.07871).
+    The hidden width of an expert is `F / G` (arXiv:2402.07871), with `F` the field `model.d_ff` and
+    `G` the option `granularity`.
     `shared_experts` more experts of this width see every token, and their output is added without
     a weight; they are stored as one MLP, as in DeepSeek-V3. With `granularity` equal to
     `experts_per_token + shared_experts`, a token passes through as many weights as in a dense MLP,

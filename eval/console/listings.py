@@ -373,7 +373,7 @@ def describe_part(part: Any) -> str:
         names.setdefault(getattr(value, '__name__', value), []).append(name)
     commonest = max(names, key=lambda value: len(names[value]), default=None)
     shared = [commonest] if commonest is not None and len(names[commonest]) > 1 else []
-    single = [f'{name}: {value}' for value in names if value not in shared for name in names[value]]
+    single = [f'{"+".join(names[value])}: {value}' for value in names if value not in shared]
     return ', '.join([*single, *(f'others: {value}' for value in shared)])
 
 

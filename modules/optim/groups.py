@@ -33,7 +33,7 @@ GROUPS: Mapping[str, tuple[str, str]] = {
     'tables': ('other tables', OTHERS),
     'readout': ('the readout', OTHERS),
     'norm': ('gains and biases of norms', OTHERS),
-    'stream': ('factors of the residual stream', OTHERS),
+    'stream': ('factors of the stream', OTHERS),
     'scalar': ('single numbers', OTHERS),
     'vector': ('biases and other vectors', OTHERS),
     'router': ('routers of experts', HIDDEN),

@@ -27,6 +27,7 @@ WITHOUT_SOURCE = {
     ('data.objective', 'causal'),
     ('model.activation', 'relu'),
     ('model.readout', 'learned'),
+    ('model.stream', 'plain'),
     ('optim.schedule', 'constant'),
     ('train.eval_objectives', 'causal'),
     *((field, 'none') for field in CHOICES),

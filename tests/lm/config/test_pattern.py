@@ -144,7 +144,7 @@ def test_refused_before_tracing(text, changes, says):
         check(tiny_config({'model.n_layers': 4, PATTERN: text} | changes))
 
 
-def test_error_of_all_items_names_none():
+def test_common_error_names_no_item():
     """For example a head of odd width: it is no fault of an item."""
     with pytest.raises(ValueError, match=r'^model.position=rope rotates pairs'):
         check(tiny_config({PATTERN: 'softmax:window=3+softmax', 'model.head_dim': 3}))

@@ -336,12 +336,15 @@ READERS = (
     *({'model.reparam': name} for name in REPARAMS),
     *({'model.norm': name} for name in NORMS),
     {'scaling.name': 'complete_p', 'scaling.base_width': 8, 'scaling.base_depth': 1},
+    {'scaling.name': 'hyper_p'},
+    {'model.attention': 'gla', 'kernels.recurrence': 'chunked'},
     *(
         {path: name}
         for path in (
             'optim.decay_rule',
             'data.objective',
             'model.attention',
+            'model.stream',
             'model.activation',
             'loss.name',
             'optim.name',
@@ -374,6 +377,8 @@ def other_values(path):
         return ['lion']
     if path == 'model.pattern':
         return ['l2+softmax']
+    if path == 'attention.output_gate':  # the default of the rows that have it is silu
+        return ['none']
     if kind is bool:
         name = path.split('.')[1]
         declared = [

@@ -127,7 +127,7 @@ def test_windows_equal_options_by_layer():
 
 
 @pytest.mark.full
-def test_blocks_equal_those_of_models_of_one_kind():
+def test_blocks_equal_those_without_a_pattern():
     """Applies blocks of a linear and of a softmax model in turn."""
     text = 'linear/moe*2+softmax:position=none'
     learner, variables = build(HYBRID | {PATTERN: text, 'model.placement': 'layernorm_scaling'})
@@ -164,7 +164,7 @@ def test_program_has_one_scan_for_each_group():
     assert count(texts[10]) == (2 + 6 * inner, 1 + 6 * (single[1] - 1))
 
 
-def test_flops_are_those_of_the_kinds():
+def test_flops_add_up_by_kind():
     """Half of the blocks of each kind cost half of both models. Catches the experts of another
     kind.
     """
@@ -184,7 +184,7 @@ def test_flops_are_those_of_the_kinds():
     assert pairs[1] != pairs[2] and params[1] != params[2]
 
 
-def test_caches_have_the_size_of_their_kind():
+def test_caches_have_sizes_by_kind():
     """A linear block keeps a state of fixed size, a softmax block all keys."""
     learner, variables = draw_case(HYBRID)
     short, long = (init_cache(learner, variables, 2, n).layers for n in (4, 8))
@@ -236,7 +236,7 @@ def test_scan_and_remat_keep_a_step(changes):
 
 
 @pytest.mark.full
-def test_equal_items_have_the_step_of_a_model_without_pattern():
+def test_equal_items_lower_like_no_pattern():
     """As text, also if the pattern is set in a recipe that nothing resolves again."""
     config = checked_config({'model.scan_layers': True, 'model.n_layers': 8})
     again = update_recipe(config, {PATTERN: 'softmax*3+softmax'})
@@ -253,7 +253,7 @@ def test_equal_items_have_the_step_of_a_model_without_pattern():
 
 
 @pytest.mark.full
-def test_runs_of_a_program_equal_single_runs():
+def test_runs_beside_each_other_equal_single_ones():
     config = checked_config(HYBRID | {'model.n_layers': 5})
     learner, steps = tiny_learner(config), 2
     batches = [stack([packed_batch(10 * run + s) for s in range(steps)]) for run in range(2)]

@@ -126,7 +126,7 @@ def test_rows_with_too_many_documents_are_refused(program, monkeypatch):
     """Rows to train on, to evaluate and to diagnose."""
     row = dataclasses.replace(ATTENTION_KERNELS['blocked'], max_documents=lambda length: 2)
     monkeypatch.setitem(ATTENTION_KERNELS, 'blocked', row)
-    monkeypatch.setattr(program, '_masks_documents', True)
+    monkeypatch.setattr(program, '_document_kernels', ['blocked'])
     segments = np.array([[1, 1, 2, 3], [1, 2, 2, 0]])  # the last of each is a target alone
     assert set(program.stack_batches([{'segments': segments}])) == {'segments'}
     segments[1, 2] = 3

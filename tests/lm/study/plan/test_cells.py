@@ -352,6 +352,12 @@ def test_numeric_options_vary_within_a_group():
         needed = warmup | {'optim.name': 'muon'} if path in warmup else {}
         listed = [{}, needed | {path: first}, needed | {path: second}]
         assert [len(group) for group in group_by_program(expand_sweep(raw, listed))] == [1, 2]
+    experts = {'model.mlp': 'moe', 'mlp.balance': 'bias', 'mlp.router_z_loss': True}
+    for path in ('loss.router_z_loss', 'mlp.bias_rate'):
+        varied.add(path)
+        listed = [{path: 0.1}, {path: 0.2}]
+        (group,) = group_by_program(expand_sweep(tiny_raw(experts), listed))
+        assert len(group) == 2, path
     assert varied == {*RUN_PATHS}
 
 
