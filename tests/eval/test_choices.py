@@ -106,8 +106,10 @@ def test_listing_has_all_fields():
     for field in CHOICES:
         assert f'\n{field}=NAME' in f'\n{text}'
     for field, row in ROWS:
-        lines = [line for line in text.splitlines() if line.split()[:1] == [row.name]]
-        assert any(row.summary.startswith(line.split(None, 1)[1]) for line in lines), (field, row)
+        # A line with a name alone is the end of a description.
+        words = (line.split(None, 1) for line in text.splitlines() if len(line.split()) > 1)
+        summaries = [summary for name, summary in words if name == row.name]
+        assert any(row.summary.startswith(summary) for summary in summaries), (field, row)
     words = ' '.join(text.split())
     assert f'model.final_norm=NAME or NAME:OPTION=VALUE,... or auto: {FINAL_NORM}' in words
     assert '(the names of model.norm)' in words.split(FINAL_NORM)[1][:30]

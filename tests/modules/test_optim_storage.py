@@ -62,7 +62,7 @@ def test_a_run_stores_every_first_moment_in_bfloat16(name):
         assert stored.shape == leaf.shape
 
 
-def test_first_steps_are_those_of_float32():
+def test_first_steps_equal_float32():
     """The first direction is bit for bit the same, since the average starts at 0; the third is not,
     but near. Steps of a run pass the loss and other arguments.
     """
