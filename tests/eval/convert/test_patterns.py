@@ -28,7 +28,7 @@ WHERE = ('window', 'full_every', 'full_at', 'rope_base', 'rope_local_base', 'no_
 
 
 def merged_options(text, changes=()):
-    """Returns the options of attention and positions that say which layers have what, if set."""
+    """Returns the options of attention and positions that choose layers, if set."""
     recipe = merge_kinds(checked_config(LLAMA | {PATTERN: text} | dict(changes)))
     assert not recipe.is_mixed
     flat = flatten(recipe)

@@ -1,4 +1,4 @@
-"""The syntax of model.pattern, the recipes of its blocks, and what is refused.
+"""The syntax of model.pattern, the recipes of its blocks, and refusals.
 
 Property: other words for the same blocks are the same run.
 """
