@@ -10,11 +10,13 @@ from absl import flags
 
 from lm import data
 from lm.config.mixture import source_flag
+from lm.inference.interventions import Intervention
 from lm.inference.load import Checkpoint, find_checkpoint, load, load_step, to_stderr
 from lm.launch.path_flags import define_path
 
 __all__ = [
     'Checkpoint',
+    'Intervention',
     'define_checkpoint',
     'find_checkpoint',
     'load',

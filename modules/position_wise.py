@@ -10,6 +10,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from modules.activations import Activation, DropoutFn
 from modules.facts import accept_any
+from modules.interventions import HIDDEN, intervene_within
 from modules.kernels import Kernels
 from modules.numerics import MLP_PRODUCTS
 from modules.products import prepare_input, product
@@ -87,4 +88,6 @@ class PositionWise(nn.Module):
         if self.dropout is not None:  # without dropout no key is stored
             key = next_key(self, f'{prefix}dropout_key')
             hidden = hidden if key is None else self.dropout(hidden, key)
+        if not batch and not prefix:  # hidden units of experts belong to changing tokens
+            hidden = intervene_within(self, HIDDEN, hidden)
         return project('down', hidden, ('mlp', 'embed'), d_model)

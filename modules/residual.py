@@ -102,10 +102,10 @@ class Plain:
         """Returns the stream that diagnostics and activations record, [B, T, D]."""
         return jax.tree.leaves(carry)[0]
 
-    def shift(self, carry: Any, shift_BTD: jax.Array) -> Any:
-        """Returns the carry with a shift of what `observe` returns."""
-        (x_BTD, *later_streams), structure = jax.tree.flatten(carry)
-        return jax.tree.unflatten(structure, [x_BTD + shift_BTD, *later_streams])
+    def replace(self, carry: Any, x_BTD: jax.Array) -> Any:
+        """Returns the carry of which `observe` returns x_BTD."""
+        (_, *later_streams), structure = jax.tree.flatten(carry)
+        return jax.tree.unflatten(structure, [x_BTD, *later_streams])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -330,8 +330,8 @@ class HyperConnections(Plain):
     def observe(self, carry: Any) -> jax.Array:
         return jnp.sum(carry, 0)
 
-    def shift(self, carry: Any, shift_BTD: jax.Array) -> Any:
-        return carry + shift_BTD[None] / self.n_streams
+    def replace(self, carry: Any, x_BTD: jax.Array) -> Any:
+        return carry + (x_BTD - self.observe(carry))[None] / self.n_streams
 
     def connect(self, carry: Any, site: Site) -> Any:
         h_SBTD = at_least_float32(carry)

@@ -6,6 +6,7 @@ evaluation, lm.inference and lm.data.
 
 import math
 
+from eval.suites.ablate import ablate
 from eval.suites.base import Suite
 from eval.suites.bytes import bytes_
 from eval.suites.calibration import calibration
@@ -20,6 +21,7 @@ from eval.suites.perplexity import perplexity
 from eval.suites.sharpness import sharpness
 
 SUITES = {
+    'ablate': Suite(ablate),
     'bytes': Suite(
         bytes_, score='bits', weight='bytes', unit='bits per byte', item_noun='documents'
     ),

@@ -17,11 +17,12 @@ from lm.devices.mesh import replicated_sharding, trace_on_mesh
 from lm.devices.shardings import state_shardings
 from lm.inference.load import load_weights
 from lm.inference.scoring import next_power_2
-from lm.model.block import EMBEDDING, SHIFTS
+from lm.model.block import EMBEDDING
 from lm.record.checkpoint import list_steps
 from lm.run.tables import schedule_fractions
 from lm.training.state import Learner, Weights
 from lm.training.step import text_weights
+from modules.interventions import SHIFTS
 from modules.numerics import DTYPES
 from modules.options import Option
 

@@ -6,13 +6,14 @@ depend on its slot or its neighbours, up to rounding.
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from lm.inference.decoding import init_cache
+from lm.inference.interventions import Intervention
 from lm.inference.load import Checkpoint
 from lm.inference.sampling import Sampling, SamplingBatch
 from lm.inference.scoring import next_power_2
@@ -98,11 +99,18 @@ class Engine:
     never reaches this.
     """
 
-    def __init__(self, checkpoint: Checkpoint, slots: int = 16, capacity: int | None = None):
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        slots: int = 16,
+        capacity: int | None = None,
+        interventions: Sequence[Intervention] = (),
+    ):
         """Args:
           checkpoint: from `load`.
           slots: rows that are continued together.
           capacity: tokens of a row; None: data.seq_len.
+          interventions: changes of activations for every row and position.
 
         Raises:
           ValueError: if the model has fewer positions, or a number is below 1.
@@ -115,7 +123,7 @@ class Engine:
             )
         self.vocab_size = learner.model.vocab_size
         self._end_ids = np.array(checkpoint.end_ids, np.int32)
-        self._variables = jax.device_put(checkpoint.variables)
+        self._variables = jax.device_put(checkpoint.intervened_variables(interventions))
         self._programs = checkpoint.programs
         self._cache_shapes = self._programs.cache_shapes(self._variables, slots, self.capacity)
         self._cache_length = next(iter(self._cache_shapes))

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from lm.data.progress import report_periodically
 from lm.devices.mesh import make_mesh
 from lm.devices.shardings import abstract_weights
 from lm.inference.decoding import Cache, extend, init_cache
+from lm.inference.interventions import Intervention, build_collections
 from lm.inference.probes import (
     Activations,
     forward_diagnostics,
@@ -94,15 +95,21 @@ class Checkpoint:
         """
         return self.tokenizer.decode([int(token) for token in tokens])
 
-    def logits(self, tokens_BT: jax.Array) -> jax.Array:
+    def logits(self, tokens_BT: jax.Array, interventions: Sequence[Intervention] = ()) -> jax.Array:
         """Returns the logits of the token after each, [B, T, V] float32.
 
         Args:
           tokens_BT: token ids, each row one document.
+          interventions: changes of activations on the way.
         """
-        return self.observe(self.weights, tokens_BT)[0]
+        return self._observe(tokens_BT, interventions)[0]
 
-    def activations(self, tokens_BT: jax.Array) -> Activations:
+    def activations(
+        self,
+        tokens_BT: jax.Array,
+        interventions: Sequence[Intervention] = (),
+        within: bool = False,
+    ) -> Activations:
         """Returns the residual stream by name.
 
         `embedding` and `final` are [B, T, D]; `after_attention` and `after_mlp` of every block are
@@ -110,16 +117,31 @@ class Checkpoint:
 
         Args:
           tokens_BT: token ids, each row one document.
+          interventions: changes of activations, which the returned ones have.
+          within: whether to return `heads` [L, B, T, N, H], the outputs of attention heads, and
+            `hidden` [L, B, T, F], the hidden units of MLPs, too.
         """
-        return self.observe(self.weights, tokens_BT)[1]
+        return self._observe(tokens_BT, interventions, within)[1]
 
-    def loss(self, tokens_BT: jax.Array) -> jax.Array:
+    def loss(self, tokens_BT: jax.Array, interventions: Sequence[Intervention] = ()) -> jax.Array:
         """Returns the mean loss of the next token, in nats per token: a scalar.
 
         Args:
           tokens_BT: token ids, each row one document; all but the first are predicted.
+          interventions: changes of activations on the way.
         """
-        return next_token_loss(self.logits(tokens_BT), tokens_BT)
+        return next_token_loss(self.logits(tokens_BT, interventions), tokens_BT)
+
+    def _observe(
+        self, tokens_BT: jax.Array, interventions: Sequence[Intervention], within: bool = False
+    ) -> tuple[jax.Array, Activations]:
+        """Returns (logits, activations) with interventions."""
+        if not interventions and not within:
+            return self.observe(self.weights, tokens_BT)
+        shape = tokens_BT.shape[0], tokens_BT.shape[1]
+        collections = build_collections(self.recipe, interventions, shape)
+        function = jit_with_learner(observe_within if within else observe, self.learner)
+        return function(self.weights, tokens_BT, collections=collections)
 
     def gradients(
         self,
@@ -159,6 +181,14 @@ class Checkpoint:
         """
         return jit_with_learner(forward_diagnostics, self.learner)(self.weights, tokens_BT)
 
+    def intervened_variables(self, interventions: Sequence[Intervention]) -> dict[str, Any]:
+        """Returns `variables` with interventions that hold for every row and position.
+
+        Args:
+          interventions: changes of activations, which select neither rows nor positions.
+        """
+        return self.variables | build_collections(self.recipe, interventions, None)
+
     def init_cache(self, batch: int, capacity: int) -> Cache:
         """Returns an empty cache, with which `extend` reads rows in parts.
 
@@ -172,7 +202,11 @@ class Checkpoint:
         return init_cache(self.learner, self.variables, batch, capacity)
 
     def extend(
-        self, cache: Cache, tokens_BT: jax.Array, counts_B: jax.Array | None = None
+        self,
+        cache: Cache,
+        tokens_BT: jax.Array,
+        counts_B: jax.Array | None = None,
+        interventions: Sequence[Intervention] = (),
     ) -> tuple[jax.Array, Cache]:
         """Reads further tokens of each row, each token once (`lm.inference.decoding.extend`).
 
@@ -180,11 +214,13 @@ class Checkpoint:
           cache: of the tokens read so far, from `init_cache` or the previous call.
           tokens_BT: the token ids that follow.
           counts_B: how many of the T columns are read, the others are padding; None: all.
+          interventions: changes of activations, which select neither rows nor positions.
 
         Returns:
           (logits [B, T, V] of the token after each, the cache with these tokens).
         """
-        return jit_with_learner(extend, self.learner)(self.variables, cache, tokens_BT, counts_B)
+        variables = self.intervened_variables(interventions)
+        return jit_with_learner(extend, self.learner)(variables, cache, tokens_BT, counts_B)
 
     @functools.cached_property
     def end_ids(self) -> tuple[int, ...]:
@@ -206,6 +242,20 @@ class Checkpoint:
         (`lm.inference.probes.observe`).
         """
         return jit_with_learner(observe, self.learner)
+
+
+def observe_within(
+    learner: Learner, weights: Weights, tokens_BT: jax.Array, collections: Any
+) -> tuple[jax.Array, Activations]:
+    """Returns `observe` with the activations within sublayers.
+
+    Args:
+      learner: the learner.
+      weights: the weights.
+      tokens_BT: token ids.
+      collections: interventions.
+    """
+    return observe(learner, weights, tokens_BT, collections=collections, within=True)
 
 
 @functools.lru_cache(MAX_PROGRAMS)

@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 
 from lm.config.recipe import Recipe
-from lm.model.block import ACTIVATIONS, AFTER_MLP, BLOCK_ACTIVATIONS, SHIFTS
+from lm.model.block import ACTIVATIONS, AFTER_MLP, BLOCK_ACTIVATIONS
 from lm.model.pattern import block_groups, block_stacks, join_stacks, take_blocks
 from lm.training.diagnostics import join_sown
 from lm.training.state import Learner, Weights
+from modules.interventions import HEADS, HIDDEN, INNER, SHIFTS
 from modules.params import named_leaves
 from modules.statistics import DIAGNOSTICS, INPUT_MOMENTS, INPUTS
 
@@ -18,7 +19,12 @@ Activations = dict[str, jax.Array]
 
 
 def observe(
-    learner: Learner, weights: Weights, tokens_BT: jax.Array, shifts: Activations | None = None
+    learner: Learner,
+    weights: Weights,
+    tokens_BT: jax.Array,
+    shifts: Activations | None = None,
+    collections: dict[str, Any] | None = None,
+    within: bool = False,
 ) -> tuple[jax.Array, Activations]:
     """Computes logits and activations as in evaluation, each row as one document.
 
@@ -32,6 +38,9 @@ def observe(
       tokens_BT: token ids.
       shifts: added to the activations of the same names. The gradient in a shift of 0 is the
         gradient in the activation.
+      collections: interventions (`lm.inference.interventions.build_collections`).
+      within: whether to return activations within sublayers too: `heads` [L, B, T, N, H], the
+        outputs of attention heads, and `hidden` [L, B, T, F], the hidden units of MLPs.
 
     Returns:
       (logits [B, T, V], activations by name).
@@ -39,8 +48,28 @@ def observe(
     variables = learner.variables(weights)
     if shifts is not None:
         variables = variables | {SHIFTS: split_blocks(learner.recipe, shifts)}
-    logits_BTV, collections = learner.model.apply(variables, tokens_BT, mutable=(ACTIVATIONS,))
-    return logits_BTV, join_blocks(learner.recipe, collections[ACTIVATIONS])
+    if collections:
+        variables = variables | collections
+    mutable = (ACTIVATIONS, INNER) if within else (ACTIVATIONS,)
+    logits_BTV, filled = learner.model.apply(variables, tokens_BT, mutable=mutable)
+    activations = join_blocks(learner.recipe, filled[ACTIVATIONS])
+    if within:
+        activations |= join_inner(learner.recipe, filled[INNER])
+    return logits_BTV, activations
+
+
+def join_inner(recipe: Recipe, collection: dict) -> Activations:
+    """Joins the activations within sublayers into arrays over all blocks.
+
+    An activation that some blocks lack, or have in another shape, is left out.
+    """
+    stacks, joined = block_stacks(recipe), {}
+    for name, sublayer in ((HEADS, 'attention'), (HIDDEN, 'mlp')):
+        arrays = [stack.find(collection).get(sublayer, {}).get(name) for stack in stacks]
+        shapes = {None if x is None else x.shape[1:] for x in arrays}
+        if None not in shapes and len(shapes) == 1:
+            joined[name] = join_stacks(stacks, arrays)
+    return joined
 
 
 def logit_lens(learner: Learner, weights: Weights, tokens_BT: jax.Array) -> jax.Array:

@@ -13,6 +13,7 @@ from lm.model.base_size import base_head_dim, width_growth
 from modules.attention.base import CACHE, ValueSources
 from modules.attention.softmax import is_full
 from modules.dropout import KEY_NAME, Dropout
+from modules.interventions import COLLECTIONS, INNER, intervene
 from modules.kernels import Kernels
 from modules.numerics import DTYPES
 from modules.parallel.axes import shard_activation
@@ -34,12 +35,20 @@ from modules.stream import moments, sink_share
 
 # Optional collections. The stream at the sites below, recorded if the collection is mutable.
 ACTIVATIONS = 'activations'
-SHIFTS = 'shifts'  # added to the stream there, so that their gradient is the activation's
 ACTIVE = 'kept'  # whether each block is applied; the others return their input
 STATE = ('params', STATS, BACKWARD_STATS, CACHE)
 INPUT_COLLECTIONS = (INPUTS, INPUT_MOMENTS)
 # Collections that the scan stacks along `layer`.
-STACKED = (*STATE, AUXILIARY, DIAGNOSTICS, *INPUT_COLLECTIONS, ACTIVATIONS, SHIFTS, ACTIVE)
+STACKED = (
+    *STATE,
+    AUXILIARY,
+    DIAGNOSTICS,
+    *INPUT_COLLECTIONS,
+    ACTIVATIONS,
+    ACTIVE,
+    INNER,
+    *COLLECTIONS,
+)
 EMBEDDING, AFTER_ATTENTION, AFTER_MLP, FINAL = 'embedding', 'after_attention', 'after_mlp', 'final'
 BLOCK_ACTIVATIONS = (AFTER_ATTENTION, AFTER_MLP)
 
@@ -121,7 +130,8 @@ def init_carry(recipe: Recipe, streams: Any, tokens_shape: tuple[int, ...]) -> A
 def record_stream(module: nn.Module, name: str, streams: Any, observed: Any = None) -> Any:
     """Shards the streams, and records the first, [B, T, D], as an activation.
 
-    Neither adds operations unless ACTIVATIONS is mutable or SHIFTS has the name.
+    Neither adds operations unless ACTIVATIONS is mutable or an intervention has the name
+    (`modules.interventions`).
 
     Args:
       module: the module whose collections hold the activation.
@@ -131,14 +141,14 @@ def record_stream(module: nn.Module, name: str, streams: Any, observed: Any = No
         their sum; None: the first.
 
     Returns:
-      The streams, with the shift of this name added to the recorded one.
+      The streams, with the interventions of this name on the recorded one.
     """
     if module.is_initializing():
         return streams
     streams = jax.tree.map(shard_stream, streams)
     stream = observed or Plain()
-    if module.has_variable(SHIFTS, name):
-        streams = stream.shift(streams, module.get_variable(SHIFTS, name))
+    if any(module.has_variable(collection, name) for collection in COLLECTIONS):
+        streams = stream.replace(streams, intervene(module, name, stream.observe(streams)))
     if module.is_mutable_collection(ACTIVATIONS):
         module.put_variable(ACTIVATIONS, name, stream.observe(streams))
     return streams

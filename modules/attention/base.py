@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
+from modules.interventions import HEADS, intervene_within
 from modules.kernels import Kernels
 from modules.numerics import ATTENTION_PRODUCTS
 from modules.options import Option
@@ -140,6 +141,7 @@ class MultiHead(nn.Module):
         )
         mixed_BTNH = swap_heads(self.mix(x_BTD, q_BNTH, k_BKTH, v_BKTH, sequence))
         axes, gated_BTNH = ('heads', 'head_dim', 'embed'), self.apply_gate(x_BTD, mixed_BTNH)
+        gated_BTNH = intervene_within(self, HEADS, gated_BTNH)
         y_BTD = self.project('out', gated_BTNH, axes, d_model, self.init_gain, fan_in=axes[:2])
         return y_BTD if first_BTKH is None else (y_BTD, first_BTKH)
 

@@ -12,6 +12,7 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
 from modules.attention.base import CACHE, QKV, MultiHead, ValueSources, swap_heads
+from modules.interventions import HEADS, intervene_within
 from modules.kernels.attention.base import repeat_kv_heads
 from modules.kernels.recurrence.chunked import CHUNK
 from modules.kernels.rms_norm import reference as rms_norm
@@ -171,7 +172,7 @@ class GatedLinearAttention(MultiHead):
             gate_BTNV = self.project('gate', x_BTD, axes, features)
             mixed_BTNV = mixed_BTNV * jax.nn.silu(at_least_float32(gate_BTNV))
         axes = ('heads', 'head_dim', 'embed')
-        mixed_BTNV = mixed_BTNV.astype(self.dtype)
+        mixed_BTNV = intervene_within(self, HEADS, mixed_BTNV.astype(self.dtype))
         return self.project('out', mixed_BTNV, axes, d_model, self.init_gain, fan_in=axes[:2])
 
     def mix(

@@ -2,16 +2,26 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 
-from eval.load import open_data
+from eval.load import Intervention, open_data
+from eval.suites.ablate import ablate
+from eval.suites.ablate import sum_cross_entropy as ablated_cross_entropy
 from eval.suites.calibration import bootstrap_units, calibration, split_halves
 from eval.suites.layers import layers, sum_angles
 from eval.suites.perplexity import perplexity
-from eval.suites.reading import TargetRow, split_rows, validation_rows
+from eval.suites.reading import (
+    TargetRow,
+    jit_statistic,
+    split_rows,
+    validation_batches,
+    validation_rows,
+)
 from eval.suites.sharpness import sharpness
 from lm.data.tokenizers import ByteTokenizer
+from lm.inference.interventions import build_collections
 from tests.eval.suites.checkpoints import checkpoint_from_recipe
 from tests.helpers import checked_config
 
@@ -150,3 +160,34 @@ def test_sharpness_without_optimizer_state(checkpoint):
     lines = suite_result.tables['Eigenvalues of the Hessian'].columns
     assert 'preconditioned_sharpness' not in suite_result.numbers
     assert lines['value'][-1] is None and 'cannot be read' in lines['how'][-1]
+
+
+@pytest.mark.full
+def test_ablation_is_the_loss_with_zeroed_heads(checkpoint):
+    """Equivalence: each entry against the same intervention on whole rows of the split, and the
+    sum of all against the loss of perplexity.
+    """
+    suite_result = ablate(checkpoint, tokens=0)
+    expected = perplexity(checkpoint).numbers
+    assert suite_result.numbers['tokens'] == expected['tokens']
+    np.testing.assert_allclose(suite_result.numbers['ce'], expected['validation_ce'], rtol=1e-5)
+    heads = suite_result.tables['Loss without each head'].columns
+    n_heads = checkpoint.recipe.model.n_heads
+    assert heads['layer'] == [layer for layer in (1, 2, 3) for _ in range(n_heads)]
+    assert heads['head'] == [*range(n_heads)] * 3
+    mlps = suite_result.tables['Loss without each MLP'].columns['loss increase']
+    assert np.abs(mlps).min() > 1e-4 and suite_result.numbers['mlp_max'] == max(mlps)
+    collections = build_collections(
+        checkpoint.recipe, [Intervention('heads', 'zero', layers=1, heads=1)], None
+    )
+    split = open_data(checkpoint).validation
+    loss = jit_statistic(checkpoint, ablated_cross_entropy)
+    sums = [
+        jax.device_get(loss(checkpoint.weights, batch, checkpoint.hyper, collections))
+        for batch in validation_batches(checkpoint, split, 0)
+    ]
+    ce, n_tokens = np.sum(sums, 0)
+    at = heads['layer'].index(2) + 1
+    np.testing.assert_allclose(
+        heads['loss increase'][at], ce / n_tokens - suite_result.numbers['ce'], atol=1e-5
+    )
