@@ -12,6 +12,7 @@ GAINS = 'gains'  # multiply the activation
 SHIFTS = 'shifts'  # are added to it, so that their gradient is the activation's
 SETS = 'sets'  # (mask, values): replace it where the mask is true
 COLLECTIONS = (GAINS, SHIFTS, SETS)
+OPERATIONS = SCALE, ADD, REPLACE, ZERO = 'scale', 'add', 'replace', 'zero'
 INNER = 'inner_activations'  # the activations within sublayers, recorded if mutable
 HEADS, HIDDEN = 'heads', 'hidden'  # outputs of heads [B, T, N, H], hidden units [B, T, F]
 
@@ -35,7 +36,13 @@ def intervene(module: nn.Module, name: str, x: jax.Array) -> jax.Array:
 
 
 def intervene_within(module: nn.Module, name: str, x: jax.Array) -> jax.Array:
-    """Returns `intervene`, and records the result in INNER if that is mutable."""
+    """Returns `intervene`, and records the result in INNER if that is mutable.
+
+    Args:
+      module: the module whose collections hold the arrays.
+      name: of the activation.
+      x: the activation.
+    """
     if module.is_initializing():
         return x
     x = intervene(module, name, x)

@@ -8,11 +8,11 @@ import numpy as np
 from eval.load import Checkpoint, Intervention, open_data
 from eval.suites.base import SuiteResult, Table
 from eval.suites.reading import jit_statistic, validation_batches
-from lm.inference.interventions import SCALE, build_collections
+from lm.inference.interventions import build_collections
 from lm.inference.scoring import fetch_pipelined
 from lm.training.state import Hyper, Learner, Weights
 from lm.training.step import Batch, token_sums
-from modules.interventions import HEADS, HIDDEN
+from modules.interventions import HEADS, HIDDEN, SCALE
 from modules.options import Option
 
 INCREASE = 'loss increase'

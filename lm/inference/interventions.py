@@ -10,9 +10,19 @@ import numpy as np
 from lm.config.recipe import Recipe
 from lm.model.block import AFTER_ATTENTION, AFTER_MLP, EMBEDDING, FINAL
 from lm.model.pattern import block_stacks, take_blocks
-from modules.interventions import GAINS, HEADS, HIDDEN, SETS, SHIFTS
+from modules.interventions import (
+    ADD,
+    GAINS,
+    HEADS,
+    HIDDEN,
+    OPERATIONS,
+    REPLACE,
+    SCALE,
+    SETS,
+    SHIFTS,
+    ZERO,
+)
 
-SCALE, ADD, REPLACE, ZERO = OPERATIONS = ('scale', 'add', 'replace', 'zero')
 # {site: the axes of its activation behind the layer, and the submodule of a block that has it}.
 SITES: Mapping[str, tuple[str, str]] = {
     EMBEDDING: ('BTD', ''),
@@ -209,9 +219,9 @@ def _align(change: Intervention, sizes: Mapping[str, int]) -> np.ndarray:
         n == 1 or n == length for n, length in zip(shape, lengths, strict=True)
     )
     if not fits:
-        wanted = ', '.join(f'{axis}={length or "?"}' for axis, length in sizes.items())
+        axes = ', '.join(f'{axis}={length or "?"}' for axis, length in sizes.items())
         raise ValueError(
-            f'the value at {change.site} must broadcast to [{wanted}]; got {list(value.shape)}'
+            f'the value at {change.site} must broadcast to [{axes}]; got {list(value.shape)}'
         )
     return value.reshape(shape)
 
