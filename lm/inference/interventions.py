@@ -39,25 +39,21 @@ OUTSIDE = (EMBEDDING, FINAL)  # sites that no block has
 class Intervention:
     """A change of an activation in the forward pass.
 
-    Attributes:
-      site: a row of SITES: `embedding`, `after_attention`, `after_mlp` and `final` are the residual
-        stream, `heads` the outputs of attention heads before the output matrix, `hidden` the hidden
-        units of MLPs.
-      operation: `scale`, `add`, `replace` or `zero`.
-      value: a number, or an array that broadcasts to the activation [B, T, ...], with the selected
-        layers in front if it has an axis more; not used by `zero`.
-      layers: blocks, from 0 as in arrays [L, ...]; None: all. `embedding` and `final` have none.
-      rows, positions, heads, features: indices along an axis of the activation; None: all.
+    The site `heads` are the outputs of attention heads before the output matrix, and `hidden` the
+    hidden units of MLPs; the others are the residual stream.
     """
 
-    site: str
-    operation: str
+    site: str  #: a row of SITES: embedding, after_attention, after_mlp, heads, hidden or final
+    operation: str  #: scale, add, replace or zero
+    #: A number, or an array that broadcasts to the activation [B, T, ...], with the selected layers
+    #: in front if it has an axis more; not used by `zero`.
     value: Any = None
+    #: Blocks, from 0 as in arrays [L, ...]; None: all. `embedding` and `final` have none.
     layers: int | Sequence[int] | None = None
-    rows: int | Sequence[int] | None = None
-    positions: int | Sequence[int] | None = None
-    heads: int | Sequence[int] | None = None
-    features: int | Sequence[int] | None = None
+    rows: int | Sequence[int] | None = None  #: indices of rows; None: all
+    positions: int | Sequence[int] | None = None  #: indices of tokens in a row; None: all
+    heads: int | Sequence[int] | None = None  #: indices of heads; None: all
+    features: int | Sequence[int] | None = None  #: indices along the last axis; None: all
 
     def __post_init__(self) -> None:
         """Raises ValueError for an unknown site or operation, and for what the site lacks."""
