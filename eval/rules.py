@@ -299,7 +299,7 @@ def print_predictions(workdir: str, path: str) -> None:
     """
     from lm.record.remote.local_copy import fetch_records
     from lm.study.tables.ablation import describe_progress, read_ablation
-    from lm.study.tables.predictions import compare_predictions, summarise_predictions
+    from lm.study.tables.predictions import UNTESTED, compare_predictions, summarise_predictions
     from lm.study.tables.results import gather, read_sweep
 
     folder = fetch_records(workdir)
@@ -312,7 +312,8 @@ def print_predictions(workdir: str, path: str) -> None:
     rows = compare_predictions(sweep, ablation)
     if path:
         write_json(Path(path), {'workdir': workdir, 'predictions': rows})
-    print(format_table(rows, list(rows[0]), 'table'))
+    tested = [row for row in rows if not str(row['verdict']).startswith(UNTESTED)]
+    print(format_table(tested or rows, list(rows[0]), 'table'))
     print('\n'.join(['', *summarise_predictions(rows)]))
     used = {row['rule'] for row in rows}
     summaries = [

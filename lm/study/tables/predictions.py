@@ -17,8 +17,8 @@ def compare_predictions(sweep: Mapping[str, Any], ablation: Ablation) -> list[di
     """Returns a row for each rule and each arm that has another batch or another number of tokens.
 
     The first arm is the size that the settings were tuned for. A prediction is `within` if it lies
-    in the range of rates that are not worse than the tuned one. A rule that changes another setting
-    too, such as b2, is `not tested` by an arm with another value of it.
+    in the range of rates that are not worse than the tuned one. A rule is `not tested` by an arm
+    with another weight decay, b2 or eps than the rule has.
 
     Args:
       sweep: the record of the sweep.
@@ -50,11 +50,7 @@ def compare_predictions(sweep: Mapping[str, Any], ablation: Ablation) -> list[di
             if transfer.is_relative and configs[i].get('optim.match_norm') is None:
                 continue
             predicted = transfer_settings(name, tuned, *ratios)
-            settings = {
-                setting: getattr(predicted, setting)
-                for setting in transfer.reads
-                if setting != 'lr'
-            }
+            settings = {name: getattr(predicted, name) for name in ('weight_decay', 'b2', 'eps')}
             differing = [
                 f'{setting}={value:.3g}'
                 for setting, value in settings.items()
@@ -126,7 +122,7 @@ def summarise_predictions(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         worst = max((abs(row['octaves off']) for row in tested), default=math.nan)
         lines.append(
             f'{rule}: {within} of {len(tested)} within the rates that are as good as the tuned one,'
-            f' at most {worst:.1f} octaves off'
+            f' at most {worst:.2f} octaves off'
             if tested
             else f'{rule}: not tested, because no arm has its other settings'
         )
