@@ -160,7 +160,9 @@ class X0Scalars(Plain):
 class AttentionResidual(Plain):
     """Attention residuals (arXiv:2603.15031): a sublayer reads a softmax over earlier outputs.
 
-    Sublayer l reads `sum_(s < l) p_s y_s with p = softmax_s(w_l . y_s / rms(y_s))`
+    Sublayer l reads `r = sum_(s < l) p_s y_s`, with the shares of a softmax over `s`:
+
+    `p_s = softmax_s(w_l . y_s / rms(y_s))`
 
     `y_0` are the embeddings and `y_s` is the output of sublayer `s`. The readout reads such a sum
     too. Each `w` [D] starts at 0, so that a sublayer first reads the plain mean. With
