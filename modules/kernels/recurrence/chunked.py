@@ -13,6 +13,7 @@ from modules.options import Option
 from modules.statistics import at_least_float32
 
 CHUNK = 64  # as in the code of flash-linear-attention
+SOLVE_BLOCK = 16  # rows that are solved one after another
 
 
 @kernel_row()
@@ -104,14 +105,7 @@ def chunked_recurrence(
         overlap_ZBNTS = decay_ZBNTS * jnp.einsum('zbnt,zbntk,zbnsk->zbnts', beta_ZBNT, k, k)
         erased = jnp.einsum('zbnt,zbnt,zbntk->zbntk', beta_ZBNT, decay_ZBNT, k)
         values = jnp.einsum('zbnt,zbntv->zbntv', beta_ZBNT, v)
-        # The solver reads the part below the diagonal and takes the diagonal as 1.
-        solved = jax.lax.linalg.triangular_solve(
-            overlap_ZBNTS,
-            jnp.concatenate([values, erased], -1),
-            left_side=True,
-            lower=True,
-            unit_diagonal=True,
-        )
+        solved = solve_unit_lower(overlap_ZBNTS, jnp.concatenate([values, erased], -1))
         v, erases_ZBNTK = jnp.split(solved, [v.shape[-1]], -1)
 
     def read_chunk(state_BNKV, parts):
@@ -127,6 +121,32 @@ def chunked_recurrence(
     state_BNKV, out_ZBNTV = jax.lax.scan(read_chunk, state_BNKV, parts)
     out_BNTV = jnp.moveaxis(out_ZBNTV, 0, 2).reshape(batch, n_heads, -1, v.shape[-1])
     return out_BNTV[:, :, :length], state_BNKV
+
+
+def solve_unit_lower(matrix: jax.Array, right: jax.Array) -> jax.Array:
+    """Returns `(I + L)^(-1) right` with `L` the part of the matrix below its diagonal.
+
+    By blocks of SOLVE_BLOCK rows, so that most of the work is matrix products. On CPUs a solver of
+    64 rows calls several threads of BLAS, which on a busy machine take 180 times as long.
+
+    Args:
+      matrix: [..., T, T]; the diagonal and above are not read.
+      right: [..., T, V].
+    """
+    highest = jax.lax.Precision.HIGHEST  # a solution, which must not be rounded to bfloat16
+    solved: list[jax.Array] = []
+    for first in range(0, matrix.shape[-1], SOLVE_BLOCK):
+        rows = slice(first, first + SOLVE_BLOCK)
+        remaining = right[..., rows, :]
+        if solved:
+            known = jnp.concatenate(solved, -2)
+            product = jnp.matmul(matrix[..., rows, :first], known, precision=highest)
+            remaining = remaining - product
+        block = jax.lax.linalg.triangular_solve(
+            matrix[..., rows, rows], remaining, left_side=True, lower=True, unit_diagonal=True
+        )
+        solved.append(block)
+    return jnp.concatenate(solved, -2)
 
 
 def masked_exp(x: jax.Array, mask: jax.Array) -> jax.Array:
