@@ -139,8 +139,8 @@ def solve_unit_lower(matrix: jax.Array, right: jax.Array) -> jax.Array:
         rows = slice(first, first + SOLVE_BLOCK)
         remaining = right[..., rows, :]
         if solved:
-            known = jnp.concatenate(solved, -2)
-            product = jnp.matmul(matrix[..., rows, :first], known, precision=highest)
+            above = jnp.concatenate(solved, -2)
+            product = jnp.matmul(matrix[..., rows, :first], above, precision=highest)
             remaining = remaining - product
         block = jax.lax.linalg.triangular_solve(
             matrix[..., rows, rows], remaining, left_side=True, lower=True, unit_diagonal=True
