@@ -287,7 +287,7 @@ def test_commands_are_found():
     lines = commands()
     assert 'uv run --no-dev train.py --config=configs/default.py' in lines
     assert len(lines) > 15 and LEFT_OUT.keys() | {*LOWERED} <= {*lines}
-    assert len(blocks('python')) == 10
+    assert len(blocks('python')) == 11
 
 
 @pytest.mark.full  # minutes of programs
@@ -317,7 +317,8 @@ def test_every_command_works_as_printed(outcome, tmp_path):
         ):
             failed[line] = printed[-2000:]
     codes = [block for block in blocks('python') if not block.startswith('# configs/')]
-    for code, checked in zip(codes, ('', '', '', CHECKED, CHECKED_CURVES, ''), strict=True):
+    checks = ('', '', '', CHECKED, CHECKED_INTERVENTIONS, CHECKED_CURVES, '')
+    for code, checked in zip(codes, checks, strict=True):
         status, printed = outcome([], code + checked)
         if status:
             failed[code] = printed[-2000:]
@@ -333,6 +334,11 @@ assert logits_BTV.shape == (B, T, checkpoint.tokenizer.vocab_size)
 assert jax.tree.structure(by_weight) == jax.tree.structure(checkpoint.weights.params)
 assert by_activation.keys() == stream.keys()
 assert len(runs) == 18 and set(runs.status) == {'done'}
+"""
+CHECKED_INTERVENTIONS = """
+L, B, T, N, H = within['heads'].shape
+assert (L, B, T) == (1, *tokens_BT.shape) == within['hidden'].shape[:3]
+assert logits_BTV.shape == (B, T, checkpoint.tokenizer.vocab_size)
 """
 CHECKED_CURVES = """
 assert [*curves.columns] == ['layernorm', 'rmsnorm'] and curves.index[0] == 1

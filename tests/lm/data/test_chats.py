@@ -5,6 +5,7 @@ and nothing else.
 import functools
 import json
 import re
+from multiprocessing.connection import Connection
 
 import numpy as np
 import pytest
@@ -173,6 +174,7 @@ def test_stalled_template_is_an_error(make_encoder, monkeypatch):
     """Catches a conversation that is left out only where the machine is slow."""
     encoder = make_encoder()
     monkeypatch.setattr(templates, 'RENDER_SEC', 0.0)
+    monkeypatch.setattr(Connection, 'poll', lambda connection, timeout_sec: False)  # never answers
     with pytest.raises(
         ValueError, match=r'could not render .*"hello".* 0 seconds\. Run the command'
     ):
