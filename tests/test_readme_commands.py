@@ -72,6 +72,14 @@ LEFT_OUT = {  # line: why it is not run here
     '--config.data.source=synthetic:linear_regression_1d --config.data.tokenizer=byte '
     '--config.data.seq_len=128 --config.data.packing=best_fit --config.data.mask_documents=True '
     '--config.data.epochs=100 --workdir=runs/icl': ('tests/eval/suites/test_in_context.py has it'),
+    **dict.fromkeys(
+        (
+            'uv run train.py --config=configs/studies/batch_rules.py --workdir=runs/batch_rules',
+            'uv run python -m eval.rules --workdir=runs/batch_rules',
+        ),
+        '105 runs; tests/lm/study/tables/test_predictions.py has a tuned sweep, test_studies.py '
+        'the cells',
+    ),
     'uv run python -m eval --checkpoint=runs/icl --suite=in_context': (
         'tests/eval/suites/test_in_context.py has it'
     ),
