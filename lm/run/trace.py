@@ -274,7 +274,8 @@ def parse_source(source: str) -> tuple[str, str]:
     direction = FORWARD if modules or 'jvp(' in source else UPDATE
     direction = BACKWARD if 'transpose(' in source else direction
     if modules and modules[0].startswith('layers'):
-        parts = [scope for scope in modules[1:] if not re.fullmatch(BLOCK_NAME, scope)]
+        # Methods of a module, such as layers.place, are scopes too.
+        parts = [s for s in modules[1:] if '.' not in s and not re.fullmatch(BLOCK_NAME, s)]
         return (parts[0] if parts else 'residual stream'), direction
     if modules:
         return modules[0].rpartition('.')[2], direction

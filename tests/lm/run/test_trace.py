@@ -102,6 +102,13 @@ def test_source_in_module_is_parsed(source, part):
     assert trace.parse_source(source.replace('T.', 'Transformer.')) == ('attention_norm_in', part)
 
 
+def test_module_methods_are_no_parts():
+    source = 'jit(s)/jvp(Transformer.activations)/while/body/layers/layers.place/mlp/dot_general'
+    assert trace.parse_source(source) == ('mlp', 'forward')
+    source = 'jit(s)/jvp(Transformer.activations)/layers/block_2/block_2.place/add'
+    assert trace.parse_source(source) == ('residual stream', 'forward')
+
+
 def test_source_outside_modules():
     assert trace.parse_source('jit(s)/jvp()/while/body/exp') == ('readout and loss', 'forward')
     assert trace.parse_source('jit(s)/mul') == ('update', 'update')
