@@ -215,7 +215,8 @@ def row_name(row) -> str:
 # Of the loss, relative. Batched products add up in another order than single ones.
 RTOL = {'float32': 1e-6, 'bfloat16': 1e-3}
 RTOL_OF_NORM = {'crmsnorm': 3e-6}  # its square of a sum rounds more: 1.4e-6 seen
-# A batched triangular solve rounds in another order; over 50 steps that grows to 9e-4.
+# At this learning rate rounding grows from 1e-7 to 9e-4 over the steps, with either kernel; at the
+# low rate of the changed run the losses agree to 3e-7.
 RTOL_OF_ATTENTION = {'gated_delta': 3e-3}
 
 
@@ -260,7 +261,8 @@ def test_every_choice_trains_beside_others(changes):
         assert leaf.dtype in (jnp.float32, jnp.int32)
     assert len({float(loss) for loss in losses[-1]}) == 4
     fell = losses[0] - np.mean(losses[-5:], 0)
-    assert np.all(fell > np.array([0.1, 0.002, 0.1, 0.1])), fell  # the changed one learns slowly
+    least = 0.002 if changes.get('model.reparam') == 'lora' else 0.02  # lora trains few weights
+    assert np.all(fell > np.array([0.1, least, 0.1, 0.1])), fell  # the changed one learns slowly
 
 
 @pytest.mark.full

@@ -127,7 +127,7 @@ def solve_unit_lower(matrix: jax.Array, right: jax.Array) -> jax.Array:
     """Returns `(I + L)^(-1) right` with `L` the part of the matrix below its diagonal.
 
     By blocks of SOLVE_BLOCK rows, so that most of the work is matrix products. On CPUs a solver of
-    64 rows calls several threads of BLAS, which on a busy machine take 180 times as long.
+    64 rows calls several threads of BLAS, which wait for each other on a busy machine.
 
     Args:
       matrix: [..., T, T]; the diagonal and above are not read.
