@@ -236,7 +236,7 @@ def apply_transfers(inputs: RuleInputs, batch_ratio: float) -> list[Rule]:
     rows = []
     for name, transfer in TRANSFERS.items():
         settings = transfer_settings(name, tuned, batch_ratio, token_ratio)
-        values = {setting: getattr(settings, setting) for setting in transfer.reads}
+        values = {setting: vars(settings)[setting] for setting in transfer.reads}
         rows += [
             evaluate_rule(name, SETTING_NAMES[setting], value, '', transfer.origin)
             for setting, value in values.items()

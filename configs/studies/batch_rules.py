@@ -25,7 +25,7 @@ RATIOS = (4, 16)
 
 
 def rule_settings(rule: str, ratio: int) -> dict[str, float]:
-    """Returns what a rule sets beside the learning rate: 'sqrt', 'sde' or 'sdew'."""
+    """Returns the other settings of a rule: 'sqrt', 'sde' or 'sdew'."""
     root = ratio**0.5
     return {
         'sqrt': {},

@@ -50,7 +50,7 @@ def compare_predictions(sweep: Mapping[str, Any], ablation: Ablation) -> list[di
             if transfer.is_relative and configs[i].get('optim.match_norm') is None:
                 continue
             predicted = transfer_settings(name, tuned, *ratios)
-            settings = {name: getattr(predicted, name) for name in ('weight_decay', 'b2', 'eps')}
+            settings = {name: vars(predicted)[name] for name in ('weight_decay', 'b2', 'eps')}
             differing = [
                 f'{setting}={value:.3g}'
                 for setting, value in settings.items()
