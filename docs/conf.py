@@ -54,7 +54,7 @@ CONTENTS = {  # caption: pages below docs, or with a leading / below the project
     'Models and optimizers': """
         guide/norms guide/attention guide/reparametrisations guide/losses_optimizers guide/scaling
         guide/models""",
-    'Compare': 'guide/sweeps guide/tuning guide/claims',
+    'Compare': 'guide/sweeps guide/tuning guide/loop guide/claims',
     'Use a trained model': """
         guide/python guide/evaluation guide/suites guide/generation guide/serving""",
     'Scale up': 'guide/devices guide/hosts guide/pods guide/buckets',

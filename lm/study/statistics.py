@@ -353,3 +353,49 @@ def seeds_needed(effect: float, deviation: float, tests: int = 1) -> int:
 def format_seeds(seeds: int, noun: str = 'seeds') -> str:
     """Returns 'about 14 seeds', or 'more than 1000 seeds'."""
     return f'about {seeds} {noun}' if seeds <= MAX_SEEDS else f'more than {MAX_SEEDS} {noun}'
+
+
+def detectable_difference(
+    seeds: int, deviation: float, tests: int = 1, level: float = 1 - CONFIDENCE
+) -> float:
+    """Returns the difference that this many pairs of runs detect with probability POWER.
+
+    The d with P(|T| > t | noncentrality d sqrt(n) / deviation) = POWER, for the paired t test at
+    level / tests, two-sided. It is infinite for fewer than two pairs. `seeds_needed` is its inverse
+    at LEVEL.
+
+    Args:
+      seeds: number of pairs, n.
+      deviation: standard deviation of a paired difference.
+      tests: number of differences tested together.
+      level: probability of any false verdict.
+
+    Returns:
+      The difference of losses.
+    """
+    from scipy import optimize, stats
+
+    if seeds < 2:
+        return math.inf
+    t = float(stats.t.isf(level / tests / 2, seeds - 1))
+
+    def excess_power(shift: float) -> float:
+        # SciPy's nct fails far from its mean; there the power is 1 to rounding.
+        return float(stats.nct.sf(t, seeds - 1, shift)) - POWER if shift < 2 * t + 20 else 1 - POWER
+
+    shift = optimize.brentq(excess_power, 0.0, 2 * t + 20, xtol=1e-6)
+    return float(shift) * deviation / math.sqrt(seeds)
+
+
+def deviation_interval(deviation: float, freedom: int) -> tuple[float, float]:
+    """Returns the interval of a standard deviation, s sqrt(f / chi2), at CONFIDENCE.
+
+    Args:
+      deviation: the estimate, s.
+      freedom: its degrees of freedom, f.
+    """
+    from scipy import stats
+
+    tails = ((1 + CONFIDENCE) / 2, (1 - CONFIDENCE) / 2)
+    low, high = (math.sqrt(freedom / float(stats.chi2.ppf(tail, freedom))) for tail in tails)
+    return deviation * low, deviation * high

@@ -322,7 +322,15 @@ def test_command_words_are_arguments(monkeypatch):
 
 HELPS = (
     *('eval', 'eval.claims', 'eval.compare', 'eval.convert', 'eval.coordinates', 'eval.fit'),
-    *('eval.generate', 'eval.report', 'eval.rules', 'eval.runs', 'eval.serve', 'eval.sync'),
+    *(
+        'eval.generate',
+        'eval.noise',
+        'eval.report',
+        'eval.rules',
+        'eval.runs',
+        'eval.serve',
+        'eval.sync',
+    ),
     'tpu.plan',
 )
 
