@@ -109,6 +109,7 @@ def get_config() -> ConfigDict:
     config.train.checkpoint_every = 125
     config.train.keep_last = 2
     config.train.keep_best = 1
+    config.train.checkpoint_steps = ''  # checkpoints that stay: '100,200', 'log+before_decay'
     config.train.log_every = 20
     config.train.on_divergence = 'stop'  # or skip_step, rollback
     config.train.seed = 0  # for the initial parameters

@@ -387,6 +387,12 @@ class TrainConfig:
     profile: Annotated[
         str, Option('steps to trace, as STEP:COUNT; empty: none', is_observer=True)
     ] = ''
+    checkpoint_steps: Annotated[
+        str,
+        Option(
+            'steps whose checkpoints stay: 100,200, log, before_decay, every:N', is_observer=True
+        ),
+    ] = ''
 
 
 Devices = Annotated[int, Option(minimum=-1)]

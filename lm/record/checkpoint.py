@@ -9,6 +9,7 @@ import contextlib
 import errno
 import functools
 import os
+import re
 import sys
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
@@ -145,6 +146,15 @@ def format_differences(
     relevant = [(name, values) for name, values in changed if name.split('.')[0] in sections]
     lines = [f'  {name}: {a!r} -> {b!r}' for name, (a, b) in relevant]
     return '\n'.join(['the model differs in (there -> here):', *lines, '']) if lines else ''
+
+
+def name_checkpoint(path: str | Path) -> str:
+    """Returns RUN@STEP, a folder or a URL, as RUN/checkpoints/STEP; other paths as they are."""
+    text = str(path)
+    match = re.fullmatch(r'(.+)@(\d+)', text.rstrip('/'))
+    if match is None or Path(text).exists():
+        return text
+    return f'{match[1].rstrip("/")}/{FOLDER}/{int(match[2])}'
 
 
 def list_steps(folder: Path) -> list[int]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lm import data
+from lm.config.checkpoint_steps import list_checkpoint_steps
 from lm.config.mixture import source_flag, split_by_source
 from lm.config.recipe import Recipe
 from lm.config.resolve import to_dict
@@ -66,7 +67,7 @@ class Counters:
 class Journal:
     """The records of one run.
 
-    `step` is the last dispatched step; `saved_step` is the step of its newest checkpoint, 0 if
+    `step` is the last dispatched step; `saved_step` is the step of its newest checkpoint, None if
     there is none; `last` is the newest value of everything recorded; `other_code` is the code that
     trained the checkpoint from which the run resumes, if it differs from this code.
 
@@ -80,14 +81,21 @@ class Journal:
     def __init__(self, recipe: Recipe, workdir: Path, experiment: Experiment, terminal: Terminal):
         self.recipe, self.workdir, self.experiment = recipe, workdir, experiment
         self.terminal, self.start_time = terminal, time.perf_counter()
-        self.step, self.saved_step, self.compile_sec = 0, 0, 0.0
+        self.step, self.compile_sec = 0, 0.0
+        self.saved_step: int | None = None
         self.side_by_side = 1  # runs of the wave, itself included
         self.counters, self.last = Counters(), {}
         self.other_code: Code | None = None
-        self.remaining = RemainingTime(recipe.train)
+        self.remaining = RemainingTime(recipe)
         self.throughput = Throughput(experiment.flops_per_token, experiment.utilisation)
-        retention = recipe.train.keep_last, recipe.train.keep_best
-        self.checkpoints = Checkpoints(workdir, *retention, terminal.say)
+        self.permanent_steps = list_checkpoint_steps(recipe)
+        self.checkpoints = Checkpoints(
+            workdir,
+            recipe.train.keep_last,
+            recipe.train.keep_best,
+            terminal.say,
+            permanent_steps=self.permanent_steps,
+        )
         self.recorder: Recorder | NoRecorder  # set by `open`
         self.detector = Detector(recipe, [])
         self._bad_step: int | None = None
@@ -215,7 +223,11 @@ class Journal:
         return interval > 0 and self._is_at(interval)
 
     def is_save_due(self) -> bool:
-        return self._is_at(self.recipe.train.checkpoint_every)
+        return self._is_at(self.recipe.train.checkpoint_every) or self.step in self.permanent_steps
+
+    def is_first_save_due(self) -> bool:
+        """Returns whether the state before the first step must be saved."""
+        return self.saved_step is None and self.step in self.permanent_steps
 
     def _is_at(self, interval: int) -> bool:
         """Returns whether this is the last step, or a multiple of `interval` (never for 0)."""
@@ -361,7 +373,7 @@ class Journal:
         )
 
     def _describe_newest(self) -> str:
-        if not self.saved_step:
+        if self.saved_step is None:
             return 'no checkpoint had been saved'
         return f'its last checkpoint is step {self.saved_step}, if it was completely written'
 

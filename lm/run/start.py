@@ -37,6 +37,7 @@ from lm.record.checkpoint import (
     check_tree,
     format_differences,
     list_steps,
+    name_checkpoint,
     tree_record,
 )
 from lm.record.digests import DamagedCheckpoint
@@ -371,6 +372,7 @@ def list_candidates(path: str) -> list[str]:
 
     For a bucket it is only the newest.
     """
+    path = name_checkpoint(path)
     path = path if is_url(path) else expand_home(path)
     folder, newest = find_checkpoint(path)
     if is_url(path):

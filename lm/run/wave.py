@@ -131,6 +131,9 @@ class Wave:
         self._stopping = StopAgreement(signals)
         for i in self.active_slots:
             self._call_journal(i, Journal.open)
+        # Before the diagnosis of step 0, which is recorded again after a restart from there.
+        for i in self._select_slots(Journal.is_first_save_due):
+            self.save_run(i)
         self._diagnose(
             # Only runs that start: a resumed run has recorded the diagnosis of its step.
             self._select_slots(lambda journal: journal.is_diagnosis_due() and journal.step == 0)
@@ -165,7 +168,7 @@ class Wave:
             self._end_trace()
         if self._stopping.should_stop:
             self.fetch_pending()
-            for i in self.active_slots:
+            for i in self._select_slots(lambda journal: journal.step > 0):
                 self.save_run(i)
             self._end_runs(self.active_slots, Status.STOPPED)
 

@@ -25,7 +25,7 @@ from lm.record.code import describe_code, running_code, summarize_codes
 from lm.record.machine import device_memory_bytes
 from lm.record.remote.mirror import mirror_cell
 from lm.record.run import Run
-from lm.run.describe import list_sweep_notes
+from lm.run.describe import list_disk_use, list_sweep_notes
 from lm.run.program import Experiment, Program, find_max_runs, open_text
 from lm.run.runs import RunSpec, try_storage
 from lm.run.tables import parameter_count
@@ -202,6 +202,9 @@ def _build_program(cells: Sequence[Cell], work: Work) -> Program:
         f'compiling one program for {len(cells)} runs of {parameter_count(experiment.learner):,} '
         f'parameters{" with " * bool(shared)}{", ".join(shared)}'
     )
+    recipes = [cell.recipe for cell in cells]
+    for line in list_disk_use(recipes, experiment.state_shapes, work.workdir):
+        work.say(line)
     return program
 
 
