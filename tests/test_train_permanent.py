@@ -114,8 +114,8 @@ def test_later_command_removes_none(corpus, tmp_path):
     """Catches permanence that ends with the flag."""
     stop(6, tiny(corpus, **LOG), tmp_path)
     assert list_steps(tmp_path / 'checkpoints') == [0, 1, 2, 4, 6]
-    other = {'train_checkpoint_steps': '7', 'train_keep_last': 1, 'train_keep_best': 0}
-    assert train(tiny(corpus, **other), tmp_path) == DONE
+    later = {'train_checkpoint_steps': '7', 'train_keep_last': 1, 'train_keep_best': 0}
+    assert train(tiny(corpus, **later), tmp_path) == DONE
     assert list_steps(tmp_path / 'checkpoints') == [0, 1, 2, 4, 7, 12]
 
 

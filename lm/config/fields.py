@@ -393,6 +393,9 @@ class TrainConfig:
             'steps whose checkpoints stay: 100,200, log, before_decay, every:N', is_observer=True
         ),
     ] = ''
+    branch_from: Annotated[
+        str, 'RUN@STEP or RUN whose state, config and place in the text the run continues'
+    ] = ''
 
 
 Devices = Annotated[int, Option(minimum=-1)]

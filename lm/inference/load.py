@@ -290,7 +290,7 @@ def find_checkpoint(path: str | Path) -> tuple[Path, int]:
     if path.parent.name == FOLDER and path.name.isdigit() and (steps := list_steps(path.parent)):
         raise ValueError(
             f'{path.parent.parent} has no checkpoint of step {path.name}; its steps are '
-            f'{", ".join(map(str, steps))}'
+            f'{", ".join(map(str, steps))}.'
         )
     check_complete(path)
     folder = path / FOLDER

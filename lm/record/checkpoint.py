@@ -8,6 +8,7 @@ parameter shapes, the digests of all arrays, and the counters that are not array
 import contextlib
 import errno
 import functools
+import json
 import os
 import re
 import sys
@@ -24,12 +25,14 @@ from lm.config.resolve import differences
 from lm.launch.distributed import broadcast_from_first, has_private_disks, is_first, raise_on_all
 from lm.record import digests
 from lm.record.digests import DamagedCheckpoint
+from lm.record.names import CHECKPOINTS
+from lm.record.run import Run
 from lm.record.via_process_0 import gather_to_first, scatter_from_first
 from lm.storage.files import first_line
 from lm.training.state import State, Weights
 from modules.params import named_leaves
 
-FOLDER = 'checkpoints'
+FOLDER = CHECKPOINTS
 FORBIDDEN_IN_PATHS = '[]\\'  # TensorStore interprets them as patterns and separators
 # Errors with these numbers, or messages in their text, have causes outside the checkpoint.
 ENVIRONMENT_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM)
@@ -99,6 +102,11 @@ def state_record(state: State | Weights) -> dict[str, str]:
     """Returns the `tree_record` of the arrays that a model computes with, and of their average."""
     average = state.average if isinstance(state, State) else {}
     return tree_record(state.params) | tree_record({'stats': state.stats, 'average': average})
+
+
+def training_record(state: State) -> dict[str, str]:
+    """Returns the `tree_record` of the arrays that only training needs."""
+    return tree_record(_training(state))
 
 
 def check_tree(
@@ -175,7 +183,7 @@ def build_items(state: State, meta: Mapping[str, Any]) -> ocp.args.Composite | N
         'weights': digests.hash_arrays(weights),
         'training': digests.hash_arrays(training),
     }
-    trees = {'tree': state_record(state), 'training_tree': tree_record(training)}
+    trees = {'tree': state_record(state), 'training_tree': training_record(state)}
     record = {**meta, **trees, 'digests': array_digests}
     if has_private_disks():
         weights, training = gather_to_first((weights, training))
@@ -186,6 +194,19 @@ def build_items(state: State, meta: Mapping[str, Any]) -> ocp.args.Composite | N
         training=ocp.args.StandardSave(training),
         meta=ocp.args.JsonSave({'record': record, 'sha256': digests.hash_record(record)}),
     )
+
+
+def read_config(folder: Path, step: int) -> dict[str, Any]:
+    """Returns the config that a run had at a checkpoint, without starting JAX.
+
+    It is that of config.json if the checkpoint's cannot be read.
+    """
+    try:
+        return json.loads((folder / str(step) / 'meta' / 'metadata').read_text())['record'][
+            'config'
+        ]
+    except (OSError, ValueError, KeyError, TypeError):
+        return Run(folder.parent).read_config()
 
 
 def read_meta(folder: Path, step: int) -> dict[str, Any]:

@@ -73,7 +73,10 @@ def print_description(journal: Journal) -> None:
         f'mesh {format_mesh(experiment.mesh)}, {journal.recipe.model.dtype} matmuls; mfu is '
         f'relative to {experiment.peak / 1e12:.3f} TFLOP/s ({experiment.peak_source})'
     )
-    for line in list_disk_use([journal.recipe], experiment.state_shapes, journal.workdir):
+    ancestors = journal.counters.ancestors
+    first_step = ancestors[-1]['step'] if ancestors else 0
+    shapes, folder = experiment.state_shapes, journal.workdir
+    for line in list_disk_use([journal.recipe], shapes, folder, first_step):
         terminal.say(line)
     names = list_attention_kernels(journal.recipe, learner.model.kernels)
     for entry, kind in journal.recipe.kinds.items():
@@ -85,17 +88,20 @@ def print_description(journal: Journal) -> None:
         terminal.say(f'NOTE: {note}')
 
 
-def list_disk_use(recipes: Sequence[Recipe], shapes: Any, folder: Path) -> list[str]:
+def list_disk_use(
+    recipes: Sequence[Recipe], shapes: Any, folder: Path, first_step: int = 0
+) -> list[str]:
     """Returns lines on the disk that permanent checkpoints need; [] without train.checkpoint_steps.
 
     Args:
       recipes: the runs of a program.
       shapes: the state of one of them.
       folder: where they are stored; it need not exist yet.
+      first_step: the step at which a branch begins.
     """
     counts = []
     for recipe in recipes:
-        n_listed = len(list_checkpoint_steps(recipe))
+        n_listed = sum(step >= first_step for step in list_checkpoint_steps(recipe))
         counts.append((n_listed, n_listed + recipe.train.keep_last + recipe.train.keep_best))
     n_listed, n_most = (sum(column) for column in zip(*counts, strict=True))
     if not n_listed:
@@ -205,7 +211,8 @@ def list_config_notes(recipe: Recipe) -> list[str]:
             f'train.checkpoint_steps: {", ".join(map(str, unreached))} beyond train.steps='
             f'{recipe.train.steps}'
         )
-    if recipe.train.trainable != 'all' and not recipe.train.init_from:
+    has_source = recipe.train.init_from or recipe.train.branch_from
+    if recipe.train.trainable != 'all' and not has_source:
         notes.append(
             f'train.trainable={recipe.train.trainable} without train.init_from: all other '
             'parameters keep their random initial values'

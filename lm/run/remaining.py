@@ -32,11 +32,11 @@ class RemainingTime:
         self.intervals = {EVALUATION: train.eval_every, SAVING: train.checkpoint_every}
         if train.diagnose_every:
             self.intervals[DIAGNOSIS] = train.diagnose_every
-        every = train.checkpoint_every
+        interval = train.checkpoint_every
         self._further_saves = [
             step
             for step in list_checkpoint_steps(recipe) - {0, self.steps}
-            if not every or step % every
+            if not interval or step % interval
         ]
         self._last_sec: dict[str, float | None] = {}
 

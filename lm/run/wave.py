@@ -22,6 +22,7 @@ from lm.devices.mesh import process_share
 from lm.launch.distributed import StopAgreement, broadcast_from_first, is_first, is_multiprocess
 from lm.record.run import Run
 from lm.run import evaluate
+from lm.run.branch import start_branch
 from lm.run.journal import DivergenceError, Journal
 from lm.run.program import Experiment, Program
 from lm.run.remaining import DIAGNOSIS, EVALUATION, SAVING
@@ -95,7 +96,9 @@ class Wave:
         """Opens a run and puts its state in the next slot."""
         journal = Journal(run.recipe, run.folder, self.experiment, run.terminal)
         state = journal.restore(self.experiment.state_shapes, run.continue_changed, run.start_over)
-        if state is None:
+        if state is None and run.recipe.train.branch_from:
+            state = start_branch(journal, self.experiment.state_shapes, run.continue_changed)
+        elif state is None:
             state = initial_state(run.recipe, self.experiment, run.terminal.say)
         if journal.is_finished and is_first() and Run(run.folder).status is None:
             journal.summarize(Status.DONE)  # killed before it wrote its summary
