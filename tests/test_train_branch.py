@@ -19,6 +19,8 @@ from lm.inference.load import load
 from lm.record.checkpoint import list_steps, read_meta
 from lm.record.checkpoints import Checkpoints
 from lm.record.metrics import read_rows
+from lm.record.remote.local_copy import fetch_records
+from lm.record.remote.mirror import mirror_workdir
 from lm.record.run import Run
 from lm.record.workdir import write_config
 from lm.run import branch, start
@@ -179,7 +181,7 @@ def test_branch_anneals(trunk, tmp_path, capsys):
 
 
 @pytest.mark.full
-def test_branch_of_a_branch_is_listed_and_drawn(trunk, tmp_path):
+def test_second_branch_is_listed_and_drawn(trunk, tmp_path):
     """Its ancestors are both; its curve before is that of both, and its own begins at its step."""
     first, second = tmp_path / 'first', tmp_path / 'second'
     assert train(make(f'{trunk}@20', {'train.steps': 30}), first) == DONE
@@ -207,7 +209,7 @@ def test_branch_of_a_branch_is_listed_and_drawn(trunk, tmp_path):
 
 
 @pytest.mark.full
-def test_curve_of_branch_is_dotted_before_it(trunk, tmp_path):
+def test_curve_is_dotted_before_the_branch(trunk, tmp_path):
     from eval.report.page import write_report
 
     assert train(make(f'{trunk}@50', {'optim.lr': 1e-3}), tmp_path / 'branch') == DONE
@@ -227,7 +229,7 @@ def test_curve_of_branch_is_dotted_before_it(trunk, tmp_path):
     ],
     ids=['average', 'muon', 'mixture'],
 )
-def test_every_kind_of_state_continues(changes, corpus, tmp_path):
+def test_all_kinds_continue(changes, corpus, tmp_path):
     if 'data_mixture' in changes:
         corpus = corpus | {'data.source': ''}
     config = tiny(corpus, **TRUNK | {'train_steps': 20} | changes)
@@ -235,6 +237,22 @@ def test_every_kind_of_state_continues(changes, corpus, tmp_path):
     assert train(make(f'{tmp_path}/trunk@10'), tmp_path / 'branch') == DONE
     assert timeless(tmp_path / 'branch') == rows_after(tmp_path / 'trunk', 10)
     assert array_digests(tmp_path / 'branch', 20) == array_digests(tmp_path / 'trunk', 20)
+
+
+@pytest.mark.full
+def test_buckets_hold_parent_and_branch(bucket_url, corpus, trunk, tmp_path):
+    """Permanent checkpoints are written there too, and records show the parent."""
+    with mirror_workdir(f'{bucket_url}/trunk') as workdir:
+        assert train(tiny(corpus, **TRUNK), workdir) == DONE
+    source = f'{bucket_url}/trunk@30'
+    with mirror_workdir(f'{bucket_url}/branch') as workdir:
+        assert train(make(source), workdir) == DONE
+    assert rows_after(fetch_records(f'{bucket_url}/branch'), 30) == rows_after(trunk, 30)
+    assert load(f'{bucket_url}/branch@40').step == 40
+    (record,) = gather(f'{bucket_url}/branch')
+    assert record['parent'] == f'{bucket_url}/trunk@30'
+    assert json.loads(record['checkpoints']) == [30, 40, 50, 60]
+    assert read_series(record).training_before[0] == list(range(1, 31))
 
 
 class TestText:
@@ -279,7 +297,7 @@ class TestText:
         assert mixed.data.source == '' and mixed.data.tokenizer == 'byte'
         assert restarts_text(Run(trunk).read_recipe(), mixed)
 
-    def test_tokenizer_of_the_text_stays_that_of_the_parent(self, tmp_path):
+    def test_parent_tokenizer_stays_with_another_text(self, tmp_path):
         """Catches a tokenizer that is trained on the new text, or renamed for the same one."""
         recipe = resolve(sweep_base({'data.source': 'synthetic:copy'}, data_tokenizer='bpe:300'))
         (tmp_path / 'checkpoints' / '10').mkdir(parents=True)
@@ -483,7 +501,7 @@ class TestParentsThatDiffer:
         }
         assert cells[0].recipe.train.steps == 20 and cells[1].recipe.train.steps == 1500
 
-    def test_sweep_of_something_else_is_unchanged(self):
+    def test_other_sweep_is_unchanged(self):
         raw = default.get_config().to_dict() | {'sweep': {'optim.lr': (1.0, 2.0)}}
         assert follow_parents(raw, ()) is raw
         assert follow_parents(raw | {'sweep': None}, ())['sweep'] is None

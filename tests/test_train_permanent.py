@@ -25,9 +25,9 @@ STEPS = [0, 1, 2, 4, 8, 12]  # of 12 steps; the last is kept as the newest
 
 
 @pytest.fixture(scope='module')
-def logged(corpus, tmp_path_factory):
+def log_run(corpus, tmp_path_factory):
     """Returns the workdir of a run with the checkpoints of `LOG`; read only."""
-    workdir = tmp_path_factory.mktemp('logged') / 'run'
+    workdir = tmp_path_factory.mktemp('log_run') / 'run'
     assert train(tiny(corpus, **LOG), workdir) == DONE
     return workdir
 
@@ -37,12 +37,12 @@ def digests(workdir) -> dict[int, list[str]]:
     return {step: read_meta(folder, step)['digests'] for step in list_steps(folder)}
 
 
-def test_permanent_checkpoints_stay(logged, whole, corpus):
+def test_permanent_checkpoints_stay(log_run, whole, corpus):
     """They change neither the numbers of a run nor its name, and step 0 has no update."""
-    assert list_steps(logged / 'checkpoints') == STEPS
-    assert timeless(logged) == timeless(whole)
-    first, second = (load(f'{logged}@{step}') for step in (0, 1))
-    assert (first.step, second.step) == (0, 1) and first.path == logged / 'checkpoints' / '0'
+    assert list_steps(log_run / 'checkpoints') == STEPS
+    assert timeless(log_run) == timeless(whole)
+    first, second = (load(f'{log_run}@{step}') for step in (0, 1))
+    assert (first.step, second.step) == (0, 1) and first.path == log_run / 'checkpoints' / '0'
     weights = [named_leaves(checkpoint.weights.params) for checkpoint in (first, second)]
     assert any(np.any(weights[0][path] != weights[1][path]) for path in weights[0])
 
@@ -94,7 +94,7 @@ def kill(step, config, workdir, is_saved=True) -> None:
 
 @pytest.mark.parametrize('is_saved', [True, False])
 @pytest.mark.parametrize('step', [1, 3, pytest.param(9, marks=pytest.mark.full)])
-def test_killed_run_has_all_checkpoints(step, is_saved, logged, corpus, tmp_path, monkeypatch):
+def test_killed_run_has_all_checkpoints(step, is_saved, log_run, corpus, tmp_path, monkeypatch):
     """Before step 1 with and without the checkpoint of step 0; none is saved twice."""
     config = tiny(corpus, **LOG)
     kill(step, config, tmp_path, is_saved)
@@ -107,7 +107,7 @@ def test_killed_run_has_all_checkpoints(step, is_saved, logged, corpus, tmp_path
     monkeypatch.setattr(Checkpoints, 'save', record)
     assert train(config, tmp_path) == DONE
     assert sorted([*complete, *saved]) == STEPS
-    assert digests(tmp_path) == digests(logged) and timeless(tmp_path) == timeless(logged)
+    assert digests(tmp_path) == digests(log_run) and timeless(tmp_path) == timeless(log_run)
 
 
 def test_later_command_removes_none(corpus, tmp_path):
@@ -130,7 +130,7 @@ def test_stop_before_first_step_saves_only_step_0(changes, steps, corpus, tmp_pa
 
 
 @pytest.mark.parametrize('mode', ['loop', pytest.param('vmap', marks=pytest.mark.full)])
-def test_cells_of_one_program_keep_their_own_steps(mode, corpus, tmp_path):
+def test_cells_keep_their_own_steps(mode, corpus, tmp_path):
     """The decay begins at another step in each cell of a program."""
     wsd = {'optim_schedule': 'warmup_stable_decay', 'train_checkpoint_steps': 'before_decay+1'}
     axes = {'optim.decay_fraction': (0.25, 0.5)}

@@ -31,45 +31,45 @@ def list_checkpoint_steps(recipe: Recipe) -> frozenset[int]:
     if not text:
         return frozenset()
     listed: set[int] = set()
-    for item in re.split(r'[+,]', text):
-        listed |= _parse_item(item.strip(), recipe)
+    for entry in re.split(r'[+,]', text):
+        listed |= _parse_entry(entry.strip(), recipe)
     return frozenset(step for step in listed if step <= steps)
 
 
 def find_unreached(recipe: Recipe) -> list[int]:
     """Returns the single steps of train.checkpoint_steps that lie beyond the run."""
-    items = re.split(r'[+,]', recipe.train.checkpoint_steps)
-    numbers = sorted({int(item) for item in items if item.strip().isdecimal()})
+    entries = re.split(r'[+,]', recipe.train.checkpoint_steps)
+    numbers = sorted({int(entry) for entry in entries if entry.strip().isdecimal()})
     return [step for step in numbers if step > recipe.train.steps]
 
 
-def _parse_item(item: str, recipe: Recipe) -> set[int]:
+def _parse_entry(entry: str, recipe: Recipe) -> set[int]:
     steps = recipe.train.steps
-    if item == LOG:
+    if entry == LOG:
         powers = {2**power for power in range(LAST_POWER + 1)}
         return {0, *powers, *range(LOG_INTERVAL, steps + 1, LOG_INTERVAL)}
-    if item == BEFORE_DECAY:
+    if entry == BEFORE_DECAY:
         return _list_decay_starts(recipe)
-    if item.isdecimal():
-        return {int(item)}
-    name, _, interval = item.partition(':')
+    if entry.isdecimal():
+        return {int(entry)}
+    name, _, interval = entry.partition(':')
     if name == EVERY and interval.isdecimal() and int(interval) > 0:
         return {*range(int(interval), steps + 1, int(interval))}
     if name == EVERY:
         raise ValueError(
-            f'{FIELD}: {EVERY} needs a number of steps above 0, as in {EVERY}:500; got {item!r}.'
+            f'{FIELD}: {EVERY} needs a number of steps above 0, as in {EVERY}:500; got {entry!r}.'
         )
-    hint = suggest_nearest(item, (LOG, BEFORE_DECAY)) if item else ''
+    hint = suggest_nearest(entry, (LOG, BEFORE_DECAY)) if entry else ''
     raise ValueError(
         f'{FIELD} must be steps from 0 on, {LOG}, {BEFORE_DECAY} or {EVERY}:N, joined by + or '
-        f'commas, such as {EXAMPLE}; got {item!r} in {recipe.train.checkpoint_steps!r}.{hint}'
+        f'commas, such as {EXAMPLE}; got {entry!r} in {recipe.train.checkpoint_steps!r}.{hint}'
     )
 
 
 def _list_decay_starts(recipe: Recipe) -> set[int]:
     schedule = recipe.schedule
     if schedule.row.decay_starts is None:
-        names = ' or '.join(name for name, row in SCHEDULES.items() if row.decay_starts)
+        names = ' or '.join(name for name, row in SCHEDULES.entries() if row.decay_starts)
         raise ValueError(
             f'{FIELD}={recipe.train.checkpoint_steps}: {schedule} has no constant stage before a '
             f'decay, and {BEFORE_DECAY} needs one. Choose optim.schedule={names}, or name the '

@@ -27,8 +27,8 @@ ORDER_FIELDS = (
 
 def restarts_text(parent: Recipe, recipe: Recipe) -> bool:
     """Returns whether a branch reads its text from the first row: rows or their order differ."""
-    there, here = flatten(parent), flatten(recipe)
-    return any(there[path] != here[path] for path in ORDER_FIELDS)
+    before, after = flatten(parent), flatten(recipe)
+    return any(before[path] != after[path] for path in ORDER_FIELDS)
 
 
 def convert_batch_index(parent: Recipe, recipe: Recipe, index: int) -> int:

@@ -160,11 +160,11 @@ def list_state_changes(parent: Recipe, recipe: Recipe) -> dict[str, tuple[Any, A
                 names.setdefault(part.path, []).append(part.name)
         return {path: '+'.join(listed) for path, listed in names.items()}
 
-    there, here = name_parts(parent), name_parts(recipe)
+    before, after = name_parts(parent), name_parts(recipe)
     return {
-        path: (there.get(path), here.get(path))
-        for path in {**there, **here}
-        if there.get(path) != here.get(path)
+        path: (before.get(path), after.get(path))
+        for path in {**before, **after}
+        if before.get(path) != after.get(path)
     }
 
 
@@ -249,8 +249,8 @@ def split_workdir(checkpoint: str) -> str:
 
 def _check_tokenizer(journal: Journal, folder: Path, parent: Recipe) -> None:
     recipe = journal.recipe
-    here = read_tokenizer_files(journal.experiment.dataset.tokenizer)
-    if read_tokenizer_files(tokenizers.load(folder / TOKENIZER)) != here:
+    files = read_tokenizer_files(journal.experiment.dataset.tokenizer)
+    if read_tokenizer_files(tokenizers.load(folder / TOKENIZER)) != files:
         raise ValueError(
             f'{FIELD}={recipe.train.branch_from} was trained with another tokenizer: '
             f'{parent.data.tokenizer} on {source_flag(parent.data)}. This run uses '
@@ -283,6 +283,11 @@ def compare_rates(parent: Recipe, recipe: Recipe, step: int) -> list[float | Non
     """Returns the rates of the parent's last step, of its next one, and of the branch's first.
 
     The first is None at step 0, the second at the end of the parent's schedule.
+
+    Args:
+      parent: the config of the parent.
+      recipe: the config of the branch.
+      step: the step of the checkpoint.
     """
 
     def rate(recipe, number):
