@@ -1,4 +1,4 @@
-"""Branches (train.branch_from): what continues, what may change, and what is refused.
+"""Branches (train.branch_from): the state that continues, allowed changes, and refusals.
 
 Equivalence: a branch that changes nothing has the numbers of its parent, bit for bit, also after a
 kill and without its parent. Its text, counters and rate follow from the parent's step.

@@ -152,8 +152,8 @@ class Run:
     def results(self) -> Row:
         """Returns results by the names of summary.json, or derived from the rows so far.
 
-        Of a branch also `parent`, WORKDIR@STEP, and `branch_step`. `checkpoints` are those in the
-        folder, or in the summary if the folder is a local copy of records. Raises ValueError if a
+        Of a branch also `parent`, WORKDIR@STEP, and `branch_step`. `checkpoints` are those that
+        the summary names, or those in the folder before it is written. Raises ValueError if a
         file cannot be read.
         """
         if not self.folder.exists():
@@ -174,7 +174,8 @@ class Run:
 
     def _describe_origin(self, summary: Row) -> Row:
         """Returns the parent of a branch, and the steps of the checkpoints of a run."""
-        steps = self.checkpoint_steps or summary.get('checkpoints')
+        # A local copy of records has only the checkpoints that somebody has read.
+        steps = summary.get('checkpoints') or self.checkpoint_steps
         described: Row = {'checkpoints': steps} if steps else {}
         match self.branch.get('ancestors') or summary.get('ancestors'):
             case [*_, {'workdir': str(parent), 'step': int(step)}]:
