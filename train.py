@@ -52,7 +52,7 @@ from lm.run import runs, start
 from lm.run.describe import format_memory, list_field_origins, print_description
 from lm.run.program import Experiment, Program, open_text
 from lm.run.wave import Wave, closing
-from lm.study.plan import cells
+from lm.study.plan import branches, cells
 from lm.study.train import engines
 
 CONFIG = command.define_config()
@@ -70,9 +70,9 @@ def main() -> int:
     if CONFIG.value is None:
         raise app.UsageError('--config=PATH is needed, such as --config=configs/default.py')
     config_dict = CONFIG.value.to_dict()
-    merged, followed = start.merge_source_model(
-        config_dict, command.find_set_fields(config_dict), WORKDIR.value
-    )
+    set_fields = command.find_set_fields(config_dict)
+    merged, followed = start.merge_source_model(config_dict, set_fields, WORKDIR.value)
+    merged = branches.follow_parents(merged, set_fields, WORKDIR.value)
     base, sweep, tune = cells.split_sweep(with_dtype(merged, engines.worker_dtype()))
     recipe, is_sweep = resolve(base), (sweep, tune) != (None, None)
     if listings.print_config(recipe, base, sweep, tune):
@@ -85,9 +85,8 @@ def main() -> int:
     trackers = tracking.read_track_flag()
     options |= {'trackers': trackers, 'tune': tune}
     again = CONTINUE_CHANGED.value, START_OVER.value
-    notes = list_field_origins(
-        command.find_overrides(config_dict), followed, recipe.train.init_from
-    )
+    source = recipe.train.branch_from or recipe.train.init_from
+    notes = list_field_origins(command.find_overrides(config_dict), followed, source)
     if is_sweep:
         return train_sweep(base, sweep, place, again[0], notes, start_over=again[1], **options)
     distributed.join(digest(recipe))

@@ -105,10 +105,12 @@ def get_config() -> ConfigDict:
     config.train.diagnose_every = 0  # steps between layer diagnostics; 0: not compiled in
     config.train.profile = ''  # '100:3' traces steps 100 to 102
     config.train.init_from = ''  # workdir or checkpoint with the initial weights
+    config.train.branch_from = ''  # RUN@STEP to continue, with optimizer, under another config
     config.train.trainable = 'all'  # or norms, or lora
     config.train.checkpoint_every = 125
     config.train.keep_last = 2
     config.train.keep_best = 1
+    config.train.checkpoint_steps = ''  # checkpoints that stay: '100,200', 'log+before_decay'
     config.train.log_every = 20
     config.train.on_divergence = 'stop'  # or skip_step, rollback
     config.train.seed = 0  # for the initial parameters

@@ -17,6 +17,7 @@ if __name__ == '__main__':
     prepare_streams()  # before any file is opened
 
 import collections
+import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ['frame', 'gather', 'metrics_frame', 'overview', 'query']
 
+MOST_STEPS = 8  # of checkpoints that the overview lists
 TUNE_COLUMNS = ('arm', 'stage')  # of a run in a tuned sweep
 OVERVIEW = ('status', 'ce', 'bits_per_byte', 'best_ce', 'tokens_per_sec')
 
@@ -123,7 +125,8 @@ def query(select: str, *workdirs: str | Path) -> pa.Table:
 def overview(records: list[Record]) -> list[Record]:
     """Returns the cell, its main results and the varying fields of its sweep, for each record.
 
-    If any record is of a tuned sweep, also the columns `TUNE_COLUMNS`.
+    If any record is of a tuned sweep, also the columns `TUNE_COLUMNS`; and `parent` and
+    `checkpoints` if any is of a branch, or of a run whose checkpoints stay.
 
     Args:
       records: as `gather` returns them.
@@ -132,6 +135,10 @@ def overview(records: list[Record]) -> list[Record]:
     for record in records:
         by_sweep[str(Path(record['workdir']).parent)].append(record)
     is_tuned = any(record['arm'] for record in records)
+    origins = {
+        'parent': any(record['parent'] for record in records),
+        'checkpoints': any(record['train_checkpoint_steps'] for record in records),
+    }
     rows = []
     for siblings in by_sweep.values():
         names = columns().values() if siblings[0]['sweep'] else ()
@@ -140,8 +147,25 @@ def overview(records: list[Record]) -> list[Record]:
             caption = ' '.join(f'{name}={format_number(row[name])}' for name in varying)
             result_columns = {name: row[name] for name in OVERVIEW}
             place = {name: row[name] for name in TUNE_COLUMNS} if is_tuned else {}
-            rows.append({'cell': row['cell']} | place | {'swept': caption} | result_columns)
+            origin = {
+                name: _format_origin(name, row[name])
+                for name, is_here in origins.items()
+                if is_here
+            }
+            cell = {'cell': row['cell']} | place | {'swept': caption}
+            rows.append(cell | result_columns | origin)
     return rows
+
+
+def _format_origin(name: str, value: str | None) -> str | None:
+    """Returns the parent as NAME@STEP, or the steps of checkpoints, the middle ones left out."""
+    if value is None or name == 'parent':
+        return value and Path(value).name
+    steps = [str(step) for step in json.loads(value)]
+    if len(steps) > MOST_STEPS:
+        half = MOST_STEPS // 2
+        steps = [*steps[:half], f'... ({len(steps)})', *steps[-half:]]
+    return ' '.join(steps)
 
 
 def main(argv: list[str]) -> None:

@@ -53,6 +53,8 @@ def arguments(line: str, small: bool = True) -> list[str]:
     added = SMALL if words[0] == 'train.py' and '--config' in line else {}
     if 'config.data.source=chat:' in line:  # its model is imported, and has sizes and a tokenizer
         added = {'config.data.cache_dir': 'cache'}
+    if 'train.branch_from' in line:  # the rest follows its parent
+        added = {}
     for part, flags in MORE.items():
         added = added | (flags if part in line else {})
     names = {word.lstrip('-').split('=')[0] for word in words}

@@ -29,6 +29,7 @@ from lm.launch import command, distributed, tracking
 from lm.launch.exit_status import BAD_INPUT
 from lm.launch.terminal import quiet_libraries
 from lm.model.check import check
+from lm.record.checkpoint import name_checkpoint
 from lm.run.start import merge_source_model
 from lm.storage.buckets import is_url
 from lm.study.plan.cells import split_sweep
@@ -80,9 +81,11 @@ def check_training(
         exist.
     """
     devices = placeholder_devices(chips)
-    init_from = build_config(single_run_config(config)).train.init_from
-    if init_from and (is_url(init_from) or not Path(init_from).exists()):
-        return f'train.init_from={init_from} is not seen from here: the hosts check the config\n'
+    train = build_config(single_run_config(config)).train
+    for field in ('init_from', 'branch_from'):
+        source = name_checkpoint(vars(train)[field])
+        if source and (is_url(source) or not Path(source).exists()):
+            return f'train.{field}={source} is not seen from here: the hosts check the config\n'
     config, _ = merge_source_model(config, explicit_fields)
     base, sweep, tune = split_sweep(with_dtype(config, 'bfloat16'))
     recipe = resolve(base)

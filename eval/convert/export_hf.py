@@ -42,7 +42,7 @@ from eval.convert.import_hf import (
 from eval.convert.patterns import merge_kinds, stack_layers
 from eval.load import Checkpoint, find_checkpoint
 from lm.config.recipe import Recipe
-from lm.config.resolve import flatten, resolve_config, to_dict, update_config
+from lm.config.resolve import NO_SOURCE, flatten, resolve_config, to_dict, update_config
 from lm.data.tokenizer_files import (
     CONFIG_FILE,
     GENERATION_FILE,
@@ -187,16 +187,19 @@ def find_source_family(checkpoint: Checkpoint) -> str | None:
 def find_source_record(checkpoint: Checkpoint) -> Mapping[str, Any]:
     """Returns the record of the import that a model comes from; empty if there is none.
 
-    Looks into the checkpoint's own record, then follows train.init_from from run to run.
+    Looks into the checkpoint's own record, then follows train.init_from and train.branch_from from
+    run to run.
     """
-    meta, source, visited = checkpoint.meta, checkpoint.recipe.train.init_from, set()
+    train = checkpoint.recipe.train
+    meta, source, visited = checkpoint.meta, train.init_from or train.branch_from, set()
     while MODEL_TYPE not in meta and source and source not in visited:
         visited.add(source)
         try:
             meta = read_meta(*find_checkpoint(source))
         except (ValueError, OSError):  # the source has been deleted
             return {}
-        source = resolve_stored(meta['config']).train.init_from
+        train = resolve_stored(meta['config']).train
+        source = train.init_from or train.branch_from
     return meta if MODEL_TYPE in meta else {}
 
 
@@ -234,7 +237,7 @@ def build_plain_recipe(recipe: Recipe) -> Recipe:
     scaling_fields = [path for path in flatten(recipe) if path.startswith('scaling.')]
     standard_fields = ('scaling.name', 'scaling.init_scale', 'scaling.init', 'scaling.zero_init')
     changes = reparam_removal() | dict.fromkeys({*scaling_fields} - {*standard_fields})
-    changes |= {'scaling.name': 'standard', 'train.init_from': ''}
+    changes |= NO_SOURCE | {'scaling.name': 'standard'}
     if recipe.attention.options.get('logit_scale') == 'mup':
         changes['attention.logit_scale'] = None
     return resolve_config(update_config(recipe.config, changes))

@@ -17,7 +17,7 @@ from flax.traverse_util import unflatten_dict
 from eval.load import Checkpoint
 from lm.config.fields import FIELDS, KernelsConfig, MeshConfig
 from lm.config.recipe import Recipe, build_recipe
-from lm.config.resolve import resolve_config, to_dict, update_config, update_recipe
+from lm.config.resolve import NO_SOURCE, resolve_config, to_dict, update_config, update_recipe
 from lm.data.tokenizers import Tokenizer
 from lm.devices.mesh import make_mesh, replicated_sharding
 from lm.launch.distributed import is_first, is_multiprocess, raise_on_all
@@ -131,7 +131,7 @@ def fold_reparam(checkpoint: Checkpoint, untie: bool, norm_obstacle: str) -> Fol
       norm_obstacle: the reason to keep its norms.
     """
     source, before = checkpoint.recipe, float64_variables(checkpoint)
-    after, changes = dict(before), reparam_removal() | {'train.init_from': ''}
+    after, changes = dict(before), reparam_removal() | NO_SOURCE
     if untie and source.model.tie_embeddings:
         after['params'] = before['params'] | {'readout': before['params']['embedding'].T}
         changes |= {'model.tie_embeddings': False}
@@ -286,7 +286,7 @@ def fold_config(source: Recipe, to: str, biased: bool) -> Recipe:
         'model.readout_bias': source.model.readout_bias or biased,
         'model.tie_embeddings': False,
         # The weights are complete, and the parameters of train.trainable may be gone.
-        'train.init_from': '',
+        **NO_SOURCE,
         'train.trainable': 'all',
     }
     return resolve_config(update_config(config, changes))

@@ -27,6 +27,7 @@ from eval.convert.safetensors import StoredTensor
 from lm.config.fields import FIELDS, MeshConfig
 from lm.config.recipe import Recipe
 from lm.config.resolve import (
+    NO_SOURCE,
     build_config,
     flatten,
     resolve_auto,
@@ -69,7 +70,7 @@ IMPORT_FIELDS = {
     'data.objective': 'causal',
     'train.eval_objectives': 'causal',
     'train.trainable': 'all',
-    'train.init_from': '',
+    **NO_SOURCE,
 }
 MODEL_PREFIXES = ('model.', 'norm.', 'attention.', 'mlp.', 'reparam.')
 

@@ -20,7 +20,7 @@ from eval.convert.means import (
 )
 from eval.load import Checkpoint
 from lm.config.recipe import Recipe
-from lm.config.resolve import differences, resolve_config, update_config
+from lm.config.resolve import NO_SOURCE, differences, resolve_config, update_config
 from lm.record.checkpoint import WEIGHT_SECTIONS, check_tree, state_record
 from lm.run.start import read_tokenizer_files
 from lm.training.state import Weights
@@ -172,9 +172,7 @@ def write_bases(path: Path, bases: Mapping[str, Basis]) -> None:
 
 def standalone_recipe(recipe: Recipe) -> Recipe:
     """Returns the recipe without the run that the model was initialised from."""
-    return resolve_config(
-        update_config(recipe.config, {'train.init_from': '', 'train.trainable': 'all'})
-    )
+    return resolve_config(update_config(recipe.config, NO_SOURCE | {'train.trainable': 'all'}))
 
 
 def flat_params(checkpoint: Checkpoint) -> dict[str, np.ndarray]:

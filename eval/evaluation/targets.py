@@ -11,7 +11,7 @@ from eval.evaluation.suite_flags import SuiteRequest
 from eval.load import Checkpoint, find_checkpoint, load, load_step
 from eval.suites.base import SuiteResult
 from lm.config.resolve import flatten, to_dict
-from lm.record.checkpoint import FOLDER, list_steps, read_meta
+from lm.record.checkpoint import FOLDER, list_steps, name_checkpoint, read_meta
 from lm.record.digests import DamagedCheckpoint
 from lm.record.remote.local_copy import fetch_checkpoints
 from lm.record.upgrade import resolve_stored
@@ -51,7 +51,7 @@ def find_targets(checkpoints: Sequence[str], step: str | None, say: Say) -> list
     """Returns the checkpoints named by --checkpoint and --step; for a sweep, of all its cells.
 
     Args:
-      checkpoints: workdirs, sweeps, WORKDIR/checkpoints/STEP, or URLs.
+      checkpoints: workdirs, sweeps, WORKDIR@STEP or WORKDIR/checkpoints/STEP, or URLs.
       step: a number; 'all'; or None for the newest.
       say: receives messages about cells without the step.
 
@@ -61,7 +61,7 @@ def find_targets(checkpoints: Sequence[str], step: str | None, say: Say) -> list
     if step not in (None, ALL) and not step.isdecimal():
         raise ValueError(f'--step must be a step number or {ALL!r}; got {step!r}')
     targets: list[Target] = []
-    for path in checkpoints:
+    for path in map(name_checkpoint, checkpoints):
         targets += (
             _find_url_targets(path, step)
             if is_url(path)

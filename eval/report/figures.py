@@ -14,7 +14,7 @@ import altair
 import numpy as np
 
 from eval.charts import COLOURS, INK, Chart
-from eval.report.series import Series, smooth, thin_curve
+from eval.report.series import Curve, Series, smooth, thin_curve
 from eval.report.tables import (
     SHORT_UNITS,
     UNITS,
@@ -193,6 +193,7 @@ def has_curve(runs: Sequence[RunLines], kind: str) -> bool:
 def draw_loss_curves(comparisons: Sequence[Comparison], runs: Sequence[RunLines]) -> Chart:
     """Draws the training and validation curves of each run, with a cross at divergence.
 
+    The curve of a branch leaves that of its parent, which is thin and dotted up to there.
     With a single variant each seed has a separate colour and name. A loss with a single point in
     every run has no panel: the page gives the number.
     """
@@ -203,27 +204,24 @@ def draw_loss_curves(comparisons: Sequence[Comparison], runs: Sequence[RunLines]
     smoothing = alt.param('smoothing', bind=binding, value=0)
     panels = []
     for kind in filter(functools.partial(has_curve, runs), ('training', 'validation')):
-        rows, ends = [], []
+        rows, earlier, ends = [], [], []
         for run in runs:
+            if curve := _smoothed_row(run, kind, getattr(run.series, kind)):
+                rows.append(curve)
+            if before := _smoothed_row(run, kind, getattr(run.series, f'{kind}_before')):
+                earlier.append(before)
             steps, values = thin_curve(getattr(run.series, kind))
-            if not steps:
-                continue
-            smoothed = {
-                f'y{i}': smooth((steps, values), share)
-                for i, share in enumerate(SMOOTHING.values())
-            }
-            smoothed = smoothed if kind == 'training' else dict.fromkeys(smoothed, values)
-            rows.append(run.row | {'step': steps} | smoothed)
             finite = [i for i, value in enumerate(values) if value is not None]
             if run.record['status'] == 'diverged' and finite:
                 ends.append(run.row | {'step': steps[finite[-1]], 'loss': values[finite[-1]]})
-        curve = alt.Chart(alt.Data(values=rows)).transform_flatten(['step', *smoothed])
-        curve = curve.transform_calculate(loss='datum["y" + smoothing]')
         is_short = max(len(row['step']) for row in rows) < 12
         layers = [
-            curve.mark_line(point=is_short, clip=True),
+            _flatten_curves(rows).mark_line(point=is_short, clip=True),
             alt.Chart(alt.Data(values=ends)).mark_point(**CROSS),
         ]
+        if earlier:
+            thin = _flatten_curves(earlier).mark_line(strokeWidth=1, clip=True)
+            layers.append(thin.encode(strokeDash=alt.value([2, 3])))
         layers = [layer.transform_filter(AT_RATE) for layer in layers] if rate else layers
         opacity = alt.condition('datum.best', alt.value(0.85), alt.value(0.35))
         panel = alt.layer(*(layer.transform_filter(pick) for layer in layers)).encode(
@@ -240,6 +238,25 @@ def draw_loss_curves(comparisons: Sequence[Comparison], runs: Sequence[RunLines]
     panels[0] = panels[0].add_params(pick)
     chart = alt.concat(*panels, columns=2).add_params(smoothing, *filter(None, [rate]))
     return with_log(chart, x='log steps', y='log loss')
+
+
+def _smoothed_row(run: RunLines, kind: str, curve: Curve) -> dict[str, Any] | None:
+    """Returns a curve as a row, with a column for each of SMOOTHING; None for an empty one."""
+    steps, values = thin_curve(curve)
+    if not steps:
+        return None
+    smoothed = {
+        f'y{i}': smooth((steps, values), share) for i, share in enumerate(SMOOTHING.values())
+    }
+    smoothed = smoothed if kind == 'training' else dict.fromkeys(smoothed, values)
+    return run.row | {'step': steps} | smoothed
+
+
+def _flatten_curves(rows: Rows) -> Any:
+    """Returns a chart of the points of `_smoothed_row`, at the chosen smoothing."""
+    columns = [f'y{i}' for i in range(len(SMOOTHING))]
+    curve = alt.Chart(alt.Data(values=rows)).transform_flatten(['step', *columns])
+    return curve.transform_calculate(loss='datum["y" + smoothing]')
 
 
 def build_scale(kind: str, **options: Any) -> altair.Scale:

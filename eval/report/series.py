@@ -64,7 +64,8 @@ class Series:
 
     layers, heads, scalars: quantities by name, recorded per layer, per head, and for the whole
     model. `layers` includes the quantities per head: their mean over heads, or the maximum if the
-    name contains `largest`.
+    name contains `largest`. training_before, validation_before: of the runs that a branch
+    continues, up to its first step.
     """
 
     training: Curve
@@ -73,6 +74,8 @@ class Series:
     heads: dict[str, HeadMap] = dataclasses.field(default_factory=dict)
     scalars: dict[str, Curve] = dataclasses.field(default_factory=dict)
     rates: Curve = ([], [])
+    training_before: Curve = ([], [])
+    validation_before: Curve = ([], [])
 
 
 def read_series(record: Record) -> Series:
@@ -80,7 +83,8 @@ def read_series(record: Record) -> Series:
 
     Raises ValueError, with the path, if the file cannot be read.
     """
-    rows = Run(Path(record['workdir'])).rows()
+    run = Run(Path(record['workdir']))
+    rows, before = run.rows(), run.ancestor_rows
     model_rows = [row for row in rows if any(isinstance(v, list) for v in row.values())]
     names_by_depth: dict[int, dict[str, None]] = {depth: {} for depth in (0, 1, 2)}
     for row in model_rows:
@@ -100,7 +104,8 @@ def read_series(record: Record) -> Series:
         layers[name] = steps, means
     scalars = {name: _read_column(model_rows, name) for name in names_by_depth[0] if name != 'step'}
     losses = _read_column(rows, 'ce'), _read_column(rows, 'validation_ce')
-    return Series(*losses, layers, heads, scalars, _read_column(rows, 'lr'))
+    curves_before = _read_column(before, 'ce'), _read_column(before, 'validation_ce')
+    return Series(*losses, layers, heads, scalars, _read_column(rows, 'lr'), *curves_before)
 
 
 def _nesting_depth(value: Any) -> int:

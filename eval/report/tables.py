@@ -58,6 +58,7 @@ WARNINGS = ('run', 'step', 'warning', 'layer', 'head', 'observation', 'what help
 FACTS = {
     'git_commit': 'git commit',
     'device': 'device',
+    'parent': 'branch of',
     'parameters': 'parameters',
     'data.source': 'data',
     'data.validation_source': 'validation data',
@@ -66,7 +67,7 @@ FACTS = {
     'data.seq_len': 'sequence length',
     'train.steps': 'steps',
 }
-RARE_FACTS = {'data.validation_source'}  # left out if no run has it
+RARE_FACTS = {'data.validation_source', 'parent'}  # left out if no run has it
 UNSET = 'unset'  # an option that nothing reads, or that is as published
 NO_VERDICT = 'without a verdict (only one seed)'
 MARKS = {BETTER: '▼', WORSE: '▲', WITHIN_NOISE: '≈', ONE_SEED: '·'}
@@ -171,6 +172,29 @@ def findings(
         if not math.isnan(comparison.sensitivity):
             lines.append(f'Sensitivity to the learning rate: {comparison.sensitivity:.4f}.')
         lines += [f'{note[0].upper()}{note[1:]}.' for note in comparison.notes]
+    return [*lines, *describe_branches(subject.records)]
+
+
+def describe_branches(records: Sequence[Record]) -> list[str]:
+    """Returns sentences on what the losses and costs of branches include; [] without branches."""
+    parents = [record.get('parent') for record in records]
+    if not any(parents):
+        return []
+    names = {parent: Path(parent).name for parent in dict.fromkeys(filter(None, parents))}
+    subject = 'All runs' if len(records) > 1 else 'The run'
+    if None in parents:
+        n = len(parents) - parents.count(None)
+        subject = f'{n} of {len(records)} runs'
+    verb = 'continues' if subject == 'The run' or subject.startswith('1 ') else 'continue'
+    lines = [
+        f'{subject} {verb} {" or ".join(names.values())}: steps and tokens count those before, '
+        'wall time does not.'
+    ]
+    if len(records) > 1 and None not in parents and len(names) == 1:
+        lines.append(
+            'They share those steps, so differences between seeds show only the noise of the steps '
+            'since.'
+        )
     return lines
 
 

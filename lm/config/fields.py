@@ -387,6 +387,15 @@ class TrainConfig:
     profile: Annotated[
         str, Option('steps to trace, as STEP:COUNT; empty: none', is_observer=True)
     ] = ''
+    checkpoint_steps: Annotated[
+        str,
+        Option(
+            'steps whose checkpoints stay: 100,200, log, before_decay, every:N', is_observer=True
+        ),
+    ] = ''
+    branch_from: Annotated[
+        str, 'RUN@STEP or RUN whose state, config and place in the text the run continues'
+    ] = ''
 
 
 Devices = Annotated[int, Option(minimum=-1)]

@@ -141,6 +141,10 @@ def unresolve_fields(recipe: Recipe) -> dict[str, Any]:
     return flat
 
 
+# The fields of a run whose weights were made by a program and not by training.
+NO_SOURCE = {'train.init_from': '', 'train.branch_from': ''}
+
+
 def list_unread_options(recipe: Recipe) -> list[str]:
     """Returns the paths of options that are set although no chosen part reads them."""
     readers = recipe.readers

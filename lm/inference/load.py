@@ -32,7 +32,7 @@ from lm.inference.probes import (
 from lm.inference.slots import Programs
 from lm.model.kernels import select_kernels
 from lm.model.transformer import Transformer
-from lm.record.checkpoint import FOLDER, list_steps, read_meta, read_weights
+from lm.record.checkpoint import FOLDER, list_steps, name_checkpoint, read_meta, read_weights
 from lm.record.digests import DamagedCheckpoint
 from lm.record.foreign_weights import explain_foreign_weights
 from lm.record.machine import device_memory_bytes
@@ -271,7 +271,7 @@ def find_checkpoint(path: str | Path) -> tuple[Path, int]:
     """Finds the checkpoint of a path; a checkpoint at a URL is fetched to a local folder.
 
     Args:
-      path: a workdir, for its newest step, or WORKDIR/checkpoints/STEP; or a URL.
+      path: a workdir, for its newest step; WORKDIR@STEP or WORKDIR/checkpoints/STEP; or a URL.
 
     Returns:
       (the folder of checkpoints, the step).
@@ -280,12 +280,18 @@ def find_checkpoint(path: str | Path) -> tuple[Path, int]:
       ValueError: if there is no checkpoint, if the path is a sweep's, or if writing the workdir was
         interrupted.
     """
+    path = name_checkpoint(path)
     if is_url(path):
-        return _find_in_bucket(str(path))
-    path = Path(expand_home(str(path)))
+        return _find_in_bucket(path)
+    path = Path(expand_home(path))
     if path.parent.name == FOLDER and path.name.isdigit() and path.is_dir():
         check_complete(path.parent.parent)
         return path.parent, int(path.name)
+    if path.parent.name == FOLDER and path.name.isdigit() and (steps := list_steps(path.parent)):
+        raise ValueError(
+            f'{path.parent.parent} has no checkpoint of step {path.name}; its steps are '
+            f'{", ".join(map(str, steps))}.'
+        )
     check_complete(path)
     folder = path / FOLDER
     steps = list_steps(folder)
@@ -329,8 +335,8 @@ def load(
     """Loads weights, config and tokenizer, on any number of devices.
 
     Args:
-      path: a workdir, whose newest readable checkpoint is loaded, or WORKDIR/checkpoints/STEP, as a
-        path or a URL (`lm.storage.buckets`).
+      path: a workdir, whose newest readable checkpoint is loaded; or WORKDIR@STEP or
+        WORKDIR/checkpoints/STEP; as a path or a URL (`lm.storage.buckets`).
       say: receives messages on unreadable checkpoints, and on kernels that are replaced because
         they do not run here.
       mesh: the devices; default one, or all of this machine if the weights are too large for one.
@@ -341,7 +347,8 @@ def load(
     Raises:
       ValueError: if there is no checkpoint, or its weights do not fit its config.
     """
-    path = path if is_url(path) else expand_home(str(path))
+    path = name_checkpoint(path)
+    path = path if is_url(path) else expand_home(path)
     folder, newest = find_checkpoint(path)
     # A path that names a step is loaded or fails; a workdir falls back to earlier steps.
     if (

@@ -6,6 +6,7 @@ Each part checks its own demands on the rest of a recipe (`modules.facts`).
 import dataclasses
 from collections.abc import Callable
 
+from lm.config.checkpoint_steps import list_checkpoint_steps
 from lm.config.fields import FIELDS
 from lm.config.pattern import PATTERN
 from lm.config.recipe import Part, Recipe
@@ -38,6 +39,7 @@ def check(recipe: Recipe) -> None:
         if option is not None and value is not None:
             option.check(path, value)
     parse_traced_steps(recipe)
+    list_checkpoint_steps(recipe)
     _check_sizes(recipe)
     _check_pattern(recipe)
     check_kinds(recipe, _check_parts)

@@ -8,7 +8,9 @@ parameter shapes, the digests of all arrays, and the counters that are not array
 import contextlib
 import errno
 import functools
+import json
 import os
+import re
 import sys
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
@@ -23,12 +25,14 @@ from lm.config.resolve import differences
 from lm.launch.distributed import broadcast_from_first, has_private_disks, is_first, raise_on_all
 from lm.record import digests
 from lm.record.digests import DamagedCheckpoint
+from lm.record.names import CHECKPOINTS
+from lm.record.run import Run
 from lm.record.via_process_0 import gather_to_first, scatter_from_first
 from lm.storage.files import first_line
 from lm.training.state import State, Weights
 from modules.params import named_leaves
 
-FOLDER = 'checkpoints'
+FOLDER = CHECKPOINTS
 FORBIDDEN_IN_PATHS = '[]\\'  # TensorStore interprets them as patterns and separators
 # Errors with these numbers, or messages in their text, have causes outside the checkpoint.
 ENVIRONMENT_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM)
@@ -100,6 +104,11 @@ def state_record(state: State | Weights) -> dict[str, str]:
     return tree_record(state.params) | tree_record({'stats': state.stats, 'average': average})
 
 
+def training_record(state: State) -> dict[str, str]:
+    """Returns the `tree_record` of the arrays that only training needs."""
+    return tree_record(_training(state))
+
+
 def check_tree(
     stored: dict[str, str], expected: dict[str, str], checkpoint_path: Path, subject: str = 'model'
 ) -> None:
@@ -147,6 +156,15 @@ def format_differences(
     return '\n'.join(['the model differs in (there -> here):', *lines, '']) if lines else ''
 
 
+def name_checkpoint(path: str | Path) -> str:
+    """Returns RUN@STEP, a folder or a URL, as RUN/checkpoints/STEP; other paths as they are."""
+    text = str(path)
+    match = re.fullmatch(r'(.+)@(\d+)', text.rstrip('/'))
+    if match is None or Path(text).exists():
+        return text
+    return f'{match[1].rstrip("/")}/{FOLDER}/{int(match[2])}'
+
+
 def list_steps(folder: Path) -> list[int]:
     """Returns the steps of the complete checkpoints in a folder, ascending."""
     return sorted(ocp.utils.checkpoint_steps(folder.absolute())) if folder.is_dir() else []
@@ -165,7 +183,7 @@ def build_items(state: State, meta: Mapping[str, Any]) -> ocp.args.Composite | N
         'weights': digests.hash_arrays(weights),
         'training': digests.hash_arrays(training),
     }
-    trees = {'tree': state_record(state), 'training_tree': tree_record(training)}
+    trees = {'tree': state_record(state), 'training_tree': training_record(state)}
     record = {**meta, **trees, 'digests': array_digests}
     if has_private_disks():
         weights, training = gather_to_first((weights, training))
@@ -176,6 +194,19 @@ def build_items(state: State, meta: Mapping[str, Any]) -> ocp.args.Composite | N
         training=ocp.args.StandardSave(training),
         meta=ocp.args.JsonSave({'record': record, 'sha256': digests.hash_record(record)}),
     )
+
+
+def read_config(folder: Path, step: int) -> dict[str, Any]:
+    """Returns the config that a run had at a checkpoint, without starting JAX.
+
+    It is that of config.json if the checkpoint's cannot be read.
+    """
+    try:
+        return json.loads((folder / str(step) / 'meta' / 'metadata').read_text())['record'][
+            'config'
+        ]
+    except (OSError, ValueError, KeyError, TypeError):
+        return Run(folder.parent).read_config()
 
 
 def read_meta(folder: Path, step: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: written in the background; the newest and the best are kept.
+"""The checkpoints of a run: written in the background; the newest, the best and some steps stay.
 
 A run resumes from its newest intact checkpoint.
 """
@@ -8,7 +8,7 @@ import dataclasses
 import math
 import shutil
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -45,8 +45,21 @@ class LowestLoss:
         return [candidate.step in best for candidate in checkpoints]
 
 
+@dataclasses.dataclass
+class PermanentSteps:
+    """Orbax policy that keeps the checkpoints of some steps for good."""
+
+    steps: set[int]
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        return [candidate.step in self.steps for candidate in checkpoints]
+
+
 class Checkpoints:
     """The checkpoints of a workdir: the `keep_last` newest and the `keep_best` best by loss.
+
+    The permanent ones stay beside them, also if a later command names other steps: each says so in
+    its record.
 
     Several processes save and restore together, from the listing of process 0. If only process 0
     has the disk, it writes and reads for all. At most MAX_WRITERS objects of a process write at a
@@ -60,6 +73,7 @@ class Checkpoints:
       save_concurrent_gb: limit on the arrays that are being written at a time, in GB; the writer
         needs as much host memory again. It must exceed the largest array on a device. None for no
         limit.
+      permanent_steps: steps whose checkpoints are never removed.
     """
 
     _writers: ClassVar[list['Checkpoints']] = []
@@ -71,6 +85,7 @@ class Checkpoints:
         keep_best: int,
         say: Callable = print,
         save_concurrent_gb: float | None = None,
+        permanent_steps: Collection[int] = (),
     ):
         checkpoint.check_path(workdir)
         self.workdir, self.say = Path(workdir), say
@@ -82,6 +97,7 @@ class Checkpoints:
         self._manager: ocp.CheckpointManager | None = None
         self._failure: OSError | None = None  # of a write that failed after `save` had returned
         self._losses: dict[int, float] = {}
+        self._permanent_steps = set(permanent_steps)
         self._saving_step = -1
 
     @property
@@ -113,7 +129,8 @@ class Checkpoints:
                 # LowestLoss shares this dict, and judges the new checkpoint when the write ends.
                 self._losses[step] = loss
             self._saving_step = step
-            items = checkpoint.build_items(state, meta | {'loss': loss})
+            record = {'loss': loss, 'is_permanent': step in self._permanent_steps}
+            items = checkpoint.build_items(state, meta | record)
             if manager is not None:
                 manager.save(step, args=items)
 
@@ -129,11 +146,12 @@ class Checkpoints:
             checkpoint.ignore_late_callbacks()
             while len(self._writers) >= MAX_WRITERS:
                 self._writers[0]._close_manager()
-            policies = [LatestN(self._keep_last)]
+            records = self._read_records()
+            records = records if first_only else broadcast_from_first(records)
+            self._losses |= dict(records[0])
+            self._permanent_steps.update(records[1])
+            policies = [LatestN(self._keep_last), PermanentSteps(self._permanent_steps)]
             if self._keep_best:
-                losses = list(self._read_losses().items())
-                losses = losses if first_only else broadcast_from_first(losses)
-                self._losses |= {step: loss for step, loss in losses}
                 policies.append(LowestLoss(self._keep_best, self._losses))
             if first_only:  # Orbax creates it for all processes or for none
                 self.folder.mkdir(parents=True, exist_ok=True)
@@ -165,18 +183,22 @@ class Checkpoints:
                 registry.add(item, args, handler)
         return registry
 
-    def _read_losses(self) -> dict[int, float]:
+    def _read_records(self) -> tuple[list[tuple[int, float]], list[int]]:
+        """Returns the losses by step, as pairs, and the permanent steps, of all checkpoints."""
         losses: dict[int, float] = {}
+        permanent_steps = []
         for step in self.steps():
             try:
                 meta = read_meta(self.folder, step)
             except DamagedCheckpoint:
                 continue  # a damaged checkpoint is never the best
+            if meta.get('is_permanent'):
+                permanent_steps.append(step)
             if best := meta['counters'].get('best', {}):  # older versions recorded no other loss
                 losses[best['best_step']] = best['best_validation_ce']
             if meta.get('loss') is not None:
                 losses[step] = meta['loss']
-        return losses
+        return list(losses.items()), permanent_steps
 
     def _sync(self) -> None:
         """Flushes the written files to the disk, so that they outlast a power cut.

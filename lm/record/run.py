@@ -15,7 +15,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lm.record.metrics import FILE, Tail, read_rows
-from lm.record.names import CONFIG, EVALUATIONS, FINAL, PROFILE, SUMMARY, SWEEP
+from lm.record.names import (
+    BRANCH,
+    CHECKPOINTS,
+    CONFIG,
+    EVALUATIONS,
+    FINAL,
+    PROFILE,
+    SUMMARY,
+    SWEEP,
+)
 from lm.storage.files import UnreadableFile, read_json
 
 if TYPE_CHECKING:
@@ -117,6 +126,25 @@ class Run:
             rows = read_rows(self.folder / FILE)
         return [row for row in rows if type(row['step']) is int]
 
+    @property
+    def branch(self) -> Row:
+        """The record of a branch (`lm.run.branch`); empty if the run is none, or it is damaged."""
+        try:
+            return read_json(self.folder / BRANCH)
+        except (FileNotFoundError, NotADirectoryError, UnreadableFile):
+            return {}
+
+    @property
+    def ancestor_rows(self) -> list[Row]:
+        """The losses of a branch's ancestors up to the step where it begins, thinned."""
+        return self.branch.get('rows', [])
+
+    @property
+    def checkpoint_steps(self) -> list[int]:
+        """The steps of the complete checkpoints in the folder, ascending."""
+        paths = (self.folder / CHECKPOINTS).glob('*')
+        return sorted(int(path.name) for path in paths if path.name.isdecimal())
+
     def tail(self) -> Tail:
         """Returns a reader of the rows that are appended while the run trains."""
         return Tail(self.folder / FILE)
@@ -124,7 +152,9 @@ class Run:
     def results(self) -> Row:
         """Returns results by the names of summary.json, or derived from the rows so far.
 
-        Raises ValueError if a file cannot be read.
+        Of a branch also `parent`, WORKDIR@STEP, and `branch_step`. `checkpoints` are those that
+        the summary names, or those in the folder before it is written. Raises ValueError if a
+        file cannot be read.
         """
         if not self.folder.exists():
             return {'status': 'waiting'}
@@ -136,10 +166,21 @@ class Run:
                 raise ValueError(f'{path} cannot be read (it has no status)')
             if not is_warning_list(summary.get('warnings', [])):
                 raise ValueError(f'{path} cannot be read (its warnings have another format)')
+        summary = summary | self._describe_origin(summary)
         if 'best_validation_ce' in summary:
             return summary
         with annotate_errors(self.folder / FILE):
             return _summarize_rows(self.rows()) | summary
+
+    def _describe_origin(self, summary: Row) -> Row:
+        """Returns the parent of a branch, and the steps of the checkpoints of a run."""
+        # A local copy of records has only the checkpoints that somebody has read.
+        steps = summary.get('checkpoints') or self.checkpoint_steps
+        described: Row = {'checkpoints': steps} if steps else {}
+        match self.branch.get('ancestors') or summary.get('ancestors'):
+            case [*_, {'workdir': str(parent), 'step': int(step)}]:
+                described |= {'parent': f'{parent}@{step}', 'branch_step': step}
+        return described
 
     @property
     def profile(self) -> Row | None:

@@ -3,12 +3,15 @@
 import collections
 import itertools
 import math
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 
 from lm import data
+from lm.config.checkpoint_steps import find_unreached, list_checkpoint_steps
 from lm.config.mixture import MixedRows, reads_chats, split_by_source
 from lm.config.recipe import Recipe
 from lm.devices.check_mesh import list_mesh_notes
@@ -70,6 +73,11 @@ def print_description(journal: Journal) -> None:
         f'mesh {format_mesh(experiment.mesh)}, {journal.recipe.model.dtype} matmuls; mfu is '
         f'relative to {experiment.peak / 1e12:.3f} TFLOP/s ({experiment.peak_source})'
     )
+    ancestors = journal.counters.ancestors
+    first_step = ancestors[-1]['step'] if ancestors else 0
+    shapes, folder = experiment.state_shapes, journal.workdir
+    for line in list_disk_use([journal.recipe], shapes, folder, first_step):
+        terminal.say(line)
     names = list_attention_kernels(journal.recipe, learner.model.kernels)
     for entry, kind in journal.recipe.kinds.items():
         if reason := select_fused_attention(kind, experiment.platform)[1]:
@@ -78,6 +86,41 @@ def print_description(journal: Journal) -> None:
     mesh_notes = list_mesh_notes(journal.recipe, experiment.mesh, experiment.vocab_size)
     for note in (*list_code_notes(journal), *list_run_notes(journal), *mesh_notes):
         terminal.say(f'NOTE: {note}')
+
+
+def list_disk_use(
+    recipes: Sequence[Recipe], shapes: Any, folder: Path, first_step: int = 0
+) -> list[str]:
+    """Returns lines on the disk that permanent checkpoints need; [] without train.checkpoint_steps.
+
+    Args:
+      recipes: the runs of a program.
+      shapes: the state of one of them.
+      folder: where they are stored; it need not exist yet.
+      first_step: the step at which a branch begins.
+    """
+    counts = []
+    for recipe in recipes:
+        n_listed = sum(step >= first_step for step in list_checkpoint_steps(recipe))
+        counts.append((n_listed, n_listed + recipe.train.keep_last + recipe.train.keep_best))
+    n_listed, n_most = (sum(column) for column in zip(*counts, strict=True))
+    if not n_listed:
+        return []
+    n_bytes = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(shapes))
+    place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(place).free
+    line = (
+        f'checkpoints: {n_listed} stay by train.checkpoint_steps, and the newest and best beside '
+        f'them make at most {n_most}, of {format_bytes(n_bytes)} each: '
+        f'{format_bytes(n_most * n_bytes)}; {format_bytes(free)} are free'
+    )
+    too_large = f'NOTE: {folder} has not enough space for these checkpoints'
+    return [line, *[too_large] * (n_most * n_bytes > free)]
+
+
+def format_bytes(n_bytes: float) -> str:
+    """Returns a number of bytes in MB, or in GB from 10 GB on."""
+    return f'{n_bytes / 1e9:,.1f} GB' if n_bytes >= 1e10 else f'{n_bytes / 1e6:,.2f} MB'
 
 
 def list_field_origins(
@@ -163,7 +206,13 @@ def list_config_notes(recipe: Recipe) -> list[str]:
     ]
     notes += _list_remainder(recipe)
     notes += _list_unreached(recipe)
-    if recipe.train.trainable != 'all' and not recipe.train.init_from:
+    if unreached := find_unreached(recipe):
+        notes.append(
+            f'train.checkpoint_steps: {", ".join(map(str, unreached))} beyond train.steps='
+            f'{recipe.train.steps}'
+        )
+    has_source = recipe.train.init_from or recipe.train.branch_from
+    if recipe.train.trainable != 'all' and not has_source:
         notes.append(
             f'train.trainable={recipe.train.trainable} without train.init_from: all other '
             'parameters keep their random initial values'

@@ -12,17 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from lm import data
+from lm.config.checkpoint_steps import list_checkpoint_steps
 from lm.config.mixture import source_flag, split_by_source
 from lm.config.recipe import Recipe
 from lm.config.resolve import to_dict
 from lm.launch.distributed import broadcast_from_first, is_first
 from lm.launch.streams import output_loss
 from lm.launch.terminal import Terminal
-from lm.record.checkpoint import TreeMismatch, format_differences, read_meta
+from lm.record.checkpoint import TreeMismatch, format_differences, name_checkpoint, read_meta
 from lm.record.checkpoints import DAMAGED_FOLDER, LOSS, Checkpoints
 from lm.record.code import Code, extend_code_history, find_other_code
 from lm.record.machine import device_name, git_commit, peak_memory_bytes, versions
 from lm.record.metrics import NoRecorder, Recorder, Throughput, replace_non_finite
+from lm.record.names import BRANCH
 from lm.record.run import Run
 from lm.record.upgrade import resolve_stored
 from lm.record.workdir import CONFIG, SUMMARY, write_config
@@ -61,12 +63,13 @@ class Counters:
     rows: int | None = None  # of metrics.jsonl; None in checkpoints of an older version
     warnings: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     code: list[Code] = dataclasses.field(default_factory=list)  # that trained the run so far
+    ancestors: list[dict[str, Any]] = dataclasses.field(default_factory=list)  # of a branch
 
 
 class Journal:
     """The records of one run.
 
-    `step` is the last dispatched step; `saved_step` is the step of its newest checkpoint, 0 if
+    `step` is the last dispatched step; `saved_step` is the step of its newest checkpoint, None if
     there is none; `last` is the newest value of everything recorded; `other_code` is the code that
     trained the checkpoint from which the run resumes, if it differs from this code.
 
@@ -80,14 +83,22 @@ class Journal:
     def __init__(self, recipe: Recipe, workdir: Path, experiment: Experiment, terminal: Terminal):
         self.recipe, self.workdir, self.experiment = recipe, workdir, experiment
         self.terminal, self.start_time = terminal, time.perf_counter()
-        self.step, self.saved_step, self.compile_sec = 0, 0, 0.0
+        self.step, self.compile_sec = 0, 0.0
+        self.saved_step: int | None = None
+        self.branch_record: dict[str, Any] | None = None  # of a branch that begins
         self.side_by_side = 1  # runs of the wave, itself included
         self.counters, self.last = Counters(), {}
         self.other_code: Code | None = None
-        self.remaining = RemainingTime(recipe.train)
+        self.remaining = RemainingTime(recipe)
         self.throughput = Throughput(experiment.flops_per_token, experiment.utilisation)
-        retention = recipe.train.keep_last, recipe.train.keep_best
-        self.checkpoints = Checkpoints(workdir, *retention, terminal.say)
+        self.permanent_steps = list_checkpoint_steps(recipe)
+        self.checkpoints = Checkpoints(
+            workdir,
+            recipe.train.keep_last,
+            recipe.train.keep_best,
+            terminal.say,
+            permanent_steps=self.permanent_steps,
+        )
         self.recorder: Recorder | NoRecorder  # set by `open`
         self.detector = Detector(recipe, [])
         self._bad_step: int | None = None
@@ -138,11 +149,12 @@ class Journal:
         self.other_code = find_other_code(self.counters.code, Run(self.workdir).summary)
         self.last = broadcast_from_first(self._read_newest_values() if is_first() else None)
         self.terminal.say(f'resuming after step {self.step}')
-        init_from = self.recipe.train.init_from
-        if init_from and not is_url(init_from) and not Path(init_from).exists():
-            self.terminal.say(
-                f'NOTE: train.init_from={init_from} no longer exists, and is no longer needed'
-            )
+        for name in ('init_from', 'branch_from'):
+            source = vars(self.recipe.train)[name]
+            if source and not is_url(source) and not Path(name_checkpoint(source)).exists():
+                self.terminal.say(
+                    f'NOTE: train.{name}={source} no longer exists, and is no longer needed'
+                )
         return state
 
     def _read_newest_values(self) -> dict[str, Any]:
@@ -191,6 +203,8 @@ class Journal:
             # Only now, not when the folder is created: a start that fails leaves no config.json, by
             # which a folder counts as a run.
             write_config(self.workdir, self.recipe)
+            if self.branch_record is not None:
+                write_json(self.workdir / BRANCH, seal_record(self.branch_record))
         self._open_recorder()
         if is_first():
             # A summary means that the run has ended; one that is killed from here on must not look
@@ -215,7 +229,14 @@ class Journal:
         return interval > 0 and self._is_at(interval)
 
     def is_save_due(self) -> bool:
-        return self._is_at(self.recipe.train.checkpoint_every)
+        return self._is_at(self.recipe.train.checkpoint_every) or self.step in self.permanent_steps
+
+    def is_first_save_due(self) -> bool:
+        """Returns whether the state before the first step must be saved: on request, or of a
+        branch, which then never needs its parent again.
+        """
+        is_due = self.step in self.permanent_steps or self.branch_record is not None
+        return self.saved_step is None and is_due
 
     def _is_at(self, interval: int) -> bool:
         """Returns whether this is the last step, or a multiple of `interval` (never for 0)."""
@@ -332,6 +353,8 @@ class Journal:
         }
         is_validated = self.last.get('validated_step') == self.step
         self.checkpoints.save(state, meta, self.last[LOSS] if is_validated else None)
+        if self.saved_step is None and self.branch_record is not None:
+            self.checkpoints.wait()
         self.saved_step = self.step
 
     def find_last_good(self) -> str:
@@ -361,7 +384,7 @@ class Journal:
         )
 
     def _describe_newest(self) -> str:
-        if not self.saved_step:
+        if self.saved_step is None:
             return 'no checkpoint had been saved'
         return f'its last checkpoint is step {self.saved_step}, if it was completely written'
 
@@ -430,6 +453,8 @@ class Journal:
             'versions': versions(),
             'git_commit': code[-1]['commit'] if code else git_commit(),
             'code': code,
+            'ancestors': self.counters.ancestors,
+            'checkpoints': self.checkpoints.steps(),
             'data': {'digest': experiment.dataset.digest, **experiment.dataset.report},
             'events': self.counters.events,
             'warnings': self.counters.warnings,

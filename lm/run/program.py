@@ -23,6 +23,7 @@ from lm.model.kernels import list_attention_kernels
 from lm.model.objectives import build_training_mixture, count_marks, evaluation_rows
 from lm.record.checkpoint import FOLDER, list_steps
 from lm.record.machine import device_memory_bytes
+from lm.run.ancestry import count_batches
 from lm.run.profile import Tracer
 from lm.run.tables import parameter_rows
 from lm.storage.files import discard_line, expand_home
@@ -52,7 +53,7 @@ def open_text(
     # Processes that share the cache also share the work (`lm.data.prepare`).
     dataset = data.open_dataset(config, say=say)
     check_same_everywhere('the digest of the prepared data', dataset.digest)
-    data.check_epochs(recipe.data, recipe.train.steps, dataset.train)
+    data.check_epochs(recipe.data, count_batches(recipe, workdir), dataset.train)
     return dataset
 
 
@@ -92,11 +93,12 @@ def locate_data(recipe: Recipe, workdir: Path) -> DataConfig:
     """Returns config.data, with the run's own copy of the tokenizer if the original is gone.
 
     The copy is used if the run has a checkpoint, and the checkpoint that it began from
-    (train.init_from) has been moved with its tokenizer.
+    (train.init_from or branch_from) has been moved with its tokenizer.
     """
     kind, _, path = recipe.data.tokenizer.partition(':')
     is_gone = kind == 'hf' and not Path(expand_home(path)).exists()
-    if not recipe.train.init_from or not is_gone or not list_steps(workdir / FOLDER):
+    has_source = recipe.train.init_from or recipe.train.branch_from
+    if not has_source or not is_gone or not list_steps(workdir / FOLDER):
         return recipe.data
     return dataclasses.replace(recipe.data, tokenizer=f'hf:{workdir / TOKENIZER}')
 

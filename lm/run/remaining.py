@@ -1,6 +1,7 @@
 """The time that a run still needs: its steps, and the work between steps."""
 
-from lm.config.fields import TrainConfig
+from lm.config.checkpoint_steps import list_checkpoint_steps
+from lm.config.recipe import Recipe
 
 EVALUATION, DIAGNOSIS, SAVING = 'evaluation', 'diagnosis', 'saving'
 
@@ -25,11 +26,18 @@ class RemainingTime:
     not count, because it includes compilation.
     """
 
-    def __init__(self, train: TrainConfig):
+    def __init__(self, recipe: Recipe):
+        train = recipe.train
         self.steps = train.steps
         self.intervals = {EVALUATION: train.eval_every, SAVING: train.checkpoint_every}
         if train.diagnose_every:
             self.intervals[DIAGNOSIS] = train.diagnose_every
+        interval = train.checkpoint_every
+        self._further_saves = [
+            step
+            for step in list_checkpoint_steps(recipe) - {0, self.steps}
+            if not interval or step % interval
+        ]
         self._last_sec: dict[str, float | None] = {}
 
     def record(self, work: str, sec: float) -> None:
@@ -45,4 +53,6 @@ class RemainingTime:
             count_due(interval, step - 1, self.steps) * (self._last_sec.get(work) or 0.0)
             for work, interval in self.intervals.items()
         )
+        n_further = sum(at >= step for at in self._further_saves)
+        work_sec += n_further * (self._last_sec.get(SAVING) or 0.0)
         return (self.steps - step) * step_sec + work_sec

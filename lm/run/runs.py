@@ -18,6 +18,7 @@ from lm.record.code import running_code
 from lm.record.machine import device_name, versions
 from lm.record.run import Run
 from lm.record.trial import try_checkpoint
+from lm.run.branch import check_branch
 from lm.run.journal import Journal
 from lm.run.program import build_without_text, locate_data
 from lm.run.start import check_run
@@ -68,7 +69,8 @@ def check(recipe: Recipe, workdir: Path) -> None:
     """
     check_run(recipe, workdir)
     check_single_run(recipe)
-    build_without_text(recipe, locate_data(recipe, workdir).tokenizer, jax.devices()[0].platform)
+    tokenizer, platform = locate_data(recipe, workdir).tokenizer, jax.devices()[0].platform
+    check_branch(recipe, build_without_text(recipe, tokenizer, platform), workdir)
 
 
 def try_storage(recipe: Recipe, workdir: Path) -> None:

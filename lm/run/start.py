@@ -1,5 +1,6 @@
 """The state a run starts from: random weights, or the weights of a checkpoint (train.init_from)."""
 
+import contextlib
 import functools
 import tempfile
 from collections.abc import Callable, Collection, Mapping
@@ -12,7 +13,7 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 
 from lm import data
-from lm.config.fields import Config
+from lm.config.fields import Config, TrainConfig
 from lm.config.mixture import source_flag
 from lm.config.other_programs import elsewhere_hint, foreign_names, normalize_name
 from lm.config.recipe import Recipe
@@ -37,14 +38,18 @@ from lm.record.checkpoint import (
     check_tree,
     format_differences,
     list_steps,
+    name_checkpoint,
+    read_config,
     tree_record,
 )
 from lm.record.digests import DamagedCheckpoint
-from lm.record.remote.local_copy import split_checkpoint_url
-from lm.record.run import Run
+from lm.record.names import SWEEP
+from lm.record.remote.local_copy import fetch_records, split_checkpoint_url
+from lm.record.run import Run, list_runs
+from lm.record.upgrade import resolve_stored
 from lm.run.program import TOKENIZER, Experiment, locate_data
 from lm.storage.buckets import is_url, join_url
-from lm.storage.files import expand_home
+from lm.storage.files import expand_home, read_json
 from lm.training.state import Learner, State, Weights, make_hyper
 from lm.training.update import build_average
 from modules.dropout import KEY_NAME
@@ -52,6 +57,9 @@ from modules.params import named_leaves
 
 # These fields determine the function that a model computes from its weights, and its context.
 MODEL_FIELDS = (*(f'{section}.' for section in (*WEIGHT_SECTIONS, 'scaling')), 'data.seq_len')
+# A branch takes these from its own config.
+NOT_FOLLOWED = ('train.branch_from', 'train.init_from', 'train.profile')
+TEXT_FIELDS = {'data.source', 'data.mixture'}
 # Rounding may change a weight that is stored in another form by this share of its largest element.
 MAX_STORED_ERROR = 1e-5
 
@@ -62,8 +70,19 @@ def check_run(recipe: Recipe, workdir: Path | None = None) -> None:
     workdir: the folder of the run, which may have begun.
     """
     check(recipe)
+    check_one_source(recipe.train)
     data.check(recipe.data if workdir is None else locate_data(recipe, workdir))
     check_init_from(recipe, workdir)
+
+
+def check_one_source(train: TrainConfig) -> None:
+    """Raises ValueError if a run would begin from two checkpoints."""
+    if train.init_from and train.branch_from:
+        raise ValueError(
+            f'train.init_from={train.init_from} and train.branch_from={train.branch_from} name two '
+            'beginnings. branch_from continues optimizer state, step and config; init_from takes '
+            'the weights alone. Leave one of them out.'
+        )
 
 
 def check_init_from(recipe: Recipe, workdir: Path | None = None) -> None:
@@ -81,8 +100,16 @@ def check_init_from(recipe: Recipe, workdir: Path | None = None) -> None:
         find_source(recipe.train.init_from)
 
 
-def find_source(path: str) -> tuple[Path, int]:
-    """Returns (folder of checkpoints, step) of train.init_from. Its ValueError gives advice."""
+def find_source(path: str, field: str = 'train.init_from') -> tuple[Path, int]:
+    """Returns (folder of checkpoints, step) of a checkpoint to begin from.
+
+    Args:
+      path: the value of `field`.
+      field: train.init_from or train.branch_from, for the error.
+
+    Raises:
+      ValueError: with advice, if there is no checkpoint.
+    """
     try:
         return find_checkpoint(path)
     except ValueError as error:
@@ -90,7 +117,7 @@ def find_source(path: str) -> tuple[Path, int]:
         absent = absent or foreign_names().absent.get(normalize_name(path))
         reason = f'{absent}.' if absent else error
         raise ValueError(
-            f'train.init_from={path}: {reason} A run that has already begun does not need it: pass '
+            f'{field}={path}: {reason} A run that has already begun does not need it: pass '
             'its folder as --workdir to resume.'
         ) from error
 
@@ -98,11 +125,12 @@ def find_source(path: str) -> tuple[Path, int]:
 def merge_source_model(
     raw: Mapping[str, Any], explicit_paths: Collection[str], workdir: str | Path | None = None
 ) -> tuple[Mapping[str, Any], dict[str, Any]]:
-    """Takes the model of the checkpoint of train.init_from over into a config.
+    """Takes the model of train.init_from, or all of train.branch_from, over into a config.
 
-    The fields of MODEL_FIELDS are copied, and data.tokenizer: the tokenizer beside the checkpoint
-    if it comes from a file or another text. If that checkpoint is gone, the fields of the run in
-    `workdir` that began from it are used.
+    Of train.init_from the fields of MODEL_FIELDS are copied, and data.tokenizer: the tokenizer
+    beside the checkpoint if it comes from a file or another text. If that checkpoint is gone, the
+    fields of the run in `workdir` that began from it are used. Of train.branch_from the fields of
+    its config are copied (`read_parent_fields`).
 
     Args:
       raw: the config as nested dicts.
@@ -116,8 +144,23 @@ def merge_source_model(
       ValueError: if neither the checkpoint nor such a run exists.
     """
     start = build_config(single_run_config(raw))
-    if not start.train.init_from:
+    check_one_source(start.train)
+    if not start.train.init_from and not start.train.branch_from:
         return raw, {}
+    if start.train.branch_from:
+        fields = read_parent_fields(start, explicit_paths, workdir)
+    else:
+        fields = _read_model_fields(start, workdir)
+    fields = {path: value for path, value in fields.items() if path not in explicit_paths}
+    # An option that no chosen part reads would be refused; None leaves it out.
+    fields |= dict.fromkeys(fields.keys() & {*unused_fields(update_config(start, fields))})
+    current, config = flatten(start), to_dict(update_config(start, fields))
+    changes = {path: value for path, value in fields.items() if value != current[path]}
+    return config | {name: raw.get(name) for name in MULTI_RUN_SECTIONS}, changes
+
+
+def _read_model_fields(start: Config, workdir: str | Path | None) -> dict[str, Any]:
+    """Returns the fields that a run takes over from train.init_from."""
     # From config.json, as reading a checkpoint would start JAX before the hosts have joined.
     try:
         folder, _ = find_source(start.train.init_from)
@@ -129,13 +172,52 @@ def merge_source_model(
             raise
         tokenizer = source.data.tokenizer
     fields = {p: v for p, v in unresolve_fields(source).items() if p.startswith(MODEL_FIELDS)}
-    fields['data.tokenizer'] = tokenizer
-    fields = {path: value for path, value in fields.items() if path not in explicit_paths}
-    # An option that no chosen part reads would be refused; None leaves it out.
-    fields |= dict.fromkeys(fields.keys() & {*unused_fields(update_config(start, fields))})
-    current, config = flatten(start), to_dict(update_config(start, fields))
-    changes = {path: value for path, value in fields.items() if value != current[path]}
-    return config | {name: raw.get(name) for name in MULTI_RUN_SECTIONS}, changes
+    return fields | {'data.tokenizer': tokenizer}
+
+
+def read_parent_fields(
+    start: Config, explicit_paths: Collection[str], workdir: str | Path | None
+) -> dict[str, Any]:
+    """Returns the fields that a branch takes over from train.branch_from: all but NOT_FOLLOWED.
+
+    They are those of the run or cell in `workdir` that has begun from it, if there is one: the
+    parent may have changed since, or be gone. Else they are the config of the checkpoint. If the
+    branch reads another text, a tokenizer that depends on the text is that beside the checkpoint.
+
+    Args:
+      start: the config of the branch, before the fields are taken over.
+      explicit_paths: the fields that the branch sets.
+      workdir: its folder.
+    """
+    source, sets_text = start.train.branch_from, not TEXT_FIELDS.isdisjoint(explicit_paths)
+    parent = None if workdir is None else _find_begun_branch(source, workdir)
+    fields = {}
+    if parent is None:
+        folder, step = find_source(source, 'train.branch_from')
+        parent = resolve_stored(read_config(folder, step))
+        path = parent.data.tokenizer.removeprefix('hf:')
+        is_gone = path != parent.data.tokenizer and not Path(expand_home(path)).exists()
+        if sets_text or is_gone:
+            fields['data.tokenizer'] = _choose_tokenizer(folder.parent, parent, start)
+    fields = unresolve_fields(parent) | fields
+    # data.source and data.mixture replace each other.
+    left_out = {*NOT_FOLLOWED, *(TEXT_FIELDS if sets_text else ())}
+    return {path: value for path, value in fields.items() if path not in left_out}
+
+
+def _find_begun_branch(source: str, workdir: str | Path) -> Recipe | None:
+    """Returns the config of a run, sweep or cell in `workdir` that branches from `source`."""
+    with contextlib.suppress(ValueError, OSError, KeyError):
+        folder = fetch_records(workdir)
+        if (folder / SWEEP).exists():
+            recipe = resolve_stored(read_json(folder / SWEEP)['base'])  # without the axes
+            if recipe.train.branch_from == source:
+                return recipe
+        for run in list_runs(folder):
+            recipe = run.read_recipe()
+            if recipe.train.branch_from == source:
+                return recipe
+    return None
 
 
 def _choose_tokenizer(folder: Path, source_recipe: Recipe, start: Config) -> str:
@@ -371,6 +453,7 @@ def list_candidates(path: str) -> list[str]:
 
     For a bucket it is only the newest.
     """
+    path = name_checkpoint(path)
     path = path if is_url(path) else expand_home(path)
     folder, newest = find_checkpoint(path)
     if is_url(path):

@@ -22,6 +22,7 @@ from lm.devices.mesh import process_share
 from lm.launch.distributed import StopAgreement, broadcast_from_first, is_first, is_multiprocess
 from lm.record.run import Run
 from lm.run import evaluate
+from lm.run.branch import start_branch
 from lm.run.journal import DivergenceError, Journal
 from lm.run.program import Experiment, Program
 from lm.run.remaining import DIAGNOSIS, EVALUATION, SAVING
@@ -95,7 +96,9 @@ class Wave:
         """Opens a run and puts its state in the next slot."""
         journal = Journal(run.recipe, run.folder, self.experiment, run.terminal)
         state = journal.restore(self.experiment.state_shapes, run.continue_changed, run.start_over)
-        if state is None:
+        if state is None and run.recipe.train.branch_from:
+            state = start_branch(journal, self.experiment.state_shapes, run.continue_changed)
+        elif state is None:
             state = initial_state(run.recipe, self.experiment, run.terminal.say)
         if journal.is_finished and is_first() and Run(run.folder).status is None:
             journal.summarize(Status.DONE)  # killed before it wrote its summary
@@ -131,6 +134,9 @@ class Wave:
         self._stopping = StopAgreement(signals)
         for i in self.active_slots:
             self._call_journal(i, Journal.open)
+        # Before the diagnosis of step 0, which is recorded again after a restart from there.
+        for i in self._select_slots(Journal.is_first_save_due):
+            self.save_run(i)
         self._diagnose(
             # Only runs that start: a resumed run has recorded the diagnosis of its step.
             self._select_slots(lambda journal: journal.is_diagnosis_due() and journal.step == 0)
@@ -165,7 +171,7 @@ class Wave:
             self._end_trace()
         if self._stopping.should_stop:
             self.fetch_pending()
-            for i in self.active_slots:
+            for i in self._select_slots(lambda journal: journal.step > 0):
                 self.save_run(i)
             self._end_runs(self.active_slots, Status.STOPPED)
 

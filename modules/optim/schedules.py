@@ -18,6 +18,7 @@ from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from modules.choices import suggest_nearest
 from modules.facts import accept_any, longest_horizon, row_decorator
@@ -32,8 +33,11 @@ Cycles = Annotated[
 ]
 End = Annotated[float, up_to_1('learning rate at the last step, as a share of the peak')]
 
-# decays: whether the rate falls before the end. lasts: see `modules.facts.longest`.
-schedule_row = row_decorator(decays=True, lasts=longest_horizon, check=accept_any)
+# decays: whether the rate falls before the end. lasts: see `modules.facts.longest`. decay_starts:
+# decay_starts(steps, **options) lists the last step before each decay; None: without a plateau.
+schedule_row = row_decorator(
+    decays=True, lasts=longest_horizon, check=accept_any, decay_starts=None
+)
 
 
 def _warmup(step, warmup_steps):
@@ -174,10 +178,22 @@ def warmup_cosine(
     return _warmup(step, warmup_steps) * _cosine(progress, final_lr_fraction)
 
 
+def find_decay_start(steps: int, *, decay_fraction: float, **options: Any) -> list[int]:
+    """Returns [the last step at the peak] of `warmup_stable_decay`.
+
+    Args:
+      steps: length of the run.
+      decay_fraction: share of the run that decays.
+      **options: the other options, which do not matter.
+    """
+    del options
+    return [math.floor(steps * (1 - decay_fraction) + 1e-4)]  # 0.7 * 10 may be just below 7
+
+
 DECAY_SHAPES = {'linear': lambda progress: progress, 'sqrt': jnp.sqrt}  # of the way to the end
 
 
-@schedule_row()
+@schedule_row(decay_starts=find_decay_start)
 def warmup_stable_decay(
     step: jax.Array,
     steps: Any,
@@ -314,21 +330,24 @@ def _parse_number(text: str, name: str) -> float:
     return float(text)
 
 
-def stage_stops(parsed: Iterable[ScheduleStage], steps: Any, warmup_steps: Any) -> list[Any]:
+def stage_stops(
+    parsed: Iterable[ScheduleStage], steps: Any, warmup_steps: Any, numpy: Any = jnp
+) -> list[Any]:
     """Returns the number of steps from the warm-up to the end of each stage.
 
     Args:
       parsed: the stages.
       steps: length of the run, which may be a tracer.
       warmup_steps: steps before the first stage.
+      numpy: the module that computes; NumPy for numbers, before JAX may start.
     """
     lengths = [_stage_steps(stage, steps) for stage in parsed]
-    free = jnp.maximum(steps - warmup_steps - sum(n for n in lengths if n is not None), 0.0)
+    free = numpy.maximum(steps - warmup_steps - sum(n for n in lengths if n is not None), 0.0)
     equal_part = free / max(lengths.count(None), 1)
     stops, total = [], 0.0
     for length in lengths:
         total = total + (equal_part if length is None else length)
-        stops.append(jnp.round(total))
+        stops.append(numpy.round(total))
     return stops
 
 
@@ -362,7 +381,31 @@ def check_stages(recipe: Any, part: Any) -> None:
         )
 
 
-@schedule_row(check=check_stages)
+def find_stage_decays(
+    steps: int, *, stages: str, warmup_steps: int = 0, **options: Any
+) -> list[int]:
+    """Returns the last step before each decay of `stages`; stages that fall in a row are one decay.
+
+    Args:
+      steps: length of the run.
+      stages: the text of the stages.
+      warmup_steps: steps before the first stage.
+      **options: the other options, which do not matter.
+    """
+    del options
+    parsed = parse_stages(stages)
+    stops = stage_stops(parsed, np.float32(steps), warmup_steps, np)  # rounded as in training
+    stops = [int(stop) + warmup_steps for stop in stops]
+    starts, previous_end, was_falling = [], 1.0 if warmup_steps else parsed[0].start, False
+    for stage, start in zip(parsed, [warmup_steps, *stops], strict=False):
+        falls = stage.end < stage.start or stage.start < previous_end
+        if falls and not was_falling:
+            starts.append(start)
+        previous_end, was_falling = stage.end, falls
+    return starts
+
+
+@schedule_row(check=check_stages, decay_starts=find_stage_decays)
 def stages(
     step: jax.Array,
     steps: Any,

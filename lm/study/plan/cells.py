@@ -35,6 +35,7 @@ from modules.choices import suggest_nearest
 from modules.options import coerce_type
 
 Changes = dict[str, Any]  # {'optim.lr': 0.003, ...}
+BRANCH_FROM = 'train.branch_from'  # names a state, which is no part of a program
 PROTOCOL = 'protocol'  # the key of config.sweep that is no axis
 
 
@@ -251,7 +252,7 @@ def group_by_program(cells: list[Cell]) -> list[list[Cell]]:
     """Groups cells that one program can train together.
 
     These differ only in `lm.config.fields.RUN_PATHS`, and there only by numbers: a field that is
-    None or off is not part of the program.
+    None or off is not part of the program. They may be branches of several runs.
     """
     by_program: dict[tuple, list[Cell]] = {}
     for cell in cells:
@@ -266,5 +267,5 @@ def program_key(cell: Cell) -> tuple[tuple[str, Any], ...]:
     return tuple(
         (path, value)
         for path, value in flatten(cell.recipe).items()
-        if path not in RUN_PATHS or is_off(path, value)
+        if path != BRANCH_FROM and (path not in RUN_PATHS or is_off(path, value))
     )

@@ -39,6 +39,9 @@ RESULTS = {  # column: (name in summary.json, type)
     **{  # of what train.eval_objectives adds
         f'{name}_ce': (f'validation_{name}_ce', float) for name in OBJECTIVES if name != 'causal'
     },
+    'parent': ('parent', str),  # of a branch (train.branch_from): WORKDIR@STEP
+    'branch_step': ('branch_step', int),
+    'checkpoints': ('checkpoints', str),  # their steps, as a JSON list
     'diverged_step': ('diverged_step', int),
     'tokens': ('tokens', int),
     'tokens_per_sec': ('tokens_per_sec_mean', float),

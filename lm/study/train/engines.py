@@ -42,7 +42,8 @@ from lm.record.names import FINAL
 from lm.record.remote.mirror import mirror_sweep_records, sweep_folder
 from lm.record.run import Run
 from lm.record.workdir import LOCK, SWEEP, check_shared
-from lm.run.program import build_without_text
+from lm.run.branch import check_branch
+from lm.run.program import build_without_text, locate_data
 from lm.storage.buckets import is_url
 from lm.storage.files import hold_lock
 from lm.study.plan.cells import Cell, call_for_cell, group_by_program
@@ -143,7 +144,7 @@ def train_sweep(
     url = str(workdir) if is_url(str(workdir)) else None
     _check_devices(plan.first_groups, url)
     if engine == 'local':  # tasks of Ray may have devices of another platform
-        _check_models(plan.first_groups)
+        _check_models(plan.first_groups, sweep_folder(workdir))
     ledger = Ledger(plan, resolve(base), sweep_folder(workdir), url, continue_changed, host, hosts)
     work = Work([], ledger.folder, [], ledger.say_for_host, url=url, **work_options)
     if (protocol := resolve_protocol(base, sweep)) is not None:
@@ -197,15 +198,21 @@ def _check_devices(grouped: Groups, url: str | None) -> None:
             check_devices(recipe, make_mesh(recipe.mesh, runs=len(group)))
 
 
-def _check_models(grouped: Groups) -> None:
-    """Raises ValueError, with the cell, if a model of the sweep cannot be built.
+def _check_models(grouped: Groups, workdir: Path) -> None:
+    """Raises ValueError, with the cell, if a model of the sweep cannot be built, or cannot continue
+    the state of train.branch_from.
 
     Without this check a cell would fail only after earlier cells have trained for hours.
     """
     platform = jax.devices()[0].platform
-    for first, *_ in grouped:
-        tokenizer = first.recipe.data.tokenizer
-        call_for_cell(first.changes, build_without_text, first.recipe, tokenizer, platform)
+    for group in grouped:
+        first = group[0]
+        tokenizer = locate_data(first.recipe, workdir / first.name).tokenizer
+        learner = call_for_cell(
+            first.changes, build_without_text, first.recipe, tokenizer, platform
+        )
+        for cell in {cell.recipe.train.branch_from: cell for cell in reversed(group)}.values():
+            call_for_cell(cell.changes, check_branch, cell.recipe, learner, workdir / cell.name)
 
 
 @dataclasses.dataclass

@@ -25,14 +25,14 @@ from lm.record.code import describe_code, running_code, summarize_codes
 from lm.record.machine import device_memory_bytes
 from lm.record.remote.mirror import mirror_cell
 from lm.record.run import Run
-from lm.run.describe import list_sweep_notes
+from lm.run.describe import list_disk_use, list_sweep_notes
 from lm.run.program import Experiment, Program, find_max_runs, open_text
 from lm.run.runs import RunSpec, try_storage
 from lm.run.tables import parameter_count
 from lm.run.wave import Wave, closing
 from lm.storage.buckets import for_each
 from lm.storage.files import UnreadableFile
-from lm.study.plan.cells import Cell, program_key
+from lm.study.plan.cells import BRANCH_FROM, Cell, program_key
 
 MAX_RUNS = 256  # runs in one wave: each holds a descriptor, the lock of its folder
 OTHER_FILES = 128  # other descriptors of a process that trains: libraries, text, checkpoints
@@ -194,14 +194,19 @@ def _build_program(cells: Sequence[Cell], work: Work) -> Program:
     """Returns the program of the cells, without compiling it."""
     # train.steps may differ between the cells (RUN_PATHS). It does not change the program.
     recipe, n_runs = longest_recipe(cells), 1 if is_multiprocess() else len(cells)
-    experiment = Experiment(recipe, open_text(recipe, work.say), work.say, n_runs)
+    begun = next((work.folder(cell) for cell in cells if Run(work.folder(cell)).branch), None)
+    experiment = Experiment(recipe, open_text(recipe, work.say, begun), work.say, n_runs)
     axis = select_run_axis(experiment.recipe.config.kernels.run_axis, experiment.platform)
     program = Program(experiment, SINGLE if is_multiprocess() else axis, work.say)
-    shared = [f'{p}={v}' for p, v in cells[0].changes.items() if p not in RUN_PATHS]
+    single = (*RUN_PATHS, BRANCH_FROM)
+    shared = [f'{p}={v}' for p, v in cells[0].changes.items() if p not in single]
     work.say(
         f'compiling one program for {len(cells)} runs of {parameter_count(experiment.learner):,} '
         f'parameters{" with " * bool(shared)}{", ".join(shared)}'
     )
+    recipes = [cell.recipe for cell in cells]
+    for line in list_disk_use(recipes, experiment.state_shapes, work.workdir):
+        work.say(line)
     return program
 
 

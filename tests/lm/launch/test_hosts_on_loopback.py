@@ -448,6 +448,20 @@ def test_two_hosts_init_from_their_shards(reparam_options, start, corpus, tmp_pa
     assert np.any(bases['layers/mlp/up/a']) and np.any(bases['layers/mlp/up/b'])
 
 
+@pytest.mark.product
+def test_two_hosts_branch_from_their_shards(start, corpus, tmp_path):
+    """A branch with permanent checkpoints has the numbers of its parent, bit for bit."""
+    start(tmp_path / 'trunk', corpus, **CUT, train_checkpoint_steps='0,20').wait()
+    source = {'train_branch_from': f'{tmp_path}/trunk@20'}
+    changes = {'train_checkpoint_steps': '30', 'train_keep_last': 1, 'train_keep_best': 0}
+    start(tmp_path / 'branch', corpus, **CUT | source | changes).wait()
+    assert {0, 20} <= {*list_steps(tmp_path / 'trunk' / 'checkpoints')}
+    assert list_steps(tmp_path / 'branch' / 'checkpoints') == [30, 60]
+    expected = [row for row in timeless(tmp_path / 'trunk') if row['step'] > 20]
+    assert timeless(tmp_path / 'branch') == expected
+    assert digests(tmp_path / 'branch') == digests(tmp_path / 'trunk')
+
+
 SWEEP = {'optim.lr': (1e-3, 3e-3), 'train.seed': (0, 1)}  # two cells a host
 FLAG = f'--config.sweep={SWEEP}'
 

@@ -86,6 +86,8 @@ def test_other_fields_are_unchanged():
         'data.validation_source': '',
         'train.eval_objectives': 'causal',
         'train.profile': '',
+        'train.checkpoint_steps': '',
+        'train.branch_from': '',
     }
 
 

@@ -26,7 +26,7 @@ def test_due_work_is_counted_as_a_journal_does(interval, steps):
 def make_remaining(**changes):
     train = {'steps': 100, 'eval_every': 20, 'checkpoint_every': 50, 'diagnose_every': 0}
     recipe = tiny_config({f'train.{name}': value for name, value in (train | changes).items()})
-    return RemainingTime(recipe.train)
+    return RemainingTime(recipe)
 
 
 def test_first_evaluation_does_not_count():
@@ -49,6 +49,15 @@ def test_diagnosis_counts_only_if_it_is_due():
         for sec in (9.0, 7.0):
             remaining.record(DIAGNOSIS, sec)
         assert remaining.estimate(20, 0.125) == expected
+
+
+def test_permanent_checkpoints_are_counted():
+    """At 8, 16, 32 and 64 beside the multiples of 50; 0, 50 and 100 are counted once."""
+    remaining = make_remaining(checkpoint_steps='log+50')
+    for sec in (9.0, 4.0):
+        remaining.record(SAVING, sec)
+    assert remaining.estimate(5, 0.5) == 47.5 + (4 + 2) * 4.0
+    assert remaining.estimate(64, 0.5) == 18.0 + 2 * 4.0
 
 
 def test_wave_records_time_beside_steps(monkeypatch):
