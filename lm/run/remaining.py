@@ -1,6 +1,9 @@
 """The time that a run still needs: its steps, and the work between steps."""
 
+from collections.abc import Sequence
+
 from lm.config.fields import TrainConfig
+from lm.config.stages import TrainingStage, count_tokens, find_stage
 
 EVALUATION, DIAGNOSIS, SAVING = 'evaluation', 'diagnosis', 'saving'
 
@@ -22,11 +25,12 @@ class RemainingTime:
     """Estimates the seconds until a run ends.
 
     Evaluation, diagnosis and saving count with the time that they took last. Their first time does
-    not count, because it includes compilation.
+    not count, because it includes compilation. A step of another stage of the run counts in
+    proportion to its tokens.
     """
 
-    def __init__(self, train: TrainConfig):
-        self.steps = train.steps
+    def __init__(self, train: TrainConfig, stages: Sequence[TrainingStage] = ()):
+        self.steps, self._stages = train.steps, stages
         self.intervals = {EVALUATION: train.eval_every, SAVING: train.checkpoint_every}
         if train.diagnose_every:
             self.intervals[DIAGNOSIS] = train.diagnose_every
@@ -45,4 +49,11 @@ class RemainingTime:
             count_due(interval, step - 1, self.steps) * (self._last_sec.get(work) or 0.0)
             for work, interval in self.intervals.items()
         )
-        return (self.steps - step) * step_sec + work_sec
+        return self._steps_left(step) * step_sec + work_sec
+
+    def _steps_left(self, step: int) -> float:
+        """Returns the steps after `step`, as steps with the tokens of this one."""
+        if len(self._stages) < 2:
+            return self.steps - step
+        tokens = self._stages[-1].stop_tokens - count_tokens(self._stages, step)
+        return tokens / self._stages[find_stage(self._stages, max(step - 1, 0))].shape.tokens
