@@ -53,11 +53,16 @@ def open_text(
     # Processes that share the cache also share the work (`lm.data.prepare`).
     dataset = data.open_dataset(config, say=say)
     check_same_everywhere('the digest of the prepared data', dataset.digest)
-    if recipe.train.stages is None:
-        data.check_epochs(recipe.data, recipe.train.steps, dataset.train)
-    else:
-        data.check_stage_epochs(recipe.data, dataset.train, recipe.stages)
+    check_run_epochs(recipe, dataset.train)
     return dataset
+
+
+def check_run_epochs(recipe: Recipe, rows: Any) -> None:
+    """Raises ValueError if a run needs more epochs of the rows of its text than data.epochs."""
+    if recipe.train.stages is None:
+        data.check_epochs(recipe.data, recipe.train.steps, rows)
+    else:
+        data.check_stage_epochs(recipe.data, rows, recipe.stages)
 
 
 def build_without_text(recipe: Recipe, tokenizer: str, platform: str) -> Learner:

@@ -32,7 +32,7 @@ SGD = {'optim.name': 'sgd', 'optim.others': 'sgd'}
 RAMP = '0.25: batch_size=2 seq_len=4; 0.5: batch_size=4 seq_len=8; 1:'
 
 
-def staged(text, changes=None):
+def stage_config(text, changes=None):
     return tiny_config({'train.stages': text, **(changes or {})})
 
 
@@ -80,19 +80,21 @@ class TestSyntax:
     )
     def test_other_text_is_refused_with_an_example(self, text, words):
         with pytest.raises(ValueError, match=words) as error:
-            staged(text)
+            stage_config(text)
         assert '--config.train.stages=' in str(error.value)
 
     def test_stages_that_change_nothing_are_no_stages(self):
         """The recipe is the same, and with it the compiled step and the order of the text."""
         plain = tiny_config()
-        equal = staged('0.3: batch_size=8 seq_len=8; 1: lr_factor=1 microbatches=1')
+        equal = stage_config('0.3: batch_size=8 seq_len=8; 1: lr_factor=1 microbatches=1')
         assert equal == plain and equal.train.stages is None and digest(equal) == digest(plain)
-        weighed = staged('1: mixture=code:2,web:6', MIXTURE)
+        weighed = stage_config('1: mixture=code:2,web:6', MIXTURE)
         assert weighed == tiny_config(MIXTURE)
         for text in ('1: batch_size=4', '1: lr_factor=0.5', '0.5: seq_len=4; 1:'):
-            assert staged(text).train.stages == text and digest(staged(text)) != digest(plain)
-        assert staged('1: mixture=code:1', MIXTURE).train.stages is not None
+            assert stage_config(text).train.stages == text and digest(stage_config(text)) != digest(
+                plain
+            )
+        assert stage_config('1: mixture=code:1', MIXTURE).train.stages is not None
 
 
 class TestSteps:
@@ -108,7 +110,7 @@ class TestSteps:
     )
     def test_reference_steps_of_stages(self, text, stops, shapes):
         changes = {'train.steps': stops[-1]}
-        stages = staged(text, changes).stages
+        stages = stage_config(text, changes).stages
         assert [stage.stop for stage in stages] == stops
         assert [(s.shape.batch_size, s.shape.seq_len) for s in stages][: len(shapes)] == shapes
         tokens = np.cumsum(
@@ -119,13 +121,13 @@ class TestSteps:
 
     def test_shares_are_shares_of_tokens(self):
         """Within half a step of each stage; with many steps, ends differ by less than 1e-3."""
-        stages = staged(RAMP, {'train.steps': 20_000}).stages
+        stages = stage_config(RAMP, {'train.steps': 20_000}).stages
         shares = [stage.stop_tokens / stages[-1].stop_tokens for stage in stages]
         np.testing.assert_allclose(shares, [0.25, 0.5, 1.0], atol=1e-3)
 
     def test_reference_schedules_count_tokens(self):
         """A linear decay after a warm-up, at the tokens of each step, in float64."""
-        config = staged(RAMP, {'optim.schedule': 'linear', 'optim.warmup_steps': 3})
+        config = stage_config(RAMP, {'optim.schedule': 'linear', 'optim.warmup_steps': 3})
         fractions = group_fractions(config, make_hyper(config), jnp.arange(20))
         tokens = np.array([count_tokens(config.stages, step) for step in range(1, 21)], float)
         steps = 20 * tokens / tokens[-1]
@@ -135,7 +137,7 @@ class TestSteps:
         assert {*fractions} == {HIDDEN, *GROUPS}
 
     def test_momentum_and_decay_over_the_run_count_tokens(self):
-        config = staged(
+        config = stage_config(
             RAMP,
             {
                 'optim.name': 'muon',
@@ -155,14 +157,14 @@ class TestSteps:
 
     def test_steps_of_equal_tokens_count_as_without_stages(self):
         """The same object: nothing is computed, so that the compiled schedule is the same."""
-        stages = staged('0.5: lr_factor=2; 1: batch_size=4 microbatches=4 seq_len=8').stages
-        equal = staged('0.5: lr_factor=2; 1: microbatches=2').stages
+        stages = stage_config('0.5: lr_factor=2; 1: batch_size=4 microbatches=4 seq_len=8').stages
+        equal = stage_config('0.5: lr_factor=2; 1: microbatches=2').stages
         step = jnp.int32(3)
         assert schedule_step(equal, step) is step and token_steps(equal, step) is step
         assert token_steps(stages, 20) == 20 and token_steps(stages, 5) != 5
 
     def test_factors_of_the_learning_rate_are_of_their_stage(self):
-        config = staged('0.5: lr_factor=2; 1: lr_factor=0.25')
+        config = stage_config('0.5: lr_factor=2; 1: lr_factor=0.25')
         plain = tiny_config()
         ratio = np.asarray(
             group_fractions(config, make_hyper(config), jnp.arange(20))[HIDDEN]
@@ -261,7 +263,7 @@ class TestRefusals:
 
 
 def test_table_and_notes():
-    config = staged(RAMP, MIXTURE | {'train.stage_rule': 'sqrt', 'optim.warmup_steps': 4})
+    config = stage_config(RAMP, MIXTURE | {'train.stage_rule': 'sqrt', 'optim.warmup_steps': 4})
     check(config)
     rows = stage_rows(config)
     assert [row['steps'] for row in rows] == ['1 to 13', '14 to 17', '18 to 20']
@@ -271,7 +273,7 @@ def test_table_and_notes():
     (note,) = list_stage_notes(config)
     # 4 of 20 steps are a fifth of 13 * 8 + 4 * 32 + 3 * 64 = 424 tokens: 10.6 steps of 8.
     assert 'optim.warmup_steps=4 is 85 tokens, which end in step 11' in note
-    assert not [*list_stage_notes(staged('0.5: lr_factor=2; 1:', {'optim.warmup_steps': 4}))]
+    assert not [*list_stage_notes(stage_config('0.5: lr_factor=2; 1:', {'optim.warmup_steps': 4}))]
 
 
 def test_cells_with_stages_share_a_program_if_their_steps_agree():
@@ -285,7 +287,7 @@ def test_cells_with_stages_share_a_program_if_their_steps_agree():
 
 def test_stages_survive_records():
     """config.json of a run in stages resolves to the same recipe, and its stages have shapes."""
-    config = staged(RAMP)
+    config = stage_config(RAMP)
     assert checked_config({path: v for path, v in flatten(config).items()}) == config
     assert to_dict(config)['train']['stages'] == RAMP
     assert config.stages[1].shape == BatchShape(4, 8, 1)
