@@ -54,8 +54,8 @@ def list_stage_notes(recipe: Recipe) -> Iterator[str]:
     }
     lengths['optim.momentum_warmup_steps'] = recipe.optim.momentum_warmup_steps
     for path, length in lengths.items():
-        if length:
-            last = min(int(np.searchsorted(counted, length)), recipe.train.steps)
+        if length and length <= recipe.train.steps:
+            last = int(np.searchsorted(counted, length))
             tokens = length * recipe.mean_batch_tokens
             yield (
                 f'train.stages: {path}={length} is {tokens:,.0f} tokens, '

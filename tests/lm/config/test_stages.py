@@ -1,11 +1,14 @@
 """Stages of a run: their syntax, their steps and tokens, and what is refused before any compile."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lm.config.resolve import digest, flatten, to_dict, update_recipe
+from configs import default
+from lm.config.resolve import digest, flatten, resolve, to_dict, update_recipe
 from lm.config.stages import (
     BatchShape,
     count_tokens,
@@ -22,6 +25,7 @@ from lm.study.plan.cells import expand_sweep, program_key
 from lm.training.state import make_hyper
 from lm.training.update import group_fractions, numbers_at_step
 from modules.optim.groups import GROUPS, HIDDEN
+from tests import ROOT
 from tests.helpers import checked_config, tiny_config, tiny_raw
 
 MIXTURE = {
@@ -37,7 +41,7 @@ def stage_config(text, changes=None):
 
 
 class TestSyntax:
-    def test_forms_of_an_end_and_of_fields(self):
+    def test_forms_for_an_end_and_for_fields(self):
         parsed = parse_stages(' 25%:batch_size=4 ; 2_000:data.seq_len=8; .5: ;1.5K: ; 1')
         assert [(stage.until, stage.is_share) for stage in parsed] == [
             (0.25, True),
@@ -108,7 +112,7 @@ class TestSteps:
             ('0.25: ; 1152: batch_size=4; 1: batch_size=16', [5, 31, 32], [(8, 8)]),
         ],
     )
-    def test_reference_steps_of_stages(self, text, stops, shapes):
+    def test_reference_stage_steps(self, text, stops, shapes):
         changes = {'train.steps': stops[-1]}
         stages = stage_config(text, changes).stages
         assert [stage.stop for stage in stages] == stops
@@ -119,7 +123,7 @@ class TestSteps:
         assert [count_tokens(stages, step + 1) for step in range(stops[-1])] == tokens.tolist()
         assert [stage.stop_tokens for stage in stages] == [tokens[stop - 1] for stop in stops]
 
-    def test_shares_are_shares_of_tokens(self):
+    def test_shares_count_tokens(self):
         """Within half a step of each stage; with many steps, ends differ by less than 1e-3."""
         stages = stage_config(RAMP, {'train.steps': 20_000}).stages
         shares = [stage.stop_tokens / stages[-1].stop_tokens for stage in stages]
@@ -155,7 +159,7 @@ class TestSteps:
             decay = config.optim.weight_decay * (1 - part / 20)
             assert numbers['optim.weight_decay'] == pytest.approx(decay, abs=1e-7)
 
-    def test_steps_of_equal_tokens_count_as_without_stages(self):
+    def test_equal_steps_count_as_without_stages(self):
         """The same object: nothing is computed, so that the compiled schedule is the same."""
         stages = stage_config('0.5: lr_factor=2; 1: batch_size=4 microbatches=4 seq_len=8').stages
         equal = stage_config('0.5: lr_factor=2; 1: microbatches=2').stages
@@ -163,7 +167,7 @@ class TestSteps:
         assert schedule_step(equal, step) is step and token_steps(equal, step) is step
         assert token_steps(stages, 20) == 20 and token_steps(stages, 5) != 5
 
-    def test_factors_of_the_learning_rate_are_of_their_stage(self):
+    def test_learning_rate_has_the_factor_in_its_stage(self):
         config = stage_config('0.5: lr_factor=2; 1: lr_factor=0.25')
         plain = tiny_config()
         ratio = np.asarray(
@@ -274,6 +278,17 @@ def test_table_and_notes():
     # 4 of 20 steps are a fifth of 13 * 8 + 4 * 32 + 3 * 64 = 424 tokens: 10.6 steps of 8.
     assert 'optim.warmup_steps=4 is 85 tokens, which end in step 11' in note
     assert not [*list_stage_notes(stage_config('0.5: lr_factor=2; 1:', {'optim.warmup_steps': 4}))]
+
+
+def test_page_prints_the_table_for_its_command():
+    page = (ROOT / 'docs/guide/runs.md').read_text()
+    text = re.search(r"--config.train.stages='(.*?)' --config.train.stage_rule=sqrt", page)[1]
+    config = default.get_config()
+    config.data.batch_size = 16
+    config.train.stages, config.train.stage_rule = text, 'sqrt'
+    lines = [re.split(r' {2,}', line.strip()) for line in page.splitlines()]
+    for row in stage_rows(resolve(config.to_dict())):
+        assert [*row.values()] in lines
 
 
 def test_cells_with_stages_share_a_program_if_their_steps_agree():

@@ -81,16 +81,16 @@ def test_equivalence_batches_alone_change_no_order():
     """The rows of a run without stages, in its order: with a mixture, over the ends of epochs."""
     for rows in (IndexRows(30), make_mixture()):
         stages = plan('0.3: batch_size=2; 0.6: lr_factor=2; 1: batch_size=16', steps=25)
-        staged = np.concatenate([b['tokens'] for b in read_batches_of_tokens(rows, stages)])
+        staged = np.concatenate([b['tokens'] for b in read_token_batches(rows, stages)])
         plain = [batch_at(rows, s, batch_size=8, seed=3)['tokens'] for s in range(40)]
         np.testing.assert_array_equal(staged, np.concatenate(plain)[: len(staged)])
 
 
-def read_batches_of_tokens(rows, stages):
+def read_token_batches(rows, stages):
     return [{'tokens': batch['tokens']} for batch in read_batches(rows, stages)]
 
 
-def test_reference_mixtures_of_stages():
+def test_reference_stage_mixtures():
     """Each stage has its shares, and each source goes on where it was."""
     config = {
         'data.mixture': "{'a': (5, 'synthetic:markov'), 'b': (3, 'text:b'), 'c': (2, 'text:c')}",
@@ -152,7 +152,7 @@ def test_equivalence_feed_and_processes(rows):
         feed.close()
 
 
-def test_property_a_rollback_keeps_the_shapes_of_the_steps():
+def test_property_a_rollback_keeps_step_shapes():
     """After two batches that are left out, step s has the shape of its stage and later rows."""
     rows, stages = make_rows(400), plan(RAMP)
     order = order_stages(rows, stages)
@@ -165,7 +165,7 @@ def test_property_a_rollback_keeps_the_shapes_of_the_steps():
         earlier += list_targets(batch)
 
 
-def test_reference_parts_of_a_row():
+def test_reference_row_parts():
     row = {
         'tokens': np.array([0, 1, 2, 0, 3, 4, 0, 0, 0], np.int32),
         'segments': np.array([1, 1, 1, 2, 2, 2, 0, 0, 0], np.int32),

@@ -58,11 +58,11 @@ def stop_after(step, config, workdir):
         assert train(config, workdir) == SIGNALLED + signal.SIGTERM
 
 
-def count_rows_of_steps(folder):
+def list_step_rows(folder):
     return [row for row in timeless(folder) if 'loss' in row]
 
 
-def test_stages_that_change_nothing_have_the_step_of_no_stages():
+def test_stages_that_change_nothing_compile_the_plain_step():
     """To the letter, and with stages that only change other steps it is the same function."""
     plain, equal = (tiny_config({'train.stages': t}) for t in (None, '0.5: batch_size=8; 1:'))
 
@@ -100,10 +100,10 @@ def test_equivalence_resumed_at_each_boundary(whole, corpus, tmp_path):
 
 
 @pytest.mark.full
-def test_records_count_the_tokens_of_the_stages(whole, corpus):
+def test_records_count_stage_tokens(whole, corpus):
     """All rows are full but the last of the text, and BOS is no target."""
     config = tiny(corpus, **STAGES)
-    rows = count_rows_of_steps(whole)
+    rows = list_step_rows(whole)
     tokens = np.diff([0, *(row['tokens'] for row in rows)])
     sizes = [stage.shape.tokens for stage in config.stages for _ in range(stage.start, stage.stop)]
     assert [stage.stop for stage in config.stages] == [4, 8, 12] and len(tokens) == 12
@@ -171,7 +171,7 @@ TREE = STAGES | {
 
 
 @pytest.mark.full
-def test_rows_of_other_lengths_and_documents_on_eight_devices(corpus, tmp_path):
+def test_short_rows_and_documents_on_eight_devices(corpus, tmp_path):
     """Equal to one device up to rounding: masks, packing, microbatches and objectives."""
     changes = {
         'train_stages': '0.3: seq_len=8 batch_size=16; 1: microbatches=2 batch_size=16',
@@ -197,4 +197,4 @@ def test_longer_run_is_noted(whole, corpus, tmp_path):
     assert train(longer, tmp_path, continue_changed=True) == DONE
     rows = read_rows(tmp_path / 'metrics.jsonl')
     assert [row['step'] for row in rows if 'loss' in row] == [*range(1, 17)]
-    assert count_rows_of_steps(tmp_path)[3]['loss'] == count_rows_of_steps(whole)[3]['loss']
+    assert list_step_rows(tmp_path)[3]['loss'] == list_step_rows(whole)[3]['loss']
