@@ -1,4 +1,4 @@
-"""Stages of a run: their syntax, their steps and tokens, and what is refused before any compile."""
+"""Stages of a run: their syntax, their steps and tokens, and errors before any compile."""
 
 import re
 

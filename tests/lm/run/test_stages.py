@@ -4,17 +4,21 @@ Equivalence: an interruption anywhere, other runs at its side, and stages that c
 no number.
 """
 
+import dataclasses
 import signal
+import subprocess
+import sys
 
 import jax
 import numpy as np
 import pytest
 
+from lm.record.checkpoint import list_steps, read_meta
 from lm.record.metrics import read_rows
 from lm.run.program import Program
 from lm.storage.files import read_json
 from lm.training.step import make_train_step
-from tests.commands import tiny
+from tests.commands import PATIENCE_SEC, ROOT, tiny
 from tests.helpers import initial_state, packed_batch, tiny_config, tiny_learner
 from tests.sweep_helpers import (
     RTOL,
@@ -33,7 +37,7 @@ from train import DONE, SIGNALLED, train, train_sweep
 pytestmark = pytest.mark.usefixtures('programs_once')
 
 # Of 12 steps, 4 have 64 tokens, 4 have 128 and 4 have 256.
-RAMP = '256: batch_size=4; 768: microbatches=2; 1: batch_size=16 lr_factor=1.5'
+RAMP = '256: seq_len=8; 768: microbatches=2; 1: batch_size=16 lr_factor=1.5'
 STAGES = {'train_stages': RAMP, 'train_checkpoint_every': 3}
 HALVES = {'train_stages': '0.5: lr_factor=2; 1:', 'train_checkpoint_every': 3}
 
@@ -99,6 +103,40 @@ def test_equivalence_resumed_at_each_boundary(whole, corpus, tmp_path):
         assert timeless(folder) == rows
 
 
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from lm.run.wave import Wave
+from tests.commands import tiny
+from tests.lm.run.test_stages import STAGES
+from train import train
+
+def killing(wave):
+    if wave.slots[0].journal.step == 10:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dispatch(wave)
+
+dispatch, Wave.dispatch = Wave.dispatch, killing
+corpus = {'data.source': sys.argv[1], 'data.cache_dir': sys.argv[2]}
+train(tiny(corpus, **STAGES), Path(sys.argv[3]))
+"""
+
+
+@pytest.mark.full
+def test_killed_run_resumes(whole, corpus, tmp_path):
+    """SIGKILL comes in the third stage; the newest whole checkpoint is of the second or third."""
+    arguments = [corpus['data.source'], corpus['data.cache_dir'], str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, '-c', KILLED, *arguments], cwd=ROOT, timeout=PATIENCE_SEC
+    )
+    assert done.returncode == -signal.SIGKILL and timeless(tmp_path)
+    assert train(tiny(corpus, **STAGES), tmp_path) == DONE
+    assert timeless(tmp_path) == timeless(whole)
+    folders = [folder / 'checkpoints' for folder in (tmp_path, whole)]
+    resumed, uninterrupted = (read_meta(f, list_steps(f)[-1])['digests'] for f in folders)
+    assert resumed == uninterrupted
+
+
 @pytest.mark.full
 def test_records_count_stage_tokens(whole, corpus):
     """All rows are full but the last of the text, and BOS is no target."""
@@ -120,7 +158,7 @@ def test_all_steps_are_compiled_before_the_first(corpus, tmp_path, monkeypatch, 
     original = Program.compile_step.__wrapped__
 
     def compile_step(program, slots, shape=None):
-        compiled.append((shape.batch_size, shape.microbatches))
+        compiled.append(dataclasses.astuple(shape))
         return original(program, slots, shape)
 
     monkeypatch.setattr(Program, 'compile_step', compile_step)
@@ -129,12 +167,12 @@ def test_all_steps_are_compiled_before_the_first(corpus, tmp_path, monkeypatch, 
     with monkeypatch.context() as patch:
         before_step(patch, lambda wave: counts.append(len(compiled)))
         stop_after(10, config, tmp_path)
-    assert {*counts} == {3} and {*compiled} == {(4, 1), (8, 2), (16, 1)}
+    assert {*counts} == {3} and {*compiled} == {(8, 8, 1), (8, 16, 2), (16, 16, 1)}
     lines = capsys.readouterr().out
-    assert 'stage 3 of 3: 16 rows of 16 tokens' in lines and '4 x 16' in lines
+    assert 'stage 3 of 3: 16 rows of 16 tokens' in lines and '8 x 8 ' in lines
     compiled.clear()
     assert train(config, tmp_path) == DONE
-    assert compiled == [(16, 1)]
+    assert compiled == [(16, 16, 1)]
 
 
 @pytest.mark.full
