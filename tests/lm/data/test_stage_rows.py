@@ -133,6 +133,20 @@ def test_property_short_rows_are_shuffled_over_their_stage():
     assert np.mean(distinct) > 7
 
 
+def test_property_short_rows_repeat_after_all_parts():
+    """In a stage of several passes, each pass has each part once, in another order."""
+    rows = make_rows(20)
+    stages = plan('0.9: seq_len=2; 1:', steps=100)
+    order, passes = order_stages(rows, stages), 4 * len(rows)
+    batches = [stage_batch_at(order, i, seed=3)['tokens'] for i in range(stages[0].stop)]
+    parts = [tuple(row) for row in np.concatenate(batches).tolist()]
+    assert len(parts) > 2 * passes
+    first, second = parts[:passes], parts[passes : 2 * passes]
+    assert sorted(first) == sorted(second) and first != second
+    whole = [tuple(row['tokens'][2 * j : 2 * j + 3].tolist()) for row in rows for j in range(4)]
+    assert sorted(first) == sorted(whole)
+
+
 @pytest.mark.parametrize('rows', [make_rows(), make_mixture()], ids=['text', 'mixture'])
 def test_equivalence_feed_and_processes(rows):
     """Batches are made ahead across the boundaries of stages, and shared by processes."""
