@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from configs import default
-from lm.config.fields import CHOICES, RUN_PATHS, Config, is_off
+from lm.config.fields import CHOICES, NO_RULE, RUN_PATHS, STAGE_RULES, Config, is_off
 from lm.config.resolve import flatten, resolve, update_recipe
 from lm.devices.mesh import batch_sharding, make_mesh, replicated_sharding, trace_on_mesh
 from lm.devices.shardings import state_shardings, step_options
@@ -79,6 +79,11 @@ NEEDS = {
     ('attention.qk_norm_over', 'model'): {'model.qk_norm': 'rmsnorm'},
     ('attention.full_every', 2): {'attention.window': 3},
     ('attention.full_at', 1): {'attention.window': 3, 'attention.full_every': 2},
+    **{
+        ('train.stage_rule', rule): {'train.stages': '0.5: batch_size=4; 1:'}
+        for rule in STAGE_RULES
+        if rule != NO_RULE
+    },
     **{
         ('scaling.name', name): {
             f'scaling.base_{size}': {'width': 8, 'depth': 1}[size] for size in row.grows

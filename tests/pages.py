@@ -36,6 +36,8 @@ MORE = {  # flags for the lines with these words
     # within so few steps
     'layernorm_removal': {'config.norm.removal_start': 1, 'config.norm.removal_gap': 0},
     'eval.generate': {'tokens': 3},
+    # short rows are parts of rows, and each stage needs a step
+    'train.stages=': {'config.data.seq_len': 256, 'config.train.steps': 20},
     'optim.schedule=stages': {'config.train.steps': 20, 'config.optim.warmup_steps': 0},
 }
 

@@ -24,7 +24,13 @@ from lm.record.remote.mirror import mirror_workdir
 from lm.record.run import Run
 from lm.record.workdir import write_config
 from lm.run import branch, start
-from lm.run.ancestry import convert_batch_index, count_batches, restarts_text
+from lm.run.ancestry import (
+    convert_batch_index,
+    count_batches,
+    reads_same_batches,
+    restarts_text,
+)
+from lm.run.branch import check_stages
 from lm.run.program import open_text
 from lm.storage.files import discard_line, read_json
 from lm.study.plan.branches import follow_parents
@@ -276,6 +282,25 @@ class TestText:
         assert convert_batch_index(parent, recipe, 30) == index
         assert restarts_text(parent, recipe) is (index == 0)
         assert count_batches(recipe, None) == index + 30
+
+    @pytest.mark.parametrize(
+        ('stages', 'continues'),
+        [
+            ('80%: ; 1: batch_size=16', True),
+            ('25%: batch_size=4; 1:', False),
+            ('25%: ; 1: batch_size=16', False),
+        ],
+    )
+    def test_stages_may_differ_from_the_parent_later(self, stages, continues, trunk):
+        """The rows of a stage follow from the stages before it."""
+        parent, recipe = Run(trunk).read_recipe(), make(f'{trunk}@30', {'train.stages': stages})
+        assert reads_same_batches(parent, recipe, 30) is continues
+        if continues:
+            check_stages(parent, recipe, 30)
+            assert convert_batch_index(parent, recipe, 30) == 30
+        else:
+            with pytest.raises(ValueError, match=r'Let the stages first differ after step 30'):
+                check_stages(parent, recipe, 30)
 
     def test_other_text_is_read_from_its_beginning(self, trunk, tmp_path, capsys):
         """Its 10 steps fit into one epoch, and all 40 would not."""

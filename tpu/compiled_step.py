@@ -11,6 +11,7 @@ numbers includes.
 """
 
 import collections
+import copy
 import dataclasses
 import functools
 import math
@@ -24,6 +25,7 @@ import jax.numpy as jnp
 
 from lm.config.fields import AUTO
 from lm.config.recipe import Recipe
+from lm.config.resolve import update_recipe
 from lm.data import tokenizers
 from lm.data.progress import report_periodically
 from lm.devices.blueprint import Blueprint
@@ -104,6 +106,20 @@ def build_blueprint(recipe: Recipe, topology: Topology, say: Say, runs: int = 1)
             check_idle_devices(recipe.mesh, blueprint.mesh, len(devices))
         check_devices(recipe, blueprint.mesh)
     return blueprint
+
+
+def split_stages(blueprint: Blueprint) -> list[Blueprint]:
+    """Returns a blueprint for each stage of the run, with its steps; without stages, it alone."""
+    recipe, stages = blueprint.recipe, []
+    for stage, stage_recipe in zip(recipe.stages, recipe.stage_recipes, strict=True):
+        stages.append(stage_blueprint := copy.copy(blueprint))
+        if stage_recipe is not recipe:
+            steps = {'train.steps': stage.stop - stage.start}
+            stage_blueprint.recipe = update_recipe(stage_recipe, steps)
+            stage_blueprint.learner = dataclasses.replace(
+                blueprint.learner, recipe=stage_blueprint.recipe
+            )
+    return stages
 
 
 def nominal_vocabulary(recipe: Recipe) -> tuple[int, int]:

@@ -7,7 +7,8 @@ Compiles the training step of train.py, with its kernels and shardings, for a to
 v4, v5e, v5p, v6e or tpu7x with its shape in chips; the GPUs of one host, such as h100:8; or `here`,
 the devices of this machine. Prints the memory per device, the communication between devices, the
 step time and its lower bound. If the step does not fit, compiles changes that may help. --search
-compiles meshes, remat policies and microbatches, and ranks them.
+compiles meshes, remat policies and microbatches, and ranks them. With config.train.stages, compiles
+and prints the step of each stage.
 
 With config.sweep, prints how many runs fit a chip, and the total chip-hours. With config.tune,
 prints the chip-hours of one wave and of the whole search.
@@ -29,26 +30,31 @@ if __name__ == '__main__':
         prepare_environment()
 
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
 from absl import flags
 from ml_collections import config_flags
 from rich.console import Console
 
+from lm.config.recipe import Recipe
 from lm.config.resolve import resolve, with_dtype
 from lm.launch.command import define_config, parse_flags, run_program
 from lm.launch.path_flags import define_path
 from lm.model.check import check
+from lm.run.stage_table import stage_rows
 from lm.run.tables import make_table
 from lm.storage.files import write_json
 from lm.study.plan.cells import split_sweep
 from tpu.chips import open_topology
 from tpu.compiled_step import (
     DoesNotFit,
+    StepEstimate,
     build_blueprint,
     compile_step,
     estimate_step,
     format_summary,
+    split_stages,
 )
 from tpu.sweep_plan import plan_sweep
 from tpu.trials import Trial, search, try_changes
@@ -86,6 +92,11 @@ def main(_) -> None:
     base, sweep, tune = split_sweep(with_dtype(CONFIG.value.to_dict(), dtype))
     recipe = resolve(base)
     check(recipe)
+    if recipe.train.stages is not None and (SEARCH.value or (sweep, tune) != (None, None)):
+        raise ValueError(
+            f'--search and sweeps plan one step, but the steps of train.stages='
+            f'{recipe.train.stages} differ. Plan the run alone, or leave train.stages out.'
+        )
     assert TOPOLOGY.value is not None  # a required flag
     topology = open_topology(TOPOLOGY.value, SLICES.value)
     console = Console(highlight=False, soft_wrap=True)
@@ -110,10 +121,15 @@ def main(_) -> None:
             verdict += f'. Fastest: {ranked[0].label}; {format_summary(fastest)}'
     else:
         try:
-            blueprint = build_blueprint(recipe, topology, say)
-            step = compile_step(blueprint, topology, program=config)
-            plan = estimate_step(step, topology, PRICE.value)
+            plans = [
+                estimate_step(compile_step(b, topology, program=config), topology, PRICE.value)
+                for b in split_stages(build_blueprint(recipe, topology, say))
+            ]
+            plan = max(plans, key=lambda plan: plan.memory_needed)
             lines, record = list(plan.format_lines()), {'fits': True} | plan.record()
+            if recipe.train.stages is not None:
+                lines = describe_stages(recipe, plans)
+                record = {'fits': True, 'stages': [plan.record() for plan in plans]}
             notes, verdict = lines, f'Fits: {format_summary(plan)}'
             trials = {CONFIGURED: Trial.from_estimate({}, plan)}
         except DoesNotFit as error:
@@ -141,6 +157,16 @@ def main(_) -> None:
         write_plan(figure, f'{config} on {topology.label}', trials, verdict, not fits, notes)
     if not fits:
         sys.exit(DOES_NOT_FIT)
+
+
+def describe_stages(recipe: Recipe, plans: Sequence[StepEstimate]) -> list[str]:
+    """Returns the lines of the plan of each stage of a run, and of the whole run."""
+    lines, seconds = [], 0.0
+    for row, plan in zip(stage_rows(recipe), plans, strict=True):
+        lines += [f'stage {row["stage"]}: steps {row["steps"]}, batches of {row["batch"]} tokens']
+        lines += [f'  {line}' for line in plan.format_lines()]
+        seconds += plan.steps * plan.step_seconds
+    return [*lines, f'all stages: {recipe.train.steps:,} steps, {seconds / 3600:,.1f} hours']
 
 
 def print_line(console: Console, line: str) -> None:

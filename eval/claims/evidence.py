@@ -162,10 +162,10 @@ class StudyEvidence:
         """Estimates its FLOPs: 6 per token and block weight."""
         operations = 0.0
         for cell in self.arms.first_cells:
-            model, batch = cell.recipe.model, cell.recipe.data
+            model, recipe = cell.recipe.model, cell.recipe
             # 4 d^2 weights of attention and 8 d^2 of the MLP; 2 FLOPs a weight forward, 4 backward.
             weights = 12 * model.n_layers * model.d_model**2
-            operations += 6 * weights * cell.recipe.train.steps * batch.batch_size * batch.seq_len
+            operations += 6 * weights * recipe.train.steps * recipe.mean_batch_tokens
         return operations * self.arms.tune.typical_runs
 
     @property

@@ -396,6 +396,9 @@ def cost_rows(comparisons: Sequence[Comparison]) -> list[dict[str, str]]:
         if record.get('flops_per_token') is None:
             return []
         step_tokens = record['batch_size'] * record['seq_len']
+        if record.get('train_stages'):
+            folder = Path(comparison.display_workdirs[0])
+            step_tokens = Run(folder).read_recipe().mean_batch_tokens
         rows.append(
             {
                 'variant': comparison.variant.name,

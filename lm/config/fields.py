@@ -39,8 +39,12 @@ from modules.readouts import READOUTS
 from modules.reparam import REPARAMS
 from modules.residual import STREAMS
 from modules.scaling import DECAY_RULES, INITS, PARAMETRIZATIONS
+from modules.scaling.transfer import TRANSFERS
 
 FINITE = sys.float_info.max
+NO_RULE = 'none'
+# Rules for relative updates alone are left out: their factor of the batch is that of sqrt.
+STAGE_RULES = (NO_RULE, *(name for name, rule in TRANSFERS.items() if not rule.is_relative))
 
 
 Size = Annotated[int, Option(minimum=1)]
@@ -396,6 +400,14 @@ class TrainConfig:
     branch_from: Annotated[
         str, 'RUN@STEP or RUN whose state, config and place in the text the run continues'
     ] = ''
+
+    stages: Annotated[
+        str | None, "parts of the run: '0.3: batch_size=8; 1: lr_factor=0.5'; None: one"
+    ] = None
+    stage_rule: Annotated[
+        str,
+        Option('rule for the settings of stages with other batches', choices=STAGE_RULES),
+    ] = NO_RULE
 
 
 Devices = Annotated[int, Option(minimum=-1)]

@@ -24,6 +24,7 @@ from lm.config.fields import (
 from lm.config.groups import OPTIMIZER, OPTIMIZER_OPTIONS, find_setting
 from lm.config.other_programs import replacement_hint
 from lm.config.pattern import ITEM_FIELDS, BlockPattern, Item, parse_pattern, tile
+from lm.config.stages import TrainingStage, plan_stages, stage_changes
 from modules import options
 from modules.kernels import OPERATIONS
 from modules.losses import AUXILIARIES, parse_token_weights
@@ -278,6 +279,28 @@ class Recipe:
         text = self.config.loss.token_weights
         stages = None if text is None else parse_token_weights('loss.token_weights', text)
         return None if stages is None or set(stages) == {((1.0, 1.0),)} else stages
+
+    @functools.cached_property
+    def stages(self) -> tuple[TrainingStage, ...]:
+        """The stages of the run (`lm.config.stages`); one without train.stages.
+
+        Raises ValueError if they cannot be parsed, or have no steps.
+        """
+        return plan_stages(self.config)
+
+    @functools.cached_property
+    def stage_recipes(self) -> tuple['Recipe', ...]:
+        """The recipe of each stage: of a run whose batches all are those of the stage."""
+        if self.train.stages is None:
+            return (self,)
+        return tuple(
+            build_recipe(update_config(self.config, stage_changes(stage))) for stage in self.stages
+        )
+
+    @property
+    def mean_batch_tokens(self) -> float:
+        """Tokens of a step, padding included, on average over the steps of the run."""
+        return self.stages[-1].stop_tokens / self.stages[-1].stop
 
     @property
     def norms(self) -> dict[str, Part]:

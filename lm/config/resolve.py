@@ -27,6 +27,7 @@ from lm.config.recipe import (
     sown_losses,
     update_config,
 )
+from lm.config.stages import drop_equal_stages
 from lm.config.suggestions import MULTI_RUN_SECTIONS, field_hint
 from modules.choices import suggest_nearest
 from modules.options import coerce_type, declared_options
@@ -164,7 +165,7 @@ def drop_unread_options(recipe: Recipe) -> Recipe:
 
 def resolve_auto(config: Config) -> Config:
     """Replaces 'auto' and None in section `model` by the choice of placement and norm, and
-    data.mixture by its normal form.
+    data.mixture by its normal form. Drops stages that differ in nothing.
     """
     model = config.model
     ((_, placement, _),) = parse_rows('model.placement', model.placement)
@@ -196,7 +197,8 @@ def resolve_auto(config: Config) -> Config:
         raise ValueError(f'data.source={source}: {replacement}.')
     if config.data.mixture is not None:
         values |= normalize_mixture(config.data.mixture, config.data.source)
-    return update_config(config, values)
+    config = update_config(config, values)
+    return update_config(config, drop_equal_stages(config))
 
 
 def explain_unread(path: str, value: Any, config: Config) -> str:

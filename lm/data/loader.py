@@ -14,8 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lm.config.fields import DataConfig
-from lm.config.mixture import MixedRows
+from lm.config.mixture import MixedRows, split_by_source
+from lm.config.stages import TrainingStage, find_stage
 from lm.data.rows import Rows
+from lm.data.stage_rows import StageOrder, StageRows, order_stages
 
 Batch = dict[str, np.ndarray]
 RowTransform = Callable[[Batch, np.random.Generator], Batch]
@@ -25,7 +27,7 @@ THREAD_PREFIX = 'batches'  # the beginning of their names
 
 
 def batch_at(
-    rows: Rows | MixedRows,
+    rows: Rows | MixedRows | StageRows,
     step: int,
     *,
     batch_size: int,
@@ -33,13 +35,14 @@ def batch_at(
     transform: RowTransform | None = None,
     process_index: int = 0,
     process_count: int = 1,
+    first: int | None = None,
 ) -> Batch:
     """Returns this process's slice of the batch of `step`, [batch_size / process_count, T+1].
 
     Rows are shuffled anew for each epoch. Batch s is rows s * B to (s + 1) * B of that order.
 
     Args:
-      rows: the rows of a split.
+      rows: the rows of a split, or of a stage of a run.
       step: s, from 0.
       batch_size: B, over all processes.
       seed: determines the order.
@@ -47,20 +50,24 @@ def batch_at(
         i) determine the rng.
       process_index: the index of this process.
       process_count: number of processes.
+      first: the number of the batch's first row; None: s * B.
 
     Returns:
       {name: array}.
     """
     local_rows = _local_rows(batch_size, process_index, process_count)
-    batch_rows = [_read_row(rows, seed, step * batch_size + i) for i in local_rows]
+    first = step * batch_size if first is None else first
+    batch_rows = [_read_row(rows, seed, first + i) for i in local_rows]
     if transform is not None:
         rngs = [np.random.default_rng((seed, step, i)) for i in local_rows]
         batch_rows = [transform(row, rng) for row, rng in zip(batch_rows, rngs, strict=True)]
     return _stack(batch_rows)
 
 
-def _read_row(rows: Rows | MixedRows, seed: int, number: int) -> Batch:
+def _read_row(rows: Rows | MixedRows | StageRows, seed: int, number: int) -> Batch:
     """Returns row `number` of the endless order."""
+    if isinstance(rows, StageRows):
+        return rows.read(number, lambda n_rows, key: _row_order(n_rows, seed, key))
     if not isinstance(rows, MixedRows):
         return rows[_row_order(len(rows), seed)[number]]
     source, number = rows.shares.locate_row(number)
@@ -93,19 +100,44 @@ def _stack(rows: Sequence[Mapping[str, Any]]) -> Batch:
     return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
 
+def stage_batch_at(
+    order: StageOrder, index: int, skipped: int = 0, *, seed: int, **options: Any
+) -> Batch:
+    """Returns this process's slice of batch `index` of a run in stages.
+
+    Args:
+      order: the rows of the stages.
+      index: from 0.
+      skipped: batches that rollbacks have left out before this one.
+      seed: determines the order.
+      **options: further arguments of `batch_at`.
+    """
+    number = find_stage(order.stages, index - skipped)
+    stage, size = order.stages[number], order.stages[number].shape.batch_size
+    first = order.first[number] + (index - stage.start) * size
+    rows = order.rows[number]
+    return batch_at(rows, index, batch_size=size, seed=seed, first=first, **options)
+
+
 class Cursor(NamedTuple):
-    """A run's position in its order: the index of the next batch, and one past its last."""
+    """A run's position in its order: the index of the next batch, and one past its last.
+
+    skipped: batches that rollbacks have left out. The stage of a batch is that of its step, index -
+    skipped.
+    """
 
     seed: int
     index: int
     stop: int
+    skipped: int = 0
 
 
 class Feed:
     """Batches for any number of runs, prefetched by READERS threads in total.
 
     Runs at the same position of the same order share a batch. `prefetch` batches are made ahead,
-    divided evenly among the orders: none if it is 0, otherwise at least one per order.
+    divided evenly among the orders: none if it is 0, otherwise at least one per order. `stages` are
+    those of the runs; without them, all batches have `batch_size` rows.
     """
 
     def __init__(
@@ -117,32 +149,47 @@ class Feed:
         transform: RowTransform | None = None,
         process_index: int = 0,
         process_count: int = 1,
+        stages: Sequence[TrainingStage] = (),
     ):
-        _local_rows(batch_size, process_index, process_count)  # raises here, not in a thread
+        for size in (batch_size, *(stage.shape.batch_size for stage in stages)):
+            _local_rows(size, process_index, process_count)  # raises here, not in a thread
         process = {'process_index': process_index, 'process_count': process_count}
-        options = {'batch_size': batch_size, 'transform': transform} | process
-        self._make_batch = functools.partial(batch_at, rows, **options)
+        options = {'transform': transform} | process
+        self._make_batch = functools.partial(batch_at, rows, batch_size=batch_size, **options)
+        if stages:
+            order = order_stages(rows, stages)
+            self._make_batch = functools.partial(stage_batch_at, order, **options)
+        self._has_stages = bool(stages)
         self._prefetch = prefetch
         self._pool = ThreadPoolExecutor(READERS, thread_name_prefix=THREAD_PREFIX)
-        self._futures: dict[tuple[int, int], Future[Batch]] = {}
+        self._futures: dict[tuple[int, ...], Future[Batch]] = {}
 
     def take(self, cursors: Sequence[Cursor]) -> list[Batch]:
         """Returns the batch at each cursor, starts the following ones, and drops all others."""
-        stops: dict[tuple[int, int], int] = {}
-        for seed, index, stop in cursors:
-            stops[seed, index] = max(stop, stops.get((seed, index), stop))
+        stops: dict[tuple[int, ...], int] = {}
+        for cursor in cursors:
+            place = self._locate(cursor)
+            stops[place] = max(cursor.stop, stops.get(place, cursor.stop))
         futures, self._futures = self._futures, {}
         n_ahead = -(-self._prefetch // len(stops))
         for offset in range(n_ahead + 1):  # in the order in which the runs need them
-            for (seed, start), stop in stops.items():
+            for (seed, start, *skipped), stop in stops.items():
                 index = start + offset
-                if (seed, index) not in self._futures and (offset == 0 or index < stop):
-                    future = futures.pop((seed, index), None)
-                    future = future or self._pool.submit(self._make_batch, index, seed=seed)
-                    self._futures[seed, index] = future
+                place = seed, index, *skipped
+                if place not in self._futures and (offset == 0 or index < stop):
+                    future = futures.pop(place, None)
+                    future = future or self._pool.submit(
+                        self._make_batch, index, *skipped, seed=seed
+                    )
+                    self._futures[place] = future
         for stale in futures.values():
             stale.cancel()
-        return [self._futures[place[:2]].result() for place in cursors]
+        return [self._futures[self._locate(cursor)].result() for cursor in cursors]
+
+    def _locate(self, cursor: Cursor) -> tuple[int, ...]:
+        """Returns what determines the batch at a cursor: with stages, the skipped batches too."""
+        place = cursor.seed, cursor.index
+        return (*place, cursor.skipped) if self._has_stages else place
 
     def close(self) -> None:
         """Stops the threads."""
@@ -212,6 +259,38 @@ def _count_epochs(rows: Rows | MixedRows, n: int) -> list[int]:
         -(-count // len(source_rows))
         for count, source_rows in zip(counts, rows.sources, strict=True)
     ]
+
+
+def count_stage_rows(rows: Rows | MixedRows, stages: Sequence[TrainingStage]) -> tuple[int, ...]:
+    """Returns the number of rows of data.seq_len that a run in stages reads of each source."""
+    return order_stages(rows, stages).rows[-1].stops
+
+
+def check_stage_epochs(
+    cfg: DataConfig, rows: Rows | MixedRows, stages: Sequence[TrainingStage]
+) -> int:
+    """Returns the number of epochs that a run in stages begins.
+
+    Args:
+      cfg: the data section.
+      rows: the training split.
+      stages: the stages of the run.
+
+    Raises:
+      ValueError: if it exceeds cfg.epochs.
+    """
+    counts, needed = count_stage_rows(rows, stages), 0
+    for (name, part), count in zip(split_by_source(rows).items(), counts, strict=True):
+        needed = max(needed, n_epochs := -(-count // len(part)))
+        if n_epochs > cfg.epochs:
+            text = f'{name!r} in data.mixture' if name else 'the text'
+            raise ValueError(
+                f'the stages of the run (train.stages, train.steps={stages[-1].stop}) read '
+                f'{count:,} rows of {cfg.seq_len} tokens of {text}, which has {len(part):,}. This '
+                f'is {n_epochs} epochs, but data.epochs={cfg.epochs}. Set data.epochs={n_epochs}, '
+                'or reduce train.steps.'
+            )
+    return max(1, needed)
 
 
 def check_epochs(cfg: DataConfig, steps: int, rows: Rows | MixedRows) -> int:

@@ -144,11 +144,9 @@ def _list_candidates(
     recipe: Recipe, learner: Learner, devices: list[jax.Device], runs: int
 ) -> list[MeshCandidate]:
     """Returns the meshes that model, batch and hosts allow, with their costs."""
-    n, layout, residual_bytes = (
-        len(devices),
-        state_layout(learner),
-        estimate_residual_bytes(learner),
-    )
+    n, layout, stages = len(devices), state_layout(learner), recipe.stage_recipes
+    largest = max(stages, key=lambda stage: stage.microbatch_size * stage.data.seq_len)
+    residual_bytes = estimate_residual_bytes(dataclasses.replace(learner, recipe=largest))
     divisors = [size for size in range(1, n + 1) if n % size == 0]
     configured = {axis: getattr(recipe.mesh, axis) for axis in CHOSEN_AXES}
     sizes = [[configured[axis]] if configured[axis] > 1 else divisors for axis in CHOSEN_AXES]

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from lm.config.fields import AUTO
 from lm.config.recipe import Recipe
 from lm.devices.mesh import batch_parts, check_idle_devices, make_mesh, torus_shape
-from lm.model.check import check_kinds
+from lm.model.check import check_each_stage, check_kinds
 from lm.model.kernels import select_kernels
 from modules.attention import ATTENTIONS
 from modules.choices import nearest_divisor
@@ -42,8 +42,9 @@ def check_devices(recipe: Recipe, mesh: Mesh, n_processes: int = 1) -> None:
 
     Raises:
       ValueError: if a microbatch or a width of the model cannot be cut evenly over the mesh, or if
-        the model has nothing that one of its axes could cut.
+        the model has nothing that one of its axes could cut, in any stage of the run.
     """
+    check_each_stage(recipe, lambda stage: check_devices(stage, mesh, n_processes))
     _check_rows(recipe, mesh)
     _check_width(mesh, 'fsdp', 'model.d_model', recipe.model.d_model)
     _check_width(mesh, 'context', 'data.seq_len', recipe.data.seq_len)

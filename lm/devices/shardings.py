@@ -8,6 +8,7 @@ import jax
 from jax.sharding import Mesh
 
 from lm.config.recipe import Recipe
+from lm.config.stages import BatchShape, config_shape
 from lm.devices.mesh import param_sharding, replicated_sharding, trace_on_mesh
 from lm.model.objectives import batch_fields
 from lm.training.state import Learner, State, init_state, make_hyper
@@ -28,10 +29,18 @@ STEP_OPTIONS = {
 WHOLE = 'whole'  # in place of a ParamSpec: every device holds the whole array
 
 
-def batch_shapes(recipe: Recipe, *leading: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns shapes and types of a batch, stacked along `leading`."""
-    shape = (*leading, recipe.data.batch_size, recipe.data.seq_len + 1)
-    rows = jax.ShapeDtypeStruct(shape, jax.numpy.int32)
+def batch_shapes(
+    recipe: Recipe, *leading: int, shape: BatchShape | None = None
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns shapes and types of a batch, stacked along `leading`.
+
+    Args:
+      recipe: names the arrays of a batch.
+      *leading: sizes of leading axes.
+      shape: the shape of a stage; None: that of the config's own fields.
+    """
+    shape = shape or config_shape(recipe.config)
+    rows = jax.ShapeDtypeStruct((*leading, shape.batch_size, shape.seq_len + 1), jax.numpy.int32)
     return dict.fromkeys(batch_fields(recipe), rows)
 
 

@@ -8,9 +8,11 @@ from collections.abc import Callable
 
 from lm.config.checkpoint_steps import list_checkpoint_steps
 from lm.config.fields import FIELDS
+from lm.config.mixture import reads_chats, source_flag
 from lm.config.pattern import PATTERN
 from lm.config.recipe import Part, Recipe
 from lm.config.resolve import flatten
+from lm.config.stages import STAGES, check_stages
 from lm.config.traced_steps import parse_traced_steps
 from lm.model.base_size import base_head_dim, check_base
 from lm.model.objectives import check_chats
@@ -56,6 +58,33 @@ def check(recipe: Recipe) -> None:
     _check_tied_embeddings(recipe)
     check_order([part.name for part in recipe.reparam])
     _check_moved_weights(recipe)
+    check_stages(recipe)
+    check_each_stage(recipe, check)
+    _check_stage_rows(recipe)
+
+
+def check_each_stage(recipe: Recipe, check_stage: Callable[[Recipe], None]) -> None:
+    """Calls a check with the recipe of each stage of the run; without stages it calls nothing.
+
+    Raises its ValueError, with the number of the stage.
+    """
+    for number, stage_recipe in enumerate(recipe.stage_recipes, start=1):
+        if stage_recipe is not recipe:
+            try:
+                check_stage(stage_recipe)
+            except ValueError as error:
+                raise ValueError(f'{STAGES}, stage {number}: {error}') from None
+
+
+def _check_stage_rows(recipe: Recipe) -> None:
+    """Raises ValueError if conversations would be cut into the rows of a stage."""
+    shortest = min(stage.shape.seq_len for stage in recipe.stages)
+    if shortest < recipe.data.seq_len and reads_chats(recipe.data):
+        raise ValueError(
+            f'a stage of {STAGES} has seq_len={shortest}, which cuts rows of data.seq_len='
+            f'{recipe.data.seq_len} into parts, but {source_flag(recipe.data)} has conversations, '
+            'which stay whole. Leave seq_len out of the stages.'
+        )
 
 
 def _check_parts(recipe: Recipe) -> None:

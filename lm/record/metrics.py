@@ -205,7 +205,8 @@ def _flatten_lists(values: dict[str, Any], axes: tuple[str, ...]) -> Iterator[tu
 class Throughput:
     """Rates of `tokens` and `steps` since the last `read`.
 
-    Time between `pause` and `resume` is excluded.
+    Time between `pause` and `resume` is excluded. `extra_flops` are operations beyond
+    `flops_per_token` of each token.
     """
 
     def __init__(self, flops_per_token: float, utilisation: Callable[[float], float]):
@@ -214,7 +215,7 @@ class Throughput:
         self.reset()
 
     def reset(self) -> None:
-        self.tokens = self.wait_seconds = self.seconds = 0.0
+        self.tokens = self.extra_flops = self.wait_seconds = self.seconds = 0.0
         self.steps = 0
         self.resume()
 
@@ -232,7 +233,8 @@ class Throughput:
         """Returns `TIME_FIELDS`: tokens/s, FLOP utilisation, seconds and data wait per step."""
         self.pause()
         rate = self.tokens / self.seconds
-        mfu = self._utilisation(rate * self._flops_per_token)
+        extra = self.extra_flops / self.seconds
+        mfu = self._utilisation(rate * self._flops_per_token + extra)
         values = (rate, mfu, self.seconds / self.steps, self.wait_seconds / self.steps)
         self.total_seconds += self.seconds
         self.total_tokens += self.tokens

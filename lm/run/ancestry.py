@@ -31,16 +31,43 @@ def restarts_text(parent: Recipe, recipe: Recipe) -> bool:
     return any(before[path] != after[path] for path in ORDER_FIELDS)
 
 
+def reads_same_batches(parent: Recipe, recipe: Recipe, steps: int) -> bool:
+    """Returns whether both runs have the same batches in their first `steps` steps.
+
+    Args:
+      parent: the config of one run.
+      recipe: the config of the other.
+      steps: number of steps.
+    """
+
+    def batches(recipe):
+        return [
+            (stage.start, min(stage.stop, steps), stage.shape, stage.weights)
+            for stage in recipe.stages
+            if stage.start < steps
+        ]
+
+    return not restarts_text(parent, recipe) and batches(parent) == batches(recipe)
+
+
+def has_stages(*recipes: Recipe) -> bool:
+    """Returns whether any of the runs has train.stages."""
+    return any(recipe.train.stages is not None for recipe in recipes)
+
+
 def convert_batch_index(parent: Recipe, recipe: Recipe, index: int) -> int:
     """Returns the index of the first batch of a branch.
 
-    With another batch size it is the first batch without a row that the parent has read.
+    With another batch size it is the first batch without a row that the parent has read. With
+    train.stages both have the same batches so far (`lm.run.branch.check_stages`).
 
     Args:
       parent: the config of the parent.
       recipe: the config of the branch.
       index: that of the parent's next batch.
     """
+    if has_stages(parent, recipe):
+        return index
     if restarts_text(parent, recipe):
         return 0
     return -(-index * parent.data.batch_size // recipe.data.batch_size)

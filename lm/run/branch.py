@@ -37,7 +37,13 @@ from lm.record.digests import DamagedCheckpoint
 from lm.record.names import CHECKPOINTS
 from lm.record.run import Run
 from lm.record.upgrade import resolve_stored
-from lm.run.ancestry import FIELD, convert_batch_index, restarts_text
+from lm.run.ancestry import (
+    FIELD,
+    convert_batch_index,
+    has_stages,
+    reads_same_batches,
+    restarts_text,
+)
 from lm.run.journal import Counters, Journal
 from lm.run.program import TOKENIZER
 from lm.run.start import find_source, list_candidates, read_tokenizer_files
@@ -79,6 +85,7 @@ def check_branch(recipe: Recipe, learner: Learner, workdir: Path) -> None:
             step, meta = _read_newest_meta(source)
             check_state(recipe, learner, meta, source)
             _check_steps(recipe, step, source)
+            check_stages(resolve_stored(meta['config']), recipe, step)
 
 
 def _read_newest_meta(source: str) -> tuple[int, Mapping[str, Any]]:
@@ -99,6 +106,27 @@ def _check_steps(recipe: Recipe, step: int, source: str) -> None:
             f'{FIELD}={source} is a state after {step} steps, but train.steps='
             f'{recipe.train.steps} counts them too, so that no step is left. Set train.steps to '
             'the last step of the branch.'
+        )
+
+
+def check_stages(parent: Recipe, recipe: Recipe, step: int) -> None:
+    """Raises ValueError if either run has stages, and their first `step` steps other batches.
+
+    The stage of a step says which rows of the text it reads, so that a branch with another history
+    would have no place in the text.
+
+    Args:
+      parent: the config of the parent.
+      recipe: the config of the branch.
+      step: the step of the checkpoint.
+    """
+    if has_stages(parent, recipe) and not reads_same_batches(parent, recipe, step):
+        raise ValueError(
+            f'{FIELD}={recipe.train.branch_from}: with train.stages, the batches of the first '
+            f'{step} steps must be those of that run; train.stages is {parent.train.stages!r} '
+            f'there and {recipe.train.stages!r} here, and ends count as shares of train.steps='
+            f'{parent.train.steps} there and {recipe.train.steps} here. Let the stages first '
+            f'differ after step {step}, under the same text and row length.'
         )
 
 

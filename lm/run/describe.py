@@ -20,6 +20,7 @@ from lm.model.kernels import list_attention_kernels, select_fused_attention
 from lm.record.code import describe_code, running_code
 from lm.run.journal import Journal
 from lm.run.program import Experiment, Program
+from lm.run.stage_table import list_stage_notes, stage_rows
 from lm.run.tables import (
     group_parameters,
     make_table,
@@ -38,6 +39,7 @@ def print_description(journal: Journal) -> None:
     train, validation = experiment.dataset.train, experiment.dataset.validation
     steps = data.steps_in_epoch(train, journal.recipe.data.batch_size)
     epoch = 'before a source repeats' if isinstance(train, MixedRows) else 'per epoch'
+    epoch += f' at batches of {journal.recipe.data.batch_size}' * bool(journal.recipe.train.stages)
     # Of conversations, only the answers are counted.
     label = 'text and answers' if isinstance(train, MixedRows) else 'answers'
     label = label if reads_chats(journal.recipe.data) else 'text'
@@ -78,6 +80,8 @@ def print_description(journal: Journal) -> None:
     shapes, folder = experiment.state_shapes, journal.workdir
     for line in list_disk_use([journal.recipe], shapes, folder, first_step):
         terminal.say(line)
+    if journal.recipe.train.stages is not None:
+        terminal.console.print(make_table(stage_rows(journal.recipe)))
     names = list_attention_kernels(journal.recipe, learner.model.kernels)
     for entry, kind in journal.recipe.kinds.items():
         if reason := select_fused_attention(kind, experiment.platform)[1]:
@@ -146,7 +150,9 @@ def format_memory(experiment: Experiment, program: Program) -> str:
     shapes = experiment.state_shapes
     weights = bytes_per_device(shapes.params)
     state = bytes_per_device((shapes.opt_state, shapes.average))
-    temporaries = program.compile_step(1).memory_analysis().temp_size_in_bytes
+    temporaries = max(
+        step.memory_analysis().temp_size_in_bytes for step in program.compiled.values()
+    )
     return (
         f'memory per device: {weights / 1e6:,.2f} MB parameters, {state / 1e6:,.2f} MB optimizer '
         f'state, {temporaries / 1e6:,.2f} MB activations and gradients'
@@ -182,7 +188,13 @@ def list_run_notes(journal: Journal) -> list[str]:
     recipe, notes = journal.recipe, []
     rows, batch_size = journal.experiment.dataset.train, recipe.data.batch_size
     batches = journal.next_place().stop
-    if isinstance(rows, MixedRows):
+    if recipe.train.stages is not None:
+        counts = data.count_stage_rows(rows, recipe.stages)
+        for (name, part), count in zip(split_by_source(rows).items(), counts, strict=True):
+            if count > len(part):
+                text = f'the text of {name}' if name else 'the text'
+                notes.append(f'the run reads {text} {count / len(part):.2f} times')
+    elif isinstance(rows, MixedRows):
         counts = rows.shares.count_rows(batches * batch_size)
         for name, count, part in zip(rows.names, counts, rows.sources, strict=True):
             if count > len(part):
@@ -204,7 +216,7 @@ def list_config_notes(recipe: Recipe) -> list[str]:
         'statistics.'
         for name, leak in sorted(leaks.items())
     ]
-    notes += _list_remainder(recipe)
+    notes += [*_list_remainder(recipe), *list_stage_notes(recipe)]
     notes += _list_unreached(recipe)
     if unreached := find_unreached(recipe):
         notes.append(

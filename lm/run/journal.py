@@ -16,6 +16,7 @@ from lm.config.checkpoint_steps import list_checkpoint_steps
 from lm.config.mixture import source_flag, split_by_source
 from lm.config.recipe import Recipe
 from lm.config.resolve import to_dict
+from lm.config.stages import find_stage
 from lm.launch.distributed import broadcast_from_first, is_first
 from lm.launch.streams import output_loss
 from lm.launch.terminal import Terminal
@@ -35,7 +36,7 @@ from lm.run.tables import optimizer_state_bytes, parameter_count
 from lm.run.warnings import Detector, format_warning
 from lm.storage.buckets import is_url
 from lm.storage.files import describe_full_disk, seal_record, write_json
-from lm.training.flops import count_by_use, flops_per_token
+from lm.training.flops import count_by_use
 from lm.training.state import State
 from lm.training.step import MUST_BE_FINITE
 
@@ -257,21 +258,31 @@ class Journal:
         # The last number is the end of the run's batches, beyond which nothing is prefetched. After
         # a rollback it exceeds train.steps.
         index = self.counters.batch_index
-        return data.Cursor(
-            self.recipe.data.seed, index, index + self.recipe.train.steps - self.step
-        )
+        stop, skipped = index + self.recipe.train.steps - self.step, index - self.step
+        return data.Cursor(self.recipe.data.seed, index, stop, skipped)
 
     def advance(self) -> None:
         """Counts a dispatched step."""
         self.step += 1
         self.counters.batch_index += 1
+        stages = self.recipe.stages
+        if self.recipe.train.stages and self.step - 1 == (
+            stages[number := find_stage(stages, self.step - 1)].start
+        ):
+            shape = stages[number].shape
+            self.terminal.say(
+                f'step {self.step:>6}  stage {number + 1} of {len(stages)}: {shape.batch_size} '
+                f'rows of {shape.seq_len} tokens'
+            )
 
     def record(self, step: int, row: dict[str, float]) -> None:
         """Records the fetched metrics of one step. Raises DivergenceError."""
         tokens = row.pop('batch_tokens')
         # Tokens that are no target cost the same work, and count in tokens/s.
         target_share = row.get('target_share', 1.0)
-        self.throughput.tokens += tokens / target_share if target_share else 0.0
+        computed_tokens = tokens / target_share if target_share else 0.0
+        self.throughput.tokens += computed_tokens
+        self._count_flops(step, computed_tokens)
         self.throughput.steps += 1
         self.counters.tokens += tokens
         self._check_finite(step, row)
@@ -283,6 +294,12 @@ class Journal:
             self.terminal.show_row(row, steps, self.remaining.estimate(step, row['step_sec']))
             self.last |= row
             self._warn(row)
+
+    def _count_flops(self, step: int, tokens: float) -> None:
+        """Counts the operations of a step's tokens as far as its stage differs from the mean."""
+        flops, mean = self.experiment.stage_flops, self.experiment.flops_per_token
+        stage_flops = flops[find_stage(self.recipe.stages, step - 1)]
+        self.throughput.extra_flops += tokens * (stage_flops - mean)
 
     def _check_finite(self, step: int, row: dict[str, float]) -> None:
         """Raises DivergenceError for a step that is not finite.
@@ -440,7 +457,7 @@ class Journal:
             **({'diverged_step': self._bad_step} if status == 'diverged' else {}),
             'parameters': parameter_count(experiment.learner),
             **{f'{use}_parameters': n for use, n in count_by_use(experiment.learner).items()},
-            'flops_per_token': flops_per_token(experiment.learner),
+            'flops_per_token': experiment.flops_per_token,
             'optimizer_state_bytes': optimizer_state_bytes(experiment.state_shapes),
             'tokens_per_sec_mean': throughput.total_tokens / seconds,
             'data_wait_fraction': throughput.total_wait_seconds / seconds,

@@ -14,6 +14,7 @@ import numpy as np
 from lm import data
 from lm.config.fields import DataConfig
 from lm.config.recipe import Recipe
+from lm.config.stages import BatchShape, config_shape, find_stage
 from lm.devices.blueprint import Blueprint
 from lm.devices.mesh import batch_sharding, put_batch, trace_on_mesh
 from lm.devices.run_axis import SINGLE, make_layout
@@ -28,7 +29,7 @@ from lm.run.profile import Tracer
 from lm.run.tables import parameter_rows
 from lm.storage.files import discard_line, expand_home
 from lm.training.diagnostics import make_diagnose_step
-from lm.training.flops import flops_per_token, peak_flops
+from lm.training.flops import flops_by_stage, mean_flops_per_token, peak_flops
 from lm.training.state import Hyper, Learner, build_learner, check_learner, make_hyper
 from lm.training.step import make_eval_step, make_train_step
 from modules.kernels.attention import check_documents
@@ -53,8 +54,22 @@ def open_text(
     # Processes that share the cache also share the work (`lm.data.prepare`).
     dataset = data.open_dataset(config, say=say)
     check_same_everywhere('the digest of the prepared data', dataset.digest)
-    data.check_epochs(recipe.data, count_batches(recipe, workdir), dataset.train)
+    check_run_epochs(recipe, dataset.train, workdir)
     return dataset
+
+
+def check_run_epochs(recipe: Recipe, rows: Any, workdir: Path | None = None) -> None:
+    """Raises ValueError if a run needs more epochs of the rows of its text than data.epochs.
+
+    Args:
+      recipe: the config.
+      rows: the training rows.
+      workdir: the folder of the run, which may be a branch that has begun.
+    """
+    if recipe.train.stages is None:
+        data.check_epochs(recipe.data, count_batches(recipe, workdir), rows)
+    else:
+        data.check_stage_epochs(recipe.data, rows, recipe.stages)
 
 
 def build_without_text(recipe: Recipe, tokenizer: str, platform: str) -> Learner:
@@ -106,10 +121,10 @@ def locate_data(recipe: Recipe, workdir: Path) -> DataConfig:
 def step_flops(recipe: Recipe, platform: str) -> float:
     """Returns the FLOPs of a step by `flops_per_token`, for devices of `platform`.
 
-    No text is read, and nothing is compiled.
+    With stages it is the mean over the steps of the run. No text is read, and nothing is compiled.
     """
     learner = build_without_text(recipe, recipe.data.tokenizer, platform)
-    return flops_per_token(learner) * recipe.data.batch_size * recipe.data.seq_len
+    return mean_flops_per_token(learner) * recipe.mean_batch_tokens
 
 
 class Experiment(Blueprint):
@@ -141,7 +156,8 @@ class Experiment(Blueprint):
             )
 
         super().__init__(recipe, vocab_size, bos_id, devices, memory, say, runs)
-        self.flops_per_token = flops_per_token(self.learner)
+        self.stage_flops = flops_by_stage(self.learner)
+        self.flops_per_token = mean_flops_per_token(self.learner)
         self.peak, self.peak_source = peak_flops(self.mesh.size)
         self.init = jit_init(self.learner, self.mesh)
 
@@ -165,7 +181,8 @@ class Experiment(Blueprint):
 class Program:
     """The step, evaluation and diagnosis of `experiment`, for any number of slots.
 
-    A Blueprint is enough to compile it.
+    A Blueprint is enough to compile it. `compiled` has the compiled steps by number of slots and
+    shape of a stage.
 
     Args:
       experiment: the model and devices.
@@ -182,6 +199,8 @@ class Program:
     ):
         self.experiment, self.axis_name, self._say = experiment, axis_name, say
         self.compile_sec = 0.0
+        self.compiled: dict[tuple[int, BatchShape | None], Any] = {}
+        self._seconds: dict[tuple[int, BatchShape | None], float] = {}
         self.tracer = Tracer(experiment.recipe)
         self.shares_memory = experiment.platform == 'cpu'
         learner, mesh = experiment.learner, experiment.mesh
@@ -191,8 +210,8 @@ class Program:
             self.layout.scalars_sharding,
             self.layout.batch_sharding,
         )
-        self._step = jax.jit(
-            trace_on_mesh(mesh, self.layout.map_runs(make_train_step(learner))),
+        self._jit_step = functools.partial(
+            jax.jit,
             in_shardings=(scalars, states, batch, scalars),
             out_shardings=(states, scalars),
             # States are updated in place: without donation, parameters and optimizer state would
@@ -200,6 +219,7 @@ class Program:
             donate_argnums=1,
             compiler_options=step_options(mesh),
         )
+        self._step = self._jit_step(self._map_step(experiment.recipe.train.microbatches))
         evaluate = make_eval_step(learner)
         self._evaluate = self._jit_on_batch(
             lambda state, batch, hyper: evaluate(
@@ -211,6 +231,11 @@ class Program:
         attention_kernels = list_attention_kernels(recipe, learner.model.kernels).values()
         self._document_kernels = [*attention_kernels] if recipe.data.mask_documents else []
         self.put, self.take, self.pick = self.layout.put, self.layout.take, self.layout.pick
+
+    def _map_step(self, microbatches: int) -> Callable:
+        """Returns the step with batches in so many microbatches, mapped over the runs."""
+        step = make_train_step(self.experiment.learner, microbatches)
+        return trace_on_mesh(self.experiment.mesh, self.layout.map_runs(step))
 
     def _jit_on_batch(self, function: Callable) -> Callable:
         """Jits function(state, batch, hyper) as (batch, active, states, hypers), with one batch."""
@@ -229,29 +254,59 @@ class Program:
         )
 
     @functools.cache  # noqa: B019 - one Program lives as long as its group trains
-    def compile_step(self, slots: int) -> Any:
-        """Compiles step(active, states, batch, hypers) -> (states, metrics), once per `slots`."""
+    def compile_step(self, slots: int, shape: BatchShape | None = None) -> Any:
+        """Compiles step(active, states, batch, hypers) -> (states, metrics), once per argument.
+
+        Args:
+          slots: number of runs.
+          shape: the shape of a stage's batches; None: that of the config's own fields.
+        """
         start = time.perf_counter()
         experiment, shapes = self.experiment, self.layout.shapes
         hyper = jax.eval_shape(lambda: make_hyper(experiment.recipe))
-        compiled = self._step.lower(
+        step, parts = self._step, experiment.recipe.train.microbatches
+        if shape is not None and shape.microbatches != parts:
+            step = self._jit_step(self._map_step(shape.microbatches))
+        compiled = step.lower(
             jax.ShapeDtypeStruct((slots,), bool),
             shapes(experiment.state_shapes, slots),
-            shapes(batch_shapes(experiment.recipe), slots),
+            shapes(batch_shapes(experiment.recipe, shape=shape), slots),
             shapes(hyper, slots),
         ).compile()
-        self.compile_sec = time.perf_counter() - start
+        self.compile_sec = seconds = time.perf_counter() - start
+        self._seconds[slots, shape] = seconds
+        self.compiled[slots, shape] = compiled
         runs = f'{slots} run' + 's' * (slots > 1)
         suffix = '' if self.axis_name == SINGLE else f' for {runs} at a time ({self.axis_name})'
-        self._say(f'compiled in {self.compile_sec:.1f} s{suffix}')
+        if shape:
+            suffix += f' for batches of {shape.batch_size} rows of {shape.seq_len} tokens'
+        self._say(f'compiled in {seconds:.1f} s{suffix}')
         return compiled
 
+    def compile_stages(self, slots: int, step: int = 0) -> dict[BatchShape, Any]:
+        """Compiles the steps of all stages that have not ended after `step` steps.
+
+        Args:
+          slots: number of runs.
+          step: number of steps done.
+
+        Returns:
+          {shape: step}, in the order of the stages. Stages of the same shape share a step.
+        """
+        recipe = self.experiment.recipe
+        if recipe.train.stages is None:
+            return {config_shape(recipe.config): self.compile_step(slots)}
+        stages = recipe.stages[find_stage(recipe.stages, step) :]
+        steps = {s: self.compile_step(slots, s) for s in dict.fromkeys(x.shape for x in stages)}
+        self.compile_sec = sum(self._seconds[slots, shape] for shape in steps)
+        return steps
+
     def memory_bytes(self, slots: int) -> int:
-        """Returns the bytes that one device needs for a step, from the compiler's own report."""
-        report = self.compile_step(slots).memory_analysis()
-        # A donated state is both argument and output; its bytes count once.
-        arguments = report.argument_size_in_bytes - report.alias_size_in_bytes
-        return arguments + report.output_size_in_bytes + report.temp_size_in_bytes
+        """Returns the bytes that one device needs for a step, from the compiler's own report.
+
+        It is the step of the stage that needs most.
+        """
+        return max(map(_count_bytes, self.compile_stages(slots).values()))
 
     def make_buffer(self, slots: int) -> Any:
         """Makes the buffer for the states of `slots` runs."""
@@ -300,6 +355,14 @@ class Program:
           The diagnostics by name.
         """
         return self._diagnose(self._put(batch), active, states, hypers)
+
+
+def _count_bytes(compiled: Any) -> int:
+    """Returns the bytes that one device needs for a compiled step."""
+    report = compiled.memory_analysis()
+    # A donated state is both argument and output; its bytes count once.
+    arguments = report.argument_size_in_bytes - report.alias_size_in_bytes
+    return arguments + report.output_size_in_bytes + report.temp_size_in_bytes
 
 
 def find_max_runs(

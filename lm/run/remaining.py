@@ -2,6 +2,7 @@
 
 from lm.config.checkpoint_steps import list_checkpoint_steps
 from lm.config.recipe import Recipe
+from lm.config.stages import count_tokens, find_stage
 
 EVALUATION, DIAGNOSIS, SAVING = 'evaluation', 'diagnosis', 'saving'
 
@@ -23,12 +24,13 @@ class RemainingTime:
     """Estimates the seconds until a run ends.
 
     Evaluation, diagnosis and saving count with the time that they took last. Their first time does
-    not count, because it includes compilation.
+    not count, because it includes compilation. A step of another stage of the run counts in
+    proportion to its tokens.
     """
 
     def __init__(self, recipe: Recipe):
         train = recipe.train
-        self.steps = train.steps
+        self.steps, self._stages = train.steps, recipe.stages
         self.intervals = {EVALUATION: train.eval_every, SAVING: train.checkpoint_every}
         if train.diagnose_every:
             self.intervals[DIAGNOSIS] = train.diagnose_every
@@ -55,4 +57,11 @@ class RemainingTime:
         )
         n_further = sum(at >= step for at in self._further_saves)
         work_sec += n_further * (self._last_sec.get(SAVING) or 0.0)
-        return (self.steps - step) * step_sec + work_sec
+        return self._steps_left(step) * step_sec + work_sec
+
+    def _steps_left(self, step: int) -> float:
+        """Returns the steps after `step`, as steps with the tokens of this one."""
+        if len(self._stages) < 2:
+            return self.steps - step
+        tokens = self._stages[-1].stop_tokens - count_tokens(self._stages, step)
+        return tokens / self._stages[find_stage(self._stages, max(step - 1, 0))].shape.tokens

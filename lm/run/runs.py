@@ -52,6 +52,7 @@ class Slot:
     journal: Journal
     status: Status = Status.TRAINING
     is_rolled_back: bool = False  # since the last dispatch
+    is_waiting: bool = False  # for runs in an earlier stage, which the last dispatch trained
 
     @property
     def recipe(self) -> Recipe:

@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from lm import data
+from lm.config.stages import BatchShape, find_stage
 from lm.devices.mesh import process_share
 from lm.launch.distributed import StopAgreement, broadcast_from_first, is_first, is_multiprocess
 from lm.record.run import Run
@@ -76,7 +77,7 @@ class Wave:
         self._pending: tuple[list[tuple[int, int]], Any] | None = None
         self._stopping = StopAgreement([])
         self._traced_journal: Journal | None = None  # its folder gets the trace
-        fields = self.experiment.recipe.data
+        fields, self._stages = self.experiment.recipe.data, self.experiment.recipe.stages
         process_index, process_count = process_share(self.experiment.mesh)
         self.feed = data.Feed(
             self.experiment.dataset.train,
@@ -85,6 +86,7 @@ class Wave:
             transform=self.experiment.mixture,
             process_index=process_index,
             process_count=process_count,
+            stages=self._stages if self.experiment.recipe.train.stages else (),
         )
         for run in runs:
             try:
@@ -109,10 +111,14 @@ class Wave:
         self.slots.append(Slot(journal, Status.DONE if journal.is_finished else Status.TRAINING))
 
     def compile(self) -> None:
-        """Compiles the step, and stacks the hyperparameters; an empty slot repeats slot 0."""
+        """Compiles the steps of all stages that are to come, so that none begins with it.
+
+        Stacks the hyperparameters; an empty slot repeats slot 0.
+        """
         if not self.slots:
             return
-        self._step = self.program.compile_step(self.size)
+        first = min(slot.journal.step for slot in self.slots)
+        self._steps = self.program.compile_stages(self.size, first)
         recipes = [slot.recipe for slot in self.slots]
         recipes += [recipes[0]] * (self.size - len(recipes))
         self.hypers = self.program.stack_hypers(recipes)
@@ -176,21 +182,30 @@ class Wave:
             self._end_runs(self.active_slots, Status.STOPPED)
 
     def _select_slots(self, test: Callable[[Journal], bool]) -> list[int]:
-        """Returns active slots that pass `test`, except runs that were just rolled back."""
+        """Returns active slots that pass `test`, except runs that wait or were rolled back."""
         slots = self.slots
         return [
-            i for i in self.active_slots if not slots[i].is_rolled_back and test(slots[i].journal)
+            i
+            for i in self.active_slots
+            if not (slots[i].is_rolled_back or slots[i].is_waiting) and test(slots[i].journal)
         ]
 
     def dispatch(self) -> None:
         """Starts a step of all active runs, then fetches the previous step, to keep the devices
         busy.
         """
-        active = self.active_slots
+        shape, active = self._select_stage()
         step = self.slots[active[0]].journal.step + 1  # the trace names one run's step
         with jax.profiler.StepTraceAnnotation(STEP, step_num=step):
             batch = self._take_batches(active)
-            self.states, metrics = self._step(self._mask(active), self.states, batch, self.hypers)
+            train_step = self._find_step(shape)
+            # A step does not keep the states of runs that it leaves out.
+            waiting = {i: self.take_state(i) for i in self.active_slots if i not in active}
+            self.states, metrics = train_step(self._mask(active), self.states, batch, self.hypers)
+            for i, state in waiting.items():
+                self.states = self.program.put(self.states, state, i)
+            for i in self.active_slots:
+                self.slots[i].is_waiting = i in waiting
             for i in active:
                 self.slots[i].is_rolled_back = False
                 self.slots[i].journal.advance()
@@ -202,6 +217,23 @@ class Wave:
             )
             # Only now, with the next step queued, wait for the metrics of the previous one.
             self._record_metrics(previous)
+
+    def _select_stage(self) -> tuple[BatchShape, list[int]]:
+        """Returns the shape of the next batches, and the runs that have one of this shape.
+
+        Runs that have gone further, since others resumed earlier or were rolled back, wait.
+        """
+        numbers = {
+            i: find_stage(self._stages, self.slots[i].journal.step) for i in self.active_slots
+        }
+        shape = self._stages[min(numbers.values())].shape
+        return shape, [i for i, number in numbers.items() if self._stages[number].shape == shape]
+
+    def _find_step(self, shape: BatchShape) -> Any:
+        """Returns the compiled step of a stage; a rollback may need one that had ended before."""
+        if shape not in self._steps:
+            self._steps[shape] = self.program.compile_step(self.size, shape)
+        return self._steps[shape]
 
     def _begin_trace(self) -> None:
         """Begins the trace of train.profile if the next step is its first."""
@@ -220,7 +252,8 @@ class Wave:
         self.fetch_pending()
         with self._pause_clocks():
             assert self._traced_journal is not None  # set by `_begin_trace`
-            program_text = self.program.compile_step(self.size).as_text
+            stage = find_stage(self._stages, self._traced_journal.step - 1)
+            program_text = self._find_step(self._stages[stage].shape).as_text
             for line in self.program.tracer.end(program_text, self.size):
                 self._traced_journal.terminal.say(line)
 

@@ -90,6 +90,22 @@ def flops_per_token(learner: Learner) -> float:
     return 6 * products + attention_flops(learner.recipe)
 
 
+def flops_by_stage(learner: Learner) -> tuple[float, ...]:
+    """Returns `flops_per_token` in each stage of the run, whose rows may have other lengths."""
+    products = count_matmul_params(learner) + stream_products(learner.recipe)
+    return tuple(6 * products + attention_flops(r) for r in learner.recipe.stage_recipes)
+
+
+def mean_flops_per_token(learner: Learner) -> float:
+    """Returns `flops_per_token`, on average over the tokens of all stages of the run."""
+    stages = learner.recipe.stages
+    flops = flops_by_stage(learner)
+    if len({*flops}) == 1:
+        return flops[0]
+    tokens = [stage.stop_tokens - stage.start_tokens for stage in stages]
+    return math.fsum(f * n for f, n in zip(flops, tokens, strict=True)) / sum(tokens)
+
+
 def flops_in_full(learner: Learner) -> float:
     """Returns `flops_per_token` with all pairs of tokens counted (arXiv:2204.02311, app. B).
 

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from lm.config.stages import token_steps
 from lm.training.state import Hyper, Learner, State, Weights
 from lm.training.update import (
     build_average,
@@ -42,21 +43,28 @@ TOKEN_WEIGHTS = 'loss.token_weights'  # of the next tokens: a number of a step, 
 MUST_BE_FINITE = ('loss', 'grad_norm', 'update_norm')  # otherwise the step has diverged
 
 
-def make_train_step(learner: Learner) -> Callable[[State, Batch, Hyper], tuple[State, Metrics]]:
+def make_train_step(
+    learner: Learner, microbatches: int | None = None
+) -> Callable[[State, Batch, Hyper], tuple[State, Metrics]]:
     """Returns `train_step(state, batch, hyper) -> (state, metrics)`.
 
     The gradient belongs to (sum of token losses) / (target tokens of the whole batch), so it does
     not depend on microbatches, hosts or padding. Each microbatch in turn updates the state of
     layers. With on_divergence = skip_step, a step with a loss or gradient that is not finite
     changes only the step count, and its metrics have `skipped` = 1.
+
+    Args:
+      learner: the learner.
+      microbatches: number of microbatches of a stage; None: train.microbatches.
     """
     recipe, description = learner.recipe, learner.description
+    count = microbatches or recipe.train.microbatches
 
     def train_step(state: State, batch: Batch, hyper: Hyper):
         hyper = add_token_weights(learner, hyper, state.step)
         # A batch without a target has the loss 0, not 0 / 0.
         n_targets = jnp.maximum(jnp.sum(target_weights(batch, learner.bos_id)), 1.0)
-        microbatches = split_microbatches(batch, recipe.train.microbatches)
+        microbatches = split_microbatches(batch, count)
 
         def loss(used, backward, layer_stats, microbatch):
             variables = {'params': used, **layer_stats, **backward}
@@ -130,6 +138,7 @@ def add_token_weights(learner: Learner, hyper: Hyper, step: jax.Array) -> Hyper:
     """
     if (stages := learner.recipe.token_weights) is None:
         return hyper
+    step = token_steps(learner.recipe.stages, step)
     return {**hyper, TOKEN_WEIGHTS: token_weights_at(stages, step / hyper['train.steps'])}
 
 
@@ -285,7 +294,7 @@ def batch_functions(
 
     def value_fn(params):
         rows_share = functools.partial(share, variables(params))
-        if learner.recipe.train.microbatches > 1:
+        if len(jax.tree.leaves(parts)[0]) > 1:
             # Otherwise the map holds the residuals of every microbatch at once.
             rows_share = jax.checkpoint(rows_share)
         return jnp.sum(jax.lax.map(rows_share, parts))
@@ -339,7 +348,7 @@ def optimizer_step(
     """
     recipe, description, params = learner.recipe, learner.description, state.params
     # `state.step` counts the updates done, so the first update is at step 0 of the schedule.
-    hyper = numbers_at_step(hyper, state.step)
+    hyper = numbers_at_step(hyper, state.step, recipe.stages)
     fractions = group_fractions(recipe, hyper, state.step)
     updates, opt_state, stage_metrics = apply_stages(
         update_stages(recipe, description, hyper, fractions),

@@ -1,7 +1,7 @@
 """Builds the stages of an update (`modules.optim.stages`) from a recipe and a run's numbers."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -10,6 +10,7 @@ import optax
 
 from lm.config.groups import SCHEDULE_OPTIONS, WEIGHT_DECAY, find_setting, group_lr
 from lm.config.recipe import Recipe
+from lm.config.stages import TrainingStage, is_one, schedule_step, stage_factor
 from lm.model.parameters import Description
 from modules.numerics import DTYPES
 from modules.optim import Average, mask_untrained, partition
@@ -44,9 +45,11 @@ def group_fractions(recipe: Recipe, hyper: Numbers, step: Any) -> dict[str, Any]
       step: number of updates done, one or an array.
 
     Returns:
-      {group: fraction}; groups without settings of the schedule share the same array.
+      {group: fraction}; groups without settings of the schedule share the same array. Fractions
+      have the factors of the stages of the run.
     """
     schedule, steps = bind_rows(recipe, hyper)[recipe.schedule.path], hyper['train.steps']
+    factor, step = stage_factor(recipe.stages, step, 'lr'), schedule_step(recipe.stages, step)
     fractions = {HIDDEN: schedule(step, steps)}
     for group, (_, parent) in GROUPS.items():
         replaced = {
@@ -57,22 +60,32 @@ def group_fractions(recipe: Recipe, hyper: Numbers, step: Any) -> dict[str, Any]
             and path != recipe.schedule.option_path(option)
         }
         fractions[group] = schedule(step, steps, **replaced) if replaced else fractions[parent]
-    return fractions
+    return fractions if is_one(factor) else {g: factor * f for g, f in fractions.items()}
 
 
-def numbers_at_step(hyper: Numbers, step: Any) -> dict[str, Any]:
+def numbers_at_step(
+    hyper: Numbers, step: Any, stages: Sequence[TrainingStage] = ()
+) -> dict[str, Any]:
     """Returns the numbers of a run at a step, at which momentum and weight decay may differ.
 
         mu_t = s + (mu - s) min(1, (t + 1) / w)     lambda_t = lambda (1 + (e - 1) (t + 1) / T)
 
     s is optim.momentum_start, w optim.momentum_warmup_steps and e optim.weight_decay_end, if they
     are set. T is the number of steps, and t counts from 0. Each group's weight decay changes alike.
+    With stages of other batches, t counts tokens, and train.stage_rule may change weight decay, b2
+    and eps (`lm.config.stages`).
 
     Args:
       hyper: the numbers of the run.
       step: t, the number of updates done.
+      stages: the stages of the run.
     """
-    changed = {}
+    factors = {
+        name: factor
+        for name in ('weight_decay', 'memory', 'eps')
+        if not is_one(factor := stage_factor(stages, step, name))
+    }
+    step, changed = schedule_step(stages, step), {}
     if (start := hyper.get('optim.momentum_start')) is not None:
         share = jnp.minimum(1.0, (step + 1) / hyper['optim.momentum_warmup_steps'])
         changed['optim.momentum'] = start + (hyper['optim.momentum'] - start) * share
@@ -82,7 +95,23 @@ def numbers_at_step(hyper: Numbers, step: Any) -> dict[str, Any]:
             path for path in hyper if path.startswith('optim.') and path.endswith('weight_decay')
         ]
         changed |= {path: hyper[path] * share for path in paths}
-    return {**hyper, **changed}
+    numbers = {**hyper, **changed}
+    return {**numbers, **_scale_settings(numbers, factors)} if factors else numbers
+
+
+def _scale_settings(numbers: Numbers, factors: Numbers) -> dict[str, Any]:
+    """Returns the settings of all groups that the factors of a stage change, by path."""
+    changed = {}
+    for path, value in numbers.items():
+        if not path.startswith('optim.'):
+            continue
+        if path.endswith('weight_decay') and 'weight_decay' in factors:
+            changed[path] = value * factors['weight_decay']
+        elif path.endswith(('.b2', '_b2')) and 'memory' in factors:
+            changed[path] = 1 - (1 - value) * factors['memory']
+        elif path.endswith(('.eps', '_eps')) and 'eps' in factors:
+            changed[path] = value * factors['eps']
+    return changed
 
 
 def build_optimizer(

@@ -13,6 +13,23 @@ from modules.scaling.rules import Origin, check_positive
 
 
 @dataclasses.dataclass(frozen=True)
+class SettingFactors:
+    """Factors of the settings of an optimizer.
+
+    Attributes:
+      lr: of the learning rate.
+      weight_decay: of the weight decay.
+      memory: of 1 - b2.
+      eps: of eps.
+    """
+
+    lr: float = 1.0
+    weight_decay: float = 1.0
+    memory: float = 1.0
+    eps: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
 class TunedSettings:
     """Settings of an optimizer, by the names of their fields in the section optim."""
 
@@ -21,31 +38,22 @@ class TunedSettings:
     b2: float | None = None
     eps: float | None = None
 
-    def scale(
-        self, lr: float = 1.0, weight_decay: float = 1.0, memory: float = 1.0, eps: float = 1.0
-    ) -> 'TunedSettings':
+    def scale(self, factors: SettingFactors) -> 'TunedSettings':
         """Returns the settings times factors. What is not set stays so.
 
-        Args:
-          lr: factor of the learning rate.
-          weight_decay: factor of the weight decay.
-          memory: factor of 1 - b2.
-          eps: factor of eps.
-
-        Raises:
-          ValueError: if b2 would be negative.
+        Raises ValueError if b2 would be negative.
         """
-        b2 = None if self.b2 is None else 1 - (1 - self.b2) * memory
+        b2 = None if self.b2 is None else 1 - (1 - self.b2) * factors.memory
         if b2 is not None and b2 < 0:
             raise ValueError(
-                f'b2={self.b2:g} would become {b2:g} at {memory:g} times 1 - b2. Choose a larger '
-                'b2 for the tuned batch, or a smaller ratio of the batches.'
+                f'b2={self.b2:g} would become {b2:g} at {factors.memory:g} times 1 - b2. Choose a '
+                'larger b2 for the tuned batch, or a smaller ratio of the batches.'
             )
         return TunedSettings(
-            self.lr * lr,
-            self.weight_decay * weight_decay,
+            self.lr * factors.lr,
+            self.weight_decay * factors.weight_decay,
             b2,
-            None if self.eps is None else self.eps * eps,
+            None if self.eps is None else self.eps * factors.eps,
         )
 
 
@@ -54,43 +62,43 @@ class TransferRule:
     """A row of `TRANSFERS`.
 
     Attributes:
-      apply: (settings, r, t) -> settings.
+      factors: (r, t) -> factors of the settings.
       summary: the rule as equations.
       origin: its source.
       reads: the settings of the result that the rule sets, by name.
       is_relative: whether the rule is for relative updates alone (optim.match_norm).
     """
 
-    apply: Callable[[TunedSettings, float, float], TunedSettings]
+    factors: Callable[[float, float], SettingFactors]
     summary: str
     origin: Origin
     reads: tuple[str, ...]
     is_relative: bool = False
 
 
-def square_root(tuned: TunedSettings, r: float, t: float) -> TunedSettings:
-    return tuned.scale(lr=math.sqrt(r))
+def square_root(r: float, t: float) -> SettingFactors:
+    return SettingFactors(lr=math.sqrt(r))
 
 
-def sde(tuned: TunedSettings, r: float, t: float) -> TunedSettings:
-    return tuned.scale(lr=math.sqrt(r), memory=r, eps=1 / math.sqrt(r))
+def sde(r: float, t: float) -> SettingFactors:
+    return SettingFactors(lr=math.sqrt(r), memory=r, eps=1 / math.sqrt(r))
 
 
-def sdew(tuned: TunedSettings, r: float, t: float) -> TunedSettings:
+def sdew(r: float, t: float) -> SettingFactors:
     root = math.sqrt(r)
-    return tuned.scale(weight_decay=root, memory=root, eps=1 / root)
+    return SettingFactors(weight_decay=root, memory=root, eps=1 / root)
 
 
-def timescale(tuned: TunedSettings, r: float, t: float) -> TunedSettings:
-    return tuned.scale(weight_decay=r / t)
+def timescale(r: float, t: float) -> SettingFactors:
+    return SettingFactors(weight_decay=r / t)
 
 
-def nanochat(tuned: TunedSettings, r: float, t: float) -> TunedSettings:
-    return tuned.scale(lr=math.sqrt(r), weight_decay=math.sqrt(r) / t)
+def nanochat(r: float, t: float) -> SettingFactors:
+    return SettingFactors(lr=math.sqrt(r), weight_decay=math.sqrt(r) / t)
 
 
-def hyper_p(tuned: TunedSettings, r: float, t: float) -> TunedSettings:
-    return tuned.scale(lr=math.sqrt(r) * t**-0.32)
+def hyper_p(r: float, t: float) -> SettingFactors:
+    return SettingFactors(lr=math.sqrt(r) * t**-0.32)
 
 
 ARCHSCALE = 'github microsoft/ArchScale'
@@ -153,4 +161,4 @@ def transfer_settings(
       ValueError: for a ratio that is not positive, or a negative b2.
     """
     check_positive(batch_ratio=batch_ratio, token_ratio=token_ratio)
-    return TRANSFERS[name].apply(tuned, batch_ratio, token_ratio)
+    return tuned.scale(TRANSFERS[name].factors(batch_ratio, token_ratio))

@@ -264,8 +264,11 @@ def program_key(cell: Cell) -> tuple[tuple[str, Any], ...]:
     """Returns the fields that are compiled into the program of a cell; equal for cells of one
     group.
     """
+    # The steps of stages are compiled into the schedule.
+    compiled = {'train.steps'} if cell.recipe.train.stages is not None else set()
     return tuple(
         (path, value)
         for path, value in flatten(cell.recipe).items()
-        if path != BRANCH_FROM and (path not in RUN_PATHS or is_off(path, value))
+        if path != BRANCH_FROM
+        and (path not in RUN_PATHS or path in compiled or is_off(path, value))
     )

@@ -15,7 +15,7 @@ from typing import Any
 
 from lm.config.recipe import Recipe
 from lm.config.resolve import build_config, flatten
-from lm.data import check_epochs
+from lm.run.program import check_run_epochs
 from lm.study.plan.cells import PROTOCOL, Cell, Changes, expand_sweep, make_cell
 from lm.study.plan.settings import SEEDS
 from lm.study.plan.terms import (
@@ -211,12 +211,13 @@ def check_text_length(cells: Iterable[Cell], rows: Callable[[Recipe], Any]) -> N
     """Raises ValueError if the text is too short for the steps of a cell."""
     longest = {}
     for cell in cells:
-        longest_cell = longest.setdefault(cell.recipe.data, cell)
+        key = cell.recipe.data, cell.recipe.train.stages
+        longest_cell = longest.setdefault(key, cell)
         if cell.recipe.train.steps > longest_cell.recipe.train.steps:
-            longest[cell.recipe.data] = cell
-    for data, cell in longest.items():
+            longest[key] = cell
+    for cell in longest.values():
         try:
-            check_epochs(data, cell.recipe.train.steps, rows(cell.recipe))
+            check_run_epochs(cell.recipe, rows(cell.recipe))
         except ValueError as error:
             raise ValueError(f'sweep cell {cell.changes}: {error}') from error
 

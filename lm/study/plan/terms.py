@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from lm.config.mixture import parse_mixture
 from lm.config.recipe import Recipe
 from lm.config.resolve import flatten, update_recipe
+from lm.config.stages import parse_stages
 from lm.data import steps_in_epoch
 from lm.run.program import build_without_text, step_flops
 from lm.run.tables import parameter_count
@@ -57,14 +58,36 @@ class Terms:
     quantities: Mapping[str, float]
 
 
-def tokens_per_step(recipe: Recipe) -> int:
-    """Returns the number of positions in a batch, including padding."""
-    return recipe.data.batch_size * recipe.data.seq_len
+def tokens_per_step(recipe: Recipe) -> float:
+    """Returns the number of positions in a batch, including padding; the mean with stages."""
+    if recipe.train.stages is None:
+        return recipe.data.batch_size * recipe.data.seq_len
+    return recipe.mean_batch_tokens
+
+
+def refuse_stages(protocol: str, cells: Sequence[Cell], only_tokens: bool = False) -> None:
+    """Raises ValueError if a protocol that determines steps cannot do so for stages.
+
+    Args:
+      protocol: its name.
+      cells: cells of the sweep.
+      only_tokens: whether stages that end at shares of the run are supported.
+    """
+    for cell in cells:
+        stages = cell.recipe.train.stages
+        if stages is None or (only_tokens and all(s.is_share for s in parse_stages(stages))):
+            continue
+        remedy = 'End its stages at shares of the run' if only_tokens else 'Leave train.stages out'
+        raise ValueError(
+            f'sweep cell {cell.changes}: the protocol {protocol} sets train.steps, but with '
+            f'train.stages={stages} steps differ from each other. {remedy}, or '
+            'leave config.sweep.protocol out.'
+        )
 
 
 def step_terms(recipe: Recipe, steps: int, **numbers: float) -> Terms:
     """Returns the terms of a cell that trains for a number of steps."""
-    quantities = {'steps': steps, 'tokens': steps * tokens_per_step(recipe)}
+    quantities = {'steps': steps, 'tokens': round(steps * tokens_per_step(recipe))}
     return Terms({STEPS: steps}, quantities | numbers)
 
 
@@ -92,8 +115,9 @@ def equal_tokens(cells: Sequence[Cell], measurements: Measurements) -> list[Term
     This compares optimizers or losses by their use of data (as arXiv:2509.02046 compares
     optimizers).
     """
+    refuse_stages('equal_tokens', cells, only_tokens=True)
     first = cells[0].recipe
-    tokens = first.train.steps * tokens_per_step(first)
+    tokens = round(first.train.steps * tokens_per_step(first))
     terms = []
     for cell in cells:
         advice = f'The nearest {BATCH} that works is {nearest_batch(cell.recipe, tokens)}.'
@@ -132,6 +156,7 @@ def equal_flops(cells: Sequence[Cell], measurements: Measurements) -> list[Terms
     including the readout and a token's experts (arXiv:2001.08361, section 2.1). The products of an
     optimizer, and recomputation under model.remat, are not counted; equal_time includes both.
     """
+    refuse_stages('equal_flops', cells, only_tokens=True)
     flops = [step_flops(cell.recipe, measurements.platform) for cell in cells]
     total = cells[0].recipe.train.steps * flops[0]
     min_steps = math.ceil(0.5 / FLOPS_TOLERANCE)
@@ -169,6 +194,7 @@ def equal_time(
     Returns:
       The terms of each cell.
     """
+    refuse_stages('equal_time', cells)
     programs = group_by_program(list(cells))
     measured = zip(programs, measurements.measure_seconds(programs), strict=True)
     step_sec = {cell.name: sec for group, sec in measured for cell in group}
@@ -189,6 +215,7 @@ def one_epoch(cells: Sequence[Cell], measurements: Measurements) -> list[Terms]:
     A row is seq_len tokens, so the steps depend on the row length and batch size of each cell. In a
     mixture, the epoch ends when the first source ends.
     """
+    refuse_stages('one_epoch', cells)
     terms = []
     for cell in cells:
         steps = steps_in_epoch(measurements.read_rows(cell.recipe), cell.recipe.data.batch_size)
@@ -232,6 +259,7 @@ def regime_adaptation(cells: Sequence[Cell], measurements: Measurements) -> list
     If arms are tuned, the rate is the centre of the arm's search. Ghost batches, which the paper
     uses for norms over the batch, are left to the config.
     """
+    refuse_stages('regime_adaptation', cells)
     first, terms = cells[0].recipe, []
     for cell in cells:
         recipe = cell.recipe
@@ -298,6 +326,6 @@ def equal_parameters(
                 f'{FLOPS_TOLERANCE:.0%}. Choose a smaller equal_parameters:multiple'
             )
         steps = cell.recipe.train.steps
-        tokens = steps * tokens_per_step(cell.recipe)
+        tokens = round(steps * tokens_per_step(cell.recipe))
         terms.append(Terms(overrides, {'steps': steps, 'tokens': tokens, 'parameters': parameters}))
     return terms

@@ -365,4 +365,6 @@ def describe_run_length(ablation: Ablation, base: Mapping[str, Any]) -> str:
     step_range = (
         f'{min(steps):,} to {max(steps):,}' if len(steps) > 1 else f'{config["train.steps"]:,}'
     )
+    if config.get('train.stages') is not None:
+        return f'{step_range} steps in stages'
     return f'{step_range} steps of {tokens:,} tokens'

@@ -130,5 +130,10 @@ def summarise_predictions(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _batch_tokens(config: Mapping[str, Any]) -> int:
-    """Returns the tokens of a batch."""
+    """Returns the tokens of a batch. Raises ValueError if it changes during the run."""
+    if config.get('train.stages') is not None:
+        raise ValueError(
+            f'rules are for batches of one size, but an arm has train.stages='
+            f'{config["train.stages"]}'
+        )
     return config['data.batch_size'] * config['data.seq_len']

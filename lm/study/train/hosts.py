@@ -250,7 +250,7 @@ def deal_cells(groups: Groups, host: int, hosts: int) -> list[list[Cell]]:
 _vocab_size = functools.cache(vocab_size)  # it may read a large file
 
 
-def estimate_work(recipe: Recipe) -> int:
+def estimate_work(recipe: Recipe) -> float:
     """Estimates the multiplications of a run's forward passes.
 
     Counts the matrices of blocks and readout, and attention, for all tokens of the run.
@@ -260,4 +260,4 @@ def estimate_work(recipe: Recipe) -> int:
     # mix of values 2 T D. Only ratios between cells matter.
     block = 4 * model.d_model**2 + 3 * model.d_model * model.d_ff + 2 * data.seq_len * model.d_model
     readout = model.d_model * _vocab_size(data.tokenizer)
-    return steps * data.batch_size * data.seq_len * (model.n_layers * block + readout)
+    return steps * recipe.mean_batch_tokens * (model.n_layers * block + readout)

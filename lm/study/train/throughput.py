@@ -53,7 +53,9 @@ class ProgramCost:
         """Returns the seconds of a run with its evaluations, without compilation."""
         steps, interval = recipe.train.steps, recipe.train.eval_every
         evaluations = count_due(interval, 0, steps)
-        return self.step_sec * steps + (self.evaluation_sec or 0.0) * evaluations
+        # Steps of other stages take time in proportion to their tokens.
+        share = recipe.mean_batch_tokens / (recipe.data.batch_size * recipe.data.seq_len)
+        return self.step_sec * steps * share + (self.evaluation_sec or 0.0) * evaluations
 
 
 def program_digest(cell: Cell) -> str:

@@ -77,6 +77,7 @@ def test_every_choice_is_looked_up():
     lists = {f'attention.rope_{which}_factor' for which in ('short', 'long')}
     lists |= {'optim.stages', *(f'optim.{group}_{OPTIMIZER}' for group in GROUPS)}
     lists |= {'model.pattern'}  # tests/lm/config/test_pattern.py
+    lists |= {'train.stages'}  # tests/lm/config/test_stages.py
     free = {'train.init_from', 'train.profile', 'reparam.roles', 'loss.token_weights'}
     free |= {'train.branch_from', 'train.checkpoint_steps'}  # test_checkpoint_steps.py
     assert ours - free - lists == NAMES.keys()

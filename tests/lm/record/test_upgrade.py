@@ -85,6 +85,7 @@ def test_other_fields_are_unchanged():
         'data.missing_text': 'skip',
         'data.validation_source': '',
         'train.eval_objectives': 'causal',
+        'train.stage_rule': 'none',
         'train.profile': '',
         'train.checkpoint_steps': '',
         'train.branch_from': '',
