@@ -138,8 +138,7 @@ def parse_pattern(text: str) -> BlockPattern:
     elif len(parts) == MAX_PARTS:
         first, period, last = map(_parse_items, parts)
     else:
-        first, (period, *rest) = (), map(_parse_items, parts)
-        last = rest[0] if rest else ()
+        first, period, last = (), *map(_parse_items, parts), *[()] * (len(parts) < 2)
     return BlockPattern(period, last, first)
 
 
@@ -231,11 +230,11 @@ def format_pattern(texts: Sequence[str]) -> str:
     n_blocks = len(texts)
 
     def find_period(first: int) -> int:
-        rest = texts[first:]
+        repeated = texts[first:]
         return next(
             n
-            for n in range(1, len(rest) + 1)
-            if all(text == rest[i % n] for i, text in enumerate(rest))
+            for n in range(1, len(repeated) + 1)
+            if all(text == repeated[i % n] for i, text in enumerate(repeated))
         )
 
     first = min(range(n_blocks), key=lambda first: (first + find_period(first), first))

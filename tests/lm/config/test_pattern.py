@@ -46,8 +46,8 @@ def test_first_blocks_are_not_repeated():
     assert (len(recipe.first_layers), len(period), count, len(remainder)) == (2, 2, 2, 1)
     recipe = checked_config({PATTERN: 'l2|linear|softmax', 'model.n_layers': 4})
     assert [k.attention.name for k in recipe.layers] == ['l2', 'linear', 'linear', 'softmax']
-    others = ['linear|softmax', 'l2|linear+softmax|softmax', 'linear*3+softmax']
-    digests = {digest(checked_config({PATTERN: text, 'model.n_layers': 4})) for text in others}
+    texts = ['linear|softmax', 'l2|linear+softmax|softmax', 'linear*3+softmax']
+    digests = {digest(checked_config({PATTERN: text, 'model.n_layers': 4})) for text in texts}
     assert digest(recipe) not in digests and len(digests) == 3
 
 
@@ -72,10 +72,10 @@ def test_shortest_pattern_has_the_same_blocks(texts):
     expected = [names[letter] for letter in texts]
     text = format_pattern(expected)
     pattern = parse_pattern(text)
-    period, count, rest = tile(
+    period, count, remainder = tile(
         [p.attention for p in pattern.period], (), len(texts), len(pattern.first)
     )
-    assert [p.attention for p in pattern.first] + [*period * count, *rest] == expected
+    assert [p.attention for p in pattern.first] + [*period * count, *remainder] == expected
     longest = {'baaa': 'softmax|linear|', 'aaabaaabaa': 'linear*3+softmax'}
     assert text == longest.get(texts, text)
 
