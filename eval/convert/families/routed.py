@@ -234,7 +234,7 @@ QWEN2_MOE = Family(
         SharedField('qkv_bias', 'model.qkv_bias', True),
         SharedField('moe_intermediate_size', 'mlp.expert_width', 1408),
         SharedWidth(5632, 1408),
-        SharedField('num_local_experts', 'mlp.n_experts', 60, alias='num_experts'),
+        SharedField('num_experts', 'mlp.n_experts', 60),
         SharedField('num_experts_per_tok', 'mlp.experts_per_token', 4),
         RENORMALISED,
         LayerKinds(mlps=DenseListed()),
