@@ -31,6 +31,7 @@ from modules.statistics import (
 
 BIAS, COUNTS = 'expert_bias', 'expert_counts'  # in STATS, [E]; counts are sums over a step
 SUM_EPS = 1e-20  # in the sum of the chosen scores, as in torchtitan
+GROUP_SCORES = 2  # the largest scores of a group of experts, whose sum rates it, as in DeepSeek-V3
 
 
 class MoE(PositionWise):
@@ -65,10 +66,15 @@ class MoE(PositionWise):
     mean square of `log(sum_e exp(z_e))` to the loss, `z` the logits without noise
     (arXiv:2202.08906).
 
+    With `expert_groups`, experts form that many groups of neighbours, and `S` is chosen among those
+    of the `groups_per_token` groups whose two largest `p_e + b_e` have the largest sum, as in
+    DeepSeek-V3.
+
     The hidden width of an expert is `F / G` (arXiv:2402.07871), with `F` the field `model.d_ff` and
-    `G` the option `granularity`.
-    `shared_experts` more experts of this width see every token, and their output is added without
-    a weight; they are stored as one MLP, as in DeepSeek-V3. With `granularity` equal to
+    `G` the option `granularity`; `expert_width` sets any other width, as in models whose other
+    blocks have a dense MLP. `shared_experts` more experts of this width see every token; they are
+    stored as one MLP, as in DeepSeek-V3. Their output is added without a weight or, with
+    `shared_gate`, times `sigmoid(x w)` (Qwen2, arXiv:2407.10671). With `granularity` equal to
     `experts_per_token + shared_experts`, a token passes through as many weights as in a dense MLP,
     besides the router.
 
@@ -131,8 +137,19 @@ class MoE(PositionWise):
         bool, Option('whether to add the loss on router logits, with its weight in loss')
     ] = False
     shared_experts: Annotated[int, Option('experts that see every token', 0)] = 0
+    shared_gate: Annotated[
+        bool, Option('multiply the output of mlp.shared_experts by a sigmoid of the token')
+    ] = False
     granularity: Annotated[
         int, Option('model.d_ff divided by the hidden width of an expert', 1)
+    ] = 1
+    expert_width: Annotated[
+        int | None,
+        Option('hidden width of an expert; None: model.d_ff / mlp.granularity', 1),
+    ] = None
+    expert_groups: Annotated[int, Option('groups of experts that a token chooses among', 1)] = 1
+    groups_per_token: Annotated[
+        int, Option('groups of experts that a token may use, with mlp.expert_groups', 1)
     ] = 1
     dispatch: Annotated[
         str,
@@ -150,7 +167,7 @@ class MoE(PositionWise):
     @classmethod
     def check(cls, recipe: Any, part: Any) -> None:  # ty: ignore[incompatible-attribute-override]
         """Raises ValueError for more experts per token than there are experts, for an uneven width
-        of experts, and for options without ragged products.
+        or groups of experts, for options that do nothing, and for options without ragged products.
         """
         n_experts, top_k = part.options['n_experts'], part.options['experts_per_token']
         if top_k > n_experts:
@@ -160,6 +177,8 @@ class MoE(PositionWise):
         for sizes in (recipe, recipe.base):  # the base of a parametrisation has the same experts
             granularity = part.options['granularity']
             check_divides('mlp.granularity', granularity, 'model.d_ff', sizes.model.d_ff)
+        check_widths(recipe, part)
+        check_groups(part)
         if part.options['dispatch'] == 'ragged':
             check_ragged(recipe, part)
 
@@ -184,9 +203,21 @@ class MoE(PositionWise):
             y_GMD = self.compute_buffers(x_MD, gates_MK, expert_MK, mask_ME, groups, capacity)
             y_BTD = y_GMD.reshape(x_BTD.shape)
         if self.shared_experts:
-            width = self.shared_experts * self.d_ff // self.granularity
-            y_BTD = y_BTD + self.feed_forward(x_BTD, (), self.bias, width, 'shared_')
+            width = self.shared_experts * self.width
+            shared_BTD = self.feed_forward(x_BTD, (), self.bias, width, 'shared_')
+            if self.shared_gate:
+                axes = ('embed', 'router')
+                options: dict[str, Any] = {'matmul': self.kernels.matmul, 'dtype': self.dtype}
+                logits_BT1 = product(self, 'shared_weight', x_BTD, axes, axes[:1], 1, **options)
+                weight_BT1 = jax.nn.sigmoid(logits_BT1.astype(jnp.float32)).astype(self.dtype)
+                shared_BTD = shared_BTD * jnp.broadcast_to(weight_BT1, shared_BTD.shape)
+            y_BTD = y_BTD + shared_BTD
         return y_BTD
+
+    @property
+    def width(self) -> int:
+        """The hidden width of an expert."""
+        return expert_width(self.d_ff, self.granularity, self.expert_width)
 
     def route(
         self, x_MD: jax.Array, valid_M1: jax.Array | None
@@ -215,7 +246,11 @@ class MoE(PositionWise):
         scores_ME = jax.nn.sigmoid(logits_ME) if is_sigmoid else self.kernels.softmax(logits_ME)
         if self.balance == 'bias':
             bias_E = self.variable(STATS, BIAS, jnp.zeros, (self.n_experts,)).value
-            expert_MK = jax.lax.top_k(scores_ME + bias_E[None], self.experts_per_token)[1]
+            chosen_by_ME = self.limit_groups(scores_ME + bias_E[None])
+            expert_MK = jax.lax.top_k(chosen_by_ME, self.experts_per_token)[1]
+            gates_MK = jnp.take_along_axis(scores_ME, expert_MK, 1)
+        elif self.expert_groups > 1:
+            expert_MK = jax.lax.top_k(self.limit_groups(scores_ME), self.experts_per_token)[1]
             gates_MK = jnp.take_along_axis(scores_ME, expert_MK, 1)
         else:
             gates_MK, expert_MK = jax.lax.top_k(scores_ME, self.experts_per_token)
@@ -238,6 +273,17 @@ class MoE(PositionWise):
                 probs_ME = scores_ME / (jnp.sum(scores_ME, -1, keepdims=True) + SUM_EPS)
             self.sow(AUXILIARY, 'balance_loss', self.compute_balance(probs_ME, mask_ME, valid_M1))
         return gates_MK, expert_MK, mask_ME
+
+    def limit_groups(self, scores_ME: jax.Array) -> jax.Array:
+        """Returns the scores, with -inf for the experts outside of a token's groups."""
+        if self.expert_groups == 1:
+            return scores_ME
+        grouped_MGE = scores_ME.reshape(len(scores_ME), self.expert_groups, -1)
+        best_MG2 = jax.lax.top_k(grouped_MGE, GROUP_SCORES)[0]
+        group_MK = jax.lax.top_k(jnp.sum(best_MG2, -1), self.groups_per_token)[1]
+        is_chosen_MG = jnp.sum(jax.nn.one_hot(group_MK, self.expert_groups), 1) > 0
+        is_chosen_MGE = jnp.broadcast_to(is_chosen_MG[..., None], grouped_MGE.shape)
+        return jnp.where(is_chosen_MGE, grouped_MGE, -jnp.inf).reshape(scores_ME.shape)
 
     def compute_balance(
         self, probs_ME: jax.Array, mask_ME: jax.Array, valid_M1: jax.Array | None
@@ -314,8 +360,7 @@ class MoE(PositionWise):
         # An all-to-all sends the tokens of a row to the devices of their experts, another back.
         buffer_GECD = shard_activation(shard_activation(buffer_GECD, 'B_CD'), 'GECD')
         buffer_ECD = jnp.swapaxes(buffer_GECD, 0, 1).reshape(self.n_experts, -1, d_model)
-        width = self.d_ff // self.granularity
-        y_EGCD = self.feed_forward(buffer_ECD, ('expert',), self.bias, width)
+        y_EGCD = self.feed_forward(buffer_ECD, ('expert',), self.bias, self.width)
         y_EGCD = y_EGCD.reshape(self.n_experts, groups, capacity, d_model)
         y_GECD = shard_activation(shard_activation(jnp.swapaxes(y_EGCD, 0, 1), 'GECD'), 'B_CD')
         return jax.vmap(combine)(y_GECD, slot_GMK, group_rows(gates_MK.astype(self.dtype)))
@@ -357,7 +402,7 @@ class MoE(PositionWise):
 
     def read_weights(self, d_model: int) -> dict[str, jax.Array]:
         """Returns the matrices and biases of the experts, as `feed_forward` declares them."""
-        width, weights = self.d_ff // self.granularity, {}
+        width, weights = self.width, {}
         shapes = {'up': (d_model, width), 'gate': (d_model, width), 'down': (width, d_model)}
         for name, shape in shapes.items():
             if name == 'gate' and not self.activation.gated:
@@ -413,6 +458,61 @@ class MoE(PositionWise):
         y_ND = project('down', hidden_NF)[jnp.argsort(order_N)]
         y_BTKD = y_ND.reshape(*expert_BTK.shape, d_model)
         return jnp.einsum('btk,btkd->btd', gates_BTK, y_BTKD)
+
+
+def expert_width(d_ff: int, granularity: int, width: int | None) -> int:
+    """Returns the hidden width of an expert.
+
+    Args:
+      d_ff: hidden width of the dense MLP.
+      granularity: its quotient by the width of an expert.
+      width: the option `expert_width`, or None.
+    """
+    return d_ff // granularity if width is None else width
+
+
+def check_widths(recipe: Any, part: Any) -> None:
+    """Raises ValueError for a width that is given twice or does not grow, or a gate of nothing."""
+    width, granularity = part.options['expert_width'], part.options['granularity']
+    if width is not None and granularity != 1:
+        raise ValueError(
+            f'mlp.expert_width={width} sets the width that mlp.granularity={granularity} would '
+            'set too. Leave one of them out.'
+        )
+    if width is not None and recipe.base.model.d_ff != recipe.model.d_ff:
+        raise ValueError(
+            f'mlp.expert_width={width} is the same in the base model of {recipe.scaling}, so that '
+            'experts would not grow with the model. Set mlp.granularity instead, which divides '
+            'model.d_ff.'
+        )
+    if part.options['shared_gate'] and not part.options['shared_experts']:
+        raise ValueError(
+            'mlp.shared_gate=True weighs the output of shared experts, but mlp.shared_experts=0. '
+            'Set mlp.shared_experts, or leave mlp.shared_gate out.'
+        )
+
+
+def check_groups(part: Any) -> None:
+    """Raises ValueError for groups of experts that cannot be chosen, or that change nothing."""
+    groups, chosen = part.options['expert_groups'], part.options['groups_per_token']
+    n_experts, top_k = part.options['n_experts'], part.options['experts_per_token']
+    check_divides('mlp.expert_groups', groups, 'mlp.n_experts', n_experts)
+    if chosen > groups:
+        raise ValueError(
+            f'mlp.groups_per_token must be at most mlp.expert_groups; got {chosen} and {groups}'
+        )
+    if groups == 1:
+        return
+    if n_experts // groups < GROUP_SCORES:
+        raise ValueError(
+            f'mlp.expert_groups={groups} of mlp.n_experts={n_experts} have fewer than the '
+            f'{GROUP_SCORES} experts whose scores rate a group. Use fewer groups.'
+        )
+    if top_k > chosen * (n_experts // groups):
+        raise ValueError(
+            f'mlp.experts_per_token={top_k}, but mlp.groups_per_token={chosen} groups have only '
+            f'{chosen * (n_experts // groups)} experts. Use more groups or fewer experts.'
+        )
 
 
 def check_ragged(recipe: Any, part: Any) -> None:

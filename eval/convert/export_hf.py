@@ -14,11 +14,10 @@ from typing import Any
 import jax
 import ml_dtypes
 import numpy as np
-from flax.traverse_util import unflatten_dict
 
 from eval.convert import hf_config, safetensors
 from eval.convert.families import FAMILIES
-from eval.convert.families.family import Family, TensorRow
+from eval.convert.families.family import LAYERS, BlockNames, Family, TensorRow
 from eval.convert.fold import (
     build_cpu_learner,
     cast,
@@ -32,17 +31,26 @@ from eval.convert.import_hf import (
     MODEL_PREFIXES,
     MODEL_TYPE,
     SCALE,
+    build_variables,
     embedding_factor,
     factor_notes,
+    find_router_stats,
     format_list,
     largest_difference,
     param_shapes,
     recipe_for,
 )
-from eval.convert.patterns import merge_kinds, stack_layers
+from eval.convert.patterns import merge_if_alike, merge_kinds, stack_layers
 from eval.load import Checkpoint, find_checkpoint
 from lm.config.recipe import Recipe
-from lm.config.resolve import NO_SOURCE, flatten, resolve_config, to_dict, update_config
+from lm.config.resolve import (
+    NO_SOURCE,
+    drop_unread_options,
+    flatten,
+    resolve_config,
+    to_dict,
+    update_config,
+)
 from lm.data.tokenizer_files import (
     CONFIG_FILE,
     GENERATION_FILE,
@@ -50,14 +58,16 @@ from lm.data.tokenizer_files import (
     write_files_beside,
 )
 from lm.data.tokenizers import SubwordTokenizer, Tokenizer
-from lm.model.base_size import base_head_dim
 from lm.model.transformer import tied_factor
 from lm.record.checkpoint import read_meta
 from lm.record.upgrade import resolve_stored
 from lm.storage.files import write_json
 from lm.storage.filling import fill_folder
+from modules import experts
+from modules.experts import COUNTS, expert_width
 from modules.params import named_leaves
 from modules.positions import parse_numbers
+from modules.statistics import STATS
 
 Params = dict[str, Any]  # {'layers/mlp/up': array, ...}; embedding_scale is a float32 scalar
 TOLERANCE = 1e-5  # of float32 logits, relative to the largest
@@ -88,6 +98,9 @@ TRAINING_FIELDS = (
     'mlp.alpha_dropout',
 )
 BIAS = 'final_norm/bias'
+ROUTER_BIAS = f'/{experts.BIAS}'  # of the choice of experts, a statistic here
+# Without a flag of their own in a config.json.
+NO_MATRIX_BIASES = (ROUTER_BIAS, '/decay_step_bias')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,11 +129,11 @@ def export_checkpoint(checkpoint: Checkpoint, dtype: str = 'float32') -> Exporte
     family lacks), and if the logits would change.
     """
     exported, vocab_size = convert_checkpoint(checkpoint, dtype), checkpoint.meta['vocab_size']
-    name, nested = exported.model_type, unflatten_dict(exported.params, sep='/')
+    name, variables = exported.model_type, build_variables(exported.params)
     length = min(MAX_LOGIT_TOKENS, checkpoint.recipe.data.seq_len)
     before = jax.device_get(checkpoint.variables)
     expected = compute_logits(checkpoint.recipe, vocab_size, before, 'float32', length)
-    logits = compute_logits(exported.recipe, vocab_size, {'params': nested}, 'float32', length)
+    logits = compute_logits(exported.recipe, vocab_size, variables, 'float32', length)
     difference = largest_difference(logits, expected)
     allowed = TOLERANCE
     if not difference <= allowed:
@@ -135,8 +148,8 @@ def export_checkpoint(checkpoint: Checkpoint, dtype: str = 'float32') -> Exporte
         )
     stored = difference
     if dtype != 'float32':
-        rounded = unflatten_dict(round_params(exported, dtype), sep='/')
-        logits = compute_logits(exported.recipe, vocab_size, {'params': rounded}, 'float32', length)
+        rounded = build_variables(round_params(exported, dtype))
+        logits = compute_logits(exported.recipe, vocab_size, rounded, 'float32', length)
         stored = largest_difference(logits, expected)
     return dataclasses.replace(exported, difference=difference, stored_difference=stored)
 
@@ -151,9 +164,11 @@ def move_by_ulp(values: jax.Array) -> jax.Array:
 
 def round_params(exported: ExportedModel, dtype: str) -> Params:
     """Returns the parameters after rounding to `dtype`, as an import of the files reads them."""
-    rounded = dict(exported.params)
-    for row in FAMILIES[exported.model_type].rows:
-        for path in set(row.paths) & rounded.keys():
+    rounded, family = dict(exported.params), FAMILIES[exported.model_type]
+    shapes = {path: array.shape for path, array in rounded.items()}
+    places = {place.row.paths: place.row for place in family.list_tensors(shapes, exported.recipe)}
+    for row in places.values():
+        for path in row.paths:
             stored = _file_values(rounded[path], row, exported.factors.get(path, 1.0))
             values = stored.astype(DTYPES[dtype]).astype(np.float32) + np.float32(row.offset)
             rounded[path] = values * np.float32(exported.factors.get(path, 1.0))
@@ -173,7 +188,8 @@ def convert_checkpoint(checkpoint: Checkpoint, dtype: str) -> ExportedModel:
     name, config, recipe = select_family(
         source, params, record.get(MODEL_TYPE), record.get(FACTORS, {})
     )
-    shapes = param_shapes(build_cpu_learner(recipe, checkpoint.meta['vocab_size']))
+    all_shapes = param_shapes(build_cpu_learner(recipe, checkpoint.meta['vocab_size']))
+    shapes = {path: shape for path, shape in all_shapes.items() if not path.endswith(COUNTS)}
     convert_params(params, shapes, recipe, DTYPES[dtype])
     factors = list_factors(FAMILIES[name].read(config), recipe, shapes)
     return ExportedModel(name, config, recipe, params, factors, math.inf, math.inf)
@@ -206,8 +222,13 @@ def find_source_record(checkpoint: Checkpoint) -> Mapping[str, Any]:
 def build_plain_model(checkpoint: Checkpoint) -> tuple[Recipe, Params]:
     """Returns the model with its effective weights, without reparametrisation or factors."""
     recipe = checkpoint.recipe
-    stats = named_leaves(checkpoint.weights.stats)
-    carried = [path for path, x in stats.items() if np.issubdtype(x.dtype, np.floating)]
+    stats, router_stats = checkpoint.weights.stats, find_router_stats(checkpoint.weights.stats)
+    carried = [
+        path
+        for path, x in named_leaves(stats).items()
+        if np.issubdtype(x.dtype, np.floating)
+        and path.removeprefix(f'{STATS}/') not in router_stats
+    ]
     if carried:  # PRNG keys are integers and matter only in training
         raise ValueError(
             'layers in transformers cannot store the statistics of this model: '
@@ -217,15 +238,13 @@ def build_plain_model(checkpoint: Checkpoint) -> tuple[Recipe, Params]:
     mapped = recipe.model.reparam != 'none' or recipe.scaling.name != 'standard'
     used = float64_variables(checkpoint) if mapped else jax.device_get(checkpoint.variables)
     params = {path: np.asarray(x) for path, x in named_leaves(used['params']).items()}
-    merged = merge_kinds(recipe)
+    params |= {
+        path: np.asarray(x) for path, x in router_stats.items() if path.endswith(ROUTER_BIAS)
+    }
+    merged = merge_if_alike(recipe)
     if merged is not recipe:
         params, recipe = stack_layers(params, recipe), merged
-    head_dim, base = recipe.head_dim, base_head_dim(recipe)
-    # muP divides logits by head_dim, families by sqrt(head_dim): queries absorb the ratio.
-    if recipe.attention.options.get('logit_scale') == 'mup':
-        scale_queries(params, 1 / math.sqrt(head_dim))
-    elif base not in (None, head_dim):
-        scale_queries(params, math.sqrt(base / head_dim))
+    scale_queries(params, recipe)
     if recipe.model.tie_embeddings and (factor := tied_factor(recipe)) != 1:
         multiply_readout(params, recipe, factor)
     return build_plain_recipe(recipe), cast(params, np.float32)
@@ -233,12 +252,13 @@ def build_plain_model(checkpoint: Checkpoint) -> tuple[Recipe, Params]:
 
 def build_plain_recipe(recipe: Recipe) -> Recipe:
     """Returns the recipe of a model with reparametrisation and factors merged into its weights."""
-    recipe = merge_kinds(recipe)
+    recipe = merge_if_alike(recipe)
     scaling_fields = [path for path in flatten(recipe) if path.startswith('scaling.')]
     standard_fields = ('scaling.name', 'scaling.init_scale', 'scaling.init', 'scaling.zero_init')
     changes = reparam_removal() | dict.fromkeys({*scaling_fields} - {*standard_fields})
     changes |= NO_SOURCE | {'scaling.name': 'standard'}
-    if recipe.attention.options.get('logit_scale') == 'mup':
+    scales = {kind.attention.options.get('logit_scale') for kind in recipe.kinds.values()}
+    if 'mup' in scales:
         changes['attention.logit_scale'] = None
     return resolve_config(update_config(recipe.config, changes))
 
@@ -260,7 +280,45 @@ def multiply_readout(params: Params, recipe: Recipe, factor: float | np.floating
 
 
 def describe_model(recipe: Recipe) -> dict[str, Any]:
-    """Returns the fields that determine the computation, options included, to compare models."""
+    """Returns the fields that determine the computation, options included, to compare models.
+
+    If the blocks of several kinds differ in a field, the field has an entry for each block.
+    """
+    described = {kind: _describe_kind(kind) for kind in {*recipe.layers}}
+    layers, fields = [described[kind] for kind in recipe.layers], {}
+    for path in dict.fromkeys(path for layer in layers for path in layer):
+        values = [layer.get(path) for layer in layers]
+        if all(value == values[0] for value in values):
+            fields[path] = values[0]
+        else:
+            numbered = enumerate(values, 1)
+            fields |= {f'{path} of block {number}': value for number, value in numbered}
+    return fields
+
+
+def gather_fields(recipe: Recipe) -> dict[str, Any]:
+    """Returns the fields of all kinds of blocks, for the entries of a family to write.
+
+    A field that kinds set to several values has that of blocks with softmax attention, whose fields
+    are named like those of a model with one kind of block. LAYERS has the names of each block.
+    """
+    fields, kinds = flatten(recipe), [*dict.fromkeys(recipe.layers)]
+    for kind in sorted(kinds, key=lambda kind: kind.attention.name == 'softmax'):
+        described = _describe_kind(kind)
+        fields |= {path: value for path, value in described.items() if value is not None}
+    widths = [_describe_kind(kind)['model.d_ff'] for kind in kinds]
+    fields['model.d_ff'] = next(filter(None, widths), fields['mlp.expert_width'])
+    return fields | {
+        hf_config.LAYERS: tuple(
+            BlockNames(kind.attention.name, kind.mlp.name, kind.position.name, kind.placement.name)
+            for kind in recipe.layers
+        )
+    }
+
+
+def _describe_kind(recipe: Recipe) -> dict[str, Any]:
+    """Returns the fields that determine the computation of a kind of block, and of the model."""
+    recipe = drop_unread_options(recipe)
     fields = {
         path: value for path, value in flatten(recipe).items() if path.startswith(MODEL_PREFIXES)
     }
@@ -277,6 +335,17 @@ def describe_model(recipe: Recipe) -> dict[str, Any]:
     eps = {part.options['eps'] for part in recipe.norms.values() if 'eps' in part.options}
     if len(eps) == 1:
         fields['norm.eps'] = next(iter(eps))
+    if 'granularity' in recipe.mlp.options:  # the width of the experts is all that it sets
+        width, part = recipe.model.d_ff, recipe.mlp
+        names = ('granularity', 'expert_width')
+        width = expert_width(width, *(part.options[name] for name in names))
+        fields |= {'model.d_ff': None, 'mlp.granularity': 1, 'mlp.expert_width': width}
+    layer, model = recipe.attention, recipe.model
+    has_own_heads = layer.options.get('value_heads') is not None
+    if 'value_heads' in layer.options and not has_own_heads and model.n_heads == model.n_kv_heads:
+        fields |= dict.fromkeys(('attention.key_heads', 'attention.value_heads'), model.n_heads)
+    if 'key_width' in layer.options and layer.options['key_width'] is None:
+        fields['attention.key_width'] = recipe.head_dim
     return {
         path: v for path, v in fields.items() if path not in (*OPTIONAL_FIELDS, *TRAINING_FIELDS)
     }
@@ -309,12 +378,15 @@ def select_family(
         # RMSNorm and LayerNorm are equal on a stream with zero mean.
         as_norm = {path: 'layernorm' for path in ('model.norm', 'model.final_norm')}
         variants.append(own_fields | as_norm)
+    gathered = gather_fields(recipe)
     for wanted_fields in variants:
+        wanted_norms = {path: wanted_fields[path] for path in ('model.norm', 'model.final_norm')}
         for name, family in sorted(FAMILIES.items(), key=lambda entry: entry[0] != preferred):
             try:
                 # A family has the model if its config.json, read again, gives the same fields.
                 source_factors = dict(factors or {}) if name == preferred else {}
-                config = family.write(flatten(recipe) | wanted_fields | unbiased | source_factors)
+                written_fields = gathered | wanted_norms | unbiased | source_factors
+                config = family.write(written_fields)
                 fields = family.read(config)
                 converted = recipe_for(fields, to_dict(recipe), recipe.data.tokenizer)
             except ValueError as error:  # their class, or its code, does not allow a value
@@ -322,7 +394,9 @@ def select_family(
                 continue
             family_fields = describe_model(converted)
             lacks = [
-                path for path in wanted_fields if wanted_fields[path] != family_fields.get(path)
+                path
+                for path in wanted_fields
+                if path not in family_fields or wanted_fields[path] != family_fields[path]
             ]
             lacks += [path for path in biased if not has_bias(family, converted, path)]
             if not lacks:
@@ -339,10 +413,13 @@ def select_family(
         f'{p}={own_fields[p]!r} (it has {family_fields.get(p)!r})' if p in own_fields else p
         for p in lacks
     ]
-    raise ValueError(
-        f'no family of transformers can represent this model; the nearest, {name}, lacks '
-        f'{format_list(missing)}. Families: {", ".join(FAMILIES)}.'
-    )
+    lack = f'the nearest, {name}, lacks {format_list(missing)}. Families: {", ".join(FAMILIES)}.'
+    if recipe.is_mixed:
+        try:
+            merge_kinds(recipe)
+        except ValueError as error:
+            raise ValueError(f'{error} Of the families with several kinds, {lack}') from None
+    raise ValueError(f'no family of transformers can represent this model; {lack}')
 
 
 def check_eps(recipe: Recipe) -> None:
@@ -360,7 +437,8 @@ def check_eps(recipe: Recipe) -> None:
 
 def list_nonzero_biases(params: Params) -> list[str]:
     """Returns the paths of the matrix biases in the blocks that are not 0."""
-    return [p for p in params if p.endswith('_bias') and '/' in p and np.any(params[p])]
+    biases = (p for p in params if p.endswith('_bias') and not p.endswith(NO_MATRIX_BIASES))
+    return [p for p in biases if '/' in p and np.any(params[p])]
 
 
 def has_bias(family: Family, recipe: Recipe, path: str) -> bool:
@@ -376,7 +454,8 @@ def has_bias(family: Family, recipe: Recipe, path: str) -> bool:
         fields[field] and path.endswith(biases) for biases, field in hf_config.PART_FIELDS.items()
     )
     has_model_bias = recipe.model.bias or has_part_bias
-    return has_model_bias and any(path in row.paths for row in family.rows)
+    ends = {name.removeprefix(LAYERS) for row in family.rows for name in row.paths}
+    return has_model_bias and path.endswith(tuple(f'/{end}' for end in ends))
 
 
 def is_centred(params: Params) -> bool:

@@ -28,6 +28,7 @@ FACTOR_FIELDS = (
     BRANCH_FACTOR,
     LOGIT_DIVISOR,
 )
+LAYERS = '@layers'  # BlockNames of each block, in what an export writes
 NOTES = '@notes'  # fields of the file that transformers does not read
 
 MISSING = object()

@@ -18,6 +18,8 @@ from eval.convert.hf_config import (
     QUERY_SCALAR,
 )
 from lm.config.recipe import Recipe
+from lm.model.base_size import base_head_dim
+from lm.model.pattern import Stack, block_stacks
 
 EMBEDDING, READOUT, GAIN = 'embedding', 'readout', 'final_norm/scale'
 STREAM_WRITERS = ('/out', '/out_bias', '/down', '/down_bias')
@@ -39,7 +41,7 @@ def list_factors(
     ratio = math.sqrt(recipe.head_dim / scalar)
     if attention is not None:
         ratio *= attention * math.sqrt(scalar)
-    factors |= dict.fromkeys(query_paths(shapes), ratio)
+    factors |= dict.fromkeys(query_paths(shapes, recipe), ratio)
     factors |= {
         path: fields.get(BRANCH_FACTOR, 1.0) for path in shapes if path.endswith(STREAM_WRITERS)
     }
@@ -52,19 +54,46 @@ def list_factors(
     return {path: factor for path, factor in factors.items() if factor != 1}
 
 
-def query_paths(paths: Container[str]) -> list[str]:
+def query_paths(paths: Container[str], recipe: Recipe) -> list[str]:
     """Returns the parameters that scale the logits of attention.
 
     These are the gain of the norm of queries, or else the query matrix and its bias.
+
+    Args:
+      paths: of the parameters.
+      recipe: of the model.
     """
-    gain = 'layers/attention/query_norm/scale'
-    matrix = 'layers/attention/query'
-    return [
-        path for path in ((gain,) if gain in paths else (matrix, f'{matrix}_bias')) if path in paths
-    ]
+    scaling = []
+    for stack in block_stacks(recipe):
+        if stack.recipe.attention.row.has_scores:
+            scaling += _query_paths(paths, stack)
+    return scaling
 
 
-def scale_queries(params: dict[str, np.ndarray], factor: float) -> None:
-    """Multiplies the logits of attention by a factor, through the parameters of `query_paths`."""
-    for path in query_paths(params):
-        params[path] = (params[path] * factor).astype(np.float32)
+def _query_paths(paths: Container[str], stack: Stack) -> list[str]:
+    """Returns the parameters of a stack of blocks that scale its logits."""
+    gain, matrix = (f'{stack.path}/attention/{name}' for name in ('query_norm/scale', 'query'))
+    candidates = (gain,) if gain in paths else (matrix, f'{matrix}_bias')
+    return [path for path in candidates if path in paths]
+
+
+def scale_queries(params: dict[str, np.ndarray], recipe: Recipe) -> None:
+    """Multiplies the logits of attention, which muP divides by H, so that sqrt(H) divides them.
+
+    Args:
+      params: by path; changed in place.
+      recipe: of the model.
+    """
+    for stack in block_stacks(recipe):
+        kind = stack.recipe
+        head_dim, base = kind.head_dim, base_head_dim(kind)
+        if not kind.attention.row.has_scores:
+            continue
+        if kind.attention.options.get('logit_scale') == 'mup':
+            factor = 1 / math.sqrt(head_dim)
+        elif base not in (None, head_dim):
+            factor = math.sqrt(base / head_dim)
+        else:
+            continue
+        for path in _query_paths(params, stack):
+            params[path] = (params[path] * factor).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Text models inside models that also read images, such as Gemma 3 of 4B and more.
+"""Text models inside models that also read images: Gemma 3 of 4B and more, and Qwen 3.5.
 
 The text model's config.json is the field text_config, and its tensors have names that begin with
 language_model. Everything that reads images is left out.
@@ -22,8 +22,23 @@ GEMMA3_TEXT = {
     'eos_token_id': 1,
     'bos_token_id': 2,
 }
+# As in Qwen3_5TextConfig and Qwen3_5MoeTextConfig.
+QWEN3_5_TEXT = {
+    'hidden_size': 4096,
+    'intermediate_size': 12_288,
+    'num_hidden_layers': 32,
+    'num_attention_heads': 16,
+    'num_key_value_heads': 4,
+    'max_position_embeddings': 32_768,
+}
+QWEN3_5_MOE_TEXT = {name: x for name, x in QWEN3_5_TEXT.items() if name != 'intermediate_size'}
+QWEN3_5_MOE_TEXT |= {'hidden_size': 2048, 'num_hidden_layers': 40, 'num_key_value_heads': 2}
 # model_type of the whole model -> model_type of the text model, and the defaults of its class.
-TEXT_MODELS = {'gemma3': ('gemma3_text', GEMMA3_TEXT)}
+TEXT_MODELS = {
+    'gemma3': ('gemma3_text', GEMMA3_TEXT),
+    'qwen3_5': ('qwen3_5_text', QWEN3_5_TEXT),
+    'qwen3_5_moe': ('qwen3_5_moe_text', QWEN3_5_MOE_TEXT),
+}
 # Fields of the whole model that apply to the text model too.
 SHARED_FIELDS = ('bos_token_id', 'eos_token_id', 'tie_word_embeddings', 'quantization_config')
 # Prefixes of names, as transformers 4 and 5 write them -> prefixes in a text model.
@@ -32,7 +47,7 @@ PREFIXES = {
     'language_model.model.': 'model.',
     'language_model.lm_head.': 'lm_head.',
 }
-IMAGE_MODULES = ('vision_tower', 'multi_modal_projector')
+IMAGE_MODULES = ('vision_tower', 'multi_modal_projector', 'visual')
 
 
 def find_text_config(raw: Mapping[str, Any]) -> Mapping[str, Any]:

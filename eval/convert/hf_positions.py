@@ -54,7 +54,7 @@ class Rope:
     are scaled too. kinds: the scalings of their class. kind_aliases: names that their class
     replaces by one of these. default_parameters: rope_parameters of their class. original_length:
     original_max_position_embeddings of their class, which takes precedence over the length in
-    rope_parameters.
+    rope_parameters. ignored: parameters that only apply to images.
     """
 
     base: float = 10_000.0
@@ -66,6 +66,7 @@ class Rope:
     kind_aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     default_parameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     original_length: int | None = None
+    ignored: tuple[str, ...] = ()
 
     def read(self, fields: ConfigFields) -> Flat:
         base = fields.take(self.base_name, None) or self.base
@@ -80,6 +81,7 @@ class Rope:
             if name not in (self.base_name, self.fraction_name):
                 fields.ignore(name, parameters.get(name, used))
         original_length = fields.raw.get('original_max_position_embeddings', self.original_length)
+        parameters = {n: value for n, value in parameters.items() if n not in self.ignored}
         kind = parameters.get('rope_type') or parameters.get('type')
         if kind and kind in self.kind_aliases:
             parameters = {**parameters, 'rope_type': self.kind_aliases[kind]}
@@ -98,6 +100,23 @@ class Rope:
             if 'rope_scaling' in fields_v4:
                 fields_v4['rope_scaling']['partial_rotary_factor'] = fraction
         return {'rope_parameters': parameters} | fields_v4 | write_original_length(parameters)
+
+
+class OptionalRope(Rope):
+    """RoPE, or no positions if rope_parameters or its rope_theta is null (OLMo Hybrid)."""
+
+    def read(self, fields: ConfigFields) -> Flat:
+        parameters = fields.take('rope_parameters', {})
+        theta = fields.take('rope_theta', None)
+        is_null = parameters is None and theta is None and fields.raw.get('rope_scaling') is None
+        if is_null or ((parameters or {}).get('rope_theta', 0) is None and theta is None):
+            return {'model.position': 'none'}
+        return super().read(fields)
+
+    def write(self, flat: Flat) -> Flat:
+        if flat['model.position'] == 'none':
+            return {'rope_parameters': None}
+        return super().write(flat)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,6 +21,11 @@ LETTERS = {
     'F': 'model.d_ff',
     'E': 'mlp.n_experts',
     'T': 'data.seq_len',
+    'X': 'mlp.expert_width',
+    'P': 'attention.key_heads',
+    'Q': 'attention.key_width',
+    'W': 'attention.value_heads',
+    'C': 'attention.conv_width',
 }
 LAYER_LISTS = ('layer_types', 'no_rope_layers')  # with an entry for each layer
 
@@ -98,7 +103,7 @@ def size_names(family: Family, raw: Mapping[str, Any]) -> dict[str, str]:
 def check_shapes(
     family: Family, fields: Flat, raw: Mapping[str, Any], stored: Mapping[str, StoredTensor]
 ) -> None:
-    """Raises ValueError if a matrix of the first layer does not have the config's shape.
+    """Raises ValueError if a matrix of the first layer with it does not have the config's shape.
 
     Args:
       family: of the model.
@@ -109,13 +114,23 @@ def check_shapes(
     sizes: dict[str, Any] = {letter: fields.get(path) for letter, path in LETTERS.items()}
     sizes['K'] = sizes['K'] or sizes['N']
     sizes['H'] = sizes['H'] or sizes['D'] // sizes['N']
+    sizes['X'] = sizes['X'] or sizes['F']
+    # Products of two of our fields.
+    if sizes['Q'] and fields.get('attention.expand_value'):
+        sizes['U'] = sizes['Q'] * fields['attention.expand_value']
+    if fields.get('mlp.shared_experts'):
+        sizes['S'] = sizes['X'] * fields['mlp.shared_experts']
     names = size_names(family, raw)
     for row in family.rows:
-        name = row.name.format(L=0, E=0)
+        layers = range(raw.get(names['model.n_layers'], 1) if '{L}' in row.name else 1)
+        candidates = (row.name.format(L=layer, E=0) for layer in layers)
+        name = next((candidate for candidate in candidates if candidate in stored), '')
         parts = [row.layout.axes(part) for part in range(len(row.paths))]
         letters = {letter for axes in parts for letter in axes}
         if name not in stored or len(letters) < 2:
             continue  # a norm of queries may be over a head or over all
+        if any(sizes.get(letter) is None for letter in letters - {'V'}):
+            continue  # of blocks that are not all alike: `match_tensors` compares each
         shape = stored[name].shape
         letter_sizes = sizes | {'V': max((1, *shape[:1]))}
         expected = row.layout.file_shape(

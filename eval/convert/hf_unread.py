@@ -16,16 +16,11 @@ _LACKING_PARTS = {
     ),
     'recurrent layers (RG-LRU) among layers of attention': 'recurrent_gemma',
     'short convolutions among layers of attention': 'lfm2 lfm2_moe',
-    'layers of linear attention with a delta rule': (
-        'kimi_linear olmo_hybrid qwen3_5 qwen3_5_moe qwen3_next'
-    ),
+    'linear attention with a decay for each feature (KDA), and latent attention': 'kimi_linear',
     'layers of lightning attention': 'minimax',
     'multi-head latent attention (kv_lora_rank)': (
         'axk1 deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa longcat_flash '
-        'minicpm3 mistral4 sarvam_mla youtu'
-    ),
-    'a shared expert, used by all tokens besides the chosen experts': (
-        'dots1 ernie4_5_moe glm4_moe granitemoeshared hunyuan_v1_moe qwen2_moe'
+        'bailing_hybrid minicpm3 mistral4 sarvam_mla youtu'
     ),
     'AltUp, LAuReL and per-layer inputs': 'gemma3n',
     'per-layer inputs (per_layer_input) and an image encoder': 'gemma4',
@@ -52,6 +47,11 @@ FOREIGN_CODE = (
 )
 # Types of which the importer has no table -> what such a table has to convert.
 LACKING_TABLES = {
+    'exaone_moe': 'windows, RoPE in windowed layers alone, and experts with a bias of the choice',
+    'granitemoeshared': 'multipliers, and a shared expert in fused tensors',
+    'hunyuan_v1_moe': 'norms of queries and keys behind RoPE, and a shared expert',
+    'hy_v3': 'a router with a bias of the choice, and a shared expert',
+    'minimax_m2': 'norms of queries over all heads, RoPE on a part, and experts with a bias',
     'bloom': 'ALiBi, a norm of the embeddings, and queries, keys and values interleaved by head',
     'codegen': 'RoPE on neighbouring features, and a bias of the logits',
     'cohere': 'RoPE on neighbouring features, and a factor of the logits (logit_scale)',

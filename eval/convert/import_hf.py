@@ -45,7 +45,9 @@ from lm.launch.distributed import broadcast_from_first, is_first
 from lm.model.base_size import unused_fields
 from lm.model.check import check
 from lm.training.state import Learner, Weights
-from modules.params import named_leaves
+from modules.experts import BIAS, COUNTS
+from modules.params import ParamSpec, named_leaves
+from modules.statistics import STATS
 
 SCALE = 'embedding_scale'
 # In the record of a checkpoint: the family it came from, and the factors in its weights.
@@ -55,6 +57,7 @@ MAX_LISTED = 12  # names in an error
 CHUNK_ROWS = 1024  # rows of two tables that are compared at once
 # Fields that every import sets. Its optimizer state is not written, and training starts afresh.
 IMPORT_FIELDS = {
+    'model.pattern': None,
     'model.embedding_norm': 'none',
     'model.final_norm': 'auto',
     'model.reparam': 'none',
@@ -121,7 +124,9 @@ def import_folder(
     hf_files.check_settings(folder)
     tensors, notes = hf_multimodal.select_text_tensors(full_config, safetensors.read_folder(folder))
     notes += safetensors.list_unread_files(folder)
-    stored, packed = mxfp4.unpack_tensors(select_weights(family, tensors))
+    weights, extra_notes = drop_extra_layers(family, raw, select_weights(family, tensors))
+    notes += extra_notes
+    stored, packed = mxfp4.unpack_tensors(weights)
     # Sizes are checked first: a wrong size would build a huge or a useless model.
     hf_sizes.check_counts(family, raw, stored)
     fields = family.read(raw)
@@ -146,12 +151,16 @@ def import_folder(
         zero_biases = shapes.keys() & {f'layers/{path}' for path in biases}
         constants |= dict.fromkeys(zero_biases, 0.0)
         notes.append(f'the files have no biases of {part}: they start at 0 and are trained')
+    constants |= {path: 0.0 for path in shapes if path.endswith(f'/{COUNTS}')}
     # Constants have no tensor in the files.
     stored_shapes = {path: shape for path, shape in shapes.items() if path not in constants}
     places = match_tensors(family, recipe, stored_shapes, stored)
     factors = list_factors(fields, recipe, shapes)
     reader = WeightReader(shapes, places, stored, packed, factors, constants)
-    params = read_params(reader, named_leaves(learner.description.specs), mesh or one_device_mesh())
+    specs = dict(named_leaves(learner.description.specs))
+    # Statistics of routers are whole on every device.
+    specs |= {path: ParamSpec('vector', ('layer', 'router')) for path in shapes.keys() - specs}
+    params = read_params(reader, specs, mesh or one_device_mesh())
     if raw.get('vocab_size') not in (None, vocab_size):
         notes.append(
             f'vocab_size={raw["vocab_size"]}, but the embedding has {vocab_size} rows: using '
@@ -239,6 +248,8 @@ def select_weights(family: Family, stored: Mapping[str, StoredTensor]) -> dict[s
     # Files of a model without its head lack the prefix in all names.
     lacks_prefix = not any(name.startswith(prefix) for name in stored)
     for name, tensor in stored.items():
+        for alias, part in family.tensor_aliases.items():
+            name = name.replace(alias, part)
         if not name.endswith(family.unused_suffixes):
             selected[prefix + name if lacks_prefix and name not in heads else name] = tensor
     return selected
@@ -255,10 +266,65 @@ def read_embedding_size(family: Family, stored: Mapping[str, StoredTensor]) -> t
     return stored[name].shape[0], stored[name].dtype
 
 
+def drop_extra_layers(
+    family: Family, raw: Mapping[str, Any], stored: Mapping[str, StoredTensor]
+) -> tuple[dict[str, StoredTensor], list[str]]:
+    """Returns (the tensors that transformers loads, notes on those that predict further tokens).
+
+    Args:
+      family: of the model.
+      raw: the config.json.
+      stored: the tensors by name.
+    """
+    layers, left_out = raw.get('num_hidden_layers'), []
+    for name in stored:
+        number = name.removeprefix('model.layers.').partition('.')[0]
+        is_layer = name.startswith('model.layers.') and number.isascii() and number.isdigit()
+        is_extra = is_layer and type(layers) is int and int(number) >= layers
+        if (family.extra_layers and is_extra) or (
+            family.extra_prefix and name.startswith(family.extra_prefix)
+        ):
+            left_out.append(name)
+    loaded = {name: tensor for name, tensor in stored.items() if name not in {*left_out}}
+    note = f'skipped {len(left_out)} tensors that predict further tokens: {format_list(left_out)}'
+    return loaded, [note] if left_out else []
+
+
 def param_shapes(learner: Learner) -> Shapes:
-    """Returns the shapes of the effective weights of a model, by path."""
-    shapes = learner.description.used_shapes
-    return {path: tuple(leaf.shape) for path, leaf in named_leaves(shapes).items()}
+    """Returns the shapes of the effective weights of a model, by path.
+
+    Files hold the biases of routers (mlp.balance=bias) too, which are statistics here: they and
+    their counts are among the parameters, by the path of their layer.
+    """
+    described = learner.description
+    leaves = dict(named_leaves(described.used_shapes))
+    leaves |= find_router_stats(described.stats)
+    return {path: tuple(leaf.shape) for path, leaf in leaves.items()}
+
+
+def find_router_stats(stats: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the biases and counts of routers by path, of statistics by collection."""
+    leaves = named_leaves(stats.get(STATS, {})).items()
+    return {path: leaf for path, leaf in leaves if path.endswith((f'/{BIAS}', f'/{COUNTS}'))}
+
+
+def build_weights(params: Mapping[str, Any]) -> Weights:
+    """Returns the weights of parameters by path, with the statistics of routers among them."""
+    stats = find_router_stats({STATS: unflatten_dict(dict(params), sep='/')})
+    trained = {path: array for path, array in params.items() if path not in stats}
+    nested = unflatten_dict(stats, sep='/')
+    return Weights(unflatten_dict(trained, sep='/'), (), {STATS: nested} if nested else {})
+
+
+def build_variables(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the variables of a model, for `compute_logits`; counts of routers are optional."""
+    counts = {
+        f'{path.removesuffix(BIAS)}{COUNTS}': np.zeros_like(array)
+        for path, array in params.items()
+        if path.endswith(f'/{BIAS}')
+    }
+    weights = build_weights({**counts, **params})
+    return {'params': weights.params, **weights.stats}
 
 
 def match_tensors(
@@ -441,7 +507,6 @@ def write_run(folder: Path, workdir: Path, imported: ImportedModel) -> None:
       workdir: an empty or new folder.
       imported: the model.
     """
-    params = unflatten_dict(imported.params, sep='/')
     meta = {
         'counters': {},
         'data': None,  # unknown
@@ -450,7 +515,7 @@ def write_run(folder: Path, workdir: Path, imported: ImportedModel) -> None:
         MODEL_TYPE: imported.model_type,
         FACTORS: dict(imported.factors),
     }
-    weights = Weights(params, (), {})
+    weights = build_weights(imported.params)
     write_workdir(workdir, imported.recipe, weights, imported.tokenizer, 0, meta)
 
 

@@ -3,7 +3,7 @@
 '(N H) D -> D N H' means that the file's tensor has two axes, heads times features and model width,
 and that our array has three. A|B|C is an axis of length A in the first array, B in the second and C
 in the third; the file concatenates the arrays along it. A digit is the number of arrays that the
-file interleaves.
+file interleaves; 1 is an axis of length 1 in the file alone.
 
 H~R is an axis H whose first R features are in pairs in the file, x0 y0 x1 y1 ..., and in halves in
 our array, x0 x1 ... y0 y1 ...; the other features are in the same order. Rotary positions of some
@@ -31,6 +31,11 @@ class Layout:
         theirs = re.sub(r'~\w+', '', theirs)
         groups = [group.strip('()').split() for group in re.findall(r'\([^)]*\)|\S+', theirs)]
         self.groups, self.ours = groups, ours.split()
+
+    @property
+    def needed_lengths(self) -> set[str]:
+        """The lengths that `with_lengths` must set."""
+        return {*self.paired.values()}
 
     def with_lengths(self, lengths: Sizes) -> 'Layout':
         """Returns the layout with the numbers of features in pairs, {'R': 64}."""
@@ -69,7 +74,7 @@ class Layout:
     def _interleave_axis(self) -> int | None:
         """The axis, with groups split, along which arrays are interleaved."""
         flat = [name for group in self.groups for name in group]
-        return next((i for i, name in enumerate(flat) if name.isdigit()), None)
+        return next((i for i, name in enumerate(flat) if name.isdigit() and name != '1'), None)
 
     def file_shape(self, shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
         """Returns the shape of the file's tensor that holds arrays of these shapes."""
@@ -121,6 +126,8 @@ class Layout:
             # Picks this array from the interleaved arrays.
             split = split[(slice(None),) * interleave_axis + (part,)]
             flat = flat[:interleave_axis] + flat[interleave_axis + 1 :]
+        split = split.squeeze(tuple(i for i, name in enumerate(flat) if name == '1'))
+        flat = [name for name in flat if name != '1']
         names = self.axes(part)
         array = split.transpose([flat.index(name) for name in names])
         if ranges is not None:
@@ -159,3 +166,46 @@ class Layout:
             return np.stack(split, interleave_axis).reshape(self.file_shape(shapes))
         flattened = [s.reshape(self._lengths(sizes, part)) for part, s in enumerate(split)]
         return flattened[0] if concat_axis is None else np.concatenate(flattened, concat_axis)
+
+
+class GroupedLayout(Layout):
+    """Arrays that a file interleaves by groups of neighbouring heads (Qwen3-Next).
+
+    The file's tensor is [G * M, D]. For each of the G groups it has the heads of the first array in
+    this group, then those of the second, and so on. Our arrays are [D, N, H], or [D, N], with heads
+    N that may differ, each a multiple of G.
+    """
+
+    def __init__(self, axes: str, group: str, lengths: Sizes | None = None):
+        # `axes` describes the arrays, side by side: 'D P|P|W Q|Q|U'.
+        super().__init__(f'({" ".join(axes.split()[1:])}) D -> {axes}', lengths)
+        self.array_axes, self.group = axes, group
+
+    @property
+    def needed_lengths(self) -> set[str]:
+        return {self.group}
+
+    def with_lengths(self, lengths: Sizes) -> 'GroupedLayout':
+        return GroupedLayout(self.array_axes, self.group, lengths)
+
+    def _widths(self, shapes: Sequence[Sequence[int]]) -> list[int]:
+        """Returns the rows of the file in a group, for each array."""
+        return [math.prod(shape[1:]) // self.lengths[self.group] for shape in shapes]
+
+    def take(
+        self,
+        tensor: np.ndarray,
+        shapes: Sequence[Sequence[int]],
+        part: int,
+        ranges: Sequence[range] | None = None,
+    ) -> np.ndarray:
+        widths, groups = self._widths(shapes), self.lengths[self.group]
+        begin = sum(widths[:part])
+        grouped = tensor.reshape(groups, sum(widths), tensor.shape[1])
+        array = grouped[:, begin : begin + widths[part]].transpose(2, 0, 1).reshape(shapes[part])
+        return array if ranges is None else array[tuple(slice(r.start, r.stop) for r in ranges)]
+
+    def join(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
+        groups, d_model = self.lengths[self.group], len(arrays[0])
+        parts = [array.reshape(d_model, groups, -1) for array in arrays]
+        return np.concatenate(parts, 2).transpose(1, 2, 0).reshape(-1, d_model)

@@ -65,11 +65,19 @@ def merge_kinds(recipe: Recipe) -> Recipe:
     return merged
 
 
+def merge_if_alike(recipe: Recipe) -> Recipe:
+    """Returns `merge_kinds(recipe)`, or the recipe itself if its blocks differ in other ways."""
+    try:
+        return merge_kinds(recipe)
+    except ValueError:
+        return recipe
+
+
 def _describe(kind: Recipe, number: int) -> dict[str, Any]:
     """Returns what block `number` of a kind computes: rows and options, as they apply to it."""
     described: dict[str, Any] = {}
     attention, position = kind.attention.options, kind.position.options
-    for part in (kind.attention, kind.mlp, kind.position):
+    for part in (kind.attention, kind.mlp, kind.position, kind.placement):
         described[part.path] = part.name
         options = {name: value for name, value in part.options.items() if name not in LAYER_OPTIONS}
         described |= {f'{part.section}.{name}': value for name, value in options.items()}

@@ -10,12 +10,11 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from flax.traverse_util import unflatten_dict
 
 from eval.convert.export_hf import MAX_LOGIT_TOKENS, TOLERANCE
 from eval.convert.fold import ROWS, compute_logits
 from eval.convert.hf_files import CONFIG
-from eval.convert.import_hf import import_folder, largest_difference
+from eval.convert.import_hf import build_variables, import_folder, largest_difference
 from eval.load import Checkpoint
 from lm.config.fields import MeshConfig
 from lm.config.resolve import to_dict
@@ -66,8 +65,8 @@ def compare_files(folder: Path, checkpoint: Checkpoint, expected: float) -> File
         raise ValueError(
             f'{folder} was written but cannot be read back, so {CONFIG} was removed: {error}'
         ) from error
-    nested = unflatten_dict(jax.device_get(again.params), sep='/')
-    logits = compute_logits(again.recipe, vocab_size, {'params': nested}, 'float32', length)
+    variables = build_variables(jax.device_get(again.params))
+    logits = compute_logits(again.recipe, vocab_size, variables, 'float32', length)
     before = jax.device_get(checkpoint.variables)
     checkpoint_logits = compute_logits(checkpoint.recipe, vocab_size, before, 'float32', length)
     difference = largest_difference(logits, checkpoint_logits)

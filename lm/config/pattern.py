@@ -1,14 +1,17 @@
 """Patterns of blocks over depth: the syntax of model.pattern.
 
-    pattern = ITEM+ITEM+...          repeated over the depth
-            | ITEM+...|ITEM+...      those behind the bar are the last blocks, once
+    pattern = ITEM+ITEM+...              repeated over the depth
+            | ITEM+...|ITEM+...          those behind the bar are the last blocks, once
+            | ITEM+...|ITEM+...|ITEM+... those before two bars are the first blocks, once
     ITEM    = ATTENTION:OPTION=VALUE,.../MLP:OPTION=VALUE,...*COUNT
 
-Only ATTENTION is needed. Its options are those of the attention and of its position, and
-`position=NAME`. All that an item leaves out follows the fields of the config.
+Only ATTENTION is needed. Its options are those of the attention and of its position,
+`position=NAME` and `placement=NAME`. Behind two bars there may be nothing. All that an item leaves
+out follows the fields of the config.
 """
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,15 +21,18 @@ from modules.attention import ATTENTIONS
 from modules.choices import choose
 from modules.mlp import MLPS
 from modules.options import check_inline_options, declared_options, parse_part
+from modules.placements import PLACEMENTS
 from modules.positions import POSITIONS
 
-PATTERN, POSITION = 'model.pattern', 'position'
+PATTERN, POSITION, PLACEMENT = 'model.pattern', 'position', 'placement'
 #: Fields whose rows an item chooses, and which the recipe of its blocks has in place of a pattern.
 ITEM_FIELDS = ('model.attention', 'model.mlp', 'model.position')
 MAX_COUNT = 10_000
+MAX_PARTS = 3  # the first blocks, the period, and the last blocks
 FORM = (
     'Items are ATTENTION:OPTION=VALUE,.../MLP:OPTION=VALUE,...*COUNT, joined by +; the last blocks '
-    f'may follow a bar. For example: {PATTERN}=linear/moe*3+softmax:window=1024|softmax'
+    'may follow a bar, and with two bars the first blocks come before the first bar. For example: '
+    f'{PATTERN}=linear/moe*3+softmax:window=1024|softmax'
 )
 
 
@@ -37,8 +43,9 @@ class Item:
     Attributes:
       text: the item, without its count.
       attention: its attention.
-      options: the options behind the attention, without the position.
+      options: the options behind the attention, without position and placement.
       position: its position; None: that of the model.
+      placement: the placement of its norms; None: that of the model.
       mlp: its MLP; None: that of the model.
       mlp_options: the options behind the MLP.
     """
@@ -47,6 +54,7 @@ class Item:
     attention: str
     options: Mapping[str, Any]
     position: str | None
+    placement: str | None
     mlp: str | None
     mlp_options: Mapping[str, Any]
 
@@ -76,6 +84,8 @@ class Item:
                     f'{"|".join(readers)}, but its position is {position}. Leave it out.'
                 )
         changes = {PATTERN: None, 'model.attention': self.attention, 'model.position': position}
+        if self.placement is not None:
+            changes['model.placement'] = self.placement
         changes |= _check_options('attention', attention_row, self.attention, of_attention)
         changes |= _check_options('attention', position_row, position, of_position)
         if self.mlp is not None:
@@ -94,10 +104,19 @@ def _check_options(section: str, row: Any, name: str, options: Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class BlockPattern:
-    """The items that are repeated over the depth, and the last ones; each stands for one block."""
+    """The items that are repeated over the depth, and the last and the first ones.
+
+    Each stands for one block.
+    """
 
     period: tuple[Item, ...]
     last: tuple[Item, ...] = ()
+    first: tuple[Item, ...] = ()
+
+    @property
+    def items(self) -> tuple[Item, ...]:
+        """All items, in the order of the text."""
+        return self.first + self.period + self.last
 
 
 def parse_pattern(text: str) -> BlockPattern:
@@ -105,17 +124,27 @@ def parse_pattern(text: str) -> BlockPattern:
 
     Raises ValueError for another form, and for unknown names, with the nearest.
     """
-    period, bar, last = ''.join(text.split()).partition('|')
-    if '|' in last:
-        raise ValueError(f'{PATTERN} may have one bar; got {text!r}. {FORM}.')
+    parts = ''.join(text.split()).split('|')
+    if len(parts) > MAX_PARTS:
+        raise ValueError(f'{PATTERN} may have two bars; got {text!r}. {FORM}.')
     if '(' in text or '[' in text:
         raise ValueError(
             f'{PATTERN} is one text; got {text!r}. {FORM}. To try several patterns, use a sweep: '
             f'{sweep_flag({PATTERN: ("linear*3+softmax", "linear+softmax")})}'
         )
-    parts = [period, *([last] if bar else [])]
-    entries = [tuple(entry for part in p.split('+') for entry in _parse_item(part)) for p in parts]
-    return BlockPattern(*entries)
+    if len(parts) == MAX_PARTS and not parts[-1]:
+        parts.pop()
+        first, period, last = *map(_parse_items, parts), ()
+    elif len(parts) == MAX_PARTS:
+        first, period, last = map(_parse_items, parts)
+    else:
+        first, period, last = (), *map(_parse_items, parts), *[()] * (len(parts) < 2)
+    return BlockPattern(period, last, first)
+
+
+def _parse_items(text: str) -> tuple[Item, ...]:
+    """Parses items joined by +."""
+    return tuple(entry for part in text.split('+') for entry in _parse_item(part))
 
 
 def _parse_item(text: str) -> list[Item]:
@@ -135,10 +164,12 @@ def _parse_item(text: str) -> list[Item]:
         )
     attention, options = _parse_part(attention_text, ATTENTIONS, 'an attention')
     mlp, mlp_options = _parse_part(mlp_text, MLPS, 'an MLP') if slash else (None, {})
-    position = options.pop(POSITION, None)
+    position, placement = options.pop(POSITION, None), options.pop(PLACEMENT, None)
     if position is not None:
         choose(POSITIONS, position, f'a position in {PATTERN}')
-    return [Item(match[1], attention, options, position, mlp, mlp_options)] * count
+    if placement is not None:
+        choose(PLACEMENTS, placement, f'a placement in {PATTERN}')
+    return [Item(match[1], attention, options, position, placement, mlp, mlp_options)] * count
 
 
 def _parse_part(text: str, table: Mapping[str, Any], kind: str) -> tuple[str, dict[str, Any]]:
@@ -149,7 +180,7 @@ def _parse_part(text: str, table: Mapping[str, Any], kind: str) -> tuple[str, di
 
 
 def tile[T](
-    period: Sequence[T], last: Sequence[T], length: int
+    period: Sequence[T], last: Sequence[T], length: int, n_first: int = 0
 ) -> tuple[tuple[T, ...], int, tuple[T, ...]]:
     """Repeats a period over a length, with the last entries replaced.
 
@@ -157,6 +188,7 @@ def tile[T](
       period: the entries that are repeated.
       last: the last entries.
       length: the number of all entries.
+      n_first: the number of first entries, which are not repeated and not returned.
 
     Returns:
       (the shortest period with the same repetition, how often it fits as a whole, the rest). The
@@ -171,14 +203,16 @@ def tile[T](
         for n in range(1, len(period) + 1)
         if len(period) % n == 0 and all(e == period[i % n] for i, e in enumerate(period))
     )
-    period, needed = tuple(period[:shortest]), shortest + len(last)
+    period, needed = tuple(period[:shortest]), n_first + shortest + len(last)
     if length < needed:
         raise ValueError(
             f'{PATTERN} has {shortest} blocks'
+            + f' and {n_first} first ones' * bool(n_first)
             + f' and {len(last)} last ones' * bool(last)
             + f', but model.n_layers={length}. Set model.n_layers to at least {needed}, or shorten '
             'the pattern.'
         )
+    length -= n_first
     entries = [period[i % shortest] for i in range(length - len(last))] + list(last)
     count = next(
         n
@@ -186,3 +220,31 @@ def tile[T](
         if all(e == period[i % shortest] for i, e in enumerate(entries[: n * shortest]))
     )
     return period, count, tuple(entries[count * shortest :])
+
+
+def format_pattern(texts: Sequence[str]) -> str:
+    """Returns the shortest pattern whose blocks are these items, one for each block.
+
+    The first blocks that are no part of a repetition come before two bars.
+    """
+    n_blocks = len(texts)
+
+    def find_period(first: int) -> int:
+        repeated = texts[first:]
+        return next(
+            n
+            for n in range(1, len(repeated) + 1)
+            if all(text == repeated[i % n] for i, text in enumerate(repeated))
+        )
+
+    first = min(range(n_blocks), key=lambda first: (first + find_period(first), first))
+    period = texts[first : first + find_period(first)]
+    if not first:
+        return _join_items(period)
+    return f'{_join_items(texts[:first])}|{_join_items(period)}|'
+
+
+def _join_items(texts: Sequence[str]) -> str:
+    """Returns items joined by +, with equal neighbours counted."""
+    groups = [(text, len([*group])) for text, group in itertools.groupby(texts)]
+    return '+'.join(text if n == 1 else f'{text}*{n}' for text, n in groups)

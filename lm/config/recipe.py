@@ -185,7 +185,7 @@ class Recipe:
         """The different items of the pattern, each with the recipe of its blocks."""
         if self.pattern is None:
             return []
-        entries = {entry.text: entry for entry in self.pattern.period + self.pattern.last}
+        entries = {entry.text: entry for entry in self.pattern.items}
         return [
             (entry, build_recipe(update_config(self.config, entry.changes(self.model))))
             for entry in entries.values()
@@ -206,10 +206,19 @@ class Recipe:
         return kinds
 
     @functools.cached_property
+    def first_layers(self) -> tuple['Recipe', ...]:
+        """The recipes of the first blocks of a pattern, which are not repeated."""
+        if self.pattern is None:
+            return ()
+        kinds = {entry.text: kind for entry, kind in self._kinds_by_item}
+        return tuple(kinds[entry.text] for entry in self.pattern.first)
+
+    @functools.cached_property
     def tiles(self) -> tuple[tuple['Recipe', ...], int, tuple['Recipe', ...]]:
         """(the recipes of the blocks of a period, the number of periods, those of the rest).
 
-        Raises ValueError for a pattern longer than the model.
+        The first blocks (`first_layers`) come before. Raises ValueError for a pattern longer than
+        the model.
         """
         if self.pattern is None:
             return (self,), self.model.n_layers, ()
@@ -217,13 +226,13 @@ class Recipe:
         period, last = (
             [kinds[i.text] for i in p] for p in (self.pattern.period, self.pattern.last)
         )
-        return tile(period, last, self.model.n_layers)
+        return tile(period, last, self.model.n_layers, len(self.first_layers))
 
     @property
     def layers(self) -> tuple['Recipe', ...]:
         """The recipe of each block, from the first to the last."""
         period, count, remainder = self.tiles
-        return period * count + remainder
+        return self.first_layers + period * count + remainder
 
     @property
     def is_mixed(self) -> bool:
@@ -443,8 +452,10 @@ class Recipe:
         """Widths over which the norm that the field `path` names normalizes."""
         if path != self.qk_norm.path:
             return (self.stream_width,)
+        if self.attention.options['qk_norm_over'] == 'none':
+            return ()
         if self.attention.options['qk_norm_over'] == 'head':
-            return (self.head_dim,)
+            return (self.attention.options.get('key_width') or self.head_dim,)
         heads = {self.model.n_heads, cast(int, self.model.n_kv_heads)}  # resolved
         return tuple(sorted(self.head_dim * n for n in heads))
 

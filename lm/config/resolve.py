@@ -287,7 +287,8 @@ def identity(recipe: Recipe) -> dict[str, Any]:
         # Rows and options of items are named with their blocks, wherever the config sets them.
         differing = {path: v for path, v in differing.items() if path not in ITEM_FIELDS}
         period, _, remainder = recipe.tiles
-        differing[PATTERN] = [[*map(_describe_kind, kinds)] for kinds in (period, remainder)]
+        parts = (period, remainder, *([recipe.first_layers] if recipe.first_layers else []))
+        differing[PATTERN] = [[_describe_kind(kind, recipe) for kind in kinds] for kinds in parts]
     for part in recipe.parts:
         if recipe.is_mixed and part.path in ITEM_FIELDS:
             continue
@@ -297,9 +298,15 @@ def identity(recipe: Recipe) -> dict[str, Any]:
     return differing
 
 
-def _describe_kind(kind: Recipe) -> dict[str, Any]:
-    """Returns the rows of the blocks of an item, and their options that differ from defaults."""
-    described = {}
+def _describe_kind(kind: Recipe, recipe: Recipe) -> dict[str, Any]:
+    """Returns the rows of the blocks of an item, and their options that differ from defaults.
+
+    Args:
+      kind: of the blocks.
+      recipe: of the model, whose placement is described elsewhere.
+    """
+    is_placed = kind.placement.row is not recipe.placement.row
+    described = {kind.placement.path: kind.placement.name} if is_placed else {}
     for part in (kind.attention, kind.mlp, kind.position):
         described[part.path] = part.name
         for name, value in part.options.items():

@@ -84,9 +84,13 @@ def _check_width(mesh: Mesh, axis: str, field: str, width: int) -> None:
 
 
 def _check_experts(recipe: Recipe, mesh: Mesh) -> None:
-    if (granularity := recipe.mlp.options.get('granularity', 1)) > 1:
-        width = recipe.model.d_ff // granularity
-        _check_width(mesh, 'tensor', 'model.d_ff / mlp.granularity', width)
+    for kind in recipe.kinds.values():
+        if (granularity := kind.mlp.options.get('granularity', 1)) > 1:
+            width = recipe.model.d_ff // granularity
+            _check_width(mesh, 'tensor', 'model.d_ff / mlp.granularity', width)
+        for part, name in ((kind.mlp, 'expert_width'), (kind.attention, 'key_heads')):
+            if (size := part.options.get(name)) is not None:
+                _check_width(mesh, 'tensor', part.option_path(name), size)
     if mesh.shape['expert'] == 1:
         return
     sizes = [kind.mlp.options.get('n_experts') for kind in recipe.kinds.values()]

@@ -144,21 +144,29 @@ def _compose(
     }
 
 
+def _head_sizes(kind: Recipe) -> tuple[int, int]:
+    """Returns the number of heads of a kind of block, and the width of their outputs."""
+    layer = kind.attention
+    heads, width = layer.row.mixed_sizes(kind.model.n_heads, kind.head_dim, **layer.options)
+    return heads, width * layer.options.get('expand_value', 1)
+
+
 def _axis_sizes(recipe: Recipe, site: str, shape: tuple[int, int] | None) -> dict[str, int]:
     """Returns {axis: length} of the activation of a site, layers first; 0: not known."""
     rows, positions = shape or (0, 0)
-    widths = {kind.attention.options.get('expand_value', 1) for kind in recipe.kinds.values()}
-    if site == HEADS and len(widths) > 1:
+    sizes = {_head_sizes(kind) for kind in recipe.kinds.values()}
+    if site == HEADS and len(sizes) > 1:
         raise ValueError(
-            'blocks have heads of different widths (attention.expand_value). Choose the site '
-            f'{AFTER_ATTENTION}.'
+            'blocks have heads of different widths or numbers (such as attention.expand_value). '
+            f'Choose the site {AFTER_ATTENTION}.'
         )
+    n_heads, head_width = max(sizes)
     lengths = {
         'B': rows,
         'T': positions,
         'D': recipe.stream_width,
-        'N': recipe.model.n_heads,
-        'H': recipe.head_dim * max(widths),
+        'N': n_heads,
+        'H': head_width,
         'F': recipe.model.d_ff,
     }
     if site == HIDDEN and any('n_experts' in kind.mlp.options for kind in recipe.kinds.values()):

@@ -24,6 +24,7 @@ from modules.norms import NORMS
 from modules.optim.groups import ROLE_OF
 from modules.options import declared_options
 from modules.params import ParamSpec
+from modules.placements import PLACEMENTS
 from modules.reparam import check_order
 from modules.reparam.base import MIN_NORM
 from modules.scaling import PARAMETRIZATIONS, Growth
@@ -139,6 +140,14 @@ def _check_pattern(recipe: Recipe) -> None:
                     f'of tables, but the blocks of {pattern} differ (item {entry}). Leave one of '
                     'them out.'
                 )
+    placements = {kind.placement.row: kind.placement for kind in recipe.kinds.values()}
+    for part in (*placements.values(), placement) if len({*placements, placement.row}) > 1 else ():
+        if part.row.branch is None or part.row.needs or part.options:
+            able = [n for n, row in PLACEMENTS.items() if row.branch and not row.needs]
+            raise ValueError(
+                f'the blocks of {pattern} have several placements, so that each must add to the '
+                f'stream, but {part} does not. Choose {"|".join(able)}, or one placement for all.'
+            )
     tables = {kind.position.row.table for kind in recipe.kinds.values()}
     if len(tables) > 1:
         (entry,) = [i for i, k in recipe.kinds.items() if k.position.row.table][:1]

@@ -61,7 +61,8 @@ class Group:
 def block_groups(recipe: Recipe) -> list[Group]:
     """Returns the groups of blocks in order: those of the placement, or of model.pattern.
 
-    The blocks behind the last whole period of a pattern are a group of their own. A placement with
+    The first blocks of a pattern, and those behind its last whole period, are groups of their own.
+    A placement with
     several groups has no pattern (`lm.model.check`).
     """
     placement = recipe.placement
@@ -75,29 +76,38 @@ def block_groups(recipe: Recipe) -> list[Group]:
             first += blocks.count
         return groups
     (blocks,), (period, count, remainder) = placed, recipe.tiles
-    groups = [_repeat(blocks, blocks.name, period, count, 1)]
-    if remainder:
-        groups.append(_repeat(blocks, f'{blocks.name}_last', remainder, 1, 1 + count * len(period)))
+    names = (f'{blocks.name}_first', blocks.name, f'{blocks.name}_last')
+    groups, number = [], 1
+    for name, kinds, n in zip(
+        names, (recipe.first_layers, period, remainder), (1, count, 1), strict=True
+    ):
+        if kinds:
+            groups.append(_repeat(name, kinds, n, number))
+            number += n * len(kinds)
     return groups
 
 
-def _repeat(blocks: Blocks, name: str, period: tuple[Recipe, ...], count: int, first: int) -> Group:
+def _repeat(name: str, period: tuple[Recipe, ...], count: int, first: int) -> Group:
     """Returns the group that repeats a period.
 
     Args:
-      blocks: the placement's.
       name: of the group.
       period: the recipes of its blocks.
       count: the number of periods.
       first: the number of the first block.
     """
-    blocks = blocks._replace(name=name, count=count)
+
+    def place_blocks(kind: Recipe) -> Blocks:
+        placement = kind.placement
+        (blocks,) = placement.row.blocks(kind.model.n_layers, **placement.options)
+        return blocks._replace(name=name, count=count)
+
     stop, step = first + count * len(period), len(period)
     stacks = (
         Stack(
             name if step == 1 else f'{name}/{block_name(place)}',
             recipe,
-            blocks,
+            place_blocks(recipe),
             range(first + place, stop, step),
         )
         for place, recipe in enumerate(period)

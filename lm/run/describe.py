@@ -249,7 +249,7 @@ def _list_remainder(recipe: Recipe) -> Iterator[str]:
     period, count, remainder = recipe.tiles
     if remainder:
         entries = {kind: entry for entry, kind in recipe.kinds.items()}
-        n, first = recipe.model.n_layers, count * len(period) + 1
+        n, first = recipe.model.n_layers, recipe.model.n_layers - len(remainder) + 1
         places = f'block {n} is' if first == n else f'blocks {first} to {n} are'
         yield (
             f'model.pattern: {count} times {len(period)} blocks, and {places} '

@@ -122,12 +122,14 @@ def attention_flops(recipe: Recipe, in_full: bool = False) -> float:
     definition (`attended_tokens`), whether or not a kernel computes others too. With in_full all
     pairs of a row count (`attended_tokens_unmasked`).
     """
-    pairs = 0.0
+    flops = 0.0
     for block, kind in enumerate(recipe.layers, 1):
         layer = kind.attention
         count = layer.row.attended_tokens_unmasked if in_full else layer.row.attended_tokens
-        pairs += count(recipe.data.seq_len, recipe.head_dim, block, **layer.options)
-    return 12 * recipe.attention_width * pairs
+        heads, width = layer.row.mixed_sizes(recipe.model.n_heads, recipe.head_dim, **layer.options)
+        pairs = count(recipe.data.seq_len, width, block, **layer.options)
+        flops += 12 * heads * width * pairs
+    return flops
 
 
 def measure_gemm_flops(size: int = GEMM_SIZE, repeats: int = 5) -> float:

@@ -68,8 +68,8 @@ class MultiHead(nn.Module):
     qk_norm_over: Annotated[
         str,
         Option(
-            'normalize queries and keys per head, or over all heads together',
-            choices=('head', 'model'),
+            'normalize queries and keys per head, over all heads together, or not in these layers',
+            choices=('head', 'model', 'none'),
         ),
     ] = 'head'
     gate: Annotated[
@@ -110,9 +110,15 @@ class MultiHead(nn.Module):
           recipe: the resolved config.
           part: the attention layer with its options.
         """
+        over = part.options['qk_norm_over']
+        if recipe.qk_norm.name != 'none' and over == 'none' and part.options['norm_values']:
+            raise ValueError(
+                'attention.norm_values=True normalizes values as queries and keys are normalized, '
+                'but attention.qk_norm_over=none leaves their norms out. Leave one of them out.'
+            )
         if recipe.qk_norm.name != 'none':
             return
-        if part.options['qk_norm_over'] == 'model':
+        if over == 'model':
             raise ValueError(
                 'attention.qk_norm_over=model needs a norm of queries and keys, but '
                 'model.qk_norm=none. Set model.qk_norm, such as rmsnorm (OLMo 2).'
@@ -207,6 +213,17 @@ class MultiHead(nn.Module):
         raise NotImplementedError
 
     @classmethod
+    def mixed_sizes(cls, n_heads: int, head_dim: int, **options) -> tuple[int, int]:
+        """Returns the number of heads that mix tokens, and the width of their queries.
+
+        Args:
+          n_heads: of the model.
+          head_dim: of the model.
+          **options: the layer's options in the config; here ignored.
+        """
+        return n_heads, head_dim
+
+    @classmethod
     def attended_tokens(cls, length: int, head_dim: int, block: int, **options) -> float:
         """Returns the FLOPs of mixing, counted in pairs of a query and a key for each token.
 
@@ -231,7 +248,12 @@ class MultiHead(nn.Module):
         return cls.attended_tokens(length, head_dim, block, **options)
 
     def project_heads(
-        self, name: str, x_BTD: Any, n_heads: int, init_gain: float = 1.0
+        self,
+        name: str,
+        x_BTD: Any,
+        n_heads: int,
+        init_gain: float = 1.0,
+        width: int | None = None,
     ) -> jax.Array:
         """Projects x to [B, T, heads, H].
 
@@ -240,12 +262,15 @@ class MultiHead(nn.Module):
           x_BTD: the layer's input.
           n_heads: the number of heads of the result.
           init_gain: factor of the initial weights.
+          width: H; None: that of the layer.
         """
         axes = ('embed', 'heads' if name == 'query' else 'kv_heads', 'head_dim')
-        return self.project(name, x_BTD, axes, (n_heads, self.head_dim), init_gain)
+        return self.project(name, x_BTD, axes, (n_heads, width or self.head_dim), init_gain)
 
     def normalize_heads(self, name: str, y_BTNH: jax.Array) -> jax.Array:
         """Normalizes [B, T, N, H] with the norm `name` and returns [B, N, T, H]."""
+        if self.qk_norm_over == 'none':
+            return swap_heads(y_BTNH)
         norm = self.qk_norm(name, self.qk_norm_over)
         if self.qk_norm_over == 'head':
             return norm(swap_heads(y_BTNH))

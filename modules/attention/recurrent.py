@@ -4,7 +4,7 @@ A layer caches the state and the last inputs of the convolutions, whatever the l
 """
 
 import math
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
 from modules.attention.base import CACHE, QKV, MultiHead, ValueSources, swap_heads
+from modules.choices import check_divides
 from modules.interventions import HEADS, intervene_within
 from modules.kernels.attention.base import repeat_kv_heads
 from modules.kernels.recurrence.chunked import CHUNK
@@ -93,6 +94,10 @@ class GatedLinearAttention(MultiHead):
     `qk_norm`, it applies before the convolutions, and positions rotate behind them; the published
     layers have neither.
 
+    With `value_heads`, values, states, decays and gates have that many heads, and `key_heads` heads
+    of queries and keys are each repeated for neighbouring states (Qwen3-Next); `key_width` is `K`.
+    In a model with several kinds of blocks, these sizes may differ from those of its other layers.
+
     The state is computed in float32 or wider, with the kernels of `kernels.recurrence`.
     """
 
@@ -112,6 +117,22 @@ class GatedLinearAttention(MultiHead):
         int, Option('tokens in the convolutions of a recurrence; 1: no convolution', 1)
     ] = 4
 
+    key_heads: Annotated[
+        int | None,
+        Option('heads of queries and keys of a recurrence; None: those of the model', 1),
+    ] = None
+    value_heads: Annotated[
+        int | None,
+        Option('heads of values and states of a recurrence; None: those of the model', 1),
+    ] = None
+    key_width: Annotated[
+        int | None,
+        Option('width of the keys of a recurrence, for each head; None: that of a head', 1),
+    ] = None
+    output_norm_eps: Annotated[
+        float, Option('eps of the norm of the output of a recurrence', 0, 1)
+    ] = NORM_EPS
+
     operation: ClassVar[str] = 'recurrence'
     #: Whether SiLU applies to queries, keys and values that have no convolution too.
     always_activates: ClassVar[bool] = False
@@ -119,6 +140,45 @@ class GatedLinearAttention(MultiHead):
     state_flops: ClassVar[int] = 4
     #: Products of a token with the others of its chunk, in the chunked form: over K and over V.
     chunk_products: ClassVar[tuple[int, int]] = (2, 2)
+
+    @classmethod
+    def check(cls, recipe: Any, part: Any) -> None:
+        """Raises ValueError for heads that do not divide, or that would not grow with a model.
+
+        Args:
+          recipe: the resolved config.
+          part: the layer with its options.
+        """
+        super().check(recipe, part)
+        key_heads, value_heads = part.options['key_heads'], part.options['value_heads']
+        if (key_heads is None) != (value_heads is None):
+            raise ValueError(
+                'attention.key_heads and attention.value_heads are the two numbers of heads of a '
+                f'recurrence; got {key_heads} and {value_heads}. Set both, or leave both out.'
+            )
+        if key_heads is not None:
+            check_divides(
+                'attention.key_heads', key_heads, 'attention.value_heads', cast(int, value_heads)
+            )
+        for name in ('value_heads', 'key_width'):
+            value = part.options[name]
+            if value is not None and recipe.base.model.d_model != recipe.model.d_model:
+                raise ValueError(
+                    f'attention.{name}={value} is the same in the base model of {recipe.scaling}, '
+                    'so that the layer would not grow with the model. Leave it out: model.n_heads '
+                    'and model.head_dim grow.'
+                )
+
+    @classmethod
+    def mixed_sizes(cls, n_heads: int, head_dim: int, **options) -> tuple[int, int]:
+        """Returns the number of states, and the width of their keys.
+
+        Args:
+          n_heads: of the model.
+          head_dim: of the model.
+          **options: `value_heads` and `key_width` replace them; others are ignored.
+        """
+        return options.get('value_heads') or n_heads, options.get('key_width') or head_dim
 
     @classmethod
     def attended_tokens(cls, length: int, head_dim: int, block: int, **options) -> float:
@@ -152,13 +212,22 @@ class GatedLinearAttention(MultiHead):
 
     @nn.compact
     def __call__(self, x_BTD, sequence: Sequence, values: ValueSources | None = None):
-        d_model, value_dim = x_BTD.shape[-1], self.expand_value * self.head_dim
+        d_model = x_BTD.shape[-1]
+        n_states, key_dim = self.n_states, self.key_width or self.head_dim
+        value_dim = self.expand_value * key_dim
+        # Keys and values have as many heads, unless `value_heads` sets both numbers.
+        n_query_heads, n_key_heads, n_value_heads = self.n_heads, self.n_kv_heads, self.n_kv_heads
+        if self.value_heads is not None:
+            n_query_heads = n_key_heads = cast(int, self.key_heads)
+            n_value_heads = self.value_heads
         x_BTD = prepare_input(self, 'input', x_BTD, matmul=self.kernels.matmul, dtype=self.dtype)
         q_BNTK = self.normalize_heads(
-            'query_norm', self.project_heads('query', x_BTD, self.n_heads)
+            'query_norm', self.project_heads('query', x_BTD, n_query_heads, width=key_dim)
         )
-        k_BKTK = self.normalize_heads('key_norm', self.project_heads('key', x_BTD, self.n_kv_heads))
-        axes, features = ('embed', 'kv_heads', 'head_dim'), (self.n_kv_heads, value_dim)
+        k_BKTK = self.normalize_heads(
+            'key_norm', self.project_heads('key', x_BTD, n_key_heads, width=key_dim)
+        )
+        axes, features = ('embed', 'kv_heads', 'head_dim'), (n_value_heads, value_dim)
         v_BTKV = self.project('value', x_BTD, axes, features, self.init_gain)
         v_BKTV = (
             self.normalize_heads('value_norm', v_BTKV) if self.norm_values else swap_heads(v_BTKV)
@@ -166,14 +235,19 @@ class GatedLinearAttention(MultiHead):
         mixed_BNTV = self.mix(x_BTD, q_BNTK, k_BKTK, v_BKTV, sequence)
         gain = declare(nn.initializers.ones, 'vector', ('head_dim',), part=NORM)
         gain_V: Any = self.param('output_scale', gain, (value_dim,))  # unboxed by Flax
-        mixed_BTNV = swap_heads(rms_norm(mixed_BNTV, gain_V, NORM_EPS))
-        axes, features = ('embed', 'heads', 'head_dim'), (self.n_heads, value_dim)
+        mixed_BTNV = swap_heads(rms_norm(mixed_BNTV, gain_V, self.output_norm_eps))
+        axes, features = ('embed', 'heads', 'head_dim'), (n_states, value_dim)
         if self.output_gate == 'silu':
             gate_BTNV = self.project('gate', x_BTD, axes, features)
             mixed_BTNV = mixed_BTNV * jax.nn.silu(at_least_float32(gate_BTNV))
         axes = ('heads', 'head_dim', 'embed')
         mixed_BTNV = intervene_within(self, HEADS, mixed_BTNV.astype(self.dtype))
         return self.project('out', mixed_BTNV, axes, d_model, self.init_gain, fan_in=axes[:2])
+
+    @property
+    def n_states(self) -> int:
+        """The number of states."""
+        return self.value_heads or self.n_heads
 
     def mix(
         self,
@@ -198,7 +272,8 @@ class GatedLinearAttention(MultiHead):
             for name, y in zip(QKV, (q_BNTH, k_BKTH, v_BKTH), strict=True)
         )
         q_BNTK, k_BKTK = (self.finish(self.apply_positions(y, sequence)) for y in (q_BNTK, k_BKTK))
-        k_BNTK, v_BNTV = (repeat_kv_heads(y, self.n_heads) for y in (k_BKTK, v_BKTV))
+        k_BNTK, v_BNTV = (repeat_kv_heads(y, self.n_states) for y in (k_BKTK, v_BKTV))
+        q_BNTK = repeat_kv_heads(q_BNTK, self.n_states)
         if self.is_initializing():  # only the parameters matter
             return jnp.zeros((*q_BNTK.shape[:3], v_BNTV.shape[-1]), v_BNTV.dtype)
         segments_BT, state = sequence.segments_BT, None
@@ -235,10 +310,10 @@ class GatedLinearAttention(MultiHead):
         """Returns g = -e^a softplus(x W + d), [B, N, T] in float32 at least."""
         logits_BTN = self.project_numbers('decay', x_BTD)
         log_a_N: Any = self.param(
-            'decay_log_rate', declare(draw_log_a, 'vector', ('heads',)), (self.n_heads,)
+            'decay_log_rate', declare(draw_log_a, 'vector', ('heads',)), (self.n_states,)
         )
         bias_N: Any = self.param(
-            'decay_step_bias', declare(draw_step_bias, 'vector', ('heads',)), (self.n_heads,)
+            'decay_step_bias', declare(draw_step_bias, 'vector', ('heads',)), (self.n_states,)
         )
         step_BTN = jax.nn.softplus(logits_BTN + bias_N[None, None])
         return -swap_heads(jnp.exp(log_a_N)[None, None] * step_BTN)
@@ -248,7 +323,7 @@ class GatedLinearAttention(MultiHead):
         axes = ('embed', 'heads')
         options: dict[str, Any] = {'matmul': self.kernels.matmul, 'dtype': self.dtype}
         # Without the layer's bias, which would come on top of `decay_step_bias`.
-        y_BTN = product(self, name, x_BTD, axes, axes[:1], self.n_heads, **options)
+        y_BTN = product(self, name, x_BTD, axes, axes[:1], self.n_states, **options)
         return at_least_float32(checkpoint_name(y_BTN, ATTENTION_PRODUCTS))
 
     def convolve(self, name: str, x_BNTH: jax.Array, sequence: Sequence) -> jax.Array:

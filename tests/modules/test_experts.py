@@ -63,16 +63,30 @@ def swiglu(x, p, name=''):
     return (gate / (1 + np.exp(-gate)) * up) @ p[f'{name}down']
 
 
-def reference(params, bias_E, x, per_token, scale=1.0, shared=False):
+def limit_groups(scores, groups, per_token):
+    """Returns scores [M, E] with -inf outside of the best groups, after DeepSeek-V3's equations."""
+    limited = np.full(scores.shape, -np.inf)
+    for m, parts in enumerate(np.split(row, groups) for row in scores):
+        rated = [np.sort(part)[-2:].sum() for part in parts]
+        for group in np.argsort(rated)[-per_token:]:
+            places = np.split(np.arange(scores.shape[1]), groups)[group]
+            limited[m, places] = scores[m, places]
+    return limited
+
+
+def reference(params, bias_E, x, per_token, scale=1.0, shared=False, groups=None):
     """Returns (outputs [M, D], experts chosen [M, K]) with sigmoid gates, float64."""
     p, x = {n: np.float64(w) for n, w in params.items()}, np.float64(x)
     scores = 1 / (1 + np.exp(-x @ p['router']))
-    chosen, y = np.argsort(-(scores + np.float64(bias_E)), 1)[:, :per_token], np.zeros(x.shape)
+    rated = scores + np.float64(bias_E)
+    rated = limit_groups(rated, *groups) if groups else rated
+    chosen, y = np.argsort(-rated, 1)[:, :per_token], np.zeros(x.shape)
     for m, experts in enumerate(chosen):
         for e in experts:
             weight = scale * scores[m, e] / (scores[m, experts].sum() + 1e-20)
             y[m] += weight * swiglu(x[m], {n: p[n][e] for n in ('up', 'gate', 'down')})
-    return (y + swiglu(x, p, 'shared_') if shared else y), chosen
+    weight = 1 / (1 + np.exp(-x @ p['shared_weight'])) if 'shared_weight' in p else 1.0
+    return (y + weight * swiglu(x, p, 'shared_') if shared else y), chosen
 
 
 def test_sigmoid_gates_and_shared_experts_match_reference():
@@ -91,6 +105,31 @@ def test_sigmoid_gates_and_shared_experts_match_reference():
     counts = np.bincount(chosen.ravel(), minlength=EXPERTS)
     np.testing.assert_array_equal(updated[STATS][COUNTS], counts)
     assert AUXILIARY not in updated
+
+
+@pytest.mark.parametrize('balance', ['bias', 'none'])
+def test_groups_and_gate_of_shared_experts_match_reference(balance):
+    """Catches groups rated by their best expert alone, groups of experts that are not neighbours,
+    a choice without groups where there is no bias, and a gate that is not of the token.
+    """
+    groups = {'n_experts': 8, 'expert_groups': 4, 'groups_per_token': 2, 'experts_per_token': 3}
+    layer = moe(
+        gates='sigmoid',
+        balance=balance,
+        shared_experts=2,
+        shared_gate=True,
+        expert_width=3,
+        **groups,
+    )
+    x, params, _ = draw(layer)
+    assert params['up'].shape == (8, WIDTH, 3) and params['shared_up'].shape == (WIDTH, 6)
+    bias_E = jnp.float32(np.random.default_rng(3).normal(size=8)) * (balance == 'bias')
+    stats = {STATS: {BIAS: bias_E, COUNTS: jnp.zeros(8)}}
+    expected, chosen = reference(params, bias_E, x, 3, shared=True, groups=(4, 2))
+    _, ungrouped = reference(params, bias_E, x, 3)
+    assert (np.sort(chosen) != np.sort(ungrouped)).any()
+    y, _ = run(layer, params, stats, x, None, ())
+    np.testing.assert_allclose(y[0], expected, rtol=1e-4, atol=1e-4)
 
 
 def test_bias_has_no_gradient():
@@ -323,6 +362,19 @@ def test_runs_in_one_program_have_separate_biases():
     ('changes', 'message'),
     [
         ({'mlp.granularity': 3}, 'mlp.granularity must divide model.d_ff'),
+        ({'mlp.shared_gate': True}, 'but mlp.shared_experts=0'),
+        ({'mlp.granularity': 2, 'mlp.expert_width': 8}, 'Leave one of them out'),
+        (
+            {'mlp.expert_width': 8, 'scaling.name': 'mup', 'scaling.base_width': 8},
+            'mlp.expert_width=8 is the same in the base model',
+        ),
+        ({'mlp.expert_groups': 3}, 'mlp.expert_groups must divide mlp.n_experts'),
+        ({'mlp.expert_groups': 4}, 'have fewer than the 2 experts'),
+        ({'mlp.groups_per_token': 2}, 'must be at most mlp.expert_groups; got 2 and 1'),
+        (
+            {'mlp.expert_groups': 2, 'mlp.experts_per_token': 3},
+            'mlp.groups_per_token=1 groups have only 2 experts',
+        ),
         (
             {'mlp.dispatch': 'ragged', 'mlp.capacity_over': 'row'},
             'it has no capacity, so that mlp.capacity_over=row would have no effect',

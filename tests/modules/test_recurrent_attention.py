@@ -39,6 +39,8 @@ ROWS = [
     ('gla', {'conv_width': 1, 'output_gate': 'none', 'expand_value': 2}),
     ('gated_delta', {}),
     ('gated_delta', {'conv_width': 1, 'negative_eigenvalues': True}),
+    # Four states of two heads of keys, which are narrower than those of the model.
+    ('gated_delta', {'key_heads': 2, 'value_heads': 4, 'key_width': 3, 'output_norm_eps': 0.1}),
 ]
 
 
@@ -77,7 +79,18 @@ def sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
 
-def numpy_layer(name, x, w, conv_width=4, output_gate='silu', negative_eigenvalues=False, **_):
+def numpy_layer(
+    name,
+    x,
+    w,
+    conv_width=4,
+    output_gate='silu',
+    negative_eigenvalues=False,
+    value_heads=None,
+    key_width=K,
+    output_norm_eps=1e-5,
+    **_,
+):
     """Computes one document in float64, from the published equations, a head at a time."""
 
     def convolve(matrix, head):
@@ -91,19 +104,21 @@ def numpy_layer(name, x, w, conv_width=4, output_gate='silu', negative_eigenvalu
 
     total = np.zeros_like(x)
     for n in range(HEADS):
-        q, k, v = convolve('query', n), convolve('key', n // 2), convolve('value', n // 2)
+        # As in the code of Qwen3-Next, a head of queries and keys is for neighbouring values.
+        places = (n, n // 2, n // 2) if value_heads is None else (n // 2, n // 2, n)
+        q, k, v = map(convolve, ('query', 'key', 'value'), places)
         step = np.log1p(np.exp(x @ w['decay'][:, n] + w['decay_step_bias'][n]))
         g = -np.exp(w['decay_log_rate'][n]) * step
         if name == 'gated_delta':
             q, k = (y / np.sqrt(np.sum(y**2, -1, keepdims=True) + 1e-6) for y in (q, k))
             b = sigmoid(x @ w['write'][:, n]) * (2 if negative_eigenvalues else 1)
-        s, y = np.zeros((K, v.shape[1])), np.zeros_like(v)
+        s, y = np.zeros((key_width, v.shape[1])), np.zeros_like(v)
         for t in range(len(x)):
             s = np.exp(g[t]) * s
             value = b[t] * (v[t] - s.T @ k[t]) if name == 'gated_delta' else v[t]
             s = s + np.outer(k[t], value)
-            y[t] = s.T @ q[t] / np.sqrt(K)
-        y = y / np.sqrt(np.mean(y**2, -1, keepdims=True) + 1e-5) * w['output_scale']
+            y[t] = s.T @ q[t] / np.sqrt(key_width)
+        y = y / np.sqrt(np.mean(y**2, -1, keepdims=True) + output_norm_eps) * w['output_scale']
         if output_gate == 'silu':
             gate = x @ w['gate'][:, n]
             y = y * gate * sigmoid(gate)
@@ -280,3 +295,35 @@ def test_context_axis_is_refused(name):
     config = checked_config({'model.attention': name, 'mesh.context': 2, 'mesh.data': 4})
     with pytest.raises(ValueError, match=f'model.attention={name} reads them in order'):
         check_devices(config, make_mesh(config.mesh))
+
+
+def test_layer_may_leave_the_norm_of_the_model_out():
+    """With qk_norm_over=none, the layer is that of a model without norms of queries and keys."""
+    module = layer('gated_delta', qk_norm='rmsnorm', qk_norm_over='none')
+    params = draw_params(module)
+    assert 'query_norm' not in params
+    plain = apply_layer(layer('gated_delta'), params, draw_x(), whole_rows(LENGTH))
+    bare = apply_layer(module, params, draw_x(), whole_rows(LENGTH))
+    np.testing.assert_array_equal(bare, plain)
+
+
+@pytest.mark.parametrize(
+    ('changes', 'says'),
+    [
+        ({'attention.key_heads': 2}, 'two numbers of heads of a recurrence; got 2 and None'),
+        ({'attention.value_heads': 2}, 'two numbers of heads of a recurrence; got None and 2'),
+        ({'attention.key_heads': 3, 'attention.value_heads': 4}, 'must divide attention.value_h'),
+        (
+            {'attention.key_width': 4, 'scaling.name': 'mup', 'scaling.base_width': 8},
+            'attention.key_width=4 is the same in the base model',
+        ),
+        (
+            {'attention.qk_norm_over': 'none', 'attention.norm_values': True}
+            | {'model.qk_norm': 'rmsnorm'},
+            'attention.qk_norm_over=none leaves their norms out',
+        ),
+    ],
+)
+def test_sizes_are_checked(changes, says):
+    with pytest.raises(ValueError, match=says):
+        checked_config({'model.attention': 'gated_delta'} | changes)

@@ -7,6 +7,7 @@ from eval.convert.families.experts import GPT_OSS, MIXTRAL, OLMOE, QWEN3_MOE
 from eval.convert.families.family import Family
 from eval.convert.families.gemma import GEMMA1, GEMMA2, GEMMA3
 from eval.convert.families.gpt import GPT2, GPT_NEOX, NEMOTRON, STARCODER2
+from eval.convert.families.hybrid import OLMO_HYBRID, QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT
 from eval.convert.families.interleaved import ERNIE4_5, GLM, GLM4, GPTJ, HELIUM
 from eval.convert.families.llama import (
     ARCEE,
@@ -22,6 +23,7 @@ from eval.convert.families.llama import (
     SEED_OSS,
     SMOLLM3,
 )
+from eval.convert.families.routed import DOTS1, ERNIE4_5_MOE, GLM4_MOE, QWEN2_MOE, SOLAR_OPEN
 from eval.convert.hf_multimodal import TEXT_MODELS
 from eval.convert.hf_unread import describe_unread
 
@@ -55,6 +57,15 @@ FAMILIES = {
     'glm4': GLM4,
     'helium': HELIUM,
     'ernie4_5': ERNIE4_5,
+    'qwen3_next': QWEN3_NEXT,
+    'qwen3_5_text': QWEN3_5,
+    'qwen3_5_moe_text': QWEN3_5_MOE,
+    'glm4_moe': GLM4_MOE,
+    'dots1': DOTS1,
+    'ernie4_5_moe': ERNIE4_5_MOE,
+    'qwen2_moe': QWEN2_MOE,
+    'solar_open': SOLAR_OPEN,
+    'olmo_hybrid': OLMO_HYBRID,
 }
 
 

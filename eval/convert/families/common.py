@@ -3,7 +3,7 @@
 from typing import Any
 
 from eval.convert.families.family import TensorRow, make_row, rows_with_bias
-from eval.convert.hf_config import FixedField, MaxPositions, SharedField
+from eval.convert.hf_config import MISSING, FixedField, MaxPositions, SharedField
 
 ATTENTION, MLP = 'layers/attention/', 'layers/mlp/'
 
@@ -40,7 +40,11 @@ ACTIVATIONS = {
 
 
 def size_entries(
-    max_positions: int, kv_heads: int | None = None, eps: float = 1e-6, tied: bool = False
+    max_positions: int,
+    kv_heads: int | None = None,
+    eps: float = 1e-6,
+    tied: bool = False,
+    d_ff: Any = MISSING,
 ) -> tuple[Any, ...]:
     """Returns the entries that nearly all families have.
 
@@ -49,13 +53,14 @@ def size_entries(
       kv_heads: heads of keys; None: the number of query heads.
       eps: of the norms.
       tied: whether the embedding is the readout.
+      d_ff: hidden width of an MLP, of a class whose files need not have it: all have experts.
     """
     return (
         SharedField('hidden_size', 'model.d_model'),
         SharedField('num_hidden_layers', 'model.n_layers'),
         SharedField('num_attention_heads', 'model.n_heads'),
         SharedField('num_key_value_heads', 'model.n_kv_heads', kv_heads),
-        SharedField('intermediate_size', 'model.d_ff'),
+        SharedField('intermediate_size', 'model.d_ff', d_ff),
         SharedField('rms_norm_eps', 'norm.eps', eps),
         SharedField('tie_word_embeddings', 'model.tie_embeddings', tied),
         MaxPositions(default=max_positions),

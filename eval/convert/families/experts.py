@@ -17,7 +17,7 @@ from eval.convert.families.common import (
     SILU,
     size_entries,
 )
-from eval.convert.families.family import Family, make_row, rows_with_bias
+from eval.convert.families.family import Family, TensorRow, make_row, rows_with_bias
 from eval.convert.hf_config import (
     AliasField,
     ChoiceField,
@@ -60,7 +60,30 @@ MIXTRAL = Family(
 RENORMALISED = ChoiceField(
     'norm_topk_prob', 'mlp.gates', {True: 'renormalised', False: 'softmax'}, False
 )
+# Of a class without norm_topk_prob, whose router always divides by the sum.
+RENORMALISED_ALWAYS = ForeignField('norm_topk_prob', True)
 QWEN_EXPERT = BLOCK + 'mlp.experts.{E}.'
+QWEN_EXPERT_ROWS = (
+    make_row(BLOCK + 'mlp.gate.weight', MLP + 'router', 'E D -> D E'),
+    make_row(QWEN_EXPERT + 'gate_proj.weight', MLP + 'gate', 'X D -> D X'),
+    make_row(QWEN_EXPERT + 'up_proj.weight', MLP + 'up', 'X D -> D X'),
+    make_row(QWEN_EXPERT + 'down_proj.weight', MLP + 'down', 'D X -> X D'),
+)
+
+
+def shared_rows(name: str) -> tuple[TensorRow, ...]:
+    """Returns the rows of the MLP of shared experts, which has this name in the files."""
+    return (
+        make_row(f'{BLOCK}mlp.{name}.gate_proj.weight', MLP + 'shared_gate', 'S D -> D S'),
+        make_row(f'{BLOCK}mlp.{name}.up_proj.weight', MLP + 'shared_up', 'S D -> D S'),
+        make_row(f'{BLOCK}mlp.{name}.down_proj.weight', MLP + 'shared_down', 'D S -> S D'),
+    )
+
+
+SHARED_EXPERT_ROWS = (
+    *shared_rows('shared_expert'),
+    make_row(BLOCK + 'mlp.shared_expert_gate.weight', MLP + 'shared_weight', 'G D -> D G'),
+)
 QWEN3_MOE = Family(
     'Qwen3MoeForCausalLM',
     (
@@ -87,10 +110,7 @@ QWEN3_MOE = Family(
         *QK_NORMS,
         *OUT,
         *PRE,
-        make_row(BLOCK + 'mlp.gate.weight', MLP + 'router', 'E D -> D E'),
-        make_row(QWEN_EXPERT + 'gate_proj.weight', MLP + 'gate', 'F D -> D F'),
-        make_row(QWEN_EXPERT + 'up_proj.weight', MLP + 'up', 'F D -> D F'),
-        make_row(QWEN_EXPERT + 'down_proj.weight', MLP + 'down', 'D F -> F D'),
+        *QWEN_EXPERT_ROWS,
     ),
 )
 OLMOE = Family(

@@ -3,30 +3,46 @@
 A row describes a tensor of their files: its name, our path, and its layout
 (`eval.convert.layouts`). {L} is the number of a layer and {E} the number of an expert; our arrays
 are stacked along both. The letters are D model, N heads, K heads of keys, H features of a head, of
-which R are rotated, F hidden features of the MLP, V vocabulary, T positions, E experts.
+which R are rotated, F hidden features of the MLP, V vocabulary, T positions, E experts, X hidden
+features of an expert and S of the shared ones. A recurrence has P heads of keys with Q features, W
+heads of values with U features, and C taps. G is 1.
 """
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from eval.convert.hf_config import NOTES, ConfigFields, Flat
 from eval.convert.layouts import Layout
 from lm.config.recipe import Recipe
+from lm.model.pattern import Stack, block_stacks
 from modules.positions import rotated_features
+
+LAYERS = 'layers/'  # before the paths of a block in rows; a stack of blocks has another
 
 
 class TensorRow(NamedTuple):
     """A tensor of a file.
 
     name: with {L} and {E}. paths: of the arrays that it holds. layout: of the arrays in the tensor.
-    offset: our values minus the file's.
+    offset: our values minus the file's. kind: the attention or the MLP of the blocks that have the
+    tensor; '': any.
     """
 
     name: str
     paths: tuple[str, ...]
     layout: Layout
     offset: float = 0.0
+    kind: str = ''
+
+
+class BlockNames(NamedTuple):
+    """The rows of tables that a block has: an element of the entry LAYERS of our fields."""
+
+    attention: str
+    mlp: str
+    position: str
+    placement: str
 
 
 def make_row(name: str, paths: str, axes: str, offset: float = 0.0) -> TensorRow:
@@ -41,6 +57,11 @@ def make_row(name: str, paths: str, axes: str, offset: float = 0.0) -> TensorRow
     stem, _, suffixes = paths.partition('{')
     names = suffixes.rstrip('}').split(',') if suffixes else ['']
     return TensorRow(name, tuple(stem + suffix for suffix in names), Layout(axes), offset)
+
+
+def kind_rows(kind: str, *rows: TensorRow) -> tuple[TensorRow, ...]:
+    """Returns the rows for blocks with an attention or MLP of this name alone."""
+    return tuple(row._replace(kind=kind) for row in rows)
 
 
 def rows_with_bias(name: str, paths: str, axes: str, bias_axes: str) -> tuple[TensorRow, TensorRow]:
@@ -64,7 +85,9 @@ class Family:
     architecture: the class. entries: of its config.json. constants: our fields that are the same in
     all models of the family. rows: its tensors. prefix: of tensor names; files of the model without
     its head lack it. unused_suffixes: of the names of tensors that hold no weights. aliases: other
-    names of fields (attribute_map of its class) -> the names here.
+    names of fields (attribute_map of its class) -> the names here. extra_prefix: of tensors that
+    predict further tokens, which transformers does not load. extra_layers: whether the layers
+    behind the last are such tensors. tensor_aliases: parts of names of tensors -> the parts here.
     """
 
     architecture: str
@@ -74,6 +97,9 @@ class Family:
     prefix: str = 'model.'
     unused_suffixes: tuple[str, ...] = ('.rotary_emb.inv_freq',)
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    extra_prefix: str = ''
+    extra_layers: bool = False
+    tensor_aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def rename_fields(self, raw: Mapping[str, Any]) -> Mapping[str, Any]:
         """Returns a config.json without aliases. Raises ValueError for two values of a field."""
@@ -117,21 +143,46 @@ class Family:
           paths: of its parameters, {path: shape}.
           recipe: of the model.
         """
-        layers = recipe.model.n_layers
+        places = {}  # of a block: its stack, and its place in the stack
+        for stack in block_stacks(recipe):
+            places |= {number: (stack, place) for place, number in enumerate(stack.numbers)}
         for row in self.rows:
-            if not all(path in paths for path in row.paths):
+            if '{L}' not in row.name:
+                if all(path in paths for path in row.paths):
+                    yield TensorPlace(row.name, row, ())
                 continue
-            if row.layout.paired:
-                fraction = recipe.position.options['rope_fraction']
-                rotated = {'R': rotated_features(recipe.head_dim, fraction)}
-                row = row._replace(layout=row.layout.with_lengths(rotated))
-            experts = 1
-            if '{E}' in row.name:
-                experts = paths[row.paths[0]][1]
-            for layer in range(layers if '{L}' in row.name else 1):
+            for number in sorted(places):
+                stack, place = places[number]
+                if (placed := _place_row(row, stack, paths)) is None:
+                    continue
+                experts = paths[placed.paths[0]][1] if '{E}' in row.name else 1
                 for expert in range(experts):
-                    index = (layer,) * ('{L}' in row.name) + (expert,) * ('{E}' in row.name)
-                    yield TensorPlace(row.name.format(L=layer, E=expert), row, index)
+                    index = (place,) + (expert,) * ('{E}' in row.name)
+                    yield TensorPlace(row.name.format(L=number - 1, E=expert), placed, index)
+
+
+def _place_row(row: TensorRow, stack: Stack, paths: Mapping[str, Any]) -> TensorRow | None:
+    """Returns a row with the paths of a stack of blocks; None if these do not have the tensor.
+
+    Args:
+      row: of the family.
+      stack: equal blocks.
+      paths: of the parameters of the model.
+    """
+    kind = stack.recipe
+    if row.kind and row.kind not in (kind.attention.name, kind.mlp.name):
+        return None
+    stacked = tuple(f'{stack.path}/{path.removeprefix(LAYERS)}' for path in row.paths)
+    if not all(path in paths for path in stacked):
+        return None
+    row = row._replace(paths=stacked)
+    if row.layout.needed_lengths:
+        n_groups = kind.attention.options.get('key_heads') or kind.model.n_kv_heads
+        lengths = {'P': cast(int, n_groups)}  # resolved
+        if (fraction := kind.position.options.get('rope_fraction')) is not None:
+            lengths['R'] = rotated_features(kind.head_dim, fraction)
+        row = row._replace(layout=row.layout.with_lengths(lengths))
+    return row
 
 
 class TensorPlace(NamedTuple):

@@ -15,7 +15,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tokenizers as library
-from flax.traverse_util import unflatten_dict
 
 from configs import default
 from eval.convert import __main__ as convert
@@ -31,8 +30,8 @@ from eval.convert import (
 )
 from eval.convert.families import FAMILIES
 from eval.convert.fold import build_cpu_learner, fold_checkpoint
-from eval.convert.import_hf import import_folder, largest_difference
-from eval.convert.layouts import Layout
+from eval.convert.import_hf import build_weights, import_folder, largest_difference
+from eval.convert.layouts import GroupedLayout, Layout
 from eval.load import Checkpoint, load
 from eval.suites.perplexity import perplexity
 from lm.config.fields import MeshConfig
@@ -41,7 +40,6 @@ from lm.data import tokenizers
 from lm.devices.mesh import make_mesh
 from lm.inference.decoding import extend, init_cache
 from lm.record.metrics import read_rows
-from lm.training.state import Weights
 from tests.eval.convert.test_commands import checkpoint as own_checkpoint
 from tests.fixtures.hf.seeded import CASES as FOLDER
 from tests.fixtures.hf.seeded import read_folder, tokens, weight
@@ -81,7 +79,7 @@ def import_case(name):
 def make_checkpoint(model, recipe=None):
     recipe = recipe or model.recipe
     learner = build_cpu_learner(recipe, model.vocab_size)
-    weights = Weights(unflatten_dict(model.params, sep='/'), (), {})
+    weights = build_weights(model.params)
     meta = {'vocab_size': model.vocab_size, 'model_type': model.model_type}
     path = Path('memory/checkpoints/0')
     return Checkpoint(path, recipe, 0, meta, learner, None, None, weights, model.tokenizer)
@@ -144,7 +142,8 @@ def test_sharded_import_matches_transformers(name):
     model = import_on_mesh(name, **CUT)
     assert_same(model.params, import_case(name).params)
     logits = np.asarray(make_checkpoint(model).logits(np.repeat(TOKENS_BT, 8, 0)))
-    assert len(model.params['layers/mlp/up'].sharding.device_set) == 8
+    up = next(array for path, array in model.params.items() if path.endswith('/mlp/up'))
+    assert len(up.sharding.device_set) == 8
     assert max(largest_difference(row, read_logits(name)) for row in logits) < CLOSE
 
 
@@ -200,6 +199,7 @@ def test_export_reimports_bitwise(tmp_path, name):
         ('(N 3 H) D -> D N H', [(6, 4, 2)] * 3),
         ('(N|K|K H) D -> D N|K|K H', [(6, 4, 2), (6, 2, 2), (6, 2, 2)]),
         ('E D (F 2) -> E D F', [(3, 6, 5)] * 2),
+        ('(P|P|W Q|Q|U) 1 C -> P|P|W Q|Q|U C', [(2, 3, 4), (2, 3, 4), (4, 5, 4)]),
     ],
 )
 def test_layout_round_trips(axes, shapes):
@@ -208,6 +208,99 @@ def test_layout_round_trips(axes, shapes):
     parts = [layout.take(tensor, shapes, part) for part in range(len(shapes))]
     assert [part.shape for part in parts] == shapes
     np.testing.assert_array_equal(layout.join(parts), tensor)
+
+
+def test_grouped_layout_is_that_of_qwen3_next():
+    """Reference: fix_query_key_value_ordering of its class. Catches groups by array."""
+    rng, shapes = np.random.default_rng(0), [(7, 2, 3), (7, 2, 3), (7, 4, 5), (7, 4, 5)]
+    arrays = [rng.normal(size=shape) for shape in shapes]
+    layout = GroupedLayout('D P|P|W|W Q|Q|U|U', 'P').with_lengths({'P': 2})
+    tensor = layout.join(arrays)
+    assert tensor.shape == layout.file_shape(shapes) == (52, 7)
+    grouped = tensor.reshape(2, 26, 7)  # a head of keys, with its query, key, values and gates
+    for head in range(2):
+        query, key, *values = np.split(grouped[head], [3, 6, 11, 16, 21])
+        np.testing.assert_array_equal(query.T, arrays[0][:, head])
+        np.testing.assert_array_equal(key.T, arrays[1][:, head])
+        for place, value in enumerate(values):
+            of_head = arrays[2 + place // 2][:, 2 * head + place % 2]
+            np.testing.assert_array_equal(value.T, of_head)
+    for part, array in enumerate(arrays):
+        np.testing.assert_array_equal(layout.take(tensor, shapes, part), array)
+        ranges = [range(2, 5), range(1, 2), range(1, 3)]
+        cut = layout.take(tensor, shapes, part, ranges)
+        np.testing.assert_array_equal(cut, array[2:5, 1:2, 1:3])
+
+
+def test_bias_of_the_choice_is_a_statistic():
+    """It is read into the statistics of its layers, and counts start at 0."""
+    model = import_case('glm4_moe')
+    weights = build_weights(model.params)
+    stats = weights.stats['stats']['layers']['mlp']
+    biases_LE = [weight(f'model.layers.{n}.mlp.gate.e_score_correction_bias', [4]) for n in (1, 2)]
+    np.testing.assert_array_equal(stats['expert_bias'], biases_LE)
+    assert stats['expert_counts'].shape == (2, 4) and not np.any(stats['expert_counts'])
+    assert 'expert_bias' not in weights.params['layers']['mlp']
+
+
+@pytest.mark.full
+def test_model_with_router_biases_is_written_and_loaded(tmp_path):
+    """Catches statistics that a run does not store, and biases that are not read again."""
+    model = import_case('glm4_moe')
+    import_hf.write_run(tmp_path, tmp_path / 'run', model)
+    loaded = load(tmp_path / 'run')
+    logits = np.asarray(loaded.logits(TOKENS_BT))[0]
+    assert largest_difference(logits, read_logits('glm4_moe')) < CLOSE
+    exported = export_hf.export_checkpoint(loaded)
+    assert exported.model_type == 'glm4_moe' and exported.difference < CLOSE
+
+
+def test_layers_that_predict_further_tokens_are_skipped(tmp_path):
+    """GLM has them behind the last layer, Qwen3-Next under another name."""
+    for case, name in (
+        ('glm4_moe', 'model.layers.3.eh_proj.weight'),
+        ('qwen3_next', 'mtp.fc.weight'),
+    ):
+        arrays = draw_weights(case) | {name: np.ones((2, 2), np.float32)}
+        model = import_folder(save_case(tmp_path / case, case, arrays), base(), Path('run'))
+        assert_same(model.params, import_case(case).params)
+        (note,) = [note for note in model.notes if 'predict further tokens' in note]
+        assert name in note and 'skipped 1 tensors' in note
+    arrays = draw_weights('llama2') | {'model.layers.3.eh_proj.weight': np.ones((2, 2), 'f')}
+    with pytest.raises(ValueError, match=r'unknown tensors: model\.layers\.3\.eh_proj'):
+        import_folder(save_case(tmp_path / 'llama2', 'llama2', arrays), base(), Path('run'))
+
+
+def test_olmo_hybrid_with_names_of_its_class_imports(tmp_path):
+    """Files may have the names of the modules instead of those that transformers writes."""
+    names = {
+        '.attention_layer_norm.': '.input_layernorm.',
+        '.feedforward_layer_norm.': '.post_attention_layernorm.',
+    }
+    arrays = draw_weights('olmo_hybrid')
+    for ours, theirs in names.items():
+        arrays = {name.replace(ours, theirs): array for name, array in arrays.items()}
+    model = import_folder(save_case(tmp_path, 'olmo_hybrid', arrays), base(), Path('run'))
+    assert_same(model.params, import_case('olmo_hybrid').params)
+
+
+def test_qwen3_5_text_model_imports(tmp_path):
+    """Bitwise equal to the text model alone. Sections of RoPE are for images."""
+    arrays = {
+        name.replace('model.', 'model.language_model.', 1): array
+        for name, array in draw_weights('qwen3_5').items()
+    }
+    arrays |= {'model.visual.a.weight': np.ones(2, 'f'), 'mtp.fc.weight': np.ones(2, 'f')}
+    text_config = dict(CASES['qwen3_5']['config'])
+    sections = {'mrope_section': [1, 1, 2], 'mrope_interleaved': True}
+    text_config['rope_parameters'] = text_config['rope_parameters'] | sections
+    folder = save_case(tmp_path, 'qwen3_5', arrays)
+    whole = {'model_type': 'qwen3_5', 'text_config': text_config, 'vision_config': {}}
+    (folder / 'config.json').write_text(json.dumps(whole))
+    model, expected = import_folder(folder, base(), Path('run')), import_case('qwen3_5')
+    assert (model.model_type, model.recipe) == ('qwen3_5_text', expected.recipe)
+    assert_same(model.params, expected.params)
+    assert any('visual (1 tensors)' in note for note in model.notes)
 
 
 def test_hub_files_import(tmp_path):
@@ -402,6 +495,28 @@ BAD_FIELDS = {
         'num_hidden_layers=7 and n_layer=2, which are the same',
     ),
     'longrope': ('llama2', {'rope_scaling': {'type': 'su'}}, "rope_type='su', which .*; supported"),
+    'gates': ('glm4_moe', {'norm_topk_prob': False}, 'norm_topk_prob=False; only True'),
+    'values': (
+        'qwen3_next',
+        {'linear_value_head_dim': 18},
+        'linear_value_head_dim=18 and linear_key_head_dim=12; our values are a whole number',
+    ),
+    'taps': (
+        'olmo_hybrid',
+        {'linear_conv_kernel_dim': 1},
+        'linear_conv_kernel_dim=1; .*at least 2',
+    ),
+    'kinds': (
+        'qwen3_5',
+        {'layer_types': ['linear_attention', 'sliding_attention', 'full_attention']},
+        'layer_types sliding_attention; a qwen3_5_text has linear_attention and full_attention',
+    ),
+    'shared': (
+        'qwen2_moe',
+        {'shared_expert_intermediate_size': 20},
+        'shared_expert_intermediate_size=20 and moe_intermediate_size=12',
+    ),
+    'least sum': ('ernie4_5_moe', {'moe_norm_min': 0.1}, 'moe_norm_min=0.1; only 1e-12'),
     'ntk': (
         'llama2',
         {'rope_scaling': {'type': 'ntk'}},

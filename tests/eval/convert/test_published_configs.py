@@ -131,6 +131,17 @@ READ = {
         | {'sliding_window': 512, 'sliding_window_pattern': 6, 'attn_logit_softcapping': None},
         999_885_952,
     ),
+    # 80B-A3B, and 106B-A12B without the layer that predicts further tokens.
+    'Qwen 3 Next 80B': (
+        ('qwen3_next', 2048, 48, 16, 2, 5120, 151_936),
+        {'decoder_sparse_step': 1, 'full_attention_interval': 4, 'head_dim': 256}
+        | {'linear_conv_kernel_dim': 4, 'linear_key_head_dim': 128, 'linear_num_key_heads': 16}
+        | {'linear_num_value_heads': 32, 'linear_value_head_dim': 128, 'mlp_only_layers': []}
+        | {'moe_intermediate_size': 512, 'norm_topk_prob': True, 'num_experts': 512}
+        | {'num_experts_per_tok': 10, 'partial_rotary_factor': 0.25, 'rope_scaling': None}
+        | {'rope_theta': 10_000_000, 'shared_expert_intermediate_size': 512},
+        79_674_391_296,
+    ),
     'gpt-oss 20B': (('gpt_oss', 2880, 24, 64, 8, 2880, 201_088), GPT_OSS, 20_914_757_184),
     'RedPajama 3B': (('gpt_neox', 2560, 32, 32, None, 10_240, 50_432), NEOX, 0),
 }
@@ -143,8 +154,7 @@ UNREAD = {
     'StableLM 2': ({'model_type': 'stablelm', 'use_qkv_bias': True}, 'a part of each head'),
     'StarCoder': ({'model_type': 'gpt_bigcode', 'multi_query': True}, 'multi-query attention'),
     'DeepSeek V3': ({'model_type': 'deepseek_v3', 'kv_lora_rank': 512}, 'latent attention'),
-    'Qwen 1.5 MoE': ({'model_type': 'qwen2_moe'}, 'a shared expert'),
-    'Qwen 3 Next': ({'model_type': 'qwen3_next'}, 'a delta rule'),
+    'Kimi K2': ({'model_type': 'kimi_linear'}, 'a decay for each feature'),
     'LLaVA': ({'model_type': 'llava', 'intermediate_size': None}, 'an image encoder'),
     'InternLM 2': ({'model_type': 'internlm2'}, 'its code comes with the weights'),
     'RWKV 5': ({'model_type': 'rwkv5', 'intermediate_size': None}, 'its code comes with'),

@@ -5,7 +5,7 @@ Property: other words for the same blocks are the same run.
 
 import pytest
 
-from lm.config.pattern import parse_pattern, tile
+from lm.config.pattern import format_pattern, parse_pattern, tile
 from lm.config.resolve import digest, identity, list_unread_options, update_recipe
 from lm.devices.check_mesh import check_devices
 from lm.devices.mesh import make_mesh
@@ -35,6 +35,49 @@ def test_items_repeat_over_depth():
     period, count, remainder = recipe.tiles
     assert (len(period), count, len(remainder)) == (3, 2, 2)
     assert [part.name for part in recipe.auxiliaries] == ['balance_loss']
+
+
+def test_first_blocks_are_not_repeated():
+    """Catches a period that begins at the first block, and a rest that forgets the first blocks."""
+    recipe = checked_config({PATTERN: 'l2*2|linear+softmax|', 'model.n_layers': 7})
+    attentions = [kind.attention.name for kind in recipe.layers]
+    assert attentions == ['l2', 'l2', 'linear', 'softmax', 'linear', 'softmax', 'linear']
+    period, count, remainder = recipe.tiles
+    assert (len(recipe.first_layers), len(period), count, len(remainder)) == (2, 2, 2, 1)
+    recipe = checked_config({PATTERN: 'l2|linear|softmax', 'model.n_layers': 4})
+    assert [k.attention.name for k in recipe.layers] == ['l2', 'linear', 'linear', 'softmax']
+    texts = ['linear|softmax', 'l2|linear+softmax|softmax', 'linear*3+softmax']
+    digests = {digest(checked_config({PATTERN: text, 'model.n_layers': 4})) for text in texts}
+    assert digest(recipe) not in digests and len(digests) == 3
+
+
+def test_items_have_placements():
+    """Of their blocks alone, and part of the identity of a run."""
+    text = 'linear:placement=pre+softmax:placement=output'
+    recipe = checked_config({PATTERN: text, 'model.placement': 'peri', 'model.n_layers': 4})
+    assert [k.placement.name for k in recipe.layers] == ['pre', 'output'] * 2
+    assert recipe.placement.name == 'peri'
+    plain = checked_config(
+        {PATTERN: 'linear+softmax', 'model.placement': 'peri', 'model.n_layers': 4}
+    )
+    assert digest(recipe) != digest(plain)
+
+
+@pytest.mark.parametrize(
+    'texts', ['a', 'aab', 'baaa', 'aaabaaabaa', 'abab', 'abcabd', 'bbaaaa', 'abbcbbcb']
+)
+def test_shortest_pattern_has_the_same_blocks(texts):
+    """Catches a count over items that are no neighbours, and a first block that is repeated."""
+    names = {'a': 'linear', 'b': 'softmax', 'c': 'l2', 'd': 'nala'}
+    expected = [names[letter] for letter in texts]
+    text = format_pattern(expected)
+    pattern = parse_pattern(text)
+    period, count, remainder = tile(
+        [p.attention for p in pattern.period], (), len(texts), len(pattern.first)
+    )
+    assert [p.attention for p in pattern.first] + [*period * count, *remainder] == expected
+    longest = {'baaa': 'softmax|linear|', 'aaabaaabaa': 'linear*3+softmax'}
+    assert text == longest.get(texts, text)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +159,7 @@ REFUSED = [
     ('linear++softmax', {}, "'' is no item"),
     ('', {}, "'' is no item"),
     ('linear/dense/none', {}, 'has two slashes'),
-    ('linear|softmax|l2', {}, 'may have one bar'),
+    ('linear|softmax|l2|nala', {}, 'may have two bars'),
     ('(linear, softmax)', {}, 'is one text.*config.sweep'),
     ('linear+softmax:window', {}, 'must have the form NAME:OPTION=VALUE'),
     ('linear*3+softmax', {'model.n_layers': 3}, 'has 4 blocks, but model.n_layers=3'),
@@ -134,6 +177,10 @@ REFUSED = [
     ('softmax+l2', {'kernels.linear_attention': 'chunked'}, 'uses another kind of kernel'),
     ('linear+l2', {'kernels.attention': 'splash', 'model.head_dim': 128}, 'item l2: .*splash does'),
     ('linear/moe:n_experts=1+softmax', {}, 'experts_per_token must be at most'),
+    ('linear|softmax+l2|nala', {'model.n_layers': 3}, '1 first ones and 1 last .*at least 4'),
+    ('linear:placement=per+softmax', {}, 'a placement in model.pattern must be .*mean .peri'),
+    ('linear:placement=post+softmax', {}, 'model.placement=post does not. Choose'),
+    ('linear:placement=pre+softmax', {'model.placement': 'parallel'}, '=parallel does not. Choose'),
 ]
 
 

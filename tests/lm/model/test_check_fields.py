@@ -117,6 +117,8 @@ def test_values_beyond_bounds_are_refused(path):
         'optim.outer_lr': {'train.steps': 30},
         'optim.outer_momentum': {'train.steps': 30},
         'kernels.recurrence_chunk': {'model.attention': 'gla'},
+        'attention.key_heads': {'attention.value_heads': 1},
+        'attention.value_heads': {'attention.key_heads': 1},
         'mlp.n_experts': {'mlp.experts_per_token': 1},
         'loss.router_z_loss': {'mlp.router_z_loss': True},
         'data.mask_ratio_most': {'data.mask_ratio_least': 0.0},

@@ -105,7 +105,8 @@ def test_names_and_shapes(layers, n_last):
 
 
 def test_every_block_is_numbered_once():
-    for text in ('linear*3+softmax', 'linear|softmax', 'linear+softmax|l2*2', 'nala*4+l2'):
+    texts = ['linear*3+softmax', 'linear|softmax', 'linear+softmax|l2*2', 'nala*4+l2']
+    for text in (*texts, 'l2*2|linear*3+softmax|', 'l2|linear|softmax'):
         stacks = block_stacks(checked_config(HYBRID | {PATTERN: text}))
         assert sorted(n for s in stacks for n in s.numbers) == list(range(1, LAYERS + 1)), text
         layers = checked_config(HYBRID | {PATTERN: text}).layers
@@ -124,6 +125,34 @@ def test_windows_equal_options_by_layer():
     np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
     assert attention_flops(learner.recipe) == attention_flops(same.recipe)
     assert flops_in_full(learner) == flops_in_full(same)
+
+
+def test_first_blocks_and_placements_equal_an_unrolled_period():
+    """Two spellings of the same blocks. Catches first blocks in another order, and blocks with the
+    placement of the model.
+    """
+    items = 'linear:placement=output', 'softmax', 'softmax:window=3'
+    text = f'{items[0]}|{items[1]}+{items[2]}|'
+    changes = {'model.n_layers': 5, 'model.placement': 'pre'}
+    learner, variables = draw_case(changes | {PATTERN: text})
+    names = {path for path in named_leaves(variables['params'])}
+    assert any(path.startswith('layers_first/attention_norm_out/') for path in names)
+    assert any(path.startswith('layers/block_2/attention_norm_in/') for path in names)
+    same = tiny_learner(
+        checked_config(changes | {PATTERN: '+'.join([items[0], *items[1:], *items[1:]])})
+    )
+    params = named_leaves(variables['params'])
+    renamed = {path: leaf for path, leaf in params.items() if not path.startswith('layers')}
+    for blocks in block_stacks(learner.recipe):
+        for place, number in enumerate(blocks.numbers):
+            for path, leaf in params.items():
+                if path.startswith(f'{blocks.path}/'):
+                    end = path.removeprefix(f'{blocks.path}/')
+                    renamed[f'layers/block_{number}/{end}'] = leaf[place : place + 1]
+    renamed = {'params': unflatten_dict(renamed, sep='/')}
+    logits = jax.jit(learner.model.apply)(variables, TOKENS)
+    expected = jax.jit(same.model.apply)(renamed, TOKENS)
+    np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.full
