@@ -189,6 +189,15 @@ class OptimConfig:
             traced=True,
         ),
     ] = None
+    update_clip_sigmas: Annotated[
+        float | None,
+        Option(
+            'largest norm of updates, in deviations above the mean of recent ones; None: any',
+            0,
+            FINITE,
+            traced=True,
+        ),
+    ] = None
     ghost_radius: Annotated[
         float | None,
         Option(
@@ -372,6 +381,22 @@ class TrainConfig:
     seed: Annotated[
         int, Option(minimum=0, maximum=2**32 - 1), 'seed of the initial parameters'
     ]  # JAX takes others modulo 2^32
+    on_spike: Annotated[
+        str,
+        Option(choices=('record', 'skip', 'stop')),
+        'what to do if a finite loss or gradient norm is a spike',
+    ] = 'record'
+    spike_sigmas: Annotated[
+        float,
+        Option(minimum=0, maximum=FINITE),
+        'standard deviations above the mean of recent steps that make a spike',
+    ] = 6.0
+    spike_window: Annotated[
+        int, Option(minimum=2, maximum=10_000), 'recent steps that a step is compared with'
+    ] = 128
+    spike_from: Annotated[
+        int, Option(minimum=2, maximum=10_000), 'recent steps from which on there are spikes'
+    ] = 64
     diagnose_every: Annotated[Count, 'steps between diagnostics of layers; 0: none'] = 0
     init_from: Annotated[
         str, 'workdir or checkpoint with the initial weights; empty: random weights'

@@ -51,6 +51,7 @@ def check(recipe: Recipe) -> None:
     _check_matched_norms(recipe)
     _check_cautious(recipe)
     _check_numbers_over_steps(recipe)
+    _check_spikes(recipe)
     _check_tied_embeddings(recipe)
     check_order([part.name for part in recipe.reparam])
     _check_moved_weights(recipe)
@@ -141,6 +142,17 @@ def _check_sizes(recipe: Recipe) -> None:
     for name, size in vars(recipe.mesh).items():
         if size == 0:
             raise ValueError(f'mesh.{name} must be a number of devices, or -1 for all; got 0')
+
+
+def _check_spikes(recipe: Recipe) -> None:
+    """Raises ValueError if the window of recent steps never has enough of them."""
+    train = recipe.train
+    if train.spike_from > train.spike_window:
+        raise ValueError(
+            'train.spike_from must be at most train.spike_window, which never holds more steps; '
+            f'got {train.spike_from} and {train.spike_window}. Set train.spike_from to half of the '
+            'window.'
+        )
 
 
 def _check_loss_on(recipe: Recipe) -> None:

@@ -29,19 +29,24 @@ from lm.record.workdir import CONFIG, SUMMARY, write_config
 from lm.run.evaluate import objective_loss_name
 from lm.run.program import TOKENIZER, Experiment
 from lm.run.remaining import RemainingTime
+from lm.run.spikes import SpikeCounter
 from lm.run.tables import optimizer_state_bytes, parameter_count
 from lm.run.warnings import Detector, format_warning
 from lm.storage.buckets import is_url
 from lm.storage.files import describe_full_disk, seal_record, write_json
 from lm.training.flops import count_by_use, flops_per_token
+from lm.training.guard import MUST_BE_FINITE
 from lm.training.state import State
-from lm.training.step import MUST_BE_FINITE
 
 MAX_REPEATS = 5  # rollbacks in all, or skipped steps in a row; more would not help
 
 
 class DivergenceError(Exception):
     """A step with a loss or update that is not finite."""
+
+
+class SpikeError(DivergenceError):
+    """A spike, at which train.on_spike=stop ends a run."""
 
 
 class CheckpointsLost(OSError):
@@ -61,6 +66,7 @@ class Counters:
     rows: int | None = None  # of metrics.jsonl; None in checkpoints of an older version
     warnings: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     code: list[Code] = dataclasses.field(default_factory=list)  # that trained the run so far
+    spikes: dict[str, Any] = dataclasses.field(default_factory=dict)  # of `SpikeCounter`
 
 
 class Journal:
@@ -90,6 +96,7 @@ class Journal:
         self.checkpoints = Checkpoints(workdir, *retention, terminal.say)
         self.recorder: Recorder | NoRecorder  # set by `open`
         self.detector = Detector(recipe, [])
+        self.spikes = SpikeCounter(recipe.train)
         self._bad_step: int | None = None
         self._noted_output_loss = False
 
@@ -134,6 +141,7 @@ class Journal:
             )
         self._save_tokenizer()
         self.counters = Counters(**meta['counters'])
+        self.spikes = SpikeCounter(self.recipe.train, self.counters.spikes)
         self.step = self.saved_step = int(state.step)
         self.other_code = find_other_code(self.counters.code, Run(self.workdir).summary)
         self.last = broadcast_from_first(self._read_newest_values() if is_first() else None)
@@ -253,31 +261,45 @@ class Journal:
         self.throughput.tokens += tokens / target_share if target_share else 0.0
         self.throughput.steps += 1
         self.counters.tokens += tokens
-        self._check_finite(step, row)
+        spike = self.spikes.observe(row)
+        self._check_step(step, row, spike)
         self._note_output_loss(step)
         interval, steps = self.recipe.train.log_every, self.recipe.train.steps
         if step == 1 or step % interval == 0 or step == steps:
-            row = {'step': step, **row, 'tokens': self.counters.tokens, **self.throughput.read()}
+            row = {'step': step, **row, **self.spikes.score, 'tokens': self.counters.tokens}
+            row |= self.throughput.read()
             self.recorder.write(row)
             self.terminal.show_row(row, steps, self.remaining.estimate(step, row['step_sec']))
             self.last |= row
             self._warn(row)
 
-    def _check_finite(self, step: int, row: dict[str, float]) -> None:
-        """Raises DivergenceError for a step that is not finite.
+    def _check_step(self, step: int, row: dict[str, float], spike: str) -> None:
+        """Raises DivergenceError for a step that is not finite, and SpikeError for a spike that
+        ends the run.
 
-        A skipped step is accepted, up to MAX_REPEATS in a row.
+        A skipped step is accepted. Up to MAX_REPEATS in a row may diverge. Spikes need no limit, as
+        each raises the limit of the next.
+
+        Args:
+          step: the step.
+          row: its metrics.
+          spike: a description of its spike; '' if it is none.
         """
         losses = ', '.join(f'{name} {row[name]}' for name in MUST_BE_FINITE)
         message, counters = f'step {step}: {losses}', self.counters
-        counters.skipped_in_a_row = counters.skipped_in_a_row + 1 if row.get('skipped') else 0
-        if counters.skipped_in_a_row:
-            self._event('skip_step', step, losses)
+        is_finite = all(math.isfinite(row[name]) for name in MUST_BE_FINITE)
+        is_skipped = bool(row.get('skipped'))
+        counters.skipped_in_a_row = 0 if is_finite else counters.skipped_in_a_row + is_skipped
+        if is_skipped:
+            self._event('skip_step', step, spike or losses)
             if counters.skipped_in_a_row < MAX_REPEATS:
                 return
             message = f'{MAX_REPEATS} steps in a row were skipped; {message}'
-        elif all(math.isfinite(row[name]) for name in MUST_BE_FINITE):
-            return
+        elif is_finite:
+            if not spike or self.recipe.train.on_spike != 'stop':
+                return
+            self._bad_step = step
+            raise SpikeError(f'step {step}: {spike} (train.on_spike=stop)')
         self._bad_step = step
         raise DivergenceError(message)
 
@@ -322,7 +344,7 @@ class Journal:
     def save(self, state: State) -> None:
         """Starts a checkpoint of the present step."""
         self.recorder.sync()  # before the checkpoint, which must not be ahead of the records
-        self.counters.rows = self.recorder.rows
+        self.counters.rows, self.counters.spikes = self.recorder.rows, self.spikes.counts
         meta = {
             'counters': dataclasses.asdict(self.counters) | {'wall_sec': self.wall_sec()},
             'config': to_dict(self.recipe),
@@ -386,7 +408,8 @@ class Journal:
             raise DivergenceError(f'{error}; {reason}')
         # Only what the lost steps had changed goes back. The batch index does not, so that the
         # batches since the checkpoint are left out; nor do the events, which count the rollbacks.
-        restored = {name: getattr(self.counters, name) for name in ('tokens', 'best', 'rows')}
+        names = ('tokens', 'best', 'rows', 'spikes')
+        restored = {name: getattr(self.counters, name) for name in names}
         self.counters = dataclasses.replace(counters, **restored)
         self._event(
             'rollback', bad_step, f'{error}; back to step {self.step}, skipping the batches since'
@@ -414,6 +437,9 @@ class Journal:
             'step': self.step,
             **{name: value for name, value in self.last.items() if name != 'step'},
             **self.counters.best,
+            **self.spikes.score,
+            'spikes': self.spikes.n_spikes,
+            'skipped_steps': self.spikes.n_skipped,
             **({'diverged_step': self._bad_step} if status == 'diverged' else {}),
             'parameters': parameter_count(experiment.learner),
             **{f'{use}_parameters': n for use, n in count_by_use(experiment.learner).items()},

@@ -22,7 +22,7 @@ from lm.devices.mesh import process_share
 from lm.launch.distributed import StopAgreement, broadcast_from_first, is_first, is_multiprocess
 from lm.record.run import Run
 from lm.run import evaluate
-from lm.run.journal import DivergenceError, Journal
+from lm.run.journal import DivergenceError, Journal, SpikeError
 from lm.run.program import Experiment, Program
 from lm.run.remaining import DIAGNOSIS, EVALUATION, SAVING
 from lm.run.runs import RunSpec, Slot, Status
@@ -285,7 +285,8 @@ class Wave:
         """Rolls a run back, or ends it if its config does not ask for that or it is impossible."""
         slot, journal = self.slots[i], self.slots[i].journal
         try:
-            if journal.recipe.train.on_divergence != 'rollback':
+            is_spike = isinstance(error, SpikeError)
+            if is_spike or journal.recipe.train.on_divergence != 'rollback':
                 raise error
             state = journal.roll_back(error, self.experiment.state_shapes)
         except DivergenceError as final:

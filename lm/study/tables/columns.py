@@ -40,6 +40,8 @@ RESULTS = {  # column: (name in summary.json, type)
         f'{name}_ce': (f'validation_{name}_ce', float) for name in OBJECTIVES if name != 'causal'
     },
     'diverged_step': ('diverged_step', int),
+    'spike_score': ('spike_score', float),  # share of steps
+    'skipped_steps': ('skipped_steps', int),
     'tokens': ('tokens', int),
     'tokens_per_sec': ('tokens_per_sec_mean', float),
     'wall_sec': ('wall_sec', float),  # from opened to ended; runs beside each other share it

@@ -117,6 +117,8 @@ def test_values_beyond_bounds_are_refused(path):
         'kernels.recurrence_chunk': {'model.attention': 'gla'},
         'mlp.n_experts': {'mlp.experts_per_token': 1},
         'loss.router_z_loss': {'mlp.router_z_loss': True},
+        'train.spike_window': {'train.spike_from': 2},
+        'train.spike_from': {'train.spike_window': 10_000},
         'data.mask_ratio_most': {'data.mask_ratio_least': 0.0},
         'data.span_most': {'data.span_least': 1},
         'attention.rope_original_length': LLAMA3,

@@ -86,6 +86,10 @@ def test_other_fields_are_unchanged():
         'data.validation_source': '',
         'train.eval_objectives': 'causal',
         'train.profile': '',
+        'train.on_spike': 'record',
+        'train.spike_sigmas': 6.0,
+        'train.spike_window': 128,
+        'train.spike_from': 64,
     }
 
 
