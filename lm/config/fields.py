@@ -414,6 +414,34 @@ class TrainConfig:
     ] = ''
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvalConfig:
+    """Evaluations during training, besides the validation split."""
+
+    texts: Annotated[
+        str | None, "further held-out texts by name: {'wiki': 'text:wiki.txt'}; None: none"
+    ] = None
+    texts_every: Annotated[
+        int | None,
+        Option(minimum=0),
+        'steps between evaluations of eval.texts; 0: only at the end; None: train.eval_every',
+    ] = None
+    texts_tokens: Annotated[Count, 'tokens of each text that are evaluated, about; 0: all'] = (
+        131_072
+    )
+    suites: Annotated[
+        str | None, "suites of eval: 'NAME[:VALUE],...' or a dict of names; None: none"
+    ] = None
+    suites_every: Annotated[
+        int | None,
+        Option(minimum=0),
+        'steps between evaluations of eval.suites; 0: only at the ends; None: train.eval_every',
+    ] = None
+    suite_options: Annotated[
+        str | None, 'options of the suites, as NAME.OPTION=VALUE, with commas between'
+    ] = None
+
+
 Devices = Annotated[int, Option(minimum=-1)]
 GIVEN = 'given'
 
@@ -508,6 +536,7 @@ class Config:
     scaling: ScalingConfig
     data: DataConfig
     train: TrainConfig
+    eval: EvalConfig
     mesh: MeshConfig
     kernels: KernelsConfig
 

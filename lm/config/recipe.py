@@ -15,6 +15,7 @@ from lm.config.fields import (
     FIELDS,
     Config,
     DataConfig,
+    EvalConfig,
     MeshConfig,
     ModelConfig,
     OptimConfig,
@@ -24,6 +25,7 @@ from lm.config.fields import (
 from lm.config.groups import OPTIMIZER, OPTIMIZER_OPTIONS, find_setting
 from lm.config.other_programs import replacement_hint
 from lm.config.pattern import ITEM_FIELDS, BlockPattern, Item, parse_pattern, tile
+from lm.config.texts import parse_texts
 from modules import options
 from modules.kernels import OPERATIONS
 from modules.losses import AUXILIARIES, parse_token_weights
@@ -39,7 +41,7 @@ ATTRIBUTES = {
     'optim.decay_rule': 'decay',
     'scaling.name': 'scaling',
 }
-SECTIONS = ('model', 'optim', 'data', 'train', 'mesh')  # that a Recipe has beside its parts
+SECTIONS = ('model', 'optim', 'data', 'train', 'eval', 'mesh')  # that a Recipe has beside its parts
 NORM_SITES = ('model.norm', 'model.embedding_norm', 'model.final_norm', 'model.qk_norm')
 
 
@@ -112,6 +114,7 @@ class Recipe:
     optim: OptimConfig
     data: DataConfig
     train: TrainConfig
+    eval: EvalConfig
     mesh: MeshConfig
     norm: Part
     placement: Part
@@ -278,6 +281,23 @@ class Recipe:
         text = self.config.loss.token_weights
         stages = None if text is None else parse_token_weights('loss.token_weights', text)
         return None if stages is None or set(stages) == {((1.0, 1.0),)} else stages
+
+    @functools.cached_property
+    def texts(self) -> dict[str, str]:
+        """The sources of eval.texts by name; empty without one."""
+        return {} if self.eval.texts is None else parse_texts(self.eval.texts)
+
+    @property
+    def texts_every(self) -> int:
+        """Steps between evaluations of eval.texts; 0: only at the end."""
+        interval = self.eval.texts_every
+        return self.train.eval_every if interval is None else interval
+
+    @property
+    def suites_every(self) -> int:
+        """Steps between evaluations of eval.suites; 0: only before training and at its end."""
+        interval = self.eval.suites_every
+        return self.train.eval_every if interval is None else interval
 
     @property
     def norms(self) -> dict[str, Part]:

@@ -23,7 +23,7 @@ from lm.record.checkpoints import DAMAGED_FOLDER, LOSS, Checkpoints
 from lm.record.code import Code, extend_code_history, find_other_code
 from lm.record.machine import device_name, git_commit, peak_memory_bytes, versions
 from lm.record.metrics import NoRecorder, Recorder, Throughput, replace_non_finite
-from lm.record.run import Run
+from lm.record.run import SUITE, Run, group_evaluations
 from lm.record.upgrade import resolve_stored
 from lm.record.workdir import CONFIG, SUMMARY, write_config
 from lm.run.evaluate import objective_loss_name
@@ -90,7 +90,7 @@ class Journal:
         self.side_by_side = 1  # runs of the wave, itself included
         self.counters, self.last = Counters(), {}
         self.other_code: Code | None = None
-        self.remaining = RemainingTime(recipe.train)
+        self.remaining = RemainingTime(recipe)
         self.throughput = Throughput(experiment.flops_per_token, experiment.utilisation)
         retention = recipe.train.keep_last, recipe.train.keep_best
         self.checkpoints = Checkpoints(workdir, *retention, terminal.say)
@@ -139,6 +139,8 @@ class Journal:
                 f'{digest}. Use another --workdir, or pass --continue_changed to train on the new '
                 'data.'
             )
+        if not continue_changed:
+            self._check_texts(meta.get('texts', {}))
         self._save_tokenizer()
         self.counters = Counters(**meta['counters'])
         self.spikes = SpikeCounter(self.recipe.train, self.counters.spikes)
@@ -152,6 +154,20 @@ class Journal:
                 f'NOTE: train.init_from={init_from} no longer exists, and is no longer needed'
             )
         return state
+
+    def _check_texts(self, stored: dict[str, str]) -> None:
+        """Raises ValueError if a held-out text has changed since it was evaluated.
+
+        stored: the digest of each text of eval.texts in the checkpoint.
+        """
+        for name, text in self.experiment.texts.items():
+            if stored.get(name, text.digest) != text.digest:
+                raise ValueError(
+                    f'{self.workdir} was evaluated on the text {name!r} of eval.texts with the '
+                    f'digest {stored[name]}, but {self.recipe.texts[name]} is now {text.digest}: '
+                    'its numbers would not be comparable. Restore the text, give the new one '
+                    'another name, or pass --continue_changed to evaluate it under this name.'
+                )
 
     def _read_newest_values(self) -> dict[str, Any]:
         """Returns the newest value of each recorded name up to the present step.
@@ -218,6 +234,12 @@ class Journal:
     def is_evaluation_due(self) -> bool:
         return self._is_at(self.recipe.train.eval_every)
 
+    def are_texts_due(self) -> bool:
+        return bool(self.recipe.texts) and self._is_at(self.recipe.texts_every)
+
+    def are_suites_due(self) -> bool:
+        return self.recipe.eval.suites is not None and self._is_at(self.recipe.suites_every)
+
     def is_diagnosis_due(self) -> bool:
         interval = self.recipe.train.diagnose_every
         return interval > 0 and self._is_at(interval)
@@ -233,7 +255,8 @@ class Journal:
         """Returns whether the run must be evaluated, diagnosed, saved or ended before the next
         step.
         """
-        return self.is_evaluation_due() or self.is_diagnosis_due() or self.is_save_due()
+        is_evaluated = self.is_evaluation_due() or self.are_texts_due() or self.are_suites_due()
+        return is_evaluated or self.is_diagnosis_due() or self.is_save_due()
 
     @property
     def is_finished(self) -> bool:
@@ -329,6 +352,29 @@ class Journal:
             best_losses = {'best_validation_ce': ce, 'best_bits_per_byte': bits}
             self.counters.best = best_losses | {'best_step': self.step}
 
+    def record_texts(self, losses: dict[str, float]) -> None:
+        """Records the losses of the held-out texts (`lm.run.evaluate.text_losses`)."""
+        self.recorder.write({'step': self.step, **losses})
+        by_name = group_evaluations(losses)['texts']
+        self.terminal.say(
+            f'step {self.step:>6}  texts: bits per byte {losses["texts_bits_per_byte"]:.4f}'
+            + ''.join(f'  {name} {bits:.4f}' for name, bits in by_name.items())
+        )
+        self.last |= losses
+
+    def record_suites(self, numbers: dict[str, dict[str, float]]) -> None:
+        """Records the numbers of suites, by suite and name, as suite_SUITE_NAME."""
+        by_name = {
+            f'{SUITE}{suite}_{name}': value
+            for suite, by_suite in numbers.items()
+            for name, value in by_suite.items()
+        }
+        self.recorder.write({'step': self.step, **by_name})
+        for suite, by_suite in numbers.items():
+            listed = '  '.join(f'{name} {value:.4g}' for name, value in by_suite.items())
+            self.terminal.say(f'step {self.step:>6}  {suite}: {listed}')
+        self.last |= by_name
+
     def record_diagnosis(self, diagnostics: dict[str, Any]) -> None:
         """Records `lm.training.diagnostics`: numbers for each layer or head, by name."""
         row = {'step': self.step} | {name: value.tolist() for name, value in diagnostics.items()}
@@ -352,6 +398,8 @@ class Journal:
             'vocab_size': self.experiment.vocab_size,
             'versions': versions(),
         }
+        if self.experiment.texts:
+            meta['texts'] = {name: text.digest for name, text in self.experiment.texts.items()}
         is_validated = self.last.get('validated_step') == self.step
         self.checkpoints.save(state, meta, self.last[LOSS] if is_validated else None)
         self.saved_step = self.step
@@ -408,7 +456,7 @@ class Journal:
             raise DivergenceError(f'{error}; {reason}')
         # Only what the lost steps had changed goes back. The batch index does not, so that the
         # batches since the checkpoint are left out; nor do the events, which count the rollbacks.
-        names = ('tokens', 'best', 'rows', 'spikes')
+        names = ('tokens', 'best', 'rows')
         restored = {name: getattr(self.counters, name) for name in names}
         self.counters = dataclasses.replace(counters, **restored)
         self._event(
@@ -457,10 +505,24 @@ class Journal:
             'git_commit': code[-1]['commit'] if code else git_commit(),
             'code': code,
             'data': {'digest': experiment.dataset.digest, **experiment.dataset.report},
+            **self._describe_texts(),
             'events': self.counters.events,
             'warnings': self.counters.warnings,
         }
         write_json(self.workdir / SUMMARY, seal_record(replace_non_finite(record)))
+
+    def _describe_texts(self) -> dict[str, Any]:
+        """Returns the digest and size of each held-out text, for the summary."""
+        texts = {
+            name: {
+                'source': self.recipe.texts[name],
+                'digest': text.digest,
+                'tokens': text.rows.n_tokens,
+                'bytes': text.rows.n_bytes,
+            }
+            for name, text in self.experiment.texts.items()
+        }
+        return {'held_out_texts': texts} if texts else {}
 
     def end(self, status: str) -> None:
         """Writes the summary, once all checkpoints are on disk."""

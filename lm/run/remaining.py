@@ -1,8 +1,9 @@
 """The time that a run still needs: its steps, and the work between steps."""
 
-from lm.config.fields import TrainConfig
+from lm.config.recipe import Recipe
 
 EVALUATION, DIAGNOSIS, SAVING = 'evaluation', 'diagnosis', 'saving'
+TEXTS, SUITES = 'texts', 'suites'
 
 
 def count_due(interval: int, step: int, steps: int) -> int:
@@ -25,11 +26,16 @@ class RemainingTime:
     not count, because it includes compilation.
     """
 
-    def __init__(self, train: TrainConfig):
+    def __init__(self, recipe: Recipe):
+        train = recipe.train
         self.steps = train.steps
         self.intervals = {EVALUATION: train.eval_every, SAVING: train.checkpoint_every}
         if train.diagnose_every:
             self.intervals[DIAGNOSIS] = train.diagnose_every
+        if recipe.texts:
+            self.intervals[TEXTS] = recipe.texts_every
+        if recipe.eval.suites is not None:
+            self.intervals[SUITES] = recipe.suites_every
         self._last_sec: dict[str, float | None] = {}
 
     def record(self, work: str, sec: float) -> None:

@@ -39,6 +39,10 @@ RESULTS = {  # column: (name in summary.json, type)
     **{  # of what train.eval_objectives adds
         f'{name}_ce': (f'validation_{name}_ce', float) for name in OBJECTIVES if name != 'causal'
     },
+    'texts_ce': ('texts_ce', float),  # means over eval.texts
+    'texts_bits_per_byte': ('texts_bits_per_byte', float),
+    'texts': ('texts', str),  # JSON: bits per byte of each text
+    'suites': ('suites', str),  # JSON: numbers of eval.suites
     'diverged_step': ('diverged_step', int),
     'spike_score': ('spike_score', float),  # share of steps
     'skipped_steps': ('skipped_steps', int),

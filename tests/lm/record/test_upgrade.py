@@ -90,6 +90,7 @@ def test_other_fields_are_unchanged():
         'train.spike_sigmas': 6.0,
         'train.spike_window': 128,
         'train.spike_from': 64,
+        'eval.texts_tokens': 131_072,
     }
 
 

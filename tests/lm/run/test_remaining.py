@@ -26,7 +26,7 @@ def test_due_work_is_counted_as_a_journal_does(interval, steps):
 def make_remaining(**changes):
     train = {'steps': 100, 'eval_every': 20, 'checkpoint_every': 50, 'diagnose_every': 0}
     recipe = tiny_config({f'train.{name}': value for name, value in (train | changes).items()})
-    return RemainingTime(recipe.train)
+    return RemainingTime(recipe)
 
 
 def test_first_evaluation_does_not_count():
