@@ -1,5 +1,5 @@
-"""Spikes of whole runs: what is recorded, what is skipped, and what ends a run. Equivalence: a run
-that is resumed, or trains beside others, counts and skips as one that is alone.
+"""Spikes of whole runs, which are recorded or skipped, or end the run. Equivalence: a run that is
+resumed, or trains beside others, counts and skips as one that is alone.
 """
 
 import jax
