@@ -74,7 +74,11 @@ def open_held_out_texts(
     """
     texts, fields = {}, recipe.data
     for name, request in list_text_requests(recipe).items():
-        text = encode_source(request, tokenizer, fields, fields.tokenizer, say)
+        try:
+            text = encode_source(request, tokenizer, fields, fields.tokenizer, say)
+        except ValueError as error:
+            is_named = str(error).startswith(request.flag)
+            raise ValueError(f'{"" if is_named else f"{request.flag}: "}{error}') from error
         check_same_everywhere(f'the text {name!r} of eval.texts', text.digest)
         counts = f'{text.rows.n_tokens:,} tokens, {text.rows.n_bytes / 1e6:,.2f} MB'
         say(f'eval.texts, {name}: {counts}')

@@ -224,6 +224,20 @@ def test_wrong_sources_are_refused(tmp_path):
     check(tiny_config({'eval.texts': "{'a': 'python'}", 'eval.texts_every': 0}))
 
 
+@pytest.mark.parametrize(
+    ('name', 'content', 'message'),
+    [
+        ('empty.txt', '', r"^eval\.texts, 'mine'=text:.* contains no text"),
+        ('pairs.jsonl', '{"good": "a"}', r"^eval\.texts, 'mine': .* has no field 'text'"),
+    ],
+)
+def test_unusable_text_is_named(name, content, message, corpus, tmp_path):
+    """Before the first step."""
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=message):
+        train(cell_config(tree(corpus, {'mine': f'text:{tmp_path}/{name}'}), {}), tmp_path / 'run')
+
+
 def test_spaces_do_not_change_the_run():
     first, second = (
         tiny_config({'eval.texts': text}) for text in ("{'a':'python'}", "{ 'a' : 'python' }")
