@@ -35,7 +35,7 @@ if __name__ == '__main__':
 
 import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ from lm.launch import command, distributed, signals, streams, tracking
 from lm.launch.exit_status import BAD_INPUT, DIVERGED, DONE, SIGNALLED  # noqa: F401
 from lm.record.remote.mirror import mirror_workdir
 from lm.record.workdir import open_workdir
-from lm.run import runs, start
+from lm.run import runs, start, suites
 from lm.run.describe import format_memory, list_field_origins, print_description
 from lm.run.program import Experiment, Program, open_text
 from lm.run.wave import Wave, closing
@@ -61,6 +61,24 @@ listings.define_flags()  # to print, and not to train: --choices, --print_config
 engines.define_flags()  # of sweeps: --engine, --runs_at_once, --resources
 distributed.define_flags()  # of several hosts: --coordinator, --num_processes, --process_id, ...
 tracking.define_flags()  # --track
+
+
+def check_suites(recipe: Recipe) -> None:
+    """Raises ValueError if a suite of eval.suites, or an option of it, is wrong."""
+    # Imported only for runs that have suites, because SciPy takes time to import.
+    from eval.evaluation import during_training
+
+    during_training.check(recipe)
+
+
+def open_suites(experiment: Experiment) -> Mapping[str, suites.Evaluate]:
+    """Returns the suites of eval.suites with their data, by their names in records."""
+    from eval.evaluation import during_training
+
+    return during_training.open_suites(experiment)
+
+
+SUITES = suites.SuiteLoader(check_suites, open_suites)
 
 
 def main() -> int:
@@ -119,6 +137,7 @@ def train(
       The exit status.
     """
     runs.check(recipe, workdir)
+    suites.check_suites(recipe, SUITES)
     terminal = runs.open_terminal()
     say_last = functools.partial(ending.callback, terminal.say) if ending else terminal.say
     with open_workdir(workdir, recipe, continue_changed, terminal.say):
@@ -128,7 +147,7 @@ def train(
         runs.try_storage(recipe, workdir)
         dataset = open_text(recipe, terminal.say, workdir)
         # Mesh: the model and its optimizer laid over the devices, and the step that trains it.
-        experiment = Experiment(recipe, dataset, terminal.say)
+        experiment = Experiment(recipe, dataset, terminal.say, suite_loader=SUITES)
         program = Program(experiment, say=terminal.say)
         # State: of the newest checkpoint, or of step 0. A run alone is a wave of one.
         run = runs.RunSpec(recipe, workdir, terminal, continue_changed, start_over)
@@ -183,7 +202,7 @@ def train_sweep(
         return '\n'.join([*lines, str(page)])
 
     arguments = base, sweep, workdir, continue_changed, engine, report, notes
-    return engines.train_sweep(*arguments, **work_options)
+    return engines.train_sweep(*arguments, suite_loader=SUITES, **work_options)
 
 
 if __name__ == '__main__':

@@ -115,6 +115,12 @@ def get_config() -> ConfigDict:
     config.train.on_divergence = 'stop'  # or skip_step, rollback
     config.train.seed = 0  # for the initial parameters
 
+    config.eval = ConfigDict()  # during training, besides the validation split
+    # eval.texts names further held-out texts, "{'wiki': 'text:wiki/*.txt'}", and eval.texts_every
+    # their steps.
+    config.eval.texts_tokens = 131_072  # of each text; 0: all
+    # eval.suites names suites, 'minimal_pairs:blimp', and eval.suites_every their steps.
+
     config.mesh = ConfigDict()
     # Devices along each axis. One of them may be -1: all remaining devices.
     config.mesh.data = -1  # batch rows

@@ -49,6 +49,8 @@ def open_data(checkpoint: Checkpoint) -> data.Dataset:
     Raises:
       ValueError: if the data of the config has changed since training.
     """
+    if checkpoint.dataset is not None:
+        return checkpoint.dataset
     fields = checkpoint.recipe.data
     dataset = data.open_dataset(fields, say=to_stderr)
     trained_on = checkpoint.meta['data']  # None: nobody knows

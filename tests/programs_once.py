@@ -14,7 +14,8 @@ import pytest
 from lm.config.recipe import Recipe
 from lm.data import Dataset
 from lm.devices.run_axis import SINGLE
-from lm.run.program import Experiment, Program
+from lm.run.program import Experiment, Program, open_held_out_texts
+from lm.run.suites import SuiteLoader, open_suites
 from lm.storage.files import discard_line
 
 ASK = ('train', 'lm.study.train.groups')  # modules that make programs
@@ -27,13 +28,19 @@ def _cached_programs(recipe: Recipe, digest: str, runs: int) -> dict[str, Any]:
 
 
 def experiment(
-    recipe: Recipe, dataset: Dataset, say: Callable[[str], None], runs: int = 1
+    recipe: Recipe,
+    dataset: Dataset,
+    say: Callable[[str], None],
+    runs: int = 1,
+    suite_loader: SuiteLoader | None = None,
 ) -> Experiment:
     programs = _cached_programs(recipe, dataset.digest, runs)
     if 'experiment' not in programs:
-        programs['experiment'] = Experiment(recipe, dataset, say, runs)
+        programs['experiment'] = Experiment(recipe, dataset, say, runs, suite_loader)
         programs['experiment'].programs = programs
     programs['experiment'].dataset = dataset
+    programs['experiment'].suites = open_suites(programs['experiment'], suite_loader)
+    programs['experiment'].texts = open_held_out_texts(recipe, dataset.tokenizer, say)
     return programs['experiment']
 
 

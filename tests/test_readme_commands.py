@@ -311,6 +311,8 @@ def test_every_command_works_as_printed(outcome, tmp_path):
             (tmp_path / match[1]).write_text(block)
     np.array([5, 6, 50256, 7, 50256], np.uint16).tofile(tmp_path / 'train.bin')
     (tmp_path / 'book.txt').write_text('a short text\n' * 9)
+    pair = '{"sentence_good": "a text", "sentence_bad": "txet a"}\n'
+    (tmp_path / 'pairs.jsonl').write_text(pair * 3)
     failed = {}
     for line in commands():
         if line in LEFT_OUT:

@@ -29,7 +29,15 @@ from lm.record.checkpoints import Checkpoints
 from lm.record.machine import versions
 from lm.record.workdir import CONFIG, check_shared, write_config
 from lm.storage.filling import fill_folder
-from lm.training.state import Learner, State, Weights, build_learner, init_state, make_hyper
+from lm.training.state import (
+    Learner,
+    State,
+    Weights,
+    build_learner,
+    init_state,
+    init_watched,
+    make_hyper,
+)
 from lm.training.update import build_average, build_optimizer
 from modules.choices import choose
 from modules.norms import fold
@@ -523,7 +531,8 @@ def write_workdir(
         learner, hyper = build_cpu_learner(recipe, meta['vocab_size']), make_hyper(recipe)
         moments = build_optimizer(recipe, learner.description, hyper).init(weights.params)
         average = build_average(recipe, learner.description, hyper).init(weights.params)
-        parts = weights.params, weights.reparam, weights.stats, moments, average
+        watched = init_watched(recipe.train)
+        parts = weights.params, weights.reparam, weights.stats, moments, average, watched
         state = replicate_state(State(jnp.int32(step), *parts))
         checkpoints = Checkpoints(
             workdir, keep_last=1, keep_best=0, save_concurrent_gb=largest_shard_gb(state)

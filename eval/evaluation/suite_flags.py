@@ -160,17 +160,7 @@ def read_suites(text: str, option_values: Mapping[str, Any]) -> list[SuiteReques
       ValueError: for an unknown suite, with the nearest name; a value for a suite that takes none;
         a suite that occurs twice; and an option of a suite that is not in `text`.
     """
-    pieces: list[str] = []
-    for piece in text.split(','):
-        # A comma inside VALUE: the text after it is not the name of a suite.
-        is_continuation = (
-            pieces and ':' in pieces[-1] and piece.partition(':')[0].strip() not in SUITES
-        )
-        if is_continuation:
-            pieces[-1] += f',{piece}'
-        else:
-            pieces.append(piece.strip())
-    requests = [read_suite(piece, option_values) for piece in pieces]
+    requests = [read_suite(piece, option_values) for piece in split_suites(text)]
     duplicates = [
         label for label, n in Counter(request.label for request in requests).items() if n > 1
     ]
@@ -184,6 +174,21 @@ def read_suites(text: str, option_values: Mapping[str, Any]) -> list[SuiteReques
                 'leave out the option.'
             )
     return requests
+
+
+def split_suites(text: str) -> list[str]:
+    """Returns the NAME or NAME:VALUE of each suite of a text."""
+    pieces: list[str] = []
+    for piece in text.split(','):
+        # A comma inside VALUE: the text after it is not the name of a suite.
+        is_continuation = (
+            pieces and ':' in pieces[-1] and piece.partition(':')[0].strip() not in SUITES
+        )
+        if is_continuation:
+            pieces[-1] += f',{piece}'
+        else:
+            pieces.append(piece.strip())
+    return pieces
 
 
 def read_suite(piece: str, option_values: Mapping[str, Any]) -> SuiteRequest:

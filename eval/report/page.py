@@ -214,6 +214,7 @@ def _build_context(
         'arms': arms.build_context(ablation, base, colors) if ablation else None,
         'variants': [] if ablation else tables.variant_rows(displayed, colors, row_kind),
         'cells': [tables.cell_row(record, subject) for record in subject.records],
+        'held_out': tables.evaluation_rows(subject.records, run_names),
         'axes': {path: list(map(format_number, values)) for path, values in axes.items()},
         'combinations': _count_combinations(subject, axes),
         'apart': {

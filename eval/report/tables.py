@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -346,6 +347,36 @@ def cell_row(record: Record, subject: Subject) -> dict[str, Any]:
         'wall s': _format_fixed(record['wall_sec'], ',.1f'),
         'reason': record['reason'] or '',
     }
+
+
+def evaluation_rows(
+    records: Sequence[Record], run_names: Mapping[str, str]
+) -> list[dict[str, str]]:
+    """Returns a row for each run with the last numbers of its held-out texts and suites.
+
+    Args:
+      records: the runs.
+      run_names: the name of each, by workdir.
+
+    Returns:
+      Rows with the same heads; none if no run has such numbers.
+    """
+    numbers = [_read_evaluations(record) for record in records]
+    heads = dict.fromkeys(head for row in numbers for head in row)
+    if not heads:
+        return []
+    return [
+        {'run': run_names[record['workdir']]}
+        | {head: _format_fixed(row.get(head)) for head in heads}
+        for record, row in zip(records, numbers, strict=True)
+    ]
+
+
+def _read_evaluations(record: Record) -> dict[str, float | None]:
+    """Returns the numbers of the texts and suites of a run by their heads in a table."""
+    texts, suites = (json.loads(record[name] or '{}') for name in ('texts', 'suites'))
+    mean = {'mean of texts': record['texts_bits_per_byte']} if texts else {}
+    return {f'text {name}': bits for name, bits in texts.items()} | mean | suites
 
 
 def list_changes(

@@ -14,7 +14,7 @@ from eval.suites.harness import harness
 from eval.suites.in_context import in_context
 from eval.suites.influence import influence
 from eval.suites.layers import layers
-from eval.suites.minimal_pairs import minimal_pairs
+from eval.suites.minimal_pairs import minimal_pairs, read_for_training
 from eval.suites.neural_collapse import neural_collapse
 from eval.suites.ngram import ngram
 from eval.suites.perplexity import perplexity
@@ -29,10 +29,17 @@ SUITES = {
         calibration, score='nll', weight='tokens', unit='nats per token', item_noun='rows'
     ),
     'harness': Suite(
-        harness, argument='tasks', score='value', lower_is_better=False, unit='in the metric'
+        harness,
+        argument='tasks',
+        score='value',
+        lower_is_better=False,
+        unit='in the metric',
+        refusal='another library reads its tasks, and generates and scores their answers',
     ),
     'in_context': Suite(in_context, score='squared error', unit='squared error'),
-    'influence': Suite(influence),
+    'influence': Suite(
+        influence, refusal='it compares gradients of training documents at several checkpoints'
+    ),
     'layers': Suite(layers),
     'minimal_pairs': Suite(
         minimal_pairs,
@@ -41,9 +48,10 @@ SUITES = {
         lower_is_better=False,
         unit='in accuracy',
         item_noun='pairs',
+        reader=read_for_training,
     ),
     'neural_collapse': Suite(neural_collapse),
-    'ngram': Suite(ngram),
+    'ngram': Suite(ngram, refusal='its numbers do not depend on the weights'),
     'perplexity': Suite(
         perplexity,
         argument='stride',
@@ -53,5 +61,7 @@ SUITES = {
         scale=1 / math.log(2),
         item_noun='documents',
     ),
-    'sharpness': Suite(sharpness),
+    'sharpness': Suite(
+        sharpness, refusal='it reads the moments of the optimizer from a stored checkpoint'
+    ),
 }

@@ -64,3 +64,8 @@ class Suite:
     scale: float = 1.0
     #: The word for entries of `items`, in the plural.
     item_noun: str = 'items'
+    #: reader(tokenizer, seq_len, **options) -> evaluate(checkpoint): reads the data of the suite
+    #: before a training that evaluates it (eval.suites). None: it reads the run's text, or none.
+    reader: Callable[..., Callable[..., SuiteResult]] | None = None
+    #: The reason for which it does not run during training; '': it does.
+    refusal: str = ''

@@ -1,9 +1,10 @@
 """Minimal pairs: whether a model assigns more probability to the better of two sentences."""
 
+import functools
 import glob
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -15,6 +16,7 @@ from eval.suites.base import SuiteResult, Table
 from lm.data.globs import find_files
 from lm.data.kinds import file_suffix
 from lm.data.records import read_json_lines
+from lm.data.tokenizers import Tokenizer
 from lm.inference.scoring import Scorer
 from lm.storage.files import expand_home
 from modules.options import Option
@@ -51,8 +53,38 @@ def minimal_pairs(
       limit: pairs per paradigm; 0: all.
       end: whether to score EOS.
     """
+    seq_len = checkpoint.recipe.data.seq_len
+    return read_for_training(checkpoint.tokenizer, seq_len, path=path, limit=limit, end=end)(
+        checkpoint
+    )
+
+
+def read_for_training(
+    tokenizer: Tokenizer, seq_len: int, *, path: str = '', limit: int = 0, end: bool = False
+) -> Callable[[Checkpoint], SuiteResult]:
+    """Returns a function of a checkpoint that scores pairs, which are read here.
+
+    Args:
+      tokenizer: of the checkpoints.
+      seq_len: the most tokens of a sentence.
+      path: .jsonl file, folder or glob, in the format of BLiMP.
+      limit: pairs per paradigm; 0: all.
+      end: whether to score EOS.
+    """
     pairs = list(read_pairs(path, limit))
-    rows = _encode_pairs(checkpoint, pairs, end)
+    return functools.partial(score_pairs, pairs, _encode_pairs(tokenizer, seq_len, pairs, end))
+
+
+def score_pairs(
+    pairs: Sequence[SentencePair], rows: Sequence[Sequence[int]], checkpoint: Checkpoint
+) -> SuiteResult:
+    """Returns the result of `minimal_pairs`.
+
+    Args:
+      pairs: the sentences.
+      rows: their tokens: good, bad, good, bad, ...
+      checkpoint: a loaded checkpoint.
+    """
     log_p = [scores['log_p'].astype(np.float64) for scores in Scorer(checkpoint)(rows)]
     # Rows alternate good and bad sentences.
     sums, means = (
@@ -160,14 +192,13 @@ def _find_pair_files(path: str) -> list[Path]:
 
 
 def _encode_pairs(
-    checkpoint: Checkpoint, pairs: Sequence[SentencePair], end: bool
+    tokenizer: Tokenizer, seq_len: int, pairs: Sequence[SentencePair], end: bool
 ) -> list[list[int]]:
     """Returns the tokens of good, bad, good, bad, ..."""
-    tokenizer = checkpoint.tokenizer
     encoded = tokenizer.encode_batch([text for pair in pairs for text in (pair.good, pair.bad)])
     suffix = [tokenizer.eos_id] if end else []
     rows = [[tokenizer.bos_id, *tokens.tolist(), *suffix] for tokens in encoded]
-    max_tokens = checkpoint.recipe.data.seq_len + 1
+    max_tokens = seq_len + 1
     for i, row in enumerate(rows):
         if not 2 <= len(row) <= max_tokens:
             raise ValueError(

@@ -165,7 +165,7 @@ def score_source(checkpoint: Checkpoint, source: str, stride: int, limit: int) -
       limit: number of documents; 0: all.
     """
     encode = encode_conversations if source.startswith(CHAT) else encode_source
-    rows, texts, lost_share = encode(checkpoint, source, '--perplexity.source', limit)
+    rows, texts, lost_share, _ = encode(checkpoint, source, '--perplexity.source', limit)
     nats_D, tokens_D = select_scorer(stride)(checkpoint, rows, len(texts))
     bytes_D = rows.targets.n_bytes if isinstance(rows.targets, ChatTargets) else None
     scored = list(describe_documents('', texts, nats_D, tokens_D, bytes_D))

@@ -193,6 +193,15 @@ class OptimConfig:
             traced=True,
         ),
     ] = None
+    update_clip_sigmas: Annotated[
+        float | None,
+        Option(
+            'largest norm of updates, in deviations above the mean of recent ones; None: any',
+            0,
+            FINITE,
+            traced=True,
+        ),
+    ] = None
     ghost_radius: Annotated[
         float | None,
         Option(
@@ -376,6 +385,22 @@ class TrainConfig:
     seed: Annotated[
         int, Option(minimum=0, maximum=2**32 - 1), 'seed of the initial parameters'
     ]  # JAX takes others modulo 2^32
+    on_spike: Annotated[
+        str,
+        Option(choices=('record', 'skip', 'stop')),
+        'what to do if a finite loss or gradient norm is a spike',
+    ] = 'record'
+    spike_sigmas: Annotated[
+        float,
+        Option(minimum=0, maximum=FINITE),
+        'standard deviations above the mean of recent steps that make a spike',
+    ] = 6.0
+    spike_window: Annotated[
+        int, Option(minimum=2, maximum=10_000), 'recent steps that a step is compared with'
+    ] = 128
+    spike_from: Annotated[
+        int, Option(minimum=2, maximum=10_000), 'recent steps from which on there are spikes'
+    ] = 64
     diagnose_every: Annotated[Count, 'steps between diagnostics of layers; 0: none'] = 0
     init_from: Annotated[
         str, 'workdir or checkpoint with the initial weights; empty: random weights'
@@ -408,6 +433,34 @@ class TrainConfig:
         str,
         Option('rule for the settings of stages with other batches', choices=STAGE_RULES),
     ] = NO_RULE
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvalConfig:
+    """Evaluations during training, besides the validation split."""
+
+    texts: Annotated[
+        str | None, "further held-out texts by name: {'wiki': 'text:wiki.txt'}; None: none"
+    ] = None
+    texts_every: Annotated[
+        int | None,
+        Option(minimum=0),
+        'steps between evaluations of eval.texts; 0: only at the end; None: train.eval_every',
+    ] = None
+    texts_tokens: Annotated[Count, 'tokens of each text that are evaluated, about; 0: all'] = (
+        131_072
+    )
+    suites: Annotated[
+        str | None, "suites of eval: 'NAME[:VALUE],...' or a dict of names; None: none"
+    ] = None
+    suites_every: Annotated[
+        int | None,
+        Option(minimum=0),
+        'steps between evaluations of eval.suites; 0: only at the ends; None: train.eval_every',
+    ] = None
+    suite_options: Annotated[
+        str | None, 'options of the suites, as NAME.OPTION=VALUE, with commas between'
+    ] = None
 
 
 Devices = Annotated[int, Option(minimum=-1)]
@@ -504,6 +557,7 @@ class Config:
     scaling: ScalingConfig
     data: DataConfig
     train: TrainConfig
+    eval: EvalConfig
     mesh: MeshConfig
     kernels: KernelsConfig
 

@@ -15,6 +15,7 @@ from lm.config.fields import (
     FIELDS,
     Config,
     DataConfig,
+    EvalConfig,
     MeshConfig,
     ModelConfig,
     OptimConfig,
@@ -25,6 +26,7 @@ from lm.config.groups import OPTIMIZER, OPTIMIZER_OPTIONS, find_setting
 from lm.config.other_programs import replacement_hint
 from lm.config.pattern import ITEM_FIELDS, BlockPattern, Item, parse_pattern, tile
 from lm.config.stages import TrainingStage, plan_stages, stage_changes
+from lm.config.texts import parse_texts
 from modules import options
 from modules.kernels import OPERATIONS
 from modules.losses import AUXILIARIES, parse_token_weights
@@ -40,7 +42,7 @@ ATTRIBUTES = {
     'optim.decay_rule': 'decay',
     'scaling.name': 'scaling',
 }
-SECTIONS = ('model', 'optim', 'data', 'train', 'mesh')  # that a Recipe has beside its parts
+SECTIONS = ('model', 'optim', 'data', 'train', 'eval', 'mesh')  # that a Recipe has beside its parts
 NORM_SITES = ('model.norm', 'model.embedding_norm', 'model.final_norm', 'model.qk_norm')
 
 
@@ -113,6 +115,7 @@ class Recipe:
     optim: OptimConfig
     data: DataConfig
     train: TrainConfig
+    eval: EvalConfig
     mesh: MeshConfig
     norm: Part
     placement: Part
@@ -310,6 +313,23 @@ class Recipe:
     def mean_batch_tokens(self) -> float:
         """Tokens of a step, padding included, on average over the steps of the run."""
         return self.stages[-1].stop_tokens / self.stages[-1].stop
+
+    @functools.cached_property
+    def texts(self) -> dict[str, str]:
+        """The sources of eval.texts by name; empty without one."""
+        return {} if self.eval.texts is None else parse_texts(self.eval.texts)
+
+    @property
+    def texts_every(self) -> int:
+        """Steps between evaluations of eval.texts; 0: only at the end."""
+        interval = self.eval.texts_every
+        return self.train.eval_every if interval is None else interval
+
+    @property
+    def suites_every(self) -> int:
+        """Steps between evaluations of eval.suites; 0: only before training and at its end."""
+        interval = self.eval.suites_every
+        return self.train.eval_every if interval is None else interval
 
     @property
     def norms(self) -> dict[str, Part]:

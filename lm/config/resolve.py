@@ -29,6 +29,7 @@ from lm.config.recipe import (
 )
 from lm.config.stages import drop_equal_stages
 from lm.config.suggestions import MULTI_RUN_SECTIONS, field_hint
+from lm.config.texts import parse_texts
 from modules.choices import suggest_nearest
 from modules.options import coerce_type, declared_options
 
@@ -165,7 +166,7 @@ def drop_unread_options(recipe: Recipe) -> Recipe:
 
 def resolve_auto(config: Config) -> Config:
     """Replaces 'auto' and None in section `model` by the choice of placement and norm, and
-    data.mixture by its normal form. Drops stages that differ in nothing.
+    data.mixture and eval.texts by their normal forms. Drops stages that differ in nothing.
     """
     model = config.model
     ((_, placement, _),) = parse_rows('model.placement', model.placement)
@@ -195,6 +196,8 @@ def resolve_auto(config: Config) -> Config:
     is_known = source == DEFAULT_SOURCE or ':' in source
     if not is_known and (replacement := replacement_hint(source)) and not Path(source).exists():
         raise ValueError(f'data.source={source}: {replacement}.')
+    if config.eval.texts is not None:
+        values['eval.texts'] = repr(parse_texts(config.eval.texts))
     if config.data.mixture is not None:
         values |= normalize_mixture(config.data.mixture, config.data.source)
     config = update_config(config, values)

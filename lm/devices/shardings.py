@@ -11,7 +11,7 @@ from lm.config.recipe import Recipe
 from lm.config.stages import BatchShape, config_shape
 from lm.devices.mesh import param_sharding, replicated_sharding, trace_on_mesh
 from lm.model.objectives import batch_fields
-from lm.training.state import Learner, State, init_state, make_hyper
+from lm.training.state import Learner, State, init_state, init_watched, make_hyper
 from lm.training.update import build_average, build_optimizer
 from modules.optim import state_specs, unbox_state
 
@@ -63,16 +63,21 @@ def weights_layout(learner: Learner) -> tuple[State, State]:
 
 @functools.lru_cache(maxsize=8)  # a run needs it three times
 def state_layout(learner: Learner) -> tuple[State, State]:
-    """Returns `weights_layout` with the step, which is WHOLE, and the optimizer's state."""
+    """Returns `weights_layout` with the optimizer's state, and what is WHOLE: the step, and the
+    watched metrics.
+    """
     recipe, description = learner.recipe, learner.description
     transform = build_optimizer(recipe, description, make_hyper(recipe))
     boxed_state = jax.eval_shape(transform.init, description.shapes)
     shapes, specs = weights_layout(learner)
     step = jax.ShapeDtypeStruct((), jax.numpy.int32)
     opt_specs = state_specs(boxed_state, description.shapes, description.specs)
+    watched = jax.eval_shape(lambda: init_watched(recipe.train))
     return (
-        shapes.replace(step=step, opt_state=unbox_state(boxed_state)),
-        specs.replace(step=WHOLE, opt_state=opt_specs),
+        shapes.replace(step=step, opt_state=unbox_state(boxed_state), watched=watched),
+        specs.replace(
+            step=WHOLE, opt_state=opt_specs, watched=jax.tree.map(lambda _: WHOLE, watched)
+        ),
     )
 
 

@@ -68,6 +68,7 @@ class Checkpoint:
     #: The stored weights, or their average if the run has one (optim.average), as in validation.
     weights: Weights
     tokenizer: data.tokenizers.Tokenizer  #: the tokenizer of the run
+    dataset: data.Dataset | None = None  #: its text, if it is open, as during training
 
     @functools.cached_property
     def variables(self) -> dict[str, Any]:

@@ -56,6 +56,8 @@ def check(recipe: Recipe) -> None:
     _check_matched_norms(recipe)
     _check_cautious(recipe)
     _check_numbers_over_steps(recipe)
+    _check_spikes(recipe)
+    _check_evaluations(recipe)
     _check_tied_embeddings(recipe)
     check_order([part.name for part in recipe.reparam])
     _check_moved_weights(recipe)
@@ -181,6 +183,34 @@ def _check_sizes(recipe: Recipe) -> None:
     for name, size in vars(recipe.mesh).items():
         if size == 0:
             raise ValueError(f'mesh.{name} must be a number of devices, or -1 for all; got 0')
+
+
+def _check_spikes(recipe: Recipe) -> None:
+    """Raises ValueError if the window of recent steps never has enough of them."""
+    train = recipe.train
+    if train.spike_from > train.spike_window:
+        raise ValueError(
+            'train.spike_from must be at most train.spike_window, which never holds more steps; '
+            f'got {train.spike_from} and {train.spike_window}. Set train.spike_from to half of the '
+            'window.'
+        )
+
+
+def _check_evaluations(recipe: Recipe) -> None:
+    """Raises ValueError for an option of evaluations that are not requested."""
+    readers = {
+        'eval.texts_every': 'eval.texts',
+        'eval.texts_tokens': 'eval.texts',
+        'eval.suites_every': 'eval.suites',
+        'eval.suite_options': 'eval.suites',
+    }
+    flat = flatten(recipe)
+    for path, reader in readers.items():
+        if flat[reader] is None and flat[path] != FIELDS[path].default:
+            raise ValueError(
+                f'{path}={flat[path]} has no effect without {reader}. Set {reader}, or leave '
+                f'{path} out.'
+            )
 
 
 def _check_loss_on(recipe: Recipe) -> None:

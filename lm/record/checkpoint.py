@@ -1,8 +1,9 @@
 """A checkpoint: self-describing, with digests of its content, and checked strictly when it is read.
 
 A checkpoint has three items: `weights` (parameters, the state of their reparametrisation, and their
-average), `training` (step and optimizer), and `meta`, a JSON record with the config, the tree of
-parameter shapes, the digests of all arrays, and the counters that are not arrays.
+average), `training` (step, optimizer and watched metrics), and `meta`, a JSON record with the
+config, the tree of parameter shapes, the digests of all arrays, and the counters that are not
+arrays.
 """
 
 import contextlib
@@ -338,7 +339,9 @@ def _fill_missing(weights: dict[str, Any], shapes: State) -> dict[str, Any]:
 
 
 def _training(state: State) -> dict[str, Any]:
-    return {'step': state.step, 'opt_state': state.opt_state}
+    # Only runs that skip spikes have a window of watched metrics.
+    watched = {'watched': state.watched} if jax.tree.leaves(state.watched) else {}
+    return {'step': state.step, 'opt_state': state.opt_state, **watched}
 
 
 def read_items(path: Path, **items: Any) -> Any:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from lm.config.recipe import Recipe
 
 Row = dict[str, Any]  # of metrics.jsonl, or by the names of summary.json
+TEXT, SUITE = 'text_', 'suite_'  # begin the names of numbers of eval.texts and eval.suites
 METRICS = {'ce': 'validation_ce', 'bits_per_byte': 'bits_per_byte'}  # column: in summary.json
 # A record that something has written over may parse, with other types than expected.
 READ_ERRORS = (ValueError, KeyError, TypeError, AttributeError, OSError)
@@ -168,9 +169,10 @@ class Run:
                 raise ValueError(f'{path} cannot be read (its warnings have another format)')
         summary = summary | self._describe_origin(summary)
         if 'best_validation_ce' in summary:
-            return summary
+            return group_evaluations(summary) | summary
         with annotate_errors(self.folder / FILE):
-            return _summarize_rows(self.rows()) | summary
+            numbers = _summarize_rows(self.rows()) | summary
+            return group_evaluations(numbers) | numbers
 
     def _describe_origin(self, summary: Row) -> Row:
         """Returns the parent of a branch, and the steps of the checkpoints of a run."""
@@ -273,6 +275,22 @@ def _flat_config(text: str) -> Mapping[str, Any]:
         return added | rename_fields(flatten(raw))
 
 
+def group_evaluations(values: Row) -> Row:
+    """Returns the numbers of `values` that belong to held-out texts and suites, by their names.
+
+    values: by the names of summary.json. `texts` has the bits per byte of each text, `suites` the
+    numbers of suites as SUITE_NUMBER. Either is left out if there are none.
+    """
+    ending = '_bits_per_byte'
+    texts = {
+        name.removeprefix(TEXT).removesuffix(ending): value
+        for name, value in values.items()
+        if name.startswith(TEXT) and name.endswith(ending)
+    }
+    suites = {n.removeprefix(SUITE): value for n, value in values.items() if n.startswith(SUITE)}
+    return {key: group for key, group in (('texts', texts), ('suites', suites)) if group}
+
+
 def _summarize_rows(rows: list[Row]) -> Row:
     """Returns the summary of a run that has progressed as far as these rows."""
     results: Row = {'step': rows[-1]['step']} if rows else {}
@@ -287,6 +305,8 @@ def _summarize_rows(rows: list[Row]) -> Row:
         names = ('validation_ce', 'bits_per_byte', 'perplexity')
         results |= {name: last.get(name) for name in names}
         results['validated_step'] = last['step']
+    for row in rows:
+        results |= {n: v for n, v in row.items() if n.startswith((TEXT, 'texts_', SUITE))}
     finite = [row for row in validated if row['validation_ce'] is not None]
     if finite:
         best = min(finite, key=lambda row: row['validation_ce'])

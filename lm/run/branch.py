@@ -57,7 +57,10 @@ from modules.optim.groups import HIDDEN
 STATE_CHOICES = ('optim.name', 'optim.others', 'optim.average', 'scaling.name')
 # Other fields of these sections change no array of a state.
 SHAPE_SECTIONS = (*STATE_SECTIONS, 'scaling')
-SHAPE_FIELDS = ('data.seq_len', 'data.tokenizer', 'data.objective', 'train.trainable')
+SHAPE_FIELDS = (
+    *('data.seq_len', 'data.tokenizer', 'data.objective', 'train.trainable'),
+    *('train.on_spike', 'train.spike_window'),
+)
 MAX_CURVE_ROWS = 1000  # of the parent, of each kind, that a branch keeps for its report
 
 

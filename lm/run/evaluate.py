@@ -1,7 +1,9 @@
-"""The validation split: up to train.eval_batches batches of each source, and their losses."""
+"""The validation split: up to train.eval_batches batches of each source, and their losses; and the
+held-out texts of eval.texts.
+"""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from jax.sharding import Mesh
@@ -11,6 +13,7 @@ from lm.config.mixture import MixedRows, mean_by_share, split_by_source
 from lm.data import Rows
 from lm.devices.mesh import process_share, put_batch
 from lm.inference.scoring import fetch_pipelined
+from lm.record.run import TEXT
 from lm.run.program import Experiment
 from lm.training.state import Hyper, Weights
 
@@ -42,6 +45,43 @@ def count_validation_batches(experiment: Experiment) -> int:
         data.count_evaluation_batches(source, batch_size, recipe.train.eval_batches)
         for source in sources
     )
+
+
+def text_batches(experiment: Experiment, rows: Rows) -> Iterator[data.Batch]:
+    """Yields this process's share of all rows of a held-out text."""
+    recipe = experiment.recipe
+    process_index, process_count = process_share(experiment.mesh)
+    return data.evaluation_batches(
+        rows,
+        batch_size=recipe.microbatch_size,
+        limit=0,
+        process_index=process_index,
+        process_count=process_count,
+    )
+
+
+def text_losses(sums: Mapping[str, Sums], texts: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the loss (nats per token) and bits per byte of each held-out text, and their means.
+
+    The names are text_NAME_ce and text_NAME_bits_per_byte; of the means, in which each text counts
+    as much, texts_ce and texts_bits_per_byte.
+
+    Args:
+      sums: of each text, as of a split.
+      texts: rows of each text.
+    """
+    losses = {name: validation_losses(sums[name], rows) for name, rows in texts.items()}
+    quantities = {'ce': 'validation_ce', 'bits_per_byte': 'bits_per_byte'}
+    by_name = {
+        f'{TEXT}{name}_{quantity}': text[key]
+        for name, text in losses.items()
+        for quantity, key in quantities.items()
+    }
+    means = {
+        f'texts_{quantity}': math.fsum(text[key] for text in losses.values()) / len(losses)
+        for quantity, key in quantities.items()
+    }
+    return by_name | means
 
 
 def evaluate(

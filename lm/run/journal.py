@@ -26,25 +26,30 @@ from lm.record.code import Code, extend_code_history, find_other_code
 from lm.record.machine import device_name, git_commit, peak_memory_bytes, versions
 from lm.record.metrics import NoRecorder, Recorder, Throughput, replace_non_finite
 from lm.record.names import BRANCH
-from lm.record.run import Run
+from lm.record.run import SUITE, Run, group_evaluations
 from lm.record.upgrade import resolve_stored
 from lm.record.workdir import CONFIG, SUMMARY, write_config
 from lm.run.evaluate import objective_loss_name
 from lm.run.program import TOKENIZER, Experiment
 from lm.run.remaining import RemainingTime
+from lm.run.spikes import SpikeCounter
 from lm.run.tables import optimizer_state_bytes, parameter_count
 from lm.run.warnings import Detector, format_warning
 from lm.storage.buckets import is_url
 from lm.storage.files import describe_full_disk, seal_record, write_json
 from lm.training.flops import count_by_use
+from lm.training.guard import MUST_BE_FINITE
 from lm.training.state import State
-from lm.training.step import MUST_BE_FINITE
 
 MAX_REPEATS = 5  # rollbacks in all, or skipped steps in a row; more would not help
 
 
 class DivergenceError(Exception):
     """A step with a loss or update that is not finite."""
+
+
+class SpikeError(DivergenceError):
+    """A spike, at which train.on_spike=stop ends a run."""
 
 
 class CheckpointsLost(OSError):
@@ -65,6 +70,7 @@ class Counters:
     warnings: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     code: list[Code] = dataclasses.field(default_factory=list)  # that trained the run so far
     ancestors: list[dict[str, Any]] = dataclasses.field(default_factory=list)  # of a branch
+    spikes: dict[str, Any] = dataclasses.field(default_factory=dict)  # of `SpikeCounter`
 
 
 class Journal:
@@ -102,6 +108,7 @@ class Journal:
         )
         self.recorder: Recorder | NoRecorder  # set by `open`
         self.detector = Detector(recipe, [])
+        self.spikes = SpikeCounter(recipe.train)
         self._bad_step: int | None = None
         self._noted_output_loss = False
 
@@ -144,8 +151,11 @@ class Journal:
                 f'{digest}. Use another --workdir, or pass --continue_changed to train on the new '
                 'data.'
             )
+        if not continue_changed:
+            self._check_texts(meta.get('texts', {}))
         self._save_tokenizer()
         self.counters = Counters(**meta['counters'])
+        self.spikes = SpikeCounter(self.recipe.train, self.counters.spikes)
         self.step = self.saved_step = int(state.step)
         self.other_code = find_other_code(self.counters.code, Run(self.workdir).summary)
         self.last = broadcast_from_first(self._read_newest_values() if is_first() else None)
@@ -157,6 +167,20 @@ class Journal:
                     f'NOTE: train.{name}={source} no longer exists, and is no longer needed'
                 )
         return state
+
+    def _check_texts(self, stored: dict[str, str]) -> None:
+        """Raises ValueError if a held-out text has changed since it was evaluated.
+
+        stored: the digest of each text of eval.texts in the checkpoint.
+        """
+        for name, text in self.experiment.texts.items():
+            if stored.get(name, text.digest) != text.digest:
+                raise ValueError(
+                    f'{self.workdir} was evaluated on the text {name!r} of eval.texts with the '
+                    f'digest {stored[name]}, but {self.recipe.texts[name]} is now {text.digest}: '
+                    'its numbers would not be comparable. Restore the text, give the new one '
+                    'another name, or pass --continue_changed to evaluate it under this name.'
+                )
 
     def _read_newest_values(self) -> dict[str, Any]:
         """Returns the newest value of each recorded name up to the present step.
@@ -225,6 +249,12 @@ class Journal:
     def is_evaluation_due(self) -> bool:
         return self._is_at(self.recipe.train.eval_every)
 
+    def are_texts_due(self) -> bool:
+        return bool(self.recipe.texts) and self._is_at(self.recipe.texts_every)
+
+    def are_suites_due(self) -> bool:
+        return self.recipe.eval.suites is not None and self._is_at(self.recipe.suites_every)
+
     def is_diagnosis_due(self) -> bool:
         interval = self.recipe.train.diagnose_every
         return interval > 0 and self._is_at(interval)
@@ -247,7 +277,8 @@ class Journal:
         """Returns whether the run must be evaluated, diagnosed, saved or ended before the next
         step.
         """
-        return self.is_evaluation_due() or self.is_diagnosis_due() or self.is_save_due()
+        is_evaluated = self.is_evaluation_due() or self.are_texts_due() or self.are_suites_due()
+        return is_evaluated or self.is_diagnosis_due() or self.is_save_due()
 
     @property
     def is_finished(self) -> bool:
@@ -285,11 +316,13 @@ class Journal:
         self._count_flops(step, computed_tokens)
         self.throughput.steps += 1
         self.counters.tokens += tokens
-        self._check_finite(step, row)
+        spike = self.spikes.observe(row)
+        self._check_step(step, row, spike)
         self._note_output_loss(step)
         interval, steps = self.recipe.train.log_every, self.recipe.train.steps
         if step == 1 or step % interval == 0 or step == steps:
-            row = {'step': step, **row, 'tokens': self.counters.tokens, **self.throughput.read()}
+            row = {'step': step, **row, **self.spikes.score, 'tokens': self.counters.tokens}
+            row |= self.throughput.read()
             self.recorder.write(row)
             self.terminal.show_row(row, steps, self.remaining.estimate(step, row['step_sec']))
             self.last |= row
@@ -301,21 +334,33 @@ class Journal:
         stage_flops = flops[find_stage(self.recipe.stages, step - 1)]
         self.throughput.extra_flops += tokens * (stage_flops - mean)
 
-    def _check_finite(self, step: int, row: dict[str, float]) -> None:
-        """Raises DivergenceError for a step that is not finite.
+    def _check_step(self, step: int, row: dict[str, float], spike: str) -> None:
+        """Raises DivergenceError for a step that is not finite, and SpikeError for a spike that
+        ends the run.
 
-        A skipped step is accepted, up to MAX_REPEATS in a row.
+        A skipped step is accepted. Up to MAX_REPEATS in a row may diverge. Spikes need no limit, as
+        each raises the limit of the next.
+
+        Args:
+          step: the step.
+          row: its metrics.
+          spike: a description of its spike; '' if it is none.
         """
         losses = ', '.join(f'{name} {row[name]}' for name in MUST_BE_FINITE)
         message, counters = f'step {step}: {losses}', self.counters
-        counters.skipped_in_a_row = counters.skipped_in_a_row + 1 if row.get('skipped') else 0
-        if counters.skipped_in_a_row:
-            self._event('skip_step', step, losses)
+        is_finite = all(math.isfinite(row[name]) for name in MUST_BE_FINITE)
+        is_skipped = bool(row.get('skipped'))
+        counters.skipped_in_a_row = 0 if is_finite else counters.skipped_in_a_row + is_skipped
+        if is_skipped:
+            self._event('skip_step', step, spike or losses)
             if counters.skipped_in_a_row < MAX_REPEATS:
                 return
             message = f'{MAX_REPEATS} steps in a row were skipped; {message}'
-        elif all(math.isfinite(row[name]) for name in MUST_BE_FINITE):
-            return
+        elif is_finite:
+            if not spike or self.recipe.train.on_spike != 'stop':
+                return
+            self._bad_step = step
+            raise SpikeError(f'step {step}: {spike} (train.on_spike=stop)')
         self._bad_step = step
         raise DivergenceError(message)
 
@@ -345,6 +390,29 @@ class Journal:
             best_losses = {'best_validation_ce': ce, 'best_bits_per_byte': bits}
             self.counters.best = best_losses | {'best_step': self.step}
 
+    def record_texts(self, losses: dict[str, float]) -> None:
+        """Records the losses of the held-out texts (`lm.run.evaluate.text_losses`)."""
+        self.recorder.write({'step': self.step, **losses})
+        by_name = group_evaluations(losses)['texts']
+        self.terminal.say(
+            f'step {self.step:>6}  texts: bits per byte {losses["texts_bits_per_byte"]:.4f}'
+            + ''.join(f'  {name} {bits:.4f}' for name, bits in by_name.items())
+        )
+        self.last |= losses
+
+    def record_suites(self, numbers: dict[str, dict[str, float]]) -> None:
+        """Records the numbers of suites, by suite and name, as suite_SUITE_NAME."""
+        by_name = {
+            f'{SUITE}{suite}_{name}': value
+            for suite, by_suite in numbers.items()
+            for name, value in by_suite.items()
+        }
+        self.recorder.write({'step': self.step, **by_name})
+        for suite, by_suite in numbers.items():
+            listed = '  '.join(f'{name} {value:.4g}' for name, value in by_suite.items())
+            self.terminal.say(f'step {self.step:>6}  {suite}: {listed}')
+        self.last |= by_name
+
     def record_diagnosis(self, diagnostics: dict[str, Any]) -> None:
         """Records `lm.training.diagnostics`: numbers for each layer or head, by name."""
         row = {'step': self.step} | {name: value.tolist() for name, value in diagnostics.items()}
@@ -360,7 +428,7 @@ class Journal:
     def save(self, state: State) -> None:
         """Starts a checkpoint of the present step."""
         self.recorder.sync()  # before the checkpoint, which must not be ahead of the records
-        self.counters.rows = self.recorder.rows
+        self.counters.rows, self.counters.spikes = self.recorder.rows, self.spikes.counts
         meta = {
             'counters': dataclasses.asdict(self.counters) | {'wall_sec': self.wall_sec()},
             'config': to_dict(self.recipe),
@@ -368,6 +436,8 @@ class Journal:
             'vocab_size': self.experiment.vocab_size,
             'versions': versions(),
         }
+        if self.experiment.texts:
+            meta['texts'] = {name: text.digest for name, text in self.experiment.texts.items()}
         is_validated = self.last.get('validated_step') == self.step
         self.checkpoints.save(state, meta, self.last[LOSS] if is_validated else None)
         if self.saved_step is None and self.branch_record is not None:
@@ -426,7 +496,8 @@ class Journal:
             raise DivergenceError(f'{error}; {reason}')
         # Only what the lost steps had changed goes back. The batch index does not, so that the
         # batches since the checkpoint are left out; nor do the events, which count the rollbacks.
-        restored = {name: getattr(self.counters, name) for name in ('tokens', 'best', 'rows')}
+        names = ('tokens', 'best', 'rows')
+        restored = {name: getattr(self.counters, name) for name in names}
         self.counters = dataclasses.replace(counters, **restored)
         self._event(
             'rollback', bad_step, f'{error}; back to step {self.step}, skipping the batches since'
@@ -454,6 +525,9 @@ class Journal:
             'step': self.step,
             **{name: value for name, value in self.last.items() if name != 'step'},
             **self.counters.best,
+            **self.spikes.score,
+            'spikes': self.spikes.n_spikes,
+            'skipped_steps': self.spikes.n_skipped,
             **({'diverged_step': self._bad_step} if status == 'diverged' else {}),
             'parameters': parameter_count(experiment.learner),
             **{f'{use}_parameters': n for use, n in count_by_use(experiment.learner).items()},
@@ -473,10 +547,24 @@ class Journal:
             'ancestors': self.counters.ancestors,
             'checkpoints': self.checkpoints.steps(),
             'data': {'digest': experiment.dataset.digest, **experiment.dataset.report},
+            **self._describe_texts(),
             'events': self.counters.events,
             'warnings': self.counters.warnings,
         }
         write_json(self.workdir / SUMMARY, seal_record(replace_non_finite(record)))
+
+    def _describe_texts(self) -> dict[str, Any]:
+        """Returns the digest and size of each held-out text, for the summary."""
+        texts = {
+            name: {
+                'source': self.recipe.texts[name],
+                'digest': text.digest,
+                'tokens': text.rows.n_tokens,
+                'bytes': text.rows.n_bytes,
+            }
+            for name, text in self.experiment.texts.items()
+        }
+        return {'held_out_texts': texts} if texts else {}
 
     def end(self, status: str) -> None:
         """Writes the summary, once all checkpoints are on disk."""

@@ -15,6 +15,7 @@ from lm import data
 from lm.config.fields import DataConfig
 from lm.config.recipe import Recipe
 from lm.config.stages import BatchShape, config_shape, find_stage
+from lm.data.in_memory import EncodedText, encode_source, list_text_requests
 from lm.devices.blueprint import Blueprint
 from lm.devices.mesh import batch_sharding, put_batch, trace_on_mesh
 from lm.devices.run_axis import SINGLE, make_layout
@@ -26,6 +27,7 @@ from lm.record.checkpoint import FOLDER, list_steps
 from lm.record.machine import device_memory_bytes
 from lm.run.ancestry import count_batches
 from lm.run.profile import Tracer
+from lm.run.suites import SuiteLoader, open_suites
 from lm.run.tables import parameter_rows
 from lm.storage.files import discard_line, expand_home
 from lm.training.diagnostics import make_diagnose_step
@@ -70,6 +72,34 @@ def check_run_epochs(recipe: Recipe, rows: Any, workdir: Path | None = None) -> 
         data.check_epochs(recipe.data, count_batches(recipe, workdir), rows)
     else:
         data.check_stage_epochs(recipe.data, rows, recipe.stages)
+
+
+def open_held_out_texts(
+    recipe: Recipe, tokenizer: data.tokenizers.Tokenizer, say: Callable[[str], None]
+) -> dict[str, EncodedText]:
+    """Returns the texts of eval.texts by name, encoded with the tokenizer of the run.
+
+    Args:
+      recipe: the config.
+      tokenizer: the tokenizer.
+      say: prints a line.
+
+    Raises:
+      ValueError: with the name, if one cannot be read or holds nothing, or processes read other
+        texts.
+    """
+    texts, fields = {}, recipe.data
+    for name, request in list_text_requests(recipe).items():
+        try:
+            text = encode_source(request, tokenizer, fields, fields.tokenizer, say)
+        except ValueError as error:
+            is_named = str(error).startswith(request.flag)
+            raise ValueError(f'{"" if is_named else f"{request.flag}: "}{error}') from error
+        check_same_everywhere(f'the text {name!r} of eval.texts', text.digest)
+        counts = f'{text.rows.n_tokens:,} tokens, {text.rows.n_bytes / 1e6:,.2f} MB'
+        say(f'eval.texts, {name}: {counts}')
+        texts[name] = text
+    return texts
 
 
 def build_without_text(recipe: Recipe, tokenizer: str, platform: str) -> Learner:
@@ -131,22 +161,29 @@ class Experiment(Blueprint):
     """The model and its text on the available devices.
 
     `mixture` transforms rows for training. `objective_rows` maps other objectives to their
-    validation rows (`lm.model.objectives`). `init` maps (key, hyper) to the state of a run at step
-    0.
+    validation rows (`lm.model.objectives`). `texts` are the held-out texts of eval.texts, encoded,
+    by name. `init` maps (key, hyper) to the state of a run at step 0.
 
     Args:
       recipe: the config.
       dataset: its text.
       say: prints a line.
       runs: number of runs that will share the experiment.
+      suite_loader: opens the suites of eval.suites, which are then `suites`, by name.
     """
 
     def __init__(
-        self, recipe: Recipe, dataset: data.Dataset, say: Callable[[str], None], runs: int = 1
+        self,
+        recipe: Recipe,
+        dataset: data.Dataset,
+        say: Callable[[str], None],
+        runs: int = 1,
+        suite_loader: SuiteLoader | None = None,
     ):
         self.dataset, tokenizer = dataset, dataset.tokenizer
         self.mixture = build_training_mixture(recipe, tokenizer)
         self.objective_rows = evaluation_rows(recipe, tokenizer, dataset.validation)
+        self.texts = open_held_out_texts(recipe, tokenizer, say)
         vocab_size = tokenizer.vocab_size + count_marks(recipe)
         devices, bos_id = jax.devices(), tokenizer.bos_id
 
@@ -160,6 +197,7 @@ class Experiment(Blueprint):
         self.flops_per_token = mean_flops_per_token(self.learner)
         self.peak, self.peak_source = peak_flops(self.mesh.size)
         self.init = jit_init(self.learner, self.mesh)
+        self.suites = open_suites(self, suite_loader)
 
     def utilisation(self, flops_per_sec: float) -> float:
         """Returns a speed as a share of the peak.

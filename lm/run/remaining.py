@@ -5,6 +5,7 @@ from lm.config.recipe import Recipe
 from lm.config.stages import count_tokens, find_stage
 
 EVALUATION, DIAGNOSIS, SAVING = 'evaluation', 'diagnosis', 'saving'
+TEXTS, SUITES = 'texts', 'suites'
 
 
 def count_due(interval: int, step: int, steps: int) -> int:
@@ -34,6 +35,10 @@ class RemainingTime:
         self.intervals = {EVALUATION: train.eval_every, SAVING: train.checkpoint_every}
         if train.diagnose_every:
             self.intervals[DIAGNOSIS] = train.diagnose_every
+        if recipe.texts:
+            self.intervals[TEXTS] = recipe.texts_every
+        if recipe.eval.suites is not None:
+            self.intervals[SUITES] = recipe.suites_every
         interval = train.checkpoint_every
         self._further_saves = [
             step

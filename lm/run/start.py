@@ -26,6 +26,7 @@ from lm.config.resolve import (
     update_config,
 )
 from lm.config.suggestions import MULTI_RUN_SECTIONS
+from lm.data.in_memory import check_held_out_texts
 from lm.data.tokenizers import LIBRARY_FILE, TOKENIZER_FILE, Tokenizer
 from lm.inference.load import Checkpoint, find_checkpoint, load, to_stderr
 from lm.launch.distributed import broadcast_from_first, is_first, is_multiprocess
@@ -72,6 +73,7 @@ def check_run(recipe: Recipe, workdir: Path | None = None) -> None:
     check(recipe)
     check_one_source(recipe.train)
     data.check(recipe.data if workdir is None else locate_data(recipe, workdir))
+    check_held_out_texts(recipe)
     check_init_from(recipe, workdir)
 
 

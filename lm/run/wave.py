@@ -24,11 +24,12 @@ from lm.launch.distributed import StopAgreement, broadcast_from_first, is_first,
 from lm.record.run import Run
 from lm.run import evaluate
 from lm.run.branch import start_branch
-from lm.run.journal import DivergenceError, Journal
+from lm.run.journal import DivergenceError, Journal, SpikeError
 from lm.run.program import Experiment, Program
-from lm.run.remaining import DIAGNOSIS, EVALUATION, SAVING
+from lm.run.remaining import DIAGNOSIS, EVALUATION, SAVING, SUITES, TEXTS
 from lm.run.runs import RunSpec, Slot, Status
 from lm.run.start import initial_state
+from lm.run.suites import view_state
 from lm.run.tables import parameter_rows, write_parameters
 from lm.run.trace import ASIDE, DATA_WAIT, FETCH, STEP
 from lm.training.state import State
@@ -147,6 +148,12 @@ class Wave:
             # Only runs that start: a resumed run has recorded the diagnosis of its step.
             self._select_slots(lambda journal: journal.is_diagnosis_due() and journal.step == 0)
         )
+        # A suite that fails does so before the first step. A resumed run has evaluated its suites.
+        self._evaluate_suites(
+            self._select_slots(
+                lambda journal: journal.step == 0 and bool(journal.recipe.eval.suites)
+            )
+        )
         # Opening files and the first diagnosis are no training time.
         for i in self.active_slots:
             self.slots[i].journal.throughput.reset()
@@ -166,6 +173,8 @@ class Wave:
                 # Before saving, since a checkpoint records the validation loss of its step, by
                 # which the best checkpoints are kept.
                 self._evaluate()
+                self._evaluate_texts()
+                self._evaluate_suites(self._select_slots(Journal.are_suites_due))
                 self._diagnose(self._select_slots(Journal.is_diagnosis_due))
                 for i in self._select_slots(Journal.is_save_due):
                     self.save_run(i)  # training goes on while a checkpoint is written
@@ -324,7 +333,8 @@ class Wave:
         """Rolls a run back, or ends it if its config does not ask for that or it is impossible."""
         slot, journal = self.slots[i], self.slots[i].journal
         try:
-            if journal.recipe.train.on_divergence != 'rollback':
+            is_spike = isinstance(error, SpikeError)
+            if is_spike or journal.recipe.train.on_divergence != 'rollback':
                 raise error
             state = journal.roll_back(error, self.experiment.state_shapes)
         except DivergenceError as final:
@@ -360,6 +370,42 @@ class Wave:
                 for name, batch_sums in objective_sums.items():
                     losses |= evaluate.objective_loss(name, self.program.pick(batch_sums, i), rows)
                 self._call_journal(i, Journal.record_evaluation, losses)
+
+    def _evaluate_texts(self) -> None:
+        """Records the losses of held-out texts of the runs that are due."""
+        slots = self._select_slots(Journal.are_texts_due)
+        if not slots:
+            return
+        texts = {name: text.rows for name, text in self.experiment.texts.items()}
+        mask = self._mask(slots)
+        batches = functools.partial(evaluate.text_batches, self.experiment)
+
+        def step(batch):
+            return self.program.evaluate(batch, mask, self.states, self.hypers)
+
+        with self._pause_clocks(TEXTS):
+            sums = {
+                name: evaluate.sums_by_source(step, batches, rows) for name, rows in texts.items()
+            }
+            for i in slots:
+                losses = evaluate.text_losses(self.program.pick(sums, i), texts)
+                self._call_journal(i, Journal.record_texts, losses)
+
+    def _evaluate_suites(self, slots: list[int]) -> None:
+        """Records the numbers of suites for the present weights of each run."""
+        if not slots:
+            return
+        with self._pause_clocks(SUITES):
+            for i in slots:
+                journal = self.slots[i].journal
+                checkpoint = view_state(
+                    self.experiment, journal.recipe, journal.workdir, self.take_state(i)
+                )
+                numbers = {
+                    name: {key: float(value) for key, value in evaluate_suite(checkpoint).items()}
+                    for name, evaluate_suite in self.experiment.suites.items()
+                }
+                self._call_journal(i, Journal.record_suites, numbers)
 
     def _diagnose(self, slots: list[int]) -> None:
         """Records diagnostics of each layer on the first validation batch, always the same."""

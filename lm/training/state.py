@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from lm.config.fields import TrainConfig
 from lm.config.groups import check_members
 from lm.config.recipe import Recipe
 from lm.config.resolve import flatten
@@ -22,6 +23,7 @@ from modules.kernels import ATTENTION_KERNELS, OPERATIONS
 from modules.optim import unbox_state
 from modules.optim.groups import find_group
 from modules.params import VALUES, named_leaves, path_name, split_boxes
+from modules.recent import Recent, init_recent
 
 
 class Weights(struct.PyTreeNode):
@@ -40,6 +42,7 @@ class State(struct.PyTreeNode):
     """The arrays that training changes. Gradients are taken at `weights`.
 
     step: number of updates done. average: state of the weight average (`modules.optim.averages`).
+    watched: the last losses and gradient norms (`lm.training.guard`); empty if no step reads them.
     """
 
     step: jax.Array
@@ -48,11 +51,23 @@ class State(struct.PyTreeNode):
     stats: Any
     opt_state: Any
     average: Any = struct.field(default_factory=dict)
+    watched: Any = struct.field(default_factory=dict)
 
     @property
     def weights(self) -> Weights:
         """Returns the weights at which gradients are taken."""
         return Weights(self.params, self.reparam, self.stats)
+
+
+WATCHED = ('loss', 'grad_norm')  # a step with one of them far above the last ones is a spike
+SKIP_SPIKE = 'skip'  # of train.on_spike
+
+
+def init_watched(train: TrainConfig) -> Recent | dict[str, Any]:
+    """Returns the window of the watched metrics before the first step; {} if no step reads it."""
+    if train.on_spike != SKIP_SPIKE:
+        return {}
+    return init_recent(train.spike_window, len(WATCHED))
 
 
 Hyper = dict[str, Any]  # {'optim.lr': scalar, ...}: numbers that may differ between runs
@@ -193,4 +208,5 @@ def init_state(learner: Learner, hyper: Hyper, key: jax.Array) -> State:
     params = description.reparam.draw(params, key)
     opt_state = unbox_state(build_optimizer(recipe, description, hyper).init(params))
     average = build_average(recipe, description, hyper).init(params)
-    return State(jnp.int32(0), params, reparam, stats, opt_state, average)
+    watched = init_watched(recipe.train)
+    return State(jnp.int32(0), params, reparam, stats, opt_state, average, watched)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from lm.config.stages import token_steps
+from lm.training.guard import guard_step
 from lm.training.state import Hyper, Learner, State, Weights
 from lm.training.update import (
     build_average,
@@ -40,7 +41,6 @@ from modules.statistics import AUXILIARY, BACKWARD_STATS, STATS
 Batch = Metrics = dict[str, jax.Array]
 TRAINING = (STATS, AUXILIARY)  # collections that layers fill in a training pass
 TOKEN_WEIGHTS = 'loss.token_weights'  # of the next tokens: a number of a step, not of a run
-MUST_BE_FINITE = ('loss', 'grad_norm', 'update_norm')  # otherwise the step has diverged
 
 
 def make_train_step(
@@ -50,8 +50,8 @@ def make_train_step(
 
     The gradient belongs to (sum of token losses) / (target tokens of the whole batch), so it does
     not depend on microbatches, hosts or padding. Each microbatch in turn updates the state of
-    layers. With on_divergence = skip_step, a step with a loss or gradient that is not finite
-    changes only the step count, and its metrics have `skipped` = 1.
+    layers. A step that has diverged, or whose loss or gradient norm is a spike, may change nothing
+    (`lm.training.guard`).
 
     Args:
       learner: the learner.
@@ -103,16 +103,7 @@ def make_train_step(
             # that tokens/s counts them (`lm.run.journal`).
             n_text_tokens = jnp.sum(text_weights(batch, learner.bos_id))
             metrics['target_share'] = sums['tokens'] / jnp.maximum(n_text_tokens, 1.0)
-        if recipe.train.on_divergence == 'skip_step':
-            # Each array is selected, as the condition is traced.
-            is_finite = jnp.all(jnp.isfinite(jnp.stack([metrics[name] for name in MUST_BE_FINITE])))
-            guarded = jax.tree.map(
-                lambda after, before: jnp.where(is_finite, after, before), next_state, state
-            )
-            # The step counts all the same. Otherwise the schedule would stand still, while the text
-            # moves on to the next batch.
-            next_state, metrics['skipped'] = guarded.replace(step=next_state.step), 1.0 - is_finite
-        return next_state, metrics
+        return guard_step(recipe.train, state, next_state, metrics)
 
     return train_step
 
@@ -367,7 +358,9 @@ def optimizer_step(
     )
     params, reparam = description.after_update(optax.apply_updates(params, updates), state.reparam)
     average_state = average.update_average(params, average_state)
-    next_state = State(state.step + 1, params, reparam, state.stats, opt_state, average_state)
+    next_state = State(
+        state.step + 1, params, reparam, state.stats, opt_state, average_state, state.watched
+    )
     return next_state, updates, stage_metrics | {'lr': peak_lrs(hyper)[HIDDEN] * fractions[HIDDEN]}
 
 

@@ -22,7 +22,8 @@ import optax
 
 from modules.losses import count_chunks, split_chunks
 from modules.optim.base import BatchFunctions, as_direction, divide_or_zero, jvp_along, map_updates
-from modules.params import batch_axes, root_mean_square
+from modules.params import ParamBox, ParamSpec, batch_axes, root_mean_square
+from modules.recent import MIN_DEVIATION, Recent, find_limit, init_recent, push
 from modules.statistics import at_least_float32
 
 
@@ -200,6 +201,50 @@ def resize(
     return optax.stateless(lambda updates, params: map_updates(scale, specs, updates, params))
 
 
+class UpdateNormState(NamedTuple):
+    """State of `clip_by_history`. The factor is recorded."""
+
+    update_norms: Recent  #: before they are clipped
+    update_clip_factor: jax.Array  #: of the last update
+
+
+UPDATE_WINDOW, UPDATE_FROM = 128, 64  # update norms, as in the code of `clip_by_history`
+
+
+def clip_by_history(specs: Any, *, update_clip_sigmas: Any) -> optax.GradientTransformation:
+    """Clipping of updates by their history: `u <- u min(1, (m + k s) / |u|)`.
+
+    `|u|` is the norm of the directions of all parameters together, before the learning rate and
+    weight decay; `m` and `s` are the mean and the standard deviation of `|u|` over the last
+    UPDATE_WINDOW updates, as they were before clipping, and `k` is the option. The first
+    UPDATE_FROM updates are not clipped. Source: the code of Levanter
+    (github.com/marin-community/levanter, optim/clip_update_norm.py), with `k = 3`; there the
+    directions include weight decay.
+
+    Args:
+      specs: a ParamSpec for each parameter.
+      update_clip_sigmas: k.
+    """
+
+    def init(params):
+        del params
+        recent = init_recent(UPDATE_WINDOW)
+        boxed: Any = ParamBox(recent.values, ParamSpec('vector', ('recent',)))
+        return UpdateNormState(Recent(boxed, recent.count), jnp.float32(1))
+
+    def update(updates, state, params=None):
+        del params
+        directions = jax.tree.map(lambda _, u: as_direction(u).value, specs, updates)
+        norm = optax.tree.norm(directions)
+        limit = find_limit(state.update_norms, update_clip_sigmas, UPDATE_FROM)
+        factor = jnp.minimum(1.0, limit / jnp.maximum(norm, MIN_DEVIATION))
+        clipped = map_updates(lambda _, u: u * factor.astype(u.dtype), specs, updates)
+        next_state = UpdateNormState(push(state.update_norms, norm), jnp.float32(factor))
+        return clipped, next_state
+
+    return optax.GradientTransformation(init, update)
+
+
 def scale_by_learning_rate(learning_rates: Any) -> optax.GradientTransformation:
     """The learning rate: `u <- -eta u`.
 
@@ -368,6 +413,7 @@ STAGES = {
     'optimize': optimize,
     'mask_updates': mask_updates,
     'resize': resize,
+    'clip_by_history': clip_by_history,
     'scale_by_learning_rate': scale_by_learning_rate,
     'apply_decay': apply_decay,
     'apply_cautious_decay': apply_cautious_decay,
@@ -376,7 +422,9 @@ STAGES = {
 }
 # Stages with a place in the stored state, in order, even if their state is empty. Checkpoints have
 # that order: a new stage with state comes last.
-STORED_STAGES = ('clip', 'divide_by_eps_factor', 'optimize')
+STORED_STAGES = ('clip', 'divide_by_eps_factor', 'optimize', 'clip_by_history')
+# Fields of a stored state that are recorded too.
+RECORDED = {'clip_by_history': ('update_clip_factor',)}
 
 Stages = dict[str, optax.GradientTransformation]
 
@@ -437,4 +485,8 @@ def apply_stages(
     after = dict(zip(stages, states, strict=True))
     stored = tuple(after.pop(name) for name in stored_names)
     records = [state._asdict() for state in after.values()]
+    records += [
+        {field: getattr(state, field) for field in RECORDED.get(name, ())}
+        for name, state in zip(stored_names, stored, strict=True)
+    ]
     return updates, stored, {name: value for record in records for name, value in record.items()}

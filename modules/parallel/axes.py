@@ -40,6 +40,7 @@ PARAMETERS: Mapping[str, tuple[str, ...]] = {
     'position': (),
     'qk_features': (),
     'rank': (),
+    'recent': (),
     'router': (),
     'short_side': ('fsdp',),
     'tap': (),

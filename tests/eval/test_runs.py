@@ -73,6 +73,8 @@ def test_v0_columns_keep_name_and_type():
     objective_columns = {'prefix_ce', 'span_corruption_ce', 'infill_ce'}
     cost_columns = {f'{use}_parameters' for use in USES} | {'flops_per_token'}
     summary_columns = {'optimizer_state_bytes', 'side_by_side', *objective_columns, *cost_columns}
+    summary_columns |= {'texts_ce', 'texts_bits_per_byte', 'texts', 'suites'}
+    summary_columns |= {'spike_score', 'skipped_steps'}
     tuned_columns = {'arm', 'stage'}
     origin_columns = {'parent', 'branch_step', 'checkpoints'}
     added = {name for name in kinds if name not in types} - summary_columns - tuned_columns

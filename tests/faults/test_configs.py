@@ -19,8 +19,8 @@ from lm.devices.check_mesh import check_devices
 from lm.devices.mesh import make_mesh
 from lm.model.check import check
 from lm.run.start import check_run
+from lm.training.guard import MUST_BE_FINITE
 from lm.training.state import check_learner, make_hyper
-from lm.training.step import MUST_BE_FINITE
 from modules.options import declared_options
 from tests.helpers import initial_state, tiny_batch, tiny_learner, tiny_raw, train_step
 from train import DIVERGED, DONE, train

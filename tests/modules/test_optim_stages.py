@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from modules.optim import BatchFunctions, Direction, as_direction
+from modules.optim import BatchFunctions, Direction, as_direction, unbox_state
 from modules.optim.stages import (
     NO_DECAY,
     STAGES,
@@ -54,6 +54,7 @@ NUMBERS = {
     'optim.clip_norm': 1.5,
     'optim.match_rms': 0.2,
     'optim.update_clip': 0.15,
+    'optim.update_clip_sigmas': 3.0,
     'optim.ghost_radius': 0.02,
 }
 
@@ -153,6 +154,7 @@ REFERENCES = {  # in the order in which they are applied
     'optimize': each(lambda name, g: g / 2),
     'mask_updates': each(mask_reference),
     'resize': each(resize_reference),
+    'clip_by_history': lambda tree, update_clip_sigmas: tree,  # before it has a history
     'scale_by_learning_rate': each(lambda name, u: -RATES[name] * u),
     'apply_decay': each(
         lambda name, u: u - SHARES.get(name, 0) * (LEFT if name == 'up' else 1) * WEIGHTS[name]
@@ -172,7 +174,13 @@ REFERENCES = {  # in the order in which they are applied
 }
 
 
-WITH_DIRECTIONS = ('mask_updates', 'resize', 'apply_decay', 'apply_cautious_decay')
+WITH_DIRECTIONS = (
+    'mask_updates',
+    'resize',
+    'clip_by_history',
+    'apply_decay',
+    'apply_cautious_decay',
+)
 
 
 def stage_options(name, numbers=NUMBERS):
@@ -185,7 +193,7 @@ def run(name, updates, **options):
     stage_facts = {fact: facts()[fact] for fact in stage_inputs(STAGES[name])[0]}
     stage = optax.with_extra_args_support(STAGES[name](**stage_facts, **options))
     batch = functions()._asdict() | {'grad': RAW_GRADS}
-    return stage.update(updates, stage.init(WEIGHTS), WEIGHTS, **batch)
+    return stage.update(updates, unbox_state(stage.init(WEIGHTS)), WEIGHTS, **batch)
 
 
 def assert_same(actual, expected, rtol=1e-12):
@@ -276,7 +284,7 @@ def test_stages_apply_in_order(decay):
     with jax.enable_x64(True):
         stages = build_stages(facts() | {absent: None}, NUMBERS)
         assert len(stages) == len(STAGES) - 1 and decay in stages
-        state = stored_stages(stages).init(WEIGHTS)
+        state = unbox_state(stored_stages(stages).init(WEIGHTS))
         args = (stages, GRADS, state, WEIGHTS)
         batch = functions()._asdict() | {'grad': RAW_GRADS}
         actual, later, metrics = apply_stages(*args, **batch)
@@ -289,7 +297,7 @@ def test_stages_apply_in_order(decay):
         if decay == 'apply_cautious_decay':
             share = decayed_share(inputs[decay])
             np.testing.assert_allclose(metrics.pop('decayed_share'), share, rtol=1e-6)
-        assert metrics.keys() == {'ghost_radius'}
+        assert metrics.keys() == {'ghost_radius', 'update_clip_factor'}
         assert jax.tree.structure(later) == jax.tree.structure(state)
 
 
@@ -306,11 +314,16 @@ def test_stage_without_inputs_is_left_out(name):
 
 
 def test_stored_state_keeps_checkpoint_order():
-    """Clipping first, then the factors where there are some, then the optimizer, and no other."""
+    """Clipping first, then the factors where there are some, then the optimizer; last the history
+    of updates, if it clips them, and no other.
+    """
     adam = optax.scale_by_adam()
     inputs = facts() | {'optimizer': adam}
     for factors, place in ((FACTORS, 2), (None, 1)):
         stages = build_stages(inputs | {'eps_factors': factors}, NUMBERS)
+        state = stored_stages(stages).init(WEIGHTS)
+        assert state[place + 1].update_norms.count == 0 and len(state) == place + 2
+        stages.pop('clip_by_history')
         state = stored_stages(stages).init(WEIGHTS)
         expected = (optax.EmptyState(),) * place + (adam.init(WEIGHTS),)
         assert jax.tree.structure(state) == jax.tree.structure(expected)
@@ -318,6 +331,46 @@ def test_stored_state_keeps_checkpoint_order():
         args = jax.tree.map(jnp.float32, (GRADS, state, WEIGHTS))
         _, later, _ = apply_stages(stages, *args, **batch)
         assert later[place].count == 1
+
+
+def levanter_clip(norms, sigmas):
+    """`clip_update_by_historical_norm` of Levanter, in numpy: the factor of each update."""
+    factors = []
+    for i, norm in enumerate(norms):
+        past = norms[max(0, i - 128) : i]
+        limit = past.mean() + sigmas * max(past.std(), 1e-6) if len(past) >= 64 else np.inf
+        factors.append(limit / max(norm, 1e-6) if norm > limit else 1.0)
+    return np.array(factors)
+
+
+def test_updates_are_clipped_by_their_history():
+    """Over 200 updates of two runs with other limits, some far larger than the rest. Catches a
+    history of clipped norms, a norm of each parameter, and weight decay that is clipped.
+    """
+    sizes = 1 + 0.05 * np.random.default_rng(0).normal(size=200)
+    sizes[[30, 80, 81, 150]] = 5.0, 4.0, 3.0, 4.0
+    unit = jax.tree.map(lambda leaf: jnp.float32(leaf / norm(GRADS)), GRADS)
+    unit['up'] = Direction(unit['up'], jnp.asarray(LEFT))
+
+    def scan(sigmas):
+        stage = STAGES['clip_by_history'](SPECS, update_clip_sigmas=sigmas)
+
+        def update(state, size):
+            scaled = jax.tree.map(lambda u: u * size, unit)
+            scaled['up'] = unit['up']._replace(value=unit['up'].value * size)
+            clipped, state = stage.update(scaled, state)
+            values = {name: as_direction(u).value for name, u in clipped.items()}
+            return state, (optax.tree.norm(values), clipped['up'].decay_share)
+
+        return jax.lax.scan(update, unbox_state(stage.init(unit)), jnp.float32(sizes))[1]
+
+    norms, shares = jax.jit(jax.vmap(scan))(jnp.float32([3.0, 1e6]))
+    expected = levanter_clip(sizes, 3.0)
+    clipped = np.flatnonzero(expected < 1)
+    assert {80, 81, 150} <= {*clipped} and 30 not in clipped
+    np.testing.assert_allclose(norms[0], sizes * expected, rtol=1e-4)
+    np.testing.assert_allclose(norms[1], sizes, rtol=1e-5)
+    assert (np.asarray(shares) == LEFT).all()
 
 
 @pytest.mark.parametrize('tokens_at_a_time', [0, 6, 100])

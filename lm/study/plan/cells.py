@@ -29,6 +29,7 @@ from lm.config.resolve import (
     update_config,
 )
 from lm.config.suggestions import EXAMPLE, field_hint, sweep_flag, sweep_hint
+from lm.data.in_memory import check_held_out_texts
 from lm.model.base_size import unused_fields
 from lm.model.check import check
 from modules.choices import suggest_nearest
@@ -232,11 +233,12 @@ def check_sources(cells: Iterable[Cell]) -> None:
     Plans, and boards made from records, need no text. Raises ValueError, with the cell, as
     `lm.data.check` does.
     """
-    first: dict[DataConfig, Cell] = {}
+    first: dict[tuple[DataConfig, str | None], Cell] = {}
     for cell in cells:
-        first.setdefault(cell.recipe.data, cell)
-    for data, cell in first.items():
-        call_for_cell(cell.changes, lm.data.check, data)
+        first.setdefault((cell.recipe.data, cell.recipe.eval.texts), cell)
+    for (fields, _), cell in first.items():
+        call_for_cell(cell.changes, lm.data.check, fields)
+        call_for_cell(cell.changes, check_held_out_texts, cell.recipe)
 
 
 def describe_ignored(cells: Sequence[Cell]) -> list[str]:

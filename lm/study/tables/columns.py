@@ -42,7 +42,13 @@ RESULTS = {  # column: (name in summary.json, type)
     'parent': ('parent', str),  # of a branch (train.branch_from): WORKDIR@STEP
     'branch_step': ('branch_step', int),
     'checkpoints': ('checkpoints', str),  # their steps, as a JSON list
+    'texts_ce': ('texts_ce', float),  # means over eval.texts
+    'texts_bits_per_byte': ('texts_bits_per_byte', float),
+    'texts': ('texts', str),  # JSON: bits per byte of each text
+    'suites': ('suites', str),  # JSON: numbers of eval.suites
     'diverged_step': ('diverged_step', int),
+    'spike_score': ('spike_score', float),  # share of steps
+    'skipped_steps': ('skipped_steps', int),
     'tokens': ('tokens', int),
     'tokens_per_sec': ('tokens_per_sec_mean', float),
     'wall_sec': ('wall_sec', float),  # from opened to ended; runs beside each other share it

@@ -44,6 +44,7 @@ from lm.record.run import Run
 from lm.record.workdir import LOCK, SWEEP, check_shared
 from lm.run.branch import check_branch
 from lm.run.program import build_without_text, locate_data
+from lm.run.suites import SuiteLoader, check_suites
 from lm.storage.buckets import is_url
 from lm.storage.files import hold_lock
 from lm.study.plan.cells import Cell, call_for_cell, group_by_program
@@ -143,6 +144,9 @@ def train_sweep(
     host, hosts = join_sweep(plan.first_groups, engine)
     url = str(workdir) if is_url(str(workdir)) else None
     _check_devices(plan.first_groups, url)
+    loader: SuiteLoader | None = work_options.get('suite_loader')
+    for first, *_ in plan.first_groups:
+        call_for_cell(first.changes, check_suites, first.recipe, loader)
     if engine == 'local':  # tasks of Ray may have devices of another platform
         _check_models(plan.first_groups, sweep_folder(workdir))
     ledger = Ledger(plan, resolve(base), sweep_folder(workdir), url, continue_changed, host, hosts)
@@ -437,7 +441,8 @@ def _train_on_ray(ray: Any, work: Work) -> None:
     parts = [part for group in work.groups for part in split_group(group, work)]
     work.say(f'{format_count(len(parts), "task")} on Ray, each with {resources}')
     task = ray.remote(**_task_options(resources))(train_group_remotely)
-    options = work.url or str(work.workdir.absolute()), work.runs_at_once, work.start_over
+    folder = work.url or str(work.workdir.absolute())
+    options = folder, work.runs_at_once, work.start_over, work.suite_loader
     _await_tasks(ray, work, {task.remote(part, *options): part for part in parts})
 
 
@@ -481,7 +486,11 @@ def _task_options(resources: dict[str, float]) -> dict:
 
 
 def train_group_remotely(
-    group: list[Cell], workdir: str, runs_at_once: int, start_over: bool
+    group: list[Cell],
+    workdir: str,
+    runs_at_once: int,
+    start_over: bool,
+    suite_loader: SuiteLoader | None = None,
 ) -> None:
     """Trains a part of a group in a Ray worker.
 
@@ -490,9 +499,11 @@ def train_group_remotely(
       workdir: folder or URL of the sweep.
       runs_at_once: maximal number of runs in one wave; 0: as many as fit.
       start_over: whether runs begin anew if all their checkpoints are damaged.
+      suite_loader: opens the suites of eval.suites.
     """
     url = workdir if is_url(workdir) else None
     options: dict[str, Any] = {'runs_at_once': runs_at_once, 'start_over': start_over, 'url': url}
+    options |= {'suite_loader': suite_loader}
     work = Work([], sweep_folder(workdir), [], **options)
     train_group(group, work)
 

@@ -28,6 +28,7 @@ from lm.record.run import Run
 from lm.run.describe import list_disk_use, list_sweep_notes
 from lm.run.program import Experiment, Program, find_max_runs, open_text
 from lm.run.runs import RunSpec, try_storage
+from lm.run.suites import SuiteLoader
 from lm.run.tables import parameter_count
 from lm.run.wave import Wave, closing
 from lm.storage.buckets import for_each
@@ -52,6 +53,7 @@ class Work:
     url: str | None = None  # URL of the sweep, if it is in a bucket
     is_storage_checked: bool = False  # whether a cell's folder has taken a tiny checkpoint
     start_over: bool = False  # cells whose checkpoints are all damaged begin anew
+    suite_loader: SuiteLoader | None = None  # opens the suites of eval.suites
     # Programs so far by `program_key`, since a later wave may have further runs of them, and the
     # numbers of slots that each has been compiled for.
     programs: dict[tuple, Program] = dataclasses.field(default_factory=dict)
@@ -195,7 +197,8 @@ def _build_program(cells: Sequence[Cell], work: Work) -> Program:
     # train.steps may differ between the cells (RUN_PATHS). It does not change the program.
     recipe, n_runs = longest_recipe(cells), 1 if is_multiprocess() else len(cells)
     begun = next((work.folder(cell) for cell in cells if Run(work.folder(cell)).branch), None)
-    experiment = Experiment(recipe, open_text(recipe, work.say, begun), work.say, n_runs)
+    dataset = open_text(recipe, work.say, begun)
+    experiment = Experiment(recipe, dataset, work.say, n_runs, work.suite_loader)
     axis = select_run_axis(experiment.recipe.config.kernels.run_axis, experiment.platform)
     program = Program(experiment, SINGLE if is_multiprocess() else axis, work.say)
     single = (*RUN_PATHS, BRANCH_FROM)

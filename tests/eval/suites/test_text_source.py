@@ -153,7 +153,7 @@ def test_one_conversation_is_enough(tmp_path, monkeypatch):
     path, notes = tmp_path / 'chats.jsonl', []
     monkeypatch.setattr(text_source, 'to_stderr', notes.append)
     path.write_text('\n'.join(lines))
-    rows, texts, _ = encode_conversations(checkpoint, f'chat:{path}', '--source', 0)
+    rows, texts, *_ = encode_conversations(checkpoint, f'chat:{path}', '--source', 0)
     assert rows.n_documents == len(texts) == 1 and rows.targets.n_bytes.tolist() == [3]
     (note,) = notes
     assert note.endswith('1 are longer than data.seq_len + 1 = 33 tokens, 1 have no answer')

@@ -80,6 +80,8 @@ def test_every_choice_is_looked_up():
     lists |= {'train.stages'}  # tests/lm/config/test_stages.py
     free = {'train.init_from', 'train.profile', 'reparam.roles', 'loss.token_weights'}
     free |= {'train.branch_from', 'train.checkpoint_steps'}  # test_checkpoint_steps.py
+    # tests/lm/run/test_held_out_texts.py, tests/eval/evaluation/test_during_training.py
+    free |= {'eval.texts', 'eval.suites', 'eval.suite_options'}
     assert ours - free - lists == NAMES.keys()
 
 
@@ -121,6 +123,11 @@ def test_values_beyond_bounds_are_refused(path):
         'attention.value_heads': {'attention.key_heads': 1},
         'mlp.n_experts': {'mlp.experts_per_token': 1},
         'loss.router_z_loss': {'mlp.router_z_loss': True},
+        'eval.texts_every': {'eval.texts': "{'a': 'python'}"},
+        'eval.texts_tokens': {'eval.texts': "{'a': 'python'}"},
+        'eval.suites_every': {'eval.suites': 'layers'},
+        'train.spike_window': {'train.spike_from': 2},
+        'train.spike_from': {'train.spike_window': 10_000},
         'data.mask_ratio_most': {'data.mask_ratio_least': 0.0},
         'data.span_most': {'data.span_least': 1},
         'attention.rope_original_length': LLAMA3,

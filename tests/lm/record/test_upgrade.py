@@ -89,6 +89,11 @@ def test_other_fields_are_unchanged():
         'train.profile': '',
         'train.checkpoint_steps': '',
         'train.branch_from': '',
+        'train.on_spike': 'record',
+        'train.spike_sigmas': 6.0,
+        'train.spike_window': 128,
+        'train.spike_from': 64,
+        'eval.texts_tokens': 131_072,
     }
 
 

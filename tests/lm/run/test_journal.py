@@ -14,7 +14,7 @@ def make_journal(workdir, restored):
     journal = object.__new__(Journal)
     journal.recipe, journal.workdir = checked_config({}), workdir
     dataset = SimpleNamespace(tokenizer=ByteTokenizer(), digest='new')
-    journal.experiment = SimpleNamespace(dataset=dataset)
+    journal.experiment = SimpleNamespace(dataset=dataset, texts={})
     journal.checkpoints = SimpleNamespace(restore=lambda template: restored)
     return journal
 

@@ -338,7 +338,13 @@ def test_numeric_options_vary_within_a_group():
                 ]
                 (group,) = group_by_program(expand_sweep(tiny_raw(changes), listed))
                 assert len(group) == 2, path
-    optional = ('update_clip', 'match_rms', 'embedding_gradient_shrink', 'ghost_radius')
+    optional = (
+        'update_clip',
+        'update_clip_sigmas',
+        'match_rms',
+        'embedding_gradient_shrink',
+        'ghost_radius',
+    )
     optional = (*optional, 'match_norm', 'match_norm_floor', 'momentum_start')
     optional = (*optional, 'momentum_warmup_steps', 'weight_decay_end')
     optional = (*optional, *(f'{group}_{setting}' for group in GROUPS for setting in SETTINGS))
