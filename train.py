@@ -47,6 +47,7 @@ from lm.config.resolve import digest, resolve, with_dtype
 from lm.launch import command, distributed, signals, streams, tracking
 from lm.launch.exit_status import BAD_INPUT, DIVERGED, DONE, SIGNALLED  # noqa: F401
 from lm.record.remote.mirror import mirror_workdir
+from lm.record.time_use import DATA, Preparation, process_start
 from lm.record.workdir import open_workdir
 from lm.run import runs, start, suites
 from lm.run.describe import format_memory, list_field_origins, print_description
@@ -110,7 +111,8 @@ def main() -> int:
     distributed.join(digest(recipe))
     # A bucket is complete only when its block ends; `ending` prints the run's last line after that.
     with contextlib.ExitStack() as ending, mirror_workdir(place) as workdir:
-        return train(recipe, workdir, *again, notes, trackers=trackers, ending=ending)
+        began = process_start()
+        return train(recipe, workdir, *again, notes, trackers, ending, began)
 
 
 def train(
@@ -121,6 +123,7 @@ def train(
     notes: Sequence[str] = (),
     trackers: Sequence[str] = (),
     ending: contextlib.ExitStack | None = None,
+    began: float | None = None,
 ) -> int:
     """Trains to config.train.steps, from the newest checkpoint if there is one.
 
@@ -132,10 +135,12 @@ def train(
       notes: lines to print first.
       trackers: trackers that receive the rows.
       ending: prints the last line when it closes; by default it is printed at once.
+      began: when the command began, in seconds since the epoch; by default now.
 
     Returns:
       The exit status.
     """
+    preparation = Preparation(began)
     runs.check(recipe, workdir)
     suites.check_suites(recipe, SUITES)
     terminal = runs.open_terminal()
@@ -145,12 +150,13 @@ def train(
             terminal.say(line)
         # Data: the text as rows of tokens, prepared once, if there is a place for checkpoints.
         runs.try_storage(recipe, workdir)
-        dataset = open_text(recipe, terminal.say, workdir)
+        with preparation.time_part(DATA):
+            dataset = open_text(recipe, terminal.say, workdir)
         # Mesh: the model and its optimizer laid over the devices, and the step that trains it.
         experiment = Experiment(recipe, dataset, terminal.say, suite_loader=SUITES)
         program = Program(experiment, say=terminal.say)
         # State: of the newest checkpoint, or of step 0. A run alone is a wave of one.
-        run = runs.RunSpec(recipe, workdir, terminal, continue_changed, start_over)
+        run = runs.RunSpec(recipe, workdir, terminal, continue_changed, start_over, preparation)
         with closing(Wave(program, [run], size=1)) as wave:
             (slot,) = wave.slots
             print_description(slot.journal)

@@ -50,7 +50,10 @@ TINY = {
 }
 MODES = ('loop', 'vmap')
 # Runs that were killed go on beside fewer others.
-TIMES = ('tokens_per_sec', 'wall_sec', 'side_by_side', 'compile_sec', 'workdir', 'sweep')
+TIMES = (
+    *('tokens_per_sec', 'wall_sec', 'side_by_side', 'compile_sec', 'workdir', 'sweep'),
+    *('goodput', 'elapsed_sec', 'starts', 'seconds'),
+)
 RTOL = 1e-5  # of float32 sums in another order, over some steps
 
 

@@ -116,7 +116,7 @@ def write_report(
 
 
 def _format_summary(content: Mapping[str, Any], subject: Subject) -> str:
-    """Returns the findings and, for a sweep, the verdict on each variant."""
+    """Returns the findings and, for a sweep, the verdict on each variant; for a run, its time."""
     if subject.ablation:
         return '\n'.join([*content['findings'], *format_arms(subject.ablation)])
     rows = [
@@ -127,6 +127,8 @@ def _format_summary(content: Mapping[str, Any], subject: Subject) -> str:
         n for n in (rows[0] if rows else ()) if n in (*SUMMARY_COLUMNS, content['what'], 'notes')
     ]
     table = [format_table(rows, names, 'table')] if subject.is_sweep and rows else []
+    if content['time_use'] and not subject.is_sweep:
+        table = [format_table(content['time_use'], list(content['time_use'][0]), 'table')]
     return '\n'.join([*content['findings'], *table])
 
 
@@ -224,6 +226,8 @@ def _build_context(
         'changes': tables.list_changes(displayed, subject.sweep),
         'settings': [] if by_rate else tables.settings_rows(displayed),
         'costs': [] if by_rate else tables.cost_rows(displayed),
+        'time_use': tables.time_rows(subject.records),
+        'time_note': tables.TIME_NOTE,
         'base': {path: format_number(value) for path, value in base.items()},
         'warnings': tables.warning_rows(subject.records, run_names),
         'lasts': tables.list_last_diagnostics(subject.records, series, run_names),

@@ -15,6 +15,7 @@ from eval.report.subject import Subject
 from lm.config.resolve import flatten
 from lm.record.names import SUMMARY
 from lm.record.run import Run
+from lm.record.time_use import STEPS, Seconds, add_seconds
 from lm.run.warnings import Detector
 from lm.study.arm import UNITS as SHORT_UNITS
 from lm.study.statistics import (
@@ -69,6 +70,18 @@ FACTS = {
     'train.steps': 'steps',
 }
 RARE_FACTS = {'data.validation_source', 'parent'}  # left out if no run has it
+TIME_PARTS = {  # of `lm.record.time_use`, where the name alone does not say it
+    'start': 'start: imports, devices, weights',
+    'data': 'preparing data',
+    'data_wait': 'waiting for data',
+    'saving': 'saving, as far as steps wait',
+    'redone': 'steps done again',
+    'down': 'between a stop and the next start',
+}
+TIME_NOTE = (
+    'Seconds since the first start of each run, added up over runs. Those of runs that trained '
+    'side by side are divided by their number. Goodput is the share of the steps that were kept.'
+)
 UNSET = 'unset'  # an option that nothing reads, or that is as published
 NO_VERDICT = 'without a verdict (only one seed)'
 MARKS = {BETTER: '▼', WORSE: '▲', WITHIN_NOISE: '≈', ONE_SEED: '·'}
@@ -440,6 +453,33 @@ def cost_rows(comparisons: Sequence[Comparison]) -> list[dict[str, str]]:
             }
         )
     return rows
+
+
+def time_rows(records: Sequence[Record]) -> list[dict[str, str]]:
+    """Returns the seconds of all runs by part, the largest first, and their sum with the goodput.
+
+    The seconds of runs that trained side by side are divided by their number. Runs without a
+    summary, and those of versions without parts, are left out; [] if none is left.
+    """
+    total = Seconds(float)
+    for record in records:
+        if seconds := json.loads(record.get('seconds') or '{}'):
+            sharing = record['side_by_side'] or 1
+            total = add_seconds(total, {part: sec / sharing for part, sec in seconds.items()})
+    elapsed = sum(total.values())
+    if not elapsed:
+        return []
+    rows = [
+        {
+            'part': TIME_PARTS.get(part, part),
+            'seconds': f'{sec:,.1f}',
+            'share': f'{sec / elapsed:.1%}',
+        }
+        for part, sec in sorted(total.items(), key=lambda pair: -pair[1])
+        if sec
+    ]
+    goodput = f'goodput {total[STEPS] / elapsed:.1%}'
+    return [*rows, {'part': 'all', 'seconds': f'{elapsed:,.1f}', 'share': goodput}]
 
 
 def rates_table(comparisons: Sequence[Comparison], metric: str) -> list[list[str]]:

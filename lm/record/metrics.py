@@ -33,7 +33,7 @@ class Recorder:
       expected_rows: the number of rows when the checkpoint of `step` was made, if known.
       say: prints a line.
 
-    `rows` counts the rows in the file.
+    `rows` counts the rows in the file, and `dropped` holds the rows that were dropped.
     """
 
     def __init__(
@@ -44,6 +44,7 @@ class Recorder:
         intact = [line for line, row in lines if step and row and row['step'] <= step]
         rewritten = [line.rstrip() + b'\n' for line in intact]
         self.rows = len(rewritten)
+        self.dropped = [row for _, row in lines if row and not (step and row['step'] <= step)]
         damaged = [line for line, row in lines if row is None]
         if lines and lines[-1][1] is None and not lines[-1][0].endswith(b'\n'):
             # Cut short when the process was killed, which is no damage: the step is repeated.
@@ -84,7 +85,7 @@ class Recorder:
 class NoRecorder:
     """The Recorder of all processes but process 0: it writes nothing."""
 
-    rows = 0
+    rows, dropped = 0, ()
 
     def write(self, row: dict[str, Any]) -> None: ...
 
@@ -220,10 +221,17 @@ class Throughput:
         self.resume()
 
     def resume(self) -> None:
-        self._start = time.perf_counter()
+        self._start, self._is_paused = time.perf_counter(), False
 
     def pause(self) -> None:
         self.seconds += time.perf_counter() - self._start
+        self._is_paused = True
+
+    def spent(self) -> tuple[float, float]:
+        """Returns all seconds so far, and those that were spent waiting for data."""
+        since = 0.0 if self._is_paused else time.perf_counter() - self._start
+        seconds = self.total_seconds + self.seconds + since
+        return seconds, self.total_wait_seconds + self.wait_seconds
 
     def add_wait(self, seconds: float) -> None:
         """Adds seconds that were spent waiting for data."""

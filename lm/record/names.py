@@ -3,6 +3,7 @@
 CONFIG = 'config.json'
 SWEEP = 'sweep.json'
 SUMMARY = 'summary.json'
+STARTS = 'starts.jsonl'  # a line for each start of the command that trains
 PARAMETERS = 'parameters.txt'  # shape and settings of each, for people
 PARAMETER_ROWS = 'parameters.json'  # the same, for programs
 PROFILE = 'profile'  # a folder: traced steps and their summary

@@ -25,6 +25,7 @@ from lm.record.names import (
     SUMMARY,
     SWEEP,
 )
+from lm.record.time_use import estimate_goodput
 from lm.storage.files import UnreadableFile, read_json
 
 if TYPE_CHECKING:
@@ -171,7 +172,8 @@ class Run:
         if 'best_validation_ce' in summary:
             return group_evaluations(summary) | summary
         with annotate_errors(self.folder / FILE):
-            numbers = _summarize_rows(self.rows()) | summary
+            rows = self.rows()
+            numbers = _summarize_rows(rows) | estimate_goodput(self.folder, rows) | summary
             return group_evaluations(numbers) | numbers
 
     def _describe_origin(self, summary: Row) -> Row:

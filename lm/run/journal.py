@@ -18,20 +18,39 @@ from lm.config.recipe import Recipe
 from lm.config.resolve import to_dict
 from lm.config.stages import find_stage
 from lm.launch.distributed import broadcast_from_first, is_first
+from lm.launch.invocation import describe_invocation
 from lm.launch.streams import output_loss
 from lm.launch.terminal import Terminal
 from lm.record.checkpoint import TreeMismatch, format_differences, name_checkpoint, read_meta
 from lm.record.checkpoints import DAMAGED_FOLDER, LOSS, Checkpoints
-from lm.record.code import Code, extend_code_history, find_other_code
+from lm.record.code import Code, extend_code_history, find_other_code, running_code
 from lm.record.machine import device_name, git_commit, peak_memory_bytes, versions
 from lm.record.metrics import NoRecorder, Recorder, Throughput, replace_non_finite
 from lm.record.names import BRANCH
 from lm.record.run import SUITE, Run, group_evaluations
+from lm.record.time_use import (
+    COMPILE,
+    DATA_WAIT,
+    EVALUATION,
+    REDONE,
+    RESTORING,
+    SAVING,
+    START,
+    STEPS,
+    Preparation,
+    Seconds,
+    add_seconds,
+    append_start,
+    last_written,
+    read_starts,
+    start_record,
+    summarize_time,
+)
 from lm.record.upgrade import resolve_stored
 from lm.record.workdir import CONFIG, SUMMARY, write_config
 from lm.run.evaluate import objective_loss_name
 from lm.run.program import TOKENIZER, Experiment
-from lm.run.remaining import RemainingTime
+from lm.run.remaining import SUITES, TEXTS, RemainingTime
 from lm.run.spikes import SpikeCounter
 from lm.run.tables import optimizer_state_bytes, parameter_count
 from lm.run.warnings import Detector, format_warning
@@ -63,6 +82,7 @@ class Counters:
     batch_index: int = 0  # the next batch; ahead of the step only after a rollback
     tokens: float = 0.0
     wall_sec: float = 0.0
+    seconds: dict[str, float] = dataclasses.field(default_factory=dict)  # of `time_use.PARTS`
     skipped_in_a_row: int = 0
     events: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     best: dict[str, float] = dataclasses.field(default_factory=dict)  # lowest validation losses
@@ -78,7 +98,8 @@ class Journal:
 
     `step` is the last dispatched step; `saved_step` is the step of its newest checkpoint, None if
     there is none; `last` is the newest value of everything recorded; `other_code` is the code that
-    trained the checkpoint from which the run resumes, if it differs from this code.
+    trained the checkpoint from which the run resumes, if it differs from this code; `spent` are the
+    seconds of this process by part, as far as no clock of its own counts them.
 
     Args:
       recipe: the config of the run.
@@ -96,6 +117,9 @@ class Journal:
         self.side_by_side = 1  # runs of the wave, itself included
         self.counters, self.last = Counters(), {}
         self.other_code: Code | None = None
+        self.preparation = Preparation()
+        self.spent = Seconds(float)
+        self._is_open = False
         self.remaining = RemainingTime(recipe)
         self.throughput = Throughput(experiment.flops_per_token, experiment.utilisation)
         self.permanent_steps = list_checkpoint_steps(recipe)
@@ -230,11 +254,25 @@ class Journal:
             write_config(self.workdir, self.recipe)
             if self.branch_record is not None:
                 write_json(self.workdir / BRANCH, seal_record(self.branch_record))
+        last_sign, status = last_written(self.workdir), Run(self.workdir).status
         self._open_recorder()
+        self._count_preparation()
         if is_first():
+            start = start_record(
+                self.preparation.began, self.step, status, last_sign, self.recorder.dropped
+            )
+            append_start(self.workdir, start | running_code() | describe_invocation())
             # A summary means that the run has ended; one that is killed from here on must not look
             # so.
             (self.workdir / SUMMARY).unlink(missing_ok=True)
+
+    def _count_preparation(self) -> None:
+        """Counts the time before `open`. Compilation is among `spent`, and is no start."""
+        before = self.preparation.measure()
+        before[START] = max(0.0, before[START] - self.spent[COMPILE])
+        self.spent = add_seconds(self.spent, before)
+        self.throughput.reset()  # only now may its clock count
+        self._is_open = True
 
     def _open_recorder(self) -> None:
         if not is_first():
@@ -430,7 +468,8 @@ class Journal:
         self.recorder.sync()  # before the checkpoint, which must not be ahead of the records
         self.counters.rows, self.counters.spikes = self.recorder.rows, self.spikes.counts
         meta = {
-            'counters': dataclasses.asdict(self.counters) | {'wall_sec': self.wall_sec()},
+            'counters': dataclasses.asdict(self.counters)
+            | {'wall_sec': self.wall_sec(), 'seconds': self.seconds()},
             'config': to_dict(self.recipe),
             'data': self.experiment.dataset.digest,
             'vocab_size': self.experiment.vocab_size,
@@ -480,7 +519,8 @@ class Journal:
 
         Raises DivergenceError if there is none, or after MAX_REPEATS times.
         """
-        bad_step, counters = self.step, self.counters
+        bad_step, counters, before = self.step, self.counters, self.seconds()
+        start = time.perf_counter()
         n_rollbacks = sum(event['kind'] == 'rollback' for event in counters.events)
         # The newest checkpoint may still be in the writing thread.
         self.checkpoints.wait()
@@ -496,7 +536,7 @@ class Journal:
             raise DivergenceError(f'{error}; {reason}')
         # Only what the lost steps had changed goes back. The batch index does not, so that the
         # batches since the checkpoint are left out; nor do the events, which count the rollbacks.
-        names = ('tokens', 'best', 'rows')
+        names, at_checkpoint = ('tokens', 'best', 'rows'), self.counters.seconds
         restored = {name: getattr(self.counters, name) for name in names}
         self.counters = dataclasses.replace(counters, **restored)
         self._event(
@@ -504,7 +544,32 @@ class Journal:
         )
         self._open_recorder()
         self.throughput.reset()
+        self._count_redone(before, at_checkpoint)
+        self.spent[RESTORING] += time.perf_counter() - start
         return state
+
+    def _count_redone(self, before: dict[str, float], at_checkpoint: dict[str, float]) -> None:
+        """Counts the steps since a checkpoint as done in vain.
+
+        before: `seconds` before the rollback. at_checkpoint: those in the checkpoint.
+        """
+        counted = self.seconds()
+        for part in (STEPS, DATA_WAIT):
+            sec = at_checkpoint.get(part, 0.0)
+            self.spent[part] += sec - counted[part]
+            self.spent[REDONE] += before[part] - sec
+
+    def seconds(self) -> dict[str, float]:
+        """Returns the seconds by part of this process, and of earlier ones up to their last save.
+
+        Parts that only a start can tell (`time_use.start_record`) are left out.
+        """
+        steps, wait = self.throughput.spent() if self._is_open else (0.0, 0.0)
+        clock = {STEPS: steps - wait, DATA_WAIT: wait}
+        total = add_seconds(self.counters.seconds, self.spent, clock)
+        for work, sec in self.remaining.total_sec.items():
+            total[{TEXTS: EVALUATION, SUITES: EVALUATION}.get(work, work)] += sec
+        return dict(total)
 
     def wall_sec(self) -> float:
         """Returns the seconds of training by this process, and by earlier ones up to their last
@@ -538,6 +603,7 @@ class Journal:
             'compile_sec': self.compile_sec,
             'wall_sec': self.wall_sec(),
             'side_by_side': self.side_by_side,
+            **summarize_time(read_starts(self.workdir), self.seconds(), self._end_time()),
             'peak_memory_bytes': peak_memory_bytes(),
             'device': device_name(),
             'mfu_of': f'{experiment.peak:.4g} FLOP/s, {experiment.peak_source}',
@@ -552,6 +618,11 @@ class Journal:
             'warnings': self.counters.warnings,
         }
         write_json(self.workdir / SUMMARY, seal_record(replace_non_finite(record)))
+
+    def _end_time(self) -> float:
+        """Returns now, or the last sign of life of a run that had ended before this process."""
+        last_sign = None if self._is_open else last_written(self.workdir)
+        return last_sign if last_sign is not None else time.time()
 
     def _describe_texts(self) -> dict[str, Any]:
         """Returns the digest and size of each held-out text, for the summary."""
@@ -568,7 +639,10 @@ class Journal:
 
     def end(self, status: str) -> None:
         """Writes the summary, once all checkpoints are on disk."""
+        self.throughput.pause()  # no step is to come
+        start = time.perf_counter()
         self.checkpoints.wait()
+        self.spent[SAVING] += time.perf_counter() - start
         self.summarize(status)
 
     def close(self) -> None:

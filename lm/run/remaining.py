@@ -3,8 +3,8 @@
 from lm.config.checkpoint_steps import list_checkpoint_steps
 from lm.config.recipe import Recipe
 from lm.config.stages import count_tokens, find_stage
+from lm.record.time_use import DIAGNOSIS, EVALUATION, SAVING, Seconds
 
-EVALUATION, DIAGNOSIS, SAVING = 'evaluation', 'diagnosis', 'saving'
 TEXTS, SUITES = 'texts', 'suites'
 
 
@@ -27,6 +27,8 @@ class RemainingTime:
     Evaluation, diagnosis and saving count with the time that they took last. Their first time does
     not count, because it includes compilation. A step of another stage of the run counts in
     proportion to its tokens.
+
+    `total_sec` are the seconds of evaluation, diagnosis and saving by this process so far.
     """
 
     def __init__(self, recipe: Recipe):
@@ -46,9 +48,11 @@ class RemainingTime:
             if not interval or step % interval
         ]
         self._last_sec: dict[str, float | None] = {}
+        self.total_sec = Seconds(float)
 
     def record(self, work: str, sec: float) -> None:
         """Records that evaluation, diagnosis or saving took `sec` seconds."""
+        self.total_sec[work] += sec
         self._last_sec[work] = sec if work in self._last_sec else None
 
     def estimate(self, step: int, step_sec: float) -> float:

@@ -17,6 +17,7 @@ from lm.launch.terminal import Terminal, format_duration
 from lm.record.code import running_code
 from lm.record.machine import device_name, versions
 from lm.record.run import Run
+from lm.record.time_use import Preparation
 from lm.record.trial import try_checkpoint
 from lm.run.branch import check_branch
 from lm.run.journal import Journal
@@ -43,6 +44,7 @@ class RunSpec:
     terminal: Terminal
     continue_changed: bool = False  # resume from a checkpoint that was trained on other data
     start_over: bool = False  # begin anew if all checkpoints are damaged or lost
+    preparation: Preparation = dataclasses.field(default_factory=Preparation)
 
 
 @dataclasses.dataclass

@@ -22,6 +22,7 @@ from lm.config.stages import BatchShape, find_stage
 from lm.devices.mesh import process_share
 from lm.launch.distributed import StopAgreement, broadcast_from_first, is_first, is_multiprocess
 from lm.record.run import Run
+from lm.record.time_use import COMPILE, RESTORING
 from lm.run import evaluate
 from lm.run.branch import start_branch
 from lm.run.journal import DivergenceError, Journal, SpikeError
@@ -98,7 +99,11 @@ class Wave:
     def _open_slot(self, run: RunSpec) -> None:
         """Opens a run and puts its state in the next slot."""
         journal = Journal(run.recipe, run.folder, self.experiment, run.terminal)
-        state = journal.restore(self.experiment.state_shapes, run.continue_changed, run.start_over)
+        journal.preparation = run.preparation
+        with run.preparation.time_part(RESTORING):
+            state = journal.restore(
+                self.experiment.state_shapes, run.continue_changed, run.start_over
+            )
         if state is None and run.recipe.train.branch_from:
             state = start_branch(journal, self.experiment.state_shapes, run.continue_changed)
         elif state is None:
@@ -118,14 +123,18 @@ class Wave:
         """
         if not self.slots:
             return
+        start = time.perf_counter()
         first = min(slot.journal.step for slot in self.slots)
-        self._steps = self.program.compile_stages(self.size, first)
+        with self._pause_clocks():  # of a wave that goes on with fewer slots
+            self._steps = self.program.compile_stages(self.size, first)
         recipes = [slot.recipe for slot in self.slots]
         recipes += [recipes[0]] * (self.size - len(recipes))
         self.hypers = self.program.stack_hypers(recipes)
         for slot in self.slots:
             slot.journal.compile_sec = self.program.compile_sec
             slot.journal.side_by_side = len(self.slots)
+            # The program may have compiled it for another wave, which has taken that time.
+            slot.journal.spent[COMPILE] += time.perf_counter() - start
 
     @property
     def active_slots(self) -> list[int]:

@@ -75,6 +75,7 @@ def test_v0_columns_keep_name_and_type():
     summary_columns = {'optimizer_state_bytes', 'side_by_side', *objective_columns, *cost_columns}
     summary_columns |= {'texts_ce', 'texts_bits_per_byte', 'texts', 'suites'}
     summary_columns |= {'spike_score', 'skipped_steps'}
+    summary_columns |= {'goodput', 'elapsed_sec', 'starts', 'seconds'}
     tuned_columns = {'arm', 'stage'}
     origin_columns = {'parent', 'branch_step', 'checkpoints'}
     added = {name for name in kinds if name not in types} - summary_columns - tuned_columns

@@ -18,7 +18,7 @@ from stat import S_ISREG
 from lm.record.checkpoint import FOLDER
 from lm.record.checkpoints import DAMAGED_FOLDER
 from lm.record.metrics import FILE
-from lm.record.names import BRANCH, PARAMETER_ROWS
+from lm.record.names import BRANCH, PARAMETER_ROWS, STARTS
 from lm.record.workdir import CONFIG, SUMMARY, SWEEP
 from lm.storage import complete_folders
 from lm.storage.buckets import (
@@ -39,7 +39,7 @@ LOCAL_ENDINGS = ('.lock', '.job', '.tmp')  # files that concern this machine alo
 CHECKPOINT = re.compile(rf'((?:.+/)?(?:{FOLDER}|{DAMAGED_FOLDER})/(?:\d+))/(.+)')
 IN_CHECKPOINTS = re.compile(rf'(?:.+/)?(?:{FOLDER}|{DAMAGED_FOLDER})/.*')
 READS = 'reads'
-RECORDS = (CONFIG, SUMMARY, SWEEP, BRANCH, PARAMETER_ROWS, FILE, 'cells.parquet')
+RECORDS = (CONFIG, SUMMARY, SWEEP, BRANCH, PARAMETER_ROWS, FILE, STARTS, 'cells.parquet')
 CHECKPOINT_PREFIX = f'{FOLDER}/'
 TOKENIZER_PREFIX = 'tokenizer/'
 TRIES = 5  # attempts while a run deletes the checkpoint that is read

@@ -54,6 +54,10 @@ RESULTS = {  # column: (name in summary.json, type)
     'wall_sec': ('wall_sec', float),  # from opened to ended; runs beside each other share it
     'side_by_side': ('side_by_side', int),  # how many did
     'compile_sec': ('compile_sec', float),
+    'goodput': ('goodput', float),  # seconds of kept steps / elapsed_sec
+    'elapsed_sec': ('elapsed_sec', float),  # since the first start, over all processes
+    'starts': ('starts', int),
+    'seconds': ('seconds', str),  # JSON: of elapsed_sec, by part
     'parameters': ('parameters', int),
     **{f'{use}_parameters': (f'{use}_parameters', int) for use in USES},
     'flops_per_token': ('flops_per_token', float),

@@ -25,6 +25,7 @@ from lm.record.code import describe_code, running_code, summarize_codes
 from lm.record.machine import device_memory_bytes
 from lm.record.remote.mirror import mirror_cell
 from lm.record.run import Run
+from lm.record.time_use import COMPILE, DATA, Preparation
 from lm.run.describe import list_disk_use, list_sweep_notes
 from lm.run.program import Experiment, Program, find_max_runs, open_text
 from lm.run.runs import RunSpec, try_storage
@@ -59,6 +60,8 @@ class Work:
     programs: dict[tuple, Program] = dataclasses.field(default_factory=dict)
     sizes: dict[tuple, set[int]] = dataclasses.field(default_factory=dict)
     printed_notes: set[str] = dataclasses.field(default_factory=set)
+    # Of the runs of the next wave.
+    preparation: Preparation = dataclasses.field(default_factory=Preparation)
 
     def note(self, text: str) -> None:
         """Prints a note once, as groups and waves give rise to the same notes."""
@@ -106,6 +109,7 @@ def train_group(group: list[Cell], work: Work) -> None:
     for part in _split_evenly(waiting, broadcast_from_first(max_open_folders())):
         if is_stop_requested(work.caught):
             return
+        work.preparation = Preparation()
         with contextlib.ExitStack() as held:
             opened = _select_on_first(functools.partial(_open_cells, held, part, work), part)
             try:
@@ -187,7 +191,8 @@ def compile_program(cells: Sequence[Cell], work: Work) -> tuple[Program, int]:
     large_enough = [n for n in sizes if n >= len(cells)]
     if large_enough and program.layout.skips_inactive:  # a slot without a run costs nothing there
         return program, min(large_enough)
-    slots = count_slots(program, len(cells), work.runs_at_once, work.say)
+    with work.preparation.time_part(COMPILE):
+        slots = count_slots(program, len(cells), work.runs_at_once, work.say)
     sizes.add(slots)
     return program, slots
 
@@ -197,7 +202,8 @@ def _build_program(cells: Sequence[Cell], work: Work) -> Program:
     # train.steps may differ between the cells (RUN_PATHS). It does not change the program.
     recipe, n_runs = longest_recipe(cells), 1 if is_multiprocess() else len(cells)
     begun = next((work.folder(cell) for cell in cells if Run(work.folder(cell)).branch), None)
-    dataset = open_text(recipe, work.say, begun)
+    with work.preparation.time_part(DATA):
+        dataset = open_text(recipe, work.say, begun)
     experiment = Experiment(recipe, dataset, work.say, n_runs, work.suite_loader)
     axis = select_run_axis(experiment.recipe.config.kernels.run_axis, experiment.platform)
     program = Program(experiment, SINGLE if is_multiprocess() else axis, work.say)
@@ -227,7 +233,9 @@ def _train_cells(program: Program, slots: int, cells: list[Cell], work: Work) ->
         runs = []
         for cell in cells[start : start + slots]:
             terminal, start_over = CellTerminal(cell.name, work.say), work.start_over
-            runs.append(RunSpec(cell.recipe, work.folder(cell), terminal, start_over=start_over))
+            folder, shared = work.folder(cell), work.preparation
+            spec = RunSpec(cell.recipe, folder, terminal, start_over=start_over, preparation=shared)
+            runs.append(spec)
         with closing(Wave(program, runs, slots, on_failure)) as wave:
             if other_code := summarize_codes(slot.journal.other_code for slot in wave.slots):
                 present_code = describe_code(running_code())
@@ -237,6 +245,7 @@ def _train_cells(program: Program, slots: int, cells: list[Cell], work: Work) ->
                 )
             wave.compile()
             wave.train(work.caught, work.tick)
+        work.preparation = Preparation()
 
 
 def longest_recipe(cells: Sequence[Cell]) -> Recipe:
