@@ -69,7 +69,7 @@ def _parse_entry(entry: str, recipe: Recipe) -> set[int]:
 def _list_decay_starts(recipe: Recipe) -> set[int]:
     schedule = recipe.schedule
     if schedule.row.decay_starts is None:
-        names = ' or '.join(name for name, row in SCHEDULES.entries() if row.decay_starts)
+        names = ' or '.join(name for name, row in SCHEDULES.items() if row.decay_starts)
         raise ValueError(
             f'{FIELD}={recipe.train.checkpoint_steps}: {schedule} has no constant stage before a '
             f'decay, and {BEFORE_DECAY} needs one. Choose optim.schedule={names}, or name the '
