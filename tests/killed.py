@@ -31,6 +31,10 @@ class KilledAtEvent(BaseException):
     """The process ends at this point."""
 
 
+class KilledBeforeStep(BaseException):
+    """The process ends before a run makes a step."""
+
+
 class _Death:
     folder = ''  # none is watched
     at = 0  # 0: never

@@ -37,6 +37,7 @@ from lm.study.plan.branches import follow_parents
 from lm.study.plan.cells import expand_sweep, group_by_program, split_sweep
 from tests.commands import tiny
 from tests.corpora import write_corpus
+from tests.killed import KilledBeforeStep
 from tests.sweep_helpers import base as sweep_base
 from tests.sweep_helpers import before_step, cell_folders, timeless
 from train import DONE, train, train_sweep
@@ -86,21 +87,17 @@ def array_digests(workdir, step):
     return read_meta(workdir / 'checkpoints', step)['digests']
 
 
-class Killed(BaseException):
-    """The process ends."""
-
-
 def kill_at(step, recipe, workdir) -> None:
     """Trains until the run is to make that step; every checkpoint so far is complete."""
 
     def act(wave):
         if wave.slots[0].journal.step == step - 1:
             wave.slots[0].journal.checkpoints.wait()
-            raise Killed
+            raise KilledBeforeStep
 
     with pytest.MonkeyPatch.context() as patch:
         before_step(patch, act)
-        with pytest.raises(Killed):
+        with pytest.raises(KilledBeforeStep):
             train(recipe, workdir)
 
 
@@ -136,9 +133,9 @@ def test_branch_killed_before_its_first_checkpoint_begins_again(trunk, tmp_path,
     """It has config.json and branch.json, and no row."""
 
     def save(*_):
-        raise Killed
+        raise KilledBeforeStep
 
-    with monkeypatch.context() as patch, pytest.raises(Killed):
+    with monkeypatch.context() as patch, pytest.raises(KilledBeforeStep):
         patch.setattr(Checkpoints, 'save', save)
         train(make(f'{trunk}@30', DECAY, tmp_path), tmp_path)
     assert Run(tmp_path).has_begun and not timeless(tmp_path)
@@ -460,9 +457,9 @@ class TestSweep:
 
         def act(wave):
             if wave.slots[0].journal.step == 52:
-                raise Killed
+                raise KilledBeforeStep
 
-        with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(KilledBeforeStep):
             before_step(patch, act)
             run()
         shutil.rmtree(parent)

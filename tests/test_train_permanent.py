@@ -16,6 +16,7 @@ from lm.record.checkpoints import Checkpoints
 from lm.storage.files import read_json
 from modules.params import named_leaves
 from tests.commands import tiny
+from tests.killed import KilledBeforeStep
 from tests.sweep_helpers import base, before_step, cell_folders, terminate_at, timeless
 from train import DONE, SIGNALLED, train, train_sweep
 
@@ -64,10 +65,6 @@ def stop(step, config, workdir) -> None:
         assert train(config, workdir) == SIGNALLED + signal.SIGTERM
 
 
-class Killed(BaseException):
-    """The process ends."""
-
-
 def kill(step, config, workdir, is_saved=True) -> None:
     """Trains until that step is to be made; the checkpoint in writing is complete or lost."""
 
@@ -76,7 +73,7 @@ def kill(step, config, workdir, is_saved=True) -> None:
         if journal.step == step - 1:
             if is_saved:
                 journal.checkpoints.wait()
-            raise Killed
+            raise KilledBeforeStep
 
     with pytest.MonkeyPatch.context() as patch:
         before_step(patch, act)
@@ -88,7 +85,7 @@ def kill(step, config, workdir, is_saved=True) -> None:
                     save(checkpoints, state, meta, loss)
 
             patch.setattr(Checkpoints, 'save', save_others)
-        with pytest.raises(Killed):
+        with pytest.raises(KilledBeforeStep):
             train(config, workdir)
 
 

@@ -103,19 +103,21 @@ class Rope:
 
 
 class OptionalRope(Rope):
-    """RoPE, or no positions if rope_parameters or its rope_theta is null (OLMo Hybrid)."""
+    """RoPE, or no positions if rope_parameters has a rope_theta of null (OLMo Hybrid).
+
+    transformers replaces a rope_parameters of null by its default.
+    """
 
     def read(self, fields: ConfigFields) -> Flat:
-        parameters = fields.take('rope_parameters', {})
-        theta = fields.take('rope_theta', None)
-        is_null = parameters is None and theta is None and fields.raw.get('rope_scaling') is None
-        if is_null or ((parameters or {}).get('rope_theta', 0) is None and theta is None):
+        parameters = fields.take('rope_parameters', None) or {}
+        theta, scaling = fields.take('rope_theta', None), fields.take('rope_scaling', None)
+        if 'rope_theta' in parameters and (parameters['rope_theta'], theta, scaling) == (None,) * 3:
             return {'model.position': 'none'}
         return super().read(fields)
 
     def write(self, flat: Flat) -> Flat:
         if flat['model.position'] == 'none':
-            return {'rope_parameters': None}
+            return {'rope_parameters': {'rope_type': 'default', 'rope_theta': None}}
         return super().write(flat)
 
 

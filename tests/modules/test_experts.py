@@ -108,7 +108,7 @@ def test_sigmoid_gates_and_shared_experts_match_reference():
 
 
 @pytest.mark.parametrize('balance', ['bias', 'none'])
-def test_groups_and_gate_of_shared_experts_match_reference(balance):
+def test_groups_and_shared_gate_match_reference(balance):
     """Catches groups rated by their best expert alone, groups of experts that are not neighbours,
     a choice without groups where there is no bias, and a gate that is not of the token.
     """

@@ -297,7 +297,7 @@ def test_context_axis_is_refused(name):
         check_devices(config, make_mesh(config.mesh))
 
 
-def test_layer_may_leave_the_norm_of_the_model_out():
+def test_layer_may_leave_its_norm_out():
     """With qk_norm_over=none, the layer is that of a model without norms of queries and keys."""
     module = layer('gated_delta', qk_norm='rmsnorm', qk_norm_over='none')
     params = draw_params(module)

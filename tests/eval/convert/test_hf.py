@@ -210,7 +210,7 @@ def test_layout_round_trips(axes, shapes):
     np.testing.assert_array_equal(layout.join(parts), tensor)
 
 
-def test_grouped_layout_is_that_of_qwen3_next():
+def test_grouped_layout_matches_qwen3_next():
     """Reference: fix_query_key_value_ordering of its class. Catches groups by array."""
     rng, shapes = np.random.default_rng(0), [(7, 2, 3), (7, 2, 3), (7, 4, 5), (7, 4, 5)]
     arrays = [rng.normal(size=shape) for shape in shapes]
@@ -232,7 +232,7 @@ def test_grouped_layout_is_that_of_qwen3_next():
         np.testing.assert_array_equal(cut, array[2:5, 1:2, 1:3])
 
 
-def test_bias_of_the_choice_is_a_statistic():
+def test_router_bias_is_a_statistic():
     """It is read into the statistics of its layers, and counts start at 0."""
     model = import_case('glm4_moe')
     weights = build_weights(model.params)
@@ -271,7 +271,7 @@ def test_layers_that_predict_further_tokens_are_skipped(tmp_path):
         import_folder(save_case(tmp_path / 'llama2', 'llama2', arrays), base(), Path('run'))
 
 
-def test_olmo_hybrid_with_names_of_its_class_imports(tmp_path):
+def test_olmo_hybrid_with_module_names_imports(tmp_path):
     """Files may have the names of the modules instead of those that transformers writes."""
     names = {
         '.attention_layer_norm.': '.input_layernorm.',

@@ -131,16 +131,14 @@ def test_first_blocks_and_placements_equal_an_unrolled_period():
     """Two spellings of the same blocks. Catches first blocks in another order, and blocks with the
     placement of the model.
     """
-    items = 'linear:placement=output', 'softmax', 'softmax:window=3'
-    text = f'{items[0]}|{items[1]}+{items[2]}|'
+    first, *period = 'linear:placement=output', 'softmax', 'softmax:window=3'
+    text = f'{first}|{"+".join(period)}|'
     changes = {'model.n_layers': 5, 'model.placement': 'pre'}
     learner, variables = draw_case(changes | {PATTERN: text})
     names = {path for path in named_leaves(variables['params'])}
     assert any(path.startswith('layers_first/attention_norm_out/') for path in names)
     assert any(path.startswith('layers/block_2/attention_norm_in/') for path in names)
-    same = tiny_learner(
-        checked_config(changes | {PATTERN: '+'.join([items[0], *items[1:], *items[1:]])})
-    )
+    same = tiny_learner(checked_config(changes | {PATTERN: '+'.join([first, *period, *period])}))
     params = named_leaves(variables['params'])
     renamed = {path: leaf for path, leaf in params.items() if not path.startswith('layers')}
     for blocks in block_stacks(learner.recipe):
