@@ -2,6 +2,7 @@
 
     python -m eval.runs [--workdir=DIR[,DIR]] [--format=FORMAT] [SQL]
     python -m eval.runs "select norm, avg(ce) from runs group by norm"
+    python -m eval.runs --studies [--workdir='runs/*'] [--find=WORDS] [--out=PAGE]
 
 Table `runs` has one row per run or cell: its identity, config and results.
 Configs of older versions are converted to the current form. Table `metrics` has
@@ -9,6 +10,9 @@ one row per cell and recorded step, with every quantity of metrics.jsonl;
 quantities of layers are lists. Join it `using (cell)`, or `using (workdir)` if
 two sweeps share a cell. `ce` is the final validation loss in `runs`, and the
 loss of the training batch in `metrics`.
+
+--studies lists runs and sweeps with the question of each (the docstring of its
+config), its date and its verdicts; --out also writes them as a page.
 """
 
 from lm.launch.before_jax import prepare_streams
@@ -17,8 +21,11 @@ if __name__ == '__main__':
     prepare_streams()  # before any file is opened
 
 import collections
+import glob
 import json
 import re
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,9 +35,10 @@ from absl import flags
 from lm.launch.command import run_program
 from lm.launch.path_flags import define_path
 from lm.record.run import Run
+from lm.storage.buckets import is_url
 from lm.study.tables import sql
 from lm.study.tables.columns import columns
-from lm.study.tables.results import Record, gather, gather_all, to_arrow
+from lm.study.tables.results import Record, gather, gather_all, has_runs, to_arrow
 from lm.study.tables.text import FORMATS, format_number, format_table
 
 if TYPE_CHECKING:
@@ -168,8 +176,51 @@ def _format_origin(name: str, value: str | None) -> str | None:
     return ' '.join(steps)
 
 
+def expand_patterns(workdirs: Iterable[str]) -> list[str]:
+    """Returns the workdirs, with a pattern such as runs/* replaced by folders that hold runs.
+
+    Raises ValueError if a pattern matches no such folder.
+    """
+    expanded = []
+    for workdir in workdirs:
+        if '*' not in str(workdir) or is_url(str(workdir)):
+            expanded.append(workdir)
+            continue
+        matches = [path for path in sorted(glob.glob(str(workdir))) if has_runs(Path(path))]
+        if not matches:
+            raise ValueError(f'--workdir={workdir} matches no folder of a run or a sweep')
+        expanded += matches
+    return expanded
+
+
+def print_studies(workdirs: Iterable[str]) -> None:
+    """Prints the catalogue of the flags, and writes its page."""
+    from eval.catalogue import format_studies, write_index
+    from lm.study.tables.catalogue import COLUMNS, list_studies, search_studies
+
+    args = flags.FLAGS
+    studies = search_studies(list_studies(workdirs), args.find)
+    if not studies:
+        raise ValueError(f'no run or sweep contains all words of --find={args.find}')
+    if args.format == 'table':
+        print(format_studies(studies))
+    else:
+        print(format_table(studies, [*COLUMNS], args.format))
+    if args.out:
+        write_index(Path(args.out), studies)
+        print(args.out, file=sys.stderr)
+
+
 def main(argv: list[str]) -> None:
-    workdirs = flags.FLAGS.workdir
+    args = flags.FLAGS
+    workdirs = expand_patterns(args.workdir)
+    if (args.find or args.out) and not args.studies:
+        raise ValueError('--find and --out are of --studies; add it')
+    if args.studies:
+        if len(argv) > 1:
+            raise ValueError('--studies takes no SQL query; leave out one of them')
+        print_studies(workdirs)
+        return
     if len(argv) > 2:
         raise ValueError(
             f'the SQL query must be one argument; got {len(argv) - 1}. Put it in quotes.'
@@ -187,4 +238,7 @@ if __name__ == '__main__':  # only here: other programs that import this have a 
     text = 'Runs, sweeps, or folders or URLs of them, separated by commas.'
     define_path('workdir', 'runs', text, is_list=True)
     flags.DEFINE_enum('format', 'table', FORMATS, 'Output format.')
+    flags.DEFINE_bool('studies', False, 'List runs and sweeps with question and verdicts.')
+    flags.DEFINE_string('find', '', 'With --studies: only those with all of these words.')
+    define_path('out', '', 'With --studies: HTML file to write.')
     run_program(main)
