@@ -66,7 +66,7 @@ def _describe_folder(folder: Path) -> dict[str, Any]:
     question = (first.get('question') or '').split('\n\n')[0]
     return {
         'workdir': str(folder),
-        'began': first.get('began') or _modified(folder),
+        'began': first.get('began') or _modification_time(folder),
         'question': ' '.join(question.split()),
         'runs': f'{statuses.count("done")} of {len(statuses)}',
         'answer': answer,
@@ -79,7 +79,7 @@ def _first_starts(folder: Path) -> list[Record]:
     return [starts[0] for path in folders if (starts := read_starts(path))]
 
 
-def _modified(folder: Path) -> str:
+def _modification_time(folder: Path) -> str:
     """Returns when the config or the sweep was last written; '' if it is gone."""
     paths = [path for name in (SWEEP, CONFIG) if (path := folder / name).exists()]
     if not paths:
