@@ -7,6 +7,7 @@ from typing import Any
 
 from eval.charts import build_environment, format_now
 from lm.storage.files import write_text
+from lm.study.tables.text import format_count
 
 TEMPLATES = Path(__file__).parent
 REPORT = 'report.html'
@@ -29,6 +30,7 @@ def write_index(path: Path, studies: Sequence[dict[str, Any]]) -> None:
     text = template.render(
         title='Runs and sweeps',
         made=format_now(),
+        count=format_count(len(studies), 'folder'),
         scripts='',
         studies=[study | {'page': link} for study, link in zip(studies, links, strict=True)],
     )

@@ -163,7 +163,7 @@ def test_undisturbed_run_counts_nothing_twice(whole):
     assert compile_sec >= 0 and sum(summary['seconds'].values()) > compile_sec
 
 
-def test_rollback_gives_back_the_steps_of_the_checkpoint():
+def test_rollback_restores_the_steps_at_its_checkpoint():
     """Steps took 30 s up to the checkpoint, and 12 s more with 3 s of waiting since."""
     before = {'steps': 42.0, 'data_wait': 8.0}
     reset = {'steps': 41.0, 'data_wait': 8.0}  # the clock was reset
@@ -181,7 +181,7 @@ def test_rolled_back_run_counts_nothing_twice(corpus, tmp_path, monkeypatch, pro
     assert summary['seconds']['redone'] > 0
 
 
-def test_command_and_question_are_those_of_train(monkeypatch, tmp_path):
+def test_command_and_question_come_from_train(monkeypatch, tmp_path):
     config = tmp_path / 'wide.py'
     config.write_text('"""Wide layers.\n\nQuestion: do they help?\n"""\n')
     flag = types.SimpleNamespace(config_filename=str(config))
