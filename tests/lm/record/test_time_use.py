@@ -3,12 +3,14 @@
 import json
 import os
 import types
+from datetime import datetime
 
 import pytest
 
 from eval.report.tables import time_rows
 from lm.launch.invocation import describe_invocation
 from lm.record import time_use
+from lm.record.checkpoint import read_meta
 from lm.record.metrics import Throughput, read_rows
 from lm.record.run import Run
 from lm.record.time_use import PARTS, append_start, read_starts, start_record, summarize_time
@@ -127,7 +129,7 @@ def train_until_killed(workdir, corpus, monkeypatch):
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
         before_step(patch, kill)
-        train(tiny(corpus), workdir)
+        train(tiny(corpus, train_checkpoint_steps='0'), workdir)
 
 
 def test_killed_run_counts_what_it_does_again(corpus, tmp_path, monkeypatch, programs_once):
@@ -137,7 +139,12 @@ def test_killed_run_counts_what_it_does_again(corpus, tmp_path, monkeypatch, pro
     assert len(lost) == 2
     unfinished = Run(tmp_path).results()
     assert 0 < unfinished['goodput'] < 1 and 'seconds' not in unfinished
-    assert train(tiny(corpus), tmp_path) == DONE
+    # Before its first step a run has not spent more time than has passed.
+    checkpoint = tmp_path / 'checkpoints' / '0'
+    counted = read_meta(checkpoint.parent, 0)['counters']['seconds']
+    (began,) = [datetime.fromisoformat(row['began']) for row in read_starts(tmp_path)]
+    assert sum(counted.values()) <= checkpoint.stat().st_mtime - began.timestamp()
+    assert train(tiny(corpus, train_checkpoint_steps='0'), tmp_path) == DONE
     first, second = read_starts(tmp_path)
     assert (first['step'], second['step'], second['redone_steps']) == (0, 4, 2)
     assert second['redone_sec'] == pytest.approx(sum(lost))
