@@ -295,7 +295,7 @@ def test_commands_are_found():
     lines = commands()
     assert 'uv run --no-dev train.py --config=configs/default.py' in lines
     assert len(lines) > 15 and LEFT_OUT.keys() | {*LOWERED} <= {*lines}
-    assert len(blocks('python')) == 11
+    assert len(blocks('python')) == 12
 
 
 @pytest.mark.full  # minutes of programs
