@@ -12,6 +12,8 @@ Run the same command again to resume.
 --continue_changed          continue the run in the workdir although its config or data has changed
 --start_over                start again at step 1 if all checkpoints of the run are lost
 --track=mlflow[,wandb]      also send the metrics to these trackers
+--json                      print a JSON object in the last line: workdir, exit_status, and the
+    status and losses of each run
 --engine=local|ray          where a sweep trains; --runs_at_once=N: maximum runs at once;
     --resources=CPU=2: resources of each Ray task
 --coordinator=HOST:PORT --num_processes=N --process_id=I    train on several hosts: run the same
@@ -41,7 +43,7 @@ from typing import Any
 
 from absl import app
 
-from eval.console import listings
+from eval.console import json_line, listings
 from lm.config.recipe import Recipe
 from lm.config.resolve import digest, resolve, with_dtype
 from lm.launch import command, distributed, signals, streams, tracking
@@ -62,6 +64,7 @@ listings.define_flags()  # to print, and not to train: --choices, --print_config
 engines.define_flags()  # of sweeps: --engine, --runs_at_once, --resources
 distributed.define_flags()  # of several hosts: --coordinator, --num_processes, --process_id, ...
 tracking.define_flags()  # --track
+JSON = json_line.define_json()
 
 
 def check_suites(recipe: Recipe) -> None:
@@ -107,12 +110,25 @@ def main() -> int:
     source = recipe.train.branch_from or recipe.train.init_from
     notes = list_field_origins(command.find_overrides(config_dict), followed, source)
     if is_sweep:
-        return train_sweep(base, sweep, place, again[0], notes, start_over=again[1], **options)
+        status = train_sweep(base, sweep, place, again[0], notes, start_over=again[1], **options)
+        return report_json(place, status)
     distributed.join(digest(recipe))
     # A bucket is complete only when its block ends; `ending` prints the run's last line after that.
     with contextlib.ExitStack() as ending, mirror_workdir(place) as workdir:
-        began = process_start()
-        return train(recipe, workdir, *again, notes, trackers, ending, began)
+        options = {'trackers': trackers, 'ending': ending, 'began': process_start()}
+        status = train(recipe, workdir, *again, notes, **options)
+    return report_json(place, status)
+
+
+def report_json(place: str | Path, status: int) -> int:
+    """Prints the results of --json, if it is set, and returns the exit status."""
+    if JSON.value and distributed.is_first():
+        from eval.runs import summarize_runs  # imports Arrow
+
+        runs_here = summarize_runs(place)
+        record = {'workdir': str(place), 'exit_status': status, 'runs': runs_here}
+        json_line.print_json(record)
+    return status
 
 
 def train(

@@ -1,7 +1,7 @@
 """Evaluates checkpoints with suites and stores the results in their workdirs.
 
     python -m eval --checkpoint=WORKDIR --suite=NAME[:VALUE][,NAME ...]
-        [--NAME.OPTION=VALUE ...] [--step=N|all] [--out=FILE.json]
+        [--NAME.OPTION=VALUE ...] [--step=N|all] [--out=FILE.json] [--json]
 
 Prints the numbers as JSON. For several checkpoints (--checkpoint repeated, a
 sweep or --step=all), prints a table of each number over steps and seeds
@@ -20,6 +20,7 @@ import sys
 
 from absl import flags
 
+from eval.console.json_line import define_json, print_json
 from eval.evaluation.program import evaluate_checkpoints
 from eval.evaluation.suite_flags import (
     define_suites,
@@ -41,6 +42,7 @@ CHECKPOINT = define_path(
 SUITE = define_suites()
 STEP = flags.DEFINE_string('step', None, 'Step of the checkpoint, or all; default: the newest.')
 AGAIN = flags.DEFINE_bool('again', False, 'Recompute stored results.')
+JSON = define_json()
 OUT = define_path('out', None, 'JSON file to write the numbers to.')
 PAGE = define_path(
     'page', None, 'HTML page to write; default with several checkpoints: next to --out.'
@@ -58,7 +60,7 @@ def main(_) -> None:
         raise ValueError('--checkpoint=WORKDIR is required: the workdir of a run or a sweep.')
     out_path = parse_local_path(OUT.value, '--out') if OUT.value else None
     page_path = parse_local_path(PAGE.value, '--page') if PAGE.value else None
-    text = evaluate_checkpoints(
+    record, text = evaluate_checkpoints(
         CHECKPOINT.value,
         read_suites(SUITE.value or '', read_option_flags()),
         step=STEP.value,
@@ -68,6 +70,8 @@ def main(_) -> None:
         say=functools.partial(print, file=sys.stderr),
     )
     print(text)
+    if JSON.value:
+        print_json(record)
 
 
 if __name__ == '__main__':

@@ -1,7 +1,7 @@
 """Compares checkpoints item by item: each RUN with the first RUN, the baseline.
 
-    python -m eval.compare RUN RUN ... [--suite=NAME[:VALUE]] [--NAME.OPTION=VALUE]
-    python -m eval.compare SWEEP
+    python -m eval.compare RUN RUN ... [--suite=NAME[:VALUE]] [--NAME.OPTION=VALUE] [--json]
+    python -m eval.compare SWEEP [--json]
 
 For a sweep with config.tune, prints the verdict on each arm instead. A RUN is a
 workdir, a cell of a sweep, WORKDIR/checkpoints/STEP or a URL. Stored results
@@ -23,6 +23,7 @@ from pathlib import Path
 
 from absl import flags
 
+from eval.console.json_line import define_json, print_json
 from eval.evaluation.paired import CONFIDENCE, Difference, compute_difference, pair_items
 from eval.evaluation.suite_flags import (
     SuiteRequest,
@@ -254,6 +255,8 @@ def main(argv: list[str]) -> None:
     arm_verdicts = compare_arms(runs[0], say) if len(runs) == 1 else None
     if arm_verdicts is not None:
         print('\n'.join(arm_verdicts))
+        if flags.FLAGS.json:
+            print_json({'runs': runs, 'verdicts': arm_verdicts})
         return
     if len(runs) < 2:
         raise ValueError(
@@ -262,14 +265,22 @@ def main(argv: list[str]) -> None:
         )
     requests = read_suites(flags.FLAGS.suite, read_option_flags())
     targets = [find_target(run, say) for run in runs]
+    comparisons = []
     for request in requests:
         for comparison in compare(targets, request, say, flags.FLAGS.again):
             print(comparison.line)
+            outcome = {'verdict': format_outcome(comparison.verdict)}
+            comparisons.append(
+                {'suite': request.label, **dataclasses.asdict(comparison), **outcome}
+            )
     for target in targets[1:]:
         print_parameters(targets[0], target, say)
+    if flags.FLAGS.json:
+        print_json({'runs': runs, 'comparisons': comparisons})
 
 
 if __name__ == '__main__':
     define_suites(DEFAULT)
     flags.DEFINE_bool('again', False, 'Recompute stored results.')
+    define_json()
     run_program(main, parse_suite_flags)

@@ -1,6 +1,6 @@
 """Tells which difference of losses a number of seeds can detect.
 
-    python -m eval.noise RUN [RUN ...] [--tests=N] [--metric=ce|bits_per_byte]
+    python -m eval.noise RUN [RUN ...] [--tests=N] [--metric=ce|bits_per_byte] [--json]
 
 A RUN is a run, a sweep, or a folder of them. Runs that differ only in
 train.seed and data.seed are one setting; the spread of their final losses is
@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from absl import flags
 
+from eval.console.json_line import define_json, print_json
 from lm.launch.command import run_program
 from lm.launch.path_flags import define_path
 from lm.record.names import CONFIG, SWEEP
@@ -245,7 +246,20 @@ def main(argv: list[str]) -> None:
             f'{listed}{remainder}'
         )
         settings = nearest
-    print('\n'.join(describe(measure_spread(settings), metric, tests)))
+    spread = measure_spread(settings)
+    print('\n'.join(describe(spread, metric, tests)))
+    if flags.FLAGS.json:
+        detectable = {str(n): detectable_difference(n, spread.paired, tests) for n in SEED_COUNTS}
+        print_json(
+            {
+                'runs': runs,
+                'metric': metric,
+                'tests': tests,
+                'is_of_nearest_setting': max(counts) < 2,
+                **dataclasses.asdict(spread),
+                'detectable_difference': detectable,
+            }
+        )
 
 
 def _list_siblings(run: Path) -> list[Path]:
@@ -266,4 +280,5 @@ if __name__ == '__main__':
         'tests', 1, 'Comparisons with one baseline.', lower_bound=1, upper_bound=MAX_SEEDS
     )
     flags.DEFINE_enum('metric', 'ce', list(METRICS), 'The loss.')
+    define_json()
     run_program(main)

@@ -48,6 +48,11 @@ __all__ = ['frame', 'gather', 'metrics_frame', 'overview', 'query']
 
 MOST_STEPS = 8  # of checkpoints that the overview lists
 TUNE_COLUMNS = ('arm', 'stage')  # of a run in a tuned sweep
+SUMMARY = (  # of a run, in what train.py and eval.report print with --json
+    *('workdir', 'status', 'reason', 'arm', 'stage', 'step', 'ce', 'bits_per_byte'),
+    *('best_ce', 'best_step', 'validated_step', 'train_ce', 'texts', 'suites', 'diverged_step'),
+    *('tokens', 'tokens_per_sec', 'wall_sec', 'goodput', 'elapsed_sec', 'seconds'),
+)
 OVERVIEW = ('status', 'ce', 'bits_per_byte', 'best_ce', 'tokens_per_sec')
 
 
@@ -162,6 +167,21 @@ def overview(records: list[Record]) -> list[Record]:
             }
             cell = {'cell': row['cell']} | place | {'swept': caption}
             rows.append(cell | result_columns | origin)
+    return rows
+
+
+def summarize_runs(*workdirs: str | Path) -> list[Record]:
+    """Returns the columns `SUMMARY` of each run, for programs; `texts` and `suites` as objects.
+
+    Args:
+      *workdirs: folders or URLs, each a run, a sweep, or a folder of them.
+
+    Raises:
+      ValueError: if a folder holds neither run nor sweep.
+    """
+    rows = [{name: record[name] for name in SUMMARY} for record in gather_all(workdirs)]
+    for row in rows:
+        row |= {name: json.loads(row[name] or 'null') for name in ('texts', 'suites', 'seconds')}
     return rows
 
 

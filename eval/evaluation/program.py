@@ -20,7 +20,7 @@ def evaluate_checkpoints(
     json_path: Path | None = None,
     page_path: Path | None = None,
     say: Say = print,
-) -> str:
+) -> tuple[dict[str, Any], str]:
     """Evaluates checkpoints, and writes the record and the page if their paths are given.
 
     Args:
@@ -33,7 +33,8 @@ def evaluate_checkpoints(
       say: receives messages about stored results and skipped checkpoints.
 
     Returns:
-      The text to print: the numbers of a single checkpoint as JSON, or a table for several.
+      (record, text): the record for JSON, and the text to print: the numbers of a single checkpoint
+      as JSON, or a table for several.
 
     Raises:
       ValueError: if a checkpoint is missing or unreadable.
@@ -55,7 +56,7 @@ def evaluate_checkpoints(
 
         write_evaluation_page(page_path, evaluations, requests)
         say(f'page: {page_path}')
-    return text
+    return to_json(record), text
 
 
 def make_record(evaluation: Evaluation) -> dict[str, Any]:

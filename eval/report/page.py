@@ -29,7 +29,7 @@ from eval.report.traced import trace_tables
 from lm.config.resolve import flatten
 from lm.record.workdir import write_text
 from lm.storage.buckets import parse_local_path
-from lm.study.statistics import CONFIDENCE, POWER
+from lm.study.statistics import CONFIDENCE, POWER, format_outcome
 from lm.study.tables.columns import columns
 from lm.study.tables.comparison import (
     Comparison,
@@ -80,17 +80,7 @@ def write_report(
     workdirs = [workdir] if isinstance(workdir, str | Path) else list(workdir)
     subject = read_subject(workdirs)
     series, unread = _read_all_series(subject.records)
-    comparisons, by_rate = _build_comparisons(subject)
-    if baseline and subject.ablation:
-        raise ValueError(
-            f'--baseline={baseline}: a sweep with config.tune is always compared with its first '
-            f'arm, here {comparisons[0].variant.name}. To change the baseline, put another arm '
-            'first in config.sweep'
-        )
-    if baseline:
-        variants = select_baseline([c.variant for c in by_rate or comparisons], baseline)
-        compared = compare_variants(variants, subject.metric)
-        by_rate, comparisons = (compared, comparisons) if by_rate else ([], compared)
+    comparisons, by_rate = _build_comparisons(subject, baseline)
     displayed = by_rate or comparisons
     charts, choices = _draw_charts(displayed, comparisons, series, subject)
     content = _build_context(subject, comparisons, by_rate, series)
@@ -132,12 +122,57 @@ def _format_summary(content: Mapping[str, Any], subject: Subject) -> str:
     return '\n'.join([*content['findings'], *table])
 
 
-def _build_comparisons(subject: Subject) -> tuple[list[Comparison], list[Comparison]]:
-    """Returns the variants compared, and the learning rates if only these were swept."""
+def _build_comparisons(
+    subject: Subject, baseline: str = ''
+) -> tuple[list[Comparison], list[Comparison]]:
+    """Returns the variants compared, and the learning rates if only these were swept.
+
+    baseline: as in `write_report`.
+    """
     if subject.ablation:
-        return arms.build_comparisons(subject.ablation), []
+        comparisons = arms.build_comparisons(subject.ablation)
+        if baseline:
+            raise ValueError(
+                f'--baseline={baseline}: a sweep with config.tune is always compared with its '
+                f'first arm, here {comparisons[0].variant.name}. To change the baseline, put '
+                'another arm first in config.sweep'
+            )
+        return comparisons, []
     by_rate = compare_rates(subject.records, subject.sweep) if len(subject.folders) == 1 else []
-    return compare_variants(subject.variants, subject.metric), by_rate
+    comparisons = compare_variants(subject.variants, subject.metric)
+    if baseline:
+        variants = select_baseline([c.variant for c in by_rate or comparisons], baseline)
+        compared = compare_variants(variants, subject.metric)
+        by_rate, comparisons = (compared, comparisons) if by_rate else ([], compared)
+    return comparisons, by_rate
+
+
+def list_verdicts(workdirs: Sequence[str | Path], baseline: str = '') -> list[dict[str, Any]]:
+    """Returns the verdict on each variant, or learning rate, as a record for programs.
+
+    Args:
+        workdirs: as in `write_report`.
+        baseline: as in `write_report`.
+    """
+    subject = read_subject(workdirs)
+    comparisons, by_rate = _build_comparisons(subject, baseline)
+    return [
+        {
+            'variant': c.variant.name,
+            'is_baseline': c.variant.is_baseline,
+            'verdict': format_outcome(c.verdict) if c.verdict else None,
+            'metric': subject.metric,
+            'loss': c.loss.mean,
+            'difference': None if c.variant.is_baseline else c.difference.mean,
+            'half_width': None if c.variant.is_baseline else c.difference.half_width,
+            'p': c.p,
+            'seeds': c.loss.n,
+            'seeds_needed': c.seeds_needed,
+            'best_lr': c.best_lr,
+            'diverged': c.diverged,
+        }
+        for c in (by_rate or comparisons if subject.is_sweep else ())
+    ]
 
 
 def _draw_charts(

@@ -1,5 +1,6 @@
 """Runs compared item by item, and the sentences about them."""
 
+import json
 import shutil
 from types import SimpleNamespace
 
@@ -90,15 +91,24 @@ def test_incomparable_runs_are_refused(runs, tmp_path):
 
 
 def test_program_takes_runs_or_a_tuned_sweep(runs, capsys, monkeypatch):
-    monkeypatch.setattr(program.flags, 'FLAGS', SimpleNamespace(suite='documents', again=False))
+    monkeypatch.setattr(
+        program.flags, 'FLAGS', SimpleNamespace(suite='documents', again=False, json=True)
+    )
     monkeypatch.setattr(program, 'read_option_flags', dict)
     main(['', str(runs / 'base'), str(runs / 'low')])
-    assert f'{runs}/low is better than {runs}/base by ' in capsys.readouterr().out
+    *_, sentence, last = capsys.readouterr().out.splitlines()
+    assert sentence.startswith(f'{runs}/low is better than {runs}/base by ')
+    record = json.loads(last)
+    (comparison,) = record['comparisons']
+    assert record['runs'] == [str(runs / 'base'), str(runs / 'low')]
+    assert comparison['verdict'] == 'better' and comparison['line'] == sentence
+    assert comparison['difference']['value'] < 0 and comparison['n_items'] == N
     with pytest.raises(ValueError, match=r'^name at least two runs: .*, or one sweep with'):
         main(['', str(runs / 'base')])
     monkeypatch.setattr(program, 'compare_arms', lambda run, say: [f'the arms of {run}'])
     main(['', 'sweep'])
-    assert capsys.readouterr().out == 'the arms of sweep\n'
+    record = '{"runs": ["sweep"], "verdicts": ["the arms of sweep"]}'
+    assert capsys.readouterr().out == f'the arms of sweep\n{record}\n'
 
 
 def test_comparison_sentence():

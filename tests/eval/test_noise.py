@@ -1,5 +1,6 @@
 """The difference that seeds can detect, on sweeps whose losses are known."""
 
+import json
 import math
 
 import numpy as np
@@ -87,12 +88,15 @@ def test_nearest_recorded_setting_and_how_it_differs(sweep, tmp_path):
 
 def test_program_prints_the_table_and_the_nearest_run(sweep):
     """A lone run has the spread of the sweep beside it, in which nothing but the seed differs."""
-    done = run_module('eval.noise', str(sweep.parent / 'single'), '--tests=2')
+    done = run_module('eval.noise', str(sweep.parent / 'single'), '--tests=2', '--json')
     assert done.returncode == 0, done.stderr
     assert 'NOTE: no setting has two seeds' in done.stdout and 'differs in 0 fields' in done.stdout
     rows = [line.split() for line in done.stdout.splitlines() if line[:1].isdigit()]
     expected = f'{detectable_difference(5, math.sqrt(2) * 0.01, 2):.2g}'
     assert ['5', expected] in rows
+    record = json.loads(done.stdout.splitlines()[-1])
+    assert f'{record["detectable_difference"]["5"]:.2g}' == expected
+    assert record['is_of_nearest_setting'] and record['tests'] == 2
 
 
 def test_program_needs_runs_that_ended(tmp_path):

@@ -199,7 +199,7 @@ def test_sweep_evaluates_cells_and_seed_spread(workdir, tmp_path, calls, monkeyp
     monkeypatch.setitem(SUITES, 'seeded', Suite(measure_by_cell))
     json_path = tmp_path / 'out' / 'all.json'
     messages = []
-    text = evaluate_checkpoints(
+    _, text = evaluate_checkpoints(
         [str(sweep)],
         read_suites('seeded', {}),
         step='all',
@@ -228,7 +228,7 @@ def test_bucket_checkpoints_are_evaluated_without_storing(whole, bucket_url, cal
     before, messages = [*open_bucket(bucket_url).list()], []
     requests, steps = read_suites('fake', {}), list_steps(whole / 'checkpoints')
     evaluate_checkpoints([bucket_url], requests, step='all', say=messages.append)
-    text = evaluate_checkpoints([bucket_url], requests, step=str(steps[0]), say=messages.append)
+    _, text = evaluate_checkpoints([bucket_url], requests, step=str(steps[0]), say=messages.append)
     assert json.loads(text)['step'] == steps[0] and calls == [*steps, steps[0]]
     assert sum('--out=FILE.json to keep the numbers' in line for line in messages) == 2
     assert [*open_bucket(bucket_url).list()] == before

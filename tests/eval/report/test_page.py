@@ -412,8 +412,12 @@ def test_thins_and_averages_maps():
 
 @pytest.mark.full
 def test_program_writes_page(sweep, tmp_path):
-    process = run_module('eval.report', f'--workdir={sweep}', f'--out={tmp_path}/page.html')
-    assert process.stdout.splitlines()[-1] == f'{tmp_path}/page.html', process.stderr
+    process = run_module(
+        'eval.report', f'--workdir={sweep}', f'--out={tmp_path}/page.html', '--json'
+    )
+    *_, page, last = process.stdout.splitlines()
+    assert page == f'{tmp_path}/page.html', process.stderr
+    assert json.loads(last)['page'] == page and len(json.loads(last)['runs']) == 24
     assert (tmp_path / 'page.md').exists() and 'rmsnorm' in (tmp_path / 'page.html').read_text()
 
 

@@ -17,8 +17,8 @@ from lm.record.time_use import PARTS, append_start, read_starts, start_record, s
 from lm.run.journal import Journal
 from lm.storage.files import read_json
 from tests.commands import tiny
-from tests.sweep_helpers import before_step, poison_at
-from train import DONE, train
+from tests.sweep_helpers import base, before_step, cell_folders, poison_at
+from train import DONE, train, train_sweep
 
 KILLED, STOPPED = None, 'stopped'
 
@@ -186,6 +186,17 @@ def test_rolled_back_run_counts_nothing_twice(corpus, tmp_path, monkeypatch, pro
     summary = read_json(tmp_path / 'summary.json')
     assert sum(summary['seconds'].values()) == pytest.approx(summary['elapsed_sec'])
     assert summary['seconds']['redone'] > 0
+
+
+@pytest.mark.full
+def test_sweep_cells_count_nothing_twice(corpus, tmp_path):
+    """Each cell has the seconds of its wave, which it shares with the others."""
+    assert train_sweep(base(corpus), {'optim.lr': (0.003, 0.002)}, tmp_path) == DONE
+    summaries = [read_json(path / 'summary.json') for path in cell_folders(tmp_path).values()]
+    assert [summary['side_by_side'] for summary in summaries] == [2, 2]
+    for summary in summaries:
+        assert sum(summary['seconds'].values()) == pytest.approx(summary['elapsed_sec'])
+        assert summary['seconds']['compile'] > 0 and summary['seconds']['data'] > 0
 
 
 def test_command_and_question_come_from_train(monkeypatch, tmp_path):
