@@ -36,7 +36,7 @@ def test_train_prints_results_only_with_the_flag(whole, monkeypatch, capsys, is_
     assert run['seconds'] == summary['seconds'] and run['suites'] is None
 
 
-def test_verdicts_of_a_sweep_are_those_of_its_page(tmp_path):
+def test_sweep_verdicts_equal_its_page(tmp_path):
     axes = {'model.norm': fixture.NORMS, 'train.seed': fixture.SEEDS}
     fixture.write_sweep(tmp_path / 'norms', axes, {})
     first, second = list_verdicts([tmp_path / 'norms'])
