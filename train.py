@@ -1,9 +1,7 @@
-"""Trains the run or the sweep that a config describes.
+"""Trains the run or the sweep that a config describes. The same command resumes it.
 
     python train.py --config=configs/default.py [--config.SECTION.FIELD=VALUE ...] [--workdir=DIR]
     python train.py --config=configs/default.py --config.sweep="{'optim.lr': (1e-3, 3e-3)}"
-
-Run the same command again to resume.
 
 --workdir=DIR               folder of the run, or gs:// or s3://BUCKET/PATH; default: runs/NAME-HASH
 --choices[=FIELD[=NAME]]    list all parts, the parts and options of one field, or one part
@@ -12,8 +10,7 @@ Run the same command again to resume.
 --continue_changed          continue the run in the workdir although its config or data has changed
 --start_over                start again at step 1 if all checkpoints of the run are lost
 --track=mlflow[,wandb]      also send the metrics to these trackers
---json                      print a JSON object in the last line: workdir, exit_status, and the
-    status and losses of each run
+--json                      print the outcome as JSON in the last line
 --engine=local|ray          where a sweep trains; --runs_at_once=N: maximum runs at once;
     --resources=CPU=2: resources of each Ray task
 --coordinator=HOST:PORT --num_processes=N --process_id=I    train on several hosts: run the same
