@@ -346,7 +346,7 @@ FIELDS: dict[str, FieldKind] = {
     'swiglu_alpha': number_kind(),
     'swiglu_limit': positive_kind(),
     'topk_group': SIZE,
-    'use_bias': FLAG_OR_NULL,
+    'use_bias': FLAG,
     'use_parallel_residual': FLAG,
     'use_qk_norm': FLAG,
     # Factors of weights

@@ -402,7 +402,11 @@ class Window:
     def read_window(self, fields: ConfigFields) -> int | None:
         """Returns the tokens of a window; None if the file disables it."""
         window = fields.take('sliding_window', self.default)
-        return window if fields.take('use_sliding_window', not self.has_use) else None
+        if not fields.take('use_sliding_window', not self.has_use):
+            return None  # some files then have a window of 0
+        if window == 0:
+            raise ValueError(f'{FILE} has sliding_window=0; it must be at least 1, or null')
+        return window
 
     def list_kinds(self, fields: ConfigFields) -> list[str]:
         """Returns the kind of each layer: as the file lists it, or else by default."""

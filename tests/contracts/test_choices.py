@@ -280,9 +280,10 @@ def test_mapped_run_equals_single_run(changes):
 
 
 @pytest.mark.full
-def test_every_number_changes_the_losses():
+@pytest.mark.parametrize(('balance', 'unread'), [('loss', ['mlp.bias_rate']), ('bias', [])])
+def test_every_number_changes_the_losses(balance, unread):
     """A run for each, mapped together: a number that no program reads would show."""
-    config = checked_config(BASE | {'model.mlp': 'moe'})
+    config = checked_config(BASE | {'model.mlp': 'moe', 'mlp.balance': balance})
     plain = make_hyper(config)
     hypers = [plain, *(plain | {path: changed_value(path, plain[path])} for path in plain)]
     batches = stack([batch(i, 0) for i in range(STEPS)])
@@ -290,7 +291,7 @@ def test_every_number_changes_the_losses():
     keys = jnp.stack([jax.random.key(0)] * len(hypers))
     losses, _ = make_training(tiny_learner(config), runs=len(hypers))(keys, stack(hypers), many)
     same = [p for i, p in enumerate(plain) if np.array_equal(losses[:, i + 1], losses[:, 0])]
-    assert not same
+    assert same == unread
 
 
 def test_every_change_is_in_a_row():

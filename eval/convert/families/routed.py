@@ -193,7 +193,7 @@ ERNIE4_5_MOE = Family(
         HeadDim(),
         Rope(500_000.0),
         SILU,
-        FixedField('use_bias', False, (None,)),
+        FixedField('use_bias', False),
         SharedField('moe_intermediate_size', 'mlp.expert_width', 1536),
         SharedField('moe_num_experts', 'mlp.n_experts', 64),
         SharedField('moe_k', 'mlp.experts_per_token', 6),
