@@ -2,7 +2,6 @@
 
     python -m eval.runs [--workdir=DIR[,DIR]] [--format=FORMAT] [SQL]
     python -m eval.runs "select norm, avg(ce) from runs group by norm"
-    python -m eval.runs --studies [--workdir='runs/*'] [--find=WORDS] [--out=PAGE]
 
 Table `runs` has one row per run or cell: its identity, config and results.
 Configs of older versions are converted to the current form. Table `metrics` has
@@ -10,9 +9,6 @@ one row per cell and recorded step, with every quantity of metrics.jsonl;
 quantities of layers are lists. Join it `using (cell)`, or `using (workdir)` if
 two sweeps share a cell. `ce` is the final validation loss in `runs`, and the
 loss of the training batch in `metrics`.
-
---studies lists runs and sweeps with the question of each (the docstring of its
-config), its date and its verdicts; --out also writes them as a page.
 """
 
 from lm.launch.before_jax import prepare_streams
@@ -24,7 +20,6 @@ import collections
 import glob
 import json
 import re
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -213,34 +208,8 @@ def expand_patterns(workdirs: Iterable[str]) -> list[str]:
     return expanded
 
 
-def print_studies(workdirs: Iterable[str]) -> None:
-    """Prints the catalogue of the flags, and writes its page."""
-    from eval.catalogue import format_studies, write_index
-    from lm.study.tables.catalogue import COLUMNS, list_studies, search_studies
-
-    args = flags.FLAGS
-    studies = search_studies(list_studies(workdirs), args.find)
-    if not studies:
-        raise ValueError(f'no run or sweep contains all words of --find={args.find}')
-    if args.format == 'table':
-        print(format_studies(studies))
-    else:
-        print(format_table(studies, [*COLUMNS], args.format))
-    if args.out:
-        write_index(Path(args.out), studies)
-        print(args.out, file=sys.stderr)
-
-
 def main(argv: list[str]) -> None:
-    args = flags.FLAGS
-    workdirs = expand_patterns(args.workdir)
-    if (args.find or args.out) and not args.studies:
-        raise ValueError('--find and --out are of --studies; add it')
-    if args.studies:
-        if len(argv) > 1:
-            raise ValueError('--studies takes no SQL query; leave out one of them')
-        print_studies(workdirs)
-        return
+    workdirs = expand_patterns(flags.FLAGS.workdir)
     if len(argv) > 2:
         raise ValueError(
             f'the SQL query must be one argument; got {len(argv) - 1}. Put it in quotes.'
@@ -255,10 +224,7 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == '__main__':  # only here: other programs that import this have a --workdir too
-    text = 'Runs, sweeps, or folders or URLs of them, separated by commas.'
+    text = 'Runs, sweeps, folders, patterns or URLs of them, separated by commas.'
     define_path('workdir', 'runs', text, is_list=True)
     flags.DEFINE_enum('format', 'table', FORMATS, 'Output format.')
-    flags.DEFINE_bool('studies', False, 'List runs and sweeps with question and verdicts.')
-    flags.DEFINE_string('find', '', 'With --studies: only those with all of these words.')
-    define_path('out', '', 'With --studies: HTML file to write.')
     run_program(main)

@@ -58,15 +58,15 @@ def test_program_lists_and_writes_the_page(folder, tmp_path):
     page = tmp_path / 'index.html'
     (folder / 'norms' / 'report.html').write_text('')
     (folder / 'empty').mkdir(exist_ok=True)  # a pattern leaves it out
-    done = run_module('eval.runs', '--studies', f'--workdir={folder}/*', f'--out={page}')
+    done = run_module('eval.catalogue', f'--workdir={folder}/*', f'--out={page}')
     assert done.returncode == 0, done.stderr
     assert '  Is LayerNorm as good as RMSNorm?\n  layernorm worse (+0.0807' in done.stdout
     text = page.read_text()
     assert text.count('<section>') == 2 and 'norms/report.html">' in text
 
 
-def test_flags_that_need_each_other(folder):
-    done = run_module('eval.runs', f'--workdir={folder}', '--find=norm')
-    assert done.returncode == 1 and 'are of --studies' in done.stderr
-    done = run_module('eval.runs', f'--workdir={folder}/none*', '--studies')
+def test_pattern_or_words_that_match_nothing_are_refused(folder):
+    done = run_module('eval.catalogue', f'--workdir={folder}', '--find=quantum')
+    assert done.returncode == 1 and 'contains all words of --find=quantum' in done.stderr
+    done = run_module('eval.runs', f'--workdir={folder}/none*')
     assert done.returncode == 1 and 'matches no folder' in done.stderr

@@ -321,17 +321,9 @@ def test_command_words_are_arguments(monkeypatch):
 
 
 HELPS = (
-    *('eval', 'eval.claims', 'eval.compare', 'eval.convert', 'eval.coordinates', 'eval.fit'),
-    *(
-        'eval.generate',
-        'eval.noise',
-        'eval.report',
-        'eval.rules',
-        'eval.runs',
-        'eval.serve',
-        'eval.sync',
-    ),
-    'tpu.plan',
+    *('eval', 'eval.catalogue', 'eval.claims', 'eval.compare', 'eval.convert', 'eval.coordinates'),
+    *('eval.fit', 'eval.generate', 'eval.noise', 'eval.report', 'eval.rules', 'eval.runs'),
+    *('eval.serve', 'eval.sync', 'tpu.plan'),
 )
 
 
