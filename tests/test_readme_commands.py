@@ -306,6 +306,7 @@ def test_every_command_works_as_printed(outcome, tmp_path):
     (tmp_path / 'configs').mkdir()
     for file in (ROOT / 'configs').glob('*.py'):
         (tmp_path / 'configs' / file.name).symlink_to(file)
+    (tmp_path / 'configs' / 'studies').symlink_to(ROOT / 'configs' / 'studies')
     for block in blocks('python'):
         if match := re.match(r'# (configs/\S+)\n', block):
             (tmp_path / match[1]).write_text(block)
