@@ -24,6 +24,8 @@ import numpy as np
 from absl import flags
 
 from eval.console.json_line import define_json, print_json
+from eval.evaluation.traces import NEUTRAL_FIELDS
+from lm.config.fields import is_passive
 from lm.launch.command import run_program
 from lm.launch.path_flags import define_path
 from lm.record.names import CONFIG, SWEEP
@@ -44,11 +46,11 @@ from lm.study.tables.text import format_number
 SEED_COUNTS = (2, 3, 5, 10, 20)  # rows of the table
 UNITS = {'ce': 'nats per token', 'bits_per_byte': 'bits per byte'}
 MOST_FIELDS = 6  # that a note lists
-# Fields that say where a run reads and how often it reports, and do not change its loss.
-WITHOUT_EFFECT = (
-    *('data.cache_dir', 'data.prefetch'),
+# How often a run reports and saves; with `NEUTRAL_FIELDS` and section `eval`, this does not change
+# its loss.
+INTERVALS = (
     *('train.checkpoint_every', 'train.keep_last', 'train.keep_best', 'train.log_every'),
-    *('train.eval_every', 'train.diagnose_every', 'train.profile'),
+    *('train.eval_every', 'train.diagnose_every'),
 )
 
 
@@ -57,7 +59,7 @@ class Setting:
     """The runs that differ only in their seeds.
 
     Attributes:
-      fields: the config by column, without seeds and `WITHOUT_EFFECT`.
+      fields: the config by column, as far as the loss depends on it, without seeds.
       losses: final loss by seeds.
       sweep: the sweep of the runs, or their folder.
     """
@@ -96,8 +98,11 @@ def list_settings(records: Iterable[Record], metric: str = 'ce') -> list[Setting
     """
     names = columns()
     seed_names = [names[path] for path in SEEDS]
+    left_out = (*SEEDS, *INTERVALS, *NEUTRAL_FIELDS, 'eval.')
     field_names = [
-        name for path, name in names.items() if path not in SEEDS and path not in WITHOUT_EFFECT
+        name
+        for path, name in names.items()
+        if not path.startswith(left_out) and not is_passive(path)
     ]
     settings: dict[tuple, Setting] = {}
     for record in records:

@@ -1,7 +1,9 @@
 """The commands as separate processes: a run, a sweep, and waiting for their records."""
 
+import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -34,6 +36,33 @@ def command(workdir: Path, corpus: dict, *flags: str, **changes) -> list[str]:
     overrides = [f'--config.{k}={v}' for k, v in settings.items()]
     program = [sys.executable, 'train.py', '--config=configs/default.py', f'--workdir={workdir}']
     return [*program, *overrides, *flags]
+
+
+KILLED = """
+import json, os, signal, sys
+from pathlib import Path
+from lm.run.wave import Wave
+from tests.commands import tiny
+from train import train
+
+def killing(wave):
+    if wave.slots[0].journal.step == step - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dispatch(wave)
+
+step, workdir, corpus, changes = map(json.loads, sys.argv[1:])
+dispatch, Wave.dispatch = Wave.dispatch, killing
+train(tiny(corpus, **changes), Path(workdir))
+"""
+
+
+def train_until_sigkill(step: int, corpus: dict, workdir: Path, **changes) -> None:
+    """Trains `tiny(corpus, **changes)` in a process that SIGKILL ends before it makes the step."""
+    arguments = map(json.dumps, (step, str(workdir), corpus, changes))
+    done = subprocess.run(
+        [sys.executable, '-c', KILLED, *arguments], cwd=ROOT, timeout=PATIENCE_SEC
+    )
+    assert done.returncode == -signal.SIGKILL
 
 
 def start_run(

@@ -8,8 +8,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -23,7 +21,13 @@ from lm.record.workdir import InUseError, open_workdir
 from lm.run.journal import CheckpointsLost
 from lm.storage.files import read_json, seal_record, write_json
 from tests import sweep_helpers
-from tests.commands import PATIENCE_SEC, ROOT, start_run, tiny, wait_for_command, wait_for_step
+from tests.commands import (
+    start_run,
+    tiny,
+    train_until_sigkill,
+    wait_for_command,
+    wait_for_step,
+)
 from tests.sweep_helpers import before_step, terminate_at, timeless
 from train import DONE, SIGNALLED, train
 
@@ -133,31 +137,11 @@ def test_resuming_is_bitwise_equal(whole, corpus, tmp_path):
     assert timeless(tmp_path) == timeless(whole)
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from lm.run.wave import Wave
-from tests.commands import tiny
-from train import train
-
-def killing(wave):
-    if wave.slots[0].journal.step == 11:
-        os.kill(os.getpid(), signal.SIGKILL)
-    dispatch(wave)
-
-dispatch, Wave.dispatch = Wave.dispatch, killing
-train(tiny({'data.source': sys.argv[1], 'data.cache_dir': sys.argv[2]}), Path(sys.argv[3]))
-"""
-
-
 @pytest.mark.full
 def test_killed_run_resumes(whole, corpus, tmp_path):
     """SIGKILL comes before step 11, so that it resumes from step 8 at most."""
-    arguments = [corpus['data.source'], corpus['data.cache_dir'], str(tmp_path)]
-    done = subprocess.run(
-        [sys.executable, '-c', KILLED, *arguments], cwd=ROOT, timeout=PATIENCE_SEC
-    )
-    assert done.returncode == -signal.SIGKILL and timeless(tmp_path)
+    train_until_sigkill(12, corpus, tmp_path)
+    assert timeless(tmp_path)
     assert train(tiny(corpus), tmp_path) == DONE
     assert timeless(tmp_path) == timeless(whole)
 

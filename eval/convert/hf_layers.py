@@ -26,7 +26,7 @@ class MlpKinds:
         return [True] * n_layers
 
     def write(self, has_experts: Sequence[bool]) -> Flat:
-        """Returns the fields of config.json; they need not be those of any model."""
+        """Returns fields of config.json. The export reads them back, and refuses other layers."""
         return {}
 
 
@@ -197,7 +197,7 @@ class RecurrentSizes(ConfigEntry):
 
     def write(self, flat: Flat) -> Flat:
         width = flat['attention.key_width']
-        if width is None:  # without a recurrence, the sizes are those of their class
+        if width is None:  # no recurrence: the class has defaults
             return {}
         values = flat['attention.expand_value']
         return {

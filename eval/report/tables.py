@@ -190,7 +190,7 @@ def findings(
 
 
 def describe_branches(records: Sequence[Record]) -> list[str]:
-    """Returns sentences on what the losses and costs of branches include; [] without branches."""
+    """Says whether losses and costs of branches include their parents; [] without branches."""
     parents = [record.get('parent') for record in records]
     if not any(parents):
         return []

@@ -22,7 +22,7 @@ EXAMPLE = 'log+before_decay+1500'
 
 
 def list_checkpoint_steps(recipe: Recipe) -> frozenset[int]:
-    """Returns the steps whose checkpoints stay, as far as the run has them.
+    """Returns the steps up to train.steps at which the run keeps a checkpoint for good.
 
     Raises ValueError for text of another form, and for `before_decay` with a schedule that has no
     constant stage before its decay.

@@ -43,7 +43,7 @@ from modules.scaling.transfer import TRANSFERS
 
 FINITE = sys.float_info.max
 NO_RULE = 'none'
-# Rules for relative updates alone are left out: their factor of the batch is that of sqrt.
+# Rules for relative updates scale with the batch as `sqrt` does, and are left out.
 STAGE_RULES = (NO_RULE, *(name for name, rule in TRANSFERS.items() if not rule.is_relative))
 
 

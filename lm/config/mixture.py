@@ -43,19 +43,34 @@ def parse_mixture(text: str) -> tuple[Ingredient, ...]:
     positive and finite, and a duplicate source.
     """
     example = f'For example: --config.data.mixture="{EXAMPLE}".'
-    try:
-        tree = ast.parse(text.strip(), mode='eval')
-        mixture = ast.literal_eval(tree)
-    except (SyntaxError, TypeError, ValueError, MemoryError, RecursionError):
-        mixture = None
-    if not isinstance(mixture, dict) or not mixture:
-        raise ValueError(f'data.mixture must be a dict of names; got {text!r}. {example}')
-    assert isinstance(tree.body, ast.Dict)
-    if len(tree.body.keys) > len(mixture):
-        raise ValueError(f'data.mixture has the same name twice: {text}. {example}')
+    mixture = parse_dict('data.mixture', text, example)
     return tuple(
         _parse_ingredient(name, value, mixture, example) for name, value in mixture.items()
     )
+
+
+def parse_dict(path: str, text: str, advice: str) -> dict[Any, Any]:
+    """Returns the dict that the value of a field describes; its keys may be anything.
+
+    Args:
+      path: the field, for errors.
+      text: its value.
+      advice: a sentence that ends errors.
+
+    Raises:
+      ValueError: for another form, an empty dict, and a key that stands twice.
+    """
+    try:
+        tree = ast.parse(text.strip(), mode='eval')
+        values = ast.literal_eval(tree)
+    except (SyntaxError, TypeError, ValueError, MemoryError, RecursionError):
+        values = None
+    if not isinstance(values, dict) or not values:
+        raise ValueError(f'{path} must be a dict of names; got {text!r}. {advice}')
+    assert isinstance(tree.body, ast.Dict)
+    if len(tree.body.keys) > len(values):
+        raise ValueError(f'{path} has the same name twice: {text}. {advice}')
+    return values
 
 
 def _parse_ingredient(name: Any, value: Any, mixture: dict, example: str) -> Ingredient:

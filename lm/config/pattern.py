@@ -223,7 +223,7 @@ def tile[T](
 
 
 def format_pattern(texts: Sequence[str]) -> str:
-    """Returns the shortest pattern whose blocks are these items, one for each block.
+    """Returns the shortest pattern for a sequence of blocks, each given as an item.
 
     The first blocks that are no part of a repetition come before two bars.
     """

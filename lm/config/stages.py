@@ -294,8 +294,8 @@ def _shares(weights: Mapping[str, float]) -> dict[str, float]:
 
 def stage_changes(stage: TrainingStage) -> dict[str, Any]:
     """Returns {path: value} that make a config without stages have the batches of a stage."""
-    sizes = {path: getattr(stage.shape, name) for name, path in SIZES.items()}
-    return {STAGES: None, RULE: NO_RULE} | sizes
+    sizes = dataclasses.asdict(stage.shape)
+    return {STAGES: None, RULE: NO_RULE} | {path: sizes[name] for name, path in SIZES.items()}
 
 
 def find_stage(stages: Sequence[TrainingStage], step: int) -> int:
@@ -344,15 +344,14 @@ def _is_even(stages: Sequence[TrainingStage]) -> bool:
     return len({stage.shape.tokens for stage in stages}) <= 1
 
 
-def stage_factor(stages: Sequence[TrainingStage], step: Any, name: str) -> Any:
-    """Returns a factor of `SettingFactors` in the step after `step` steps; 1 if it is always 1.
+def stage_factor(stages: Sequence[TrainingStage], step: Any, values: Sequence[float]) -> Any:
+    """Returns the factor of a setting in the step after `step` steps; 1 if it is always 1.
 
     Args:
       stages: the stages of the run.
       step: number of steps done, one or an array; may be a tracer.
-      name: of the factor.
+      values: the factor of each stage.
     """
-    values = [getattr(stage.factors, name) for stage in stages]
     if len({*values}) <= 1:
         return next(iter(values), 1.0)
     return _select_stage(stages, step + 1, [jnp.float32(value) for value in values])
@@ -424,9 +423,11 @@ def _check_rule(recipe: Any, rule: str) -> None:
             f'{RULE}={rule} has no effect, because all stages have as many tokens per step as '
             'data.batch_size x data.seq_len. Leave it out.'
         )
-    for option, factor in (('b2', 'memory'), ('eps', 'eps')):
-        if {getattr(stage.factors, factor) for stage in stages} == {1.0}:
-            continue
+    changes = {
+        'b2': any(stage.factors.memory != 1 for stage in stages),
+        'eps': any(stage.factors.eps != 1 for stage in stages),
+    }
+    for option in (option for option, is_changed in changes.items() if is_changed):
         optimizers = [part for part in recipe.optimizers.values() if option in part.options]
         if not optimizers:
             raise ValueError(

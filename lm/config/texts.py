@@ -6,10 +6,9 @@ names sources, each spelt as in data.source. The bits per byte of a text are rec
 text_NAME_bits_per_byte.
 """
 
-import ast
 from collections.abc import Mapping
 
-from lm.config.mixture import NAME
+from lm.config.mixture import NAME, parse_dict
 
 EXAMPLE = "{'wiki': 'text:wiki/*.txt', 'code': 'text:code/**/*.txt'}"
 
@@ -35,16 +34,7 @@ def parse_names(path: str, text: str, noun: str, example: str) -> dict[str, str]
       ValueError: for another form, a name that no record can have, and a duplicate string.
     """
     advice = f'For example: --config.{path}="{example}".'
-    try:
-        tree = ast.parse(text.strip(), mode='eval')
-        values = ast.literal_eval(tree)
-    except (SyntaxError, TypeError, ValueError, MemoryError, RecursionError):
-        values = None
-    if not isinstance(values, dict) or not values:
-        raise ValueError(f'{path} must be a dict of names; got {text!r}. {advice}')
-    assert isinstance(tree.body, ast.Dict)
-    if len(tree.body.keys) > len(values):
-        raise ValueError(f'{path} has the same name twice: {text}. {advice}')
+    values = parse_dict(path, text, advice)
     for name, value in values.items():
         if not isinstance(name, str) or not NAME.fullmatch(name):
             raise ValueError(

@@ -536,15 +536,16 @@ class Journal:
             raise DivergenceError(f'{error}; {reason}')
         # Only what the lost steps had changed goes back. The batch index does not, so that the
         # batches since the checkpoint are left out; nor do the events, which count the rollbacks.
-        names, at_checkpoint = ('tokens', 'best', 'rows'), self.counters.seconds
-        restored = {name: getattr(self.counters, name) for name in names}
-        self.counters = dataclasses.replace(counters, **restored)
+        restored = self.counters
+        self.counters = dataclasses.replace(
+            counters, tokens=restored.tokens, best=restored.best, rows=restored.rows
+        )
         self._event(
             'rollback', bad_step, f'{error}; back to step {self.step}, skipping the batches since'
         )
         self._open_recorder()
         self.throughput.reset()
-        self._count_redone(before, at_checkpoint)
+        self._count_redone(before, restored.seconds)
         self.spent[RESTORING] += time.perf_counter() - start
         return state
 

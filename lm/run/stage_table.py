@@ -33,12 +33,13 @@ def stage_rows(recipe: Recipe) -> list[dict[str, str]]:
 
 def _other_factors(recipe: Recipe, factors: SettingFactors) -> dict[str, str]:
     """Returns the factors other than that of the learning rate, if a stage has them."""
-    names = {'weight_decay': 'weight decay', 'memory': '1 - b2', 'eps': 'eps'}
-    return {
-        title: f'x {getattr(factors, name):.4g}'
-        for name, title in names.items()
-        if any(getattr(stage.factors, name) != 1 for stage in recipe.stages)
+    by_stage = [stage.factors for stage in recipe.stages]
+    columns = {
+        'weight decay': (factors.weight_decay, any(f.weight_decay != 1 for f in by_stage)),
+        '1 - b2': (factors.memory, any(f.memory != 1 for f in by_stage)),
+        'eps': (factors.eps, any(f.eps != 1 for f in by_stage)),
     }
+    return {title: f'x {x:.4g}' for title, (x, is_changed) in columns.items() if is_changed}
 
 
 def list_stage_notes(recipe: Recipe) -> Iterator[str]:

@@ -49,7 +49,8 @@ def group_fractions(recipe: Recipe, hyper: Numbers, step: Any) -> dict[str, Any]
       have the factors of the stages of the run.
     """
     schedule, steps = bind_rows(recipe, hyper)[recipe.schedule.path], hyper['train.steps']
-    factor, step = stage_factor(recipe.stages, step, 'lr'), schedule_step(recipe.stages, step)
+    rates = [stage.factors.lr for stage in recipe.stages]
+    factor, step = stage_factor(recipe.stages, step, rates), schedule_step(recipe.stages, step)
     fractions = {HIDDEN: schedule(step, steps)}
     for group, (_, parent) in GROUPS.items():
         replaced = {
@@ -80,10 +81,15 @@ def numbers_at_step(
       step: t, the number of updates done.
       stages: the stages of the run.
     """
+    values = {
+        'weight_decay': [stage.factors.weight_decay for stage in stages],
+        'memory': [stage.factors.memory for stage in stages],
+        'eps': [stage.factors.eps for stage in stages],
+    }
     factors = {
         name: factor
-        for name in ('weight_decay', 'memory', 'eps')
-        if not is_one(factor := stage_factor(stages, step, name))
+        for name, by_stage in values.items()
+        if not is_one(factor := stage_factor(stages, step, by_stage))
     }
     step, changed = schedule_step(stages, step), {}
     if (start := hyper.get('optim.momentum_start')) is not None:

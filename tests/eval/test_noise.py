@@ -86,6 +86,25 @@ def test_nearest_recorded_setting_and_how_it_differs(sweep, tmp_path):
         nearest_settings(candidates, list_settings(gather(tmp_path / 'wide')))
 
 
+@pytest.mark.parametrize(
+    ('section', 'field', 'value', 'is_same'),
+    [
+        ('train', 'log_every', 7, True),
+        ('train', 'checkpoint_steps', 'log', True),
+        ('eval', 'texts', "{'a': 'python'}", True),
+        ('optim', 'weight_decay', 0.2, False),
+    ],
+)
+def test_fields_that_only_observe_make_no_setting(section, field, value, is_same, tmp_path):
+    """Runs of two seeds, of which one is evaluated or saved more often."""
+    for seed in (0, 1):
+        config = fixture.update_config(fixture.base_config(), {'train.seed': seed})
+        if seed:
+            config[section][field] = value
+        fixture.write_run(tmp_path / str(seed), config)
+    assert len(list_settings(gather(tmp_path))) == (1 if is_same else 2)
+
+
 def test_program_prints_the_table_and_the_nearest_run(sweep):
     """A lone run has the spread of the sweep beside it, in which nothing but the seed differs."""
     done = run_module('eval.noise', str(sweep.parent / 'single'), '--tests=2', '--json')

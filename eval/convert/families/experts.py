@@ -60,7 +60,7 @@ MIXTRAL = Family(
 RENORMALISED = ChoiceField(
     'norm_topk_prob', 'mlp.gates', {True: 'renormalised', False: 'softmax'}, False
 )
-# Of a class without norm_topk_prob, whose router always divides by the sum.
+# The class has no norm_topk_prob: its router always divides by the sum.
 RENORMALISED_ALWAYS = ForeignField('norm_topk_prob', True)
 QWEN_EXPERT = BLOCK + 'mlp.experts.{E}.'
 QWEN_EXPERT_ROWS = (

@@ -176,7 +176,7 @@ QWEN3_5_MOE = Family(
     extra_prefix='mtp.',
 )
 
-# Layers of a recurrence have their norms before the sublayers, those of attention behind them.
+# Norms stand before the sublayers of a recurrent block, and behind those of an attention block.
 HYBRID_TAPS = tuple(
     make_row(
         f'{LINEAR_ATTN}{name}_conv1d.weight', f'{ATTENTION}{path}_conv', f'({axes}) 1 C -> {axes} C'

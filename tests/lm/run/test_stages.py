@@ -6,8 +6,6 @@ no number.
 
 import dataclasses
 import signal
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -18,7 +16,7 @@ from lm.record.metrics import read_rows
 from lm.run.program import Program
 from lm.storage.files import read_json
 from lm.training.step import make_train_step
-from tests.commands import PATIENCE_SEC, ROOT, tiny
+from tests.commands import tiny, train_until_sigkill
 from tests.helpers import initial_state, packed_batch, tiny_config, tiny_learner
 from tests.sweep_helpers import (
     RTOL,
@@ -103,33 +101,11 @@ def test_equivalence_resumed_at_each_boundary(whole, corpus, tmp_path):
         assert timeless(folder) == rows
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from lm.run.wave import Wave
-from tests.commands import tiny
-from tests.lm.run.test_stages import STAGES
-from train import train
-
-def killing(wave):
-    if wave.slots[0].journal.step == 10:
-        os.kill(os.getpid(), signal.SIGKILL)
-    dispatch(wave)
-
-dispatch, Wave.dispatch = Wave.dispatch, killing
-corpus = {'data.source': sys.argv[1], 'data.cache_dir': sys.argv[2]}
-train(tiny(corpus, **STAGES), Path(sys.argv[3]))
-"""
-
-
 @pytest.mark.full
 def test_killed_run_resumes(whole, corpus, tmp_path):
     """SIGKILL comes in the third stage; the newest whole checkpoint is of the second or third."""
-    arguments = [corpus['data.source'], corpus['data.cache_dir'], str(tmp_path)]
-    done = subprocess.run(
-        [sys.executable, '-c', KILLED, *arguments], cwd=ROOT, timeout=PATIENCE_SEC
-    )
-    assert done.returncode == -signal.SIGKILL and timeless(tmp_path)
+    train_until_sigkill(11, corpus, tmp_path, **STAGES)
+    assert timeless(tmp_path)
     assert train(tiny(corpus, **STAGES), tmp_path) == DONE
     assert timeless(tmp_path) == timeless(whole)
     folders = [folder / 'checkpoints' for folder in (tmp_path, whole)]
