@@ -281,16 +281,18 @@ class TestText:
         assert count_batches(recipe, None) == index + 30
 
     @pytest.mark.parametrize(
-        ('stages', 'continues'),
+        ('stages', 'batch_size', 'continues'),
         [
-            ('80%: ; 1: batch_size=16', True),
-            ('25%: batch_size=4; 1:', False),
-            ('25%: ; 1: batch_size=16', False),
+            ('80%: ; 1: batch_size=16', 8, True),
+            ('80%: batch_size=8; 1:', 16, True),
+            ('25%: batch_size=4; 1:', 8, False),
+            ('25%: ; 1: batch_size=16', 8, False),
         ],
     )
-    def test_stages_may_differ_from_the_parent_later(self, stages, continues, trunk):
+    def test_stages_may_differ_from_the_parent_later(self, stages, batch_size, continues, trunk):
         """The rows of a stage follow from the stages before it."""
-        parent, recipe = Run(trunk).read_recipe(), make(f'{trunk}@30', {'train.stages': stages})
+        changes = {'train.stages': stages, 'data.batch_size': batch_size}
+        parent, recipe = Run(trunk).read_recipe(), make(f'{trunk}@30', changes)
         assert reads_same_batches(parent, recipe, 30) is continues
         if continues:
             check_stages(parent, recipe, 30)

@@ -89,8 +89,8 @@ def kill(step, config, workdir, is_saved=True) -> None:
             train(config, workdir)
 
 
-@pytest.mark.parametrize('is_saved', [True, False])
-@pytest.mark.parametrize('step', [1, 3, pytest.param(9, marks=pytest.mark.full)])
+@pytest.mark.parametrize('is_saved', [pytest.param(True, marks=pytest.mark.full), False])
+@pytest.mark.parametrize('step', [1, *(pytest.param(n, marks=pytest.mark.full) for n in (3, 9))])
 def test_killed_run_has_all_checkpoints(step, is_saved, log_run, corpus, tmp_path, monkeypatch):
     """Before step 1 with and without the checkpoint of step 0; none is saved twice."""
     config = tiny(corpus, **LOG)
@@ -107,6 +107,7 @@ def test_killed_run_has_all_checkpoints(step, is_saved, log_run, corpus, tmp_pat
     assert digests(tmp_path) == digests(log_run) and timeless(tmp_path) == timeless(log_run)
 
 
+@pytest.mark.full
 def test_later_command_removes_none(corpus, tmp_path):
     """Catches permanence that ends with the flag."""
     stop(6, tiny(corpus, **LOG), tmp_path)

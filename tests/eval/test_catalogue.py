@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from eval.runs import expand_patterns
 from lm.record.names import STARTS
 from lm.study.tables.catalogue import list_studies, search_studies
 from tests.eval import sweep_fixture as fixture
@@ -65,8 +66,15 @@ def test_program_lists_and_writes_the_page(folder, tmp_path):
     assert text.count('<section>') == 2 and 'norms/report.html">' in text
 
 
-def test_pattern_or_words_that_match_nothing_are_refused(folder):
+def test_patterns_are_folders_that_hold_runs(folder):
+    (folder / 'empty').mkdir(exist_ok=True)
+    assert expand_patterns([f'{folder}/*']) == [str(folder / name) for name in ('norms', 'single')]
+    assert expand_patterns(['runs']) == ['runs']
+    with pytest.raises(ValueError, match='matches no folder of a run'):
+        expand_patterns([f'{folder}/none*'])
+
+
+@pytest.mark.full
+def test_words_that_match_nothing_are_refused(folder):
     done = run_module('eval.catalogue', f'--workdir={folder}', '--find=quantum')
     assert done.returncode == 1 and 'contains all words of --find=quantum' in done.stderr
-    done = run_module('eval.runs', f'--workdir={folder}/none*')
-    assert done.returncode == 1 and 'matches no folder' in done.stderr

@@ -118,6 +118,7 @@ def test_program_prints_the_table_and_the_nearest_run(sweep):
     assert record['is_of_nearest_setting'] and record['tests'] == 2
 
 
+@pytest.mark.full
 def test_program_needs_runs_that_ended(tmp_path):
     fixture.write_run(tmp_path / 'run', fixture.base_config(), 'unfinished')
     done = run_module('eval.noise', str(tmp_path / 'run'))

@@ -213,6 +213,7 @@ def test_suite_that_fails_does_so_before_the_first_step(corpus, tmp_path):
     assert not Run(tmp_path / 'run').rows()
 
 
+@pytest.mark.full
 def test_vanished_data_do_not_matter_once_read(pairs, corpus, tmp_path, monkeypatch):
     copied = tmp_path / 'pairs.jsonl'
     copied.write_text(pairs.read_text())

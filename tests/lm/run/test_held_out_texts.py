@@ -122,6 +122,7 @@ def test_killed_run_has_the_same_rows(stop, text_run, corpus, texts, tmp_path, m
     assert timeless(tmp_path) == timeless(text_run)
 
 
+@pytest.mark.full
 def test_changed_text_is_noticed(corpus, tmp_path, monkeypatch):
     """As the text of training is. The text behind the limit does not count."""
     file = tmp_path / 'text.txt'
