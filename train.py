@@ -48,7 +48,7 @@ from lm.launch.exit_status import BAD_INPUT, DIVERGED, DONE, SIGNALLED  # noqa: 
 from lm.record.remote.mirror import mirror_workdir
 from lm.record.time_use import DATA, Preparation, process_start
 from lm.record.workdir import open_workdir
-from lm.run import runs, start, suites
+from lm.run import runs, start, suites, time_budget
 from lm.run.describe import format_memory, list_field_origins, print_description
 from lm.run.program import Experiment, Program, open_text
 from lm.run.wave import Wave, closing
@@ -140,6 +140,8 @@ def train(
 ) -> int:
     """Trains to config.train.steps, from the newest checkpoint if there is one.
 
+    With config.train.seconds, the time of a step determines train.steps before the first one.
+
     Args:
       recipe: the resolved config.
       workdir: folder of the run.
@@ -155,6 +157,7 @@ def train(
     """
     preparation = Preparation(began)
     runs.check(recipe, workdir)
+    recipe = time_budget.follow_begun(recipe, workdir)
     suites.check_suites(recipe, SUITES)
     terminal = runs.open_terminal()
     say_last = functools.partial(ending.callback, terminal.say) if ending else terminal.say
@@ -168,6 +171,7 @@ def train(
         # Mesh: the model and its optimizer laid over the devices, and the step that trains it.
         experiment = Experiment(recipe, dataset, terminal.say, suite_loader=SUITES)
         program = Program(experiment, say=terminal.say)
+        recipe = time_budget.fit_steps(recipe, program, workdir, terminal.say)
         # State: of the newest checkpoint, or of step 0. A run alone is a wave of one.
         run = runs.RunSpec(recipe, workdir, terminal, continue_changed, start_over, preparation)
         with closing(Wave(program, [run], size=1)) as wave:

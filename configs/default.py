@@ -97,7 +97,7 @@ def get_config() -> ConfigDict:
     config.data.cache_dir = ''  # empty: $XDG_CACHE_HOME/evenkeel, or ~/.cache/evenkeel
 
     config.train = ConfigDict()
-    config.train.steps = 1500
+    config.train.steps = 1500  # or train.seconds, which sets it from the time of a step
     config.train.microbatches = 1
     config.train.eval_every = 250
     config.train.eval_batches = 0  # 0: the whole validation split

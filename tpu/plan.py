@@ -42,6 +42,7 @@ from lm.config.resolve import resolve, with_dtype
 from lm.launch.command import define_config, parse_flags, run_program
 from lm.launch.path_flags import define_path
 from lm.model.check import check
+from lm.run.describe import describe_unfitted
 from lm.run.stage_table import stage_rows
 from lm.run.tables import make_table
 from lm.storage.files import write_json
@@ -101,6 +102,9 @@ def main(_) -> None:
     topology = open_topology(TOPOLOGY.value, SLICES.value)
     console = Console(highlight=False, soft_wrap=True)
     say = Console(stderr=True, highlight=False, soft_wrap=True).print
+    if (sweep, tune) == (None, None):  # `plan_sweep` says it of a sweep
+        for line in describe_unfitted(recipe):
+            say(line)
     config, fits, notes = config_flags.get_config_filename(flags.FLAGS['config']), True, []
     if (sweep, tune) != (None, None):
         plan = plan_sweep(base, sweep, topology, say, PRICE.value, tune)

@@ -26,6 +26,7 @@ from lm.config.recipe import Recipe, sown_losses
 from lm.config.resolve import to_json
 from lm.launch.before_jax import docstring
 from lm.model.check import check
+from lm.run.describe import describe_unfitted
 from lm.run.program import list_parameters
 from lm.run.start import check_run
 from lm.run.tables import format_schedule, format_table
@@ -166,7 +167,8 @@ def print_config(recipe: Recipe, base: dict[str, Any], sweep: Any, tune: Any = N
         return False
     (check_run if shows_config else check)(recipe)
     cells = [] if sweep is None else expand_sweep(base, sweep)
-    resolve_protocol(base, sweep)
+    if (sweep, tune) != (None, None):
+        resolve_protocol(base, sweep)
     description = f'{len(cells)} cells start from this config' if cells else ''
     if tune is not None:
         arms = ArmPlan(base, sweep, tune)
@@ -183,6 +185,8 @@ def print_config(recipe: Recipe, base: dict[str, Any], sweep: Any, tune: Any = N
         print(format_table(list_parameters(recipe)), end='')
     if description:
         print(description, file=sys.stderr)
+    for line in describe_unfitted(recipe):
+        print(line, file=sys.stderr)
     for note in describe_ignored(cells):
         print(f'NOTE: {note}', file=sys.stderr)
     return True

@@ -429,6 +429,11 @@ class TrainConfig:
     stages: Annotated[
         str | None, "parts of the run: '0.3: batch_size=8; 1: lr_factor=0.5'; None: one"
     ] = None
+    seconds: Annotated[
+        float | None,
+        Option(minimum=1e-37, maximum=FINITE),
+        'seconds of steps; sets train.steps from the time of a step here; None: train.steps',
+    ] = None
     stage_rule: Annotated[
         str,
         Option('rule for the settings of stages with other batches', choices=STAGE_RULES),

@@ -84,7 +84,7 @@ def open_workdir(
             with annotate_write_errors(path):
                 path.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(lock)
-            previous = _read_previous_config(path, say)
+            previous = read_previous_config(path, say)
             differing = drop_mesh_fields(differences(previous, recipe)) if previous else {}
             if differing and not continue_changed:
                 raise ValueError(format_refusal(path, 'a run with another config', differing))
@@ -108,7 +108,7 @@ def drop_mesh_fields(changed: dict[str, Any]) -> dict[str, Any]:
     return {field: values for field, values in changed.items() if not field.startswith(MESH_PREFIX)}
 
 
-def _read_previous_config(path: Path, say: Callable[[str], None]) -> Recipe | None:
+def read_previous_config(path: Path, say: Callable[[str], None]) -> Recipe | None:
     """Returns the config of the run in a folder; None if there is none.
 
     If config.json is damaged, the config is read from a checkpoint.

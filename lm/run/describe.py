@@ -285,3 +285,13 @@ def _list_unreached(recipe: Recipe) -> Iterator[str]:
             )
             notes.setdefault(text, f'{part.path}={text}')
     yield from notes.values()
+
+
+def describe_unfitted(recipe: Recipe) -> list[str]:
+    """Returns a note that train.seconds will change the steps; [] without it."""
+    if recipe.train.seconds is None:
+        return []
+    return [
+        f'NOTE: train.seconds={recipe.train.seconds:g} sets train.steps when training starts; '
+        f'this has the configured {recipe.train.steps:,} steps'
+    ]

@@ -50,13 +50,15 @@ def open_text(
       workdir: the folder of a run, which may have a copy of its tokenizer (`locate_data`).
 
     Raises:
-      ValueError: if the text is too short for config.train.steps, or processes have other text.
+      ValueError: if the text is too short for config.train.steps (with train.seconds, these are
+        known and checked later), or processes have other text.
     """
     config = recipe.data if workdir is None else locate_data(recipe, workdir)
     # Processes that share the cache also share the work (`lm.data.prepare`).
     dataset = data.open_dataset(config, say=say)
     check_same_everywhere('the digest of the prepared data', dataset.digest)
-    check_run_epochs(recipe, dataset.train, workdir)
+    if recipe.train.seconds is None:
+        check_run_epochs(recipe, dataset.train, workdir)
     return dataset
 
 

@@ -17,12 +17,14 @@ from lm.launch.terminal import Terminal, format_duration
 from lm.record.code import running_code
 from lm.record.machine import device_name, versions
 from lm.record.run import Run
-from lm.record.time_use import Preparation
+from lm.record.time_use import DATA_WAIT, STEPS, Preparation
 from lm.record.trial import try_checkpoint
 from lm.run.branch import check_branch
 from lm.run.journal import Journal
 from lm.run.program import build_without_text, locate_data
 from lm.run.start import check_run
+
+BUDGET_TOLERANCE = 0.05  # a larger difference from train.seconds is worth a line
 
 
 class Status(enum.StrEnum):
@@ -120,5 +122,22 @@ def report_exit(slot: Slot, signals: list[int], say: Callable[[str], object]) ->
         outcome = f'saved step {journal.step}' if journal.step else 'nothing trained yet'
         say(f'{name}: {outcome} in {journal.workdir}. Run the same command to resume.')
         return SIGNALLED + signals[0]
+    seconds = journal.seconds()
+    for line in describe_budget(slot.recipe, seconds[STEPS] + seconds[DATA_WAIT]):
+        journal.terminal.say(line)
     say(f'done: {journal.workdir}, {format_duration(journal.wall_sec())}')
     return DONE
+
+
+def describe_budget(recipe: Recipe, train_sec: float) -> list[str]:
+    """Returns a line if the steps took longer or shorter than train.seconds; else [].
+
+    train_sec: seconds of all steps, with waiting for data.
+    """
+    seconds = recipe.train.seconds
+    if seconds is None or abs(train_sec - seconds) <= BUDGET_TOLERANCE * seconds:
+        return []
+    return [
+        f'NOTE: train.seconds={seconds:g}, but the {recipe.train.steps:,} steps took '
+        f'{train_sec:.3g} s: their time has changed since it was measured'
+    ]

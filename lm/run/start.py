@@ -59,7 +59,7 @@ from modules.params import named_leaves
 # These fields determine the function that a model computes from its weights, and its context.
 MODEL_FIELDS = (*(f'{section}.' for section in (*WEIGHT_SECTIONS, 'scaling')), 'data.seq_len')
 # A branch takes these from its own config.
-NOT_FOLLOWED = ('train.branch_from', 'train.init_from', 'train.profile')
+NOT_FOLLOWED = ('train.branch_from', 'train.init_from', 'train.profile', 'train.seconds')
 TEXT_FIELDS = {'data.source', 'data.mixture'}
 # Rounding may change a weight that is stored in another form by this share of its largest element.
 MAX_STORED_ERROR = 1e-5
@@ -72,6 +72,7 @@ def check_run(recipe: Recipe, workdir: Path | None = None) -> None:
     """
     check(recipe)
     check_one_source(recipe.train)
+    check_time_budget(recipe.train)
     data.check(recipe.data if workdir is None else locate_data(recipe, workdir))
     check_held_out_texts(recipe)
     check_init_from(recipe, workdir)
@@ -84,6 +85,21 @@ def check_one_source(train: TrainConfig) -> None:
             f'train.init_from={train.init_from} and train.branch_from={train.branch_from} name two '
             'beginnings. branch_from continues optimizer state, step and config; init_from takes '
             'the weights alone. Leave one of them out.'
+        )
+
+
+def check_time_budget(train: TrainConfig) -> None:
+    """Raises ValueError if train.seconds cannot determine the steps of a run."""
+    if train.seconds is not None and train.stages is not None:
+        raise ValueError(
+            f'train.seconds={train.seconds:g} needs steps that all take the same time, but '
+            f'train.stages={train.stages!r} changes them. Set train.steps, or leave out the stages.'
+        )
+    if train.seconds is not None and train.branch_from:
+        raise ValueError(
+            f'train.seconds={train.seconds:g} counts a whole run, but '
+            f'train.branch_from={train.branch_from} continues one. Set train.steps to the step at '
+            'which the branch ends.'
         )
 
 

@@ -21,6 +21,7 @@ from lm.study.plan.settings import SEEDS
 from lm.study.plan.terms import (
     D_FF,
     EPOCHS,
+    SECONDS,
     STEPS,
     Measurements,
     Terms,
@@ -150,9 +151,18 @@ def parse_protocol(sweep: Any) -> Protocol | None:
 def resolve_protocol(base: Mapping[str, Any], sweep: Any) -> Protocol | None:
     """Returns the protocol of a sweep after checking its cells.
 
-    Uses no device. Raises ValueError as `parse_protocol` and `Protocol.check` do.
+    train.seconds stands for equal_time:hours with as many hours. Uses no device. Raises ValueError
+    as `parse_protocol` and `Protocol.check` do, and for train.seconds beside a protocol.
     """
-    protocol = parse_protocol(sweep)
+    protocol, seconds = parse_protocol(sweep), flatten(build_config(base))[SECONDS]
+    if seconds is not None:
+        if protocol is not None:
+            raise ValueError(
+                f'{SECONDS}={seconds:g} and {PROTOCOL_PATH}={protocol.name} both determine the '
+                f'steps of the cells. Leave out one of them; {SECONDS} alone is '
+                f'equal_time:hours={seconds / 3600:g}'
+            )
+        protocol = Protocol('equal_time', PROTOCOLS['equal_time'], {'hours': seconds / 3600})
     if protocol is not None:
         protocol.check(expand_sweep(base, sweep))
     return protocol
@@ -251,7 +261,7 @@ def list_notes(cells: Sequence[Cell], terms: Sequence[Terms]) -> list[str]:
 PROTOCOLS = {
     'equal_flops': ProtocolRow(equal_flops),
     'equal_parameters': ProtocolRow(equal_parameters, (D_FF,)),
-    'equal_time': ProtocolRow(equal_time, needs='time'),
+    'equal_time': ProtocolRow(equal_time, (STEPS, SECONDS), needs='time'),
     'equal_tokens': ProtocolRow(equal_tokens),
     'one_epoch': ProtocolRow(one_epoch, (STEPS, EPOCHS), check_one_epoch, 'text'),
     'regime_adaptation': ProtocolRow(regime_adaptation, (STEPS, EPOCHS), check_batches),

@@ -21,6 +21,7 @@ from lm.study.plan.settings import LR
 from modules.options import Option
 
 STEPS, BATCH, EPOCHS = 'train.steps', 'data.batch_size', 'data.epochs'
+SECONDS = 'train.seconds'
 D_FF = 'model.d_ff'
 SYNTHETIC = 'synthetic:'
 Groups = Sequence[Sequence[Cell]]  # by program

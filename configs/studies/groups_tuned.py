@@ -1,0 +1,48 @@
+"""What is left of the claims about optimizers when the rate of the other parameters is tuned too?
+
+Question: does the order of AdamW, Muon, NorMuon, MuonH, AdamH and SOAP change when each also gets a
+          tuned learning rate for embedding, readout, norms and vectors? Does cautious weight decay
+          lower the loss when the strength of the decay is tuned for it?
+Command:  uv run train.py --config=configs/studies/groups_tuned.py:rates --workdir=runs/rates
+          uv run train.py --config=configs/studies/groups_tuned.py:groups --workdir=runs/groups
+          uv run train.py --config=configs/studies/groups_tuned.py:decay --workdir=runs/decay
+Cost:     about 15, 22 and 12 runs of 0.26 million parameters for each of six arms.
+"""
+
+from ml_collections import ConfigDict
+
+from configs.studies import small
+
+HYPERBALL = {'optim.match_norm': 1.0, 'model.reparam': 'normalize_and_project'}
+ARMS = (  # the baseline first; rates near the best ones of short scans
+    {'optim.name': 'adamw', 'optim.lr': 5e-3},
+    {'optim.name': 'muon', 'optim.lr': 2e-2},
+    {'optim.name': 'normuon', 'optim.lr': 2e-2},
+    {'optim.name': 'muon', 'optim.lr': 1.2e-2, **HYPERBALL},
+    {'optim.name': 'adamw', 'optim.lr': 1.2e-2, **HYPERBALL},
+    {'optim.name': 'soap', 'optim.lr': 5e-3},
+)
+
+
+def get_config(which: str = 'rates') -> ConfigDict:
+    """which: 'rates' tunes optim.lr alone, 'groups' also the rate of the other parameters."""
+    config = small.get_config()
+    config.scaling.embedding_std = 1.0
+    config.data.seq_len = 64
+    config.data.batch_size = 4
+    config.optim.others_lr = 5e-3
+    config.optim.weight_decay = 0.1
+    config.optim.warmup_steps = 100
+    config.train.steps = config.train.eval_every = 2000
+    config.train.eval_batches = 64
+    config.train.log_every = 50
+    config.sweep = {'list': ARMS}
+    config.tune = {'optim.lr': None, 'smallest_effect': 0.02, 'budget': 15}
+    if which == 'groups':
+        config.tune = {
+            'optim.lr': None,
+            'optim.others_lr': None,
+            'smallest_effect': 0.02,
+            'budget': 22,
+        }
+    return config
