@@ -39,6 +39,7 @@ ONE_PANEL, PANELS_PER_ROW = 8, 4
 LEGEND_ROWS = 5  # above a chart; a longer legend stands below it
 MARGIN = 6  # pixels between the outermost points and the edge, which would cut these in half
 SMOOTHING = {'none': 0.0, '1% of the steps': 0.01, '5%': 0.05}
+BOUNDARY: dict[str, Any] = {'color': INK, 'strokeDash': [1, 3], 'opacity': 0.6}  # of stages
 CROSS: dict[str, Any] = {
     'shape': 'cross',
     'angle': 45,
@@ -193,7 +194,8 @@ def has_curve(runs: Sequence[RunLines], kind: str) -> bool:
 def draw_loss_curves(comparisons: Sequence[Comparison], runs: Sequence[RunLines]) -> Chart:
     """Draws the training and validation curves of each run, with a cross at divergence.
 
-    The curve of a branch leaves that of its parent, which is thin and dotted up to there.
+    The curve of a branch leaves that of its parent, which is thin and dotted up to there. Vertical
+    lines are the boundaries of stages.
     With a single variant each seed has a separate colour and name. A loss with a single point in
     every run has no panel: the page gives the number.
     """
@@ -202,7 +204,7 @@ def draw_loss_curves(comparisons: Sequence[Comparison], runs: Sequence[RunLines]
     options, labels = list(range(len(SMOOTHING))), list(SMOOTHING)
     binding = alt.binding_select(options=options, labels=labels, name='smoothing ')
     smoothing = alt.param('smoothing', bind=binding, value=0)
-    panels = []
+    panels, starts = [], sorted({step for run in runs for step in run.series.stage_starts})
     for kind in filter(functools.partial(has_curve, runs), ('training', 'validation')):
         rows, earlier, ends = [], [], []
         for run in runs:
@@ -232,6 +234,9 @@ def draw_loss_curves(comparisons: Sequence[Comparison], runs: Sequence[RunLines]
             tooltip=tooltips('line', 'lr', 'seed', 'cell', 'step', 'loss'),
             **look,
         )
+        if starts:
+            marks = alt.Chart(alt.Data(values=[{'step': step} for step in starts]))
+            panel = alt.layer(panel, marks.mark_rule(**BOUNDARY).encode(x='step:Q'))
         panels.append(
             panel.properties(width=430, height=300).add_params(zoom_parameter(f'zoom_{kind}'))
         )

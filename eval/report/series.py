@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from lm.record.run import Run
+from lm.record.run import SUITE, TEXT, Run
 from lm.study.tables.results import Record
 
 POINTS = 300  # of a curve; a figure is about a thousand pixels wide
@@ -40,6 +40,7 @@ FIGURE_QUANTITIES = {
 }
 MOST_FIGURES = 12
 BY_HEAD = ('attention_entropy', 'attention_largest', 'attention_logit', 'attention_first')
+TEXTS = 'texts_'  # begins the means over eval.texts
 GROUPS = {  # name: prefixes of quantities; the first match counts
     'attention by head': BY_HEAD,
     'residual stream': ('residual_',),
@@ -50,6 +51,8 @@ GROUPS = {  # name: prefixes of quantities; the first match counts
     'weights': ('weight_', 'layer_param_norm'),
     'experts': ('expert_',),
     'singular values': ('singular_value_', 'sigma_', 'gamma_'),
+    'held-out texts': (TEXT, TEXTS),
+    'suites': (SUITE,),
 }
 OTHERS = 'other'
 
@@ -63,9 +66,10 @@ class Series:
     """Everything that a run recorded over its steps. Losses are in nats per token.
 
     layers, heads, scalars: quantities by name, recorded per layer, per head, and for the whole
-    model. `layers` includes the quantities per head: their mean over heads, or the maximum if the
-    name contains `largest`. training_before, validation_before: of the runs that a branch
-    continues, up to its first step.
+    model; the numbers of held-out texts and suites are among `scalars`. `layers` includes the
+    quantities per head: their mean over heads, or the maximum if the name contains `largest`.
+    training_before, validation_before: of the runs that a branch continues, up to its first step.
+    stage_starts: the steps of the run before each later stage.
     """
 
     training: Curve
@@ -76,6 +80,7 @@ class Series:
     rates: Curve = ([], [])
     training_before: Curve = ([], [])
     validation_before: Curve = ([], [])
+    stage_starts: Sequence[int] = ()
 
 
 def read_series(record: Record) -> Series:
@@ -103,9 +108,15 @@ def read_series(record: Record) -> Series:
         ]
         layers[name] = steps, means
     scalars = {name: _read_column(model_rows, name) for name in names_by_depth[0] if name != 'step'}
+    numbers = {name: None for row in rows for name in row if name.startswith((TEXT, TEXTS, SUITE))}
+    scalars |= {name: _read_column(rows, name) for name in numbers}
     losses = _read_column(rows, 'ce'), _read_column(rows, 'validation_ce')
     curves_before = _read_column(before, 'ce'), _read_column(before, 'validation_ce')
-    return Series(*losses, layers, heads, scalars, _read_column(rows, 'lr'), *curves_before)
+    rates, stages = _read_column(rows, 'lr'), ()
+    if record.get('train_stages'):
+        stages = run.read_recipe().stages[1:]
+    starts = [stage.start for stage in stages]
+    return Series(*losses, layers, heads, scalars, rates, *curves_before, starts)
 
 
 def _nesting_depth(value: Any) -> int:
