@@ -179,6 +179,12 @@ class MoE(PositionWise):
             check_divides('mlp.granularity', granularity, 'model.d_ff', sizes.model.d_ff)
         check_widths(recipe, part)
         check_groups(part)
+        balance, rate = part.options['balance'], part.options['bias_rate']
+        if balance != 'bias' and rate != cls.bias_rate:
+            raise ValueError(
+                f'mlp.bias_rate={rate:g} has no effect with mlp.balance={balance}. Leave it out, '
+                'or set mlp.balance=bias'
+            )
         if part.options['dispatch'] == 'ragged':
             check_ragged(recipe, part)
 

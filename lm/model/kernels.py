@@ -2,6 +2,7 @@
 
 from lm.config.recipe import Recipe
 from lm.model.check import attention_scores
+from modules.attention import ATTENTIONS
 from modules.kernels import ATTENTION_KERNELS, CROSS_ENTROPY_KERNELS, Kernels, kernels_for
 from modules.kernels.attention import check_scores
 
@@ -41,6 +42,18 @@ def kind_kernels(recipe: Recipe, kind: Recipe, kernels: Kernels) -> Kernels:
       kernels: of the model, which blocks have if there is no pattern.
     """
     return kernels if kind == recipe else select_kernels(kind, kernels.platform)
+
+
+def format_kernels(recipe: Recipe, kernels: Kernels) -> str:
+    """Returns `operation=kernel ...`, without operations of other kinds of attention.
+
+    Args:
+      recipe: of the model.
+      kernels: of the model.
+    """
+    used = {kind.attention.row.operation for kind in recipe.kinds.values()}
+    unused = {row.operation for row in ATTENTIONS.values()} - used
+    return ' '.join(f'{name}={kernel}' for name, kernel in kernels.names if name not in unused)
 
 
 def list_attention_kernels(recipe: Recipe, kernels: Kernels) -> dict[str, str]:

@@ -16,7 +16,11 @@ from lm.config.mixture import MixedRows, reads_chats, split_by_source
 from lm.config.recipe import Recipe
 from lm.devices.check_mesh import list_mesh_notes
 from lm.devices.mesh import format_mesh
-from lm.model.kernels import list_attention_kernels, select_fused_attention
+from lm.model.kernels import (
+    format_kernels,
+    list_attention_kernels,
+    select_fused_attention,
+)
 from lm.record.code import describe_code, running_code
 from lm.run.journal import Journal
 from lm.run.program import Experiment, Program
@@ -70,7 +74,7 @@ def print_description(journal: Journal) -> None:
     settings = ', '.join(f'{name} {value}' for name, value in common.items())
     if common:
         terminal.say(f'all: {settings}')
-    terminal.say(f'kernels: {learner.model.kernels}')
+    terminal.say(f'kernels: {format_kernels(learner.recipe, learner.model.kernels)}')
     terminal.say(
         f'mesh {format_mesh(experiment.mesh)}, {journal.recipe.model.dtype} matmuls; mfu is '
         f'relative to {experiment.peak / 1e12:.3f} TFLOP/s ({experiment.peak_source})'

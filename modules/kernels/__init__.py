@@ -70,7 +70,7 @@ IMPLEMENTATIONS = {
 
 @dataclasses.dataclass(frozen=True)
 class Kernels:
-    """The chosen kernel of each operation, by name and as a function. str() lists the names."""
+    """The chosen kernel of each operation, by name and as a function."""
 
     platform: str  #: of the devices: 'cpu', 'gpu' or 'tpu'
     names: tuple[tuple[str, str], ...]  #: (operation, kernel)
@@ -136,9 +136,6 @@ class Kernels:
         """Returns the kernel, or None if the loss computes the same in plain operations."""
         row = self._row('cross_entropy')
         return None if row.is_plain else row.for_platform(self.platform)
-
-    def __str__(self) -> str:
-        return ' '.join(f'{operation}={name}' for operation, name in self.names)
 
 
 def kernels_for(

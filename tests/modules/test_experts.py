@@ -385,6 +385,7 @@ def test_runs_in_one_program_have_separate_biases():
             'no dropout of hidden activations',
         ),
         ({'loss.balance_loss': 0.1, 'mlp.balance': 'bias'}, 'moe and mlp.balance=loss'),
+        ({'mlp.bias_rate': 0.01}, 'mlp.bias_rate=0.01 has no effect with mlp.balance=loss'),
         ({'loss.router_z_loss': 0.1}, 'moe and mlp.router_z_loss=True'),
         (
             {

@@ -13,6 +13,7 @@ from lm.config.fields import CHOICES
 from lm.devices.mesh import make_mesh, param_sharding
 from lm.model.block import DIAGNOSTICS
 from lm.model.check import check
+from lm.model.kernels import format_kernels
 from modules.numerics import REMAT_POLICIES
 from modules.params import LAYER, named_leaves
 from tests.helpers import (
@@ -311,7 +312,8 @@ def test_readout_maps_last_activations_to_logits(changes):
 
 def test_kernels_are_chosen_independently():
     def kernel_names(changes):
-        return str(tiny_model(tiny_config(changes)).kernels)
+        names = tiny_model(tiny_config(changes)).kernels.names
+        return ' '.join(f'{operation}={name}' for operation, name in names)
 
     other_kernels = 'rms_norm=reference softmax=reference cross_entropy=reference'
     chunked = 'linear_attention=chunked recurrence=chunked'
@@ -322,3 +324,20 @@ def test_kernels_are_chosen_independently():
     all_reference = kernel_names({'kernels.implementation': 'reference'})
     slow = 'linear_attention=quadratic recurrence=reference'
     assert all_reference == f'attention=reference {slow} matmul=direct {other_kernels}'
+
+
+@pytest.mark.parametrize(
+    ('changes', 'operations'),
+    [
+        ({}, 'attention'),
+        ({'model.attention': 'linear'}, 'linear_attention'),
+        ({'model.pattern': 'gla:position=none+softmax'}, 'attention recurrence'),
+    ],
+)
+def test_kernels_of_other_kinds_of_attention_are_not_listed(changes, operations):
+    recipe = tiny_config(changes)
+    listed = [
+        part.split('=') for part in format_kernels(recipe, tiny_model(recipe).kernels).split()
+    ]
+    others = ['matmul', 'rms_norm', 'softmax', 'cross_entropy']
+    assert [operation for operation, _ in listed] == [*operations.split(), *others]
