@@ -23,7 +23,7 @@ from lm.launch.exit_status import DONE
 from lm.run import wave
 from lm.run.program import Program
 from lm.study.tables.columns import IDENTITY, RESULTS, columns
-from lm.training import flops
+from lm.training import peaks
 from tests.commands import PATIENCE_SEC
 from tests.pages import FRONT_PAGE, TEXT, arguments
 from tests.xla import ONE_DEVICE
@@ -255,7 +255,7 @@ def run(words: list[str], code: str, folder: Path, log: Path, is_lowered: bool) 
     The speed of a matrix product, which no page shows, is given: measuring it takes 0.55
     CPU-seconds for each program.
     """
-    flops.cached_gemm_flops = functools.cache(lambda: 1e12)
+    peaks.cached_gemm_flops = functools.cache(lambda size, dtype: 1e12)
     if is_lowered:
         wave.Wave = lower
     os.chdir(folder)

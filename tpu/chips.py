@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.experimental import topologies
 
-from lm.training.flops import published_peak
+from lm.training.peaks import published_peak
 from modules.choices import suggest_nearest
 from modules.kernels.attention.cudnn import assume_capability
 from tpu.environment import HERE

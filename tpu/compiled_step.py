@@ -32,12 +32,14 @@ from lm.devices.blueprint import Blueprint
 from lm.devices.check_mesh import check_devices
 from lm.devices.mesh import check_idle_devices, format_mesh
 from lm.devices.run_axis import SINGLE
+from lm.launch.before_jax import default_dtype
 from lm.model.objectives import count_marks
 from lm.record.machine import device_memory_bytes
 from lm.run.describe import bytes_per_device
 from lm.run.program import Program
 from lm.run.tables import parameter_count
-from lm.training.flops import flops_in_full, flops_per_token, peak_flops
+from lm.training.flops import flops_in_full, flops_per_token
+from lm.training.peaks import peak_flops
 from modules.attention.softmax import is_full
 from modules.kernels.attention.splash import AUTO_SIZES, BlockSizes, computed_share
 from tpu.chips import GIB, Topology
@@ -554,7 +556,7 @@ def device_rates(topology: Topology) -> Rates:
 @functools.cache
 def _measure_rates(n: int) -> Rates:
     """Returns measured rates of one of n devices."""
-    flops, source = peak_flops(n)
+    flops, source = peak_flops(n, default_dtype())
     source += f'; memory: measured, copy of {COPY_BYTES >> 20} MiB'
     return Rates(flops / n, measure_bandwidth(), source, jax.devices()[0].device_kind)
 

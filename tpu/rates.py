@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lm.training.flops import published_peak
+from lm.training.peaks import published_peak
 
 ROWS, LENGTH, CHANNELS = 2, 8192, 2048  # rows, tokens of each, and heads times their width
 PRODUCTS = {'forward': 2, 'backward': 5}  # of queries and keys, each 2 operations a pair

@@ -31,7 +31,8 @@ from lm.run.suites import SuiteLoader, open_suites
 from lm.run.tables import parameter_rows
 from lm.storage.files import discard_line, expand_home
 from lm.training.diagnostics import make_diagnose_step
-from lm.training.flops import flops_by_stage, mean_flops_per_token, peak_flops
+from lm.training.flops import flops_by_stage, mean_flops_per_token
+from lm.training.peaks import peak_flops
 from lm.training.state import Hyper, Learner, build_learner, check_learner, make_hyper
 from lm.training.step import make_eval_step, make_train_step
 from modules.kernels.attention import check_documents
@@ -197,7 +198,7 @@ class Experiment(Blueprint):
         super().__init__(recipe, vocab_size, bos_id, devices, memory, say, runs)
         self.stage_flops = flops_by_stage(self.learner)
         self.flops_per_token = mean_flops_per_token(self.learner)
-        self.peak, self.peak_source = peak_flops(self.mesh.size)
+        self.peak, self.peak_source = peak_flops(self.mesh.size, recipe.model.dtype)
         self.init = jit_init(self.learner, self.mesh)
         self.suites = open_suites(self, suite_loader)
 
@@ -208,7 +209,8 @@ class Experiment(Blueprint):
         peak is exceeded too, it is unknown (NaN) from then on.
         """
         if flops_per_sec > self.peak:
-            self.peak, source = peak_flops(self.mesh.size, remeasure=True)
+            dtype = self.recipe.model.dtype
+            self.peak, source = peak_flops(self.mesh.size, dtype, remeasure=True)
             if flops_per_sec > self.peak:
                 source = (
                     f'unknown: a speed of {flops_per_sec:.4g} exceeds {self.peak:.4g}, {source}'

@@ -1,33 +1,11 @@
-"""Counts the floating-point operations of a training step, and measures what a device can do."""
+"""Counts the floating-point operations of a training step."""
 
-import functools
 import math
-import time
-
-import jax
-import jax.numpy as jnp
 
 from lm.config.recipe import Recipe
 from lm.model.pattern import block_stacks
 from lm.training.state import Learner
 from modules.params import LOOKUP, MATMUL, USES, VECTOR, named_leaves
-
-# Published peak dense bf16 FLOP/s of a device, by a substring of its `device_kind`; the first match
-# counts.
-PEAK_FLOPS = {
-    'TPU v6': 918e12,
-    'TPU7x': 1153.5e12,  # half of a chip's 2,307 TFLOP/s: a chip is two devices
-    'TPU v5p': 459e12,
-    'TPU v5 lite': 197e12,
-    'TPU v5e': 197e12,
-    'TPU v5': 459e12,
-    'TPU v4': 275e12,
-    'B200': 2250e12,
-    'H200': 989e12,
-    'H100': 989e12,
-    'A100': 312e12,
-}
-GEMM_SIZE = 2048
 
 
 def count_matmul_params(learner: Learner) -> int:
@@ -130,48 +108,3 @@ def attention_flops(recipe: Recipe, in_full: bool = False) -> float:
         pairs = count(recipe.data.seq_len, width, block, **layer.options)
         flops += 12 * heads * width * pairs
     return flops
-
-
-def measure_gemm_flops(size: int = GEMM_SIZE, repeats: int = 5) -> float:
-    """Measures the FLOP/s of a float32 product of two square matrices, best of `repeats`."""
-    a = jnp.ones((size, size), jnp.float32)
-    product = jax.jit(jnp.matmul).lower(a, a).compile()
-    # Warm-up, not timed.
-    product(a, a).block_until_ready()
-    best = math.inf  # the best, as other processes may share the machine
-    for _ in range(repeats):
-        start = time.perf_counter()
-        product(a, a).block_until_ready()
-        best = min(best, time.perf_counter() - start)
-    return 2 * size**3 / best
-
-
-def published_peak(device_kind: str) -> float | None:
-    """Returns the peak in `PEAK_FLOPS`, or None for a kind that it lacks."""
-    return next((flops for name, flops in PEAK_FLOPS.items() if name in device_kind), None)
-
-
-@functools.cache
-def cached_gemm_flops() -> float:
-    """Returns `measure_gemm_flops`, measured once per process.
-
-    A measurement takes 0.3 s of all cores, which every program of a sweep would otherwise pay.
-    """
-    return measure_gemm_flops()
-
-
-def peak_flops(n_devices: int, remeasure: bool = False) -> tuple[float, str]:
-    """Returns (FLOP/s of `n_devices` together, source of the number).
-
-    The number is published, or measured with a float32 product: once per process unless
-    `remeasure`. The devices of a CPU share the machine.
-    """
-    device = jax.devices()[0]
-    if published := published_peak(device.device_kind):
-        return published * n_devices, f'{n_devices} x published bf16 peak'
-    if remeasure:
-        cached_gemm_flops.cache_clear()
-    measured, source = cached_gemm_flops(), f'measured float32 {GEMM_SIZE}^3 matmul'
-    if device.platform == 'cpu':
-        return measured, source
-    return measured * n_devices, f'{n_devices} x {source}'

@@ -31,7 +31,8 @@ from lm.config.resolve import resolve, update_recipe
 from lm.devices.run_axis import SINGLE
 from lm.devices.shardings import jit_init
 from lm.record.machine import peak_memory_bytes
-from lm.training.flops import flops_per_token, peak_flops
+from lm.training.flops import flops_per_token
+from lm.training.peaks import peak_flops
 from lm.training.state import make_hyper
 from modules.kernels.attention import ATTENTION_KERNELS, Scores, attend
 from modules.kernels.attention.base import attend_at_positions
@@ -298,7 +299,7 @@ def train(model: str, tiny: bool, changes: dict[str, Any]) -> dict[str, Any]:
 def rates(step: CompiledStep, seconds: float) -> dict[str, float]:
     recipe = step.blueprint.recipe
     tokens = step.runs * recipe.data.batch_size * recipe.data.seq_len / seconds
-    peak, _ = peak_flops(step.blueprint.mesh.size)
+    peak, _ = peak_flops(step.blueprint.mesh.size, recipe.model.dtype)
     utilisation = tokens * flops_per_token(step.blueprint.learner) / peak
     return {'ms': 1e3 * seconds, 'tokens/s': tokens, 'MFU': utilisation}
 

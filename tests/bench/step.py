@@ -101,19 +101,20 @@ def measure(case: str, name: str, changes: dict | None = None) -> dict[str, floa
     import jax
 
     from lm.record.machine import peak_memory_bytes
-    from lm.training.flops import flops_per_token, measure_gemm_flops
+    from lm.training.flops import flops_per_token
+    from lm.training.peaks import GEMM_SIZES, measure_gemm_flops
 
     shape = SHAPES[name]
     built = evenkeel_step(shape, changes) if case == 'evenkeel' else plain_step(shape)
     state, step, compile_sec = built
-    gemm = [measure_gemm_flops()]
+    gemm = [measure_gemm_flops(GEMM_SIZES['cpu'], 'float32')]
     seconds = []
     for _ in range(WARMUP_STEPS + STEPS):
         start = time.perf_counter()
         state, metrics = step(state)
         jax.block_until_ready((state, metrics))
         seconds.append(time.perf_counter() - start)
-    gemm.append(measure_gemm_flops())
+    gemm.append(measure_gemm_flops(GEMM_SIZES['cpu'], 'float32'))
     tokens = shape[4] * shape[6]
     sec = statistics.median(seconds[WARMUP_STEPS:])
     rate = tokens / sec

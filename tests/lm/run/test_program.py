@@ -36,10 +36,11 @@ def test_utilisation_never_exceeds_peak(monkeypatch, second_peak, shares, source
     monkeypatch.setattr(
         program_of_runs,
         'peak_flops',
-        lambda n, remeasure=False: next(measured) if remeasure else None,
+        lambda n, dtype, remeasure=False: next(measured) if remeasure else None,
     )
     mesh = SimpleNamespace(size=1)
-    experiment = SimpleNamespace(mesh=mesh, peak=100.0, peak_source='first')
+    recipe = SimpleNamespace(model=SimpleNamespace(dtype='float32'))
+    experiment = SimpleNamespace(mesh=mesh, recipe=recipe, peak=100.0, peak_source='first')
     utilisations = [Experiment.utilisation(experiment, rate) for rate in (50.0, 150.0, 50.0)]
     assert replace_non_finite(utilisations) == shares and experiment.peak_source.startswith(source)
 

@@ -4,22 +4,18 @@ import dataclasses
 import functools
 import math
 import unittest.mock
-from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 
 from lm.run.tables import parameter_count
-from lm.training import flops
 from lm.training.flops import (
     attention_flops,
     count_by_use,
     count_matmul_params,
     flops_in_full,
     flops_per_token,
-    measure_gemm_flops,
-    peak_flops,
 )
 from modules.attention import ATTENTIONS
 from modules.kernels.recurrence.chunked import chunked_recurrence
@@ -209,24 +205,6 @@ def test_forward_flops_are_close_to_xla():
     upper_half = 2 * config.model.n_layers * 32 * 64
     ours = flops_per_token(learner) / 3 + upper_half
     assert 1 < count_params / ours < 1.15  # XLA counts norms, softmax and GELU too
-
-
-def test_measured_flops_take_best_repeat(monkeypatch):
-    """Catches the median, which a run exceeds if other processes kept the machine busy."""
-    clock = iter([0, 4, 10, 11, 20, 23])
-    monkeypatch.setattr(flops, 'time', SimpleNamespace(perf_counter=lambda: next(clock)))
-    assert measure_gemm_flops(size=64, repeats=3) == 2 * 64**3
-
-
-def test_peak_is_measured_once_per_process(monkeypatch):
-    """On a CPU for the whole machine, not per device; again only if `remeasure`."""
-    assert 0 < measure_gemm_flops(size=64, repeats=3) < 1e15
-    rates = iter([2.0, 3.0])
-    monkeypatch.setattr(flops, 'measure_gemm_flops', lambda: next(rates))
-    peaks = [peak_flops(8, remeasure) for remeasure in (True, False, True, False)]
-    flops.cached_gemm_flops.cache_clear()
-    source = 'measured float32 2048^3 matmul'
-    assert peaks == [(rate, source) for rate in (2.0, 2.0, 3.0, 3.0)]
 
 
 @pytest.mark.parametrize(
