@@ -24,7 +24,7 @@ from lm.launch.terminal import Terminal
 from lm.record.checkpoint import TreeMismatch, format_differences, name_checkpoint, read_meta
 from lm.record.checkpoints import DAMAGED_FOLDER, LOSS, Checkpoints
 from lm.record.code import Code, extend_code_history, find_other_code, running_code
-from lm.record.machine import device_name, git_commit, peak_memory_bytes, versions
+from lm.record.machine import git_commit, versions
 from lm.record.metrics import NoRecorder, Recorder, Throughput, replace_non_finite
 from lm.record.names import BRANCH
 from lm.record.run import SUITE, Run, group_evaluations
@@ -52,11 +52,10 @@ from lm.run.evaluate import objective_loss_name
 from lm.run.program import TOKENIZER, Experiment
 from lm.run.remaining import SUITES, TEXTS, RemainingTime
 from lm.run.spikes import SpikeCounter
-from lm.run.tables import optimizer_state_bytes, parameter_count
+from lm.run.summary import describe_machine, describe_model, describe_text
 from lm.run.warnings import Detector, format_warning
 from lm.storage.buckets import is_url
 from lm.storage.files import describe_full_disk, seal_record, write_json
-from lm.training.flops import count_by_use
 from lm.training.guard import MUST_BE_FINITE
 from lm.training.state import State
 
@@ -595,26 +594,19 @@ class Journal:
             'spikes': self.spikes.n_spikes,
             'skipped_steps': self.spikes.n_skipped,
             **({'diverged_step': self._bad_step} if status == 'diverged' else {}),
-            'parameters': parameter_count(experiment.learner),
-            **{f'{use}_parameters': n for use, n in count_by_use(experiment.learner).items()},
-            'flops_per_token': experiment.flops_per_token,
-            'optimizer_state_bytes': optimizer_state_bytes(experiment.state_shapes),
+            **describe_model(experiment),
             'tokens_per_sec_mean': throughput.total_tokens / seconds,
             'data_wait_fraction': throughput.total_wait_seconds / seconds,
             'compile_sec': self.compile_sec,
             'wall_sec': self.wall_sec(),
             'side_by_side': self.side_by_side,
             **summarize_time(read_starts(self.workdir), self.seconds(), self._end_time()),
-            'peak_memory_bytes': peak_memory_bytes(),
-            'device': device_name(),
-            'mfu_of': f'{experiment.peak:.4g} FLOP/s, {experiment.peak_source}',
-            'versions': versions(),
+            **describe_machine(experiment),
             'git_commit': code[-1]['commit'] if code else git_commit(),
             'code': code,
             'ancestors': self.counters.ancestors,
             'checkpoints': self.checkpoints.steps(),
-            'data': {'digest': experiment.dataset.digest, **experiment.dataset.report},
-            **self._describe_texts(),
+            **describe_text(experiment),
             'events': self.counters.events,
             'warnings': self.counters.warnings,
         }
@@ -624,19 +616,6 @@ class Journal:
         """Returns now, or the last sign of life of a run that had ended before this process."""
         last_sign = None if self._is_open else last_written(self.workdir)
         return last_sign if last_sign is not None else time.time()
-
-    def _describe_texts(self) -> dict[str, Any]:
-        """Returns the digest and size of each held-out text, for the summary."""
-        texts = {
-            name: {
-                'source': self.recipe.texts[name],
-                'digest': text.digest,
-                'tokens': text.rows.n_tokens,
-                'bytes': text.rows.n_bytes,
-            }
-            for name, text in self.experiment.texts.items()
-        }
-        return {'held_out_texts': texts} if texts else {}
 
     def end(self, status: str) -> None:
         """Writes the summary, once all checkpoints are on disk."""
