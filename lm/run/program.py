@@ -304,17 +304,7 @@ class Program:
           shape: the shape of a stage's batches; None: that of the config's own fields.
         """
         start = time.perf_counter()
-        experiment, shapes = self.experiment, self.layout.shapes
-        hyper = jax.eval_shape(lambda: make_hyper(experiment.recipe))
-        step, parts = self._step, experiment.recipe.train.microbatches
-        if shape is not None and shape.microbatches != parts:
-            step = self._jit_step(self._map_step(shape.microbatches))
-        compiled = step.lower(
-            jax.ShapeDtypeStruct((slots,), bool),
-            shapes(experiment.state_shapes, slots),
-            shapes(batch_shapes(experiment.recipe, shape=shape), slots),
-            shapes(hyper, slots),
-        ).compile()
+        compiled = self.lower_step(slots, shape).compile()
         self.compile_sec = seconds = time.perf_counter() - start
         self._seconds[slots, shape] = seconds
         self.compiled[slots, shape] = compiled
@@ -324,6 +314,20 @@ class Program:
             suffix += f' for batches of {shape.batch_size} rows of {shape.seq_len} tokens'
         self._say(f'compiled in {seconds:.1f} s{suffix}')
         return compiled
+
+    def lower_step(self, slots: int, shape: BatchShape | None = None) -> jax.stages.Lowered:
+        """Lowers the step of `compile_step`, with the same arguments, to StableHLO."""
+        experiment, shapes = self.experiment, self.layout.shapes
+        hyper = jax.eval_shape(lambda: make_hyper(experiment.recipe))
+        step, parts = self._step, experiment.recipe.train.microbatches
+        if shape is not None and shape.microbatches != parts:
+            step = self._jit_step(self._map_step(shape.microbatches))
+        return step.lower(
+            jax.ShapeDtypeStruct((slots,), bool),
+            shapes(experiment.state_shapes, slots),
+            shapes(batch_shapes(experiment.recipe, shape=shape), slots),
+            shapes(hyper, slots),
+        )
 
     def compile_stages(self, slots: int, step: int = 0) -> dict[BatchShape, Any]:
         """Compiles the steps of all stages that have not ended after `step` steps.
