@@ -40,6 +40,10 @@ LEFT_OUT = {  # line: why it is not run here
     'uv run --group docs sphinx-build -c docs . docs/_build': 'CI does',
     "uv run pytest -m 'full or product' tests/lm/launch/test_hosts_on_loopback.py": 'minutes',
     'uv run pytest tests/slurm_on_one_machine.py -n 0': 'minutes, and SLURM',
+    'uv run python -m tests.golden --write': 'it writes into the project',
+    'uv run train.py --config=configs/default.py --config.train.seconds=60 --workdir=runs/minute': (
+        'a minute; tests/test_train_seconds.py has it'
+    ),
     'uv sync --extra cluster': 'the environment of the tests has it',
     'uv sync --extra tpu': 'the environment of the tests has it',
     'uv sync --extra tpu --extra buckets': 'the environment of the tests has it',
