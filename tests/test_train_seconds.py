@@ -12,6 +12,7 @@ import pytest
 from lm.config.resolve import resolve, to_dict
 from lm.run import runs, start, time_budget
 from lm.run.program import Experiment, Program, open_text
+from lm.run.wave import Wave
 from lm.storage.files import discard_line, read_json
 from lm.study.plan.protocols import resolve_protocol
 from tests.commands import tiny
@@ -105,14 +106,33 @@ def test_branch_does_not_follow_the_budget():
 
 
 def test_time_of_a_step_needs_no_folder(corpus, tmp_path, monkeypatch):
-    """The run that is thrown away leaves nothing, and makes at least 20 timed steps."""
+    """The run that is thrown away leaves nothing. Timed are 1, 2, 4, ... steps after the first."""
     recipe, dispatched = tiny(corpus, **SECONDS), []
     program = Program(Experiment(recipe, open_text(recipe, discard_line), discard_line))
     monkeypatch.setattr(time_budget.tempfile, 'tempdir', str(tmp_path))
     before_step(monkeypatch, lambda wave: dispatched.append(wave.slots[0].journal.workdir.exists()))
-    assert 0 < time_budget.time_step(recipe, program, 0.0) < 10
-    assert dispatched == [True] * (time_budget.WARM_UP + time_budget.STEPS)
+    train_steps, seconds = time_budget._train_steps, iter([9.0, 1.0, 2.0, 6.0])
+    monkeypatch.setattr(
+        time_budget, '_train_steps', lambda *args: train_steps(*args) and next(seconds)
+    )
+    assert time_budget.time_step(recipe, program, 5.0) == 6 / 4
+    assert dispatched == [True] * (1 + 1 + 2 + 4)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_divergence_while_timed_is_said(corpus, monkeypatch):
+    recipe = tiny(corpus, **SECONDS)
+    program = Program(Experiment(recipe, open_text(recipe, discard_line), discard_line))
+
+    dispatch = Wave.dispatch
+
+    def diverge(wave):
+        dispatch(wave)
+        wave.slots[0].status = runs.Status.DIVERGED
+
+    monkeypatch.setattr(Wave, 'dispatch', diverge)
+    with pytest.raises(ValueError, match='diverged while its first steps were timed'):
+        time_budget.time_step(recipe, program, 60.0)
 
 
 def test_sweep_has_equal_time(corpus):

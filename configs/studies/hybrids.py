@@ -26,8 +26,8 @@ def get_config(depth: str = '4') -> ConfigDict:
     config.model.n_layers = int(depth)
     config.data.batch_size = 2
     config.optim.lr = 5e-3
-    config.optim.warmup_steps = 50
-    config.train.steps = config.train.eval_every = 1000
+    config.optim.warmup_steps = 30
+    config.train.steps = config.train.eval_every = 600
     config.train.eval_batches = 64
     config.train.log_every = 50
     config.sweep = {'list': ARMS, 'protocol': 'equal_parameters'}

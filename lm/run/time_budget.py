@@ -20,8 +20,7 @@ from lm.run.runs import RunSpec
 from lm.run.wave import Wave, closing
 from lm.storage.files import discard_line
 
-SHARE, MIN_SEC, MAX_SEC = 0.05, 1.0, 10.0  # of the budget, for which steps are timed
-WARM_UP, STEPS = 5, 20
+SHARE, MIN_SEC, MAX_SEC = 0.02, 0.5, 5.0  # of the budget, for which steps are timed
 
 
 def follow_begun(recipe: Recipe, workdir: Path) -> Recipe:
@@ -75,30 +74,41 @@ def fit_steps(
 def time_step(recipe: Recipe, program: Program, min_sec: float) -> float:
     """Returns the seconds of a step, measured over the first steps of a run that is thrown away.
 
-    A step takes longer in a run than alone: rows are read, metrics fetched and recorded.
+    A step takes longer in a run than alone: rows are read, metrics fetched and recorded. After one
+    step it times 1, 2, 4, ... steps together, until these take long enough.
 
     Args:
       recipe: the config.
       program: its program.
-      min_sec: seconds for which steps are timed; at least STEPS.
+      min_sec: the seconds that the timed steps take at least.
+
+    Raises:
+      ValueError: if the run diverges meanwhile.
     """
     with tempfile.TemporaryDirectory() as folder:
         run = RunSpec(recipe, Path(folder), Terminal(silent=True))
         with closing(Wave(program, [run], size=1)) as wave:
             wave.compile()
             wave.slots[0].journal.open()
-            for _ in range(WARM_UP):
-                wave.dispatch()
-            wave.fetch_pending()
-            start, n = time.perf_counter(), 0
-            while True:
-                for _ in range(STEPS):
-                    wave.dispatch()
-                wave.fetch_pending()
-                n += STEPS
-                spent = broadcast_from_first(time.perf_counter() - start)
-                if spent >= min_sec:
-                    return spent / n
+            _train_steps(wave, 1)
+            n = 1
+            while (spent := broadcast_from_first(_train_steps(wave, n))) < min_sec:
+                n *= 2
+            return spent / n
+
+
+def _train_steps(wave: Wave, n: int) -> float:
+    """Trains n steps, and returns their seconds."""
+    start = time.perf_counter()
+    for _ in range(n):
+        if not wave.active_slots:
+            raise ValueError(
+                'train.seconds: the run diverged while its first steps were timed. Lower the '
+                'learning rate, or set train.steps'
+            )
+        wave.dispatch()
+    wave.fetch_pending()
+    return time.perf_counter() - start
 
 
 def _read_begun_steps(recipe: Recipe, workdir: Path) -> int | None:
