@@ -14,10 +14,13 @@ from lm.study.plan.cells import expand_sweep, split_sweep
 FOLDER = Path(__file__).parent.parent / 'configs' / 'studies'
 NAMES = sorted(path.stem for path in FOLDER.glob('[!_]*.py'))
 VARIANTS = {  # what stands behind the colon
+    'groups_tuned': ('groups', 'adamw_decay', 'muon_decay'),
+    'hybrids': ('8',),
     'losses': ('z_loss', 'forms'),
     'norm_placement_lr': ('fitted', 'longer', 'pod'),
     'optimizers': ('rates', 'equal_time'),
     'optimizers_tuned': ('half',),
+    'streams': ('8',),
 }
 
 

@@ -5,8 +5,9 @@ Question: does the order of AdamW, Muon, NorMuon, MuonH, AdamH and SOAP change w
           lower the loss when the strength of the decay is tuned for it?
 Command:  uv run train.py --config=configs/studies/groups_tuned.py:rates --workdir=runs/rates
           uv run train.py --config=configs/studies/groups_tuned.py:groups --workdir=runs/groups
-          uv run train.py --config=configs/studies/groups_tuned.py:decay --workdir=runs/decay
-Cost:     about 15, 22 and 12 runs of 0.26 million parameters for each of six arms.
+          uv run train.py --config=configs/studies/groups_tuned.py:adamw_decay --workdir=runs/adamw
+          uv run train.py --config=configs/studies/groups_tuned.py:muon_decay --workdir=runs/muon
+Cost:     15 runs of 0.26 million parameters for each arm, and 22 if groups are tuned.
 """
 
 from ml_collections import ConfigDict
@@ -14,7 +15,7 @@ from ml_collections import ConfigDict
 from configs.studies import small
 
 HYPERBALL = {'optim.match_norm': 1.0, 'model.reparam': 'normalize_and_project'}
-ARMS = (  # the baseline first; rates near the best ones of short scans
+ARMS = (  # the baseline first
     {'optim.name': 'adamw', 'optim.lr': 5e-3},
     {'optim.name': 'muon', 'optim.lr': 2e-2},
     {'optim.name': 'normuon', 'optim.lr': 2e-2},
@@ -22,10 +23,17 @@ ARMS = (  # the baseline first; rates near the best ones of short scans
     {'optim.name': 'adamw', 'optim.lr': 1.2e-2, **HYPERBALL},
     {'optim.name': 'soap', 'optim.lr': 5e-3},
 )
+DECAYS = ({'optim.cautious_decay': False}, {'optim.cautious_decay': True})
+TUNED = {  # (optim.lr, optim.others_lr) of the arms with plain decay, found by 'groups'
+    'adamw': (6.5e-3, 1e-2),
+    'muon': (2e-2, 1e-2),
+}
 
 
 def get_config(which: str = 'rates') -> ConfigDict:
-    """which: 'rates' tunes optim.lr alone, 'groups' also the rate of the other parameters."""
+    """which: 'rates' tunes optim.lr; 'groups' also the rate of the other parameters; 'adamw_decay'
+    and 'muon_decay' tune the weight decay, plain and cautious, at tuned rates.
+    """
     config = small.get_config()
     config.scaling.embedding_std = 1.0
     config.data.seq_len = 64
@@ -45,4 +53,9 @@ def get_config(which: str = 'rates') -> ConfigDict:
             'smallest_effect': 0.02,
             'budget': 22,
         }
+    if which.endswith('_decay'):
+        config.optim.name = which.removesuffix('_decay')
+        config.optim.lr, config.optim.others_lr = TUNED[config.optim.name]
+        config.sweep = {'list': DECAYS}
+        config.tune = {'optim.weight_decay': None, 'smallest_effect': 0.02, 'budget': 15}
     return config

@@ -5,8 +5,10 @@
 Long rows: 4,096 tokens a step in rows of 1,024, 2,048 and 4,096, width 256, four layers. Each case
 runs in its own processes, in turn, with equal malloc settings; `--torch` names an interpreter with
 PyTorch (tests/bench/torch_decoder.py). Options: steps of the second shape of `tests.bench.step`,
-all compiled in one process and run in turn. `--recurrences` compares kinds of attention in rows of
-256 and 1,024 tokens, at equal widths and so at different numbers of parameters.
+all compiled in one process and run in turn. `--parts` does the same for
+streams, values of other layers, experts and several next tokens. `--recurrences` compares kinds of
+attention in rows of 256 and 1,024 tokens, at equal widths and so at different numbers of
+parameters.
 """
 
 import argparse
@@ -35,6 +37,22 @@ OPTIONS = {
     'attention=l2': {'model.attention': 'l2'},
     'attention=linear': {'model.attention': 'linear'},
     'attention=nala': {'model.attention': 'nala'},
+}
+PARTS = {
+    'nothing': {},
+    'stream=x0_scalars': {'model.stream': 'x0_scalars'},
+    'stream=dense_former': {'model.stream': 'dense_former'},
+    'stream=attention_residual': {'model.stream': 'attention_residual'},
+    'stream=attention_residual, 8 sums': {
+        'model.stream': 'attention_residual',
+        'model.depth_sums': 8,
+    },
+    'stream=hyper_connections': {'model.stream': 'hyper_connections'},
+    'stream=mhc': {'model.stream': 'mhc'},
+    'value_residual=learned': {'attention.value_residual': 'learned'},
+    'value_embeddings': {'attention.value_embeddings': True},
+    'two next tokens': {'loss.token_weights': '1 0.5'},
+    'four experts of full width, two per token': {'model.mlp': 'moe'},
 }
 KINDS = ('softmax', 'linear', 'gla', 'gated_delta')
 STEPS, WARMUP_STEPS = 8, 3
@@ -90,10 +108,10 @@ def long_rows(rounds: int, torch: str | None) -> None:
     print("\nEvenkeel's tokens/s:", *(f'- {n}: {text}' for n, text in ratios.items()), sep='\n')
 
 
-def options(rounds: int) -> None:
+def time_options(rounds: int, options: dict[str, dict] = OPTIONS) -> None:
     import jax
 
-    steps = {name: evenkeel_step(SHAPES['medium'], changes) for name, changes in OPTIONS.items()}
+    steps = {name: evenkeel_step(SHAPES['medium'], changes) for name, changes in options.items()}
     states = {name: state for name, (state, _, _) in steps.items()}
     milliseconds = {name: [] for name in steps}
     for _ in range(WARMUP_STEPS + STEPS * rounds):
@@ -179,7 +197,11 @@ def main() -> None:
     parser.add_argument('--measure', type=int, help=argparse.SUPPRESS)
     parser.add_argument('--kernel', action='store_true', help='attention alone')
     parser.add_argument('--recurrences', action='store_true', help='kinds of attention')
+    parser.add_argument('--parts', action='store_true', help='streams, values, experts and losses')
     flags = parser.parse_args()
+    if flags.parts:
+        in_kept_memory(f'time_options({flags.rounds}, attention.PARTS)')
+        return
     if flags.recurrences:
         recurrences(flags.rounds)
         return
@@ -190,15 +212,13 @@ def main() -> None:
         print(json.dumps(measure(flags.measure)))
         return
     long_rows(flags.rounds, flags.torch)
-    subprocess.run(
-        [
-            sys.executable,
-            '-c',
-            f'from tests.bench import attention; attention.options({flags.rounds})',
-        ],
-        env=os.environ | KEEPING,
-        check=True,
-    )
+    in_kept_memory(f'time_options({flags.rounds})')
+
+
+def in_kept_memory(call: str) -> None:
+    """Calls a function of this module in a process with the malloc settings of `train.py`."""
+    program = [sys.executable, '-c', f'from tests.bench import attention; attention.{call}']
+    subprocess.run(program, env=os.environ | KEEPING, check=True)
 
 
 if __name__ == '__main__':
