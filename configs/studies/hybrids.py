@@ -6,6 +6,7 @@ Question: with a tuned learning rate and as many parameters (wider MLPs), is a m
 Command:  uv run train.py --config=configs/studies/hybrids.py:4 --workdir=runs/hybrids_4
           uv run train.py --config=configs/studies/hybrids.py:8 --workdir=runs/hybrids_8
 Cost:     15 runs of 0.3 or 0.7 million parameters for each of three arms, at each depth.
+Result:   not run yet.
 """
 
 from ml_collections import ConfigDict
@@ -26,8 +27,8 @@ def get_config(depth: str = '4') -> ConfigDict:
     config.model.n_layers = int(depth)
     config.data.batch_size = 2
     config.optim.lr = 5e-3
-    config.optim.warmup_steps = 30
-    config.train.steps = config.train.eval_every = 600
+    config.optim.warmup_steps = 100
+    config.train.steps = config.train.eval_every = 2000
     config.train.eval_batches = 64
     config.train.log_every = 50
     config.sweep = {'list': ARMS, 'protocol': 'equal_parameters'}

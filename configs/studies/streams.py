@@ -6,6 +6,7 @@ Question: with a tuned learning rate and as many parameters (wider MLPs), what d
 Command:  uv run train.py --config=configs/studies/streams.py:2 --workdir=runs/streams_2
           uv run train.py --config=configs/studies/streams.py:8 --workdir=runs/streams_8
 Cost:     15 runs of 0.2 or 0.7 million parameters for each of eight or seven arms.
+Result:   not run yet.
 
 Muon is the control: a change that is known to lower the loss. The broken twin, with
 2 blocks, has the scalars of x0 at the values of a plain stream, untrained.
@@ -43,8 +44,8 @@ def get_config(depth: str = '2') -> ConfigDict:
     config.data.seq_len = 64
     config.data.batch_size = 4
     config.optim.lr = 5e-3
-    config.optim.warmup_steps = 30
-    config.train.steps = config.train.eval_every = 600
+    config.optim.warmup_steps = 100
+    config.train.steps = config.train.eval_every = 2000
     config.train.eval_batches = 64
     config.train.log_every = 50
     arms = ARMS if depth == '2' else ARMS[:-1]  # the broken twin once

@@ -39,7 +39,7 @@ ONE_PANEL, PANELS_PER_ROW = 8, 4
 LEGEND_ROWS = 5  # above a chart; a longer legend stands below it
 MARGIN = 6  # pixels between the outermost points and the edge, which would cut these in half
 SMOOTHING = {'none': 0.0, '1% of the steps': 0.01, '5%': 0.05}
-BOUNDARY: dict[str, Any] = {'color': INK, 'strokeDash': [1, 3], 'opacity': 0.6}  # of stages
+BOUNDARY: dict[str, Any] = {'color': INK, 'strokeDash': [4, 3], 'opacity': 0.7}  # of stages
 CROSS: dict[str, Any] = {
     'shape': 'cross',
     'angle': 45,

@@ -209,7 +209,7 @@ def test_single_run(tmp_path):
     assert float(row['ce']) == pytest.approx(ce, abs=1e-4)
     bits = ce / math.log(2) / fixture.BYTES_PER_TOKEN
     assert float(row['bits per byte']) == pytest.approx(bits, abs=1e-4)
-    assert 'optim.weight_decay' in parsed.text and 'By layer' in parsed.text
+    assert 'optim.weight_decay' in parsed.text and 'Other quantities' in parsed.text
 
 
 @pytest.mark.parametrize('axes', [fixture.AXES, {}], ids=['all wait', 'no cells'])
