@@ -34,6 +34,7 @@ from lm.study.plan.terms import (
     one_epoch,
     regime_adaptation,
 )
+from lm.study.tables.text import format_number
 from modules.choices import choose
 from modules.options import check_inline_options, parse_part
 
@@ -66,7 +67,7 @@ class AppliedProtocol:
     def summary_lines(self) -> list[str]:
         """Returns the lines printed at the start of a sweep."""
         steps = [int(terms.quantities['steps']) for terms in self.terms]
-        options = ', '.join(f'{name}={value}' for name, value in self.options.items())
+        options = ', '.join(f'{name}={format_number(v)}' for name, v in self.options.items())
         step_range = f'{min(steps):,}' + f' to {max(steps):,}' * (min(steps) < max(steps))
         headline = (
             f'protocol {self.name}{f" ({options})" if options else ""}: {step_range} steps per cell'

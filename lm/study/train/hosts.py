@@ -31,6 +31,7 @@ from lm.storage.files import hold_lock, is_locked, write_text
 from lm.storage.lease import LEASE
 from lm.study.plan.cells import Cell
 from lm.study.train.groups import Work
+from modules.experts import expert_width
 
 Groups = Sequence[Sequence[Cell]]
 
@@ -258,6 +259,17 @@ def estimate_work(recipe: Recipe) -> float:
     model, data, steps = recipe.model, recipe.data, recipe.train.steps
     # Per token and block: queries, keys, values and output 4 D^2; a gated MLP 3 D F; scores and the
     # mix of values 2 T D. Only ratios between cells matter.
-    block = 4 * model.d_model**2 + 3 * model.d_model * model.d_ff + 2 * data.seq_len * model.d_model
+    attention = 4 * model.d_model**2 + 2 * data.seq_len * model.d_model
+    hidden = sum(_hidden_width(kind) for kind in recipe.layers)
+    blocks = model.n_layers * attention + 3 * model.d_model * hidden
     readout = model.d_model * _vocab_size(data.tokenizer)
-    return steps * recipe.mean_batch_tokens * (model.n_layers * block + readout)
+    return steps * recipe.mean_batch_tokens * (blocks + readout)
+
+
+def _hidden_width(kind: Recipe) -> int:
+    """Returns the hidden units of an MLP that a token passes through."""
+    options, d_ff = kind.mlp.options, kind.model.d_ff
+    if 'experts_per_token' not in options:
+        return d_ff
+    width = expert_width(d_ff, options['granularity'], options['expert_width'])
+    return width * (options['experts_per_token'] + options['shared_experts'])

@@ -69,6 +69,21 @@ def test_estimate_work_grows_with_model():
     assert long == 2 * narrow and wide > 1.5 * narrow and deep > 1.5 * narrow
 
 
+def test_estimate_work_counts_the_experts_of_a_token():
+    """Two of four whole experts are two MLPs; halves are one, and a shared half is half of one."""
+    moe = {'model.mlp': 'moe', 'mlp.n_experts': 4, 'mlp.experts_per_token': 2}
+    dense, whole, halves, shared = (
+        hosts.estimate_work(tiny_config(changes))
+        for changes in (
+            {},
+            moe,
+            moe | {'mlp.granularity': 2},
+            moe | {'mlp.granularity': 2, 'mlp.shared_experts': 1},
+        )
+    )
+    assert halves == dense and whole - dense == 2 * (shared - dense) > 0
+
+
 class MeshCell:
     def __init__(self, **mesh):
         self.name = 'cell'
