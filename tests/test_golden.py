@@ -25,8 +25,8 @@ def test_differences_name_the_operations():
     text = 'stablehlo.add %a, %b\nstablehlo.dot_general %a\n'
     recorded = golden.describe_step(text)
     assert recorded['operations'] == {'stablehlo.add': 1, 'stablehlo.dot_general': 1}
-    more = golden.describe_step(text + 'stablehlo.add %a, %a\n')
+    longer = golden.describe_step(text + 'stablehlo.add %a, %a\n')
     assert golden.list_differences('x', recorded, recorded) == []
-    assert golden.list_differences('x', recorded, more) == ['x: stablehlo.add 1 -> 2']
+    assert golden.list_differences('x', recorded, longer) == ['x: stablehlo.add 1 -> 2']
     (line,) = golden.list_differences('x', recorded, golden.describe_step(text.replace('%b', '%c')))
     assert 'other values' in line

@@ -325,12 +325,12 @@ def test_sigterm_saves_all_runs_for_resuming(sweep_workdir, corpus, tmp_path, mo
     assert train_sweep(base(corpus), CELLS, tmp_path) == DONE
     assert capsys.readouterr().out.count('resuming after step 7') == 2
     resumed, whole = table(tmp_path), table(sweep_workdir('loop'))
-    kept = [
-        (one.pop('checkpoints'), other.pop('checkpoints'))
-        for one, other in zip(resumed, whole, strict=True)
-    ]
-    assert [json.loads(one) for one, _ in kept[:2]] == [[7, 8], [8, 12]]
-    assert all(one == other for one, other in kept[2:])  # those that had not begun
+    steps, whole_steps = (
+        [json.loads(record.pop('checkpoints')) for record in records]
+        for records in (resumed, whole)
+    )
+    assert steps[:2] == [[7, 8], [8, 12]]
+    assert steps[2:] == whole_steps[2:]  # of those that had not begun
     assert resumed == whole
     assert curves(tmp_path) == curves(sweep_workdir('loop'))
 

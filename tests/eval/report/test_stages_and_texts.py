@@ -35,8 +35,8 @@ def test_boundaries_of_stages_are_lines_over_both_losses(comparisons):
     for panel in spec['concat']:
         *_, rule = panel['layer']
         assert rule['mark']['type'] == 'rule' and rule['encoding'].keys() == {'x'}
-        data = rule.get('data', {})
-        values = data.get('values') or spec['datasets'][data['name']]
+        table = rule.get('data', {})
+        values = table.get('values') or spec['datasets'][table['name']]
         assert [row['step'] for row in values] == [50, 100, 150]
 
 

@@ -339,5 +339,5 @@ def test_kernels_of_other_kinds_of_attention_are_not_listed(changes, operations)
     listed = [
         part.split('=') for part in format_kernels(recipe, tiny_model(recipe).kernels).split()
     ]
-    others = ['matmul', 'rms_norm', 'softmax', 'cross_entropy']
-    assert [operation for operation, _ in listed] == [*operations.split(), *others]
+    shared = ['matmul', 'rms_norm', 'softmax', 'cross_entropy']
+    assert [operation for operation, _ in listed] == [*operations.split(), *shared]
