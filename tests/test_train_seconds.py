@@ -36,9 +36,9 @@ def set_step_time(monkeypatch, seconds):
 
 
 @pytest.fixture(scope='module')
-def timed(corpus, tmp_path_factory):
+def budget_run(corpus, tmp_path_factory):
     """Returns the workdir of a run killed at step 7, whose steps take one second; read only."""
-    workdir = tmp_path_factory.mktemp('timed') / 'run'
+    workdir = tmp_path_factory.mktemp('budget') / 'run'
     with pytest.MonkeyPatch.context() as patch:
         set_step_time(patch, 1.0)
 
@@ -53,19 +53,19 @@ def timed(corpus, tmp_path_factory):
     return workdir
 
 
-def test_run_is_that_of_as_many_steps(corpus, timed, whole, tmp_path, monkeypatch):
+def test_budget_run_equals_run_with_its_steps(corpus, budget_run, whole, tmp_path, monkeypatch):
     """It resumes after a kill with the steps of its start, without timing them again."""
     monkeypatch.setattr(time_budget, 'time_step', lambda *_: pytest.fail('timed again'))
-    workdir = Path(shutil.copytree(timed, tmp_path / 'run'))
+    workdir = Path(shutil.copytree(budget_run, tmp_path / 'run'))
     assert read_json(workdir / 'config.json')['train']['steps'] == 12
     assert train(tiny(corpus, **SECONDS), workdir) == DONE
     assert timeless(workdir) == timeless(whole)
     assert train(tiny(corpus, **SECONDS), workdir) == DONE  # finished
 
 
-def test_another_budget_counts_the_whole_run(corpus, timed, tmp_path, monkeypatch):
+def test_another_budget_counts_the_whole_run(corpus, budget_run, tmp_path, monkeypatch):
     set_step_time(monkeypatch, 0.5)
-    workdir = Path(shutil.copytree(timed, tmp_path / 'run'))
+    workdir = Path(shutil.copytree(budget_run, tmp_path / 'run'))
     changed = tiny(corpus, **SECONDS | {'train_seconds': 7.5})
     with pytest.raises(ValueError, match=r'train\.seconds: 12\.5 -> 7\.5'):
         train(changed, workdir)
@@ -105,7 +105,7 @@ def test_branch_does_not_follow_the_budget():
     assert 'train.seconds' in start.NOT_FOLLOWED
 
 
-def test_time_of_a_step_needs_no_folder(corpus, tmp_path, monkeypatch):
+def test_timing_leaves_no_folder(corpus, tmp_path, monkeypatch):
     """The run that is thrown away leaves nothing. Timed are 1, 2, 4, ... steps after the first."""
     recipe, dispatched = tiny(corpus, **SECONDS), []
     program = Program(Experiment(recipe, open_text(recipe, discard_line), discard_line))

@@ -21,7 +21,7 @@ def comparisons(tmp_path_factory):
     return fixture.compare_sweep(folder)
 
 
-def test_boundaries_of_stages_are_lines_over_both_losses(comparisons):
+def test_stage_boundaries_are_lines_over_both_losses(comparisons):
     """One for each step at which any run begins a stage; none without stages."""
     records = [record for c in comparisons for record in c.variant.records]
     series = {record['workdir']: read_series(record) for record in records}

@@ -334,7 +334,7 @@ def test_kernels_are_chosen_independently():
         ({'model.pattern': 'gla:position=none+softmax'}, 'attention recurrence'),
     ],
 )
-def test_kernels_of_other_kinds_of_attention_are_not_listed(changes, operations):
+def test_kernels_without_use_are_not_listed(changes, operations):
     recipe = tiny_config(changes)
     listed = [
         part.split('=') for part in format_kernels(recipe, tiny_model(recipe).kernels).split()

@@ -69,7 +69,7 @@ def test_published_peaks(kind):
 
 
 @pytest.mark.parametrize('kind', MEASURED)
-def test_peaks_of_other_chips_are_measured(kind):
+def test_unlisted_peaks_are_measured(kind):
     assert published_peak(kind) is None
 
 
@@ -84,7 +84,7 @@ def test_peaks_of_other_chips_are_measured(kind):
         ('cpu', 'cpu', 'float32', 7.0, 'measured float32 2048^3 matmul'),
     ],
 )
-def test_peak_is_that_of_the_type_of_the_step(monkeypatch, kind, platform, dtype, peak, source):
+def test_peak_follows_the_type_in_use(monkeypatch, kind, platform, dtype, peak, source):
     """A device of each kind, replaced by name. The devices of a CPU are one machine."""
     set_device(monkeypatch, kind, platform)
     rates = {'bfloat16': 5.0, 'float32': 7.0}

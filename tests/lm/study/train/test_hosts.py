@@ -69,7 +69,7 @@ def test_estimate_work_grows_with_model():
     assert long == 2 * narrow and wide > 1.5 * narrow and deep > 1.5 * narrow
 
 
-def test_estimate_work_counts_the_experts_of_a_token():
+def test_estimate_work_counts_chosen_experts():
     """Two of four whole experts are two MLPs; halves are one, and a shared half is half of one."""
     moe = {'model.mlp': 'moe', 'mlp.n_experts': 4, 'mlp.experts_per_token': 2}
     dense, whole, halves, shared = (
