@@ -4,7 +4,7 @@
     python -m tests.golden --write  # records the present steps; say in the commit why they changed
 
 Each step is recorded as the hash of its text, its lines and how often it has each operation, so
-that a difference says what changed. The text depends on the version of JAX, which is recorded too.
+that a difference has names. The text depends on the version of JAX, which is recorded too.
 """
 
 import collections

@@ -1,4 +1,4 @@
-"""Golden: the recorded train steps, which only a change of what is computed may change."""
+"""Golden: the recorded train steps, which a refactoring must not change."""
 
 import json
 
