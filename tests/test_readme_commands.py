@@ -40,7 +40,6 @@ LEFT_OUT = {  # line: why it is not run here
     'uv run --group docs sphinx-build -c docs . docs/_build': 'CI does',
     "uv run pytest -m 'full or product' tests/lm/launch/test_hosts_on_loopback.py": 'minutes',
     'uv run pytest tests/slurm_on_one_machine.py -n 0': 'minutes, and SLURM',
-    'uv run python -m tests.golden --write': 'it writes into the project',
     'uv run train.py --config=configs/default.py --config.train.seconds=60 --workdir=runs/minute': (
         'a minute; tests/test_train_seconds.py has it'
     ),
@@ -84,21 +83,6 @@ LEFT_OUT = {  # line: why it is not run here
         '105 runs; tests/lm/study/tables/test_predictions.py has a tuned sweep, test_studies.py '
         'the cells',
     ),
-    **{
-        f'uv run train.py --config=configs/studies/{name}.py:{variant} --workdir=runs/{folder}': (
-            'tens of runs; tests/test_studies.py has the cells'
-        )
-        for name, variant, folder in (
-            ('groups_tuned', 'rates', 'rates'),
-            ('groups_tuned', 'groups', 'groups'),
-            ('groups_tuned', 'adamw_decay', 'adamw'),
-            ('groups_tuned', 'muon_decay', 'muon'),
-            ('streams', '2', 'streams_2'),
-            ('streams', '8', 'streams_8'),
-            ('hybrids', '4', 'hybrids_4'),
-            ('hybrids', '8', 'hybrids_8'),
-        )
-    },
     'uv run python -m eval --checkpoint=runs/icl --suite=in_context': (
         'tests/eval/suites/test_in_context.py has it'
     ),

@@ -112,6 +112,7 @@ class TestACell:
             validation_ce = perplexity(load(folder)).numbers['validation_ce']
             assert validation_ce == pytest.approx(recorded['validation_ce'], rel=1e-6)
 
+    @pytest.mark.full
     @pytest.mark.default_rows('loop')
     @pytest.mark.parametrize('axis', MODES)
     def test_cell_stops_at_its_last_step(self, axis, sweep_workdir):

@@ -63,6 +63,7 @@ def test_budget_run_equals_run_with_its_steps(corpus, budget_run, whole, tmp_pat
     assert train(tiny(corpus, **SECONDS), workdir) == DONE  # finished
 
 
+@pytest.mark.full
 def test_another_budget_counts_the_whole_run(corpus, budget_run, tmp_path, monkeypatch):
     set_step_time(monkeypatch, 0.5)
     workdir = Path(shutil.copytree(budget_run, tmp_path / 'run'))

@@ -1,4 +1,4 @@
-"""What summary.json says of the model, the machine and the text of a run."""
+"""Describes the model, the machine and the text of a run for summary.json."""
 
 from typing import Any
 

@@ -55,6 +55,7 @@ def test_search_needs_all_words(folder):
     assert search_studies(rows, 'rmsnorm done') == []
 
 
+@pytest.mark.full
 def test_program_lists_and_writes_the_page(folder, tmp_path):
     page = tmp_path / 'index.html'
     (folder / 'norms' / 'report.html').write_text('')

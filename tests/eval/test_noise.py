@@ -105,6 +105,7 @@ def test_fields_that_only_observe_make_no_setting(section, field, value, is_same
     assert len(list_settings(gather(tmp_path))) == (1 if is_same else 2)
 
 
+@pytest.mark.full
 def test_program_prints_the_table_and_the_nearest_run(sweep):
     """A lone run has the spread of the sweep beside it, in which nothing but the seed differs."""
     done = run_module('eval.noise', str(sweep.parent / 'single'), '--tests=2', '--json')

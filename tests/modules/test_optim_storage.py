@@ -45,6 +45,7 @@ def test_float32_changes_nothing():
     np.testing.assert_array_equal(direction, expected)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('name', ['adamw', 'muon', 'normuon', 'lion', 'soap', 'ademamix'])
 def test_a_run_stores_every_first_moment_in_bfloat16(name):
     """The optimizers of both roles, and no other array of their state."""
@@ -62,6 +63,7 @@ def test_a_run_stores_every_first_moment_in_bfloat16(name):
         assert stored.shape == leaf.shape
 
 
+@pytest.mark.full
 def test_first_steps_equal_float32():
     """The first direction is bit for bit the same, since the average starts at 0; the third is not,
     but near. Steps of a run pass the loss and other arguments.

@@ -94,6 +94,7 @@ SLOPES = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.default_rows('mup-adam')
 @pytest.mark.parametrize(('name', 'family'), SLOPES)
 def test_slopes_against_width(name, family):

@@ -34,6 +34,7 @@ def import_variant(name):
         return import_folder(Path(folder), base(), Path('run'))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('name', VARIANTS)
 def test_variant_matches_transformers(name):
     """Catches a base that does not grow with the row, or grows within the original length, and the

@@ -125,6 +125,7 @@ def test_unfoldable_model_is_refused(changes, to, message):
         fold_checkpoint(checkpoint(SMALL | changes, weights=Weights({}, (), {})), to)
 
 
+@pytest.mark.full
 def test_command_prints_norm_obstacle(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(convert, 'load', lambda path: source('weight_norm'))
     monkeypatch.setattr(convert, 'fold_checkpoint', lambda *_: fold_case('weight_norm'))

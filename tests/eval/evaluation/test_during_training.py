@@ -106,6 +106,7 @@ def test_training_is_the_same_without_suites(suite_run, corpus, tmp_path):
     assert suite_free == timeless(tmp_path)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('stop', [3, 4])
 def test_killed_run_has_the_same_rows(stop, suite_run, corpus, pairs, tmp_path, monkeypatch):
     recipe = cell_config(tree(corpus, pairs, optim_average='ema'), {})

@@ -78,6 +78,7 @@ def test_prompt_scores_match_evaluation(client, checkpoint):
         assert greedy[:-1] == scores['is_likeliest'].tolist() and greedy[-1]
 
 
+@pytest.mark.full
 def test_token_after_scored_prompt_matches_the_engine(client):
     """Scoring finds it without a slot."""
     body = {'prompt': PROMPTS, 'max_tokens': 1, 'temperature': 0, 'logprobs': 3}

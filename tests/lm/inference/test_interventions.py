@@ -30,6 +30,7 @@ def load_case(case='plain'):
     return make_checkpoint(sizes | CASES[case])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('case', CASES)
 def test_scale_by_one_changes_nothing(case):
     """Bit for bit, at every site at once."""
@@ -50,6 +51,7 @@ def test_zeroed_heads_remove_attention(case):
     np.testing.assert_allclose(after[0], whole['after_attention'][0], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('case', CASES)
 def test_patching_everything_gives_the_logits_patched_from(case):
     """Heads and hidden units of all layers with the embedding, or the last stream alone."""

@@ -122,6 +122,7 @@ def test_values_beyond_bounds_are_refused(path):
         'attention.key_heads': {'attention.value_heads': 1},
         'attention.value_heads': {'attention.key_heads': 1},
         'mlp.n_experts': {'mlp.experts_per_token': 1},
+        'mlp.bias_rate': {'mlp.balance': 'bias'},
         'loss.router_z_loss': {'mlp.router_z_loss': True},
         'eval.texts_every': {'eval.texts': "{'a': 'python'}"},
         'eval.texts_tokens': {'eval.texts': "{'a': 'python'}"},

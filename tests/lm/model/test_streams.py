@@ -89,6 +89,7 @@ def test_unrolling_and_remat_keep_logits_and_gradients(row):
         assert_trees_close(again, grads, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('row', ROWS)
 def test_cache_and_packing_keep_logits(row):
     """Tokens in two parts with a cache, or in packed documents, get the logits of whole rows."""

@@ -132,6 +132,7 @@ def train_until_killed(workdir, corpus, monkeypatch):
         train(tiny(corpus, train_checkpoint_steps='0'), workdir)
 
 
+@pytest.mark.full
 def test_killed_run_counts_what_it_does_again(corpus, tmp_path, monkeypatch, programs_once):
     train_until_killed(tmp_path, corpus, monkeypatch)
     rows = read_rows(tmp_path / 'metrics.jsonl')

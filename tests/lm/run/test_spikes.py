@@ -70,6 +70,7 @@ def test_spike_is_recorded(corpus, tmp_path, monkeypatch):
     assert record['spike_score'] == 1 / 22
 
 
+@pytest.mark.full
 def test_spike_is_skipped_and_resumed(corpus, tmp_path, monkeypatch):
     """The state but its step and window keeps every bit; a run that is ended just behind the spike
     goes on bitwise, and does not count it twice.

@@ -64,6 +64,7 @@ def list_step_rows(folder):
     return [row for row in timeless(folder) if 'loss' in row]
 
 
+@pytest.mark.full
 def test_stages_that_change_nothing_compile_the_plain_step():
     """To the letter, and with stages that only change other steps it is the same function."""
     plain, equal = (tiny_config({'train.stages': t}) for t in (None, '0.5: batch_size=8; 1:'))
@@ -78,6 +79,7 @@ def test_stages_that_change_nothing_compile_the_plain_step():
     assert lower(plain, microbatches=2) == lower(tiny_config({'train.microbatches': 2}))
 
 
+@pytest.mark.full
 def test_equivalence_resumed_at_a_boundary(corpus, tmp_path):
     """Two stages with one compiled step; the first ends at step 6 of 12."""
     config = tiny(corpus, **HALVES)

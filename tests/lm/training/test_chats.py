@@ -74,6 +74,7 @@ def test_reference_answer_loss_by_hand():
     np.testing.assert_allclose(loss, by_hand, rtol=1e-6)
 
 
+@pytest.mark.full
 def test_equivalence_packed_and_alone():
     """A conversation sees nothing of its row, and its targets keep their place."""
     config, chats = checked_config(CHAT), build_chats()

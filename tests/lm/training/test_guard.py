@@ -131,6 +131,7 @@ def test_each_run_decides_alone(metrics):
     assert any((a != b).any() for a, b in pairs)
 
 
+@pytest.mark.full
 def test_eight_devices_decide_together(metrics):
     """All of them skip, or none does."""
     learner, mesh = tiny_learner(SKIPPING), make_mesh(SKIPPING.mesh)

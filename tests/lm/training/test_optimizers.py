@@ -89,6 +89,7 @@ def test_unset_numbers_are_not_traced():
     assert 'optim.b2' in make_hyper(update_recipe(config, {'optim.b2': 0.5}))
 
 
+@pytest.mark.full
 def test_cautious_decay_in_a_step():
     """Signs of the direction and of the weight agree where it decays, and the metrics record the
     share; without the option there is no such metric. Catches the sign of the change.
@@ -109,6 +110,7 @@ def test_cautious_decay_in_a_step():
     assert 'decayed_share' not in metrics
 
 
+@pytest.mark.full
 def test_hyperball_step_from_a_config():
     """The published step of hidden matrices and of the readout, from the directions of a step
     without it. Catches roles that a config does not pass on, and a norm of all layers.

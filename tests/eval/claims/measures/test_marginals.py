@@ -61,6 +61,7 @@ def test_position_sees_all_others(learner_and_params):
     assert (np.abs(logits[:-1] - logits[-1:]).max(-1) > 1e-5).all()
 
 
+@pytest.mark.full
 def test_score_depends_on_known_symbols_only(learner_and_params, monkeypatch):
     """Catches chains that start from hidden symbols: changing these changes nothing."""
     monkeypatch.setattr(marginals, 'COMPARED', 4)
