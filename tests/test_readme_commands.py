@@ -40,7 +40,8 @@ LEFT_OUT = {  # line: why it is not run here
     'uv run --group docs sphinx-build -c docs . docs/_build': 'CI does',
     "uv run pytest -m 'full or product' tests/lm/launch/test_hosts_on_loopback.py": 'minutes',
     'uv run pytest tests/slurm_on_one_machine.py -n 0': 'minutes, and SLURM',
-    'uv run train.py --config=configs/default.py --config.train.seconds=60 --workdir=runs/minute': (
+    'uv run train.py --config=configs/default.py --config.train.seconds=60 '
+    '--config.optim.warmup_steps=20 --workdir=runs/minute': (
         'a minute; tests/test_train_seconds.py has it'
     ),
     'uv sync --extra cluster': 'the environment of the tests has it',

@@ -20,7 +20,7 @@ from lm.run.runs import RunSpec
 from lm.run.wave import Wave, closing
 from lm.storage.files import discard_line
 
-SHARE, MIN_SEC, MAX_SEC = 0.02, 0.5, 5.0  # of the budget, for which steps are timed
+SHARE, MIN_SEC, MAX_SEC = 0.05, 1.0, 10.0  # of the budget, for which steps are timed
 
 
 def follow_begun(recipe: Recipe, workdir: Path) -> Recipe:
@@ -63,7 +63,7 @@ def fit_steps(
         )
     steps = int(seconds / step_sec)
     say(
-        f'train.seconds={seconds:g}: a step takes {1000 * step_sec:.3g} ms here, so the run has '
+        f'train.seconds={seconds:g}: a step takes {step_sec:.3g} s here, so the run has '
         f'{steps:,} steps (train.steps)'
     )
     fitted = _replace_steps(recipe, steps)
