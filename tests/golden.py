@@ -79,7 +79,7 @@ def describe_step(text: str) -> dict[str, Any]:
 
 
 def list_differences(name: str, recorded: dict[str, Any], present: dict[str, Any]) -> list[str]:
-    """Returns a line for each operation whose number differs; [] for equal steps.
+    """Returns a line for each operation with another number; [] for equal steps.
 
     Args:
       name: of the step.

@@ -37,7 +37,7 @@ def set_step_time(monkeypatch, seconds):
 
 @pytest.fixture(scope='module')
 def budget_run(corpus, tmp_path_factory):
-    """Returns the workdir of a run killed at step 7, whose steps take one second; read only."""
+    """Returns the workdir of a run with steps of one second, killed at step 7; read only."""
     workdir = tmp_path_factory.mktemp('budget') / 'run'
     with pytest.MonkeyPatch.context() as patch:
         set_step_time(patch, 1.0)

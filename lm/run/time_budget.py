@@ -1,4 +1,4 @@
-"""train.seconds: a run whose number of steps follows from the time of a step on its devices.
+"""Fits the number of steps of a run to train.seconds, by the time of a step on its devices.
 
 The steps are timed once, before the first one. From then on the run is an ordinary one with that
 train.steps, which config.json records: its schedule ends with it, it resumes bitwise, and
