@@ -30,6 +30,7 @@ from lm.launch.exhausted import explain_memory_error, is_memory_error
 from lm.launch.exit_status import BAD_INPUT, SIGNALLED
 from lm.launch.path_flags import define_path
 from lm.launch.program_help import print_program_help
+from lm.launch.signals import raise_on_sigint
 from lm.launch.terminal import quiet_libraries
 from lm.storage.files import FULL_MESSAGES, describe_full_disk, expand_home
 from modules.choices import suggest_nearest
@@ -47,7 +48,7 @@ def run_main(main: Callable[[list[str]], None]) -> Callable[[list[str]], None]:
 
     def wrapper(argv: list[str]) -> None:
         quiet_libraries()
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a start may have set another
+        raise_on_sigint()
         try:
             main(argv)
             sys.stdout.flush()  # a broken pipe is handled here, but not at exit
@@ -80,7 +81,7 @@ def run_trainer(main: Callable[[], int]) -> Callable[[list[str]], None]:
     """
 
     def wrapper(argv: list[str]) -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a start may have set another
+        raise_on_sigint()
         quiet_libraries()
         if len(argv) > 1:
             raise app.UsageError(f'flags begin with --, as in --config=PATH; got {argv[1:]}')

@@ -6,12 +6,15 @@ Under nohup SIGHUP is ignored, and remains so. Standard library only.
 import contextlib
 import os
 import signal
+import sys
+import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 
 from lm.launch.exit_status import STOP_SIGNALS
 
 ECHO_SEC = 1.0
+RESEND_SEC = 0.05
 
 
 class Interrupted(KeyboardInterrupt):
@@ -23,6 +26,28 @@ class CaughtSignals(list[int]):
 
     is_immediate = False  # whether a signal raises Interrupted
     first_at = 0.0  # when the first signal arrived, by `time.monotonic`
+
+
+def raise_on_sigint() -> None:
+    """Makes SIGINT raise KeyboardInterrupt, also if Python runs a callback just then.
+
+    Python prints and drops what is raised in a callback of the garbage collector, such as the one
+    that JAX registers, and in a finalizer. An interrupt that was dropped there is sent again.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a start may have set another
+    sys.unraisablehook = _resend_dropped_interrupt
+
+
+def _resend_dropped_interrupt(dropped: 'sys.UnraisableHookArgs') -> None:
+    error = dropped.exc_value
+    if not isinstance(error, KeyboardInterrupt):
+        sys.__unraisablehook__(dropped)
+        return
+    number = error.args[0] if error.args else signal.SIGINT
+    # Later and from a thread: at once, the signal would be raised in the same callback.
+    timer = threading.Timer(RESEND_SEC, os.kill, (os.getpid(), number))
+    timer.daemon = True
+    timer.start()
 
 
 @contextlib.contextmanager

@@ -2,11 +2,14 @@
 
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
 from lm.launch import signals
 from lm.launch.signals import Interrupted, catch_signals, interruptible
+from tests.commands import ROOT
 
 STOPS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
@@ -49,6 +52,39 @@ def test_interruptible_raises_signal_number(number):
         assert raised.value.args == (number,) and not caught
         os.kill(os.getpid(), number)
         assert caught == [number]
+
+
+# Sends a signal while the collector runs a callback, and waits for the exception.
+DROPPED = """
+import contextlib, gc, os, sys, time
+from lm.launch.signals import catch_signals, interruptible, raise_on_sigint
+
+def send(phase, info):
+    gc.callbacks.clear()
+    os.kill(os.getpid(), number)
+
+number, is_caught = map(int, sys.argv[1:])
+raise_on_sigint()
+with contextlib.ExitStack() as stack:
+    if is_caught:
+        stack.enter_context(interruptible(stack.enter_context(catch_signals())))
+    gc.callbacks.append(send)
+    try:
+        gc.collect()
+        time.sleep(100)
+    except KeyboardInterrupt as error:
+        print('interrupted', *map(int, error.args))
+"""
+
+
+@pytest.mark.parametrize(('number', 'is_caught'), [(signal.SIGINT, 0), (signal.SIGTERM, 1)])
+def test_interrupt_during_garbage_collection_is_not_lost(number, is_caught):
+    arguments = [str(int(number)), str(is_caught)]
+    done = subprocess.run(
+        [sys.executable, '-c', DROPPED, *arguments], cwd=ROOT, capture_output=True, text=True
+    )
+    expected = f'interrupted {int(number)}\n' if is_caught else 'interrupted\n'
+    assert (done.stdout, done.stderr) == (expected, '')
 
 
 def test_repeated_sighup_is_ignored(monkeypatch):
