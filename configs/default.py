@@ -136,7 +136,7 @@ def get_config() -> ConfigDict:
     config.kernels.attention = 'auto'  # splash on TPUs and cudnn on GPUs, if supported; or a name
     config.kernels.linear_attention = 'auto'  # by kernels.implementation; or quadratic, chunked
     config.kernels.recurrence = 'auto'  # by kernels.implementation; or reference, chunked
-    config.kernels.matmul = 'auto'  # or direct, einsum, narrow_first, wta_crs
+    config.kernels.matmul = 'auto'  # or einsum, ..., wta_crs, or few bits: fp8_tensorwise, nvfp4
     config.kernels.rms_norm = 'auto'  # by kernels.implementation; or reference, pallas (TPU, GPU)
     config.kernels.softmax = 'auto'  # dense attention, routers; or reference, pallas (TPU, GPU)
     config.kernels.cross_entropy = 'auto'  # as rms_norm

@@ -52,7 +52,11 @@ TESTS = {  # patterns of the files in tests/ that hold the rows of a field
     ),
     'kernels.linear_attention': ('modules/test_linear_attention_kernels.py',),
     'kernels.recurrence': ('modules/test_recurrence_kernels.py',),
-    'kernels.matmul': ('modules/test_kernels.py', 'modules/test_wta_crs.py'),
+    'kernels.matmul': (
+        'modules/test_kernels.py',
+        'modules/test_wta_crs.py',
+        'modules/test_low_precision.py',
+    ),
     'kernels.rms_norm': ('modules/test_rms_norm_kernels.py', 'modules/test_gpu_kernels.py'),
     'kernels.softmax': ('modules/test_softmax_kernels.py',),
     'kernels.cross_entropy': (

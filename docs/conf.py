@@ -52,8 +52,8 @@ CONTENTS = {  # caption: pages below docs, or with a leading / below the project
         tutorials/own_conversations""",
     'Train': 'guide/config guide/data guide/runs guide/diagnostics guide/trackers',
     'Models and optimizers': """
-        guide/norms guide/attention guide/reparametrisations guide/losses_optimizers guide/scaling
-        guide/models""",
+        guide/norms guide/attention guide/reparametrisations guide/losses_optimizers
+        guide/precision guide/scaling guide/models""",
     'Compare': 'guide/sweeps guide/tuning guide/loop guide/claims',
     'Use a trained model': """
         guide/python guide/evaluation guide/suites guide/generation guide/serving""",

@@ -213,7 +213,10 @@ class MoE(PositionWise):
             shared_BTD = self.feed_forward(x_BTD, (), self.bias, width, 'shared_')
             if self.shared_gate:
                 axes = ('embed', 'router')
-                options: dict[str, Any] = {'matmul': self.kernels.matmul, 'dtype': self.dtype}
+                options: dict[str, Any] = {
+                    'matmul': self.kernels.matmul_for('router'),
+                    'dtype': self.dtype,
+                }
                 logits_BT1 = product(self, 'shared_weight', x_BTD, axes, axes[:1], 1, **options)
                 weight_BT1 = jax.nn.sigmoid(logits_BT1.astype(jnp.float32)).astype(self.dtype)
                 shared_BTD = shared_BTD * jnp.broadcast_to(weight_BT1, shared_BTD.shape)
@@ -239,7 +242,10 @@ class MoE(PositionWise):
           token that is not padding chose an expert.
         """
         axes = ('embed', 'router')
-        options: dict[str, Any] = {'matmul': self.kernels.matmul, 'dtype': jnp.float32}
+        options: dict[str, Any] = {
+            'matmul': self.kernels.matmul_for('router'),
+            'dtype': jnp.float32,
+        }
         options |= {'bias': self.bias}
         logits_ME = product(self, 'router', x_MD, axes, axes[:1], self.n_experts, **options)
         if self.router_z_loss and is_training(self):

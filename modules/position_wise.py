@@ -68,7 +68,7 @@ class PositionWise(nn.Module):
         Returns:
           An array of the shape of x.
         """
-        matmul: dict[str, Any] = {'matmul': self.kernels.matmul, 'dtype': self.dtype}
+        matmul: dict[str, Any] = {'matmul': self.kernels.matmul_for('mlp'), 'dtype': self.dtype}
 
         def project(name, x, axes, features, **overrides):
             options: dict[str, Any] = (

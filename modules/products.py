@@ -14,13 +14,16 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
 
+from modules.kernels.matmul.low_precision import Simulated
 from modules.kernels.matmul.wta_crs import WTACRS, SampledRows, sampled_product
 from modules.parallel.axes import count_axis_shards, gather_weights
 from modules.params import declare
 from modules.statistics import (
+    DIAGNOSTICS,
     INPUT_MOMENTS,
     INPUTS,
     at_least_float32,
+    is_recording,
     is_training,
     next_key,
 )
@@ -90,6 +93,18 @@ class RowSampler(nn.Module):
         if flat_x.ndim == 3:
             key, sample_rows = jax.random.split(key, len(flat_x)), jax.vmap(sample_rows)
         return sample_rows(key, flat_x)
+
+
+class RoundingKey(nn.Module):
+    """A random key for stochastic rounding, another for each product and update.
+
+    It is a module so that the keys of parameters do not change.
+    """
+
+    @nn.compact
+    def __call__(self) -> jax.Array | None:
+        """Returns the key; None in evaluation."""
+        return next_key(self)
 
 
 def prepare_input(
@@ -221,11 +236,17 @@ def product(
     if isinstance(x, jax.Array):
         sizes = {'n_batch': n_batch, 'n_summed': len(fan_in)}
         x = prepare_input(module, name, x, matmul=matmul, dtype=dtype, **sizes)
-    rows, flat = (), matmul.flat
+    kernel, extra, flat, any_rank = matmul, (), matmul.flat, matmul.any_rank
     if isinstance(x, SharedInput):
         if x.rows is not None:
-            matmul, rows = sampled_product, (x.rows,)
+            matmul, extra = sampled_product, (x.rows,)
         x = x.x
+    elif isinstance(matmul, Simulated) and matmul.precision.is_random:
+        key = RoundingKey(name=f'{name}_rounding')()
+        if key is not None:
+            n_batch_sizes = x.shape[:n_batch]
+            matmul = matmul.multiply_with_key
+            extra = (jax.random.split(key, n_batch_sizes) if n_batch_sizes else key,)
     record_inputs(module, name, x, n_batch, len(fan_in))
     batch, summed = x.shape[:n_batch], x.shape[x.ndim - len(fan_in) :]
     shape = (*batch, *summed, *features)
@@ -239,12 +260,18 @@ def product(
     if flat:
         flat_x = flatten_tokens(x.astype(dtype), n_batch, len(fan_in))
         flat_w = w.reshape(*batch, math.prod(summed), -1).astype(dtype)
-        if flat_x.ndim > n_batch + 2:  # [B, T, I], where T is sharded
+        if isinstance(kernel, Simulated) and is_recording(module):
+            measure = kernel.measure_rounding
+            for _ in batch:
+                measure = jax.vmap(measure)
+            for quantity, values in measure(flat_x, flat_w).items():
+                module.sow(DIAGNOSTICS, f'{quantity}_{name}', jnp.mean(values))
+        if flat_x.ndim > n_batch + 2 and not any_rank:  # [B, T, I], where T is sharded
             matmul = jax.vmap(matmul, (0, None))
         for _ in batch:
             matmul = jax.vmap(matmul)
         groups = [*([axis] for axis in axes[:n_batch]), fan_in, axes[end:]]
-        y = gather_weights(matmul, groups)(flat_x, flat_w, *rows)
+        y = gather_weights(matmul, groups)(flat_x, flat_w, *extra)
     else:
         matmul = functools.partial(matmul, n_batch=n_batch, n_summed=len(fan_in))
         y = gather_weights(matmul, [[axis] for axis in axes])(x.astype(dtype), w.astype(dtype))
@@ -270,7 +297,7 @@ class Readout(struct.PyTreeNode):
     weight_DV: jax.Array
     bias_V: jax.Array | None
     softcap: float = struct.field(pytree_node=False)
-    matmul: Callable[..., jax.Array] = struct.field(pytree_node=False)
+    matmul: Any = struct.field(pytree_node=False)
     dtype: jnp.dtype = struct.field(pytree_node=False)
     is_table: bool = struct.field(pytree_node=False, default=False)
 
@@ -279,7 +306,8 @@ class Readout(struct.PyTreeNode):
         exact = jnp.promote_types(self.dtype, jnp.float32)
         flat_x, weight_DV = flatten_tokens(x, 0, 1), self.weight_DV.astype(self.dtype)
         matmul = functools.partial(self.matmul, out_dtype=exact)
-        logits = (matmul if flat_x.ndim == 2 else jax.vmap(matmul, (0, None)))(flat_x, weight_DV)
+        is_whole = flat_x.ndim == 2 or self.matmul.any_rank
+        logits = (matmul if is_whole else jax.vmap(matmul, (0, None)))(flat_x, weight_DV)
         if self.bias_V is not None:
             logits = logits + jnp.broadcast_to(self.bias_V, logits.shape)
         if self.softcap:

@@ -12,7 +12,7 @@ import numpy as np
 from modules.kernels.attention.splash import computed_share
 from tpu.hlo import Array, Computation, Instruction, Module
 from tpu.integers import find_root, skip_opcode
-from tpu.rates import CAUSAL, LENGTH, attention_share, tile_fill_share
+from tpu.rates import CAUSAL, LENGTH, attention_share, few_bits_factor, tile_fill_share
 
 # Opcodes that neither compute nor move memory; the same holds for all that end in -done.
 FREE = ('parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast', 'while', 'call', 'send')
@@ -114,9 +114,13 @@ def operation_cost(
     known_flops = _count_flops(module, computation, instruction, pair_share)
     # A kernel of unknown flops still counts by its bytes, so that it costs some time.
     flops, n_bytes = known_flops or 0.0, _count_bytes(module, computation, instruction)
-    flops_at_peak = _flops_at_peak(module, computation, instruction, flops, kind)
+    flops_at_peak, flops_in_full_tiles = _flops_at_peak(
+        module, computation, instruction, flops, kind
+    )
     # Roofline: reads and writes of an operation overlap with its products.
-    seconds, bound = (max(n / rate, n_bytes / bandwidth) for n in (flops_at_peak, flops))
+    seconds, bound = (
+        max(n / rate, n_bytes / bandwidth) for n in (flops_at_peak, flops_in_full_tiles)
+    )
     unknown = () if known_flops is not None else (instruction.name,)
     return Cost(flops, n_bytes, seconds, unknown, flops_at_peak, bound)
 
@@ -127,16 +131,26 @@ def _count_flops(
     """Counts 2 for each product and sum; None if the number is unknown."""
     if instruction.opcode == 'custom-call':
         return _kernel_flops(computation, instruction, pair_share)
-    return sum(flops for flops, *_ in _products(module, computation, instruction))
+    return sum(product.flops for product in _products(module, computation, instruction))
+
+
+class _Product(NamedTuple):
+    """A product of matrices in a compiled program.
+
+    contracted: the length of the sums. columns: elements of the narrower operand without batch and
+    contracted dimensions. dtypes: of both operands.
+    """
+
+    flops: float
+    contracted: float
+    columns: float
+    dtypes: tuple[str, str]
 
 
 def _products(
     module: Module, computation: Computation, instruction: Instruction
-) -> Iterator[tuple[float, float, float]]:
-    """Yields (flops, contraction length, columns) of each product, for a fusion of all inside it.
-
-    columns: elements of the narrower operand without batch and contracted dimensions.
-    """
+) -> Iterator[_Product]:
+    """Yields the product of an instruction, for a fusion all inside it."""
     parts = (
         module.fused_instructions(instruction)
         if instruction.opcode in FUSIONS
@@ -153,24 +167,25 @@ def _products(
         # convolutions too, and leaves out their padding.
         contracted = flops / 2 / part.arrays[0].size
         narrower = min(math.prod(_operand_shape(inner, part, operand)) for operand in (0, 1))
-        yield flops, contracted, narrower / contracted / batch
+        first, second = (inner[part.operands[i]].arrays[0].dtype for i in (0, 1))
+        yield _Product(flops, contracted, narrower / contracted / batch, (first, second))
 
 
 def _flops_at_peak(
     module: Module, computation: Computation, instruction: Instruction, flops: float, kind: str
-) -> float:
-    """Returns the flops that a device at its peak computes in the time of an instruction's
-    `flops`.
+) -> tuple[float, float]:
+    """Returns the bfloat16 flops that a device at its peak computes in the time of an instruction's
+    `flops`, and in the least time, with full tiles.
     """
     if instruction.opcode == 'custom-call':
         share_args = _match_attention(computation, instruction)
-        return flops / attention_share(kind, *share_args) if share_args else flops
-    return float(
-        sum(
-            product_flops / tile_fill_share(kind, contracted, columns)
-            for product_flops, contracted, columns in _products(module, computation, instruction)
-        )
-    )
+        return flops / attention_share(kind, *share_args) if share_args else flops, flops
+    at_peak = in_full_tiles = 0.0
+    for product in _products(module, computation, instruction):
+        wide_flops = product.flops / few_bits_factor(kind, product.dtypes)
+        at_peak += wide_flops / tile_fill_share(kind, product.contracted, product.columns)
+        in_full_tiles += wide_flops
+    return at_peak, in_full_tiles
 
 
 def _match_attention(

@@ -22,7 +22,7 @@ takes the share of the forward pass.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,9 +55,33 @@ ATTENTION = {
         'NVIDIA H100', {64: 1.070, 128: 0.873, 256: 0.862}, {64: 4.476, 128: 3.135, 256: 9.134}
     ),
 }
+# Published peak of products in few bits over that in bfloat16, by a substring of `device_kind` and
+# the type of both operands in a compiled program (f8: all float8). The first match counts; types
+# that are not listed have the rate of bfloat16. From the makers' data sheets.
+FEW_BITS = {
+    'TPU v6': {'s8': 2.0},
+    'TPU7x': {'f8': 2.0},
+    'TPU v5': {'s8': 2.0},
+    'A100': {'s8': 2.0},
+    'H100': {'s8': 2.0, 'f8': 2.0},
+    'H200': {'s8': 2.0, 'f8': 2.0},
+    'B200': {'f8': 2.0},
+}
 # Side of the matrix unit (jax-ml/scaling-book, tpus.md; of TPU7x MaxText's documentation).
 # A GPU's tiles are of 8 and 16, which shapes of models fill.
 UNITS = {'TPU v6': 256, 'TPU7x': 256, 'TPU': 128}
+
+
+def few_bits_factor(kind: str, dtypes: Iterable[str]) -> float:
+    """Returns the peak of products of few bits over that of bfloat16.
+
+    Args:
+      kind: of the device.
+      dtypes: of both operands in the compiled program, such as 's8' and 'f8e4m3fn'.
+    """
+    rates = next((rates for name, rates in FEW_BITS.items() if name in kind), {})
+    types = {'f8' if dtype.startswith('f8') else dtype for dtype in dtypes}
+    return min(rates.get(dtype, 1.0) for dtype in types)
 
 
 def attention_share(kind: str, head_dim: int, phase: str, pairs: float = CAUSAL) -> float:

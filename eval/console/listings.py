@@ -197,7 +197,8 @@ class PartRow:
     """A part that a field may name.
 
     summary: one line. source: such as 'arXiv:1910.07467' or 'code', several with commas; '' if none
-    is named. options: by config path, such as 'norm.eps'. text: the whole description.
+    is named. options: by config path, such as 'norm.eps'. text: the whole description. base: the
+    row of the table that has the same options, perhaps with other defaults; '' if there is none.
     """
 
     name: str
@@ -205,13 +206,16 @@ class PartRow:
     text: str
     source: str
     options: Mapping[str, OptionDeclaration]
+    base: str = ''
 
 
 def part_rows(field: str) -> list[PartRow]:
     """Returns the rows of a field's table. Raises ValueError, with the nearest, if unknown."""
     choice = choose(CHOICES, field, '--choices')
     rows = []
+    names = {part: name for name, part in choice.table.items() if isinstance(part, type)}
     for name, part in choice.table.items():
+        bases = part.__mro__[1:] if isinstance(part, type) else ()
         text = SUMMARIES[field][name] if field in SUMMARIES else describe_part(part)
         summary, source = summarize_text(text), find_sources(text)
         options = {
@@ -223,7 +227,8 @@ def part_rows(field: str) -> list[PartRow]:
                 f'loss.{option}': declaration
                 for option, declaration in declared_options(term).items()
             }
-        rows.append(PartRow(name, summary, text, source, options))
+        base = next((names[c] for c in bases if c in names), '')
+        rows.append(PartRow(name, summary, text, source, options, base))
     return rows
 
 
@@ -288,8 +293,21 @@ def _details(field: str, name: str, width: int) -> Iterator[str]:
             yield from ('', textwrap.indent(format_docstring(row.text, width - 2), '  '), '')
         else:
             yield from _wrap_hanging('', row.summary, 2, width)
-        yield from _option_lines(row.options, width)
+        if row.base and not name:
+            base_options = next(r.options for r in rows if r.name == row.base)
+            changed = _drop_same(row.options, base_options)
+            yield from _option_lines(changed, width)
+            yield f'  and the other options of {row.base}' if changed else f'  as {row.base}'
+        else:
+            yield from _option_lines(row.options, width)
         yield ''
+
+
+def _drop_same(
+    options: Mapping[str, OptionDeclaration], base_options: Mapping[str, OptionDeclaration]
+) -> dict[str, OptionDeclaration]:
+    """Returns the options that another row does not have with the same default."""
+    return {path: o for path, o in options.items() if o != base_options.get(path)}
 
 
 def _option_lines(options: Mapping[str, OptionDeclaration], width: int) -> Iterator[str]:

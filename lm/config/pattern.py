@@ -6,8 +6,8 @@
     ITEM    = ATTENTION:OPTION=VALUE,.../MLP:OPTION=VALUE,...*COUNT
 
 Only ATTENTION is needed. Its options are those of the attention and of its position,
-`position=NAME` and `placement=NAME`. Behind two bars there may be nothing. All that an item leaves
-out follows the fields of the config.
+`position=NAME`, `placement=NAME` and `matmul=NAME`. Behind two bars there may be nothing. All that
+an item leaves out follows the fields of the config.
 """
 
 import dataclasses
@@ -16,15 +16,17 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lm.config.choice import AUTO
 from lm.config.suggestions import sweep_flag
 from modules.attention import ATTENTIONS
 from modules.choices import choose
+from modules.kernels.matmul import MATMUL_KERNELS
 from modules.mlp import MLPS
 from modules.options import check_inline_options, declared_options, parse_part
 from modules.placements import PLACEMENTS
 from modules.positions import POSITIONS
 
-PATTERN, POSITION, PLACEMENT = 'model.pattern', 'position', 'placement'
+PATTERN, POSITION, PLACEMENT, MATMUL = 'model.pattern', 'position', 'placement', 'matmul'
 #: Fields whose rows an item chooses, and which the recipe of its blocks has in place of a pattern.
 ITEM_FIELDS = ('model.attention', 'model.mlp', 'model.position')
 MAX_COUNT = 10_000
@@ -43,9 +45,10 @@ class Item:
     Attributes:
       text: the item, without its count.
       attention: its attention.
-      options: the options behind the attention, without position and placement.
+      options: the options behind the attention, without position, placement and matmul.
       position: its position; None: that of the model.
       placement: the placement of its norms; None: that of the model.
+      matmul: the kernel of its products with weights; None: that of the model.
       mlp: its MLP; None: that of the model.
       mlp_options: the options behind the MLP.
     """
@@ -55,6 +58,7 @@ class Item:
     options: Mapping[str, Any]
     position: str | None
     placement: str | None
+    matmul: str | None
     mlp: str | None
     mlp_options: Mapping[str, Any]
 
@@ -86,6 +90,8 @@ class Item:
         changes = {PATTERN: None, 'model.attention': self.attention, 'model.position': position}
         if self.placement is not None:
             changes['model.placement'] = self.placement
+        if self.matmul is not None:
+            changes['kernels.matmul'] = self.matmul
         changes |= _check_options('attention', attention_row, self.attention, of_attention)
         changes |= _check_options('attention', position_row, position, of_position)
         if self.mlp is not None:
@@ -164,12 +170,15 @@ def _parse_item(text: str) -> list[Item]:
         )
     attention, options = _parse_part(attention_text, ATTENTIONS, 'an attention')
     mlp, mlp_options = _parse_part(mlp_text, MLPS, 'an MLP') if slash else (None, {})
-    position, placement = options.pop(POSITION, None), options.pop(PLACEMENT, None)
+    position, placement, matmul = (options.pop(n, None) for n in (POSITION, PLACEMENT, MATMUL))
     if position is not None:
         choose(POSITIONS, position, f'a position in {PATTERN}')
     if placement is not None:
         choose(PLACEMENTS, placement, f'a placement in {PATTERN}')
-    return [Item(match[1], attention, options, position, placement, mlp, mlp_options)] * count
+    if matmul is not None:
+        choose({AUTO: None, **MATMUL_KERNELS}, matmul, f'a matmul in {PATTERN}')
+    placed = attention, options, position, placement, matmul
+    return [Item(match[1], *placed, mlp, mlp_options)] * count
 
 
 def _parse_part(text: str, table: Mapping[str, Any], kind: str) -> tuple[str, dict[str, Any]]:

@@ -309,7 +309,10 @@ def _describe_kind(kind: Recipe, recipe: Recipe) -> dict[str, Any]:
       recipe: of the model, whose placement is described elsewhere.
     """
     is_placed = kind.placement.row is not recipe.placement.row
-    described = {kind.placement.path: kind.placement.name} if is_placed else {}
+    described: dict[str, Any] = {kind.placement.path: kind.placement.name} if is_placed else {}
+    matmul = kind.kernels.get('matmul')
+    if matmul != recipe.kernels.get('matmul'):
+        described['kernels.matmul'] = AUTO if matmul is None else matmul.name
     for part in (kind.attention, kind.mlp, kind.position):
         described[part.path] = part.name
         for name, value in part.options.items():

@@ -198,7 +198,7 @@ class Transformer(nn.Module):
             weight_DV,
             bias_V,
             model.logit_softcap,
-            self.kernels.matmul,
+            self.kernels.matmul_for('readout'),
             dtype,
             is_table=model.tie_embeddings,
         )

@@ -26,6 +26,7 @@ from modules.spectrum import largest_singular_value
 from modules.statistics import DIAGNOSTICS
 
 Diagnostics = dict[str, jax.Array]
+SHARPNESS_REACH = 5e-4
 
 
 def make_diagnose_step(learner: Learner) -> Callable[[State, Batch, Hyper], Diagnostics]:
@@ -48,7 +49,7 @@ def make_diagnose_step(learner: Learner) -> Callable[[State, Batch, Hyper], Diag
             )
             sums = loss_sums(learner, x_BTD, readout, collections, batch, hyper)
             readout_values = readout_diagnostics(
-                x_BTD, readout, target_weights(batch, learner.bos_id)
+                x_BTD, readout, batch['tokens'][:, 1:], target_weights(batch, learner.bos_id)
             )
             means = {name: value / n_targets for name, value in sums.items()}
             return means['objective'], (collections[DIAGNOSTICS], readout_values, means)
@@ -212,23 +213,50 @@ def matrix_names(learner: Learner) -> dict[str, str]:
     }
 
 
-def readout_diagnostics(x_BTD: jax.Array, readout: Any, weights_BT: jax.Array) -> Diagnostics:
-    """Returns mean and largest magnitude of the logits and of log Z, over target tokens.
+def logit_sharpness(logits_TV: jax.Array, labels_T: jax.Array) -> jax.Array:
+    """Returns the sharpness of the cross-entropy in the logits, in percent, [T].
+
+    `100 (max_d f(z + d) - f(z)) / (1 + f(z))` over `|d_i| <= 5e-4 (|z_i| + 1)`, where `f` is the
+    loss. As `f` falls with the label's logit and grows with all others, the largest value is at
+    the corner of the box. The measure of arXiv:2405.18710, which searches the corner.
+
+    Args:
+      logits_TV: z.
+      labels_T: the label of each token.
+    """
+    reach_TV = SHARPNESS_REACH * (jnp.abs(logits_TV) + 1)
+    is_label_TV = jax.nn.one_hot(labels_T, logits_TV.shape[-1], dtype=jnp.bool_)
+
+    def loss(z_TV):
+        label_logit_T = jnp.sum(jnp.where(is_label_TV, z_TV, 0.0), -1)
+        return jax.nn.logsumexp(z_TV, axis=-1) - label_logit_T
+
+    loss_T = loss(logits_TV)
+    largest_T = loss(logits_TV + jnp.where(is_label_TV, -reach_TV, reach_TV))
+    return 100 * (largest_T - loss_T) / (1 + loss_T)
+
+
+def readout_diagnostics(
+    x_BTD: jax.Array, readout: Any, labels_BT: jax.Array, weights_BT: jax.Array
+) -> Diagnostics:
+    """Returns mean and largest magnitude of the logits and of log Z, and the mean sharpness, over
+    target tokens.
 
     Rows are processed in turn, so that no array [B, T, V] is held.
 
     Args:
       x_BTD: the last activations.
       readout: maps activations to logits.
+      labels_BT: the next tokens.
       weights_BT: above 0 for target tokens.
 
     Returns:
-      Four scalars by name.
+      Five scalars by name.
     """
     x_BTD, readout = jax.lax.stop_gradient((x_BTD, readout))
 
     def row_statistics(row):
-        x_TD, weights_T = row
+        x_TD, labels_T, weights_T = row
         logits_TV = readout(x_TD)
         log_z_T = jax.nn.logsumexp(logits_TV, axis=-1)
         is_target_T = weights_T > 0
@@ -241,12 +269,15 @@ def readout_diagnostics(x_BTD: jax.Array, readout: Any, weights_BT: jax.Array) -
             'logit_largest': masked_max(logits_TV, is_target_T[:, None]),
             'log_z_mean': jnp.sum(jnp.where(is_target_T, log_z_T, 0.0)),
             'log_z_largest': masked_max(log_z_T, is_target_T),
+            'logit_sharpness': jnp.sum(
+                jnp.where(is_target_T, logit_sharpness(logits_TV, labels_T), 0.0)
+            ),
         }
 
-    row_values = jax.lax.map(row_statistics, (x_BTD, weights_BT))
+    row_values = jax.lax.map(row_statistics, (x_BTD, labels_BT, weights_BT))
     n_targets = jnp.maximum(jnp.sum(weights_BT > 0), 1)
     return {
-        name: jnp.sum(values_B) / n_targets if name.endswith('mean') else jnp.max(values_B)
+        name: jnp.max(values_B) if name.endswith('largest') else jnp.sum(values_B) / n_targets
         for name, values_B in row_values.items()
     }
 

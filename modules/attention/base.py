@@ -133,7 +133,9 @@ class MultiHead(nn.Module):
     def __call__(self, x_BTD, sequence: Sequence, values: ValueSources | None = None):
         """Returns y, [B, T, D], or (y, values of layer 1) with `value_residual`."""
         inputs_BTD, d_model = x_BTD, x_BTD.shape[-1]
-        x_BTD = prepare_input(self, 'input', x_BTD, matmul=self.kernels.matmul, dtype=self.dtype)
+        x_BTD = prepare_input(
+            self, 'input', x_BTD, matmul=self.kernels.matmul_for('attention'), dtype=self.dtype
+        )
         q_BNTH = self.normalize_heads(
             'query_norm', self.project_heads('query', x_BTD, self.n_heads)
         )
@@ -317,7 +319,7 @@ class MultiHead(nn.Module):
         """
         has_bias = self.bias or (self.qkv_bias and name in QKV)
         options: dict[str, Any] = {
-            'matmul': self.kernels.matmul,
+            'matmul': self.kernels.matmul_for('attention'),
             'dtype': self.dtype,
             'bias': has_bias,
         }

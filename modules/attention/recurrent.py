@@ -220,7 +220,9 @@ class GatedLinearAttention(MultiHead):
         if self.value_heads is not None:
             n_query_heads = n_key_heads = cast(int, self.key_heads)
             n_value_heads = self.value_heads
-        x_BTD = prepare_input(self, 'input', x_BTD, matmul=self.kernels.matmul, dtype=self.dtype)
+        x_BTD = prepare_input(
+            self, 'input', x_BTD, matmul=self.kernels.matmul_for('attention'), dtype=self.dtype
+        )
         q_BNTK = self.normalize_heads(
             'query_norm', self.project_heads('query', x_BTD, n_query_heads, width=key_dim)
         )
@@ -321,7 +323,10 @@ class GatedLinearAttention(MultiHead):
     def project_numbers(self, name: str, x_BTD: Any) -> jax.Array:
         """Returns x W, a number of each head, [B, T, N] in float32 at least."""
         axes = ('embed', 'heads')
-        options: dict[str, Any] = {'matmul': self.kernels.matmul, 'dtype': self.dtype}
+        options: dict[str, Any] = {
+            'matmul': self.kernels.matmul_for('attention'),
+            'dtype': self.dtype,
+        }
         # Without the layer's bias, which would come on top of `decay_step_bias`.
         y_BTN = product(self, name, x_BTD, axes, axes[:1], self.n_states, **options)
         return at_least_float32(checkpoint_name(y_BTN, ATTENTION_PRODUCTS))

@@ -2,7 +2,7 @@
 
 They differ in speed, memory, platforms, and support for second derivatives. None falls back to
 another. `lm.model` builds `Kernels` from the config; layers and losses call them. No implementation
-includes `wta_crs`, as its weight gradients are estimates.
+includes `wta_crs`, as its weight gradients are estimates, or a matmul of few bits.
 """
 
 import dataclasses
@@ -17,6 +17,7 @@ from modules.kernels.attention import ATTENTION_KERNELS, attend
 from modules.kernels.cross_entropy import CROSS_ENTROPY_KERNELS
 from modules.kernels.linear_attention import LINEAR_ATTENTION_KERNELS
 from modules.kernels.matmul import MATMUL_KERNELS
+from modules.kernels.matmul.low_precision import Simulated
 from modules.kernels.recurrence import RECURRENCE_KERNELS
 from modules.kernels.rms_norm import RMS_NORM_KERNELS
 from modules.kernels.softmax import SOFTMAX_KERNELS
@@ -121,6 +122,17 @@ class Kernels:
         row = self._row('matmul')
         return row(**dict(self.matmul_options)) if isinstance(row, type) else row
 
+    def matmul_for(self, layers: str) -> Callable[..., jax.Array]:
+        """Returns `matmul`, or that of the platform for layers that the kernel leaves wide.
+
+        Args:
+          layers: of `modules.kernels.matmul.low_precision.LAYERS`.
+        """
+        kernel = self.matmul
+        if isinstance(kernel, Simulated) and layers in kernel.list_wide_layers():
+            return kernels_for(self.platform).matmul
+        return kernel
+
     @property
     def rms_norm(self) -> Callable[..., jax.Array]:
         """Returns (x [..., D], scale [D], eps, out_dtype) -> [..., D]."""
@@ -164,8 +176,8 @@ def kernels_for(
       ValueError: for a name in no table, and for a kernel that does not run on the platform.
     """
     if implementation == 'auto':
-        # XLA for CPUs and for TPUs want another matmul (`modules.kernels.matmul`).
         # `lm.model.kernels` replaces more where a compiled step then moves fewer bytes.
+        # XLA for CPUs and for TPUs want another matmul (`modules.kernels.matmul`).
         implementation = {'cpu': 'xla_cpu', 'tpu': 'xla_tpu'}.get(platform, 'xla')
     names = dict(choose(IMPLEMENTATIONS, implementation, 'kernels.implementation'))
     for operation, name in kernel_names.items():

@@ -7,9 +7,10 @@ import pytest
 from flax import linen as nn
 
 from modules.kernels import kernels_for
-from modules.kernels.matmul import MATMUL_KERNELS, direct
+from modules.kernels.matmul import direct
 from modules.params import ParamSpec, split_boxes
 from modules.products import Readout, product
+from tests.modules.test_kernels import EXACT
 
 # axes, fan_in, shape of x, features, the same in numpy, axes of the bias
 KINDS = {
@@ -47,7 +48,7 @@ def draw(kind, **options):
     return module, x, *split_boxes(module.init(jax.random.key(0), x)['params'])
 
 
-@pytest.mark.parametrize('matmul', MATMUL_KERNELS)
+@pytest.mark.parametrize('matmul', EXACT)
 @pytest.mark.parametrize('kind', KINDS)
 def test_product_sums_over_fan_in(kind, matmul):
     """Compares in float64, with a bias. Catches axes flattened in another order, experts that

@@ -2,19 +2,32 @@
 
 A row is a function (x [M, I], w [I, O], out_dtype) -> [M, O], accumulated and returned in
 `out_dtype`; None: the type of x and w. flat: whether it supports only these two axes; `einsum`
-supports any. A row with options is a class, and its instances are such functions: `wta_crs`, which
-estimates weight gradients.
+supports any. any_rank: whether x may also be [B, T, I]. A row with options is a class, and its
+instances are such functions: `wta_crs`, which estimates weight gradients, and the recipes of
+`modules.kernels.matmul.low_precision`, which round the operands.
 """
 
 import jax
 import jax.numpy as jnp
 
 from modules.facts import accept_any, row_decorator
+from modules.kernels.matmul.low_precision import (
+    MXFP8,
+    NVFP4,
+    BitNet,
+    DeepSeekFP8,
+    FP8Rowwise,
+    FP8RowwiseWideDw,
+    FP8Tensorwise,
+    Int6,
+    Int8,
+    Simulated,
+)
 from modules.kernels.matmul.wta_crs import WTACRS
 
 __all__ = ['MATMUL_KERNELS', 'direct', 'einsum']
 
-matmul_row = row_decorator(flat=True, check=accept_any)
+matmul_row = row_decorator(flat=True, any_rank=False, check=accept_any)
 
 
 @matmul_row()
@@ -88,4 +101,14 @@ MATMUL_KERNELS = {
     'einsum': einsum,
     'narrow_first': narrow_first,
     'wta_crs': WTACRS,
+    'simulated': Simulated,
+    'fp8_tensorwise': FP8Tensorwise,
+    'fp8_rowwise': FP8Rowwise,
+    'fp8_rowwise_gw_hp': FP8RowwiseWideDw,
+    'deepseek_fp8': DeepSeekFP8,
+    'mxfp8': MXFP8,
+    'nvfp4': NVFP4,
+    'int8': Int8,
+    'int6': Int6,
+    'bitnet': BitNet,
 }

@@ -57,6 +57,7 @@ class WTACRS:
     ] = 10
 
     flat: ClassVar[bool] = True
+    any_rank: ClassVar[bool] = False
 
     @staticmethod
     def check(recipe: Any, part: Any) -> None:

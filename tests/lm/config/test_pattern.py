@@ -63,6 +63,17 @@ def test_items_have_placements():
     assert digest(recipe) != digest(plain)
 
 
+def test_items_have_matmuls():
+    """The last block stays wide. Part of the identity of a run."""
+    changes = {'kernels.matmul': 'mxfp8', 'kernels.x_block': '16', 'model.n_layers': 4}
+    recipe = checked_config({PATTERN: 'softmax|softmax:matmul=auto'} | changes)
+    kernels = select_kernels(recipe, 'cpu')
+    names = [kind_kernels(recipe, k, kernels).kernel_name('matmul') for k in recipe.layers]
+    assert names == ['mxfp8'] * 3 + ['narrow_first']
+    assert digest(recipe) != digest(checked_config(changes))
+    assert digest(checked_config(changes)) != digest(checked_config({'model.n_layers': 4}))
+
+
 @pytest.mark.parametrize(
     'texts', ['a', 'aab', 'baaa', 'aaabaaabaa', 'abab', 'abcabd', 'bbaaaa', 'abbcbbcb']
 )
@@ -173,6 +184,8 @@ REFUSED = [
     ('linear/moe+softmax/moe', {'model.placement': 'wide'}, 'stores one matrix for all blocks'),
     ('linear+softmax', {'model.placement': 'mix', 'model.mix_fraction': 0.5}, 'by depth in groups'),
     ('linear+softmax', {'model.placement': 'hybrid_star'}, 'by depth in groups'),
+    ('linear:matmul=fp8+softmax', {}, 'a matmul in model.pattern must be .*fp8_rowwise'),
+    ('linear:matmul=mxfp8+softmax', {'optim.name': 'sophia'}, 'rounds the operands'),
     ('linear+nala', {'kernels.attention': 'blocked'}, 'linear and .*nala uses another kind'),
     ('softmax+l2', {'kernels.linear_attention': 'chunked'}, 'uses another kind of kernel'),
     ('linear+l2', {'kernels.attention': 'splash', 'model.head_dim': 128}, 'item l2: .*splash does'),

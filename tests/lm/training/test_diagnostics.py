@@ -101,7 +101,7 @@ def test_diagnostics_have_known_names_and_shapes():
     by_layer |= {f'{prefix}_{role}' for prefix in ROLE_DIAGNOSTICS for role in ('hidden', 'vector')}
     matrices = ('query', 'key', 'value', 'out', 'up', 'down')
     by_layer |= {f'singular_value_{name}' for name in matrices}
-    scalars = {'logit_mean', 'logit_largest', 'log_z_mean', 'log_z_largest'}
+    scalars = {'logit_mean', 'logit_largest', 'log_z_mean', 'log_z_largest', 'logit_sharpness'}
     scalars |= {f'gradient_noise_{name}' for name in ('signal', 'trace', 'scale')}
     outside = ('embedding', 'readout', 'vector_outside')
     scalars |= {f'{prefix}_{role}' for prefix in ROLE_DIAGNOSTICS for role in outside}
@@ -178,6 +178,25 @@ def test_role_gradients_sum_to_gradient_norm():
 
 
 @pytest.mark.full
+def test_rounding_is_measured_in_each_layer():
+    """Of the operands of rounded products: the last block and the readout are wide."""
+    config = tiny_config(
+        {
+            'model.n_layers': 3,
+            'model.pattern': 'softmax|softmax:matmul=auto',
+            'kernels.matmul': 'mxfp8',
+        }
+    )
+    diagnostics = diagnose(config, initial_state(config), tiny_batch())
+    names = {name for name in diagnostics if name.startswith(('rounding', 'underflow', 'overflow'))}
+    matrices = ('query', 'key', 'value', 'out', 'up', 'down')
+    quantities = ('rounding_error', 'underflow', 'overflow')
+    assert names == {f'{q}_{o}_{m}' for q in quantities for o in 'xw' for m in matrices}
+    errors = diagnostics['rounding_error_x_up']
+    assert np.all((errors[:2] > 0.01) & (errors[:2] < 0.1)) and np.isnan(errors[2])
+
+
+@pytest.mark.full
 def test_readout_covers_target_tokens():
     """Reference: all logits at once. Catches padding and beginnings of documents that count."""
     config = tiny_config({'model.n_layers': 3, 'model.logit_softcap': 3.0})
@@ -192,8 +211,24 @@ def test_readout_covers_target_tokens():
         'log_z_mean': log_z.mean(),
         'log_z_largest': np.abs(log_z).max(),
     }
+    labels = np.asarray(batch['tokens'][:, 1:])[np.asarray(target_weights(batch, BOS)) > 0]
+    expected['logit_sharpness'] = np.mean(list(map(search_sharpness, target_logits, labels)))
     for name, value in expected.items():
-        assert diagnostics[name] == pytest.approx(value, rel=1e-4), name
+        assert diagnostics[name] == pytest.approx(value, rel=1e-3), name
+
+
+def search_sharpness(logits, label):
+    """Searches the box of perturbations by gradient ascent, in float64."""
+    reach = 5e-4 * (np.abs(logits) + 1)
+
+    def loss(z):
+        return np.log(np.sum(np.exp(z))) - z[label]
+
+    z = logits.copy()
+    for _ in range(20):
+        gradient = np.exp(z) / np.sum(np.exp(z)) - (np.arange(len(z)) == label)
+        z = np.clip(z + 10 * gradient, logits - reach, logits + reach)
+    return 100 * (loss(z) - loss(logits)) / (1 + loss(logits))
 
 
 @pytest.mark.full

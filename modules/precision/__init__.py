@@ -1,0 +1,1 @@
+"""Numbers of few bits: their formats, and the scales that blocks of values share."""

@@ -1,0 +1,137 @@
+"""Formats of numbers with few bits, and rounding to them.
+
+A format is written `e4m3` (4 bits of exponent, 3 of mantissa, besides the sign) or `int8`. Values
+stay in float32, so that any format runs on any device.
+"""
+
+import dataclasses
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+
+WIDE = 'wide'  # in place of a format: values are not rounded
+ROUNDINGS = ('nearest', 'stochastic', 'truncate')
+MAX_EXPONENT_BITS, MAX_MANTISSA_BITS, MAX_INTEGER_BITS = 8, 10, 16
+FORM = f'eXmY with X from 1 to 8 and Y from 0 to 10, int2 to int16, or {WIDE}'
+FINITE_BITS = 6  # formats of so many bits, or fewer, spend no code on infinities
+_MANTISSA_BITS, _EXPONENT_BIAS = 23, 127  # of float32
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """Numbers with a sign, an exponent and a mantissa; without an exponent they are integers.
+
+    As in ml_dtypes, formats of more than 6 bits keep their largest exponent for infinities, except
+    e4m3, which is float8_e4m3fn and keeps one code for NaN. Smaller formats are finite throughout.
+    """
+
+    exponent_bits: int
+    mantissa_bits: int
+
+    @property
+    def bias(self) -> int:
+        return 2 ** (self.exponent_bits - 1) - 1
+
+    @property
+    def max_exponent(self) -> int:
+        """The exponent of the largest value."""
+        if not self.exponent_bits:
+            return self.mantissa_bits - 1
+        n_bits = 1 + self.exponent_bits + self.mantissa_bits
+        keeps_infinity = n_bits > FINITE_BITS and (self.exponent_bits, self.mantissa_bits) != (4, 3)
+        return 2**self.exponent_bits - 1 - self.bias - keeps_infinity
+
+    @property
+    def min_exponent(self) -> int:
+        """The exponent of the smallest normal value.
+
+        It is larger than in ml_dtypes if subnormal values would be below the normal ones of
+        float32, which devices flush to 0.
+        """
+        return max(1 - self.bias, 1 - _EXPONENT_BIAS + self.mantissa_bits)
+
+    @property
+    def largest(self) -> float:
+        """The largest value."""
+        if not self.exponent_bits:
+            return 2.0**self.mantissa_bits - 1
+        has_nan_code = (self.exponent_bits, self.mantissa_bits) == (4, 3)
+        return 2.0**self.max_exponent * (2 - 2.0**-self.mantissa_bits * (1 + has_nan_code))
+
+    @property
+    def n_bits(self) -> int:
+        """The bits of a number, its sign included."""
+        return 1 + self.exponent_bits + self.mantissa_bits
+
+
+@functools.cache
+def parse_format(text: str) -> Format | None:
+    """Returns the format of a text such as 'e4m3' or 'int8'; None for 'wide'.
+
+    Raises ValueError for another text.
+    """
+    if text == WIDE:
+        return None
+    if match := re.fullmatch(r'e(\d+)m(\d+)', text):
+        exponent_bits, mantissa_bits = map(int, match.groups())
+        if 1 <= exponent_bits <= MAX_EXPONENT_BITS and mantissa_bits <= MAX_MANTISSA_BITS:
+            return Format(exponent_bits, mantissa_bits)
+    elif match := re.fullmatch(r'int(\d+)', text):
+        n_bits = int(match[1])
+        if 2 <= n_bits <= MAX_INTEGER_BITS:
+            return Format(0, n_bits - 1)
+    raise ValueError(f'a format is {FORM}; got {text!r}')
+
+
+def floor_pow2(x: jax.Array) -> jax.Array:
+    """Returns the largest power of two that is at most x, for positive normal float32 numbers.
+
+    It is exact, unlike the floor of a logarithm.
+    """
+    bits = jax.lax.bitcast_convert_type(x, jnp.int32) & (0xFF << _MANTISSA_BITS)
+    return jax.lax.bitcast_convert_type(bits, jnp.float32)
+
+
+def round_to_format(
+    x: jax.Array, format: Format, rounding: str = 'nearest', key: jax.Array | None = None
+) -> jax.Array:
+    """Rounds to a format; larger values become the largest one.
+
+    `step = 2^(max(floor(log2 |x|), e_min) - m)`
+    `y = clip(step round(x / step), -largest, largest)`
+
+    Args:
+      x: any values; NaN stays.
+      format: of the result. For integers `step` is 1.
+      rounding: of ROUNDINGS. 'nearest' rounds ties to even, 'truncate' towards 0; 'stochastic' goes
+        to either neighbour, with x as the expectation.
+      key: the random key for 'stochastic'; without it, values are rounded to nearest.
+
+    Returns:
+      float32 values, each of which the format has.
+    """
+    x = x.astype(jnp.float32)
+    if format.exponent_bits:
+        bits = jax.lax.bitcast_convert_type(x, jnp.int32)
+        exponent = ((bits >> _MANTISSA_BITS) & 0xFF) - _EXPONENT_BIAS
+        # Infinity has the exponent 128, and its step must be finite.
+        exponent = jnp.clip(exponent, format.min_exponent, _EXPONENT_BIAS) - format.mantissa_bits
+        step, per_step = _pow2(exponent), _pow2(-exponent)
+    else:
+        step = per_step = jnp.float32(1)
+    n_steps = x * per_step
+    if rounding == 'truncate':
+        n_steps = jnp.trunc(n_steps)
+    elif rounding == 'stochastic' and key is not None:
+        n_steps = jnp.floor(n_steps + jax.random.uniform(key, x.shape))
+    else:
+        n_steps = jnp.round(n_steps)
+    return jnp.clip(n_steps * step, -format.largest, format.largest)
+
+
+def _pow2(exponent: jax.Array) -> jax.Array:
+    """Returns 2^exponent in float32, for exponents from -126 to 127."""
+    bits = (exponent + _EXPONENT_BIAS) << _MANTISSA_BITS
+    return jax.lax.bitcast_convert_type(bits, jnp.float32)
