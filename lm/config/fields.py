@@ -241,6 +241,10 @@ class OptimConfig:
         str,
         Option('type in which momentum is stored', choices=('float32', 'bfloat16')),
     ] = 'float32'
+    second_moment_dtype: Annotated[
+        str,
+        Option('type in which second moments are stored', choices=('float32', 'bfloat16')),
+    ] = 'float32'
     match_norm: Annotated[
         float | None,
         Option(

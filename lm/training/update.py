@@ -16,7 +16,8 @@ from modules.numerics import DTYPES
 from modules.optim import Average, mask_untrained, partition
 from modules.optim.groups import GROUPS, HIDDEN, OTHERS, find_group
 from modules.optim.stages import NO_DECAY, Stages, build_stages, stored_stages
-from modules.optim.storage import narrow_momentum
+from modules.optim.storage import FIELDS as MOMENT_FIELDS
+from modules.optim.storage import narrow_moments
 from modules.scaling import DecayInputs
 
 Numbers = Mapping[str, Any]
@@ -200,10 +201,11 @@ def _build_optimizers(recipe: Recipe, description: Description, hyper: Numbers) 
     labels = jax.tree.map(find_label, specs)
     present = {*jax.tree.leaves(labels)}
     makers = {g: rows[optimizers[g].path] for g in (HIDDEN, *GROUPS) if g in present}
-    if recipe.optim.momentum_dtype != 'float32':
-        dtype = DTYPES[recipe.optim.momentum_dtype]
+    dtypes = {m: vars(recipe.optim)[path.split('.')[1]] for m, path in MOMENT_FIELDS.items()}
+    narrow = {m: DTYPES[dtype] for m, dtype in dtypes.items() if dtype != 'float32'}
+    if narrow:
         makers = {
-            group: functools.partial(_make_narrow, make, dtype, str(optimizers[group]))
+            group: functools.partial(_make_narrow, make, narrow, str(optimizers[group]))
             for group, make in makers.items()
         }
     is_all_trained = all(jax.tree.leaves(trainable))
@@ -213,9 +215,9 @@ def _build_optimizers(recipe: Recipe, description: Description, hyper: Numbers) 
     return partition(specs, labels, makers, None if is_all_trained else trainable)
 
 
-def _make_narrow(make: Callable, dtype: Any, name: str, *args: Any) -> Any:
-    """Returns the optimizer that `make` makes, with narrow first moments."""
-    return narrow_momentum(make(*args), dtype, name)
+def _make_narrow(make: Callable, dtypes: Numbers, name: str, *args: Any) -> Any:
+    """Returns the optimizer that `make` makes, with narrow moments."""
+    return narrow_moments(make(*args), dtypes, name)
 
 
 def build_average(recipe: Recipe, description: Description, hyper: Numbers) -> Average:

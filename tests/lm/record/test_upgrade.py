@@ -77,6 +77,7 @@ def test_other_fields_are_unchanged():
         'optim.cautious_updates': False,
         'optim.match_norm_roles': 'hidden',
         'optim.momentum_dtype': 'float32',
+        'optim.second_moment_dtype': 'float32',
         'optim.others': OLD['optim']['name'],
         'optim.average': 'none',
         'scaling.init': 'fan_in',
