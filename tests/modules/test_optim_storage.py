@@ -114,7 +114,7 @@ def test_second_moments_keep_their_expectation(b2):
 
 @pytest.mark.full
 @pytest.mark.parametrize('name', ['adamw', 'soap', 'ademamix'])
-def test_second_moments_of_run_are_narrow(name):
+def test_run_has_narrow_second_moments(name):
     """Second moments alone are narrow; a run trains with them, and its loss is nearly that of
     float32.
     """
