@@ -159,6 +159,7 @@ def test_parent_that_trained_on_does_not_change_a_branch(trunk, tmp_path):
     assert losses(workdir)[60] == losses(trunk)[60]
 
 
+@pytest.mark.full
 def test_branch_anneals(trunk, tmp_path, capsys):
     """The loss of its first step is the parent's, as it precedes the first update by a new rate."""
     recipe = make(f'{trunk}@30', DECAY)

@@ -43,6 +43,7 @@ def workdir(corpus, tmp_path_factory):
     return folder
 
 
+@pytest.mark.full
 def test_perplexity_matches_the_run(workdir):
     written = read_rows(workdir / 'metrics.jsonl')[-1]
     measured = perplexity(load(workdir)).numbers

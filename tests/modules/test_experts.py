@@ -197,6 +197,7 @@ def test_all_experts_equal_dense_sum():
         np.testing.assert_allclose(y[0], expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.full
 def test_ragged_products_equal_buffers_without_drops():
     """Values and gradients, with biases and padding, and an expert without tokens. Catches an order
     that is not inverted, a bias of another expert, and padding that counts.

@@ -100,6 +100,7 @@ def test_truncated_result_is_computed_again(workdir, calls):
     assert len(calls) == 2 and read_json(path)['numbers']['loss'] == 1.5
 
 
+@pytest.mark.full
 def test_killed_evaluation_resumes_at_next_step(workdir, calls, monkeypatch):
     steps = list_steps(workdir / 'checkpoints')
     assert len(steps) > 1

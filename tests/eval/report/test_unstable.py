@@ -74,6 +74,7 @@ def test_page_lists_warnings(page):
         assert f'{line} ({source})' in ' '.join(row['what helps'].split())
 
 
+@pytest.mark.full
 def test_page_shows_last_diagnostics(page):
     """The page shows step 40 of 60, layer by layer. Catches the first step,
     another run, heads in the wrong order, and a mean in place of the least.

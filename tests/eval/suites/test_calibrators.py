@@ -40,6 +40,7 @@ def test_h_loss_matches_h_error(monkeypatch):
     assert float(jax.jit(h_loss)(p, place)) == pytest.approx(expected, rel=1e-3)
 
 
+@pytest.mark.full
 def test_h_undoes_overconfidence():
     """Logits are three times too large: a single temperature is the right map."""
     log_p, place = draw_events(3, n=1000)

@@ -116,6 +116,7 @@ def compute_losses_on_one_device(model):
     return compute_losses(model, {}, tuple(jax.devices()[:1]))[0]
 
 
+@pytest.mark.full
 @pytest.mark.default_rows('default-2data-2fsdp-2tensor')
 @pytest.mark.parametrize(
     ('model', 'sizes'),

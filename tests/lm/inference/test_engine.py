@@ -127,6 +127,7 @@ def single_updates(engine):
     return [run(engine, [request])[0] for request in REQUESTS]
 
 
+@pytest.mark.full
 def test_rows_do_not_depend_on_neighbours(engine, single_updates):
     """Requests run in another slot, between other neighbours, in another order."""
     assert any(update.finish_reason == 'length' for update in single_updates)

@@ -39,6 +39,7 @@ def test_scale_by_one_changes_nothing(case):
     np.testing.assert_array_equal(checkpoint.logits(A, changes), checkpoint.logits(A))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('case', ['plain', 'unrolled', 'pattern'])
 def test_zeroed_heads_remove_attention(case):
     """The stream after attention is the stream before it, in this layer alone."""
@@ -101,6 +102,7 @@ def test_another_value_needs_no_new_program():
     assert run(0.0, 0) == run(0.5, 1) == run(2.0, 0)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('case', ['plain', 'pattern'])
 def test_cached_decoding_has_the_interventions(case):
     checkpoint = load_case(case)
@@ -116,6 +118,7 @@ def test_cached_decoding_has_the_interventions(case):
         np.testing.assert_allclose(logits, expected[:, start:stop], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.full
 def test_engine_generates_with_interventions():
     """A last stream along the readout of one token, for every row, makes the model repeat it."""
     checkpoint = load_case()

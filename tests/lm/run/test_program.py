@@ -185,6 +185,7 @@ def test_state_is_not_copied(wave):
     assert wave.program.put(wave.states, state, 0) is state
 
 
+@pytest.mark.full
 def test_state_before_step_is_donated(wave):
     before = wave.states
     wave.dispatch()

@@ -309,6 +309,7 @@ def test_fitting_statistics_are_copied(make_config, removal_run):
     assert int(state.stats['stats']['final_norm']['updates']) == 12
 
 
+@pytest.mark.full
 def test_path_without_checkpoint_is_refused_at_once(make_config, tmp_path):
     with pytest.raises(ValueError, match=r'nowhere has no checkpoint\. Give the workdir'):
         train(make_config({'train.init_from': str(tmp_path / 'nowhere')}), tmp_path / 'run')

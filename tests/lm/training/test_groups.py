@@ -101,6 +101,7 @@ SAME = {
 }
 
 
+@pytest.mark.full
 def test_equal_settings_are_one_group_bit_for_bit():
     """Settings equal to their parents change nothing, in four states or in one.
 

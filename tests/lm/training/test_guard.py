@@ -62,6 +62,7 @@ def assert_skipped(after, before, value):
     np.testing.assert_array_equal(after.watched.values[:, place], value)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('name', WATCHED)
 def test_planted_spike_is_skipped(name, metrics):
     """10 standard deviations are a spike and 5 are none; weights, moments and the average keep
@@ -118,6 +119,7 @@ def test_divergence_is_no_spike(metrics):
         jax.tree.map(np.testing.assert_array_equal, after.watched, before.watched)
 
 
+@pytest.mark.full
 def test_each_run_decides_alone(metrics):
     """Of two runs of one program one has a spike."""
     states = [with_history(metrics, sigmas) for sigmas in (10.0, 0.0)]

@@ -152,6 +152,7 @@ def test_arms_get_equal_runs_trained_once(train_tuned, tmp_path, capsys):
     )
 
 
+@pytest.mark.full
 @pytest.mark.default_rows('11')
 @pytest.mark.parametrize('interval', [1, 4, 11])
 def test_repeatedly_stopped_sweep_is_unchanged(interval, whole, train_tuned, tmp_path):
