@@ -174,6 +174,10 @@ LEFT_OUT = {  # line: why it is not run here
     },
     'uv run python -m eval.convert prune --checkpoint=runs/merged --remove=important --share=0.1 '
     '--text=text:unwanted.txt --out=runs/pruned': 'tests/eval/convert/test_prune.py has a text',
+    'uv run python -m eval.convert quantise --checkpoint=runs/merged --method=gptq --bits=4 '
+    '--text=text:calibration.txt --out=runs/gptq4': (
+        'tests/eval/convert/test_quantise.py has a text'
+    ),
     'uv run python -m eval.convert prune --checkpoint=runs/merged --remove=unimportant '
     '--score=dual --share=0.5 --text=text:domain.txt --general=text:general.txt '
     '--out=runs/domain': 'tests/eval/convert/test_prune.py has two texts',

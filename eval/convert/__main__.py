@@ -1,4 +1,4 @@
-"""Converts checkpoints: import, export, fold, merge, prune.
+"""Converts checkpoints: import, export, fold, merge, prune, quantise.
 
     python -m eval.convert import-hf DIR --out=RUN [--reference=FILE.npz]
     python -m eval.convert export-hf --checkpoint=RUN --out=DIR
@@ -7,6 +7,8 @@
     python -m eval.convert merge RUN RUN ... --out=DIR
     python -m eval.convert prune --checkpoint=RUN --out=DIR --remove=important
         --share=0.1 --text=SOURCE
+    python -m eval.convert quantise --checkpoint=RUN --out=DIR --method=gptq
+        --bits=4 [--block=64] [--text=SOURCE]
 
 import-hf: reads a folder of transformers into a workdir. For several hosts,
   run the same command on each with --coordinator, --num_processes and
@@ -19,6 +21,7 @@ merge: averages runs of one architecture. With --basis=P, rebuilds each run as
   DIR/N from --base and P directions per matrix, and stores the directions.
 prune: sets a share of the weights in the blocks to 0, chosen by their
   importance for a text.
+quantise: rounds the weights in the blocks to few bits.
 """
 
 import sys
@@ -41,7 +44,7 @@ import jax
 import numpy as np
 from absl import flags
 
-from eval.convert import export_hf, export_peft, import_hf, merge, prune, read_back
+from eval.convert import export_hf, export_peft, import_hf, merge, prune, quantise, read_back
 from eval.convert.fold import TARGETS, fold_checkpoint, write_workdir
 from eval.convert.scores import PER, REMOVE, SCORES
 from eval.load import Checkpoint, define_checkpoint, load
@@ -242,10 +245,30 @@ def prune_run(target: Path, options: Mapping[str, Any]) -> None:
     pruned = prune.prune_checkpoint(checkpoint, tokens_BT, pruning, general_BT)
     origin = {'pruned_from': str(checkpoint.path), 'removed': asdict(pruning) | {'text': text}}
     origin['removed']['general'] = general
-    write_like(checkpoint, target, prune.to_weights(checkpoint, pruned), origin)
+    write_like(checkpoint, target, prune.to_weights(checkpoint, pruned.params), origin)
     print(
         f'{target}: set {pruned.n_removed:,} of {pruned.n_weights:,} weights of the blocks to 0, '
         f'chosen by {tokens_BT.size:,} tokens of {text}'
+    )
+
+
+def quantise_run(target: Path, options: Mapping[str, Any]) -> None:
+    """Rounds the weights of a checkpoint, and prints the mean bits and the error."""
+    quantisation = quantise.Quantisation(options['method'], options['bits'], options['block'])
+    text = options['text']
+    quantisation.check_text(text)
+    checkpoint = load(options['checkpoint'])
+    tokens_BT = prune.read_text_rows(checkpoint, text, '--text') if text else None
+    quantised = quantise.quantise_checkpoint(checkpoint, quantisation, tokens_BT)
+    origin = {'quantised_from': str(checkpoint.path)}
+    origin['quantised'] = asdict(quantisation) | {'text': text, 'mean_bits': quantised.mean_bits}
+    write_like(checkpoint, target, prune.to_weights(checkpoint, quantised.params), origin)
+    exponent = quantised.exponent
+    print(
+        f'{target}: rounded {quantised.n_weights:,} weights of the blocks to '
+        f'{quantised.mean_bits:.3g} bits, relative error {quantised.error:.3g}'
+        + (f', exponent {exponent:.2f}' if exponent is not None else '')
+        + '. They are stored as float32.'
     )
 
 
@@ -271,6 +294,7 @@ COMMANDS = {
     'export-peft': Command((), ('checkpoint', 'out'), export_adapter, writes_runs=False),
     'merge': Command(('RUN', REPEATED), ('out',), merge_runs),
     'prune': Command((), ('checkpoint', 'out', 'remove', 'share', 'text'), prune_run),
+    'quantise': Command((), ('checkpoint', 'out', 'method', 'bits'), quantise_run),
 }
 
 
@@ -299,7 +323,8 @@ if __name__ == '__main__':  # only here: other programs have flags of these name
     flags.DEFINE_float(
         'share', None, 'prune: share of the inputs of each output, or of each matrix, to remove.'
     )
-    flags.DEFINE_string('text', None, 'prune: data.source of the text, such as text:GLOB.')
+    text = 'prune, quantise: data.source of the text, such as text:GLOB.'
+    flags.DEFINE_string('text', None, text)
     flags.DEFINE_enum('score', prune.Pruning.score, [*SCORES], 'prune: score of a weight.')
     text = 'prune: what --share applies to; default: as published for the score.'
     flags.DEFINE_enum('per', None, [*PER], text)
@@ -307,5 +332,11 @@ if __name__ == '__main__':  # only here: other programs have flags of these name
     text = 'prune: weight of the general importance in dual scores.'
     flags.DEFINE_float('strength', prune.Pruning.strength, text)
     flags.DEFINE_integer('seed', 0, 'prune: seed of --remove=random.')
+    text = 'quantise: how weights are rounded.'
+    flags.DEFINE_enum('method', None, [*quantise.METHODS], text)
+    text = 'quantise: bits of a weight; their mean with --method=baq.'
+    flags.DEFINE_integer('bits', None, text)
+    text = 'quantise: inputs of an output that share a scale; 0: all.'
+    flags.DEFINE_integer('block', 0, text)
     distributed.define_flags()  # of several hosts, for import-hf
     run_program(main, functools.partial(parse_flags, has_arguments=True))

@@ -207,9 +207,7 @@ class ScoreReader:
         if row.statistic != GRADIENTS:
             means = self.compute_means(row.statistic, weights, tokens_BT)
             return matrix_scores(pruning.score, self.specs, params, means)
-        # Traces, but does not run, to list the matrices of the blocks.
-        paths = jax.eval_shape(self._squares, weights, tokens_BT[:1])
-        general = {path: np.zeros_like(params[path]) for path in paths}
+        general = {path: np.zeros_like(params[path]) for path in self.list_matrices(weights)}
         if row.needs_general:
             assert general_BT is not None  # `Pruning.check_general`
             moments = self.compute_means(MOMENTS, weights, general_BT)
@@ -224,6 +222,14 @@ class ScoreReader:
         return {
             path: np.asarray(as_matrices(self.specs[path], x)) for path, x in mean_scores.items()
         }
+
+    def list_matrices(self, weights: Weights) -> list[str]:
+        """Returns the paths of the matrices that multiply activations in the blocks.
+
+        weights: of the model.
+        """
+        # Traces, but does not run.
+        return list(jax.eval_shape(self._squares, weights, np.zeros((1, 2), np.int32)))
 
     def compute_means(
         self, statistic: str, weights: Weights, tokens_BT: np.ndarray
@@ -336,7 +342,7 @@ def read_text_rows(checkpoint: Checkpoint, source: str, flag: str) -> np.ndarray
     return np.array(tokens[: n_rows * length], np.int32).reshape(n_rows, length)
 
 
-def to_weights(checkpoint: Checkpoint, pruned_model: PrunedModel) -> Weights:
-    """Returns the weights to write for a pruned checkpoint."""
+def to_weights(checkpoint: Checkpoint, params: Mapping[str, Any]) -> Weights:
+    """Returns the weights to write: those of a checkpoint with other parameters, by path."""
     stats = jax.device_get(checkpoint.weights.stats)
-    return Weights(unflatten_dict(dict(pruned_model.params), sep='/'), (), stats)
+    return Weights(unflatten_dict(dict(params), sep='/'), (), stats)

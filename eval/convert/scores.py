@@ -40,14 +40,24 @@ def obs(weights_IO: np.ndarray, moments_II: np.ndarray) -> np.ndarray:
     after i compensate. An input that is always 0 scores 0. moments_II: means over the tokens of a
     text, [..., I, I].
     """
+    u_II, is_dead_I = invert_moments(moments_II)
+    u_I = np.diagonal(u_II, axis1=-2, axis2=-1)
+    return np.where(is_dead_I[..., None], 0.0, weights_IO**2 / u_I[..., None] ** 2)
+
+
+def invert_moments(moments_II: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (U, which inputs are always 0): U' U = H^-1, U upper triangular, as in SparseGPT.
+
+    H holds the means of x_i x_j, plus DAMPING. moments_II: means over the tokens of a text,
+    [..., I, I].
+    """
     h_II, eye_II = np.asarray(moments_II, np.float64), np.eye(moments_II.shape[-1])
     squares_I = np.diagonal(h_II, axis1=-2, axis2=-1)
     # Inputs that are always 0 get 1 on the diagonal, so that H has an inverse (SparseGPT's code).
     dead_I = squares_I == 0
     damp = DAMPING * np.mean(np.where(dead_I, 1.0, squares_I), -1)[..., None]
     h_II = h_II + eye_II * (dead_I + damp)[..., None]
-    u_I = np.diagonal(np.linalg.cholesky(np.linalg.inv(h_II)), axis1=-2, axis2=-1)
-    return np.where(dead_I[..., None], 0.0, weights_IO**2 / u_I[..., None] ** 2)
+    return np.swapaxes(np.linalg.cholesky(np.linalg.inv(h_II)), -2, -1), dead_I
 
 
 def regularise(gradients: Any, general: Any, strength: Any) -> Any:

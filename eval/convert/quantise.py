@@ -1,0 +1,322 @@
+"""Quantises checkpoints after training: rounds the weights of their blocks to few bits.
+
+The stored weights stay float32 and have the rounded values.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from eval.convert.merge import check_stored_as_used, flat_params
+from eval.convert.prune import ScoreReader
+from eval.convert.scores import MOMENTS, invert_moments
+from eval.load import Checkpoint
+from modules.choices import choose
+from modules.params import as_matrices, from_matrices
+
+MAX_BITS = 8
+EXPONENTS = np.arange(0.2, 1.001, 0.05)  # of the method `power`, of which the best is taken
+LOSS_EXPONENT = 1.95  # theta of BAQ's code: the loss of an input falls with 2^(-theta bits)
+
+
+@dataclasses.dataclass(frozen=True)
+class Quantisation:
+    """Quantisation of weights. Raises ValueError for an unknown choice.
+
+    Args:
+      method: a row of METHODS.
+      bits: of a weight; their mean for a method that distributes bits.
+      block: inputs of an output that share a scale; 0: all inputs.
+    """
+
+    method: str
+    bits: int
+    block: int = 0
+
+    def __post_init__(self):
+        choose(METHODS, self.method, '--method')
+        if not 2 <= self.bits <= MAX_BITS:
+            raise ValueError(f'--bits must be 2 to {MAX_BITS}; got {self.bits}')
+        if self.block < 0:
+            raise ValueError(f'--block must be at least 0; got {self.block}')
+        if self.block and not METHODS[self.method].has_blocks:
+            with_blocks = ', '.join(name for name, row in METHODS.items() if row.has_blocks)
+            raise ValueError(
+                f'--method={self.method} has one scale for an output, but --block={self.block}. '
+                f'Leave --block out, or choose {with_blocks}.'
+            )
+
+    def check_text(self, source: str | None) -> None:
+        """Raises ValueError if --text is missing for a method that needs it, or is not read.
+
+        source: the flag --text.
+        """
+        needs_text = METHODS[self.method].needs_moments
+        if needs_text and not source:
+            raise ValueError(f'--method={self.method} reads a text: add --text=SOURCE')
+        if source and not needs_text:
+            raise ValueError(f'--method={self.method} reads no text: leave out --text={source}')
+
+
+@dataclasses.dataclass(frozen=True)
+class QuantisedModel:
+    """Parameters with rounded weights, and what rounding did.
+
+    Attributes:
+      params: by path.
+      n_weights: rounded weights.
+      mean_bits: of a weight, without scales.
+      error: relative error of the rounded weights, `|W - Q| / |W|`.
+      exponent: of the method `power`; None: another method.
+    """
+
+    params: Mapping[str, Any]
+    n_weights: int
+    mean_bits: float
+    error: float
+    exponent: float | None = None
+
+
+class OutputGrid:
+    """Evenly spaced values between the smallest and the largest weight of each output, and 0.
+
+    `q = s (clip(round(w / s) + z, 0, n - 1) - z)`, with `s = (max - min) / (n - 1)`,
+    `z = round(-min / s)` and `n` levels. A single level is the mean.
+
+    Args:
+      weights_IO: the weights that share scales.
+      levels: n, a number or one for each input [I, 1].
+    """
+
+    def __init__(self, weights_IO: np.ndarray, levels: Any):
+        low_1O = np.minimum(weights_IO.min(-2, keepdims=True), 0.0)
+        high_1O = np.maximum(weights_IO.max(-2, keepdims=True), 0.0)
+        is_zero_1O = (low_1O == 0) & (high_1O == 0)
+        low_1O, high_1O = np.where(is_zero_1O, -1.0, low_1O), np.where(is_zero_1O, 1.0, high_1O)
+        self.levels = np.asarray(levels)
+        self.scale = (high_1O - low_1O) / np.maximum(self.levels - 1, 1)
+        self.zero = np.round(-low_1O / self.scale)
+        self.mean_1O = weights_IO.mean(-2, keepdims=True)
+
+    def nearest(self, weights_IO: np.ndarray, rows: Any = slice(None)) -> np.ndarray:
+        """Returns the nearest values of the grid.
+
+        Args:
+          weights_IO: weights of the inputs `rows`.
+          rows: of the inputs that the grid was made for, if each has its own levels.
+        """
+        scale, zero, levels = (
+            a[rows] if a.ndim == 2 and len(a) > 1 else a
+            for a in (self.scale, self.zero, self.levels)
+        )
+        codes = np.clip(np.round(weights_IO / scale) + zero, 0, levels - 1)
+        return np.where(levels > 1, scale * (codes - zero), self.mean_1O)
+
+
+def round_to_nearest(weights_IO: np.ndarray, bits: int, block: int) -> np.ndarray:
+    """Returns the weights of a matrix rounded to nearest.
+
+    Args:
+      weights_IO: the matrix.
+      bits: of a weight.
+      block: inputs that share a scale; 0: all.
+    """
+    size = block or len(weights_IO)
+    blocks = [weights_IO[i : i + size] for i in range(0, len(weights_IO), size)]
+    return np.concatenate([OutputGrid(part, 2**bits).nearest(part) for part in blocks])
+
+
+def round_to_powers(weights_IO: np.ndarray, bits: int, block: int, exponent: float) -> np.ndarray:
+    """Returns the weights of a matrix rounded on a grid of powers.
+
+    `q = sign(w) s (c / n)^(1 / a)` and `c = round(n (|w| / s)^a)`, with `n = 2^(bits - 1) - 1`, `s`
+    the largest weight and `a` the exponent. If `a` is below 1, small weights have finer steps.
+    Source: NUPES (arXiv:2308.05600) and PowerQuant before it; they also learn the rounding.
+
+    Args:
+      weights_IO: the matrix.
+      bits: of a weight.
+      block: inputs that share a scale; 0: all.
+      exponent: a.
+    """
+    size, n_levels = block or len(weights_IO), 2 ** (bits - 1) - 1
+    parts = []
+    for i in range(0, len(weights_IO), size):
+        part = weights_IO[i : i + size]
+        largest_1O = np.abs(part).max(-2, keepdims=True)
+        s_1O = np.where(largest_1O > 0, largest_1O, 1.0)
+        codes = np.round(n_levels * (np.abs(part) / s_1O) ** exponent)
+        parts.append(np.sign(part) * s_1O * (codes / n_levels) ** (1 / exponent))
+    return np.concatenate(parts)
+
+
+def gptq(
+    weights_IO: np.ndarray, moments_II: np.ndarray, levels: Any, block: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rounds the inputs of a matrix one after another; the inputs after it make up for each error.
+
+    `e = (w_i - q_i) / U_ii`, `w_j <- w_j - U_ij e` for `j > i`, with `U' U = H^-1` and `U` upper
+    triangular, where `H` holds the means of `x_i x_j`, damped. Source: GPTQ (arXiv:2210.17323),
+    without reordering. With blocks, a block's scales are those of its weights when it begins.
+
+    Args:
+      weights_IO: the matrix.
+      moments_II: means of x_i x_j over the tokens of a text.
+      levels: of the grid: a number, or one for each input [I, 1].
+      block: inputs that share a scale; 0: all.
+
+    Returns:
+      (the rounded weights, the loss of each input [I], `sum_o (w - q)^2 / (2 U_ii^2)`).
+    """
+    u_II, is_dead_I = invert_moments(moments_II)
+    weights_IO = np.where(is_dead_I[:, None], 0.0, np.array(weights_IO, np.float64))
+    rounded_IO, losses_I = np.empty_like(weights_IO), np.empty(len(weights_IO))
+    size, start = block or len(weights_IO), 0
+    for i in range(len(weights_IO)):
+        if i % size == 0:
+            start = i
+            grid = OutputGrid(weights_IO[i : i + size], levels)
+        rounded_IO[i] = grid.nearest(weights_IO[i : i + 1], slice(i - start, i - start + 1))[0]
+        error_O = (weights_IO[i] - rounded_IO[i]) / u_II[i, i]
+        losses_I[i] = np.sum(error_O**2) / 2
+        weights_IO[i + 1 :] -= u_II[i, i + 1 :, None] * error_O
+    return rounded_IO, losses_I
+
+
+def distribute_levels(losses_I: np.ndarray, bits: int) -> np.ndarray:
+    """Returns the levels of each input for which all have the same loss, [I].
+
+    `2^R_i = round(max(1, (l_i / (rho mean l) 2^(theta bits))^(1 / theta)))`, where `l` are the
+    losses with the same bits for all, and `rho mean l` is their geometric mean. Source: BAQ
+    (arXiv:2506.05664), https://github.com/CSU-ModelCompression/BAQ.
+
+    Args:
+      losses_I: of the inputs with `bits` each.
+      bits: the mean.
+    """
+    is_used = losses_I > 0
+    if not is_used.any():
+        return np.full(losses_I.shape, 2**bits)
+    mean_log = np.mean(np.log(losses_I[is_used]))
+    ratios_I = np.where(is_used, losses_I, 0.0) / np.exp(mean_log)
+    return np.round(np.maximum(1.0, ratios_I ** (1 / LOSS_EXPONENT) * 2.0**bits))
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """A row of METHODS.
+
+    Attributes:
+      round: (weights [I, O], moments [I, I] or None, quantisation, exponent) -> (rounded weights,
+        mean bits).
+      needs_moments: whether it reads the means of x_i x_j over a text.
+      has_blocks: whether inputs can share scales in blocks.
+    """
+
+    round: Callable[..., tuple[np.ndarray, float]]
+    needs_moments: bool = False
+    has_blocks: bool = True
+
+
+def _apply_rtn(weights_IO, _, quantisation, exponent):
+    return round_to_nearest(weights_IO, quantisation.bits, quantisation.block), quantisation.bits
+
+
+def _apply_power(weights_IO, _, quantisation, exponent):
+    bits, block = quantisation.bits, quantisation.block
+    return round_to_powers(weights_IO, bits, block, exponent), bits
+
+
+def _apply_gptq(weights_IO, moments_II, quantisation, exponent):
+    bits, block = quantisation.bits, quantisation.block
+    return gptq(weights_IO, moments_II, 2**bits, block)[0], bits
+
+
+def _apply_baq(weights_IO, moments_II, quantisation, exponent):
+    _, losses_I = gptq(weights_IO, moments_II, 2**quantisation.bits)
+    levels_I = distribute_levels(losses_I, quantisation.bits)
+    rounded_IO, _ = gptq(weights_IO, moments_II, levels_I[:, None])
+    return rounded_IO, float(np.mean(np.log2(levels_I)))
+
+
+METHODS: Mapping[str, Method] = {
+    'rtn': Method(_apply_rtn),
+    'power': Method(_apply_power),
+    'gptq': Method(_apply_gptq, needs_moments=True),
+    'baq': Method(_apply_baq, needs_moments=True, has_blocks=False),
+}
+
+
+def quantise_checkpoint(
+    checkpoint: Checkpoint, quantisation: Quantisation, tokens_BT: np.ndarray | None = None
+) -> QuantisedModel:
+    """Returns a model with rounded weights in all matrices of its blocks.
+
+    Statistics of the text are those of the model before rounding. Embeddings, readout, norms and
+    biases stay.
+
+    Args:
+      checkpoint: a loaded checkpoint.
+      quantisation: how weights are rounded.
+      tokens_BT: the text for methods that need it, a document per row.
+
+    Raises:
+      ValueError: for a model with a reparametrisation.
+    """
+    check_stored_as_used(checkpoint, 'quantised')
+    reader = ScoreReader(checkpoint.learner, checkpoint.recipe.microbatch_size)
+    method = METHODS[quantisation.method]
+    params: Any = flat_params(checkpoint)
+    moments = {}
+    if tokens_BT is not None:
+        moments = reader.compute_means(MOMENTS, checkpoint.weights, tokens_BT)
+    matrices = {
+        path: np.asarray(as_matrices(reader.specs[path], params[path]), np.float64)
+        for path in reader.list_matrices(checkpoint.weights)
+    }
+    exponent = find_exponent(matrices, quantisation) if quantisation.method == 'power' else None
+    rounded: dict[str, Any] = dict(params)
+    errors = sizes = n_bits = 0.0
+    for path, stack_IO in matrices.items():
+        n_inputs, n_outputs = stack_IO.shape[-2:]
+        flat_IO = stack_IO.reshape(-1, n_inputs, n_outputs)
+        flat_II: Any = [None] * len(flat_IO)
+        if path in moments:
+            flat_II = np.reshape(moments[path], (-1, n_inputs, n_inputs))
+        results = [
+            method.round(weights_IO, moments_II, quantisation, exponent)
+            for weights_IO, moments_II in zip(flat_IO, flat_II, strict=True)
+        ]
+        values_IO: Any = np.stack([values for values, _ in results]).reshape(stack_IO.shape)
+        weight = np.asarray(params[path])
+        stored = from_matrices(reader.specs[path], values_IO.astype(weight.dtype), weight.shape)
+        rounded[path] = np.asarray(stored)
+        errors += np.sum((values_IO - stack_IO) ** 2)
+        sizes += np.sum(stack_IO**2)
+        n_bits += sum(bits for _, bits in results) * n_inputs * n_outputs
+    n_weights = sum(stack_IO.size for stack_IO in matrices.values())
+    error = float(np.sqrt(errors / sizes))
+    return QuantisedModel(rounded, n_weights, n_bits / n_weights, error, exponent)
+
+
+def find_exponent(matrices: Mapping[str, np.ndarray], quantisation: Quantisation) -> float:
+    """Returns the exponent with the smallest error of all weights, one for the model.
+
+    Args:
+      matrices: [..., I, O], by path.
+      quantisation: the bits and blocks.
+    """
+
+    def error(exponent):
+        total = 0.0
+        for stack_IO in matrices.values():
+            for weights_IO in stack_IO.reshape(-1, *stack_IO.shape[-2:]):
+                values_IO = round_to_powers(
+                    weights_IO, quantisation.bits, quantisation.block, exponent
+                )
+                total += np.sum((values_IO - weights_IO) ** 2)
+        return total
+
+    return float(min(EXPONENTS, key=error))

@@ -1,0 +1,210 @@
+"""Reference: each method in plain loops. Property: GPTQ has a smaller error of outputs than nearest
+values, BAQ's inputs have equal losses. Contract: models and flags that are refused.
+"""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from eval.convert import __main__ as convert
+from eval.convert.fold import write_workdir
+from eval.convert.quantise import (
+    METHODS,
+    OutputGrid,
+    Quantisation,
+    distribute_levels,
+    find_exponent,
+    gptq,
+    quantise_checkpoint,
+    round_to_nearest,
+    round_to_powers,
+)
+from eval.convert.scores import DAMPING
+from eval.load import load
+from lm.data.tokenizers import ByteTokenizer
+from lm.training.state import Weights
+from modules.params import as_matrices, named_leaves
+from tests.eval.convert.test_commands import checkpoint
+
+RNG = np.random.default_rng
+INPUTS, OUTPUTS = 24, 10
+WEIGHTS = RNG(0).normal(size=(INPUTS, OUTPUTS))
+X = RNG(1).normal(size=(200, INPUTS)) @ RNG(2).normal(size=(INPUTS, INPUTS))
+MOMENTS = X.T @ X / len(X)
+
+
+def round_output(column, bits):
+    """Rounds the weights of one output, in plain Python."""
+    low, high = min(min(column), 0.0), max(max(column), 0.0)
+    scale = (high - low) / (2**bits - 1)
+    zero = round(-low / scale)
+    return [scale * (min(max(round(w / scale) + zero, 0), 2**bits - 1) - zero) for w in column]
+
+
+@pytest.mark.parametrize('bits', [2, 4, 8])
+@pytest.mark.parametrize('block', [0, 8, 7])
+def test_rounding_to_nearest(bits, block):
+    """Catches a scale of inputs in place of outputs, and a block that is left out."""
+    size, expected = block or INPUTS, np.empty_like(WEIGHTS)
+    for o in range(OUTPUTS):
+        for i in range(0, INPUTS, size):
+            expected[i : i + size, o] = round_output(list(WEIGHTS[i : i + size, o]), bits)
+    np.testing.assert_allclose(round_to_nearest(WEIGHTS, bits, block), expected, atol=1e-12)
+
+
+def test_grid_has_zero_and_its_ends():
+    """Of positive weights too; a single level is the mean; zeros stay."""
+    positive = np.abs(WEIGHTS) + 1
+    rounded = round_to_nearest(positive, 4, 0)
+    assert np.all(np.isclose(rounded.max(0), positive.max(0)))
+    assert OutputGrid(positive, 16).nearest(np.zeros((1, OUTPUTS))) == pytest.approx(0.0)
+    assert np.all(OutputGrid(positive, 1).nearest(positive) == positive.mean(0))
+    assert not round_to_nearest(np.zeros((4, 3)), 4, 0).any()
+
+
+def test_powers():
+    """An exponent of 1 is an even grid; a smaller one has finer steps near 0. The best exponent of
+    Gaussian weights in four bits is below 1.
+    """
+    scale = np.abs(WEIGHTS).max(0) / 7
+    np.testing.assert_allclose(
+        round_to_powers(WEIGHTS, 4, 0, 1.0), scale * np.round(WEIGHTS / scale), atol=1e-12
+    )
+    values = np.unique(np.abs(round_to_powers(RNG(0).normal(size=(5000, 1)), 4, 0, 0.5)))
+    np.testing.assert_allclose(values / values[-1], (np.arange(8) / 7) ** 2, atol=1e-12)
+    large = {'w': RNG(0).normal(size=(3, 400, 50))}
+    exponent = find_exponent(large, Quantisation('power', 4))
+    assert 0.4 < exponent < 1
+
+
+def test_gptq_follows_published_code():
+    """The loop over columns of IST-DASLab/gptq, with its own inverse. Catches an error that is
+    divided by H^-1 in place of its root, and weights before i that change.
+    """
+    w, h = WEIGHTS.T.copy(), 2 * MOMENTS
+    h += DAMPING * np.mean(np.diag(h)) * np.eye(INPUTS)
+    inverse = np.linalg.cholesky(np.linalg.inv(h)).T
+    grid, expected = OutputGrid(WEIGHTS, 8), np.empty_like(w)
+    for i in range(INPUTS):
+        expected[:, i] = grid.nearest(w[None, :, i])[0]
+        error = (w[:, i] - expected[:, i]) / inverse[i, i]
+        w[:, i:] -= np.outer(error, inverse[i, i:])
+    rounded, losses = gptq(WEIGHTS, MOMENTS, 8)
+    np.testing.assert_allclose(rounded, expected.T, atol=1e-10)
+    assert losses.shape == (INPUTS,) and np.all(losses >= 0)
+
+
+def output_error(rounded):
+    return np.sum((X @ (rounded - WEIGHTS)) ** 2)
+
+
+@pytest.mark.parametrize('block', [0, 8])
+@pytest.mark.parametrize('bits', [3, 4])
+def test_gptq_lowers_output_errors(bits, block):
+    """By a tenth at least, with correlated inputs; without correlation it rounds to nearest."""
+    rounded, _ = gptq(WEIGHTS, MOMENTS, 2**bits, block)
+    assert output_error(rounded) < 0.9 * output_error(round_to_nearest(WEIGHTS, bits, block))
+    plain, _ = gptq(WEIGHTS, np.eye(INPUTS), 2**bits, block)
+    np.testing.assert_allclose(plain, round_to_nearest(WEIGHTS, bits, block), atol=1e-12)
+
+
+def test_dead_inputs_become_zero():
+    moments = MOMENTS.copy()
+    moments[3], moments[:, 3] = 0.0, 0.0
+    rounded, _ = gptq(WEIGHTS, moments, 16)
+    assert not rounded[3].any() and rounded[4].any()
+
+
+def test_levels_equalise_losses():
+    """Losses that fall by 2^theta a bit become equal, and the geometric mean of the levels is that
+    of equal bits. An input without loss gets one level.
+    """
+    losses = np.exp(RNG(0).normal(size=400))
+    levels = distribute_levels(losses, 6)
+    remaining = losses * (levels / 2**6) ** -1.95
+    assert np.std(np.log(remaining)) < 0.02
+    assert np.mean(np.log2(levels)) == pytest.approx(6, abs=0.01)
+    assert distribute_levels(np.array([0.0, 1.0, 4.0]), 4)[0] == 1
+    assert np.all(distribute_levels(np.zeros(3), 4) == 16)
+
+
+TOKENS_BT = RNG(0).integers(1, 16, (3, 8), dtype=np.int32)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize('method', METHODS)
+def test_only_block_weights_are_rounded(method):
+    """Each output has at most 2^bits values; embeddings, norms and the readout stay; logits
+    change.
+    """
+    model = checkpoint({'model.activation': 'swiglu', 'model.n_kv_heads': 1})
+    model = dataclasses.replace(model, weights=jax.device_put(model.weights))
+    tokens_BT = TOKENS_BT if METHODS[method].needs_moments else None
+    quantised = quantise_checkpoint(model, Quantisation(method, 3), tokens_BT)
+    before, n_weights = named_leaves(model.weights.params), 0
+    matrices = {'query', 'key', 'value', 'out', 'up', 'gate', 'down'}
+    for path, leaf in quantised.params.items():
+        if path.rpartition('/')[2] not in matrices:
+            np.testing.assert_array_equal(leaf, before[path], path)
+            continue
+        spec = named_leaves(model.learner.description.specs)[path]
+        stack = np.asarray(as_matrices(spec, leaf))
+        n_weights += stack.size
+        assert leaf.dtype == np.float32 and np.any(leaf != before[path])
+        for column in (
+            stack.reshape(-1, *stack.shape[-2:]).transpose(0, 2, 1).reshape(-1, stack.shape[-2])
+        ):
+            assert method == 'baq' or len(np.unique(column)) <= 8
+    assert quantised.n_weights == n_weights
+    assert quantised.mean_bits == pytest.approx(3, abs=0 if method != 'baq' else 0.3)
+    assert 0.02 < quantised.error < 0.6
+    assert (quantised.exponent is not None) == (method == 'power')
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'match'),
+    [
+        (('gptk', 4), "Did you mean 'gptq'"),
+        (('rtn', 1), '--bits must be 2 to 8; got 1'),
+        (('rtn', 9), '--bits must be 2 to 8; got 9'),
+        (('rtn', 4, -1), '--block must be at least 0; got -1'),
+        (('baq', 4, 16), 'has one scale for an output, but --block=16. Leave --block out'),
+    ],
+)
+def test_unknown_choices_are_refused(arguments, match):
+    with pytest.raises(ValueError, match=match):
+        Quantisation(*arguments)
+
+
+def test_text_is_read_if_it_is_needed():
+    with pytest.raises(ValueError, match='--method=gptq reads a text: add --text=SOURCE'):
+        Quantisation('gptq', 4).check_text(None)
+    with pytest.raises(ValueError, match='reads no text: leave out --text=x'):
+        Quantisation('rtn', 4).check_text('x')
+    Quantisation('rtn', 4).check_text(None)
+
+
+def test_reparametrisation_is_refused():
+    model = checkpoint({'model.reparam': 'weight_norm'}, weights=Weights({}, (), {}))
+    with pytest.raises(ValueError, match='fold --to=none'):
+        quantise_checkpoint(model, Quantisation('rtn', 4))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize('method', ['power', 'gptq'])
+def test_quantise_command(tmp_path, capsys, method):
+    """The workdir loads, and says where it comes from."""
+    model = checkpoint({})
+    meta = {'vocab_size': model.meta['vocab_size'], 'data': None}
+    write_workdir(tmp_path / 'run', model.recipe, model.weights, ByteTokenizer(), 3, meta)
+    (tmp_path / 'a.txt').write_text('\x01\x02\x03\x04\x05\x06\x07\x08\x09')
+    source = f'text:{tmp_path}/a.txt' if method == 'gptq' else None
+    options = {'checkpoint': str(tmp_path / 'run'), 'out': str(tmp_path / 'out'), 'text': source}
+    convert.run(['quantise'], options | {'method': method, 'bits': 4, 'block': 0})
+    assert 'rounded 4,096 weights of the blocks to 4 bits' in capsys.readouterr().out
+    loaded = load(tmp_path / 'out')
+    assert loaded.meta['quantised']['method'] == method
+    before, after = (named_leaves(c.weights.params) for c in (model, loaded))
+    assert np.any(before['layers/mlp/up'] != after['layers/mlp/up'])
