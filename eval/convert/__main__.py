@@ -45,7 +45,7 @@ import numpy as np
 from absl import flags
 
 from eval.convert import export_hf, export_peft, import_hf, merge, prune, quantise, read_back
-from eval.convert.fold import TARGETS, fold_checkpoint, write_workdir
+from eval.convert.fold import TARGETS, fold_checkpoint, rounds_products, write_workdir
 from eval.convert.scores import PER, REMOVE, SCORES
 from eval.load import Checkpoint, define_checkpoint, load
 from lm.config.resolve import digest, resolve, single_run_config
@@ -191,6 +191,14 @@ def export_run(target: Path, options: Mapping[str, Any]) -> None:
         print(f'NOTE: {note}')
     comparison = read_back.compare_files(target, checkpoint, exported.stored_difference)
     print(comparison.describe(target))
+    if rounds_products(checkpoint.recipe):
+        difference = read_back.rounding_difference(checkpoint)
+        matmul = checkpoint.recipe.kernels['matmul']
+        print(
+            f'NOTE: the run rounds the operands of its products ({matmul}), and transformers does '
+            'not: logits of the run differ from those of the files by '
+            f'{difference:.1e} of the largest'
+        )
 
 
 def export_adapter(target: Path, options: Mapping[str, Any]) -> None:

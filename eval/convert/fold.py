@@ -15,6 +15,7 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 
 from eval.load import Checkpoint
+from lm.config.choice import AUTO
 from lm.config.fields import FIELDS, KernelsConfig, MeshConfig
 from lm.config.recipe import Recipe, build_recipe
 from lm.config.resolve import NO_SOURCE, resolve_config, to_dict, update_config, update_recipe
@@ -40,9 +41,11 @@ from lm.training.state import (
 )
 from lm.training.update import build_average, build_optimizer
 from modules.choices import choose
+from modules.kernels.matmul.low_precision import Simulated
 from modules.norms import fold
 from modules.norms.fold import Affine
 from modules.norms.removal import removal_update
+from modules.options import declared_options
 from modules.params import NORM, ParamSpec, named_leaves
 from modules.placements import PLACEMENTS
 
@@ -420,6 +423,8 @@ def compute_logits(
 ) -> np.ndarray:
     """Returns the logits of fixed random tokens, computed in `dtype` by the reference kernels.
 
+    Products are those of the weights themselves, also if the run rounds their operands.
+
     Args:
       recipe: of the model; its model.dtype is replaced.
       vocab: size of the vocabulary.
@@ -429,9 +434,23 @@ def compute_logits(
     """
     shape = (ROWS, length or recipe.data.seq_len)
     tokens_BT = np.random.default_rng(0).integers(0, vocab, shape, dtype=np.int32)
-    recipe = use_reference_kernels(update_recipe(recipe, {'model.dtype': dtype}))
-    transformer = build_model(recipe, vocab, 'cpu')
+    recipe = update_recipe(widen_products(recipe), {'model.dtype': dtype})
+    transformer = build_model(use_reference_kernels(recipe), vocab, 'cpu')
     return run_on_cpu(dtype, lambda: jax.jit(transformer.apply)(cast(variables, dtype), tokens_BT))
+
+
+def rounds_products(recipe: Recipe) -> bool:
+    """Whether the model rounds the operands of its products to few bits."""
+    matmul = recipe.kernels.get('matmul')
+    return matmul is not None and isinstance(matmul.row, type) and issubclass(matmul.row, Simulated)
+
+
+def widen_products(recipe: Recipe) -> Recipe:
+    """Returns the recipe of a model that does not round the operands of its products."""
+    if not rounds_products(recipe):
+        return recipe
+    options = {f'kernels.{name}': None for name in declared_options(Simulated)}
+    return update_recipe(recipe, {'kernels.matmul': AUTO, **options})
 
 
 def use_reference_kernels(recipe: Recipe) -> Recipe:
@@ -440,7 +459,11 @@ def use_reference_kernels(recipe: Recipe) -> Recipe:
     Other kernels may need a GPU or TPU. The matmul product stays: it runs on a CPU, and may carry
     state.
     """
-    kernels = vars(KernelsConfig(implementation='reference', matmul=recipe.config.kernels.matmul))
+    matmul = recipe.kernels.get('matmul')
+    options = {} if matmul is None else matmul.options
+    kernels = vars(
+        KernelsConfig(implementation='reference', matmul=recipe.config.kernels.matmul, **options)
+    )
     return update_recipe(recipe, {f'kernels.{name}': value for name, value in kernels.items()})
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from eval.convert.export_hf import MAX_LOGIT_TOKENS, TOLERANCE
@@ -79,3 +80,16 @@ def compare_files(folder: Path, checkpoint: Checkpoint, expected: float) -> File
         )
     largest = float(np.max(np.abs(checkpoint_logits)))
     return FileComparison(difference, largest, length, again.n_bytes_read)
+
+
+def rounding_difference(checkpoint: Checkpoint) -> float:
+    """Returns how much logits change because the run rounds the operands of its products, relative
+    to the largest logit.
+    """
+    length = min(MAX_LOGIT_TOKENS, checkpoint.recipe.data.seq_len)
+    vocab_size = checkpoint.meta['vocab_size']
+    variables = jax.device_get(checkpoint.variables)
+    wide = compute_logits(checkpoint.recipe, vocab_size, variables, 'float32', length)
+    shape = ROWS, length
+    tokens_BT = np.random.default_rng(0).integers(0, vocab_size, shape, dtype=np.int32)
+    return largest_difference(np.asarray(checkpoint.logits(jnp.asarray(tokens_BT))), wide)

@@ -1,0 +1,49 @@
+"""Contract: conversions of runs with products of few bits compare weights, and say what rounding
+changes.
+"""
+
+import numpy as np
+import pytest
+
+from eval.convert import __main__ as convert
+from eval.convert.fold import (
+    compute_logits,
+    rounds_products,
+    use_reference_kernels,
+    widen_products,
+    write_workdir,
+)
+from lm.data.tokenizers import ByteTokenizer
+from tests.eval.convert.test_commands import checkpoint
+from tests.helpers import checked_config
+
+MEDIAN = {'kernels.matmul': 'bitnet', 'kernels.w_scale': 'median'}
+
+
+def test_products_become_wide_or_keep_their_options():
+    """Catches kernels that lose options, which would be those of another model."""
+    recipe = checked_config(MEDIAN)
+    assert rounds_products(recipe) and not rounds_products(checked_config({}))
+    assert use_reference_kernels(recipe).kernels['matmul'].options['w_scale'] == 'median'
+    assert widen_products(recipe) == checked_config({})
+    plain = checked_config({'kernels.matmul': 'wta_crs'})
+    assert widen_products(plain) is plain
+
+
+@pytest.mark.full
+def test_export_says_how_much_rounding_changes(tmp_path, capsys):
+    """The files have the weights of the run; programs that read them do not round."""
+    model = checkpoint({'model.activation': 'swiglu'} | MEDIAN)
+    meta = {'vocab_size': model.meta['vocab_size'], 'data': None}
+    write_workdir(tmp_path / 'run', model.recipe, model.weights, ByteTokenizer(), 3, meta)
+    options = {'checkpoint': str(tmp_path / 'run'), 'out': str(tmp_path / 'out')}
+    convert.run(['export-hf'], options | {'dtype': 'float32'})
+    printed = capsys.readouterr().out
+    assert 'differ by at most 0.0e+00' in printed
+    line = printed.splitlines()[-1]
+    assert line.startswith('NOTE: the run rounds the operands of its products (kernels.matmul=bitn')
+    assert 0.01 < float(line.split(' by ')[1].split()[0]) < 2
+    arguments = model.meta['vocab_size'], model.variables, 'float32'
+    wide = compute_logits(model.recipe, *arguments)
+    plain = compute_logits(widen_products(model.recipe), *arguments)
+    np.testing.assert_array_equal(wide, plain)
