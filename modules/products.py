@@ -103,7 +103,9 @@ class RoundingKey(nn.Module):
 
     @nn.compact
     def __call__(self) -> jax.Array | None:
-        """Returns the key; None in evaluation."""
+        """Returns the key; None in evaluation, which may have none."""
+        if not (is_training(self) or self.is_initializing()):
+            return None
         return next_key(self)
 
 

@@ -65,7 +65,7 @@ FEW_BITS = {
     'A100': {'s8': 2.0},
     'H100': {'s8': 2.0, 'f8': 2.0},
     'H200': {'s8': 2.0, 'f8': 2.0},
-    'B200': {'f8': 2.0},
+    'B200': {'s8': 2.0, 'f8': 2.0},
 }
 # Side of the matrix unit (jax-ml/scaling-book, tpus.md; of TPU7x MaxText's documentation).
 # A GPU's tiles are of 8 and 16, which shapes of models fill.

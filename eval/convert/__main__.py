@@ -45,7 +45,7 @@ import numpy as np
 from absl import flags
 
 from eval.convert import export_hf, export_peft, import_hf, merge, prune, quantise, read_back
-from eval.convert.fold import TARGETS, fold_checkpoint, rounds_products, write_workdir
+from eval.convert.fold import TARGETS, fold_checkpoint, write_workdir
 from eval.convert.scores import PER, REMOVE, SCORES
 from eval.load import Checkpoint, define_checkpoint, load
 from lm.config.resolve import digest, resolve, single_run_config
@@ -55,6 +55,7 @@ from lm.launch.distributed import check_same_everywhere, is_first, is_multiproce
 from lm.launch.exit_status import DONE
 from lm.launch.path_flags import define_path
 from lm.launch.this_host import child_host
+from lm.model.kernels import rounds_products
 from lm.record.checkpoint import check_path
 from lm.storage.buckets import parse_local_path
 from lm.storage.files import expand_home

@@ -15,7 +15,6 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 
 from eval.load import Checkpoint
-from lm.config.choice import AUTO
 from lm.config.fields import FIELDS, KernelsConfig, MeshConfig
 from lm.config.recipe import Recipe, build_recipe
 from lm.config.resolve import NO_SOURCE, resolve_config, to_dict, update_config, update_recipe
@@ -23,6 +22,7 @@ from lm.data.tokenizers import Tokenizer
 from lm.devices.mesh import make_mesh, replicated_sharding
 from lm.launch.distributed import is_first, is_multiprocess, raise_on_all
 from lm.model.check import check
+from lm.model.kernels import widen_products
 from lm.model.pattern import block_groups
 from lm.model.transformer import build_model
 from lm.record.checkpoint import check_path, check_tree, state_record
@@ -41,11 +41,9 @@ from lm.training.state import (
 )
 from lm.training.update import build_average, build_optimizer
 from modules.choices import choose
-from modules.kernels.matmul.low_precision import Simulated
 from modules.norms import fold
 from modules.norms.fold import Affine
 from modules.norms.removal import removal_update
-from modules.options import declared_options
 from modules.params import NORM, ParamSpec, named_leaves
 from modules.placements import PLACEMENTS
 
@@ -437,20 +435,6 @@ def compute_logits(
     recipe = update_recipe(widen_products(recipe), {'model.dtype': dtype})
     transformer = build_model(use_reference_kernels(recipe), vocab, 'cpu')
     return run_on_cpu(dtype, lambda: jax.jit(transformer.apply)(cast(variables, dtype), tokens_BT))
-
-
-def rounds_products(recipe: Recipe) -> bool:
-    """Whether the model rounds the operands of its products to few bits."""
-    matmul = recipe.kernels.get('matmul')
-    return matmul is not None and isinstance(matmul.row, type) and issubclass(matmul.row, Simulated)
-
-
-def widen_products(recipe: Recipe) -> Recipe:
-    """Returns the recipe of a model that does not round the operands of its products."""
-    if not rounds_products(recipe):
-        return recipe
-    options = {f'kernels.{name}': None for name in declared_options(Simulated)}
-    return update_recipe(recipe, {'kernels.matmul': AUTO, **options})
 
 
 def use_reference_kernels(recipe: Recipe) -> Recipe:

@@ -207,7 +207,9 @@ class ScoreReader:
         if row.statistic != GRADIENTS:
             means = self.compute_means(row.statistic, weights, tokens_BT)
             return matrix_scores(pruning.score, self.specs, params, means)
-        general = {path: np.zeros_like(params[path]) for path in self.list_matrices(weights)}
+        general = {
+            path: np.zeros_like(params[path]) for path in self.list_matrices(weights, tokens_BT)
+        }
         if row.needs_general:
             assert general_BT is not None  # `Pruning.check_general`
             moments = self.compute_means(MOMENTS, weights, general_BT)
@@ -223,13 +225,15 @@ class ScoreReader:
             path: np.asarray(as_matrices(self.specs[path], x)) for path, x in mean_scores.items()
         }
 
-    def list_matrices(self, weights: Weights) -> list[str]:
+    def list_matrices(self, weights: Weights, tokens_BT: np.ndarray | None = None) -> list[str]:
         """Returns the paths of the matrices that multiply activations in the blocks.
 
-        weights: of the model.
+        Args:
+          weights: of the model.
+          tokens_BT: a text; None: none is read.
         """
-        # Traces, but does not run.
-        return list(jax.eval_shape(self._squares, weights, np.zeros((1, 2), np.int32)))
+        rows_BT = np.zeros((1, 2), np.int32) if tokens_BT is None else tokens_BT[:1]
+        return list(jax.eval_shape(self._squares, weights, rows_BT))  # traces, but does not run
 
     def compute_means(
         self, statistic: str, weights: Weights, tokens_BT: np.ndarray

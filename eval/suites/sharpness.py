@@ -19,6 +19,7 @@ from lm.devices.shardings import abstract_state
 from lm.inference.blocks import iterate_blocks, make_sequence
 from lm.inference.scoring import score_batch
 from lm.model.block import ACTIVATIONS, EMBEDDING
+from lm.model.kernels import rounds_products, widen_products
 from lm.record.checkpoint import read_state
 from lm.training.state import Hyper, Learner, State, Weights, build_learner
 from lm.training.step import Batch, compute_activations, target_weights, token_sums
@@ -158,7 +159,9 @@ def build_float32_learner(checkpoint: Checkpoint, implementation: str) -> Learne
     c = checkpoint
     kernel_changes = {f'kernels.{operation}': AUTO for operation in OPERATIONS}
     kernel_changes |= {'kernels.implementation': implementation, 'model.dtype': 'float32'}
-    recipe = drop_unread_options(update_recipe(c.recipe, kernel_changes))
+    if rounds_products(c.recipe):  # its matmul keeps the stacks of blocks, and becomes wide
+        del kernel_changes['kernels.matmul']
+    recipe = drop_unread_options(update_recipe(widen_products(c.recipe), kernel_changes))
     return build_learner(recipe, c.model.vocab_size, c.learner.bos_id, c.model.kernels.platform)
 
 

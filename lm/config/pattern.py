@@ -29,6 +29,11 @@ from modules.positions import POSITIONS
 PATTERN, POSITION, PLACEMENT, MATMUL = 'model.pattern', 'position', 'placement', 'matmul'
 #: Fields whose rows an item chooses, and which the recipe of its blocks has in place of a pattern.
 ITEM_FIELDS = ('model.attention', 'model.mlp', 'model.position')
+#: An item has no options of a matmul, so that it cannot choose one with options.
+ITEM_MATMULS = {
+    AUTO: None,
+    **{name: row for name, row in MATMUL_KERNELS.items() if not declared_options(row)},
+}
 MAX_COUNT = 10_000
 MAX_PARTS = 3  # the first blocks, the period, and the last blocks
 FORM = (
@@ -176,7 +181,7 @@ def _parse_item(text: str) -> list[Item]:
     if placement is not None:
         choose(PLACEMENTS, placement, f'a placement in {PATTERN}')
     if matmul is not None:
-        choose({AUTO: None, **MATMUL_KERNELS}, matmul, f'a matmul in {PATTERN}')
+        choose(ITEM_MATMULS, matmul, f'a matmul in {PATTERN}')
     placed = attention, options, position, placement, matmul
     return [Item(match[1], *placed, mlp, mlp_options)] * count
 

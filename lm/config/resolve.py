@@ -118,7 +118,13 @@ def resolve_config(config: Config) -> Recipe:
         raise ValueError(explain_unread(path, flat[path], config))
     check_settings(flat, readers, recipe.schedule)
     if recipe.pattern is not None and not recipe.is_mixed:  # equal blocks are no pattern
-        (recipe,) = recipe.kinds.values()
+        (kind,) = recipe.kinds.values()
+        if (matmul := recipe.kernels.get('matmul')) != kind.kernels.get('matmul'):
+            raise ValueError(
+                f'{matmul} has no effect: with {PATTERN}={recipe.model.pattern} all blocks have '
+                'another matmul. Leave one of them out.'
+            )
+        recipe = kind
         config, flat, readers = recipe.config, flatten(recipe), recipe.readers
     for path, parts in readers.items():
         if not FIELDS[path].is_part_option:  # a setting of a group, which is set

@@ -95,10 +95,6 @@ def _check_parts(recipe: Recipe) -> None:
     for part in recipe.parts:
         if part.section:  # rows of other tables have no options, and no rules
             part.row.check(recipe, part)
-    for kind in recipe.kinds.values():
-        matmul = kind.kernels.get('matmul')
-        if matmul is not None and matmul != recipe.kernels.get('matmul'):
-            matmul.row.check(kind, matmul)
 
 
 def check_kinds(recipe: Recipe, check_kind: Callable[[Recipe], None]) -> None:

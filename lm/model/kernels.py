@@ -1,10 +1,12 @@
 """Selects the kernels of a recipe: the kernels that it names, else the platform's defaults."""
 
 from lm.config.recipe import Recipe
+from lm.config.resolve import update_recipe
 from lm.model.check import attention_scores
 from modules.attention import ATTENTIONS
 from modules.kernels import ATTENTION_KERNELS, CROSS_ENTROPY_KERNELS, Kernels, kernels_for
 from modules.kernels.attention import check_scores
+from modules.kernels.matmul.low_precision import LAYERS, Simulated
 
 
 def select_kernels(recipe: Recipe, platform: str) -> Kernels:
@@ -66,6 +68,19 @@ def list_attention_kernels(recipe: Recipe, kernels: Kernels) -> dict[str, str]:
         for entry, kind in recipe.kinds.items()
         if kind.attention.row.has_scores
     }
+
+
+def rounds_products(recipe: Recipe) -> bool:
+    """Whether blocks or the readout round the operands of their products to few bits."""
+    matmul = recipe.kernels.get('matmul')
+    return matmul is not None and isinstance(matmul.build(), Simulated)
+
+
+def widen_products(recipe: Recipe) -> Recipe:
+    """Returns the recipe of the same model without rounded products; stacks of blocks stay."""
+    if not rounds_products(recipe):
+        return recipe
+    return update_recipe(recipe, {'kernels.wide_layers': '+'.join(LAYERS)})
 
 
 def select_fused_attention(recipe: Recipe, platform: str) -> tuple[str, str]:

@@ -167,9 +167,16 @@ def layer_diagnostics(learner: Learner, sown: Any, used: Any, grads: Any) -> Dia
 
 
 def flatten_sown(sown: Any, stack: Stack) -> Diagnostics:
-    """Returns the diagnostics that the blocks of a stack have sown, [L, ...] by name."""
-    leaves = named_leaves(stack.find(sown))
-    return {path.split('/')[-2]: values for path, values in leaves.items()}
+    """Returns the diagnostics that the blocks of a stack have sown, [L, ...] by name.
+
+    A name that several layers of a block give is that of the whole path.
+    """
+    leaves = {tuple(path.split('/')[:-1]): v for path, v in named_leaves(stack.find(sown)).items()}
+    counts = collections.Counter(path[-1] for path in leaves)
+    return {
+        path[-1] if counts[path[-1]] == 1 else '_'.join(path): values
+        for path, values in leaves.items()
+    }
 
 
 def join_sown(learner: Learner, sown: Any) -> Diagnostics:

@@ -16,8 +16,7 @@ from modules.numerics import DTYPES
 from modules.optim import Average, mask_untrained, partition
 from modules.optim.groups import GROUPS, HIDDEN, OTHERS, find_group
 from modules.optim.stages import NO_DECAY, Stages, build_stages, stored_stages
-from modules.optim.storage import FIELDS as MOMENT_FIELDS
-from modules.optim.storage import narrow_moments
+from modules.optim.storage import MOMENTUM, SECOND, narrow_moments
 from modules.scaling import DecayInputs
 
 Numbers = Mapping[str, Any]
@@ -201,9 +200,8 @@ def _build_optimizers(recipe: Recipe, description: Description, hyper: Numbers) 
     labels = jax.tree.map(find_label, specs)
     present = {*jax.tree.leaves(labels)}
     makers = {g: rows[optimizers[g].path] for g in (HIDDEN, *GROUPS) if g in present}
-    dtypes = {m: vars(recipe.optim)[path.split('.')[1]] for m, path in MOMENT_FIELDS.items()}
-    narrow = {m: DTYPES[dtype] for m, dtype in dtypes.items() if dtype != 'float32'}
-    if narrow:
+    if recipe.optim.momentum_dtype != 'float32':
+        narrow = {MOMENTUM: DTYPES[recipe.optim.momentum_dtype]}
         makers = {
             group: functools.partial(_make_narrow, make, narrow, str(optimizers[group]))
             for group, make in makers.items()
@@ -211,8 +209,14 @@ def _build_optimizers(recipe: Recipe, description: Description, hyper: Numbers) 
     is_all_trained = all(jax.tree.leaves(trainable))
     if is_all_trained and len(makers) == 1:
         (make,) = makers.values()
-        return make(specs)
-    return partition(specs, labels, makers, None if is_all_trained else trainable)
+        optimizer = make(specs)
+    else:
+        optimizer = partition(specs, labels, makers, None if is_all_trained else trainable)
+    if recipe.optim.second_moment_dtype == 'float32':
+        return optimizer
+    # Of all groups at once, since only some optimizers have second moments.
+    names = ' and '.join(dict.fromkeys(str(optimizers[group]) for group in makers))
+    return narrow_moments(optimizer, {SECOND: DTYPES[recipe.optim.second_moment_dtype]}, names)
 
 
 def _make_narrow(make: Callable, dtypes: Numbers, name: str, *args: Any) -> Any:

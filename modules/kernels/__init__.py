@@ -176,8 +176,8 @@ def kernels_for(
       ValueError: for a name in no table, and for a kernel that does not run on the platform.
     """
     if implementation == 'auto':
-        # `lm.model.kernels` replaces more where a compiled step then moves fewer bytes.
         # XLA for CPUs and for TPUs want another matmul (`modules.kernels.matmul`).
+        # `lm.model.kernels` replaces more where a compiled step then moves fewer bytes.
         implementation = {'cpu': 'xla_cpu', 'tpu': 'xla_tpu'}.get(platform, 'xla')
     names = dict(choose(IMPLEMENTATIONS, implementation, 'kernels.implementation'))
     for operation, name in kernel_names.items():

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from modules.precision.formats import (
+    MAX_EXPONENT_BITS,
     WIDE,
     Format,
     floor_pow2,
@@ -169,7 +170,7 @@ def round_operand(
 
 
 def measure_rounding(
-    x: jax.Array, operand: Operand, summed: tuple[int, ...]
+    x: jax.Array, operand: Operand, summed: tuple[int, ...], outlier_size: float = 0.0
 ) -> dict[str, jax.Array]:
     """Returns `rounding_error`, `underflow` and `overflow` of a matrix rounded to nearest.
 
@@ -177,16 +178,19 @@ def measure_rounding(
       x: [..., A, B].
       operand: its format, blocks and scales.
       summed: the axes that the product sums.
+      outlier_size: columns with a value as large are not rounded; 0: all are.
     """
-    codes, s = round_operand(x, operand, summed)
+    is_outlier = jnp.abs(x) >= (outlier_size or jnp.inf)
+    codes, s = round_operand(x, operand, summed, ignored=is_outlier if outlier_size else None)
     x, format = x.astype(jnp.float32), parse_format(operand.format)
+    is_rounded = ~jnp.any(is_outlier, axis=tuple(range(x.ndim - 1)), keepdims=True)
     largest = jnp.inf if format is None else format.largest
-    error = jnp.linalg.norm(codes * s - x) / jnp.maximum(jnp.linalg.norm(x), SMALLEST)
+    error = jnp.linalg.norm(jnp.where(is_rounded, codes * s - x, 0))
     # A value that is scaled to the largest one may be above it by its own rounding.
     return {
-        'rounding_error': error,
-        'underflow': jnp.mean((codes == 0) & (x != 0)),
-        'overflow': jnp.mean(jnp.abs(x) > largest * s * (1 + 1e-6)),
+        'rounding_error': error / jnp.maximum(jnp.linalg.norm(x), SMALLEST),
+        'underflow': jnp.mean((codes == 0) & (x != 0) & is_rounded),
+        'overflow': jnp.mean((jnp.abs(x) > largest * s * (1 + 1e-6)) & is_rounded),
     }
 
 
@@ -218,6 +222,12 @@ def check_operand(operand: Operand, path: str) -> None:
             parse(vars(operand)[name])
         except ValueError as error:
             raise ValueError(f'{path}_{name}: {error}') from None
+    format = parse_format(operand.format)
+    if format and format.exponent_bits == MAX_EXPONENT_BITS and operand.scale != 'none':
+        raise ValueError(
+            f'{path}_format={operand.format} has the range of float32, so that its scale would '
+            f'overflow: set {path}_scale=none'
+        )
     is_scaled_by_size = operand.scale in ('mean', 'median')
     if is_scaled_by_size and operand.format not in (WIDE, 'int2'):
         raise ValueError(

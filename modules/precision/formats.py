@@ -14,7 +14,7 @@ import jax.numpy as jnp
 WIDE = 'wide'  # in place of a format: values are not rounded
 ROUNDINGS = ('nearest', 'stochastic', 'truncate')
 MAX_EXPONENT_BITS, MAX_MANTISSA_BITS, MAX_INTEGER_BITS = 8, 10, 16
-FORM = f'eXmY with X from 1 to 8 and Y from 0 to 10, int2 to int16, or {WIDE}'
+FORM = f'eXmY with X from 2 to 8 and Y from 1 to 10, int2 to int16, or {WIDE}'
 FINITE_BITS = 6  # formats of so many bits, or fewer, spend no code on infinities
 _MANTISSA_BITS, _EXPONENT_BIAS = 23, 127  # of float32
 
@@ -76,7 +76,8 @@ def parse_format(text: str) -> Format | None:
         return None
     if match := re.fullmatch(r'e(\d+)m(\d+)', text):
         exponent_bits, mantissa_bits = map(int, match.groups())
-        if 1 <= exponent_bits <= MAX_EXPONENT_BITS and mantissa_bits <= MAX_MANTISSA_BITS:
+        is_known = exponent_bits <= MAX_EXPONENT_BITS and mantissa_bits <= MAX_MANTISSA_BITS
+        if is_known and exponent_bits >= 2 and mantissa_bits >= 1:
             return Format(exponent_bits, mantissa_bits)
     elif match := re.fullmatch(r'int(\d+)', text):
         n_bits = int(match[1])
@@ -125,7 +126,8 @@ def round_to_format(
     if rounding == 'truncate':
         n_steps = jnp.trunc(n_steps)
     elif rounding == 'stochastic' and key is not None:
-        n_steps = jnp.floor(n_steps + jax.random.uniform(key, x.shape))
+        whole = jnp.floor(n_steps)  # u < n - floor(n) is exact, where n + u would be rounded
+        n_steps = whole + (jax.random.uniform(key, x.shape) < n_steps - whole)
     else:
         n_steps = jnp.round(n_steps)
     return jnp.clip(n_steps * step, -format.largest, format.largest)

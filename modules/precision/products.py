@@ -25,8 +25,8 @@ class ProductPrecision:
       x, w, g: activations, weights, and the gradient of y.
       w_backward: weights in `dx`.
       backward: of BACKWARD: 'rounded' rounds all operands again, along the axis that is summed
-        there; 'wide_dw' does not round those of `dw`; 'saved' has the x and w of the forward pass,
-        rounded, and rounds g; 'wide' rounds no operand of the gradients.
+        there; 'wide_dw' does not round those of `dw`; 'saved' has the rounded x and w of the
+        forward pass, in the type of matmuls, and rounds g; 'wide' rounds no operand of gradients.
       hadamard: the size of the blocks of tokens that a Hadamard matrix with random signs mixes in
         both operands of `dw`; 0: none.
       outlier_size: columns of x with a value as large are not rounded in `y`; 0: all are.
@@ -211,9 +211,10 @@ def _code_dtype(format: Format | None, dtype: jnp.dtype, is_real: bool) -> jnp.d
 
 def _dot(a: jax.Array, b: jax.Array, axes: list[tuple[int, ...]]) -> jax.Array:
     dims = ((axes[0], axes[1]), ((), ()))
-    if jnp.issubdtype(a.dtype, jnp.integer) and a.dtype == b.dtype:
+    if a.dtype == b.dtype == jnp.int8:
         return jax.lax.dot_general(a, b, dims, preferred_element_type=jnp.int32).astype(jnp.float32)
-    if a.dtype.itemsize != b.dtype.itemsize:
+    are_integers = [jnp.issubdtype(array.dtype, jnp.integer) for array in (a, b)]
+    if a.dtype.itemsize != b.dtype.itemsize or any(are_integers):
         a, b = (array.astype(jnp.float32) for array in (a, b))
     exact = 'highest' if a.dtype == jnp.float32 else None
     return jax.lax.dot_general(a, b, dims, precision=exact, preferred_element_type=jnp.float32)

@@ -1,7 +1,7 @@
 """Products whose operands are rounded to few bits: a class for each published recipe.
 
 The options of a class have the values of its recipe, and any of them can be set. Numbers are
-simulated: rounded values are multiplied in the type of matmuls, with sums in float32.
+simulated: rounded values are multiplied in a type that has them, with sums in float32.
 """
 
 import dataclasses
@@ -13,7 +13,14 @@ import jax.numpy as jnp
 
 from modules.choices import choose
 from modules.options import Option
-from modules.precision.blocks import SCALES, Operand, check_operand, measure_rounding
+from modules.precision.blocks import (
+    ROW,
+    SCALES,
+    TENSOR,
+    Operand,
+    check_operand,
+    measure_rounding,
+)
 from modules.precision.formats import ROUNDINGS, WIDE
 from modules.precision.products import BACKWARD, ProductPrecision, rounded_product
 
@@ -40,7 +47,7 @@ Hadamard = Annotated[
 ]
 Outliers = Annotated[
     float,
-    Option('columns with a larger activation are not rounded; 0: all are', 0, sys.float_info.max),
+    Option('columns with an activation as large stay wide in y; 0: none', 0, sys.float_info.max),
 ]
 WideLayers = Annotated[str, Option('layers that are not rounded, joined by +; none: all are')]
 Real = Annotated[bool, Option('multiply in the formats themselves where the scales allow it')]
@@ -102,11 +109,89 @@ class Simulated:
             raise ValueError(
                 f'kernels.hadamard must be a power of two, or 0; got {kernel.hadamard}'
             )
+        if kernel.outlier_size and kernel.x_scale in ('mean', 'median'):
+            raise ValueError(
+                f'kernels.x_scale={kernel.x_scale} is of all values, but kernels.outlier_size='
+                f'{kernel.outlier_size:g} leaves some out. Set it to 0, or x_scale to max.'
+            )
+        kernel.check_effects(part)
+        if 'readout' not in kernel.list_wide_layers():
+            kernel.check_readout(recipe, part)
         for source, quantity in recipe.forward_mode_targets.items():
             raise ValueError(
                 f'{source} differentiates the {quantity}, but {part} rounds the operands of '
                 'products, and a rounded product has no correct derivative of its gradient. Leave '
                 'kernels.matmul at auto, or leave the other out.'
+            )
+
+    def check_effects(self, part: Any) -> None:
+        """Raises ValueError if the kernel rounds nothing, or for an option without effect.
+
+        part: the matmul kernel with its options, for the error.
+        """
+        formats = {name: getattr(self, f'{name}_format') for name in 'xwg'}
+        if set(formats.values()) == {WIDE}:
+            raise ValueError(f'{part} rounds nothing: all formats are {WIDE}. Choose a format.')
+        if set(self.list_wide_layers()) == set(LAYERS):
+            raise ValueError(f'{part} rounds nothing: kernels.wide_layers has all layers.')
+        for name, reason in self.list_idle_options().items():
+            value = getattr(self, name)
+            if value != getattr(type(self), name):
+                raise ValueError(
+                    f'kernels.{name}={value} has no effect with {reason}. Leave one of them out.'
+                )
+
+    def list_idle_options(self) -> dict[str, str]:
+        """Returns {option that has no effect: the setting that takes it}."""
+        idle = {}
+        wide = {name: getattr(self, f'{name}_format') == WIDE for name in 'xwg'}
+        for name in 'xwg':
+            if getattr(self, f'{name}_scale') == 'none':
+                idle[f'{name}_block'] = f'kernels.{name}_scale=none'
+            if wide[name]:
+                idle |= dict.fromkeys(
+                    (f'{name}_block', f'{name}_scale'), f'kernels.{name}_format={WIDE}'
+                )
+        if wide['x'] and wide['w']:
+            idle['rounding'] = 'wide x and w'
+        if wide['g']:
+            idle['g_rounding'] = f'kernels.g_format={WIDE}'
+        if self.backward == 'wide':
+            names = ('g_format', 'g_block', 'g_scale', 'g_rounding')
+            idle |= dict.fromkeys(names, 'kernels.backward=wide')
+        if self.backward in ('saved', 'wide'):
+            idle['dx_w_block'] = f'kernels.backward={self.backward}'
+        elif wide['w']:
+            idle['dx_w_block'] = f'kernels.w_format={WIDE}'
+        if self.backward != 'rounded':
+            idle['hadamard'] = f'kernels.backward={self.backward}'
+        elif wide['x'] and wide['g']:
+            idle['hadamard'] = 'wide x and g'
+        if wide['x']:
+            idle['outlier_size'] = f'kernels.x_format={WIDE}'
+        blocks = {self.x_block, self.w_block, self.g_block}
+        if not blocks <= {TENSOR, ROW}:
+            idle['real_products'] = f'blocks within a sum ({", ".join(sorted(blocks))})'
+        elif self.outlier_size:
+            idle['real_products'] = f'kernels.outlier_size={self.outlier_size:g}'
+        return idle
+
+    def check_readout(self, recipe: Any, part: Any) -> None:
+        """Raises ValueError for what a rounded readout cannot do.
+
+        Args:
+          recipe: the resolved config.
+          part: the matmul kernel with its options, for the error.
+        """
+        if self.precision.is_random:
+            raise ValueError(
+                f'{part} rounds stochastically, which the readout cannot. Add readout to '
+                'kernels.wide_layers, or set the rounding to nearest.'
+            )
+        if recipe.loss.row.linear_readout:
+            raise ValueError(
+                f'{recipe.loss} reads the weights of the readout, which {part} does not round '
+                'there. Add readout to kernels.wide_layers.'
             )
 
     def list_wide_layers(self) -> list[str]:
@@ -161,12 +246,16 @@ class Simulated:
         `rounding_error` is `|R(v) - v| / |v|`; `underflow` is the share of values that become 0,
         and `overflow` the share that is larger than the largest value of its block's format.
         """
-        operands = (('x', x_MI, self.precision.x, (-1,)), ('w', w_IO, self.precision.w, (-2,)))
-        measured = {}
-        for name, values, operand, summed in operands:
-            for quantity, value in measure_rounding(values, operand, summed).items():
-                measured[f'{quantity}_{name}'] = value
-        return measured
+        precision = self.precision
+        by_operand = {
+            'x': measure_rounding(x_MI, precision.x, (-1,), precision.outlier_size),
+            'w': measure_rounding(w_IO, precision.w, (-2,)),
+        }
+        return {
+            f'{quantity}_{name}': value
+            for name, measured in by_operand.items()
+            for quantity, value in measured.items()
+        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,7 +302,8 @@ class DeepSeekFP8(Simulated):
 
     Activations and gradients share a scale among 128 values of a sum, weights among 128 x 128.
     Embeddings, readout, routers, norms and attention scores stay wide. The authors round the
-    activations of a weight gradient from their rounded values; here they are rounded once.
+    activations of a weight gradient from their rounded values, and give some activations scales
+    that are powers of two or five bits of exponent; here they are rounded once, and all alike.
     """
 
     g_format: GFormat = 'e4m3'
@@ -268,9 +358,9 @@ class Int8(Simulated):
     """Eight-bit integers with an outlier split: LLM.int8() (arXiv:2208.07339) in the forward pass.
 
     Rows of activations and columns of weights have their own scales. Columns of activations with a
-    value of 6 or more are multiplied as they are, and such values do not count for scales. In the
-    backward pass, the gradient of the output is rounded by rows and weights by tensor, and weight
-    gradients are not rounded, as in SwitchBack (arXiv:2304.13013).
+    value of 6 or more are not rounded, their weights are, and such values do not count for scales.
+    In the backward pass, the gradient of the output is rounded by rows and weights by tensor, and
+    weight gradients are not rounded, as in SwitchBack (arXiv:2304.13013).
     """
 
     x_format: XFormat = 'int8'

@@ -6,14 +6,11 @@ import numpy as np
 import pytest
 
 from eval.convert import __main__ as convert
-from eval.convert.fold import (
-    compute_logits,
-    rounds_products,
-    use_reference_kernels,
-    widen_products,
-    write_workdir,
-)
+from eval.convert.fold import compute_logits, use_reference_kernels, write_workdir
 from lm.data.tokenizers import ByteTokenizer
+from lm.model.kernels import rounds_products, select_kernels, widen_products
+from modules.kernels import kernels_for
+from modules.kernels.matmul.low_precision import LAYERS
 from tests.eval.convert.test_commands import checkpoint
 from tests.helpers import checked_config
 
@@ -25,15 +22,23 @@ def test_products_become_wide_or_keep_their_options():
     recipe = checked_config(MEDIAN)
     assert rounds_products(recipe) and not rounds_products(checked_config({}))
     assert use_reference_kernels(recipe).kernels['matmul'].options['w_scale'] == 'median'
-    assert widen_products(recipe) == checked_config({})
+    kernels = select_kernels(widen_products(recipe), 'cpu')
+    for layers in LAYERS:
+        assert kernels.matmul_for(layers) is kernels_for('cpu').matmul
     plain = checked_config({'kernels.matmul': 'wta_crs'})
     assert widen_products(plain) is plain
 
 
+WIDE_END = {'model.pattern': 'softmax|softmax:matmul=auto', 'model.n_layers': 3}
+
+
 @pytest.mark.full
-def test_export_says_how_much_rounding_changes(tmp_path, capsys):
-    """The files have the weights of the run; programs that read them do not round."""
-    model = checkpoint({'model.activation': 'swiglu'} | MEDIAN)
+@pytest.mark.parametrize('changes', [{}, WIDE_END], ids=['all', 'wide_end'])
+def test_export_says_how_much_rounding_changes(tmp_path, capsys, changes):
+    """The files have the weights of the run; programs that read them do not round. A last block
+    that stays wide is another stack of the checkpoint.
+    """
+    model = checkpoint({'model.activation': 'swiglu'} | MEDIAN | changes)
     meta = {'vocab_size': model.meta['vocab_size'], 'data': None}
     write_workdir(tmp_path / 'run', model.recipe, model.weights, ByteTokenizer(), 3, meta)
     options = {'checkpoint': str(tmp_path / 'run'), 'out': str(tmp_path / 'out')}

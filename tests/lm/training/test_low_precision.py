@@ -160,6 +160,15 @@ def repeating_batch(seed):
     return batch
 
 
+@pytest.mark.parametrize('name', RECIPES)
+def test_recipe_has_no_idle_options(name):
+    """Each recipe passes its own check: catches a recipe that sets an option without effect."""
+    kernel = RECIPES[name]()
+    for option in kernel.list_idle_options():
+        assert getattr(kernel, option) == getattr(RECIPES['simulated'], option), option
+    check(tiny_config({'kernels.matmul': name}))
+
+
 @pytest.mark.full
 def test_runs_in_one_program_have_their_own_scales():
     """Two runs of different sizes, mapped: each has the loss that it has alone."""
@@ -180,6 +189,18 @@ def test_runs_in_one_program_have_their_own_scales():
         ({'kernels.x_format': 'fp8'}, 'kernels.x_format: a format is eXmY .* got .fp8.'),
         ({'kernels.g_block': '8x16'}, 'kernels.g_block: a block is tensor, row .* got .8x16.'),
         ({'kernels.w_scale': 'mean'}, 'kernels.w_scale=mean is for ternary weights'),
+        ({'kernels.x_format': 'e8m7'}, 'kernels.x_format=e8m7 .* set kernels.x_scale=none'),
+        ({'kernels.g_format': 'wide', 'kernels.g_block': 'row'}, 'g_block=row has no effect with'),
+        ({'kernels.backward': 'wide', 'kernels.g_format': 'e4m3'}, 'g_format=e4m3 has no effect'),
+        ({'kernels.backward': 'saved', 'kernels.hadamard': 16}, 'hadamard=16 has no effect with'),
+        ({'kernels.x_scale': 'none', 'kernels.x_block': 'row'}, 'x_block=row has no effect with'),
+        ({'kernels.x_block': '32', 'kernels.real_products': True}, 'real_products=True has no'),
+        ({f'kernels.{o}_format': 'wide' for o in 'xwg'}, 'rounds nothing: all formats are wide'),
+        ({'kernels.wide_layers': 'attention+mlp+router+readout'}, 'rounds nothing'),
+        (
+            {'kernels.wide_layers': 'none', 'kernels.g_rounding': 'stochastic'},
+            'rounds stochastically, which the readout cannot',
+        ),
         ({'kernels.rounding': 'up'}, 'kernels.rounding must be one of nearest'),
         ({'kernels.hadamard': 12}, 'kernels.hadamard must be a power of two'),
         ({'kernels.wide_layers': 'head'}, 'kernels.wide_layers must be .*; got .head.'),
