@@ -136,5 +136,5 @@ def test_run_has_narrow_second_moments(name):
 
 def test_missing_second_moments_are_refused():
     with pytest.raises(ValueError, match=r'second_moment_dtype=bfloat16 has no effect: .*lion'):
-        changes = {'optim.name': 'lion', 'optim.others': 'lion'}
+        changes = {'optim.name': 'lion', 'optim.others': 'lion', 'optim.eps': None}
         initial_state(tiny_config(changes | {'optim.second_moment_dtype': 'bfloat16'}))
