@@ -20,7 +20,7 @@ VARIANTS = {  # what stands behind the colon
     'norm_placement_lr': ('fitted', 'longer', 'pod'),
     'optimizers': ('rates', 'equal_time'),
     'optimizers_tuned': ('half',),
-    'streams': ('8',),
+    'streams': ('4',),
 }
 
 

@@ -2,11 +2,12 @@
 
 Question: with a tuned learning rate and as many parameters (wider MLPs), what do scalars of x0,
           value residuals, value embeddings, attention residuals and mHC gain over a plain stream,
-          and does the gain grow or fall from 2 to 8 blocks?
+          and does the gain grow or fall from 2 to 4 blocks?
 Command:  uv run train.py --config=configs/studies/streams.py:2 --workdir=runs/streams_2
-          uv run train.py --config=configs/studies/streams.py:8 --workdir=runs/streams_8
-Cost:     15 runs of 0.2 or 0.7 million parameters for each of eight or seven arms.
-Result:   not run yet.
+          uv run train.py --config=configs/studies/streams.py:4 --workdir=runs/streams_4
+Cost:     15 runs of 0.2 or 0.3 million parameters for each of eight or seven arms.
+Result:   configs/studies/results/streams.md: value embeddings gain 0.1 nats at both depths, value
+          residuals 0.04 at 4 blocks; attention residuals and mHC are worse.
 
 Muon is the control: a change that is known to lower the loss. The broken twin, with
 2 blocks, has the scalars of x0 at the values of a plain stream, untrained.

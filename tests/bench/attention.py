@@ -6,9 +6,9 @@ Long rows: 4,096 tokens a step in rows of 1,024, 2,048 and 4,096, width 256, fou
 runs in its own processes, in turn, with equal malloc settings; `--torch` names an interpreter with
 PyTorch (tests/bench/torch_decoder.py). Options: steps of the second shape of `tests.bench.step`,
 all compiled in one process and run in turn. `--parts` does the same for
-streams, values of other layers, experts and several next tokens. `--recurrences` compares kinds of
-attention in rows of 256 and 1,024 tokens, at equal widths and so at different numbers of
-parameters.
+streams, values of other layers, experts and several next tokens, `--few_bits` for products of few
+bits. `--recurrences` compares kinds of attention in rows of 256 and 1,024 tokens, at equal widths
+and so at different numbers of parameters.
 """
 
 import argparse
@@ -54,6 +54,18 @@ PARTS = {
     'two next tokens': {'loss.token_weights': '1 0.5'},
     'four experts of full width, two per token': {'model.mlp': 'moe'},
 }
+RECIPES = (
+    'fp8_tensorwise',
+    'fp8_rowwise',
+    'fp8_rowwise_gw_hp',
+    'deepseek_fp8',
+    'mxfp8',
+    'nvfp4',
+    'int8',
+    'int6',
+    'bitnet',
+)
+FEW_BITS = {'nothing': {}, **{name: {'kernels.matmul': name} for name in RECIPES}}
 KINDS = ('softmax', 'linear', 'gla', 'gated_delta')
 STEPS, WARMUP_STEPS = 8, 3
 
@@ -198,7 +210,11 @@ def main() -> None:
     parser.add_argument('--kernel', action='store_true', help='attention alone')
     parser.add_argument('--recurrences', action='store_true', help='kinds of attention')
     parser.add_argument('--parts', action='store_true', help='streams, values, experts and losses')
+    parser.add_argument('--few_bits', action='store_true', help='simulated products of few bits')
     flags = parser.parse_args()
+    if flags.few_bits:
+        in_kept_memory(f'time_options({flags.rounds}, attention.FEW_BITS)')
+        return
     if flags.parts:
         in_kept_memory(f'time_options({flags.rounds}, attention.PARTS)')
         return

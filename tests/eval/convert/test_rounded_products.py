@@ -1,5 +1,5 @@
-"""Contract: conversions of runs with products of few bits compare weights, and say what rounding
-changes.
+"""Contract: conversions of runs with products of few bits compare weights, and print the effect of
+rounding.
 """
 
 import numpy as np
