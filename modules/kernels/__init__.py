@@ -126,7 +126,7 @@ class Kernels:
         """Returns `matmul`, or that of the platform for layers that the kernel leaves wide.
 
         Args:
-          layers: of `modules.kernels.matmul.low_precision.LAYERS`.
+          layers: 'attention', 'mlp', 'router' or 'readout'.
         """
         kernel = self.matmul
         if isinstance(kernel, Simulated) and layers in kernel.list_wide_layers():
