@@ -330,7 +330,7 @@ NOT_HERE = {
         'tokenizer_path=meta-llama/Llama-3.1-8B': ('tokenizer.json --local-dir=DIR', ''),
         'profiler_steps=5': ('traces steps', '--config.train.profile=2:3'),
         'use_dpo=1': ('preference optimization', ''),
-        'quantization=int8': ('lower precision is not supported', ''),
+        'quantization=int8': ('trains with products of few bits', ''),
         'src/MaxText/configs/base.yml': (
             'is a config of another program',
             '--config=configs/default.py',
@@ -412,7 +412,7 @@ NOT_HERE = {
     },
     'axolotl': {
         'config.yml': ('is a config of another program', '--config=configs/default.py'),
-        '--load-in-8bit=True': ('lower precision is not supported', ''),
+        '--load-in-8bit=True': ('weights are float32', ''),
         '--lora_target_modules q_proj v_proj': ('--config.reparam.roles sets which matrices', ''),
     },
     'OLMo-core': {
