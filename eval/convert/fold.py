@@ -417,11 +417,14 @@ def run_on_cpu(dtype: str, function: Callable[[], Any]) -> Any:
 
 
 def compute_logits(
-    recipe: Recipe, vocab: int, variables: Any, dtype: str, length: int | None = None
+    recipe: Recipe,
+    vocab: int,
+    variables: Any,
+    dtype: str,
+    length: int | None = None,
+    is_rounded: bool = False,
 ) -> np.ndarray:
     """Returns the logits of fixed random tokens, computed in `dtype` by the reference kernels.
-
-    Products are those of the weights themselves, also if the run rounds their operands.
 
     Args:
       recipe: of the model; its model.dtype is replaced.
@@ -429,10 +432,13 @@ def compute_logits(
       variables: of the model.
       dtype: 'float32' or 'float64'.
       length: tokens of a row; None: data.seq_len.
+      is_rounded: whether products have the few bits of the run; otherwise the weights themselves
+        are compared.
     """
     shape = (ROWS, length or recipe.data.seq_len)
     tokens_BT = np.random.default_rng(0).integers(0, vocab, shape, dtype=np.int32)
-    recipe = update_recipe(widen_products(recipe), {'model.dtype': dtype})
+    recipe = recipe if is_rounded else widen_products(recipe)
+    recipe = update_recipe(recipe, {'model.dtype': dtype})
     transformer = build_model(use_reference_kernels(recipe), vocab, 'cpu')
     return run_on_cpu(dtype, lambda: jax.jit(transformer.apply)(cast(variables, dtype), tokens_BT))
 

@@ -347,6 +347,6 @@ def read_text_rows(checkpoint: Checkpoint, source: str, flag: str) -> np.ndarray
 
 
 def to_weights(checkpoint: Checkpoint, params: Mapping[str, Any]) -> Weights:
-    """Returns the weights to write: those of a checkpoint with other parameters, by path."""
+    """Returns the weights of a checkpoint with other parameters, given by path."""
     stats = jax.device_get(checkpoint.weights.stats)
     return Weights(unflatten_dict(dict(params), sep='/'), (), stats)

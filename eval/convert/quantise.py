@@ -95,9 +95,9 @@ class OutputGrid:
         high_1O = np.maximum(weights_IO.max(-2, keepdims=True), 0.0)
         is_zero_1O = (low_1O == 0) & (high_1O == 0)
         low_1O, high_1O = np.where(is_zero_1O, -1.0, low_1O), np.where(is_zero_1O, 1.0, high_1O)
-        self.levels = np.asarray(levels)
-        self.scale = (high_1O - low_1O) / np.maximum(self.levels - 1, 1)
-        self.zero = np.round(-low_1O / self.scale)
+        self.levels_I1 = np.broadcast_to(levels, (len(weights_IO), 1))
+        self.scale_IO = (high_1O - low_1O) / np.maximum(self.levels_I1 - 1, 1)
+        self.zero_IO = np.round(-low_1O / self.scale_IO)
         self.mean_1O = weights_IO.mean(-2, keepdims=True)
 
     def nearest(self, weights_IO: np.ndarray, rows: Any = slice(None)) -> np.ndarray:
@@ -105,12 +105,9 @@ class OutputGrid:
 
         Args:
           weights_IO: weights of the inputs `rows`.
-          rows: of the inputs that the grid was made for, if each has its own levels.
+          rows: of the inputs that the grid was made for.
         """
-        scale, zero, levels = (
-            a[rows] if a.ndim == 2 and len(a) > 1 else a
-            for a in (self.scale, self.zero, self.levels)
-        )
+        levels, scale, zero = self.levels_I1[rows], self.scale_IO[rows], self.zero_IO[rows]
         codes = np.clip(np.round(weights_IO / scale) + zero, 0, levels - 1)
         return np.where(levels > 1, scale * (codes - zero), self.mean_1O)
 
@@ -133,7 +130,7 @@ def round_to_powers(weights_IO: np.ndarray, bits: int, block: int, exponent: flo
 
     `q = sign(w) s (c / n)^(1 / a)` and `c = round(n (|w| / s)^a)`, with `n = 2^(bits - 1) - 1`, `s`
     the largest weight and `a` the exponent. If `a` is below 1, small weights have finer steps.
-    Source: NUPES (arXiv:2308.05600) and PowerQuant before it; they also learn the rounding.
+    Source: NUPES (arXiv:2308.05600), which also learns the rounding.
 
     Args:
       weights_IO: the matrix.
@@ -155,7 +152,7 @@ def round_to_powers(weights_IO: np.ndarray, bits: int, block: int, exponent: flo
 def gptq(
     weights_IO: np.ndarray, moments_II: np.ndarray, levels: Any, block: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Rounds the inputs of a matrix one after another; the inputs after it make up for each error.
+    """Rounds the inputs of a matrix one after another; later inputs make up for each error.
 
     `e = (w_i - q_i) / U_ii`, `w_j <- w_j - U_ij e` for `j > i`, with `U' U = H^-1` and `U` upper
     triangular, where `H` holds the means of `x_i x_j`, damped. Source: GPTQ (arXiv:2210.17323),

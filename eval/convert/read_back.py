@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from eval.convert.export_hf import MAX_LOGIT_TOKENS, TOLERANCE
@@ -87,9 +86,7 @@ def rounding_difference(checkpoint: Checkpoint) -> float:
     to the largest logit.
     """
     length = min(MAX_LOGIT_TOKENS, checkpoint.recipe.data.seq_len)
-    vocab_size = checkpoint.meta['vocab_size']
     variables = jax.device_get(checkpoint.variables)
-    wide = compute_logits(checkpoint.recipe, vocab_size, variables, 'float32', length)
-    shape = ROWS, length
-    tokens_BT = np.random.default_rng(0).integers(0, vocab_size, shape, dtype=np.int32)
-    return largest_difference(np.asarray(checkpoint.logits(jnp.asarray(tokens_BT))), wide)
+    arguments = checkpoint.recipe, checkpoint.meta['vocab_size'], variables, 'float32', length
+    rounded = compute_logits(*arguments, is_rounded=True)
+    return largest_difference(rounded, compute_logits(*arguments))

@@ -123,7 +123,7 @@ class Kernels:
         return row(**dict(self.matmul_options)) if isinstance(row, type) else row
 
     def matmul_for(self, layers: str) -> Callable[..., jax.Array]:
-        """Returns `matmul`, or that of the platform for layers that the kernel leaves wide.
+        """Returns `matmul`, or the kernel of the platform for layers that `matmul` leaves wide.
 
         Args:
           layers: 'attention', 'mlp', 'router' or 'readout'.

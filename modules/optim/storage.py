@@ -101,7 +101,9 @@ def _map_moments(state: Any, casts: Mapping[str, Cast]) -> tuple[Any, dict[str, 
             return node._replace(of=node.of | moments)
         if isinstance(node, optax.ScaleByAdamState):
             fields = {MOMENTUM: 'mu', SECOND: 'nu'}
-            moments = {fields[m]: cast_tree(m, getattr(node, fields[m]), node.count) for m in casts}
+            moments = {
+                fields[m]: cast_tree(m, node._asdict()[fields[m]], node.count) for m in casts
+            }
             return node._replace(**moments)
         return node
 

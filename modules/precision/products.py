@@ -1,4 +1,4 @@
-"""A product of two matrices whose operands have few bits, forward and backward."""
+"""Products of two matrices with operands of few bits, forward and backward."""
 
 import dataclasses
 import functools

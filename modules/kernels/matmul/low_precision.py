@@ -1,4 +1,4 @@
-"""Products whose operands are rounded to few bits: a class for each published recipe.
+"""Products with operands of few bits: a class for each published recipe.
 
 The options of a class have the values of its recipe, and any of them can be set. Numbers are
 simulated: rounded values are multiplied in a type that has them, with sums in float32.
@@ -129,24 +129,27 @@ class Simulated:
 
         part: the matmul kernel with its options, for the error.
         """
-        formats = {name: getattr(self, f'{name}_format') for name in 'xwg'}
-        if set(formats.values()) == {WIDE}:
+        precision = self.precision
+        if {o.format for o in (precision.x, precision.w, precision.g)} == {WIDE}:
             raise ValueError(f'{part} rounds nothing: all formats are {WIDE}. Choose a format.')
         if set(self.list_wide_layers()) == set(LAYERS):
             raise ValueError(f'{part} rounds nothing: kernels.wide_layers has all layers.')
-        for name, reason in self.list_idle_options().items():
-            value = getattr(self, name)
-            if value != getattr(type(self), name):
+        idle, values = self.list_idle_options(), dataclasses.asdict(self)
+        for field in dataclasses.fields(self):
+            value = values[field.name]
+            if field.name in idle and value != field.default:
                 raise ValueError(
-                    f'kernels.{name}={value} has no effect with {reason}. Leave one of them out.'
+                    f'kernels.{field.name}={value} has no effect with {idle[field.name]}. Leave '
+                    'one of them out.'
                 )
 
     def list_idle_options(self) -> dict[str, str]:
         """Returns {option that has no effect: the setting that takes it}."""
-        idle = {}
-        wide = {name: getattr(self, f'{name}_format') == WIDE for name in 'xwg'}
-        for name in 'xwg':
-            if getattr(self, f'{name}_scale') == 'none':
+        idle, precision = {}, self.precision
+        operands = {'x': precision.x, 'w': precision.w, 'g': precision.g}
+        wide = {name: operand.format == WIDE for name, operand in operands.items()}
+        for name, operand in operands.items():
+            if operand.scale == 'none':
                 idle[f'{name}_block'] = f'kernels.{name}_scale=none'
             if wide[name]:
                 idle |= dict.fromkeys(
@@ -177,7 +180,7 @@ class Simulated:
         return idle
 
     def check_readout(self, recipe: Any, part: Any) -> None:
-        """Raises ValueError for what a rounded readout cannot do.
+        """Raises ValueError if the rounding or the loss does not fit a rounded readout.
 
         Args:
           recipe: the resolved config.
@@ -314,7 +317,7 @@ class DeepSeekFP8(Simulated):
 
 @dataclasses.dataclass(frozen=True)
 class MXFP8(Simulated):
-    """MXFP8: E4M3 in blocks of 32 values of a sum, whose scale is a power of two (E8M0).
+    """MXFP8: E4M3 in blocks of 32 values of a sum, with scales that are powers of two (E8M0).
 
     `s = 2^(floor(log2 max |v|) - 8)`; values above `448 s` become `448 s`. With the scale `pow2`
     there are no such values. Source: OCP Microscaling Formats (MX) v1.0, section 6.3.

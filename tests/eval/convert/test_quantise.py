@@ -72,6 +72,9 @@ def test_powers():
     np.testing.assert_allclose(
         round_to_powers(WEIGHTS, 4, 0, 1.0), scale * np.round(WEIGHTS / scale), atol=1e-12
     )
+    c = np.round(7 * np.sqrt(np.abs(WEIGHTS) / np.abs(WEIGHTS).max(0)))
+    expected = np.sign(WEIGHTS) * np.abs(WEIGHTS).max(0) * (c / 7) ** 2
+    np.testing.assert_allclose(round_to_powers(WEIGHTS, 4, 0, 0.5), expected, atol=1e-12)
     values = np.unique(np.abs(round_to_powers(RNG(0).normal(size=(5000, 1)), 4, 0, 0.5)))
     np.testing.assert_allclose(values / values[-1], (np.arange(8) / 7) ** 2, atol=1e-12)
     large = {'w': RNG(0).normal(size=(3, 400, 50))}
@@ -111,7 +114,7 @@ def test_gptq_lowers_output_errors(bits, block):
 
 
 def test_dead_inputs_are_rounded_to_nearest():
-    """An input that the text does not reach may matter elsewhere, as those of an expert."""
+    """The text may not reach an expert, which matters elsewhere. Catches weights set to 0."""
     moments = MOMENTS.copy()
     moments[3], moments[:, 3] = 0.0, 0.0
     rounded, losses = gptq(WEIGHTS, moments, 16)

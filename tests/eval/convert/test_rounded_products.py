@@ -18,7 +18,7 @@ MEDIAN = {'kernels.matmul': 'bitnet', 'kernels.w_scale': 'median'}
 
 
 def test_products_become_wide_or_keep_their_options():
-    """Catches kernels that lose options, which would be those of another model."""
+    """Catches kernels that lose options, so that another model is compared."""
     recipe = checked_config(MEDIAN)
     assert rounds_products(recipe) and not rounds_products(checked_config({}))
     assert use_reference_kernels(recipe).kernels['matmul'].options['w_scale'] == 'median'

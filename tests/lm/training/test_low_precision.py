@@ -11,24 +11,22 @@ import numpy as np
 import pytest
 
 from lm.devices.mesh import make_mesh, put_batch
-from lm.devices.shardings import abstract_state, state_shardings
+from lm.devices.shardings import state_shardings
 from lm.model.check import check
-from lm.record.checkpoints import Checkpoints
 from lm.training.state import make_hyper
+from modules.kernels.matmul.low_precision import LAYERS
 from modules.statistics import STATS
 from tests.helpers import (
     assert_trees_close,
     checked_config,
     initial_state,
     jit_train_step,
-    make_training,
     packed_batch,
-    stack,
-    tiny_batch,
     tiny_config,
     tiny_learner,
     train_step,
 )
+from tests.lm.training.matmul_helpers import assert_resumed_step_is_equal, train_on_repeats
 from tests.modules.test_kernels import RECIPES
 
 NVFP4 = {'kernels.matmul': 'nvfp4'}  # with every kind of rounding that there is
@@ -71,16 +69,7 @@ def test_keys_never_repeat():
 @pytest.mark.full
 def test_resumed_step_is_bitwise_equal(tmp_path):
     """Resumes from a checkpoint of the first step. Catches keys that are not part of the state."""
-    config = checked_config(NVFP4)
-    step, hyper, mesh = train_step(config), make_hyper(config), make_mesh(config.mesh)
-    first, _ = step(initial_state(config), BATCH, hyper)
-    checkpoints = Checkpoints(tmp_path, 1, 0, print)
-    checkpoints.save(first, {'counters': {}}, None)
-    checkpoints.wait()
-    restored, _ = checkpoints.restore(abstract_state(tiny_learner(config), mesh))
-    checkpoints.close()
-    whole, resumed = (step(jax.device_get(state), BATCH, hyper) for state in (first, restored))
-    jax.tree.map(np.testing.assert_array_equal, *jax.device_get((whole, resumed)))
+    assert_resumed_step_is_equal(NVFP4, BATCH, tmp_path)
 
 
 MESHES = (
@@ -101,7 +90,8 @@ def test_eight_devices_match_one(name, mesh):
     devices, learner = make_mesh(config.mesh), tiny_learner(config)
     state = jax.device_put(initial_state(config), state_shardings(learner, devices))
     step = jit_train_step(learner, devices)
-    _, metrics = step(state, put_batch(devices, BATCH), make_hyper(config))
+    # Waits for the result: programs of all eight devices must not run beside another program.
+    metrics = jax.device_get(step(state, put_batch(devices, BATCH), make_hyper(config))[1])
     _, expected = one_step({'kernels.matmul': name})
     for key in ('loss', 'grad_norm'):
         np.testing.assert_allclose(metrics[key], expected[key], rtol=2e-4)
@@ -121,43 +111,26 @@ def test_recipe_changes_step(name):
 
 @pytest.mark.full
 def test_named_layers_stay_wide():
-    """With all layers wide, a step is the plain one; each layer that is not changes the loss."""
+    """A step that rounds only one kind of layer has another loss for each kind, and than without
+    rounding. Catches a layer that reads the name of another.
+    """
     changes = {'model.n_layers': 1, 'model.mlp': 'moe', 'kernels.matmul': 'bitnet'}
-    layers = ('attention', 'mlp', 'router', 'readout')
-    plain = one_step(changes | {'kernels.matmul': 'auto'})[1]['loss']
-    losses = {}
-    for rounded in ('', *layers):
-        wide = '+'.join(layer for layer in layers if layer != rounded)
-        losses[rounded] = float(one_step(changes | {'kernels.wide_layers': wide})[1]['loss'])
-    assert losses[''] == plain
-    assert len(set(losses.values())) == 5
+    losses = {float(one_step(changes | {'kernels.matmul': 'auto'})[1]['loss'])}
+    for rounded in LAYERS:
+        wide = '+'.join(layers for layers in LAYERS if layers != rounded)
+        losses.add(float(one_step(changes | {'kernels.wide_layers': wide})[1]['loss']))
+    assert len(losses) == 1 + len(LAYERS)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize('name', ['fp8_tensorwise', 'nvfp4', 'bitnet'])
 def test_recipe_learns(name):
     """In 50 steps of text whose tokens repeat, at least 0.7 of the wide model's improvement."""
-    batches = stack([repeating_batch(step) for step in range(50)])
-    small = {'model.n_layers': 1, 'kernels.attention': 'reference', 'optim.lr': 0.01}
-
-    def losses(changes):
-        config = checked_config(small | {'train.steps': 50} | changes)
-        return make_training(tiny_learner(config))(jax.random.key(0), make_hyper(config), batches)[
-            0
-        ]
-
-    wide, rounded = losses({}), losses({'kernels.matmul': name})
+    wide, rounded = train_on_repeats({}), train_on_repeats({'kernels.matmul': name})
     improvement = wide[0] - np.mean(wide[-5:])
     assert improvement > 0.3
     assert rounded[0] - np.mean(rounded[-5:]) > 0.7 * improvement
     assert not np.array_equal(rounded, wide)
-
-
-def repeating_batch(seed):
-    """Every other token is the one before."""
-    batch = tiny_batch(seed)
-    batch['tokens'][:, 1::2] = batch['tokens'][:, :-1:2]
-    return batch
 
 
 @pytest.mark.parametrize('name', RECIPES)
@@ -165,7 +138,7 @@ def test_recipe_has_no_idle_options(name):
     """Each recipe passes its own check: catches a recipe that sets an option without effect."""
     kernel = RECIPES[name]()
     for option in kernel.list_idle_options():
-        assert getattr(kernel, option) == getattr(RECIPES['simulated'], option), option
+        assert vars(kernel)[option] == vars(RECIPES['simulated']())[option], option
     check(tiny_config({'kernels.matmul': name}))
 
 

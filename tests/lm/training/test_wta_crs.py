@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from lm.devices.mesh import make_mesh, put_batch
-from lm.devices.shardings import abstract_state, state_shardings
+from lm.devices.shardings import state_shardings
 from lm.model.check import check
-from lm.record.checkpoints import Checkpoints
 from lm.training.state import make_hyper
 from modules.statistics import STATS
 from tests.helpers import (
@@ -20,14 +19,12 @@ from tests.helpers import (
     checked_config,
     initial_state,
     jit_train_step,
-    make_training,
     packed_batch,
-    stack,
-    tiny_batch,
     tiny_config,
     tiny_learner,
     train_step,
 )
+from tests.lm.training.matmul_helpers import assert_resumed_step_is_equal, train_on_repeats
 
 WTA_CRS = {'kernels.matmul': 'wta_crs', 'kernels.wta_crs_least': 1}
 SAMPLED = WTA_CRS | {'train.microbatches': 2}
@@ -66,16 +63,7 @@ def test_keys_never_repeat():
 @pytest.mark.full
 def test_resumed_step_is_bitwise_equal(tmp_path):
     """Resumes from a checkpoint of the first step. Catches keys that are not part of the state."""
-    config = checked_config(SAMPLED)
-    step, hyper, mesh = train_step(config), make_hyper(config), make_mesh(config.mesh)
-    first, _ = step(initial_state(config), BATCH, hyper)
-    checkpoints = Checkpoints(tmp_path, 1, 0, print)
-    checkpoints.save(first, {'counters': {}}, None)
-    checkpoints.wait()
-    restored, _ = checkpoints.restore(abstract_state(tiny_learner(config), mesh))
-    checkpoints.close()
-    whole, resumed = (step(jax.device_get(state), BATCH, hyper) for state in (first, restored))
-    jax.tree.map(np.testing.assert_array_equal, *jax.device_get((whole, resumed)))
+    assert_resumed_step_is_equal(SAMPLED, BATCH, tmp_path)
 
 
 @pytest.mark.full
@@ -83,27 +71,11 @@ def test_sampled_gradient_learns_like_exact():
     """Trains for 50 steps on 0.3 of 64 tokens, from the same weights: the first loss is the same,
     and the last losses differ by less than a tenth of the improvement.
     """
-    batches = stack([repeating_batch(step) for step in range(50)])
-    small = {'model.n_layers': 1, 'kernels.attention': 'reference', 'optim.lr': 0.01}
-
-    def losses(changes):
-        config = checked_config(small | {'train.steps': 50} | changes)
-        return make_training(tiny_learner(config))(jax.random.key(0), make_hyper(config), batches)[
-            0
-        ]
-
-    exact, sampled = losses({}), losses(WTA_CRS)
+    exact, sampled = train_on_repeats({}), train_on_repeats(WTA_CRS)
     assert exact[0] == sampled[0]
     improvement = exact[0] - np.mean(exact[-5:])
     assert improvement > 0.3
     assert 0 < np.abs(np.mean(sampled[-5:]) - np.mean(exact[-5:])) < 0.1 * improvement
-
-
-def repeating_batch(seed):
-    """Every other token is the one before."""
-    batch = tiny_batch(seed)
-    batch['tokens'][:, 1::2] = batch['tokens'][:, :-1:2]
-    return batch
 
 
 @pytest.mark.full
