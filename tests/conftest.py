@@ -21,6 +21,7 @@ sys.dont_write_bytecode = False
 # interrupts would go on for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+from lm.launch.before_jax import add_threads_for_collectives
 from tests import crashes
 from tests.costs import Meter
 from tests.xla import EIGHT_DEVICES
@@ -37,6 +38,7 @@ os.environ |= {
     'RAY_USAGE_STATS_ENABLED': '0',
     'RAY_worker_niceness': '0',  # 15 by default, behind all other tests
 }
+add_threads_for_collectives()  # after XLA_FLAGS, before JAX starts
 
 import jax
 import pytest

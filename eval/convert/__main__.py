@@ -21,7 +21,7 @@ merge: averages runs of one architecture. With --basis=P, rebuilds each run as
   DIR/N from --base and P directions per matrix, and stores the directions.
 prune: sets a share of the weights in the blocks to 0, chosen by their
   importance for a text.
-quantise: rounds the weights in the blocks to few bits.
+quantise: rounds the weights in the blocks to few bits, and packs them.
 """
 
 import sys
@@ -36,7 +36,7 @@ if __name__ == '__main__':
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,7 +48,13 @@ from eval.convert import export_hf, export_peft, import_hf, merge, prune, quanti
 from eval.convert.fold import TARGETS, fold_checkpoint, write_workdir
 from eval.convert.scores import PER, REMOVE, SCORES
 from eval.load import Checkpoint, define_checkpoint, load
-from lm.config.resolve import digest, resolve, single_run_config
+from lm.config.resolve import (
+    digest,
+    drop_unread_options,
+    resolve,
+    single_run_config,
+    update_recipe,
+)
 from lm.launch import distributed
 from lm.launch.command import DEFAULT, define_config, parse_flags, run_program
 from lm.launch.distributed import check_same_everywhere, is_first, is_multiprocess
@@ -271,13 +277,19 @@ def quantise_run(target: Path, options: Mapping[str, Any]) -> None:
     quantised = quantise.quantise_checkpoint(checkpoint, quantisation, tokens_BT)
     origin = {'quantised_from': str(checkpoint.path)}
     origin['quantised'] = asdict(quantisation) | {'text': text, 'mean_bits': quantised.mean_bits}
-    write_like(checkpoint, target, prune.to_weights(checkpoint, quantised.params), origin)
+    # An average of the weights would be stored beside them, as large as before.
+    recipe = drop_unread_options(update_recipe(checkpoint.recipe, {'optim.average': 'none'}))
+    written = replace(checkpoint, recipe=recipe)
+    write_like(written, target, prune.to_weights(checkpoint, quantised.params), origin)
     exponent = quantised.exponent
     print(
         f'{target}: rounded {quantised.n_weights:,} weights of the blocks to '
         f'{quantised.mean_bits:.3g} bits, relative error {quantised.error:.3g}'
         + (f', exponent {exponent:.2f}' if exponent is not None else '')
-        + '. They are stored as float32.'
+    )
+    print(
+        f'{quantised.n_bytes / 1e6:,.3f} MB instead of {4 * quantised.n_weights / 1e6:,.3f} MB: '
+        f'{8 * quantised.n_bytes / quantised.n_weights:.3g} bits of a weight, with its scales'
     )
 
 

@@ -46,6 +46,7 @@ from modules.norms.fold import Affine
 from modules.norms.removal import removal_update
 from modules.params import NORM, ParamSpec, named_leaves
 from modules.placements import PLACEMENTS
+from modules.precision.codes import PackedWeight
 
 TOLERANCE = 1e-10  # of float64 logits; the algebra itself costs about 1e-14
 ROWS = 2  # sequences of random tokens that logits are compared on
@@ -523,7 +524,7 @@ def write_workdir(
     Args:
       workdir: an empty or new folder.
       recipe: its config.
-      weights: its weights.
+      weights: its weights; parameters may be packed (`PackedWeight`).
       tokenizer: its tokenizer, which brings the files that belong to it.
       step: of the checkpoint.
       meta: metadata of a checkpoint (`lm.run.journal`).
@@ -540,7 +541,10 @@ def write_workdir(
                 write_config(workdir, recipe)
         check_shared(workdir / CONFIG, '--out')
         # A run resumes only from a complete state: moments of 0, and an average of the weights.
-        weights = jax.tree.map(jnp.asarray, weights)
+        params = weights.params
+        weights = jax.tree.map(
+            lambda x: jnp.asarray(x.values() if isinstance(x, PackedWeight) else x), weights
+        )
         learner, hyper = build_cpu_learner(recipe, meta['vocab_size']), make_hyper(recipe)
         moments = build_optimizer(recipe, learner.description, hyper).init(weights.params)
         average = build_average(recipe, learner.description, hyper).init(weights.params)
@@ -550,6 +554,10 @@ def write_workdir(
         checkpoints = Checkpoints(
             workdir, keep_last=1, keep_best=0, save_concurrent_gb=largest_shard_gb(state)
         )
+        stored = jax.tree.map(
+            lambda param, x: param if isinstance(param, PackedWeight) else x, params, state.params
+        )
+        state = state.replace(params=stored)
         checkpoints.save(state, meta | {'config': to_dict(recipe), 'versions': versions()}, None)
         checkpoints.wait()
         checkpoints.close()

@@ -1,10 +1,7 @@
-"""Quantises checkpoints after training: rounds the weights of their blocks to few bits.
-
-The stored weights stay float32 and have the rounded values.
-"""
+"""Quantises checkpoints after training: rounds the weights of their blocks to few bits."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,11 +11,19 @@ from eval.convert.prune import ScoreReader
 from eval.convert.scores import MOMENTS, invert_moments
 from eval.load import Checkpoint
 from modules.choices import choose
-from modules.params import as_matrices, from_matrices
+from modules.params import as_matrices, matrix_axes
+from modules.precision.codes import (
+    CodedMatrix,
+    OutputGrid,
+    PackedWeight,
+    PowerGrid,
+    measure_ranges,
+)
 
 MAX_BITS = 8
 EXPONENTS = np.arange(0.2, 1.001, 0.05)  # of the method `power`, of which the best is taken
 LOSS_EXPONENT = 1.95  # theta of BAQ's code: the loss of an input falls with 2^(-theta bits)
+MAX_LEVELS = 2**16  # of an input
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,10 +70,11 @@ class QuantisedModel:
     """Parameters with rounded weights, and what rounding did.
 
     Attributes:
-      params: by path.
+      params: by path; rounded weights are a `PackedWeight`.
       n_weights: rounded weights.
-      mean_bits: of a weight, without scales.
+      mean_bits: of a weight, without scales: the mean of log2 of the levels.
       error: relative error of the rounded weights, `|W - Q| / |W|`.
+      n_bytes: of the rounded weights, with their scales.
       exponent: of the method `power`; None: another method.
     """
 
@@ -76,43 +82,11 @@ class QuantisedModel:
     n_weights: int
     mean_bits: float
     error: float
+    n_bytes: int
     exponent: float | None = None
 
 
-class OutputGrid:
-    """Evenly spaced values between the smallest and the largest weight of each output, and 0.
-
-    `q = s (clip(round(w / s) + z, 0, n - 1) - z)`, with `s = (max - min) / (n - 1)`,
-    `z = round(-min / s)` and `n` levels. A single level is the mean.
-
-    Args:
-      weights_IO: the weights that share scales.
-      levels: n, a number or one for each input [I, 1].
-    """
-
-    def __init__(self, weights_IO: np.ndarray, levels: Any):
-        low_1O = np.minimum(weights_IO.min(-2, keepdims=True), 0.0)
-        high_1O = np.maximum(weights_IO.max(-2, keepdims=True), 0.0)
-        is_zero_1O = (low_1O == 0) & (high_1O == 0)
-        low_1O, high_1O = np.where(is_zero_1O, -1.0, low_1O), np.where(is_zero_1O, 1.0, high_1O)
-        self.levels_I1 = np.broadcast_to(levels, (len(weights_IO), 1))
-        self.scale_IO = (high_1O - low_1O) / np.maximum(self.levels_I1 - 1, 1)
-        self.zero_IO = np.round(-low_1O / self.scale_IO)
-        self.mean_1O = weights_IO.mean(-2, keepdims=True)
-
-    def nearest(self, weights_IO: np.ndarray, rows: Any = slice(None)) -> np.ndarray:
-        """Returns the nearest values of the grid.
-
-        Args:
-          weights_IO: weights of the inputs `rows`.
-          rows: of the inputs that the grid was made for.
-        """
-        levels, scale, zero = self.levels_I1[rows], self.scale_IO[rows], self.zero_IO[rows]
-        codes = np.clip(np.round(weights_IO / scale) + zero, 0, levels - 1)
-        return np.where(levels > 1, scale * (codes - zero), self.mean_1O)
-
-
-def round_to_nearest(weights_IO: np.ndarray, bits: int, block: int) -> np.ndarray:
+def round_to_nearest(weights_IO: np.ndarray, bits: int, block: int) -> CodedMatrix:
     """Returns the weights of a matrix rounded to nearest.
 
     Args:
@@ -120,12 +94,17 @@ def round_to_nearest(weights_IO: np.ndarray, bits: int, block: int) -> np.ndarra
       bits: of a weight.
       block: inputs that share a scale; 0: all.
     """
-    size = block or len(weights_IO)
+    size, levels = block or len(weights_IO), 2**bits
     blocks = [weights_IO[i : i + size] for i in range(0, len(weights_IO), size)]
-    return np.concatenate([OutputGrid(part, 2**bits).nearest(part) for part in blocks])
+    ranges = [measure_ranges(part, levels) for part in blocks]
+    codes = [
+        OutputGrid(ranges_KO, levels).encode(part)
+        for ranges_KO, part in zip(ranges, blocks, strict=True)
+    ]
+    return code_matrix(np.concatenate(codes), levels, ranges, block)
 
 
-def round_to_powers(weights_IO: np.ndarray, bits: int, block: int, exponent: float) -> np.ndarray:
+def round_to_powers(weights_IO: np.ndarray, bits: int, block: int, exponent: float) -> CodedMatrix:
     """Returns the weights of a matrix rounded on a grid of powers.
 
     `q = sign(w) s (c / n)^(1 / a)` and `c = round(n (|w| / s)^a)`, with `n = 2^(bits - 1) - 1`, `s`
@@ -138,20 +117,40 @@ def round_to_powers(weights_IO: np.ndarray, bits: int, block: int, exponent: flo
       block: inputs that share a scale; 0: all.
       exponent: a.
     """
-    size, n_levels = block or len(weights_IO), 2 ** (bits - 1) - 1
-    parts = []
+    size, levels = block or len(weights_IO), 2**bits
+    ranges, codes = [], []
     for i in range(0, len(weights_IO), size):
         part = weights_IO[i : i + size]
-        largest_1O = np.abs(part).max(-2, keepdims=True)
-        s_1O = np.where(largest_1O > 0, largest_1O, 1.0)
-        codes = np.round(n_levels * (np.abs(part) / s_1O) ** exponent)
-        parts.append(np.sign(part) * s_1O * (codes / n_levels) ** (1 / exponent))
-    return np.concatenate(parts)
+        largest_O = np.abs(part).max(0)
+        ranges.append(np.stack([-largest_O, largest_O]).astype(np.float32))
+        codes.append(PowerGrid(ranges[-1], levels, exponent).encode(part))
+    return code_matrix(np.concatenate(codes), levels, ranges, block, exponent)
+
+
+def code_matrix(
+    codes_IO: np.ndarray,
+    levels: Any,
+    ranges: Sequence[np.ndarray],
+    block: int,
+    exponent: float | None = None,
+) -> CodedMatrix:
+    """Returns a matrix of codes.
+
+    Args:
+      codes_IO: of its weights.
+      levels: number of values: a number, or one for each input [I, 1].
+      ranges: [K, O] of each block.
+      block: inputs that share a range; 0: all.
+      exponent: of a grid of powers; None: even steps.
+    """
+    levels_I = np.broadcast_to(np.asarray(levels, np.int64), (len(codes_IO), 1))[:, 0]
+    codes_IO = codes_IO.astype(np.uint16)
+    return CodedMatrix(codes_IO, levels_I, np.stack(ranges), block, exponent)
 
 
 def gptq(
     weights_IO: np.ndarray, moments_II: np.ndarray, levels: Any, block: int = 0
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[CodedMatrix, np.ndarray]:
     """Rounds the inputs of a matrix one after another; later inputs make up for each error.
 
     `e = (w_i - q_i) / U_ii`, `w_j <- w_j - U_ij e` for `j > i`, with `U' U = H^-1` and `U` upper
@@ -167,21 +166,23 @@ def gptq(
       block: inputs that share a scale; 0: all.
 
     Returns:
-      (the rounded weights, the loss of each input [I], `sum_o (w - q)^2 / (2 U_ii^2)`).
+      (the rounded matrix, the loss of each input [I], `sum_o (w - q)^2 / (2 U_ii^2)`).
     """
     u_II, _ = invert_moments(moments_II)  # diagonal for an input that is always 0
     weights_IO = np.array(weights_IO, np.float64)
-    rounded_IO, losses_I = np.empty_like(weights_IO), np.empty(len(weights_IO))
-    size, start = block or len(weights_IO), 0
+    codes_IO, losses_I = np.empty_like(weights_IO), np.empty(len(weights_IO))
+    size, start, ranges = block or len(weights_IO), 0, []
     for i in range(len(weights_IO)):
         if i % size == 0:
             start = i
-            grid = OutputGrid(weights_IO[i : i + size], levels)
-        rounded_IO[i] = grid.nearest(weights_IO[i : i + 1], slice(i - start, i - start + 1))[0]
-        error_O = (weights_IO[i] - rounded_IO[i]) / u_II[i, i]
+            ranges.append(measure_ranges(weights_IO[i : i + size], levels))
+            block_grid = OutputGrid(ranges[-1], levels)
+        grid = block_grid.select(slice(i - start, i - start + 1))
+        codes_IO[i] = grid.encode(weights_IO[i : i + 1])[0]
+        error_O = (weights_IO[i] - grid.decode(codes_IO[i : i + 1])[0]) / u_II[i, i]
         losses_I[i] = np.sum(error_O**2) / 2
         weights_IO[i + 1 :] -= u_II[i, i + 1 :, None] * error_O
-    return rounded_IO, losses_I
+    return code_matrix(codes_IO, levels, ranges, block), losses_I
 
 
 def distribute_levels(losses_I: np.ndarray, bits: int) -> np.ndarray:
@@ -200,7 +201,8 @@ def distribute_levels(losses_I: np.ndarray, bits: int) -> np.ndarray:
         return np.full(losses_I.shape, 2**bits)
     mean_log = np.mean(np.log(losses_I[is_used]))
     ratios_I = np.where(is_used, losses_I, 0.0) / np.exp(mean_log)
-    return np.round(np.maximum(1.0, ratios_I ** (1 / LOSS_EXPONENT) * 2.0**bits))
+    levels_I = np.round(np.maximum(1.0, ratios_I ** (1 / LOSS_EXPONENT) * 2.0**bits))
+    return np.minimum(levels_I, MAX_LEVELS).astype(np.int64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,36 +210,32 @@ class Method:
     """A row of METHODS.
 
     Attributes:
-      round: (weights [I, O], moments [I, I] or None, quantisation, exponent) -> (rounded weights,
-        mean bits).
+      round: (weights [I, O], moments [I, I] or None, quantisation, exponent) -> `CodedMatrix`.
       needs_moments: whether it reads the means of x_i x_j over a text.
       has_blocks: whether inputs can share scales in blocks.
     """
 
-    round: Callable[..., tuple[np.ndarray, float]]
+    round: Callable[..., CodedMatrix]
     needs_moments: bool = False
     has_blocks: bool = True
 
 
 def _apply_rtn(weights_IO, _, quantisation, exponent):
-    return round_to_nearest(weights_IO, quantisation.bits, quantisation.block), quantisation.bits
+    return round_to_nearest(weights_IO, quantisation.bits, quantisation.block)
 
 
 def _apply_power(weights_IO, _, quantisation, exponent):
-    bits, block = quantisation.bits, quantisation.block
-    return round_to_powers(weights_IO, bits, block, exponent), bits
+    return round_to_powers(weights_IO, quantisation.bits, quantisation.block, exponent)
 
 
 def _apply_gptq(weights_IO, moments_II, quantisation, exponent):
-    bits, block = quantisation.bits, quantisation.block
-    return gptq(weights_IO, moments_II, 2**bits, block)[0], bits
+    return gptq(weights_IO, moments_II, 2**quantisation.bits, quantisation.block)[0]
 
 
 def _apply_baq(weights_IO, moments_II, quantisation, exponent):
     _, losses_I = gptq(weights_IO, moments_II, 2**quantisation.bits)
     levels_I = distribute_levels(losses_I, quantisation.bits)
-    rounded_IO, _ = gptq(weights_IO, moments_II, levels_I[:, None])
-    return rounded_IO, float(np.mean(np.log2(levels_I)))
+    return gptq(weights_IO, moments_II, levels_I[:, None])[0]
 
 
 METHODS: Mapping[str, Method] = {
@@ -278,26 +276,27 @@ def quantise_checkpoint(
     exponent = find_exponent(matrices, quantisation) if quantisation.method == 'power' else None
     rounded: dict[str, Any] = dict(params)
     errors = sizes = n_bits = 0.0
+    n_bytes = 0
     for path, stack_IO in matrices.items():
         n_inputs, n_outputs = stack_IO.shape[-2:]
         flat_IO = stack_IO.reshape(-1, n_inputs, n_outputs)
         flat_II: Any = [None] * len(flat_IO)
         if path in moments:
             flat_II = np.reshape(moments[path], (-1, n_inputs, n_inputs))
-        results = [
+        coded = [
             method.round(weights_IO, moments_II, quantisation, exponent)
             for weights_IO, moments_II in zip(flat_IO, flat_II, strict=True)
         ]
-        values_IO: Any = np.stack([values for values, _ in results]).reshape(stack_IO.shape)
-        weight = np.asarray(params[path])
-        stored = from_matrices(reader.specs[path], values_IO.astype(weight.dtype), weight.shape)
-        rounded[path] = np.asarray(stored)
-        errors += np.sum((values_IO - stack_IO) ** 2)
+        order = sum(matrix_axes(reader.specs[path]), ())
+        rounded[path] = PackedWeight(coded, order, params[path].shape)
+        for matrix, weights_IO in zip(coded, flat_IO, strict=True):
+            errors += np.sum((matrix.values() - weights_IO) ** 2)
+            n_bits += np.sum(np.log2(matrix.levels_I)) * n_outputs
         sizes += np.sum(stack_IO**2)
-        n_bits += sum(bits for _, bits in results) * n_inputs * n_outputs
+        n_bytes += sum(x.nbytes for x in rounded[path].arrays().values())
     n_weights = sum(stack_IO.size for stack_IO in matrices.values())
-    error = float(np.sqrt(errors / sizes))
-    return QuantisedModel(rounded, n_weights, n_bits / n_weights, error, exponent)
+    mean_bits, error = float(n_bits / n_weights), float(np.sqrt(errors / sizes))
+    return QuantisedModel(rounded, n_weights, mean_bits, error, n_bytes, exponent)
 
 
 def find_exponent(matrices: Mapping[str, np.ndarray], quantisation: Quantisation) -> float:
@@ -312,10 +311,8 @@ def find_exponent(matrices: Mapping[str, np.ndarray], quantisation: Quantisation
         total = 0.0
         for stack_IO in matrices.values():
             for weights_IO in stack_IO.reshape(-1, *stack_IO.shape[-2:]):
-                values_IO = round_to_powers(
-                    weights_IO, quantisation.bits, quantisation.block, exponent
-                )
-                total += np.sum((values_IO - weights_IO) ** 2)
+                coded = round_to_powers(weights_IO, quantisation.bits, quantisation.block, exponent)
+                total += np.sum((coded.values() - weights_IO) ** 2)
         return total
 
     return float(min(EXPONENTS, key=error))

@@ -11,6 +11,7 @@ import inspect
 import locale
 import os
 import platform
+import re
 import signal
 import sys
 import textwrap
@@ -28,6 +29,7 @@ TUNABLES = (
     f'glibc.malloc.trim_threshold={2**62}',
     'glibc.malloc.arena_max=1',
 )
+THREADS_PER_DEVICE = 16
 ACCELERATORS = (  # name, device files, packages of which JAX needs at least one, our extra
     ('an NVIDIA GPU', '/dev/nvidia[0-9]*', ('jax_cuda13_plugin', 'jax_cuda12_plugin'), 'cuda'),
     ('a TPU', '/dev/accel[0-9]*', ('libtpu',), 'tpu'),
@@ -51,6 +53,7 @@ def prepare_process() -> None:
     prepare_streams()
     signal.signal(signal.SIGINT, _exit_on_sigint)
     choose_platform()
+    add_threads_for_collectives()
     if os.environ.get('JAX_PLATFORMS') != 'cpu' or platform.libc_ver()[0] != 'glibc':
         return
     if 'GLIBC_TUNABLES' not in os.environ:
@@ -103,6 +106,22 @@ def choose_platform() -> None:
         platforms, jax = os.environ.setdefault('JAX_PLATFORMS', 'cpu'), sys.modules.get('jax')
         if jax and not jax.config.jax_platforms:  # JAX reads the environment only when imported
             jax.config.update('jax_platforms', platforms)
+
+
+def add_threads_for_collectives() -> None:
+    """Gives XLA:CPU enough threads for virtual devices, unless the user has set NPROC.
+
+    XLA:CPU has one thread per device, or per core if there are more. A collective blocks its
+    thread, and a program that comes from the compile cache begins independent collectives at once.
+    They may take all threads while they wait for another device, which then finds none: XLA ends
+    the process after 40 seconds.
+    """
+    pattern = r'--xla_force_host_platform_device_count=(\d+)'
+    counts = re.findall(pattern, os.environ.get('XLA_FLAGS', ''))
+    counts += re.findall(r'^\d+$', os.environ.get('JAX_NUM_CPU_DEVICES', ''))
+    threads = THREADS_PER_DEVICE * max(map(int, counts), default=1)
+    if threads > THREADS_PER_DEVICE:
+        os.environ.setdefault('NPROC', str(max(threads, os.cpu_count() or 1)))
 
 
 def missing_plugin_advice() -> str:

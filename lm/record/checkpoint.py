@@ -27,6 +27,7 @@ from lm.launch.distributed import broadcast_from_first, has_private_disks, is_fi
 from lm.record import digests
 from lm.record.digests import DamagedCheckpoint
 from lm.record.names import CHECKPOINTS
+from lm.record.packing import store_packed, stored_shapes, unpack_params
 from lm.record.run import Run
 from lm.record.via_process_0 import gather_to_first, scatter_from_first
 from lm.storage.files import first_line
@@ -34,6 +35,7 @@ from lm.training.state import State, Weights
 from modules.params import named_leaves
 
 FOLDER = CHECKPOINTS
+PACKED = 'packed'  # in the record: {path: how to unpack a parameter}
 FORBIDDEN_IN_PATHS = '[]\\'  # TensorStore interprets them as patterns and separators
 # Errors with these numbers, or messages in their text, have causes outside the checkpoint.
 ENVIRONMENT_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM)
@@ -178,7 +180,8 @@ def build_items(state: State, meta: Mapping[str, Any]) -> ocp.args.Composite | N
       state: the state to save.
       meta: the record to save beside it; digests and trees are added.
     """
-    weights, training = _weights(state), _training(state)
+    stored_params, packed = store_packed(state.params)
+    weights, training = _weights(state.replace(params=stored_params)), _training(state)
     # Before process 0 gathers the arrays: each process hashes the parts that it holds.
     array_digests = {
         'weights': digests.hash_arrays(weights),
@@ -186,6 +189,9 @@ def build_items(state: State, meta: Mapping[str, Any]) -> ocp.args.Composite | N
     }
     trees = {'tree': state_record(state), 'training_tree': training_record(state)}
     record = {**meta, **trees, 'digests': array_digests}
+    record.pop(PACKED, None)  # of the checkpoint that the record was copied from
+    if packed:
+        record[PACKED] = packed
     if has_private_disks():
         weights, training = gather_to_first((weights, training))
         if not is_first():
@@ -237,6 +243,7 @@ def read_state(folder: Path, step: int, shapes: State) -> tuple[State, dict[str,
       DamagedCheckpoint: if the content has changed since it was written. An error of one process is
         raised by all.
     """
+    weight_shapes = _stored_weights(shapes)
     if has_private_disks():
         items, meta = {}, None
         with raise_on_all(TreeMismatch, DamagedCheckpoint):
@@ -247,18 +254,19 @@ def read_state(folder: Path, step: int, shapes: State) -> tuple[State, dict[str,
                     lambda s: np.broadcast_to(np.zeros((), s.dtype), s.shape), shapes
                 )
                 items, meta = _read_state_items(folder, step, zeros)
-        targets = {'weights': _stored_weights(shapes), 'training': _training(shapes)}
+        meta = broadcast_from_first(meta)
+        targets = {'weights': _packed_shapes(weight_shapes, meta), 'training': _training(shapes)}
         items = {
             name: scatter_from_first(items.get(name), target) for name, target in targets.items()
         }
-        meta = broadcast_from_first(meta)
     else:
         with raise_on_all(DamagedCheckpoint):
             items, meta = _read_state_items(folder, step, shapes)
     # Outside of `raise_on_all`: digests are sums over the devices of all processes, which get the
     # same result and raise together.
     _check_digests(folder / str(step), items, meta)
-    return State(**_fill_missing(items['weights'], shapes), **items['training']), meta
+    weights = _unpack(items['weights'], weight_shapes, meta)
+    return State(**_fill_missing(weights, shapes), **items['training']), meta
 
 
 def read_weights(folder: Path, step: int, shapes: State) -> tuple[Weights, Any]:
@@ -279,7 +287,8 @@ def read_weights(folder: Path, step: int, shapes: State) -> tuple[Weights, Any]:
     with contextlib.nullcontext() if is_local else raise_on_all(TreeMismatch, DamagedCheckpoint):
         items, meta = _read_state_items(folder, step, shapes, with_training=False)
     _check_digests(folder / str(step), items, meta)
-    fields = _fill_missing(items['weights'], shapes)
+    weights = _unpack(items['weights'], _stored_weights(shapes), meta)
+    fields = _fill_missing(weights, shapes)
     average = fields.pop('average')
     return Weights(**fields), average
 
@@ -293,6 +302,7 @@ def _read_state_items(
     with _translate_damage(path):
         # The model is checked first: another model's optimizer state would differ as well.
         check_tree(meta['tree'], state_record(shapes), path)
+        weights = _packed_shapes(weights, meta)
         items = {'weights': ocp.args.StandardRestore(weights)}
         if 'reparam' not in weights:
             # StandardRestore demands the whole tree. Without `reparam` only a part of it is read.
@@ -331,6 +341,19 @@ def _stored_weights(shapes: State) -> dict[str, Any]:
     if not jax.tree.leaves(weights['reparam']):
         del weights['reparam']
     return weights
+
+
+def _packed_shapes(weights: dict[str, Any], meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the shapes of weights as they are stored, some of them packed."""
+    return weights | {'params': stored_shapes(weights['params'], meta.get(PACKED, {}))}
+
+
+def _unpack(
+    weights: dict[str, Any], shapes: dict[str, Any], meta: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns stored weights with unpacked parameters."""
+    params = unpack_params(weights['params'], shapes['params'], meta.get(PACKED, {}))
+    return weights | {'params': params}
 
 
 def _fill_missing(weights: dict[str, Any], shapes: State) -> dict[str, Any]:

@@ -16,6 +16,8 @@ from lm.devices.mesh import make_mesh
 from lm.devices.shardings import abstract_state
 from lm.record.checkpoints import Checkpoints
 from lm.training.state import make_hyper
+from modules.attention import ATTENTIONS
+from modules.residual import STREAMS
 from tests.contracts.test_choices import ATTENTION_OPTIONS
 from tests.helpers import (
     assert_trees_close,
@@ -31,8 +33,8 @@ from tests.helpers import (
 
 STEPS = 2
 BASE = {'data.mask_documents': True, 'optim.lr': 0.01, 'train.microbatches': 1}
-# Each stream, each with one of the ways to add values of other layers or tables.
-STREAM_ROWS = {
+# Each stream, most with one of the ways to add values of other layers or tables.
+STREAM_ROWS = {name: {'model.stream': name} for name in STREAMS if name != 'plain'} | {
     'attention_residual': {
         'model.stream': 'attention_residual',
         'attention.value_residual': 'learned',
@@ -60,16 +62,20 @@ STREAM_ROWS = {
         'model.attention': 'linear',
     },
 }
-ROWS = STREAM_ROWS | {
-    'softmax': ATTENTION_OPTIONS[0],
-    'l2': {'model.attention': 'l2', 'model.position': 'alibi'},
-    'linear': {'model.attention': 'linear', 'attention.gate': 'headwise'},
-    'nala': {'model.attention': 'nala', 'model.n_kv_heads': 1},
-    'gla': {'model.attention': 'gla', 'model.n_kv_heads': 1},
-    'gated_delta': {'model.attention': 'gated_delta', 'attention.negative_eigenvalues': True},
-    'sigma': {'model.reparam': 'sigma+weight_standardization', 'model.bias': True},
-    'projected': {'model.reparam': 'weight_compander+normalize_and_project'},
-}
+ROWS = (
+    {name: {'model.attention': name} for name in ATTENTIONS}
+    | STREAM_ROWS
+    | {
+        'softmax': ATTENTION_OPTIONS[0],
+        'l2': {'model.attention': 'l2', 'model.position': 'alibi'},
+        'linear': {'model.attention': 'linear', 'attention.gate': 'headwise'},
+        'nala': {'model.attention': 'nala', 'model.n_kv_heads': 1},
+        'gla': {'model.attention': 'gla', 'model.n_kv_heads': 1},
+        'gated_delta': {'model.attention': 'gated_delta', 'attention.negative_eigenvalues': True},
+        'sigma': {'model.reparam': 'sigma+weight_standardization', 'model.bias': True},
+        'projected': {'model.reparam': 'weight_compander+normalize_and_project'},
+    }
+)
 
 
 def row_learner(row: str, scanned: bool = True):

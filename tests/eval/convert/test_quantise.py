@@ -10,9 +10,9 @@ import pytest
 
 from eval.convert import __main__ as convert
 from eval.convert.fold import write_workdir
+from eval.convert.prune import read_text_rows, to_weights
 from eval.convert.quantise import (
     METHODS,
-    OutputGrid,
     Quantisation,
     distribute_levels,
     find_exponent,
@@ -23,16 +23,24 @@ from eval.convert.quantise import (
 )
 from eval.convert.scores import DAMPING
 from eval.load import load
+from lm.config.fields import MeshConfig
 from lm.data.tokenizers import ByteTokenizer
+from lm.devices.mesh import make_mesh
+from lm.devices.shardings import abstract_state
+from lm.record.checkpoint import read_meta, read_state
+from lm.record.digests import DamagedCheckpoint
 from lm.training.state import Weights
 from modules.params import as_matrices, named_leaves
+from modules.precision.codes import OutputGrid, PackedWeight, measure_ranges, pack, unpack
 from tests.eval.convert.test_commands import checkpoint
+from tests.helpers import tiny_learner
 
 RNG = np.random.default_rng
 INPUTS, OUTPUTS = 24, 10
 WEIGHTS = RNG(0).normal(size=(INPUTS, OUTPUTS))
 X = RNG(1).normal(size=(200, INPUTS)) @ RNG(2).normal(size=(INPUTS, INPUTS))
 MOMENTS = X.T @ X / len(X)
+FLOAT32 = 1e-6  # rounding of the ends of a grid
 
 
 def round_output(column, bits):
@@ -51,17 +59,24 @@ def test_rounding_to_nearest(bits, block):
     for o in range(OUTPUTS):
         for i in range(0, INPUTS, size):
             expected[i : i + size, o] = round_output(list(WEIGHTS[i : i + size, o]), bits)
-    np.testing.assert_allclose(round_to_nearest(WEIGHTS, bits, block), expected, atol=1e-12)
+    rounded = round_to_nearest(WEIGHTS, bits, block).values()
+    np.testing.assert_allclose(rounded, expected, atol=FLOAT32)
+
+
+def round_on_grid(levels, weights, values):
+    """Rounds values on the grid of some weights."""
+    grid = OutputGrid(measure_ranges(weights, levels), levels)
+    return grid.decode(grid.encode(values))
 
 
 def test_grid_has_zero_and_its_ends():
     """Of positive weights too; a single level is the mean; zeros stay."""
     positive = np.abs(WEIGHTS) + 1
-    rounded = round_to_nearest(positive, 4, 0)
+    rounded = round_to_nearest(positive, 4, 0).values()
     assert np.all(np.isclose(rounded.max(0), positive.max(0)))
-    assert OutputGrid(positive, 16).nearest(np.zeros((1, OUTPUTS))) == pytest.approx(0.0)
-    assert np.all(OutputGrid(positive, 1).nearest(positive) == positive.mean(0))
-    assert not round_to_nearest(np.zeros((4, 3)), 4, 0).any()
+    assert round_on_grid(16, positive, np.zeros((1, OUTPUTS))) == pytest.approx(0.0)
+    assert np.all(np.isclose(round_on_grid(1, positive, positive), positive.mean(0)))
+    assert not round_to_nearest(np.zeros((4, 3)), 4, 0).values().any()
 
 
 def test_powers():
@@ -69,13 +84,13 @@ def test_powers():
     Gaussian weights in four bits is below 1.
     """
     scale = np.abs(WEIGHTS).max(0) / 7
-    np.testing.assert_allclose(
-        round_to_powers(WEIGHTS, 4, 0, 1.0), scale * np.round(WEIGHTS / scale), atol=1e-12
-    )
+    even = round_to_powers(WEIGHTS, 4, 0, 1.0).values()
+    np.testing.assert_allclose(even, scale * np.round(WEIGHTS / scale), atol=FLOAT32)
     c = np.round(7 * np.sqrt(np.abs(WEIGHTS) / np.abs(WEIGHTS).max(0)))
     expected = np.sign(WEIGHTS) * np.abs(WEIGHTS).max(0) * (c / 7) ** 2
-    np.testing.assert_allclose(round_to_powers(WEIGHTS, 4, 0, 0.5), expected, atol=1e-12)
-    values = np.unique(np.abs(round_to_powers(RNG(0).normal(size=(5000, 1)), 4, 0, 0.5)))
+    roots = round_to_powers(WEIGHTS, 4, 0, 0.5).values()
+    np.testing.assert_allclose(roots, expected, atol=FLOAT32)
+    values = np.unique(np.abs(round_to_powers(RNG(0).normal(size=(5000, 1)), 4, 0, 0.5).values()))
     np.testing.assert_allclose(values / values[-1], (np.arange(8) / 7) ** 2, atol=1e-12)
     large = {'w': RNG(0).normal(size=(3, 400, 50))}
     exponent = find_exponent(large, Quantisation('power', 4))
@@ -89,18 +104,18 @@ def test_gptq_follows_published_code():
     w, h = WEIGHTS.T.copy(), 2 * MOMENTS
     h += DAMPING * np.mean(np.diag(h)) * np.eye(INPUTS)
     inverse = np.linalg.cholesky(np.linalg.inv(h)).T
-    grid, expected = OutputGrid(WEIGHTS, 8), np.empty_like(w)
+    expected = np.empty_like(w)
     for i in range(INPUTS):
-        expected[:, i] = grid.nearest(w[None, :, i])[0]
+        expected[:, i] = round_on_grid(8, WEIGHTS, w[None, :, i])[0]
         error = (w[:, i] - expected[:, i]) / inverse[i, i]
         w[:, i:] -= np.outer(error, inverse[i, i:])
     rounded, losses = gptq(WEIGHTS, MOMENTS, 8)
-    np.testing.assert_allclose(rounded, expected.T, atol=1e-10)
+    np.testing.assert_allclose(rounded.values(), expected.T, atol=1e-10)
     assert losses.shape == (INPUTS,) and np.all(losses >= 0)
 
 
 def output_error(rounded):
-    return np.sum((X @ (rounded - WEIGHTS)) ** 2)
+    return np.sum((X @ (rounded.values() - WEIGHTS)) ** 2)
 
 
 @pytest.mark.parametrize('block', [0, 8])
@@ -110,7 +125,8 @@ def test_gptq_lowers_output_errors(bits, block):
     rounded, _ = gptq(WEIGHTS, MOMENTS, 2**bits, block)
     assert output_error(rounded) < 0.9 * output_error(round_to_nearest(WEIGHTS, bits, block))
     plain, _ = gptq(WEIGHTS, np.eye(INPUTS), 2**bits, block)
-    np.testing.assert_allclose(plain, round_to_nearest(WEIGHTS, bits, block), atol=1e-12)
+    nearest = round_to_nearest(WEIGHTS, bits, block)
+    np.testing.assert_allclose(plain.values(), nearest.values(), atol=1e-12)
 
 
 def test_dead_inputs_are_rounded_to_nearest():
@@ -118,9 +134,10 @@ def test_dead_inputs_are_rounded_to_nearest():
     moments = MOMENTS.copy()
     moments[3], moments[:, 3] = 0.0, 0.0
     rounded, losses = gptq(WEIGHTS, moments, 16)
-    np.testing.assert_allclose(rounded[3], OutputGrid(WEIGHTS, 16).nearest(WEIGHTS)[3])
+    nearest = round_to_nearest(WEIGHTS, 4, 0).values()
+    np.testing.assert_allclose(rounded.values()[3], nearest[3])
     none, _ = gptq(WEIGHTS, np.zeros_like(MOMENTS), 16)
-    np.testing.assert_allclose(none, round_to_nearest(WEIGHTS, 4, 0))
+    np.testing.assert_allclose(none.values(), nearest)
     assert np.all(np.isfinite(losses))
 
 
@@ -156,6 +173,8 @@ def test_only_block_weights_are_rounded(method):
         if path.rpartition('/')[2] not in matrices:
             np.testing.assert_array_equal(leaf, before[path], path)
             continue
+        assert isinstance(leaf, PackedWeight)
+        leaf = leaf.values()
         spec = named_leaves(model.learner.description.specs)[path]
         stack = np.asarray(as_matrices(spec, leaf))
         n_weights += stack.size
@@ -200,18 +219,78 @@ def test_reparametrisation_is_refused():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize('method', ['power', 'gptq'])
+@pytest.mark.parametrize('method', METHODS)
 def test_quantise_command(tmp_path, capsys, method):
-    """The workdir loads, and says where it comes from."""
-    model = checkpoint({})
+    """The workdir is as small as printed, and its weights are those that were rounded, bitwise."""
+    model = checkpoint({'optim.average': 'ema'})
     meta = {'vocab_size': model.meta['vocab_size'], 'data': None}
     write_workdir(tmp_path / 'run', model.recipe, model.weights, ByteTokenizer(), 3, meta)
     (tmp_path / 'a.txt').write_text('\x01\x02\x03\x04\x05\x06\x07\x08\x09')
-    source = f'text:{tmp_path}/a.txt' if method == 'gptq' else None
+    source = f'text:{tmp_path}/a.txt' if METHODS[method].needs_moments else None
     options = {'checkpoint': str(tmp_path / 'run'), 'out': str(tmp_path / 'out'), 'text': source}
     convert.run(['quantise'], options | {'method': method, 'bits': 4, 'block': 0})
-    assert 'rounded 4,096 weights of the blocks to 4 bits' in capsys.readouterr().out
-    loaded = load(tmp_path / 'out')
+    printed = capsys.readouterr().out
+    assert 'rounded 4,096 weights of the blocks to' in printed
+    loaded, original = load(tmp_path / 'out'), load(tmp_path / 'run')
     assert loaded.meta['quantised']['method'] == method
-    before, after = (named_leaves(c.weights.params) for c in (model, loaded))
-    assert np.any(before['layers/mlp/up'] != after['layers/mlp/up'])
+    tokens_BT = read_text_rows(original, source, '--text') if source else None
+    quantised = quantise_checkpoint(original, Quantisation(method, 4), tokens_BT)
+    assert f'{quantised.n_bytes / 1e6:,.3f} MB instead of 0.016 MB' in printed
+    for path, leaf in named_leaves(loaded.weights.params).items():
+        expected = quantised.params[path]
+        if isinstance(expected, PackedWeight):
+            expected = expected.values()
+        np.testing.assert_array_equal(leaf, expected, path)
+    stored = loaded.meta['packed']['layers/mlp/up']['arrays']
+    assert stored['codes'][0] == 'uint8' and not loaded.weights.params.keys() & {'codes'}
+
+
+@pytest.mark.full
+def test_packed_weights_load_everywhere(tmp_path):
+    """On eight devices and for a run that resumes; a conversion of them is not packed, and another
+    record is refused.
+    """
+    model = checkpoint({})
+    meta = {'vocab_size': model.meta['vocab_size'], 'data': None}
+    quantised = quantise_checkpoint(model, Quantisation('rtn', 2, 8))
+    weights = to_weights(model, quantised.params)
+    packed = tmp_path / 'packed'
+    write_workdir(packed, model.recipe, weights, ByteTokenizer(), 3, meta)
+    loaded = load(packed)
+    learner = tiny_learner(model.recipe)
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    state, _ = read_state(packed / 'checkpoints', 3, abstract_state(learner, mesh))
+    jax.tree.map(np.testing.assert_array_equal, state.params, loaded.weights.params)
+    assert state.params['layers']['mlp']['up'].sharding.mesh.size == 8
+    convert.write_like(loaded, tmp_path / 'copy', loaded.weights, {})
+    copy = load(tmp_path / 'copy')
+    assert 'packed' in loaded.meta and 'packed' not in copy.meta
+    jax.tree.map(np.testing.assert_array_equal, copy.weights.params, loaded.weights.params)
+    meta_path = packed / 'checkpoints' / '3' / 'meta' / 'metadata'
+    meta_path.write_text(meta_path.read_text().replace('"block": 8', '"block": 16'))
+    with pytest.raises(DamagedCheckpoint, match='does not match its digest'):
+        read_meta(packed / 'checkpoints', 3)
+
+
+@pytest.mark.parametrize('levels', [2, 3, 4, 15, 16, 17, 256, 257, 65536])
+def test_packed_codes_are_exact(levels):
+    """Takes log2 of the levels for each code, up to a fraction of a word. Catches an order of
+    digits, and words that overflow.
+    """
+    codes_IO = RNG(0).integers(0, levels, (7, 130))
+    codes_IO[0] = levels - 1
+    levels_I = np.full(7, levels)
+    packed = pack(codes_IO, levels_I)
+    assert packed.dtype == np.uint8
+    assert 8 * packed.size <= np.log2(levels) * codes_IO.size * 1.15 + 64
+    np.testing.assert_array_equal(unpack(packed, levels_I, 130), codes_IO)
+
+
+def test_levels_may_differ_between_inputs():
+    """Inputs of a single level take no bits."""
+    levels_I = RNG(0).integers(1, 9, 60)
+    codes_IO = RNG(1).integers(0, levels_I[:, None], (60, 11))
+    packed = pack(codes_IO, levels_I)
+    np.testing.assert_array_equal(unpack(packed, levels_I, 11), codes_IO)
+    assert pack(codes_IO[:3], np.ones(3, int)).size == 0
+    assert not unpack(pack(codes_IO[:3], np.ones(3, int)), np.ones(3, int), 11).any()

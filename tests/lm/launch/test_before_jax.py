@@ -62,6 +62,24 @@ def test_choose_platform_with_jax_imported(monkeypatch, is_there, chosen, expect
 
 
 @pytest.mark.parametrize(
+    ('environment', 'threads'),
+    [
+        ({}, None),
+        ({'XLA_FLAGS': '--xla_force_host_platform_device_count=1'}, None),
+        ({'XLA_FLAGS': '--xla_dump_to=x --xla_force_host_platform_device_count=8'}, '128'),
+        ({'JAX_NUM_CPU_DEVICES': '4'}, '64'),
+        ({'JAX_NUM_CPU_DEVICES': '4', 'NPROC': '3'}, '3'),
+    ],
+)
+def test_virtual_devices_have_threads_for_collectives(monkeypatch, environment, threads):
+    """Sixteen per device, or what the user has set."""
+    monkeypatch.setattr(os, 'environ', environment)
+    monkeypatch.setattr(os, 'cpu_count', lambda: 2)
+    before_jax.add_threads_for_collectives()
+    assert environment.get('NPROC') == threads
+
+
+@pytest.mark.parametrize(
     ('installed', 'chosen', 'message'),
     [
         ((), '', 'an NVIDIA GPU, .*uv sync --extra cuda'),
