@@ -229,7 +229,7 @@ class PackedWeight:
         return numbers.pop() if len(numbers) == 1 else None
 
     def record(self) -> dict[str, Any]:
-        """Returns what `unpack_weight` needs besides the arrays, for JSON."""
+        """Returns the record that `unpack_weight` reads besides the arrays, for JSON."""
         matrix = self.matrices[0]
         return {
             'order': list(self.order),
