@@ -1,4 +1,4 @@
-"""What do products of few bits cost in training, at equal tokens?
+"""Do products of few bits cost loss in training, at equal tokens?
 
 Question: with a tuned learning rate, is a model that trains with the products of fp8_tensorwise,
           int8, nvfp4 or BitNet b1.58 as good as one with float32 products?
