@@ -269,7 +269,8 @@ def prune_run(target: Path, options: Mapping[str, Any]) -> None:
 
 def quantise_run(target: Path, options: Mapping[str, Any]) -> None:
     """Rounds the weights of a checkpoint, and prints the mean bits and the error."""
-    quantisation = quantise.Quantisation(options['method'], options['bits'], options['block'])
+    mix = tuple(parse_whole_numbers(options['mix'], '--mix'))
+    quantisation = quantise.Quantisation(options['method'], options['bits'], options['block'], mix)
     text = options['text']
     quantisation.check_text(text)
     checkpoint = load(options['checkpoint'])
@@ -291,6 +292,14 @@ def quantise_run(target: Path, options: Mapping[str, Any]) -> None:
         f'{quantised.n_bytes / 1e6:,.3f} MB instead of {4 * quantised.n_weights / 1e6:,.3f} MB: '
         f'{8 * quantised.n_bytes / quantised.n_weights:.3g} bits of a weight, with its scales'
     )
+
+
+def parse_whole_numbers(texts: Sequence[str], flag: str) -> list[int]:
+    """Returns whole numbers. Raises ValueError for other text, which names the flag."""
+    try:
+        return [int(text) for text in texts]
+    except ValueError as error:
+        raise ValueError(f'{flag} must be whole numbers, such as 2,4,8; got {texts}') from error
 
 
 def write_like(
@@ -355,8 +364,10 @@ if __name__ == '__main__':  # only here: other programs have flags of these name
     flags.DEFINE_integer('seed', 0, 'prune: seed of --remove=random.')
     text = 'quantise: how weights are rounded.'
     flags.DEFINE_enum('method', None, [*quantise.METHODS], text)
-    text = 'quantise: bits of a weight; their mean with --method=baq.'
+    text = 'quantise: bits of a weight; their mean with --method=baq or --mix.'
     flags.DEFINE_integer('bits', None, text)
+    text = 'quantise: bits to choose from for each matrix, by an integer program, such as 2,4,8.'
+    flags.DEFINE_list('mix', [], text)
     text = 'quantise: inputs of an output that share a scale; 0: all.'
     flags.DEFINE_integer('block', 0, text)
     distributed.define_flags()  # of several hosts, for import-hf

@@ -24,7 +24,13 @@ from eval.convert.scores import (
 )
 from eval.load import Checkpoint
 from lm.data.sources import open_source
-from lm.inference.probes import gradients, input_moments, input_squares
+from lm.inference.probes import (
+    gradients,
+    input_moments,
+    input_squares,
+    next_token_loss,
+    observe,
+)
 from lm.training.state import Learner, Weights
 from modules.choices import choose
 from modules.params import ParamSpec, as_matrices, from_matrices, named_leaves
@@ -182,6 +188,7 @@ class ScoreReader:
         self._squares = functools.partial(input_squares, learner)
         programs = {SQUARES: self._squares, MOMENTS: functools.partial(input_moments, learner)}
         self._means = {name: jax.jit(program) for name, program in programs.items()}
+        self._loss = jax.jit(functools.partial(row_loss, learner))
         gradient_scores = {row.compute for row in SCORES.values() if row.statistic == GRADIENTS}
         self._of_gradients = {
             score: jax.jit(functools.partial(average_over_rows, learner, score))
@@ -247,6 +254,16 @@ class ScoreReader:
         """
         return self._mean(lambda rows_BT: self._means[statistic](weights, rows_BT), tokens_BT)
 
+    def compute_loss(self, weights: Weights, tokens_BT: np.ndarray) -> float:
+        """Returns the mean loss of a text, in nats per token.
+
+        Args:
+          weights: of the model.
+          tokens_BT: the text.
+        """
+        losses = self._mean(lambda rows_BT: {'loss': self._loss(weights, rows_BT)}, tokens_BT)
+        return float(losses['loss'])
+
     def _mean(self, compute: Callable, tokens_BT: np.ndarray) -> dict[str, Any]:
         means = {}
         for start in range(0, len(tokens_BT), self._rows):
@@ -279,6 +296,17 @@ def matrix_scores(
         shape = input_shape if row.statistic == SQUARES else (*input_shape, input_shape[-1])
         scores[path] = row.compute(matrices_IO, np.reshape(mean, shape))
     return scores
+
+
+def row_loss(learner: Learner, weights: Weights, tokens_BT: jax.Array) -> jax.Array:
+    """Returns the mean loss of rows of tokens, in nats per token.
+
+    Args:
+      learner: of the model.
+      weights: of the model.
+      tokens_BT: the rows.
+    """
+    return next_token_loss(observe(learner, weights, tokens_BT)[0], tokens_BT)
 
 
 def average_over_rows(

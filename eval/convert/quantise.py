@@ -1,13 +1,15 @@
 """Quantises checkpoints after training: rounds the weights of their blocks to few bits."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from eval.convert.learned_rounding import learn_rounding, learn_weights_and_ranges
 from eval.convert.merge import check_stored_as_used, flat_params
-from eval.convert.prune import ScoreReader
+from eval.convert.prune import ScoreReader, to_weights
 from eval.convert.scores import MOMENTS, invert_moments
 from eval.load import Checkpoint
 from modules.choices import choose
@@ -34,16 +36,30 @@ class Quantisation:
       method: a row of METHODS.
       bits: of a weight; their mean for a method that distributes bits.
       block: inputs of an output that share a scale; 0: all inputs.
+      mix: bits to choose from for each matrix, so that their mean is at most `bits`; (): all
+        matrices have `bits`.
     """
 
     method: str
     bits: int
     block: int = 0
+    mix: tuple[int, ...] = ()
 
     def __post_init__(self):
         choose(METHODS, self.method, '--method')
-        if not 2 <= self.bits <= MAX_BITS:
-            raise ValueError(f'--bits must be 2 to {MAX_BITS}; got {self.bits}')
+        for flag, bits in (('--bits', self.bits), *(('--mix', bits) for bits in self.mix)):
+            if not 2 <= bits <= MAX_BITS:
+                raise ValueError(f'{flag} must be 2 to {MAX_BITS}; got {bits}')
+        if self.mix and not min(self.mix) < self.bits < max(self.mix):
+            raise ValueError(
+                f'--bits must lie between the smallest and the largest of --mix, as it is their '
+                f'mean; got --bits={self.bits} and --mix={",".join(map(str, self.mix))}'
+            )
+        if self.mix and not METHODS[self.method].has_blocks:
+            raise ValueError(
+                f'--method={self.method} distributes bits itself, but --mix is given. Leave --mix '
+                'out, or choose another method.'
+            )
         if self.block < 0:
             raise ValueError(f'--block must be at least 0; got {self.block}')
         if self.block and not METHODS[self.method].has_blocks:
@@ -58,10 +74,11 @@ class Quantisation:
 
         source: the flag --text.
         """
-        needs_text = METHODS[self.method].needs_moments
-        if needs_text and not source:
-            raise ValueError(f'--method={self.method} reads a text: add --text=SOURCE')
-        if source and not needs_text:
+        needs_moments = METHODS[self.method].needs_moments
+        if (needs_moments or self.mix) and not source:
+            reader = f'--method={self.method}' if needs_moments else '--mix'
+            raise ValueError(f'{reader} reads a text: add --text=SOURCE')
+        if source and not (needs_moments or self.mix):
             raise ValueError(f'--method={self.method} reads no text: leave out --text={source}')
 
 
@@ -94,14 +111,36 @@ def round_to_nearest(weights_IO: np.ndarray, bits: int, block: int) -> CodedMatr
       bits: of a weight.
       block: inputs that share a scale; 0: all.
     """
-    size, levels = block or len(weights_IO), 2**bits
-    blocks = [weights_IO[i : i + size] for i in range(0, len(weights_IO), size)]
-    ranges = [measure_ranges(part, levels) for part in blocks]
+    levels = 2**bits
+    ranges = [measure_ranges(part, levels) for part in split_inputs(weights_IO, block)]
+    return encode_nearest(weights_IO, ranges, levels, block)
+
+
+def encode_nearest(
+    weights_IO: np.ndarray, ranges: Sequence[np.ndarray], levels: int, block: int
+) -> CodedMatrix:
+    """Returns the nearest values of the weights of a matrix.
+
+    Args:
+      weights_IO: the matrix.
+      ranges: [K, O] of each block.
+      levels: number of values.
+      block: inputs that share a range; 0: all.
+    """
     codes = [
         OutputGrid(ranges_KO, levels).encode(part)
-        for ranges_KO, part in zip(ranges, blocks, strict=True)
+        for ranges_KO, part in zip(ranges, split_inputs(weights_IO, block), strict=True)
     ]
     return code_matrix(np.concatenate(codes), levels, ranges, block)
+
+
+def split_inputs(weights_IO: np.ndarray, block: int) -> list[np.ndarray]:
+    """Returns the blocks of inputs of a matrix.
+
+    block: inputs of a block; 0: all.
+    """
+    size = block or len(weights_IO)
+    return [weights_IO[i : i + size] for i in range(0, len(weights_IO), size)]
 
 
 def round_to_powers(weights_IO: np.ndarray, bits: int, block: int, exponent: float) -> CodedMatrix:
@@ -117,10 +156,8 @@ def round_to_powers(weights_IO: np.ndarray, bits: int, block: int, exponent: flo
       block: inputs that share a scale; 0: all.
       exponent: a.
     """
-    size, levels = block or len(weights_IO), 2**bits
-    ranges, codes = [], []
-    for i in range(0, len(weights_IO), size):
-        part = weights_IO[i : i + size]
+    levels, ranges, codes = 2**bits, [], []
+    for part in split_inputs(weights_IO, block):
         largest_O = np.abs(part).max(0)
         ranges.append(np.stack([-largest_O, largest_O]).astype(np.float32))
         codes.append(PowerGrid(ranges[-1], levels, exponent).encode(part))
@@ -238,10 +275,28 @@ def _apply_baq(weights_IO, moments_II, quantisation, exponent):
     return gptq(weights_IO, moments_II, levels_I[:, None])[0]
 
 
+def _apply_adaquant(weights_IO, moments_II, quantisation, exponent):
+    levels, block = 2**quantisation.bits, quantisation.block
+    nearest = round_to_nearest(weights_IO, quantisation.bits, block)
+    learned_IO, ranges = learn_weights_and_ranges(
+        weights_IO, moments_II, nearest.ranges_GKO, levels, block
+    )
+    return encode_nearest(learned_IO, ranges, levels, block)
+
+
+def _apply_adaround(weights_IO, moments_II, quantisation, exponent):
+    levels, block = 2**quantisation.bits, quantisation.block
+    ranges = _apply_adaquant(weights_IO, moments_II, quantisation, exponent).ranges_GKO
+    rounded_IO = learn_rounding(weights_IO, moments_II, ranges, levels, block)
+    return encode_nearest(rounded_IO, ranges, levels, block)
+
+
 METHODS: Mapping[str, Method] = {
     'rtn': Method(_apply_rtn),
     'power': Method(_apply_power),
     'gptq': Method(_apply_gptq, needs_moments=True),
+    'adaquant': Method(_apply_adaquant, needs_moments=True),
+    'adaround': Method(_apply_adaround, needs_moments=True),
     'baq': Method(_apply_baq, needs_moments=True, has_blocks=False),
 }
 
@@ -257,7 +312,7 @@ def quantise_checkpoint(
     Args:
       checkpoint: a loaded checkpoint.
       quantisation: how weights are rounded.
-      tokens_BT: the text for methods that need it, a document per row.
+      tokens_BT: the text, if `quantisation` reads one.
 
     Raises:
       ValueError: for a model with a reparametrisation.
@@ -265,38 +320,147 @@ def quantise_checkpoint(
     check_stored_as_used(checkpoint, 'quantised')
     reader = ScoreReader(checkpoint.learner, checkpoint.recipe.microbatch_size)
     method = METHODS[quantisation.method]
-    params: Any = flat_params(checkpoint)
+    params: dict[str, Any] = flat_params(checkpoint)
     moments = {}
-    if tokens_BT is not None:
+    if method.needs_moments:
         moments = reader.compute_means(MOMENTS, checkpoint.weights, tokens_BT)
     matrices = {
         path: np.asarray(as_matrices(reader.specs[path], params[path]), np.float64)
         for path in reader.list_matrices(checkpoint.weights, tokens_BT)
     }
     exponent = find_exponent(matrices, quantisation) if quantisation.method == 'power' else None
-    rounded: dict[str, Any] = dict(params)
-    errors = sizes = n_bits = 0.0
-    n_bytes = 0
-    for path, stack_IO in matrices.items():
-        n_inputs, n_outputs = stack_IO.shape[-2:]
-        flat_IO = stack_IO.reshape(-1, n_inputs, n_outputs)
-        flat_II: Any = [None] * len(flat_IO)
-        if path in moments:
-            flat_II = np.reshape(moments[path], (-1, n_inputs, n_inputs))
-        coded = [
-            method.round(weights_IO, moments_II, quantisation, exponent)
-            for weights_IO, moments_II in zip(flat_IO, flat_II, strict=True)
+
+    def round_stack(path, bits):
+        """Returns the coded matrices of a parameter."""
+        weights = matrices[path].reshape(-1, *matrices[path].shape[-2:])
+        stack_II: Any = [None] * len(weights)
+        if moments:
+            stack_II = np.reshape(moments[path], (len(weights), *[weights.shape[1]] * 2))
+        settings = dataclasses.replace(quantisation, bits=bits, mix=())
+        return [
+            method.round(weights_IO, moments_II, settings, exponent)
+            for weights_IO, moments_II in zip(weights, stack_II, strict=True)
         ]
-        order = sum(matrix_axes(reader.specs[path]), ())
-        rounded[path] = PackedWeight(coded, order, params[path].shape)
-        for matrix, weights_IO in zip(coded, flat_IO, strict=True):
+
+    choices = sorted({*quantisation.mix}) or [quantisation.bits]
+    coded = {path: {bits: round_stack(path, bits) for bits in choices} for path in matrices}
+    packed = {
+        path: {
+            bits: PackedWeight(stack, sum(matrix_axes(reader.specs[path]), ()), params[path].shape)
+            for bits, stack in stacks.items()
+        }
+        for path, stacks in coded.items()
+    }
+    if quantisation.mix:
+        assert tokens_BT is not None  # `Quantisation.check_text`
+        losses = functools.partial(measure_loss, checkpoint, reader, params, tokens_BT)
+        selected = mix_bits(losses, matrices, packed, quantisation.bits)
+    else:
+        selected = {path: stacks[quantisation.bits] for path, stacks in packed.items()}
+    errors = sizes = n_bits = 0.0
+    for path, weight in selected.items():
+        n_inputs, n_outputs = matrices[path].shape[-2:]
+        for matrix, weights_IO in zip(
+            weight.matrices, matrices[path].reshape(-1, n_inputs, n_outputs), strict=True
+        ):
             errors += np.sum((matrix.values() - weights_IO) ** 2)
             n_bits += np.sum(np.log2(matrix.levels_I)) * n_outputs
-        sizes += np.sum(stack_IO**2)
-        n_bytes += sum(x.nbytes for x in rounded[path].arrays().values())
+        sizes += np.sum(matrices[path] ** 2)
     n_weights = sum(stack_IO.size for stack_IO in matrices.values())
+    n_bytes = sum(x.nbytes for weight in selected.values() for x in weight.arrays().values())
     mean_bits, error = float(n_bits / n_weights), float(np.sqrt(errors / sizes))
-    return QuantisedModel(rounded, n_weights, mean_bits, error, n_bytes, exponent)
+    return QuantisedModel(params | selected, n_weights, mean_bits, error, n_bytes, exponent)
+
+
+def measure_loss(
+    checkpoint: Checkpoint,
+    reader: ScoreReader,
+    params: Mapping[str, Any],
+    tokens_BT: np.ndarray,
+    changed: Mapping[str, Any],
+) -> float:
+    """Returns the loss of a model with some other parameters.
+
+    Args:
+      checkpoint: the model.
+      reader: computes losses.
+      params: of the model, by path.
+      tokens_BT: a text.
+      changed: the other parameters, by path.
+    """
+    return reader.compute_loss(to_weights(checkpoint, {**params, **changed}), tokens_BT)
+
+
+def mix_bits(
+    loss: Callable[[Mapping[str, Any]], float],
+    matrices: Mapping[str, np.ndarray],
+    packed: Mapping[str, Mapping[int, PackedWeight]],
+    mean_bits: int,
+) -> dict[str, PackedWeight]:
+    """Chooses the bits of each matrix by an integer program.
+
+    `min sum_mb x_mb dL_mb` with `sum_b x_mb = 1` and a mean of at most `mean_bits` bits, where
+    `dL_mb` is the change of the loss if only matrix `m` is rounded, to `b` bits. Source: the
+    integer program of AdaQuant (arXiv:2006.10518).
+
+    Args:
+      loss: of the model with some other parameters.
+      matrices: before rounding, [..., I, O], by path.
+      packed: the rounded parameters, by path and bits.
+      mean_bits: the largest mean.
+    """
+    unrounded, places, measured = loss({}), [], []
+    for path, weights in packed.items():
+        whole = list(matrices[path].reshape(-1, *matrices[path].shape[-2:]))
+        for i, weights_IO in enumerate(whole):
+            losses = {}
+            for bits, weight in weights.items():
+                stack = [*whole[:i], weight.matrices[i].values(), *whole[i + 1 :]]
+                losses[bits] = loss({path: weight.assemble(stack)}) - unrounded
+            places.append(path)
+            measured.append((weights_IO.size, losses))
+    chosen: dict[str, list[int]] = {}
+    for path, bits in zip(places, allocate_bits(measured, mean_bits), strict=True):
+        chosen.setdefault(path, []).append(bits)
+    return {
+        path: dataclasses.replace(
+            next(iter(packed[path].values())),
+            matrices=[packed[path][bits].matrices[i] for i, bits in enumerate(stack_bits)],
+        )
+        for path, stack_bits in chosen.items()
+    }
+
+
+def allocate_bits(
+    matrices: Sequence[tuple[int, Mapping[int, float]]], mean_bits: float
+) -> list[int]:
+    """Returns the bits of each matrix with the smallest sum of losses.
+
+    Args:
+      matrices: (weights, {bits: loss}) of each.
+      mean_bits: the largest mean over all weights.
+    """
+    from scipy import optimize, sparse  # takes 0.3 s
+
+    losses, costs, rows, choices = [], [], [], []
+    for row, (size, by_bits) in enumerate(matrices):
+        for bits, loss in by_bits.items():
+            losses.append(loss)
+            costs.append(size * bits)
+            rows.append(row)
+            choices.append(bits)
+    n, n_weights = len(losses), sum(size for size, _ in matrices)
+    one_each = sparse.csr_array((np.ones(n), (rows, range(n))))
+    program = optimize.milp(
+        losses,
+        integrality=np.ones(n),
+        bounds=optimize.Bounds(0, 1),
+        constraints=[
+            optimize.LinearConstraint(one_each, 1, 1),
+            optimize.LinearConstraint(np.array(costs)[None] / n_weights, ub=mean_bits),
+        ],
+    )
+    return [bits for bits, is_chosen in zip(choices, np.round(program.x), strict=True) if is_chosen]
 
 
 def find_exponent(matrices: Mapping[str, np.ndarray], quantisation: Quantisation) -> float:

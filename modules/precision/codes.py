@@ -242,8 +242,11 @@ class PackedWeight:
 
     def values(self) -> np.ndarray:
         """Returns the parameter, in float32."""
-        values = np.stack([matrix.values() for matrix in self.matrices]).astype(np.float32)
-        ordered = values.reshape([self.shape[i] for i in self.order])
+        return self.assemble([matrix.values() for matrix in self.matrices])
+
+    def assemble(self, matrices: Sequence[np.ndarray]) -> np.ndarray:
+        """Returns a parameter like this one, in float32, from its matrices [I, O]."""
+        ordered = np.stack(matrices).astype(np.float32).reshape([self.shape[i] for i in self.order])
         return np.transpose(ordered, np.argsort(self.order))
 
 

@@ -3,17 +3,21 @@ values, BAQ's inputs have equal losses. Contract: models and flags that are refu
 """
 
 import dataclasses
+import itertools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from eval.convert import __main__ as convert
 from eval.convert.fold import write_workdir
+from eval.convert.learned_rounding import make_problem
 from eval.convert.prune import read_text_rows, to_weights
 from eval.convert.quantise import (
     METHODS,
     Quantisation,
+    allocate_bits,
     distribute_levels,
     find_exponent,
     gptq,
@@ -31,7 +35,14 @@ from lm.record.checkpoint import read_meta, read_state
 from lm.record.digests import DamagedCheckpoint
 from lm.training.state import Weights
 from modules.params import as_matrices, named_leaves
-from modules.precision.codes import OutputGrid, PackedWeight, measure_ranges, pack, unpack
+from modules.precision.codes import (
+    OutputGrid,
+    PackedWeight,
+    measure_ranges,
+    pack,
+    unpack,
+    unpack_weight,
+)
 from tests.eval.convert.test_commands import checkpoint
 from tests.helpers import tiny_learner
 
@@ -129,6 +140,81 @@ def test_gptq_lowers_output_errors(bits, block):
     np.testing.assert_allclose(plain.values(), nearest.values(), atol=1e-12)
 
 
+def relative_error(rounded):
+    change = rounded - WEIGHTS
+    return np.sum(change * (MOMENTS @ change)) / np.sum(WEIGHTS * (MOMENTS @ WEIGHTS))
+
+
+@pytest.mark.parametrize('block', [0, 8])
+def test_learned_rounding_lowers_output_errors(block):
+    """AdaQuant has at most 0.9 of the error of nearest values, and AdaRound less than AdaQuant and
+    GPTQ. Catches scales of another block, and fractions that are not rounded.
+    """
+    settings = Quantisation('adaround', 3, block)
+    nearest = relative_error(round_to_nearest(WEIGHTS, 3, block).values())
+    learned = {
+        name: METHODS[name].round(WEIGHTS, MOMENTS, settings, None)
+        for name in ('gptq', 'adaquant', 'adaround')
+    }
+    errors = {name: relative_error(matrix.values()) for name, matrix in learned.items()}
+    assert errors['adaquant'] < 0.9 * nearest
+    assert errors['adaround'] < min(errors['adaquant'], errors['gptq'])
+    assert learned['adaround'].codes_IO.max() == 7
+    dead = METHODS['adaround'].round(WEIGHTS, np.zeros_like(MOMENTS), settings, None)
+    np.testing.assert_allclose(dead.values(), round_to_nearest(WEIGHTS, 3, block).values())
+
+
+def test_problem_is_the_equation():
+    """Reference: L in float64, at rounded weights."""
+    nearest = round_to_nearest(WEIGHTS, 3, 8)
+    problem = make_problem(WEIGHTS, MOMENTS, nearest.ranges_GKO, 8)
+    expected = relative_error(nearest.values())
+    assert problem.error(jnp.float32(nearest.values())) == pytest.approx(expected, rel=1e-4)
+    scale_IO, zero_IO = problem.grid(8)
+    values = scale_IO * (nearest.codes_IO.astype(np.float32) - zero_IO)
+    np.testing.assert_allclose(values, nearest.values(), atol=1e-5)
+
+
+def test_integer_program_is_optimal():
+    """Reference: all 3^5 choices. The matrices have different sizes."""
+    rng = RNG(0)
+    matrices = [
+        (size, {2: 3 * loss, 4: loss, 8: 0.1 * loss})
+        for size, loss in zip((10, 20, 30, 40, 50), rng.random(5), strict=True)
+    ]
+    sizes = np.array([size for size, _ in matrices])
+    best = min(
+        (sum(losses[n] for n, (_, losses) in zip(bits, matrices, strict=True)), bits)
+        for bits in itertools.product((2, 4, 8), repeat=5)
+        if np.dot(bits, sizes) <= 4 * sizes.sum()
+    )
+    assert tuple(allocate_bits(matrices, 4)) == best[1]
+    assert len(set(best[1])) > 1
+
+
+@pytest.mark.full
+def test_mixed_bits_keep_their_mean():
+    """Matrices of a stack have different bits, and the loss is below that of equal bits or near
+    it.
+    """
+    model = checkpoint({'model.n_layers': 2})
+    model = dataclasses.replace(model, weights=jax.device_put(model.weights))
+    mixed = quantise_checkpoint(model, Quantisation('rtn', 4, mix=(2, 4, 8)), TOKENS_BT)
+    assert 3 < mixed.mean_bits <= 4
+    bits = {
+        n
+        for w in mixed.params.values()
+        if isinstance(w, PackedWeight)
+        for matrix in w.matrices
+        for n in np.log2(matrix.levels_I)
+    }
+    assert bits <= {2, 4, 8} and len(bits) > 1
+    for weight in mixed.params.values():
+        if isinstance(weight, PackedWeight):
+            restored = unpack_weight(weight.arrays(), weight.record())
+            np.testing.assert_array_equal(restored.values(), weight.values())
+
+
 def test_dead_inputs_are_rounded_to_nearest():
     """The text may not reach an expert, which matters elsewhere. Catches weights set to 0."""
     moments = MOMENTS.copy()
@@ -196,6 +282,9 @@ def test_only_block_weights_are_rounded(method):
         (('rtn', 1), '--bits must be 2 to 8; got 1'),
         (('rtn', 9), '--bits must be 2 to 8; got 9'),
         (('rtn', 4, -1), '--block must be at least 0; got -1'),
+        (('rtn', 4, 0, (2, 9)), '--mix must be 2 to 8; got 9'),
+        (('rtn', 4, 0, (4, 8)), 'as it is their mean; got --bits=4 and --mix=4,8'),
+        (('baq', 4, 0, (2, 8)), '--method=baq distributes bits itself'),
         (('baq', 4, 16), 'has one scale for an output, but --block=16. Leave --block out'),
     ],
 )
@@ -210,6 +299,8 @@ def test_text_is_read_if_it_is_needed():
     with pytest.raises(ValueError, match='reads no text: leave out --text=x'):
         Quantisation('rtn', 4).check_text('x')
     Quantisation('rtn', 4).check_text(None)
+    with pytest.raises(ValueError, match='--mix reads a text: add --text=SOURCE'):
+        Quantisation('rtn', 4, mix=(2, 8)).check_text(None)
 
 
 def test_reparametrisation_is_refused():
@@ -228,7 +319,7 @@ def test_quantise_command(tmp_path, capsys, method):
     (tmp_path / 'a.txt').write_text('\x01\x02\x03\x04\x05\x06\x07\x08\x09')
     source = f'text:{tmp_path}/a.txt' if METHODS[method].needs_moments else None
     options = {'checkpoint': str(tmp_path / 'run'), 'out': str(tmp_path / 'out'), 'text': source}
-    convert.run(['quantise'], options | {'method': method, 'bits': 4, 'block': 0})
+    convert.run(['quantise'], options | {'method': method, 'bits': 4, 'block': 0, 'mix': []})
     printed = capsys.readouterr().out
     assert 'rounded 4,096 weights of the blocks to' in printed
     loaded, original = load(tmp_path / 'out'), load(tmp_path / 'run')
