@@ -200,7 +200,9 @@ def _descend(loss, judge, params, rates):
             directions,
         )
         value = judge(params, progress)
-        best = jax.tree.map(lambda param, kept: jnp.where(value < smallest, param, kept), params, best)
+        best = jax.tree.map(
+            lambda param, best_param: jnp.where(value < smallest, param, best_param), params, best
+        )
         return (params, state, best, jnp.minimum(value, smallest)), None
 
     start = params, adam.init(params), params, judge(params, 0.0)
