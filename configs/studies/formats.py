@@ -1,0 +1,41 @@
+"""Do fewer bits of exponent or fewer bits of mantissa harm training first, and at which rates?
+
+Question: of two formats without scales that have as many bits, one with fewer bits of exponent and
+          one with fewer bits of mantissa than bfloat16, which loses more, and does the loss depend
+          on the learning rate (arXiv:2405.18710)? Does the sharpness of the logits differ?
+Command:  uv run train.py --config=configs/studies/formats.py --workdir=runs/formats
+Cost:     120 runs of 0.2 million parameters, 1,000 steps each.
+Result:   not run yet.
+
+Activations, weights and gradients have the same format, and are rounded to nearest.
+"""
+
+from ml_collections import ConfigDict
+
+from configs.studies import small
+
+#: bfloat16, then pairs of as many bits.
+FORMATS = ('e8m7', 'e8m5', 'e6m7', 'e8m4', 'e5m7', 'e8m3', 'e4m7')
+UNSCALED = {f'kernels.{operand}_scale': 'none' for operand in 'xwg'}
+
+
+def get_config() -> ConfigDict:
+    config = small.get_config()
+    config.scaling.embedding_std = 1.0
+    config.model.n_layers = 2
+    config.data.seq_len = 64
+    config.data.batch_size = 4
+    config.optim.warmup_steps = 50
+    config.train.steps = config.train.eval_every = 1000
+    config.train.eval_batches = 64
+    config.train.diagnose_every = 50
+    arms = [{'kernels.matmul': 'auto'}]
+    for name in FORMATS:
+        formats = {f'kernels.{operand}_format': name for operand in 'xwg'}
+        arms.append({'kernels.matmul': 'simulated', **UNSCALED, **formats})
+    config.sweep = {
+        'list': arms,
+        'optim.lr': (2.5e-3, 5e-3, 1e-2, 2e-2, 4e-2),
+        'train.seed': (0, 1, 2),
+    }
+    return config
