@@ -281,14 +281,14 @@ def _apply_adaquant(weights_IO, moments_II, quantisation, exponent):
     learned_IO, ranges = learn_weights_and_ranges(
         weights_IO, moments_II, nearest.ranges_GKO, levels, block
     )
-    return encode_nearest(learned_IO, ranges, levels, block)
+    return encode_nearest(learned_IO, list(ranges), levels, block)
 
 
 def _apply_adaround(weights_IO, moments_II, quantisation, exponent):
     levels, block = 2**quantisation.bits, quantisation.block
     ranges = _apply_adaquant(weights_IO, moments_II, quantisation, exponent).ranges_GKO
     rounded_IO = learn_rounding(weights_IO, moments_II, ranges, levels, block)
-    return encode_nearest(rounded_IO, ranges, levels, block)
+    return encode_nearest(rounded_IO, list(ranges), levels, block)
 
 
 METHODS: Mapping[str, Method] = {
@@ -323,6 +323,7 @@ def quantise_checkpoint(
     params: dict[str, Any] = flat_params(checkpoint)
     moments = {}
     if method.needs_moments:
+        assert tokens_BT is not None  # `Quantisation.check_text`
         moments = reader.compute_means(MOMENTS, checkpoint.weights, tokens_BT)
     matrices = {
         path: np.asarray(as_matrices(reader.specs[path], params[path]), np.float64)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from modules.precision.formats import (
     MAX_EXPONENT_BITS,
     WIDE,
+    ElasticFormat,
     Format,
     floor_pow2,
     parse_format,
@@ -130,6 +131,7 @@ def round_operand(
     summed: tuple[int, ...],
     key: jax.Array | None = None,
     ignored: jax.Array | None = None,
+    draw_key: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Rounds a matrix by blocks: `x ~ c s` with `c = round(x / s)`.
 
@@ -140,6 +142,7 @@ def round_operand(
         axis, -2 or -1.
       key: the random key for stochastic rounding; without it, values are rounded to nearest.
       ignored: bool, of the shape of x: values that do not count for scales.
+      draw_key: the random key for an `ElasticFormat`; without it, values have its widest.
 
     Returns:
       (c, s): float32, s with axes of length 1 if a whole axis shares a scale, else of x's shape.
@@ -148,6 +151,7 @@ def round_operand(
     x = x.astype(jnp.float32)
     if format is None:
         return x, jnp.ones((1,) * x.ndim)
+    format = format.draw(draw_key)
     sizes = jnp.abs(x) if ignored is None else jnp.where(ignored, 0, jnp.abs(x))
     block = parse_block(operand.block)
     tensor_size = jnp.max(sizes)
@@ -227,6 +231,11 @@ def check_operand(operand: Operand, path: str) -> None:
         raise ValueError(
             f'{path}_format={operand.format} has the range of float32, so that its scale would '
             f'overflow: set {path}_scale=none'
+        )
+    if isinstance(format, ElasticFormat) and operand.scale == 'e8m0':
+        raise ValueError(
+            f'{path}_format={operand.format} has no exponent for {path}_scale=e8m0. Set the scale '
+            'to pow2 or max.'
         )
     is_scaled_by_size = operand.scale in ('mean', 'median')
     if is_scaled_by_size and operand.format not in (WIDE, 'int2'):

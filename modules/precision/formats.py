@@ -7,14 +7,19 @@ stay in float32, so that any format runs on any device.
 import dataclasses
 import functools
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 WIDE = 'wide'  # in place of a format: values are not rounded
+SEPARATOR = '|'  # of integers of which an update draws one
 ROUNDINGS = ('nearest', 'stochastic', 'truncate')
 MAX_EXPONENT_BITS, MAX_MANTISSA_BITS, MAX_INTEGER_BITS = 8, 10, 16
-FORM = f'eXmY with X from 2 to 8 and Y from 1 to 10, int2 to int16, or {WIDE}'
+FORM = (
+    f'eXmY with X from 2 to 8 and Y from 1 to 10, int2 to int16, or {WIDE}, or different integers '
+    'joined by | such as int2|int4|int8'
+)
 FINITE_BITS = 6  # formats of so many bits, or fewer, spend no code on infinities
 _MANTISSA_BITS, _EXPONENT_BIAS = 23, 127  # of float32
 
@@ -29,6 +34,10 @@ class Format:
 
     exponent_bits: int
     mantissa_bits: int
+
+    def draw(self, key: jax.Array | None) -> 'Format':
+        """Returns the format of one update; key: the random key; None: outside of training."""
+        return self
 
     @property
     def bias(self) -> int:
@@ -66,14 +75,55 @@ class Format:
         return 1 + self.exponent_bits + self.mantissa_bits
 
 
+@dataclasses.dataclass(frozen=True)
+class ElasticFormat(Format):
+    """Integers of several widths, of which each update draws one; the widest outside of training.
+
+    So one model learns to work with each of them. Source: EQ-Net (arXiv:2308.07650), which also
+    draws blocks and symmetry, and adds losses that this has not.
+
+    Attributes:
+      widths: numbers of bits.
+    """
+
+    widths: tuple[int, ...] = ()
+
+    def draw(self, key: jax.Array | None) -> Format:
+        if key is None:
+            return self
+        index = jax.random.randint(key, (), 0, len(self.widths))
+        largest = jnp.float32([Format(0, n_bits - 1).largest for n_bits in self.widths])
+        return DrawnFormat(0, self.mantissa_bits, largest[index])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class DrawnFormat(Format):
+    """Integers whose largest value is an array.
+
+    Attributes:
+      drawn_largest: the largest value.
+    """
+
+    drawn_largest: Any = None
+
+    @property
+    def largest(self) -> Any:
+        return self.drawn_largest
+
+
 @functools.cache
 def parse_format(text: str) -> Format | None:
-    """Returns the format of a text such as 'e4m3' or 'int8'; None for 'wide'.
+    """Returns the format of a text such as 'e4m3', 'int8' or 'int2|int8'; None for 'wide'.
 
     Raises ValueError for another text.
     """
     if text == WIDE:
         return None
+    if SEPARATOR in text:
+        widths = [re.fullmatch(r'int(\d+)', name) for name in text.split(SEPARATOR)]
+        n_bits = [int(width[1]) if width else 0 for width in widths]
+        if min(n_bits) >= 2 and max(n_bits) <= MAX_INTEGER_BITS and len({*n_bits}) == len(n_bits):
+            return ElasticFormat(0, max(n_bits) - 1, tuple(n_bits))
     if match := re.fullmatch(r'e(\d+)m(\d+)', text):
         exponent_bits, mantissa_bits = map(int, match.groups())
         is_known = exponent_bits <= MAX_EXPONENT_BITS and mantissa_bits <= MAX_MANTISSA_BITS

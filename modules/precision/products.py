@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from modules.precision.blocks import ROW, TENSOR, Operand, round_operand
-from modules.precision.formats import WIDE, Format, parse_format
+from modules.precision.formats import WIDE, ElasticFormat, Format, parse_format
 
 BACKWARD = ('rounded', 'wide_dw', 'saved', 'wide')
 HADAMARD_SEED = 0
@@ -45,7 +45,11 @@ class ProductPrecision:
     @property
     def is_random(self) -> bool:
         """Whether any rounding draws random numbers."""
-        return any(o.rounding == 'stochastic' for o in (self.x, self.w, self.g, self.w_backward))
+        operands = self.x, self.w, self.g, self.w_backward
+        return any(
+            o.rounding == 'stochastic' or isinstance(parse_format(o.format), ElasticFormat)
+            for o in operands
+        )
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -75,11 +79,12 @@ def rounded_product(
 
 def _forward(precision, out_dtype, x_MI, w_IO, key):
     x_key, w_key, *_ = _split_key(key)
+    x_draw, w_draw, _ = _split_draws(key)
     ignored_MI = None
     if precision.outlier_size:
         ignored_MI = jnp.abs(x_MI) >= precision.outlier_size
-    x = round_operand(x_MI, precision.x, (-1,), x_key, ignored_MI)
-    w = round_operand(w_IO, precision.w, (-2,), w_key)
+    x = round_operand(x_MI, precision.x, (-1,), x_key, ignored_MI, x_draw)
+    w = round_operand(w_IO, precision.w, (-2,), w_key, draw_key=w_draw)
     formats = precision.x.format, precision.w.format
     if ignored_MI is not None:
         x, formats = (_keep_columns(x_MI, x, ignored_MI), jnp.ones((1,) * x_MI.ndim)), None
@@ -95,6 +100,7 @@ def _backward(precision, out_dtype, residuals, g_MO):
     x_MI, w_IO, key = residuals
     dtype, backward, wide = x_MI.dtype, precision.backward, Operand(WIDE)
     _, _, dx_key, w_key, x_key, dw_key = _split_key(key)
+    x_draw, w_draw, g_draw = _split_draws(key)
     x, w, g = precision.x, precision.w_backward, precision.g
     if backward == 'wide':
         g = wide
@@ -102,7 +108,10 @@ def _backward(precision, out_dtype, residuals, g_MO):
         x = wide
     if backward in ('saved', 'wide'):
         w = wide
-    operands = round_operand(g_MO, g, (-1,), dx_key), round_operand(w_IO, w, (-1,), w_key)
+    operands = (
+        round_operand(g_MO, g, (-1,), dx_key, draw_key=g_draw),
+        round_operand(w_IO, w, (-1,), w_key, draw_key=w_draw),
+    )
     dx_MI = _multiply(precision, *operands, (g.format, w.format), ((-1,), (1,)), dtype)
     if backward == 'wide_dw':
         g = wide
@@ -113,7 +122,10 @@ def _backward(precision, out_dtype, residuals, g_MO):
     if mixes:
         x_MI, g_MO = (mix_rows(a, precision.hadamard) for a in (x_MI, g_MO))
     tokens = tuple(range(-x_MI.ndim, -1))
-    operands = round_operand(x_MI, x, tokens, x_key), round_operand(g_MO, g, tokens, dw_key)
+    operands = (
+        round_operand(x_MI, x, tokens, x_key, draw_key=x_draw),
+        round_operand(g_MO, g, tokens, dw_key, draw_key=g_draw),
+    )
     dw_IO = _multiply(precision, *operands, (x.format, g.format), (tokens, tokens), dtype)
     return dx_MI.astype(dtype), dw_IO.astype(w_IO.dtype), None
 
@@ -124,6 +136,11 @@ rounded_product.defvjp(_forward, _backward)
 def _split_key(key: jax.Array | None) -> list[jax.Array | None]:
     """Returns a key for each rounding: x and w forward; g, w, x and g backward."""
     return [None] * 6 if key is None else list(jax.random.split(key, 6))
+
+
+def _split_draws(key: jax.Array | None) -> list[jax.Array | None]:
+    """Returns a key for the width of x, w and g, the same forward and backward."""
+    return [None] * 3 if key is None else list(jax.random.split(jax.random.fold_in(key, 1), 3))
 
 
 def _keep_columns(

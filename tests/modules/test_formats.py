@@ -101,9 +101,11 @@ def test_floor_pow2_is_exact():
     np.testing.assert_array_equal(floor(below), powers / 2)
 
 
-@pytest.mark.parametrize(
-    'text', ['fp8', 'e4', 'e9m2', 'e1m5', 'e4m0', 'e4m11', 'int1', 'int17', 'E4M3', '']
-)
+UNKNOWN = ['fp8', 'e4', 'e9m2', 'e1m5', 'e4m0', 'e4m11', 'int1', 'int17', 'E4M3']
+NOT_ELASTIC = ['int4|', 'int4|int4', 'int2|e4m3', 'int2|int17', 'wide|int4']
+
+
+@pytest.mark.parametrize('text', ['', *UNKNOWN, *NOT_ELASTIC])
 def test_unknown_format_is_refused(text):
     with pytest.raises(ValueError, match='a format is eXmY with X from 2 to 8'):
         parse_format(text)

@@ -3,6 +3,7 @@ Equivalence: products in the formats themselves; operands that are not rounded. 
 matrix, keys, layers that stay wide.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -14,7 +15,7 @@ import pytest
 from modules.kernels import kernels_for
 from modules.kernels.matmul.low_precision import Simulated
 from modules.params import split_boxes
-from modules.precision.blocks import SCALES, Operand, round_operand
+from modules.precision.blocks import SCALES, Operand, check_operand, round_operand
 from modules.precision.products import mix_rows
 from modules.statistics import STATS
 from tests.modules.test_kernels import RECIPES
@@ -247,6 +248,37 @@ def test_stochastic_gradient_is_unbiased():
         errors = np.std(draws, 0) / np.sqrt(len(draws))
         within = np.abs(np.mean(draws, 0, dtype=np.float64) - expected) < 4 * errors + 1e-9
         assert np.all(within) and relative_error(draws[0], expected) > 0.01
+
+
+ELASTIC = Simulated(x_format='wide', g_format='wide', w_format='int2|int3|int8')
+
+
+def test_elastic_widths_are_those_of_plain_formats():
+    """Each draw has one of the widths, in all of y, dx and dw, and each width is drawn. Outside of
+    training it is the widest. Catches another draw in the backward pass.
+    """
+    plain = [
+        compute(dataclasses.replace(ELASTIC, w_format=name), X, W, G)
+        for name in ('int2', 'int3', 'int8')
+    ]
+    draw = jax.jit(lambda key: compute(ELASTIC, X, W, G, key))
+    widths = set()
+    for seed in range(16):
+        parts = draw(jax.random.key(seed))
+        matches = [
+            all(np.allclose(a, b, rtol=1e-5, atol=1e-5) for a, b in zip(parts, same, strict=True))
+            for same in plain
+        ]
+        assert sum(matches) == 1
+        widths.add(matches.index(True))
+    assert widths == {0, 1, 2}
+    for part, expected in zip(compute(ELASTIC, X, W, G), plain[2], strict=True):
+        np.testing.assert_allclose(part, expected, rtol=1e-6)
+
+
+def test_elastic_width_needs_a_scale():
+    with pytest.raises(ValueError, match=r'has no exponent for kernels\.w_scale=e8m0'):
+        check_operand(Operand('int2|int4', scale='e8m0'), 'kernels.w')
 
 
 def test_layers_and_updates_have_different_keys():

@@ -160,6 +160,9 @@ def test_learned_rounding_lowers_output_errors(block):
     assert errors['adaquant'] < 0.9 * nearest
     assert errors['adaround'] < min(errors['adaquant'], errors['gptq'])
     assert learned['adaround'].codes_IO.max() == 7
+    ranges = [learned[name].ranges_GKO for name in ('adaquant', 'adaround')]
+    np.testing.assert_array_equal(*ranges)
+    assert np.any(ranges[0] != learned['gptq'].ranges_GKO)
     dead = METHODS['adaround'].round(WEIGHTS, np.zeros_like(MOMENTS), settings, None)
     np.testing.assert_allclose(dead.values(), round_to_nearest(WEIGHTS, 3, block).values())
 
@@ -238,6 +241,7 @@ def test_levels_equalise_losses():
     assert np.mean(np.log2(levels)) == pytest.approx(6, abs=0.01)
     assert distribute_levels(np.array([0.0, 1.0, 4.0]), 4)[0] == 1
     assert np.all(distribute_levels(np.zeros(3), 4) == 16)
+    assert distribute_levels(np.array([1e-30, 1e30]), 8).max() == 2**16  # codes have 16 bits
 
 
 TOKENS_BT = RNG(0).integers(1, 16, (3, 8), dtype=np.int32)
@@ -375,6 +379,15 @@ def test_packed_codes_are_exact(levels):
     assert packed.dtype == np.uint8
     assert 8 * packed.size <= np.log2(levels) * codes_IO.size * 1.15 + 64
     np.testing.assert_array_equal(unpack(packed, levels_I, 130), codes_IO)
+
+
+def test_parameter_is_assembled_from_its_matrices():
+    """Catches axes that are moved by the order in place of its inverse."""
+    weight, order = np.float32(RNG(0).normal(size=(2, 3, 4))), (1, 2, 0)
+    matrix = weight.transpose(order).reshape(3, 8)
+    packed = PackedWeight([round_to_nearest(matrix, 8, 0)], order, weight.shape)
+    np.testing.assert_array_equal(packed.assemble([matrix]), weight)
+    np.testing.assert_allclose(packed.values(), weight, atol=0.02)
 
 
 def test_levels_may_differ_between_inputs():
