@@ -208,13 +208,11 @@ def gptq(
     u_II, _ = invert_moments(moments_II)  # diagonal for an input that is always 0
     weights_IO = np.array(weights_IO, np.float64)
     codes_IO, losses_I = np.empty_like(weights_IO), np.empty(len(weights_IO))
-    size, start, ranges = block or len(weights_IO), 0, []
+    size, ranges = block or len(weights_IO), []
     for i in range(len(weights_IO)):
         if i % size == 0:
-            start = i
             ranges.append(measure_ranges(weights_IO[i : i + size], levels))
-            block_grid = OutputGrid(ranges[-1], levels)
-        grid = block_grid.select(slice(i - start, i - start + 1))
+        grid = OutputGrid(ranges[-1], levels[i] if np.ndim(levels) else levels)
         codes_IO[i] = grid.encode(weights_IO[i : i + 1])[0]
         error_O = (weights_IO[i] - grid.decode(codes_IO[i : i + 1])[0]) / u_II[i, i]
         losses_I[i] = np.sum(error_O**2) / 2
@@ -331,33 +329,28 @@ def quantise_checkpoint(
     }
     exponent = find_exponent(matrices, quantisation) if quantisation.method == 'power' else None
 
-    def round_stack(path, bits):
-        """Returns the coded matrices of a parameter."""
+    def round_param(path, bits):
+        """Returns a parameter with rounded matrices."""
         weights = matrices[path].reshape(-1, *matrices[path].shape[-2:])
         stack_II: Any = [None] * len(weights)
         if moments:
             stack_II = np.reshape(moments[path], (len(weights), *[weights.shape[1]] * 2))
         settings = dataclasses.replace(quantisation, bits=bits, mix=())
-        return [
+        coded = [
             method.round(weights_IO, moments_II, settings, exponent)
             for weights_IO, moments_II in zip(weights, stack_II, strict=True)
         ]
+        order = sum(matrix_axes(reader.specs[path]), ())
+        return PackedWeight(coded, order, params[path].shape)
 
     choices = sorted({*quantisation.mix}) or [quantisation.bits]
-    coded = {path: {bits: round_stack(path, bits) for bits in choices} for path in matrices}
-    packed = {
-        path: {
-            bits: PackedWeight(stack, sum(matrix_axes(reader.specs[path]), ()), params[path].shape)
-            for bits, stack in stacks.items()
-        }
-        for path, stacks in coded.items()
-    }
+    packed = {path: {bits: round_param(path, bits) for bits in choices} for path in matrices}
     if quantisation.mix:
         assert tokens_BT is not None  # `Quantisation.check_text`
         losses = functools.partial(measure_loss, checkpoint, reader, params, tokens_BT)
         selected = mix_bits(losses, matrices, packed, quantisation.bits)
     else:
-        selected = {path: stacks[quantisation.bits] for path, stacks in packed.items()}
+        selected = {path: by_bits[quantisation.bits] for path, by_bits in packed.items()}
     errors = sizes = n_bits = 0.0
     for path, weight in selected.items():
         n_inputs, n_outputs = matrices[path].shape[-2:]

@@ -44,15 +44,6 @@ class OutputGrid:
         values_IO = self.scale_IO * (codes_IO - self.zero_IO)
         return np.where(self.levels_I1 > 1, values_IO, self.mean_O)
 
-    def select(self, rows: Any) -> 'OutputGrid':
-        """Returns the grid of some inputs."""
-        grid = object.__new__(OutputGrid)
-        grid.mean_O = self.mean_O
-        for name in ('levels_I1', 'scale_IO', 'zero_IO'):
-            values = vars(self)[name]
-            setattr(grid, name, values if len(values) == 1 else values[rows])
-        return grid
-
 
 class PowerGrid:
     """Values `sign(c) s (|c| / n)^(1 / a)` for the codes `n + c`, with `c` from `-n` to `n`.

@@ -253,7 +253,7 @@ def test_stochastic_gradient_is_unbiased():
 ELASTIC = Simulated(x_format='wide', g_format='wide', w_format='int2|int3|int8')
 
 
-def test_elastic_widths_are_those_of_plain_formats():
+def test_elastic_width_equals_a_plain_format():
     """Each draw has one of the widths, in all of y, dx and dw, and each width is drawn. Outside of
     training it is the widest. Catches another draw in the backward pass.
     """
