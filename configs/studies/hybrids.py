@@ -5,7 +5,7 @@ Question: with a tuned learning rate and as many parameters (wider MLPs), is a m
           at 8 blocks?
 Command:  uv run train.py --config=configs/studies/hybrids.py:4 --workdir=runs/hybrids_4
           uv run train.py --config=configs/studies/hybrids.py:8 --workdir=runs/hybrids_8
-Cost:     15 runs of 0.3 or 0.7 million parameters for each of three arms, at each depth.
+Cost:     15 runs of 0.3 or 0.6 million parameters for each of three arms, at each depth.
 Result:   configs/studies/results/hybrids.md: both hybrids are better at both depths.
 """
 

@@ -21,55 +21,6 @@ FIRST_POWER, LAST_POWER = 20.0, 2.0  # of the penalty
 STRETCH_LOW, STRETCH_HIGH = -0.1, 1.1  # of the sigmoid, so that fractions reach 0 and 1
 
 
-def learn_weights_and_ranges(
-    weights_IO: np.ndarray, moments_II: np.ndarray, ranges_GKO: np.ndarray, levels: int, block: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Learns weights and the ranges of their grids, as AdaQuant (arXiv:2006.10518).
-
-    Rounding passes gradients unchanged. The authors also learn biases and ranges of activations,
-    with rates of 1e-5 for weights and 1e-3 for ranges; here weights move in steps of their grid, so
-    that one rate fits all matrices. The result is the best of all steps.
-
-    Args:
-      weights_IO: the matrix.
-      moments_II: means of x_i x_j.
-      ranges_GKO: smallest and largest weight of each block and output.
-      levels: number of values.
-      block: inputs that share a range; 0: all.
-
-    Returns:
-      (weights whose nearest values are the result, ranges).
-    """
-    problem = make_problem(weights_IO, moments_II, ranges_GKO, block)
-    weights_IO, ranges_GKO = jax.device_get(_fit_weights(problem, levels))
-    return weights_IO.astype(np.float64), ranges_GKO
-
-
-def learn_rounding(
-    weights_IO: np.ndarray, moments_II: np.ndarray, ranges_GKO: np.ndarray, levels: int, block: int
-) -> np.ndarray:
-    """Learns for each weight whether it is rounded up or down, as AdaRound (arXiv:2004.10568).
-
-    `q = s (clip(floor(w / s) + z + h(v), 0, n - 1) - z)`
-    `h(v) = clip(1.2 sigmoid(v) - 0.1, 0, 1)`
-
-    A penalty, the mean of `1 - |2 h - 1|^b`, whose power falls from 20 to 2 and whose weight grows
-    from 0, ends fractions. The result is the best of all steps after rounding `h`.
-
-    Args:
-      weights_IO: the matrix.
-      moments_II: means of x_i x_j.
-      ranges_GKO: smallest and largest weight of each block and output.
-      levels: number of values.
-      block: inputs that share a range; 0: all.
-
-    Returns:
-      The rounded weights.
-    """
-    problem = make_problem(weights_IO, moments_II, ranges_GKO, block)
-    return np.asarray(_fit_rounding(problem, levels), np.float64)
-
-
 class Problem(NamedTuple):
     """A matrix to round, in float32.
 
@@ -126,10 +77,23 @@ def make_problem(
 
 
 @functools.partial(jax.jit, static_argnames='levels')
-def _fit_weights(problem, levels):
+def learn_weights_and_ranges(problem: Problem, levels: int) -> tuple[jax.Array, jax.Array]:
+    """Learns weights and the ranges of their grids, as AdaQuant (arXiv:2006.10518).
+
+    Rounding passes gradients unchanged. The authors also learn biases and ranges of activations,
+    with rates of 1e-5 for weights and 1e-3 for ranges; here weights move in steps of their grid, so
+    that one rate fits all matrices. The result is the best of all steps.
+
+    Args:
+      problem: the matrix.
+      levels: number of values.
+
+    Returns:
+      (weights whose nearest values are the result, ranges).
+    """
     step_IO, _ = problem.grid(levels)
 
-    def loss(params, progress):
+    def loss(params, progress=1.0):
         del progress
         scale_IO, zero_IO = problem.grid(levels, params['stretch'])
         weights_IO = problem.w_IO + step_IO * params['shift']
@@ -146,7 +110,22 @@ def _fit_weights(problem, levels):
 
 
 @functools.partial(jax.jit, static_argnames='levels')
-def _fit_rounding(problem, levels):
+def learn_rounding(problem: Problem, levels: int) -> jax.Array:
+    """Learns for each weight whether it is rounded up or down, as AdaRound (arXiv:2004.10568).
+
+    `q = s (clip(floor(w / s) + z + h(v), 0, n - 1) - z)`
+    `h(v) = clip(1.2 sigmoid(v) - 0.1, 0, 1)`
+
+    A penalty, the mean of `1 - |2 h - 1|^b`, whose power falls from 20 to 2 and whose weight grows
+    from 0, ends fractions. The result is the best of all steps after rounding `h`.
+
+    Args:
+      problem: the matrix.
+      levels: number of values.
+
+    Returns:
+      The rounded weights.
+    """
     scale_IO, zero_IO = problem.grid(levels)
     floor_IO = jnp.floor(problem.w_IO / scale_IO)
 
@@ -167,8 +146,7 @@ def _fit_rounding(problem, levels):
         penalty = progress * PENALTY * first_error * jnp.mean(1 - distance_IO**power)
         return problem.error(decode(h_IO)) + penalty
 
-    def hard_loss(v_IO, progress):
-        del progress
+    def hard_loss(v_IO):
         return problem.error(decode(jnp.round(fraction(v_IO))))
 
     share_IO = (problem.w_IO / scale_IO - floor_IO - STRETCH_LOW) / width
@@ -182,7 +160,7 @@ def _descend(loss, judge, params, rates):
 
     Args:
       loss: (parameters, share of the steps done) -> scalar with gradients.
-      judge: the same, of which the smallest counts.
+      judge: parameters -> scalar, of which the smallest counts.
       params: at the start.
       rates: learning rates, a prefix of the parameters' tree; they fall to 0 by a cosine.
     """
@@ -199,12 +177,12 @@ def _descend(loss, judge, params, rates):
             params,
             directions,
         )
-        value = judge(params, progress)
+        value = judge(params)
         best = jax.tree.map(
             lambda param, best_param: jnp.where(value < smallest, param, best_param), params, best
         )
         return (params, state, best, jnp.minimum(value, smallest)), None
 
-    start = params, adam.init(params), params, judge(params, 0.0)
+    start = params, adam.init(params), params, judge(params)
     (_, _, best, _), _ = jax.lax.scan(update, start, jnp.arange(STEPS))
     return best

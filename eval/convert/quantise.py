@@ -5,9 +5,14 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
-from eval.convert.learned_rounding import learn_rounding, learn_weights_and_ranges
+from eval.convert.learned_rounding import (
+    learn_rounding,
+    learn_weights_and_ranges,
+    make_problem,
+)
 from eval.convert.merge import check_stored_as_used, flat_params
 from eval.convert.prune import ScoreReader, to_weights
 from eval.convert.scores import MOMENTS, invert_moments
@@ -276,16 +281,16 @@ def _apply_baq(weights_IO, moments_II, quantisation, exponent):
 def _apply_adaquant(weights_IO, moments_II, quantisation, exponent):
     levels, block = 2**quantisation.bits, quantisation.block
     nearest = round_to_nearest(weights_IO, quantisation.bits, block)
-    learned_IO, ranges = learn_weights_and_ranges(
-        weights_IO, moments_II, nearest.ranges_GKO, levels, block
-    )
-    return encode_nearest(learned_IO, list(ranges), levels, block)
+    problem = make_problem(weights_IO, moments_II, nearest.ranges_GKO, block)
+    learned_IO, ranges = jax.device_get(learn_weights_and_ranges(problem, levels))
+    return encode_nearest(learned_IO.astype(np.float64), list(ranges), levels, block)
 
 
 def _apply_adaround(weights_IO, moments_II, quantisation, exponent):
     levels, block = 2**quantisation.bits, quantisation.block
     ranges = _apply_adaquant(weights_IO, moments_II, quantisation, exponent).ranges_GKO
-    rounded_IO = learn_rounding(weights_IO, moments_II, ranges, levels, block)
+    problem = make_problem(weights_IO, moments_II, ranges, block)
+    rounded_IO = np.asarray(learn_rounding(problem, levels), np.float64)
     return encode_nearest(rounded_IO, list(ranges), levels, block)
 
 
@@ -361,7 +366,7 @@ def quantise_checkpoint(
             n_bits += np.sum(np.log2(matrix.levels_I)) * n_outputs
         sizes += np.sum(matrices[path] ** 2)
     n_weights = sum(stack_IO.size for stack_IO in matrices.values())
-    n_bytes = sum(x.nbytes for weight in selected.values() for x in weight.arrays().values())
+    n_bytes = sum(x.nbytes for weight in selected.values() for x in weight.arrays.values())
     mean_bits, error = float(n_bits / n_weights), float(np.sqrt(errors / sizes))
     return QuantisedModel(params | selected, n_weights, mean_bits, error, n_bytes, exponent)
 

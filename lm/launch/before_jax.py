@@ -29,7 +29,7 @@ TUNABLES = (
     f'glibc.malloc.trim_threshold={2**62}',
     'glibc.malloc.arena_max=1',
 )
-THREADS_PER_DEVICE = 16
+THREADS_PER_DEVICE = 16  # of virtual devices; with 4, one of 13 test runs still ended
 ACCELERATORS = (  # name, device files, packages of which JAX needs at least one, our extra
     ('an NVIDIA GPU', '/dev/nvidia[0-9]*', ('jax_cuda13_plugin', 'jax_cuda12_plugin'), 'cuda'),
     ('a TPU', '/dev/accel[0-9]*', ('libtpu',), 'tpu'),

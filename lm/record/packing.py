@@ -18,17 +18,17 @@ def store_packed(params: Any) -> tuple[Any, dict[str, Any]]:
     arrays; the second is {path: record}.
     """
     packed = {p: w for p, w in named_leaves(params).items() if isinstance(w, PackedWeight)}
-    stored = jax.tree.map(lambda w: w.arrays() if isinstance(w, PackedWeight) else w, params)
+    stored = jax.tree.map(lambda w: w.arrays if isinstance(w, PackedWeight) else w, params)
     records = {
         path: weight.record()
-        | {'arrays': {name: [str(x.dtype), *x.shape] for name, x in weight.arrays().items()}}
+        | {'arrays': {name: [str(x.dtype), *x.shape] for name, x in weight.arrays.items()}}
         for path, weight in packed.items()
     }
     return stored, records
 
 
 def stored_shapes(shapes: Any, records: Mapping[str, Any]) -> Any:
-    """Returns the shapes of the stored arrays, from those of the parameters.
+    """Replaces the shapes of packed parameters by those of their stored arrays.
 
     Args:
       shapes: parameters as shapes with shardings, or as NumPy arrays to restore to the host.

@@ -201,8 +201,9 @@ class PackedWeight:
 
     dtype: ClassVar[np.dtype] = np.dtype(np.float32)
 
+    @functools.cached_property
     def arrays(self) -> dict[str, np.ndarray]:
-        """Returns the arrays to store: `codes` [N], `ranges` [S, G, K, O] and, unless all are
+        """The arrays to store: `codes` [N], `ranges` [S, G, K, O] and, unless all are
         equal, `levels` [S, I].
         """
         levels_SI = np.stack([matrix.levels_I for matrix in self.matrices])

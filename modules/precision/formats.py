@@ -98,7 +98,7 @@ class ElasticFormat(Format):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DrawnFormat(Format):
-    """Integers whose largest value is an array.
+    """Integers with an array as the largest value.
 
     Attributes:
       drawn_largest: the largest value.

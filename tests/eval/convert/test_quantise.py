@@ -197,7 +197,7 @@ def test_integer_program_is_optimal():
 
 @pytest.mark.full
 def test_mixed_bits_keep_their_mean():
-    """Each matrix is that of its own bits, and matrices of a stack may have different ones."""
+    """Each matrix has its own bits and equals the one that all bits alike give."""
     model = checkpoint({'model.n_layers': 2})
     model = dataclasses.replace(model, weights=jax.device_put(model.weights))
     mixed = quantise_checkpoint(model, Quantisation('rtn', 4, mix=(2, 4, 8)), TOKENS_BT)
@@ -211,7 +211,7 @@ def test_mixed_bits_keep_their_mean():
                 same = equal[bits].params[path].matrices[i]
                 np.testing.assert_array_equal(matrix.values(), same.values())
                 chosen.add(bits)
-            restored = unpack_weight(weight.arrays(), weight.record())
+            restored = unpack_weight(weight.arrays, weight.record())
             np.testing.assert_array_equal(restored.values(), weight.values())
     assert len(chosen) > 1
 

@@ -72,7 +72,7 @@ def test_choose_platform_with_jax_imported(monkeypatch, is_there, chosen, expect
     ],
 )
 def test_virtual_devices_have_threads_for_collectives(monkeypatch, environment, threads):
-    """Sixteen per device, or what the user has set."""
+    """Each device has 16 threads; NPROC of the user stays."""
     monkeypatch.setattr(os, 'environ', environment)
     monkeypatch.setattr(os, 'cpu_count', lambda: 2)
     before_jax.add_threads_for_collectives()

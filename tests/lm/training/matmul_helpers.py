@@ -19,7 +19,7 @@ from tests.helpers import (
 
 
 def assert_resumed_step_is_equal(changes, batch, folder):
-    """Asserts that a second step from a checkpoint of the first is bitwise that of the run."""
+    """Asserts bitwise equality of a second step with and without a checkpoint after the first."""
     config = checked_config(changes)
     step, hyper, mesh = train_step(config), make_hyper(config), make_mesh(config.mesh)
     first, _ = step(initial_state(config), batch, hyper)
@@ -33,9 +33,7 @@ def assert_resumed_step_is_equal(changes, batch, folder):
 
 
 def train_on_repeats(changes):
-    """Returns the losses of 50 steps of one block, on rows whose every other token is the one
-    before.
-    """
+    """Returns the losses of 50 steps of one block, on rows of pairs of equal tokens."""
     batches = stack([repeating_batch(step) for step in range(50)])
     small = {'model.n_layers': 1, 'kernels.attention': 'reference', 'optim.lr': 0.01}
     config = checked_config(small | {'train.steps': 50} | changes)

@@ -30,6 +30,7 @@ from tests.lm.training.matmul_helpers import assert_resumed_step_is_equal, train
 from tests.modules.test_kernels import RECIPES
 
 NVFP4 = {'kernels.matmul': 'nvfp4'}  # with every kind of rounding that there is
+ELASTIC = {'kernels.matmul': 'simulated', 'kernels.w_format': 'int2|int8'}
 BATCH = packed_batch(rows=16)
 
 
@@ -67,11 +68,15 @@ def test_keys_never_repeat():
 
 
 @pytest.mark.full
-def test_resumed_step_is_bitwise_equal(tmp_path):
+@pytest.mark.parametrize('changes', [NVFP4, ELASTIC], ids=['nvfp4', 'elastic'])
+def test_resumed_step_is_bitwise_equal(tmp_path, changes):
     """Resumes from a checkpoint of the first step. Catches keys that are not part of the state."""
-    assert_resumed_step_is_equal(NVFP4, BATCH, tmp_path)
+    assert_resumed_step_is_equal(changes, BATCH, tmp_path)
 
 
+SHARDED = {
+    name: {'kernels.matmul': name} for name in ('fp8_tensorwise', 'deepseek_fp8', 'nvfp4', 'int8')
+} | {'elastic': ELASTIC}
 MESHES = (
     {'mesh.data': 8},
     {'mesh.data': 2, 'mesh.fsdp': 2, 'mesh.tensor': 2},
@@ -80,19 +85,18 @@ MESHES = (
 
 
 @pytest.mark.full
-@pytest.mark.parametrize('name', ['fp8_tensorwise', 'deepseek_fp8', 'nvfp4', 'int8'])
+@pytest.mark.parametrize('name', SHARDED)
 @pytest.mark.parametrize('mesh', MESHES, ids=str)
 def test_eight_devices_match_one(name, mesh):
     """Loss and gradient norm: a scale is of the whole tensor and not of a shard, and random numbers
     do not depend on the mesh. Catches scales of shards.
     """
-    config = checked_config({'kernels.matmul': name} | mesh)
+    config = checked_config(SHARDED[name] | mesh)
     devices, learner = make_mesh(config.mesh), tiny_learner(config)
     state = jax.device_put(initial_state(config), state_shardings(learner, devices))
     step = jit_train_step(learner, devices)
-    # Waits for the result: programs of all eight devices must not run beside another program.
-    metrics = jax.device_get(step(state, put_batch(devices, BATCH), make_hyper(config))[1])
-    _, expected = one_step({'kernels.matmul': name})
+    _, metrics = step(state, put_batch(devices, BATCH), make_hyper(config))
+    _, expected = one_step(SHARDED[name])
     for key in ('loss', 'grad_norm'):
         np.testing.assert_allclose(metrics[key], expected[key], rtol=2e-4)
 
