@@ -18,8 +18,12 @@ from modules.kernels.matmul.low_precision import Simulated
 from modules.kernels.matmul.wta_crs import WTACRS, SampledRows, sampled_product
 from modules.parallel.axes import count_axis_shards, gather_weights
 from modules.params import declare
+from modules.precision.blocks import ROUNDING_ERRORS
+from modules.precision.formats import WIDE
+from modules.precision.products import record_gradient
 from modules.statistics import (
     DIAGNOSTICS,
+    GRADIENT_ERRORS,
     INPUT_MOMENTS,
     INPUTS,
     at_least_float32,
@@ -274,6 +278,8 @@ def product(
             matmul = jax.vmap(matmul)
         groups = [*([axis] for axis in axes[:n_batch]), fan_in, axes[end:]]
         y = gather_weights(matmul, groups)(flat_x, flat_w, *extra)
+        if isinstance(kernel, Simulated) and kernel.precision.rounded_g.format != WIDE:
+            y = record_rounded_gradient(module, name, kernel, y, batch)
     else:
         matmul = functools.partial(matmul, n_batch=n_batch, n_summed=len(fan_in))
         y = gather_weights(matmul, [[axis] for axis in axes])(x.astype(dtype), w.astype(dtype))
@@ -282,6 +288,35 @@ def product(
         ones = [1] * (y.ndim - n_batch - len(last))
         y = y + jnp.broadcast_to(b.reshape(*batch, *ones, *last), y.shape)
     return y.reshape(result_shape)
+
+
+def record_rounded_gradient(
+    module: nn.Module, name: str, kernel: Simulated, y: jax.Array, batch: tuple[int, ...]
+) -> jax.Array:
+    """Returns y; if GRADIENT_ERRORS are requested, rounding of its gradient is measured.
+
+    Args:
+      module: the layer.
+      name: of the matrix.
+      kernel: rounds the gradient.
+      y: the product.
+      batch: sizes of the first axes of y, for each of which the gradient is rounded by itself.
+    """
+    errors = {}
+    for quantity in ROUNDING_ERRORS:
+        variable = f'{quantity}_g_{name}'
+        if module.is_mutable_collection(GRADIENT_ERRORS):
+            module.variable(GRADIENT_ERRORS, variable, jnp.zeros, ())
+        if module.has_variable(GRADIENT_ERRORS, variable):
+            # The gradient of the share is the mean over the first axes.
+            share = module.get_variable(GRADIENT_ERRORS, variable) / math.prod(batch)
+            errors[quantity] = jnp.broadcast_to(share, batch)
+    if not errors:
+        return y
+    record = functools.partial(record_gradient, kernel.precision)
+    for _ in batch:
+        record = jax.vmap(record)
+    return record(y, errors)
 
 
 class Readout(struct.PyTreeNode):

@@ -19,6 +19,8 @@ STATS = 'stats'
 BACKWARD_STATS = 'bwd_stats'
 AUXILIARY = 'auxiliary_losses'  # sown scalars that layers add to the objective
 DIAGNOSTICS = 'diagnostics'  # measurements that layers record on demand
+# Zeros that layers read; their gradients are what rounding does to a gradient.
+GRADIENT_ERRORS = 'gradient_errors'
 INPUTS = 'inputs'  # sums over tokens of the squared inputs of matmuls, on demand
 INPUT_MOMENTS = 'input_moments'  # sums over tokens of the products of two inputs, on demand
 

@@ -46,6 +46,7 @@ from absl import flags
 
 from eval.convert import export_hf, export_peft, import_hf, merge, prune, quantise, read_back
 from eval.convert.fold import TARGETS, fold_checkpoint, write_workdir
+from eval.convert.parts import Parts
 from eval.convert.scores import PER, REMOVE, SCORES
 from eval.load import Checkpoint, define_checkpoint, load
 from lm.config.resolve import (
@@ -65,7 +66,7 @@ from lm.model.kernels import rounds_products
 from lm.record.checkpoint import check_path
 from lm.storage.buckets import parse_local_path
 from lm.storage.files import expand_home
-from lm.storage.filling import check_empty, fill_folder
+from lm.storage.filling import check_empty, fill_folder, open_parts
 from lm.training.state import Weights
 
 REPEATED = '...'  # in argument_names: the argument before it may be repeated
@@ -275,7 +276,10 @@ def quantise_run(target: Path, options: Mapping[str, Any]) -> None:
     quantisation.check_text(text)
     checkpoint = load(options['checkpoint'])
     tokens_BT = prune.read_text_rows(checkpoint, text, '--text') if text else None
-    quantised = quantise.quantise_checkpoint(checkpoint, quantisation, tokens_BT)
+    parts = Parts(open_parts(target))
+    quantised = quantise.Quantiser(checkpoint, tokens_BT).quantise(quantisation, parts)
+    if parts.n_found:
+        print(f'{parts.n_found} parameters were rounded before, by an interrupted command')
     origin = {'quantised_from': str(checkpoint.path)}
     origin['quantised'] = asdict(quantisation) | {'text': text, 'mean_bits': quantised.mean_bits}
     # An average of the weights would be stored beside them, as large as before.

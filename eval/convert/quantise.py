@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import hashlib
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,9 +16,11 @@ from eval.convert.learned_rounding import (
     make_problem,
 )
 from eval.convert.merge import check_stored_as_used, flat_params
+from eval.convert.parts import NO_PARTS, Parts
 from eval.convert.prune import ScoreReader, to_weights
 from eval.convert.scores import MOMENTS, invert_moments
 from eval.load import Checkpoint
+from lm.config.resolve import digest
 from modules.choices import choose
 from modules.params import as_matrices, matrix_axes
 from modules.precision.codes import (
@@ -304,90 +308,126 @@ METHODS: Mapping[str, Method] = {
 }
 
 
-def quantise_checkpoint(
-    checkpoint: Checkpoint, quantisation: Quantisation, tokens_BT: np.ndarray | None = None
-) -> QuantisedModel:
-    """Returns a model with rounded weights in all matrices of its blocks.
+class Quantiser:
+    """Rounds the weights in the blocks of one model, by any methods.
 
-    Statistics of the text are those of the model before rounding. Embeddings, readout, norms and
-    biases stay.
+    Statistics of the text are those of the model before rounding, and are computed once.
+    Embeddings, readout, norms and biases stay.
 
     Args:
       checkpoint: a loaded checkpoint.
-      quantisation: how weights are rounded.
-      tokens_BT: the text, if `quantisation` reads one.
+      tokens_BT: a text, for methods that read one.
 
     Raises:
       ValueError: for a model with a reparametrisation.
     """
-    check_stored_as_used(checkpoint, 'quantised')
-    reader = ScoreReader(checkpoint.learner, checkpoint.recipe.microbatch_size)
-    method = METHODS[quantisation.method]
-    params: dict[str, Any] = flat_params(checkpoint)
-    moments = {}
-    if method.needs_moments:
-        assert tokens_BT is not None  # `Quantisation.check_text`
-        moments = reader.compute_means(MOMENTS, checkpoint.weights, tokens_BT)
-    matrices = {
-        path: np.asarray(as_matrices(reader.specs[path], params[path]), np.float64)
-        for path in reader.list_matrices(checkpoint.weights, tokens_BT)
-    }
-    exponent = find_exponent(matrices, quantisation) if quantisation.method == 'power' else None
 
-    def round_param(path, bits):
-        """Returns a parameter with rounded matrices."""
-        weights = matrices[path].reshape(-1, *matrices[path].shape[-2:])
-        stack_II: Any = [None] * len(weights)
-        if moments:
-            stack_II = np.reshape(moments[path], (len(weights), *[weights.shape[1]] * 2))
-        settings = dataclasses.replace(quantisation, bits=bits, mix=())
+    def __init__(self, checkpoint: Checkpoint, tokens_BT: np.ndarray | None = None):
+        check_stored_as_used(checkpoint, 'quantised')
+        self._checkpoint, self._tokens_BT = checkpoint, tokens_BT
+        self._reader = ScoreReader(checkpoint.learner, checkpoint.recipe.microbatch_size)
+        self._params: dict[str, Any] = flat_params(checkpoint)
+        specs = self._reader.specs
+        self._matrices = {
+            path: np.asarray(as_matrices(specs[path], self._params[path]), np.float64)
+            for path in self._reader.list_matrices(checkpoint.weights, tokens_BT)
+        }
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """A digest of the model and the text."""
+        recorded = hashlib.sha256(digest(self._checkpoint.recipe).encode())
+        for path, leaf in sorted(self._params.items()):
+            recorded.update(f'{path}{leaf.shape}'.encode())
+            recorded.update(np.ascontiguousarray(leaf))
+        if self._tokens_BT is not None:
+            recorded.update(np.ascontiguousarray(self._tokens_BT))
+        return recorded.hexdigest()
+
+    @functools.cached_property
+    def moments(self) -> dict[str, np.ndarray]:
+        """Means of `x_i x_j` over the text, by path."""
+        assert self._tokens_BT is not None  # `Quantisation.check_text`
+        return self._reader.compute_means(MOMENTS, self._checkpoint.weights, self._tokens_BT)
+
+    def quantise(self, quantisation: Quantisation, parts: Parts = NO_PARTS) -> QuantisedModel:
+        """Returns the model with rounded weights.
+
+        Args:
+          quantisation: how weights are rounded.
+          parts: keeps each parameter as soon as it is rounded, and has those of an interrupted
+            command.
+        """
+        matrices = self._matrices
+        exponent = find_exponent(matrices, quantisation) if quantisation.method == 'power' else None
+        choices = sorted({*quantisation.mix}) or [quantisation.bits]
+        packed: dict[str, dict[int, PackedWeight]] = {path: {} for path in matrices}
+        for path, bits in itertools.product(matrices, choices):
+            settings = dataclasses.replace(quantisation, bits=bits, mix=())
+            packed[path][bits] = parts.compute(
+                lambda path=path, settings=settings: (path, settings, exponent, self.digest),
+                functools.partial(self.round_param, path, settings, exponent),
+            )
+        if quantisation.mix:
+            selected = mix_bits(self.measure_loss, matrices, packed, quantisation.bits)
+        else:
+            selected = {path: by_bits[quantisation.bits] for path, by_bits in packed.items()}
+        return self._describe(selected, exponent)
+
+    def round_param(
+        self, path: str, quantisation: Quantisation, exponent: float | None
+    ) -> PackedWeight:
+        """Returns a parameter with rounded matrices.
+
+        Args:
+          path: of the parameter.
+          quantisation: how weights are rounded.
+          exponent: of the method `power`.
+        """
+        method, stack_IO = METHODS[quantisation.method], self._matrices[path]
+        stack_IO = stack_IO.reshape(-1, *stack_IO.shape[-2:])
+        stack_II: Any = [None] * len(stack_IO)
+        if method.needs_moments:
+            stack_II = np.reshape(self.moments[path], (len(stack_IO), *[stack_IO.shape[1]] * 2))
         coded = [
-            method.round(weights_IO, moments_II, settings, exponent)
-            for weights_IO, moments_II in zip(weights, stack_II, strict=True)
+            method.round(weights_IO, moments_II, quantisation, exponent)
+            for weights_IO, moments_II in zip(stack_IO, stack_II, strict=True)
         ]
-        order = sum(matrix_axes(reader.specs[path]), ())
-        return PackedWeight(coded, order, params[path].shape)
+        order = sum(matrix_axes(self._reader.specs[path]), ())
+        return PackedWeight(coded, order, self._params[path].shape)
 
-    choices = sorted({*quantisation.mix}) or [quantisation.bits]
-    packed = {path: {bits: round_param(path, bits) for bits in choices} for path in matrices}
-    if quantisation.mix:
+    def measure_loss(
+        self, changed: Mapping[str, Any], tokens_BT: np.ndarray | None = None
+    ) -> float:
+        """Returns the loss of the model with some other parameters.
+
+        Args:
+          changed: the other parameters, by path; they may be packed.
+          tokens_BT: a text; None: that of the statistics.
+        """
+        tokens_BT = self._tokens_BT if tokens_BT is None else tokens_BT
         assert tokens_BT is not None  # `Quantisation.check_text`
-        losses = functools.partial(measure_loss, checkpoint, reader, params, tokens_BT)
-        selected = mix_bits(losses, matrices, packed, quantisation.bits)
-    else:
-        selected = {path: by_bits[quantisation.bits] for path, by_bits in packed.items()}
-    errors = sizes = n_bits = 0.0
-    for path, weight in selected.items():
-        n_inputs, n_outputs = matrices[path].shape[-2:]
-        for matrix, weights_IO in zip(
-            weight.matrices, matrices[path].reshape(-1, n_inputs, n_outputs), strict=True
-        ):
-            errors += np.sum((matrix.values() - weights_IO) ** 2)
-            n_bits += np.sum(np.log2(matrix.levels_I)) * n_outputs
-        sizes += np.sum(matrices[path] ** 2)
-    n_weights = sum(stack_IO.size for stack_IO in matrices.values())
-    n_bytes = sum(x.nbytes for weight in selected.values() for x in weight.arrays.values())
-    mean_bits, error = float(n_bits / n_weights), float(np.sqrt(errors / sizes))
-    return QuantisedModel(params | selected, n_weights, mean_bits, error, n_bytes, exponent)
+        wide = {p: w.values() if isinstance(w, PackedWeight) else w for p, w in changed.items()}
+        weights = to_weights(self._checkpoint, {**self._params, **wide})
+        return self._reader.compute_loss(weights, tokens_BT)
 
-
-def measure_loss(
-    checkpoint: Checkpoint,
-    reader: ScoreReader,
-    params: Mapping[str, Any],
-    tokens_BT: np.ndarray,
-    changed: Mapping[str, Any],
-) -> float:
-    """Returns the loss of a model with some other parameters.
-
-    Args:
-      checkpoint: the model.
-      reader: computes losses.
-      params: of the model, by path.
-      tokens_BT: a text.
-      changed: the other parameters, by path.
-    """
-    return reader.compute_loss(to_weights(checkpoint, {**params, **changed}), tokens_BT)
+    def _describe(
+        self, selected: Mapping[str, PackedWeight], exponent: float | None
+    ) -> QuantisedModel:
+        errors = sizes = n_bits = 0.0
+        for path, weight in selected.items():
+            n_inputs, n_outputs = self._matrices[path].shape[-2:]
+            for matrix, weights_IO in zip(
+                weight.matrices, self._matrices[path].reshape(-1, n_inputs, n_outputs), strict=True
+            ):
+                errors += np.sum((matrix.values() - weights_IO) ** 2)
+                n_bits += np.sum(np.log2(matrix.levels_I)) * n_outputs
+            sizes += np.sum(self._matrices[path] ** 2)
+        n_weights = sum(stack_IO.size for stack_IO in self._matrices.values())
+        n_bytes = sum(x.nbytes for weight in selected.values() for x in weight.arrays.values())
+        mean_bits, error = float(n_bits / n_weights), float(np.sqrt(errors / sizes))
+        params = {**self._params, **selected}
+        return QuantisedModel(params, n_weights, mean_bits, error, n_bytes, exponent)
 
 
 def mix_bits(

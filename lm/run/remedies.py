@@ -64,6 +64,12 @@ NORM = _set_unless('model.norm', 'rmsnorm', 'arXiv:1910.07467', lambda norm: nor
 SCALED_LAYERS = _set_unless(
     'model.placement', 'layernorm_scaling', 'arXiv:2502.05795', lambda placement: placement != 'pre'
 )
+GRADIENT_SCALE = _set_unless(
+    'kernels.g_scale', 'max', 'arXiv:2209.05433', lambda scale: scale != 'none'
+)
+STOCHASTIC = _set_unless(
+    'kernels.g_rounding', 'stochastic', 'arXiv:1502.02551', lambda rounding: rounding != 'nearest'
+)
 
 REMEDIES = {
     'entropy_collapse': (QK_NORM, SIGMA, SOFTCAP, LOWER_LR, LONGER_WARMUP),
@@ -72,6 +78,7 @@ REMEDIES = {
     'log_z_drift': (Z_LOSS, LOGIT_SOFTCAP, LOWER_LR),
     'dead_layer': (SCALED_LAYERS, LOWER_LR, LONGER_WARMUP),
     'exploding_layer': (NORM, PERI, LOWER_LR, LONGER_WARMUP),
+    'lost_gradient': (GRADIENT_SCALE, STOCHASTIC),
 }
 
 

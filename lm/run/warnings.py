@@ -24,6 +24,10 @@ UPDATES, FEWEST_UPDATES = 20, 10
 LOG_Z, LOG_Z_GROWTH = 32.0, 2.0
 # A branch's share of the stream's rms: below the rounding of float32, adding it changes nothing.
 DEAD_SHARE = 1e-6
+GRADIENT_ERROR = 'rounding_error_g_'  # columns of metrics.jsonl begin with it
+# Relative error of a rounded gradient. Runs that train stay below 0.4 (configs/studies/formats.py);
+# those that stall are above 0.8 while their loss still equals that of float32.
+LOST_GRADIENT = 0.5
 # Relative to the start. Streams grow tenfold to a hundredfold in healthy runs, and single
 # coordinates to some thousandfold (arXiv:2601.22966 has 6,000 in a healthy run).
 EXPLOSION_FACTORS = {'residual_rms': 1e3, 'residual_largest': 1e4}
@@ -91,6 +95,7 @@ class Detector:
             if step > 0:  # a branch may start at 0
                 yield from _find_dead_layers(step, values)
             yield from self._find_explosion(step, values)
+            yield from self._find_lost_gradients(step, values)
 
     def _find_entropy_collapse(self, step: int, values: dict[str, np.ndarray]) -> Iterator[Symptom]:
         if (share_LN := values.get('attention_entropy_share')) is None:
@@ -158,6 +163,25 @@ class Detector:
                 elif value > factor * first > 0:
                     text = f'{subject} grew from {first:.3g} to {value:.3g} at step {step}'
                     yield Symptom('exploding_layer', f'{text}, more than {factor:g} times', layer)
+
+    def _find_lost_gradients(self, step: int, values: dict[str, np.ndarray]) -> Iterator[Symptom]:
+        matmul = self._config.kernels.get('matmul')
+        if matmul is None or matmul.options.get('g_rounding') == 'stochastic':
+            return  # what is lost in one step is made up for in others
+        errors = {
+            name.removeprefix(GRADIENT_ERROR): value_L
+            for name, value_L in values.items()
+            if name.startswith(GRADIENT_ERROR)
+        }
+        for layer, errors_N in enumerate(zip(*errors.values(), strict=True), start=1):
+            index = int(np.nan_to_num(errors_N).argmax())
+            if errors_N[index] > LOST_GRADIENT:
+                text = (
+                    f'rounding changes the gradient of the output of {[*errors][index]} in layer '
+                    f'{layer} by {errors_N[index]:.3g} of its norm at step {step}, above '
+                    f'{LOST_GRADIENT:g}'
+                )
+                yield Symptom('lost_gradient', text, layer)
 
 
 def _find_large_logits(step: int, values: dict[str, np.ndarray]) -> Iterator[Symptom]:

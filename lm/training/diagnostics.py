@@ -7,7 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from flax.traverse_util import flatten_dict, unflatten_dict
 
+from lm.model.kernels import rounds_products
 from lm.model.pattern import Stack, block_stacks, join_stacks
 from lm.training.state import Hyper, Learner, State
 from lm.training.step import (
@@ -23,7 +25,7 @@ from lm.training.step import (
 )
 from modules.params import LAYER, NORM, as_matrices, matrix_axes, named_leaves
 from modules.spectrum import largest_singular_value
-from modules.statistics import DIAGNOSTICS
+from modules.statistics import DIAGNOSTICS, GRADIENT_ERRORS
 
 Diagnostics = dict[str, jax.Array]
 SHARPNESS_REACH = 5e-4
@@ -42,8 +44,8 @@ def make_diagnose_step(learner: Learner) -> Callable[[State, Batch, Hyper], Diag
     def diagnose(state: State, batch: Batch, hyper: Hyper) -> Diagnostics:
         n_targets = jnp.maximum(jnp.sum(target_weights(batch, learner.bos_id)), 1.0)
 
-        def loss(used):
-            variables = {'params': used, **state.stats}
+        def loss(used, errors):
+            variables = {'params': used, **state.stats, GRADIENT_ERRORS: errors}
             (x_BTD, readout), collections = compute_activations(
                 learner, variables, batch, (DIAGNOSTICS,), hyper
             )
@@ -63,7 +65,13 @@ def make_diagnose_step(learner: Learner) -> Callable[[State, Batch, Hyper], Diag
             )
 
         used, to_stored, _ = jax.vjp(apply_reparam, state.params, has_aux=True)
-        grads, (sown, readout_values, means) = jax.grad(loss, has_aux=True)(used)
+        errors = init_gradient_errors(learner, {'params': used, **state.stats}, batch, hyper)
+        (grads, errors), (sown, readout_values, means) = jax.grad(loss, (0, 1), has_aux=True)(
+            used, errors
+        )
+        # As layers sow: a tuple of one value.
+        errors = jax.tree.map(lambda value: (value,), errors)
+        sown = unflatten_dict(flatten_dict(sown) | flatten_dict(errors))
         (stored_grads,) = to_stored(grads)
         microbatches = split_microbatches(batch, learner.recipe.train.microbatches)
         functions = batch_functions(learner, state, hyper, microbatches, n_targets)
@@ -89,6 +97,27 @@ def make_diagnose_step(learner: Learner) -> Callable[[State, Batch, Hyper], Diag
         return diagnostics
 
     return diagnose
+
+
+def init_gradient_errors(learner: Learner, variables: Any, batch: Batch, hyper: Hyper) -> Any:
+    """Returns zeros for each rounded gradient of a product; {} if none is rounded.
+
+    Their own gradients are the errors of rounding (`modules.precision.products.record_gradient`).
+
+    Args:
+      learner: the learner.
+      variables: as `model.apply` takes them.
+      batch: tokens and segments.
+      hyper: the numbers of the run.
+    """
+    if not rounds_products(learner.recipe):
+        return {}
+
+    def trace_errors():
+        return compute_activations(learner, variables, batch, (GRADIENT_ERRORS,), hyper)[1]
+
+    shapes = jax.eval_shape(trace_errors).get(GRADIENT_ERRORS, {})
+    return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
 
 def gradient_noise(

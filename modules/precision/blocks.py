@@ -173,6 +173,10 @@ def round_operand(
     return round_to_format(x * inverse, format, operand.rounding, key), s
 
 
+#: What `measure_rounding` returns.
+ROUNDING_ERRORS = ('rounding_error', 'underflow', 'overflow')
+
+
 def measure_rounding(
     x: jax.Array, operand: Operand, summed: tuple[int, ...], outlier_size: float = 0.0
 ) -> dict[str, jax.Array]:
@@ -191,11 +195,12 @@ def measure_rounding(
     largest = jnp.inf if format is None else format.largest
     error = jnp.linalg.norm(jnp.where(is_rounded, codes * s - x, 0))
     # A value that is scaled to the largest one may be above it by its own rounding.
-    return {
-        'rounding_error': error / jnp.maximum(jnp.linalg.norm(x), SMALLEST),
-        'underflow': jnp.mean((codes == 0) & (x != 0) & is_rounded),
-        'overflow': jnp.mean((jnp.abs(x) > largest * s * (1 + 1e-6)) & is_rounded),
-    }
+    values = (
+        error / jnp.maximum(jnp.linalg.norm(x), SMALLEST),
+        jnp.mean((codes == 0) & (x != 0) & is_rounded),
+        jnp.mean((jnp.abs(x) > largest * s * (1 + 1e-6)) & is_rounded),
+    )
+    return dict(zip(ROUNDING_ERRORS, values, strict=True))
 
 
 def _split_blocks(x: jax.Array, lengths: tuple[int, int]) -> jax.Array:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modules.precision.blocks import ROW, TENSOR, Operand, round_operand
+from modules.precision.blocks import ROW, TENSOR, Operand, measure_rounding, round_operand
 from modules.precision.formats import WIDE, ElasticFormat, Format, parse_format
 
 BACKWARD = ('rounded', 'wide_dw', 'saved', 'wide')
@@ -41,6 +41,11 @@ class ProductPrecision:
     hadamard: int = 0
     outlier_size: float = 0.0
     real: bool = False
+
+    @property
+    def rounded_g(self) -> Operand:
+        """The rounding of g in `dx`."""
+        return Operand(WIDE) if self.backward == 'wide' else self.g
 
     @property
     def is_random(self) -> bool:
@@ -101,9 +106,7 @@ def _backward(precision, out_dtype, residuals, g_MO):
     dtype, backward, wide = x_MI.dtype, precision.backward, Operand(WIDE)
     _, _, dx_key, w_key, x_key, dw_key = _split_key(key)
     x_draw, w_draw, g_draw = _split_draws(key)
-    x, w, g = precision.x, precision.w_backward, precision.g
-    if backward == 'wide':
-        g = wide
+    x, w, g = precision.x, precision.w_backward, precision.rounded_g
     if backward != 'rounded':
         x = wide
     if backward in ('saved', 'wide'):
@@ -131,6 +134,33 @@ def _backward(precision, out_dtype, residuals, g_MO):
 
 
 rounded_product.defvjp(_forward, _backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def record_gradient(
+    precision: ProductPrecision, y_MO: jax.Array, errors: dict[str, jax.Array]
+) -> jax.Array:
+    """Returns y; the gradients of `errors` are the errors of rounding the gradient of y.
+
+    Args:
+      precision: how `rounded_product` rounds.
+      y_MO: its result.
+      errors: a scalar for each quantity of `measure_rounding`.
+    """
+    del precision, errors
+    return y_MO
+
+
+def _record_forward(precision, y_MO, errors):
+    del precision, errors
+    return y_MO, None
+
+
+def _record_backward(precision, _, g_MO):
+    return g_MO, measure_rounding(g_MO, precision.rounded_g, (-1,))
+
+
+record_gradient.defvjp(_record_forward, _record_backward)
 
 
 def _split_key(key: jax.Array | None) -> list[jax.Array | None]:

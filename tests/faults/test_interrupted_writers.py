@@ -193,6 +193,7 @@ def cases(model_folder, run, tmp_path_factory):
     config = default.get_config()
     factors = {'a.lora_A.weight': checkpoint.variables['params']['embedding']}
     merging = {'keep': None, 'basis': 1, 'base': str(run)}
+    quantising = {'checkpoint': str(run), 'text': None, 'method': 'rtn', 'bits': 4, 'block': 0}
 
     def prepare(target):
         return open_dataset(dataclasses.replace(fields, cache_dir=str(target)), say=discard_line)
@@ -222,6 +223,10 @@ def cases(model_folder, run, tmp_path_factory):
         ),
         'fold, merge, prune': Writer(
             lambda target: convert.write_like(checkpoint, target, checkpoint.weights, {}),
+            make_run_state(run, {'tokenizer.json'}),
+        ),
+        'quantise': Writer(
+            lambda target: convert.run(['quantise'], {'out': str(target), 'mix': []} | quantising),
             make_run_state(run, {'tokenizer.json'}),
         ),
         'merge --basis': Writer(
@@ -257,7 +262,7 @@ def is_parquet(path):
 
 
 NAMES = (
-    *('import-hf', 'fold, merge, prune', 'merge --basis', 'export-hf', 'export-peft'),
+    *('import-hf', 'fold, merge, prune', 'quantise', 'merge --basis', 'export-hf', 'export-peft'),
     *('prepared data', 'a table', 'pages and figures', 'an evaluation'),
 )
 

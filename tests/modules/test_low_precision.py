@@ -15,8 +15,15 @@ import pytest
 from modules.kernels import kernels_for
 from modules.kernels.matmul.low_precision import Simulated
 from modules.params import split_boxes
-from modules.precision.blocks import SCALES, Operand, check_operand, round_operand
-from modules.precision.products import mix_rows
+from modules.precision.blocks import (
+    ROUNDING_ERRORS,
+    SCALES,
+    Operand,
+    check_operand,
+    measure_rounding,
+    round_operand,
+)
+from modules.precision.products import mix_rows, record_gradient
 from modules.statistics import STATS
 from tests.modules.test_kernels import RECIPES
 from tests.modules.test_products import SingleMatmul
@@ -336,3 +343,15 @@ def test_measured_rounding():
     assert (measured['underflow_x'], measured['overflow_x']) == (0.25, 0.5)
     expected = np.linalg.norm([6, 0.2, 0.2, 1]) / np.linalg.norm([12, 0.2, 0.3, 7])
     np.testing.assert_allclose(measured['rounding_error_x'], expected, rtol=1e-6)
+
+
+def test_recorded_gradient():
+    """Reference: the gradient itself, given as a cotangent, which passes unchanged."""
+    precision = Simulated(g_format='e2m1', g_scale='none').precision
+    g_MO = jnp.float32([[12.0, 0.2, 0.3, -7.0]])
+    errors = dict.fromkeys(ROUNDING_ERRORS, jnp.float32(0))
+    _, vjp = jax.vjp(functools.partial(record_gradient, precision), g_MO, errors)
+    passed_MO, measured = vjp(g_MO)
+    np.testing.assert_array_equal(passed_MO, g_MO)
+    assert measured == measure_rounding(g_MO, precision.g, (-1,))
+    assert (measured['underflow'], measured['overflow']) == (0.25, 0.5)

@@ -4,6 +4,7 @@ values, BAQ's inputs have equal losses. Contract: models and flags that are refu
 
 import dataclasses
 import itertools
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +18,11 @@ from eval.convert.prune import read_text_rows, to_weights
 from eval.convert.quantise import (
     METHODS,
     Quantisation,
+    Quantiser,
     allocate_bits,
     distribute_levels,
     find_exponent,
     gptq,
-    quantise_checkpoint,
     round_to_nearest,
     round_to_powers,
 )
@@ -33,6 +34,7 @@ from lm.devices.mesh import make_mesh
 from lm.devices.shardings import abstract_state
 from lm.record.checkpoint import read_meta, read_state
 from lm.record.digests import DamagedCheckpoint
+from lm.storage.filling import MARK, PARTS
 from lm.training.state import Weights
 from modules.params import as_matrices, named_leaves
 from modules.precision.codes import (
@@ -200,9 +202,9 @@ def test_mixed_bits_keep_their_mean():
     """Each matrix has its own bits and equals the one that all bits alike give."""
     model = checkpoint({'model.n_layers': 2})
     model = dataclasses.replace(model, weights=jax.device_put(model.weights))
-    mixed = quantise_checkpoint(model, Quantisation('rtn', 4, mix=(2, 4, 8)), TOKENS_BT)
+    mixed = Quantiser(model, TOKENS_BT).quantise(Quantisation('rtn', 4, mix=(2, 4, 8)))
     assert 3 < mixed.mean_bits <= 4
-    equal = {bits: quantise_checkpoint(model, Quantisation('rtn', bits)) for bits in (2, 4, 8)}
+    equal = {bits: Quantiser(model).quantise(Quantisation('rtn', bits)) for bits in (2, 4, 8)}
     chosen = set()
     for path, weight in mixed.params.items():
         if isinstance(weight, PackedWeight):
@@ -254,7 +256,7 @@ def test_only_block_weights_are_rounded(method):
     model = checkpoint({'model.activation': 'swiglu', 'model.n_kv_heads': 1})
     model = dataclasses.replace(model, weights=jax.device_put(model.weights))
     tokens_BT = TOKENS_BT if METHODS[method].needs_moments else None
-    quantised = quantise_checkpoint(model, Quantisation(method, 3), tokens_BT)
+    quantised = Quantiser(model, tokens_BT).quantise(Quantisation(method, 3))
     before, n_weights = named_leaves(model.weights.params), 0
     matrices = {'query', 'key', 'value', 'out', 'up', 'gate', 'down'}
     for path, leaf in quantised.params.items():
@@ -308,7 +310,7 @@ def test_text_is_read_if_it_is_needed():
 def test_reparametrisation_is_refused():
     model = checkpoint({'model.reparam': 'weight_norm'}, weights=Weights({}, (), {}))
     with pytest.raises(ValueError, match='fold --to=none'):
-        quantise_checkpoint(model, Quantisation('rtn', 4))
+        Quantiser(model).quantise(Quantisation('rtn', 4))
 
 
 @pytest.mark.full
@@ -327,7 +329,7 @@ def test_quantise_command(tmp_path, capsys, method):
     loaded, original = load(tmp_path / 'out'), load(tmp_path / 'run')
     assert loaded.meta['quantised']['method'] == method
     tokens_BT = read_text_rows(original, source, '--text') if source else None
-    quantised = quantise_checkpoint(original, Quantisation(method, 4), tokens_BT)
+    quantised = Quantiser(original, tokens_BT).quantise(Quantisation(method, 4))
     assert f'{quantised.n_bytes / 1e6:,.3f} MB instead of 0.016 MB' in printed
     for path, leaf in named_leaves(loaded.weights.params).items():
         expected = quantised.params[path]
@@ -339,13 +341,62 @@ def test_quantise_command(tmp_path, capsys, method):
 
 
 @pytest.mark.full
+def test_interrupted_command_goes_on(tmp_path, capsys, monkeypatch):
+    """Rounds only the other parameters, to the same folder. Other bits, another model and another
+    text begin anew.
+    """
+    for name, seed in (('run', 0), ('other', 1)):
+        model = checkpoint({'train.seed': seed})
+        weights = jax.tree.map(lambda x, seed=seed: x + seed, model.weights)
+        meta = {'vocab_size': model.meta['vocab_size'], 'data': None}
+        write_workdir(tmp_path / name, model.recipe, weights, ByteTokenizer(), 3, meta)
+    for name in 'ab':
+        (tmp_path / f'{name}.txt').write_text(f'\x01\x02\x03{name}')
+    rounded, interrupt_at = [], [3]
+    round_param = Quantiser.round_param
+
+    def interrupt(quantiser, path, *args):
+        if len(rounded) == interrupt_at[0]:
+            raise KeyboardInterrupt
+        rounded.append(path)
+        return round_param(quantiser, path, *args)
+
+    def quantise(folder, run='run', text='a', bits=4):
+        rounded.clear()
+        options = {'checkpoint': str(tmp_path / run), 'out': str(tmp_path / folder), 'mix': []}
+        options |= {'text': f'text:{tmp_path}/{text}.txt', 'method': 'gptq', 'bits': bits}
+        convert.run(['quantise'], options | {'block': 0})
+        return capsys.readouterr().out
+
+    monkeypatch.setattr(Quantiser, 'round_param', interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        quantise('out')
+    with pytest.raises(ValueError, match='is incomplete: the command that wrote it'):
+        load(tmp_path / 'out')
+    interrupt_at[0] = -1
+    shutil.copytree(tmp_path / 'out', tmp_path / 'half')
+    for changes in ({'run': 'other'}, {'text': 'b'}, {'bits': 3}):
+        shutil.copytree(tmp_path / 'half', tmp_path / 'anew', dirs_exist_ok=True)
+        assert 'rounded before' not in quantise('anew', **changes) and len(rounded) == 6
+        shutil.rmtree(tmp_path / 'anew')
+    assert '3 parameters were rounded before' in quantise('out') and len(rounded) == 3
+    assert {path.name for path in (tmp_path / 'out').iterdir()} & {MARK, PARTS} == set()
+    quantise('whole')
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        load(tmp_path / 'out').weights.params,
+        load(tmp_path / 'whole').weights.params,
+    )
+
+
+@pytest.mark.full
 def test_packed_weights_load_everywhere(tmp_path):
     """On eight devices and for a run that resumes; a conversion of them is not packed, and another
     record is refused.
     """
     model = checkpoint({})
     meta = {'vocab_size': model.meta['vocab_size'], 'data': None}
-    quantised = quantise_checkpoint(model, Quantisation('rtn', 2, 8))
+    quantised = Quantiser(model).quantise(Quantisation('rtn', 2, 8))
     weights = to_weights(model, quantised.params)
     packed = tmp_path / 'packed'
     write_workdir(packed, model.recipe, weights, ByteTokenizer(), 3, meta)

@@ -17,7 +17,13 @@ from lm.run.warnings import FEWEST_UPDATES, Detector, format_warning
 from modules.options import coerce_type
 from tests.helpers import tiny_config, tiny_raw
 
-CONFIG = tiny_config({'loss.z_loss': 0.0, 'optim.warmup_steps': 2})
+CHANGES = {
+    'loss.z_loss': 0.0,
+    'optim.warmup_steps': 2,
+    'kernels.matmul': 'simulated',
+    'kernels.g_scale': 'none',
+}
+CONFIG = tiny_config(CHANGES)
 
 
 def healthy(step):
@@ -36,6 +42,8 @@ def healthy(step):
         'residual_largest': [4.0 + step, None if step is None else 9.0],
         'layer_grad_norm': [0.1, 0.0 if step == 0 else 0.2],
         'log_z_mean': 2.8 + step / 100,
+        'rounding_error_g_up': [0.02, None],
+        'rounding_error_g_out': [0.3, 0.4],
     }
 
 
@@ -97,6 +105,11 @@ BREAKS = {
         ('exploding_layer', 200, 1, None),
         ('not finite at step 200',),
     ),
+    'a gradient is lost': (
+        {'rounding_error_g_up': [0.75, None]},
+        ('lost_gradient', 200, 1, None),
+        ('output of up in layer 1', '0.75 of its norm', 'above 0.5'),
+    ),
 }
 
 
@@ -114,6 +127,12 @@ def test_warning_kind_is_given_once_per_layer(name):
     assert json.loads(json.dumps(warnings)) == warnings
     assert not detect_warnings(*rows, previous=warnings)
     assert f'{warnings[0]["seen"]}. Known to help: --config.' in format_warning(warnings[0])
+
+
+def test_stochastic_gradients_are_not_lost():
+    """They are unbiased, however large the error of one step."""
+    config = tiny_config(CHANGES | {'kernels.g_rounding': 'stochastic'})
+    assert not detect_warnings({'step': 50, 'rounding_error_g_up': [1.0, 1.0]}, config=config)
 
 
 def test_second_layer_has_its_warning():
@@ -182,7 +201,7 @@ def test_config_lines_are_accepted(kind):
         parsed = coerce_type(
             path, ast.literal_eval(value) if value[0].isdigit() else value, FIELDS[path].types
         )
-        config = resolve(tiny_raw({'optim.warmup_steps': 2, 'loss.z_loss': 0.0, path: parsed}))
+        config = resolve(tiny_raw({**CHANGES, path: parsed}))
         check(config)
         assert flatten(config)[path] == parsed != flatten(CONFIG)[path]
         assert source.startswith('arXiv:')

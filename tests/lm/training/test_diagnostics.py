@@ -191,7 +191,7 @@ def test_rounding_is_measured_in_each_layer():
     names = {name for name in diagnostics if name.startswith(('rounding', 'underflow', 'overflow'))}
     matrices = ('query', 'key', 'value', 'out', 'up', 'down')
     quantities = ('rounding_error', 'underflow', 'overflow')
-    assert names == {f'{q}_{o}_{m}' for q in quantities for o in 'xw' for m in matrices}
+    assert names == {f'{q}_{o}_{m}' for q in quantities for o in 'xwg' for m in matrices}
     errors = diagnostics['rounding_error_x_up']
     assert np.all((errors[:2] > 0.01) & (errors[:2] < 0.1)) and np.isnan(errors[2])
 
@@ -285,6 +285,15 @@ def test_experts_report_their_maximum():
     expected = np.linalg.svd(up_LEDF, compute_uv=False)[..., 0].max(-1)
     singular_values = diagnose(config, state, tiny_batch())['singular_value_up']
     np.testing.assert_allclose(singular_values, expected, rtol=0.02)
+
+
+@pytest.mark.full
+def test_expert_gradient_errors_are_averaged():
+    """Catches an axis of experts in the place of heads, and a sum over experts."""
+    changes = {'model.mlp': 'moe', 'mlp.n_experts': 3, 'kernels.matmul': 'mxfp8'}
+    config = tiny_config({**changes, 'model.n_layers': 2})
+    errors = diagnose(config, initial_state(config), tiny_batch())['rounding_error_g_up']
+    assert errors.shape == (2,) and np.all((errors > 0.01) & (errors < 0.1))
 
 
 @pytest.mark.full
