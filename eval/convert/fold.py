@@ -44,6 +44,7 @@ from modules.choices import choose
 from modules.norms import fold
 from modules.norms.fold import Affine
 from modules.norms.removal import removal_update
+from modules.optim.storage import STOCHASTIC
 from modules.params import NORM, ParamSpec, named_leaves
 from modules.placements import PLACEMENTS
 from modules.precision.codes import PackedWeight
@@ -532,6 +533,9 @@ def write_workdir(
     Raises:
       ValueError: if `workdir` is not empty, or if hosts do not see the same folder.
     """
+    # Weights of float32 values: those of a run with another type were widened when it was loaded.
+    wide = {'optim.weight_dtype': 'float32', 'optim.weight_rounding': STOCHASTIC}
+    recipe = update_recipe(recipe, wide)
     with contextlib.ExitStack() as stack:
         with raise_on_all(ValueError, OSError):
             if is_first():

@@ -21,7 +21,7 @@ from lm.inference.scoring import score_batch
 from lm.model.block import ACTIVATIONS, EMBEDDING
 from lm.model.kernels import rounds_products, widen_products
 from lm.record.checkpoint import read_state
-from lm.training.state import Hyper, Learner, State, Weights, build_learner
+from lm.training.state import Hyper, Learner, State, Weights, build_learner, widen_weights
 from lm.training.step import Batch, compute_activations, target_weights, token_sums
 from lm.training.update import bind_rows, peak_lrs
 from modules.curvature import (
@@ -243,6 +243,7 @@ def preconditioner(checkpoint: Checkpoint) -> tuple[list[jax.Array] | None, str]
     c = checkpoint
     try:
         state, _ = read_state(c.path.parent, c.step, abstract_state(c.learner, c.mesh))
+        state = widen_weights(state)
     except ValueError as error:
         return None, f'the optimizer state cannot be read: {error}'
     return adam_scales(c.learner, c.hyper, state)

@@ -32,6 +32,7 @@ from modules.numerics import REMAT_POLICIES
 from modules.objectives import OBJECTIVES
 from modules.optim import AVERAGES, OPTIMIZERS, SCHEDULES
 from modules.optim.base import BELOW_1
+from modules.optim.storage import NEAREST, STOCHASTIC
 from modules.options import Option, annotation_types, make_section
 from modules.placements import PLACEMENTS
 from modules.positions import POSITIONS
@@ -245,6 +246,14 @@ class OptimConfig:
         str,
         Option('type in which second moments are stored', choices=('float32', 'bfloat16')),
     ] = 'float32'
+    weight_dtype: Annotated[
+        str,
+        Option('type in which weights are stored', choices=('float32', 'bfloat16')),
+    ] = 'float32'
+    weight_rounding: Annotated[
+        str,
+        Option('rounding of new weights to optim.weight_dtype', choices=(STOCHASTIC, NEAREST)),
+    ] = STOCHASTIC
     match_norm: Annotated[
         float | None,
         Option(

@@ -11,7 +11,14 @@ from lm.config.recipe import Recipe
 from lm.config.stages import BatchShape, config_shape
 from lm.devices.mesh import param_sharding, replicated_sharding, trace_on_mesh
 from lm.model.objectives import batch_fields
-from lm.training.state import Learner, State, init_state, init_watched, make_hyper
+from lm.training.state import (
+    Learner,
+    State,
+    init_state,
+    init_watched,
+    make_hyper,
+    narrow_weights,
+)
 from lm.training.update import build_average, build_optimizer
 from modules.optim import state_specs, unbox_state
 
@@ -56,6 +63,7 @@ def weights_layout(learner: Learner) -> tuple[State, State]:
     average = jax.eval_shape(init_average, description.shapes)
     no_step = cast(jax.Array, None)  # inference has no step
     shapes = State(no_step, description.shapes, reparam, description.stats, None, average)
+    shapes = jax.eval_shape(functools.partial(narrow_weights, recipe), shapes)
     reparam, stats = jax.tree.map(lambda _: WHOLE, (reparam, description.stats))
     average_specs = state_specs(average, description.shapes, description.specs)
     return shapes, State(no_step, description.specs, reparam, stats, None, average_specs)

@@ -22,6 +22,7 @@ from modules.kernels.attention import ATTENTION_KERNELS, Scores, check_scores
 from modules.losses import LOSSES
 from modules.norms import NORMS
 from modules.optim.groups import ROLE_OF
+from modules.optim.storage import STOCHASTIC
 from modules.options import declared_options
 from modules.params import ParamSpec
 from modules.placements import PLACEMENTS
@@ -55,6 +56,7 @@ def check(recipe: Recipe) -> None:
     _check_scaled_updates(recipe)
     _check_matched_norms(recipe)
     _check_cautious(recipe)
+    _check_weight_dtype(recipe)
     _check_numbers_over_steps(recipe)
     _check_spikes(recipe)
     _check_evaluations(recipe)
@@ -481,6 +483,16 @@ def _check_numbers_over_steps(recipe: Recipe) -> None:
             f'optim.weight_decay_end={optim.weight_decay_end} has no effect, because '
             f'{recipe.decay} does not depend on the strength of weight decay. Leave it out, or '
             'choose optim.decay_rule=decoupled.'
+        )
+
+
+def _check_weight_dtype(recipe: Recipe) -> None:
+    """Raises ValueError for a rounding of weights that are not rounded."""
+    dtype, rounding = recipe.optim.weight_dtype, recipe.optim.weight_rounding
+    if dtype == 'float32' and rounding != STOCHASTIC:
+        raise ValueError(
+            f'optim.weight_rounding={rounding} has no effect with optim.weight_dtype={dtype}. '
+            'Leave it out, or set optim.weight_dtype=bfloat16.'
         )
 
 

@@ -51,7 +51,14 @@ from lm.record.upgrade import resolve_stored
 from lm.run.program import TOKENIZER, Experiment, locate_data
 from lm.storage.buckets import is_url, join_url
 from lm.storage.files import expand_home, read_json
-from lm.training.state import Learner, State, Weights, make_hyper
+from lm.training.state import (
+    Learner,
+    State,
+    Weights,
+    make_hyper,
+    narrow_weights,
+    widen_weights,
+)
 from lm.training.update import build_average
 from modules.dropout import KEY_NAME
 from modules.params import named_leaves
@@ -292,12 +299,14 @@ def initial_state(
     variables = dict(_jit_if_distributed(source.learner.variables)(source.weights))
     stored, reparam = store_weights(experiment.learner, source, variables.pop('params'))
     stats = carry_over(variables, state.stats)
-    fresh = state.params, state.reparam, state.stats
+    fresh = widen_weights(state).params, state.reparam, state.stats
     params, reparam, stats = _place_like((stored, reparam, stats), fresh)
     # The average in `state` began at random weights; it has to begin at the loaded weights.
     average = build_average(recipe, experiment.learner.description, make_hyper(recipe))
     average = _place_like(_jit_if_distributed(average.init)(params), state.average)
-    return state.replace(params=params, reparam=reparam, stats=stats, average=average)
+    return narrow_weights(
+        recipe, state.replace(params=params, reparam=reparam, stats=stats, average=average)
+    )
 
 
 def _jit_if_distributed(function: Callable) -> Callable:
@@ -484,8 +493,11 @@ def list_candidates(path: str) -> list[str]:
 def _used_record(learner: Learner, state: State | Weights) -> dict[str, str]:
     """Returns the tree record of the weights that a model computes with."""
     apply = learner.description.reparam.apply
-    used, _ = jax.eval_shape(lambda *stored: apply(*stored, False), state.params, state.reparam)
-    return tree_record(used)
+
+    def apply_reparam(state):
+        return apply(widen_weights(state).params, state.reparam, False)[0]
+
+    return tree_record(jax.eval_shape(apply_reparam, state))
 
 
 def read_tokenizer_files(tokenizer: Tokenizer) -> dict[str, bytes]:

@@ -11,7 +11,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from lm.model.kernels import rounds_products
 from lm.model.pattern import Stack, block_stacks, join_stacks
-from lm.training.state import Hyper, Learner, State
+from lm.training.state import Hyper, Learner, State, widen_weights
 from lm.training.step import (
     Batch,
     batch_functions,
@@ -42,6 +42,7 @@ def make_diagnose_step(learner: Learner) -> Callable[[State, Batch, Hyper], Diag
     description = learner.description
 
     def diagnose(state: State, batch: Batch, hyper: Hyper) -> Diagnostics:
+        state = widen_weights(state)
         n_targets = jnp.maximum(jnp.sum(target_weights(batch, learner.bos_id)), 1.0)
 
         def loss(used, errors):

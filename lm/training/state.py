@@ -20,10 +20,12 @@ from lm.model.parameters import Description, describe_params, init_params
 from lm.model.transformer import Transformer, build_model
 from lm.training.update import build_average, build_optimizer
 from modules.kernels import ATTENTION_KERNELS, OPERATIONS
+from modules.numerics import DTYPES
 from modules.optim import unbox_state
 from modules.optim.groups import find_group
 from modules.params import VALUES, named_leaves, path_name, split_boxes
 from modules.recent import Recent, init_recent
+from modules.statistics import at_least_float32
 
 
 class Weights(struct.PyTreeNode):
@@ -57,6 +59,19 @@ class State(struct.PyTreeNode):
     def weights(self) -> Weights:
         """Returns the weights at which gradients are taken."""
         return Weights(self.params, self.reparam, self.stats)
+
+
+def widen_weights[Holder: (State, Weights)](holder: Holder) -> Holder:
+    """Returns a state or weights with parameters of at least float32, in which steps compute."""
+    return holder.replace(params=jax.tree.map(at_least_float32, holder.params))
+
+
+def narrow_weights(recipe: Recipe, state: State) -> State:
+    """Returns the state with its parameters in the type of `optim.weight_dtype`."""
+    if recipe.optim.weight_dtype == 'float32':
+        return state
+    dtype = DTYPES[recipe.optim.weight_dtype]
+    return state.replace(params=jax.tree.map(lambda x: x.astype(dtype), state.params))
 
 
 WATCHED = ('loss', 'grad_norm')  # a step with one of them far above the last ones is a spike
@@ -107,8 +122,9 @@ class Learner:
           hyper: the numbers of the run.
 
         Returns:
-          The weights to evaluate.
+          The weights to evaluate, of at least float32.
         """
+        weights = widen_weights(weights)
         if not average:
             return weights
         params = build_average(self.recipe, self.description, hyper).evaluation_weights(
@@ -209,4 +225,5 @@ def init_state(learner: Learner, hyper: Hyper, key: jax.Array) -> State:
     opt_state = unbox_state(build_optimizer(recipe, description, hyper).init(params))
     average = build_average(recipe, description, hyper).init(params)
     watched = init_watched(recipe.train)
-    return State(jnp.int32(0), params, reparam, stats, opt_state, average, watched)
+    state = State(jnp.int32(0), params, reparam, stats, opt_state, average, watched)
+    return narrow_weights(recipe, state)

@@ -14,7 +14,14 @@ import optax
 
 from lm.config.stages import token_steps
 from lm.training.guard import guard_step
-from lm.training.state import Hyper, Learner, State, Weights
+from lm.training.state import (
+    Hyper,
+    Learner,
+    State,
+    Weights,
+    narrow_weights,
+    widen_weights,
+)
 from lm.training.update import (
     build_average,
     group_fractions,
@@ -34,6 +41,7 @@ from modules.losses import (
 from modules.optim import BatchFunctions
 from modules.optim.groups import HIDDEN
 from modules.optim.stages import apply_stages
+from modules.optim.storage import round_weights
 from modules.parallel.axes import count_shards
 from modules.params import named_leaves
 from modules.statistics import AUXILIARY, BACKWARD_STATS, STATS
@@ -61,6 +69,7 @@ def make_train_step(
     count = microbatches or recipe.train.microbatches
 
     def train_step(state: State, batch: Batch, hyper: Hyper):
+        state = widen_weights(state)
         hyper = add_token_weights(learner, hyper, state.step)
         # A batch without a target has the loss 0, not 0 / 0.
         n_targets = jnp.maximum(jnp.sum(target_weights(batch, learner.bos_id)), 1.0)
@@ -103,7 +112,8 @@ def make_train_step(
             # that tokens/s counts them (`lm.run.journal`).
             n_text_tokens = jnp.sum(text_weights(batch, learner.bos_id))
             metrics['target_share'] = sums['tokens'] / jnp.maximum(n_text_tokens, 1.0)
-        return guard_step(recipe.train, state, next_state, metrics)
+        next_state, metrics = guard_step(recipe.train, state, next_state, metrics)
+        return narrow_weights(recipe, next_state), metrics
 
     return train_step
 
@@ -357,6 +367,8 @@ def optimizer_step(
         updates, params, state.average, fractions[HIDDEN]
     )
     params, reparam = description.after_update(optax.apply_updates(params, updates), state.reparam)
+    if recipe.optim.weight_dtype != 'float32':
+        params = round_weights(params, recipe.optim.weight_rounding, state.step)
     average_state = average.update_average(params, average_state)
     next_state = State(
         state.step + 1, params, reparam, state.stats, opt_state, average_state, state.watched

@@ -15,7 +15,8 @@ MOMENTUM, SECOND = 'momentum', 'second'  # names of first and second moments in 
 #: The config field of the type of each.
 FIELDS = {MOMENTUM: 'optim.momentum_dtype', SECOND: 'optim.second_moment_dtype'}
 BFLOAT16 = Format(8, 7)
-KEY_SEED = 0
+KEY_SEED, WEIGHT_KEY_SEED = 0, 1
+NEAREST, STOCHASTIC = 'nearest', 'stochastic'  # roundings of weights
 Cast = Callable[[jax.Array, jax.Array], jax.Array]  # (array, key) -> array
 
 
@@ -77,6 +78,25 @@ def round_stochastically(x: jax.Array, key: jax.Array) -> jax.Array:
       key: the random key.
     """
     return round_to_format(x, BFLOAT16, 'stochastic', key).astype(jnp.bfloat16)
+
+
+def round_weights(params: Any, rounding: str, step: jax.Array) -> Any:
+    """Rounds weights to values that bfloat16 has, in their own type.
+
+    An update is often smaller than half of the distance between two values, 2^-8 of the weight:
+    rounding to nearest then loses it, stochastic rounding keeps its expectation.
+
+    Args:
+      params: float32 weights.
+      rounding: NEAREST or STOCHASTIC.
+      step: number of updates done, which draws the random numbers.
+    """
+    leaves, structure = jax.tree.flatten(params)
+    keys = jax.random.split(jax.random.fold_in(jax.random.key(WEIGHT_KEY_SEED), step), len(leaves))
+    rounded = [
+        round_to_format(x, BFLOAT16, rounding, key) for x, key in zip(leaves, keys, strict=True)
+    ]
+    return jax.tree.unflatten(structure, rounded)
 
 
 def _map_moments(state: Any, casts: Mapping[str, Cast]) -> tuple[Any, dict[str, int]]:

@@ -7,10 +7,20 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from lm.devices.shardings import state_layout
+from lm.model.check import check
+from lm.record.checkpoint import tree_record
 from lm.training.state import make_hyper
 from lm.training.step import make_train_step
 from modules.optim.classic import adamw
-from modules.optim.storage import MOMENTUM, SECOND, narrow_moments
+from modules.optim.storage import (
+    MOMENTUM,
+    NEAREST,
+    SECOND,
+    STOCHASTIC,
+    narrow_moments,
+    round_weights,
+)
 from tests.helpers import initial_state, tiny_batch, tiny_config, tiny_learner
 
 B1, B2, EPS = 0.9, 0.95, 1e-8
@@ -130,6 +140,55 @@ def test_run_has_narrow_second_moments(name):
             assert (leaf.dtype == jnp.bfloat16) == (is_second and dtype == 'bfloat16'), text
     difference = jnp.max(jnp.abs(weights['float32'] - weights['bfloat16']))
     assert 0 < difference < 1e-2 * jnp.max(jnp.abs(weights['float32']))
+
+
+@pytest.mark.parametrize('rounding', [STOCHASTIC, NEAREST])
+def test_small_updates_of_narrow_weights(rounding):
+    """Updates of an eighth of the distance between two values: nearest weights stand still, and
+    stochastic ones have the expectation of float32, each leaf by its own random numbers.
+    """
+    n, steps, update = 4096, 64, 2.0**-10
+    start = {'a': jnp.ones(n), 'b': jnp.ones(n)}
+
+    def step(params, i):
+        params = jax.tree.map(lambda x: x + update, params)
+        return round_weights(params, rounding, i), None
+
+    params, _ = jax.lax.scan(step, start, jnp.arange(steps))
+    for leaf in params.values():
+        np.testing.assert_array_equal(leaf, leaf.astype(jnp.bfloat16).astype(jnp.float32))
+        moved = np.mean(np.float64(leaf)) - 1
+        assert moved == 0 if rounding == NEAREST else abs(moved / (steps * update) - 1) < 0.02
+    assert rounding == NEAREST or np.any(params['a'] != params['b'])
+
+
+def test_rounding_of_wide_weights_is_refused():
+    with pytest.raises(ValueError, match=r'no effect with optim\.weight_dtype=float32'):
+        check(tiny_config({'optim.weight_rounding': NEAREST}))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize('name', ['adamw', 'muon'])
+def test_run_has_narrow_weights(name):
+    """Moments are those of float32 gradients, and the loss is close. Catches gradients and moments
+    in bfloat16, and weights that are narrow in the step alone.
+    """
+    changes, losses = {'optim.name': name, 'optim.average': 'ema'}, {}
+    for dtype in ('float32', 'bfloat16'):
+        learner = tiny_learner(tiny_config(changes | {'optim.weight_dtype': dtype}))
+        hyper, step = make_hyper(learner.recipe), jax.jit(make_train_step(learner))
+        state = initial_state(learner.recipe)
+        shapes, _ = state_layout(learner)
+        for _ in range(4):
+            assert tree_record(state.params) == tree_record(shapes.params)
+            assert {leaf.dtype.name for leaf in jax.tree.leaves(state.params)} == {dtype}
+            rest = jax.tree.leaves((state.opt_state, state.average))
+            assert {leaf.dtype.name for leaf in rest} <= {'float32', 'int32', 'uint32'}
+            state, metrics = step(state, tiny_batch(), hyper)
+        weights = learner.select_eval_weights(state.weights, state.average, hyper)
+        assert {leaf.dtype.name for leaf in jax.tree.leaves(weights.params)} == {'float32'}
+        losses[dtype] = float(metrics['loss'])
+    assert 0 < abs(losses['float32'] - losses['bfloat16']) < 5e-3
 
 
 def test_missing_second_moments_are_refused():

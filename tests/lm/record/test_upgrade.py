@@ -78,6 +78,8 @@ def test_other_fields_are_unchanged():
         'optim.match_norm_roles': 'hidden',
         'optim.momentum_dtype': 'float32',
         'optim.second_moment_dtype': 'float32',
+        'optim.weight_dtype': 'float32',
+        'optim.weight_rounding': 'stochastic',
         'optim.others': OLD['optim']['name'],
         'optim.average': 'none',
         'scaling.init': 'fan_in',
