@@ -313,7 +313,11 @@ def record_rounded_gradient(
             errors[quantity] = jnp.broadcast_to(share, batch)
     if not errors:
         return y
-    record = functools.partial(record_gradient, kernel.precision)
+    numbers = dict(kernel.numbers)
+
+    def record(y, errors):
+        return record_gradient(kernel.precision, y, errors, numbers)
+
     for _ in batch:
         record = jax.vmap(record)
     return record(y, errors)

@@ -73,6 +73,7 @@ NEEDS = {
     ('kernels.softmax', 'pallas'): {'kernels.attention': 'reference'},
     ('kernels.softmax', 'reference'): {'kernels.attention': 'reference'},
     ('optim.match_norm_roles', 'hidden+readout'): {'optim.match_norm': 1.0},
+    ('optim.weight_rounding', 'nearest'): {'optim.weight_dtype': 'bfloat16'},
     ('optim.average', 'outer_nesterov'): {'optim.outer_every': 10, 'train.steps': 30},
     ('model.placement', 'hybrid'): {'model.qk_norm': 'rmsnorm'},
     ('model.placement', 'hybrid_star'): {'model.qk_norm': 'rmsnorm'},

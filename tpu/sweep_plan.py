@@ -5,7 +5,6 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-from lm.config.fields import RUN_PATHS
 from lm.devices.run_axis import select_run_axis
 from lm.run.program import find_max_runs
 from lm.study.plan.arms import ArmPlan
@@ -223,7 +222,9 @@ def _plan_group(group: list[Cell], device: Topology, position: str) -> GroupPlan
       position: position of the program among others, such as 'program 2 of 3', for progress.
     """
     name = ' '.join(
-        f'{path}={value}' for path, value in group[0].changes.items() if path not in RUN_PATHS
+        f'{path}={value}'
+        for path, value in group[0].changes.items()
+        if path not in group[0].recipe.run_paths
     )
     steps: dict[int, CompiledStep] = {}
     run_axis = select_run_axis(group[0].recipe.config.kernels.run_axis, device.devices[0].platform)

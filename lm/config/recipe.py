@@ -13,6 +13,7 @@ from lm.config.choice import Choice, parse_shares
 from lm.config.fields import (
     CHOICES,
     FIELDS,
+    RUN_PATHS,
     Config,
     DataConfig,
     EvalConfig,
@@ -269,7 +270,20 @@ class Recipe:
                 and (not field.is_part_option or path in readers)
             ):
                 traced[path] = value
-        return traced
+        return traced | self.traced_formats
+
+    @functools.cached_property
+    def traced_formats(self) -> dict[str, float]:
+        """{path: number} of the formats of kernels.matmul that are numbers of the program."""
+        matmul = self.kernels.get('matmul')
+        if matmul is None or not matmul.options.get('traced_formats'):
+            return {}
+        return {f'kernels.{name}': code for name, code in matmul.build().encode_formats().items()}
+
+    @functools.cached_property
+    def run_paths(self) -> frozenset[str]:
+        """The fields in which runs of one program may differ."""
+        return frozenset((*RUN_PATHS, *self.traced_formats))
 
     @property
     def dropout(self) -> dict[str, str]:

@@ -276,6 +276,16 @@ def attention_scores(recipe: Recipe) -> Scores | None:
 
 def _check_kernels(recipe: Recipe) -> None:
     """Raises ValueError for a kernel that would not be used, or that does not support the layer."""
+    constant = {
+        'blocks of several kinds (model.pattern)': recipe.is_mixed,
+        'suites in training (eval.suites)': recipe.eval.suites is not None,
+    }
+    for reason, applies in constant.items() if recipe.traced_formats else ():
+        if applies:
+            raise ValueError(
+                f'kernels.traced_formats=True cannot be combined with {reason}, whose formats are '
+                'constants. Leave it out.'
+            )
     kinds = [*recipe.kinds.values()]
     has_scores = {kind.attention.row.has_scores for kind in kinds}
     name = _named_attention_kernel(recipe)  # None: the platform decides

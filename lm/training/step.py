@@ -436,7 +436,11 @@ def compute_activations(
     dropout = learner.recipe.dropout if STATS in mutable else {}
     rates = {site: hyper[path] for site, path in dropout.items()} or None
     args = (tokens_BT, segments_BT, packed_BT > 0, prefix_BT, rates)
-    return learner.model.apply(variables, *args, method='activations', mutable=mutable)
+    model = learner.model
+    if formats := learner.recipe.traced_formats:
+        numbers = {path.split('.')[1][0]: hyper[path] for path in formats if path in hyper}
+        model = model.clone(kernels=model.kernels.with_formats(numbers))
+    return model.apply(variables, *args, method='activations', mutable=mutable)
 
 
 def loss_sums(

@@ -122,6 +122,15 @@ class Kernels:
         row = self._row('matmul')
         return row(**dict(self.matmul_options)) if isinstance(row, type) else row
 
+    def with_formats(self, numbers: Mapping[str, jax.Array]) -> 'Kernels':
+        """Returns the kernels with formats of the matmul kernel as scalars of a program.
+
+        Args:
+          numbers: `encode_format` of each operand, x, w or g.
+        """
+        options = (*self.matmul_options, ('numbers', (*numbers.items(),)))
+        return dataclasses.replace(self, matmul_options=options)
+
     def matmul_for(self, layers: str) -> Callable[..., jax.Array]:
         """Returns `matmul`, or the kernel of the platform for layers that `matmul` leaves wide.
 

@@ -17,6 +17,7 @@ from modules.precision.formats import (
     Format,
     floor_pow2,
     parse_format,
+    pow2,
     round_to_format,
 )
 
@@ -33,13 +34,13 @@ class Operand:
     """Rounding of a matrix to few bits.
 
     Attributes:
-      format: a text of `parse_format`; 'wide' leaves the matrix as it is.
+      format: a text of `parse_format`, or a format; 'wide' leaves the matrix as it is.
       block: the values that share a scale: see BLOCK_FORM.
       scale: a key of SCALES.
       rounding: of `modules.precision.formats.ROUNDINGS`.
     """
 
-    format: str = 'e4m3'
+    format: str | Format = 'e4m3'
     block: str = TENSOR
     scale: str = 'max'
     rounding: str = 'nearest'
@@ -77,7 +78,8 @@ def _scale_to_max_pow2(size: jax.Array, format: Format, _) -> tuple[jax.Array, j
 
 def _scale_mx(size: jax.Array, format: Format, _) -> tuple[jax.Array, jax.Array]:
     """`s = 2^(floor(log2 max |x|) - e_max)`, an E8M0 number: values above `largest` become it."""
-    scale = floor_pow2(jnp.maximum(size, SMALLEST)) * 2.0**-format.max_exponent
+    smallest_step = pow2(-jnp.asarray(format.max_exponent, jnp.int32))
+    scale = floor_pow2(jnp.maximum(size, SMALLEST)) * smallest_step
     return scale, 1 / scale
 
 

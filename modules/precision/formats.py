@@ -20,6 +20,7 @@ FORM = (
     f'eXmY with X from 2 to 8 and Y from 1 to 10, int2 to int16, or {WIDE}, or different integers '
     'joined by | such as int2|int4|int8'
 )
+CODE_BASE = 16  # of `encode_format`: more than bits of a mantissa
 FINITE_BITS = 6  # formats of so many bits, or fewer, spend no code on infinities
 _MANTISSA_BITS, _EXPONENT_BIAS = 23, 127  # of float32
 
@@ -40,13 +41,17 @@ class Format:
         return self
 
     @property
+    def is_integer(self) -> bool:
+        return not self.exponent_bits
+
+    @property
     def bias(self) -> int:
         return 2 ** (self.exponent_bits - 1) - 1
 
     @property
     def max_exponent(self) -> int:
         """The exponent of the largest value."""
-        if not self.exponent_bits:
+        if self.is_integer:
             return self.mantissa_bits - 1
         n_bits = 1 + self.exponent_bits + self.mantissa_bits
         keeps_infinity = n_bits > FINITE_BITS and (self.exponent_bits, self.mantissa_bits) != (4, 3)
@@ -64,7 +69,7 @@ class Format:
     @property
     def largest(self) -> float:
         """The largest value."""
-        if not self.exponent_bits:
+        if self.is_integer:
             return 2.0**self.mantissa_bits - 1
         has_nan_code = (self.exponent_bits, self.mantissa_bits) == (4, 3)
         return 2.0**self.max_exponent * (2 - 2.0**-self.mantissa_bits * (1 + has_nan_code))
@@ -111,12 +116,65 @@ class DrawnFormat(Format):
         return self.drawn_largest
 
 
-@functools.cache
-def parse_format(text: str) -> Format | None:
+@dataclasses.dataclass(frozen=True, eq=False)
+class TracedFormat(Format):
+    """A format whose numbers of bits are int32 scalars of a program."""
+
+    exponent_bits: Any
+    mantissa_bits: Any
+
+    @property
+    def is_integer(self) -> bool:
+        return False  # integers are numbers with the step of 1: see `min_exponent`
+
+    @property
+    def max_exponent(self) -> Any:
+        e, m = self.exponent_bits, self.mantissa_bits
+        keeps_infinity = (1 + e + m > FINITE_BITS) & ~((e == 4) & (m == 3))
+        return jnp.where(e == 0, m - 1, (1 << e) - 1 - self.bias - keeps_infinity)
+
+    @property
+    def min_exponent(self) -> Any:
+        e, m = self.exponent_bits, self.mantissa_bits
+        return jnp.where(e == 0, m, jnp.maximum(1 - self.bias, 1 - _EXPONENT_BIAS + m))
+
+    @property
+    def largest(self) -> Any:
+        e, m = self.exponent_bits, self.mantissa_bits
+        has_nan_code = (e == 4) & (m == 3)
+        last_step = pow2(-m) * (1 + has_nan_code)
+        return jnp.where(e == 0, pow2(m) - 1, pow2(self.max_exponent) * (2 - last_step))
+
+    @property
+    def bias(self) -> Any:
+        return (1 << self.exponent_bits) // 2 - 1
+
+
+def encode_format(text: str) -> float | None:
+    """Returns a number for a format with one number of bits of each kind, else None."""
+    format = parse_format(text)
+    if format is None or isinstance(format, ElasticFormat):
+        return None
+    return format.exponent_bits + format.mantissa_bits / CODE_BASE
+
+
+def decode_format(number: jax.Array) -> TracedFormat:
+    """Inverts `encode_format` for a scalar of a program."""
+    exponent_bits = jnp.floor(number)
+    mantissa_bits = jnp.round((number - exponent_bits) * CODE_BASE)
+    return TracedFormat(exponent_bits.astype(jnp.int32), mantissa_bits.astype(jnp.int32))
+
+
+def parse_format(text: str | Format) -> Format | None:
     """Returns the format of a text such as 'e4m3', 'int8' or 'int2|int8'; None for 'wide'.
 
-    Raises ValueError for another text.
+    A format is returned as it is. Raises ValueError for another text.
     """
+    return text if isinstance(text, Format) else _parse_text(text)
+
+
+@functools.cache
+def _parse_text(text: str) -> Format | None:
     if text == WIDE:
         return None
     if SEPARATOR in text:
@@ -164,12 +222,12 @@ def round_to_format(
       float32 values, each of which the format has.
     """
     x = x.astype(jnp.float32)
-    if format.exponent_bits:
+    if not format.is_integer:
         bits = jax.lax.bitcast_convert_type(x, jnp.int32)
         exponent = ((bits >> _MANTISSA_BITS) & 0xFF) - _EXPONENT_BIAS
         # Infinity has the exponent 128, and its step must be finite.
         exponent = jnp.clip(exponent, format.min_exponent, _EXPONENT_BIAS) - format.mantissa_bits
-        step, per_step = _pow2(exponent), _pow2(-exponent)
+        step, per_step = pow2(exponent), pow2(-exponent)
     else:
         step = per_step = jnp.float32(1)
     n_steps = x * per_step
@@ -183,7 +241,7 @@ def round_to_format(
     return jnp.clip(n_steps * step, -format.largest, format.largest)
 
 
-def _pow2(exponent: jax.Array) -> jax.Array:
+def pow2(exponent: jax.Array) -> jax.Array:
     """Returns 2^exponent in float32, for exponents from -126 to 127."""
     bits = (exponent + _EXPONENT_BIAS) << _MANTISSA_BITS
     return jax.lax.bitcast_convert_type(bits, jnp.float32)

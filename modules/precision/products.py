@@ -3,14 +3,23 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from modules.precision.blocks import ROW, TENSOR, Operand, measure_rounding, round_operand
-from modules.precision.formats import WIDE, ElasticFormat, Format, parse_format
+from modules.precision.formats import (
+    WIDE,
+    ElasticFormat,
+    Format,
+    TracedFormat,
+    decode_format,
+    parse_format,
+)
 
+Numbers = Mapping[str, jax.Array] | None  # formats as numbers of a program, by operand
 BACKWARD = ('rounded', 'wide_dw', 'saved', 'wide')
 HADAMARD_SEED = 0
 #: JAX's types in which devices multiply, by (exponent bits, mantissa bits).
@@ -42,6 +51,21 @@ class ProductPrecision:
     outlier_size: float = 0.0
     real: bool = False
 
+    def with_formats(self, numbers: Numbers) -> 'ProductPrecision':
+        """Returns it with the formats that are numbers of a program.
+
+        numbers: `encode_format` of operands, by name; None or {}: as it is.
+        """
+        if not numbers:
+            return self
+        named = {'x': self.x, 'w': self.w, 'g': self.g, 'w_backward': self.w_backward}
+        replaced = {
+            name: dataclasses.replace(operand, format=decode_format(numbers[name[0]]))
+            for name, operand in named.items()
+            if name[0] in numbers
+        }
+        return dataclasses.replace(self, **replaced)
+
     @property
     def rounded_g(self) -> Operand:
         """The rounding of g in `dx`."""
@@ -64,6 +88,7 @@ def rounded_product(
     x_MI: jax.Array,
     w_IO: jax.Array,
     key: jax.Array | None,
+    numbers: Numbers = None,
 ) -> jax.Array:
     """Computes `y = R(x) R(w)`, where R rounds an operand; gradients pass R unchanged.
 
@@ -75,14 +100,16 @@ def rounded_product(
       x_MI: activations, [M, I] or [B, T, I].
       w_IO: weights.
       key: the random key for stochastic rounding; None: nearest.
+      numbers: formats that replace those of `precision`, as numbers of the program.
 
     Returns:
       y, [M, O] or [B, T, O].
     """
-    return _forward(precision, out_dtype, x_MI, w_IO, key)[0]
+    return _forward(precision, out_dtype, x_MI, w_IO, key, numbers)[0]
 
 
-def _forward(precision, out_dtype, x_MI, w_IO, key):
+def _forward(precision, out_dtype, x_MI, w_IO, key, numbers):
+    precision = precision.with_formats(numbers)
     x_key, w_key, *_ = _split_key(key)
     x_draw, w_draw, _ = _split_draws(key)
     ignored_MI = None
@@ -97,12 +124,13 @@ def _forward(precision, out_dtype, x_MI, w_IO, key):
     saved_x, saved_w = x_MI, w_IO
     if precision.backward == 'saved':
         saved_x, saved_w = ((codes * s).astype(x_MI.dtype) for codes, s in (x, w))
-    return y_MO.astype(out_dtype), (saved_x, saved_w, key)
+    return y_MO.astype(out_dtype), (saved_x, saved_w, key, numbers)
 
 
 def _backward(precision, out_dtype, residuals, g_MO):
     del out_dtype
-    x_MI, w_IO, key = residuals
+    x_MI, w_IO, key, numbers = residuals
+    precision = precision.with_formats(numbers)
     dtype, backward, wide = x_MI.dtype, precision.backward, Operand(WIDE)
     _, _, dx_key, w_key, x_key, dw_key = _split_key(key)
     x_draw, w_draw, g_draw = _split_draws(key)
@@ -130,7 +158,7 @@ def _backward(precision, out_dtype, residuals, g_MO):
         round_operand(g_MO, g, tokens, dw_key, draw_key=g_draw),
     )
     dw_IO = _multiply(precision, *operands, (x.format, g.format), (tokens, tokens), dtype)
-    return dx_MI.astype(dtype), dw_IO.astype(w_IO.dtype), None
+    return dx_MI.astype(dtype), dw_IO.astype(w_IO.dtype), None, None
 
 
 rounded_product.defvjp(_forward, _backward)
@@ -138,7 +166,10 @@ rounded_product.defvjp(_forward, _backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def record_gradient(
-    precision: ProductPrecision, y_MO: jax.Array, errors: dict[str, jax.Array]
+    precision: ProductPrecision,
+    y_MO: jax.Array,
+    errors: dict[str, jax.Array],
+    numbers: Numbers = None,
 ) -> jax.Array:
     """Returns y; the gradients of `errors` are the errors of rounding the gradient of y.
 
@@ -146,18 +177,20 @@ def record_gradient(
       precision: how `rounded_product` rounds.
       y_MO: its result.
       errors: a scalar for each quantity of `measure_rounding`.
+      numbers: as in `rounded_product`.
     """
-    del precision, errors
+    del precision, errors, numbers
     return y_MO
 
 
-def _record_forward(precision, y_MO, errors):
+def _record_forward(precision, y_MO, errors, numbers):
     del precision, errors
-    return y_MO, None
+    return y_MO, numbers
 
 
-def _record_backward(precision, _, g_MO):
-    return g_MO, measure_rounding(g_MO, precision.rounded_g, (-1,))
+def _record_backward(precision, numbers, g_MO):
+    rounded_g = precision.with_formats(numbers).rounded_g
+    return g_MO, measure_rounding(g_MO, rounded_g, (-1,)), None
 
 
 record_gradient.defvjp(_record_forward, _record_backward)
@@ -207,7 +240,7 @@ def _multiply(
     precision: ProductPrecision,
     a: tuple[jax.Array, jax.Array],
     b: tuple[jax.Array, jax.Array],
-    formats: tuple[str, str] | None,
+    formats: tuple[str | Format, str | Format] | None,
     summed: tuple[tuple[int, ...], tuple[int, ...]],
     dtype: jnp.dtype,
 ) -> jax.Array:
@@ -251,6 +284,8 @@ def _code_dtype(format: Format | None, dtype: jnp.dtype, is_real: bool) -> jnp.d
     """Returns a type that has all codes of a format; None: of values that are not rounded."""
     if format is None:
         return dtype
+    if isinstance(format, TracedFormat):
+        return jnp.dtype(jnp.float32)
     if is_real and (name := REAL_DTYPES.get((format.exponent_bits, format.mantissa_bits))):
         return jnp.dtype(name)
     return dtype if format.mantissa_bits <= 7 else jnp.dtype(jnp.float32)

@@ -6,9 +6,11 @@
 Each run is rounded in this process and scored on its own validation text. Methods that read a text
 are calibrated on each SOURCE in turn. `broken` is GPTQ with the moments of its inputs in another
 order, so that the errors are made up for by the wrong inputs. `activations` rounds no weight, but
-the activations of all products in the blocks, with one scale for a tensor. Writes a table of the
-increase of the loss, in nats per token: the mean over runs that differ in nothing but the seed,
-with its 95% interval (t).
+the activations of all products in the blocks, with one scale for a tensor.
+
+Prints the increase of the loss in nats per token: the mean over runs that differ in nothing but the
+seed, with its 95% interval (t). Then, over all runs, each method minus `rtn`, and each text minus
+the first one, both by run.
 """
 
 import argparse
@@ -86,11 +88,26 @@ def main() -> None:
                 loss = quantiser.measure_loss(quantised.params, held_out_BT)
                 increases[arm, method, name, bits].append(loss - plain)
         print(f'{folder.name}: {args.arm}={arm}, loss {plain:.4f}', flush=True)
-    print(f'| {args.arm} | method | text | bits | increase |\n|---|---|---|---|---|')
-    for (arm, method, name, bits), values in increases.items():
+
+    def format_mean(values):
         n = len(values)
         half = stats.sem(values) * stats.t.ppf(0.975, n - 1) if n > 1 else float('nan')
-        print(f'| {arm} | {method} | {name} | {bits} | {np.mean(values):.4f} ± {half:.4f} |')
+        return f'{np.mean(values):+.4f} ± {half:.4f}'
+
+    print(f'| {args.arm} | method | text | bits | increase |\n|---|---|---|---|---|')
+    pooled = collections.defaultdict(list)
+    for (arm, method, name, bits), values in increases.items():
+        print(f'| {arm} | {method} | {name} | {bits} | {format_mean(values)} |')
+        pooled[method, name, bits] += values
+    print('\n| method | text | bits | minus rtn | minus the first text |\n|---|---|---|---|---|')
+    for (method, name, bits), values in pooled.items():
+        differences = [
+            format_mean(np.subtract(values, pooled[key]))
+            if key in pooled and key[:2] != (method, name)
+            else ''
+            for key in (('rtn', '', bits), (method, next(iter(texts), ''), bits))
+        ]
+        print(f'| {method} | {name} | {bits} | {" | ".join(differences)} |')
 
 
 if __name__ == '__main__':

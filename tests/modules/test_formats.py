@@ -8,7 +8,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from modules.precision.formats import floor_pow2, parse_format, round_to_format
+from modules.precision.formats import (
+    decode_format,
+    encode_format,
+    floor_pow2,
+    parse_format,
+    round_to_format,
+)
 
 RNG = np.random.default_rng(0)
 FLOAT16 = np.arange(2**16, dtype=np.uint16).view(np.float16).astype(np.float32)
@@ -40,6 +46,22 @@ def test_rounding_matches_ml_dtypes(name):
     actual = jax.jit(lambda x: round_to_format(x, format))(values)
     expected = np.clip(values, -format.largest, format.largest).astype(dtype).astype(np.float32)
     np.testing.assert_array_equal(actual, expected)
+
+
+def test_traced_formats_match_constant_ones():
+    """All with one program. Catches bits that are compiled into it."""
+    values = VALUES[:: len(VALUES) // 20000]
+    traced = jax.jit(lambda x, number: round_to_format(x, decode_format(number)))
+    facts = ('largest', 'min_exponent', 'max_exponent')
+    for name in (*FORMATS, 'e2m2', 'e8m1', 'e8m10', 'int2', 'int8', 'int16'):
+        number, format = jnp.float32(encode_format(name)), parse_format(name)
+        expected = jax.jit(lambda x, format=format: round_to_format(x, format))(values)
+        np.testing.assert_array_equal(traced(values, number), expected, name)
+        decoded = decode_format(number)
+        for fact in facts if not name.startswith('int') else facts[::2]:
+            assert float(getattr(decoded, fact)) == getattr(format, fact), (name, fact)
+    assert traced._cache_size() == 1
+    assert encode_format('wide') is None and encode_format('int2|int8') is None
 
 
 @pytest.mark.parametrize('n_bits', [2, 3, 4, 8])

@@ -345,6 +345,28 @@ def test_measured_rounding():
     np.testing.assert_allclose(measured['rounding_error_x'], expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize('name', ['fp8_rowwise', 'mxfp8', 'nvfp4', 'int8', 'bitnet'])
+def test_traced_formats_match_constant_ones(name):
+    """Of products and both gradients. Catches an operand that keeps its constant format."""
+    key, kernel = jax.random.key(1), RECIPES[name]()
+    x, w, g = (jax.random.normal(jax.random.key(i), (64, 64)) for i in range(3))
+    codes = dataclasses.replace(kernel, traced_formats=True).encode_formats()
+    replaced = dict.fromkeys(codes, 'int4' if kernel.w_format.startswith('int') else 'e5m2')
+    held = dataclasses.replace(kernel, **replaced)  # its formats must not matter
+
+    def outcome(kernel, numbers):
+        kernel = dataclasses.replace(kernel, numbers=tuple(numbers.items()))
+        y, vjp = jax.vjp(lambda x, w: kernel(x, w, key=key), x, w)
+        return y, vjp(g), kernel.measure_rounding(x, w)
+
+    numbers = {option[0]: jnp.float32(code) for option, code in codes.items()}
+    traced = jax.jit(lambda numbers: outcome(held, numbers))(numbers)
+    expected = jax.jit(lambda: outcome(kernel, {}))()
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), traced, expected
+    )
+
+
 def test_recorded_gradient():
     """Reference: the gradient itself, given as a cotangent, which passes unchanged."""
     precision = Simulated(g_format='e2m1', g_scale='none').precision

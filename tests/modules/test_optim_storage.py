@@ -143,7 +143,7 @@ def test_run_has_narrow_second_moments(name):
 
 
 @pytest.mark.parametrize('rounding', [STOCHASTIC, NEAREST])
-def test_small_updates_of_narrow_weights(rounding):
+def test_narrow_weights_keep_small_updates(rounding):
     """Updates of an eighth of the distance between two values: nearest weights stand still, and
     stochastic ones have the expectation of float32, each leaf by its own random numbers.
     """
@@ -162,7 +162,7 @@ def test_small_updates_of_narrow_weights(rounding):
     assert rounding == NEAREST or np.any(params['a'] != params['b'])
 
 
-def test_rounding_of_wide_weights_is_refused():
+def test_wide_weights_are_not_rounded():
     with pytest.raises(ValueError, match=r'no effect with optim\.weight_dtype=float32'):
         check(tiny_config({'optim.weight_rounding': NEAREST}))
 
@@ -182,8 +182,8 @@ def test_run_has_narrow_weights(name):
         for _ in range(4):
             assert tree_record(state.params) == tree_record(shapes.params)
             assert {leaf.dtype.name for leaf in jax.tree.leaves(state.params)} == {dtype}
-            rest = jax.tree.leaves((state.opt_state, state.average))
-            assert {leaf.dtype.name for leaf in rest} <= {'float32', 'int32', 'uint32'}
+            moments = jax.tree.leaves((state.opt_state, state.average))
+            assert {leaf.dtype.name for leaf in moments} <= {'float32', 'int32', 'uint32'}
             state, metrics = step(state, tiny_batch(), hyper)
         weights = learner.select_eval_weights(state.weights, state.average, hyper)
         assert {leaf.dtype.name for leaf in jax.tree.leaves(weights.params)} == {'float32'}

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import lm.data
-from lm.config.fields import AUTO, FIELDS, RUN_PATHS, Config, DataConfig, is_off
+from lm.config.fields import AUTO, FIELDS, Config, DataConfig, is_off
 from lm.config.recipe import Recipe
 from lm.config.resolve import (
     build_config,
@@ -253,7 +253,7 @@ def describe_ignored(cells: Sequence[Cell]) -> list[str]:
 def group_by_program(cells: list[Cell]) -> list[list[Cell]]:
     """Groups cells that one program can train together.
 
-    These differ only in `lm.config.fields.RUN_PATHS`, and there only by numbers: a field that is
+    These differ only in `Recipe.run_paths`, and there only by numbers: a field that is
     None or off is not part of the program. They may be branches of several runs.
     """
     by_program: dict[tuple, list[Cell]] = {}
@@ -272,5 +272,5 @@ def program_key(cell: Cell) -> tuple[tuple[str, Any], ...]:
         (path, value)
         for path, value in flatten(cell.recipe).items()
         if path != BRANCH_FROM
-        and (path not in RUN_PATHS or path in compiled or is_off(path, value))
+        and (path not in cell.recipe.run_paths or path in compiled or is_off(path, value))
     )

@@ -1,6 +1,6 @@
 """Trains the groups of a sweep: many runs in one program, compiled once for each group.
 
-Cells that differ only in data of a program (`lm.config.fields.RUN_PATHS`) form a group. A group
+Cells that differ only in data of a program (`Recipe.run_paths`) form a group. A group
 that does not fit in memory trains in waves (`lm.run.wave`). If several processes train together,
 each run uses the devices of all processes, and a wave has one run. Process 0's disk then determines
 what they do, and an error of a run ends the job.
@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from lm.config.fields import RUN_PATHS
 from lm.config.recipe import Recipe
 from lm.devices.run_axis import SINGLE, select_run_axis
 from lm.launch.distributed import broadcast_from_first, is_first, is_multiprocess, is_stop_requested
@@ -199,7 +198,7 @@ def compile_program(cells: Sequence[Cell], work: Work) -> tuple[Program, int]:
 
 def _build_program(cells: Sequence[Cell], work: Work) -> Program:
     """Returns the program of the cells, without compiling it."""
-    # train.steps may differ between the cells (RUN_PATHS). It does not change the program.
+    # train.steps may differ between the cells. It does not change the program.
     recipe, n_runs = longest_recipe(cells), 1 if is_multiprocess() else len(cells)
     begun = next((work.folder(cell) for cell in cells if Run(work.folder(cell)).branch), None)
     with work.preparation.time_part(DATA):
@@ -207,7 +206,7 @@ def _build_program(cells: Sequence[Cell], work: Work) -> Program:
     experiment = Experiment(recipe, dataset, work.say, n_runs, work.suite_loader)
     axis = select_run_axis(experiment.recipe.config.kernels.run_axis, experiment.platform)
     program = Program(experiment, SINGLE if is_multiprocess() else axis, work.say)
-    single = (*RUN_PATHS, BRANCH_FROM)
+    single = (*recipe.run_paths, BRANCH_FROM)
     shared = [f'{p}={v}' for p, v in cells[0].changes.items() if p not in single]
     work.say(
         f'compiling one program for {len(cells)} runs of {parameter_count(experiment.learner):,} '

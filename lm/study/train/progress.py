@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from lm.config.fields import RUN_PATHS
 from lm.launch.terminal import format_duration, print_line, wrap_text
 from lm.study.plan.cells import Cell, describe_ignored, program_key
 from lm.study.tables.results import UNREADABLE, Record, gather, write_table
@@ -162,8 +161,8 @@ def format_changes(cell: Cell, varying: bool) -> list[str]:
 
     varying: whether to return the fields in which runs of one group may differ, or the others.
     """
-    changes = cell.changes.items()
-    return [f'{p}={format_number(value)}' for p, value in changes if (p in RUN_PATHS) == varying]
+    changes, run_paths = cell.changes.items(), cell.recipe.run_paths
+    return [f'{p}={format_number(value)}' for p, value in changes if (p in run_paths) == varying]
 
 
 def format_statuses(records: list[Record]) -> str:

@@ -21,7 +21,7 @@ from modules.precision.blocks import (
     check_operand,
     measure_rounding,
 )
-from modules.precision.formats import ROUNDINGS, WIDE
+from modules.precision.formats import ROUNDINGS, WIDE, encode_format
 from modules.precision.products import BACKWARD, ProductPrecision, rounded_product
 
 #: Layers whose products may stay wide, joined by + in `wide_layers`.
@@ -51,6 +51,9 @@ Outliers = Annotated[
 ]
 WideLayers = Annotated[str, Option('layers that are not rounded, joined by +; none: all are')]
 Real = Annotated[bool, Option('multiply in the formats themselves where the scales allow it')]
+Traced = Annotated[
+    bool, Option('formats are numbers of the program, which runs with other formats share')
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +88,9 @@ class Simulated:
     outlier_size: Outliers = 0.0
     wide_layers: WideLayers = 'router+readout'
     real_products: Real = False
+    traced_formats: Traced = False
+    #: `encode_format` of each operand as scalars of a program, as pairs; (): they are constants.
+    numbers: tuple[tuple[str, Any], ...] = ()
 
     flat: ClassVar[bool] = True
     any_rank: ClassVar[bool] = True
@@ -115,6 +121,8 @@ class Simulated:
                 f'{kernel.outlier_size:g} leaves some out. Set it to 0, or x_scale to max.'
             )
         kernel.check_effects(part)
+        if kernel.traced_formats:
+            kernel.check_traced()
         if 'readout' not in kernel.list_wide_layers():
             kernel.check_readout(recipe, part)
         for source, quantity in recipe.forward_mode_targets.items():
@@ -123,6 +131,25 @@ class Simulated:
                 'products, and a rounded product has no correct derivative of its gradient. Leave '
                 'kernels.matmul at auto, or leave the other out.'
             )
+
+    def check_traced(self) -> None:
+        """Raises ValueError if formats cannot be numbers of a program."""
+        reasons = {
+            'kernels.real_products=True': self.real_products,
+            'a rounded readout': 'readout' not in self.list_wide_layers(),
+            'formats without a number of bits': not self.encode_formats(),
+        }
+        for reason, applies in reasons.items():
+            if applies:
+                raise ValueError(
+                    f'kernels.traced_formats=True cannot be combined with {reason}. Leave it out.'
+                )
+
+    def encode_formats(self) -> dict[str, float]:
+        """Returns {option: number} of the formats that are numbers of the program."""
+        names = [f'{name}_format' for name in 'xwg'] if self.traced_formats else []
+        codes = {name: encode_format(getattr(self, name)) for name in names}
+        return {name: code for name, code in codes.items() if code is not None}
 
     def check_effects(self, part: Any) -> None:
         """Raises ValueError if the kernel rounds nothing, or for an option without effect.
@@ -231,7 +258,8 @@ class Simulated:
           out_dtype: the type of the result; None: the type of x and w.
           key: the random key for stochastic rounding; None: values are rounded to nearest.
         """
-        return rounded_product(self.precision, out_dtype or x_MI.dtype, x_MI, w_IO, key)
+        dtype = out_dtype or x_MI.dtype
+        return rounded_product(self.precision, dtype, x_MI, w_IO, key, dict(self.numbers))
 
     def multiply_with_key(self, x_MI: jax.Array, w_IO: jax.Array, key: jax.Array) -> jax.Array:
         """Computes R(x) R(w) with stochastic rounding.
@@ -249,7 +277,7 @@ class Simulated:
         `rounding_error` is `|R(v) - v| / |v|`; `underflow` is the share of values that become 0,
         and `overflow` the share that is larger than the largest value of its block's format.
         """
-        precision = self.precision
+        precision = self.precision.with_formats(dict(self.numbers))
         by_operand = {
             'x': measure_rounding(x_MI, precision.x, (-1,), precision.outlier_size),
             'w': measure_rounding(w_IO, precision.w, (-2,)),

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from lm.config.resolve import update_recipe
 from lm.devices.mesh import make_mesh, put_batch
 from lm.devices.shardings import state_shardings
 from lm.model.check import check
@@ -52,6 +53,29 @@ def test_unrolling_and_remat_keep_the_step():
     """Losses, weights and keys. Catches a recomputed layer that rounds with another key."""
     changed = after_two_steps(scan_layers=False, remat='full')
     assert_trees_close(changed, after_two_steps(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.full
+def test_one_program_has_any_format():
+    """Reference: a program for each format. Catches an operand, forward or backward, that keeps
+    the format of the program, and a constant in place of a number.
+    """
+    changes = {'kernels.matmul': 'simulated', 'kernels.g_rounding': 'stochastic'}
+    traced = train_step(checked_config(changes | {'kernels.traced_formats': True}))
+    state, metrics = initial_state(checked_config(changes)), []
+    for name in ('e4m3', 'e2m1', 'int6'):
+        formats = {f'kernels.{operand}_format': name for operand in 'xwg'}
+        config = checked_config(changes | formats)
+        hyper = make_hyper(update_recipe(config, {'kernels.traced_formats': True}))
+        shared = traced(state, BATCH, hyper)
+        assert_trees_close(
+            jax.device_get(shared),
+            jax.device_get(train_step(config)(state, BATCH, make_hyper(config))),
+            rtol=1e-4,
+            atol=1e-5,
+        )
+        metrics.append(float(shared[1]['grad_norm']))
+    assert len({*metrics}) == 3 and traced._cache_size() == 1
 
 
 @pytest.mark.full
@@ -177,6 +201,26 @@ def test_runs_in_one_program_have_their_own_scales():
         (
             {'kernels.wide_layers': 'none', 'kernels.g_rounding': 'stochastic'},
             'rounds stochastically, which the readout cannot',
+        ),
+        (
+            {'kernels.traced_formats': True, 'kernels.real_products': True},
+            'traced_formats=True cannot be combined with kernels.real_products=True',
+        ),
+        (
+            {'kernels.traced_formats': True, 'kernels.wide_layers': 'none'},
+            'cannot be combined with a rounded readout',
+        ),
+        (
+            {
+                'kernels.traced_formats': True,
+                'model.n_layers': 2,
+                'model.pattern': 'softmax|softmax:matmul=auto',
+            },
+            'blocks of several kinds',
+        ),
+        (
+            {'kernels.traced_formats': True, 'eval.suites': 'perplexity'},
+            'cannot be combined with suites in training',
         ),
         ({'kernels.rounding': 'up'}, 'kernels.rounding must be one of nearest'),
         ({'kernels.hadamard': 12}, 'kernels.hadamard must be a power of two'),

@@ -316,6 +316,15 @@ def test_group_shares_one_program():
     ]
 
 
+def test_traced_formats_share_a_program():
+    """Another number of bits, but not a wide operand; and only if they are traced."""
+    listed = [{'kernels.x_format': name} for name in ('e4m3', 'e5m2', 'int8', 'wide')]
+    for is_traced, sizes in ((True, [3, 1]), (False, [1, 1, 1, 1])):
+        changes = {'kernels.matmul': 'simulated', 'kernels.traced_formats': is_traced}
+        groups = group_by_program(expand_sweep(tiny_raw(changes), listed))
+        assert [len(group) for group in groups] == sizes
+
+
 def test_numeric_options_vary_within_a_group():
     """Each option is tested in a config that reads it. Catches a number that is compiled into
     programs.
