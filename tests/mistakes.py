@@ -412,7 +412,7 @@ NOT_HERE = {
     },
     'axolotl': {
         'config.yml': ('is a config of another program', '--config=configs/default.py'),
-        '--load-in-8bit=True': ('weights are float32', ''),
+        '--load-in-8bit=True': ('halve weights and state', ''),
         '--lora_target_modules q_proj v_proj': ('--config.reparam.roles sets which matrices', ''),
     },
     'OLMo-core': {

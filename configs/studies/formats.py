@@ -4,11 +4,13 @@ Question: of two formats without scales that have as many bits, one with fewer b
           one with fewer bits of mantissa than bfloat16, which loses more, and does the loss depend
           on the learning rate (arXiv:2405.18710)? Does the sharpness of the logits differ?
 Command:  uv run train.py --config=configs/studies/formats.py --workdir=runs/formats
-Cost:     120 runs of 0.2 million parameters, 1,000 steps each.
+Cost:     150 runs of 0.2 million parameters, 1,000 steps each.
 Result:   configs/studies/results/formats.md: four bits of mantissa cost nothing; with four bits of
           exponent training stalls at large rates.
 
-Activations, weights and gradients have the same format, and are rounded to nearest.
+Activations, weights and gradients have the same format, and are rounded to nearest. The control has
+fewer bits of mantissa than the format that stalls, which must not help. The twin is that format
+with a scale for each tensor, which must train if the range of exponents does the harm.
 """
 
 from ml_collections import ConfigDict
@@ -17,6 +19,8 @@ from configs.studies import small
 
 #: bfloat16, then pairs of as many bits.
 FORMATS = ('e8m7', 'e8m5', 'e6m7', 'e8m4', 'e5m7', 'e8m3', 'e4m7')
+#: Without scales this must stall. With scales, the range of exponents does not matter.
+CONTROL, TWIN = 'e4m3', 'e4m7'
 UNSCALED = {f'kernels.{operand}_scale': 'none' for operand in 'xwg'}
 
 
@@ -34,6 +38,9 @@ def get_config() -> ConfigDict:
     for name in FORMATS:
         formats = {f'kernels.{operand}_format': name for operand in 'xwg'}
         arms.append({'kernels.matmul': 'simulated', **UNSCALED, **formats})
+    for name, scales in ((CONTROL, UNSCALED), (TWIN, {})):
+        formats = {f'kernels.{operand}_format': name for operand in 'xwg'}
+        arms.append({'kernels.matmul': 'simulated', **scales, **formats})
     config.sweep = {
         'list': arms,
         'optim.lr': (2.5e-3, 5e-3, 1e-2, 2e-2, 4e-2),

@@ -6,7 +6,8 @@ Command:  uv run train.py --config=configs/studies/quantising.py --workdir=runs/
           uv run python -m tests.bench.quantise --sweep=runs/quantising --text=code=text:CODE
           --text=prose=text:PROSE
 Cost:     six runs of 0.26 million parameters, then a few seconds for each rounded model.
-Result:   not run yet.
+Result:   configs/studies/results/quantising.md: eight bits cost nothing; at three bits GPTQ and
+          AdaRound lose less than nearest, and prose as calibration text takes away most of it.
 """
 
 from ml_collections import ConfigDict

@@ -34,7 +34,7 @@ class Parts:
         """Returns a weight, from its file or else from `compute`.
 
         Args:
-          source: returns what determines the weight, told apart by its `repr`.
+          source: returns the facts that determine the weight, told apart by their `repr`.
           compute: returns the weight.
         """
         if self._folder is None:
