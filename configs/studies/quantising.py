@@ -1,4 +1,4 @@
-"""What do methods of quantising after training cost, at 8, 4, 3 and 2 bits?
+"""How much do methods of quantising after training cost, at 8, 4, 3 and 2 bits?
 
 Question: which method loses least at each number of bits, does it matter whether the calibration
           text is of the same kind as the training text, and do attention gates change the answer?
