@@ -14,7 +14,7 @@ and are rounded to nearest. Formats are numbers of the program, so that there ar
 
 from ml_collections import ConfigDict
 
-from configs.studies import small
+from configs.studies import formats
 
 FORMATS = tuple(f'e{exponent}m{mantissa}' for exponent in (2, 3, 4) for mantissa in (1, 2, 3))
 #: (width, values that share a scale).
@@ -22,24 +22,17 @@ BLOCKS = ((32, 16), (64, 16), (64, 64), (128, 16))
 
 
 def get_config() -> ConfigDict:
-    config = small.get_config()
-    config.scaling.embedding_std = 1.0
-    config.model.n_layers = 2
-    config.data.seq_len = 64
-    config.data.batch_size = 4
+    config = formats.get_config()
     config.optim.lr = 5e-3
-    config.optim.warmup_steps = 50
-    config.train.steps = config.train.eval_every = 1000
-    config.train.eval_batches = 64
+    config.train.diagnose_every = 0
     arms = []
     for width in dict.fromkeys(width for width, _ in BLOCKS):
         size = {'model.d_model': width, 'model.d_ff': 4 * width}
         arms.append({'kernels.matmul': 'auto', **size})
         for block in (block for w, block in BLOCKS if w == width):
             for name in FORMATS:
-                formats = {f'kernels.{operand}_format': name for operand in 'xwg'}
-                formats |= {f'kernels.{operand}_block': str(block) for operand in 'xwg'}
-                kernel = {'kernels.matmul': 'simulated', 'kernels.traced_formats': True}
-                arms.append(kernel | formats | size)
+                blocks = {f'kernels.{operand}_block': str(block) for operand in 'xwg'}
+                kernel = formats.round_all(name, {'kernels.traced_formats': True})
+                arms.append(kernel | blocks | size)
     config.sweep = {'list': arms, 'train.seed': (0, 1)}
     return config

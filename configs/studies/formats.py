@@ -4,7 +4,8 @@ Question: of two formats without scales that have as many bits, one with fewer b
           one with fewer bits of mantissa than bfloat16, which loses more, and does the loss depend
           on the learning rate (arXiv:2405.18710)? Does the sharpness of the logits differ?
 Command:  uv run train.py --config=configs/studies/formats.py --workdir=runs/formats
-Cost:     150 runs of 0.2 million parameters, 1,000 steps each.
+          uv run train.py --config=configs/studies/formats.py:errors --workdir=runs/errors
+Cost:     160 runs of 0.2 million parameters, 1,000 steps each.
 Result:   configs/studies/results/formats.md: four bits of mantissa cost nothing; with four bits of
           exponent training stalls at large rates.
 
@@ -24,7 +25,22 @@ CONTROL, TWIN = 'e4m3', 'e4m7'
 UNSCALED = {f'kernels.{operand}_scale': 'none' for operand in 'xwg'}
 
 
-def get_config() -> ConfigDict:
+#: Formats whose gradients are measured early, with the argument `errors`.
+MEASURED = ('e8m7', 'e5m7', 'e5m2', 'e4m7', 'e4m3')
+
+
+def round_all(name: str, options: dict) -> dict:
+    """Returns the fields of products whose operands all have a format.
+
+    Args:
+      name: the format.
+      options: other fields, such as those of their scales.
+    """
+    formats = {f'kernels.{operand}_format': name for operand in 'xwg'}
+    return {'kernels.matmul': 'simulated', **options, **formats}
+
+
+def get_config(part: str = '') -> ConfigDict:
     config = small.get_config()
     config.scaling.embedding_std = 1.0
     config.model.n_layers = 2
@@ -34,15 +50,14 @@ def get_config() -> ConfigDict:
     config.train.steps = config.train.eval_every = 1000
     config.train.eval_batches = 64
     config.train.diagnose_every = 50
-    arms = [{'kernels.matmul': 'auto'}]
-    for name in FORMATS:
-        formats = {f'kernels.{operand}_format': name for operand in 'xwg'}
-        arms.append({'kernels.matmul': 'simulated', **UNSCALED, **formats})
-    for name, scales in ((CONTROL, UNSCALED), (TWIN, {})):
-        formats = {f'kernels.{operand}_format': name for operand in 'xwg'}
-        arms.append({'kernels.matmul': 'simulated', **scales, **formats})
+    if part == 'errors':
+        config.train.diagnose_every = 25
+        arms = [round_all(name, UNSCALED) for name in MEASURED]
+        config.sweep = {'list': arms, 'optim.lr': (5e-3, 1e-2)}
+        return config
+    arms = [{'kernels.matmul': 'auto'}, *(round_all(name, UNSCALED) for name in FORMATS)]
     config.sweep = {
-        'list': arms,
+        'list': [*arms, round_all(CONTROL, UNSCALED), round_all(TWIN, {})],
         'optim.lr': (2.5e-3, 5e-3, 1e-2, 2e-2, 4e-2),
         'train.seed': (0, 1, 2),
     }

@@ -533,7 +533,7 @@ def write_workdir(
     Raises:
       ValueError: if `workdir` is not empty, or if hosts do not see the same folder.
     """
-    # Weights of float32 values: those of a run with another type were widened when it was loaded.
+    # Loading widens narrow weights, and a new run stores them as they are.
     wide = {'optim.weight_dtype': 'float32', 'optim.weight_rounding': STOCHASTIC}
     recipe = update_recipe(recipe, wide)
     with contextlib.ExitStack() as stack:

@@ -25,8 +25,8 @@ LOG_Z, LOG_Z_GROWTH = 32.0, 2.0
 # A branch's share of the stream's rms: below the rounding of float32, adding it changes nothing.
 DEAD_SHARE = 1e-6
 GRADIENT_ERROR = 'rounding_error_g_'  # columns of metrics.jsonl begin with it
-# Relative error of a rounded gradient. Runs that train stay below 0.4 (configs/studies/formats.py);
-# those that stall are above 0.8 while their loss still equals that of float32.
+# Relative error of a rounded gradient. In configs/studies/formats.py, runs that train stay below
+# 0.4, and runs that stall later exceed 0.8.
 LOST_GRADIENT = 0.5
 # Relative to the start. Streams grow tenfold to a hundredfold in healthy runs, and single
 # coordinates to some thousandfold (arXiv:2601.22966 has 6,000 in a healthy run).
@@ -167,7 +167,7 @@ class Detector:
     def _find_lost_gradients(self, step: int, values: dict[str, np.ndarray]) -> Iterator[Symptom]:
         matmul = self._config.kernels.get('matmul')
         if matmul is None or matmul.options.get('g_rounding') == 'stochastic':
-            return  # what is lost in one step is made up for in others
+            return  # stochastic rounding keeps the expectation of a gradient over steps
         errors = {
             name.removeprefix(GRADIENT_ERROR): value_L
             for name, value_L in values.items()

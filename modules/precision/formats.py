@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 WIDE = 'wide'  # in place of a format: values are not rounded
 SEPARATOR = '|'  # of integers of which an update draws one
@@ -118,36 +119,50 @@ class DrawnFormat(Format):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TracedFormat(Format):
-    """A format whose numbers of bits are int32 scalars of a program."""
+    """A format of a program, with scalars of the program as its facts.
+
+    Integers are numbers with the step of 1: their smallest exponent is their bits of mantissa.
+
+    Attributes:
+      exponent_bits, mantissa_bits: int32 scalars.
+      facts: as `_tabulate_formats` orders them.
+    """
 
     exponent_bits: Any
     mantissa_bits: Any
+    facts: tuple[Any, ...] = ()
 
     @property
     def is_integer(self) -> bool:
-        return False  # integers are numbers with the step of 1: see `min_exponent`
-
-    @property
-    def max_exponent(self) -> Any:
-        e, m = self.exponent_bits, self.mantissa_bits
-        keeps_infinity = (1 + e + m > FINITE_BITS) & ~((e == 4) & (m == 3))
-        return jnp.where(e == 0, m - 1, (1 << e) - 1 - self.bias - keeps_infinity)
+        return False
 
     @property
     def min_exponent(self) -> Any:
-        e, m = self.exponent_bits, self.mantissa_bits
-        return jnp.where(e == 0, m, jnp.maximum(1 - self.bias, 1 - _EXPONENT_BIAS + m))
+        return self.facts[0]
+
+    @property
+    def max_exponent(self) -> Any:
+        return self.facts[1]
 
     @property
     def largest(self) -> Any:
-        e, m = self.exponent_bits, self.mantissa_bits
-        has_nan_code = (e == 4) & (m == 3)
-        last_step = pow2(-m) * (1 + has_nan_code)
-        return jnp.where(e == 0, pow2(m) - 1, pow2(self.max_exponent) * (2 - last_step))
+        return self.facts[2]
 
-    @property
-    def bias(self) -> Any:
-        return (1 << self.exponent_bits) // 2 - 1
+
+@functools.cache
+def _tabulate_formats() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the smallest exponent, the largest and the largest value of all formats, each by bits
+    of exponent and of mantissa.
+    """
+    formats = [[Format(e, m) for m in range(CODE_BASE)] for e in range(MAX_EXPONENT_BITS + 1)]
+    smallest = [
+        [m if f.is_integer else f.min_exponent for m, f in enumerate(row)] for row in formats
+    ]
+    return (
+        np.array(smallest, np.int32),
+        np.array([[f.max_exponent for f in row] for row in formats], np.int32),
+        np.array([[f.largest for f in row] for row in formats], np.float32),
+    )
 
 
 def encode_format(text: str) -> float | None:
@@ -161,8 +176,11 @@ def encode_format(text: str) -> float | None:
 def decode_format(number: jax.Array) -> TracedFormat:
     """Inverts `encode_format` for a scalar of a program."""
     exponent_bits = jnp.floor(number)
-    mantissa_bits = jnp.round((number - exponent_bits) * CODE_BASE)
-    return TracedFormat(exponent_bits.astype(jnp.int32), mantissa_bits.astype(jnp.int32))
+    mantissa_bits = jnp.round((number - exponent_bits) * CODE_BASE).astype(jnp.int32)
+    exponent_bits = exponent_bits.astype(jnp.int32)
+    tables = map(jnp.asarray, _tabulate_formats())
+    facts = tuple(table[exponent_bits, mantissa_bits] for table in tables)
+    return TracedFormat(exponent_bits, mantissa_bits, facts)
 
 
 def parse_format(text: str | Format) -> Format | None:

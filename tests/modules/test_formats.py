@@ -52,14 +52,12 @@ def test_traced_formats_match_constant_ones():
     """All with one program. Catches bits that are compiled into it."""
     values = VALUES[:: len(VALUES) // 20000]
     traced = jax.jit(lambda x, number: round_to_format(x, decode_format(number)))
-    facts = ('largest', 'min_exponent', 'max_exponent')
     for name in (*FORMATS, 'e2m2', 'e8m1', 'e8m10', 'int2', 'int8', 'int16'):
         number, format = jnp.float32(encode_format(name)), parse_format(name)
         expected = jax.jit(lambda x, format=format: round_to_format(x, format))(values)
         np.testing.assert_array_equal(traced(values, number), expected, name)
         decoded = decode_format(number)
-        for fact in facts if not name.startswith('int') else facts[::2]:
-            assert float(getattr(decoded, fact)) == getattr(format, fact), (name, fact)
+        assert (decoded.largest, decoded.max_exponent) == (format.largest, format.max_exponent)
     assert traced._cache_size() == 1
     assert encode_format('wide') is None and encode_format('int2|int8') is None
 

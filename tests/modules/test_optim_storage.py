@@ -170,8 +170,8 @@ def test_wide_weights_are_not_rounded():
 @pytest.mark.full
 @pytest.mark.parametrize('name', ['adamw', 'muon'])
 def test_run_has_narrow_weights(name):
-    """Moments are those of float32 gradients, and the loss is close. Catches gradients and moments
-    in bfloat16, and weights that are narrow in the step alone.
+    """The loss is close to that of float32 weights. Catches gradients and moments in bfloat16, and
+    weights that are narrow in the step alone.
     """
     changes, losses = {'optim.name': name, 'optim.average': 'ema'}, {}
     for dtype in ('float32', 'bfloat16'):

@@ -148,7 +148,7 @@ class Simulated:
     def encode_formats(self) -> dict[str, float]:
         """Returns {option: number} of the formats that are numbers of the program."""
         names = [f'{name}_format' for name in 'xwg'] if self.traced_formats else []
-        codes = {name: encode_format(getattr(self, name)) for name in names}
+        codes = {name: encode_format(vars(self)[name]) for name in names}
         return {name: code for name, code in codes.items() if code is not None}
 
     def check_effects(self, part: Any) -> None:

@@ -293,7 +293,7 @@ def test_expert_gradient_errors_are_averaged():
     changes = {'model.mlp': 'moe', 'mlp.n_experts': 3, 'kernels.matmul': 'mxfp8'}
     config = tiny_config({**changes, 'model.n_layers': 2})
     errors = diagnose(config, initial_state(config), tiny_batch())['rounding_error_g_up']
-    assert errors.shape == (2,) and np.all((errors > 0.01) & (errors < 0.1))
+    assert errors.shape == (2,) and np.all((errors > 0.01) & (errors < 0.05))
 
 
 @pytest.mark.full
