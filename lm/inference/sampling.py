@@ -82,12 +82,17 @@ def sample_tokens(logits_BV: jax.Array, rows: SamplingBatch, position_B: jax.Arr
     Returns:
       Token ids.
     """
-    filtered_BV = filter_logits(logits_BV, rows)
-    keys_B = jax.random.wrap_key_data(rows.seed_B2, impl='threefry2x32')
-    keys_B = jax.vmap(jax.random.fold_in)(keys_B, position_B)
-    sampled_B = invert_cdf(filtered_BV, jax.vmap(jax.random.uniform)(keys_B))
-    likeliest_B = jnp.argmax(logits_BV, -1)
-    return jnp.where(rows.temperature_B == 0, likeliest_B, sampled_B).astype(jnp.int32)
+    likeliest_B = jnp.argmax(logits_BV, -1).astype(jnp.int32)
+
+    def sample_rows():
+        filtered_BV = filter_logits(logits_BV, rows)
+        keys_B = jax.random.wrap_key_data(rows.seed_B2, impl='threefry2x32')
+        keys_B = jax.vmap(jax.random.fold_in)(keys_B, position_B)
+        sampled_B = invert_cdf(filtered_BV, jax.vmap(jax.random.uniform)(keys_B))
+        return jnp.where(rows.temperature_B == 0, likeliest_B, sampled_B).astype(jnp.int32)
+
+    # A batch of greedy rows skips the exponentials and sums.
+    return jax.lax.cond(jnp.any(rows.temperature_B > 0), sample_rows, lambda: likeliest_B)
 
 
 def invert_cdf(logits_BV: jax.Array, uniform_B: jax.Array) -> jax.Array:

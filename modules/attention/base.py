@@ -332,29 +332,102 @@ class MultiHead(nn.Module):
             for name, value_N in statistics().items():
                 self.sow(DIAGNOSTICS, name, value_N)
 
-    def update_cache(self, name: str, x_BKTH: jax.Array, sequence: Sequence) -> jax.Array:
-        """Writes x into the cache and returns the cache, [B, K, S, H] by position.
+    def update_cache(self, sequence: Sequence, **tokens: jax.Array) -> tuple[jax.Array, ...]:
+        """Writes tokens into the cache and returns the cache, arrays [B, K, S, H] by position.
 
         S is the capacity, or the capacity of the cache passed in. Slots beyond the tokens of a row
         hold zeros or earlier values, which no query reads.
 
         Args:
-          name: the variable in the collection `cache`.
-          x_BKTH: keys or values of the tokens.
-          sequence: positions and validity of the tokens.
+          sequence: positions and validity of the tokens. Positions of a row are consecutive, and
+            its padding comes last.
+          **tokens: keys or values [B, K, T, H] by the name of the variable in the collection
+            `cache`.
         """
-        batch, n_heads, _, head_dim = x_BKTH.shape
-        shape = (batch, n_heads, sequence.capacity, head_dim)
-        cache = self.variable(CACHE, name, jnp.zeros, shape, x_BKTH.dtype)
-        slot_BT = sequence.positions_BT
-        if sequence.valid_BT is not None:  # `write` drops padding, as its slot is out of bounds
-            slot_BT = jnp.where(sequence.valid_BT > 0, slot_BT, cache.value.shape[2])
+        variables = []
+        for name, x_BKTH in tokens.items():
+            batch, n_heads, _, head_dim = x_BKTH.shape
+            shape = (batch, n_heads, sequence.capacity, head_dim)
+            variables.append(self.variable(CACHE, name, jnp.zeros, shape, x_BKTH.dtype))
+        positions_BT, x = sequence.positions_BT, tuple(tokens.values())
+        start_B, count_B = positions_BT[:, 0], jnp.full(len(positions_BT), positions_BT.shape[1])
+        if sequence.valid_BT is not None:
+            count_B = jnp.sum(sequence.valid_BT > 0, 1)
+        caches = jax.lax.platform_dependent(
+            tuple(variable.value for variable in variables),
+            x,
+            start_B,
+            count_B,
+            cpu=write_row_by_row,
+            default=scatter_rows,
+        )
+        for variable, cache_BKSH in zip(variables, caches, strict=True):
+            variable.value = cache_BKSH
+        return caches
 
-        def write(cache_KSH, x_KTH, slot_T):
-            return cache_KSH.at[:, slot_T].set(x_KTH, mode='drop')
 
-        cache.value = jax.vmap(write)(cache.value, x_BKTH, slot_BT)
-        return cache.value
+def write_row_by_row(
+    caches: tuple[jax.Array, ...], tokens: tuple[jax.Array, ...], start_B, count_B
+) -> tuple[jax.Array, ...]:
+    """Computes `scatter_rows` in a loop over rows, each of which is a single write.
+
+    XLA's CPU compiler expands a scatter to a loop over tokens, and copies the cache for a batch of
+    one row: decoding a token took twice as long.
+
+    Args:
+      caches: arrays [B, K, S, H].
+      tokens: arrays [B, K, T, H].
+      start_B: slot of the first token of each row.
+      count_B: number of tokens of each row.
+    """
+    length = caches[0].shape[2]
+    tokens = tuple(x_BKTH[:, :, :length] for x_BKTH in tokens)
+    width = tokens[0].shape[2]
+
+    def write_row(row, caches):
+        # The last slots that a row of tokens may be written to; `shift` tokens do not fit there.
+        slot = jnp.minimum(start_B[row], length - width)
+        shift = start_B[row] - slot
+        column_T = jnp.arange(width, dtype=jnp.int32) - shift
+        is_new_1T1 = ((column_T >= 0) & (column_T < count_B[row]))[None, :, None]
+        updated = []
+        for cache_BKSH, x_BKTH in zip(caches, tokens, strict=True):
+            x_KTH = jax.lax.dynamic_index_in_dim(x_BKTH, row, keepdims=False)
+            x_KTH = jnp.roll(x_KTH, shift, 1) if width > 1 else x_KTH
+            origin, (_, n_heads, _, head_dim) = (row, 0, slot, 0), cache_BKSH.shape
+            old_1KTH = jax.lax.dynamic_slice(cache_BKSH, origin, (1, n_heads, width, head_dim))
+            new_1KTH = jnp.where(is_new_1T1, x_KTH, old_1KTH[0])[None]
+            updated.append(jax.lax.dynamic_update_slice(cache_BKSH, new_1KTH, origin))
+        return tuple(updated)
+
+    caches = jax.lax.fori_loop(0, len(start_B), write_row, caches)
+    # Without it, XLA fuses the write into each reader of the cache, and copies the cache for each.
+    return jax.lax.optimization_barrier(caches)
+
+
+def scatter_rows(
+    caches: tuple[jax.Array, ...], tokens: tuple[jax.Array, ...], start_B, count_B
+) -> tuple[jax.Array, ...]:
+    """Writes the first count_B tokens of each row into slots from start_B on, except beyond S.
+
+    Args:
+      caches: arrays [B, K, S, H].
+      tokens: arrays [B, K, T, H].
+      start_B: slot of the first token of each row.
+      count_B: number of tokens of each row.
+    """
+    length, width = caches[0].shape[2], tokens[0].shape[2]
+    column_1T = jnp.arange(width, dtype=jnp.int32)[None]
+    # Slots out of bounds are dropped.
+    slot_BT = jnp.where(column_1T < count_B[:, None], start_B[:, None] + column_1T, length)
+
+    def write(cache_KSH, x_KTH, slot_T):
+        return cache_KSH.at[:, slot_T].set(x_KTH, mode='drop')
+
+    return tuple(
+        jax.vmap(write)(cache_BKSH, x_BKTH, slot_BT)
+        for cache_BKSH, x_BKTH in zip(caches, tokens, strict=True)
+    )
 
 
 def swap_heads(x: jax.Array) -> jax.Array:

@@ -196,8 +196,7 @@ class SoftmaxAttention(MultiHead):
             temperature_BNTH = jnp.broadcast_to(temperature_N[None, :, None, None], q_BNTH.shape)
             q_BNTH = (q_BNTH * temperature_BNTH).astype(q_BNTH.dtype)
         if sequence.capacity is not None:
-            k_BKTH = self.update_cache('key', k_BKTH, sequence)
-            v_BKTH = self.update_cache('value', v_BKTH, sequence)
+            k_BKTH, v_BKTH = self.update_cache(sequence, key=k_BKTH, value=v_BKTH)
         arrays = self.score_arrays(k_BKTH, temperature_N)
         mixed_BNTH = self.attend(q_BNTH, k_BKTH, v_BKTH, sequence, arrays)
         if not self.affine_scaled:

@@ -3,8 +3,9 @@
     uv run python -m tests.bench.format_law --sweep=WORKDIR
 
 `L(width, E, M, B) - L(width) = a_width log2(B)^b / ((E + 0.5)^d (M + 0.5)^m)`, by least squares of
-the losses' means over seeds. Prints the exponents, the error of the fit and that of formats which
-the fit has not seen, and how much two seeds differ.
+the losses' means over seeds. Prints the exponents with their standard errors, the error of the fit
+and of formats that it has not seen, and how much two seeds differ. In the twin, each cost is that
+of another format, drawn at random; it must not predict formats that it has not seen.
 """
 
 import argparse
@@ -53,31 +54,39 @@ def main() -> None:
             / (mantissas[chosen] + 0.5) ** m
         )
 
-    def fit(chosen):
+    def fit(costs, chosen):
         start = np.array([0.0] * len(widths) + [1.0, 2.0, 2.0])
-        return optimize.least_squares(lambda p: predict(p, chosen) - costs[chosen], start).x
+        return optimize.least_squares(lambda p: predict(p, chosen) - costs[chosen], start)
 
-    def error(parameters, chosen):
-        return float(np.sqrt(np.mean((predict(parameters, chosen) - costs[chosen]) ** 2)))
+    def measure_error_of_unseen(costs):
+        errors = np.zeros_like(costs)
+        for name in {name for _, _, name in keys}:
+            is_held_out = np.array([key[2] == name for key in keys])
+            parameters = fit(costs, ~is_held_out).x
+            errors[is_held_out] = predict(parameters, is_held_out) - costs[is_held_out]
+        return np.sqrt(np.mean(errors**2))
 
     everything = np.ones(len(costs), bool)
-    parameters = fit(everything)
-    formats = sorted({name for _, _, name in keys})
-    unseen = []
-    for name in formats:
-        is_held_out = np.array([key[2] == name for key in keys])
-        predicted = predict(fit(~is_held_out), is_held_out)
-        unseen += [*(predicted - costs[is_held_out])]
+    solution = fit(costs, everything)
+    parameters, freedom = solution.x, len(costs) - len(solution.x)
+    covariance = np.linalg.inv(solution.jac.T @ solution.jac) * 2 * solution.cost / freedom
+    deviations = np.sqrt(np.diag(covariance))
+    random = np.random.default_rng(0)
+    twins = [measure_error_of_unseen(random.permutation(costs)) for _ in range(20)]
     print('| width | values that share a scale | format | cost | fit |\n|---|---|---|---|---|')
     for (width, block, name), cost, value in zip(
         keys, costs, predict(parameters, everything), strict=True
     ):
         print(f'| {width} | {block} | `{name}` | {cost:.3f} | {value:.3f} |')
     print({w: f'{s:.3g}' for w, s in zip(widths, np.exp(parameters[: len(widths)]), strict=True)})
-    print({n: f'{p:.2f}' for n, p in zip(NAMES, parameters[len(widths) :], strict=True)})
-    print(f'error of the fit {error(parameters, everything):.4f}')
-    print(f'error of formats left out {np.sqrt(np.mean(np.square(unseen))):.4f}')
-    print(f'costs deviate by {np.std(costs):.4f}, seeds by {spread:.4f}')
+    for name, power, deviation in zip(
+        NAMES, parameters[len(widths) :], deviations[len(widths) :], strict=True
+    ):
+        print(f'{name} = {power:.2f} ± {deviation:.2f}')
+    print(f'error of the fit {np.sqrt(2 * solution.cost / len(costs)):.4f}')
+    print(f'error of formats left out {measure_error_of_unseen(costs):.4f}')
+    print(f'the same in 20 twins {min(twins):.4f} to {max(twins):.4f}')
+    print(f'costs deviate by {np.std(costs):.4f}, losses of seeds by {spread:.4f}')
 
 
 if __name__ == '__main__':

@@ -1,10 +1,12 @@
 """Tokens per second of generation, by how many rows are generated together, beside PyTorch's.
 
-    uv run python -m tests.bench.generate [--rounds=3] [--length=256] [--torch=PYTHON]
+    uv run python -m tests.bench.generate [--rounds=3] [--length=256] [--width=256]
+        [--torch=PYTHON]
 
-The default model with random weights; prompts of 8 tokens, completed to rows of `length` tokens,
-greedy, every program compiled before. Each case runs in its own processes, in turn, with equal
-malloc settings; `--torch` names an interpreter with PyTorch (tests/bench/torch_generate.py).
+The default model, or one of another width, with random weights; prompts of 8 tokens, completed to
+rows of `length` tokens, greedy, every program compiled before. Each case runs in its own processes,
+in turn, with equal malloc settings; `--torch` names an interpreter with PyTorch
+(tests/bench/torch_generate.py).
 `window` reads the whole row for each token instead of a cache. `filters` samples with top_k and
 top_p.
 """
@@ -26,19 +28,26 @@ SLOTS = (1, 4, 16, 64)
 VOCAB = 4096
 
 
-def random_checkpoint(length: int):
-    """Returns the default model with random weights; nothing ends its rows."""
+def build_config(length: int, width: int):
+    """Returns the default config with heads of 64 features and hidden layers of four widths."""
+    from configs import default
+
+    raw = default.get_config()
+    raw.data.seq_len, raw.model.d_model, raw.model.d_ff = length, width, 4 * width
+    raw.model.n_heads = width // 64
+    return raw
+
+
+def random_checkpoint(length: int, width: int):
+    """Returns a model with random weights; nothing ends its rows."""
     import jax
 
-    from configs import default
     from lm.config.resolve import resolve
     from lm.data.tokenizers import TokenIds
     from lm.inference.load import Checkpoint
     from lm.training.state import build_learner, init_state, make_hyper
 
-    raw = default.get_config()
-    raw.data.seq_len = length
-    recipe = resolve(raw)
+    recipe = resolve(build_config(length, width))
     learner, hyper = build_learner(recipe, VOCAB, 0, jax.devices()[0].platform), make_hyper(recipe)
     state = jax.jit(lambda key: init_state(learner, hyper, key))(jax.random.key(0))
     tokenizer = TokenIds(VOCAB + 1, 0, VOCAB)
@@ -47,12 +56,12 @@ def random_checkpoint(length: int):
     )
 
 
-def with_engine(slots: int, length: int, **sampling):
+def with_engine(slots: int, length: int, width: int, **sampling):
     """Returns run() -> None, which completes all slots to rows of `length` tokens."""
     from lm.inference.engine import Engine, Request
     from lm.inference.sampling import Sampling
 
-    engine = Engine(random_checkpoint(length), slots)
+    engine = Engine(random_checkpoint(length, width), slots)
 
     def run() -> None:
         for i in range(slots):
@@ -64,12 +73,12 @@ def with_engine(slots: int, length: int, **sampling):
     return run
 
 
-def by_window(length: int):
+def by_window(length: int, width: int):
     """Returns the same for one row that is read whole for each token."""
     import jax
     import jax.numpy as jnp
 
-    checkpoint = random_checkpoint(length)
+    checkpoint = random_checkpoint(length, width)
     variables, model = checkpoint.variables, checkpoint.model
 
     @jax.jit
@@ -85,14 +94,14 @@ def by_window(length: int):
     return run
 
 
-def measure(case: str, slots: int, length: int, rounds: int) -> None:
+def measure(case: str, slots: int, length: int, width: int, rounds: int) -> None:
     """Prints the seconds of each round in this process; the first one, which compiles, too."""
     if case == 'window':
-        run = by_window(length)
+        run = by_window(length, width)
     elif case == 'filters':
-        run = with_engine(slots, length, temperature=0.8, top_k=50, top_p=0.95)
+        run = with_engine(slots, length, width, temperature=0.8, top_k=50, top_p=0.95)
     else:
-        run = with_engine(slots, length, temperature=0.0)
+        run = with_engine(slots, length, width, temperature=0.0)
     seconds = []
     for _ in range(rounds + 1):
         start = time.perf_counter()
@@ -101,19 +110,18 @@ def measure(case: str, slots: int, length: int, rounds: int) -> None:
     print(json.dumps({'seconds': seconds}))
 
 
-def commands(slots: int, length: int, rounds: int, torch: str | None) -> dict[str, list[str]]:
+def commands(slots: int, flags: argparse.Namespace) -> dict[str, list[str]]:
     """Returns the commands that measure each case in its own process."""
     cases = ('evenkeel', 'filters', *(['window'] if slots == 1 else []))
-    flags = [f'--slots={slots}', f'--length={length}', f'--rounds={rounds}']
+    length, width = flags.length, flags.width
+    options = [f'--slots={slots}', f'--length={length}', f'--width={width}', '--rounds=1']
     module = [sys.executable, '-m', 'tests.bench.generate']
-    case_commands = {case: [*module, f'--measure={case}', *flags] for case in cases}
-    if torch:
-        from configs import default
-
-        model = default.get_config().model
+    case_commands = {case: [*module, f'--measure={case}', *options] for case in cases}
+    if flags.torch:
+        model = build_config(length, width).model
         shape = (model.d_model, model.n_heads, model.n_layers, model.d_ff, length, VOCAB)
         script = str(Path(__file__).with_name('torch_generate.py'))
-        case_commands['torch'] = [torch, script, *map(str, (*shape, slots, PROMPT, rounds + 1))]
+        case_commands['torch'] = [flags.torch, script, *map(str, (*shape, slots, PROMPT, 2))]
     return case_commands
 
 
@@ -128,18 +136,19 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument('--rounds', type=int, default=3)
     parser.add_argument('--length', type=int, default=256)
+    parser.add_argument('--width', type=int, default=256)
     parser.add_argument('--torch', help='an interpreter that has PyTorch')
     parser.add_argument('--slots', type=int, nargs='*', default=SLOTS)
     parser.add_argument('--measure', help=argparse.SUPPRESS)
     flags = parser.parse_args()
     if flags.measure:
-        measure(flags.measure, *flags.slots, flags.length, flags.rounds)
+        measure(flags.measure, *flags.slots, flags.length, flags.width, flags.rounds)
         return
     print('| rows together | case | tokens/s | ms a token of all rows |\n|---|---|---|---|')
     for slots in flags.slots:
-        samples = {case: [] for case in commands(slots, flags.length, 1, flags.torch)}
+        samples = {case: [] for case in commands(slots, flags)}
         for _ in range(flags.rounds):
-            for case, command in commands(slots, flags.length, 1, flags.torch).items():
+            for case, command in commands(slots, flags).items():
                 samples[case].append(run_seconds(command))
         for case, seconds in samples.items():
             token_seconds = statistics.median(seconds) / (flags.length - PROMPT)

@@ -6,6 +6,7 @@ This holds for any slot, neighbours and length of the cache.
 import dataclasses
 import functools
 import json
+import re
 from pathlib import Path
 
 import jax
@@ -15,9 +16,11 @@ import pytest
 from lm.data.tokenizers import TokenIds
 from lm.inference import engine as engine_module
 from lm.inference import slots as slots_module
+from lm.inference.decoding import init_cache
 from lm.inference.engine import Engine, Request, RowUpdate
 from lm.inference.load import Checkpoint
-from lm.inference.sampling import Sampling
+from lm.inference.sampling import Sampling, SamplingBatch
+from lm.inference.slots import split_layers
 from lm.training.state import make_hyper
 from tests.helpers import BOS, VOCAB, checked_config, initial_state, tiny_learner
 
@@ -114,6 +117,35 @@ def test_rows_match_whole_row_model(name, monkeypatch):
             assert tuple(i for i, _ in token.top) == tuple(best)
             np.testing.assert_allclose([p for _, p in token.top], log_p_V[best], rtol=1e-4)
             assert request.sampling.temperature or token.id == log_p_V.argmax()
+
+
+def test_decoding_copies_neither_cache_nor_weights():
+    """Reads the compiled program: in its loop over tokens, layers are separate arrays that XLA
+    writes in place.
+    """
+    checkpoint, n = build_checkpoint('alibi'), 1
+    programs, variables = checkpoint.programs, checkpoint.variables
+    layers = split_layers(init_cache(checkpoint.learner, variables, n, CAPACITY).layers)
+    row, samplings = np.ones(n, np.int32), SamplingBatch.stack([Sampling(temperature=0)])
+    text = (
+        programs.decode.lower(
+            variables, layers, CAPACITY, row, row, row, row, samplings, np.array([EOS]), 0
+        )
+        .compile()
+        .as_text()
+    )
+    cached = {print_shape(x) for x in jax.tree.leaves(layers)}
+    stacked = {print_shape(x) for x in jax.tree.leaves(variables['params']['layers']) if x.ndim > 2}
+    loop = max(re.findall(r' = (\(.*\)) while\(', text), key=len)
+    assert cached & {*re.findall(r'f32\[[\d,]*\]', loop)} == cached
+    assert not stacked & {*re.findall(r'f32\[[\d,]*\]', loop)}
+    assert not cached & {*re.findall(r' = (f32\[[\d,]*\])\S* copy\(', text)}
+
+
+def print_shape(x: jax.Array) -> str:
+    """Returns a float32 array's shape as in the text of XLA's programs."""
+    assert x.dtype == np.float32
+    return f'f32[{",".join(map(str, x.shape))}]'
 
 
 @pytest.fixture(scope='module')
