@@ -116,12 +116,17 @@ def add_threads_for_collectives() -> None:
     They may take all threads while they wait for another device, which then finds none: XLA ends
     the process after 40 seconds.
     """
+    threads = THREADS_PER_DEVICE * count_virtual_devices()
+    if threads > THREADS_PER_DEVICE:
+        os.environ.setdefault('NPROC', str(max(threads, os.cpu_count() or 1)))
+
+
+def count_virtual_devices() -> int:
+    """Returns the number of devices as which the user has asked to see the CPU, or 1."""
     pattern = r'--xla_force_host_platform_device_count=(\d+)'
     counts = re.findall(pattern, os.environ.get('XLA_FLAGS', ''))
     counts += re.findall(r'^\d+$', os.environ.get('JAX_NUM_CPU_DEVICES', ''))
-    threads = THREADS_PER_DEVICE * max(map(int, counts), default=1)
-    if threads > THREADS_PER_DEVICE:
-        os.environ.setdefault('NPROC', str(max(threads, os.cpu_count() or 1)))
+    return max(map(int, counts), default=1)
 
 
 def missing_plugin_advice() -> str:

@@ -25,6 +25,7 @@ from lm.config.recipe import Recipe
 from lm.config.resolve import digest, flatten, single_run_config
 from lm.config.suggestions import MULTI_RUN_SECTIONS, check_flags, field_hint, flag_type_error
 from lm.config.translator import Translator
+from lm.launch.compile_cache import enable_compile_cache
 from lm.launch.distributed import leave
 from lm.launch.exhausted import explain_memory_error, is_memory_error
 from lm.launch.exit_status import BAD_INPUT, SIGNALLED
@@ -49,6 +50,7 @@ def run_main(main: Callable[[list[str]], None]) -> Callable[[list[str]], None]:
     def wrapper(argv: list[str]) -> None:
         quiet_libraries()
         raise_on_sigint()
+        enable_compile_cache()
         try:
             main(argv)
             sys.stdout.flush()  # a broken pipe is handled here, but not at exit
@@ -83,6 +85,7 @@ def run_trainer(main: Callable[[], int]) -> Callable[[list[str]], None]:
     def wrapper(argv: list[str]) -> None:
         raise_on_sigint()
         quiet_libraries()
+        enable_compile_cache()
         if len(argv) > 1:
             raise app.UsageError(f'flags begin with --, as in --config=PATH; got {argv[1:]}')
         try:
