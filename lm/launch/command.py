@@ -1,6 +1,8 @@
 """Commands: how they start, parse their flags, and report errors."""
 
+import atexit
 import dataclasses
+import gc
 import logging as stdlib_logging
 import os
 import re
@@ -44,6 +46,12 @@ DEFAULT = Path(__file__).parents[2] / 'configs' / 'default.py'
 EXAMPLE = 'A config file defines get_config(), which returns a config, as in configs/default.py.'
 
 
+def freeze_imports() -> None:
+    """Exempts all that imports have made from garbage collection, which takes 0.4 s of a start."""
+    gc.freeze()
+    atexit.register(gc.unfreeze)  # or nanobind reports at the end what Python has not freed
+
+
 def run_main(main: Callable[[list[str]], None]) -> Callable[[list[str]], None]:
     """Wraps `main` for absl's app.run: silences libraries, and reports bad input in one line."""
 
@@ -51,6 +59,7 @@ def run_main(main: Callable[[list[str]], None]) -> Callable[[list[str]], None]:
         quiet_libraries()
         raise_on_sigint()
         enable_compile_cache()
+        freeze_imports()
         try:
             main(argv)
             sys.stdout.flush()  # a broken pipe is handled here, but not at exit
@@ -86,6 +95,7 @@ def run_trainer(main: Callable[[], int]) -> Callable[[list[str]], None]:
         raise_on_sigint()
         quiet_libraries()
         enable_compile_cache()
+        freeze_imports()
         if len(argv) > 1:
             raise app.UsageError(f'flags begin with --, as in --config=PATH; got {argv[1:]}')
         try:

@@ -108,7 +108,7 @@ def test_training_is_bitwise_equal_without_cache_and_with_a_cold_or_warm_one(cor
     assert n_hits['none'] == n_hits['cold'] == 0 and n_hits['warm'] >= 3  # init, step, evaluation
 
 
-def test_second_start_reads_the_programs_of_the_first(tmp_path):
+def test_second_start_reads_stored_programs(tmp_path):
     assert run(tmp_path) == (0, [])
     stored = entries(tmp_path)
     assert {name.split('-')[0] for name in stored} >= {'jit_one', 'jit_two'}
@@ -128,7 +128,7 @@ def test_truncated_entry_is_reported_once_and_replaced(tmp_path):
     assert run(tmp_path) == (2, [])
 
 
-def test_full_disk_is_reported_once_and_leaves_no_part_of_an_entry(tmp_path):
+def test_full_disk_is_reported_once_and_leaves_no_truncated_entry(tmp_path):
     n_read, (line,) = run(tmp_path, file_bytes=500)
     assert n_read == 0 and str(tmp_path / 'evenkeel' / FOLDER) in line
     assert 'could not be stored' in line and 'JAX_COMPILATION_CACHE_DIR' in line
@@ -170,7 +170,7 @@ def test_process_that_compiles_nothing_prints_no_note(tmp_path):
     ],
     ids=lambda changes: next(iter(changes), 'default'),
 )
-def test_setting_of_the_user_holds(changes, tmp_path, monkeypatch):
+def test_user_setting_holds(changes, tmp_path, monkeypatch):
     """Catches a default folder over the user's, and in jobs whose processes would wait for ever."""
     updates = []
     config = SimpleNamespace(

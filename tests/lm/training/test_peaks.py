@@ -99,6 +99,14 @@ def test_measured_flops_take_best_repeat(monkeypatch):
     assert measure_gemm_flops(64, 'float32', repeats=3) == 2 * 64**3
 
 
+def test_measurement_ends_early_after_two_products(monkeypatch):
+    """Catches a start that waits for all repeats on a slow machine, or a single product."""
+    clock = iter([0, 4, 10, 12, 20, 21])
+    monkeypatch.setattr(peaks, 'time', SimpleNamespace(perf_counter=lambda: next(clock)))
+    assert measure_gemm_flops(64, 'float32', repeats=3, max_sec=1) == 2 * 64**3 / 2
+    assert next(clock) == 20
+
+
 def test_products_are_measured_in_their_type(monkeypatch):
     lowered = []
     monkeypatch.setattr(peaks.jnp, 'matmul', lambda a, b: lowered.append(a.dtype) or a @ b)
@@ -110,7 +118,7 @@ def test_products_are_measured_in_their_type(monkeypatch):
 def test_peak_is_measured_once_per_process(monkeypatch):
     """Again only if `remeasure`, and once for each type."""
     rates = iter([2.0, 3.0, 4.0])
-    monkeypatch.setattr(peaks, 'measure_gemm_flops', lambda size, dtype: next(rates))
+    monkeypatch.setattr(peaks, 'measure_gemm_flops', lambda size, dtype, max_sec: next(rates))
     peaks.cached_gemm_flops.cache_clear()
     measured = [peak_flops(8, 'float32', again)[0] for again in (False, False, True, False)]
     assert measured == [2.0, 2.0, 3.0, 3.0] and peak_flops(8, 'bfloat16')[0] == 4.0
