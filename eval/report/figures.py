@@ -76,10 +76,11 @@ def collect_runs(comparisons: Sequence[Comparison], series: SeriesByRun) -> list
     records = [record for c in comparisons for record in c.variant.records]
     seeds, runs = seed_columns(records), []
     for c in comparisons:
+        best_workdirs = {*c.display_workdirs}
         for record in c.variant.records:
             seed = ', '.join(f'{name} {record[name]}' for name in seeds)
             line = c.variant.name if len(comparisons) > 1 or len(records) == 1 else seed
-            is_best = record['workdir'] in c.display_workdirs
+            is_best = record['workdir'] in best_workdirs
             runs.append(RunLines(line, record, seed, is_best, series[record['workdir']]))
     return runs
 

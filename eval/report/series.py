@@ -208,9 +208,9 @@ def thin_map(quantity_map: Any, steps: int) -> Any:
 
 def mean_map(maps: Sequence[Any]) -> Any:
     """Returns the mean over runs at their shared steps; None if any run has no number."""
-    first = maps[0][0] if maps else []
-    steps = [step for step in first if all(step in quantity_map[0] for quantity_map in maps)]
     values_by_step = [dict(zip(*quantity_map, strict=True)) for quantity_map in maps]
+    first = maps[0][0] if maps else []
+    steps = [step for step in first if all(step in run_values for run_values in values_by_step)]
     means = [
         np.array([run_values[step] for run_values in values_by_step], float).mean(0)
         for step in steps

@@ -177,10 +177,15 @@ def initial_losses(variants: Sequence[Variant], metric: str) -> list[float]:
     The unit differs from nats per token by a factor that is estimated from recorded losses.
     """
     initials = []
+    # Of all runs, for variants without any. Read at most once: in a sweep that has just begun most
+    # variants need it.
+    of_all: float | None = None
     for variant in variants:
         initial = initial_loss(variant.records)
         if math.isnan(initial):
-            initial = initial_loss(record for v in variants for record in v.records)
+            if of_all is None:
+                of_all = initial_loss(record for v in variants for record in v.records)
+            initial = of_all
         if metric != 'ce':
             ratios = [r[metric] / r['ce'] for r in variant.records if r['ce'] and r[metric]]
             initial *= float(np.mean(ratios)) if ratios else math.nan

@@ -144,11 +144,15 @@ def to_arrow(records: Iterable[Record]) -> pa.Table:
     return pa.Table.from_pylist(list(records), schema=schema())
 
 
-def write_table(workdir: str | Path) -> Path:
-    """Writes the records of `gather` to WORKDIR/cells.parquet atomically, and returns its path."""
+def write_table(workdir: str | Path, records: Iterable[Record] | None = None) -> Path:
+    """Writes the records of `gather` to WORKDIR/cells.parquet atomically, and returns its path.
+
+    records: those of the folder, if the caller has gathered them.
+    """
     path = Path(workdir) / TABLE
+    table = to_arrow(gather(workdir) if records is None else records)
     with replace_file(path) as temporary:
-        pq.write_table(to_arrow(gather(workdir)), temporary, write_page_checksum=True)
+        pq.write_table(table, temporary, write_page_checksum=True)
     return path
 
 

@@ -8,6 +8,7 @@ out.
 
 import collections
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
@@ -66,14 +67,22 @@ class Variant:
             ', '.join(f'{column} {format_number(value)}' for column, value in present) or self.name
         )
 
-    @property
+    @functools.cached_property
     def rates(self) -> list[float]:
         """The learning rates of its runs, in ascending order."""
-        return sorted({record['lr'] for record in self.records})
+        return sorted(self._by_lr)
 
     def records_at(self, lr: float | None) -> list[Record]:
         """Returns the records with a learning rate."""
-        return [record for record in self.records if record['lr'] == lr]
+        return self._by_lr.get(lr, [])
+
+    @functools.cached_property
+    def _by_lr(self) -> dict[float | None, list[Record]]:
+        # Callers go through all rates, of which there may be as many as runs.
+        by_lr: dict[float | None, list[Record]] = {}
+        for record in self.records:
+            by_lr.setdefault(record['lr'], []).append(record)
+        return by_lr
 
 
 def split_variants(records: Sequence[Record], sweep: Mapping[str, Any]) -> list[Variant]:

@@ -13,7 +13,7 @@ options, and the fields it sets in each cell (`lm.study.plan.protocols`).
 import collections
 import contextlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -236,9 +236,10 @@ def _changed_fields(base: Recipe, recipe: Recipe) -> dict[str, Any]:
 
 def _collect_axes(cells: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Returns {field that cells change: its values}."""
-    axes: dict[str, list[Any]] = {}
+    # Keys of dicts, as an axis may have as many values as there are cells.
+    axes: dict[str, dict[Hashable, Any]] = {}
     for cell in cells:
         for field, value in cell['changes'].items():
-            if value not in axes.setdefault(field, []):
-                axes[field].append(value)
-    return axes
+            key = value if isinstance(value, Hashable) else repr(value)
+            axes.setdefault(field, {}).setdefault(key, value)
+    return {field: [*values.values()] for field, values in axes.items()}

@@ -59,7 +59,8 @@ def show_progress(
 
 def write_summary(workdir: Path) -> str:
     """Writes the table of all cells; returns their statuses, and its path."""
-    return f'{format_statuses(gather(workdir))}; {write_table(workdir)}'
+    records = gather(workdir)
+    return f'{format_statuses(records)}; {write_table(workdir, records)}'
 
 
 class SweepProgress:
