@@ -74,12 +74,12 @@ class Variant:
 
     def records_at(self, lr: float | None) -> list[Record]:
         """Returns the records with a learning rate."""
-        return self._by_lr.get(lr, [])
+        return [] if lr is None else self._by_lr.get(lr, [])
 
     @functools.cached_property
-    def _by_lr(self) -> dict[float | None, list[Record]]:
+    def _by_lr(self) -> dict[float, list[Record]]:
         # Callers go through all rates, of which there may be as many as runs.
-        by_lr: dict[float | None, list[Record]] = {}
+        by_lr: dict[float, list[Record]] = {}
         for record in self.records:
             by_lr.setdefault(record['lr'], []).append(record)
         return by_lr
