@@ -115,7 +115,7 @@ def test_plan_grows_with_the_cells(tmp_path):
         lambda folder: overview(results.gather(folder)),
         lambda folder: query('select max(runs.ce) from runs join metrics using (cell)', folder),
         sweep_fixture.compare_sweep,
-        write_report,
+        pytest.param(write_report, marks=pytest.mark.full),
     ],
     ids=['gather', 'summary', 'overview', 'query', 'compare', 'report'],
 )
