@@ -35,9 +35,9 @@ class Counted(float):
 
     comparisons = 0
 
-    def __eq__(self, other: object) -> bool:
+    def __eq__(self, value: object) -> bool:
         Counted.comparisons += 1
-        return float(self) == other
+        return float(self) == value
 
     __hash__ = float.__hash__
 
@@ -108,7 +108,7 @@ def test_plan_grows_with_the_cells(tmp_path):
 
 
 @pytest.mark.parametrize(
-    'read',
+    'reader',
     [
         results.gather,
         progress.write_summary,
@@ -119,10 +119,10 @@ def test_plan_grows_with_the_cells(tmp_path):
     ],
     ids=['gather', 'summary', 'overview', 'query', 'compare', 'report'],
 )
-def test_readers_grow_with_the_cells(folders, read):
+def test_readers_grow_with_the_cells(folders, reader):
     for folder in folders.values():
-        read(folder)  # fills caches, and imports
-    calls = {n: count_calls(functools.partial(read, folder)) for n, folder in folders.items()}
+        reader(folder)  # fills caches, and imports
+    calls = {n: count_calls(functools.partial(reader, folder)) for n, folder in folders.items()}
     assert exponent(calls) < MOST, calls
 
 

@@ -45,10 +45,10 @@ def test_marks_what_grows_faster_than_its_work(law, work, mark):
 def test_draws_each_curve_and_its_work():
     spec = draw_group({'cells': make_points(lambda n: n**1.3)}).to_dict()
     [panel] = spec['concat']
-    drawn, ideal = (layer['data']['values'] for layer in panel['layer'])
-    assert [row['size'] for row in drawn] == [*SIZES]
-    assert ideal[-1] == drawn[-1]
-    assert ideal[0]['seconds'] == pytest.approx(drawn[-1]['seconds'] / 100)
+    points, ideal = (layer['data']['values'] for layer in panel['layer'])
+    assert [row['size'] for row in points] == [*SIZES]
+    assert ideal[-1] == points[-1]
+    assert ideal[0]['seconds'] == pytest.approx(points[-1]['seconds'] / 100)
 
 
 def test_every_curve_is_in_one_picture():
