@@ -60,7 +60,7 @@ def count_comparisons(act: Callable[[], Any]) -> int:
     return Counted.comparisons
 
 
-def swept(n: int) -> dict[str, Any]:
+def make_axes(n: int) -> dict[str, Any]:
     return {'model.d_ff': tuple(range(64, 64 + n)), 'optim.lr': (1e-3, 3e-3)}
 
 
@@ -71,16 +71,16 @@ def folders(tmp_path_factory) -> dict[int, Path]:
     for n in SIZES:
         waiting = {
             (width, lr): 'waiting'
-            for width in swept(n)['model.d_ff'][n // 4 :]
-            for lr in swept(n)['optim.lr']
+            for width in make_axes(n)['model.d_ff'][n // 4 :]
+            for lr in make_axes(n)['optim.lr']
         }
         by_size[n] = parent / str(n)
-        sweep_fixture.write_sweep(by_size[n], swept(n), waiting)
+        sweep_fixture.write_sweep(by_size[n], make_axes(n), waiting)
     return by_size
 
 
 @pytest.fixture
-def opened(monkeypatch) -> collections.Counter:
+def open_counts(monkeypatch) -> collections.Counter:
     """Returns the names of files that were opened, with counts."""
     counts, original = collections.Counter(), files.open_regular
 
@@ -97,8 +97,8 @@ def opened(monkeypatch) -> collections.Counter:
 def test_plan_grows_with_the_cells(tmp_path):
     base, calls, to_open = tiny_raw(), {}, {}
     for n in SIZES:
-        cells = expand_sweep(base, swept(n))
-        calls[n] = count_calls(lambda n=n: group_by_program(expand_sweep(base, swept(n))))
+        cells = expand_sweep(base, make_axes(n))
+        calls[n] = count_calls(lambda n=n: group_by_program(expand_sweep(base, make_axes(n))))
         groups, folder = group_by_program(cells), tmp_path / str(n)
         for _ in range(2):  # a new folder, and one that an earlier command has opened
             act = functools.partial(ledger.open_sweep, folder, resolve(base), groups, False)
@@ -126,27 +126,27 @@ def test_readers_grow_with_the_cells(folders, reader):
     assert exponent(calls) < MOST, calls
 
 
-def test_comparison_reads_each_run_at_most_twice(folders, opened):
+def test_comparison_reads_each_run_at_most_twice(folders, open_counts):
     """Once for its variant, once for the variants of which no run has begun."""
     for n, folder in folders.items():
         records, sweep = results.gather(folder), results.read_sweep(folder)
-        opened.clear()
+        open_counts.clear()
         comparison.compare(records, sweep)
-        assert 0 < opened['metrics.jsonl'] <= 2 * len(records) == 4 * n
+        assert 0 < open_counts['metrics.jsonl'] <= 2 * len(records) == 4 * n
 
 
-def test_variants_without_a_run_start_from_the_mean_of_the_others(folders):
+def test_variants_without_a_run_start_from_the_mean_over_the_sweep(folders):
     records, sweep = results.gather(folders[32]), results.read_sweep(folders[32])
     initials = [c.initial for c in comparison.compare(records, sweep)]
     assert initials == [pytest.approx(sweep_fixture.INITIAL_CE)] * 32
 
 
-def test_summary_reads_each_record_once(folders, opened):
+def test_summary_reads_each_record_once(folders, open_counts):
     folder = folders[32]
     progress.write_summary(folder)
     n_begun = len(list(folder.glob('*/config.json')))
-    assert opened['config.json'] == opened['summary.json'] == n_begun
-    assert opened['sweep.json'] == 1
+    assert open_counts['config.json'] == open_counts['summary.json'] == n_begun
+    assert open_counts['sweep.json'] == 1
     assert results.pq.read_table(folder / results.TABLE).num_rows == 64
 
 
@@ -158,7 +158,7 @@ def rate_variant(n: int) -> variants.Variant:
     return variants.Variant('all', {}, records, True)
 
 
-def test_rates_of_a_variant_are_searched_once():
+def test_rates_are_searched_once():
     counts = {}
     for n in SIZES:
         variant = rate_variant(n)
@@ -206,7 +206,7 @@ def test_means_over_seeds_search_no_step():
     assert exponent(counts) < MOST, counts
 
 
-def test_axes_of_a_sweep_search_no_value():
+def test_axes_search_no_value():
     counts = {}
     for n in SIZES:
         values = [Counted(i % n) for i in range(2 * n)]

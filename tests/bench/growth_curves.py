@@ -114,8 +114,8 @@ def measure_depth(sizes: Sequence[int]) -> Iterator[Point]:
 def measure_kinds(sizes: Sequence[int]) -> Iterator[Point]:
     """Measures compiling blocks that all differ in the window of their attention."""
     for kinds in sizes:
-        items = [f'softmax:window={16 + i}' for i in range(kinds)]
-        changes = {'model.pattern': '+'.join(items), 'model.scan_layers': True}
+        blocks = [f'softmax:window={16 + i}' for i in range(kinds)]
+        changes = {'model.pattern': '+'.join(blocks), 'model.scan_layers': True}
         shape = build_shape(layers=2 * kinds, width=128)
         _, _, compile_sec = time_steps(shape, changes if kinds > 1 else None)
         yield Point(kinds, {'compile': compile_sec})
@@ -255,14 +255,14 @@ def prepare_texts(folder: Path, tokenizers: Sequence[str], pattern: str) -> dict
 
     watch = Stopwatch()
     for tokenizer in tokenizers:
-        data = dataclasses.replace(
+        fields = dataclasses.replace(
             resolve(default.get_config()).data,
             source=f'text:{folder}/{pattern}',
             tokenizer=tokenizer,
             cache_dir=str(folder / 'cache'),
         )
         with watch(tokenizer):
-            open_dataset(data, say=lambda line: None)
+            open_dataset(fields, say=lambda line: None)
     return watch.seconds
 
 
