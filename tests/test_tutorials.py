@@ -112,9 +112,10 @@ class TestPlans:
     def test_step_that_fits_prints_these_lines(self, block):
         lines = self.read_blocks()[block]
         topology, mesh = re.match(r'(\S+): .* mesh (.*);', lines[0]).groups()
-        memory = re.findall(r'(?:, |  )([a-z ,]+) [\d.]+', lines[3])
+        memory = re.findall(r'(?:, |  )([a-z ,]+) [\d.]+', lines[4])
         source = inspect.getsource(compiled_step.memory_by_kind)
         assert 'parameters' in memory and all(f"'{kind}'" in source for kind in memory)
+        kernels, dtype = re.fullmatch(r'kernels: (.*); (.*) matmuls', lines[2]).groups()
         links = [line.split(':')[0] for line in lines if 'on links' in line]
         assert 'all-gather' in links
         collective = {'number': 2, 'bytes': 1e9, 'seconds': 1.0, 'waiting': 1.0}
@@ -122,6 +123,8 @@ class TestPlans:
             topology.partition(':')[0],
             topology=topology,
             mesh=mesh,
+            kernels=dict(name.split('=') for name in kernels.split()),
+            dtype=dtype,
             memory=dict.fromkeys(memory, 2e9),
             collectives=[collective | {'kind': kind} for kind in links],
         )

@@ -33,6 +33,7 @@ from lm.devices.check_mesh import check_devices
 from lm.devices.mesh import check_idle_devices, format_mesh
 from lm.devices.run_axis import SINGLE
 from lm.launch.before_jax import default_dtype
+from lm.model.kernels import format_kernels, list_kernels
 from lm.model.objectives import count_marks
 from lm.record.machine import device_memory_bytes
 from lm.run.describe import bytes_per_device
@@ -223,12 +224,15 @@ class StepEstimate:
     times have products at their share of the peak. waiting_seconds: waits for links in the order of
     the program. mfu: share of the peak used for 6 N and attention's operations
     (`lm.training.flops`). mfu_in_full: the same with all pairs of tokens, also masked pairs.
+    kernels: by operation. dtype: of matmuls.
     mfu_hidden, mfu_exposed: if operations hide all links, or none. mfu_bound: upper bound of mfu.
     price: of a chip-hour. are_links_known: False for the local devices, whose links take no time.
     """
 
     topology: str
     mesh: str
+    kernels: dict[str, str]
+    dtype: str
     chips: int
     devices: int
     runs: int
@@ -343,6 +347,7 @@ class StepEstimate:
             f'compiled in {self.compile_seconds:.0f} s'
         )
         yield f'model: {self.parameters:,} parameters; {self.tokens:,} tokens per step'
+        yield self.format_kernels()
         kinds = [f'{kind} {format_gib(size)}' for kind, size in self.memory.items() if size > 1e6]
         yield (
             f'memory per device: {format_gib(self.memory_needed)} of '
@@ -404,6 +409,10 @@ class StepEstimate:
             yield 'NOTE: the links between these devices have no known speed; they count as 0 ms'
         yield 'assumed: each conditional takes its most expensive branch'
         yield f'not included: {"; ".join(NOT_MODELLED)}'
+
+    def format_kernels(self) -> str:
+        """Returns the line with the kernels, as chosen by `auto` or named, and the dtype."""
+        return f'kernels: {format_kernels(self.kernels)}; {self.dtype} matmuls'
 
     def _format_hours(self, step_seconds: float) -> str:
         return f'{self.steps * step_seconds / 3600:,.1f} hours'
@@ -468,6 +477,8 @@ def estimate_step(
     return StepEstimate(
         topology=topology.label,
         mesh=format_mesh(blueprint.mesh),
+        kernels=list_kernels(recipe, blueprint.learner.model.kernels),
+        dtype=recipe.model.dtype,
         chips=max(
             1, blueprint.mesh.size // (topology.chip.devices_per_chip if topology.chip else 1)
         ),

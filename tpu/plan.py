@@ -123,6 +123,7 @@ def main(_) -> None:
             fastest = ranked[0].estimate
             assert fastest is not None  # trials that fit are ranked first
             verdict += f'. Fastest: {ranked[0].label}; {format_summary(fastest)}'
+            notes = lines = [fastest.format_kernels()]
     else:
         try:
             plans = [

@@ -99,12 +99,13 @@ class SweepPlan:
         return max(free_hours)
 
     def format_lines(self) -> Iterator[str]:
-        """Yields a line for each group, then the total."""
+        """Yields a line for each group, its kernels, then the total."""
         for group in self.groups:
             yield (
                 f'{group.name}: {group.runs} runs, {group.a_device} per device; '
                 f'{format_summary(group.estimate)}; {group.hours:,.2f} hours'
             )
+        yield from dict.fromkeys(group.estimate.format_kernels() for group in self.groups)
         yield (
             f'{format_count(self.runs, "run")} in {format_count(len(self.groups), "program")} on '
             f'{self.topology.label}: {self.at_once} at a time, {self.hours:,.2f} hours, '

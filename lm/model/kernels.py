@@ -1,5 +1,7 @@
 """Selects the kernels of a recipe: the kernels that it names, else the platform's defaults."""
 
+from collections.abc import Mapping
+
 from lm.config.recipe import Recipe
 from lm.config.resolve import update_recipe
 from lm.model.check import attention_scores
@@ -46,8 +48,8 @@ def kind_kernels(recipe: Recipe, kind: Recipe, kernels: Kernels) -> Kernels:
     return kernels if kind == recipe else select_kernels(kind, kernels.platform)
 
 
-def format_kernels(recipe: Recipe, kernels: Kernels) -> str:
-    """Returns `operation=kernel ...`, without operations of other kinds of attention.
+def list_kernels(recipe: Recipe, kernels: Kernels) -> dict[str, str]:
+    """Returns {operation: kernel}, without operations of other kinds of attention.
 
     Args:
       recipe: of the model.
@@ -55,7 +57,12 @@ def format_kernels(recipe: Recipe, kernels: Kernels) -> str:
     """
     used = {kind.attention.row.operation for kind in recipe.kinds.values()}
     unused = {row.operation for row in ATTENTIONS.values()} - used
-    return ' '.join(f'{name}={kernel}' for name, kernel in kernels.names if name not in unused)
+    return {name: kernel for name, kernel in kernels.names if name not in unused}
+
+
+def format_kernels(names: Mapping[str, str]) -> str:
+    """Returns `operation=kernel ...` of `list_kernels`."""
+    return ' '.join(f'{operation}={kernel}' for operation, kernel in names.items())
 
 
 def list_attention_kernels(recipe: Recipe, kernels: Kernels) -> dict[str, str]:

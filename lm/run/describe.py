@@ -19,6 +19,7 @@ from lm.devices.mesh import format_mesh
 from lm.model.kernels import (
     format_kernels,
     list_attention_kernels,
+    list_kernels,
     select_fused_attention,
 )
 from lm.record.code import describe_code, running_code
@@ -74,7 +75,8 @@ def print_description(journal: Journal) -> None:
     settings = ', '.join(f'{name} {value}' for name, value in common.items())
     if common:
         terminal.say(f'all: {settings}')
-    terminal.say(f'kernels: {format_kernels(learner.recipe, learner.model.kernels)}')
+    kernels = list_kernels(learner.recipe, learner.model.kernels)
+    terminal.say(f'kernels: {format_kernels(kernels)}')
     terminal.say(
         f'mesh {format_mesh(experiment.mesh)}, {journal.recipe.model.dtype} matmuls; mfu is '
         f'relative to {experiment.peak / 1e12:.3f} TFLOP/s ({experiment.peak_source})'

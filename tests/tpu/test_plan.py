@@ -60,6 +60,7 @@ def plan_tpus(folder):
     """Returns `write_plan` for four chips."""
     pytest.importorskip(COMPILERS['tpu'])
     flags = ('--topology=v5e:2x2', '--config.mesh.fsdp=2', '--price=1.2')
+    flags += (f'--figure={folder / "plan.html"}',)
     return write_plan(folder, *flags, '--config.model.dtype=bfloat16')
 
 
@@ -73,6 +74,7 @@ def test_tpu_plan_has_memory_collectives_and_time(folder):
     """The parts add up: memory by kind, rounds of the loop over layers, the bound, the price."""
     printed, _, plan = plan_tpus(folder)
     assert plan['fits'] and plan['chips'] == 4 and plan['mesh'] == 'data=2 fsdp=2'
+    assert plan['kernels']['attention'] == 'splash' and plan['dtype'] == 'bfloat16'
     assert sum(plan['memory'].values()) == plan['memory_needed'] < plan['memory_there']
     parameters = plan['memory']['parameters']
     assert (
@@ -103,6 +105,8 @@ def test_tpu_plan_has_memory_collectives_and_time(folder):
         'memory per device: ',
         'all-gather: ',
         'ms waiting',
+        'kernels: attention=splash ',
+        '; bfloat16 matmuls',
         'lower bound: ',
         'if masked token pairs count',
         'communication not hidden: ',
@@ -110,6 +114,7 @@ def test_tpu_plan_has_memory_collectives_and_time(folder):
     )
     for words in (*phrases, 'chip-hours, cost ', 'not included: '):
         assert words in printed
+    assert 'kernels: attention=splash ' in (folder / 'plan.html').read_text()
 
 
 @pytest.mark.full
@@ -186,6 +191,7 @@ def test_sweep_plan_groups_by_program(tmp_path):
     assert plan['chip_hours'] == pytest.approx(hours) == pytest.approx(plan['hours'])
     assert plan['runs'] == 4 and plan['at_once'] == 2
     assert '4 runs in 2 programs' in printed
+    assert printed.count('kernels: ') == 1  # both programs have the same
 
 
 @pytest.mark.full
@@ -204,10 +210,11 @@ def test_search_prints_full_table_and_figure(tmp_path):
     figure = tmp_path / 'plan.svg'
     flags = ('--topology=here', '--search', '--tries=1', '--config.model.n_layers=1')
     printed, _, plan = write_plan(tmp_path, *flags, f'--figure={figure}', COLUMNS='80')
-    heading, *rows = printed.splitlines()
+    heading, *rows, kernels = printed.splitlines()
     assert heading.split()[-2:] == ['limited', 'by'] and '…' not in printed
     assert {row.split()[1] for row in rows} == {'microbatches=1', 'microbatches=2'}
     assert len(plan['tried']) == 2
+    assert kernels.startswith('kernels: attention=') and kernels.endswith('; float32 matmuls')
     assert 'microbatches=2' in figure.read_text()
 
 

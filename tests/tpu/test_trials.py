@@ -177,13 +177,15 @@ def test_sweep_fills_remaining_devices():
 @pytest.mark.full
 def test_tuned_plan_multiplies_waves():
     """Each arm has 15 to 25 runs, 5 at a time."""
-    hour = SimpleNamespace(steps=10, step_seconds=360.0, record=dict)
+    kernels = {'record': dict, 'format_kernels': lambda: 'kernels: attention=splash'}
+    hour = SimpleNamespace(steps=10, step_seconds=360.0, **kernels)
     groups = [GroupPlan('a', 10, 5, hour), GroupPlan('b', 5, 5, hour)]
     plan = TunedPlan(eight_chips(), groups, None, '3 arms of 15 runs at least', (3, 5))
     assert plan.record()['waves'] == (3, 5) and plan.device_hours == 3
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr('tpu.sweep_plan.format_summary', lambda estimate: 'memory')
-        *_, wave, last = plan.format_lines()
+        *_, kernels, wave, last = plan.format_lines()
+    assert kernels == 'kernels: attention=splash'
     assert wave.startswith('one wave, 5 runs per arm: 15 runs in 2 programs on v5e:2x4: 15 at a ')
     start = '3 arms of 15 runs at least: 3 to 5 waves, 3.00 to 5.00 hours, 9.00 to 15.00'
     assert last.startswith(start)
