@@ -52,6 +52,20 @@ def load_ratios() -> dict[str, tuple[float, ...]]:
     return {chip: tuple(ratios) for chip, ratios in ratios_by_chip.items()}
 
 
+def held_out_errors(ratios: Sequence[float]) -> list[float]:
+    """Returns the error of each step's prediction from the other steps on its kind of chip.
+
+    The error is |predicted / measured - 1|, where the prediction is the estimate times the median
+    ratio of the others. Returns [] for a single step, which has no others.
+    """
+    if len(ratios) == 1:
+        return []
+    others = [[*ratios[:i], *ratios[i + 1 :]] for i in range(len(ratios))]
+    return [
+        abs(statistics.median(rest) / ratio - 1) for ratio, rest in zip(ratios, others, strict=True)
+    ]
+
+
 def nearest_ratio(chip: str, measured: Mapping[str, Sequence[float]] | None = None) -> Ratio | None:
     """Returns the ratio of a kind of chip, or of the nearest measured chip of its platform.
 

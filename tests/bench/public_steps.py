@@ -1,11 +1,13 @@
 """Plans beside training steps that others measured and published: a table of tpu/PLANS.md.
 
     uv run python -m tests.bench.public_steps [--rows=v6e] [--programs=FOLDER] [--write]
+    uv run python -m tests.bench.public_steps --stored
 
 Each step is planned as `tpu.plan` does it: compiled for the chips that it ran on, some minutes
 each. --programs keeps the compiled programs in a folder, and estimates those in it without a
 compiler. --write puts the rows into tpu/measured_steps.json, which a plan's `predicted` is based
-on.
+on. --stored prints the tables of that file, without a compiler: the steps, and by kind of chip the
+ratios, their errors for steps that they do not know, and the best step.
 
 A plan is of this project's program, not of the measured one: same shapes, rows and mesh, but its
 own kernels, optimizer in float32, and the nearest rematerialization that it has. The first of a
@@ -20,6 +22,7 @@ if __name__ == '__main__':
 import argparse
 import gzip
 import json
+import statistics
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,12 +45,19 @@ from tpu.compiled_step import (
     format_gib,
     peak_bytes,
 )
-from tpu.measured import FILE
+from tpu.measured import FILE, held_out_errors, load_ratios
 
 
-def shape(d_model: int, d_ff: int, n_layers: int, n_heads: int, n_kv_heads: int = 8) -> dict:
+def shape(
+    d_model: int,
+    d_ff: int,
+    n_layers: int,
+    n_heads: int,
+    n_kv_heads: int = 8,
+    head_dim: int | None = None,
+) -> dict:
     names = ('d_model', 'd_ff', 'n_layers', 'n_heads', 'n_kv_heads', 'head_dim')
-    sizes = (d_model, d_ff, n_layers, n_heads, n_kv_heads, d_model // n_heads)
+    sizes = (d_model, d_ff, n_layers, n_heads, n_kv_heads, head_dim or d_model // n_heads)
     return {f'model.{name}': size for name, size in zip(names, sizes, strict=True)}
 
 
@@ -57,9 +67,21 @@ def shape(d_model: int, d_ff: int, n_layers: int, n_heads: int, n_kv_heads: int 
 MAXTEXT = {'data.tokenizer': 'bpe:32768', 'model.activation': 'relu'}
 MPT = {'data.tokenizer': 'bpe:50368', 'model.activation': 'gelu', 'model.norm': 'layernorm'}
 MPT |= {'model.position': 'learned', 'model.tie_embeddings': True}
+# Every sixth layer of Gemma 3 has no window.
+GEMMA = {'data.tokenizer': 'bpe:262144', 'model.activation': 'geglu', 'model.placement': 'peri'}
+GEMMA |= {'model.tie_embeddings': True, 'model.qk_norm': 'rmsnorm', 'attention.window': 1024}
+GEMMA |= {'attention.full_every': 6}
+LLAMA_70B = shape(8192, 28_672, 80, 64)
+FLOAT8 = {'kernels.matmul': 'fp8_tensorwise', 'kernels.real_products': True}
+BFLOAT16_FIELDS = ('weight_dtype', 'momentum_dtype', 'second_moment_dtype')
+BFLOAT16 = {f'optim.{name}': 'bfloat16' for name in BFLOAT16_FIELDS}
 MODELS = {
     'Llama 3 8B': {},
-    'Llama 3 70B': shape(8192, 28_672, 80, 64),
+    'Llama 3 70B': LLAMA_70B,
+    'Llama 3 70B, state in bfloat16': LLAMA_70B | BFLOAT16,
+    'Llama 3 70B, products in float8': LLAMA_70B | FLOAT8,
+    'Llama 2 70B': LLAMA_70B | {'data.tokenizer': 'bpe:32000'},
+    'Gemma 3 12B': shape(3840, 15_360, 48, 16, 8, 256) | GEMMA,
     'Llama 3 405B': shape(16_384, 53_248, 126, 128),
     'Llama 2 7B': shape(4096, 11_008, 32, 32, 32) | {'data.tokenizer': 'bpe:32000'},
     'Mistral 7B': {'data.tokenizer': 'bpe:32000'},
@@ -89,7 +111,6 @@ def maxtext(chip: str) -> Source:
     return Source(f'MaxText, {chip}', f'{root}/{chip}/README.md')
 
 
-TRILLIUM = 'trillium/Llama3.1-{}-MaxText/{}/README.md'
 IRONWOOD = recipe('ironwood', 'ironwood/README.md')
 TORCHPRIME = Source('torchprime#16', 'https://github.com/AI-Hypercomputer/torchprime/issues/16')
 TOOLBOX = Source(
@@ -168,7 +189,43 @@ def mpt(
     )
 
 
-OFFLOADED = 'input, q, k, v, o on the host'
+def trillium(
+    size: str, chips: int, topology: str, rows: int, seconds: float, microbatches: int = 1
+) -> PlannedStep:
+    """Makes a row of the recipes for Llama 3.1 on v6e.
+
+    The recipe with 70 billion parameters for 32 chips has weights in bfloat16, and so are the
+    optimizer's moments.
+    """
+    model = f'Llama 3 {size}' + ', state in bfloat16' * ((size, chips) == ('70B', 32))
+    readme = f'trillium/Llama3.1-{size}-MaxText/v6e-{chips}/README.md'
+    return PlannedStep(
+        *(f'v6e-{chips}-{size.lower()}', model, f'v6e:{topology}', rows, 8192, {'fsdp': chips}),
+        ('offload', 'full') if size == '8B' else ('full',),
+        OFFLOADED.format(', o' * (size == '8B')),
+        Measured(recipe('v6e', readme), seconds),
+        config_changes={'train.microbatches': microbatches} if microbatches > 1 else {},
+    )
+
+
+OFFLOADED = 'input, q, k, v{} on the host'
+ON_DEVICE = 'input, attention, q, k, v'
+# (chips, slice, rows, seconds) of a step.
+TRILLIUM_8B = (
+    (8, '2x4', 24, 3.443),
+    (16, '4x4', 48, 3.393),
+    (32, '4x8', 96, 3.495),
+    (64, '8x8', 320, 5.652),
+    (128, '8x16', 512, 4.602),
+    (256, '16x16', 1024, 4.546),
+)
+# The same, with the number of microbatches with which the inputs of blocks fit the device.
+TRILLIUM_70B = (
+    (32, '4x8', 64, 17.790, 2),
+    (64, '8x8', 128, 18.688, 2),
+    (128, '8x16', 512, 34.786, 4),
+    (256, '16x16', 1280, 42.656, 5),
+)
 TWO_DIMENSIONS = {'fsdp': 16, 'tensor': 4}
 ROWS = [
     PlannedStep(
@@ -185,24 +242,25 @@ ROWS = [
     ),
     PlannedStep(
         *('v5p-64-32b', 'MaxText 32B', 'v5p:4x4x4', 512, 2048, TWO_DIMENSIONS),
-        *(('dots',), 'products', Measured(maxtext('v5p'), tflops=328)),
+        *(('dots', 'mlp'), 'products', Measured(maxtext('v5p'), tflops=328)),
+        config_changes={'train.microbatches': 2},
+    ),
+    PlannedStep(
+        *('v5p-64-64b', 'MaxText 64B', 'v5p:4x4x4', 256, 2048, TWO_DIMENSIONS),
+        *(('dots',), 'products', Measured(maxtext('v5p'), tflops=323)),
+        config_changes={'train.microbatches': 4},
     ),
     PlannedStep(
         *('v5p-512-405b', 'Llama 3 405B', 'v5p:8x8x8', 1024, 8192, {'fsdp': 512}),
         *(('attended', 'full'), 'attention and half of the MLP on the host'),
         Measured(recipe('v5p', 'v5p/Llama3.1-405B-MaxText/README.md'), 131.474),
     ),
+    *(trillium('8B', *step) for step in TRILLIUM_8B),
     PlannedStep(
-        *('v6e-8-8b', 'Llama 3 8B', 'v6e:2x4', 24, 8192, {'fsdp': 8}, ('offload', 'full')),
-        *(OFFLOADED, Measured(recipe('v6e', TRILLIUM.format('8B', 'v6e-8')), 3.443)),
-    ),
-    PlannedStep(
-        *('v6e-8-7b', 'Mistral 7B', 'v6e:2x4', 48, 8192, {'fsdp': 8}, ('offload', 'full')),
-        *(OFFLOADED, Measured(recipe('v6e', 'trillium/Mistral-7B-MaxText/README.md'), 6.320)),
-    ),
-    PlannedStep(
-        *('v6e-256-8b', 'Llama 3 8B', 'v6e:16x16', 1024, 8192, {'fsdp': 256}, ('offload', 'full')),
-        *(OFFLOADED, Measured(recipe('v6e', TRILLIUM.format('8B', 'v6e-256')), 4.546)),
+        *('v6e-8-7b', 'Mistral 7B', 'v6e:2x4', 48, 8192, {'fsdp': 8}, ('full',)),
+        OFFLOADED.format(', o'),
+        Measured(recipe('v6e', 'trillium/Mistral-7B-MaxText/README.md'), 6.320),
+        config_changes={'train.microbatches': 2},
     ),
     PlannedStep(
         *('v6e-256-8b-1', 'Llama 3 8B', 'v6e:16x16', 256, 8192, {'fsdp': 256}, ('full',)),
@@ -217,14 +275,15 @@ ROWS = [
         *('full', Measured(TORCHPRIME, 9.480)),
     ),
     PlannedStep(
-        *('v6e-32-70b', 'Llama 3 70B', 'v6e:4x8', 64, 8192, {'fsdp': 32}, ('full',)),
-        'input, q, k, v on the host, weights in bfloat16',
-        Measured(recipe('v6e', TRILLIUM.format('70B', 'v6e-32')), 17.790),
+        *('v6e-256-70b-llama2', 'Llama 2 70B', 'v6e:16x16', 768, 4096, {'fsdp': 256}, ('full',)),
+        'q, k, v on the host',
+        Measured(recipe('v6e', 'trillium/Llama2-70B-MaxText/README.md'), 9.052),
     ),
+    *(trillium('70B', *step) for step in TRILLIUM_70B),
     PlannedStep(
-        *('v6e-256-70b', 'Llama 3 70B', 'v6e:16x16', 1280, 8192, {'fsdp': 256}, ('full',)),
-        'input, q, k, v on the host',
-        Measured(recipe('v6e', TRILLIUM.format('70B', 'v6e-256')), 42.656),
+        *('v6e-256-12b', 'Gemma 3 12B', 'v6e:16x16', 256, 32_768, {'fsdp': 256}, ('full',)),
+        'input',
+        Measured(recipe('v6e', 'trillium/Gemma3-12B-MaxText/v6e-256/README.md'), 7.318),
     ),
     PlannedStep(
         *('v6e-512-405b', 'Llama 3 405B', 'v6e:16x16', 512, 8192, {'fsdp': 256}, ('full',)),
@@ -234,7 +293,15 @@ ROWS = [
     ),
     PlannedStep(
         *('tpu7x-64-70b', 'Llama 3 70B', 'tpu7x:4x4x4', 256, 8192, {'fsdp': 128}),
-        *(('attention', 'full'), 'input, attention, q, k, v', Measured(IRONWOOD, 12.20)),
+        *(('attended', 'full'), ON_DEVICE, Measured(IRONWOOD, 12.20)),
+    ),
+    PlannedStep(
+        *('tpu7x-64-70b-fp8', 'Llama 3 70B, products in float8', 'tpu7x:4x4x4', 256, 8192),
+        *({'fsdp': 128}, ('attended', 'full'), ON_DEVICE, Measured(IRONWOOD, 7.93)),
+    ),
+    PlannedStep(
+        *('tpu7x-256-70b', 'Llama 3 70B', 'tpu7x:4x8x8', 1024, 8192, {'fsdp': 512}),
+        *(('attended', 'full'), ON_DEVICE, Measured(IRONWOOD, 12.27)),
     ),
     PlannedStep(
         *('tpu7x-256-405b', 'Llama 3 405B', 'tpu7x:4x8x8', 1536, 8192, {'fsdp': 512}, ('full',)),
@@ -401,10 +468,11 @@ def cells(row: PlannedStep, stored_row: Mapping[str, Any]) -> list[str]:
     """Returns a row of the table, from its record."""
     chips = f'{row.slices} x {row.topology}' if row.slices > 1 else row.topology
     mesh = ' '.join(f'{axis}={n}' for axis, n in row.mesh.items())
-    sizes = stored_row['memory'].items()
+    microbatches = row.config_changes.get('train.microbatches', 1)
+    suffix = f', {microbatches} microbatches:' if microbatches > 1 else ''
     memory = '; '.join(
-        f'{name} {format_gib(needed)} of {format_gib(available)}'
-        for name, (needed, available) in sizes
+        f'{name}{suffix} {format_gib(needed)} of {format_gib(available)}'
+        for name, (needed, available) in stored_row['memory'].items()
     )
     source = row.measured.source
     head = [chips, row.model, f'{row.rows:,} of {row.seq_len:,}', mesh, row.theirs, memory]
@@ -426,15 +494,61 @@ def lines(records: list[dict[str, Any]]) -> Iterator[str]:
         yield f'| {" | ".join(cells(by_name[stored_row["name"]], stored_row))} |'
 
 
+CHIP_COLUMNS = (
+    'chip',
+    'steps',
+    'measured / estimate, median',
+    'least to most',
+    'error without the step, median',
+    'largest',
+    'best measured step',
+    'mfu',
+    'mfu of its plan',
+)
+
+
+def chip_lines(records: list[dict[str, Any]]) -> Iterator[str]:
+    """Yields the table of kinds of chips, from all rows of tpu/measured_steps.json.
+
+    The best measured step of a chip has the highest utilisation.
+    """
+    by_name = {row.name: row for row in ROWS}
+    yield f'| {" | ".join(CHIP_COLUMNS)} |'
+    yield f'|{"---|" * len(CHIP_COLUMNS)}'
+    for chip, ratios in load_ratios().items():
+        errors = held_out_errors(ratios)
+        error_cells = [f'{statistics.median(errors):.0%}', f'{max(errors):.0%}'] if errors else '--'
+        fitting = (row for row in records if row['chip'] == chip and row['estimate'] is not None)
+        best = max(fitting, key=lambda row: row['mfu'])
+        step = by_name[best['name']]
+        name = f'{step.model} on {step.topology}'
+        shares = [best['mfu'], best['mfu'] * best['measured'] / best['estimate']]
+        spread = [f'{statistics.median(ratios):.2f}', f'{min(ratios):.2f} to {max(ratios):.2f}']
+        row = [chip, f'{len(ratios)}', *spread, *error_cells, name, *(f'{x:.1%}' for x in shares)]
+        yield f'| {" | ".join(row)} |'
+    errors = [error for ratios in load_ratios().values() for error in held_out_errors(ratios)]
+    yield (
+        f'{len(errors)} steps have others on their kind of chip. Predicted from those, they are '
+        f'off by {statistics.median(errors):.0%} at the median and by {max(errors):.0%} at most.'
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument('--rows', default='', help='names of rows or parts of them, with commas')
     parser.add_argument('--programs', type=Path, help='folder of compiled programs')
     parser.add_argument('--write', action='store_true', help=f'put the rows into {FILE.name}')
+    parser.add_argument('--stored', action='store_true', help=f'print the tables of {FILE.name}')
     arguments = parser.parse_args()
+    if arguments.stored:
+        steps = json.loads(FILE.read_text())['steps']
+        print('\n'.join([*lines(steps), '', *chip_lines(steps)]))
+        return
     base, records = resolve(llama_8b.get_config()), {}
+    names = {row.name for row in ROWS}
     for row in ROWS:
-        if any(part in row.name for part in arguments.rows.split(',')):
+        parts = arguments.rows.split(',')
+        if row.name in parts or any(part in row.name for part in parts if part not in names):
             records[row.name] = record(row, plan_row(row, base, arguments.programs), base)
     print('\n'.join(lines(list(records.values()))))
     if arguments.write:

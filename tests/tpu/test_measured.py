@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from tests.bench.public_steps import ROWS, seconds_at
-from tpu.measured import FILE, nearest_ratio
+from tests import ROOT
+from tests.bench.public_steps import ROWS, chip_lines, lines, seconds_at
+from tpu.measured import FILE, held_out_errors, nearest_ratio
 
 V6E = (1.3, 1.1, 2.0)
 
@@ -41,6 +42,12 @@ def test_ratio_is_chip_median():
     )
 
 
+def test_held_out_step_is_predicted_from_others():
+    """Catches a median that includes the step itself."""
+    assert held_out_errors((1.0, 2.0, 4.0)) == [2.0, 0.25, 0.625]
+    assert held_out_errors((1.5,)) == []
+
+
 def test_unmeasured_chip_uses_nearest_on_platform():
     """Device peaks decide: 459 TFLOP/s of v5p are nearer to 275 of v4 than to 918 of v6e; a TPU7x
     has 1,153, and a GPU of 989 is on another platform.
@@ -50,6 +57,14 @@ def test_unmeasured_chip_uses_nearest_on_platform():
     assert nearest_ratio('tpu7x', measured).chip == 'v6e'
     assert nearest_ratio('h200', measured).chip == 'h100'
     assert nearest_ratio('a100', {'v4': (1.5,)}) is None
+
+
+def test_page_has_stored_steps():
+    """Catches a table of tpu/PLANS.md that is older than the file of which plans take ratios."""
+    steps, page = json.loads(FILE.read_text())['steps'], (ROOT / 'tpu/PLANS.md').read_text()
+    *chips, _ = chip_lines(steps)
+    missing = [line for line in (*lines(steps), *chips) if line not in page]
+    assert not missing, f'python -m tests.bench.public_steps --stored prints: {missing}'
 
 
 def test_stored_steps_match_table():
