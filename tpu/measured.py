@@ -60,10 +60,8 @@ def held_out_errors(ratios: Sequence[float]) -> list[float]:
     """
     if len(ratios) == 1:
         return []
-    others = [[*ratios[:i], *ratios[i + 1 :]] for i in range(len(ratios))]
-    return [
-        abs(statistics.median(rest) / ratio - 1) for ratio, rest in zip(ratios, others, strict=True)
-    ]
+    medians = [statistics.median((*ratios[:i], *ratios[i + 1 :])) for i in range(len(ratios))]
+    return [abs(median / ratio - 1) for median, ratio in zip(medians, ratios, strict=True)]
 
 
 def nearest_ratio(chip: str, measured: Mapping[str, Sequence[float]] | None = None) -> Ratio | None:
