@@ -58,7 +58,7 @@ def main() -> None:
         start = np.array([0.0] * len(widths) + [1.0, 2.0, 2.0])
         return optimize.least_squares(lambda p: predict(p, chosen) - costs[chosen], start)
 
-    def measure_error_of_unseen(costs):
+    def measure_unseen_error(costs):
         errors = np.zeros_like(costs)
         for name in {name for _, _, name in keys}:
             is_held_out = np.array([key[2] == name for key in keys])
@@ -72,7 +72,7 @@ def main() -> None:
     covariance = np.linalg.inv(solution.jac.T @ solution.jac) * 2 * solution.cost / freedom
     deviations = np.sqrt(np.diag(covariance))
     random = np.random.default_rng(0)
-    twins = [measure_error_of_unseen(random.permutation(costs)) for _ in range(20)]
+    twins = [measure_unseen_error(random.permutation(costs)) for _ in range(20)]
     print('| width | values that share a scale | format | cost | fit |\n|---|---|---|---|---|')
     for (width, block, name), cost, value in zip(
         keys, costs, predict(parameters, everything), strict=True
@@ -84,7 +84,7 @@ def main() -> None:
     ):
         print(f'{name} = {power:.2f} ± {deviation:.2f}')
     print(f'error of the fit {np.sqrt(2 * solution.cost / len(costs)):.4f}')
-    print(f'error of formats left out {measure_error_of_unseen(costs):.4f}')
+    print(f'error of formats left out {measure_unseen_error(costs):.4f}')
     print(f'the same in 20 twins {min(twins):.4f} to {max(twins):.4f}')
     print(f'costs deviate by {np.std(costs):.4f}, losses of seeds by {spread:.4f}')
 

@@ -1,4 +1,4 @@
-"""Seconds from a command to what it is for: help, the first step, the first token, a report.
+"""Seconds from a command to its purpose: help, the first step, the first token, a report.
 
     uv run python -m tests.bench.start [--rounds=3] [--folder=DIR] [--parts]
 
@@ -7,7 +7,7 @@ their end, training to the line of its first step, `eval.generate` to its first 
 `load` to its return. The config is configs/default.py, and its text has been prepared. In a cold
 start nothing is compiled yet; a warm one follows it. `--folder` keeps the checkpoint and the sweep
 that the cases read, for another call. `--parts` prints where the time to the first step goes: the
-imports, the text, tracing and lowering, XLA (to compile, or to read what is compiled), and all
+imports, the text, tracing and lowering, XLA (to compile, or to read a stored program), and all
 after these, from the opening of records to the first step.
 """
 
@@ -30,8 +30,8 @@ PARTS = ('imports', 'text', 'tracing', 'XLA', 'first step', 'everything')
 
 def train_flags(folder: Path, workdir: Path) -> list[str]:
     """Returns the flags of a run of two steps on the text in `folder`, which is prepared once."""
-    data = f'--config.data.cache_dir={folder / "data"}'
-    return ['--config=configs/default.py', *STEPS, data, f'--workdir={workdir}']
+    cache_flag = f'--config.data.cache_dir={folder / "data"}'
+    return ['--config=configs/default.py', *STEPS, cache_flag, f'--workdir={workdir}']
 
 
 def prepare(folder: Path) -> None:
@@ -56,7 +56,7 @@ def wait_for(command: list[str], cache: Path, is_there: Callable[[bytes], bool] 
     Args:
       command: the command.
       cache: folder of the user's cache.
-      is_there: tells it by what the command has printed so far; None: wait for the end.
+      is_there: tells it from the text printed so far; None: wait for the end.
     """
     environment = {k: v for k, v in os.environ.items() if k != 'GLIBC_TUNABLES'}
     environment |= {'XDG_CACHE_HOME': str(cache)}
