@@ -123,13 +123,18 @@ class Engine:
             )
         self.vocab_size = learner.model.vocab_size
         self._end_ids = np.array(checkpoint.end_ids, np.int32)
-        self._variables = jax.device_put(checkpoint.intervened_variables(interventions))
+        variables = jax.device_put(checkpoint.intervened_variables(interventions))
         self._programs = checkpoint.programs
-        self._cache_shapes = self._programs.cache_shapes(self._variables, slots, self.capacity)
+        self._cache_shapes = self._programs.cache_shapes(variables, slots, self.capacity)
         self._cache_length = next(iter(self._cache_shapes))
         self._layers = split_layers(
-            init_cache(learner, self._variables, slots, self._cache_length).layers
+            init_cache(learner, variables, slots, self._cache_length).layers
         )
+        is_on_cpu = jax.default_backend() == 'cpu'
+        self._variables = self._programs.split_blocks(variables) if is_on_cpu else variables
+        # A scan over layers reads stacked weights.
+        scans = learner.recipe.model.scan_layers
+        self._prefill_variables = variables if scans else self._variables
         self._rows: list[_Row | None] = [None] * slots
         self._prefill_queue: collections.deque[int] = collections.deque()  # slots, first come first
 
@@ -282,7 +287,7 @@ class Engine:
         tokens_1T[0, : len(part)] = part
         self._resize_cache(start + len(part))
         self._layers = self._programs.prefill(
-            self._variables, self._layers, self.capacity, tokens_1T, slot, start, len(part)
+            self._prefill_variables, self._layers, self.capacity, tokens_1T, slot, start, len(part)
         )
 
     def _resize_cache(self, length: int) -> None:

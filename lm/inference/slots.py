@@ -6,7 +6,6 @@ layers is copied whole for each token: at 100 MB, this took 60% of a step's time
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -43,6 +42,7 @@ class Programs:
         options: dict[str, Any] = {'donate_argnums': 1, 'static_argnums': 2}
         self.prefill = jax.jit(functools.partial(prefill, learner), **options)
         self.decode = jax.jit(functools.partial(decode, unroll_layers(learner)), **options)
+        self.split_blocks = jax.jit(functools.partial(split_blocks, learner))
 
     def layer_shapes(self, variables: Any, slots: int, length: int) -> Any:
         """Returns the shapes of an empty cache's layers, split (`split_layers`).
@@ -100,26 +100,34 @@ def split_layers(layers: Any) -> Any:
     return jax.tree.map(tuple, layers)
 
 
-def map_blocks(learner: Learner, transform: Callable[[Any], Any], variables: Any) -> Any:
-    """Applies `split_layers` or `stack_layers` to the variables of the blocks.
+def stack_layers(layers: Any) -> Any:
+    """Stacks the arrays that `split_layers` has split, and leaves other arrays as they are."""
+    return jax.tree.map(
+        lambda x: jnp.stack(x) if isinstance(x, tuple) else x,
+        layers,
+        is_leaf=lambda x: isinstance(x, tuple),
+    )
+
+
+def split_blocks(learner: Learner, variables: Any) -> Any:
+    """Applies `split_layers` to the parameters of the blocks.
+
+    XLA's CPU compiler copies the slices that layers take from stacked weights, for each token that
+    is decoded. It removes the slices of a stack.
 
     Args:
       learner: the learner.
-      transform: the function to apply.
       variables: as `learner.variables` gives them.
     """
     names = {group.name for group in block_groups(learner.recipe)}
-    return {
-        collection: {
-            name: transform(values) if name in names else values for name, values in modules.items()
-        }
-        for collection, modules in variables.items()
-    }
+    modules = variables['params'].items()
+    params = {name: split_layers(x) if name in names else x for name, x in modules}
+    return variables | {'params': params}
 
 
-def stack_layers(layers: Any) -> Any:
-    """Stacks the arrays that `split_layers` has split."""
-    return jax.tree.map(jnp.stack, layers, is_leaf=lambda x: isinstance(x, tuple))
+def stack_blocks(variables: Any) -> Any:
+    """Stacks the parameters that `split_blocks` has split, if it has."""
+    return variables | {'params': stack_layers(variables['params'])}
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -153,7 +161,7 @@ def prefill(
 
     Args:
       learner: the learner.
-      variables: as `learner.variables` gives them.
+      variables: as `learner.variables` gives them, or from `split_blocks`.
       layers: the cache of each layer (`split_layers`).
       capacity: the most tokens that a row may have.
       tokens_1T: token ids, padded.
@@ -166,7 +174,7 @@ def prefill(
     """
     slot_layers = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, slot, 1), layers)
     cache = Cache(stack_layers(slot_layers), jnp.full(1, start), capacity)
-    _, cache = extend(learner, variables, cache, tokens_1T, jnp.full(1, count))
+    _, cache = extend(learner, stack_blocks(variables), cache, tokens_1T, jnp.full(1, count))
     return jax.tree.map(
         lambda x, update: jax.lax.dynamic_update_slice_in_dim(x, update, slot, 0),
         layers,
@@ -191,7 +199,7 @@ def decode(
 
     Args:
       learner: has unrolled layers.
-      variables: as `learner.variables` gives them.
+      variables: as `learner.variables` gives them, or from `split_blocks`.
       layers: the cache of each layer (`split_layers`).
       capacity: the most tokens that a row may have.
       last_B: the last token of each row, which is not yet in the cache.
@@ -206,9 +214,6 @@ def decode(
       (decoded tokens, layers without the last decoded token of each row).
     """
     batch, max_top = len(last_B), min(MAX_ALTERNATIVES, learner.model.vocab_size)
-    # Weights are split outside the loop. Slices of stacked weights in it would copy them for each
-    # token; XLA removes the slices of a stack.
-    split_variables = map_blocks(learner, split_layers, variables)
 
     def has_remaining(carry):
         i, _, _, remaining_B, _ = carry
@@ -219,8 +224,8 @@ def decode(
         is_active_B = remaining_B > 0
         cache = cache.replace(layers=stack_layers(cache.layers))
         counts_B = is_active_B.astype(jnp.int32)
-        variables = map_blocks(learner, stack_layers, split_variables)
-        logits_B1V, cache = extend(learner, variables, cache, last_B[:, None], counts_B)
+        stacked = stack_blocks(variables)
+        logits_B1V, cache = extend(learner, stacked, cache, last_B[:, None], counts_B)
         cache = cache.replace(layers=split_layers(cache.layers))
         logits_BV = logits_B1V[:, 0]
         token_B = sample_tokens(logits_BV, samplings, position_B + i)

@@ -129,7 +129,16 @@ def test_decoding_copies_neither_cache_nor_weights():
     row, samplings = np.ones(n, np.int32), SamplingBatch.stack([Sampling(temperature=0)])
     text = (
         programs.decode.lower(
-            variables, layers, CAPACITY, row, row, row, row, samplings, np.array([EOS]), 0
+            programs.split_blocks(variables),
+            layers,
+            CAPACITY,
+            row,
+            row,
+            row,
+            row,
+            samplings,
+            np.array([EOS]),
+            0,
         )
         .compile()
         .as_text()
