@@ -95,7 +95,7 @@ def draw_panel(name: str, points: Sequence[Point]) -> altair.LayerChart:
             ideal.append(row | {'seconds': last.seconds[part] * share})
     floor = min(row['seconds'] for row in rows) / 3
     ideal = [row for row in ideal if row['seconds'] >= floor]
-    axis = alt.Axis(values=[point.size for point in points], format='~s', grid=True)
+    axis = alt.Axis(values=[point.size for point in points], format=',', grid=True)
     legend = alt.Legend(title=None, orient='bottom', columns=2, symbolType='stroke')
     scale = alt.Scale(type='log', nice=False, padding=6)
     encoding = {
