@@ -219,7 +219,7 @@ TRILLIUM_8B = (
     (128, '8x16', 512, 4.602),
     (256, '16x16', 1024, 4.546),
 )
-# The same, with the number of microbatches with which the inputs of blocks fit the device.
+# The same, with microbatches so that the inputs of blocks may fit the device; not compiled yet.
 TRILLIUM_70B = (
     (32, '4x8', 64, 17.790, 2),
     (64, '8x8', 128, 18.688, 2),
