@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from lm.record.event_file import EventFile
 from lm.storage.files import UnreadableFile, open_regular, parse_json, write_text
 
 FILE = 'metrics.jsonl'
@@ -64,6 +63,8 @@ class Recorder:
             )
         if rewritten != [line for line, _ in lines] or not lines:
             write_text(self._path, b''.join(rewritten).decode())
+        from lm.record.event_file import EventFile  # imports tensorboardX
+
         # TensorBoard hides earlier events from this step on, which are written again.
         self._board = EventFile(workdir / 'tensorboard', purge_step=step + 1)
 
