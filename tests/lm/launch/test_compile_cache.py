@@ -79,6 +79,7 @@ def entries(cache: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (cache / 'evenkeel' / FOLDER).glob('jit_*')}
 
 
+@pytest.mark.full
 def test_training_is_bitwise_equal_without_cache_and_with_a_cold_or_warm_one(corpus, tmp_path):
     """Catches a cached step that does not update its donated state, or is another program."""
     outcomes, n_hits = {}, {}
