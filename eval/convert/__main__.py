@@ -10,10 +10,8 @@
     python -m eval.convert quantise --checkpoint=RUN --out=DIR --method=gptq
         --bits=4 [--block=64] [--text=SOURCE]
 
-import-hf: reads a folder of transformers into a workdir. For several hosts,
-  run the same command on each with --coordinator, --num_processes and
-  --process_id, or use a launcher, as for train.py. Each process reads only its
-  part of the weights.
+import-hf: reads a folder of transformers into a workdir. Several hosts run the
+  same command, started as for train.py; each reads its part of the weights.
 export-hf: writes a folder that transformers loads.
 export-peft: writes the factors of model.reparam=lora as a PEFT adapter.
 fold: writes norms and reparametrisation into the weights; logits do not change.
@@ -359,18 +357,18 @@ if __name__ == '__main__':  # only here: other programs have flags of these name
     )
     text = 'prune, quantise: data.source of the text, such as text:GLOB.'
     flags.DEFINE_string('text', None, text)
-    flags.DEFINE_enum('score', prune.Pruning.score, [*SCORES], 'prune: score of a weight.')
-    text = 'prune: what --share applies to; default: as published for the score.'
+    flags.DEFINE_enum('score', prune.Pruning.score, [*SCORES], 'prune: the score.')
+    text = 'prune: what --share applies to; default: as published.'
     flags.DEFINE_enum('per', None, [*PER], text)
     flags.DEFINE_string('general', None, 'prune: data.source of general text, for dual scores.')
     text = 'prune: weight of the general importance in dual scores.'
     flags.DEFINE_float('strength', prune.Pruning.strength, text)
     flags.DEFINE_integer('seed', 0, 'prune: seed of --remove=random.')
-    text = 'quantise: how weights are rounded.'
+    text = 'quantise: how to round.'
     flags.DEFINE_enum('method', None, [*quantise.METHODS], text)
     text = 'quantise: bits of a weight; their mean with --method=baq or --mix.'
     flags.DEFINE_integer('bits', None, text)
-    text = 'quantise: bits to choose from for each matrix, by an integer program, such as 2,4,8.'
+    text = 'quantise: bits to choose from by matrix, such as 2,4,8.'
     flags.DEFINE_list('mix', [], text)
     text = 'quantise: inputs of an output that share a scale; 0: all.'
     flags.DEFINE_integer('block', 0, text)
