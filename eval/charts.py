@@ -4,13 +4,16 @@ The same specification serves all three. vl-convert draws PNG and SVG without a 
 provides the scripts that draw the chart in a page. A page therefore needs no network.
 """
 
+import contextlib
 import datetime
 import functools
+import hashlib
 import json
 import os
 import shlex
 import sys
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +63,7 @@ def chart_config(ink: str, soft: str, line: str, font: str = 'sans-serif') -> Sp
     }
 
 
+EXPORTS = 'window.vegaEmbed = vegaEmbed; window.vega = vega;'  # of the library, to pages
 INK = '#22262b'  # turns light in the dark scheme
 LIGHT = chart_config(INK, '#646b73', '#e3e6e9')
 DARK = chart_config('#e6e8ea', '#a3abb3', '#3a4047')
@@ -158,4 +162,22 @@ def _round_floats(value: Any) -> Any:
 
 @functools.cache
 def _vega_library() -> str:
-    return vl_convert.javascript_bundle('window.vegaEmbed = vegaEmbed; window.vega = vega;')
+    """Returns Vega as JavaScript. Bundling it takes 1.7 s, so that it is stored for later pages."""
+    name = f'vega-{version("vl-convert-python")}-{_digest(EXPORTS)}.js'
+    try:
+        # As `lm.storage.files.user_cache`, which charts do without.
+        cache = Path(os.environ.get('XDG_CACHE_HOME') or '~/.cache').expanduser() / 'evenkeel'
+        return (cache / name).read_text()
+    except RuntimeError:  # the user has no home folder
+        return vl_convert.javascript_bundle(EXPORTS)
+    except OSError:  # not stored yet
+        pass
+    script = vl_convert.javascript_bundle(EXPORTS)
+    with contextlib.suppress(OSError):  # the next page bundles it again
+        cache.mkdir(parents=True, exist_ok=True)
+        _write(cache / name, script.encode())
+    return script
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]

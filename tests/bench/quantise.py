@@ -1,16 +1,17 @@
 """Losses of the runs of a sweep after quantising: methods, numbers of bits and calibration texts.
 
     uv run python -m tests.bench.quantise --sweep=WORKDIR --text=NAME=SOURCE [--text=...]
-        [--bits=8,4,3,2] [--methods=rtn,gptq] [--rows=64]
+        [--bits=8,4,3,2] [--methods=rtn,gptq] [--rows=64] [--losses]
 
 Each run is rounded in this process and scored on its own validation text. Methods that read a text
 are calibrated on each SOURCE in turn. `broken` is GPTQ with the moments of its inputs in another
 order, so that the errors are made up for by the wrong inputs. `activations` rounds no weight, but
-the activations of all products in the blocks, with one scale for a tensor.
+the activations of all products in the blocks, with one scale for a tensor. `weights` rounds weights
+at each product, as `kernels.matmul=simulated` does in training, with one scale for a row.
 
-Prints the increase of the loss in nats per token: the mean over runs that differ in nothing but the
-seed, with its 95% interval (t). Then, over all runs, each method minus `rtn`, and each text minus
-the first one, both by run.
+Prints the increase of the loss in nats per token (`--losses`: the loss): the mean over runs that
+differ in nothing but the seed, with its 95% interval (t). Then, over all runs, each method minus
+`rtn`, and each text minus the first one, both by run.
 """
 
 import argparse
@@ -20,7 +21,9 @@ from pathlib import Path
 
 from lm.launch.before_jax import prepare_process
 
-BROKEN, ACTIVATIONS = 'broken', 'activations'
+BROKEN = 'broken'
+# Methods that round an operand of products instead of stored weights: the operand and its block.
+OPERANDS = {'activations': ('x', 'tensor'), 'weights': ('w', 'row')}
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -31,6 +34,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument('--methods', default='')
     parser.add_argument('--rows', type=int, default=64, help='of each text')
     parser.add_argument('--arm', default='attention.gate', help='the field that runs differ in')
+    parser.add_argument('--losses', action='store_true', help='print losses, not increases')
     return parser.parse_args()
 
 
@@ -47,9 +51,9 @@ def main() -> None:
     from eval.load import load, open_data
     from lm.config.resolve import flatten, update_recipe
 
-    methods = args.methods.split(',') if args.methods else [*METHODS, BROKEN, ACTIVATIONS]
+    methods = args.methods.split(',') if args.methods else [*METHODS, BROKEN, 'activations']
     texts = dict(text.split('=', 1) for text in args.text)
-    increases = collections.defaultdict(list)
+    changes = collections.defaultdict(list)
     for folder in sorted(path.parent for path in args.sweep.glob('*/checkpoints')):
         checkpoint = load(folder)
         validation = open_data(checkpoint).validation
@@ -58,22 +62,22 @@ def main() -> None:
         quantisers = {'': Quantiser(checkpoint)}
         quantisers |= {name: Quantiser(checkpoint, rows_BT) for name, rows_BT in rows.items()}
         plain = quantisers[''].measure_loss({}, held_out_BT)
+        base = 0.0 if args.losses else plain
         arm = flatten(checkpoint.recipe)[args.arm]
 
-        def loss_with_rounded_activations(bits, checkpoint=checkpoint, held_out_BT=held_out_BT):
-            changes = {'kernels.matmul': 'simulated', 'kernels.x_format': f'int{bits}'}
-            recipe = update_recipe(
-                checkpoint.recipe,
-                {**changes, 'kernels.w_format': 'wide', 'kernels.g_format': 'wide'},
-            )
+        def loss_with_rounded(operand, block, bits, checkpoint=checkpoint, held_out_BT=held_out_BT):
+            formats = {f'kernels.{name}_format': 'wide' for name in 'xwg'}
+            formats[f'kernels.{operand}_format'] = f'int{bits}'
+            products = {'kernels.matmul': 'simulated', f'kernels.{operand}_block': block}
+            recipe = update_recipe(checkpoint.recipe, {**products, **formats})
             learner = build_cpu_learner(recipe, checkpoint.meta['vocab_size'])
             reader = ScoreReader(learner, recipe.microbatch_size)
             return reader.compute_loss(checkpoint.weights, held_out_BT)
 
         for method, bits in itertools.product(methods, map(int, args.bits.split(','))):
-            if method == ACTIVATIONS:
-                loss = loss_with_rounded_activations(bits)
-                increases[arm, method, '', bits].append(loss - plain)
+            if method in OPERANDS:
+                loss = loss_with_rounded(*OPERANDS[method], bits)
+                changes[arm, method, '', bits].append(loss - base)
                 continue
             row = 'gptq' if method == BROKEN else method
             for name in rows if METHODS[row].needs_moments else ['']:
@@ -86,18 +90,19 @@ def main() -> None:
                     }
                 quantised = quantiser.quantise(Quantisation(row, bits))
                 loss = quantiser.measure_loss(quantised.params, held_out_BT)
-                increases[arm, method, name, bits].append(loss - plain)
+                changes[arm, method, name, bits].append(loss - base)
         print(f'{folder.name}: {args.arm}={arm}, loss {plain:.4f}', flush=True)
 
-    def format_mean(values):
+    def format_mean(values, sign='+'):
         n = len(values)
         half = stats.sem(values) * stats.t.ppf(0.975, n - 1) if n > 1 else float('nan')
-        return f'{np.mean(values):+.4f} ± {half:.4f}'
+        return f'{np.mean(values):{sign}.4f} ± {half:.4f}'
 
-    print(f'| {args.arm} | method | text | bits | increase |\n|---|---|---|---|---|')
+    kind, sign = ('loss', '') if args.losses else ('increase', '+')
+    print(f'| {args.arm} | method | text | bits | {kind} |\n|---|---|---|---|---|')
     pooled = collections.defaultdict(list)
-    for (arm, method, name, bits), values in increases.items():
-        print(f'| {arm} | {method} | {name} | {bits} | {format_mean(values)} |')
+    for (arm, method, name, bits), values in changes.items():
+        print(f'| {arm} | {method} | {name} | {bits} | {format_mean(values, sign)} |')
         pooled[method, name, bits] += values
     print('\n| method | text | bits | minus rtn | minus the first text |\n|---|---|---|---|---|')
     for (method, name, bits), values in pooled.items():
