@@ -28,6 +28,8 @@ from lm.inference.slots import (
 PREFILL_CHUNK = 256  # tokens of a prompt that are read at once
 PREFILL_BUDGET = 1024  # prompt tokens read in a step while other rows are ready to decode
 MIN_CHUNK = 16  # least tokens that are read at once, with padding
+PREFILL_ROWS = 16  # the most rows that are read at once
+MIN_WAITING = 0.25  # the least share of such rows that must have tokens to read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,34 +263,88 @@ class Engine:
         """
         n_read, is_any_ready = 0, self.n_free + len(self._prefill_queue) < len(self._rows)
         while self._prefill_queue and not (is_any_ready and n_read >= PREFILL_BUDGET):
-            slot = self._prefill_queue.popleft()
-            row = self._rows[slot]
-            assert row is not None  # `release` takes a slot out of the queue
-            count = min(row.n_unread, PREFILL_CHUNK)
-            if count:
-                begin = row.first + row.n_cached
-                part = row.tokens[begin : begin + count]
-                try:
-                    self._read_tokens(slot, row.n_cached, part)
-                except Exception as error:
-                    self._fail_row(slot, error, on_error)
+            slots, window = self._select_waiting()
+            for slot in slots:
+                self._prefill_queue.remove(slot)
+            n_read += self._read_parts(slots, window, on_error)
+            for slot in slots:
+                row = self._rows[slot]
+                if row is None:  # it has failed
                     continue
-                row.n_cached += count
-                n_read += count
-            if row.n_unread:
-                self._prefill_queue.append(slot)
-            else:
-                is_any_ready = True
+                if row.n_unread:
+                    self._prefill_queue.append(slot)
+                else:
+                    is_any_ready = True
 
-    def _read_tokens(self, slot: int, start: int, part: list[int]) -> None:
-        """Reads tokens of a row after its first `start`, padded to a power of two."""
-        length = next_power_2(max(MIN_CHUNK, len(part)))
-        tokens_1T = np.zeros((1, length), np.int32)
-        tokens_1T[0, : len(part)] = part
-        self._resize_cache(start + len(part))
+    def _select_waiting(self) -> tuple[list[int], range]:
+        """Returns the first waiting slot, or several, and the slots that a call for them covers.
+
+        A call for many short chunks takes hardly longer than a call for one. If enough neighbours
+        of the first wait too, wherever in the queue, they are read with it.
+        """
+        first = self._prefill_queue[0]
+        length, n_slots = self._chunk_length(first), len(self._rows)
+        n_rows = min(PREFILL_ROWS, max(1, PREFILL_BUDGET // length), n_slots)
+        begin = min(first - first % n_rows, n_slots - n_rows)
+        window = range(begin, begin + n_rows)
+        slots = [
+            slot
+            for slot in self._prefill_queue
+            if slot in window and self._chunk_length(slot) <= length
+        ]
+        if len(slots) == 1 or len(slots) < n_rows * MIN_WAITING:
+            return [first], range(first, first + 1)
+        return slots, window
+
+    def _waiting_row(self, slot: int) -> _Row:
+        row = self._rows[slot]
+        assert row is not None  # `release` takes a slot out of the queue
+        return row
+
+    def _chunk_length(self, slot: int) -> int:
+        """Returns the length to which the next chunk of a row is padded: a power of two."""
+        return next_power_2(max(MIN_CHUNK, min(self._waiting_row(slot).n_unread, PREFILL_CHUNK)))
+
+    def _read_parts(
+        self, slots: list[int], window: range, on_error: Callable[[int, Exception], None]
+    ) -> int:
+        """Reads a chunk of each row, all at once, or one by one if that fails.
+
+        Returns the number of tokens read.
+        """
+        try:
+            return self._read_tokens(slots, window)
+        except Exception as error:
+            if len(slots) == 1:
+                self._fail_row(*slots, error, on_error)
+                return 0
+        return sum(self._read_parts([i], range(i, i + 1), on_error) for i in slots)
+
+    def _read_tokens(self, slots: list[int], window: range) -> int:
+        """Reads a chunk of each row, and returns the number of tokens read."""
+        tokens_RT = np.zeros((len(window), max(map(self._chunk_length, slots))), np.int32)
+        start_R, count_R = np.zeros((2, len(window)), np.int32)
+        for i, slot in enumerate(window):
+            if row := self._rows[slot]:
+                start_R[i] = row.n_cached
+                if slot in slots:
+                    begin, count_R[i] = row.first + row.n_cached, min(row.n_unread, PREFILL_CHUNK)
+                    tokens_RT[i, : count_R[i]] = row.tokens[begin : begin + count_R[i]]
+        if not count_R.any():
+            return 0
+        self._resize_cache(int(np.max(start_R + count_R)))
         self._layers = self._programs.prefill(
-            self._prefill_variables, self._layers, self.capacity, tokens_1T, slot, start, len(part)
+            self._prefill_variables,
+            self._layers,
+            self.capacity,
+            tokens_RT,
+            window.start,
+            start_R,
+            count_R,
         )
+        for slot in slots:
+            self._waiting_row(slot).n_cached += int(count_R[slot - window.start])
+        return int(count_R.sum())
 
     def _resize_cache(self, length: int) -> None:
         """Resizes the cache to the shortest length for rows of `length` tokens and for the cached

@@ -152,29 +152,31 @@ def prefill(
     variables: Any,
     layers: Any,
     capacity: int,
-    tokens_1T: jax.Array,
+    tokens_RT: jax.Array,
     slot: jax.Array,
-    start: jax.Array,
-    count: jax.Array,
+    start_R: jax.Array,
+    count_R: jax.Array,
 ) -> Any:
-    """Reads `count` tokens of a row in a slot, after the `start` tokens that it has.
+    """Reads further tokens of the rows in R slots that follow each other.
 
     Args:
       learner: the learner.
       variables: as `learner.variables` gives them, or from `split_blocks`.
       layers: the cache of each layer (`split_layers`).
       capacity: the most tokens that a row may have.
-      tokens_1T: token ids, padded.
-      slot: row of the cache.
-      start: number of tokens in the cache.
-      count: number of tokens to read.
+      tokens_RT: token ids, padded.
+      slot: the first of the slots.
+      start_R: number of tokens of each row in the cache.
+      count_R: number of tokens to read; 0 leaves the row unchanged.
 
     Returns:
       The layers with these tokens.
     """
-    slot_layers = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, slot, 1), layers)
-    cache = Cache(stack_layers(slot_layers), jnp.full(1, start), capacity)
-    _, cache = extend(learner, stack_blocks(variables), cache, tokens_1T, jnp.full(1, count))
+    slot_layers = jax.tree.map(
+        lambda x: jax.lax.dynamic_slice_in_dim(x, slot, len(tokens_RT)), layers
+    )
+    cache = Cache(stack_layers(slot_layers), start_R, capacity)
+    _, cache = extend(learner, stack_blocks(variables), cache, tokens_RT, count_R)
     return jax.tree.map(
         lambda x, update: jax.lax.dynamic_update_slice_in_dim(x, update, slot, 0),
         layers,

@@ -205,6 +205,48 @@ def test_prompt_chunks_interleave_with_decoding(engine, single_updates, monkeypa
     assert engine.n_free == 3
 
 
+@pytest.mark.parametrize('name', ['gla', pytest.param('alibi', marks=pytest.mark.full)])
+def test_prompts_are_read_together_beside_decoding_rows(name, monkeypatch):
+    """Catches a call for several prompts that changes the row beside them, or reads a wrong row.
+
+    The row in slot 0 has state when the call for slots 1 and 2 covers it too.
+    """
+    engine = Engine(build_checkpoint(name), slots=4)
+    monkeypatch.setattr(engine_module, 'PREFILL_ROWS', 3)
+    calls, prefill = [], engine._programs.prefill
+
+    def count_rows(*arguments):
+        calls.append(arguments[-1].tolist())
+        return prefill(*arguments)
+
+    monkeypatch.setattr(engine._programs, 'prefill', count_rows)
+    texts, slots = {}, {}
+
+    def admit(i):
+        slots[engine.admit(REQUESTS[i])] = i
+
+    def step():
+        for slot, update in engine.step().items():
+            texts[slots[slot]] = texts.get(slots[slot], []) + update.tokens
+
+    monkeypatch.setattr(engine_module, 'TOKENS_PER_CALL', 2)
+    admit(1)
+    admit(3)
+    step()
+    engine.release(1)  # its text is not of interest
+    admit(2)
+    admit(4)
+    while engine.n_free < 4:
+        step()
+    assert calls == [[0, 1, 0], [0, 5, 3]]
+    assert len(texts[1]) > 2, 'the row has ended before its neighbours are read'
+    for i in (1, 2, 4):
+        row = [*REQUESTS[i].tokens, *(token.id for token in texts[i])]
+        log_p_TV = whole_row_log_probs(name, row)[len(REQUESTS[i].tokens) - 1 :]
+        expected = [log_p_TV[t, token.id] for t, token in enumerate(texts[i])]
+        np.testing.assert_allclose([t.log_p for t in texts[i]], expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.full
 def test_full_row_drops_first_half(engine):
     """The model continues from the later half alone."""
@@ -295,8 +337,10 @@ def test_error_ends_only_its_row(engine, single_updates, place, monkeypatch):
     failing = Request((BOS, 7, 7, 7), 4, UnusableSampling() if place == 'step' else Sampling())
     if place == 'prompt':
         read_tokens = engine._read_tokens
-        monkeypatch.setattr(engine, '_read_tokens', lambda slot, start, part: (
-            read_tokens(slot, start, part) if 7 not in part else 1 / 0
+        monkeypatch.setattr(engine, '_read_tokens', lambda slots, window: (
+            read_tokens(slots, window)
+            if all(engine._rows[slot].request != failing for slot in slots)
+            else 1 / 0
         ))  # fmt: skip
     slots = [engine.admit(request) for request in (requests[0], failing, requests[1])]
     failed, texts = {}, {slot: [] for slot in slots}

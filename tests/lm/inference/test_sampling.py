@@ -11,6 +11,7 @@ from lm.inference.sampling import (
     Sampling,
     SamplingBatch,
     filter_logits,
+    find_largest,
     invert_cdf,
     sample_tokens,
 )
@@ -114,6 +115,12 @@ def test_temperature_0_takes_likeliest():
     rows = SamplingBatch.stack([Sampling(0.0, seed=i) for i in range(6)])
     tokens_B = jitted_sample(logits_BV, rows, np.arange(6, dtype=np.int32))
     np.testing.assert_array_equal(tokens_B, logits_BV.argmax(-1))
+
+
+def test_largest_logit_is_the_first_of_equal_ones():
+    """Catches a token out of the vocabulary for a row without a largest logit."""
+    logits_BV = np.array([[0, 2, 2], [-np.inf] * 3, [1, np.nan, np.nan], [3, np.inf, 1]])
+    np.testing.assert_array_equal(find_largest(logits_BV), jnp.argmax(logits_BV, -1))
 
 
 @pytest.mark.parametrize('vocab', [2, 64, 65, VOCAB])
