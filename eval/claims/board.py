@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eval.claims.claim import PARTS
+from eval.claims.claim import PARTS, Claim
 from eval.claims.decide import (
     IN_PART,
     INFEASIBLE,
@@ -313,6 +313,7 @@ def _render_page(decision: Decision, folder: Path, entries: Entries) -> str:
         lines += [f'**Caution.** {_link_study_pages(_format_sentence(claim.caution), folder)}', '']
     lines += ['## What the paper claims', '', texts['Says'], '', f'Source: {texts["Paper"]}', '']
     lines += ['## How it was tested', '', texts['Here'], '', _describe_method(decision, folder), '']
+    lines += [*_describe_fidelity(claim)]
     lines += [f'**Criterion.** {texts["Counts"]}', '']
     if note := entry_note(claim, entries):
         lines += [f'**Registration.** {_format_sentence(note)}', '']
@@ -343,6 +344,18 @@ def _render_page(decision: Decision, folder: Path, entries: Entries) -> str:
     for study in decision.evidence.values():
         lines += [f'- {_format_cost(study)}{_study_link(study, folder)}']
     return '\n'.join(lines).rstrip() + '\n'
+
+
+def _describe_fidelity(claim: Claim) -> list[str]:
+    """Returns a table of how each arm is run here and by its authors; [] without FIDELITY."""
+    if not claim.fidelity:
+        return []
+    head = ['arm', 'here', 'its authors', 'source']
+    body = [
+        [arm, fidelity.here, fidelity.authors, _link_papers(fidelity.source)]
+        for arm, fidelity in claim.fidelity.items()
+    ]
+    return [format_markdown([head, *body]), '']
 
 
 def _describe_method(decision: Decision, folder: Path) -> str:

@@ -10,12 +10,20 @@
             'label': 'loss of Muon minus loss of AdamW (nats per token)',
         },
     )
+    FIDELITY = {
+        'Muon': {
+            'here': 'momentum 0.95, Nesterov, five Newton-Schulz steps, no weight decay',
+            'authors': 'the same with a weight decay of 0.1',
+            'source': 'arXiv:2502.16982, section 2',
+        },
+    }
 
 A study is a config file with config.tune, or `measure:NAME`; several claims may share a study. A
 condition is a quantity (`eval.claims.evidence`) and its allowed range; its label names the quantity
 and the unit on pages. A claim holds if all its conditions do. WITHDRAWN = 'reason' takes back the
 verdict, whatever the evidence; CAUTION = 'text' warns the reader before the verdict. Both are on
-one line. The first line of the file's docstring is the claim. Texts for each of HEADINGS follow:
+one line. FIDELITY states how each arm is run here and how its authors run it, and where they say
+so. The first line of the file's docstring is the claim. Texts for each of HEADINGS follow:
 the paper, its statement, the test here, and the criterion in words.
 """
 
@@ -41,6 +49,7 @@ PARTS = (
 # Constants of a file.
 REQUIRED_CONSTANTS = ('PART', 'STUDIES', 'HOLDS')
 SENTENCE_CONSTANTS = ('WITHDRAWN', 'CAUTION')
+FIDELITY = 'FIDELITY'
 # Keys of conditions, besides the quantity.
 STUDY_KEYS, MEASURE_KEYS = {'study', 'arm', 'against', 'label'}, {'study', 'value', 'label'}
 
@@ -69,11 +78,20 @@ class Condition:
 
 
 @dataclasses.dataclass(frozen=True)
+class Fidelity:
+    """How an arm is run, here and by its authors, and the place where the authors say so."""
+
+    here: str
+    authors: str
+    source: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Claim:
     """A claim of a file.
 
     studies: {name: config file, as train.py takes it}. withdrawn: the reason to take back the
-    verdict, or ''. caution: a warning on the verdict, or ''.
+    verdict, or ''. caution: a warning on the verdict, or ''. fidelity: by the name of an arm.
     """
 
     name: str
@@ -84,12 +102,13 @@ class Claim:
     conditions: Sequence[Condition]
     withdrawn: str = ''
     caution: str = ''
+    fidelity: Mapping[str, Fidelity] = dataclasses.field(default_factory=dict)
 
     @property
     def digest(self) -> str:
         """Returns a digest of the criterion; it changes with any condition or study.
 
-        Texts and labels do not count.
+        Texts, labels and FIDELITY do not count.
         """
         conditions = [dataclasses.asdict(condition) for condition in self.conditions]
         for fields in conditions:
@@ -136,7 +155,7 @@ def _build_claim(name: str, module: Mapping[str, Any]) -> Claim:
     constants = {constant: value for constant, value in module.items() if constant[0] != '_'}
     for constant in constants:  # a misspelt WITHDRAWN would leave the verdict on the board
         choose(
-            dict.fromkeys(REQUIRED_CONSTANTS + SENTENCE_CONSTANTS),
+            dict.fromkeys((*REQUIRED_CONSTANTS, *SENTENCE_CONSTANTS, FIDELITY)),
             constant,
             'a constant of a claim',
         )
@@ -154,7 +173,19 @@ def _build_claim(name: str, module: Mapping[str, Any]) -> Claim:
         for constant in SENTENCE_CONSTANTS
         if constant in constants
     }
-    return Claim(name, title, texts, constants['PART'], studies, conditions, **sentences)
+    fidelity = {
+        arm: _parse_fidelity(arm, fields) for arm, fields in constants.get(FIDELITY, {}).items()
+    }
+    return Claim(
+        name, title, texts, constants['PART'], studies, conditions, **sentences, fidelity=fidelity
+    )
+
+
+def _parse_fidelity(arm: str, fields: Any) -> Fidelity:
+    names = [field.name for field in dataclasses.fields(Fidelity)]
+    if not isinstance(fields, dict) or {*fields} != {*names}:
+        raise ValueError(f'{FIDELITY}[{arm!r}] must be a dict of {", ".join(names)}; got {fields}')
+    return Fidelity(**{key: _parse_line(fields[key], f'{FIDELITY}[{arm!r}]') for key in names})
 
 
 def _parse_line(value: Any, name: str) -> str:

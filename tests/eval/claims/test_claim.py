@@ -2,6 +2,7 @@
 of the project is valid.
 """
 
+import dataclasses
 import math
 
 import pytest
@@ -58,6 +59,14 @@ def test_file_withdraws_or_qualifies_verdict(tmp_path):
     assert claim.digest == plain.digest  # what counts is the same
 
 
+def test_file_states_how_arms_are_run(tmp_path):
+    row = {'here': 'b1 of 0.9', 'authors': 'b1 of 0', 'source': 'arXiv:2405.15682, section 4'}
+    plain = read_claim(write(tmp_path, GOOD))
+    claim = read_claim(write(tmp_path, f'{GOOD}FIDELITY = {{"Schedule-Free": {row}}}\n'))
+    assert dataclasses.asdict(claim.fidelity['Schedule-Free']) == row and not plain.fidelity
+    assert claim.digest == plain.digest
+
+
 def test_digest_covers_criterion(tmp_path):
     """Other texts and labels are the same claim; another bound, arm or study is not."""
     digest = read_claim(write(tmp_path, GOOD)).digest
@@ -92,6 +101,10 @@ WRONG = {  # {text in GOOD: (its replacement, the message)}
     'PART = ': (
         'CAUTION = True\nPART = ',
         'CAUTION must be a non-empty text on one line, got True',
+    ),
+    '"""\n\nPART = ': (
+        '"""\n\nFIDELITY = {"Muon": {"here": "momentum"}}\nPART = ',
+        'must be a dict of here, authors, source',
     ),
     'STUDIES = ': ("WITHDRAW = 'why'\nSTUDIES = ", "STUDIES, WITHDRAWN; got 'WITHDRAW'"),
     "    {'study': 'fixed'": (
