@@ -36,3 +36,26 @@ HOLDS = (
         'label': 'loss increase on wanted text minus that of random removal (nats per token)',
     },
 )
+FIDELITY = {
+    'Antidote': {
+        'here': (
+            'the tenth of the inputs of every output with the largest |w| times input size on 128 '
+            'rows of unwanted text, in all matrices of the blocks: also in weights from before '
+            'the fine-tuning, which wanted text needs'
+        ),
+        'authors': (
+            'a tenth per output too, with 2,000 harmful samples, but only in the LoRA factors '
+            'that the fine-tuning added, or in queries, keys and values if all weights were '
+            'tuned; 20 epochs on 5,000 samples, 20% harmful, at 1e-4'
+        ),
+        'source': (
+            'github.com/git-disl/Antidote, utils.py, train.py and '
+            'script/finetune/antidote_poison_ratio.sh'
+        ),
+    },
+    'random removal': {
+        'here': 'as many inputs of every output at random, in the same matrices',
+        'authors': 'no such control is known here; they compare with other defences',
+        'source': 'arXiv:2408.09600',
+    },
+}

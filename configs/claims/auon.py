@@ -36,3 +36,28 @@ HOLDS = (
         'label': 'loss difference, AuON minus Muon (nats per token, 100 steps)',
     },
 )
+FIDELITY = {
+    'AuON': {
+        'here': (
+            'the form of the code with momentum 0.95, Nesterov and gamma 1.5, which is '
+            'momentum alone; decay 0.1 times a tuned rate, up to a third of a matrix in a '
+            'step; warm-up for a tenth of the steps, cosine to 0, 8 x 128 tokens; embeddings '
+            'start at a deviation of 1/8; AdamW at 0.01 for the rest'
+        ),
+        'authors': (
+            'the same update at rate 0.08 with decay 0.01; constant rate, then a linear fall '
+            'to a tenth over the last 45% of 10,000 steps of 8,192 tokens; Adam at 0.008 for '
+            'the rest'
+        ),
+        'source': 'github.com/ryyzn9/AuON, training/config.py and auon/optimizer.py',
+    },
+    'Muon': {
+        'here': (
+            'momentum 0.95, five Newton-Schulz steps, factor sqrt(max(1, outputs / inputs)), '
+            'tuned rate; decay 0.1 times the rate; schedule, batch and AdamW for the rest as '
+            'for AuON here'
+        ),
+        'authors': 'momentum 0.95, rate 0.05, decay 0.01, schedule and batch as for AuON',
+        'source': 'github.com/ryyzn9/AuON, training/config.py',
+    },
+}

@@ -13,6 +13,10 @@ Counts:   the loss is lower than that of AdamW at both lengths, which the speed-
 """
 
 PART = 'optimizers'
+CAUTION = (
+    'Singular vectors are renewed every 2,000 steps, so that those of the first gradient stay '
+    'for all 200 steps; the authors renew them 5 to 50 times in a run.'
+)
 STUDIES = {
     'whole': 'configs/studies/optimizers_tuned.py',
     'half': 'configs/studies/optimizers_tuned.py:half',
@@ -31,3 +35,34 @@ HOLDS = (
         'label': 'loss difference, Conda minus AdamW (nats per token, 100 steps)',
     },
 )
+FIDELITY = {
+    'Conda': {
+        'here': (
+            'b1 0.9, b2 0.99, eps 1e-8, factor 0.25; singular vectors every 2,000 steps, so '
+            'that those of the first gradient stay for the whole run; hidden matrices only, '
+            'tuned rate; decay, clipping, schedule and batch are those of AdamW here'
+        ),
+        'authors': (
+            'the same constants without decay or clipping, renewed 5 to 50 times in 10,000 to '
+            '100,000 steps of 512 x 256 tokens; rate 0.01 for all parameters, warm-up for a '
+            'tenth, cosine to a tenth'
+        ),
+        'source': (
+            'github.com/jie040109/Conda, examples/llama/torchrun_main.py, '
+            'scripts/llama_60m_conda.sh and llama_1b_conda.sh'
+        ),
+    },
+    'AdamW': {
+        'here': (
+            'b1 0.9, b2 0.95, eps 1e-8, decay 0.1 times the rate, gradients clipped at 1; '
+            'warm-up for a tenth of the steps, cosine to 0, batches of 8 x 128 tokens; tuned '
+            'rate for hidden matrices, 0.01 for the rest in every run; embeddings start at a '
+            'deviation of 1/8'
+        ),
+        'authors': (
+            'betas 0.9 and 0.999, no decay, rate 0.001 for all parameters at 60 million; '
+            'schedule and batch as for Conda'
+        ),
+        'source': 'github.com/jie040109/Conda, examples/llama/scripts/llama_60m_adamw.sh',
+    },
+}

@@ -20,3 +20,31 @@ HOLDS = (
         'label': 'loss difference, constant rate minus cosine (nats per token)',
     },
 )
+FIDELITY = {
+    'constant rate': {
+        'here': (
+            '20 steps of warm-up, then constant, rate tuned for each arm; AdamW with betas 0.9 '
+            'and 0.95 and decay 0.1, 200 steps'
+        ),
+        'authors': (
+            'a constant rate before the cooldown, at which the loss falls sharply; the first '
+            'paper has no constant rate: its rate falls with the inverse root of the step after '
+            '4,000 steps, not to 0'
+        ),
+        'source': (
+            'arXiv:2405.18392; github.com/epfml/schedules-and-scaling, src/config/base.py, '
+            'src/main.py and README.md; arXiv:1706.03762'
+        ),
+    },
+    'cosine': {
+        'here': 'falls to 0 at the last of 200 steps, 20 steps of warm-up, rate tuned for each arm',
+        'authors': (
+            'falls to a tenth of the peak in their code; AdamW with betas 0.9 and 0.95 and decay '
+            '0.1, 300 steps of warm-up of 15,000 by default'
+        ),
+        'source': (
+            'arXiv:2405.18392; github.com/epfml/schedules-and-scaling, src/config/base.py, '
+            'src/main.py and README.md'
+        ),
+    },
+}

@@ -43,3 +43,26 @@ HOLDS = (
         'label': 'slope of log singular value over log (rate / decay)',
     },
 )
+FIDELITY = {
+    'decay of sqrt(width)': {
+        'here': (
+            'at width 32 m muP with Adam at a constant 0.02 / m and decay 1.25 sqrt(m) for hidden '
+            'matrices, 1.25 for embeddings and readout, none for vectors; 120 sqrt(m) steps of 4 '
+            'rows of 32 tokens'
+        ),
+        'authors': (
+            'AdamW with matrix rates of 1 / width and decay of sqrt(width), vectors at a constant '
+            'rate without decay; LLaMA-style transformers and a synthetic task; widths and rates '
+            'are not known here'
+        ),
+        'source': 'arXiv:2510.15262, abstract',
+    },
+    'constant decay and decay of width': {
+        'here': 'the same with decay 1.25 or 1.25 m, 120 m or 120 steps',
+        'authors': (
+            'the exponents follow from sqrt(rate / decay) width^0.75; which rules they train is '
+            'not known here'
+        ),
+        'source': 'arXiv:2510.15262, abstract',
+    },
+}

@@ -29,3 +29,22 @@ HOLDS = (
         'label': 'slope of log stream size over log depth, standard',
     },
 )
+FIDELITY = {
+    'Depth-muP': {
+        'here': (
+            'attention and MLP outputs over sqrt(depth), width 64 throughout, depths 4, 12 and '
+            '36, no training, RMSNorm in pre-norm, matrices from N(0, 1 / fan_in)'
+        ),
+        'authors': (
+            'block outputs times a constant over sqrt(depth), Adam rates over sqrt(depth); proved '
+            'for blocks of one layer in the limit of width, then depth; for deeper blocks they '
+            'show limits of all such rules, also on a Megatron transformer'
+        ),
+        'source': 'arXiv:2310.02244, abstract',
+    },
+    'standard': {
+        'here': 'the same without the factor, and without smaller output matrices for more depth',
+        'authors': 'residual networks without a factor, whose features grow with depth',
+        'source': 'arXiv:2310.02244, section 1',
+    },
+}

@@ -47,3 +47,49 @@ HOLDS = (
         'label': 'loss increase, dual score minus domain gradient (nats per token)',
     },
 )
+FIDELITY = {
+    'dual score': {
+        'here': (
+            '|g w| + (g w)^2 / 2 per row, with g + s G g^2; s is the published strength or 1e6 to '
+            '1e10 times that, the best on calibration text; 50% of each matrix, on a finished '
+            'model, no further training'
+        ),
+        'authors': (
+            '|g w + (g w)^2 / 2000 + w^3|, summed over 5 epochs of SGD at 0.03 on the domain that '
+            'also change the weights; 52% of each matrix at the end'
+        ),
+        'source': (
+            'arXiv:2405.06275; github.com/compressionOrg/D-Pruner, code/src/lomo.py, '
+            'code/config/args_lomo.yaml and code/save_model.py'
+        ),
+    },
+    'magnitude': {
+        'here': '|w|, 50% of each matrix',
+        'authors': 'the same score; share and grouping are not known here',
+        'source': 'arXiv:2405.06275',
+    },
+    'Wanda': {
+        'here': '|w| times input size on 128 rows of the domain, 50% of the inputs of each output',
+        'authors': (
+            'the same score per output; whether their baseline reads the domain is not known here'
+        ),
+        'source': 'arXiv:2306.11695; arXiv:2405.06275',
+    },
+    'curvature': {
+        'here': (
+            'the score of SparseGPT on 128 rows of general text, damping 0.01, but the remaining '
+            'weights are not adjusted'
+        ),
+        'authors': (
+            'as the general importance: 128 rows of C4, damping 0.01, computed while earlier '
+            'columns are pruned and the rest compensates; SparseGPT as a baseline adjusts them '
+            'too'
+        ),
+        'source': 'github.com/compressionOrg/D-Pruner, code/general.py; arXiv:2301.00774',
+    },
+    'domain gradient': {
+        'here': 'the dual score with s = 0',
+        'authors': 'a gradient score of the domain as a baseline; its form is not known here',
+        'source': 'arXiv:2405.06275',
+    },
+}

@@ -21,3 +21,37 @@ HOLDS = (
         'label': 'loss difference, Dynamic Tanh minus RMSNorm (nats per token)',
     },
 )
+FIDELITY = {
+    'Dynamic Tanh': {
+        'here': (
+            'all slopes start at 0.5, no bias, gains and slopes without decay; a learned factor of '
+            '8 multiplies embeddings that already have a standard deviation of 1, so the first '
+            'tanh starts near saturation'
+        ),
+        'authors': (
+            'LLaMA: slopes start at 0.8 before attention and 0.2 elsewhere (7B), tuned by width; a '
+            'learned factor of sqrt(width) multiplies embeddings with a deviation of 0.02, which '
+            'gives 1.3; decay 0.1 of all parameters, the same rate as RMSNorm (0.0003), 200 '
+            'billion tokens'
+        ),
+        'source': (
+            'arXiv:2503.10622, appendix A and table 10; jiachenzhu/DyT, '
+            'other_tasks/LLaMA/README.md, main_training_llama.py and fms_fsdp/models/llama.py'
+        ),
+    },
+    'RMSNorm': {
+        'here': (
+            'eps 1e-6, AdamW with betas 0.9 and 0.95 and decay 0.1 of matrices and embeddings, its '
+            'own tuned rate, warm-up of 20 of 200 steps and cosine to 0, 8 x 128 tokens per step; '
+            'no factor of the embeddings'
+        ),
+        'authors': (
+            'AdamW with betas 0.9 and 0.95, decay 0.1, rate 0.0003, gradients clipped at 1, '
+            'sequences of 4,096 tokens'
+        ),
+        'source': (
+            'jiachenzhu/DyT, other_tasks/LLaMA/main_training_llama.py and '
+            'fms_fsdp/config/training.py'
+        ),
+    },
+}

@@ -5,8 +5,8 @@ Says:     Fixed vectors at nearly equal angles, which classify by the cosine wit
           replace a trained classifier and its parameters without loss of accuracy.
 Here:     A model with 0.26 million parameters is trained for 1,000 steps on 1.0 million tokens of
           Python source code. There are 512 classes in 64 dimensions, so rows cannot all be nearly
-          orthogonal; the paper has 1,000 image classes in as many dimensions. The temperature is
-          the published one.
+          orthogonal; the paper has 1,000 image classes mostly in as many dimensions, and at least
+          in 100. The temperature is the published one.
 Counts:   the loss is at most 0.03 nats above that of a learned readout, and below that of random
           rows, which do not have equal angles.
 """
@@ -30,3 +30,40 @@ HOLDS = (
         'label': 'loss difference, equiangular rows minus random rows (nats per token)',
     },
 )
+FIDELITY = {
+    'equiangular rows': {
+        'here': (
+            'the last 64 activations directly on 512 fixed rows, temperature 0.07, no learned '
+            'projection, z-loss 1e-4, no smoothing; rows by our own descent; AdamW with decay '
+            '0.1, 1,000 steps, rate tuned'
+        ),
+        'authors': (
+            'a trained layer maps features to the dimension of the rows (1,000, also 100 to '
+            '2,000) for 1,000 classes, temperature 0.07, smoothing 0.1 with mixup and cutmix; SGD '
+            'at 0.5, decay 2e-5, batch 1,024, 105 epochs of ResNet-50'
+        ),
+        'source': (
+            'arXiv:2303.11637; github.com/aassxun/Equiangular-Basis-Vectors, '
+            'EBV_Dim_Experiment/EBV_Dim_ImageNet.py and Generate_EBV/Generate_EBV.py'
+        ),
+    },
+    'learned readout': {
+        'here': (
+            'plain logits with a learned matrix, no cosine and no temperature; the same training '
+            'at a tuned rate of its own'
+        ),
+        'authors': (
+            'a fully connected layer on plain logits, smoothing 0.1, mixup and cutmix, decay '
+            '2e-5, 105 epochs; SGD or AdamW, at rates of its own'
+        ),
+        'source': (
+            'github.com/aassxun/Equiangular-Basis-Vectors, '
+            'ImageNet_Validation_Experiment/base(fc)_ImageNet.py'
+        ),
+    },
+    'random rows': {
+        'here': 'fixed Gaussian rows of unit length, the same cosine and temperature',
+        'authors': 'no such control is known here',
+        'source': 'arXiv:2303.11637',
+    },
+}

@@ -44,3 +44,26 @@ HOLDS = (
         'label': 'loss increase on retained strings over that of gradient ascent, Pearson',
     },
 )
+FIDELITY = {
+    'FLAT': {
+        'here': (
+            'mean probability of answer tokens only, template of four fixed tokens that the model '
+            'already gives to unknown keys; Adam without decay at the best of three constant '
+            'rates on all ten strings, stopped once none is given'
+        ),
+        'authors': (
+            'mean over all positions, where ignored ones count as 0, with refusals as templates; '
+            'rate 1e-5 and 5 epochs on TOFU (2e-7 on Harry Potter), decay 0.01, batches of 16 x '
+            '4, no early stop; total variation is the default'
+        ),
+        'source': (
+            'arXiv:2410.11143; github.com/UCSC-REAL/FLAT, dataloader.py, config/forget.yaml and '
+            'README.md'
+        ),
+    },
+    'gradient ascent': {
+        'here': 'minus the mean loss of the answer tokens; the same Adam, rates and stop',
+        'authors': 'minus the mean loss of the answer tokens, for the same fixed epochs and rate',
+        'source': 'github.com/UCSC-REAL/FLAT, dataloader.py and config/forget.yaml',
+    },
+}

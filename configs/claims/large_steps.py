@@ -34,3 +34,16 @@ HOLDS = (
         'label': 'largest loss over initial loss, learning rate 1',
     },
 )
+FIDELITY = {
+    'gradient descent': {
+        'here': (
+            'all points in each step, from 0, no momentum, float64, rates 1 and 100; '
+            'coordinates in [0, 1] and a constant 1, margin at least 0.05'
+        ),
+        'authors': (
+            'all points in each step, from 0, rates 1 to 100 on two classes of FashionMNIST; '
+            'number of points and margin are not known here'
+        ),
+        'source': 'arXiv:2412.08424',
+    },
+}

@@ -22,3 +22,22 @@ HOLDS = (
         'label': 'loss difference, linear decay to 0 minus cosine to 0 (nats per token)',
     },
 )
+FIDELITY = {
+    'linear decay to 0': {
+        'here': (
+            '20 steps of warm-up of 200, then linear to 0; 0.26 million parameters, about 0.8 '
+            'tokens per parameter, rate tuned for each arm'
+        ),
+        'authors': (
+            'warm-up, then linear to 0; models of 111 million to 1.7 billion parameters, 20 to '
+            '200 tokens per parameter, each schedule at its best rate; the gain grows with tokens '
+            'per parameter'
+        ),
+        'source': 'arXiv:2502.15938, abstract and section 1',
+    },
+    'cosine to 0': {
+        'here': 'falls to 0, which is not the baseline of the paper',
+        'authors': 'mainly a cosine to a tenth of the peak',
+        'source': 'arXiv:2502.15938, abstract',
+    },
+}

@@ -26,3 +26,15 @@ HOLDS = (
         'label': 'state of Lion over that of AdamW, llama_1b',
     },
 )
+FIDELITY = {
+    'Lion': {
+        'here': 'one momentum in float32 for every parameter',
+        'authors': 'only the momentum, for all parameters',
+        'source': 'github.com/google/automl, lion/README.md',
+    },
+    'AdamW': {
+        'here': 'two moments in float32 for every parameter',
+        'authors': 'first and second moments, for all parameters',
+        'source': 'github.com/google/automl, lion/README.md',
+    },
+}

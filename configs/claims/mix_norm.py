@@ -27,3 +27,35 @@ HOLDS = (
         'label': 'loss difference, Mix-LN minus pre-norm (nats per token)',
     },
 )
+FIDELITY = {
+    'Mix-LN': {
+        'here': (
+            'post-norm in the first of 4 blocks, pre-norm in the others, a final norm; embeddings '
+            'with a standard deviation of 1; its own tuned rate'
+        ),
+        'authors': (
+            'post-norm in the first quarter (3 of 12 or 6 of 24 blocks); RMSNorm, Adam without '
+            'decay at 0.001, 512 x 256 tokens per step, warm-up of 1,000 of 10,000 steps and '
+            'cosine to a tenth (71 million parameters), initial deviations of 0.63 (embeddings) '
+            'and 0.02 (matrices); gradients not clipped'
+        ),
+        'source': (
+            'arXiv:2412.13795; pixeli99/MixLN, README.md, scripts/run_71m.sh and '
+            'peft_pretraining/modeling_llama.py'
+        ),
+    },
+    'pre-norm': {
+        'here': (
+            'RMSNorm with a final norm, AdamW with betas 0.9 and 0.95 and decay 0.1, its own tuned '
+            'rate, warm-up of 20 of 200 steps and cosine to 0, initial deviations of 1 '
+            '(embeddings) and 1 / sqrt(fan_in) (matrices); gradients clipped at 1, as with Mix-LN'
+        ),
+        'authors': (
+            'RMSNorm, Adam without decay at 0.001, 512 x 256 tokens per step, warm-up of 1,000 of '
+            '10,000 steps and cosine to a tenth (71 million parameters), initial deviations of '
+            '0.63 (embeddings) and 0.02 (matrices); gradients clipped at 1 in the example, not in '
+            'the scripts'
+        ),
+        'source': 'pixeli99/MixLN, README.md, scripts/run_71m.sh and torchrun_main.py',
+    },
+}

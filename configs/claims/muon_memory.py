@@ -27,3 +27,17 @@ HOLDS = (
         'label': 'state of Muon over that of AdamW, hidden matrices of llama_1b',
     },
 )
+FIDELITY = {
+    'Muon': {
+        'here': 'one momentum in float32 for each hidden matrix',
+        'authors': 'one momentum for each matrix; AdamW for embeddings, readout and vectors',
+        'source': (
+            'arXiv:2502.16982, section 2; github.com/MoonshotAI/Moonlight, examples/toy_train.py'
+        ),
+    },
+    'AdamW': {
+        'here': 'two moments in float32 for each hidden matrix',
+        'authors': 'two moments for each parameter',
+        'source': 'github.com/MoonshotAI/Moonlight, examples/toy_train.py',
+    },
+}

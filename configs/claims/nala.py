@@ -21,3 +21,25 @@ HOLDS = (
         'label': 'loss difference, norm-aware attention minus linear attention (nats per token)',
     },
 )
+FIDELITY = {
+    'norm-aware attention': {
+        'here': (
+            'features relu(q / |q|)^p and relu(-q / |q|)^p with p = 3 (1/2 + tanh |q|), and of '
+            'k^3; causal, four heads of 16; without the convolution of the values, the LayerNorm '
+            'and the SiLU gate behind the attention'
+        ),
+        'authors': (
+            'the same features; images, no mask, heads of 32 to 96, with convolutions, LayerNorm '
+            'and SiLU gate; softmax attention in the last two of four stages; 300 epochs of '
+            'AdamW, decay 0.05, cosine'
+        ),
+        'source': (
+            'arXiv:2506.21137; github.com/ZacharyMeng/NaLaFormer, NaLaformer/NALA.py and main.py'
+        ),
+    },
+    'linear attention': {
+        'here': 'elu + 1 with the same RoPE in the numerator alone, at its own rate',
+        'authors': 'other linear attentions for images; their settings are not known here',
+        'source': 'arXiv:2506.21137, abstract',
+    },
+}

@@ -102,3 +102,19 @@ HOLDS = (
         'label': 'gradient times scale over original gradient, LayerNorm',
     },
 )
+FIDELITY = {
+    'RMSNorm and LayerNorm': {
+        'here': (
+            'gain 1, bias 0, eps 1e-6 inside the root, Gaussian inputs and weights, factors of up '
+            'to 10, shifts from N(0, 1)'
+        ),
+        'authors': (
+            'a derivation for any weights, factor and shift, without eps; code with eps 1e-8 or '
+            '1e-5'
+        ),
+        'source': (
+            'arXiv:1910.07467, table 1 and section 4; bzhangGo/rmsnorm, README.md and '
+            'rmsnorm_torch.py'
+        ),
+    },
+}

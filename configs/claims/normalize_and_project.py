@@ -30,3 +30,26 @@ HOLDS = (
         'label': 'late over early relative step size, free weights',
     },
 )
+FIDELITY = {
+    'projected weights': {
+        'here': (
+            'query, key, value, output and MLP matrices projected to their initial norm after each '
+            'step; RMSNorm before sublayers only, none before GELU or of queries and keys; gains '
+            'learned and not projected; Adam with betas 0.9 and 0.95, gradients clipped at 1'
+        ),
+        'authors': (
+            'a norm before every nonlinearity, matrices projected every step or every 1,000 steps, '
+            'output layer not projected, gains and biases normalised or regularised too; the '
+            'effective rate is rate over norm'
+        ),
+        'source': 'arXiv:2407.01800, read in notes of others; no official code is known',
+    },
+    'free weights': {
+        'here': 'the same model, rate 0.01 after 20 steps of warm-up, no decay',
+        'authors': (
+            'networks with norms whose weights grow, over millions of steps with changing labels '
+            'or games; Adam at 1e-4 on CIFAR-10'
+        ),
+        'source': 'arXiv:2407.01800, read in notes of others',
+    },
+}

@@ -29,3 +29,32 @@ HOLDS = (
         'label': 'share of gains below 0.01 (fraction)',
     },
 )
+FIDELITY = {
+    'trained norms': {
+        'here': (
+            'gains from U(0, 1), biases 0, no weight decay, Adam with cosine to 0, the best of '
+            'five rates, 1,280 steps of 64 rows; no residual connections, readout frozen, test '
+            'inputs normalised as one batch'
+        ),
+        'authors': (
+            'gains from U(0, 1), biases 0, SGD with momentum 0.9 and, by default, decay 1e-4 of '
+            'all parameters, rate 0.1 divided by 10 after 80 and 120 of 160 epochs, batches of '
+            '128; ResNets on CIFAR-10, test images with running statistics'
+        ),
+        'source': (
+            'arXiv:2003.00152; facebookresearch/open_lth, models/cifar_resnet.py, '
+            'models/bn_initializers.py and training/optimizers.py'
+        ),
+    },
+    'trained weights': {
+        'here': (
+            'two random weights of each hidden unit, the others and the norms frozen; the same '
+            'optimizer with its own best rate'
+        ),
+        'authors': (
+            'as many randomly chosen parameters elsewhere in the network; the rest is not known '
+            'here'
+        ),
+        'source': 'arXiv:2003.00152, abstract',
+    },
+}

@@ -21,3 +21,29 @@ HOLDS = (
         'label': 'loss difference, off-by-one softmax minus plain softmax (nats per token)',
     },
 )
+FIDELITY = {
+    'off-by-one softmax': {
+        'here': (
+            'a fixed logit of 0 in the denominator in all layers; sinks do not appear in the 200 '
+            'steps, so there is none to replace'
+        ),
+        'authors': (
+            'their own choice is a learned token as sink, in models trained on the Pile; gpt-oss '
+            'has a learned logit for each head that starts at a deviation of 0.02; sizes and '
+            'rates are not known here'
+        ),
+        'source': (
+            'arXiv:2309.17453, abstract; gpt-oss in Hugging Face transformers, '
+            'models/gpt_oss/modular_gpt_oss.py'
+        ),
+    },
+    'plain softmax': {
+        'here': (
+            'RMSNorm in pre-norm, RoPE, GELU, four heads of 16 features, no query-key norms; '
+            'AdamW with betas 0.9 and 0.95 and decay 0.1, 20 steps of warm-up, cosine to 0 at '
+            'step 200, 8 rows of 128 tokens; each arm has its own tuned rate'
+        ),
+        'authors': 'plain softmax, trained on the same text; the rest is not known here',
+        'source': 'arXiv:2309.17453',
+    },
+}

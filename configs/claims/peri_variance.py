@@ -36,3 +36,24 @@ HOLDS = (
         'label': 'added variance with 4x matrices over that without, pre-norm',
     },
 )
+FIDELITY = {
+    'Peri-LN': {
+        'here': (
+            'RMSNorm with gains of 1, no norm of the embeddings, 36 untrained blocks, matrices '
+            'with deviations of 1 / sqrt(fan_in) and of four times that'
+        ),
+        'authors': (
+            'learned gains and an optional norm of the embeddings, in trained models with 0.4 to '
+            '3.2 billion parameters; the rest is not known here'
+        ),
+        'source': 'arXiv:2502.02732, read in notes of others',
+    },
+    'pre-norm': {
+        'here': 'the same with a norm before each sublayer only',
+        'authors': (
+            'the same trained models; massive activations exceed the range of fp16 after about 0.5 '
+            'billion tokens'
+        ),
+        'source': 'arXiv:2502.02732, figure 11, read in notes of others',
+    },
+}

@@ -20,3 +20,26 @@ HOLDS = (
         'label': 'loss difference, query-key norms minus no query-key norms (nats per token)',
     },
 )
+FIDELITY = {
+    'query-key norms': {
+        'here': (
+            'RMSNorm over the 16 features of each head before RoPE, with a learned gain that '
+            'starts at 1 and is shared by all heads'
+        ),
+        'authors': (
+            'LayerNorm without bias, image classifiers with attention and MLP in parallel and 22 '
+            'billion parameters; against a divergence near 8 billion; rates and steps are not '
+            'known here'
+        ),
+        'source': 'arXiv:2302.05442, model architecture',
+    },
+    'no query-key norms': {
+        'here': (
+            'RMSNorm in pre-norm, RoPE, GELU, four heads of 16 features, no query-key norms; '
+            'AdamW with betas 0.9 and 0.95 and decay 0.1, 20 steps of warm-up, cosine to 0 at '
+            'step 200, 8 rows of 128 tokens; each arm has its own tuned rate'
+        ),
+        'authors': 'models without the norms diverge near 8 billion parameters',
+        'source': 'arXiv:2302.05442, model architecture',
+    },
+}

@@ -38,3 +38,40 @@ HOLDS = (
         'label': 'unexplained share of the logarithmic fit minus that of the square-root fit',
     },
 )
+FIDELITY = {
+    'small batches': {
+        'here': (
+            '16 rows, 2,560 steps, momentum 0.9, no weight decay, no norm; rate times 0.1 and '
+            '0.01 in the last two quarters, best of five rates'
+        ),
+        'authors': (
+            '128 rows, momentum 0.9, weight decay 1e-4, batch norm, rate 0.1 or the regime of the '
+            'model'
+        ),
+        'source': 'arXiv:1705.08741; github.com/eladhoffer/bigBatch, main_gbn.py',
+    },
+    'large batches, equal passes': {
+        'here': (
+            '256 rows, 160 steps, the best of the same five rates, not a scaled rate; no gradient '
+            'clipping'
+        ),
+        'authors': (
+            '2,048 or 4,096 rows, with the rate of small batches or sqrt(batch / 128) times it; '
+            'batch norm over parts of 128 rows, gradients clipped at 5'
+        ),
+        'source': (
+            'arXiv:1705.08741; github.com/eladhoffer/bigBatch, main_gbn.py and run_experiments.sh'
+        ),
+    },
+    'large batches, equal steps': {
+        'here': (
+            '256 rows, 2,560 steps, the best of the five rates; the distance of all weights after '
+            'each step at the first rate'
+        ),
+        'authors': (
+            'epochs and drops of the rate times batch / 128, with the scaled rate and norms over '
+            'parts; the code logs the distance of the first weights after each epoch'
+        ),
+        'source': 'arXiv:1705.08741; github.com/eladhoffer/bigBatch, main_gbn.py',
+    },
+}

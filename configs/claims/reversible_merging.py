@@ -37,3 +37,25 @@ HOLDS = (
         'label': 'relative error, vectors that share directions',
     },
 )
+FIDELITY = {
+    'basis': {
+        'here': (
+            'three directions for six models in each whole matrix, from the uncentred singular '
+            'vectors of the differences from the base; full fine-tuning, not low-rank factors, so '
+            'this is not the published algorithm'
+        ),
+        'authors': (
+            'p < n directions for each row of A and column of B of LoRA or truncated differences, '
+            'from vectors of the rank r over n models; data-free, in closed form'
+        ),
+        'source': 'arXiv:2510.14163',
+    },
+    'mean': {
+        'here': 'the plain mean of all weights',
+        'authors': (
+            'task arithmetic, TIES and DARE on the low-rank factors or products; a plain mean is '
+            'not the only rival'
+        ),
+        'source': 'arXiv:2510.14163',
+    },
+}

@@ -35,3 +35,28 @@ HOLDS = (
         'label': 'gradient variance over that of uniform draws, after 200 steps',
     },
 )
+FIDELITY = {
+    'draws by error': {
+        'here': (
+            'a row of 128 tokens scores the mean of |softmax - onehot| over its tokens, at the '
+            'same weights, without a uniform share; the variance is that of the unbiased '
+            'estimate, with weights 1 / (N p)'
+        ),
+        'authors': (
+            'an image scores its single |softmax - onehot|, from the last epoch, mixed with '
+            'uniform chances by a share that rises from 0 to 1 over 250 epochs; the loss is the '
+            'plain mean, which is biased'
+        ),
+        'source': 'arXiv:2302.14772; github.com/ShunLu91/PA-DA, nasbench201/train_panda_201.py',
+    },
+    'uniform draws': {
+        'here': (
+            'the same 128 rows with equal chances, the model of the study at AdamW 5e-3 after 50, '
+            '100 and 200 steps'
+        ),
+        'authors': (
+            'uniform data and paths; SGD at 0.05, momentum 0.9, decay 2.5e-4, a cosine, batch 256'
+        ),
+        'source': 'github.com/ShunLu91/PA-DA, nasbench201/train_panda_201.py',
+    },
+}

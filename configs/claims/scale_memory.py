@@ -52,3 +52,25 @@ HOLDS = (
         'label': 'weights and state of SCALE over those of AdamW, llama_1b',
     },
 )
+FIDELITY = {
+    'SCALE': {
+        'here': (
+            'no state for hidden matrices and embeddings, one momentum for the readout, two '
+            'moments for vectors; vocabulary 32,000, or 32,768 for our models; weights and '
+            'state in float32'
+        ),
+        'authors': (
+            'the same state; vocabulary 32,000; weights and state in bfloat16, which does not '
+            'change the ratio'
+        ),
+        'source': (
+            'github.com/OptimAI-Lab/Minimalist_LLM_Pretraining, README.md, '
+            'scripts/60m_scale.sh and mem_eff_pt/pt_scale/scale_optimizer.py'
+        ),
+    },
+    'AdamW': {
+        'here': 'two moments for every parameter, in float32',
+        'authors': 'two moments for every parameter, in bfloat16',
+        'source': 'github.com/OptimAI-Lab/Minimalist_LLM_Pretraining, README.md',
+    },
+}

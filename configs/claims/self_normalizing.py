@@ -47,3 +47,24 @@ HOLDS = (
         'label': 'variance after 32 GELU layers',
     },
 )
+FIDELITY = {
+    'SELU': {
+        'here': (
+            'scale 1.0507 and alpha 1.6733; closed form, and 32 layers of 512 units with Gaussian '
+            'weights of variance 1 / fan_in, no biases, no dropout, untrained'
+        ),
+        'authors': (
+            'the same constants and initial variance; the theorem asks for weights of sum 0 and '
+            'sum of squares 1 in each unit; trained by SGD, with alpha-dropout in some tests'
+        ),
+        'source': 'arXiv:1706.02515, equations 2 and 14; bioinf-jku/SNNs, figure1/run.py',
+    },
+    'GELU': {
+        'here': (
+            'the same layers and weights as SELU, not an initial variance for GELU; about 2.35 / '
+            'fan_in would keep the mean square'
+        ),
+        'authors': 'no GELU; networks with ReLU start with a variance that suits it, 2 / fan_in',
+        'source': 'bioinf-jku/SNNs, figure1/run.py',
+    },
+}

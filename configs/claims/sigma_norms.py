@@ -35,3 +35,20 @@ HOLDS = (
         'label': 'spectral norm over gamma, smallest',
     },
 )
+FIDELITY = {
+    'sigmaReparam': {
+        'here': (
+            'gamma starts as the spectral norm, one power iteration per step from the exact '
+            'vector; matrices of attention and MLPs only; AdamW with betas 0.9 and 0.95, constant '
+            '0.003, decay 0.1 of matrices but not of gamma'
+        ),
+        'authors': (
+            'gamma starts at 1 (speech) or at the spectral norm (vision and language), one power '
+            'iteration per forward pass from the exact vector; every linear layer; rates and decay '
+            'of the language models are not known here'
+        ),
+        'source': (
+            'arXiv:2303.06296; apple/ml-sigma-reparam, vision/layers.py and speech/layers.py'
+        ),
+    },
+}

@@ -21,3 +21,34 @@ HOLDS = (
         'label': 'loss difference, constant rate with final decay minus cosine (nats per token)',
     },
 )
+FIDELITY = {
+    'constant rate with final decay': {
+        'here': (
+            '20 steps of warm-up, constant, then linear to 0 in the last 40 of 200 steps; rate '
+            'tuned for each arm'
+        ),
+        'authors': (
+            'constant, then by 1 - sqrt to 0, which they find better than linear; their code '
+            'decays in the last 10% by default and 20% in its example, after 300 steps of warm-up '
+            'of 15,000'
+        ),
+        'source': (
+            'arXiv:2405.18392; github.com/epfml/schedules-and-scaling, src/config/base.py, '
+            'src/main.py and README.md'
+        ),
+    },
+    'cosine': {
+        'here': (
+            'falls to 0 at the last of 200 steps, not to a tenth of the peak; 20 steps of '
+            'warm-up, rate tuned for each arm'
+        ),
+        'authors': (
+            'falls to a tenth of the peak in their code; AdamW with betas 0.9 and 0.95 and decay '
+            '0.1, 300 steps of warm-up of 15,000 by default'
+        ),
+        'source': (
+            'arXiv:2405.18392; github.com/epfml/schedules-and-scaling, src/config/base.py, '
+            'src/main.py and README.md'
+        ),
+    },
+}

@@ -12,8 +12,8 @@
     )
     FIDELITY = {
         'Muon': {
-            'here': 'momentum 0.95, Nesterov, five Newton-Schulz steps, no weight decay',
-            'authors': 'the same with a weight decay of 0.1',
+            'here': 'momentum 0.95, Nesterov, factor sqrt(max(1, outputs / inputs))',
+            'authors': 'the same with a factor of 0.2 sqrt(max(inputs, outputs))',
             'source': 'arXiv:2502.16982, section 2',
         },
     }
