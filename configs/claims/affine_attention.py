@@ -23,11 +23,11 @@ HOLDS = (
 )
 FIDELITY = {
     'affine-scaled attention': {
-        'here': (
+        'setting': (
             'sigmoid scale per query and head, near 0.5 at the start; its running mean has decay '
             '0.9, starts at 0.5 and has no gradient; trained on cross-entropy alone'
         ),
-        'authors': (
+        'published': (
             'the same decay, but the mean starts at 0; 0.5 to 3 billion parameters learn from a '
             'teacher on 20 billion tokens, batches of 1,024 rows of 2,048, rate 0.001, decay 0.1; '
             'initial matrix and causal form are not known here'
@@ -35,12 +35,12 @@ FIDELITY = {
         'source': 'arXiv:2602.23057, as quoted in notes on it; no official code is known',
     },
     'plain attention': {
-        'here': (
+        'setting': (
             'RMSNorm in pre-norm, RoPE, GELU, four heads of 16 features, no query-key norms; '
             'AdamW with betas 0.9 and 0.95 and decay 0.1, 20 steps of warm-up, cosine to 0 at '
             'step 200, 8 rows of 128 tokens; each arm has its own tuned rate'
         ),
-        'authors': (
+        'published': (
             'softmax attention, and attention with sinks, trained in the same way; the rest is '
             'not known here'
         ),

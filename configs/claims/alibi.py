@@ -24,23 +24,23 @@ HOLDS = (
 )
 FIDELITY = {
     'ALiBi': {
-        'here': (
+        'setting': (
             'fixed slopes 1/4, 1/16, 1/64 and 1/256 and no other positions; otherwise as RoPE, at '
             'its own rate'
         ),
-        'authors': (
+        'published': (
             'fixed slopes by the number of heads; WikiText-103, rows of 512 tokens and more, '
             '286,000 steps of Nesterov momentum with a cosine, gradients clipped at 0.1'
         ),
         'source': 'arXiv:2108.12409; github.com/ofirpress/attention_with_linear_biases, README.md',
     },
     'RoPE': {
-        'here': (
+        'setting': (
             'base 10,000, all 16 features of a head; AdamW with betas 0.9 and 0.95 and decay 0.1, '
             '20 steps of warm-up, cosine to 0 at step 200, 8 rows of 128 tokens; each arm has its '
             'own tuned rate'
         ),
-        'authors': (
+        'published': (
             'one of the compared methods besides sinusoidal positions and T5 biases, trained as '
             'ALiBi; its constants are not known here'
         ),

@@ -13,6 +13,10 @@ Counts:   the loss of unwanted text rises by at least 0.5, and that of wanted te
 """
 
 PART = 'weights'
+CAUTION = (
+    'All matrices of the blocks are pruned here, also weights from before fine-tuning. The '
+    'authors prune what fine-tuning has added.'
+)
 STUDIES = {
     'measure': 'measure:pruned_by_text',
 }
@@ -38,12 +42,12 @@ HOLDS = (
 )
 FIDELITY = {
     'Antidote': {
-        'here': (
+        'setting': (
             'the tenth of the inputs of every output with the largest |w| times input size on 128 '
             'rows of unwanted text, in all matrices of the blocks: also in weights from before '
             'the fine-tuning, which wanted text needs'
         ),
-        'authors': (
+        'published': (
             'a tenth per output too, with 2,000 harmful samples, but only in the LoRA factors '
             'that the fine-tuning added, or in queries, keys and values if all weights were '
             'tuned; 20 epochs on 5,000 samples, 20% harmful, at 1e-4'
@@ -54,8 +58,8 @@ FIDELITY = {
         ),
     },
     'random removal': {
-        'here': 'as many inputs of every output at random, in the same matrices',
-        'authors': 'no such control is known here; they compare with other defences',
+        'setting': 'as many inputs of every output at random, in the same matrices',
+        'published': 'no such control is known here; they compare with other defences',
         'source': 'arXiv:2408.09600',
     },
 }

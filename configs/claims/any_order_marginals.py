@@ -49,11 +49,11 @@ HOLDS = (
 )
 FIDELITY = {
     'marginal head': {
-        'here': (
+        'setting': (
             'two hidden layers of 128 on the activations of all 8 places, the rest frozen; Adam '
             'at 3e-3 falling by a cosine for 2,500 steps of 64 fresh rows, all from the data'
         ),
-        'authors': (
+        'published': (
             'two hidden layers of 3,072 on the mean over 250 places, the rest frozen; Adam at a '
             'constant 5e-4, batch 512, 200 epochs, gradients clipped at 0.25, half of the loss on '
             'rows of the model, refreshed by 4 Gibbs steps'
@@ -64,12 +64,12 @@ FIDELITY = {
         ),
     },
     'conditionals': {
-        'here': (
+        'setting': (
             'two blocks of width 32 without a causal mask; Adam at 5e-3 falling by a cosine for '
             '1,500 steps of 64 fresh rows, the loss on all hidden places; compared with the mean '
             'of 5 orders'
         ),
-        'authors': (
+        'published': (
             '12 blocks of width 768, rate 5e-4, batch 16, the loss on all hidden places; compared '
             'with the mean of 5 orders, for rows whose probabilities differ by at least 10 nats'
         ),

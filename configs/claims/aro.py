@@ -40,12 +40,12 @@ HOLDS = (
 )
 FIDELITY = {
     'ARO': {
-        'here': (
+        'setting': (
             'momentum 0.95, no Nesterov, Sinkhorn map of 5 rounds, root mean square 0.2 times '
             'a tuned rate; rotates the side of the residual stream; hidden matrices only; '
             'decay, clipping, schedule and batch are those of AdamW here'
         ),
-        'authors': (
+        'published': (
             'the paper gives all updates but those of AdamW a root mean square of 0.2; its '
             'code has momentum 0.95, decay 0.01 and recommends this map, but rotates the '
             'output side; the rest is not known here'
@@ -53,22 +53,22 @@ FIDELITY = {
         'source': 'arXiv:2602.09006; github.com/microsoft/dion, dion/aro.py',
     },
     'AdamW': {
-        'here': (
+        'setting': (
             'b1 0.9, b2 0.95, eps 1e-8, decay 0.1 times the rate, gradients clipped at 1; '
             'warm-up for a tenth of the steps, cosine to 0, batches of 8 x 128 tokens; tuned '
             'rate for hidden matrices, 0.01 for the rest in every run; embeddings start at a '
             'deviation of 1/8'
         ),
-        'authors': 'its settings are not known here',
+        'published': 'its settings are not known here',
         'source': 'arXiv:2602.09006',
     },
     'Muon': {
-        'here': (
+        'setting': (
             'momentum 0.95, Nesterov, five Newton-Schulz steps, factor sqrt(max(1, outputs / '
             'inputs)); hidden matrices only, at their own tuned rate; decay, clipping, '
             'schedule and batch are those of AdamW here'
         ),
-        'authors': (
+        'published': (
             'updates with a root mean square of 0.2, as for all methods but AdamW, in place of '
             'the factor by shape; the rest is not known here'
         ),

@@ -38,13 +38,13 @@ HOLDS = (
 )
 FIDELITY = {
     'AuON': {
-        'here': (
+        'setting': (
             'the form of the code with momentum 0.95, Nesterov and gamma 1.5, which is '
             'momentum alone; decay 0.1 times a tuned rate, up to a third of a matrix in a '
             'step; warm-up for a tenth of the steps, cosine to 0, 8 x 128 tokens; embeddings '
             'start at a deviation of 1/8; AdamW at 0.01 for the rest'
         ),
-        'authors': (
+        'published': (
             'the same update at rate 0.08 with decay 0.01; constant rate, then a linear fall '
             'to a tenth over the last 45% of 10,000 steps of 8,192 tokens; Adam at 0.008 for '
             'the rest'
@@ -52,12 +52,12 @@ FIDELITY = {
         'source': 'github.com/ryyzn9/AuON, training/config.py and auon/optimizer.py',
     },
     'Muon': {
-        'here': (
+        'setting': (
             'momentum 0.95, five Newton-Schulz steps, factor sqrt(max(1, outputs / inputs)), '
             'tuned rate; decay 0.1 times the rate; schedule, batch and AdamW for the rest as '
             'for AuON here'
         ),
-        'authors': 'momentum 0.95, rate 0.05, decay 0.01, schedule and batch as for AuON',
+        'published': 'momentum 0.95, rate 0.05, decay 0.01, schedule and batch as for AuON',
         'source': 'github.com/ryyzn9/AuON, training/config.py',
     },
 }

@@ -30,20 +30,20 @@ HOLDS = (
 )
 FIDELITY = {
     'AuON': {
-        'here': (
+        'setting': (
             'momentum 0.95, Nesterov, 20 gradients in float64; the form of the code with gamma '
             '1.5 for the condition number, the form of the paper with gamma 1 and the factor '
             'sqrt(max(1, outputs / inputs)) for the spectral norm'
         ),
-        'authors': (
+        'published': (
             'the same constants; the second form in bfloat16; gradients are those of language '
             'models'
         ),
         'source': 'github.com/ryyzn9/AuON, auon/optimizer.py and Auon_Adam_train.py',
     },
     'momentum': {
-        'here': 'Nesterov momentum 0.95 of the same gradients, in float64',
-        'authors': 'the same momentum, before AuON divides it',
+        'setting': 'Nesterov momentum 0.95 of the same gradients, in float64',
+        'published': 'the same momentum, before AuON divides it',
         'source': 'github.com/ryyzn9/AuON, auon/optimizer.py',
     },
 }

@@ -23,13 +23,15 @@ HOLDS = (
 )
 FIDELITY = {
     'AuON': {
-        'here': 'the form of the code: momentum 0.95, Nesterov, gamma 1.5; 20 gradients in float64',
-        'authors': 'the same constants, for matrices of width 768',
+        'setting': (
+            'the form of the code: momentum 0.95, Nesterov, gamma 1.5; 20 gradients in float64'
+        ),
+        'published': 'the same constants, for matrices of width 768',
         'source': 'github.com/ryyzn9/AuON, training/config.py and auon/optimizer.py',
     },
     'momentum': {
-        'here': 'Nesterov momentum 0.95 of the same gradients, as an average',
-        'authors': 'the same momentum, before AuON divides it',
+        'setting': 'Nesterov momentum 0.95 of the same gradients, as an average',
+        'published': 'the same momentum, before AuON divides it',
         'source': 'github.com/ryyzn9/AuON, auon/optimizer.py',
     },
 }

@@ -34,11 +34,11 @@ HOLDS = (
 )
 FIDELITY = {
     'average at a constant rate': {
-        'here': (
+        'setting': (
             'exponential average of every step with decay 0.999 from step 1 and bias correction, '
             'close to the plain mean of all 200 steps; not the published average'
         ),
-        'authors': (
+        'published': (
             'plain average of every 5th step in windows of 500 steps; as an alternative an '
             'exponential average of every 10th step with decay 0.95'
         ),
@@ -48,8 +48,10 @@ FIDELITY = {
         ),
     },
     'cosine': {
-        'here': 'falls to 0 at the last of 200 steps, 20 steps of warm-up, rate tuned for each arm',
-        'authors': (
+        'setting': (
+            'falls to 0 at the last of 200 steps, 20 steps of warm-up, rate tuned for each arm'
+        ),
+        'published': (
             'falls to a tenth of the peak in their code; AdamW with betas 0.9 and 0.95 and decay '
             '0.1, 300 steps of warm-up of 15,000 by default'
         ),
@@ -59,8 +61,8 @@ FIDELITY = {
         ),
     },
     'constant rate': {
-        'here': '20 steps of warm-up, then constant, rate tuned for each arm',
-        'authors': 'constant after the warm-up; the rate is not known here',
+        'setting': '20 steps of warm-up, then constant, rate tuned for each arm',
+        'published': 'constant after the warm-up; the rate is not known here',
         'source': (
             'arXiv:2405.18392; github.com/epfml/schedules-and-scaling, src/config/base.py, '
             'src/main.py and README.md'

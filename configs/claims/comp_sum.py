@@ -29,23 +29,23 @@ HOLDS = (
 )
 FIDELITY = {
     'comp-sum': {
-        'here': (
+        'setting': (
             'tau 0.5 and 1.5 without z-loss; AdamW with betas 0.9 and 0.95, decay 0.1, gradients '
             'clipped at 1, a warm-up of 20 of 200 steps and a cosine to 0, batches of 8 x 128 '
             'tokens; rate tuned'
         ),
-        'authors': (
+        'published': (
             'SGD with Nesterov momentum on images (CIFAR-10, CIFAR-100, SVHN), judged by '
             'accuracy; the rest is not known here'
         ),
         'source': 'arXiv:2304.07288, equation 2 and the experiments',
     },
     'cross-entropy': {
-        'here': (
+        'setting': (
             'the baseline of the study, with a z-loss of 1e-4; the same training; all arms are '
             'judged by cross-entropy, which this arm alone minimises'
         ),
-        'authors': 'tau = 1, trained and judged like the other values',
+        'published': 'tau = 1, trained and judged like the other values',
         'source': 'arXiv:2304.07288, equation 2 and the experiments',
     },
 }

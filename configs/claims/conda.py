@@ -37,12 +37,12 @@ HOLDS = (
 )
 FIDELITY = {
     'Conda': {
-        'here': (
+        'setting': (
             'b1 0.9, b2 0.99, eps 1e-8, factor 0.25; singular vectors every 2,000 steps, so '
             'that those of the first gradient stay for the whole run; hidden matrices only, '
             'tuned rate; decay, clipping, schedule and batch are those of AdamW here'
         ),
-        'authors': (
+        'published': (
             'the same constants without decay or clipping, renewed 5 to 50 times in 10,000 to '
             '100,000 steps of 512 x 256 tokens; rate 0.01 for all parameters, warm-up for a '
             'tenth, cosine to a tenth'
@@ -53,13 +53,13 @@ FIDELITY = {
         ),
     },
     'AdamW': {
-        'here': (
+        'setting': (
             'b1 0.9, b2 0.95, eps 1e-8, decay 0.1 times the rate, gradients clipped at 1; '
             'warm-up for a tenth of the steps, cosine to 0, batches of 8 x 128 tokens; tuned '
             'rate for hidden matrices, 0.01 for the rest in every run; embeddings start at a '
             'deviation of 1/8'
         ),
-        'authors': (
+        'published': (
             'betas 0.9 and 0.999, no decay, rate 0.001 for all parameters at 60 million; '
             'schedule and batch as for Conda'
         ),

@@ -61,12 +61,12 @@ HOLDS = (
 )
 FIDELITY = {
     'datamodel matching': {
-        'here': (
+        'setting': (
             'least squares on 1,600 models of random halves of 96 points; logits matched by '
             'squared error on 8 forgotten and 24 retained points; Adam with a cosine to 0, 100 '
             'steps, best of three rates on forgotten points'
         ),
-        'authors': (
+        'published': (
             'sparse datamodels from 1,000 to 20,000 models of random halves of 50,000 images; '
             'logits matched on forgotten and some retained points; optimizer and rates are not '
             'known here'
@@ -74,8 +74,8 @@ FIDELITY = {
         'source': 'arXiv:2410.23232, appendix C',
     },
     'gradient ascent': {
-        'here': 'ten steps of SGD on all forgotten points, best of rates 0.01 to 0.08',
-        'authors': (
+        'setting': 'ten steps of SGD on all forgotten points, best of rates 0.01 to 0.08',
+        'published': (
             'SGD in batches of 64, 1 to 10 epochs over the forgotten points, rates 1e-5 to 0.05, '
             'of ResNet-9'
         ),
@@ -84,8 +84,8 @@ FIDELITY = {
         ),
     },
     'no unlearning': {
-        'here': '100 models of all points, KLoM with 20 bins against 100 retrained models',
-        'authors': 'the same with N = 100 models',
+        'setting': '100 models of all points, KLoM with 20 bins against 100 retrained models',
+        'published': 'the same with N = 100 models',
         'source': 'github.com/RoyRin/data-unlearning-bench, unlearning_bench/config.py and eval.py',
     },
 }

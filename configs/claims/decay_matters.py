@@ -22,11 +22,11 @@ HOLDS = (
 )
 FIDELITY = {
     'constant rate': {
-        'here': (
+        'setting': (
             '20 steps of warm-up, then constant, rate tuned for each arm; AdamW with betas 0.9 '
             'and 0.95 and decay 0.1, 200 steps'
         ),
-        'authors': (
+        'published': (
             'a constant rate before the cooldown, at which the loss falls sharply; the first '
             'paper has no constant rate: its rate falls with the inverse root of the step after '
             '4,000 steps, not to 0'
@@ -37,8 +37,10 @@ FIDELITY = {
         ),
     },
     'cosine': {
-        'here': 'falls to 0 at the last of 200 steps, 20 steps of warm-up, rate tuned for each arm',
-        'authors': (
+        'setting': (
+            'falls to 0 at the last of 200 steps, 20 steps of warm-up, rate tuned for each arm'
+        ),
+        'published': (
             'falls to a tenth of the peak in their code; AdamW with betas 0.9 and 0.95 and decay '
             '0.1, 300 steps of warm-up of 15,000 by default'
         ),

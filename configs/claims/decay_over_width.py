@@ -45,12 +45,12 @@ HOLDS = (
 )
 FIDELITY = {
     'decay of sqrt(width)': {
-        'here': (
+        'setting': (
             'at width 32 m muP with Adam at a constant 0.02 / m and decay 1.25 sqrt(m) for hidden '
             'matrices, 1.25 for embeddings and readout, none for vectors; 120 sqrt(m) steps of 4 '
             'rows of 32 tokens'
         ),
-        'authors': (
+        'published': (
             'AdamW with matrix rates of 1 / width and decay of sqrt(width), vectors at a constant '
             'rate without decay; LLaMA-style transformers and a synthetic task; widths and rates '
             'are not known here'
@@ -58,8 +58,8 @@ FIDELITY = {
         'source': 'arXiv:2510.15262, abstract',
     },
     'constant decay and decay of width': {
-        'here': 'the same with decay 1.25 or 1.25 m, 120 m or 120 steps',
-        'authors': (
+        'setting': 'the same with decay 1.25 or 1.25 m, 120 m or 120 steps',
+        'published': (
             'the exponents follow from sqrt(rate / decay) width^0.75; which rules they train is '
             'not known here'
         ),

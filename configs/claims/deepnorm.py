@@ -30,32 +30,32 @@ HOLDS = (
 )
 FIDELITY = {
     'DeepNorm': {
-        'here': (
+        'setting': (
             'RMSNorm, residual factor (2 x 4)^(1/4) = 1.68, values, attention outputs and MLPs '
             'start with deviations of 0.42 / sqrt(fan_in), not Xavier; queries and keys start '
             'unscaled; its own tuned rate'
         ),
-        'authors': (
+        'published': (
             'LayerNorm, residual factor (2 L)^(1/4) for decoders, the same matrices divided by (8 '
             'L)^(1/4) after Xavier; the main results are for encoder-decoders with other factors'
         ),
         'source': 'arXiv:2203.00555; microsoft/torchscale, torchscale/architecture/decoder.py',
     },
     'pre-norm': {
-        'here': (
+        'setting': (
             'RMSNorm with a final norm, AdamW with betas 0.9 and 0.95 and decay 0.1, its own tuned '
             'rate, warm-up of 20 of 200 steps and cosine to 0, initial deviations of 1 '
             '(embeddings) and 1 / sqrt(fan_in) (matrices)'
         ),
-        'authors': 'LayerNorm; its training settings are not known here',
+        'published': 'LayerNorm; its training settings are not known here',
         'source': 'arXiv:2203.00555, abstract',
     },
     'post-norm': {
-        'here': (
+        'setting': (
             'RMSNorm, no final norm, initial values as pre-norm, the same warm-up of 20 steps, its '
             'own tuned rate (0.003)'
         ),
-        'authors': 'LayerNorm; its training settings are not known here',
+        'published': 'LayerNorm; its training settings are not known here',
         'source': 'arXiv:2203.00555, abstract',
     },
 }

@@ -31,11 +31,11 @@ HOLDS = (
 )
 FIDELITY = {
     'Depth-muP': {
-        'here': (
+        'setting': (
             'attention and MLP outputs over sqrt(depth), width 64 throughout, depths 4, 12 and '
             '36, no training, RMSNorm in pre-norm, matrices from N(0, 1 / fan_in)'
         ),
-        'authors': (
+        'published': (
             'block outputs times a constant over sqrt(depth), Adam rates over sqrt(depth); proved '
             'for blocks of one layer in the limit of width, then depth; for deeper blocks they '
             'show limits of all such rules, also on a Megatron transformer'
@@ -43,8 +43,10 @@ FIDELITY = {
         'source': 'arXiv:2310.02244, abstract',
     },
     'standard': {
-        'here': 'the same without the factor, and without smaller output matrices for more depth',
-        'authors': 'residual networks without a factor, whose features grow with depth',
+        'setting': (
+            'the same without the factor, and without smaller output matrices for more depth'
+        ),
+        'published': 'residual networks without a factor, whose features grow with depth',
         'source': 'arXiv:2310.02244, section 1',
     },
 }

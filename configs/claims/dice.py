@@ -18,6 +18,10 @@ Counts:   with alpha = 1, F1 is at least one point above that of cross-entropy i
 """
 
 PART = 'losses'
+WITHDRAWN = (
+    'The arm learns nothing from the labels: with two classes and alpha = 1 both classes have '
+    'the same q, so that the sum over classes is the same for either label.'
+)
 STUDIES = {
     'measure': 'measure:rare_class',
 }
@@ -37,13 +41,13 @@ HOLDS = (
 )
 FIDELITY = {
     'Dice loss': {
-        'here': (
+        'setting': (
             'alpha 1 and 1 added, and the fractions of both classes of a row are summed: with '
             'alpha = 1 and two classes their sum is the same for either label, so this arm learns '
             'nothing from labels; Adam with betas 0.9 and 0.999, no decay, no warm-up, a cosine '
             'to 0, batch 512'
         ),
-        'authors': (
+        'published': (
             'the fraction of the rare class only, with a factor (1 - p)^alpha; the scripts of the '
             'code have alpha 0.01, 1 added, BERT at a rate of 3e-5 and a decay of 0.003 to 0.01'
         ),
@@ -53,8 +57,8 @@ FIDELITY = {
         ),
     },
     'cross-entropy': {
-        'here': 'the plain loss on two logits, without class weights, with the same training',
-        'authors': (
+        'setting': 'the plain loss on two logits, without class weights, with the same training',
+        'published': (
             'the plain loss on two logits, BERT at a rate of 2e-5, a decay of 0.01, batch 24, 3 '
             'epochs instead of 5'
         ),

@@ -32,12 +32,12 @@ HOLDS = (
 )
 FIDELITY = {
     'Dice loss': {
-        'here': (
+        'setting': (
             'one fraction per batch of 512 rows (about 5 of the rare class), squares in the '
             'denominator, alpha 0.01, 1 added, no selection of negatives; Adam with betas 0.9 and '
             '0.999, no decay, no warm-up, a cosine to 0; best of five rates'
         ),
-        'authors': (
+        'published': (
             'the same fraction on a single logit; AdamW or Adam at 3e-5, decay 0.003 to 0.01, '
             'dropout 0.2, gradients clipped at 1, batches of 20 rows or 36 x 256 tokens, 5 to 10 '
             'epochs of BERT'
@@ -48,10 +48,10 @@ FIDELITY = {
         ),
     },
     'cross-entropy': {
-        'here': (
+        'setting': (
             'the plain loss on two logits, without class weights, with the same training and rates'
         ),
-        'authors': (
+        'published': (
             'the plain loss on two logits, at 2e-5, decay 0.01, dropout 0.1, batch 24, 3 epochs: '
             'settings of its own'
         ),

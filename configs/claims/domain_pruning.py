@@ -18,6 +18,10 @@ Counts:   the mean loss of both languages rises by at least 0.01 less than with 
 """
 
 PART = 'weights'
+CAUTION = (
+    "The score has neither the w^3 nor the factor 1/2000 of the authors' code, and the model is "
+    'not trained while it is scored.'
+)
 STUDIES = {
     'measure': 'measure:pruned_for_a_domain',
 }
@@ -49,12 +53,12 @@ HOLDS = (
 )
 FIDELITY = {
     'dual score': {
-        'here': (
+        'setting': (
             '|g w| + (g w)^2 / 2 per row, with g + s G g^2; s is the published strength or 1e6 to '
             '1e10 times that, the best on calibration text; 50% of each matrix, on a finished '
             'model, no further training'
         ),
-        'authors': (
+        'published': (
             '|g w + (g w)^2 / 2000 + w^3|, summed over 5 epochs of SGD at 0.03 on the domain that '
             'also change the weights; 52% of each matrix at the end'
         ),
@@ -64,23 +68,25 @@ FIDELITY = {
         ),
     },
     'magnitude': {
-        'here': '|w|, 50% of each matrix',
-        'authors': 'the same score; share and grouping are not known here',
+        'setting': '|w|, 50% of each matrix',
+        'published': 'the same score; share and grouping are not known here',
         'source': 'arXiv:2405.06275',
     },
     'Wanda': {
-        'here': '|w| times input size on 128 rows of the domain, 50% of the inputs of each output',
-        'authors': (
+        'setting': (
+            '|w| times input size on 128 rows of the domain, 50% of the inputs of each output'
+        ),
+        'published': (
             'the same score per output; whether their baseline reads the domain is not known here'
         ),
         'source': 'arXiv:2306.11695; arXiv:2405.06275',
     },
     'curvature': {
-        'here': (
+        'setting': (
             'the score of SparseGPT on 128 rows of general text, damping 0.01, but the remaining '
             'weights are not adjusted'
         ),
-        'authors': (
+        'published': (
             'as the general importance: 128 rows of C4, damping 0.01, computed while earlier '
             'columns are pruned and the rest compensates; SparseGPT as a baseline adjusts them '
             'too'
@@ -88,8 +94,8 @@ FIDELITY = {
         'source': 'github.com/compressionOrg/D-Pruner, code/general.py; arXiv:2301.00774',
     },
     'domain gradient': {
-        'here': 'the dual score with s = 0',
-        'authors': 'a gradient score of the domain as a baseline; its form is not known here',
+        'setting': 'the dual score with s = 0',
+        'published': 'a gradient score of the domain as a baseline; its form is not known here',
         'source': 'arXiv:2405.06275',
     },
 }

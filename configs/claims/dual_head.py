@@ -14,6 +14,10 @@ Counts:   the cosine of the two gradients is below 0 in the head and above 0 bel
 """
 
 PART = 'losses'
+CAUTION = (
+    "The second head is linear, and logits are centred. The authors' head is nonlinear, aligned "
+    'by its gradients, and not centred.'
+)
 STUDIES = {
     'measure': 'measure:heads_of_students',
 }
@@ -57,12 +61,12 @@ HOLDS = (
 )
 FIDELITY = {
     'two heads': {
-        'here': (
+        'setting': (
             'linear second head for the logit loss (log cosh at temperature 2, logits centred), '
             'weight 1, no alignment of gradients; SGD at 0.05, momentum 0.9, decay 5e-4, a cosine '
             'to 0, batch 64, 1,000 steps, no tuning'
         ),
-        'authors': (
+        'published': (
             'on CIFAR-100 a second head with a hidden layer of 200, dropout 0.1 and batch norm, '
             'logits not centred, gradients aligned, weight 1; the same SGD for 240 epochs with '
             'cuts by 10 at 150, 180 and 210; on ImageNet linear, weight 0.1'
@@ -73,11 +77,11 @@ FIDELITY = {
         ),
     },
     'one head': {
-        'here': (
+        'setting': (
             'cross-entropy plus the same logit loss on one head, weights 1, the same training; '
             'the centring removes the part of the logit loss that shifts all logits'
         ),
-        'authors': (
+        'published': (
             'the same sum with logits that are not centred, weight of the script (option -a)'
         ),
         'source': (
@@ -85,8 +89,8 @@ FIDELITY = {
         ),
     },
     'distilled probabilities': {
-        'here': 'cross-entropy plus the KL divergence at temperature 4, weights 1 and 1',
-        'authors': 'the same at temperature 4, weights from the options -r (1 by default) and -a',
+        'setting': 'cross-entropy plus the KL divergence at temperature 4, weights 1 and 1',
+        'published': 'the same at temperature 4, weights from the options -r (1 by default) and -a',
         'source': 'github.com/penghui-yang/DHKD, train_student.py',
     },
 }

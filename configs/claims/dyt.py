@@ -10,6 +10,10 @@ Counts:   the loss is at most 0.03 nats above that of RMSNorm.
 """
 
 PART = 'norms'
+CAUTION = (
+    'Embeddings start at a deviation of 1 and are multiplied by 8, so that the first tanh '
+    "starts saturated. The authors' start at 1.3."
+)
 STUDIES = {
     'norms': 'configs/studies/norms_tuned.py',
 }
@@ -23,12 +27,12 @@ HOLDS = (
 )
 FIDELITY = {
     'Dynamic Tanh': {
-        'here': (
+        'setting': (
             'all slopes start at 0.5, no bias, gains and slopes without decay; a learned factor of '
             '8 multiplies embeddings that already have a standard deviation of 1, so the first '
             'tanh starts near saturation'
         ),
-        'authors': (
+        'published': (
             'LLaMA: slopes start at 0.8 before attention and 0.2 elsewhere (7B), tuned by width; a '
             'learned factor of sqrt(width) multiplies embeddings with a deviation of 0.02, which '
             'gives 1.3; decay 0.1 of all parameters, the same rate as RMSNorm (0.0003), 200 '
@@ -40,12 +44,12 @@ FIDELITY = {
         ),
     },
     'RMSNorm': {
-        'here': (
+        'setting': (
             'eps 1e-6, AdamW with betas 0.9 and 0.95 and decay 0.1 of matrices and embeddings, its '
             'own tuned rate, warm-up of 20 of 200 steps and cosine to 0, 8 x 128 tokens per step; '
             'no factor of the embeddings'
         ),
-        'authors': (
+        'published': (
             'AdamW with betas 0.9 and 0.95, decay 0.1, rate 0.0003, gradients clipped at 1, '
             'sequences of 4,096 tokens'
         ),

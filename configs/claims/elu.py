@@ -24,11 +24,11 @@ HOLDS = (
 )
 FIDELITY = {
     'ELU': {
-        'here': (
+        'setting': (
             'alpha 1; pre-norm with RMSNorm, no biases, AdamW with betas 0.9 and 0.95 and decay '
             '0.1, its own tuned rate, warm-up of 20 of 200 steps and cosine to 0'
         ),
-        'authors': (
+        'published': (
             'alpha 1; MLPs of eight layers on MNIST by SGD at 0.01 with batches of 64; '
             'convolutional networks on CIFAR-100 by SGD with momentum 0.9, decay 5e-4 and a '
             'falling rate tuned for ReLU, with and without batch norm'
@@ -36,8 +36,8 @@ FIDELITY = {
         'source': 'arXiv:1511.07289, section 4',
     },
     'ReLU': {
-        'here': 'trained as ELU, at its own tuned rate',
-        'authors': 'the same networks and rates as ELU',
+        'setting': 'trained as ELU, at its own tuned rate',
+        'published': 'the same networks and rates as ELU',
         'source': 'arXiv:1511.07289, section 4',
     },
 }

@@ -14,6 +14,10 @@ Counts:   no row's entropy is below the bound, and the paper's worst case is wit
 """
 
 PART = 'reparametrisations'
+CAUTION = (
+    'Two conditions hold by construction: sigmaReparam fixes the norm of each matrix, so that '
+    'the growth of a stored matrix changes nothing.'
+)
 STUDIES = {
     'measure': 'measure:attention_entropy',
 }
@@ -45,12 +49,12 @@ HOLDS = (
 )
 FIDELITY = {
     'sigmaReparam': {
-        'here': (
+        'setting': (
             'both matrices 16 x 16, gammas set to products of norms of 0.5 to 8 for the bound; for '
             'growth gamma starts as the spectral norm and stays, while the matrices grow tenfold '
             'at once; one power iteration from the exact vector'
         ),
-        'authors': (
+        'published': (
             'gamma is learned and may grow; it starts at 1 (speech) or at the spectral norm '
             '(vision and language); the bound holds for any T and any matrices'
         ),
@@ -60,11 +64,11 @@ FIDELITY = {
         ),
     },
     'without': {
-        'here': (
+        'setting': (
             'the same matrices with entries of variance 1 / fan_in, multiplied by 10, logits over '
             'sqrt(16)'
         ),
-        'authors': 'trained models, in which low entropy comes with unstable training',
+        'published': 'trained models, in which low entropy comes with unstable training',
         'source': 'arXiv:2303.06296, abstract; apple/ml-sigma-reparam, README.md',
     },
 }

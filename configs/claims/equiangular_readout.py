@@ -32,12 +32,12 @@ HOLDS = (
 )
 FIDELITY = {
     'equiangular rows': {
-        'here': (
+        'setting': (
             'the last 64 activations directly on 512 fixed rows, temperature 0.07, no learned '
             'projection, z-loss 1e-4, no smoothing; rows by our own descent; AdamW with decay '
             '0.1, 1,000 steps, rate tuned'
         ),
-        'authors': (
+        'published': (
             'a trained layer maps features to the dimension of the rows (1,000, also 100 to '
             '2,000) for 1,000 classes, temperature 0.07, smoothing 0.1 with mixup and cutmix; SGD '
             'at 0.5, decay 2e-5, batch 1,024, 105 epochs of ResNet-50'
@@ -48,11 +48,11 @@ FIDELITY = {
         ),
     },
     'learned readout': {
-        'here': (
+        'setting': (
             'plain logits with a learned matrix, no cosine and no temperature; the same training '
             'at a tuned rate of its own'
         ),
-        'authors': (
+        'published': (
             'a fully connected layer on plain logits, smoothing 0.1, mixup and cutmix, decay '
             '2e-5, 105 epochs; SGD or AdamW, at rates of its own'
         ),
@@ -62,8 +62,8 @@ FIDELITY = {
         ),
     },
     'random rows': {
-        'here': 'fixed Gaussian rows of unit length, the same cosine and temperature',
-        'authors': 'no such control is known here',
+        'setting': 'fixed Gaussian rows of unit length, the same cosine and temperature',
+        'published': 'no such control is known here',
         'source': 'arXiv:2303.11637',
     },
 }

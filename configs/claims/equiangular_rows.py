@@ -42,22 +42,22 @@ HOLDS = (
 )
 FIDELITY = {
     'equiangular rows': {
-        'here': (
+        'setting': (
             'gradient steps on squared excesses over 0.9 of the largest |cosine|, step size 0.5 '
             'falling linearly to 0, 300 steps, rows set to unit length after each; 512 x 64 and '
             '2,048 x 128'
         ),
-        'authors': (
+        'published': (
             'SGD at 1e-3 on the sum of excesses over a fixed threshold of 0.002, at most 100,000 '
             'steps, stopped at the threshold; 1,000 x 1,000, where the Welch bound is 0'
         ),
         'source': 'github.com/aassxun/Equiangular-Basis-Vectors, Generate_EBV/Generate_EBV.py',
     },
     'random rows': {
-        'here': (
+        'setting': (
             'Gaussian rows of unit length from the same key, which is also the start of the descent'
         ),
-        'authors': 'the start of the descent; not compared with, as far as known here',
+        'published': 'the start of the descent; not compared with, as far as known here',
         'source': 'github.com/aassxun/Equiangular-Basis-Vectors, Generate_EBV/Generate_EBV.py',
     },
 }

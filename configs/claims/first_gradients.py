@@ -29,11 +29,11 @@ HOLDS = (
 )
 FIDELITY = {
     'pre-norm': {
-        'here': (
+        'setting': (
             'RMSNorm with a final norm, causal attention with 4 heads, GELU, separate readout, '
             'initial deviations of 1 (embeddings) and 1 / sqrt(fan_in) (matrices), 2 to 16 layers'
         ),
-        'authors': (
+        'published': (
             'theorem: LayerNorm, one head with W_Q = W_K = 0, ReLU, square matrices, readout tied '
             'to Gaussian embeddings; test: encoder-decoders of 6-6 to 14-14 layers for '
             'translation, Xavier, ten seeds'
@@ -41,8 +41,8 @@ FIDELITY = {
         'source': 'arXiv:2002.04745, sections 3.3 and 3.4',
     },
     'post-norm': {
-        'here': 'the same with the norm after each residual sum and no final norm',
-        'authors': 'the same models with the norm after each residual sum',
+        'setting': 'the same with the norm after each residual sum and no final norm',
+        'published': 'the same models with the norm after each residual sum',
         'source': 'arXiv:2002.04745, sections 3.3 and 3.4',
     },
 }

@@ -46,12 +46,12 @@ HOLDS = (
 )
 FIDELITY = {
     'FLAT': {
-        'here': (
+        'setting': (
             'mean probability of answer tokens only, template of four fixed tokens that the model '
             'already gives to unknown keys; Adam without decay at the best of three constant '
             'rates on all ten strings, stopped once none is given'
         ),
-        'authors': (
+        'published': (
             'mean over all positions, where ignored ones count as 0, with refusals as templates; '
             'rate 1e-5 and 5 epochs on TOFU (2e-7 on Harry Potter), decay 0.01, batches of 16 x '
             '4, no early stop; total variation is the default'
@@ -62,8 +62,8 @@ FIDELITY = {
         ),
     },
     'gradient ascent': {
-        'here': 'minus the mean loss of the answer tokens; the same Adam, rates and stop',
-        'authors': 'minus the mean loss of the answer tokens, for the same fixed epochs and rate',
+        'setting': 'minus the mean loss of the answer tokens; the same Adam, rates and stop',
+        'published': 'minus the mean loss of the answer tokens, for the same fixed epochs and rate',
         'source': 'github.com/UCSC-REAL/FLAT, dataloader.py and config/forget.yaml',
     },
 }

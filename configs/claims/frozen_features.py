@@ -25,12 +25,12 @@ HOLDS = (
 )
 FIDELITY = {
     'random features': {
-        'here': (
+        'setting': (
             'each MLP is 102 fixed Gaussian ReLU features and one trained matrix to the stream, '
             'i.e. an MLP with a frozen first matrix; usual initial values, trained from scratch; '
             'AdamW with decay 0.1, 1,000 steps, rate tuned'
         ),
-        'authors': (
+        'published': (
             'features and a trained matrix replace one layer with its activation: 8 orthogonal '
             'ReLU features in adapters of frozen models, or 16 (cut at -5) in front of a hidden '
             'layer whose second matrix is still trained; weights start at features of pretrained '
@@ -42,11 +42,11 @@ FIDELITY = {
         ),
     },
     'trained MLPs': {
-        'here': (
+        'setting': (
             'hidden width 256, ReLU, no bias, both matrices trained from scratch at a tuned rate '
             'of its own'
         ),
-        'authors': (
+        'published': (
             'the layers of pretrained BERT or ViT with GELU, or usual adapters; AdamW with decay '
             '0.1, 6% warm-up and a linear decay'
         ),

@@ -28,11 +28,11 @@ HOLDS = (
 )
 FIDELITY = {
     'gated RMSNorm': {
-        'here': (
+        'setting': (
             'rank 16 at width 64 after each norm, the final one too, which adds 7% of parameters; '
             'the gate starts near 1/2; attention has no gate, unlike that of the authors'
         ),
-        'authors': (
+        'published': (
             'rank 16 at width 2,048 after each norm, on top of gated attention (loss 1.957 to '
             '1.951), with the MLP made narrower for the same number of parameters; the initial '
             'values are not known here'
@@ -40,12 +40,12 @@ FIDELITY = {
         'source': 'arXiv:2601.22966, section 3.4 and table 1',
     },
     'RMSNorm': {
-        'here': (
+        'setting': (
             'eps 1e-6, AdamW with betas 0.9 and 0.95 and decay 0.1 of matrices and embeddings, its '
             'own tuned rate, warm-up of 20 of 200 steps and cosine to 0, 8 x 128 tokens per step; '
             'attention has no gate'
         ),
-        'authors': (
+        'published': (
             'compared at a peak rate of 0.0043, 2 billion parameters, 120 billion tokens; the '
             'reference of GatedNorm has gated attention; the rest is not known here'
         ),

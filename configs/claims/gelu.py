@@ -29,11 +29,11 @@ HOLDS = (
 )
 FIDELITY = {
     'GELU': {
-        'here': (
+        'setting': (
             'tanh form; pre-norm with RMSNorm, no biases, AdamW with betas 0.9 and 0.95 and decay '
             '0.1, its own tuned rate, warm-up of 20 of 200 steps and cosine to 0'
         ),
-        'authors': (
+        'published': (
             'tanh form in the code; MLPs of eight layers and 128 units on MNIST, columns of unit '
             'length, biases, Adam at 1e-3, 1e-4 or 1e-5, 50 epochs of batches of 128, dropout 0 or '
             '0.5, no norms'
@@ -41,13 +41,13 @@ FIDELITY = {
         'source': 'arXiv:1606.08415; hendrycks/GELUs, mnist_fcn.py',
     },
     'ReLU': {
-        'here': 'trained as GELU, at its own tuned rate',
-        'authors': 'the same networks and rates as GELU',
+        'setting': 'trained as GELU, at its own tuned rate',
+        'published': 'the same networks and rates as GELU',
         'source': 'hendrycks/GELUs, mnist_fcn.py',
     },
     'ELU': {
-        'here': 'alpha 1, trained as GELU, at its own tuned rate',
-        'authors': 'alpha 1, the same networks and rates as GELU',
+        'setting': 'alpha 1, trained as GELU, at its own tuned rate',
+        'published': 'alpha 1, the same networks and rates as GELU',
         'source': 'arXiv:1606.08415, figure 1; hendrycks/GELUs, mnist_fcn.py',
     },
 }

@@ -33,12 +33,12 @@ HOLDS = (
 )
 FIDELITY = {
     'generalised cross-entropy': {
-        'here': (
+        'setting': (
             'q = 0.7 without truncation; Adam with betas 0.9 and 0.999, no decay, no warm-up, a '
             'cosine to 0, batch 64, 40 passes over 1,024 rows, best of five rates by clean '
             'accuracy, 40% of labels uniformly wrong'
         ),
-        'authors': (
+        'published': (
             'q = 0.7, also truncated at 0.5 from epoch 40; a re-implementation has ResNet-34, SGD '
             'at 0.01 with momentum 0.9, decay 1e-4, batch 128 and 120 epochs; the rest is not '
             'known here'
@@ -48,8 +48,8 @@ FIDELITY = {
         ),
     },
     'cross-entropy': {
-        'here': 'the same training, without early stopping',
-        'authors': 'the same networks and training as for the other loss',
+        'setting': 'the same training, without early stopping',
+        'published': 'the same networks and training as for the other loss',
         'source': 'arXiv:1805.07836',
     },
 }

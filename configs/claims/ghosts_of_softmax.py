@@ -54,12 +54,12 @@ HOLDS = (
 )
 FIDELITY = {
     'step': {
-        'here': (
+        'setting': (
             'r and accuracy over the same 512 held-out tokens of 64 kinds, temperature 1; '
             "failure is a loss of 5% of the accuracy; along the gradient, AdamW's update with "
             'its decay, and one random direction'
         ),
-        'authors': (
+        'published': (
             'r and loss over the training images of 10 digits, temperatures 0.25 to 8; the '
             'threshold is a loss 2 or 1.1 times as high; along the gradient and 20 random '
             'directions'
@@ -70,11 +70,11 @@ FIDELITY = {
         ),
     },
     'radius limit': {
-        'here': (
+        'setting': (
             'r of the whole update, decay included, is at most 1 on the batch of the step; one '
             'update at 10,000 times the rate of AdamW, 0.005 after warm-up'
         ),
-        'authors': (
+        'published': (
             'r of the update of Adam, without decay, is at most 1 over all training images; '
             'the rate is 1,000 times as high from step 50 to 200; base rates 0.0001 to 0.01, '
             'test accuracy'
@@ -82,11 +82,11 @@ FIDELITY = {
         'source': 'github.com/piyush314/ghosts-of-softmax, experiments/lrspike/run.py',
     },
     'clipping': {
-        'here': (
+        'setting': (
             'gradients of norm at most 1, then AdamW; its decay of 0.1 times the rate is part '
             'of the spike; one update at 10,000 times the rate'
         ),
-        'authors': (
+        'published': (
             'gradients of norm at most 1, then Adam without decay; one step at 10 times a rate '
             'of 0.015 in the code; the setting for 10,000 times is not known here'
         ),

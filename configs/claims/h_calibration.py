@@ -43,11 +43,11 @@ HOLDS = (
 )
 FIDELITY = {
     'h-calibration': {
-        'here': (
+        'setting': (
             'mixture of 16 temperatures, Adam at 0.005, batches of 5,000, 500 steps, final '
             'parameters; windows of 201 events, 15 clusters, 5 classes together'
         ),
-        'authors': (
+        'published': (
             'the same windows, clusters, rate and batches; up to 2,000 epochs with a patience of '
             '160, the parameters of the lowest error; each class is left out in turn, and one of '
             'several maps is chosen for each image classifier'
@@ -58,8 +58,10 @@ FIDELITY = {
         ),
     },
     'temperature': {
-        'here': 'one temperature from 1/4 to 4, of the lowest log loss on the same 20,000 places',
-        'authors': 'temperature scaling is one of many calibrators compared, by up to 19 metrics',
+        'setting': (
+            'one temperature from 1/4 to 4, of the lowest log loss on the same 20,000 places'
+        ),
+        'published': 'temperature scaling is one of many calibrators compared, by up to 19 metrics',
         'source': 'github.com/WenjianHuang93/h-Calibration, README.md and comparison',
     },
 }

@@ -46,12 +46,12 @@ HOLDS = (
 )
 FIDELITY = {
     'free features': {
-        'here': (
+        'setting': (
             'one linear layer without bias, width 10, seven classes of 2 to 64 samples, decay '
             '0.02 of the readout and 0.01 of the features, gradient descent at 1.0 for 30,000 '
             'steps from normal values of deviation 0.3'
         ),
-        'authors': (
+        'published': (
             'a theorem on the global minimum for one layer, any class sizes and decays, width at '
             'least the number of classes; also shown with networks; sizes and decays of their '
             'experiments are not known here'

@@ -22,11 +22,11 @@ HOLDS = (
 )
 FIDELITY = {
     'L2 attention': {
-        'here': (
+        'setting': (
             'scores (q k - |k|^2 / 2) / sqrt(16) with a causal mask and RoPE; without the learned '
             'biases and factors of pairs, and with RMSNorm'
         ),
-        'authors': (
+        'published': (
             'a learned bias before and a learned factor after the softmax for each pair of nodes, '
             'AdaRMSNorm, no mask; the code divides only |k|^2 / 2 by sqrt(H); on ZINC 12 layers '
             'of width 64, 8 heads, AdamW at 0.002, decay 1e-5, attention dropout 0.2, 2,500 '
@@ -38,12 +38,12 @@ FIDELITY = {
         ),
     },
     'dot-product attention': {
-        'here': (
+        'setting': (
             'RMSNorm in pre-norm, RoPE, GELU, four heads of 16 features, no query-key norms; '
             'AdamW with betas 0.9 and 0.95 and decay 0.1, 20 steps of warm-up, cosine to 0 at '
             'step 200, 8 rows of 128 tokens; each arm has its own tuned rate'
         ),
-        'authors': (
+        'published': (
             'their code can leave the term in |k|^2 out; how they train such a model is not known '
             'here'
         ),

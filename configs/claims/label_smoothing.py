@@ -22,12 +22,12 @@ HOLDS = (
 )
 FIDELITY = {
     'label smoothing': {
-        'here': (
+        'setting': (
             '0.1 of the target spread over 512 tokens, beside a z-loss of 1e-4; AdamW with betas '
             '0.9 and 0.95, decay 0.1, gradients clipped at 1, a warm-up of 20 of 200 steps and a '
             'cosine to 0, batches of 8 x 128 tokens; rate tuned'
         ),
-        'authors': (
+        'published': (
             '0.1 over 37,000 tokens, with dropout 0.1; Adam with betas 0.9 and 0.98, 4,000 steps '
             'of warm-up, then 1 / sqrt(step), batches of about 25,000 tokens, 100,000 steps or '
             'more of translation'
@@ -35,8 +35,8 @@ FIDELITY = {
         'source': 'arXiv:1706.03762, sections 5.1 to 5.4',
     },
     'cross-entropy': {
-        'here': 'no smoothing, the same z-loss and training',
-        'authors': 'no smoothing; whether anything else was changed is not known here',
+        'setting': 'no smoothing, the same z-loss and training',
+        'published': 'no smoothing; whether anything else was changed is not known here',
         'source': 'arXiv:1706.03762, section 5.4',
     },
 }

@@ -36,11 +36,11 @@ HOLDS = (
 )
 FIDELITY = {
     'gradient descent': {
-        'here': (
+        'setting': (
             'all points in each step, from 0, no momentum, float64, rates 1 and 100; '
             'coordinates in [0, 1] and a constant 1, margin at least 0.05'
         ),
-        'authors': (
+        'published': (
             'all points in each step, from 0, rates 1 to 100 on two classes of FashionMNIST; '
             'number of points and margin are not known here'
         ),

@@ -23,11 +23,11 @@ HOLDS = (
 )
 FIDELITY = {
     'LayerNorm Scaling': {
-        'here': (
+        'setting': (
             'each norm in block l times 1 / sqrt(l), l = 1 to 4, not the final norm; embeddings '
             'with a standard deviation of 1; its own tuned rate'
         ),
-        'authors': (
+        'published': (
             'the same factor in both norms of each block, 12 to 32 blocks; RMSNorm, Adam without '
             'decay at 0.001, 512 x 256 tokens per step, warm-up of 2,000 of 20,000 steps and '
             'cosine to a tenth (130 million parameters), initial deviations of 0.02; the same rate '
@@ -39,12 +39,12 @@ FIDELITY = {
         ),
     },
     'pre-norm': {
-        'here': (
+        'setting': (
             'RMSNorm with a final norm, AdamW with betas 0.9 and 0.95 and decay 0.1, its own tuned '
             'rate, warm-up of 20 of 200 steps and cosine to 0, initial deviations of 1 '
             '(embeddings) and 1 / sqrt(fan_in) (matrices)'
         ),
-        'authors': (
+        'published': (
             'RMSNorm, Adam without decay at 0.001, 512 x 256 tokens per step, warm-up of 2,000 of '
             '20,000 steps and cosine to a tenth (130 million parameters), initial deviations of '
             '0.02'

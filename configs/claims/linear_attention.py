@@ -11,6 +11,10 @@ Counts:   the loss is at most 0.03 nats above that of softmax attention.
 """
 
 PART = 'attention'
+CAUTION = (
+    'RoPE turns the numerator alone here, so that weights may be negative and need not sum to '
+    '1. The published form has no rotation.'
+)
 STUDIES = {
     'blocks': 'configs/studies/blocks_tuned.py',
 }
@@ -24,12 +28,12 @@ HOLDS = (
 )
 FIDELITY = {
     'linear attention': {
-        'here': (
+        'setting': (
             'elu + 1, 1e-6 added to the divisor; RoPE turns the features in the numerator alone, '
             'so weights may be negative and need not sum to 1, which the published method '
             'excludes'
         ),
-        'authors': (
+        'published': (
             'elu + 1 and 1e-6 without rotation, so weights are positive and sum to 1; images, '
             'speech and a copying task of 128 symbols with 4 layers, 8 heads, batches of 64 and '
             'RAdam'
@@ -40,12 +44,12 @@ FIDELITY = {
         ),
     },
     'softmax attention': {
-        'here': (
+        'setting': (
             'RMSNorm in pre-norm, RoPE, GELU, four heads of 16 features, no query-key norms; '
             'AdamW with betas 0.9 and 0.95 and decay 0.1, 20 steps of warm-up, cosine to 0 at '
             'step 200, 8 rows of 128 tokens; each arm has its own tuned rate'
         ),
-        'authors': (
+        'published': (
             'the same transformer with softmax, without rotation; the rest is not known here'
         ),
         'source': 'arXiv:2006.16236, experiments',

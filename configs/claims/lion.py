@@ -32,25 +32,25 @@ HOLDS = (
 )
 FIDELITY = {
     'Lion': {
-        'here': (
+        'setting': (
             'betas 0.9 and 0.99, hidden matrices only, at their own tuned rate; decay 0.1 '
             'times the rate, not raised for the lower rate; clipping, schedule and batch are '
             'those of AdamW here'
         ),
-        'authors': (
+        'published': (
             'all parameters, betas 0.95 and 0.98 in language models, a rate 3 to 10 times '
             'lower and a decay 3 to 10 times higher than for AdamW, both tuned; large batches'
         ),
         'source': 'arXiv:2302.06675, section 4.4; github.com/google/automl, lion/README.md',
     },
     'AdamW': {
-        'here': (
+        'setting': (
             'b1 0.9, b2 0.95, eps 1e-8, decay 0.1 times the rate, gradients clipped at 1; '
             'warm-up for a tenth of the steps, cosine to 0, batches of 8 x 128 tokens; tuned '
             'rate for hidden matrices, 0.01 for the rest in every run; embeddings start at a '
             'deviation of 1/8'
         ),
-        'authors': (
+        'published': (
             'betas 0.9 and 0.99, eps 1e-6 in language models; rate and decay tuned for all '
             'parameters'
         ),

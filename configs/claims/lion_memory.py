@@ -28,13 +28,13 @@ HOLDS = (
 )
 FIDELITY = {
     'Lion': {
-        'here': 'one momentum in float32 for every parameter',
-        'authors': 'only the momentum, for all parameters',
+        'setting': 'one momentum in float32 for every parameter',
+        'published': 'only the momentum, for all parameters',
         'source': 'github.com/google/automl, lion/README.md',
     },
     'AdamW': {
-        'here': 'two moments in float32 for every parameter',
-        'authors': 'first and second moments, for all parameters',
+        'setting': 'two moments in float32 for every parameter',
+        'published': 'first and second moments, for all parameters',
         'source': 'github.com/google/automl, lion/README.md',
     },
 }

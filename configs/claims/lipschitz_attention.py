@@ -32,22 +32,22 @@ HOLDS = (
 )
 FIDELITY = {
     'dot products': {
-        'here': (
+        'setting': (
             'one causal head, 8 features, 8 tokens, matrices from N(0, 1/8), scores over sqrt(8); '
             'inputs of sizes 4 to 64, one row with the last token at 0'
         ),
-        'authors': (
+        'published': (
             'proof for any sizes and matrices that there is no constant, with an example in which '
             'a token is 0'
         ),
         'source': 'arXiv:2006.04710, theorem 3.1',
     },
     'distances': {
-        'here': (
+        'setting': (
             'queries share the matrix of the keys, scores -|q - k|^2 / (2 sqrt(8)), values have a '
             'free matrix; 66 rows for each size, 100 rounds of power iteration, a lower bound'
         ),
-        'authors': (
+        'published': (
             'shared matrix, scores -|q - k|^2 / sqrt(H), values derived from that matrix; an '
             'upper bound is proved, and experiments suggest that it is tight asymptotically'
         ),

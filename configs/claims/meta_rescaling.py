@@ -18,6 +18,9 @@ Counts:   the accuracy is at least one point above that of cross-entropy, and th
 """
 
 PART = 'losses'
+CAUTION = (
+    "One network weights the rows of all classes. The authors' default has one for each class."
+)
 STUDIES = {
     'measure': 'measure:rescaled_rows',
 }
@@ -37,12 +40,12 @@ HOLDS = (
 )
 FIDELITY = {
     'rescaled rows': {
-        'here': (
+        'setting': (
             'one rescaler for all ten classes, 19 features of one batch from three passes with '
             'dropout 0.1, Adam at 0.01, weights in (0, 1); the network by Adam at a constant '
             'rate, the best of three, batch 32, 1,000 steps from scratch'
         ),
-        'authors': (
+        'published': (
             'one rescaler for each class by default, 19 features of one batch from three passes, '
             'Adam at 0.01, weights in (0, 1); Adam at a constant 5e-5, batch 8, 3 epochs of a '
             'pretrained transformer with 10 to 40% random labels'
@@ -53,8 +56,10 @@ FIDELITY = {
         ),
     },
     'cross-entropy': {
-        'here': 'the same network, dropout, batches and three rates, one pass and one batch a step',
-        'authors': 'the same fine-tuning without the rescaler',
+        'setting': (
+            'the same network, dropout, batches and three rates, one pass and one batch a step'
+        ),
+        'published': 'the same fine-tuning without the rescaler',
         'source': 'arXiv:2412.12955',
     },
 }

@@ -29,11 +29,11 @@ HOLDS = (
 )
 FIDELITY = {
     'Mix-LN': {
-        'here': (
+        'setting': (
             'post-norm in the first of 4 blocks, pre-norm in the others, a final norm; embeddings '
             'with a standard deviation of 1; its own tuned rate'
         ),
-        'authors': (
+        'published': (
             'post-norm in the first quarter (3 of 12 or 6 of 24 blocks); RMSNorm, Adam without '
             'decay at 0.001, 512 x 256 tokens per step, warm-up of 1,000 of 10,000 steps and '
             'cosine to a tenth (71 million parameters), initial deviations of 0.63 (embeddings) '
@@ -45,12 +45,12 @@ FIDELITY = {
         ),
     },
     'pre-norm': {
-        'here': (
+        'setting': (
             'RMSNorm with a final norm, AdamW with betas 0.9 and 0.95 and decay 0.1, its own tuned '
             'rate, warm-up of 20 of 200 steps and cosine to 0, initial deviations of 1 '
             '(embeddings) and 1 / sqrt(fan_in) (matrices); gradients clipped at 1, as with Mix-LN'
         ),
-        'authors': (
+        'published': (
             'RMSNorm, Adam without decay at 0.001, 512 x 256 tokens per step, warm-up of 1,000 of '
             '10,000 steps and cosine to a tenth (71 million parameters), initial deviations of '
             '0.63 (embeddings) and 0.02 (matrices); gradients clipped at 1 in the example, not in '

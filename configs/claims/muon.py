@@ -32,12 +32,12 @@ HOLDS = (
 )
 FIDELITY = {
     'Muon': {
-        'here': (
+        'setting': (
             'momentum 0.95, Nesterov, five Newton-Schulz steps, factor sqrt(max(1, outputs / '
             'inputs)); hidden matrices only, at their own tuned rate; decay, clipping, '
             'schedule and batch are those of AdamW here'
         ),
-        'authors': (
+        'published': (
             'momentum 0.95, Nesterov, five steps in bfloat16, decay 0.1, but factor 0.2 '
             'sqrt(max(inputs, outputs)) at the rate of AdamW, which is not tuned for Muon and '
             'serves all parameters'
@@ -47,13 +47,13 @@ FIDELITY = {
         ),
     },
     'AdamW': {
-        'here': (
+        'setting': (
             'b1 0.9, b2 0.95, eps 1e-8, decay 0.1 times the rate, gradients clipped at 1; '
             'warm-up for a tenth of the steps, cosine to 0, batches of 8 x 128 tokens; tuned '
             'rate for hidden matrices, 0.01 for the rest in every run; embeddings start at a '
             'deviation of 1/8'
         ),
-        'authors': (
+        'published': (
             'betas 0.9 and 0.95, decay 0.1; the rates of the scaling runs are not known here'
         ),
         'source': 'github.com/MoonshotAI/Moonlight, examples/toy_train.py',

@@ -22,12 +22,12 @@ HOLDS = (
 )
 FIDELITY = {
     'Muon': {
-        'here': (
+        'setting': (
             'momentum 0.95, Nesterov, five Newton-Schulz steps, factor sqrt(max(1, outputs / '
             'inputs)), decay 0.1 times the rate; hidden matrices only, at their own tuned '
             'rate; schedule and batch are those of AdamW here'
         ),
-        'authors': (
+        'published': (
             'momentum 0.95, Nesterov, five steps in bfloat16, decay 0.1, but factor 0.2 '
             'sqrt(max(inputs, outputs)) at the rate of AdamW, which is not tuned for Muon and '
             'serves all parameters'
@@ -37,12 +37,12 @@ FIDELITY = {
         ),
     },
     'AdamW': {
-        'here': (
+        'setting': (
             'b1 0.9, b2 0.95, decay 0.1 times the rate, clipping at 1; warm-up of 500 of 9,600 '
             'steps, cosine to a tenth, 128 x 2,048 tokens; tuned rate for hidden matrices, '
             '0.003 for the rest; also 1.5 and 2 times as long'
         ),
-        'authors': (
+        'published': (
             'betas 0.9 and 0.95, decay 0.1; the rates of the scaling runs are not known here'
         ),
         'source': 'github.com/MoonshotAI/Moonlight, examples/toy_train.py',

@@ -41,19 +41,19 @@ HOLDS = (
 )
 FIDELITY = {
     'Muon': {
-        'here': (
+        'setting': (
             'coefficients 3.4445, -4.7750 and 2.0315, five steps, eps 1e-7, momentum 0.95, '
             'Nesterov, no factor by shape, float64'
         ),
-        'authors': (
+        'published': (
             'the same constants in bfloat16, with the factor sqrt(max(1, outputs / inputs)) '
             'after the iterations'
         ),
         'source': 'github.com/KellerJordan/Muon, muon.py',
     },
     'momentum': {
-        'here': 'Nesterov momentum 0.95 of the same gradients, in float64',
-        'authors': (
+        'setting': 'Nesterov momentum 0.95 of the same gradients, in float64',
+        'published': (
             'the same momentum, before the iterations; the authors state no ratio of condition '
             'numbers'
         ),

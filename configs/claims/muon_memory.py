@@ -29,15 +29,15 @@ HOLDS = (
 )
 FIDELITY = {
     'Muon': {
-        'here': 'one momentum in float32 for each hidden matrix',
-        'authors': 'one momentum for each matrix; AdamW for embeddings, readout and vectors',
+        'setting': 'one momentum in float32 for each hidden matrix',
+        'published': 'one momentum for each matrix; AdamW for embeddings, readout and vectors',
         'source': (
             'arXiv:2502.16982, section 2; github.com/MoonshotAI/Moonlight, examples/toy_train.py'
         ),
     },
     'AdamW': {
-        'here': 'two moments in float32 for each hidden matrix',
-        'authors': 'two moments for each parameter',
+        'setting': 'two moments in float32 for each hidden matrix',
+        'published': 'two moments for each parameter',
         'source': 'github.com/MoonshotAI/Moonlight, examples/toy_train.py',
     },
 }

@@ -29,23 +29,23 @@ HOLDS = (
 )
 FIDELITY = {
     'muP': {
-        'here': (
+        'setting': (
             'base width 32; heads keep 16 features, so the scaling of attention logits is not '
             'tested; readout and queries start at random; Adam at a constant 0.003, decay 0.1, '
             'gradients clipped at 1, 8 rows of 128 tokens'
         ),
-        'authors': (
+        'published': (
             'Adam at 0.001 for an MLP, a few steps, five seeds, widths of 64 to 1,024 in the '
             'example; attention logits q k 8 / d; starting readout and queries at 0 is advised'
         ),
         'source': 'arXiv:2203.03466, appendix D.1; github.com/microsoft/mup, README.md',
     },
     'standard': {
-        'here': (
+        'setting': (
             'one rate for all parameters, all matrices from N(0, 1 / fan_in), embeddings from '
             'N(0, 1 / width), logits over sqrt(16)'
         ),
-        'authors': 'PyTorch defaults with one rate, Adam at 0.001',
+        'published': 'PyTorch defaults with one rate, Adam at 0.001',
         'source': 'arXiv:2203.03466, appendix D.1; github.com/microsoft/mup, README.md',
     },
 }

@@ -9,6 +9,10 @@ Counts:   the loss is lower than that of linear attention with elu + 1.
 """
 
 PART = 'attention'
+CAUTION = (
+    'Both arms have RoPE, which turns the numerator alone, and the convolution, LayerNorm and '
+    'gate of the published layer are missing. Heads have 16 features instead of 32 to 96.'
+)
 STUDIES = {
     'blocks': 'configs/studies/blocks_tuned.py',
 }
@@ -23,12 +27,12 @@ HOLDS = (
 )
 FIDELITY = {
     'norm-aware attention': {
-        'here': (
+        'setting': (
             'features relu(q / |q|)^p and relu(-q / |q|)^p with p = 3 (1/2 + tanh |q|), and of '
             'k^3; causal, four heads of 16; without the convolution of the values, the LayerNorm '
             'and the SiLU gate behind the attention'
         ),
-        'authors': (
+        'published': (
             'the same features; images, no mask, heads of 32 to 96, with convolutions, LayerNorm '
             'and SiLU gate; softmax attention in the last two of four stages; 300 epochs of '
             'AdamW, decay 0.05, cosine'
@@ -38,8 +42,8 @@ FIDELITY = {
         ),
     },
     'linear attention': {
-        'here': 'elu + 1 with the same RoPE in the numerator alone, at its own rate',
-        'authors': 'other linear attentions for images; their settings are not known here',
+        'setting': 'elu + 1 with the same RoPE in the numerator alone, at its own rate',
+        'published': 'other linear attentions for images; their settings are not known here',
         'source': 'arXiv:2506.21137, abstract',
     },
 }

@@ -27,11 +27,11 @@ HOLDS = (
 )
 FIDELITY = {
     'no norms': {
-        'here': (
+        'setting': (
             'no norm in the blocks, none before the readout, nothing in its place; initial weights '
             'and residual connections as with norms; its own tuned rate'
         ),
-        'authors': (
+        'published': (
             'a Transformer for translation without norms fails to train; Dynamic Tanh without the '
             'tanh diverges; ViT-B with Fixup or SkipInit is 5 to 8 points less accurate than with '
             'LayerNorm'
@@ -39,11 +39,11 @@ FIDELITY = {
         'source': 'arXiv:1910.07467, table 4; arXiv:2503.10622, tables 7 and 9',
     },
     'RMSNorm': {
-        'here': (
+        'setting': (
             'eps 1e-6, AdamW with betas 0.9 and 0.95 and decay 0.1 of matrices and embeddings, its '
             'own tuned rate, warm-up of 20 of 200 steps and cosine to 0, 8 x 128 tokens per step'
         ),
-        'authors': (
+        'published': (
             'LayerNorm or RMSNorm in Transformers for translation; LayerNorm in ViT; the rates of '
             'the comparisons are not known here'
         ),

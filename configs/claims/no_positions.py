@@ -10,6 +10,11 @@ Counts:   the loss is at most 0.03 nats above that of RoPE.
 """
 
 PART = 'attention'
+CAUTION = (
+    'Rows begin in the middle of a text, without a first token that marks the start, on which '
+    "the paper's argument about positions relies. The paper tests longer rows than those of "
+    'training.'
+)
 STUDIES = {
     'blocks': 'configs/studies/blocks_tuned.py',
 }
@@ -23,11 +28,11 @@ HOLDS = (
 )
 FIDELITY = {
     'no position encoding': {
-        'here': (
+        'setting': (
             'causal mask only; rows are cut from the text at any place, without a token that '
             'marks their start; judged by the loss on code at the length of training, 128 tokens'
         ),
-        'authors': (
+        'published': (
             'decoder of about 107 million parameters on tasks such as addition and copying, '
             'lengths up to 20 in training and 40 in tests, exact matches; AdamW at 3e-5, decay '
             '0.05, 40,000 steps of 64 rows'
@@ -38,12 +43,12 @@ FIDELITY = {
         ),
     },
     'RoPE': {
-        'here': (
+        'setting': (
             'base 10,000, all 16 features of a head; AdamW with betas 0.9 and 0.95 and decay 0.1, '
             '20 steps of warm-up, cosine to 0 at step 200, 8 rows of 128 tokens; each arm has its '
             'own tuned rate'
         ),
-        'authors': (
+        'published': (
             'trained as the model without positions, beside ALiBi, T5 biases and sinusoidal '
             'positions'
         ),

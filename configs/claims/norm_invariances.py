@@ -104,11 +104,11 @@ HOLDS = (
 )
 FIDELITY = {
     'RMSNorm and LayerNorm': {
-        'here': (
+        'setting': (
             'gain 1, bias 0, eps 1e-6 inside the root, Gaussian inputs and weights, factors of up '
             'to 10, shifts from N(0, 1)'
         ),
-        'authors': (
+        'published': (
             'a derivation for any weights, factor and shift, without eps; code with eps 1e-8 or '
             '1e-5'
         ),

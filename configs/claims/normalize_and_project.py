@@ -13,6 +13,10 @@ Counts:   |dW| / |W| of the hidden matrices in steps 250 to 300, divided by that
 """
 
 PART = 'reparametrisations'
+CAUTION = (
+    'The paper wants a norm before each nonlinearity. Here GELU, queries and keys have none, '
+    'and gains are free.'
+)
 STUDIES = {
     'measure': 'measure:relative_changes_over_training',
 }
@@ -32,12 +36,12 @@ HOLDS = (
 )
 FIDELITY = {
     'projected weights': {
-        'here': (
+        'setting': (
             'query, key, value, output and MLP matrices projected to their initial norm after each '
             'step; RMSNorm before sublayers only, none before GELU or of queries and keys; gains '
             'learned and not projected; Adam with betas 0.9 and 0.95, gradients clipped at 1'
         ),
-        'authors': (
+        'published': (
             'a norm before every nonlinearity, matrices projected every step or every 1,000 steps, '
             'output layer not projected, gains and biases normalised or regularised too; the '
             'effective rate is rate over norm'
@@ -45,8 +49,8 @@ FIDELITY = {
         'source': 'arXiv:2407.01800, read in notes of others; no official code is known',
     },
     'free weights': {
-        'here': 'the same model, rate 0.01 after 20 steps of warm-up, no decay',
-        'authors': (
+        'setting': 'the same model, rate 0.01 after 20 steps of warm-up, no decay',
+        'published': (
             'networks with norms whose weights grow, over millions of steps with changing labels '
             'or games; Adam at 1e-4 on CIFAR-10'
         ),

@@ -48,19 +48,21 @@ HOLDS = (
 )
 FIDELITY = {
     'normalised descent': {
-        'here': (
+        'setting': (
             'gradient over the mean of 1 / (1 + exp(margin)), all points in each step, from 0, '
             'float64, rate 100'
         ),
-        'authors': (
+        'published': (
             'the same division, from 0, rates 1, 10 and 100; 2 steps at 10 or 100 and 16 at 1 '
             'on the worst points; two classes of FashionMNIST'
         ),
         'source': 'arXiv:2412.08424',
     },
     'plain descent': {
-        'here': 'all points in each step, from 0, no momentum, float64, rate 100',
-        'authors': 'the same with rates up to 100; number of points and margin are not known here',
+        'setting': 'all points in each step, from 0, no momentum, float64, rate 100',
+        'published': (
+            'the same with rates up to 100; number of points and margin are not known here'
+        ),
         'source': 'arXiv:2412.08424',
     },
 }

@@ -10,6 +10,10 @@ Counts:   the two losses are within 0.03 nats of each other.
 """
 
 PART = 'attention'
+CAUTION = (
+    'Models of this size have no attention sinks (configs/studies/results/attention_options.md), '
+    'so that there is nothing for the method to replace.'
+)
 STUDIES = {
     'blocks': 'configs/studies/blocks_tuned.py',
 }
@@ -23,11 +27,11 @@ HOLDS = (
 )
 FIDELITY = {
     'off-by-one softmax': {
-        'here': (
+        'setting': (
             'a fixed logit of 0 in the denominator in all layers; sinks do not appear in the 200 '
             'steps, so there is none to replace'
         ),
-        'authors': (
+        'published': (
             'their own choice is a learned token as sink, in models trained on the Pile; gpt-oss '
             'has a learned logit for each head that starts at a deviation of 0.02; sizes and '
             'rates are not known here'
@@ -38,12 +42,12 @@ FIDELITY = {
         ),
     },
     'plain softmax': {
-        'here': (
+        'setting': (
             'RMSNorm in pre-norm, RoPE, GELU, four heads of 16 features, no query-key norms; '
             'AdamW with betas 0.9 and 0.95 and decay 0.1, 20 steps of warm-up, cosine to 0 at '
             'step 200, 8 rows of 128 tokens; each arm has its own tuned rate'
         ),
-        'authors': 'plain softmax, trained on the same text; the rest is not known here',
+        'published': 'plain softmax, trained on the same text; the rest is not known here',
         'source': 'arXiv:2309.17453',
     },
 }

@@ -53,12 +53,12 @@ HOLDS = (
 )
 FIDELITY = {
     'linear attention': {
-        'here': (
+        'setting': (
             '10 pairs in 4 dimensions, x and w from N(0, 1), noise of variance 1/4, or x of '
             'deviations 0.5, 1, 1, 2 and w of their inverses; Adam at 0.01, cosine to 0, 2,000 '
             'steps of 256 prompts'
         ),
-        'authors': (
+        'published': (
             'no training: theorems on the layer of the lowest expected loss, for any number of '
             'pairs, dimension and noise; w has the inverse covariance of x'
         ),

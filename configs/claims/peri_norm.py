@@ -29,11 +29,11 @@ HOLDS = (
 )
 FIDELITY = {
     'Peri-LN': {
-        'here': (
+        'setting': (
             'RMSNorm with gains that start at 1, a final norm, no norm of the embeddings, which '
             'start with a standard deviation of 1; its own tuned rate'
         ),
-        'authors': (
+        'published': (
             'learned gains, a final norm, and a norm of the embeddings that is optional; models of '
             '0.4 to 3.2 billion parameters on 30 billion tokens, sequences of 8,192, several '
             'rates; the rest is not known here'
@@ -41,12 +41,14 @@ FIDELITY = {
         'source': 'arXiv:2502.02732, read in notes of others',
     },
     'pre-norm': {
-        'here': (
+        'setting': (
             'RMSNorm with a final norm, AdamW with betas 0.9 and 0.95 and decay 0.1, its own tuned '
             'rate, warm-up of 20 of 200 steps and cosine to 0, initial deviations of 1 '
             '(embeddings) and 1 / sqrt(fan_in) (matrices)'
         ),
-        'authors': 'the same models and data, best at a rate of 0.002; the rest is not known here',
+        'published': (
+            'the same models and data, best at a rate of 0.002; the rest is not known here'
+        ),
         'source': 'arXiv:2502.02732, read in notes of others',
     },
 }

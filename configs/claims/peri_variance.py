@@ -13,6 +13,10 @@ Counts:   the slope of the log variance added by the blocks over the log depth i
 """
 
 PART = 'placements'
+CAUTION = (
+    'The condition on weights that are four times as large holds nearly by construction, since '
+    'the norm after a sublayer removes the factor.'
+)
 STUDIES = {
     'measure': 'measure:stream_over_depth',
 }
@@ -38,19 +42,19 @@ HOLDS = (
 )
 FIDELITY = {
     'Peri-LN': {
-        'here': (
+        'setting': (
             'RMSNorm with gains of 1, no norm of the embeddings, 36 untrained blocks, matrices '
             'with deviations of 1 / sqrt(fan_in) and of four times that'
         ),
-        'authors': (
+        'published': (
             'learned gains and an optional norm of the embeddings, in trained models with 0.4 to '
             '3.2 billion parameters; the rest is not known here'
         ),
         'source': 'arXiv:2502.02732, read in notes of others',
     },
     'pre-norm': {
-        'here': 'the same with a norm before each sublayer only',
-        'authors': (
+        'setting': 'the same with a norm before each sublayer only',
+        'published': (
             'the same trained models; massive activations exceed the range of fp16 after about 0.5 '
             'billion tokens'
         ),

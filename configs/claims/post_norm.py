@@ -23,23 +23,23 @@ HOLDS = (
 )
 FIDELITY = {
     'post-norm': {
-        'here': (
+        'setting': (
             'RMSNorm, no final norm, causal model, initial values as pre-norm, warm-up of 20 of '
             '200 steps and cosine to 0, its own tuned rate (0.003)'
         ),
-        'authors': (
+        'published': (
             'LayerNorm, Xavier, encoder-decoders of 6-6 layers, Adam with betas 0.9 and 0.98, '
             'rates 5e-4 and 1e-3, warm-up of 1, 500 or 4,000 steps, then an inverse square root'
         ),
         'source': 'arXiv:2002.04745, sections 3.2 and 4.1',
     },
     'pre-norm': {
-        'here': (
+        'setting': (
             'RMSNorm with a final norm, AdamW with betas 0.9 and 0.95 and decay 0.1, its own tuned '
             'rate, warm-up of 20 of 200 steps and cosine to 0, initial deviations of 1 '
             '(embeddings) and 1 / sqrt(fan_in) (matrices) (the tuned rate is 0.02)'
         ),
-        'authors': (
+        'published': (
             'the same peak rates as post-norm, no warm-up, and steps down by a factor of ten after '
             'some epochs'
         ),

@@ -32,20 +32,22 @@ HOLDS = (
 )
 FIDELITY = {
     'equal weights': {
-        'here': (
+        'setting': (
             'temperature from 0.1 to 10 by a network with 5 hidden units from the 5 probabilities '
             'of a place, starting near 1; Adam at 0.01, 2,000 steps of 1,000 places; all places '
             'weigh the same'
         ),
-        'authors': 'not known here: their code has the balanced weights alone',
+        'published': 'not known here: their code has the balanced weights alone',
         'source': (
             'github.com/liuyvchi/Correctness-aware-calibration, '
             'src/cal_metrics/temperature_scaling_CA.py'
         ),
     },
     'balanced weights': {
-        'here': 'the same, with weight 1 - accuracy for correct places and accuracy for wrong ones',
-        'authors': (
+        'setting': (
+            'the same, with weight 1 - accuracy for correct places and accuracy for wrong ones'
+        ),
+        'published': (
             'these weights; the same network on 10 probabilities of transformed images, from a '
             'random temperature; Adam at 1e-4, 10 epochs in batches of 1,000, ECE in 25 bins'
         ),

@@ -9,6 +9,10 @@ Counts:   the loss is at most 0.03 nats above that without query-key norms.
 """
 
 PART = 'attention'
+CAUTION = (
+    'Heads have 16 features here, and the norm is RMSNorm. The paper has LayerNorm, and needs '
+    'it against a divergence of models of 8 billion parameters.'
+)
 STUDIES = {
     'blocks': 'configs/studies/blocks_tuned.py',
 }
@@ -22,11 +26,11 @@ HOLDS = (
 )
 FIDELITY = {
     'query-key norms': {
-        'here': (
+        'setting': (
             'RMSNorm over the 16 features of each head before RoPE, with a learned gain that '
             'starts at 1 and is shared by all heads'
         ),
-        'authors': (
+        'published': (
             'LayerNorm without bias, image classifiers with attention and MLP in parallel and 22 '
             'billion parameters; against a divergence near 8 billion; rates and steps are not '
             'known here'
@@ -34,12 +38,12 @@ FIDELITY = {
         'source': 'arXiv:2302.05442, model architecture',
     },
     'no query-key norms': {
-        'here': (
+        'setting': (
             'RMSNorm in pre-norm, RoPE, GELU, four heads of 16 features, no query-key norms; '
             'AdamW with betas 0.9 and 0.95 and decay 0.1, 20 steps of warm-up, cosine to 0 at '
             'step 200, 8 rows of 128 tokens; each arm has its own tuned rate'
         ),
-        'authors': 'models without the norms diverge near 8 billion parameters',
+        'published': 'models without the norms diverge near 8 billion parameters',
         'source': 'arXiv:2302.05442, model architecture',
     },
 }

@@ -35,11 +35,11 @@ HOLDS = (
 )
 FIDELITY = {
     'independent directions': {
-        'here': (
+        'setting': (
             'ReLU features with Gaussian directions, 64 to 4,096, unit vectors in 64 dimensions, '
             'compared with the exact kernel, not with relu(w.x); 128 pairs, 16 draws, ten seeds'
         ),
-        'authors': (
+        'published': (
             'the same map, max(0, g.x) / sqrt(m) of inputs and weights, as one of several '
             'kernels; sizes of their test of pointwise errors are not known here'
         ),
@@ -48,8 +48,8 @@ FIDELITY = {
         ),
     },
     'orthogonal directions': {
-        'here': 'orthogonal within each 64 directions, lengths of independent Gaussian vectors',
-        'authors': (
+        'setting': 'orthogonal within each 64 directions, lengths of independent Gaussian vectors',
+        'published': (
             'an option of the code, from performer attention, with lengths of Gaussian vectors '
             '(scaling 0)'
         ),

@@ -15,6 +15,10 @@ Counts:   after equal passes large batches lose at least one point of accuracy, 
 """
 
 PART = 'recipes'
+CAUTION = (
+    'Each regime has its own best learning rate, and there is no batch normalisation. Both help '
+    'large batches; the authors keep or scale the rate of small ones.'
+)
 STUDIES = {
     'measure': 'measure:large_batches',
 }
@@ -40,22 +44,22 @@ HOLDS = (
 )
 FIDELITY = {
     'small batches': {
-        'here': (
+        'setting': (
             '16 rows, 2,560 steps, momentum 0.9, no weight decay, no norm; rate times 0.1 and '
             '0.01 in the last two quarters, best of five rates'
         ),
-        'authors': (
+        'published': (
             '128 rows, momentum 0.9, weight decay 1e-4, batch norm, rate 0.1 or the regime of the '
             'model'
         ),
         'source': 'arXiv:1705.08741; github.com/eladhoffer/bigBatch, main_gbn.py',
     },
     'large batches, equal passes': {
-        'here': (
+        'setting': (
             '256 rows, 160 steps, the best of the same five rates, not a scaled rate; no gradient '
             'clipping'
         ),
-        'authors': (
+        'published': (
             '2,048 or 4,096 rows, with the rate of small batches or sqrt(batch / 128) times it; '
             'batch norm over parts of 128 rows, gradients clipped at 5'
         ),
@@ -64,11 +68,11 @@ FIDELITY = {
         ),
     },
     'large batches, equal steps': {
-        'here': (
+        'setting': (
             '256 rows, 2,560 steps, the best of the five rates; the distance of all weights after '
             'each step at the first rate'
         ),
-        'authors': (
+        'published': (
             'epochs and drops of the rate times batch / 128, with the scaled rate and norms over '
             'parts; the code logs the distance of the first weights after each epoch'
         ),

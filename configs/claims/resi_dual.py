@@ -36,11 +36,11 @@ HOLDS = (
 )
 FIDELITY = {
     'ResiDual': {
-        'here': (
+        'setting': (
             'RMSNorm, both streams start as the embeddings, readout of x + N(r), causal model of 4 '
             'blocks, separate readout, its own tuned rate with 20 of 200 steps of warm-up'
         ),
-        'authors': (
+        'published': (
             'LayerNorm, the same streams and sum, encoder-decoders of 6-6 layers for translation, '
             'tied embeddings; Adam with betas 0.9 and 0.98, decay 1e-4, rate 5e-4, warm-up of '
             '4,000 steps, then an inverse square root'
@@ -51,20 +51,20 @@ FIDELITY = {
         ),
     },
     'pre-norm': {
-        'here': (
+        'setting': (
             'RMSNorm with a final norm, AdamW with betas 0.9 and 0.95 and decay 0.1, its own tuned '
             'rate, warm-up of 20 of 200 steps and cosine to 0, initial deviations of 1 '
             '(embeddings) and 1 / sqrt(fan_in) (matrices)'
         ),
-        'authors': 'the same translation tasks; the settings of this arm are not known here',
+        'published': 'the same translation tasks; the settings of this arm are not known here',
         'source': 'arXiv:2304.14802, abstract',
     },
     'post-norm': {
-        'here': (
+        'setting': (
             'RMSNorm, no final norm, initial values as pre-norm, its own tuned rate (0.003), the '
             'same warm-up'
         ),
-        'authors': 'the same translation tasks; the settings of this arm are not known here',
+        'published': 'the same translation tasks; the settings of this arm are not known here',
         'source': 'arXiv:2304.14802, abstract',
     },
 }

@@ -14,6 +14,10 @@ Counts:   the loss of rebuilt models above that of the originals is at most half
 """
 
 PART = 'weights'
+CAUTION = (
+    'Whole matrices of full models are merged here. The published method works on rows and '
+    'columns of low-rank factors.'
+)
 STUDIES = {
     'measure': 'measure:merged_models',
 }
@@ -39,20 +43,20 @@ HOLDS = (
 )
 FIDELITY = {
     'basis': {
-        'here': (
+        'setting': (
             'three directions for six models in each whole matrix, from the uncentred singular '
             'vectors of the differences from the base; full fine-tuning, not low-rank factors, so '
             'this is not the published algorithm'
         ),
-        'authors': (
+        'published': (
             'p < n directions for each row of A and column of B of LoRA or truncated differences, '
             'from vectors of the rank r over n models; data-free, in closed form'
         ),
         'source': 'arXiv:2510.14163',
     },
     'mean': {
-        'here': 'the plain mean of all weights',
-        'authors': (
+        'setting': 'the plain mean of all weights',
+        'published': (
             'task arithmetic, TIES and DARE on the low-rank factors or products; a plain mean is '
             'not the only rival'
         ),

@@ -22,20 +22,20 @@ HOLDS = (
 )
 FIDELITY = {
     'RMSNorm': {
-        'here': (
+        'setting': (
             'a gain, no bias; eps 1e-6, AdamW with betas 0.9 and 0.95 and decay 0.1 of matrices '
             'and embeddings, its own tuned rate, warm-up of 20 of 200 steps and cosine to 0, 8 x '
             '128 tokens per step'
         ),
-        'authors': (
+        'published': (
             'a gain, no bias, eps 1e-8 (in Nematus 1e-5); recurrent networks and a Transformer for '
             'translation; where its norms stand is not known here'
         ),
         'source': 'arXiv:1910.07467, table 4; bzhangGo/rmsnorm, rmsnorm_torch.py and README.md',
     },
     'LayerNorm': {
-        'here': 'a gain and a bias, eps 1e-6; trained as RMSNorm, at its own tuned rate',
-        'authors': (
+        'setting': 'a gain and a bias, eps 1e-6; trained as RMSNorm, at its own tuned rate',
+        'published': (
             'a gain; a Transformer for translation has BLEU 26.6 and 27.7 on two test sets, and '
             '26.8 and 27.7 with RMSNorm; the settings are not known here'
         ),

@@ -26,23 +26,23 @@ HOLDS = (
 )
 FIDELITY = {
     'RoPE': {
-        'here': (
+        'setting': (
             'base 10,000, all 16 features of a head, halves paired; AdamW with betas 0.9 and 0.95 '
             'and decay 0.1, 20 steps of warm-up, cosine to 0 at step 200, 8 rows of 128 tokens; '
             'each arm has its own tuned rate'
         ),
-        'authors': (
+        'published': (
             'all features of a head, neighbours paired; masked language models of 6 or 12 layers '
             'among others; rates and steps are not known here'
         ),
         'source': 'arXiv:2104.09864; github.com/ZhuiyiTechnology/roformer, README.md',
     },
     'learned positions': {
-        'here': (
+        'setting': (
             'table of 128 vectors from N(0, 1), added to embeddings of deviation 1, not the '
             'published start; same rate and decay as the embeddings'
         ),
-        'authors': (
+        'published': (
             'added position embeddings; those of BERT are learned and start at a deviation of 0.02'
         ),
         'source': 'arXiv:2104.09864; arXiv:1810.04805',

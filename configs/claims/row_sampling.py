@@ -12,6 +12,10 @@ Counts:   the variance is at most 0.9 of that of uniform draws at each of the th
 """
 
 PART = 'data'
+CAUTION = (
+    "The score of a row is a mean over 128 tokens, and says little about the norm of the row's "
+    'gradient. The authors score one prediction per image, and mix with uniform draws.'
+)
 STUDIES = {
     'measure': 'measure:sampled_rows',
 }
@@ -37,12 +41,12 @@ HOLDS = (
 )
 FIDELITY = {
     'draws by error': {
-        'here': (
+        'setting': (
             'a row of 128 tokens scores the mean of |softmax - onehot| over its tokens, at the '
             'same weights, without a uniform share; the variance is that of the unbiased '
             'estimate, with weights 1 / (N p)'
         ),
-        'authors': (
+        'published': (
             'an image scores its single |softmax - onehot|, from the last epoch, mixed with '
             'uniform chances by a share that rises from 0 to 1 over 250 epochs; the loss is the '
             'plain mean, which is biased'
@@ -50,11 +54,11 @@ FIDELITY = {
         'source': 'arXiv:2302.14772; github.com/ShunLu91/PA-DA, nasbench201/train_panda_201.py',
     },
     'uniform draws': {
-        'here': (
+        'setting': (
             'the same 128 rows with equal chances, the model of the study at AdamW 5e-3 after 50, '
             '100 and 200 steps'
         ),
-        'authors': (
+        'published': (
             'uniform data and paths; SGD at 0.05, momentum 0.9, decay 2.5e-4, a cosine, batch 256'
         ),
         'source': 'github.com/ShunLu91/PA-DA, nasbench201/train_panda_201.py',

@@ -36,12 +36,12 @@ HOLDS = (
 )
 FIDELITY = {
     'SCALE': {
-        'here': (
+        'setting': (
             'not SCALE: hidden matrices without momentum, columns of root mean square 1, tuned '
             'rate; AdamW at 0.01 for readout, embeddings and vectors; decay, clipping, '
             'schedule and batch are those of AdamW here'
         ),
-        'authors': (
+        'published': (
             'momentum 0.9 for the readout, columns of root mean square 1 for all matrices and '
             'embeddings, Adam for vectors; rate 0.001, no decay or clipping, cosine to a '
             'tenth, 11,000 steps of 512 x 256 tokens at 60 million parameters'
@@ -52,13 +52,13 @@ FIDELITY = {
         ),
     },
     'AdamW': {
-        'here': (
+        'setting': (
             'b1 0.9, b2 0.95, eps 1e-8, decay 0.1 times the rate, gradients clipped at 1; '
             'warm-up for a tenth of the steps, cosine to 0, batches of 8 x 128 tokens; tuned '
             'rate for hidden matrices, 0.01 for the rest in every run; embeddings start at a '
             'deviation of 1/8'
         ),
-        'authors': 'Adam; its settings are not known here',
+        'published': 'Adam; its settings are not known here',
         'source': 'arXiv:2506.16659',
     },
 }

@@ -54,12 +54,12 @@ HOLDS = (
 )
 FIDELITY = {
     'SCALE': {
-        'here': (
+        'setting': (
             'no state for hidden matrices and embeddings, one momentum for the readout, two '
             'moments for vectors; vocabulary 32,000, or 32,768 for our models; weights and '
             'state in float32'
         ),
-        'authors': (
+        'published': (
             'the same state; vocabulary 32,000; weights and state in bfloat16, which does not '
             'change the ratio'
         ),
@@ -69,8 +69,8 @@ FIDELITY = {
         ),
     },
     'AdamW': {
-        'here': 'two moments for every parameter, in float32',
-        'authors': 'two moments for every parameter, in bfloat16',
+        'setting': 'two moments for every parameter, in float32',
+        'published': 'two moments for every parameter, in bfloat16',
         'source': 'github.com/OptimAI-Lab/Minimalist_LLM_Pretraining, README.md',
     },
 }

@@ -36,12 +36,12 @@ HOLDS = (
 )
 FIDELITY = {
     'Schedule-Free AdamW': {
-        'here': (
+        'setting': (
             'not the method: b1 0.9 in AdamW stays on, with beta 0.9; b2 0.95, decay 0.1 at '
             'the point of the gradient, warm-up for a tenth of the steps, then constant; tuned '
             'rate for hidden matrices, 0.01 for the rest'
         ),
-        'authors': (
+        'published': (
             'no momentum in AdamW; beta 0.9, or 0.95 to 0.98 for long runs, b2 0.999 by '
             'default, warm-up, then constant, at 1 to 10 times the rate with a schedule; rate '
             'and decay are tuned'
@@ -52,13 +52,13 @@ FIDELITY = {
         ),
     },
     'AdamW': {
-        'here': (
+        'setting': (
             'b1 0.9, b2 0.95, eps 1e-8, decay 0.1 times the rate, gradients clipped at 1; '
             'warm-up for a tenth of the steps, cosine to 0, batches of 8 x 128 tokens; tuned '
             'rate for hidden matrices, 0.01 for the rest in every run; embeddings start at a '
             'deviation of 1/8'
         ),
-        'authors': (
+        'published': (
             'AdamW with a cosine schedule that ends at the last step; the rest is not known here'
         ),
         'source': 'arXiv:2405.15682',

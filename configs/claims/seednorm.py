@@ -27,11 +27,11 @@ HOLDS = (
 )
 FIDELITY = {
     'SeeDNorm': {
-        'here': (
+        'setting': (
             'gain 1, alpha 1, beta 0, one slice, decay 0.1 of alpha and beta but not of the gain; '
             'in place of every norm, in pre-norm without norms of queries and keys'
         ),
-        'authors': (
+        'published': (
             'gain 1, alpha 1, beta 0, decay of alpha and beta, one slice in language models; '
             'OLMo2-1B and OLMoE-1.3B on 500 billion tokens gain 0.005 and 0.022 nats; rates and '
             'places are not known here'
@@ -39,11 +39,11 @@ FIDELITY = {
         'source': 'arXiv:2510.22777, read in notes of others; the official code is not public',
     },
     'RMSNorm': {
-        'here': (
+        'setting': (
             'eps 1e-6, AdamW with betas 0.9 and 0.95 and decay 0.1 of matrices and embeddings, its '
             'own tuned rate, warm-up of 20 of 200 steps and cosine to 0, 8 x 128 tokens per step'
         ),
-        'authors': (
+        'published': (
             'OLMo2 and OLMoE as published, with OLMo2 having norms after sublayers and of queries '
             'and keys'
         ),

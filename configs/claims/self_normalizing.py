@@ -12,6 +12,7 @@ Counts:   one layer returns mean 0 and variance 1 up to 1e-6, and the slope at t
 """
 
 PART = 'activations'
+CAUTION = 'The GELU arm has the initial variance of SELU, 1 / fan_in, which does not suit it.'
 STUDIES = {
     'measure': 'measure:self_normalizing',
 }
@@ -49,22 +50,22 @@ HOLDS = (
 )
 FIDELITY = {
     'SELU': {
-        'here': (
+        'setting': (
             'scale 1.0507 and alpha 1.6733; closed form, and 32 layers of 512 units with Gaussian '
             'weights of variance 1 / fan_in, no biases, no dropout, untrained'
         ),
-        'authors': (
+        'published': (
             'the same constants and initial variance; the theorem asks for weights of sum 0 and '
             'sum of squares 1 in each unit; trained by SGD, with alpha-dropout in some tests'
         ),
         'source': 'arXiv:1706.02515, equations 2 and 14; bioinf-jku/SNNs, figure1/run.py',
     },
     'GELU': {
-        'here': (
+        'setting': (
             'the same layers and weights as SELU, not an initial variance for GELU; about 2.35 / '
             'fan_in would keep the mean square'
         ),
-        'authors': 'no GELU; networks with ReLU start with a variance that suits it, 2 / fan_in',
+        'published': 'no GELU; networks with ReLU start with a variance that suits it, 2 / fan_in',
         'source': 'bioinf-jku/SNNs, figure1/run.py',
     },
 }

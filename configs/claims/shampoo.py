@@ -31,13 +31,13 @@ HOLDS = (
 )
 FIDELITY = {
     'Shampoo': {
-        'here': (
+        'setting': (
             'exponents -1/4, averages with b1 0.9 and b2 0.999, corrected for their start; not '
             "the published form: scaled to the norm of Adam's direction, roots every ten steps "
             'and Adam itself for the first nine, no Nesterov; hidden matrices only, tuned '
             'rate; decay, schedule and batch are those of AdamW here'
         ),
-        'authors': (
+        'published': (
             'exponents -1/4 and b2 0.999, but scaled to the step of SGD or AdaGrad; roots '
             'every step, then Nesterov momentum 0.9, blocks of 128, no decay, all parameters '
             'with sides up to 8,192; the settings of the language models are not known here'
@@ -45,13 +45,13 @@ FIDELITY = {
         'source': 'github.com/google-research/google-research, scalable_shampoo/jax/shampoo.py',
     },
     'AdamW': {
-        'here': (
+        'setting': (
             'b1 0.9, b2 0.95, eps 1e-8, decay 0.1 times the rate, gradients clipped at 1; '
             'warm-up for a tenth of the steps, cosine to 0, batches of 8 x 128 tokens; tuned '
             'rate for hidden matrices, 0.01 for the rest in every run; embeddings start at a '
             'deviation of 1/8'
         ),
-        'authors': 'diagonal methods; their settings are not known here',
+        'published': 'diagonal methods; their settings are not known here',
         'source': 'arXiv:2002.09018',
     },
 }

@@ -37,12 +37,12 @@ HOLDS = (
 )
 FIDELITY = {
     'sigmaReparam': {
-        'here': (
+        'setting': (
             'gamma starts as the spectral norm, one power iteration per step from the exact '
             'vector; matrices of attention and MLPs only; AdamW with betas 0.9 and 0.95, constant '
             '0.003, decay 0.1 of matrices but not of gamma'
         ),
-        'authors': (
+        'published': (
             'gamma starts at 1 (speech) or at the spectral norm (vision and language), one power '
             'iteration per forward pass from the exact vector; every linear layer; rates and decay '
             'of the language models are not known here'

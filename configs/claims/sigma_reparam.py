@@ -24,12 +24,12 @@ HOLDS = (
 )
 FIDELITY = {
     'sigmaReparam': {
-        'here': (
+        'setting': (
             'matrices of attention and MLPs, not the readout; gamma starts as the spectral norm '
             'and has no decay; RMSNorm in pre-norm stays; decay 0.1 of matrices, warm-up of 20 of '
             '200 steps, its own tuned rate'
         ),
-        'authors': (
+        'published': (
             'every linear layer; gamma starts as the spectral norm; one power iteration per '
             'forward pass; ViT without norms, warm-up or decay; norms, rates and decay of the '
             'language models are not known here'
@@ -39,11 +39,11 @@ FIDELITY = {
         ),
     },
     'plain matrices': {
-        'here': (
+        'setting': (
             'RMSNorm in pre-norm, AdamW with betas 0.9 and 0.95 and decay 0.1, warm-up of 20 of '
             '200 steps and cosine to 0, its own tuned rate'
         ),
-        'authors': 'causal Transformers; their norms and settings are not known here',
+        'published': 'causal Transformers; their norms and settings are not known here',
         'source': 'arXiv:2303.06296, abstract',
     },
 }

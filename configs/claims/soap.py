@@ -40,12 +40,12 @@ HOLDS = (
 )
 FIDELITY = {
     'SOAP': {
-        'here': (
+        'setting': (
             'betas 0.95, eps 1e-8, bases renewed every ten steps, both sides, no step for the '
             'first gradient; hidden matrices only, tuned rate; decay, clipping, schedule and '
             'batch are those of AdamW here'
         ),
-        'authors': (
+        'published': (
             'the same constants with rate 0.003 and decay 0.01 in the example, for all '
             'matrices; models of 360 and 660 million parameters with large batches; the rest '
             'is not known here'
@@ -53,26 +53,26 @@ FIDELITY = {
         'source': 'github.com/nikhilvyas/SOAP, README.md; arXiv:2409.11321',
     },
     'AdamW': {
-        'here': (
+        'setting': (
             'b1 0.9, b2 0.95, eps 1e-8, decay 0.1 times the rate, gradients clipped at 1; '
             'warm-up for a tenth of the steps, cosine to 0, batches of 8 x 128 tokens; tuned '
             'rate for hidden matrices, 0.01 for the rest in every run; embeddings start at a '
             'deviation of 1/8'
         ),
-        'authors': (
+        'published': (
             'the paper has sweeps of the rate and of b1 from 0.9 to 0.99; the rest is not '
             'known here'
         ),
         'source': 'arXiv:2409.11321',
     },
     'Shampoo': {
-        'here': (
+        'setting': (
             'exponents -1/4, averages with b1 0.9 and b2 0.999, corrected for their start; not '
             "the published form: scaled to the norm of Adam's direction, roots every ten steps "
             'and Adam itself for the first nine, no Nesterov; hidden matrices only, tuned '
             'rate; decay, schedule and batch are those of AdamW here'
         ),
-        'authors': (
+        'published': (
             'the theory is for exponents -1/2; the settings of the Shampoo runs are not known here'
         ),
         'source': 'arXiv:2409.11321',

@@ -36,13 +36,13 @@ HOLDS = (
 )
 FIDELITY = {
     'Sophia': {
-        'here': (
+        'setting': (
             'Sophia-H with b1 0.96, b2 0.99, gamma 0.01, curvature every ten steps from the '
             'whole batch; its average starts at 0 and reaches 18% in 200 steps, 10% in 100, '
             'which clips more steps than in a long run; hidden matrices only, tuned rate; '
             'decay, clipping, schedule and batch are those of AdamW here'
         ),
-        'authors': (
+        'published': (
             'the same constants for all parameters, curvature from a part of the batch, '
             'averaged over some 1,000 of 100,000 steps; 480 x 1,024 tokens, clipping at 1, '
             'warm-up of 2,000, cosine to a twentieth; decay 0.2 in the code, which is for '
@@ -53,13 +53,13 @@ FIDELITY = {
         ),
     },
     'AdamW': {
-        'here': (
+        'setting': (
             'b1 0.9, b2 0.95, eps 1e-8, decay 0.1 times the rate, gradients clipped at 1; '
             'warm-up for a tenth of the steps, cosine to 0, batches of 8 x 128 tokens; tuned '
             'rate for hidden matrices, 0.01 for the rest in every run; embeddings start at a '
             'deviation of 1/8'
         ),
-        'authors': (
+        'published': (
             'betas 0.9 and 0.95, decay 0.1, rate 0.0006 for all parameters at 125 million; '
             'cosine to a twentieth, warm-up and batch as for Sophia'
         ),

@@ -25,20 +25,20 @@ HOLDS = (
 )
 FIDELITY = {
     'spherical Z-loss': {
-        'here': (
+        'setting': (
             'a of 0.1 and 1, b of 5, 10 and 20 on 512 classes; Adam with betas 0.9 and 0.999, no '
             'decay, no warm-up, a cosine to 0, batch 64, 8 passes, best of five rates and six '
             'settings by the measured top-10 accuracy'
         ),
-        'authors': (
+        'published': (
             'a and b tuned for the measure, on word models of Penn Treebank and One Billion Word, '
             'the readout by exact plain SGD; values, rate and length are not known here'
         ),
         'source': 'arXiv:1604.08859, section 3 and the experiments',
     },
     'cross-entropy': {
-        'here': 'the same training, best of five rates only',
-        'authors': 'log-softmax, tuned like the others; the rest is not known here',
+        'setting': 'the same training, best of five rates only',
+        'published': 'log-softmax, tuned like the others; the rest is not known here',
         'source': 'arXiv:1604.08859, experiments',
     },
 }

@@ -29,11 +29,11 @@ HOLDS = (
 )
 FIDELITY = {
     'squared ReLU': {
-        'here': (
+        'setting': (
             'pre-norm with RMSNorm, no biases, AdamW with betas 0.9 and 0.95 and decay 0.1, its '
             'own tuned rate, warm-up of 20 of 200 steps and cosine to 0'
         ),
-        'authors': (
+        'published': (
             'T5 code, LayerNorm in pre-norm, biases in the MLPs, 110 million parameters, tied '
             'embeddings, Adafactor, inverse square root, a million steps of 65,536 tokens in '
             'sequences of 512, no dropout'
@@ -44,13 +44,13 @@ FIDELITY = {
         ),
     },
     'GELU': {
-        'here': 'tanh form, trained as squared ReLU, at its own tuned rate',
-        'authors': 'the same model and training as squared ReLU',
+        'setting': 'tanh form, trained as squared ReLU, at its own tuned rate',
+        'published': 'the same model and training as squared ReLU',
         'source': 'google-research/google-research, primer/gin/models/medium_transformer_gelu.gin',
     },
     'ReLU': {
-        'here': 'trained as squared ReLU, at its own tuned rate',
-        'authors': 'the same model and training as squared ReLU',
+        'setting': 'trained as squared ReLU, at its own tuned rate',
+        'published': 'the same model and training as squared ReLU',
         'source': (
             'google-research/google-research, primer/gin/models/defaults.gin and '
             'medium_transformer_vanilla.gin'

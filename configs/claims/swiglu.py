@@ -23,12 +23,12 @@ HOLDS = (
 )
 FIDELITY = {
     'SwiGLU': {
-        'here': (
+        'setting': (
             'hidden width 168 in place of 256, which is 2% fewer weights in the MLPs; pre-norm '
             'with RMSNorm, no biases, AdamW with betas 0.9 and 0.95 and decay 0.1, its own tuned '
             'rate, warm-up of 20 of 200 steps and cosine to 0'
         ),
-        'authors': (
+        'published': (
             'hidden width 2,048 in place of 3,072, no biases; T5 base (encoder-decoder) on spans '
             'of C4, Adafactor, inverse square root and linear decay in the last tenth, 65,536 or '
             '524,288 steps of 128 sequences of 512, no dropout'
@@ -36,8 +36,8 @@ FIDELITY = {
         'source': 'arXiv:2002.05202, sections 2, 3.1 and 3.2',
     },
     'GELU': {
-        'here': 'tanh form, hidden width 256, trained as SwiGLU, at its own tuned rate',
-        'authors': 'hidden width 3,072, trained as SwiGLU with the same schedule',
+        'setting': 'tanh form, hidden width 256, trained as SwiGLU, at its own tuned rate',
+        'published': 'hidden width 3,072, trained as SwiGLU with the same schedule',
         'source': 'arXiv:2002.05202, section 3 and table 1',
     },
 }

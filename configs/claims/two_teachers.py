@@ -35,12 +35,12 @@ HOLDS = (
 )
 FIDELITY = {
     'balanced teachers': {
-        'here': (
+        'setting': (
             'steps of 0.025 for weights and 0.001 for temperatures from 1, so that a temperature '
             'moves by at most 1 in 1,000 steps; no attacks; SGD at 0.05, momentum 0.9, decay '
             '5e-4, a cosine to 0, batch 64'
         ),
-        'authors': (
+        'published': (
             'the same steps, cut by 10 at epochs 215, 260 and 285 of 300, temperatures from 1 to '
             '10; one teacher sees attacked images; SGD at 0.1, momentum 0.9, decay 2e-4, batch '
             '128'
@@ -50,8 +50,10 @@ FIDELITY = {
         ),
     },
     'equal weights': {
-        'here': 'weights of 1/2 and temperatures of 1 throughout, the same training',
-        'authors': 'fixed weights and temperatures as an ablation; their values are not known here',
+        'setting': 'weights of 1/2 and temperatures of 1 throughout, the same training',
+        'published': (
+            'fixed weights and temperatures as an ablation; their values are not known here'
+        ),
         'source': 'arXiv:2306.16170',
     },
 }

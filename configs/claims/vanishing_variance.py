@@ -45,12 +45,12 @@ HOLDS = (
 )
 FIDELITY = {
     'rescaled mean': {
-        'here': (
+        'setting': (
             'each matrix scaled about its mean to the mean variance of four workers, eps 1e-4 '
             'times the variance, vectors not scaled; all four merge every 50 steps; AdamW at a '
             'constant 5e-3, decay 0.1, own moments kept'
         ),
-        'authors': (
+        'published': (
             'each tensor scaled to a mix of its own and the received variances, eps 1e-4 itself, '
             'some layers skipped; many nodes average with neighbours; tasks, rates and intervals '
             'are not known here'
@@ -60,8 +60,8 @@ FIDELITY = {
         ),
     },
     'plain mean': {
-        'here': 'the same merges without scaling',
-        'authors': 'the plain mean of received models, in gossip or with a server',
+        'setting': 'the same merges without scaling',
+        'published': 'the plain mean of received models, in gossip or with a server',
         'source': 'arXiv:2404.04616',
     },
 }

@@ -31,11 +31,11 @@ HOLDS = (
 )
 FIDELITY = {
     'pre-norm': {
-        'here': (
+        'setting': (
             'untrained, RMSNorm with gains of 1, GELU, initial deviations of 1 (embeddings) and 1 '
             '/ sqrt(fan_in) (matrices)'
         ),
-        'authors': (
+        'published': (
             'a lemma for independent normal inputs and weights; a LLaMA with 12 blocks after up to '
             '10,000 steps, RMSNorm, SwiGLU, initial deviations of 0.02'
         ),
@@ -45,8 +45,8 @@ FIDELITY = {
         ),
     },
     'LayerNorm Scaling': {
-        'here': 'the same, with each norm in block l times 1 / sqrt(l), l = 1 to 36',
-        'authors': 'the same trained model, with the same factor in both norms of each block',
+        'setting': 'the same, with each norm in block l times 1 / sqrt(l), l = 1 to 36',
+        'published': 'the same trained model, with the same factor in both norms of each block',
         'source': (
             'arXiv:2502.05795, figure 4; lmsdss/LayerNorm-Scaling, '
             'peft_pretraining/modeling_llama.py'

@@ -23,19 +23,19 @@ HOLDS = (
 )
 FIDELITY = {
     'no warm-up': {
-        'here': (
+        'setting': (
             'cosine to 0 from the first of 200 steps, rate tuned for each arm; RMSNorm, '
             'embeddings of deviation 1, AdamW with betas 0.9 and 0.95, gradients clipped at 1'
         ),
-        'authors': (
+        'published': (
             'LayerNorm, translation and BERT models, far longer training; rates, betas and '
             'schedules are not known here'
         ),
         'source': 'arXiv:2002.04745, abstract',
     },
     'warm-up': {
-        'here': '20 of the 200 steps, a tenth of the run, otherwise the same',
-        'authors': 'a linear warm-up; its length is not known here',
+        'setting': '20 of the 200 steps, a tenth of the run, otherwise the same',
+        'published': 'a linear warm-up; its length is not known here',
         'source': 'arXiv:2002.04745, abstract',
     },
 }

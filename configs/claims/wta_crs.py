@@ -42,12 +42,12 @@ HOLDS = (
 )
 FIDELITY = {
     'WTA-CRS': {
-        'here': (
+        'setting': (
             '307 of 1,024 rows, drawn by the norm of the activations alone; the number of rows '
             'that are always included is the best one; activations 64 and gradients 32 wide, '
             'independent'
         ),
-        'authors': (
+        'published': (
             '0.3 or 0.1 of the tokens, drawn by that norm times the norm of the gradient when '
             'the sample was last seen; T5 and BERT, as in 100 x 128 tokens of T5-large'
         ),
@@ -57,10 +57,10 @@ FIDELITY = {
         ),
     },
     'plain sampling': {
-        'here': (
+        'setting': (
             'all 307 rows drawn with replacement by the same norms; its error is computed exactly'
         ),
-        'authors': 'column-row sampling from the same probabilities',
+        'published': 'column-row sampling from the same probabilities',
         'source': 'arXiv:2305.15265',
     },
 }

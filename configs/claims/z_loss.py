@@ -22,23 +22,23 @@ HOLDS = (
 )
 FIDELITY = {
     'z-loss': {
-        'here': (
+        'setting': (
             '1e-4 times (log Z)^2 in the mean loss of a token; AdamW with betas 0.9 and 0.95, '
             'decay 0.1, gradients clipped at 1, a warm-up of 20 of 200 steps and a cosine to 0, '
             'batches of 8 x 128 tokens; rate tuned'
         ),
-        'authors': (
+        'published': (
             '1e-4 times (log Z)^2; Adafactor at 1e-2, batches of 1 to 4 million tokens, 255,000 '
             'steps, up to 540 billion parameters, tied embeddings'
         ),
         'source': 'arXiv:2204.02311, section 5',
     },
     'no z-loss': {
-        'here': (
+        'setting': (
             'the same training, at a tuned rate of its own; 200 steps are too few for log Z to '
             'drift'
         ),
-        'authors': 'no run without z-loss is known here',
+        'published': 'no run without z-loss is known here',
         'source': 'arXiv:2204.02311, section 5',
     },
 }

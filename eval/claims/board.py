@@ -313,7 +313,7 @@ def _render_page(decision: Decision, folder: Path, entries: Entries) -> str:
         lines += [f'**Caution.** {_link_study_pages(_format_sentence(claim.caution), folder)}', '']
     lines += ['## What the paper claims', '', texts['Says'], '', f'Source: {texts["Paper"]}', '']
     lines += ['## How it was tested', '', texts['Here'], '', _describe_method(decision, folder), '']
-    lines += [*_describe_fidelity(claim)]
+    lines += [_describe_fidelity(claim), '']
     lines += [f'**Criterion.** {texts["Counts"]}', '']
     if note := entry_note(claim, entries):
         lines += [f'**Registration.** {_format_sentence(note)}', '']
@@ -346,16 +346,14 @@ def _render_page(decision: Decision, folder: Path, entries: Entries) -> str:
     return '\n'.join(lines).rstrip() + '\n'
 
 
-def _describe_fidelity(claim: Claim) -> list[str]:
-    """Returns a table of how each arm is run here and by its authors; [] without FIDELITY."""
-    if not claim.fidelity:
-        return []
-    head = ['arm', 'here', 'its authors', 'source']
+def _describe_fidelity(claim: Claim) -> str:
+    """Returns a table of the setting of each arm, here and as published."""
+    head = ['arm', 'here', 'published', 'source']
     body = [
-        [arm, fidelity.here, fidelity.authors, _link_papers(fidelity.source)]
+        [arm, fidelity.setting, fidelity.published, _link_papers(fidelity.source)]
         for arm, fidelity in claim.fidelity.items()
     ]
-    return [format_markdown([head, *body]), '']
+    return format_markdown([head, *body])
 
 
 def _describe_method(decision: Decision, folder: Path) -> str:

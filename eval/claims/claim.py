@@ -12,8 +12,8 @@
     )
     FIDELITY = {
         'Muon': {
-            'here': 'momentum 0.95, Nesterov, factor sqrt(max(1, outputs / inputs))',
-            'authors': 'the same with a factor of 0.2 sqrt(max(inputs, outputs))',
+            'setting': 'momentum 0.95, Nesterov, factor sqrt(max(1, outputs / inputs))',
+            'published': 'the same with a factor of 0.2 sqrt(max(inputs, outputs))',
             'source': 'arXiv:2502.16982, section 2',
         },
     }
@@ -22,8 +22,8 @@ A study is a config file with config.tune, or `measure:NAME`; several claims may
 condition is a quantity (`eval.claims.evidence`) and its allowed range; its label names the quantity
 and the unit on pages. A claim holds if all its conditions do. WITHDRAWN = 'reason' takes back the
 verdict, whatever the evidence; CAUTION = 'text' warns the reader before the verdict. Both are on
-one line. FIDELITY states how each arm is run here and how its authors run it, and where they say
-so. The first line of the file's docstring is the claim. Texts for each of HEADINGS follow:
+one line. FIDELITY has the setting of each arm in this test, the published one, and its source. The
+first line of the file's docstring is the claim. Texts for each of HEADINGS follow:
 the paper, its statement, the test here, and the criterion in words.
 """
 
@@ -47,9 +47,8 @@ PARTS = (
     *('recipes', 'losses', 'scaling', 'data', 'weights', 'evaluation'),
 )
 # Constants of a file.
-REQUIRED_CONSTANTS = ('PART', 'STUDIES', 'HOLDS')
+REQUIRED_CONSTANTS = ('PART', 'STUDIES', 'HOLDS', 'FIDELITY')
 SENTENCE_CONSTANTS = ('WITHDRAWN', 'CAUTION')
-FIDELITY = 'FIDELITY'
 # Keys of conditions, besides the quantity.
 STUDY_KEYS, MEASURE_KEYS = {'study', 'arm', 'against', 'label'}, {'study', 'value', 'label'}
 
@@ -79,10 +78,10 @@ class Condition:
 
 @dataclasses.dataclass(frozen=True)
 class Fidelity:
-    """How an arm is run, here and by its authors, and the place where the authors say so."""
+    """Setting of an arm in this test and as published, and where it was published."""
 
-    here: str
-    authors: str
+    setting: str
+    published: str
     source: str
 
 
@@ -100,9 +99,9 @@ class Claim:
     part: str
     studies: Mapping[str, str]
     conditions: Sequence[Condition]
+    fidelity: Mapping[str, Fidelity]
     withdrawn: str = ''
     caution: str = ''
-    fidelity: Mapping[str, Fidelity] = dataclasses.field(default_factory=dict)
 
     @property
     def digest(self) -> str:
@@ -155,7 +154,7 @@ def _build_claim(name: str, module: Mapping[str, Any]) -> Claim:
     constants = {constant: value for constant, value in module.items() if constant[0] != '_'}
     for constant in constants:  # a misspelt WITHDRAWN would leave the verdict on the board
         choose(
-            dict.fromkeys((*REQUIRED_CONSTANTS, *SENTENCE_CONSTANTS, FIDELITY)),
+            dict.fromkeys(REQUIRED_CONSTANTS + SENTENCE_CONSTANTS),
             constant,
             'a constant of a claim',
         )
@@ -173,19 +172,16 @@ def _build_claim(name: str, module: Mapping[str, Any]) -> Claim:
         for constant in SENTENCE_CONSTANTS
         if constant in constants
     }
-    fidelity = {
-        arm: _parse_fidelity(arm, fields) for arm, fields in constants.get(FIDELITY, {}).items()
-    }
-    return Claim(
-        name, title, texts, constants['PART'], studies, conditions, **sentences, fidelity=fidelity
-    )
+    fidelity = {arm: _parse_fidelity(arm, fields) for arm, fields in constants['FIDELITY'].items()}
+    part = constants['PART']
+    return Claim(name, title, texts, part, studies, conditions, fidelity, **sentences)
 
 
 def _parse_fidelity(arm: str, fields: Any) -> Fidelity:
     names = [field.name for field in dataclasses.fields(Fidelity)]
     if not isinstance(fields, dict) or {*fields} != {*names}:
-        raise ValueError(f'{FIDELITY}[{arm!r}] must be a dict of {", ".join(names)}; got {fields}')
-    return Fidelity(**{key: _parse_line(fields[key], f'{FIDELITY}[{arm!r}]') for key in names})
+        raise ValueError(f'FIDELITY[{arm!r}] must be a dict of {", ".join(names)}; got {fields}')
+    return Fidelity(**{key: _parse_line(fields[key], f'FIDELITY[{arm!r}]') for key in names})
 
 
 def _parse_line(value: Any, name: str) -> str:

@@ -2,12 +2,11 @@
 of the project is valid.
 """
 
-import dataclasses
 import math
 
 import pytest
 
-from eval.claims.claim import FOLDER, read_claim, read_claims
+from eval.claims.claim import FOLDER, Fidelity, read_claim, read_claims
 from eval.claims.decide import decide
 from eval.claims.evidence import open_evidence
 from tests import ROOT
@@ -27,6 +26,9 @@ HOLDS = (
     {'study': 'whole', 'arm': {'optim.name': 'muon'}, 'difference': (None, 0.0)},
     {'study': 'fixed', 'value': 'slope', 'within': (0.5, 1.0), 'label': 'slope of the map'},
 )
+FIDELITY = {
+    'Muon': {'setting': 'momentum 0.95', 'published': 'with decay', 'source': 'arXiv:2502.16982'},
+}
 '''
 
 
@@ -59,12 +61,12 @@ def test_file_withdraws_or_qualifies_verdict(tmp_path):
     assert claim.digest == plain.digest  # what counts is the same
 
 
-def test_file_states_how_arms_are_run(tmp_path):
-    row = {'here': 'b1 of 0.9', 'authors': 'b1 of 0', 'source': 'arXiv:2405.15682, section 4'}
-    plain = read_claim(write(tmp_path, GOOD))
-    claim = read_claim(write(tmp_path, f'{GOOD}FIDELITY = {{"Schedule-Free": {row}}}\n'))
-    assert dataclasses.asdict(claim.fidelity['Schedule-Free']) == row and not plain.fidelity
-    assert claim.digest == plain.digest
+def test_file_states_fidelity(tmp_path):
+    claim = read_claim(write(tmp_path, GOOD))
+    fidelity = Fidelity('momentum 0.95', 'with decay', 'arXiv:2502.16982')
+    assert claim.fidelity == {'Muon': fidelity}
+    other = read_claim(write(tmp_path, GOOD.replace('with decay', 'decay 0.1')))
+    assert other.digest == claim.digest  # what counts is the same
 
 
 def test_digest_covers_criterion(tmp_path):
@@ -102,10 +104,7 @@ WRONG = {  # {text in GOOD: (its replacement, the message)}
         'CAUTION = True\nPART = ',
         'CAUTION must be a non-empty text on one line, got True',
     ),
-    '"""\n\nPART = ': (
-        '"""\n\nFIDELITY = {"Muon": {"here": "momentum"}}\nPART = ',
-        'must be a dict of here, authors, source',
-    ),
+    "'published': 'with decay', ": ('', 'must be a dict of setting, published, source'),
     'STUDIES = ': ("WITHDRAW = 'why'\nSTUDIES = ", "STUDIES, WITHDRAWN; got 'WITHDRAW'"),
     "    {'study': 'fixed'": (
         "    'fixed', {'study': 'fixed'",

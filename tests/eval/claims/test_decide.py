@@ -64,7 +64,8 @@ def condition(arm, low=-math.inf, high=math.inf, against=None, quantity='differe
 
 def claim(*conditions, studies=None):
     texts = dict.fromkeys(('Paper', 'Says', 'Here', 'Counts'), 'some text.')
-    return Claim('mine', 'It is so.', texts, 'norms', studies or {'whole': 'study.py'}, conditions)
+    studies = studies or {'whole': 'study.py'}
+    return Claim('mine', 'It is so.', texts, 'norms', studies, conditions, {})
 
 
 def decide_conditions(study, *conditions):

@@ -44,6 +44,7 @@ Counts:   the loss is {counts}.
 PART = 'optimizers'
 STUDIES = {{'tiny': {study!r}}}
 HOLDS = ({{'study': 'tiny', 'arm': {{'optim.name': 'sgd'}}, 'difference': {within}}},)
+FIDELITY = {{'SGD': {{'setting': 'plain', 'published': 'plain', 'source': 'a book'}}}}
 '''
 
 

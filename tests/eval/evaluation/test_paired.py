@@ -50,7 +50,7 @@ def mean_pairs(differences) -> Pairs:
 
 
 @pytest.mark.parametrize('kind', ['normal', 'lognormal', 'hits'])
-def test_intervals_of_ten_items_cover(kind):
+def test_ten_items_give_intervals_that_cover(kind):
     """Percentiles of resampled differences cover 90, 79 and 93% here, for 95% claimed."""
     rng = np.random.default_rng(7)
     draw, mean = {
@@ -74,7 +74,7 @@ def test_interval_without_spread_in_resamples_is_students():
     assert difference.high >= 1 / n + half * (1 - 1e-12)
 
 
-def test_standard_error_is_that_of_the_mean():
+def test_standard_error_for_equal_weights_is_exact():
     """Weights of 1 give the error of a mean; a common factor of weights changes nothing."""
     values = np.random.default_rng(1).normal(5, 1, 12)
     for factor in (1.0, 3.0):

@@ -117,7 +117,7 @@ def test_temperature_0_takes_likeliest():
     np.testing.assert_array_equal(tokens_B, logits_BV.argmax(-1))
 
 
-def test_largest_logit_is_the_first_of_equal_ones():
+def test_largest_logit_is_the_first_among_equals():
     """Catches a token out of the vocabulary for a row without a largest logit."""
     logits_BV = np.array([[0, 2, 2], [-np.inf] * 3, [1, np.nan, np.nan], [3, np.inf, 1]])
     np.testing.assert_array_equal(find_largest(logits_BV), jnp.argmax(logits_BV, -1))
