@@ -344,7 +344,9 @@ def average_over_rows(
     return jax.tree.map(lambda x: x / len(tokens_BT), total)
 
 
-def read_text_rows(checkpoint: Checkpoint, source: str, flag: str) -> np.ndarray:
+def read_text_rows(
+    checkpoint: Checkpoint, source: str, flag: str, max_length: int | None = None
+) -> np.ndarray:
     """Returns the tokens [B, T] of the documents of a `data.source`, in rows of data.seq_len.
 
     Each document follows BOS. The tokens after the last full row are dropped; a text shorter than a
@@ -354,6 +356,7 @@ def read_text_rows(checkpoint: Checkpoint, source: str, flag: str) -> np.ndarray
       checkpoint: gives the tokenizer and the length.
       source: of the text.
       flag: names the source in errors.
+      max_length: the most tokens of a row; None: data.seq_len.
 
     Raises:
       ValueError: for a source that cannot be read, or holds conversations or no text.
@@ -369,7 +372,7 @@ def read_text_rows(checkpoint: Checkpoint, source: str, flag: str) -> np.ndarray
         tokens += [tokenizer.bos_id, *tokenizer.encode(text)] if text else []
     if len(tokens) < 2:
         raise ValueError(f'{flag}={source} contains no text')
-    length = min(fields.seq_len, len(tokens))
+    length = min(fields.seq_len, max_length or fields.seq_len, len(tokens))
     n_rows = len(tokens) // length
     return np.array(tokens[: n_rows * length], np.int32).reshape(n_rows, length)
 

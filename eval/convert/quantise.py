@@ -17,7 +17,7 @@ from eval.convert.learned_rounding import (
 )
 from eval.convert.merge import check_stored_as_used, flat_params
 from eval.convert.parts import NO_PARTS, Parts
-from eval.convert.prune import ScoreReader, to_weights
+from eval.convert.prune import ScoreReader, read_text_rows, to_weights
 from eval.convert.scores import MOMENTS, invert_moments
 from eval.load import Checkpoint
 from lm.config.resolve import digest
@@ -35,6 +35,11 @@ MAX_BITS = 8
 EXPONENTS = np.arange(0.2, 1.001, 0.05)  # of the method `power`, of which the best is taken
 LOSS_EXPONENT = 1.95  # theta of BAQ's code: the loss of an input falls with 2^(-theta bits)
 MAX_LEVELS = 2**16  # of an input
+# The most tokens of a row of the text. In many models most attention goes to the first token of a
+# row, whose activations are unlike all others. Among 2,048 tokens its errors weigh too little: of a
+# llama of 135 million, rounding the values by GPTQ cost 0.165 nats with rows of 2,048 tokens, 0.036
+# with rows of 128, and to nearest 0.014.
+ROW_LENGTH = 128
 
 
 @dataclasses.dataclass(frozen=True)
@@ -306,6 +311,11 @@ METHODS: Mapping[str, Method] = {
     'adaround': Method(_apply_adaround, needs_moments=True),
     'baq': Method(_apply_baq, needs_moments=True, has_blocks=False),
 }
+
+
+def read_rows(checkpoint: Checkpoint, source: str, flag: str) -> np.ndarray:
+    """Computes `read_text_rows` with rows of at most ROW_LENGTH tokens."""
+    return read_text_rows(checkpoint, source, flag, ROW_LENGTH)
 
 
 class Quantiser:

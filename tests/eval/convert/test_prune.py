@@ -248,6 +248,8 @@ def test_text_rows_are_read(tmp_path):
     np.testing.assert_array_equal(
         prune.read_text_rows(model, f'text:{tmp_path}/b.txt', '--text'), [[bos, *b'gh']]
     )
+    rows_BT = prune.read_text_rows(model, f'text:{tmp_path}/b.txt', '--text', 2)
+    np.testing.assert_array_equal(rows_BT, [[bos, *b'g']])
     (tmp_path / 'a.jsonl').write_text('{"prompt": "a", "completion": "b"}')
     with pytest.raises(
         ValueError, match=r'--text must be plain text, .*; got conversations, chat:'
