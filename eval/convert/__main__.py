@@ -273,7 +273,9 @@ def quantise_run(target: Path, options: Mapping[str, Any]) -> None:
     text = options['text']
     quantisation.check_text(text)
     checkpoint = load(options['checkpoint'])
-    tokens_BT = quantise.read_rows(checkpoint, text, '--text') if text else None
+    tokens_BT = None
+    if text:
+        tokens_BT = prune.read_text_rows(checkpoint, text, '--text', quantise.ROW_LENGTH)
     parts = Parts(open_parts(target))
     quantised = quantise.Quantiser(checkpoint, tokens_BT).quantise(quantisation, parts)
     if parts.n_found:

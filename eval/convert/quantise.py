@@ -17,7 +17,7 @@ from eval.convert.learned_rounding import (
 )
 from eval.convert.merge import check_stored_as_used, flat_params
 from eval.convert.parts import NO_PARTS, Parts
-from eval.convert.prune import ScoreReader, read_text_rows, to_weights
+from eval.convert.prune import ScoreReader, to_weights
 from eval.convert.scores import MOMENTS, invert_moments
 from eval.load import Checkpoint
 from lm.config.resolve import digest
@@ -311,11 +311,6 @@ METHODS: Mapping[str, Method] = {
     'adaround': Method(_apply_adaround, needs_moments=True),
     'baq': Method(_apply_baq, needs_moments=True, has_blocks=False),
 }
-
-
-def read_rows(checkpoint: Checkpoint, source: str, flag: str) -> np.ndarray:
-    """Computes `read_text_rows` with rows of at most ROW_LENGTH tokens."""
-    return read_text_rows(checkpoint, source, flag, ROW_LENGTH)
 
 
 class Quantiser:

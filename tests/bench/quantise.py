@@ -46,8 +46,8 @@ def main() -> None:
     from scipy import stats
 
     from eval.convert.fold import build_cpu_learner
-    from eval.convert.prune import ScoreReader
-    from eval.convert.quantise import METHODS, Quantisation, Quantiser, read_rows
+    from eval.convert.prune import ScoreReader, read_text_rows
+    from eval.convert.quantise import METHODS, ROW_LENGTH, Quantisation, Quantiser
     from eval.load import load, open_data
     from lm.config.resolve import flatten, update_recipe
 
@@ -58,7 +58,10 @@ def main() -> None:
         checkpoint = load(folder)
         validation = open_data(checkpoint).validation
         held_out_BT = np.stack([validation[i]['tokens'] for i in range(args.rows)])
-        rows = {n: read_rows(checkpoint, s, '--text')[: args.rows] for n, s in texts.items()}
+        rows = {
+            n: read_text_rows(checkpoint, s, '--text', ROW_LENGTH)[: args.rows]
+            for n, s in texts.items()
+        }
         quantisers = {'': Quantiser(checkpoint)}
         quantisers |= {name: Quantiser(checkpoint, rows_BT) for name, rows_BT in rows.items()}
         plain = quantisers[''].measure_loss({}, held_out_BT)

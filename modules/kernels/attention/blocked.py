@@ -23,11 +23,11 @@ from modules.parallel.axes import count_axis_shards
 from modules.parallel.kernel_calls import gather_tokens, map_shards
 from modules.statistics import at_least_float32
 
-# The number of logits in a tile, over all heads, and the bounds of its side. Among the sides tried
-# on two CPU cores (forward and backward, H = 64), 512 was fastest for 4 heads and 4,096 tokens, 256
-# for 16 heads and 1,024 tokens, 128 for 64 heads and 256 tokens. tests/bench/RESULTS.md has times
-# and memory.
-TILE_LOGITS, MIN_TILE, MAX_TILE = 2**20, 128, 512
+# The queries in a tile, over all heads of all rows, and the bounds of its side. Of the sides 128,
+# 256, 512 and 1,024, these were fastest on two CPU cores (forward and backward, heads of 64
+# features): 512 for 4 heads and 4,096 tokens, 256 for 8 and 2,048, 128 for 16 and 1,024, 32 and
+# 512, and 64 and 256. tests/bench/RESULTS.md has times and memory.
+TILE_QUERIES, MIN_TILE, MAX_TILE = 2048, 128, 512
 MAX_UNROLLED_TILES = 2  # tiles of queries that need no loop
 
 
@@ -174,7 +174,7 @@ def select_tiles(scores: Scores, n_rows: int, length: int, parts: int = 1) -> Ti
       length: tokens of the queries.
       parts: `length` is one of this many equal parts of the keys; tiles then divide it.
     """
-    max_side = 2 ** math.floor(math.log2(max(1.0, math.sqrt(TILE_LOGITS / n_rows))))
+    max_side = 2 ** math.floor(math.log2(max(1.0, TILE_QUERIES / n_rows)))
     max_side = min(MAX_TILE, max(MIN_TILE, max_side))
     tiles = math.ceil(length / max_side)
     if parts > 1:  # the queries of each part must start with a tile of keys

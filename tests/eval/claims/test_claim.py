@@ -65,8 +65,8 @@ def test_file_states_fidelity(tmp_path):
     claim = read_claim(write(tmp_path, GOOD))
     fidelity = Fidelity('momentum 0.95', 'with decay', 'arXiv:2502.16982')
     assert claim.fidelity == {'Muon': fidelity}
-    other = read_claim(write(tmp_path, GOOD.replace('with decay', 'decay 0.1')))
-    assert other.digest == claim.digest  # what counts is the same
+    edited = read_claim(write(tmp_path, GOOD.replace('with decay', 'decay 0.1')))
+    assert edited.digest == claim.digest  # what counts is the same
 
 
 def test_digest_covers_criterion(tmp_path):

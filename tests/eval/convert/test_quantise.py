@@ -14,16 +14,16 @@ import pytest
 from eval.convert import __main__ as convert
 from eval.convert.fold import write_workdir
 from eval.convert.learned_rounding import make_problem
-from eval.convert.prune import to_weights
+from eval.convert.prune import read_text_rows, to_weights
 from eval.convert.quantise import (
     METHODS,
+    ROW_LENGTH,
     Quantisation,
     Quantiser,
     allocate_bits,
     distribute_levels,
     find_exponent,
     gptq,
-    read_rows,
     round_to_nearest,
     round_to_powers,
 )
@@ -329,7 +329,7 @@ def test_quantise_command(tmp_path, capsys, method):
     assert 'rounded 4,096 weights of the blocks to' in printed
     loaded, original = load(tmp_path / 'out'), load(tmp_path / 'run')
     assert loaded.meta['quantised']['method'] == method
-    tokens_BT = read_rows(original, source, '--text') if source else None
+    tokens_BT = read_text_rows(original, source, '--text', ROW_LENGTH) if source else None
     quantised = Quantiser(original, tokens_BT).quantise(Quantisation(method, 4))
     assert f'{quantised.n_bytes / 1e6:,.3f} MB instead of 0.016 MB' in printed
     for path, leaf in named_leaves(loaded.weights.params).items():
