@@ -97,11 +97,12 @@ def dice(
 
     `p_v` is the probability of token `v`, and `y_v` is 1 for the label and 0 for all others. `c` is
     `dice_smooth`, and ``alpha`` is `dice_alpha`. Each token has a separate fraction, as in the
-    paper. The authors' code sums numerator and denominator over a batch, with `c =
-    1e-4`; for single tokens, that `c` would leave mostly the terms of other words than the label,
-    so `c =
-    1` is our choice. If ``alpha`` is above 0, the minimum is at a `p` below 1, about 1/2 at `alpha
-    = 1`. Source: equation 11.
+    paper, whose equation has one class only; the sum over tokens is ours. With two tokens and
+    `alpha = 1` both have the same `q`, and the sum does not depend on the label. The authors' code
+    sums numerator and denominator over a batch, with `c = 1e-4` by default and `c = 1` in its
+    scripts; for single tokens, a small `c` would leave mostly the terms of other words than the
+    label, so `c = 1` is our choice. If ``alpha`` is above 0, the minimum is at a `p` below 1, about
+    1/2 at `alpha = 1`. Source: equation 11.
     """
     log_p_MV = jax.nn.log_softmax(at_least_float32(logits_MV))
     p_MV = jnp.exp(log_p_MV)

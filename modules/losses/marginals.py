@@ -87,8 +87,8 @@ def conditional_losses(
     """Returns the mean of -log p over the hidden tokens of each row, [B], in nats.
 
     Its mean over random cuts is -1 / T log p(row), the mean over orders of the sum of conditionals.
-    The authors' code uses only the next token, and so has more variance about the same mean.
-    Source: arXiv:2310.12920, its first step.
+    The authors' code for text averages over all hidden tokens too. Source: arXiv:2310.12920, its
+    first step.
 
     Args:
       logits_BTV: of rows with hidden tokens (`hide_tokens`).
