@@ -22,6 +22,25 @@ HOLDS = (
         'label': 'loss difference, ALiBi minus RoPE (nats per token)',
     },
 )
+CONTROL = (
+    {
+        'study': 'blocks',
+        'arm': {'model.position': 'none'},
+        'difference': (0.03, None),
+        'label': 'loss difference, no position encoding minus RoPE (nats per token)',
+    },
+)
+TWIN = (
+    {
+        'study': 'blocks',
+        'arm': {'model.position': 'none'},
+        'difference': (None, 0.03),
+        'label': (
+            'loss difference, ALiBi with slopes of 0, which is no position encoding, '
+            'minus RoPE (nats per token)'
+        ),
+    },
+)
 FIDELITY = {
     'ALiBi': {
         'setting': (

@@ -38,6 +38,14 @@ HOLDS = (
         'label': 'loss difference, ARO minus Muon (nats per token, 200 steps)',
     },
 )
+CONTROL = (
+    {
+        'study': 'whole',
+        'arm': {'optim.name': 'muon'},
+        'difference': (None, -0.1),
+        'label': 'loss difference, Muon minus AdamW (nats per token, 200 steps)',
+    },
+)
 FIDELITY = {
     'ARO': {
         'setting': (

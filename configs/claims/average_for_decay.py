@@ -32,6 +32,14 @@ HOLDS = (
         'label': 'loss difference, average at a constant rate minus constant rate (nats per token)',
     },
 )
+CONTROL = (
+    {
+        'study': 'recipes',
+        'arm': {'loss.name': 'comp_sum', 'loss.tau': 0.5},
+        'difference': (0.1, None),
+        'label': 'cross-entropy at tau = 0.5 minus that at tau = 1 (nats per token)',
+    },
+)
 FIDELITY = {
     'average at a constant rate': {
         'setting': (

@@ -35,6 +35,14 @@ HOLDS = (
         'label': 'loss difference, Conda minus AdamW (nats per token, 100 steps)',
     },
 )
+CONTROL = (
+    {
+        'study': 'whole',
+        'arm': {'optim.name': 'muon'},
+        'difference': (None, -0.1),
+        'label': 'loss difference, Muon minus AdamW (nats per token, 200 steps)',
+    },
+)
 FIDELITY = {
     'Conda': {
         'setting': (

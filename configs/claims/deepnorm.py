@@ -28,6 +28,25 @@ HOLDS = (
         'label': 'loss difference, DeepNorm minus post-norm (nats per token)',
     },
 )
+CONTROL = (
+    {
+        'study': 'norms',
+        'arm': {'model.norm': 'rmsnorm', 'model.placement': 'post'},
+        'difference': (0.1, None),
+        'label': 'loss difference, post-norm minus pre-norm (nats per token)',
+    },
+)
+TWIN = (
+    {
+        'study': 'norms',
+        'arm': {'model.norm': 'rmsnorm', 'model.placement': 'post'},
+        'difference': (None, 0.03),
+        'label': (
+            'loss difference, DeepNorm without its constants, which is post-norm, '
+            'minus pre-norm (nats per token)'
+        ),
+    },
+)
 FIDELITY = {
     'DeepNorm': {
         'setting': (

@@ -25,6 +25,25 @@ HOLDS = (
         'label': 'loss difference, Dynamic Tanh minus RMSNorm (nats per token)',
     },
 )
+CONTROL = (
+    {
+        'study': 'norms',
+        'arm': {'model.norm': 'rmsnorm', 'model.placement': 'post'},
+        'difference': (0.1, None),
+        'label': 'loss difference, post-norm minus pre-norm (nats per token)',
+    },
+)
+TWIN = (
+    {
+        'study': 'norms',
+        'arm': {'model.norm': 'none', 'model.placement': 'pre'},
+        'difference': (None, 0.03),
+        'label': (
+            'loss difference, the identity in place of the tanh, which is no norm, '
+            'minus RMSNorm (nats per token)'
+        ),
+    },
+)
 FIDELITY = {
     'Dynamic Tanh': {
         'setting': (

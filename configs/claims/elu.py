@@ -22,6 +22,14 @@ HOLDS = (
         'label': 'loss difference, ELU minus ReLU (nats per token)',
     },
 )
+CONTROL = (
+    {
+        'study': 'blocks',
+        'arm': {'model.position': 'none'},
+        'difference': (0.03, None),
+        'label': 'loss difference, no position encoding minus RoPE (nats per token)',
+    },
+)
 FIDELITY = {
     'ELU': {
         'setting': (

@@ -21,6 +21,14 @@ HOLDS = (
         'label': 'loss difference, gated attention minus plain attention (nats per token)',
     },
 )
+CONTROL = (
+    {
+        'study': 'blocks',
+        'arm': {'model.position': 'none'},
+        'difference': (0.03, None),
+        'label': 'loss difference, no position encoding minus RoPE (nats per token)',
+    },
+)
 FIDELITY = {
     'gated attention': {
         'setting': (

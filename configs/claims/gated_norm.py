@@ -26,6 +26,14 @@ HOLDS = (
         'label': 'loss difference, gated RMSNorm minus RMSNorm (nats per token)',
     },
 )
+CONTROL = (
+    {
+        'study': 'norms',
+        'arm': {'model.norm': 'rmsnorm', 'model.placement': 'post'},
+        'difference': (0.1, None),
+        'label': 'loss difference, post-norm minus pre-norm (nats per token)',
+    },
+)
 FIDELITY = {
     'gated RMSNorm': {
         'setting': (

@@ -20,6 +20,14 @@ HOLDS = (
         'label': 'loss difference, L2 attention minus dot-product attention (nats per token)',
     },
 )
+CONTROL = (
+    {
+        'study': 'blocks',
+        'arm': {'model.position': 'none'},
+        'difference': (0.03, None),
+        'label': 'loss difference, no position encoding minus RoPE (nats per token)',
+    },
+)
 FIDELITY = {
     'L2 attention': {
         'setting': (

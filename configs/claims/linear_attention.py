@@ -26,6 +26,14 @@ HOLDS = (
         'label': 'loss difference, linear attention minus softmax attention (nats per token)',
     },
 )
+CONTROL = (
+    {
+        'study': 'blocks',
+        'arm': {'model.position': 'none'},
+        'difference': (0.03, None),
+        'label': 'loss difference, no position encoding minus RoPE (nats per token)',
+    },
+)
 FIDELITY = {
     'linear attention': {
         'setting': (

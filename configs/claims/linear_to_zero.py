@@ -26,6 +26,22 @@ HOLDS = (
         'label': 'loss difference, linear decay to 0 minus cosine to 0 (nats per token)',
     },
 )
+CONTROL = (
+    {
+        'study': 'recipes',
+        'arm': {'loss.name': 'comp_sum', 'loss.tau': 0.5},
+        'difference': (0.1, None),
+        'label': 'cross-entropy at tau = 0.5 minus that at tau = 1 (nats per token)',
+    },
+)
+TWIN = (
+    {
+        'study': 'recipes',
+        'arm': {'optim.schedule': 'constant'},
+        'difference': (None, 0.01),
+        'label': ('loss difference, a rate that does not fall minus cosine to 0 (nats per token)'),
+    },
+)
 FIDELITY = {
     'linear decay to 0': {
         'setting': (

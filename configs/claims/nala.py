@@ -25,6 +25,14 @@ HOLDS = (
         'label': 'loss difference, norm-aware attention minus linear attention (nats per token)',
     },
 )
+CONTROL = (
+    {
+        'study': 'blocks',
+        'arm': {'model.position': 'none'},
+        'difference': (0.03, None),
+        'label': 'loss difference, no position encoding minus RoPE (nats per token)',
+    },
+)
 FIDELITY = {
     'norm-aware attention': {
         'setting': (

@@ -26,6 +26,14 @@ HOLDS = (
         'label': 'loss difference, no position encoding minus RoPE (nats per token)',
     },
 )
+CONTROL = (
+    {
+        'study': 'blocks',
+        'arm': {'model.attention': 'linear'},
+        'difference': (0.03, None),
+        'label': 'loss difference, linear attention minus softmax attention (nats per token)',
+    },
+)
 FIDELITY = {
     'no position encoding': {
         'setting': (

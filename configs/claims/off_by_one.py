@@ -25,6 +25,14 @@ HOLDS = (
         'label': 'loss difference, off-by-one softmax minus plain softmax (nats per token)',
     },
 )
+CONTROL = (
+    {
+        'study': 'blocks',
+        'arm': {'model.position': 'none'},
+        'difference': (0.03, None),
+        'label': 'loss difference, no position encoding minus RoPE (nats per token)',
+    },
+)
 FIDELITY = {
     'off-by-one softmax': {
         'setting': (

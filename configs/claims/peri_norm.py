@@ -27,6 +27,14 @@ HOLDS = (
         'label': 'loss difference, Peri-LN minus pre-norm (nats per token)',
     },
 )
+CONTROL = (
+    {
+        'study': 'norms',
+        'arm': {'model.norm': 'rmsnorm', 'model.placement': 'post'},
+        'difference': (0.1, None),
+        'label': 'loss difference, post-norm minus pre-norm (nats per token)',
+    },
+)
 FIDELITY = {
     'Peri-LN': {
         'setting': (

@@ -24,6 +24,14 @@ HOLDS = (
         'label': 'loss difference, query-key norms minus no query-key norms (nats per token)',
     },
 )
+CONTROL = (
+    {
+        'study': 'blocks',
+        'arm': {'model.position': 'none'},
+        'difference': (0.03, None),
+        'label': 'loss difference, no position encoding minus RoPE (nats per token)',
+    },
+)
 FIDELITY = {
     'query-key norms': {
         'setting': (

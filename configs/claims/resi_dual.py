@@ -34,6 +34,14 @@ HOLDS = (
         'label': 'loss difference, ResiDual minus post-norm (nats per token)',
     },
 )
+CONTROL = (
+    {
+        'study': 'norms',
+        'arm': {'model.norm': 'rmsnorm', 'model.placement': 'post'},
+        'difference': (0.1, None),
+        'label': 'loss difference, post-norm minus pre-norm (nats per token)',
+    },
+)
 FIDELITY = {
     'ResiDual': {
         'setting': (

@@ -25,6 +25,14 @@ HOLDS = (
         'label': 'loss difference, SeeDNorm minus RMSNorm (nats per token)',
     },
 )
+CONTROL = (
+    {
+        'study': 'norms',
+        'arm': {'model.norm': 'rmsnorm', 'model.placement': 'post'},
+        'difference': (0.1, None),
+        'label': 'loss difference, post-norm minus pre-norm (nats per token)',
+    },
+)
 FIDELITY = {
     'SeeDNorm': {
         'setting': (

@@ -27,6 +27,14 @@ HOLDS = (
         'label': 'loss difference, squared ReLU minus ReLU (nats per token)',
     },
 )
+CONTROL = (
+    {
+        'study': 'blocks',
+        'arm': {'model.position': 'none'},
+        'difference': (0.03, None),
+        'label': 'loss difference, no position encoding minus RoPE (nats per token)',
+    },
+)
 FIDELITY = {
     'squared ReLU': {
         'setting': (

@@ -22,6 +22,24 @@ HOLDS = (
         'label': 'loss difference, constant rate with final decay minus cosine (nats per token)',
     },
 )
+CONTROL = (
+    {
+        'study': 'recipes',
+        'arm': {'loss.name': 'comp_sum', 'loss.tau': 0.5},
+        'difference': (0.1, None),
+        'label': 'cross-entropy at tau = 0.5 minus that at tau = 1 (nats per token)',
+    },
+)
+TWIN = (
+    {
+        'study': 'recipes',
+        'arm': {'optim.schedule': 'constant'},
+        'difference': (None, 0.03),
+        'label': (
+            'loss difference, a constant rate without the final decay minus cosine (nats per token)'
+        ),
+    },
+)
 FIDELITY = {
     'constant rate with final decay': {
         'setting': (

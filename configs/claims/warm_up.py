@@ -21,6 +21,14 @@ HOLDS = (
         'label': 'loss difference, no warm-up minus warm-up of 20 steps (nats per token)',
     },
 )
+CONTROL = (
+    {
+        'study': 'recipes',
+        'arm': {'loss.name': 'comp_sum', 'loss.tau': 0.5},
+        'difference': (0.1, None),
+        'label': 'cross-entropy at tau = 0.5 minus that at tau = 1 (nats per token)',
+    },
+)
 FIDELITY = {
     'no warm-up': {
         'setting': (

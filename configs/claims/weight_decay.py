@@ -26,6 +26,14 @@ HOLDS = (
         'label': 'loss difference, no weight decay minus weight decay of 0.1 (nats per token)',
     },
 )
+CONTROL = (
+    {
+        'study': 'recipes',
+        'arm': {'loss.name': 'comp_sum', 'loss.tau': 0.5},
+        'difference': (0.1, None),
+        'label': 'cross-entropy at tau = 0.5 minus that at tau = 1 (nats per token)',
+    },
+)
 FIDELITY = {
     'weight decay of 0.1': {
         'setting': (

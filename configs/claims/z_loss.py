@@ -20,6 +20,14 @@ HOLDS = (
         'label': 'loss difference, no z-loss minus z-loss of 1e-4 (nats per token)',
     },
 )
+CONTROL = (
+    {
+        'study': 'recipes',
+        'arm': {'loss.name': 'comp_sum', 'loss.tau': 0.5},
+        'difference': (0.1, None),
+        'label': 'cross-entropy at tau = 0.5 minus that at tau = 1 (nats per token)',
+    },
+)
 FIDELITY = {
     'z-loss': {
         'setting': (

@@ -11,10 +11,12 @@ from typing import Any
 
 from eval.claims.claim import PARTS, Claim
 from eval.claims.decide import (
+    DECIDED,
     IN_PART,
     INFEASIBLE,
     NOT_REPRODUCED,
     NOT_TESTED,
+    NOT_VALID,
     REPRODUCED,
     STANDING,
     VERDICTS,
@@ -52,6 +54,8 @@ VERDICT_MEANINGS: Mapping[str, str] = {
     'outside the required range.',
     UNDECIDED: 'An interval extends across the end of its range, so the runs do not decide. '
     f'"About n seeds" is the number that would decide with a probability of {POWER:.0%}.',
+    NOT_VALID: 'The test cannot tell: it does not find an effect that it must find, or does not '
+    'reject a broken version of the method. The page gives the numbers.',
     INFEASIBLE: 'The test needs more hardware than this machine has; the note gives the estimated '
     'cost.',
     STALE: 'The config or the code of the test has changed since it ran.',
@@ -129,9 +133,13 @@ def summary_lines(decisions: Sequence[Decision]) -> list[str]:
     measures = sum(study.name.startswith(MEASURE) for study in studies)
     withdrawn = len(decisions) - len(standing)
     claims = format_count(len(decisions), 'claim')
+    decided = [decision for decision in standing if decision.verdict in DECIDED]
+    guarded = sum(decision.is_guarded for decision in decided)
     return [
         f'{claims}, {withdrawn} of them withdrawn' if withdrawn else claims,
         *counts,
+        f'{guarded} of {format_count(len(decided), "verdict")} guarded: the test finds an effect '
+        'that it must find and, if the claim holds at least in part, rejects a broken method',
         f'Total cost: {runs:,} training runs, {format_count(measures, "measure")}, '
         f'{hours:.3g} core-hours',
     ]
@@ -329,6 +337,7 @@ def _render_page(decision: Decision, folder: Path, entries: Entries) -> str:
         for condition in decision.conditions
     ]
     lines += ['## Results', '', format_markdown([head, *body]), '']
+    lines += _describe_guards(decision)
     lines += [f'## Verdict: {decision.verdict}', '', _explain_verdict(decision), '']
     if not decision.is_unfinished and decision.verdict != WITHDRAWN:
         notes = [f'- {_format_sentence(text)}' for text in power_notes(decision)]
@@ -344,6 +353,26 @@ def _render_page(decision: Decision, folder: Path, entries: Entries) -> str:
     for study in decision.evidence.values():
         lines += [f'- {_format_cost(study)}{_study_link(study, folder)}']
     return '\n'.join(lines).rstrip() + '\n'
+
+
+def _describe_guards(decision: Decision) -> list[str]:
+    """Returns a section on whether the test can tell: its control and a broken method."""
+    if not decision.control and not decision.twin:
+        return []
+    head = ['', 'quantity', 'measured, 95% interval', 'range', 'outcome']
+    rows = [('must hold', guard) for guard in decision.control]
+    rows += [('broken: one must fail', guard) for guard in decision.twin]
+    body = [
+        [
+            kind,
+            guard.condition.label,
+            _format_effect(guard),
+            guard.condition.range_text,
+            guard.outcome if guard.estimate else 'not measured',
+        ]
+        for kind, guard in rows
+    ]
+    return ['## Can the test tell?', '', format_markdown([head, *body]), '']
 
 
 def _describe_fidelity(claim: Claim) -> str:
@@ -382,6 +411,8 @@ def _explain_verdict(decision: Decision) -> str:
         return f'This machine cannot run the test: {decision.why}.'
     if decision.verdict == WITHDRAWN:
         return 'The reason is at the top of this page.'
+    if decision.verdict == NOT_VALID:
+        return f'The test cannot tell: {decision.why}.'
     if decision.is_unfinished:
         return _format_sentence(decision.why)
     if len(decision.conditions) == 1:

@@ -22,9 +22,11 @@ A study is a config file with config.tune, or `measure:NAME`; several claims may
 condition is a quantity (`eval.claims.evidence`) and its allowed range; its label names the quantity
 and the unit on pages. A claim holds if all its conditions do. WITHDRAWN = 'reason' takes back the
 verdict, whatever the evidence; CAUTION = 'text' warns the reader before the verdict. Both are on
-one line. FIDELITY has the setting of each arm in this test, the published one, and its source. The
-first line of the file's docstring is the claim. Texts for each of HEADINGS follow:
-the paper, its statement, the test here, and the criterion in words.
+one line. FIDELITY has the setting of each arm in this test, the published one, and its source.
+CONTROL and TWIN are further conditions, which tell whether the test can tell: CONTROL has effects
+that it must find, and TWIN has the conditions of HOLDS for the method with a broken equation, which
+must not all hold. The first line of the file's docstring is the claim. Texts for each of HEADINGS
+follow: the paper, its statement, the test here, and the criterion in words.
 """
 
 import dataclasses
@@ -49,6 +51,7 @@ PARTS = (
 # Constants of a file.
 REQUIRED_CONSTANTS = ('PART', 'STUDIES', 'HOLDS', 'FIDELITY')
 SENTENCE_CONSTANTS = ('WITHDRAWN', 'CAUTION')
+GUARDS = ('CONTROL', 'TWIN')
 # Keys of conditions, besides the quantity.
 STUDY_KEYS, MEASURE_KEYS = {'study', 'arm', 'against', 'label'}, {'study', 'value', 'label'}
 
@@ -91,6 +94,8 @@ class Claim:
 
     studies: {name: config file, as train.py takes it}. withdrawn: the reason to take back the
     verdict, or ''. caution: a warning on the verdict, or ''. fidelity: by the name of an arm.
+    control: effects that the test must find. twin: the conditions for the method with a broken
+    equation, which must not all hold.
     """
 
     name: str
@@ -102,12 +107,14 @@ class Claim:
     fidelity: Mapping[str, Fidelity]
     withdrawn: str = ''
     caution: str = ''
+    control: Sequence[Condition] = ()
+    twin: Sequence[Condition] = ()
 
     @property
     def digest(self) -> str:
         """Returns a digest of the criterion; it changes with any condition or study.
 
-        Texts, labels and FIDELITY do not count.
+        Texts, labels, FIDELITY, CONTROL and TWIN do not count.
         """
         conditions = [dataclasses.asdict(condition) for condition in self.conditions]
         for fields in conditions:
@@ -154,7 +161,7 @@ def _build_claim(name: str, module: Mapping[str, Any]) -> Claim:
     constants = {constant: value for constant, value in module.items() if constant[0] != '_'}
     for constant in constants:  # a misspelt WITHDRAWN would leave the verdict on the board
         choose(
-            dict.fromkeys(REQUIRED_CONSTANTS + SENTENCE_CONSTANTS),
+            dict.fromkeys(REQUIRED_CONSTANTS + SENTENCE_CONSTANTS + GUARDS),
             constant,
             'a constant of a claim',
         )
@@ -173,8 +180,13 @@ def _build_claim(name: str, module: Mapping[str, Any]) -> Claim:
         if constant in constants
     }
     fidelity = {arm: _parse_fidelity(arm, fields) for arm, fields in constants['FIDELITY'].items()}
+    guards = {
+        constant.lower(): tuple(_parse_guard(constant, fields, studies) for fields in rows)
+        for constant in GUARDS
+        if (rows := constants.get(constant, ()))
+    }
     part = constants['PART']
-    return Claim(name, title, texts, part, studies, conditions, fidelity, **sentences)
+    return Claim(name, title, texts, part, studies, conditions, fidelity, **sentences, **guards)
 
 
 def _parse_fidelity(arm: str, fields: Any) -> Fidelity:
@@ -207,6 +219,13 @@ def _parse_docstring(doc: str) -> tuple[str, dict[str, str]]:
             f'{", ".join(f"{heading}:" for heading in missing)}'
         )
     return title, texts
+
+
+def _parse_guard(constant: str, fields: Any, studies: Mapping[str, str]) -> Condition:
+    condition = _parse_condition(fields, studies)
+    if not condition.label:
+        raise ValueError(f'each condition in {constant} must have a label, got {fields!r}')
+    return condition
 
 
 def _parse_condition(fields: Any, studies: Mapping[str, str]) -> Condition:

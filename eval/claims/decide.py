@@ -20,9 +20,11 @@ if TYPE_CHECKING:  # record imports this module
 
 REPRODUCED, IN_PART, NOT_REPRODUCED = 'reproduced', 'partly reproduced', 'not reproduced'
 INFEASIBLE, NOT_TESTED, WITHDRAWN = 'infeasible here', 'not yet tested', 'withdrawn'
+NOT_VALID = 'not valid'
 # Verdicts for states of evidence that decide nothing; the states are stored in board.json.
 UNFINISHED = {STALE: STALE, OPEN: NOT_TESTED, OUT_OF_REACH: INFEASIBLE}
-STANDING = (REPRODUCED, IN_PART, NOT_REPRODUCED, UNDECIDED, INFEASIBLE, STALE, NOT_TESTED)
+DECIDED = (REPRODUCED, IN_PART, NOT_REPRODUCED)
+STANDING = (*DECIDED, UNDECIDED, NOT_VALID, INFEASIBLE, STALE, NOT_TESTED)
 VERDICTS = (*STANDING, WITHDRAWN)
 
 
@@ -45,8 +47,8 @@ class ConditionResult:
 class Decision:
     """A claim and its verdict.
 
-    why: the reason for unfinished and withdrawn verdicts. evidence: by the names that the claim
-    gives its studies.
+    why: the reason for unfinished, withdrawn and invalid verdicts. evidence: by the names that the
+    claim gives its studies. control, twin: the results of the claim's guards.
     """
 
     claim: Claim
@@ -54,11 +56,20 @@ class Decision:
     why: str
     conditions: Sequence[ConditionResult]
     evidence: Mapping[str, Evidence | RecordedEvidence]
+    control: Sequence[ConditionResult] = ()
+    twin: Sequence[ConditionResult] = ()
 
     @property
     def trains(self) -> bool:
         """Whether any of the evidence trained weights; other claims are only computed."""
         return any(evidence.trains for evidence in self.evidence.values())
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether the test finds its control and, unless nothing holds, rejects a broken method."""
+        finds = bool(self.control) and all(guard.outcome == HOLDS for guard in self.control)
+        rejects = any(guard.outcome == FAILS for guard in self.twin)
+        return self.verdict in DECIDED and finds and (rejects or self.verdict == NOT_REPRODUCED)
 
     @property
     def is_unfinished(self) -> bool:
@@ -77,21 +88,24 @@ def decide(claim: Claim, evidence: Mapping[str, Evidence]) -> Decision:
       ValueError: if a condition names an unknown arm or value.
     """
     by_name = {name: evidence[study] for name, study in claim.studies.items()}
-    conditions = [
-        _decide_condition(condition, by_name[condition.study]) for condition in claim.conditions
-    ]
+    conditions, control, twin = (
+        [_decide_condition(condition, by_name[condition.study]) for condition in group]
+        for group in (claim.conditions, claim.control, claim.twin)
+    )
     if len(by_name) > 1:  # several studies may state a condition in the same words
         conditions = [
             dataclasses.replace(condition, text=f'{condition.condition.study}: {condition.text}')
             for condition in conditions
         ]
-    return conclude(claim, conditions, by_name)
+    return conclude(claim, conditions, by_name, control, twin)
 
 
 def conclude(
     claim: Claim,
     conditions: Sequence[ConditionResult],
     evidence: Mapping[str, Evidence | RecordedEvidence],
+    control: Sequence[ConditionResult] = (),
+    twin: Sequence[ConditionResult] = (),
 ) -> Decision:
     """Returns a claim with its verdict.
 
@@ -100,20 +114,36 @@ def conclude(
       conditions: the outcomes of its conditions.
       evidence: by the names that the claim gives its studies. The state of an unfinished study
         determines the verdict.
+      control: the outcomes of the effects that the test must find.
+      twin: the outcomes of the conditions for a broken method.
     """
+    decision = Decision(claim, '', '', conditions, evidence, control, twin)
     if claim.withdrawn:
-        return Decision(claim, WITHDRAWN, claim.withdrawn, conditions, evidence)
+        return dataclasses.replace(decision, verdict=WITHDRAWN, why=claim.withdrawn)
     for state, verdict in UNFINISHED.items():
         reasons = [study.why for study in evidence.values() if study.state == state]
         if reasons:
-            return Decision(claim, verdict, reasons[0], conditions, evidence)
-    return Decision(
-        claim,
-        combine_outcomes([condition.outcome for condition in conditions]),
-        '',
-        conditions,
-        evidence,
-    )
+            return dataclasses.replace(decision, verdict=verdict, why=reasons[0])
+    verdict = combine_outcomes([condition.outcome for condition in conditions])
+    if flaw := _find_flaw(decision, verdict):
+        return dataclasses.replace(decision, verdict=NOT_VALID, why=flaw)
+    return dataclasses.replace(decision, verdict=verdict)
+
+
+def _find_flaw(decision: Decision, verdict: str) -> str:
+    """Returns why the test of a claim cannot tell; '' if it can, or if nothing checks it."""
+    for guard in decision.control:
+        if guard.estimate and guard.outcome != HOLDS:
+            return f'it does not find what it must find: {_describe_guard(guard)}'
+    measured = [guard for guard in decision.twin if guard.estimate]
+    passes = measured and all(guard.outcome != FAILS for guard in measured)
+    if passes and verdict in (REPRODUCED, IN_PART):
+        return f'it does not reject a broken method: {_describe_guard(measured[0])}'
+    return ''
+
+
+def _describe_guard(guard: ConditionResult) -> str:
+    return f'{guard.condition.label}, {guard.condition.range_text}'
 
 
 def combine_outcomes(outcomes: Sequence[str]) -> str:

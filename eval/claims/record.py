@@ -6,13 +6,14 @@ the outcomes and from the claim's file, which may have been withdrawn since.
 """
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eval.claims.claim import Claim
+from eval.claims.claim import Claim, Condition
 from eval.claims.decide import ConditionResult, Decision, conclude
-from eval.claims.estimates import Estimate
+from eval.claims.estimates import UNDECIDED, Estimate
 from eval.claims.evidence import (
     CHANGED,
     MEASURE,
@@ -63,6 +64,10 @@ def board_record(decisions: Sequence[Decision], entries: Entries) -> dict[str, A
                 'asked': decision.claim.digest,  # these keys are in published files
                 'entry': entries.get(decision.claim.name),
                 'conditions': [_condition_record(condition) for condition in decision.conditions],
+                'guards': [
+                    _guard_record(decision.claim, guard)
+                    for guard in (*decision.control, *decision.twin)
+                ],
             }
             for decision in sorted(decisions, key=lambda decision: decision.claim.name)
         },
@@ -110,6 +115,7 @@ def read_record(path: Path, claims: Sequence[Claim]) -> tuple[dict[str, Decision
             f'{", ".join(record)}. Set --record to such a file.'
         )
     evidence = {name: _parse_evidence(name, fields) for name, fields in record['evidence'].items()}
+    estimates = _collect_estimates(record['claims'], claims)
     decisions, entries = {}, {}
     for claim in claims:
         row = record['claims'].get(claim.name)
@@ -126,10 +132,51 @@ def read_record(path: Path, claims: Sequence[Claim]) -> tuple[dict[str, Decision
             for condition, saved in zip(claim.conditions, row['conditions'], strict=True)
         ]
         by_name = {name: evidence[study] for name, study in claim.studies.items()}
-        decisions[claim.name] = conclude(claim, conditions, by_name)
+        control, twin = (
+            [_read_guard(claim, condition, estimates) for condition in guards]
+            for guards in (claim.control, claim.twin)
+        )
+        decisions[claim.name] = conclude(claim, conditions, by_name, control, twin)
         if row['entry']:
             entries[claim.name] = row['entry']
     return decisions, entries
+
+
+def _quantity_key(claim: Claim, condition: Condition) -> str:
+    """Returns a key of a quantity, which other claims on the same study may have too."""
+    study = claim.studies[condition.study]
+    return json.dumps([study, condition.quantity, condition.of], sort_keys=True)
+
+
+def _guard_record(claim: Claim, guard: ConditionResult) -> dict[str, Any]:
+    key = _quantity_key(claim, guard.condition)
+    return {'quantity': key, 'estimate': _condition_record(guard)['estimate']}
+
+
+def _collect_estimates(
+    rows: Mapping[str, Any], claims: Sequence[Claim]
+) -> dict[str, Estimate | None]:
+    """Returns the recorded estimates of the quantities of all claims, by `_quantity_key`."""
+    estimates = {}
+    for claim in claims:
+        row = rows.get(claim.name)
+        if row is None or row['asked'] != claim.digest:
+            continue
+        for guard in row.get('guards', ()):  # older files have none
+            estimates[guard['quantity']] = _parse_estimate(guard['estimate'])
+        for condition, saved in zip(claim.conditions, row['conditions'], strict=True):
+            estimates[_quantity_key(claim, condition)] = _parse_estimate(saved['estimate'])
+    return estimates
+
+
+def _read_guard(
+    claim: Claim, condition: Condition, estimates: Mapping[str, Estimate | None]
+) -> ConditionResult:
+    """Returns the outcome of a condition of CONTROL or TWIN by the recorded quantities."""
+    estimate = estimates.get(_quantity_key(claim, condition))
+    outcome = estimate.outcome(condition.low, condition.high) if estimate else UNDECIDED
+    text = f'{condition.label} {condition.range_text}'
+    return ConditionResult(condition, text, outcome, estimate, None)
 
 
 def _parse_evidence(name: str, fields: Mapping[str, Any]) -> RecordedEvidence:

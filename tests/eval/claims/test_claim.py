@@ -61,6 +61,17 @@ def test_file_withdraws_or_qualifies_verdict(tmp_path):
     assert claim.digest == plain.digest  # what counts is the same
 
 
+def test_guards_need_labels(tmp_path):
+    """They do not change the digest: the criterion is that of HOLDS."""
+    row = {'study': 'fixed', 'value': 'slope', 'within': (0.0, 0.5)}
+    with pytest.raises(ValueError, match='each condition in TWIN must have a label'):
+        read_claim(write(tmp_path, f'{GOOD}TWIN = ({row},)\n'))
+    guards = f'TWIN = CONTROL = ({row | {"label": "slope"}},)\n'
+    claim = read_claim(write(tmp_path, GOOD + guards))
+    assert claim.twin == claim.control and claim.twin[0].label == 'slope'
+    assert claim.digest == read_claim(write(tmp_path, GOOD)).digest
+
+
 def test_file_states_fidelity(tmp_path):
     claim = read_claim(write(tmp_path, GOOD))
     fidelity = Fidelity('momentum 0.95', 'with decay', 'arXiv:2502.16982')
@@ -105,7 +116,7 @@ WRONG = {  # {text in GOOD: (its replacement, the message)}
         'CAUTION must be a non-empty text on one line, got True',
     ),
     "'published': 'with decay', ": ('', 'must be a dict of setting, published, source'),
-    'STUDIES = ': ("WITHDRAW = 'why'\nSTUDIES = ", "STUDIES, WITHDRAWN; got 'WITHDRAW'"),
+    'STUDIES = ': ("WITHDRAW = 'why'\nSTUDIES = ", "STUDIES, TWIN, WITHDRAWN; got 'WITHDRAW'"),
     "    {'study': 'fixed'": (
         "    'fixed', {'study': 'fixed'",
         'each condition in HOLDS must be a dict',

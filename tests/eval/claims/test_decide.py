@@ -212,7 +212,7 @@ class TestWithdrawnClaim:
             self.withdraw(study),
             decide_conditions(study, condition('layernorm', high=0.0)),
         ]
-        first, second, _ = board.summary_lines(decisions)
+        first, second, *_ = board.summary_lines(decisions)
         assert first == '2 claims, 1 of them withdrawn'
         assert second == '1 tested by training: 1 reproduced'
         standing, withdrawn = board.table_rows(decisions, {})
@@ -240,6 +240,55 @@ class TestWithdrawnClaim:
         train_open_claims([SimpleNamespace(evidence={'it': open_study}, verdict='withdrawn')])
         with pytest.raises(ValueError, match='exited with status 3'):
             train_open_claims([SimpleNamespace(evidence={'it': open_study}, verdict='stale')])
+
+
+class TestGuards:
+    """A verdict needs a test that finds a known effect, and that a broken method does not pass."""
+
+    HOLDING, FAILING = {'low': -9.0, 'high': 0.0}, {'low': 0.0}
+
+    def decide_guarded(self, study, holds, control, twin):
+        control, twin = (
+            [dataclasses.replace(condition('layernorm', **bounds), label='an effect')]
+            if bounds
+            else []
+            for bounds in (control, twin)
+        )
+        guarded = claim(condition('layernorm', **holds))
+        return decide(dataclasses.replace(guarded, control=control, twin=twin), {'study.py': study})
+
+    @pytest.mark.parametrize(
+        ('holds', 'control', 'twin', 'verdict', 'is_guarded'),
+        [
+            (HOLDING, HOLDING, FAILING, 'reproduced', True),
+            (HOLDING, HOLDING, None, 'reproduced', False),
+            (HOLDING, None, FAILING, 'reproduced', False),
+            (HOLDING, HOLDING, HOLDING, 'not valid', False),
+            (HOLDING, FAILING, FAILING, 'not valid', False),
+            (FAILING, HOLDING, None, 'not reproduced', True),
+            (FAILING, HOLDING, FAILING, 'not reproduced', True),
+            (FAILING, FAILING, None, 'not valid', False),
+        ],
+    )
+    def test_verdict_needs_control_and_twin(self, study, holds, control, twin, verdict, is_guarded):
+        decision = self.decide_guarded(study, holds, control, twin)
+        assert (decision.verdict, decision.is_guarded) == (verdict, is_guarded)
+        if verdict == 'not valid':
+            assert 'an effect' in decision.why
+
+    def test_page_and_record_have_guards(self, study, tmp_path):
+        """A record also knows what another claim has measured on the same study."""
+        decision = self.decide_guarded(study, self.HOLDING, self.HOLDING, self.FAILING)
+        index, page, _ = board.write_pages(tmp_path, [decision], {})
+        assert '| broken: one must fail | an effect | -0.1' in page.read_text()
+        assert '1 of 1 verdict guarded' in index.read_text()
+        saved = dataclasses.replace(decision.claim, control=decision.claim.twin)
+        (recorded,) = read_record(tmp_path / 'board.json', [saved])[0].values()
+        assert recorded.verdict == 'not valid' and recorded.twin[0].outcome == 'fails'
+        unknown = dataclasses.replace(condition('dyt', low=0.0), label='not recorded')
+        saved = dataclasses.replace(decision.claim, control=[unknown])
+        (recorded,) = read_record(tmp_path / 'board.json', [saved])[0].values()
+        assert recorded.verdict == 'reproduced' and not recorded.is_guarded
 
 
 def test_caution_is_in_first_lines(study, tmp_path):
@@ -547,12 +596,12 @@ class TestBoard:
         rows = board.table_rows(decisions, {})
         assert [row['verdict'] for row in rows] == ['reproduced', 'not reproduced']
         assert rows[0]['effect'].startswith('-0.1') and rows[0]['runs'] == study.runs
-        first, second, third = board.summary_lines(decisions)
+        first, second, _, total = board.summary_lines(decisions)
         assert (first, second) == (
             '2 claims',
             '2 tested by training: 1 reproduced, 1 not reproduced',
         )
-        assert third.startswith(f'Total cost: {study.runs} training runs, 0 measures')  # each once
+        assert total.startswith(f'Total cost: {study.runs} training runs, 0 measures')  # each once
 
     @pytest.mark.parametrize(
         ('numbers', 'text'),
