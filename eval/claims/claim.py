@@ -174,13 +174,13 @@ def _build_claim(name: str, module: Mapping[str, Any]) -> Claim:
         raise ValueError(f'PART must be one of {", ".join(PARTS)}, got {constants["PART"]!r}')
     studies = constants['STUDIES']
     conditions = tuple(_parse_condition(fields, studies) for fields in constants['HOLDS'])
-    sentences = {
+    sentences: dict[str, Any] = {
         constant.lower(): _parse_line(constants[constant], constant)
         for constant in SENTENCE_CONSTANTS
         if constant in constants
     }
     fidelity = {arm: _parse_fidelity(arm, fields) for arm, fields in constants['FIDELITY'].items()}
-    guards = {
+    guards: dict[str, Any] = {
         constant.lower(): tuple(_parse_guard(constant, fields, studies) for fields in rows)
         for constant in GUARDS
         if (rows := constants.get(constant, ()))
