@@ -63,7 +63,7 @@ def chart_config(ink: str, soft: str, line: str, font: str = 'sans-serif') -> Sp
     }
 
 
-EXPORTS = 'window.vegaEmbed = vegaEmbed; window.vega = vega;'  # of the library, to pages
+EXPORTS = 'window.vegaEmbed = vegaEmbed; window.vega = vega;'  # names that pages use
 INK = '#22262b'  # turns light in the dark scheme
 LIGHT = chart_config(INK, '#646b73', '#e3e6e9')
 DARK = chart_config('#e6e8ea', '#a3abb3', '#3a4047')
@@ -165,17 +165,18 @@ def _vega_library() -> str:
     """Returns Vega as JavaScript. Bundling it takes 1.7 s, so that it is stored for later pages."""
     name = f'vega-{version("vl-convert-python")}-{_digest(EXPORTS)}.js'
     try:
-        # As `lm.storage.files.user_cache`, which charts do without.
+        # The folder of `lm.storage.files.user_cache`, repeated because charts import nothing of lm.
         cache = Path(os.environ.get('XDG_CACHE_HOME') or '~/.cache').expanduser() / 'evenkeel'
-        return (cache / name).read_text()
     except RuntimeError:  # the user has no home folder
         return vl_convert.javascript_bundle(EXPORTS)
-    except OSError:  # not stored yet
-        pass
+    with contextlib.suppress(OSError, UnicodeDecodeError):  # not stored yet, or damaged
+        stored_digest, _, script = (cache / name).read_bytes().decode().partition('\n')
+        if stored_digest == f'// {_digest(script)}':
+            return script
     script = vl_convert.javascript_bundle(EXPORTS)
     with contextlib.suppress(OSError):  # the next page bundles it again
         cache.mkdir(parents=True, exist_ok=True)
-        _write(cache / name, script.encode())
+        _write(cache / name, f'// {_digest(script)}\n{script}'.encode())
     return script
 
 

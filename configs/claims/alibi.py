@@ -25,9 +25,9 @@ HOLDS = (
 CONTROL = (
     {
         'study': 'blocks',
-        'arm': {'model.position': 'none'},
+        'arm': {'model.attention': 'linear'},
         'difference': (0.03, None),
-        'label': 'loss difference, no position encoding minus RoPE (nats per token)',
+        'label': 'loss difference, linear attention minus softmax attention (nats per token)',
     },
 )
 TWIN = (

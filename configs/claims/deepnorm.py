@@ -31,9 +31,9 @@ HOLDS = (
 CONTROL = (
     {
         'study': 'norms',
-        'arm': {'model.norm': 'rmsnorm', 'model.placement': 'post'},
-        'difference': (0.1, None),
-        'label': 'loss difference, post-norm minus pre-norm (nats per token)',
+        'arm': {'model.norm': 'none', 'model.placement': 'pre'},
+        'difference': (0.0, None),
+        'label': 'loss difference, no norms minus RMSNorm (nats per token)',
     },
 )
 TWIN = (

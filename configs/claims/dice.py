@@ -42,10 +42,10 @@ HOLDS = (
 FIDELITY = {
     'Dice loss': {
         'setting': (
-            'alpha 1 and 1 added, and the fractions of both classes of a row are summed: with '
-            'alpha = 1 and two classes their sum is the same for either label, so this arm learns '
-            'nothing from labels; Adam with betas 0.9 and 0.999, no decay, no warm-up, a cosine '
-            'to 0, batch 512'
+            'alpha 1, 1 added to numerator and denominator, and the fractions of both classes '
+            'of a row are summed: with alpha = 1 and two classes their sum is the same for '
+            'either label, so this arm learns nothing from labels; Adam with betas 0.9 and '
+            '0.999, no decay, no warm-up, a cosine to 0, batch 512'
         ),
         'published': (
             'the fraction of the rare class only, with a factor (1 - p)^alpha; the scripts of the '

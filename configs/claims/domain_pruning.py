@@ -54,9 +54,10 @@ HOLDS = (
 FIDELITY = {
     'dual score': {
         'setting': (
-            '|g w| + (g w)^2 / 2 per row, with g + s G g^2; s is the published strength or 1e6 to '
-            '1e10 times that, the best on calibration text; 50% of each matrix, on a finished '
-            'model, no further training'
+            '|g w| + (g w)^2 / 2 per row, for a weight w whose gradient g is replaced by g + s '
+            'G g^2, with the general importance G and a strength s; s is the published one or '
+            '1e6 to 1e10 times that, the best on calibration text; 50% of each matrix, on a '
+            'finished model, no further training'
         ),
         'published': (
             '|g w + (g w)^2 / 2000 + w^3|, summed over 5 epochs of SGD at 0.03 on the domain that '

@@ -50,9 +50,9 @@ HOLDS = (
 FIDELITY = {
     'sigmaReparam': {
         'setting': (
-            'both matrices 16 x 16, gammas set to products of norms of 0.5 to 8 for the bound; for '
-            'growth gamma starts as the spectral norm and stays, while the matrices grow tenfold '
-            'at once; one power iteration from the exact vector'
+            'both matrices are 16 x 16. Bound: the product of their spectral norms is set to '
+            '0.5 to 8. Growth: gamma starts as the spectral norm and stays, while the matrices '
+            'grow tenfold at once; one power iteration from the exact vector'
         ),
         'published': (
             'gamma is learned and may grow; it starts at 1 (speech) or at the spectral norm '

@@ -38,10 +38,10 @@ HOLDS = (
 FIDELITY = {
     'ALDR-KL': {
         'setting': (
-            'lambda 1, margin 1, alpha 1, scores divided by their mean size; the lambda of a row '
-            'is one step from 1, in every batch anew, and can come near 0 for confident rows; '
-            'Adam with betas 0.9 and 0.999, no decay, no warm-up, a cosine to 0, batch 64, 40 '
-            'passes'
+            'lambda 1, margin 1, alpha 1, scores divided by their mean size; the lambda of a '
+            'row is computed anew in each batch, by one step from 1, and can come near 0 for '
+            'confident rows; Adam with betas 0.9 and 0.999, no decay, no warm-up, a cosine to '
+            '0, batch 64, 40 passes'
         ),
         'published': (
             'lambda 10 (of 0.1, 1 and 10), margin 0.1, alpha 2, so that lambda stays above 5; the '

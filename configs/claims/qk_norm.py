@@ -39,9 +39,9 @@ FIDELITY = {
             'starts at 1 and is shared by all heads'
         ),
         'published': (
-            'LayerNorm without bias, image classifiers with attention and MLP in parallel and 22 '
-            'billion parameters; against a divergence near 8 billion; rates and steps are not '
-            'known here'
+            'LayerNorm without bias, image classifiers with attention and MLP in parallel and '
+            '22 billion parameters; to prevent the divergence of a model of 8 billion; rates '
+            'and steps are not known here'
         ),
         'source': 'arXiv:2302.05442, model architecture',
     },

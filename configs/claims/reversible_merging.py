@@ -49,8 +49,8 @@ FIDELITY = {
             'this is not the published algorithm'
         ),
         'published': (
-            'p < n directions for each row of A and column of B of LoRA or truncated differences, '
-            'from vectors of the rank r over n models; data-free, in closed form'
+            'p < n directions for each row of A and each column of B, the low-rank factors of '
+            'LoRA or of a difference of models, over n models; data-free, in closed form'
         ),
         'source': 'arXiv:2510.14163',
     },

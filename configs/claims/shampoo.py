@@ -11,6 +11,10 @@ Counts:   the loss is lower than that of AdamW at both lengths.
 """
 
 PART = 'optimizers'
+CAUTION = (
+    'The arm is grafted to Adam, which takes the first nine steps itself. The authors graft to '
+    'SGD or AdaGrad.'
+)
 STUDIES = {
     'whole': 'configs/studies/optimizers_tuned.py',
     'half': 'configs/studies/optimizers_tuned.py:half',

@@ -13,6 +13,10 @@ Counts:   the loss is lower than that of AdamW at both lengths, and lower than t
 """
 
 PART = 'optimizers'
+CAUTION = (
+    "Shampoo, one of the two baselines, is grafted to Adam, takes Adam's first nine steps, and "
+    "has the exponent -1/4; SOAP's theory uses -1/2."
+)
 STUDIES = {
     'whole': 'configs/studies/optimizers_tuned.py',
     'half': 'configs/studies/optimizers_tuned.py:half',

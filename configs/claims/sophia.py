@@ -46,9 +46,9 @@ FIDELITY = {
     'Sophia': {
         'setting': (
             'Sophia-H with b1 0.96, b2 0.99, gamma 0.01, curvature every ten steps from the '
-            'whole batch; its average starts at 0 and reaches 18% in 200 steps, 10% in 100, '
-            'which clips more steps than in a long run; hidden matrices only, tuned rate; '
-            'decay, clipping, schedule and batch are those of AdamW here'
+            'whole batch; its average starts at 0 and reaches 18% of its final value in 200 '
+            'steps, 10% in 100, which clips more steps than in a long run; hidden matrices '
+            'only, tuned rate; decay, clipping, schedule and batch are those of AdamW here'
         ),
         'published': (
             'the same constants for all parameters, curvature from a part of the batch, '

@@ -36,8 +36,8 @@ HOLDS = (
 FIDELITY = {
     'balanced teachers': {
         'setting': (
-            'steps of 0.025 for weights and 0.001 for temperatures from 1, so that a temperature '
-            'moves by at most 1 in 1,000 steps; no attacks; SGD at 0.05, momentum 0.9, decay '
+            'weights change by 0.025 and temperatures, which start at 1, by 0.001 per step, so '
+            'by at most 1 over the 1,000 steps; no attacks; SGD at 0.05, momentum 0.9, decay '
             '5e-4, a cosine to 0, batch 64'
         ),
         'published': (

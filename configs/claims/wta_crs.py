@@ -49,7 +49,8 @@ FIDELITY = {
         ),
         'published': (
             '0.3 or 0.1 of the tokens, drawn by that norm times the norm of the gradient when '
-            'the sample was last seen; T5 and BERT, as in 100 x 128 tokens of T5-large'
+            'the sample was last seen; fine-tuning of T5 and BERT, such as T5-large with 100 '
+            'rows of 128 tokens'
         ),
         'source': (
             'arXiv:2305.15265; github.com/zirui-ray-liu/WTACRS, '

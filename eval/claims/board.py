@@ -60,8 +60,8 @@ VERDICT_MEANINGS: Mapping[str, str] = {
     'cost.',
     STALE: 'The config or the code of the test has changed since it ran.',
     NOT_TESTED: 'The runs have not been trained, or have not finished.',
-    WITHDRAWN: 'The verdict was taken back, because the test was not valid; the page gives the '
-    'reason.',
+    WITHDRAWN: 'The verdict was taken back, because the test was not that of the method, or was '
+    'faulty; the page gives the reason.',
 }
 CONDITION_MEANINGS = {
     HOLDS: 'The condition holds: the whole 95% interval is in the required range.',
@@ -81,8 +81,8 @@ KIND_INTROS = {
     ),
 }
 WITHDRAWN_INTRO = (
-    'The tests of these claims were not valid, so the claims have no verdict until they are tested',
-    'again. Their pages show what was measured.',
+    'These tests were not those of the methods, or were faulty, so the claims have no verdict',
+    'until they are tested again. Their pages show what was measured.',
 )
 
 
@@ -339,7 +339,7 @@ def _render_page(decision: Decision, folder: Path, entries: Entries) -> str:
     lines += ['## Results', '', format_markdown([head, *body]), '']
     lines += _describe_guards(decision)
     lines += [f'## Verdict: {decision.verdict}', '', _explain_verdict(decision), '']
-    if not decision.is_unfinished and decision.verdict != WITHDRAWN:
+    if not decision.is_unfinished and decision.verdict not in (WITHDRAWN, NOT_VALID):
         notes = [f'- {_format_sentence(text)}' for text in power_notes(decision)]
         lines += [*notes, ''] if notes else []
     lines += ['## Repeat it', '', 'The last command prints the verdict.', '']
@@ -359,9 +359,10 @@ def _describe_guards(decision: Decision) -> list[str]:
     """Returns a section on whether the test can tell: its control and a broken method."""
     if not decision.control and not decision.twin:
         return []
-    head = ['', 'quantity', 'measured, 95% interval', 'range', 'outcome']
-    rows = [('must hold', guard) for guard in decision.control]
-    rows += [('broken: one must fail', guard) for guard in decision.twin]
+    head = ['role', 'quantity', 'measured, 95% interval', 'range', 'outcome']
+    must_fail = 'must fail' if len(decision.twin) == 1 else 'one must fail'
+    rows = [('control, must hold', guard) for guard in decision.control]
+    rows += [(f'broken method, {must_fail}', guard) for guard in decision.twin]
     body = [
         [
             kind,

@@ -23,7 +23,7 @@ condition is a quantity (`eval.claims.evidence`) and its allowed range; its labe
 and the unit on pages. A claim holds if all its conditions do. WITHDRAWN = 'reason' takes back the
 verdict, whatever the evidence; CAUTION = 'text' warns the reader before the verdict. Both are on
 one line. FIDELITY has the setting of each arm in this test, the published one, and its source.
-CONTROL and TWIN are further conditions, which tell whether the test can tell: CONTROL has effects
+CONTROL and TWIN are further conditions, which show whether the test can decide: CONTROL has effects
 that it must find, and TWIN has the conditions of HOLDS for the method with a broken equation, which
 must not all hold. The first line of the file's docstring is the claim. Texts for each of HEADINGS
 follow: the paper, its statement, the test here, and the criterion in words.
@@ -173,18 +173,20 @@ def _build_claim(name: str, module: Mapping[str, Any]) -> Claim:
     if constants['PART'] not in PARTS:
         raise ValueError(f'PART must be one of {", ".join(PARTS)}, got {constants["PART"]!r}')
     studies = constants['STUDIES']
-    conditions = tuple(_parse_condition(fields, studies) for fields in constants['HOLDS'])
+    conditions = _parse_conditions('HOLDS', constants['HOLDS'], studies)
     sentences: dict[str, Any] = {
         constant.lower(): _parse_line(constants[constant], constant)
         for constant in SENTENCE_CONSTANTS
         if constant in constants
     }
+    if not isinstance(constants['FIDELITY'], dict):
+        raise ValueError(f'FIDELITY must be a dict by arm, got {constants["FIDELITY"]!r}')
     fidelity = {arm: _parse_fidelity(arm, fields) for arm, fields in constants['FIDELITY'].items()}
     guards: dict[str, Any] = {
-        constant.lower(): tuple(_parse_guard(constant, fields, studies) for fields in rows)
+        constant.lower(): _parse_conditions(constant, constants.get(constant, ()), studies)
         for constant in GUARDS
-        if (rows := constants.get(constant, ()))
     }
+    _check_guards(conditions, **guards)
     part = constants['PART']
     return Claim(name, title, texts, part, studies, conditions, fidelity, **sentences, **guards)
 
@@ -221,16 +223,41 @@ def _parse_docstring(doc: str) -> tuple[str, dict[str, str]]:
     return title, texts
 
 
-def _parse_guard(constant: str, fields: Any, studies: Mapping[str, str]) -> Condition:
-    condition = _parse_condition(fields, studies)
-    if not condition.label:
-        raise ValueError(f'each condition in {constant} must have a label, got {fields!r}')
-    return condition
+def _check_guards(
+    conditions: Sequence[Condition], control: Sequence[Condition], twin: Sequence[Condition]
+) -> None:
+    """Raises ValueError for a guard without a label, and a twin that guards nothing."""
+    for constant, guards in (('CONTROL', control), ('TWIN', twin)):
+        if any(not guard.label for guard in guards):
+            raise ValueError(f'each condition in {constant} must have a label')
+    ranges = [(c.study, c.quantity, c.low, c.high) for c in conditions]
+    for guard in twin:
+        if (guard.study, guard.quantity, guard.low, guard.high) not in ranges:
+            raise ValueError(
+                f'each condition in TWIN must have the study, the quantity and the range of one in '
+                f'HOLDS, for the broken method; got {guard.label!r}, {guard.range_text}'
+            )
+        if any(
+            (guard.study, guard.quantity, guard.of) == (c.study, c.quantity, c.of) for c in control
+        ):
+            raise ValueError(
+                f'a quantity in TWIN must not be in CONTROL too, where it guards nothing more; got '
+                f'{guard.label!r}'
+            )
 
 
-def _parse_condition(fields: Any, studies: Mapping[str, str]) -> Condition:
+def _parse_conditions(
+    constant: str, rows: Any, studies: Mapping[str, str]
+) -> tuple[Condition, ...]:
+    """Returns the conditions of a constant. Raises ValueError for one that is none."""
+    if not isinstance(rows, tuple | list):
+        raise ValueError(f'{constant} must be a tuple of conditions, got {rows!r}')
+    return tuple(_parse_condition(constant, fields, studies) for fields in rows)
+
+
+def _parse_condition(constant: str, fields: Any, studies: Mapping[str, str]) -> Condition:
     if not isinstance(fields, dict):
-        raise ValueError(f'each condition in HOLDS must be a dict, got {fields!r}')
+        raise ValueError(f'each condition in {constant} must be a dict, got {fields!r}')
     if fields.get('study') not in studies:
         raise ValueError(
             f"the 'study' of a condition must be one of {', '.join(studies)}, got {fields!r}"

@@ -347,7 +347,8 @@ def average_over_rows(
 def read_text_rows(
     checkpoint: Checkpoint, source: str, flag: str, max_length: int | None = None
 ) -> np.ndarray:
-    """Returns the tokens [B, T] of the documents of a `data.source`, in rows of data.seq_len.
+    """Returns the tokens [B, T] of the documents of a `data.source`, in rows of data.seq_len,
+    or of `max_length` if that is shorter.
 
     Each document follows BOS. The tokens after the last full row are dropped; a text shorter than a
     row is a single row.

@@ -28,7 +28,7 @@ from lm.inference.slots import (
 PREFILL_CHUNK = 256  # tokens of a prompt that are read at once
 PREFILL_BUDGET = 1024  # prompt tokens read in a step while other rows are ready to decode
 MIN_CHUNK = 16  # least tokens that are read at once, with padding
-PREFILL_ROWS = 16  # the most rows that are read at once
+PREFILL_ROWS = 16  # the most rows that are read at once, of PREFILL_CHUNK tokens together
 MIN_WAITING = 0.25  # the least share of such rows that must have tokens to read
 
 
@@ -228,13 +228,17 @@ class Engine:
         self, slot: int, error: Exception, on_error: Callable[[int, Exception], None]
     ) -> None:
         """Frees the slot of a failed row; raises the error if the cache is lost."""
+        self._check_cache(error)
+        self.release(slot)
+        on_error(slot, error)
+
+    def _check_cache(self, error: Exception) -> None:
+        """Raises the error of a program if it has lost the cache."""
         try:
             jax.block_until_ready(self._layers)
         except Exception:  # a failed program has often consumed its donated arguments
             error.add_note('The cache is lost, and with it all texts in progress.')
             raise error from None
-        self.release(slot)
-        on_error(slot, error)
 
     def _decode_parts(
         self, rows: dict[int, _Row], on_error: Callable[[int, Exception], None]
@@ -251,6 +255,7 @@ class Engine:
             if len(rows) == 1:
                 self._fail_row(*rows, error, on_error)
                 return
+            self._check_cache(error)
         else:
             yield rows, decoded
             return
@@ -264,13 +269,13 @@ class Engine:
         n_read, is_any_ready = 0, self.n_free + len(self._prefill_queue) < len(self._rows)
         while self._prefill_queue and not (is_any_ready and n_read >= PREFILL_BUDGET):
             slots, window = self._select_waiting()
-            for slot in slots:
-                self._prefill_queue.remove(slot)
+            # All stay in the queue until they are read: another row may raise an error.
             n_read += self._read_parts(slots, window, on_error)
             for slot in slots:
                 row = self._rows[slot]
                 if row is None:  # it has failed
                     continue
+                self._prefill_queue.remove(slot)
                 if row.n_unread:
                     self._prefill_queue.append(slot)
                 else:
@@ -280,19 +285,21 @@ class Engine:
         """Returns the first waiting slot, or several, and the slots that a call for them covers.
 
         A call for many short chunks takes hardly longer than a call for one. If enough neighbours
-        of the first wait too, wherever in the queue, they are read with it.
+        of the first have as short chunks to read, wherever in the queue, they are read with it.
         """
         first = self._prefill_queue[0]
         length, n_slots = self._chunk_length(first), len(self._rows)
-        n_rows = min(PREFILL_ROWS, max(1, PREFILL_BUDGET // length), n_slots)
+        n_rows = min(PREFILL_ROWS, max(1, PREFILL_CHUNK // length), n_slots)
         begin = min(first - first % n_rows, n_slots - n_rows)
         window = range(begin, begin + n_rows)
         slots = [
             slot
             for slot in self._prefill_queue
-            if slot in window and self._chunk_length(slot) <= length
+            if slot in window
+            and self._waiting_row(slot).n_unread
+            and self._chunk_length(slot) <= length
         ]
-        if len(slots) == 1 or len(slots) < n_rows * MIN_WAITING:
+        if first not in slots or len(slots) < max(2, n_rows * MIN_WAITING):
             return [first], range(first, first + 1)
         return slots, window
 
@@ -318,6 +325,7 @@ class Engine:
             if len(slots) == 1:
                 self._fail_row(*slots, error, on_error)
                 return 0
+            self._check_cache(error)
         return sum(self._read_parts([i], range(i, i + 1), on_error) for i in slots)
 
     def _read_tokens(self, slots: list[int], window: range) -> int:

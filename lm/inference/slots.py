@@ -1,4 +1,4 @@
-"""The engine's programs over a cache of many rows: read a prompt into a row, or decode all rows.
+"""The engine's programs over a cache of many rows: read prompts into rows, or decode all rows.
 
 The cache of each layer is a separate array, so that XLA writes it in place. A cache stacked over
 layers is copied whole for each token: at 100 MB, this took 60% of a step's time on a CPU.

@@ -1,7 +1,7 @@
 """Losses of the runs of a sweep after quantising: methods, numbers of bits and calibration texts.
 
-    uv run python -m tests.bench.quantise --sweep=WORKDIR --text=NAME=SOURCE [--text=...]
-        [--bits=8,4,3,2] [--methods=rtn,gptq] [--rows=64] [--losses]
+    uv run python -m tests.bench.quantise --sweep=WORKDIR [--text=NAME=SOURCE ...]
+        [--bits=8,4,3,2] [--methods=rtn,gptq] [--rows=64] [--arm=FIELD] [--losses]
 
 Each run is rounded in this process and scored on its own validation text. Methods that read a text
 are calibrated on each SOURCE in turn. `broken` is GPTQ with the moments of its inputs in another

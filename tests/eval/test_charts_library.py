@@ -39,6 +39,14 @@ def test_library_is_bundled_once_for_each_version(record_bundles, monkeypatch, t
     assert len(list((tmp_path / 'evenkeel').iterdir())) == 3
 
 
+@pytest.mark.parametrize('stored', [b'', b'\xff\xfe', b'vega', b'// 00000000\nvega'])
+def test_damaged_library_is_bundled_again(record_bundles, tmp_path, stored):
+    library = charts._vega_library()
+    (path,) = (tmp_path / 'evenkeel').iterdir()
+    path.write_bytes(stored)
+    assert read_again() == read_again() == library and len(record_bundles) == 2
+
+
 @pytest.mark.parametrize('home', ['file', None])
 def test_library_is_bundled_if_it_cannot_be_stored(record_bundles, monkeypatch, tmp_path, home):
     if home:

@@ -61,15 +61,30 @@ def test_file_withdraws_or_qualifies_verdict(tmp_path):
     assert claim.digest == plain.digest  # what counts is the same
 
 
-def test_guards_need_labels(tmp_path):
+def test_guards_are_read(tmp_path):
     """They do not change the digest: the criterion is that of HOLDS."""
-    row = {'study': 'fixed', 'value': 'slope', 'within': (0.0, 0.5)}
-    with pytest.raises(ValueError, match='each condition in TWIN must have a label'):
-        read_claim(write(tmp_path, f'{GOOD}TWIN = ({row},)\n'))
-    guards = f'TWIN = CONTROL = ({row | {"label": "slope"}},)\n'
-    claim = read_claim(write(tmp_path, GOOD + guards))
-    assert claim.twin == claim.control and claim.twin[0].label == 'slope'
+    twin = {'study': 'fixed', 'value': 'mean', 'within': (0.5, 1.0), 'label': 'broken slope'}
+    control = {'study': 'fixed', 'value': 'variance', 'within': (0.0, 2.0), 'label': 'variance'}
+    claim = read_claim(write(tmp_path, f'{GOOD}TWIN = ({twin},)\nCONTROL = ({control},)\n'))
+    assert [guard.label for guard in (*claim.control, *claim.twin)] == ['variance', 'broken slope']
     assert claim.digest == read_claim(write(tmp_path, GOOD)).digest
+
+
+@pytest.mark.parametrize(
+    ('control', 'twin', 'message'),
+    [
+        ('()', "({'study': 'fixed', 'value': 'mean', 'within': (0.5, 1.0)},)", 'must have a label'),
+        ('()', "({**ROW, 'within': (0.0, 1.0)},)", 'the range of one in HOLDS'),
+        ('(ROW,)', '(ROW,)', 'must not be in CONTROL too'),
+        ('ROW', '()', 'CONTROL must be a tuple of conditions'),
+        ("('study',)", '()', 'each condition in CONTROL must be a dict'),
+    ],
+)
+def test_guard_that_guards_nothing_is_refused(tmp_path, control, twin, message):
+    row = {'study': 'fixed', 'value': 'mean', 'within': (0.5, 1.0), 'label': 'broken slope'}
+    text = f'{GOOD}CONTROL = {control}\nTWIN = {twin}\n'.replace('ROW', str(row))
+    with pytest.raises(ValueError, match=message):
+        read_claim(write(tmp_path, text))
 
 
 def test_file_states_fidelity(tmp_path):

@@ -16,7 +16,7 @@ import pytest
 from eval.claims import board, evidence, register
 from eval.claims.__main__ import read_board, read_unfinished
 from eval.claims.claim import Claim, Condition, read_claims
-from eval.claims.decide import combine_outcomes, decide
+from eval.claims.decide import combine_outcomes, conclude, decide
 from eval.claims.estimates import FAILS, HOLDS, UNDECIDED, Estimate, exact_estimate, mean_over_seeds
 from eval.claims.evidence import StudyEvidence, count_cores, open_evidence
 from eval.claims.measures.rows import MEASURES
@@ -276,19 +276,35 @@ class TestGuards:
         if verdict == 'not valid':
             assert 'an effect' in decision.why
 
+    def test_unmeasured_twin_is_no_flaw(self, study):
+        """It might still fail; until then the verdict is not guarded."""
+        decision = self.decide_guarded(study, self.HOLDING, self.HOLDING, self.HOLDING)
+        twin = [*decision.twin, dataclasses.replace(decision.twin[0], estimate=None)]
+        concluded = conclude(
+            decision.claim, decision.conditions, decision.evidence, decision.control, twin
+        )
+        assert (concluded.verdict, concluded.is_guarded) == ('reproduced', False)
+
     def test_page_and_record_have_guards(self, study, tmp_path):
-        """A record also knows what another claim has measured on the same study."""
-        decision = self.decide_guarded(study, self.HOLDING, self.HOLDING, self.FAILING)
-        index, page, _ = board.write_pages(tmp_path, [decision], {})
-        assert '| broken: one must fail | an effect | -0.1' in page.read_text()
-        assert '1 of 1 verdict guarded' in index.read_text()
-        saved = dataclasses.replace(decision.claim, control=decision.claim.twin)
-        (recorded,) = read_record(tmp_path / 'board.json', [saved])[0].values()
-        assert recorded.verdict == 'not valid' and recorded.twin[0].outcome == 'fails'
-        unknown = dataclasses.replace(condition('dyt', low=0.0), label='not recorded')
-        saved = dataclasses.replace(decision.claim, control=[unknown])
-        (recorded,) = read_record(tmp_path / 'board.json', [saved])[0].values()
-        assert recorded.verdict == 'reproduced' and not recorded.is_guarded
+        """A record has the guards, and knows what another claim has measured on the same study."""
+        dyt = dataclasses.replace(condition('dyt', high=9.0), label='an effect')
+        guarded = dataclasses.replace(claim(condition('layernorm', high=0.0)), control=[dyt])
+        decision = decide(guarded, {'study.py': study})
+        assert decision.control[0].outcome == 'holds'
+        _, page, _ = board.write_pages(tmp_path, [decision], {})
+        assert '| control, must hold | an effect | ' in page.read_text()
+        recorded = read_record(tmp_path / 'board.json', [guarded])[0]['mine']
+        assert recorded.control[0].estimate.value == decision.control[0].estimate.value
+        # As a claim of its own, and for a claim that has no record of it.
+        other = dataclasses.replace(claim(condition('dyt', high=9.0)), name='second')
+        plain = dataclasses.replace(guarded, control=())
+        decisions = [decide(each, {'study.py': study}) for each in (plain, other)]
+        index, *_ = board.write_pages(tmp_path, decisions, {})
+        assert '0 of 2 verdicts guarded' in index.read_text()
+        recorded = read_record(tmp_path / 'board.json', [guarded, other])[0]['mine']
+        assert recorded.control[0].outcome == 'holds'
+        recorded = read_record(tmp_path / 'board.json', [guarded])[0]['mine']
+        assert recorded.control[0].estimate is None and not recorded.is_guarded
 
 
 def test_caution_is_in_first_lines(study, tmp_path):

@@ -238,7 +238,7 @@ def test_prompts_are_read_together_beside_decoding_rows(name, monkeypatch):
     admit(4)
     while engine.n_free < 4:
         step()
-    assert calls == [[0, 1, 0], [0, 5, 3]]
+    assert calls == [[1], [0, 5, 3]]
     assert len(texts[1]) > 2, 'the row has ended before its neighbours are read'
     for i in (1, 2, 4):
         row = [*REQUESTS[i].tokens, *(token.id for token in texts[i])]
@@ -357,19 +357,49 @@ def test_error_ends_only_its_row(engine, single_updates, place, monkeypatch):
     assert engine.n_free == 3
 
 
-def test_lost_cache_ends_all_rows():
-    """A failed program may have consumed its donated arguments: no row can continue."""
+def test_other_prompts_are_still_read_after_an_error(engine, single_updates, monkeypatch):
+    """Catches rows that are decoded without their prompts when a row beside them raises."""
+    read_tokens, failing = engine._read_tokens, Request((BOS, 7, 7, 7), 4)
+    monkeypatch.setattr(engine, '_read_tokens', lambda slots, window: (
+        read_tokens(slots, window)
+        if all(engine._rows[slot].request != failing for slot in slots)
+        else 1 / 0
+    ))  # fmt: skip
+    slots = [engine.admit(request) for request in (failing, REQUESTS[0], REQUESTS[3])]
+    with pytest.raises(ZeroDivisionError):
+        engine.step()
+    texts = {slot: [] for slot in slots}
+    while engine.n_free < 3:
+        for slot, update in engine.step().items():
+            texts[slot] += update.tokens
+    assert [[token.id for token in texts[slot]] for slot in slots] == [
+        [],
+        ids(single_updates[0]),
+        ids(single_updates[3]),
+    ]
+
+
+@pytest.mark.parametrize('prompt', [(BOS,), (BOS, 4, 5)])
+def test_lost_cache_ends_all_rows(prompt):
+    """A failed program may have consumed its donated arguments: no row can continue.
+
+    Catches the error of a second program, which finds no cache, in place of the first one.
+    """
     engine = Engine(build_checkpoint('default'), slots=2)
 
     class LosesCache:
         def decode(self, variables, layers, *args):
+            if any(layer.is_deleted() for layer in jax.tree.leaves(layers)):
+                raise RuntimeError('Array has been deleted')
             for layer in jax.tree.leaves(layers):
                 layer.delete()
             raise RuntimeError('out of memory')
 
+        prefill = decode
+
     engine._programs = LosesCache()
-    engine.admit(Request((BOS,), 3))
-    engine.admit(Request((BOS,), 3))
+    engine.admit(Request(prompt, 3))
+    engine.admit(Request(prompt, 3))
     with pytest.raises(RuntimeError, match='out of memory') as caught:
         engine.step(lambda slot, error: pytest.fail('no row is to blame'))
     assert 'The cache is lost' in caught.value.__notes__[0]
