@@ -134,16 +134,17 @@ def _find_flaw(decision: Decision, verdict: str) -> str:
     """Returns why the test of a claim cannot tell; '' if it can, or if nothing checks it."""
     for guard in decision.control:
         if guard.estimate and guard.outcome != HOLDS:
-            return f'it does not find what it must find, {_describe_guard(guard)}'
+            return f'it does not find what it must find: {_describe_guard(guard)}'
     is_measured = bool(decision.twin) and all(guard.estimate for guard in decision.twin)
     passes = is_measured and all(guard.outcome != FAILS for guard in decision.twin)
     if passes and verdict in (REPRODUCED, IN_PART):
-        return f'it does not reject a broken method, {_describe_guard(decision.twin[0])}'
+        return f'it does not reject a broken method: {_describe_guard(decision.twin[0])}'
     return ''
 
 
 def _describe_guard(guard: ConditionResult) -> str:
-    return f'{guard.condition.label} {guard.condition.range_text}: {guard.outcome}'
+    verb = {HOLDS: 'holds', FAILS: 'fails', UNDECIDED: 'is undecided'}[guard.outcome]
+    return f'"{guard.condition.label}: {guard.condition.range_text}" {verb}'
 
 
 def combine_outcomes(outcomes: Sequence[str]) -> str:

@@ -296,12 +296,12 @@ class TestGuards:
         recorded = read_record(tmp_path / 'board.json', [guarded])[0]['mine']
         assert recorded.control[0].estimate.value == decision.control[0].estimate.value
         # As a claim of its own, and for a claim that has no record of it.
-        other = dataclasses.replace(claim(condition('dyt', high=9.0)), name='second')
+        second = dataclasses.replace(claim(condition('dyt', high=9.0)), name='second')
         plain = dataclasses.replace(guarded, control=())
-        decisions = [decide(each, {'study.py': study}) for each in (plain, other)]
+        decisions = [decide(claim, {'study.py': study}) for claim in (plain, second)]
         index, *_ = board.write_pages(tmp_path, decisions, {})
         assert '0 of 2 verdicts guarded' in index.read_text()
-        recorded = read_record(tmp_path / 'board.json', [guarded, other])[0]['mine']
+        recorded = read_record(tmp_path / 'board.json', [guarded, second])[0]['mine']
         assert recorded.control[0].outcome == 'holds'
         recorded = read_record(tmp_path / 'board.json', [guarded])[0]['mine']
         assert recorded.control[0].estimate is None and not recorded.is_guarded
