@@ -11,12 +11,16 @@ from typing import Any
 
 from eval.claims.claim import PARTS, Claim
 from eval.claims.decide import (
+    COMPUTATION,
     DECIDED,
     IN_PART,
     INFEASIBLE,
+    KINDS,
+    LANGUAGE_MODELS,
     NOT_REPRODUCED,
     NOT_TESTED,
     NOT_VALID,
+    OTHER_MODELS,
     REPRODUCED,
     STANDING,
     VERDICTS,
@@ -38,7 +42,6 @@ RESULTS = Path('configs/studies/results')
 RESULT_PAGE = re.compile(r'configs/studies/results/\w+\.md')
 ARXIV = re.compile(r'arXiv:(\d{4}\.\d{4,5})')
 GUIDE, TUNING_GUIDE = Path('docs/guide/claims.md'), Path('docs/guide/tuning.md')
-TRAINING, COMPUTATION = 'training', 'computation alone'  # kinds of evidence
 OPENING = (
     'Each row is a claim from a paper, tested on small models with commands that you can repeat',
     '([how it works]({guide})). In training sweeps every variant has its own tuned learning rate.',
@@ -70,10 +73,14 @@ CONDITION_MEANINGS = {
     'required range.',
 }
 KIND_INTROS = {
-    TRAINING: (
-        'These tests train models. Where the unit is nats per token, a negative difference means a',
-        'lower loss. A study that several claims share was trained only once, so its cost appears',
-        'in several rows.',
+    LANGUAGE_MODELS: (
+        'These tests train language models on text, with the project as it is used. Where the unit',
+        'is nats per token, a negative difference means a lower loss. A study that several claims',
+        'share was trained only once, so its cost appears in several rows.',
+    ),
+    OTHER_MODELS: (
+        'These tests train classifiers, or tiny models on random chains of tokens. They show what',
+        'a method does in a simple case, and say nothing about language models.',
     ),
     COMPUTATION: (
         'These tests train nothing: they evaluate closed forms, random matrices or untrained',
@@ -92,7 +99,7 @@ def table_rows(decisions: Sequence[Decision], entries: Entries) -> list[dict[str
         {
             'claim': decision.claim.name,
             'part': decision.claim.part,
-            'by': TRAINING if decision.trains else COMPUTATION,
+            'by': decision.kind,
             'verdict': decision.verdict,
             'effect': _format_effect(decision.conditions[0]),
             'runs': sum(evidence.runs for evidence in decision.evidence.values()),
@@ -117,14 +124,14 @@ def core_hours(decision: Decision) -> float:
 def summary_lines(decisions: Sequence[Decision]) -> list[str]:
     """Returns the lines below the board: claims by verdict, then the total cost.
 
-    Claims that were tested by training and by computation alone are counted separately, withdrawn
-    claims only in the total. Each study counts once.
+    Claims of each of KINDS are counted separately, withdrawn claims only in the total. Each study
+    counts once.
     """
     standing = [decision for decision in decisions if decision.verdict != WITHDRAWN]
     counts = [
-        f'{len(group)} tested by {by}: {_count_verdicts(group)}'
-        for by, trains in ((TRAINING, True), (COMPUTATION, False))
-        if (group := [decision for decision in standing if decision.trains == trains])
+        f'{len(group)} tested {_by(kind)}: {_count_verdicts(group)}'
+        for kind in KINDS
+        if (group := [decision for decision in standing if decision.kind == kind])
     ]
     studies = {
         evidence.name: evidence for decision in decisions for evidence in decision.evidence.values()
@@ -143,6 +150,10 @@ def summary_lines(decisions: Sequence[Decision]) -> list[str]:
         f'Total cost: {runs:,} training runs, {format_count(measures, "measure")}, '
         f'{hours:.3g} core-hours',
     ]
+
+
+def _by(kind: str) -> str:
+    return f'{"by" if kind == COMPUTATION else "on"} {kind}'
 
 
 def _count_verdicts(decisions: Sequence[Decision]) -> str:
@@ -259,9 +270,9 @@ def _render_index(decisions: Sequence[Decision], folder: Path, entries: Entries)
         '',
     ]
     standing = [row for row in rows if row['verdict'] != WITHDRAWN]
-    for by in (TRAINING, COMPUTATION):
-        if group := [row for row in standing if row['by'] == by]:
-            lines += [f'## Tested by {by}', '', *KIND_INTROS[by], '']
+    for kind in KINDS:
+        if group := [row for row in standing if row['by'] == kind]:
+            lines += [f'## Tested {_by(kind)}', '', *KIND_INTROS[kind], '']
             lines += [_render_table(group, by_name), '']
     if withdrawn := [row for row in rows if row['verdict'] == WITHDRAWN]:
         body = [[_link_claim(by_name[row['claim']]), row['note']] for row in withdrawn]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from eval.claims.claim import Claim, Condition
 from eval.claims.estimates import FAILS, HOLDS, UNDECIDED, Estimate
-from eval.claims.evidence import OPEN, OUT_OF_REACH, STALE, Evidence
+from eval.claims.evidence import MEASURE, OPEN, OUT_OF_REACH, STALE, Evidence
 from lm.study.statistics import CONFIDENCE, MAX_SEEDS, seeds_needed, t_quantile
 
 if TYPE_CHECKING:  # record imports this module
@@ -24,6 +24,11 @@ NOT_VALID = 'not valid'
 # Verdicts for states of evidence that decide nothing; the states are stored in board.json.
 UNFINISHED = {STALE: STALE, OPEN: NOT_TESTED, OUT_OF_REACH: INFEASIBLE}
 DECIDED = (REPRODUCED, IN_PART, NOT_REPRODUCED)
+# What a claim was tested on. Language models on text come first: they are what papers are about.
+LANGUAGE_MODELS = 'language models on text'
+OTHER_MODELS = 'small models of other data'
+COMPUTATION = 'computation alone'
+KINDS = (LANGUAGE_MODELS, OTHER_MODELS, COMPUTATION)
 STANDING = (*DECIDED, UNDECIDED, NOT_VALID, INFEASIBLE, STALE, NOT_TESTED)
 VERDICTS = (*STANDING, WITHDRAWN)
 
@@ -60,9 +65,12 @@ class Decision:
     twin: Sequence[ConditionResult] = ()
 
     @property
-    def trains(self) -> bool:
-        """Whether any of the evidence trained weights; other claims are only computed."""
-        return any(evidence.trains for evidence in self.evidence.values())
+    def kind(self) -> str:
+        """One of KINDS: sweeps train language models on text, and measures anything else."""
+        studies = self.evidence.values()
+        if any(not study.name.startswith(MEASURE) for study in studies):
+            return LANGUAGE_MODELS
+        return OTHER_MODELS if any(study.trains for study in studies) else COMPUTATION
 
     @property
     def is_guarded(self) -> bool:

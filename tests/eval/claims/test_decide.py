@@ -214,7 +214,7 @@ class TestWithdrawnClaim:
         ]
         first, second, *_ = board.summary_lines(decisions)
         assert first == '2 claims, 1 of them withdrawn'
-        assert second == '1 tested by training: 1 reproduced'
+        assert second == '1 tested on language models on text: 1 reproduced'
         standing, withdrawn = board.table_rows(decisions, {})
         assert (standing['verdict'], withdrawn['verdict']) == ('reproduced', 'withdrawn')
         assert withdrawn['note'] == self.WHY
@@ -615,7 +615,7 @@ class TestBoard:
         first, second, _, total = board.summary_lines(decisions)
         assert (first, second) == (
             '2 claims',
-            '2 tested by training: 1 reproduced, 1 not reproduced',
+            '2 tested on language models on text: 1 reproduced, 1 not reproduced',
         )
         assert total.startswith(f'Total cost: {study.runs} training runs, 0 measures')  # each once
 
@@ -646,13 +646,14 @@ class TestBoard:
                 Condition('it', 'within', {'value': value}, 0.0, 1.0), studies={'it': name}
             )
             decisions.append(decide(measured_claim, {name: open_evidence(name, tmp_path)}))
-        assert board.summary_lines(decisions)[1:3] == [
-            '2 tested by training: 1 reproduced, 1 not yet tested',
+        assert board.summary_lines(decisions)[1:4] == [
+            '1 tested on language models on text: 1 reproduced',
+            '1 tested on small models of other data: 1 not yet tested',
             '1 tested by computation alone: 1 not yet tested',
         ]
         assert [row['by'] for row in board.table_rows(decisions, {})] == [
-            'training',
-            'training',
+            'language models on text',
+            'small models of other data',
             'computation alone',
         ]
 
