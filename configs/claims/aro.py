@@ -12,6 +12,8 @@ Counts:   the loss is lower than that of AdamW at both lengths, and lower than t
           longer one.
 """
 
+from configs.claims import _shared
+
 PART = 'optimizers'
 STUDIES = {
     'whole': 'configs/studies/optimizers_tuned.py',
@@ -38,14 +40,7 @@ HOLDS = (
         'label': 'loss difference, ARO minus Muon (nats per token, 200 steps)',
     },
 )
-CONTROL = (
-    {
-        'study': 'whole',
-        'arm': {'optim.name': 'muon'},
-        'difference': (None, -0.1),
-        'label': 'loss difference, Muon minus AdamW (nats per token, 200 steps)',
-    },
-)
+CONTROL = _shared.OPTIMIZERS_CONTROL
 FIDELITY = {
     'ARO': {
         'setting': (
@@ -61,12 +56,7 @@ FIDELITY = {
         'source': 'arXiv:2602.09006; github.com/microsoft/dion, dion/aro.py',
     },
     'AdamW': {
-        'setting': (
-            'b1 0.9, b2 0.95, eps 1e-8, decay 0.1 times the rate, gradients clipped at 1; '
-            'warm-up for a tenth of the steps, cosine to 0, batches of 8 x 128 tokens; tuned '
-            'rate for hidden matrices, 0.01 for the rest in every run; embeddings start at a '
-            'deviation of 1/8'
-        ),
+        'setting': _shared.ADAMW_SETTING,
         'published': 'its settings are not known here',
         'source': 'arXiv:2602.09006',
     },

@@ -11,6 +11,8 @@ Here:     A model with 0.26 million parameters is trained for 200 steps on 0.2 m
 Counts:   the loss is at most 0.03 nats above that of Muon at both lengths.
 """
 
+from configs.claims import _shared
+
 PART = 'optimizers'
 WITHDRAWN = (
     'The rank of AuON depends on the initial scale of the embeddings: this study used a standard '
@@ -36,14 +38,7 @@ HOLDS = (
         'label': 'loss difference, AuON minus Muon (nats per token, 100 steps)',
     },
 )
-CONTROL = (
-    {
-        'study': 'whole',
-        'arm': {'optim.name': 'muon'},
-        'difference': (None, -0.1),
-        'label': 'loss difference, Muon minus AdamW (nats per token, 200 steps)',
-    },
-)
+CONTROL = _shared.OPTIMIZERS_CONTROL
 FIDELITY = {
     'AuON': {
         'setting': (

@@ -9,6 +9,8 @@ Counts:   the loss of an exponential average at a constant rate is at most 0.03 
           cosine schedule, and lower than without the average.
 """
 
+from configs.claims import _shared
+
 PART = 'recipes'
 WITHDRAWN = (
     'The arm was not the method: it averaged all 200 steps with a decay of 0.999, and the paper '
@@ -32,14 +34,7 @@ HOLDS = (
         'label': 'loss difference, average at a constant rate minus constant rate (nats per token)',
     },
 )
-CONTROL = (
-    {
-        'study': 'recipes',
-        'arm': {'loss.name': 'comp_sum', 'loss.tau': 0.5},
-        'difference': (0.1, None),
-        'label': 'cross-entropy at tau = 0.5 minus that at tau = 1 (nats per token)',
-    },
-)
+CONTROL = _shared.RECIPES_CONTROL
 FIDELITY = {
     'average at a constant rate': {
         'setting': (

@@ -12,6 +12,8 @@ Here:     A model with 0.26 million parameters is trained for 200 steps on 0.2 m
 Counts:   the loss is lower than that of AdamW at both lengths, which the speed-up requires.
 """
 
+from configs.claims import _shared
+
 PART = 'optimizers'
 CAUTION = (
     'Singular vectors are renewed every 2,000 steps, so that those of the first gradient stay '
@@ -35,14 +37,7 @@ HOLDS = (
         'label': 'loss difference, Conda minus AdamW (nats per token, 100 steps)',
     },
 )
-CONTROL = (
-    {
-        'study': 'whole',
-        'arm': {'optim.name': 'muon'},
-        'difference': (None, -0.1),
-        'label': 'loss difference, Muon minus AdamW (nats per token, 200 steps)',
-    },
-)
+CONTROL = _shared.OPTIMIZERS_CONTROL
 FIDELITY = {
     'Conda': {
         'setting': (
@@ -61,12 +56,7 @@ FIDELITY = {
         ),
     },
     'AdamW': {
-        'setting': (
-            'b1 0.9, b2 0.95, eps 1e-8, decay 0.1 times the rate, gradients clipped at 1; '
-            'warm-up for a tenth of the steps, cosine to 0, batches of 8 x 128 tokens; tuned '
-            'rate for hidden matrices, 0.01 for the rest in every run; embeddings start at a '
-            'deviation of 1/8'
-        ),
+        'setting': _shared.ADAMW_SETTING,
         'published': (
             'betas 0.9 and 0.999, no decay, rate 0.001 for all parameters at 60 million; '
             'schedule and batch as for Conda'

@@ -9,6 +9,8 @@ Here:     A 4-layer model with 0.26 million parameters is trained for 200 steps 
 Counts:   the loss is at most 0.03 nats above that of RMSNorm.
 """
 
+from configs.claims import _shared
+
 PART = 'norms'
 CAUTION = (
     'Embeddings start at a deviation of 1 and are multiplied by 8, so that the first tanh '
@@ -25,14 +27,7 @@ HOLDS = (
         'label': 'loss difference, Dynamic Tanh minus RMSNorm (nats per token)',
     },
 )
-CONTROL = (
-    {
-        'study': 'norms',
-        'arm': {'model.norm': 'rmsnorm', 'model.placement': 'post'},
-        'difference': (0.1, None),
-        'label': 'loss difference, post-norm minus pre-norm (nats per token)',
-    },
-)
+CONTROL = _shared.NORMS_CONTROL
 TWIN = (
     {
         'study': 'norms',

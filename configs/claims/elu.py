@@ -9,6 +9,8 @@ Here:     A 4-layer model with 0.26 million parameters is trained for 200 steps 
 Counts:   the loss after the same number of steps is lower than that of ReLU.
 """
 
+from configs.claims import _shared
+
 PART = 'activations'
 STUDIES = {
     'blocks': 'configs/studies/blocks_tuned.py',
@@ -22,14 +24,7 @@ HOLDS = (
         'label': 'loss difference, ELU minus ReLU (nats per token)',
     },
 )
-CONTROL = (
-    {
-        'study': 'blocks',
-        'arm': {'model.position': 'none'},
-        'difference': (0.03, None),
-        'label': 'loss difference, no position encoding minus RoPE (nats per token)',
-    },
-)
+CONTROL = _shared.BLOCKS_CONTROL
 FIDELITY = {
     'ELU': {
         'setting': (

@@ -8,6 +8,8 @@ Here:     A 4-layer model with 0.26 million parameters is trained for 200 steps 
 Counts:   the loss is lower than with plain attention.
 """
 
+from configs.claims import _shared
+
 PART = 'attention'
 CAUTION = 'The gated arm has 6% more parameters, which alone may lower the loss.'
 STUDIES = {
@@ -21,14 +23,7 @@ HOLDS = (
         'label': 'loss difference, gated attention minus plain attention (nats per token)',
     },
 )
-CONTROL = (
-    {
-        'study': 'blocks',
-        'arm': {'model.position': 'none'},
-        'difference': (0.03, None),
-        'label': 'loss difference, no position encoding minus RoPE (nats per token)',
-    },
-)
+CONTROL = _shared.BLOCKS_CONTROL
 FIDELITY = {
     'gated attention': {
         'setting': (

@@ -9,6 +9,8 @@ Here:     A 4-layer model with 0.26 million parameters is trained for 200 steps 
 Counts:   the loss is lower than that of RMSNorm.
 """
 
+from configs.claims import _shared
+
 PART = 'norms'
 CAUTION = (
     'The sign depends on the initial scale of the embeddings. The loss difference from RMSNorm is '
@@ -26,14 +28,7 @@ HOLDS = (
         'label': 'loss difference, gated RMSNorm minus RMSNorm (nats per token)',
     },
 )
-CONTROL = (
-    {
-        'study': 'norms',
-        'arm': {'model.norm': 'rmsnorm', 'model.placement': 'post'},
-        'difference': (0.1, None),
-        'label': 'loss difference, post-norm minus pre-norm (nats per token)',
-    },
-)
+CONTROL = _shared.NORMS_CONTROL
 FIDELITY = {
     'gated RMSNorm': {
         'setting': (

@@ -9,6 +9,8 @@ Here:     A 4-layer model with 0.26 million parameters is trained for 200 steps 
 Counts:   the losses of ReLU and of ELU are higher than that of GELU.
 """
 
+from configs.claims import _shared
+
 PART = 'activations'
 STUDIES = {
     'blocks': 'configs/studies/blocks_tuned.py',
@@ -27,14 +29,7 @@ HOLDS = (
         'label': 'loss difference, ELU minus GELU (nats per token)',
     },
 )
-CONTROL = (
-    {
-        'study': 'blocks',
-        'arm': {'model.position': 'none'},
-        'difference': (0.03, None),
-        'label': 'loss difference, no position encoding minus RoPE (nats per token)',
-    },
-)
+CONTROL = _shared.BLOCKS_CONTROL
 FIDELITY = {
     'GELU': {
         'setting': (

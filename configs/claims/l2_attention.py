@@ -8,6 +8,8 @@ Here:     A 4-layer model with 0.26 million parameters is trained for 200 steps 
 Counts:   the loss is at most 0.03 nats above that of dot-product attention.
 """
 
+from configs.claims import _shared
+
 PART = 'attention'
 STUDIES = {
     'blocks': 'configs/studies/blocks_tuned.py',
@@ -20,14 +22,7 @@ HOLDS = (
         'label': 'loss difference, L2 attention minus dot-product attention (nats per token)',
     },
 )
-CONTROL = (
-    {
-        'study': 'blocks',
-        'arm': {'model.position': 'none'},
-        'difference': (0.03, None),
-        'label': 'loss difference, no position encoding minus RoPE (nats per token)',
-    },
-)
+CONTROL = _shared.BLOCKS_CONTROL
 FIDELITY = {
     'L2 attention': {
         'setting': (

@@ -8,6 +8,8 @@ Here:     A 4-layer model with 0.26 million parameters is trained for 200 steps 
 Counts:   cross-entropy is higher than without smoothing.
 """
 
+from configs.claims import _shared
+
 PART = 'losses'
 STUDIES = {
     'recipes': 'configs/studies/recipes_tuned.py',
@@ -20,14 +22,7 @@ HOLDS = (
         'label': 'cross-entropy with smoothing of 0.1 minus that without (nats per token)',
     },
 )
-CONTROL = (
-    {
-        'study': 'recipes',
-        'arm': {'loss.name': 'comp_sum', 'loss.tau': 0.5},
-        'difference': (0.1, None),
-        'label': 'cross-entropy at tau = 0.5 minus that at tau = 1 (nats per token)',
-    },
-)
+CONTROL = _shared.RECIPES_CONTROL
 FIDELITY = {
     'label smoothing': {
         'setting': (

@@ -9,6 +9,8 @@ Here:     A 4-layer model with 0.26 million parameters is trained for 200 steps 
 Counts:   the loss is lower than that of pre-norm.
 """
 
+from configs.claims import _shared
+
 PART = 'placements'
 STUDIES = {
     'norms': 'configs/studies/norms_tuned.py',
@@ -21,14 +23,7 @@ HOLDS = (
         'label': 'loss difference, LayerNorm Scaling minus pre-norm (nats per token)',
     },
 )
-CONTROL = (
-    {
-        'study': 'norms',
-        'arm': {'model.norm': 'rmsnorm', 'model.placement': 'post'},
-        'difference': (0.1, None),
-        'label': 'loss difference, post-norm minus pre-norm (nats per token)',
-    },
-)
+CONTROL = _shared.NORMS_CONTROL
 FIDELITY = {
     'LayerNorm Scaling': {
         'setting': (

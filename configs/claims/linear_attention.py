@@ -10,6 +10,8 @@ Here:     A 4-layer model with 0.26 million parameters is trained for 200 steps 
 Counts:   the loss is at most 0.03 nats above that of softmax attention.
 """
 
+from configs.claims import _shared
+
 PART = 'attention'
 CAUTION = (
     'RoPE turns the numerator alone here, so that weights may be negative and need not sum to '
@@ -26,14 +28,7 @@ HOLDS = (
         'label': 'loss difference, linear attention minus softmax attention (nats per token)',
     },
 )
-CONTROL = (
-    {
-        'study': 'blocks',
-        'arm': {'model.position': 'none'},
-        'difference': (0.03, None),
-        'label': 'loss difference, no position encoding minus RoPE (nats per token)',
-    },
-)
+CONTROL = _shared.BLOCKS_CONTROL
 FIDELITY = {
     'linear attention': {
         'setting': (

@@ -10,6 +10,8 @@ Here:     A 4-layer model with 0.26 million parameters is trained for 200 steps 
 Counts:   the loss is at most 0.01 nats above that of a cosine to 0.
 """
 
+from configs.claims import _shared
+
 PART = 'recipes'
 CAUTION = (
     "The cosine ends at 0 here, and at a tenth of the peak in the paper's baseline, which is "
@@ -26,14 +28,7 @@ HOLDS = (
         'label': 'loss difference, linear decay to 0 minus cosine to 0 (nats per token)',
     },
 )
-CONTROL = (
-    {
-        'study': 'recipes',
-        'arm': {'loss.name': 'comp_sum', 'loss.tau': 0.5},
-        'difference': (0.1, None),
-        'label': 'cross-entropy at tau = 0.5 minus that at tau = 1 (nats per token)',
-    },
-)
+CONTROL = _shared.RECIPES_CONTROL
 TWIN = (
     {
         'study': 'recipes',

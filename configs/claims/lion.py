@@ -11,6 +11,8 @@ Here:     A model with 0.26 million parameters is trained for 200 steps on 0.2 m
 Counts:   the loss is at most 0.03 nats above that of AdamW at both lengths.
 """
 
+from configs.claims import _shared
+
 PART = 'optimizers'
 STUDIES = {
     'whole': 'configs/studies/optimizers_tuned.py',
@@ -30,14 +32,7 @@ HOLDS = (
         'label': 'loss difference, Lion minus AdamW (nats per token, 100 steps)',
     },
 )
-CONTROL = (
-    {
-        'study': 'whole',
-        'arm': {'optim.name': 'muon'},
-        'difference': (None, -0.1),
-        'label': 'loss difference, Muon minus AdamW (nats per token, 200 steps)',
-    },
-)
+CONTROL = _shared.OPTIMIZERS_CONTROL
 FIDELITY = {
     'Lion': {
         'setting': (
@@ -52,12 +47,7 @@ FIDELITY = {
         'source': 'arXiv:2302.06675, section 4.4; github.com/google/automl, lion/README.md',
     },
     'AdamW': {
-        'setting': (
-            'b1 0.9, b2 0.95, eps 1e-8, decay 0.1 times the rate, gradients clipped at 1; '
-            'warm-up for a tenth of the steps, cosine to 0, batches of 8 x 128 tokens; tuned '
-            'rate for hidden matrices, 0.01 for the rest in every run; embeddings start at a '
-            'deviation of 1/8'
-        ),
+        'setting': _shared.ADAMW_SETTING,
         'published': (
             'betas 0.9 and 0.99, eps 1e-6 in language models; rate and decay tuned for all '
             'parameters'

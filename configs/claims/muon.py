@@ -11,6 +11,8 @@ Here:     A model with 0.26 million parameters is trained for 200 steps on 0.2 m
 Counts:   the loss is lower than that of AdamW at both lengths, each tuned.
 """
 
+from configs.claims import _shared
+
 PART = 'optimizers'
 STUDIES = {
     'whole': 'configs/studies/optimizers_tuned.py',
@@ -47,12 +49,7 @@ FIDELITY = {
         ),
     },
     'AdamW': {
-        'setting': (
-            'b1 0.9, b2 0.95, eps 1e-8, decay 0.1 times the rate, gradients clipped at 1; '
-            'warm-up for a tenth of the steps, cosine to 0, batches of 8 x 128 tokens; tuned '
-            'rate for hidden matrices, 0.01 for the rest in every run; embeddings start at a '
-            'deviation of 1/8'
-        ),
+        'setting': _shared.ADAMW_SETTING,
         'published': (
             'betas 0.9 and 0.95, decay 0.1; the rates of the scaling runs are not known here'
         ),

@@ -8,6 +8,8 @@ Here:     A 4-layer model with 0.26 million parameters is trained for 200 steps 
 Counts:   the loss is lower than that of linear attention with elu + 1.
 """
 
+from configs.claims import _shared
+
 PART = 'attention'
 CAUTION = (
     'Both arms have RoPE, which turns the numerator alone, and the convolution, LayerNorm and '
@@ -25,14 +27,7 @@ HOLDS = (
         'label': 'loss difference, norm-aware attention minus linear attention (nats per token)',
     },
 )
-CONTROL = (
-    {
-        'study': 'blocks',
-        'arm': {'model.position': 'none'},
-        'difference': (0.03, None),
-        'label': 'loss difference, no position encoding minus RoPE (nats per token)',
-    },
-)
+CONTROL = _shared.BLOCKS_CONTROL
 FIDELITY = {
     'norm-aware attention': {
         'setting': (

@@ -8,6 +8,8 @@ Here:     A 4-layer model with 0.26 million parameters is trained for 200 steps 
 Counts:   the loss without norms is more than 0.03 nats above that of RMSNorm.
 """
 
+from configs.claims import _shared
+
 PART = 'norms'
 CAUTION = (
     'The sign depends on the initial scale of the embeddings. The loss difference from RMSNorm is '
@@ -25,14 +27,7 @@ HOLDS = (
         'label': 'loss difference, no norms minus RMSNorm (nats per token)',
     },
 )
-CONTROL = (
-    {
-        'study': 'norms',
-        'arm': {'model.norm': 'rmsnorm', 'model.placement': 'post'},
-        'difference': (0.1, None),
-        'label': 'loss difference, post-norm minus pre-norm (nats per token)',
-    },
-)
+CONTROL = _shared.NORMS_CONTROL
 FIDELITY = {
     'no norms': {
         'setting': (

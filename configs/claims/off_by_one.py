@@ -9,6 +9,8 @@ Here:     A 4-layer model with 0.26 million parameters is trained for 200 steps 
 Counts:   the two losses are within 0.03 nats of each other.
 """
 
+from configs.claims import _shared
+
 PART = 'attention'
 CAUTION = (
     'Models of this size have no attention sinks (configs/studies/results/attention_options.md), '
@@ -25,14 +27,7 @@ HOLDS = (
         'label': 'loss difference, off-by-one softmax minus plain softmax (nats per token)',
     },
 )
-CONTROL = (
-    {
-        'study': 'blocks',
-        'arm': {'model.position': 'none'},
-        'difference': (0.03, None),
-        'label': 'loss difference, no position encoding minus RoPE (nats per token)',
-    },
-)
+CONTROL = _shared.BLOCKS_CONTROL
 FIDELITY = {
     'off-by-one softmax': {
         'setting': (

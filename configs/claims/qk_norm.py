@@ -8,6 +8,8 @@ Here:     A 4-layer model with 0.26 million parameters is trained for 200 steps 
 Counts:   the loss is at most 0.03 nats above that without query-key norms.
 """
 
+from configs.claims import _shared
+
 PART = 'attention'
 CAUTION = (
     'Heads have 16 features here, and the norm is RMSNorm. The paper has LayerNorm, and needs '
@@ -24,14 +26,7 @@ HOLDS = (
         'label': 'loss difference, query-key norms minus no query-key norms (nats per token)',
     },
 )
-CONTROL = (
-    {
-        'study': 'blocks',
-        'arm': {'model.position': 'none'},
-        'difference': (0.03, None),
-        'label': 'loss difference, no position encoding minus RoPE (nats per token)',
-    },
-)
+CONTROL = _shared.BLOCKS_CONTROL
 FIDELITY = {
     'query-key norms': {
         'setting': (

@@ -9,6 +9,8 @@ Here:     A 4-layer model with 0.26 million parameters is trained for 200 steps 
 Counts:   the loss is lower than that of pre-norm and that of post-norm.
 """
 
+from configs.claims import _shared
+
 PART = 'placements'
 CAUTION = (
     'The sign depends on the initial scale of the embeddings. The loss difference from pre-norm '
@@ -34,14 +36,7 @@ HOLDS = (
         'label': 'loss difference, ResiDual minus post-norm (nats per token)',
     },
 )
-CONTROL = (
-    {
-        'study': 'norms',
-        'arm': {'model.norm': 'rmsnorm', 'model.placement': 'post'},
-        'difference': (0.1, None),
-        'label': 'loss difference, post-norm minus pre-norm (nats per token)',
-    },
-)
+CONTROL = _shared.NORMS_CONTROL
 FIDELITY = {
     'ResiDual': {
         'setting': (

@@ -8,6 +8,8 @@ Here:     A 4-layer model with 0.26 million parameters is trained for 200 steps 
 Counts:   the two losses are within 0.03 nats of each other.
 """
 
+from configs.claims import _shared
+
 PART = 'norms'
 STUDIES = {
     'norms': 'configs/studies/norms_tuned.py',
@@ -20,14 +22,7 @@ HOLDS = (
         'label': 'loss difference, LayerNorm minus RMSNorm (nats per token)',
     },
 )
-CONTROL = (
-    {
-        'study': 'norms',
-        'arm': {'model.norm': 'rmsnorm', 'model.placement': 'post'},
-        'difference': (0.1, None),
-        'label': 'loss difference, post-norm minus pre-norm (nats per token)',
-    },
-)
+CONTROL = _shared.NORMS_CONTROL
 FIDELITY = {
     'RMSNorm': {
         'setting': (

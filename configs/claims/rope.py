@@ -8,6 +8,8 @@ Here:     A 4-layer model with 0.26 million parameters is trained for 200 steps 
 Counts:   the loss of learned positions is higher than that of RoPE.
 """
 
+from configs.claims import _shared
+
 PART = 'attention'
 WITHDRAWN = (
     'The baseline is not the published one: the learned positions started at a standard deviation '
@@ -24,14 +26,7 @@ HOLDS = (
         'label': 'loss difference, learned positions minus RoPE (nats per token)',
     },
 )
-CONTROL = (
-    {
-        'study': 'blocks',
-        'arm': {'model.position': 'none'},
-        'difference': (0.03, None),
-        'label': 'loss difference, no position encoding minus RoPE (nats per token)',
-    },
-)
+CONTROL = _shared.BLOCKS_CONTROL
 FIDELITY = {
     'RoPE': {
         'setting': (

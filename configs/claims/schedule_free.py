@@ -11,6 +11,8 @@ Here:     A model with 0.26 million parameters is trained for 200 steps on 0.2 m
 Counts:   the loss is at most 0.03 nats above that of AdamW with a cosine schedule at both lengths.
 """
 
+from configs.claims import _shared
+
 PART = 'optimizers'
 WITHDRAWN = (
     'The arm was not the method: it kept the momentum of AdamW (b1 = 0.9), which Schedule-Free '
@@ -34,14 +36,7 @@ HOLDS = (
         'label': 'loss difference, Schedule-Free AdamW minus AdamW (nats per token, 100 steps)',
     },
 )
-CONTROL = (
-    {
-        'study': 'whole',
-        'arm': {'optim.name': 'muon'},
-        'difference': (None, -0.1),
-        'label': 'loss difference, Muon minus AdamW (nats per token, 200 steps)',
-    },
-)
+CONTROL = _shared.OPTIMIZERS_CONTROL
 FIDELITY = {
     'Schedule-Free AdamW': {
         'setting': (
@@ -60,12 +55,7 @@ FIDELITY = {
         ),
     },
     'AdamW': {
-        'setting': (
-            'b1 0.9, b2 0.95, eps 1e-8, decay 0.1 times the rate, gradients clipped at 1; '
-            'warm-up for a tenth of the steps, cosine to 0, batches of 8 x 128 tokens; tuned '
-            'rate for hidden matrices, 0.01 for the rest in every run; embeddings start at a '
-            'deviation of 1/8'
-        ),
+        'setting': _shared.ADAMW_SETTING,
         'published': (
             'AdamW with a cosine schedule that ends at the last step; the rest is not known here'
         ),

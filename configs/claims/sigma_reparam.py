@@ -10,6 +10,8 @@ Here:     A 4-layer model with 0.26 million parameters is trained for 200 steps 
 Counts:   the loss is at most 0.03 nats above that of plain matrices.
 """
 
+from configs.claims import _shared
+
 PART = 'reparametrisations'
 STUDIES = {
     'blocks': 'configs/studies/blocks_tuned.py',
@@ -22,14 +24,7 @@ HOLDS = (
         'label': 'loss difference, sigmaReparam minus plain matrices (nats per token)',
     },
 )
-CONTROL = (
-    {
-        'study': 'blocks',
-        'arm': {'model.position': 'none'},
-        'difference': (0.03, None),
-        'label': 'loss difference, no position encoding minus RoPE (nats per token)',
-    },
-)
+CONTROL = _shared.BLOCKS_CONTROL
 FIDELITY = {
     'sigmaReparam': {
         'setting': (

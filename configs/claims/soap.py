@@ -12,6 +12,8 @@ Counts:   the loss is lower than that of AdamW at both lengths, and lower than t
           the longer one.
 """
 
+from configs.claims import _shared
+
 PART = 'optimizers'
 CAUTION = (
     "Shampoo, one of the two baselines, is grafted to Adam, takes Adam's first nine steps, and "
@@ -42,14 +44,7 @@ HOLDS = (
         'label': 'loss difference, SOAP minus Shampoo (nats per token, 200 steps)',
     },
 )
-CONTROL = (
-    {
-        'study': 'whole',
-        'arm': {'optim.name': 'muon'},
-        'difference': (None, -0.1),
-        'label': 'loss difference, Muon minus AdamW (nats per token, 200 steps)',
-    },
-)
+CONTROL = _shared.OPTIMIZERS_CONTROL
 FIDELITY = {
     'SOAP': {
         'setting': (
@@ -65,12 +60,7 @@ FIDELITY = {
         'source': 'github.com/nikhilvyas/SOAP, README.md; arXiv:2409.11321',
     },
     'AdamW': {
-        'setting': (
-            'b1 0.9, b2 0.95, eps 1e-8, decay 0.1 times the rate, gradients clipped at 1; '
-            'warm-up for a tenth of the steps, cosine to 0, batches of 8 x 128 tokens; tuned '
-            'rate for hidden matrices, 0.01 for the rest in every run; embeddings start at a '
-            'deviation of 1/8'
-        ),
+        'setting': _shared.ADAMW_SETTING,
         'published': (
             'the paper has sweeps of the rate and of b1 from 0.9 to 0.99; the rest is not '
             'known here'

@@ -9,6 +9,8 @@ Here:     A 4-layer model with 0.26 million parameters is trained for 200 steps 
 Counts:   the loss is at most 0.03 nats above that of the cosine.
 """
 
+from configs.claims import _shared
+
 PART = 'recipes'
 CAUTION = "The cosine ends at 0 here, and at a tenth of the peak in the authors' code."
 STUDIES = {
@@ -22,14 +24,7 @@ HOLDS = (
         'label': 'loss difference, constant rate with final decay minus cosine (nats per token)',
     },
 )
-CONTROL = (
-    {
-        'study': 'recipes',
-        'arm': {'loss.name': 'comp_sum', 'loss.tau': 0.5},
-        'difference': (0.1, None),
-        'label': 'cross-entropy at tau = 0.5 minus that at tau = 1 (nats per token)',
-    },
-)
+CONTROL = _shared.RECIPES_CONTROL
 TWIN = (
     {
         'study': 'recipes',

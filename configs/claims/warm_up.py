@@ -9,6 +9,8 @@ Counts:   the loss without a warm-up is at most 0.03 nats above that with a warm
           steps.
 """
 
+from configs.claims import _shared
+
 PART = 'recipes'
 STUDIES = {
     'recipes': 'configs/studies/recipes_tuned.py',
@@ -21,14 +23,7 @@ HOLDS = (
         'label': 'loss difference, no warm-up minus warm-up of 20 steps (nats per token)',
     },
 )
-CONTROL = (
-    {
-        'study': 'recipes',
-        'arm': {'loss.name': 'comp_sum', 'loss.tau': 0.5},
-        'difference': (0.1, None),
-        'label': 'cross-entropy at tau = 0.5 minus that at tau = 1 (nats per token)',
-    },
-)
+CONTROL = _shared.RECIPES_CONTROL
 FIDELITY = {
     'no warm-up': {
         'setting': (

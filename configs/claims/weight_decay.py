@@ -10,6 +10,8 @@ Counts:   the losses with and without weight decay are within 0.03 nats of each 
           own learning rate.
 """
 
+from configs.claims import _shared
+
 PART = 'recipes'
 CAUTION = (
     'The run is too short for decay to act: at a rate of 0.02 its time constant is 500 steps, '
@@ -26,14 +28,7 @@ HOLDS = (
         'label': 'loss difference, no weight decay minus weight decay of 0.1 (nats per token)',
     },
 )
-CONTROL = (
-    {
-        'study': 'recipes',
-        'arm': {'loss.name': 'comp_sum', 'loss.tau': 0.5},
-        'difference': (0.1, None),
-        'label': 'cross-entropy at tau = 0.5 minus that at tau = 1 (nats per token)',
-    },
-)
+CONTROL = _shared.RECIPES_CONTROL
 FIDELITY = {
     'weight decay of 0.1': {
         'setting': (

@@ -156,17 +156,26 @@ def _guard_record(claim: Claim, guard: ConditionResult) -> dict[str, Any]:
 def _collect_estimates(
     rows: Mapping[str, Any], claims: Sequence[Claim]
 ) -> dict[str, Estimate | None]:
-    """Returns the recorded estimates of the quantities of all claims, by `_quantity_key`."""
-    estimates = {}
-    for claim in claims:
-        row = rows.get(claim.name)
-        if row is None or row['asked'] != claim.digest:
-            continue
-        for guard in row.get('guards', ()):  # older files have none
-            estimates[guard['quantity']] = _parse_estimate(guard['estimate'])
-        for condition, saved in zip(claim.conditions, row['conditions'], strict=True):
-            estimates[_quantity_key(claim, condition)] = _parse_estimate(saved['estimate'])
-    return estimates
+    """Returns the recorded estimates of the quantities of all claims, by `_quantity_key`.
+
+    Where a guard and a condition have the same quantity, that of the condition counts: a guard may
+    have been recorded before the quantity was measured.
+    """
+    current = [
+        (claim, row)
+        for claim in claims
+        if (row := rows.get(claim.name)) and row['asked'] == claim.digest
+    ]
+    estimates = {
+        guard['quantity']: _parse_estimate(guard['estimate'])
+        for _, row in current
+        for guard in row.get('guards', ())  # older files have none
+    }
+    return estimates | {
+        _quantity_key(claim, condition): _parse_estimate(saved['estimate'])
+        for claim, row in current
+        for condition, saved in zip(claim.conditions, row['conditions'], strict=True)
+    }
 
 
 def _read_guard(

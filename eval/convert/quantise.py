@@ -36,10 +36,9 @@ EXPONENTS = np.arange(0.2, 1.001, 0.05)  # of the method `power`, of which the b
 LOSS_EXPONENT = 1.95  # theta of BAQ's code: the loss of an input falls with 2^(-theta bits)
 MAX_LEVELS = 2**16  # of an input
 # The most tokens of a row of the text. In many models most attention goes to the first token of a
-# row, whose activations are unlike all others. Among 2,048 tokens its errors weigh too little: of a
-# llama of 135 million, rounding only the matrices of values by GPTQ cost 0.165 nats with rows of
-# 2,048 tokens and 0.036 with rows of 128 (to nearest 0.014), and rounding all matrices 0.29 and
-# 0.13 (to nearest 0.23).
+# row, whose activations are unlike all others. Among 2,048 tokens, its errors weigh too little.
+# GPTQ of the value matrices of a llama of 135 million cost 0.165 nats with rows of 2,048 tokens and
+# 0.036 with rows of 128 (to nearest 0.014); GPTQ of all matrices cost 0.29 and 0.13 (0.23).
 ROW_LENGTH = 128
 
 

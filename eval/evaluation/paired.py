@@ -21,7 +21,6 @@ MAX_DRAWS = 200_000_000  # resamples times items; above it there are fewer resam
 CHUNK_DRAWS = 1 << 22  # draws in memory at once
 SEED = 0
 MIN_ITEMS = 2  # a single item has no spread
-ROUNDING = 1e-12  # of a sum of squares, relative to its terms
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,6 +167,7 @@ def studentised_interval(
         # Where all resampled items have a weight of 0, there is no ratio.
         with np.errstate(divide='ignore', invalid='ignore'):
             errors = _standard_error(resampled_sums, (counts @ squares).reshape(size, 4, 4), n)
+            # Terms cancel in each error, and leave about 1e-8 of it where there is no spread.
             has_spread = errors > 1e-6 * error
             pivots.append(_ratio_difference(resampled_sums)[has_spread] / errors[has_spread])
     tail = (1 - CONFIDENCE) / 2
@@ -195,11 +195,8 @@ def _standard_error(sums: np.ndarray, products: np.ndarray, n: int) -> np.ndarra
         ],
         -1,
     )
-    form = '...i,...ij,...j->...'
-    squared = np.einsum(form, slopes, products, slopes)
-    # A sum of terms that cancel: without spread, rounding leaves a rest of their size.
-    size = np.einsum(form, abs(slopes), abs(products), abs(slopes))
-    return np.sqrt(np.where(squared > ROUNDING * size, squared, 0.0) * n / (n - 1))
+    squared = np.einsum('...i,...ij,...j->...', slopes, products, slopes)
+    return np.sqrt(np.maximum(squared, 0.0) * n / (n - 1))
 
 
 def _draw_counts(n: int, size: int, rng: np.random.Generator) -> np.ndarray:

@@ -176,30 +176,60 @@ def recurrences(rounds: int) -> None:
             print(f'| {length} | {kind} | {columns} |', flush=True)
 
 
-def kernel() -> None:
-    """Times attention only, forward and backward, with each kernel that runs on a CPU."""
+def compile_attention(rows: int, length: int, name: str):
+    """Returns (program, arrays): attention forward and backward, with 4 heads of 64 features."""
     import jax
 
-    from modules.kernels.attention import ATTENTION_KERNELS, Scores, attend
+    from modules.kernels.attention import Scores, attend
+
+    keys = jax.random.split(jax.random.key(0), 4)
+    arrays = tuple(jax.random.normal(key, (rows, 4, length, 64)) for key in keys)
+
+    def run(q, k, v, grad):
+        y, pull = jax.vjp(lambda *a: attend(name, *a, Scores()), q, k, v)
+        return y, pull(grad)
+
+    return jax.jit(run).lower(*arrays).compile(), arrays
+
+
+def fastest_ms(program, arrays) -> float:
+    import jax
+
+    milliseconds = []
+    for _ in range(WARMUP_STEPS + STEPS):
+        start = time.perf_counter()
+        jax.block_until_ready(program(*arrays))
+        milliseconds.append(1e3 * (time.perf_counter() - start))
+    return min(milliseconds[WARMUP_STEPS:])
+
+
+def kernel() -> None:
+    """Times attention only, forward and backward, with each kernel that runs on a CPU."""
+    from modules.kernels.attention import ATTENTION_KERNELS
 
     print('| rows x heads | tokens | kernel | ms | temporaries, MB |\n|---|---|---|---|---|')
     for rows, length in ((16, 256), (4, 1024), (2, 2048), (1, 4096)):
-        keys = jax.random.split(jax.random.key(0), 4)
-        q, k, v, grad = (jax.random.normal(key, (rows, 4, length, 64)) for key in keys)
         for name in sorted(n for n, row in ATTENTION_KERNELS.items() if not row.platforms):
+            program, arrays = compile_attention(rows, length, name)
+            temporary_mb = program.memory_analysis().temp_size_in_bytes / 1e6
+            columns = f'{name} | {fastest_ms(program, arrays):.1f} | {temporary_mb:.0f}'
+            print(f'| {rows} x 4 | {length} | {columns} |', flush=True)
 
-            def run(q, k, v, grad, name=name):
-                y, pull = jax.vjp(lambda *a: attend(name, *a, Scores()), q, k, v)
-                return y, pull(grad)
 
-            compiled, milliseconds = jax.jit(run).lower(q, k, v, grad).compile(), []
-            for _ in range(WARMUP_STEPS + STEPS):
-                start = time.perf_counter()
-                jax.block_until_ready(compiled(q, k, v, grad))
-                milliseconds.append(1e3 * (time.perf_counter() - start))
-            ms = min(milliseconds[WARMUP_STEPS:])
-            temporary_mb = compiled.memory_analysis().temp_size_in_bytes / 1e6
-            print(f'| {rows} x 4 | {length} | {name} | {ms:.1f} | {temporary_mb:.0f} |', flush=True)
+def tiles() -> None:
+    """Times attention only, forward and backward, by the side of the tiles of `blocked`."""
+    from modules.kernels.attention import blocked
+
+    print('| rows x heads, tokens | 128 | 256 | 512 | 1,024 |\n|---|---|---|---|---|')
+    for rows, length in ((16, 256), (8, 512), (4, 1024), (2, 2048), (1, 4096)):
+        columns = []
+        for side in (128, 256, 512, 1024):
+            if side > length:
+                columns.append('')
+                continue
+            blocked.MIN_TILE = blocked.MAX_TILE = side
+            columns.append(f'{fastest_ms(*compile_attention(rows, length, "blocked")):.1f}')
+        print(f'| {rows} x 4, {length:,} | {" | ".join(columns)} |', flush=True)
 
 
 def main() -> None:
@@ -208,6 +238,7 @@ def main() -> None:
     parser.add_argument('--torch', help='an interpreter that has PyTorch')
     parser.add_argument('--measure', type=int, help=argparse.SUPPRESS)
     parser.add_argument('--kernel', action='store_true', help='attention alone')
+    parser.add_argument('--tiles', action='store_true', help='attention alone, by tiles')
     parser.add_argument('--recurrences', action='store_true', help='kinds of attention')
     parser.add_argument('--parts', action='store_true', help='streams, values, experts and losses')
     parser.add_argument('--few_bits', action='store_true', help='simulated products of few bits')
@@ -221,8 +252,8 @@ def main() -> None:
     if flags.recurrences:
         recurrences(flags.rounds)
         return
-    if flags.kernel:
-        kernel()
+    if flags.kernel or flags.tiles:
+        kernel() if flags.kernel else tiles()
         return
     if flags.measure:
         print(json.dumps(measure(flags.measure)))

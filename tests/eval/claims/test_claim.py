@@ -62,7 +62,7 @@ def test_file_withdraws_or_qualifies_verdict(tmp_path):
 
 
 def test_guards_are_read(tmp_path):
-    """They do not change the digest: the criterion is that of HOLDS."""
+    """The digest is of the criterion, HOLDS, and does not change with guards."""
     twin = {'study': 'fixed', 'value': 'mean', 'within': (0.5, 1.0), 'label': 'broken slope'}
     control = {'study': 'fixed', 'value': 'variance', 'within': (0.0, 2.0), 'label': 'variance'}
     claim = read_claim(write(tmp_path, f'{GOOD}TWIN = ({twin},)\nCONTROL = ({control},)\n'))

@@ -303,6 +303,14 @@ class TestGuards:
         assert '0 of 2 verdicts guarded' in index.read_text()
         recorded = read_record(tmp_path / 'board.json', [guarded, second])[0]['mine']
         assert recorded.control[0].outcome == 'holds'
+        # A guard that was recorded before its quantity was measured does not hide it.
+        third = dataclasses.replace(plain, name='third', control=guarded.control)
+        unmeasured = [dataclasses.replace(decision.control[0], estimate=None)]
+        decisions += [dataclasses.replace(decision, claim=third, control=unmeasured)]
+        board.write_pages(tmp_path, decisions, {})
+        recorded = read_record(tmp_path / 'board.json', [second, third])[0]['third']
+        assert recorded.control[0].outcome == 'holds'
+        board.write_pages(tmp_path, decisions[:2], {})
         recorded = read_record(tmp_path / 'board.json', [guarded])[0]['mine']
         assert recorded.control[0].estimate is None and not recorded.is_guarded
 

@@ -1,0 +1,40 @@
+"""Controls and settings that claims on the same study share."""
+
+NORMS_CONTROL = (
+    {
+        'study': 'norms',
+        'arm': {'model.norm': 'rmsnorm', 'model.placement': 'post'},
+        'difference': (0.1, None),
+        'label': 'loss difference, post-norm minus pre-norm (nats per token)',
+    },
+)
+BLOCKS_CONTROL = (
+    {
+        'study': 'blocks',
+        'arm': {'model.position': 'none'},
+        'difference': (0.03, None),
+        'label': 'loss difference, no position encoding minus RoPE (nats per token)',
+    },
+)
+RECIPES_CONTROL = (
+    {
+        'study': 'recipes',
+        'arm': {'loss.name': 'comp_sum', 'loss.tau': 0.5},
+        'difference': (0.1, None),
+        'label': 'cross-entropy at tau = 0.5 minus that at tau = 1 (nats per token)',
+    },
+)
+OPTIMIZERS_CONTROL = (
+    {
+        'study': 'whole',
+        'arm': {'optim.name': 'muon'},
+        'difference': (None, -0.1),
+        'label': 'loss difference, Muon minus AdamW (nats per token, 200 steps)',
+    },
+)
+ADAMW_SETTING = (
+    'b1 0.9, b2 0.95, eps 1e-8, decay 0.1 times the rate, gradients clipped at 1; '
+    'warm-up for a tenth of the steps, cosine to 0, batches of 8 x 128 tokens; tuned '
+    'rate for hidden matrices, 0.01 for the rest in every run; embeddings start at a '
+    'deviation of 1/8'
+)
