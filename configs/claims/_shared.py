@@ -8,6 +8,14 @@ NORMS_CONTROL = (
         'label': 'loss difference, post-norm minus pre-norm (nats per token)',
     },
 )
+NO_NORM_CONTROL = (
+    {
+        'study': 'norms',
+        'arm': {'model.norm': 'none', 'model.placement': 'pre'},
+        'difference': (0.0, None),
+        'label': 'loss difference, no norms minus RMSNorm (nats per token)',
+    },
+)
 BLOCKS_CONTROL = (
     {
         'study': 'blocks',
@@ -32,9 +40,21 @@ OPTIMIZERS_CONTROL = (
         'label': 'loss difference, Muon minus AdamW (nats per token, 200 steps)',
     },
 )
+PUBLISHED_CONTROL = (
+    {
+        'study': 'unit',
+        'arm': {'optim.name': 'sgd'},
+        'difference': (0.0, None),
+        'label': 'loss difference, SGD minus AdamW (nats per token, embeddings of deviation 1)',
+    },
+)
 ADAMW_SETTING = (
     'b1 0.9, b2 0.95, eps 1e-8, decay 0.1 times the rate, gradients clipped at 1; '
     'warm-up for a tenth of the steps, cosine to 0, batches of 8 x 128 tokens; tuned '
     'rate for hidden matrices, 0.01 for the rest in every run; embeddings start at a '
     'deviation of 1/8'
+)
+ONE_RATE_SETTING = (
+    'b1 0.9, b2 0.95, eps 1e-8, decay 0.1 times the rate, gradients clipped at 1; warm-up for a '
+    'tenth of the steps, cosine to 0, batches of 8 x 128 tokens; one tuned rate for all parameters'
 )

@@ -40,6 +40,35 @@ HOLDS = (
         'label': 'loss increase on wanted text minus that of random removal (nats per token)',
     },
 )
+CONTROL = (
+    {
+        'study': 'measure',
+        'value': 'loss_added_to_unwanted_text_by_half_at_random',
+        'within': (0.5, None),
+        'label': (
+            'loss increase on unwanted text, half of the inputs removed at random (nats per token)'
+        ),
+    },
+    {
+        'study': 'measure',
+        'value': 'loss_added_to_wanted_text_by_smallest_scores_above_random',
+        'within': (None, 0.0),
+        'label': (
+            'loss increase on wanted text, smallest instead of largest scores, minus that of '
+            'random removal (nats per token)'
+        ),
+    },
+)
+TWIN = (
+    {
+        'study': 'measure',
+        'value': 'loss_added_to_unwanted_text_by_magnitude',
+        'within': (0.5, None),
+        'label': (
+            'loss increase on unwanted text, scores |w| without the input size (nats per token)'
+        ),
+    },
+)
 FIDELITY = {
     'Antidote': {
         'setting': (

@@ -47,6 +47,34 @@ HOLDS = (
         'label': 'rank correlation with exact probabilities, halves',
     },
 )
+CONTROL = (
+    {
+        'study': 'measure',
+        'value': 'rank_correlation_of_supervised_f_with_exact_of_rows',
+        'within': (0.95, None),
+        'label': (
+            'rank correlation with exact probabilities, whole rows, of a head trained on exact ones'
+        ),
+    },
+)
+TWIN = (
+    *(
+        {
+            'study': 'measure',
+            'value': f'rank_correlation_of_f_of_all_hidden_with_{_reference}_of_{_part}',
+            'within': (0.95, None),
+            'label': (
+                f'rank correlation with {_reference_name}, {_part_name}, of a head trained on the '
+                'conditionals of all hidden places instead of the next'
+            ),
+        }
+        for _part, _part_name in (('rows', 'whole rows'), ('halves', 'halves'))
+        for _reference, _reference_name in (
+            ('conditionals', 'conditionals'),
+            ('exact', 'exact probabilities'),
+        )
+    ),
+)
 FIDELITY = {
     'marginal head': {
         'setting': (

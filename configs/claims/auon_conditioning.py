@@ -28,6 +28,27 @@ HOLDS = (
         'label': "spectral norm of the AuON update in the paper's form",
     },
 )
+CONTROL = (
+    {
+        'study': 'measure',
+        'value': 'condition_number_of_muon_of_2_steps_over_that_of_momentum',
+        'within': (None, 0.5),
+        'label': (
+            'condition number of the Muon update after two of its five steps over that of momentum'
+        ),
+    },
+)
+TWIN = (
+    {
+        'study': 'measure',
+        'value': 'spectral_norm_of_auon_by_rows_of_paper',
+        'within': (None, 2.0),
+        'label': (
+            "spectral norm in the paper's form, with the norm of each row in place of that "
+            'of the matrix'
+        ),
+    },
+)
 FIDELITY = {
     'AuON': {
         'setting': (

@@ -27,6 +27,26 @@ HOLDS = (
         'label': 'cross-entropy at tau = 1.5 minus that at tau = 1 (nats per token)',
     },
 )
+CONTROL = (
+    {
+        'study': 'recipes',
+        'arm': {'loss.label_smoothing': 0.1},
+        'difference': (0.0, None),
+        'label': 'cross-entropy with label smoothing of 0.1 minus that without (nats per token)',
+    },
+)
+TWIN = (
+    {
+        'study': 'recipes',
+        'arm': {'loss.name': 'comp_sum', 'loss.tau': 0.5},
+        'against': {'loss.name': 'comp_sum', 'loss.tau': 1.5},
+        'difference': (0.0, None),
+        'label': (
+            'cross-entropy at tau = 0.5 minus that at tau = 1 with an exponent that is wrong by '
+            '0.5 (nats per token)'
+        ),
+    },
+)
 FIDELITY = {
     'comp-sum': {
         'setting': (

@@ -43,6 +43,35 @@ HOLDS = (
         'label': 'slope of log singular value over log (rate / decay)',
     },
 )
+CONTROL = (
+    {
+        'study': 'measure',
+        'value': 'slope_over_rate_over_decay_for_noise',
+        'within': (0.42, 0.58),
+        'label': (
+            'slope of log singular value over log (rate / decay), random gradients (1/2 expected)'
+        ),
+    },
+    {
+        'study': 'measure',
+        'value': 'slope_over_width_of_sqrt_width_for_noise',
+        'within': (-0.33, -0.17),
+        'label': (
+            'slope of log singular value over log width, random gradients, decay of '
+            'sqrt(width) (-1/4 expected)'
+        ),
+    },
+)
+TWIN = (
+    {
+        'study': 'measure',
+        'value': 'slope_over_width_of_constant',
+        'within': (-0.08, 0.08),
+        'label': (
+            'slope of log singular value over log width, decay of sqrt(width) without this factor'
+        ),
+    },
+)
 FIDELITY = {
     'decay of sqrt(width)': {
         'setting': (

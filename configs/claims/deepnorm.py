@@ -9,6 +9,8 @@ Here:     A 4-layer model with 0.26 million parameters is trained for 200 steps 
 Counts:   the loss is lower than that of post-norm, and at most 0.03 nats above that of pre-norm.
 """
 
+from configs.claims import _shared
+
 PART = 'placements'
 STUDIES = {
     'norms': 'configs/studies/norms_tuned.py',
@@ -28,14 +30,7 @@ HOLDS = (
         'label': 'loss difference, DeepNorm minus post-norm (nats per token)',
     },
 )
-CONTROL = (
-    {
-        'study': 'norms',
-        'arm': {'model.norm': 'none', 'model.placement': 'pre'},
-        'difference': (0.0, None),
-        'label': 'loss difference, no norms minus RMSNorm (nats per token)',
-    },
-)
+CONTROL = _shared.NO_NORM_CONTROL
 TWIN = (
     {
         'study': 'norms',

@@ -51,6 +51,26 @@ HOLDS = (
         'label': 'loss increase, dual score minus domain gradient (nats per token)',
     },
 )
+CONTROL = (
+    {
+        'study': 'measure',
+        'value': 'mean_added_by_magnitude_less_larger_share',
+        'within': (None, -0.01),
+        'label': (
+            'loss increase, magnitude pruning of 50% minus that of 60% of weights (nats per token)'
+        ),
+    },
+)
+TWIN = (
+    {
+        'study': 'measure',
+        'value': 'mean_added_by_dual_without_weights_less_obs',
+        'within': (None, -0.01),
+        'label': (
+            'loss increase, dual score without the factor |w| minus curvature (nats per token)'
+        ),
+    },
+)
 FIDELITY = {
     'dual score': {
         'setting': (

@@ -15,8 +15,9 @@ Counts:   the cosine of the two gradients is below 0 in the head and above 0 bel
 
 PART = 'losses'
 CAUTION = (
-    "The second head is linear, and logits are centred. The authors' head is nonlinear, aligned "
-    'by its gradients, and not centred.'
+    'A positive cosine below the head, the one condition that holds, is found for a teacher with '
+    'the logits of other rows too. The second head is linear, and logits are centred. The '
+    "authors' head is nonlinear, aligned by its gradients, and not centred."
 )
 STUDIES = {
     'measure': 'measure:heads_of_students',
@@ -57,6 +58,51 @@ HOLDS = (
         'value': 'loss_of_two_heads_less_probabilities',
         'within': (None, 0.0),
         'label': 'loss difference, two heads minus distilled probabilities (nats)',
+    },
+)
+CONTROL = (
+    {
+        'study': 'measure',
+        'value': 'cosine_in_the_head_at_the_end',
+        'within': (None, 0.0),
+        'label': (
+            'cosine of the two gradients in the head at the end of training, when they cancel in '
+            'the sum'
+        ),
+    },
+    {
+        'study': 'measure',
+        'value': 'accuracy_of_probabilities_less_ce',
+        'within': (0.0, None),
+        'label': 'accuracy difference, distilled probabilities minus cross-entropy (fraction)',
+    },
+)
+TWIN = (
+    {
+        'study': 'measure',
+        'value': 'loss_of_ce_less_one_head',
+        'within': (None, -0.03),
+        'label': (
+            'loss difference, two heads of which the second does not train the layers below, minus '
+            'one head (nats)'
+        ),
+    },
+    {
+        'study': 'measure',
+        'value': 'loss_of_ce_less_probabilities',
+        'within': (None, 0.0),
+        'label': (
+            'loss difference, two heads of which the second does not train the layers below, minus '
+            'distilled probabilities (nats)'
+        ),
+    },
+    {
+        'study': 'measure',
+        'value': 'cosine_in_the_body_of_shuffled_teacher',
+        'within': (0.0, None),
+        'label': (
+            'cosine of the two gradients below the head, teacher with the logits of other rows'
+        ),
     },
 )
 FIDELITY = {

@@ -40,6 +40,25 @@ HOLDS = (
         'label': 'largest |cosine| over that of random vectors, 2,048 vectors',
     },
 )
+CONTROL = (
+    {
+        'study': 'measure',
+        'value': 'over_welch_of_random_rows',
+        'within': (2.0, None),
+        'label': 'largest |cosine| over the Welch bound, 512 random vectors',
+    },
+)
+TWIN = (
+    {
+        'study': 'measure',
+        'value': 'over_welch_of_unit_columns',
+        'within': (None, 2.0),
+        'label': (
+            'largest |cosine| over the Welch bound, 512 vectors of which the descent sets the '
+            'columns to unit length instead of the rows'
+        ),
+    },
+)
 FIDELITY = {
     'equiangular rows': {
         'setting': (

@@ -27,6 +27,33 @@ HOLDS = (
         'label': 'slope of log gradient over log depth, post-norm',
     },
 )
+CONTROL = (
+    {
+        'study': 'measure',
+        'value': 'slope_of_peri_norm',
+        'within': (None, -0.25),
+        'label': (
+            'slope of log gradient over log depth, Peri-LN, whose blocks each add a variance '
+            'of 2 (-0.45 expected)'
+        ),
+    },
+)
+TWIN = (
+    {
+        'study': 'measure',
+        'value': 'slope_of_pre_norm_without_final_norm',
+        'within': (None, -0.25),
+        'label': 'slope of log gradient over log depth, pre-norm without the final norm',
+    },
+    {
+        'study': 'measure',
+        'value': 'slope_of_post_norm_of_sublayer',
+        'within': (-0.25, None),
+        'label': (
+            'slope of log gradient over log depth, post-norm of the sublayer in place of the sum'
+        ),
+    },
+)
 FIDELITY = {
     'pre-norm': {
         'setting': (

@@ -44,6 +44,34 @@ HOLDS = (
         'label': 'spread within classes (fraction of the squared features)',
     },
 )
+CONTROL = (
+    {
+        'study': 'measure',
+        'value': 'cosine_of_rows_with_bias',
+        'within': (0.16, 0.17),
+        'label': 'largest cosine of two rows for equal classes and a bias, 1/6 in a simplex',
+    },
+    {
+        'study': 'measure',
+        'value': 'spread_within_classes_without_decay',
+        'within': (0.01, None),
+        'label': (
+            'spread within classes (fraction of the squared features), features without decay, '
+            'which keep their initial part that the readout does not see'
+        ),
+    },
+)
+TWIN = (
+    {
+        'study': 'measure',
+        'value': 'error_of_squared_lengths_of_half_the_decay',
+        'within': (None, 0.01),
+        'label': (
+            'error of squared lengths (fraction of the largest), closed form for half of both '
+            'decays'
+        ),
+    },
+)
 FIDELITY = {
     'free features': {
         'setting': (

@@ -34,6 +34,25 @@ HOLDS = (
         'label': 'largest loss over initial loss, learning rate 1',
     },
 )
+CONTROL = (
+    {
+        'study': 'measure',
+        'value': 'plain_steps_at_small_rate_over_a_tenth',
+        'within': (0.09, 0.11),
+        'label': 'steps at a learning rate of 1 over steps at 0.1, 1/10 along the gradient flow',
+    },
+)
+TWIN = (
+    {
+        'study': 'measure',
+        'value': 'largest_loss_over_first_of_doubled_gradients',
+        'within': (None, 1.01),
+        'label': (
+            'largest loss over initial loss, learning rate 1, gradients of the sum of the mean '
+            'losses of both classes, which are twice as large'
+        ),
+    },
+)
 FIDELITY = {
     'gradient descent': {
         'setting': (

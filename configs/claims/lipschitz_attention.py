@@ -4,10 +4,11 @@ Paper:    arXiv:2006.04710, The Lipschitz Constant of Self-Attention
 Says:     The Jacobian of dot-product attention grows without bound with the inputs. That of L2
           attention with one matrix for queries and keys does not.
 Here:     One causal head as wide as the model, with 8 features, 8 tokens and Gaussian matrices,
-          fifty seeds; ten other seeds, looked at first, left the claim undecided. Values have their
-          own matrix, whereas the paper derives it from that of the queries, and distances are
-          halved. The largest singular value is searched in 66 rows per scale, of sizes 4 to 64, so
-          the second half of the claim is not proved.
+          fifty seeds. Values have their own matrix, whereas the paper derives it from that of the
+          queries, and distances are halved. The largest singular value is searched in the same 66
+          rows at sizes from 4 to 64, so the second half of the claim is not proved. An earlier
+          version of this test left the claim undecided: each size had other rows, and one row of
+          each was of no definite size.
 Counts:   the slope of the log of the largest singular value over the log input size is at least 1.5
           for dot products (2 in theory), and at most 0.2 for distances.
 """
@@ -28,6 +29,28 @@ HOLDS = (
         'value': 'slope_of_tied_distances',
         'within': (None, 0.2),
         'label': 'slope of log singular value over log input size, distances',
+    },
+)
+CONTROL = (
+    {
+        'study': 'measure',
+        'value': 'slope_of_untied_distances',
+        'within': (0.5, None),
+        'label': (
+            'slope of log singular value over log input size, distances with a matrix for queries '
+            'and another for keys'
+        ),
+    },
+)
+TWIN = (
+    {
+        'study': 'measure',
+        'value': 'slope_of_tied_distances_with_one_term_scaled',
+        'within': (None, 0.2),
+        'label': (
+            'slope of log singular value over log input size, distances whose product of query '
+            'and key is not divided by sqrt(8)'
+        ),
     },
 )
 FIDELITY = {

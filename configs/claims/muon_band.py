@@ -39,6 +39,30 @@ HOLDS = (
         'label': 'condition number of the Muon update over that of momentum',
     },
 )
+CONTROL = (
+    {
+        'study': 'measure',
+        'value': (
+            'share_of_singular_values_of_12_convergent_steps_in_band_of_ill_conditioned_gradients'
+        ),
+        'within': (0.95, None),
+        'label': (
+            'share of singular values in the band, ill-conditioned gradients, after 12 '
+            'steps of the polynomial that converges to 1'
+        ),
+    },
+)
+TWIN = (
+    {
+        'study': 'measure',
+        'value': 'share_of_singular_values_of_5_convergent_steps_in_band_of_random_gradients',
+        'within': (0.95, None),
+        'label': (
+            'share of singular values in the band, random gradients, with the coefficients '
+            '2, -1.5 and 0.5 of a slower polynomial'
+        ),
+    },
+)
 FIDELITY = {
     'Muon': {
         'setting': (

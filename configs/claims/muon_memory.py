@@ -27,6 +27,28 @@ HOLDS = (
         'label': 'state of Muon over that of AdamW, hidden matrices of llama_1b',
     },
 )
+CONTROL = (
+    {
+        'study': 'measure',
+        'value': 'state_of_ademamix_over_adamw_of_matrices_of_llama_124m',
+        'within': (1.495, 1.505),
+        'label': (
+            'state of AdEMAMix, which has three moments, over that of AdamW, hidden '
+            'matrices of llama_124m'
+        ),
+    },
+)
+TWIN = (
+    {
+        'study': 'measure',
+        'value': 'state_of_muon_with_another_momentum_over_adamw_of_matrices_of_llama_124m',
+        'within': (0.495, 0.505),
+        'label': (
+            'state of Muon behind another momentum over that of AdamW, hidden matrices of '
+            'llama_124m'
+        ),
+    },
+)
 FIDELITY = {
     'Muon': {
         'setting': 'one momentum in float32 for each hidden matrix',

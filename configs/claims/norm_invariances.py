@@ -102,6 +102,62 @@ HOLDS = (
         'label': 'gradient times scale over original gradient, LayerNorm',
     },
 )
+CONTROL = (
+    {
+        'study': 'measure',
+        'value': 'rmsnorm_with_large_eps_of_scaled_weights',
+        'within': (1e-4, None),
+        'label': (
+            'relative change with RMSNorm with eps 0.003, scaled weights (about 0.0015 expected)'
+        ),
+    },
+    {
+        'study': 'measure',
+        'value': 'gradient_times_scale_of_rmsnorm_with_large_eps',
+        'within': (1.001, None),
+        'label': (
+            'gradient times scale over original gradient, RMSNorm with eps 0.003 (about 1.0015 '
+            'expected)'
+        ),
+    },
+)
+TWIN = (
+    {
+        'study': 'measure',
+        'value': 'rmsnorm_over_cases_of_scaled_cases',
+        'within': (None, 1e-4),
+        'label': 'relative change with RMSNorm whose mean is over the cases, scaled cases',
+    },
+    {
+        'study': 'measure',
+        'value': 'rmsnorm_over_cases_of_a_scaled_neuron',
+        'within': (0.1, None),
+        'label': 'relative change with RMSNorm whose mean is over the cases, one scaled neuron',
+    },
+    {
+        'study': 'measure',
+        'value': 'rmsnorm_without_root_of_scaled_weights',
+        'within': (None, 1e-4),
+        'label': 'relative change with RMSNorm that divides by the mean square, scaled weights',
+    },
+    {
+        'study': 'measure',
+        'value': 'gradient_times_scale_of_rmsnorm_without_root',
+        'within': (0.999, 1.001),
+        'label': (
+            'gradient times scale over original gradient, RMSNorm that divides by the mean square'
+        ),
+    },
+    {
+        'study': 'measure',
+        'value': 'rmsnorm_of_centred_weights',
+        'within': (None, 1e-4),
+        'label': (
+            'relative change with LayerNorm that does not subtract the mean, which is RMSNorm, '
+            'shifted weights'
+        ),
+    },
+)
 FIDELITY = {
     'RMSNorm and LayerNorm': {
         'setting': (

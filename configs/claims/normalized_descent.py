@@ -46,6 +46,25 @@ HOLDS = (
         'label': 'normalised steps over plain steps, balanced points',
     },
 )
+CONTROL = (
+    {
+        'study': 'measure',
+        'value': 'normalized_over_plain_steps_of_disagreeing_points',
+        'within': (None, 0.8),
+        'label': 'normalised steps over plain steps, 800 points of which one disagrees',
+    },
+)
+TWIN = (
+    {
+        'study': 'measure',
+        'value': 'slope_of_steps_over_points_of_root',
+        'within': (-0.1, 0.1),
+        'label': (
+            'slope of log steps over log number of points, gradients divided by the root of the '
+            'error probability'
+        ),
+    },
+)
 FIDELITY = {
     'normalised descent': {
         'setting': (

@@ -40,6 +40,36 @@ HOLDS = (
         'label': 'added variance with 4x matrices over that without, pre-norm',
     },
 )
+CONTROL = (
+    {
+        'study': 'measure',
+        'value': 'added_by_larger_gains_of_peri',
+        'within': (1.1, None),
+        'label': (
+            'added variance with gains behind sublayers 1.1x as large over that without, '
+            'Peri-LN (1.21 expected)'
+        ),
+    },
+)
+TWIN = (
+    {
+        'study': 'measure',
+        'value': 'added_by_grown_of_peri_of_attention_only',
+        'within': (0.9, 1.1),
+        'label': (
+            'added variance with 4x matrices over that without, Peri-LN without the norms '
+            'behind MLPs'
+        ),
+    },
+    {
+        'study': 'measure',
+        'value': 'slope_of_peri_of_attention_only',
+        'within': (0.9, 1.1),
+        'label': (
+            'slope of log added variance over log depth, Peri-LN without the norms behind MLPs'
+        ),
+    },
+)
 FIDELITY = {
     'Peri-LN': {
         'setting': (

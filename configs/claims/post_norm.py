@@ -9,6 +9,8 @@ Here:     A 4-layer model with 0.26 million parameters is trained for 200 steps 
 Counts:   the loss is higher than that of pre-norm after a warm-up of 20 of 200 steps.
 """
 
+from configs.claims import _shared
+
 PART = 'placements'
 STUDIES = {
     'norms': 'configs/studies/norms_tuned.py',
@@ -19,6 +21,18 @@ HOLDS = (
         'arm': {'model.norm': 'rmsnorm', 'model.placement': 'post'},
         'difference': (0.0, None),
         'label': 'loss difference, post-norm minus pre-norm (nats per token)',
+    },
+)
+CONTROL = _shared.NO_NORM_CONTROL
+TWIN = (
+    {
+        'study': 'norms',
+        'arm': {'model.norm': 'rmsnorm', 'model.placement': 'deepnorm'},
+        'difference': (0.0, None),
+        'label': (
+            'loss difference, post-norm with the weights of DeepNorm, whose gradients are not '
+            'large at the start, minus pre-norm (nats per token)'
+        ),
     },
 )
 FIDELITY = {

@@ -33,6 +33,34 @@ HOLDS = (
         'label': 'error with orthogonal directions over that with independent ones',
     },
 )
+CONTROL = (
+    {
+        'study': 'measure',
+        'value': 'all_over_half_of_gaussian',
+        'within': (None, 0.8),
+        'label': 'error with independent directions over that with half as many',
+    },
+)
+TWIN = (
+    {
+        'study': 'measure',
+        'value': 'slope_of_repeated',
+        'within': (-0.6, -0.4),
+        'label': (
+            'slope of log error over log number of features, orthogonal directions with the same '
+            'random key for each 64'
+        ),
+    },
+    {
+        'study': 'measure',
+        'value': 'repeated_over_gaussian',
+        'within': (None, 1.0),
+        'label': (
+            'error with orthogonal directions that have the same random key for each 64, over that '
+            'with independent ones'
+        ),
+    },
+)
 FIDELITY = {
     'independent directions': {
         'setting': (

@@ -5,12 +5,11 @@ Says:     A compact basis, from which each fine-tuned model is recovered by its 
           preserves what the models can do. Merging into one set of weights loses much of it.
 Here:     Three directions for six tiny models with width 32 and two blocks, fully fine-tuned for
           100 steps on random languages. Directions cover whole matrices; the paper has one set for
-          each row or column of low-rank factors of language models. Two of the errors are of random
-          vectors: unrelated ones, of which any three directions lose about the square root of one
-          half, and ones that share three directions.
+          each row or column of low-rank factors of language models. The controls are a single
+          direction, and errors of random vectors: unrelated ones, of which any three directions
+          lose about the square root of one half, and ones that share three directions.
 Counts:   the loss of rebuilt models above that of the originals is at most half of that of the
-          mean. The error is between 0.9 and 1 of sqrt(1 - p / n) for unrelated vectors, and at most
-          0.2 for vectors that share directions.
+          mean.
 """
 
 PART = 'weights'
@@ -28,6 +27,14 @@ HOLDS = (
         'within': (None, 0.5),
         'label': 'loss increase of rebuilt models over that of the mean',
     },
+)
+CONTROL = (
+    {
+        'study': 'measure',
+        'value': 'cost_of_one_direction',
+        'within': (0.5, None),
+        'label': 'loss increase of models rebuilt from one direction over that of the mean',
+    },
     {
         'study': 'measure',
         'value': 'error_of_unrelated_differences',
@@ -39,6 +46,17 @@ HOLDS = (
         'value': 'error_of_shared_differences',
         'within': (None, 0.2),
         'label': 'relative error, vectors that share directions',
+    },
+)
+TWIN = (
+    {
+        'study': 'measure',
+        'value': 'cost_of_centred_differences',
+        'within': (None, 0.5),
+        'label': (
+            'loss increase of rebuilt models over that of the mean, directions of the differences '
+            'from the mean, added to the base'
+        ),
     },
 )
 FIDELITY = {

@@ -3,30 +3,44 @@
 Paper:    arXiv:2104.09864, RoFormer
 Says:     Rotating queries and keys by position converges faster than adding position embeddings.
 Here:     A 4-layer model with 0.26 million parameters is trained for 200 steps on 0.2 million
-          tokens of Python source code, with embeddings initialised at a standard deviation of 1.
-          The paper trains larger models for far longer.
+          tokens of Python source code. Tokens and learned positions start at a standard deviation
+          of 0.02, as in BERT, whose positions the paper replaces. The paper trains larger models
+          for far longer.
 Counts:   the loss of learned positions is higher than that of RoPE.
 """
 
-from configs.claims import _shared
-
 PART = 'attention'
-WITHDRAWN = (
-    'The baseline is not the published one: the learned positions started at a standard deviation '
-    'of 1, as random vectors that 200 steps hardly move. Published models start near 0.02.'
-)
 STUDIES = {
-    'blocks': 'configs/studies/blocks_tuned.py',
+    'positions': 'configs/studies/as_published.py:positions',
 }
 HOLDS = (
     {
-        'study': 'blocks',
+        'study': 'positions',
         'arm': {'model.position': 'learned'},
         'difference': (0.0, None),
         'label': 'loss difference, learned positions minus RoPE (nats per token)',
     },
 )
-CONTROL = _shared.BLOCKS_CONTROL
+CONTROL = (
+    {
+        'study': 'positions',
+        'arm': {'model.position': 'none'},
+        'difference': (0.0, None),
+        'label': 'loss difference, no position encoding minus RoPE (nats per token)',
+    },
+)
+TWIN = (
+    {
+        'study': 'positions',
+        'arm': {'model.position': 'learned'},
+        'against': {'model.position': 'none'},
+        'difference': (0.0, None),
+        'label': (
+            'loss difference, learned positions minus rotations by 0, which encode no position '
+            '(nats per token)'
+        ),
+    },
+)
 FIDELITY = {
     'RoPE': {
         'setting': (
@@ -42,11 +56,12 @@ FIDELITY = {
     },
     'learned positions': {
         'setting': (
-            'table of 128 vectors from N(0, 1), added to embeddings of deviation 1, not the '
-            'published start; same rate and decay as the embeddings'
+            'table of 128 vectors, added to the embeddings; both start at a deviation of 0.02 and '
+            'have the same rate and decay; no norm behind the sum'
         ),
         'published': (
-            'added position embeddings; those of BERT are learned and start at a deviation of 0.02'
+            'added position embeddings; those of BERT are learned, start at a deviation of 0.02 '
+            'as the embeddings do, and have a norm behind the sum'
         ),
         'source': 'arXiv:2104.09864; arXiv:1810.04805',
     },

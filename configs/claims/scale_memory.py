@@ -5,7 +5,8 @@ Says:     Weights and state of SCALE take 35 to 45% of those of Adam: 0.15 inste
           million parameters, 0.32 instead of 0.81 at 130 million, 0.80 instead of 2.21 at 350
           million, and 2.81 instead of 8.04 at 1,300 million.
 Here:     The memory is counted from array shapes, for the paper's four models and two of ours,
-          which have fewer key heads. Gradients and activations are not counted. The loss reached
+          which have fewer key heads. SCALE updates all parameters: with AdamW for embeddings and
+          readout it would need more. Gradients and activations are not counted. The loss reached
           with this memory is a separate claim.
 Counts:   the ratio is between 0.345 and 0.455 at each of the six sizes.
 """
@@ -50,6 +51,44 @@ HOLDS = (
         'value': 'weights_and_state_with_scale_over_adamw_of_llama_1b',
         'within': (0.345, 0.455),
         'label': 'weights and state of SCALE over those of AdamW, llama_1b',
+    },
+)
+CONTROL = (
+    {
+        'study': 'measure',
+        'value': 'weights_and_state_without_momentum_over_adamw_of_1b',
+        'within': (None, 0.345),
+        'label': (
+            'weights and state of an optimizer without momentum over those of AdamW, 1.3B model'
+        ),
+    },
+    {
+        'study': 'measure',
+        'value': 'weights_and_state_with_hidden_scale_over_adamw_of_60m',
+        'within': (0.455, None),
+        'label': (
+            'weights and state with SCALE for hidden matrices only over those of AdamW, 60M model'
+        ),
+    },
+)
+TWIN = (
+    {
+        'study': 'measure',
+        'value': 'weights_and_state_with_scale_and_momentum_of_embeddings_over_adamw_of_60m',
+        'within': (0.345, 0.455),
+        'label': (
+            'weights and state of SCALE with momentum of embeddings too over those of '
+            'AdamW, 60M model'
+        ),
+    },
+    {
+        'study': 'measure',
+        'value': 'weights_and_state_with_scale_and_momentum_of_embeddings_over_adamw_of_1b',
+        'within': (0.345, 0.455),
+        'label': (
+            'weights and state of SCALE with momentum of embeddings too over those of '
+            'AdamW, 1.3B model'
+        ),
     },
 )
 FIDELITY = {

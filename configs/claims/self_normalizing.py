@@ -4,15 +4,13 @@ Paper:    arXiv:1706.02515, Self-Normalizing Neural Networks
 Says:     Mean 0 and variance 1 are an attracting fixed point of a SELU layer, so deep networks need
           no norms.
 Here:     The mean and variance after one layer are computed in closed form. In addition, inputs
-          pass through 32 plain layers of 512 units with untrained Gaussian weights, ten seeds, with
-          SELU and, for comparison, with GELU. The test has no residual connections, which
-          transformers have.
+          pass through 32 plain layers of 512 units with untrained Gaussian weights, ten seeds. The
+          test has no residual connections, which transformers have.
 Counts:   one layer returns mean 0 and variance 1 up to 1e-6, and the slope at this point is below
-          1. After 32 layers the variance is between 0.9 and 1.1, and with GELU below 0.1.
+          1. After 32 layers the variance is between 0.9 and 1.1.
 """
 
 PART = 'activations'
-CAUTION = 'The GELU arm has the initial variance of SELU, 1 / fan_in, which does not suit it.'
 STUDIES = {
     'measure': 'measure:self_normalizing',
 }
@@ -41,11 +39,33 @@ HOLDS = (
         'within': (0.9, 1.1),
         'label': 'variance after 32 SELU layers',
     },
+)
+CONTROL = (
     {
         'study': 'measure',
-        'value': 'variance_behind_32_layers_of_gelu',
-        'within': (None, 0.1),
-        'label': 'variance after 32 GELU layers',
+        'value': 'variance_behind_32_layers_of_selu_with_large_weights',
+        'within': (1.1, None),
+        'label': 'variance after 32 SELU layers, weights of variance 1.1 / fan_in',
+    },
+)
+TWIN = (
+    {
+        'study': 'measure',
+        'value': 'mean_of_half_scaled_selu',
+        'within': (-1e-06, 1e-06),
+        'label': 'mean after one layer of SELU that is scaled above 0 only',
+    },
+    {
+        'study': 'measure',
+        'value': 'variance_of_half_scaled_selu',
+        'within': (0.999999, 1.000001),
+        'label': 'variance after one layer of SELU that is scaled above 0 only',
+    },
+    {
+        'study': 'measure',
+        'value': 'variance_behind_32_layers_of_half_scaled_selu',
+        'within': (0.9, 1.1),
+        'label': 'variance after 32 layers of SELU that is scaled above 0 only',
     },
 )
 FIDELITY = {
@@ -59,13 +79,5 @@ FIDELITY = {
             'sum of squares 1 in each unit; trained by SGD, with alpha-dropout in some tests'
         ),
         'source': 'arXiv:1706.02515, equations 2 and 14; bioinf-jku/SNNs, figure1/run.py',
-    },
-    'GELU': {
-        'setting': (
-            'the same layers and weights as SELU, not an initial variance for GELU; about 2.35 / '
-            'fan_in would keep the mean square'
-        ),
-        'published': 'no GELU; networks with ReLU start with a variance that suits it, 2 / fan_in',
-        'source': 'bioinf-jku/SNNs, figure1/run.py',
     },
 }

@@ -35,6 +35,52 @@ HOLDS = (
         'label': 'spectral norm over gamma, smallest',
     },
 )
+CONTROL = (
+    {
+        'study': 'measure',
+        'value': 'mean_norm_over_gamma_of_100_iterations',
+        'within': (0.99, 1.01),
+        'label': 'spectral norm over gamma, mean, 100 iterations per step',
+    },
+    {
+        'study': 'measure',
+        'value': 'largest_norm_over_gamma_of_100_iterations',
+        'within': (None, 1.02),
+        'label': 'spectral norm over gamma, largest, 100 iterations per step',
+    },
+    {
+        'study': 'measure',
+        'value': 'least_norm_over_gamma_of_100_iterations',
+        'within': (0.98, None),
+        'label': 'spectral norm over gamma, smallest, 100 iterations per step',
+    },
+)
+TWIN = (
+    {
+        'study': 'measure',
+        'value': 'mean_norm_over_gamma_of_stale_vectors',
+        'within': (0.99, 1.01),
+        'label': (
+            'spectral norm over gamma, mean, iterations that always start from the first vector'
+        ),
+    },
+    {
+        'study': 'measure',
+        'value': 'largest_norm_over_gamma_of_stale_vectors',
+        'within': (None, 1.02),
+        'label': (
+            'spectral norm over gamma, largest, iterations that always start from the first vector'
+        ),
+    },
+    {
+        'study': 'measure',
+        'value': 'least_norm_over_gamma_of_stale_vectors',
+        'within': (0.98, None),
+        'label': (
+            'spectral norm over gamma, smallest, iterations that always start from the first vector'
+        ),
+    },
+)
 FIDELITY = {
     'sigmaReparam': {
         'setting': (

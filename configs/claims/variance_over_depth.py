@@ -29,6 +29,28 @@ HOLDS = (
         'label': 'slope of log added variance over log depth, LayerNorm Scaling',
     },
 )
+CONTROL = (
+    {
+        'study': 'measure',
+        'value': 'slope_of_peri',
+        'within': (0.8, None),
+        'label': (
+            'slope of log added variance over log depth, Peri-LN, whose blocks each add a '
+            'variance of 2 (1 expected)'
+        ),
+    },
+)
+TWIN = (
+    {
+        'study': 'measure',
+        'value': 'slope_of_scaling_by_depth',
+        'within': (None, 0.5),
+        'label': (
+            'slope of log added variance over log depth, LayerNorm Scaling by the number of '
+            'all blocks'
+        ),
+    },
+)
 FIDELITY = {
     'pre-norm': {
         'setting': (

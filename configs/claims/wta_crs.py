@@ -40,6 +40,36 @@ HOLDS = (
         'label': 'share of squared bias in the error, rows of similar norms',
     },
 )
+CONTROL = (
+    {
+        'study': 'measure',
+        'value': 'error_over_plain_sampling_of_uniform_draws_of_rows_different',
+        'within': (1.1, None),
+        'label': (
+            'squared error of uniform draws over that of plain sampling, rows of different norms'
+        ),
+    },
+)
+TWIN = (
+    {
+        'study': 'measure',
+        'value': 'error_over_plain_sampling_of_rows_different_divided_by_all',
+        'within': (None, 0.9),
+        'label': (
+            'squared error over that of plain sampling, rows of different norms, draws divided by '
+            'the number of all rows kept in place of that of draws'
+        ),
+    },
+    {
+        'study': 'measure',
+        'value': 'bias_of_rows_different_divided_by_all',
+        'within': (None, 0.01),
+        'label': (
+            'share of squared bias in the error, rows of different norms, draws divided by the '
+            'number of all rows kept in place of that of draws'
+        ),
+    },
+)
 FIDELITY = {
     'WTA-CRS': {
         'setting': (

@@ -12,11 +12,11 @@ from typing import Any
 from eval.claims.claim import PARTS, Claim
 from eval.claims.decide import (
     COMPUTATION,
-    DECIDED,
     IN_PART,
     INFEASIBLE,
     KINDS,
     LANGUAGE_MODELS,
+    NOT_CHECKED,
     NOT_REPRODUCED,
     NOT_TESTED,
     NOT_VALID,
@@ -59,6 +59,8 @@ VERDICT_MEANINGS: Mapping[str, str] = {
     f'"About n seeds" is the number that would decide with a probability of {POWER:.0%}.',
     NOT_VALID: 'The test cannot tell: it does not find an effect that it must find, or does not '
     'reject a broken version of the method. The page gives the numbers.',
+    NOT_CHECKED: 'The conditions are decided, but the test lacks an effect that it must find, or a '
+    'broken version of the method that it must reject, so that it may not be able to tell.',
     INFEASIBLE: 'The test needs more hardware than this machine has; the note gives the estimated '
     'cost.',
     STALE: 'The config or the code of the test has changed since it ran.',
@@ -140,13 +142,9 @@ def summary_lines(decisions: Sequence[Decision]) -> list[str]:
     measures = sum(study.name.startswith(MEASURE) for study in studies)
     withdrawn = len(decisions) - len(standing)
     claims = format_count(len(decisions), 'claim')
-    decided = [decision for decision in standing if decision.verdict in DECIDED]
-    guarded = sum(decision.is_guarded for decision in decided)
     return [
         f'{claims}, {withdrawn} of them withdrawn' if withdrawn else claims,
         *counts,
-        f'{guarded} of {format_count(len(decided), "verdict")} guarded: the test finds an effect '
-        'that it must find and, if the claim holds at least in part, rejects a broken method',
         f'Total cost: {runs:,} training runs, {format_count(measures, "measure")}, '
         f'{hours:.3g} core-hours',
     ]
@@ -350,7 +348,7 @@ def _render_page(decision: Decision, folder: Path, entries: Entries) -> str:
     lines += ['## Results', '', format_markdown([head, *body]), '']
     lines += _describe_guards(decision)
     lines += [f'## Verdict: {decision.verdict}', '', _explain_verdict(decision), '']
-    if not decision.is_unfinished and decision.verdict not in (WITHDRAWN, NOT_VALID):
+    if not decision.is_unfinished and decision.verdict not in (WITHDRAWN, NOT_VALID, NOT_CHECKED):
         notes = [f'- {_format_sentence(text)}' for text in power_notes(decision)]
         lines += [*notes, ''] if notes else []
     lines += ['## Repeat it', '', 'The last command prints the verdict.', '']
@@ -425,6 +423,8 @@ def _explain_verdict(decision: Decision) -> str:
         return 'The reason is at the top of this page.'
     if decision.verdict == NOT_VALID:
         return f'The test cannot tell: {decision.why}.'
+    if decision.verdict == NOT_CHECKED:
+        return f'There is no verdict: {decision.why}.'
     if decision.is_unfinished:
         return _format_sentence(decision.why)
     if len(decision.conditions) == 1:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # record imports this module
 
 REPRODUCED, IN_PART, NOT_REPRODUCED = 'reproduced', 'partly reproduced', 'not reproduced'
 INFEASIBLE, NOT_TESTED, WITHDRAWN = 'infeasible here', 'not yet tested', 'withdrawn'
-NOT_VALID = 'not valid'
+NOT_VALID, NOT_CHECKED = 'not valid', 'not checked'
 # Verdicts for states of evidence that decide nothing; the states are stored in board.json.
 UNFINISHED = {STALE: STALE, OPEN: NOT_TESTED, OUT_OF_REACH: INFEASIBLE}
 DECIDED = (REPRODUCED, IN_PART, NOT_REPRODUCED)
@@ -29,7 +29,7 @@ LANGUAGE_MODELS = 'language models on text'
 OTHER_MODELS = 'small models of other data'
 COMPUTATION = 'computation alone'
 KINDS = (LANGUAGE_MODELS, OTHER_MODELS, COMPUTATION)
-STANDING = (*DECIDED, UNDECIDED, NOT_VALID, INFEASIBLE, STALE, NOT_TESTED)
+STANDING = (*DECIDED, UNDECIDED, NOT_VALID, NOT_CHECKED, INFEASIBLE, STALE, NOT_TESTED)
 VERDICTS = (*STANDING, WITHDRAWN)
 
 
@@ -71,13 +71,6 @@ class Decision:
         if any(not study.name.startswith(MEASURE) for study in studies):
             return LANGUAGE_MODELS
         return OTHER_MODELS if any(study.trains for study in studies) else COMPUTATION
-
-    @property
-    def is_guarded(self) -> bool:
-        """Whether the test finds its control and, unless nothing holds, rejects a broken method."""
-        finds = bool(self.control) and all(guard.outcome == HOLDS for guard in self.control)
-        rejects = any(guard.outcome == FAILS for guard in self.twin)
-        return self.verdict in DECIDED and finds and (rejects or self.verdict == NOT_REPRODUCED)
 
     @property
     def is_unfinished(self) -> bool:
@@ -135,19 +128,44 @@ def conclude(
     verdict = combine_outcomes([condition.outcome for condition in conditions])
     if flaw := _find_flaw(decision, verdict):
         return dataclasses.replace(decision, verdict=NOT_VALID, why=flaw)
+    if gap := _find_gap(decision, verdict):
+        return dataclasses.replace(decision, verdict=NOT_CHECKED, why=gap)
     return dataclasses.replace(decision, verdict=verdict)
 
 
 def _find_flaw(decision: Decision, verdict: str) -> str:
-    """Returns why the test of a claim cannot tell; '' if it can, or if nothing checks it."""
+    """Returns why the test of a claim cannot tell; '' if no guard shows that."""
     for guard in decision.control:
         if guard.estimate and guard.outcome != HOLDS:
             return f'it does not find what it must find: {_describe_guard(guard)}'
-    is_measured = bool(decision.twin) and all(guard.estimate for guard in decision.twin)
-    passes = is_measured and all(guard.outcome != FAILS for guard in decision.twin)
+    passes = _is_measured(decision.twin) and all(g.outcome != FAILS for g in decision.twin)
     if passes and verdict in (REPRODUCED, IN_PART):
         return f'it does not reject a broken method: {_describe_guard(decision.twin[0])}'
     return ''
+
+
+def _find_gap(decision: Decision, verdict: str) -> str:
+    """Returns which guard a decided claim lacks; '' if it lacks none, or if nothing is decided.
+
+    A claim of which nothing holds needs no broken method: there is nothing to reject.
+    """
+    if verdict not in DECIDED:
+        return ''
+    if not _is_measured(decision.control):
+        lack = 'the test has no effect that it must find'
+    elif verdict != NOT_REPRODUCED and not _is_rejected(decision.twin):
+        lack = 'the test was not tried on a broken method'
+    else:
+        return ''
+    return f'its conditions say "{verdict}", but {lack}'
+
+
+def _is_measured(guards: Sequence[ConditionResult]) -> bool:
+    return bool(guards) and all(guard.estimate for guard in guards)
+
+
+def _is_rejected(twin: Sequence[ConditionResult]) -> bool:
+    return any(guard.outcome == FAILS for guard in twin)
 
 
 def _describe_guard(guard: ConditionResult) -> str:

@@ -10,6 +10,7 @@ A measure is a function without arguments that returns or yields numbers; `measu
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from types import FunctionType
@@ -29,6 +30,7 @@ from lm.training.state import Hyper, Learner, State, build_learner, make_hyper
 from lm.training.step import make_train_step
 
 SMALL = 'configs/studies/small.py'
+TUNING_SEEDS = 3  # seeds that choose a rate, and count for nothing else
 
 
 @dataclasses.dataclass(frozen=True)
@@ -302,9 +304,71 @@ def map_rates(prepare: Callable, seeds: Any, rates: Sequence[float]) -> Any:
     return jax.tree.map(np.float64, map_seeds(run_seed, seeds))
 
 
-def best_rate_index(values_SR: np.ndarray, lowest: bool = False) -> int:
-    """Returns the index of the rate with the largest mean over seeds; the smallest if `lowest`."""
-    return int((np.argmin if lowest else np.argmax)(values_SR.mean(0)))
+@dataclasses.dataclass(frozen=True)
+class Tuned:
+    """The scores of an arm on fresh seeds, at the rate that other seeds chose.
+
+    scores: [fresh seeds]. index: of the rate. is_at_end: whether it is the first or the last rate
+    tried, so that one beyond might be better.
+    """
+
+    scores: np.ndarray
+    index: int
+    is_at_end: bool
+
+    def select(self, values_SR: np.ndarray) -> np.ndarray:
+        """Returns other values [seeds, rates, ...] at the chosen rate, of the fresh seeds."""
+        return values_SR[TUNING_SEEDS:, self.index]
+
+
+def tune(scores_SR: np.ndarray, lowest: bool = False) -> Tuned:
+    """Chooses the rate with the best mean score of the first TUNING_SEEDS seeds.
+
+    The seeds that choose do not count afterwards: a rate that was best by luck on them has no luck
+    on the others.
+
+    Args:
+      scores_SR: scores [seeds, rates], rates in order.
+      lowest: whether the lowest score is the best, as for losses.
+    """
+    choose = np.argmin if lowest else np.argmax
+    index = int(choose(scores_SR[:TUNING_SEEDS].mean(0)))
+    is_at_end = index in (0, scores_SR.shape[1] - 1)
+    return Tuned(scores_SR[TUNING_SEEDS:, index], index, is_at_end)
+
+
+def estimate_difference(arm: Tuned, rival: Tuned, lowest: bool = False) -> Estimate:
+    """Estimates the difference of scores, arm minus rival, over fresh seeds.
+
+    An end of the interval is infinite if an arm has its best rate at an end of those tried: the
+    difference could then be larger on that side.
+
+    Args:
+      arm: scores of the arm.
+      rival: scores of the other, on the same seeds.
+      lowest: whether the lowest score is the best, as for losses.
+    """
+    estimate = mean_over_seeds(arm.scores - rival.scores)
+    above, below = (rival, arm) if lowest else (arm, rival)  # who could still raise or lower it
+    return dataclasses.replace(
+        estimate,
+        low=-math.inf if below.is_at_end else estimate.low,
+        high=math.inf if above.is_at_end else estimate.high,
+    )
+
+
+def estimate_ratio(arm: Tuned, rival: Tuned) -> Estimate:
+    """Estimates the ratio of scores of which the lowest are best, arm over rival, on fresh seeds.
+
+    An end of the interval is 0 or infinite if an arm has its best rate at an end of those tried:
+    the ratio could then be smaller or larger.
+    """
+    estimate = mean_over_seeds(arm.scores / rival.scores, 'log')
+    return dataclasses.replace(
+        estimate,
+        low=0.0 if arm.is_at_end else estimate.low,
+        high=math.inf if rival.is_at_end else estimate.high,
+    )
 
 
 @functools.cache

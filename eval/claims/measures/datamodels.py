@@ -1,6 +1,7 @@
 """Unlearning against retrained models: KLoM of matching a datamodel, and of gradient ascent."""
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -9,7 +10,8 @@ import numpy as np
 import optax
 
 from eval.claims import lab
-from eval.claims.lab import KeyedRng, Task, measure
+from eval.claims.estimates import Estimate
+from eval.claims.lab import KeyedRng, Task, Tuned, measure
 from eval.suites.datamodels import (
     descend,
     fit_datamodel,
@@ -25,21 +27,33 @@ FORGOTTEN = 8  # points, as many as a cluster has
 WIDTH, STEPS, RATE = 24, 200, 0.01  # of a network of one hidden layer, by Adam on all its points
 HALVES, MODELS, AT_ONCE = 1600, 100, 50  # models of a datamodel, of a KLoM, and of one product
 RETAINED, MATCHING_STEPS, ASCENT_STEPS = 24, 100, 10  # RETAINED: others that models are matched on
-RATES = {'ascent': (0.01, 0.02, 0.03, 0.04, 0.06, 0.08), 'matching': (0.001, 0.003, 0.01)}
-SEEDS = 6
+RATES = {
+    'ascent': (0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.16),
+    'matching': (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03),
+}
+# Share of the sum of effects that targets leave out.
+EFFECTS = {'matching': 1.0, 'matching_mean_of_effects': 1 / FORGOTTEN}
+SEEDS = lab.TUNING_SEEDS + 6
 SETS = ('scattered_points', 'a_cluster')  # what is forgotten
 POINTS = ('forgotten', 'retained')
-RATIOS = (('forgotten', 'ascent'), ('forgotten', 'nothing'), ('retained', 'nothing'))
+RATIOS = (
+    ('forgotten', 'matching', 'ascent'),
+    ('forgotten', 'matching', 'nothing'),
+    ('retained', 'matching', 'nothing'),
+    ('forgotten', 'retraining', 'nothing'),
+    ('retained', 'retraining', 'nothing'),
+    ('forgotten', 'matching_mean_of_effects', 'nothing'),
+)
 
 
 @measure(
     *(
-        f'klom_of_{points}_points_by_matching_over_{baseline}_without_{set_name}'
+        f'klom_of_{points}_points_by_{method}_over_{baseline}_without_{set_name}'
         for set_name in SETS
-        for points, baseline in RATIOS
+        for points, method, baseline in RATIOS
     )
 )
-def unlearned_points() -> Iterator[np.ndarray]:
+def unlearned_points() -> Iterator[Estimate]:
     """Yields ratios of the median KLoM of points after unlearning, against MODELS retrained models.
 
     Networks of WIDTH units are trained on the same clustered points and unlearn FORGOTTEN of them:
@@ -47,25 +61,33 @@ def unlearned_points() -> Iterator[np.ndarray]:
     ascent on the cross-entropy of these points, ASCENT_STEPS steps. matching: the models are
     fine-tuned to the outputs that a datamodel predicts without the points, on these points and
     RETAINED others; the datamodel is fitted to HALVES models, each trained on a random half of the
-    points. Ascent and matching have the rate of RATES with the least mean over SEEDS on the
-    forgotten points. Each ratio is matching over another method, by seed (arXiv:2410.23232).
+    points. retraining: MODELS other models that never saw the points. matching_mean_of_effects:
+    matching to outputs without the mean of the points' effects in place of their sum. Ascent and
+    matching have the rate of RATES with the least mean on the forgotten points over the tuning
+    seeds. Each ratio is a method over another, on the other seeds of SEEDS (arXiv:2410.23232).
     """
     by_seed = [_unlearn_seed(seed) for seed in range(SEEDS)]
     for set_name in SETS:
-        medians = {
-            method: _select_best_rate(
+        scores = {
+            method: _tune_method(
                 np.stack([medians_of_seed[set_name][method] for medians_of_seed in by_seed])
             )
             for method in by_seed[0][set_name]
         }
-        for points, baseline in RATIOS:
-            column = POINTS.index(points)
-            yield medians['matching'][:, column] / medians[baseline][:, column]
+        for points, method, baseline in RATIOS:
+            yield lab.estimate_ratio(scores[method][points], scores[baseline][points])
 
 
-def _select_best_rate(medians_SRP: np.ndarray) -> np.ndarray:
-    """Returns the medians [seed, POINTS] at the rate with the least mean on forgotten points."""
-    return medians_SRP[:, lab.best_rate_index(medians_SRP[:, :, 0], lowest=True)]
+def _tune_method(medians_SRP: np.ndarray) -> Mapping[str, Tuned]:
+    """Returns the medians of each of POINTS, at the rate with the least on forgotten points."""
+    tuned = lab.tune(medians_SRP[:, :, 0], lowest=True)
+    is_at_end = tuned.is_at_end and medians_SRP.shape[1] > 1  # one column: nothing to tune
+    return {
+        points: dataclasses.replace(
+            tuned, scores=tuned.select(medians_SRP[..., column]), is_at_end=is_at_end
+        )
+        for column, points in enumerate(POINTS)
+    }
 
 
 def _unlearn_seed(seed: int) -> dict[str, dict[str, np.ndarray]]:
@@ -95,16 +117,19 @@ def _unlearn_seed(seed: int) -> dict[str, dict[str, np.ndarray]]:
         rows = forgotten[set_name]
         retained = rng.choice(np.flatnonzero(masks[i]), RETAINED, replace=False)
         matched_rows = np.concatenate([rows, retained])
-        targets = predict_without(full, datamodel, rows)[:, matched_rows]
+        without = predict_without(full, datamodel, rows)
+        targets = {
+            method: (full + share * (without - full))[:, matched_rows]
+            for method, share in EFFECTS.items()
+        }
         unlearned = jax.device_get(_unlearn(ours, targets, x, labels, matched_rows))
+        reference, retrained_again = retrained[2 * i : 2 * i + 2]
+        methods = {'nothing': [full], 'retraining': [retrained_again], **unlearned}
         medians[set_name] = {
             method: np.stack(
-                [
-                    _median_kloms(logits_RNK, retrained[2 * i], labels, rows)
-                    for logits_RNK in by_rate
-                ]
+                [_median_kloms(logits_RNK, reference, labels, rows) for logits_RNK in by_rate]
             )
-            for method, by_rate in {'nothing': [full], **unlearned}.items()
+            for method, by_rate in methods.items()
         }
     return medians
 
@@ -162,16 +187,20 @@ def _train(keys_R: jax.Array, mask_RN: jax.Array, x: jax.Array, labels: jax.Arra
 
 @jax.jit
 def _unlearn(
-    params: Any, targets_RMK: jax.Array, x: jax.Array, labels: jax.Array, rows_M: jax.Array
+    params: Any,
+    targets: Mapping[str, jax.Array],
+    x: jax.Array,
+    labels: jax.Array,
+    rows_M: jax.Array,
 ) -> dict[str, jax.Array]:
-    """Returns logits [rate, model, point, class] after ascent and after matching.
+    """Returns logits [rate, model, point, class] after ascent and after matching each of `targets`.
 
     rows_M: the points to match on; the first FORGOTTEN of them are forgotten.
     """
     forgotten = rows_M[:FORGOTTEN]
 
     def unlearn_model(start_and_targets):
-        start, targets_MK = start_and_targets
+        start, targets = start_and_targets
 
         def ascend(rate):
             def loss(params):
@@ -179,7 +208,7 @@ def _unlearn(
 
             return _logits(descend(loss, start, optax.sgd(rate), ASCENT_STEPS), x)
 
-        def fine_tune(rate):
+        def fine_tune(rate, targets_MK):
             transform = optax.adam(optax.cosine_decay_schedule(rate, MATCHING_STEPS))
 
             def predict(params):
@@ -187,8 +216,14 @@ def _unlearn(
 
             return _logits(match_targets(predict, start, targets_MK, transform, MATCHING_STEPS), x)
 
-        methods = {'ascent': ascend, 'matching': fine_tune}
-        return {name: jax.vmap(methods[name])(jnp.float32(RATES[name])) for name in methods}
+        fine_tune_rates = jax.vmap(fine_tune, (0, None))
+        return {
+            'ascent': jax.vmap(ascend)(jnp.float32(RATES['ascent'])),
+            **{
+                method: fine_tune_rates(jnp.float32(RATES['matching']), targets_MK)
+                for method, targets_MK in targets.items()
+            },
+        }
 
-    logits_MRNK = jax.lax.map(unlearn_model, (params, targets_RMK), batch_size=AT_ONCE)
+    logits_MRNK = jax.lax.map(unlearn_model, (params, targets), batch_size=AT_ONCE)
     return jax.tree.map(lambda x_R: jnp.swapaxes(x_R, 0, 1), logits_MRNK)

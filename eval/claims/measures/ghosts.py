@@ -1,6 +1,6 @@
 """Steps of a small model up to the radius of convergence of its cross-entropy, and beyond it."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, cast
 
 import jax
@@ -9,6 +9,7 @@ import numpy as np
 import optax
 
 from eval.claims import lab
+from eval.claims.estimates import Estimate, mean_over_seeds
 from eval.claims.lab import measure
 from lm.training.state import Hyper, Learner, State, init_state
 from lm.training.step import (
@@ -25,9 +26,11 @@ LIKELY = 0.8  # share of the tokens that are the one successor of the token befo
 CHECKPOINTS, SEEDS = (10, 20, 40, 160), 5
 BELOW_1 = (0.25, 0.5, 0.75, 0.95)
 LENGTHS_R = (*BELOW_1, *2 ** (np.arange(29) / 4))  # in radii
+FAR = 16.0  # radii, one of LENGTHS_R
 TOLERATED = 0.05  # share of the accuracy that may be lost
 SPIKE = 1e4  # times the learning rate
 RADIUS = {'clipping': 1e30, 'the_controller': 1.0}  # of optim.ghost_radius; both clip gradients
+LIMITS = (*RADIUS, 'a_limited_deviation')
 CHANGES = {
     'model.n_layers': 2,
     'model.scan_layers': True,
@@ -44,6 +47,7 @@ class Model(NamedTuple):
     step: Callable  # (state, batch, hyper) -> (state, metrics)
     gradient: Callable  # (state, batch) -> like the parameters
     radius: Callable  # (state, direction, batch) -> r of the whole direction
+    deviation: Callable  # likewise, with the standard deviation in place of the range, mistakenly
     accuracy: Callable  # (state, params, batch) -> share of the tokens that are the likeliest
 
     @classmethod
@@ -55,10 +59,18 @@ class Model(NamedTuple):
             total = jnp.sum(target_weights(batch, learner.bos_id))
             return batch_functions(learner, state, hyper, split_microbatches(batch, 1), total)
 
-        def accuracy(state, params, batch):
+        def logits(state, params, batch):
             variables = learner.variables(state.weights.replace(params=params))
-            logits_BTV = cast(jax.Array, learner.model.apply(variables, batch['tokens'][:, :-1]))
-            return jnp.mean(jnp.argmax(logits_BTV, -1) == batch['tokens'][:, 1:])
+            return cast(jax.Array, learner.model.apply(variables, batch['tokens'][:, :-1]))
+
+        def accuracy(state, params, batch):
+            return jnp.mean(jnp.argmax(logits(state, params, batch), -1) == batch['tokens'][:, 1:])
+
+        def deviation(state, direction, batch):
+            _, a_BTV = jax.jvp(
+                lambda params: logits(state, params, batch), (state.params,), (direction,)
+            )
+            return jnp.max(jnp.std(a_BTV, -1)) / jnp.pi
 
         return cls(
             learner,
@@ -72,6 +84,7 @@ class Model(NamedTuple):
                     build_functions(state, batch), state.params, u
                 )
             ),
+            jax.jit(deviation),
             jax.jit(accuracy),
         )
 
@@ -96,21 +109,25 @@ def draw_text(key: jax.Array, successors_V: jax.Array) -> Batch:
     'largest_share_of_accuracy_lost_below_1',
     'median_r_at_which_accuracy_falls',
     'deviation_of_log_r_over_that_of_log_length',
-    *(f'accuracy_kept_over_a_spike_with_{limit}' for limit in RADIUS),
+    'median_share_of_accuracy_lost_far_beyond_1',
+    *(f'accuracy_kept_over_a_spike_with_{limit}' for limit in LIMITS),
 )
-def steps_around_the_radius() -> Iterable[Iterable[float]]:
-    """Returns the accuracy lost by a step of r radii.
+def steps_around_the_radius() -> Iterator[Estimate]:
+    """Yields the accuracy lost by a step of r radii.
 
     At r = 1 the series of the cross-entropy along the step stops converging (arXiv:2603.13552;
-    `lm.training.update.ghost_radius`).
+    `modules.optim.stages.measure_ghost_radius`).
 
     A model of two layers is trained on chains of tokens. At CHECKPOINTS it takes a step of each of
     LENGTHS_R along the negative gradient, along the update of its optimizer and along a random
     direction. Of these twelve curves: the largest share of the batch accuracy that is lost below 1;
     the median of the first r at which more than TOLERATED is lost; the deviation of log r there
-    over the deviation of the log step length. Then the share of accuracy that is left after an
-    update with SPIKE times the learning rate, with gradient clipping, and with optim.ghost_radius=1
-    in addition. Over SEEDS.
+    over the deviation of the log step length; and the median share that is lost by FAR radii.
+
+    Then the share of accuracy that is left after an update with SPIKE times the learning rate: with
+    gradient clipping, with optim.ghost_radius=1 in addition, and with the same limit on a broken r,
+    which has the standard deviation of the logits' derivative in place of its range. It is the mean
+    over CHECKPOINTS of at most 1 each: gains at one do not offset losses at another. Over SEEDS.
     """
     model, runs = Model.build(), []
     for seed in range(SEEDS):
@@ -118,13 +135,12 @@ def steps_around_the_radius() -> Iterable[Iterable[float]]:
         curves, shares = zip(
             *(try_steps(model, state, batch, key) for state in states), strict=True
         )
-        values_of_run = describe_curves(
-            *(np.concatenate(parts) for parts in zip(*curves, strict=True))
-        )
-        runs.append(
-            [*values_of_run, *(np.mean([share[name] for share in shares]) for name in RADIUS)]
-        )
-    return zip(*runs, strict=True)
+        before, after, lengths = (np.concatenate(parts) for parts in zip(*curves, strict=True))
+        lost_far_beyond = np.median(1 - after[:, LENGTHS_R.index(FAR)] / before)
+        kept_shares = (np.mean([min(share[limit], 1.0) for share in shares]) for limit in LIMITS)
+        runs.append([*describe_curves(before, after, lengths), lost_far_beyond, *kept_shares])
+    scales = 'identity', 'log', 'log', *('logit',) * (1 + len(LIMITS))
+    yield from map(mean_over_seeds, zip(*runs, strict=True), scales)
 
 
 def describe_curves(
@@ -173,19 +189,23 @@ def try_steps(
       accuracy that is left after a spike, by the limit on the update.
     """
     faster = model.hyper | {'optim.lr': SPIKE * model.hyper['optim.lr']}
-    spiked = {
-        name: model.step(state, batch, faster | {'optim.ghost_radius': jnp.float32(radius)})[0]
-        for name, radius in RADIUS.items()
+    limited = {
+        limit: model.step(state, batch, faster | {'optim.ghost_radius': jnp.float32(radius)})
+        for limit, radius in RADIUS.items()
     }
+    spiked = {limit: after_spike.params for limit, (after_spike, _) in limited.items()}
+    update = optax.tree.sub(spiked['clipping'], state.params)
+    factor = 1 / jnp.maximum(model.deviation(state, update, batch), 1.0)
+    spiked[LIMITS[-1]] = optax.tree.add_scale(state.params, factor, update)
     directions = (
         optax.tree.scale(-1.0, model.gradient(state, batch)),
-        optax.tree.sub(spiked['clipping'].params, state.params),
+        update,
         optax.tree.random_like(key, state.params, sampler=jax.random.normal),
     )
     before = float(model.accuracy(state, state.params, batch))
     shares = {
-        name: float(model.accuracy(state, after_spike.params, batch)) / before
-        for name, after_spike in spiked.items()
+        limit: float(model.accuracy(state, params, batch)) / before
+        for limit, params in spiked.items()
     }
     curves = []
     for direction in directions:

@@ -1,18 +1,21 @@
 """Changes of weights and data that a subsequent norm removes."""
 
 from collections.abc import Callable, Iterator
-from typing import cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 
+from eval.claims.estimates import Estimate, mean_over_seeds
 from eval.claims.lab import measure
 from modules.norms import NORMS
 
 CASES, INPUTS, NEURONS, SEEDS = 256, 48, 64, 10
 SCALE, SHIFT = 10.0, 1.0
+LARGE_EPS = 3e-3  # changes a result of mean square 1 by LARGE_EPS / 2 if the weights grow
 NAMES = ('layernorm', 'rmsnorm')
 
+Normalize = Callable[[jax.Array], jax.Array]  # x W [B, O] -> norm(x W)
 Pair = tuple[jax.Array, jax.Array]
 Change = Callable[[jax.Array, jax.Array, jax.Array], Pair]  # (key, W, x) -> changed (W, x)
 
@@ -56,36 +59,64 @@ CHANGES: dict[str, Change] = {
 }
 
 
-@measure(
-    *(f'{name}_of_{change}' for name in NAMES for change in CHANGES),
-    *(f'gradient_times_scale_of_{name}' for name in NAMES),
-    trains=False,
-)
-def invariances() -> Iterator[list[float]]:
-    """Yields how much norm(x W) changes with W and x, by norm and change (arXiv:1910.07467).
-
-    The changes are from the paper's table 1. The value is the root mean square of the difference
-    over the root mean square of norm(x W), for Gaussian x and W. gradient_times_scale: the gradient
-    of a linear function of the norm at SCALE W, times SCALE, over the gradient at W; 1 if the
-    gradient falls as the weights grow (section 4). Over SEEDS.
-    """
-    for name in NAMES:
-        for change in CHANGES.values():
-            yield [relative_difference(name, change, seed) for seed in range(SEEDS)]
-    for name in NAMES:
-        yield [gradient_times_scale(name, seed) for seed in range(SEEDS)]
-
-
-def normalize(name: str, w_IO: jax.Array, x_BI: jax.Array) -> jax.Array:
-    """Returns norm(x W) with an untrained norm.
+def build_norm(name: str, **options: Any) -> Normalize:
+    """Returns an untrained norm.
 
     Args:
       name: row of NORMS.
-      w_IO: weights.
-      x_BI: inputs.
+      **options: of the norm.
     """
-    norm, a_BO = NORMS[name](), x_BI @ w_IO
-    return cast(jax.Array, norm.apply(norm.init(jax.random.key(0), a_BO), a_BO))
+    norm = NORMS[name](**options)
+    return lambda a_BO: cast(jax.Array, norm.apply(norm.init(jax.random.key(0), a_BO), a_BO))
+
+
+def divide_without_root(a_BO: jax.Array) -> jax.Array:
+    return build_norm('rmsnorm')(a_BO) / jnp.sqrt(jnp.mean(a_BO**2, -1, keepdims=True))
+
+
+def normalize_over_cases(a_BO: jax.Array) -> jax.Array:
+    return build_norm('rmsnorm')(a_BO.T).T
+
+
+NORMALIZERS: dict[str, Normalize] = {
+    **{name: build_norm(name) for name in NAMES},
+    'rmsnorm_over_cases': normalize_over_cases,
+    'rmsnorm_without_root': divide_without_root,
+    'rmsnorm_with_large_eps': build_norm('rmsnorm', eps=LARGE_EPS),
+}
+MORE_CASES = (
+    ('rmsnorm_over_cases', 'scaled_cases'),
+    ('rmsnorm_over_cases', 'a_scaled_neuron'),
+    ('rmsnorm_without_root', 'scaled_weights'),
+    ('rmsnorm_with_large_eps', 'scaled_weights'),
+)
+WITH_GRADIENT = (*NAMES, 'rmsnorm_without_root', 'rmsnorm_with_large_eps')
+
+
+@measure(
+    *(f'{name}_of_{change}' for name in NAMES for change in CHANGES),
+    *(f'{name}_of_{change}' for name, change in MORE_CASES),
+    *(f'gradient_times_scale_of_{name}' for name in WITH_GRADIENT),
+    trains=False,
+)
+def invariances() -> Iterator[Estimate]:
+    """Yields how much norm(x W) changes with W and x, by norm and change (arXiv:1910.07467).
+
+    The changes are from the paper's table 1. The value is the root mean square of the difference
+    over the root mean square of norm(x W), for Gaussian x and W. MORE_CASES have RMSNorm with a
+    broken equation: with the mean square over the cases, or a division by the mean square in place
+    of its root; and with an eps of LARGE_EPS, which changes the result by about LARGE_EPS / 2.
+    gradient_times_scale: the gradient of a linear function of the norm at SCALE W, times SCALE,
+    over the gradient at W; 1 if the gradient falls as the weights grow (section 4), and about
+    1 + LARGE_EPS / 2 with that eps. Over SEEDS.
+    """
+    for name, change in [(name, change) for name in NAMES for change in CHANGES] + [*MORE_CASES]:
+        normalize = NORMALIZERS[name]
+        changes = (relative_difference(normalize, CHANGES[change], seed) for seed in range(SEEDS))
+        yield mean_over_seeds(changes, 'log')
+    for name in WITH_GRADIENT:
+        ratios = (gradient_times_scale(NORMALIZERS[name], seed) for seed in range(SEEDS))
+        yield mean_over_seeds(ratios, 'log')
 
 
 def draw_inputs(seed: int) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -95,25 +126,26 @@ def draw_inputs(seed: int) -> tuple[jax.Array, jax.Array, jax.Array]:
     return key, w_IO, jax.random.normal(x_key, (CASES, INPUTS))
 
 
-def relative_difference(name: str, change: Change, seed: int) -> float:
+def relative_difference(normalize: Normalize, change: Change, seed: int) -> float:
     """Returns the size of the change of norm(x W), relative to norm(x W).
 
     Args:
-      name: row of NORMS.
+      normalize: the norm.
       change: function that changes weights or inputs.
       seed: of weights, inputs and change.
     """
     key, w_IO, x_BI = draw_inputs(seed)
-    before_BO, after_BO = normalize(name, w_IO, x_BI), normalize(name, *change(key, w_IO, x_BI))
+    new_w_IO, new_x_BI = change(key, w_IO, x_BI)
+    before_BO, after_BO = normalize(x_BI @ w_IO), normalize(new_x_BI @ new_w_IO)
     return float(jnp.linalg.norm(after_BO - before_BO) / jnp.linalg.norm(before_BO))
 
 
-def gradient_times_scale(name: str, seed: int) -> float:
+def gradient_times_scale(normalize: Normalize, seed: int) -> float:
     key, w_IO, x_BI = draw_inputs(seed)
     cotangent_BO = jax.random.normal(key, (CASES, NEURONS))
 
     def gradient(w_IO):
-        return jax.grad(lambda w_IO: jnp.sum(cotangent_BO * normalize(name, w_IO, x_BI)))(w_IO)
+        return jax.grad(lambda w_IO: jnp.sum(cotangent_BO * normalize(x_BI @ w_IO)))(w_IO)
 
     large, small = gradient(SCALE * w_IO), gradient(w_IO)
     return float(SCALE * jnp.linalg.norm(large) / jnp.linalg.norm(small))

@@ -1,7 +1,7 @@
 """Lipschitz constants: power iteration against exact constants, and attention over scale."""
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.optimize import linprog
 
+from eval.claims.estimates import Estimate, mean_over_seeds
 from eval.claims.lab import measure
 from modules.activations import ACTIVATIONS
 from modules.attention import ATTENTIONS
@@ -37,7 +38,7 @@ KERNELS: dict[str, Any] = {'kernels': kernels_for('cpu', 'reference'), 'dtype': 
     'largest_share',
     trains=False,
 )
-def local_lipschitz() -> Iterator[float | Sequence[float]]:
+def local_lipschitz() -> Iterator[float | Estimate]:
     """Yields the gains found by `jacobian_gains` over the exact local Lipschitz constants of MLPs.
 
     The networks are one or two consecutive ReLU blocks with WIDTH inputs, and not constant.
@@ -49,8 +50,8 @@ def local_lipschitz() -> Iterator[float | Sequence[float]]:
     largest = 0.0
     for hidden in BLOCKS.values():
         at_points, in_boxes = zip(*(_lipschitz_shares(hidden, seed) for seed in SEEDS), strict=True)
-        yield [shares.mean() for shares in at_points]
-        yield in_boxes
+        yield mean_over_seeds([shares.mean() for shares in at_points], 'logit')
+        yield mean_over_seeds(in_boxes, 'logit')
         largest = max(largest, *in_boxes, *(float(shares.max()) for shares in at_points))
     yield largest
 
@@ -155,22 +156,47 @@ def _is_feasible(walls: list[tuple[np.ndarray, float]], centre: np.ndarray) -> b
     return bool(solution.success and solution.x[-1] > WALL_MARGIN)
 
 
-@measure('slope_of_products', 'slope_of_tied_distances', trains=False)
+@measure(
+    *('slope_of_products', 'slope_of_tied_distances'),
+    *('slope_of_untied_distances', 'slope_of_tied_distances_with_one_term_scaled'),
+    trains=False,
+)
 def lipschitz_attention() -> Iterator[np.ndarray]:
-    """Yields the slope of log |Jacobian| over log input size, for two kinds of attention.
+    """Yields the slope of log |Jacobian| over log input size, for four kinds of attention.
 
-    The kinds are products, and distances with tied query and key matrices. A causal head is as wide
-    as the model, with Gaussian matrices. At each of SCALES the largest singular value of the
-    Jacobian is taken over rows of three kinds: the last token at 0 and the others normal, the
-    example with which arXiv:2006.04710 proves that products have no constant; all keys at equal
-    distances from the last query; and ROWS of normal tokens that differ in size by up to MIN_SIZE.
+    The kinds are products, distances with tied query and key matrices, distances with free
+    matrices, and tied distances with sqrt(H) under the |k|^2 term alone, as in the code of
+    arXiv:2504.12588. A causal head is as wide as the model, with Gaussian matrices. The largest
+    singular value of the Jacobian is taken over rows of three kinds, each at all SCALES: the last
+    token at 0 and the others normal, the example with which arXiv:2006.04710 proves that products
+    have no constant; all keys at equal distances from the last query; and ROWS of normal tokens
+    that differ in size by up to MIN_SIZE.
     """
-    for attention, is_tied in (('softmax', False), ('l2', True)):
-        logs_CS = np.log([_largest_norms(attention, is_tied, seed) for seed in SEEDS]).T
+    for attention, is_tied, options in (
+        ('softmax', False, {}),
+        ('l2', True, {}),
+        ('l2', False, {}),
+        ('l2', True, {'l2_scaled': 'key'}),
+    ):
+        module = _build_attention(attention, options)
+        logs_CS = np.log([_largest_norms(module, is_tied, seed) for seed in SEEDS]).T
         yield np.polyfit(np.log(SCALES), logs_CS, 1)[0]
 
 
-def _largest_norms(attention: str, is_tied: bool, seed: int) -> list[float]:
+def _build_attention(name: str, options: dict[str, Any]) -> Any:
+    return ATTENTIONS[name](
+        n_heads=1,
+        n_kv_heads=1,
+        head_dim=D_MODEL,
+        # A function stands for the module: no normalisation.
+        qk_norm=lambda name, over: lambda y: y,  # ty: ignore[invalid-argument-type]
+        rotate=POSITIONS['none'].rotate,
+        **KERNELS,
+        **options,
+    )
+
+
+def _largest_norms(module: Any, is_tied: bool, seed: int) -> list[float]:
     rng = np.random.default_rng(seed)
     shape = D_MODEL, D_MODEL
     matrices = {name: rng.standard_normal(shape) / np.sqrt(D_MODEL) for name in 'qkvo'}
@@ -181,42 +207,38 @@ def _largest_norms(attention: str, is_tied: bool, seed: int) -> list[float]:
         'value': matrices['v'].reshape(D_MODEL, 1, D_MODEL),
         'out': matrices['o'].reshape(1, D_MODEL, D_MODEL),
     }
-    norms = []
-    for scale in SCALES:
-        normal_tokens = rng.standard_normal((1, TOKENS, D_MODEL))
-        at_zero = normal_tokens * np.where(np.arange(TOKENS) < TOKENS - 1, 1.0, 0.0)[:, None]
-        sizes = MIN_SIZE ** rng.uniform(0, 1, (ROWS, TOKENS, 1))
-        rows = [
-            at_zero,
-            sizes * rng.standard_normal((ROWS, TOKENS, D_MODEL)),
-            _equidistant(rng, q, k),
-        ]
-        x = jnp.float32(scale * np.concatenate(rows))
-        start = jnp.float32(rng.standard_normal(x.shape))
-        norms.append(float(_measure_attention_stretches(attention, params, x, start).max()))
-    return norms
+    normal_tokens = rng.standard_normal((1, TOKENS, D_MODEL))
+    at_zero = normal_tokens * np.where(np.arange(TOKENS) < TOKENS - 1, 1.0, 0.0)[:, None]
+    sizes = MIN_SIZE ** rng.uniform(0, 1, (ROWS, TOKENS, 1))
+    rows = [
+        at_zero,
+        sizes * rng.standard_normal((ROWS, TOKENS, D_MODEL)),
+        _equidistant(rng, q, k),
+    ]
+    # The same rows at all sizes, so that nothing but the size differs.
+    x = np.concatenate(rows)
+    start = jnp.float32(rng.standard_normal(x.shape))
+    return [
+        float(_measure_attention_stretches(module, params, jnp.float32(scale * x), start).max())
+        for scale in SCALES
+    ]
 
 
 def _equidistant(rng: np.random.Generator, q: np.ndarray, k: np.ndarray) -> np.ndarray:
-    """Returns a row [1, T, D] with all keys x k at equal distances from the last query x q."""
+    """Returns a row [1, T, D] with all keys x k at equal distances from the last query x q.
+
+    Its root mean square is 1, as that of normal tokens.
+    """
     last = rng.standard_normal(D_MODEL)
     offsets = rng.standard_normal((TOKENS - 1, D_MODEL))
     offsets *= np.linalg.norm(last @ q - last @ k) / np.linalg.norm(offsets, axis=1, keepdims=True)
     other_tokens = np.linalg.solve(k.T, (last @ q + offsets).T).T
-    return np.concatenate([other_tokens, last[None]])[None]
+    x_TD = np.concatenate([other_tokens, last[None]])
+    return x_TD[None] / np.sqrt(np.mean(x_TD**2))
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _measure_attention_stretches(attention, params, x_BTD, start_BTD):
-    module = ATTENTIONS[attention](
-        n_heads=1,
-        n_kv_heads=1,
-        head_dim=D_MODEL,
-        # A function stands for the module: no normalisation.
-        qk_norm=lambda name, over: lambda y: y,  # ty: ignore[invalid-argument-type]
-        rotate=POSITIONS['none'].rotate,
-        **KERNELS,
-    )
+def _measure_attention_stretches(module, params, x_BTD, start_BTD):
     params = jax.tree.map(jnp.float32, params)
 
     def mix(x_BTD):

@@ -1,8 +1,9 @@
 """Marginals of a random language from a single pass, against conditionals and exact values."""
 
+import dataclasses
 import functools
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import jax
@@ -12,6 +13,7 @@ import optax
 from scipy import stats
 
 from eval.claims import lab
+from eval.claims.estimates import Estimate, mean_over_seeds
 from eval.claims.lab import measure
 from lm.training.state import Learner, init_state, make_hyper
 from modules.losses.marginals import (
@@ -29,6 +31,7 @@ MASK = SYMBOLS  # the token in hidden places
 ROWS, STEPS, PEAK = 64, (1500, 2500), (5e-3, 3e-3)  # of conditionals, then of marginals
 COMPARED, ORDERS, SEEDS = 256, 5, 5  # rows; orders whose mean probability is compared with
 COUNTS = {'rows': LENGTH, 'halves': LENGTH // 2}  # known places of the compared parts
+HEADS = ('f', 'f_of_all_hidden', 'supervised_f')
 MODEL = {
     'model.d_model': 32,
     'model.n_layers': 2,
@@ -47,13 +50,15 @@ Layers = list[tuple[jax.Array, jax.Array]]  # matrices and biases
 
 @measure(
     *(
-        f'rank_correlation_of_f_with_{reference}_of_{part}'
+        f'rank_correlation_of_{head}_with_{reference}_of_{part}'
+        for head in HEADS[:2]
         for part in COUNTS
         for reference in ('conditionals', 'exact')
-    )
+    ),
+    'rank_correlation_of_supervised_f_with_exact_of_rows',
 )
-def any_order_marginals() -> Iterable[Iterable[float]]:
-    """Returns rank correlations of a network's single output with probabilities of rows and halves.
+def any_order_marginals() -> Iterator[Estimate]:
+    """Yields rank correlations of a network's single output with probabilities of rows and halves.
 
     Rows of LENGTH symbols come from a Markov chain that is drawn for each of SEEDS. A model of two
     blocks without a causal mask learns conditionals from random cuts. Then a head on its last
@@ -64,12 +69,24 @@ def any_order_marginals() -> Iterable[Iterable[float]]:
     COMPARED rows, and COMPARED random parts of LENGTH / 2 places, get a log-probability from f;
     from conditionals, as the log of the mean over ORDERS of their product, as in that code; and
     from the chain, exactly. rank_correlation: Spearman's, of two of these.
+
+    f_of_all_hidden: a head that learns from the sum of the conditionals of all hidden places
+    instead of that of the next place. supervised_f: a head that learns the exact values.
     """
     learner, _ = lab.build_small_learner(MODEL, SYMBOLS + 1, MASK)
     train_and_score = jax.jit(functools.partial(_train, learner))
-    return zip(
-        *(rank_correlations(*train_and_score(jax.random.key(seed))) for seed in range(SEEDS)),
-        strict=True,
+    by_seed = [rank_correlations(*train_and_score(jax.random.key(s))) for s in range(SEEDS)]
+    correlations_HCS = np.moveaxis(np.array(by_seed), 0, -1)
+    for correlations_S in (*correlations_HCS[0], *correlations_HCS[1], correlations_HCS[2][1]):
+        yield _estimate_correlation(correlations_S)
+
+
+def _estimate_correlation(correlations: np.ndarray) -> Estimate:
+    """Returns the mean, with an interval of Fisher's z, the logit of (1 + r) / 2."""
+    share = mean_over_seeds((1 + correlations) / 2, 'logit')
+    value, low, high = (2 * x - 1 for x in (share.value, share.low, share.high))
+    return dataclasses.replace(
+        share, value=value, low=low, high=high, deviation=2 * share.deviation
     )
 
 
@@ -100,17 +117,17 @@ def draw_rows(key: jax.Array, chain_VV: jax.Array, rows: int) -> jax.Array:
     return jnp.concatenate([first_B[None], rest_TB]).T
 
 
-def exact_marginals(chain_VV: np.ndarray, known_BT: np.ndarray) -> np.ndarray:
-    """Returns log p of the symbols other than MASK, [B], by the forward algorithm."""
+def exact_marginals(chain_VV: Any, known_BT: Any) -> Any:
+    """Returns p of the symbols other than MASK, [B], by the forward algorithm."""
     symbols_V = np.arange(SYMBOLS)
 
     def matches(known_B):
-        return (known_B[:, None] == MASK) | (known_B[:, None] == symbols_V)
+        return (known_B[:, None] == MASK) | (known_B[:, None] == symbols_V[None])
 
     p_BV = matches(known_BT[:, 0]) / SYMBOLS
     for known_B in known_BT[:, 1:].T:
         p_BV = (p_BV @ chain_VV) * matches(known_B)
-    return np.log(p_BV.sum(1))
+    return p_BV.sum(1)
 
 
 def apply_model(
@@ -153,7 +170,7 @@ def apply_head(layers: Layers, x_BD: jax.Array) -> jax.Array:
 
 
 def _train(learner, key):
-    """Trains a model and a head; returns (the chain, `_score_parts` of the model)."""
+    """Trains a model and HEADS; returns (the chain, `_score_parts` of them)."""
     chain_key, start_key, head_key, conditional_key, marginal_key, row_key, part_key = (
         jax.random.split(key, 7)
     )
@@ -172,33 +189,52 @@ def _train(learner, key):
         logits_BTV, _ = apply_model(learner, params, hide_tokens(tokens_BT, cut.known_BT, MASK))
         return jnp.mean(conditional_losses(logits_BTV, tokens_BT, cut.known_BT))
 
-    def marginal_loss(layers, key):
+    def marginal_loss(heads, key):
         tokens_BT, cut = draw_batch(key)
-        after_BT = hide_tokens(tokens_BT, cut.known_BT | cut.next_BT, MASK)
         hidden_1T = jnp.full((1, LENGTH), MASK, tokens_BT.dtype)
+        after_BT = hide_tokens(tokens_BT, cut.known_BT | cut.next_BT, MASK)
+        rest_BT = jnp.concatenate([after_BT, hidden_1T])
         logits_BTV, before_BD = apply_model(
             learner, params, hide_tokens(tokens_BT, cut.known_BT, MASK)
         )
-        _, rest_BD = apply_model(learner, params, jnp.concatenate([after_BT, hidden_1T]))
-        log_p_B = log_conditionals(logits_BTV, tokens_BT, cut.next_BT)
-        before_B, f_B = apply_head(layers, before_BD), apply_head(layers, rest_BD)
-        return jnp.mean(consistency_losses(before_B, log_p_B, f_B[:-1], f_B[-1], LENGTH))
+        _, rest_BD = apply_model(learner, params, rest_BT)
+
+        def consistency_loss(layers, next_BT):
+            log_p_B = log_conditionals(logits_BTV, tokens_BT, next_BT)
+            before_B, f_B = apply_head(layers, before_BD), apply_head(layers, rest_BD)
+            losses_B = consistency_losses(before_B, log_p_B, f_B[:-1], f_B[-1], LENGTH)
+            return jnp.mean(losses_B)
+
+        error_B = apply_head(heads['supervised_f'], rest_BD) - jnp.log(
+            exact_marginals(chain_VV, rest_BT)
+        )
+        # The heads share no weights, so that each learns as it would alone.
+        return (
+            consistency_loss(heads['f'], cut.next_BT)
+            + consistency_loss(heads['f_of_all_hidden'], ~cut.known_BT)
+            + jnp.mean(error_B**2)
+        )
 
     start = init_state(learner, make_hyper(learner.recipe), start_key).params
     params = minimize(conditional_loss, start, conditional_key, STEPS[0], PEAK[0])
-    layers = minimize(marginal_loss, init_head(head_key), marginal_key, STEPS[1], PEAK[1])
+    heads = dict.fromkeys(HEADS, init_head(head_key))
+    heads = minimize(marginal_loss, heads, marginal_key, STEPS[1], PEAK[1])
     tokens_BT = draw_rows(row_key, chain_VV, COMPARED)
-    return chain_VV, _score_parts(learner, params, layers, part_key, tokens_BT)
+    return chain_VV, _score_parts(learner, params, heads, part_key, tokens_BT)
 
 
-def _score_parts(learner, params, layers, key, tokens_BT):
-    """Returns (known symbols, f minus f of hidden rows, log p by ORDERS chains) by COUNTS."""
+def _score_parts(learner, params, heads, key, tokens_BT):
+    """Returns (known symbols, f minus f of hidden rows, log p by ORDERS chains) by COUNTS.
+
+    f of each of HEADS, [H, B].
+    """
 
     def conditionals(known_BT):
         return apply_model(learner, params, known_BT)[0]
 
     def f(known_BT):
-        return apply_head(layers, apply_model(learner, params, known_BT)[1])
+        x_BD = apply_model(learner, params, known_BT)[1]
+        return jnp.stack([apply_head(heads[name], x_BD) for name in HEADS])
 
     parts = []
     for count in COUNTS.values():
@@ -218,16 +254,20 @@ def _score_parts(learner, params, layers, key, tokens_BT):
 
 def rank_correlations(
     chain_VV: np.ndarray, by_part: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]]
-) -> list[float]:
-    """Returns the values of `any_order_marginals` for one seed.
+) -> list[list[float]]:
+    """Returns the values of `any_order_marginals` for one seed, by head.
 
     by_part: as returned by `_score_parts`.
     """
     correlations = []
     for part in by_part:
-        known_BT, f_B, chains_OB = (np.array(x) for x in part)
-        f_B, chains_OB = np.float64(f_B), np.float64(chains_OB)
-        mean_B = np.logaddexp.reduce(chains_OB, 0) - np.log(ORDERS)
+        known_BT, f_HB, chains_OB = (np.array(x) for x in part)
+        mean_B = np.logaddexp.reduce(np.float64(chains_OB), 0)
         exact_B = exact_marginals(np.asarray(chain_VV, np.float64), known_BT)
-        correlations += [float(stats.spearmanr(f_B, other_B)[0]) for other_B in (mean_B, exact_B)]
-    return correlations
+        correlations.append(
+            [
+                [float(stats.spearmanr(f_B, other_B)[0]) for other_B in (mean_B, exact_B)]
+                for f_B in np.asarray(f_HB, np.float64)
+            ]
+        )
+    return [list(itertools.chain(*by_head)) for by_head in zip(*correlations, strict=True)]

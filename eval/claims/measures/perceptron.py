@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from eval.claims.estimates import Estimate, mean_over_seeds
 from eval.claims.lab import measure
 from modules.optim.classic import sgd
 from modules.optim.variants import normalized_gd
@@ -16,10 +17,12 @@ from modules.params import ParamSpec
 SPECS = {'theta': ParamSpec('vector', ('embed',))}
 DESCENTS = {'plain': sgd(SPECS, momentum=0.0), 'normalized': normalized_gd(SPECS)}
 SMALL, LARGE = 1.0, 100.0  # learning rates, of those of the paper
+FLOW = SMALL / 10  # at which descent follows the gradient flow
 MOST_STEPS = 1_000_000
 DISAGREEING = (50, 100, 200, 400, 800)  # numbers of points, of which one disagrees
 MARGIN = 0.3
 POINTS, DIMENSIONS, LEAST_MARGIN, SEEDS = 600, 32, 0.05, 50
+FEW_SEEDS = 5  # of SEEDS, at FLOW, where descent takes ten times as many steps
 POSITIVES = {'balanced': POINTS // 2, 'imbalanced': POINTS // 50}
 
 
@@ -30,7 +33,9 @@ class Descent(NamedTuple):
     largest_loss: float
 
 
-def descend_until_separated(points: np.ndarray, descent: str, lr: float) -> Descent:
+def descend_until_separated(
+    points: np.ndarray, descent: str, lr: float, power: float = 1.0
+) -> Descent:
     """Runs gradient descent from 0 on points y_i a_i until each margin y_i a_i . theta > 0.
 
     The loss is the mean of log(1 + exp(-margin)). Raises ValueError after MOST_STEPS.
@@ -39,16 +44,17 @@ def descend_until_separated(points: np.ndarray, descent: str, lr: float) -> Desc
       points: y_i a_i, [n, d].
       descent: key of DESCENTS.
       lr: learning rate.
+      power: normalized descent divides by the error probability to this power.
     """
     with jax.enable_x64(True):  # with a large rate margins are far apart
-        steps, largest = jax.device_get(_descend(jnp.asarray(points), descent, lr))
+        steps, largest = jax.device_get(_descend(jnp.asarray(points), descent, lr, power))
     if steps >= MOST_STEPS:
         raise ValueError(f'{descent} descent at {lr} did not separate {len(points)} points')
     return Descent(int(steps), float(largest))
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def _descend(points: jax.Array, descent: str, lr: Any) -> tuple[Any, Any]:
+@functools.partial(jax.jit, static_argnums=(1, 3))
+def _descend(points: jax.Array, descent: str, lr: Any, power: float) -> tuple[Any, Any]:
     transform = DESCENTS[descent]
 
     def margins(params):
@@ -60,7 +66,7 @@ def _descend(points: jax.Array, descent: str, lr: Any) -> tuple[Any, Any]:
     def step(carry):
         params, state, steps, largest = carry
         value, grads = jax.value_and_grad(loss)(params)
-        means = {'error_probability': jnp.mean(jax.nn.sigmoid(-margins(params)))}
+        means = {'error_probability': jnp.mean(jax.nn.sigmoid(-margins(params))) ** power}
         direction, state = transform.update(grads, state, params, means=means)
         params = jax.tree.map(lambda w, d: w - lr * d, params, direction)
         return params, state, steps + 1, jnp.maximum(largest, value)
@@ -104,8 +110,11 @@ def draw_points(positives: int, seed: int) -> np.ndarray:
     'plain_steps_at_large_over_small_rate',
     *(f'largest_loss_over_first_at_{rate}_rate' for rate in ('small', 'large')),
     *(f'normalized_over_plain_steps_of_{kind}_points' for kind in POSITIVES),
+    *('plain_steps_at_small_rate_over_a_tenth', 'largest_loss_over_first_of_doubled_gradients'),
+    'normalized_over_plain_steps_of_disagreeing_points',
+    'slope_of_steps_over_points_of_root',
 )
-def steps_to_separate() -> Iterator[float | list[float]]:
+def steps_to_separate() -> Iterator[float | Estimate]:
     """Yields the steps until plain and normalized gradient descent separate points.
 
     Source: arXiv:2412.08424.
@@ -114,31 +123,48 @@ def steps_to_separate() -> Iterator[float | list[float]]:
     With random points, over SEEDS: the steps of plain descent at LARGE over those at SMALL; its
     largest loss at each rate over the loss at 0; the steps of normalized descent at LARGE over the
     steps of plain descent, with equally many points on both sides and with few on one side.
+
+    Then the steps of plain descent at SMALL over those at FLOW, over FEW_SEEDS; its largest
+    loss at SMALL for gradients that are twice as large; the steps of normalized descent over those
+    of plain descent for the most points with one that disagrees; and the slope for gradients
+    divided by the root of the error probability.
     """
-    for descent in DESCENTS:
-        steps = [
-            descend_until_separated(build_disagreeing_points(n), descent, LARGE).steps
+
+    def count_steps(descent, power=1.0):
+        return [
+            descend_until_separated(build_disagreeing_points(n), descent, LARGE, power).steps
             for n in DISAGREEING
         ]
-        yield float(np.polyfit(np.log(DISAGREEING), np.log(steps), 1)[0])
 
-    def run_seeds(kind, descent, lr):
+    def slope(steps):
+        return float(np.polyfit(np.log(DISAGREEING), np.log(steps), 1)[0])
+
+    def run_seeds(kind, descent, lr, seeds=SEEDS):
         return [
             descend_until_separated(draw_points(POSITIVES[kind], seed), descent, lr)
-            for seed in range(SEEDS)
+            for seed in range(seeds)
         ]
 
-    def ratios(descents, baselines):
-        return [
-            run.steps / baseline.steps for run, baseline in zip(descents, baselines, strict=True)
-        ]
+    def compare_steps(runs, baselines):
+        return mean_over_seeds(
+            [run.steps / baseline.steps for run, baseline in zip(runs, baselines, strict=True)],
+            'log',
+        )
 
+    def compare_loss(runs):
+        return mean_over_seeds([run.largest_loss / np.log(2) for run in runs], 'log')
+
+    steps = {descent: count_steps(descent) for descent in DESCENTS}
+    yield from (slope(steps[descent]) for descent in DESCENTS)
     slow, fast = (run_seeds('balanced', 'plain', lr) for lr in (SMALL, LARGE))
-    yield ratios(fast, slow)
-    for runs in (slow, fast):
-        yield [run.largest_loss / np.log(2) for run in runs]
+    yield compare_steps(fast, slow)
+    yield from (compare_loss(runs) for runs in (slow, fast))
     for kind, plain in (
         ('balanced', fast),
         ('imbalanced', run_seeds('imbalanced', 'plain', LARGE)),
     ):
-        yield ratios(run_seeds(kind, 'normalized', LARGE), plain)
+        yield compare_steps(run_seeds(kind, 'normalized', LARGE), plain)
+    yield compare_steps(slow[:FEW_SEEDS], run_seeds('balanced', 'plain', FLOW, FEW_SEEDS))
+    yield compare_loss(run_seeds('balanced', 'plain', 2 * SMALL))
+    yield steps['normalized'][-1] / steps['plain'][-1]
+    yield slope(count_steps('normalized', power=0.5))

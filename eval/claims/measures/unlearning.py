@@ -9,6 +9,7 @@ import numpy as np
 import optax
 
 from eval.claims import lab
+from eval.claims.estimates import Estimate
 from eval.claims.lab import measure
 from lm.training.state import Learner, State, init_state, make_hyper
 from lm.training.step import Batch, compute_activations, target_weights
@@ -18,9 +19,9 @@ VOCAB, BOS, KEY, VALUE = 64, 0, 4, 4  # tokens of keys and values
 TEMPLATE = (1, 2, 3, 4)  # the value of keys that the model knows nothing of; of no other
 STRINGS, UNKNOWN, FORGOTTEN = 100, 20, 10
 STEPS, LR = 300, 3e-3  # of memorising
-RATES, MOST_STEPS, MATCHED = (1e-4, 3e-4, 1e-3), 300, 0.05  # of forgetting
-SEEDS = 5
-METHODS = ('ascent', *(f'flat_{name}' for name in DIVERGENCES))
+RATES, MOST_STEPS, MATCHED = (1e-5, 3e-5, 1e-4), 500, 0.05  # of forgetting
+SEEDS = lab.TUNING_SEEDS + 5
+METHODS = ('ascent', *(f'flat_{name}' for name in DIVERGENCES), 'flat_without_template')
 
 
 class Strings(NamedTuple):
@@ -35,15 +36,18 @@ class Strings(NamedTuple):
     template: Batch
 
 
-@measure(*(f'cost_of_{name}_over_ascent' for name in METHODS[1:]))
-def forgetting() -> Iterator[np.ndarray]:
+@measure(*(f'cost_of_{name}_over_ascent' for name in (*METHODS[1:], 'retraining')))
+def forgetting() -> Iterator[Estimate | np.ndarray]:
     """Yields the cost for the retained strings of forgetting a tenth, by METHODS.
 
     A model of two blocks of configs/studies/small.py memorises STRINGS of random keys and values,
     and to answer UNKNOWN keys with TEMPLATE. Each method trains by Adam until the model gives fewer
     than MATCHED of the forgotten values in full. cost: the increase of the loss on the retained
-    values, in nats per token, at the rate of RATES with the least mean cost; infinite if MOST_STEPS
-    do not suffice. The ratio to ascent (arXiv:2410.11143) is computed for each of SEEDS.
+    values, in nats per token, at the rate of RATES with the least mean cost over the tuning seeds;
+    infinite if MOST_STEPS do not suffice. The ratio to ascent (arXiv:2410.11143) is computed for
+    each other seed of SEEDS. flat_without_template: total variation without the term of the
+    template. retraining: a model with the same initial weights that never memorises the strings to
+    forget.
     """
     changes = {'model.n_layers': 2, 'optim.lr': LR, 'train.steps': STEPS}
     learner, _ = lab.build_small_learner(changes, VOCAB, BOS)
@@ -51,14 +55,12 @@ def forgetting() -> Iterator[np.ndarray]:
     strings = [_draw_strings(np.random.default_rng(seed)) for seed in range(SEEDS)]
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *strings)
     keys = jax.random.split(jax.random.key(0), SEEDS)
-    costs_SMR = np.asarray(
-        lab.map_seeds(lambda inputs: _forget(learner, *inputs), (stacked, keys)), np.float64
+    costs_SMR, retrained_S = jax.tree.map(
+        np.float64, lab.map_seeds(lambda inputs: _forget(learner, *inputs), (stacked, keys))
     )
-    ascent_S, *costs = (
-        costs_SMR[:, i, lab.best_rate_index(costs_SMR[:, i], lowest=True)]
-        for i in range(len(METHODS))
-    )
-    yield from (cost_S / ascent_S for cost_S in costs)
+    ascent, *arms = (lab.tune(costs_SMR[:, i], lowest=True) for i in range(len(METHODS)))
+    yield from (lab.estimate_ratio(arm, ascent) for arm in arms)
+    yield retrained_S[lab.TUNING_SEEDS :] / ascent.scores
 
 
 def _draw_strings(rng: np.random.Generator) -> Strings:
@@ -113,12 +115,24 @@ def _compute_answers(learner: Learner, state: State, batch: Batch) -> Answers:
     )
 
 
-def _forget(learner: Learner, strings: Strings, key: jax.Array) -> jax.Array:
-    """Returns the cost [method, rate] of one model."""
+def _forget(learner: Learner, strings: Strings, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the cost [method, rate] of one model, and that of retraining it."""
     hyper = make_hyper(learner.recipe)
-    memorised = jax.tree.map(lambda x: jnp.broadcast_to(x, (STEPS, *x.shape)), strings.whole)
-    start = lab.train_model(learner, hyper, init_state(learner, hyper, key), memorised)
+
+    def memorise(batch):
+        batches = jax.tree.map(lambda x: jnp.broadcast_to(x, (STEPS, *x.shape)), batch)
+        return lab.train_model(learner, hyper, init_state(learner, hyper, key), batches)
+
+    targets = jnp.asarray(strings.whole['targets'])
+    without = {**strings.whole, 'targets': targets.at[:FORGOTTEN].set(0)}
+    batches = jax.tree.map(lambda *leaves: jnp.stack(leaves), strings.whole, without)
+    states = jax.lax.map(memorise, batches)
+    start, retrained = (jax.tree.map(lambda x, i=i: x[i], states) for i in range(2))
     before = _compute_answers(learner, start, strings.retained)
+
+    def compute_cost(state):
+        after = _compute_answers(learner, state, strings.retained)
+        return (jnp.mean(after.losses_R) - jnp.mean(before.losses_R)) / VALUE
 
     def run_method(method_and_rate):
         method_id, rate = method_and_rate
@@ -152,16 +166,15 @@ def _forget(learner: Learner, strings: Strings, key: jax.Array) -> jax.Array:
 
         initial = start.params, transform.init(start.params), 0, False
         params, _, _, done = jax.lax.while_loop(is_running, forget, initial)
-        answers_after = _compute_answers(learner, start.replace(params=params), strings.retained)
-        cost = (jnp.mean(answers_after.losses_R) - jnp.mean(before.losses_R)) / VALUE
-        return jnp.where(done, cost, jnp.inf)
+        return jnp.where(done, compute_cost(start.replace(params=params)), jnp.inf)
 
     method_id, rates = np.indices((len(METHODS), len(RATES))).reshape(2, -1)
     costs = jax.lax.map(run_method, (jnp.array(method_id), jnp.float32(RATES)[rates]))
-    return costs.reshape(len(METHODS), len(RATES))
+    return costs.reshape(len(METHODS), len(RATES)), compute_cost(retrained)
 
 
 def _objectives(losses_R: jax.Array, template: jax.Array, forgotten: jax.Array) -> jax.Array:
     """Returns the objectives of METHODS, stacked."""
     ascent = -jnp.mean(losses_R) / VALUE
-    return jnp.stack([ascent, *(flat_loss(template, forgotten, name) for name in DIVERGENCES)])
+    flat = [flat_loss(template, forgotten, name) for name in DIVERGENCES]
+    return jnp.stack([ascent, *flat, flat_loss(jnp.zeros_like(template), forgotten)])

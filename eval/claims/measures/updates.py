@@ -7,21 +7,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from eval.claims.estimates import Estimate, mean_over_seeds
 from eval.claims.lab import measure
 from modules.optim.classic import sgd
-from modules.optim.muon import auon, muon
+from modules.optim.muon import auon, muon, newton_schulz
 from modules.params import ParamSpec
 
 SPECS = {'w': ParamSpec('hidden', ('embed', 'mlp'), ('embed',))}
-MOMENTUM, GAMMA = 0.95, 1.5  # as published
+MOMENTUM, GAMMA, PAPER_GAMMA, MUON_EPS = 0.95, 1.5, 1.0, 1e-7  # as published
 OPTIMIZERS = {
     # Its first sum is the gradient: 1 / (1 - MOMENTUM) times the average that the others have.
     'momentum': sgd(SPECS, momentum=MOMENTUM, nesterov=True),
     'auon': auon(SPECS, momentum=MOMENTUM, auon_gamma=GAMMA),
-    'auon_of_paper': auon(SPECS, momentum=MOMENTUM, auon_gamma=1.0, auon_form='paper'),
-    'muon': muon(SPECS, momentum=MOMENTUM, muon_scale='none'),
+    'auon_of_paper': auon(SPECS, momentum=MOMENTUM, auon_gamma=PAPER_GAMMA, auon_form='paper'),
+    'muon': muon(SPECS, momentum=MOMENTUM, eps=MUON_EPS, muon_scale='none'),
+}
+ITERATIONS = {  # steps and polynomial, in place of Muon's 5 steps of the quintic
+    'muon_of_2_steps': (2, 'quintic'),
+    '5_convergent_steps': (5, 'convergent'),
+    '12_convergent_steps': (12, 'convergent'),
 }
 SHAPES, STEPS, SEEDS = ((128, 128), (64, 256)), 20, 10
+SMALL = 16  # side of a block of these, in which cosh is further from 1
 CONDITION = 1e3  # of gradients that are ill-conditioned
 BAND = 0.5, 1.5  # of singular values, as the code of Muon says
 
@@ -64,15 +71,44 @@ def _last_update(name: str, grads: jax.Array) -> jax.Array:
     return jax.lax.scan(step, optimizer.init(params), grads)[1][-1]
 
 
-@measure(
+def iterate_average(name: str, average: np.ndarray) -> np.ndarray:
+    """Returns a matrix [I, O] after the steps of a row of ITERATIONS, in float64."""
+    steps, polynomial = ITERATIONS[name]
+    with jax.enable_x64(True):
+        return np.asarray(_newton_schulz(jnp.asarray(average), steps, MUON_EPS, polynomial))
+
+
+_newton_schulz = jax.jit(newton_schulz, static_argnames=('steps', 'polynomial'))
+
+
+def auon_directions(average: np.ndarray, axis: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """Returns AuON's directions for a matrix [I, O], in the form of the code and of the paper.
+
+    axis: of the norms that the matrix is divided by; None, all of the matrix, as published.
+    """
+    unit = average / np.linalg.norm(average, axis=axis, keepdims=True)
+    code, paper = (np.sqrt(np.mean(np.cosh(g * unit) ** 2)) for g in (GAMMA, PAPER_GAMMA))
+    factor = np.sqrt(max(1.0, average.shape[1] / average.shape[0]))
+    return average / code, factor * unit / paper
+
+
+VALUES = (
     *(f'share_of_singular_values_of_muon_in_band_of_{kind}_gradients' for kind in GRADIENTS),
     *(f'condition_number_of_{name}_over_that_of_momentum' for name in ('auon', 'muon')),
     'relative_difference_of_auon_from_momentum',
     'spectral_norm_of_auon_of_paper',
     'largest_singular_value_of_muon',
-    trains=False,
+    'condition_number_of_muon_of_2_steps_over_that_of_momentum',
+    'spectral_norm_of_auon_by_rows_of_paper',
+    'relative_difference_of_small_auon_from_momentum',
+    'relative_difference_of_auon_by_rows_from_momentum',
+    'share_of_singular_values_of_12_convergent_steps_in_band_of_ill_conditioned_gradients',
+    'share_of_singular_values_of_5_convergent_steps_in_band_of_random_gradients',
 )
-def singular_values_of_updates() -> Iterator[np.ndarray]:
+
+
+@measure(*VALUES, trains=False)
+def singular_values_of_updates() -> Iterator[Estimate]:
     """Yields numbers of the singular values of AuON's and Muon's updates of momentum.
 
     Over SEEDS, the worst of SHAPES. AuON (arXiv:2509.24320): the relative difference of its update
@@ -80,31 +116,64 @@ def singular_values_of_updates() -> Iterator[np.ndarray]:
     gradients; the spectral norm in the form of the paper. Muon
     (https://kellerjordan.github.io/posts/muon/): the same ratio; the share of its singular values
     in BAND, and the largest.
+
+    Controls and broken methods: the ratio of condition numbers after two of Muon's five steps; for
+    AuON, the norm of each row in place of that of the matrix, in both forms, and between them
+    blocks of SMALL x SMALL, from which cosh is 1 + GAMMA^2 / (2 SMALL^2); for Muon, the polynomial
+    that converges to 1, which needs 12 steps for ill-conditioned gradients and is too slow in 5 for
+    random ones.
     """
-    numbers_SCN = np.array(
-        [[measure_updates(shape, seed) for shape in SHAPES] for seed in range(SEEDS)], float
-    )
-    for i in range(numbers_SCN.shape[-1]):
-        worst = np.min if i < len(GRADIENTS) else np.max  # shares come first
-        yield worst(numbers_SCN[..., i], 1)
+    cases = [(kind, shape) for kind in GRADIENTS for shape in SHAPES]
+    rows = [[measure_updates(*case, seed) for case in cases] for seed in range(SEEDS)]
+    for name in VALUES:
+        worst, scale = (min, 'logit') if name.startswith('share') else (max, 'log')
+        yield mean_over_seeds(
+            [worst(numbers[name] for numbers in row if name in numbers) for row in rows], scale
+        )
 
 
-def measure_updates(shape: tuple[int, int], seed: int) -> list[float]:
-    """Returns the numbers of `singular_values_of_updates` for one shape and seed."""
-    shares, differences, largest, norms = [], [], [], []
-    for draw in GRADIENTS.values():
-        grads = draw(shape, seed)
-        updates = {name: last_update(name, grads) for name in OPTIMIZERS}
-        average = (1 - MOMENTUM) * updates['momentum']
-        gap = np.linalg.norm(updates['auon'] - average)
-        differences.append(gap / np.linalg.norm(average))
-        values = {name: np.linalg.svd(update, compute_uv=False) for name, update in updates.items()}
-        norms.append(values['auon_of_paper'][0])
-        largest.append(values['muon'][0])
-        is_within = (values['muon'] >= BAND[0]) & (values['muon'] <= BAND[1])
-        shares.append(is_within.mean())
-    condition = {
-        name: singular_values[0] / singular_values[-1] for name, singular_values in values.items()
-    }  # of the last kind
-    ratios = [condition[name] / condition['momentum'] for name in ('auon', 'muon')]
-    return [*shares, *ratios, max(differences), max(norms), max(largest)]
+def measure_updates(kind: str, shape: tuple[int, int], seed: int) -> dict[str, float]:
+    """Returns the numbers of `singular_values_of_updates` for one kind of gradients, by name.
+
+    Args:
+      kind: row of GRADIENTS.
+      shape: of the matrices.
+      seed: of the gradients.
+    """
+    grads = GRADIENTS[kind](shape, seed)
+    small_grads = grads[:, :SMALL, :SMALL]
+    updates = {name: last_update(name, grads) for name in OPTIMIZERS}
+    average = (1 - MOMENTUM) * updates['momentum']
+    small_average = (1 - MOMENTUM) * last_update('momentum', small_grads)
+    updates |= {name: iterate_average(name, average) for name in ITERATIONS}
+    by_rows, updates['auon_by_rows_of_paper'] = auon_directions(average, axis=1)
+    values = {name: np.linalg.svd(update, compute_uv=False) for name, update in updates.items()}
+    shares = {
+        f'share_of_singular_values_of_{name}_in_band_of_{kind}_gradients': np.mean(
+            (values[name] >= BAND[0]) & (values[name] <= BAND[1])
+        )
+        for name in ('muon', '5_convergent_steps', '12_convergent_steps')
+    }
+    condition = {name: value[0] / value[-1] for name, value in values.items()}
+    ratios = {
+        f'condition_number_of_{name}_over_that_of_momentum': condition[name] / condition['momentum']
+        for name in ('auon', 'muon', 'muon_of_2_steps')
+        if kind == 'ill_conditioned'
+    }
+    differences = {
+        f'relative_difference_of_{name}_from_momentum': np.linalg.norm(update - momentum)
+        / np.linalg.norm(momentum)
+        for name, update, momentum in (
+            ('auon', updates['auon'], average),
+            ('small_auon', last_update('auon', small_grads), small_average),
+            ('auon_by_rows', by_rows, average),
+        )
+    }
+    return {
+        **shares,
+        **ratios,
+        **differences,
+        'spectral_norm_of_auon_of_paper': values['auon_of_paper'][0],
+        'spectral_norm_of_auon_by_rows_of_paper': values['auon_by_rows_of_paper'][0],
+        'largest_singular_value_of_muon': values['muon'][0],
+    }

@@ -10,7 +10,7 @@ import pytest
 
 from eval.claims.claim import read_claims
 from eval.claims.evidence import measure_digest
-from eval.claims.lab import Task, measure
+from eval.claims.lab import TUNING_SEEDS, Task, measure
 from eval.claims.measures import classifiers
 from eval.claims.measures.rows import MEASURES, MODULES
 from lm.storage.files import read_json
@@ -18,7 +18,8 @@ from tests import ROOT
 
 BOARD = ROOT / 'docs' / 'claims' / 'board.json'
 TINY = Task(4, 8, 0.7, n_train=128, n_held_out=128)
-CLASSIFIER = {'RATES': (1e-3, 1e-2), 'WIDTH': 8}
+TUNED = {'SEEDS': TUNING_SEEDS + 2}  # two are left after those that choose the rate
+CLASSIFIER = {'RATES': (1e-3, 1e-2), 'WIDTH': 8} | TUNED
 SIZES = {  # for measures with training loops; others have their own tests, or no size
     'wrong_labels': CLASSIFIER,
     'ranks': CLASSIFIER,
@@ -26,16 +27,17 @@ SIZES = {  # for measures with training loops; others have their own tests, or n
     'rare_class': CLASSIFIER,
     'any_order_marginals': {'STEPS': (30, 3), 'COMPARED': 32},
     'balance_of_teachers': {'STEPS': 4, 'TEACHER': 8, 'STUDENT': 4},
-    'bigrams': {'STEPS': 4, 'PAIRS': 64, 'BATCH': 4},
-    'binary_accuracy': {'EPOCHS': 2, 'PERIOD': 1, 'WIDTH': 4, 'BATCH': 512},
-    'forgetting': {'STEPS': 2, 'RATES': (1e-3,)},  # nothing is memorised, at no cost: 0 / 0
+    'bigrams': {'STEPS': 4, 'PAIRS': 64, 'BATCH': 4} | TUNED,
+    'binary_accuracy': {'EPOCHS': 2, 'PERIOD': 1, 'WIDTH': 4, 'BATCH': 512} | TUNED,
+    'forgetting': {'STEPS': 2, 'RATES': (1e-3,)} | TUNED,  # nothing is memorised, at no cost: 0 / 0
     'heads_of_students': {'STEPS': 4, 'LOOKS': 2, 'TEACHER': 8, 'STUDENT': 4},
     'imbalanced_collapse': {'STEPS': 30},
-    'large_batches': {'TASK': TINY, 'RATES': (0.01, 0.1), 'WIDTH': 8},
-    'norms_alone': {'TASK': TINY, 'RATES': (1e-3, 1e-2), 'HIDDEN': 2, 'WIDTH': 8},
+    'large_batches': {'TASK': TINY, 'WIDTH': 8} | TUNED,
+    'norms_alone': {'TASK': TINY, 'RATES': (1e-3, 1e-2), 'HIDDEN': 2, 'WIDTH': 8} | TUNED,
     'one_step': {'STEPS': 4, 'PROMPTS': 16},
-    'rescaled_rows': {'STEPS': 8, 'RATES': (1e-3,), 'TASK': Task(10, 30, 0.7, 64, 64), 'WIDTH': 8},
-    'unlearned_points': {'HALVES': 200, 'MODELS': 4, 'AT_ONCE': 4, 'STEPS': 30},
+    'rescaled_rows': {'STEPS': 8, 'RATES': (1e-3,), 'TASK': Task(10, 30, 0.7, 64, 64), 'WIDTH': 8}
+    | TUNED,
+    'unlearned_points': {'HALVES': 200, 'MODELS': 4, 'AT_ONCE': 4, 'STEPS': 30} | TUNED,
 }
 SECONDS = ('attention_entropy', 'memory_of_optimizers', 'imbalanced_collapse')
 SLOWER = ('self_normalizing', 'invariances', 'random_features')
@@ -51,7 +53,7 @@ def find_module(name):
 @pytest.mark.parametrize('name', SIZES)
 def test_measure_yields_named_values(name, monkeypatch):
     module = find_module(name)
-    for size, value in (SIZES[name] | {'SEEDS': 2}).items():
+    for size, value in ({'SEEDS': 2} | SIZES[name]).items():
         monkeypatch.setattr(module, size, value)
     if module is classifiers:
         for training in ('WRONG_LABELS', 'A_RARE_CLASS', 'RANKS', 'SOME_TRIES'):
@@ -73,7 +75,7 @@ def test_claims_use_every_value(monkeypatch):
     claimed = {
         (claim.studies[condition.study].removeprefix('measure:'), condition.of['value'])
         for claim in read_claims()
-        for condition in claim.conditions
+        for condition in (*claim.conditions, *claim.control, *claim.twin)
         if 'value' in condition.of
     }
     assert claimed == {
@@ -115,7 +117,9 @@ def test_numbers_match_published_board(name, monkeypatch):
     for claim in read_claims():
         if f'measure:{name}' not in claim.studies.values():
             continue
-        for condition, row in zip(claim.conditions, rows[claim.name]['conditions'], strict=True):
+        conditions = *claim.conditions, *claim.control, *claim.twin
+        recorded = *rows[claim.name]['conditions'], *rows[claim.name]['guards']
+        for condition, row in zip(conditions, recorded, strict=True):
             estimate = estimates[condition.of['value']]
             expected = [float(row['estimate'][key]) for key in ('value', 'low', 'high')]
             assert [estimate.value, estimate.low, estimate.high] == pytest.approx(

@@ -29,6 +29,7 @@ def test_top_accuracy_counts_larger_logits():
     order = np.argsort(-logits, -1)
     expected = np.mean([y in row[:10] for y, row in zip(labels, order, strict=True)])
     np.testing.assert_allclose(classifiers._top_accuracy(logits, labels), expected, rtol=1e-6)
+    assert classifiers._top_accuracy(0 * logits, labels) == 0  # a network that died is not perfect
 
 
 def test_pass_rates_count_any_success():
@@ -52,7 +53,7 @@ def test_objectives_are_means_over_rows(name):
     options, expected = {'comp_sum': ({'tau': 1.0}, ce), 'dco': ({'dco_tries': n}, factor * ce)}[
         name
     ]
-    objective = classifiers._mean_objective(name, options, params, x, labels)
+    objective = classifiers._mean_objective((name, options), params, x, labels)
     np.testing.assert_allclose(objective, np.mean(expected), rtol=1e-4)
 
 

@@ -47,10 +47,13 @@ def test_worst_case_reaches_bound():
 
 def test_only_sigma_hides_growth(monkeypatch):
     """Catches a share of matrices that have not grown, for which both are equal."""
-    shapes = {name: (WIDTH, WIDTH) for name in entropy.QK}
-    mappings = REPARAMS['sigma'](entropy.SPECS, shapes), None
-    grown = [entropy.grown_entropy_share(mapping, 4) for mapping in mappings]
+    reparam = REPARAMS['sigma'](entropy.SPECS, {name: (WIDTH, WIDTH) for name in entropy.QK})
+
+    def measure_shares():
+        return [entropy.grown_entropy_share(reparam, names, 4) for names in (entropy.QK, ())]
+
+    grown = measure_shares()
     monkeypatch.setattr(entropy, 'GROWTH', 1.0)
-    with_map, without_map = (entropy.grown_entropy_share(mapping, 4) for mapping in mappings)
+    with_map, without_map = measure_shares()
     np.testing.assert_allclose([without_map, grown[0]], with_map, rtol=1e-5)
     assert grown[1] < 0.5 * without_map

@@ -2,11 +2,13 @@
 confirms the method, and rejects a wrong one.
 """
 
+import jax
 import numpy as np
 import pytest
 
 from eval.claims.measures import collapse, frozen
 from modules.mlp import FEATURES
+from modules.readouts import spread_rows
 
 
 class TestImbalancedCollapse:
@@ -41,8 +43,15 @@ class TestFrozenParts:
         """Spread rows are further apart than random rows, but not below the bound."""
         monkeypatch.setattr(frozen, 'SIZES', ((96, 16),))
         monkeypatch.setattr(frozen, 'SEEDS', 2)
-        over_welch, over_random = frozen.equiangular_rows.function()
-        assert 1 < np.mean(over_welch) < 2 and np.mean(over_random) < 0.7
+        over_welch, over_random, *_ = frozen.equiangular_rows.function()
+        assert 1 < over_welch.value < 2 and over_random.value < 0.7
+
+    @pytest.mark.full
+    def test_descent_matches_readout(self):
+        """The descent of the broken method is otherwise that of the readout."""
+        key = jax.random.key(3)
+        rows_VD = frozen._descend(key, 96, 16, axis=1)
+        np.testing.assert_allclose(rows_VD, spread_rows(key, 96, 16), atol=0.02)
 
     def test_relu_kernel_at_known_angles(self):
         """Half of |x|^2 at 0, nothing at pi, |x| |w| / 2 pi at right angles."""

@@ -13,6 +13,7 @@ from eval.claims.measures.in_context import (
     BEST_STEP,
     DEVIATIONS,
     DIM,
+    PAIRS,
     compare_steps,
     draw_prompts,
     gradient_step,
@@ -59,7 +60,7 @@ def build_layer(weights):
 def test_recognises_layer_that_takes_step(prompts_and_steps, inputs):
     prompts, plain_B, best_B = prompts_and_steps[inputs]
     params = build_layer(np.array(DEVIATIONS[inputs]) ** -2.0)
-    predicted_B = np.float64(predict(params, prompts.tokens_BTE))
+    predicted_B = np.float64(predict(params, prompts.tokens_BTE, PAIRS))
     np.testing.assert_allclose(predicted_B, BEST_STEP * best_B, rtol=1e-3, atol=1e-4)
     comparison = compare_steps(predicted_B, plain_B, best_B, np.float64(prompts.target_B))
     assert abs(comparison['excess_loss']) < 1e-6 and abs(comparison['step_over_best'] - 1) < 1e-5
@@ -67,7 +68,8 @@ def test_recognises_layer_that_takes_step(prompts_and_steps, inputs):
     assert (comparison['unexplained_by_plain'] > 0.3) == (inputs == 'stretched')
 
 
-def test_query_does_not_see_itself(prompts_and_steps):
+@pytest.mark.parametrize('n_pairs', [PAIRS, PAIRS - 1])
+def test_query_sees_pairs_only(prompts_and_steps, n_pairs):
     """A layer with values that read x would see it: its own products are not part of the sum."""
     prompts, *_ = prompts_and_steps['alike']
     tokens_BTE = prompts.tokens_BTE[:8]
@@ -76,8 +78,9 @@ def test_query_does_not_see_itself(prompts_and_steps):
         for i, name in enumerate(('query', 'key', 'value'))
     }
     q, k, v = (np.float64(tokens_BTE) @ np.float64(params[n]) for n in ('query', 'key', 'value'))
-    expected = [(q[b, -1] @ k[b, :-1].T) @ v[b, :-1, -1] for b in range(8)]
-    np.testing.assert_allclose(predict(params, tokens_BTE), expected, rtol=1e-3, atol=1e-3)
+    expected = [(q[b, -1] @ k[b, :n_pairs].T) @ v[b, :n_pairs, -1] for b in range(8)]
+    predicted_B = predict(params, tokens_BTE, n_pairs)
+    np.testing.assert_allclose(predicted_B, expected, rtol=1e-3, atol=1e-3)
 
 
 def test_other_steps_have_an_excess(prompts_and_steps):
@@ -85,7 +88,7 @@ def test_other_steps_have_an_excess(prompts_and_steps):
     target_B = np.float64(prompts.target_B)
     comparison = compare_steps(1.2 * BEST_STEP * best_B, plain_B, best_B, target_B)
     # d n / (n + d + 1 + s2) (1.2 - 1)^2 over the loss
-    expected = DIM * in_context.PAIRS * BEST_STEP * 0.2**2 / BEST_LOSS
+    expected = DIM * PAIRS * BEST_STEP * 0.2**2 / BEST_LOSS
     np.testing.assert_allclose(comparison['excess_loss'], expected, rtol=0.1)
     np.testing.assert_allclose(comparison['step_over_best'], 1.2, rtol=1e-6)
 

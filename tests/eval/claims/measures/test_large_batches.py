@@ -14,7 +14,8 @@ from eval.claims.measures.large_batches import Regime
 def test_regimes_match_passes_or_steps():
     n_rows = {name: regime.batch * regime.steps for name, regime in large_batches.REGIMES.items()}
     assert n_rows['small'] == n_rows['large'] == 20 * large_batches.TASK.n_train
-    assert large_batches.REGIMES['adapted'].steps == large_batches.REGIMES['small'].steps
+    for name in ('adapted', 'early_drops'):
+        assert large_batches.REGIMES[name].steps == large_batches.REGIMES['small'].steps
 
 
 def test_line_explains_itself():
@@ -30,13 +31,14 @@ def test_steps_follow_momentum(monkeypatch):
     x, start = np.float32(rng.normal(size=(1, 3))), np.float32(rng.normal(size=(3, 4)))
     rows = jax.tree.map(jnp.array, LabeledSplit(x, np.int32([2]), x, np.int32([2])))
     w, v, expected = np.float64(start), 0.0, []
-    for factor in (1.0, 1.0, 0.1, 0.01):
+    for factor in (1.0, 1.0, 0.1, 0.01, 0.01):
         p = np.exp(x @ w) / np.exp(x @ w).sum()
         v = large_batches.MOMENTUM * v + x.T @ (p - np.eye(4)[[2]])
         w = w - 0.5 * factor * v
         expected.append(np.linalg.norm(w - start))
+    regime = Regime(batch=2, steps=5, schedule=4, rates=())
     train = jax.jit(
-        lambda rate: large_batches.train_once(Regime(2, 4), rows, [start], jax.random.key(0), rate)
+        lambda rate: large_batches.train_once(regime, rows, [start], jax.random.key(0), rate)
     )
     accuracy, distances = train(0.5)
     np.testing.assert_allclose(distances, expected[:2], rtol=1e-5)

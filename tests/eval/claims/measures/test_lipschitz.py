@@ -94,11 +94,11 @@ def test_token_at_zero_is_stretched_by_covariance():
     start = jnp.float32(rng.standard_normal((1, 8, 8)))
     covariance = np.cov(x_TD.T, bias=True)
     lower_bound = np.linalg.norm(q @ q.T @ covariance @ v / 8**0.5 + v / 8, 2)
-    (by_products,) = lipschitz._measure_attention_stretches(
-        'softmax', params, jnp.float32(x_TD)[None], start
+    by_products, by_distances = (
+        lipschitz._measure_attention_stretches(
+            lipschitz._build_attention(name, {}), params, jnp.float32(x_TD)[None], start
+        ).item()
+        for name in ('softmax', 'l2')
     )
     assert lower_bound * 0.999 < by_products < 3 * lower_bound
-    (by_distances,) = lipschitz._measure_attention_stretches(
-        'l2', params, jnp.float32(x_TD)[None], start
-    )
     assert by_distances < 10 < lower_bound

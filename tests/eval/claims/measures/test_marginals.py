@@ -28,7 +28,7 @@ def test_marginals_are_sums_over_rows():
     p = CHAIN[rows[:, :-1], rows[:, 1:]].prod(1) / SYMBOLS
     known_symbols = np.array([*itertools.product(range(SYMBOLS + 1), repeat=4)])
     agree = ((known_symbols[:, None] == rows[None]) | (known_symbols[:, None] == MASK)).all(-1)
-    np.testing.assert_allclose(exact_marginals(CHAIN, known_symbols), np.log(agree @ p), atol=1e-12)
+    np.testing.assert_allclose(exact_marginals(CHAIN, known_symbols), agree @ p, atol=1e-12)
 
 
 def test_rows_follow_chain():
@@ -66,9 +66,10 @@ def test_score_depends_on_known_symbols_only(learner_and_params, monkeypatch):
     """Catches chains that start from hidden symbols: changing these changes nothing."""
     monkeypatch.setattr(marginals, 'COMPARED', 4)
     learner, params = learner_and_params
-    head, key = marginals.init_head(jax.random.key(1)), jax.random.key(2)
+    heads = dict.fromkeys(marginals.HEADS, marginals.init_head(jax.random.key(1)))
+    key = jax.random.key(2)
     rows = jax.random.randint(key, (4, marginals.LENGTH), 0, SYMBOLS)
-    score = jax.jit(lambda rows: marginals._score_parts(learner, params, head, key, rows))
+    score = jax.jit(lambda rows: marginals._score_parts(learner, params, heads, key, rows))
     known_symbols, f, chains = score(rows)[1]
     other_known, other_f, other_chains = score(
         jnp.where(known_symbols == MASK, (rows + 1) % SYMBOLS, rows)
@@ -79,17 +80,18 @@ def test_score_depends_on_known_symbols_only(learner_and_params, monkeypatch):
     assert np.abs(score((rows + 1) % SYMBOLS)[1][2] - chains).min() > 0
 
 
-def test_correlations_with_known_ranks(monkeypatch):
-    """Three rows: f equals the mean probability of the conditionals plus 0.5, in the order of the
-    truth.
+def test_correlations_with_known_ranks():
+    """Three rows: f of a head equals the mean probability of the conditionals plus 0.5, in the
+    order of the truth; another head gives the opposite order for the second part.
     """
-    monkeypatch.setattr(marginals, 'ORDERS', 2)
     known_symbols = np.array([[0, 1], [0, 2], [0, 3]])
     exact = exact_marginals(CHAIN, known_symbols)
     ranks = exact.argsort().argsort()
     chains = np.log(np.stack([0.1 + 0.1 * ranks, 0.3 + 0.3 * ranks]))
-    right, wrong = (
-        (known_symbols, np.log(0.2 + 0.2 * ranks) + 0.5, chains),
-        (known_symbols, -exact, chains),
+    right_B = np.log(0.2 + 0.2 * ranks) + 0.5
+    first, second = (
+        (known_symbols, np.stack([right_B, right_B]), chains),
+        (known_symbols, np.stack([right_B, -exact]), chains),
     )
-    assert rank_correlations(CHAIN, [right, wrong]) == pytest.approx([1, 1, -1, -1])
+    correlations = rank_correlations(CHAIN, [first, second])
+    np.testing.assert_allclose(correlations, [[1, 1, 1, 1], [1, 1, -1, -1]])

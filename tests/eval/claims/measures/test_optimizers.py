@@ -136,6 +136,15 @@ class TestSingularValuesOfUpdates:
             direction, expected, rtol=1e-5, atol=1e-6 * np.abs(expected).max()
         )
 
+    def test_auon_directions_match_optimizer(self):
+        """Catches a broken method that differs from AuON by more than its norms."""
+        grads = updates.random_gradients(self.SHAPE, 1)
+        average = (1 - updates.MOMENTUM) * updates.last_update('momentum', grads)
+        for name, direction in zip(
+            ('auon', 'auon_of_paper'), updates.auon_directions(average, axis=None), strict=True
+        ):
+            np.testing.assert_allclose(updates.last_update(name, grads), direction, rtol=1e-6)
+
 
 def test_relative_change_averages_hidden_matrices():
     """Two layers of a matrix with heads change by 10% and 30% of their norm, beside an embedding
@@ -150,5 +159,5 @@ def test_relative_change_averages_hidden_matrices():
     before = SimpleNamespace(params={'q': w, 'table': np.ones((3, 4))})
     after = SimpleNamespace(params={'q': w + change, 'table': np.zeros((3, 4))})
     learner = SimpleNamespace(description=SimpleNamespace(specs=specs))
-    relative_change = effective_rates.relative_change(learner, before, after)
+    relative_change, _ = effective_rates.measure_step(learner, before, after)
     np.testing.assert_allclose(relative_change, 0.2, rtol=1e-5)

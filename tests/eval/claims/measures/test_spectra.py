@@ -43,14 +43,14 @@ def test_traced_rule_matches_named_rule():
 def test_slopes_match_law(monkeypatch):
     """s = sqrt(rate / decay) width^0.75 with the rates of muP and each rule's decay."""
 
-    def law(width, cases):
+    def law(width, cases, is_noise):
         factor = width / WIDTHS[0]
         return (
             np.array(
                 [
                     [
                         0.5 * np.log(ratio / factor ** (1 + RULES[rule]))
-                        + 0.75 * np.log(width)
+                        + (0.5 if is_noise else 0.75) * np.log(width)
                         + seed
                     ]
                     for rule, ratio in cases
@@ -62,12 +62,12 @@ def test_slopes_match_law(monkeypatch):
 
     monkeypatch.setattr(spectra, 'mean_logs', law)
     slopes = np.mean(list(spectra.decayed_norms.function()), 1)
-    np.testing.assert_allclose(slopes, [0.25, 0.0, -0.25, 0.5], atol=1e-9)
+    np.testing.assert_allclose(slopes, [0.25, 0.0, -0.25, 0.5, -0.25, 0.5], atol=1e-9)
 
 
 def test_ratios_are_reduced_by_seed(monkeypatch):
-    ratios_SN = np.array([[1.0, 1.2, 0.8], [1.0, 1.4, 0.9]])
-    monkeypatch.setattr(spectra, 'sigma_over_gamma', lambda recipe, steps: ratios_SN)
+    ratios_CSN = np.array([[[1.0, 1.2, 0.8], [1.0, 1.4, 0.9]], *(2 * [np.ones((2, 3))])])
+    monkeypatch.setattr(spectra, 'sigma_over_gamma', lambda recipe, steps: ratios_CSN)
     estimates = spectra.reparametrised_norms.compute()
     values = [estimates[f'{name}_norm_over_gamma'].value for name in ('mean', 'largest', 'least')]
     np.testing.assert_allclose(values, [1.05, 1.3, 0.85])
@@ -76,15 +76,16 @@ def test_ratios_are_reduced_by_seed(monkeypatch):
 @pytest.mark.full
 def test_used_norms_are_at_least_gamma():
     """One power iteration finds at most sigma, so that used matrices have at least gamma."""
-    ratios_SN = sigma_over_gamma(
+    once_SN, never_SN, often_SN = sigma_over_gamma(
         resize_recipe(lab.read_recipe(SIGMA), 'width', 32), steps=2, seeds=[8]
     )
-    assert ratios_SN.shape == (1, 2 * 2 * 6)  # steps, layers, matrices
-    assert np.all(ratios_SN > 1 - 1e-4) and np.all(ratios_SN < 1.1)
+    assert once_SN.shape == (1, 2 * 2 * 6)  # steps, layers, matrices
+    assert np.all(once_SN > 1 - 1e-4) and np.all(once_SN < 1.1)
+    assert often_SN.mean() < once_SN.mean() < never_SN.mean()
 
 
 @pytest.mark.full
 def test_more_decay_gives_smaller_matrices(monkeypatch):
     monkeypatch.setattr(spectra, 'DECAY_TIMES', 0.5)
-    logs_CS = spectra.mean_logs(64, [('constant', 1.0), ('constant', 4.0)], [8])
+    logs_CS = spectra.mean_logs(64, [('constant', 1.0), ('constant', 4.0)], seeds=[8])
     assert logs_CS[1, 0] > logs_CS[0, 0] + 0.1

@@ -1,0 +1,23 @@
+"""Claims and conditions on the study of `conftest.py`."""
+
+import dataclasses
+import math
+
+from eval.claims.claim import Claim, Condition
+
+
+def condition(arm, low=-math.inf, high=math.inf, against=None, quantity='difference'):
+    selection = {'arm': {'model.norm': arm}} | (
+        {'against': {'model.norm': against}} if against else {}
+    )
+    return Condition('whole', quantity, selection, low, high)
+
+
+def claim(*conditions, studies=None):
+    """Returns a claim. On the study of `conftest.py` it has a control and a twin, as they must be."""
+    texts = dict.fromkeys(('Paper', 'Says', 'Here', 'Counts'), 'some text.')
+    control = dataclasses.replace(condition('layernorm', high=0.0), label='an effect')
+    twin = dataclasses.replace(condition('layernorm', low=0.0), label='a mistake')
+    guards = {} if studies else {'control': [control], 'twin': [twin]}
+    studies = studies or {'whole': 'study.py'}
+    return Claim('mine', 'It is so.', texts, 'norms', studies, conditions, {}, **guards)

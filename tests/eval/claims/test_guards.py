@@ -1,0 +1,85 @@
+"""Property: a verdict needs a control that holds and, unless nothing holds, a rejected twin."""
+
+import dataclasses
+import re
+
+import pytest
+
+from eval.claims import board
+from eval.claims.decide import conclude, decide
+from eval.claims.record import read_record
+from tests.eval.claims.builders import claim, condition
+
+
+class TestGuards:
+    """A verdict needs a test that finds a known effect, and that a broken method does not pass."""
+
+    HOLDING, FAILING, OPEN = {'low': -9.0, 'high': 0.0}, {'low': 0.0}, {'high': -0.1}
+
+    def decide_guarded(self, study, holds, control, twin):
+        control, twin = (
+            [dataclasses.replace(condition('layernorm', **bounds), label='an effect')]
+            if bounds
+            else []
+            for bounds in (control, twin)
+        )
+        guarded = claim(condition('layernorm', **holds))
+        return decide(dataclasses.replace(guarded, control=control, twin=twin), {'study.py': study})
+
+    @pytest.mark.parametrize(
+        ('holds', 'control', 'twin', 'verdict', 'why'),
+        [
+            (HOLDING, HOLDING, FAILING, 'reproduced', ''),
+            (HOLDING, HOLDING, None, 'not checked', 'say "reproduced", but .* broken method'),
+            (HOLDING, None, FAILING, 'not checked', 'say "reproduced", but .* effect'),
+            (HOLDING, HOLDING, HOLDING, 'not valid', 'reject .*: "an effect: .*" holds'),
+            (HOLDING, FAILING, FAILING, 'not valid', 'find .*: "an effect: .*" fails'),
+            (FAILING, HOLDING, None, 'not reproduced', ''),
+            (FAILING, HOLDING, FAILING, 'not reproduced', ''),
+            (FAILING, None, FAILING, 'not checked', 'say "not reproduced", but .* effect'),
+            (FAILING, FAILING, None, 'not valid', 'find .*: "an effect: .*" fails'),
+            (OPEN, None, None, 'undecided', ''),
+        ],
+    )
+    def test_verdict_needs_control_and_twin(self, study, holds, control, twin, verdict, why):
+        decision = self.decide_guarded(study, holds, control, twin)
+        assert decision.verdict == verdict
+        assert re.search(why, decision.why) if why else not decision.why
+
+    def test_unmeasured_twin_is_no_flaw(self, study):
+        """It might still fail; until then there is no verdict."""
+        decision = self.decide_guarded(study, self.HOLDING, self.HOLDING, self.HOLDING)
+        twin = [*decision.twin, dataclasses.replace(decision.twin[0], estimate=None)]
+        concluded = conclude(
+            decision.claim, decision.conditions, decision.evidence, decision.control, twin
+        )
+        assert concluded.verdict == 'not checked'
+
+    def test_page_and_record_have_guards(self, study, tmp_path):
+        """A record has the guards, and knows what another claim has measured on the same study."""
+        dyt = dataclasses.replace(condition('dyt', high=9.0), label='an effect')
+        guarded = dataclasses.replace(claim(condition('layernorm', high=0.0)), control=[dyt])
+        decision = decide(guarded, {'study.py': study})
+        assert decision.control[0].outcome == 'holds'
+        _, page, _ = board.write_pages(tmp_path, [decision], {})
+        assert '| control, must hold | an effect | ' in page.read_text()
+        recorded = read_record(tmp_path / 'board.json', [guarded])[0]['mine']
+        assert recorded.control[0].estimate.value == decision.control[0].estimate.value
+        # As a claim of its own, and for a claim that has no record of it.
+        second = dataclasses.replace(claim(condition('dyt', high=9.0)), name='second')
+        plain = dataclasses.replace(guarded, control=())
+        decisions = [decide(claim, {'study.py': study}) for claim in (plain, second)]
+        index, *_ = board.write_pages(tmp_path, decisions, {})
+        assert '1 reproduced, 1 not checked' in index.read_text()
+        recorded = read_record(tmp_path / 'board.json', [guarded, second])[0]['mine']
+        assert recorded.control[0].outcome == 'holds'
+        # A guard that was recorded before its quantity was measured does not hide it.
+        third = dataclasses.replace(plain, name='third', control=guarded.control)
+        unmeasured = [dataclasses.replace(decision.control[0], estimate=None)]
+        decisions += [dataclasses.replace(decision, claim=third, control=unmeasured)]
+        board.write_pages(tmp_path, decisions, {})
+        recorded = read_record(tmp_path / 'board.json', [second, third])[0]['third']
+        assert recorded.control[0].outcome == 'holds'
+        board.write_pages(tmp_path, decisions[:2], {})
+        recorded = read_record(tmp_path / 'board.json', [guarded])[0]['mine']
+        assert recorded.control[0].estimate is None and recorded.verdict == 'not checked'
