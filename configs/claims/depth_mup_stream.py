@@ -8,8 +8,8 @@ Here:     Pre-norm causal transformers of width 64 with 4 to 36 layers at initia
           about blocks of one layer; for deeper blocks, as here, the paper says that no such rule
           serves training as well.
 Counts:   the slope over the log depth is within 0.1 of 0 under Depth-muP, for the log root mean
-          square of the stream, and for that of the sum that the blocks add to it. Without the factor the
-          slope for the stream is at least 0.3.
+          square of the stream, and for that of the sum that the blocks add to it. Without the
+          factor the slope for the stream is at least 0.3.
 """
 
 PART = 'scaling'
