@@ -14,7 +14,7 @@ def condition(arm, low=-math.inf, high=math.inf, against=None, quantity='differe
 
 
 def claim(*conditions, studies=None):
-    """Returns a claim. On the study of `conftest.py` it has a control and a twin, as they must be."""
+    """Returns a claim; on the study of `conftest.py` it has a right control and twin."""
     texts = dict.fromkeys(('Paper', 'Says', 'Here', 'Counts'), 'some text.')
     control = dataclasses.replace(condition('layernorm', high=0.0), label='an effect')
     twin = dataclasses.replace(condition('layernorm', low=0.0), label='a mistake')
