@@ -14,6 +14,7 @@ from lm.study.plan.cells import expand_sweep, split_sweep
 FOLDER = Path(__file__).parent.parent / 'configs' / 'studies'
 NAMES = sorted(path.stem for path in FOLDER.glob('[!_]*.py'))
 VARIANTS = {  # what stands behind the colon
+    'as_published': ('small_start', 'positions'),
     'formats': ('errors',),
     'groups_tuned': ('groups', 'adamw_decay', 'muon_decay'),
     'hybrids': ('8',),
@@ -48,3 +49,6 @@ def test_study_docstring_has_question_and_finding(name):
         assert f'\n{heading}' in text
     page = FOLDER / 'results' / f'{name}.md'
     assert page.exists() == (f'configs/studies/results/{name}.md' in text)
+    # The site takes the line of a page from this table.
+    summary = (FOLDER.parents[1] / 'docs' / 'studies.md').read_text()
+    assert page.exists() == (f'configs/studies/results/{name}.md)' in summary)

@@ -48,6 +48,43 @@ PUBLISHED_CONTROL = (
         'label': 'loss difference, SGD minus AdamW (nats per token, embeddings of deviation 1)',
     },
 )
+F1_CONTROL = (
+    {
+        'study': 'measure',
+        'value': 'f1_at_half_gain_of_fewer_rows',
+        'within': (None, -0.01),
+        'label': (
+            'F1 of cross-entropy with a quarter of the rows minus that with all rows, '
+            'threshold 1/2 (fraction)'
+        ),
+    },
+    {
+        'study': 'measure',
+        'value': 'f1_gain_of_fewer_rows',
+        'within': (None, -0.01),
+        'label': (
+            'F1 of cross-entropy with a quarter of the rows minus that with all rows, '
+            'best thresholds (fraction)'
+        ),
+    },
+)
+WRONG_LABELS_CONTROL = (
+    {
+        'study': 'measure',
+        'value': 'accuracy_at_0.4_gain_of_fewer_wrong_labels',
+        'within': (0.01, None),
+        'label': 'accuracy of cross-entropy with 30% wrong labels minus that with 40% (fraction)',
+    },
+    {
+        'study': 'measure',
+        'value': 'accuracy_at_0.0_gain_of_absolute_error',
+        'within': (None, -0.01),
+        'label': (
+            'accuracy of absolute error, which is known to train badly, minus that of '
+            'cross-entropy, no wrong labels (fraction)'
+        ),
+    },
+)
 ADAMW_SETTING = (
     'b1 0.9, b2 0.95, eps 1e-8, decay 0.1 times the rate, gradients clipped at 1; '
     'warm-up for a tenth of the steps, cosine to 0, batches of 8 x 128 tokens; tuned '

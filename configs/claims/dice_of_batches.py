@@ -13,6 +13,8 @@ Counts:   F1 is at least one point above that of cross-entropy if both use a thr
           not below it if both use their best threshold.
 """
 
+from configs.claims import _shared
+
 PART = 'losses'
 STUDIES = {
     'measure': 'measure:rare_class',
@@ -31,26 +33,7 @@ HOLDS = (
         'label': 'F1 with Dice loss minus F1 with cross-entropy, best thresholds (fraction)',
     },
 )
-CONTROL = (
-    {
-        'study': 'measure',
-        'value': 'f1_at_half_gain_of_fewer_rows',
-        'within': (None, -0.01),
-        'label': (
-            'F1 of cross-entropy with a quarter of the rows minus that with all rows, '
-            'threshold 1/2 (fraction)'
-        ),
-    },
-    {
-        'study': 'measure',
-        'value': 'f1_gain_of_fewer_rows',
-        'within': (None, -0.01),
-        'label': (
-            'F1 of cross-entropy with a quarter of the rows minus that with all rows, '
-            'best thresholds (fraction)'
-        ),
-    },
-)
+CONTROL = _shared.F1_CONTROL
 TWIN = (
     {
         'study': 'measure',

@@ -13,6 +13,8 @@ Counts:   with 40% wrong labels the accuracy is at least one point above that of
           with none at most one point below it.
 """
 
+from configs.claims import _shared
+
 PART = 'losses'
 STUDIES = {
     'measure': 'measure:wrong_labels',
@@ -31,23 +33,7 @@ HOLDS = (
         'label': 'accuracy minus that of cross-entropy, no wrong labels (fraction)',
     },
 )
-CONTROL = (
-    {
-        'study': 'measure',
-        'value': 'accuracy_at_0.4_gain_of_fewer_wrong_labels',
-        'within': (0.01, None),
-        'label': 'accuracy of cross-entropy with 30% wrong labels minus that with 40% (fraction)',
-    },
-    {
-        'study': 'measure',
-        'value': 'accuracy_at_0.0_gain_of_absolute_error',
-        'within': (None, -0.01),
-        'label': (
-            'accuracy of absolute error, which is known to train badly, minus that of '
-            'cross-entropy, no wrong labels (fraction)'
-        ),
-    },
-)
+CONTROL = _shared.WRONG_LABELS_CONTROL
 TWIN = (
     {
         'study': 'measure',

@@ -15,6 +15,8 @@ Counts:   with 40% wrong labels the accuracy is at least one point above that of
           with none at most one point below it.
 """
 
+from configs.claims import _shared
+
 PART = 'losses'
 CAUTION = (
     'The test does not show that adapting lambda to each row helps. With the same lambda of 10 for '
@@ -38,21 +40,7 @@ HOLDS = (
     },
 )
 CONTROL = (
-    {
-        'study': 'measure',
-        'value': 'accuracy_at_0.4_gain_of_fewer_wrong_labels',
-        'within': (0.01, None),
-        'label': 'accuracy of cross-entropy with 30% wrong labels minus that with 40% (fraction)',
-    },
-    {
-        'study': 'measure',
-        'value': 'accuracy_at_0.0_gain_of_absolute_error',
-        'within': (None, -0.01),
-        'label': (
-            'accuracy of absolute error, which is known to train badly, minus that of '
-            'cross-entropy, no wrong labels (fraction)'
-        ),
-    },
+    *_shared.WRONG_LABELS_CONTROL,
     {
         'study': 'measure',
         'value': 'accuracy_at_0.4_gain_of_ldr_of_l1_scores',

@@ -17,7 +17,7 @@ PART = 'optimizers'
 CAUTION = (
     'The result depends on the initial scale of the embeddings and on the rates of the other '
     'parameters. At scale 1 and with one tuned rate for all parameters of AdamW the difference is '
-    '+0.000 [-0.042, +0.042] nats, and at scale 1/8 normalised momentum that is not orthogonalised '
+    '+0.000 [-0.046, +0.046] nats, and at scale 1/8 normalised momentum that is not orthogonalised '
     '(AuON) leads AdamW as Muon does: configs/studies/results/as_published.md. With tuned rates '
     'for all parameters and 2,000 steps at scale 1 Muon leads by 0.105: '
     'configs/studies/results/groups_tuned.md.'

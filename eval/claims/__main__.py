@@ -53,9 +53,9 @@ def read_board(
         # Records in the workdir are newer than board.json, even if they decide less.
         if any(evidence[study].has_records for study in decisions[name].claim.studies.values()):
             del recorded[name]
-            entries.pop(name, None)
     missing = [claim for claim in claims if claim.name not in recorded]
-    entries |= register.add_entries(workdir, missing, evidence)
+    # A new workdir would register a criterion as new that was changed since the record.
+    entries = register.add_entries(workdir, missing, evidence) | entries
     return list((decisions | recorded).values()), entries
 
 

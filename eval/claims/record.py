@@ -99,7 +99,7 @@ def _condition_record(condition: ConditionResult) -> dict[str, Any]:
 def read_record(path: Path, claims: Sequence[Claim]) -> tuple[dict[str, Decision], Entries]:
     """Returns the claims that a record decides.
 
-    A claim is left out if its conditions or studies have changed since.
+    A claim is left out if its conditions or studies have changed since. Its entry is kept.
 
     Returns:
       ({name: decision}, entries by claim name).
@@ -119,7 +119,11 @@ def read_record(path: Path, claims: Sequence[Claim]) -> tuple[dict[str, Decision
     decisions, entries = {}, {}
     for claim in claims:
         row = record['claims'].get(claim.name)
-        if row is None or row['asked'] != claim.digest:
+        if row is None:
+            continue
+        if row['entry']:
+            entries[claim.name] = row['entry']
+        if row['asked'] != claim.digest:
             continue
         conditions = [
             ConditionResult(
@@ -137,8 +141,6 @@ def read_record(path: Path, claims: Sequence[Claim]) -> tuple[dict[str, Decision
             for guards in (claim.control, claim.twin)
         )
         decisions[claim.name] = conclude(claim, conditions, by_name, control, twin)
-        if row['entry']:
-            entries[claim.name] = row['entry']
     return decisions, entries
 
 

@@ -56,7 +56,9 @@ def entry_note(claim: Claim, entries: Entries) -> str:
     if entry is None:
         return 'the criterion was not recorded in advance'
     if entry['asked'] != claim.digest:
-        return f'the criterion was changed after {entry["day"]}, the day it was recorded'
+        # Boards published before the day was stored have none.
+        day = f' on {entry["day"]}' if entry['day'] else ''
+        return f'the criterion was changed after it was recorded{day}'
     if entry['fresh_seeds']:
         runs = entry['fresh_seeds']
         return f'the criterion was recorded after {runs} runs on new seeds had ended'

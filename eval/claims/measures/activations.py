@@ -44,12 +44,12 @@ def self_normalizing() -> Iterator[float | Estimate]:
 
 
 def selu(x: np.ndarray) -> np.ndarray:
-    """Returns selu(x) in float64; its equation is that of the product."""
+    """Returns selu(x) of the product in float64."""
     return np.asarray(ACTIVATIONS['selu'].fn(jnp.asarray(x)), np.float64)
 
 
 def half_scaled_selu(x: np.ndarray) -> np.ndarray:
-    """Returns a broken selu, whose scale multiplies positive values only."""
+    """Returns selu(x) with the scale on positive values only, a broken equation."""
     return selu(x) / np.where(x > 0, 1.0, SELU_SCALE)
 
 

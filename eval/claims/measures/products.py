@@ -19,7 +19,7 @@ N_ROWS = int(SHARE * TOKENS)  # K
 
 
 class Errors(NamedTuple):
-    """The squared error of an estimate of X^T G over that of plain sampling, and its bias."""
+    """The bias of an estimate of X^T G, and its squared error over the error of plain sampling."""
 
     ratio: float
     bias: float

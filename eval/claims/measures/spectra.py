@@ -32,7 +32,7 @@ CHEAP = {'model.scan_layers': True, 'kernels.attention': 'reference'}  # to comp
 # sigmaReparam
 SIGMA = CHEAP | {'model.reparam': 'sigma', 'model.n_layers': 2, 'optim.lr': 3e-3}
 SIGMA_WIDTH, SIGMA_STEPS = 32, 60
-# Power iterations per step; without any, the vector stays that of the initial matrix.
+# Power iterations per step; without any, the vector of the initial matrix stays.
 ITERATIONS = {'': 1, '_of_stale_vectors': 0, '_of_100_iterations': 100}
 
 # Weight decay. The rules with the powers of the width that their decay grows with.

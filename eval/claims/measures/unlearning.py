@@ -116,7 +116,7 @@ def _compute_answers(learner: Learner, state: State, batch: Batch) -> Answers:
 
 
 def _forget(learner: Learner, strings: Strings, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the cost [method, rate] of one model, and that of retraining it."""
+    """Returns the costs [method, rate] for one model, and the cost of retraining it."""
     hyper = make_hyper(learner.recipe)
 
     def memorise(batch):

@@ -104,7 +104,7 @@ def _merge_stages(tiny: TinyModel, seed: int, apart: int, merge: Merge) -> Merge
 
 
 def _relative_variance(specs: Specs, merged: Flat, models: Sequence[Flat]) -> float:
-    """Returns the variance of a merged matrix over that of the models, mean over the matrices."""
+    """Returns the mean over matrices of the merged variance over the variance of the models."""
     matrices = [path for path, spec in specs.items() if spec.role != 'vector']
     return float(
         np.mean([np.var(merged[p]) / np.mean([np.var(m[p]) for m in models]) for p in matrices])

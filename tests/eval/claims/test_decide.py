@@ -238,6 +238,17 @@ class TestBoardRecord:
         for path in pages:
             assert (tmp_path / 'record' / path.name).read_text() == path.read_text()
 
+    def test_changed_criterion_stays_registered(self, tmp_path):
+        """A new workdir must not register it as new."""
+        (lion,) = read_claims(only=['lion_memory'])
+        rows = {'asked': 'x', 'entry': {'asked': 'x', 'day': 'a day', 'fresh_seeds': 0}}
+        record = tmp_path / 'board.json'
+        write_json(record, {'evidence': {}, 'claims': {'lion_memory': rows}})
+        (decision,), entries = read_board([lion], tmp_path / 'runs', record)
+        assert decision.verdict == 'not yet tested'
+        note = register.entry_note(lion, entries)
+        assert note == 'the criterion was changed after it was recorded on a day'
+
     def test_withdrawn_claim_has_no_verdict(self, study, tmp_path):
         decision = decide_conditions(study, condition('layernorm', high=0.0))
         board.write_pages(tmp_path, [decision], {})
