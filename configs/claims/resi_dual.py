@@ -36,7 +36,18 @@ HOLDS = (
         'label': 'loss difference, ResiDual minus post-norm (nats per token)',
     },
 )
-CONTROL = _shared.NORMS_CONTROL
+CONTROL = _shared.NO_NORM_CONTROL
+TWIN = (
+    {
+        'study': 'norms',
+        'arm': {'model.norm': 'rmsnorm', 'model.placement': 'post'},
+        'difference': (None, 0.0),
+        'label': (
+            'loss difference, ResiDual whose pre-norm stream is not read, which is post-norm, '
+            'minus pre-norm (nats per token)'
+        ),
+    },
+)
 FIDELITY = {
     'ResiDual': {
         'setting': (

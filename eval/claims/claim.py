@@ -112,14 +112,16 @@ class Claim:
 
     @property
     def digest(self) -> str:
-        """Returns a digest of the criterion; it changes with any condition or study.
+        """Returns a digest of the criterion; it changes with any condition and its study.
 
-        Texts, labels, FIDELITY, CONTROL and TWIN do not count.
+        Texts, labels, FIDELITY, CONTROL, TWIN and studies of these alone do not count.
         """
         conditions = [dataclasses.asdict(condition) for condition in self.conditions]
+        names = {fields['study'] for fields in conditions}
         for fields in conditions:
             del fields['label']
-        criteria = [self.studies, *conditions]
+        studies = {name: config for name, config in self.studies.items() if name in names}
+        criteria = [studies, *conditions]
         return hashlib.sha256(json.dumps(criteria, sort_keys=True).encode()).hexdigest()[:12]
 
 

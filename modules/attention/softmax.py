@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from modules.attention.base import MultiHead
-from modules.kernels.attention.base import Scores, attend_at_positions, is_visible, repeat_kv_heads
+from modules.kernels.attention.base import Scores, attend_to_cache, is_visible, repeat_kv_heads
 from modules.kernels.attention.observed import attention_statistics
 from modules.options import Option
 from modules.parallel.axes import count_axis_shards
@@ -236,9 +236,7 @@ class SoftmaxAttention(MultiHead):
         scores, is_full = self.scores(), self.is_full()
         if sequence.capacity is not None:
             arrays = arrays | {'is_full': is_full}
-            return attend_at_positions(
-                q_BNTH, k_BKSH, v_BKSH, scores, sequence.positions_BT, **arrays
-            )
+            return attend_to_cache(q_BNTH, k_BKSH, v_BKSH, scores, sequence.positions_BT, **arrays)
         segments_BT = sequence.segments_BT
 
         def statistics():

@@ -1,12 +1,12 @@
 """Tokens per second of generation, by how many rows are generated together, beside PyTorch's.
 
     uv run python -m tests.bench.generate [--rounds=3] [--length=256] [--width=256]
-        [--torch=PYTHON]
+        [--group=1] [--torch=PYTHON]
 
-The default model, or one of another width, with random weights; prompts of 8 tokens, completed to
-rows of `length` tokens, greedy, every program compiled before. Each case runs in its own processes,
-in turn, with equal malloc settings; `--torch` names an interpreter with PyTorch
-(tests/bench/torch_generate.py).
+The default model, or one of another width, with random weights and `group` query heads for each key
+head (PyTorch's decoder has one); prompts of 8 tokens, completed to rows of `length` tokens, greedy,
+every program compiled before. Each case runs in its own processes, in turn, with equal malloc
+settings; `--torch` names an interpreter with PyTorch (tests/bench/torch_generate.py).
 `window` reads the whole row for each token instead of a cache. `filters` samples with top_k and
 top_p.
 """
@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from lm.launch.before_jax import has_accelerator
 from tests.bench.step import KEEPING
@@ -28,17 +29,26 @@ SLOTS = (1, 4, 16, 64)
 VOCAB = 4096
 
 
-def build_config(length: int, width: int):
+class Shape(NamedTuple):
+    """Tokens of a row, features of a token, and query heads for each key head."""
+
+    length: int
+    width: int
+    group: int
+
+
+def build_config(shape: Shape):
     """Returns the default config with heads of 64 features and hidden layers of four widths."""
     from configs import default
 
     raw = default.get_config()
-    raw.data.seq_len, raw.model.d_model, raw.model.d_ff = length, width, 4 * width
-    raw.model.n_heads = width // 64
+    raw.data.seq_len, raw.model.d_model = shape.length, shape.width
+    raw.model.d_ff, raw.model.n_heads = 4 * shape.width, shape.width // 64
+    raw.model.n_kv_heads = raw.model.n_heads // shape.group
     return raw
 
 
-def random_checkpoint(length: int, width: int):
+def random_checkpoint(shape: Shape):
     """Returns a model with random weights; nothing ends its rows."""
     import jax
 
@@ -47,7 +57,7 @@ def random_checkpoint(length: int, width: int):
     from lm.inference.load import Checkpoint
     from lm.training.state import build_learner, init_state, make_hyper
 
-    recipe = resolve(build_config(length, width))
+    recipe = resolve(build_config(shape))
     learner, hyper = build_learner(recipe, VOCAB, 0, jax.devices()[0].platform), make_hyper(recipe)
     state = jax.jit(lambda key: init_state(learner, hyper, key))(jax.random.key(0))
     tokenizer = TokenIds(VOCAB + 1, 0, VOCAB)
@@ -56,29 +66,29 @@ def random_checkpoint(length: int, width: int):
     )
 
 
-def with_engine(slots: int, length: int, width: int, **sampling):
-    """Returns run() -> None, which completes all slots to rows of `length` tokens."""
+def with_engine(slots: int, shape: Shape, **sampling):
+    """Returns run() -> None, which completes all slots to rows of that length."""
     from lm.inference.engine import Engine, Request
     from lm.inference.sampling import Sampling
 
-    engine = Engine(random_checkpoint(length, width), slots)
+    engine = Engine(random_checkpoint(shape), slots)
 
     def run() -> None:
         for i in range(slots):
             tokens = tuple(range(i + 1, i + 1 + PROMPT))
-            engine.admit(Request(tokens, length - PROMPT, Sampling(**sampling, seed=i)))
+            engine.admit(Request(tokens, shape.length - PROMPT, Sampling(**sampling, seed=i)))
         while engine.n_free < slots:
             engine.step()
 
     return run
 
 
-def by_window(length: int, width: int):
+def by_window(shape: Shape):
     """Returns the same for one row that is read whole for each token."""
     import jax
     import jax.numpy as jnp
 
-    checkpoint = random_checkpoint(length, width)
+    checkpoint = random_checkpoint(shape)
     variables, model = checkpoint.variables, checkpoint.model
 
     @jax.jit
@@ -87,21 +97,21 @@ def by_window(length: int, width: int):
 
     def run() -> None:
         row = list(range(1, 1 + PROMPT))
-        while len(row) < length:
-            window = jnp.array([row + [0] * (length - len(row))], jnp.int32)
+        while len(row) < shape.length:
+            window = jnp.array([row + [0] * (shape.length - len(row))], jnp.int32)
             row.append(int(next_token(variables, window, len(row) - 1)))
 
     return run
 
 
-def measure(case: str, slots: int, length: int, width: int, rounds: int) -> None:
+def measure(case: str, slots: int, shape: Shape, rounds: int) -> None:
     """Prints the seconds of each round in this process; the first one, which compiles, too."""
     if case == 'window':
-        run = by_window(length, width)
+        run = by_window(shape)
     elif case == 'filters':
-        run = with_engine(slots, length, width, temperature=0.8, top_k=50, top_p=0.95)
+        run = with_engine(slots, shape, temperature=0.8, top_k=50, top_p=0.95)
     else:
-        run = with_engine(slots, length, width, temperature=0.0)
+        run = with_engine(slots, shape, temperature=0.0)
     seconds = []
     for _ in range(rounds + 1):
         start = time.perf_counter()
@@ -113,15 +123,16 @@ def measure(case: str, slots: int, length: int, width: int, rounds: int) -> None
 def commands(slots: int, flags: argparse.Namespace) -> dict[str, list[str]]:
     """Returns the commands that measure each case in its own process."""
     cases = ('evenkeel', 'filters', *(['window'] if slots == 1 else []))
-    length, width = flags.length, flags.width
-    options = [f'--slots={slots}', f'--length={length}', f'--width={width}', '--rounds=1']
+    shape = Shape(flags.length, flags.width, flags.group)
+    options = [f'--slots={slots}', '--rounds=1']
+    options += [f'--{name}={value}' for name, value in shape._asdict().items()]
     module = [sys.executable, '-m', 'tests.bench.generate']
     case_commands = {case: [*module, f'--measure={case}', *options] for case in cases}
     if flags.torch:
-        model = build_config(length, width).model
-        shape = (model.d_model, model.n_heads, model.n_layers, model.d_ff, length, VOCAB)
+        model = build_config(shape).model
+        sizes = (model.d_model, model.n_heads, model.n_layers, model.d_ff, shape.length, VOCAB)
         script = str(Path(__file__).with_name('torch_generate.py'))
-        case_commands['torch'] = [flags.torch, script, *map(str, (*shape, slots, PROMPT, 2))]
+        case_commands['torch'] = [flags.torch, script, *map(str, (*sizes, slots, PROMPT, 2))]
     return case_commands
 
 
@@ -137,12 +148,14 @@ def main() -> None:
     parser.add_argument('--rounds', type=int, default=3)
     parser.add_argument('--length', type=int, default=256)
     parser.add_argument('--width', type=int, default=256)
+    parser.add_argument('--group', type=int, default=1, help='query heads for each key head')
     parser.add_argument('--torch', help='an interpreter that has PyTorch')
     parser.add_argument('--slots', type=int, nargs='*', default=SLOTS)
     parser.add_argument('--measure', help=argparse.SUPPRESS)
     flags = parser.parse_args()
     if flags.measure:
-        measure(flags.measure, *flags.slots, flags.length, flags.width, flags.rounds)
+        shape = Shape(flags.length, flags.width, flags.group)
+        measure(flags.measure, *flags.slots, shape, flags.rounds)
         return
     print('| rows together | case | tokens/s | ms a token of all rows |\n|---|---|---|---|')
     for slots in flags.slots:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from modules.parallel.axes import shard_activation
 
 MASKED = -1e30  # finite, so that a fully masked row gives no NaN
+MIN_BYTES_FOR_TWO = 1 << 23  # size of keys from which a CPU reads them faster for two queries
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,6 +200,47 @@ def attend_at_positions(
     if dropout_BNTS is not None:
         probs_BNTS = dropout_BNTS(probs_BNTS)
     return jnp.einsum('bnts,bnsh->bnth', probs_BNTS.astype(v_BNSH.dtype), v_BNSH)
+
+
+def attend_to_cache(
+    q_BNTH: jax.Array,
+    k_BKSH: jax.Array,
+    v_BKSH: jax.Array,
+    scores: Scores,
+    positions_BT: jax.Array,
+    **arrays: Any,
+) -> jax.Array:
+    """Computes `attend_at_positions` for few queries and many keys, which are read once.
+
+    The query heads that share a key head count as further queries of it, so that keys and values
+    are not repeated. XLA's CPU compiler multiplies a single query by a matrix on one core, and two
+    queries on all of them; therefore a single query for many keys is computed twice.
+
+    Args:
+      q_BNTH: queries.
+      k_BKSH: keys; K divides N.
+      v_BKSH: values.
+      scores: which terms there are.
+      positions_BT: positions of the queries.
+      **arrays: further arrays of `attend_at_positions`.
+    """
+    batch, n_heads, width, head_dim = q_BNTH.shape
+    group_size = 1 if scores.sinks or scores.slopes else n_heads // k_BKSH.shape[1]
+    if group_size > 1:
+        q_BNTH = q_BNTH.reshape(batch, -1, group_size * width, head_dim)
+        positions_BT = jnp.tile(positions_BT, (1, group_size))
+    is_twice = (
+        q_BNTH.shape[2] == 1
+        and k_BKSH.nbytes >= MIN_BYTES_FOR_TWO
+        and jax.default_backend() == 'cpu'
+    )
+    if is_twice:
+        q_BNTH = jax.lax.optimization_barrier(jnp.repeat(q_BNTH, 2, 2))
+        positions_BT = jnp.repeat(positions_BT, 2, 1)
+    mixed_BNTH = attend_at_positions(q_BNTH, k_BKSH, v_BKSH, scores, positions_BT, **arrays)
+    if is_twice:
+        mixed_BNTH = mixed_BNTH[:, :, :1]
+    return mixed_BNTH.reshape(batch, n_heads, width, mixed_BNTH.shape[-1])
 
 
 def attention_logits(

@@ -1,0 +1,58 @@
+"""Do the tests of claims reject broken methods?
+
+Question: with an equation broken, does a method still meet the conditions of its claim?
+Command:  uv run train.py --config=configs/studies/twins.py:recipes --workdir=runs/recipes_twins
+          uv run train.py --config=configs/studies/twins.py:blocks --workdir=runs/blocks_twins
+          uv run train.py --config=configs/studies/twins.py:optimizers --workdir=runs/optim_twins
+Cost:     15 runs of 0.26 million parameters for each of fifteen arms.
+Result:   configs/studies/results/twins.md
+
+Each mistake is an option that a config can set: a factor or a term that is left out, or a constant
+that is wrong. Models, texts and baselines are those of configs/studies/recipes_tuned.py,
+blocks_tuned.py and optimizers_tuned.py.
+"""
+
+from ml_collections import ConfigDict
+
+from configs.studies import small
+
+RECIPES = (
+    {'optim.weight_decay': 0.1},  # the baseline
+    {'optim.weight_decay': 0.0},
+    {'optim.decay_rule': 'independent'},  # the factor of the learning rate is left out
+    {'loss.z_loss': 0.0},
+    {'loss.z_loss': 1.0},  # the factor of 1e-4 is left out
+    {'loss.name': 'comp_sum', 'loss.tau': 0.5},
+    {'loss.name': 'comp_sum', 'loss.tau': 1.5},
+)
+BLOCKS = (
+    {'model.activation': 'gelu'},  # the baseline
+    {'model.activation': 'silu', 'model.d_ff': 168},  # SwiGLU without its product
+    {'model.reparam': 'spectral_norm'},  # sigmaReparam without its learned factor
+)
+OPTIMIZERS = (
+    {'optim.name': 'adamw', 'optim.lr': 8e-3},  # the baseline
+    {'optim.name': 'aro', 'optim.lr': 2e-2, 'optim.momentum': 0.0},
+    # The squares are not averaged.
+    {'optim.name': 'conda', 'optim.lr': 2e-2, 'optim.b2': 0.0},
+    # As much is added to each eigenvalue as the largest one has.
+    {
+        'optim.name': 'shampoo',
+        'optim.lr': 1e-2,
+        'optim.shampoo_every': 10,
+        'optim.shampoo_eps': 1.0,
+    },
+)
+
+
+def get_config(which: str = 'recipes') -> ConfigDict:
+    """which: 'recipes', 'blocks' or 'optimizers'."""
+    config = small.get_config()
+    config.scaling.embedding_std = 1.0
+    config.sweep = {'list': {'recipes': RECIPES, 'blocks': BLOCKS, 'optimizers': OPTIMIZERS}[which]}
+    config.tune = {'optim.lr': 1e-2, 'smallest_effect': 0.02, 'budget': 15}
+    if which == 'optimizers':
+        config.scaling.embedding_std = None
+        config.optim.others, config.optim.others_lr = 'adamw', 1e-2
+        config.tune = {'optim.lr': None, 'smallest_effect': 0.02, 'budget': 15}
+    return config
