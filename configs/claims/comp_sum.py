@@ -12,6 +12,7 @@ Counts:   the cross-entropies of models trained at tau = 0.5 and 1.5 are higher.
 PART = 'losses'
 STUDIES = {
     'recipes': 'configs/studies/recipes_tuned.py',
+    'twins': 'configs/studies/twins.py:recipes',
 }
 HOLDS = (
     {
@@ -37,7 +38,7 @@ CONTROL = (
 )
 TWIN = (
     {
-        'study': 'recipes',
+        'study': 'twins',
         'arm': {'loss.name': 'comp_sum', 'loss.tau': 0.5},
         'against': {'loss.name': 'comp_sum', 'loss.tau': 1.5},
         'difference': (0.0, None),

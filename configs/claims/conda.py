@@ -22,6 +22,7 @@ CAUTION = (
 STUDIES = {
     'whole': 'configs/studies/optimizers_tuned.py',
     'half': 'configs/studies/optimizers_tuned.py:half',
+    'twins': 'configs/studies/twins.py:optimizers',
 }
 HOLDS = (
     {
@@ -38,6 +39,17 @@ HOLDS = (
     },
 )
 CONTROL = _shared.OPTIMIZERS_CONTROL
+TWIN = (
+    {
+        'study': 'twins',
+        'arm': {'optim.name': 'conda'},
+        'difference': (None, 0.0),
+        'label': (
+            'loss difference, Conda whose squares are not averaged minus AdamW (nats per token, '
+            '200 steps)'
+        ),
+    },
+)
 FIDELITY = {
     'Conda': {
         'setting': (

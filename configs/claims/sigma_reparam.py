@@ -15,6 +15,7 @@ from configs.claims import _shared
 PART = 'reparametrisations'
 STUDIES = {
     'blocks': 'configs/studies/blocks_tuned.py',
+    'twins': 'configs/studies/twins.py:blocks',
 }
 HOLDS = (
     {
@@ -25,6 +26,17 @@ HOLDS = (
     },
 )
 CONTROL = _shared.BLOCKS_CONTROL
+TWIN = (
+    {
+        'study': 'twins',
+        'arm': {'model.reparam': 'spectral_norm'},
+        'difference': (None, 0.03),
+        'label': (
+            'loss difference, sigmaReparam without its learned factor minus plain matrices (nats '
+            'per token)'
+        ),
+    },
+)
 FIDELITY = {
     'sigmaReparam': {
         'setting': (

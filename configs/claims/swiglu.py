@@ -14,6 +14,7 @@ from configs.claims import _shared
 PART = 'activations'
 STUDIES = {
     'blocks': 'configs/studies/blocks_tuned.py',
+    'twins': 'configs/studies/twins.py:blocks',
 }
 HOLDS = (
     {
@@ -24,6 +25,14 @@ HOLDS = (
     },
 )
 CONTROL = _shared.BLOCKS_CONTROL
+TWIN = (
+    {
+        'study': 'twins',
+        'arm': {'model.activation': 'silu'},
+        'difference': (None, 0.0),
+        'label': 'loss difference, SwiGLU without its product (SiLU) minus GELU (nats per token)',
+    },
+)
 FIDELITY = {
     'SwiGLU': {
         'setting': (

@@ -19,6 +19,7 @@ CAUTION = (
 )
 STUDIES = {
     'recipes': 'configs/studies/recipes_tuned.py',
+    'twins': 'configs/studies/twins.py:recipes',
 }
 HOLDS = (
     {
@@ -29,6 +30,18 @@ HOLDS = (
     },
 )
 CONTROL = _shared.RECIPES_CONTROL
+TWIN = (
+    {
+        'study': 'twins',
+        'arm': {'optim.weight_decay': 0.0},
+        'against': {'optim.decay_rule': 'independent'},
+        'difference': (-0.03, 0.03),
+        'label': (
+            'loss difference, no weight decay minus weight decay without the factor of the '
+            'learning rate (nats per token)'
+        ),
+    },
+)
 FIDELITY = {
     'weight decay of 0.1': {
         'setting': (

@@ -13,6 +13,7 @@ from configs.claims import _shared
 PART = 'losses'
 STUDIES = {
     'recipes': 'configs/studies/recipes_tuned.py',
+    'twins': 'configs/studies/twins.py:recipes',
 }
 HOLDS = (
     {
@@ -23,6 +24,17 @@ HOLDS = (
     },
 )
 CONTROL = _shared.RECIPES_CONTROL
+TWIN = (
+    {
+        'study': 'twins',
+        'arm': {'loss.z_loss': 0.0},
+        'against': {'loss.z_loss': 1.0},
+        'difference': (-0.03, 0.03),
+        'label': (
+            'loss difference, no z-loss minus z-loss without the factor of 1e-4 (nats per token)'
+        ),
+    },
+)
 FIDELITY = {
     'z-loss': {
         'setting': (

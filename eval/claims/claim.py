@@ -232,12 +232,12 @@ def _check_guards(
     for constant, guards in (('CONTROL', control), ('TWIN', twin)):
         if any(not guard.label for guard in guards):
             raise ValueError(f'each condition in {constant} must have a label')
-    ranges = [(c.study, c.quantity, c.low, c.high) for c in conditions]
+    ranges = [(c.quantity, c.low, c.high) for c in conditions]
     for guard in twin:
-        if (guard.study, guard.quantity, guard.low, guard.high) not in ranges:
+        if (guard.quantity, guard.low, guard.high) not in ranges:
             raise ValueError(
-                f'each condition in TWIN must have the study, the quantity and the range of one in '
-                f'HOLDS, for the broken method; got {guard.label!r}, {guard.range_text}'
+                f'each condition in TWIN must have the quantity and the range of one in HOLDS, for '
+                f'the broken method; got {guard.label!r}, {guard.range_text}'
             )
         if any(
             (guard.study, guard.quantity, guard.of) == (c.study, c.quantity, c.of) for c in control

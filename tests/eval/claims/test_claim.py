@@ -96,10 +96,17 @@ def test_file_states_fidelity(tmp_path):
 
 
 def test_digest_covers_criterion(tmp_path):
-    """Other texts and labels are the same claim; another bound, arm or study is not."""
+    """Other texts and labels, and a study of broken methods, are the same claim; another bound, arm
+    or study of a condition is not.
+    """
     digest = read_claim(write(tmp_path, GOOD)).digest
-    for text in ('a small model', 'slope of the map'):
-        assert read_claim(write(tmp_path, GOOD.replace(text, 'another'))).digest == digest
+    same = {
+        'a small model': 'another',
+        'slope of the map': 'another',
+        'STUDIES = {': "STUDIES = {'twins': 'configs/studies/twins.py',",
+    }
+    for change in same.items():
+        assert read_claim(write(tmp_path, GOOD.replace(*change))).digest == digest
     changes = {
         '(None, 0.0)': '(None, 0.1)',
         "'muon'": "'lion'",
