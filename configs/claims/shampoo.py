@@ -20,7 +20,7 @@ CAUTION = (
 STUDIES = {
     'whole': 'configs/studies/optimizers_tuned.py',
     'half': 'configs/studies/optimizers_tuned.py:half',
-    'twins': 'configs/studies/twins.py:optimizers',
+    'twins': 'configs/studies/twins.py:again',
 }
 HOLDS = (
     {

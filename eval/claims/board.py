@@ -27,6 +27,7 @@ from eval.claims.decide import (
     WITHDRAWN,
     ConditionResult,
     Decision,
+    probability_if_equal,
 )
 from eval.claims.estimates import FAILS, HOLDS, UNDECIDED
 from eval.claims.evidence import MEASURE, OUT_OF_REACH, STALE, Evidence, MeasureEvidence
@@ -368,6 +369,13 @@ def _describe_guards(decision: Decision) -> list[str]:
     """Returns a section on whether the test can tell: its control and a broken method."""
     if not decision.control and not decision.twin:
         return []
+    chances = [probability_if_equal(condition) for condition in decision.conditions]
+    power = [
+        f'If the difference were 0, a test with this spread would show "{c.condition.range_text}" '
+        f'with a probability of {chance:.0%}.'
+        for c, chance in zip(decision.conditions, chances, strict=True)
+        if chance is not None
+    ]
     head = ['role', 'quantity', 'measured, 95% interval', 'range', 'outcome']
     must_fail = 'must fail' if len(decision.twin) == 1 else 'one must fail'
     rows = [('control, must hold', guard) for guard in decision.control]
@@ -382,7 +390,7 @@ def _describe_guards(decision: Decision) -> list[str]:
         ]
         for kind, guard in rows
     ]
-    return ['## Can the test tell?', '', format_markdown([head, *body]), '']
+    return ['## Can the test tell?', '', format_markdown([head, *body]), '', *power, '']
 
 
 def _describe_fidelity(claim: Claim) -> str:

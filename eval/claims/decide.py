@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,8 @@ COMPUTATION = 'computation alone'
 KINDS = (LANGUAGE_MODELS, OTHER_MODELS, COMPUTATION)
 STANDING = (*DECIDED, UNDECIDED, NOT_VALID, NOT_CHECKED, INFEASIBLE, STALE, NOT_TESTED)
 VERDICTS = (*STANDING, WITHDRAWN)
+
+NORMAL_QUANTILE = statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,3 +231,24 @@ def count_needed_seeds(estimate: Estimate | None, condition: Condition, outcome:
     effect = distance - max(half_width - sampling_half_width, 0.0)
     needed = seeds_needed(effect, estimate.deviation) if effect > 0 else MAX_SEEDS + 1
     return needed if needed <= MAX_SEEDS else None
+
+
+def probability_if_equal(result: ConditionResult) -> float | None:
+    """Returns the probability that a condition holds if a difference of losses is 0.
+
+    Assumes normal errors, and intervals as wide as the measured one.
+
+    Args:
+      result: the outcome of a condition.
+
+    Returns:
+      The probability; None unless 0 is inside the range of a difference that has an interval.
+    """
+    condition, estimate = result.condition, result.estimate
+    if condition.quantity != 'difference' or not condition.low < 0 < condition.high:
+        return None
+    if estimate is None or not 0 < estimate.high - estimate.low < math.inf:
+        return None
+    normal = statistics.NormalDist(0, (estimate.high - estimate.low) / (2 * NORMAL_QUANTILE))
+    below, above = estimate.value - estimate.low, estimate.high - estimate.value
+    return max(0.0, normal.cdf(condition.high - above) - normal.cdf(condition.low + below))

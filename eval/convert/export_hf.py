@@ -98,6 +98,14 @@ TRAINING_FIELDS = (
     'mlp.alpha_dropout',
 )
 BIAS = 'final_norm/bias'
+# By a part of a statistic's path, the field that it comes from; others are from model.norm.
+STATISTICS_FIELDS = {
+    'final_norm': 'model.final_norm',
+    'embedding_norm': 'model.embedding_norm',
+    'query_norm': 'model.qk_norm',
+    'key_norm': 'model.qk_norm',
+    'affine': 'attention.affine_scaled',
+}
 ROUTER_BIAS = f'/{experts.BIAS}'  # of the choice of experts, a statistic here
 # Without a flag of their own in a config.json.
 NO_MATRIX_BIASES = (ROUTER_BIAS, '/decay_step_bias')
@@ -219,6 +227,11 @@ def find_source_record(checkpoint: Checkpoint) -> Mapping[str, Any]:
     return meta if MODEL_TYPE in meta else {}
 
 
+def find_field(path: str) -> str:
+    """Returns the field that gives a model the statistics at a path."""
+    return next((field for part, field in STATISTICS_FIELDS.items() if part in path), 'model.norm')
+
+
 def build_plain_model(checkpoint: Checkpoint) -> tuple[Recipe, Params]:
     """Returns the model with its effective weights, without reparametrisation or factors."""
     recipe = checkpoint.recipe
@@ -230,9 +243,10 @@ def build_plain_model(checkpoint: Checkpoint) -> tuple[Recipe, Params]:
         and path.removeprefix(f'{STATS}/') not in router_stats
     ]
     if carried:  # PRNG keys are integers and matter only in training
+        fields = sorted({find_field(path) for path in carried})
         raise ValueError(
-            'layers in transformers cannot store the statistics of this model: '
-            f'{format_list(carried)}'
+            'layers in transformers cannot store the statistics of '
+            f'{" and ".join(fields)}: {format_list(carried)}. Train with a norm that keeps none'
         )
     # Without a map, the stored weights are exact, and a copy in float64 would double the memory.
     mapped = recipe.model.reparam != 'none' or recipe.scaling.name != 'standard'

@@ -1,25 +1,48 @@
-"""python -m tests.faults: runs every case in its long form, and prints a table of trials."""
+"""python -m tests.faults [--results=FILE] [PYTEST ARGUMENTS]: every case in its long form.
 
+Prints a table of trials. With --results, outcomes are appended to a file of JSON lines; the same
+command skips the trials that have passed, so that it can be interrupted.
+"""
+
+import argparse
 import collections
+import json
 import sys
+from pathlib import Path
 
 import pytest
 
 
-class TrialCounts:
-    """Counts the trials of each case."""
+class Trials:
+    """Records the outcome of each trial, and skips the trials that have passed."""
 
-    def __init__(self):
-        self.held: dict[str, collections.Counter] = {}
+    def __init__(self, results: Path | None):
+        self.results = results
+        self.outcomes: dict[str, str] = {}
+        if results and results.exists():
+            lines = results.read_text().splitlines()
+            self.outcomes = {row['trial']: row['outcome'] for row in map(json.loads, lines)}
+
+    def pytest_collection_modifyitems(self, config, items):
+        passed = [item for item in items if self.outcomes.get(item.nodeid) == 'passed']
+        items[:] = [item for item in items if item not in passed]
+        config.hook.pytest_deselected(items=passed)
 
     def pytest_runtest_logreport(self, report):
-        if report.when == 'call' or report.outcome != 'passed':
-            case = report.nodeid.split('[')[0].removeprefix('tests/faults/')
-            self.held.setdefault(case, collections.Counter())[report.outcome] += 1
+        if report.when != 'call' and report.outcome == 'passed':
+            return
+        self.outcomes[report.nodeid] = report.outcome
+        if self.results:
+            row = {'trial': report.nodeid, 'outcome': report.outcome}
+            with self.results.open('a') as file:
+                file.write(json.dumps(row) + '\n')
 
     def markdown(self) -> str:
+        counts_by_case = collections.defaultdict(collections.Counter)
+        for trial, outcome in self.outcomes.items():
+            counts_by_case[trial.split('[')[0].removeprefix('tests/faults/')][outcome] += 1
         lines = ['| case | tried | held |', '|---|---|---|']
-        for case, counts in sorted(self.held.items()):
+        for case, counts in sorted(counts_by_case.items()):
             file, _, name = case.partition('::')
             subject = file.removeprefix('test_').removesuffix('.py')
             words = name.removeprefix('test_').replace('_', ' ')
@@ -28,7 +51,12 @@ class TrialCounts:
 
 
 if __name__ == '__main__':
-    table = TrialCounts()
-    status = pytest.main(['tests/faults', '--long', *sys.argv[1:]], plugins=[table])
-    print(table.markdown())
+    parser = argparse.ArgumentParser(prog='python -m tests.faults')
+    parser.add_argument('--results', type=Path, help='JSON lines, one per trial')
+    flags, arguments = parser.parse_known_args()
+    trials = Trials(flags.results)
+    # The options of pyproject.toml would leave out the full tier.
+    selection = ['tests/faults', '--long', '-n', '0', '-m', 'full or not full', *arguments]
+    status = pytest.main(selection, plugins=[trials])
+    print(trials.markdown())
     sys.exit(status)

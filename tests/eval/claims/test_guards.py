@@ -1,12 +1,15 @@
 """Property: a verdict needs a control that holds and, unless nothing holds, a rejected twin."""
 
 import dataclasses
+import math
 import re
 
+import numpy as np
 import pytest
 
 from eval.claims import board
-from eval.claims.decide import conclude, decide
+from eval.claims.decide import ConditionResult, conclude, decide, probability_if_equal
+from eval.claims.estimates import HOLDS, UNDECIDED, Estimate
 from eval.claims.record import read_record
 from tests.eval.claims.builders import claim, condition
 
@@ -83,3 +86,27 @@ class TestGuards:
         board.write_pages(tmp_path, decisions[:2], {})
         recorded = read_record(tmp_path / 'board.json', [guarded])[0]['mine']
         assert recorded.control[0].estimate is None and recorded.verdict == 'not checked'
+
+
+class TestProbabilityIfEqual:
+    """How often a difference of 0 would meet the condition, with intervals as wide as measured."""
+
+    @staticmethod
+    def compute(low, high, interval=(-0.01, 0.03), quantity='difference'):
+        tested = condition('layernorm', low, high, quantity=quantity)
+        estimate = Estimate(0.01, *interval, 5)
+        return probability_if_equal(ConditionResult(tested, '', UNDECIDED, estimate, None))
+
+    @pytest.mark.parametrize('bounds', [(-0.03, 0.03), (-math.inf, 0.03), (-0.025, math.inf)])
+    def test_simulation(self, bounds):
+        centers = np.random.default_rng(0).normal(0, 0.02 / 1.959964, 20_000)
+        outcomes = [Estimate(x, x - 0.02, x + 0.02, 5).outcome(*bounds) for x in centers]
+        share = outcomes.count(HOLDS) / len(outcomes)
+        assert 0.6 < share < 0.9
+        assert self.compute(*bounds) == pytest.approx(share, abs=0.01)
+
+    def test_only_ranges_around_0(self):
+        assert self.compute(-math.inf, 0.0) is self.compute(0.1, math.inf) is None
+        assert self.compute(-0.03, 0.03, quantity='speedup') is None
+        assert self.compute(-0.03, 0.03, interval=(-math.inf, 0.03)) is None
+        assert self.compute(-0.01, 0.01) == 0  # narrower than the interval

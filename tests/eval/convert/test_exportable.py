@@ -47,6 +47,12 @@ def test_lack_is_named(changes, message):
     assert 'Families' not in describe_export(update_recipe(llama, changes))
 
 
+def test_statistics_are_refused_with_their_field():
+    source = checkpoint({'model.final_norm': 'layernorm_removal', 'model.qk_norm': 'batchnorm'})
+    with pytest.raises(ValueError, match=r'model\.final_norm and model\.qk_norm: stats'):
+        export_hf.convert_checkpoint(source, 'float32')
+
+
 def test_page_lists_each_config():
     page = generate.exports()
     for name in ('default', 'llama_124m', 'llama_1b', 'llama_8b'):
