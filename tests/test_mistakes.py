@@ -121,6 +121,7 @@ def test_suggested_value_is_one_of_the_field(command_line, ending, answer):
     [
         ('eval --checkpoint=runs/x', '--suite=NAME[,NAME] is required. Suites:'),
         ('eval.generate --checkpoint=runs/x --max_new_tokens=50', 'Write --tokens=50'),
+        ('eval.generate --checkpoint=runs/x --max_tokens=50', 'A similar name is --tokens.'),
         ('eval.generate --model_name_or_path=runs/x', '--model_name_or_path is not a flag here.'),
     ],
 )

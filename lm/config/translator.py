@@ -90,8 +90,10 @@ class Translator:
         program_flag = next((flag for flag in program_flags if flag in self._flags), '')
         foreign_field = next((n for n in names if n in foreign.fields), '')
         share = next((n for n in names if n in foreign.shares), '')
-        missing_name = next(filter(replacement_hint, [*names, last_name.removeprefix('no_')]), '')
-        missing_group = next(filter(replacement_hint, names[0].split('.')[:-1]), '')
+        missing_name = next(
+            filter(self._find_replacement, [*names, last_name.removeprefix('no_')]), ''
+        )
+        missing_group = next(filter(self._find_replacement, names[0].split('.')[:-1]), '')
         paths = exact_paths or [
             path for path in foreign.fields.get(foreign_field, ()) if path in self._fields
         ]
@@ -118,6 +120,11 @@ class Translator:
             self.add_sentence(f'{argument} is not a flag here.{hint}')
         else:
             self._unknown.append(argument)
+
+    def _find_replacement(self, name: str) -> str:
+        """Returns `replacement_hint`, or '' for one on fields that this program does not have."""
+        hint = replacement_hint(name)
+        return hint if self._fields or '--config.' not in hint else ''
 
     def _add_special(self, argument: str, names: list[str], text: str) -> bool:
         """Adds a list of settings, a config file, a batch in tokens, or a value with a meaning of
