@@ -146,7 +146,7 @@ class Tables:
         while size < len(closure):
             size = len(closure)
             for table in self.all:
-                closure |= {new for item in table.words.items() for new in expand(*item)}
+                closure |= {word for item in table.words.items() for word in expand(*item)}
         return closure
 
 

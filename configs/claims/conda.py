@@ -22,7 +22,7 @@ CAUTION = (
 STUDIES = {
     'whole': 'configs/studies/optimizers_tuned.py',
     'half': 'configs/studies/optimizers_tuned.py:half',
-    'twins': 'configs/studies/twins.py:again',
+    'twins': 'configs/studies/twins.py:still',
 }
 HOLDS = (
     {
@@ -45,8 +45,7 @@ TWIN = (
         'arm': {'optim.name': 'conda'},
         'difference': (None, 0.0),
         'label': (
-            'loss difference, Conda with 1 in place of 1e-8 in the denominator minus AdamW (nats '
-            'per token, 200 steps)'
+            'loss difference, Conda whose updates are lost minus AdamW (nats per token, 200 steps)'
         ),
     },
 )

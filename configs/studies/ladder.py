@@ -11,13 +11,15 @@ Command:  uv run train.py --config=configs/studies/ladder.py:64x200 --workdir=ru
           uv run train.py --config=configs/studies/ladder.py:320x800 --workdir=runs/320x800
 Cost:     15 runs for each of thirteen arms: of 64x200 20 core-minutes. For 124 million parameters:
           uv run python -m tpu.plan --config=configs/studies/ladder.py:124m --topology=v6e:4x4
-Result:   configs/studies/results/ladder.md
+Result:   none yet
 
 A rung is a width and a number of steps. All have four layers with heads of 16 features, and steps
 of 1,024 tokens. Arms search around the best rates of 64x200, divided by the growth in width.
 Embeddings start at a standard deviation of 1, so that the first update does not drown them. Muon,
 SOAP and Lion update the hidden matrices, and AdamW at its own best rate the rest.
 """
+
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -28,7 +30,7 @@ BASE_WIDTH = 64
 LR = 1e-2  # of AdamW at BASE_WIDTH
 RATES = ('optim.lr', 'optim.others_lr')
 HIDDEN = {'optim.others': 'adamw', 'optim.others_lr': LR}
-ARMS = (  # the baseline first; rates at BASE_WIDTH
+ARMS: tuple[dict[str, Any], ...] = (  # the baseline first; rates at BASE_WIDTH
     {'optim.lr': LR},
     {'model.norm': 'layernorm', 'optim.lr': LR},
     {'model.norm': 'none', 'optim.lr': LR},

@@ -5,7 +5,8 @@ Command:  uv run train.py --config=configs/studies/twins.py:recipes --workdir=ru
           uv run train.py --config=configs/studies/twins.py:blocks --workdir=runs/blocks_twins
           uv run train.py --config=configs/studies/twins.py:optimizers --workdir=runs/optim_twins
           uv run train.py --config=configs/studies/twins.py:again --workdir=runs/again_twins
-Cost:     15 runs of 0.26 million parameters for each of seventeen arms.
+          uv run train.py --config=configs/studies/twins.py:still --workdir=runs/still_twins
+Cost:     15 runs of 0.26 million parameters for each of nineteen arms.
 Result:   configs/studies/results/twins.md
 
 Each mistake is an option that a config can set: a factor or a term that is left out, or a constant
@@ -55,7 +56,17 @@ AGAIN = (  # without an average of its squares Conda diverges, and Shampoo's bes
         'optim.shampoo_eps': 1.0,
     },
 )
-ARMS = {'recipes': RECIPES, 'blocks': BLOCKS, 'optimizers': OPTIMIZERS, 'again': AGAIN}
+STILL = (  # with eps 1, tuning Conda ended at a rate that is worse than no updates at all
+    {'optim.name': 'adamw', 'optim.lr': 4e-3},
+    {'optim.name': 'conda', 'optim.lr': 1e-2, 'optim.conda_scale': 0.0},  # its updates are lost
+)
+ARMS = {
+    'recipes': RECIPES,
+    'blocks': BLOCKS,
+    'optimizers': OPTIMIZERS,
+    'again': AGAIN,
+    'still': STILL,
+}
 
 
 def get_config(which: str = 'recipes') -> ConfigDict:
@@ -64,7 +75,7 @@ def get_config(which: str = 'recipes') -> ConfigDict:
     config.scaling.embedding_std = 1.0
     config.sweep = {'list': ARMS[which]}
     config.tune = {'optim.lr': 1e-2, 'smallest_effect': 0.02, 'budget': 15}
-    if which in ('optimizers', 'again'):
+    if which in ('optimizers', 'again', 'still'):
         config.scaling.embedding_std = None
         config.optim.others, config.optim.others_lr = 'adamw', 1e-2
         config.tune = {'optim.lr': None, 'smallest_effect': 0.02, 'budget': 15}

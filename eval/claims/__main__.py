@@ -24,7 +24,7 @@ from eval.claims import board, register
 from eval.claims.claim import FOLDER, Claim, read_claims
 from eval.claims.decide import Decision, decide
 from eval.claims.evidence import open_evidence
-from eval.claims.record import read_record
+from eval.claims.record import merge_decisions, read_record
 from eval.claims.train import train_open_claims
 from lm.launch.command import run_program
 from lm.launch.path_flags import define_path
@@ -49,10 +49,15 @@ def read_board(
     # Claims of the record too: their conditions must name arms that exist.
     decisions = {claim.name: decide(claim, evidence) for claim in claims}
     recorded, entries = read_record(record, claims) if record else ({}, {})
-    for name in list(recorded):
-        # Records in the workdir are newer than board.json, even if they decide less.
-        if any(evidence[study].has_records for study in decisions[name].claim.studies.values()):
-            del recorded[name]
+    for name, decision in recorded.items():
+        # Records in the workdir are newer than board.json, even if they decide less, and the claim
+        # may have named a study since.
+        newer = [
+            study
+            for study, config in decision.claim.studies.items()
+            if evidence[config].has_records or not decision.evidence[study].command
+        ]
+        recorded[name] = merge_decisions(decision, decisions[name], newer)
     missing = [claim for claim in claims if claim.name not in recorded]
     # A new workdir would register a criterion as new that was changed since the record.
     entries = register.add_entries(workdir, missing, evidence) | entries

@@ -116,16 +116,18 @@ def conclude(
     Args:
       claim: the claim; if its file has WITHDRAWN, so is the verdict.
       conditions: the outcomes of its conditions.
-      evidence: by the names that the claim gives its studies. The state of an unfinished study
-        determines the verdict.
+      evidence: by the names that the claim gives its studies. The state of an unfinished study of
+        a condition determines the verdict.
       control: the outcomes of the effects that the test must find.
       twin: the outcomes of the conditions for a broken method.
     """
+    control, twin = (_drop_unfinished(guards, evidence) for guards in (control, twin))
     decision = Decision(claim, '', '', conditions, evidence, control, twin)
     if claim.withdrawn:
         return dataclasses.replace(decision, verdict=WITHDRAWN, why=claim.withdrawn)
+    studies = dict.fromkeys(condition.condition.study for condition in conditions)
     for state, verdict in UNFINISHED.items():
-        reasons = [study.why for study in evidence.values() if study.state == state]
+        reasons = [evidence[name].why for name in studies if evidence[name].state == state]
         if reasons:
             return dataclasses.replace(decision, verdict=verdict, why=reasons[0])
     verdict = combine_outcomes([condition.outcome for condition in conditions])
@@ -134,6 +136,18 @@ def conclude(
     if gap := _find_gap(decision, verdict):
         return dataclasses.replace(decision, verdict=NOT_CHECKED, why=gap)
     return dataclasses.replace(decision, verdict=verdict)
+
+
+def _drop_unfinished(
+    guards: Sequence[ConditionResult], evidence: Mapping[str, Evidence | RecordedEvidence]
+) -> list[ConditionResult]:
+    """Returns the guards, without the estimates of studies that are unfinished or stale."""
+    return [
+        dataclasses.replace(guard, estimate=None, outcome=UNDECIDED)
+        if evidence[guard.condition.study].state
+        else guard
+        for guard in guards
+    ]
 
 
 def _find_flaw(decision: Decision, verdict: str) -> str:
@@ -233,18 +247,18 @@ def count_needed_seeds(estimate: Estimate | None, condition: Condition, outcome:
     return needed if needed <= MAX_SEEDS else None
 
 
-def probability_if_equal(result: ConditionResult) -> float | None:
+def probability_if_equal(tested: ConditionResult) -> float | None:
     """Returns the probability that a condition holds if a difference of losses is 0.
 
     Assumes normal errors, and intervals as wide as the measured one.
 
     Args:
-      result: the outcome of a condition.
+      tested: the outcome of a condition.
 
     Returns:
       The probability; None unless 0 is inside the range of a difference that has an interval.
     """
-    condition, estimate = result.condition, result.estimate
+    condition, estimate = tested.condition, tested.estimate
     if condition.quantity != 'difference' or not condition.low < 0 < condition.high:
         return None
     if estimate is None or not 0 < estimate.high - estimate.low < math.inf:

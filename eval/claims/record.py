@@ -7,7 +7,7 @@ the outcomes and from the claim's file, which may have been withdrawn since.
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -135,13 +135,47 @@ def read_record(path: Path, claims: Sequence[Claim]) -> tuple[dict[str, Decision
             )
             for condition, saved in zip(claim.conditions, row['conditions'], strict=True)
         ]
-        by_name = {name: evidence[study] for name, study in claim.studies.items()}
+        by_name = {
+            name: evidence.get(study) or _unread_study(study)
+            for name, study in claim.studies.items()
+        }
         control, twin = (
             [_read_guard(claim, condition, estimates) for condition in guards]
             for guards in (claim.control, claim.twin)
         )
         decisions[claim.name] = conclude(claim, conditions, by_name, control, twin)
     return decisions, entries
+
+
+def _unread_study(study: str) -> RecordedEvidence:
+    """Returns the evidence of a study that a claim has named since it was recorded."""
+    return RecordedEvidence(study, OPEN, NO_RUNS, 0, 0.0, (), trains=True)
+
+
+def merge_decisions(recorded: Decision, decision: Decision, studies: Collection[str]) -> Decision:
+    """Returns a claim decided by a record, except for the named studies.
+
+    Args:
+      recorded: the decision by the record.
+      decision: the decision by a workdir.
+      studies: names of the studies, in the claim, whose records in the workdir count.
+    """
+    conditions, control, twin = (
+        [
+            trained if trained.condition.study in studies else saved
+            for saved, trained in zip(*pair, strict=True)
+        ]
+        for pair in (
+            (recorded.conditions, decision.conditions),
+            (recorded.control, decision.control),
+            (recorded.twin, decision.twin),
+        )
+    )
+    evidence = {
+        name: (decision if name in studies else recorded).evidence[name]
+        for name in recorded.evidence
+    }
+    return conclude(decision.claim, conditions, evidence, control, twin)
 
 
 def _quantity_key(claim: Claim, condition: Condition) -> str:

@@ -44,7 +44,7 @@ KEPT = FIXED | {
     'data.seq_len': 8,
     'mesh.data': 1,
 }
-PARTS = (  # fields whose choices are drawn
+PARTS = (  # fields whose choices are parts
     *('model.norm', 'model.placement', 'model.attention', 'model.qk_norm', 'model.activation'),
     *('model.position', 'model.reparam', 'model.mlp', 'model.stream', 'model.readout'),
     *('model.tie_embeddings', 'model.final_norm', 'model.embedding_norm', 'model.bias'),
@@ -152,9 +152,9 @@ def check_conversions(checkpoint: Checkpoint) -> None:
 def test_valid_configs_hold(trial, tmp_path):
     rng = random.Random(9000 + trial)
     changes, config = draw_valid(rng, str(tmp_path / 'cache'))
-    shown = {path: value for path, value in changes.items() if KEPT.get(path) != value}
+    parts = {path: value for path, value in changes.items() if KEPT.get(path) != value}
     whole, killed, sharded = (tmp_path / name for name in ('whole', 'killed', 'sharded'))
-    with late_refusal(shown):
+    with late_refusal(parts):
         status = train(config, whole)
         if status == DIVERGED:
             return

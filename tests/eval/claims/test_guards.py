@@ -10,7 +10,7 @@ import pytest
 from eval.claims import board
 from eval.claims.decide import ConditionResult, conclude, decide, probability_if_equal
 from eval.claims.estimates import HOLDS, UNDECIDED, Estimate
-from eval.claims.record import read_record
+from eval.claims.record import RecordedEvidence, merge_decisions, read_record
 from tests.eval.claims.builders import claim, condition
 
 
@@ -86,6 +86,46 @@ class TestGuards:
         board.write_pages(tmp_path, decisions[:2], {})
         recorded = read_record(tmp_path / 'board.json', [guarded])[0]['mine']
         assert recorded.control[0].estimate is None and recorded.verdict == 'not checked'
+
+
+class TestTwinOfALaterStudy:
+    """HOLDS is in a record, and the study of the twin was named and trained since."""
+
+    @pytest.fixture
+    def later_claim(self, study, tmp_path):
+        """The claim without the later study, in a board.json, and with it."""
+        older = claim(condition('layernorm', low=-9.0, high=0.0))
+        older = dataclasses.replace(older, twin=())
+        board.write_pages(tmp_path, [decide(older, {'study.py': study})], {})
+        twin = dataclasses.replace(
+            condition('layernorm', low=0.0), study='later', label='a mistake'
+        )
+        newer = dataclasses.replace(
+            older, studies={**older.studies, 'later': 'later.py'}, twin=[twin]
+        )
+        return newer, read_record(tmp_path / 'board.json', [newer])[0]['mine']
+
+    def test_untrained_study_leaves_the_claim_unchecked(self, later_claim):
+        newer, decision = later_claim
+        assert decision.verdict == 'not checked' and decision.conditions[0].outcome == HOLDS
+        assert decision.evidence['later'].command == () and decision.claim == newer
+
+    def test_trained_study_is_merged(self, later_claim, study):
+        newer, decision = later_claim
+        trained = decide(newer, {'study.py': study, 'later.py': study})
+        merged = merge_decisions(decision, trained, ['later'])
+        assert merged.verdict == 'reproduced' and merged.twin[0].outcome == 'fails'
+        assert merged.evidence['whole'] is decision.evidence['whole']
+        assert merged.evidence['later'] is study
+        assert merge_decisions(decision, trained, []).verdict == 'not checked'
+
+    def test_stale_study_rejects_nothing(self, later_claim, study):
+        newer, _ = later_claim
+        stale = RecordedEvidence('later.py', 'stale', 'it has changed', 9, 1.0, (), trains=True)
+        valid = decide(newer, {'study.py': study, 'later.py': study})
+        evidence = {'whole': study, 'later': stale}
+        again = conclude(newer, valid.conditions, evidence, valid.control, valid.twin)
+        assert again.verdict == 'not checked' and again.twin[0].estimate is None
 
 
 class TestProbabilityIfEqual:
