@@ -40,6 +40,17 @@ OPTIMIZERS_CONTROL = (
         'label': 'loss difference, Muon minus AdamW (nats per token, 200 steps)',
     },
 )
+OPTIMIZERS_TWIN = (
+    {
+        'study': 'twins',
+        'arm': {'optim.name': 'conda'},
+        'difference': (None, 0.0),
+        'label': (
+            'loss difference, an optimizer whose updates are lost, so that hidden matrices only '
+            'decay, minus AdamW (nats per token, 200 steps)'
+        ),
+    },
+)
 PUBLISHED_CONTROL = (
     {
         'study': 'unit',

@@ -18,7 +18,7 @@ PART = 'optimizers'
 STUDIES = {
     'whole': 'configs/studies/optimizers_tuned.py',
     'half': 'configs/studies/optimizers_tuned.py:half',
-    'twins': 'configs/studies/twins.py:optimizers',
+    'twins': 'configs/studies/twins.py:still',
 }
 HOLDS = (
     {
@@ -42,14 +42,7 @@ HOLDS = (
     },
 )
 CONTROL = _shared.OPTIMIZERS_CONTROL
-TWIN = (
-    {
-        'study': 'twins',
-        'arm': {'optim.name': 'aro'},
-        'difference': (None, 0.0),
-        'label': 'loss difference, ARO without momentum minus AdamW (nats per token, 200 steps)',
-    },
-)
+TWIN = _shared.OPTIMIZERS_TWIN
 FIDELITY = {
     'ARO': {
         'setting': (

@@ -39,16 +39,7 @@ HOLDS = (
     },
 )
 CONTROL = _shared.OPTIMIZERS_CONTROL
-TWIN = (
-    {
-        'study': 'twins',
-        'arm': {'optim.name': 'conda'},
-        'difference': (None, 0.0),
-        'label': (
-            'loss difference, Conda whose updates are lost minus AdamW (nats per token, 200 steps)'
-        ),
-    },
-)
+TWIN = _shared.OPTIMIZERS_TWIN
 FIDELITY = {
     'Conda': {
         'setting': (

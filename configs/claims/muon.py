@@ -25,7 +25,7 @@ CAUTION = (
 STUDIES = {
     'whole': 'configs/studies/optimizers_tuned.py',
     'half': 'configs/studies/optimizers_tuned.py:half',
-    'small_start': 'configs/studies/as_published.py:small_start',
+    'twins': 'configs/studies/twins.py:still',
 }
 HOLDS = (
     {
@@ -41,17 +41,7 @@ HOLDS = (
         'label': 'loss difference, Muon minus AdamW (nats per token, 100 steps)',
     },
 )
-TWIN = (
-    {
-        'study': 'small_start',
-        'arm': {'optim.name': 'auon'},
-        'difference': (None, 0.0),
-        'label': (
-            'loss difference, momentum of the same size that is not orthogonalised (AuON) minus '
-            'AdamW (nats per token, embeddings of deviation 1/8)'
-        ),
-    },
-)
+TWIN = _shared.OPTIMIZERS_TWIN
 FIDELITY = {
     'Muon': {
         'setting': (

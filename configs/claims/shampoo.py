@@ -20,7 +20,7 @@ CAUTION = (
 STUDIES = {
     'whole': 'configs/studies/optimizers_tuned.py',
     'half': 'configs/studies/optimizers_tuned.py:half',
-    'twins': 'configs/studies/twins.py:again',
+    'twins': 'configs/studies/twins.py:still',
 }
 HOLDS = (
     {
@@ -37,17 +37,7 @@ HOLDS = (
     },
 )
 CONTROL = _shared.OPTIMIZERS_CONTROL
-TWIN = (
-    {
-        'study': 'twins',
-        'arm': {'optim.name': 'shampoo'},
-        'difference': (None, 0.0),
-        'label': (
-            'loss difference, Shampoo with the largest eigenvalue added to all minus AdamW (nats '
-            'per token, 200 steps)'
-        ),
-    },
-)
+TWIN = _shared.OPTIMIZERS_TWIN
 FIDELITY = {
     'Shampoo': {
         'setting': (

@@ -1,7 +1,7 @@
 """Random combinations of parts: each trains, resumes, shards, decodes and converts.
 
-A trial draws parts that may go together, adds what they need, and draws again while the config is
-refused by the name of a field. The accepted config trains twelve steps on one device, then
+A trial draws parts that may go together, adds the fields that they need, and draws again while the
+config is refused by the name of a field. An accepted config trains twelve steps on one device, then
 
 - is killed halfway and resumed, with the same bits;
 - on eight devices, in another layout, has the same losses;
@@ -86,7 +86,7 @@ MESHES = (
 
 
 def draw_parts(rng: random.Random) -> dict[str, Any]:
-    """Returns {path: value} of three to nine parts, with what they need."""
+    """Returns {path: value} of three to nine parts, with the fields that they need."""
     paths = rng.sample(PARTS, rng.randrange(3, 10))
     values = {
         path: rng.choice(VALUES[path]) if path in VALUES else draw_value(rng, path)

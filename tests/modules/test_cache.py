@@ -52,7 +52,7 @@ ATTENTION_CASES = {
 
 @pytest.mark.parametrize('case', ATTENTION_CASES)
 def test_attention_to_a_cache(case, monkeypatch):
-    """Grouped heads, and a query that is computed twice, give what repeated keys give."""
+    """Equals attention to repeated keys, with groups of heads and with a query computed twice."""
     width, n_kv_heads, options, names = ATTENTION_CASES[case]
     shapes = {'key_bias_BKS': (2, n_kv_heads, 12), 'sinks_N': (6,), 'slopes_N': (6,)}
     random = np.random.default_rng(0)
