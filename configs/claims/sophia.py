@@ -20,6 +20,7 @@ CAUTION = (
 )
 STUDIES = {
     'whole': 'configs/studies/optimizers_tuned.py',
+    'twins': 'configs/studies/twins.py:still',
     'half': 'configs/studies/optimizers_tuned.py:half',
 }
 HOLDS = (
@@ -37,6 +38,7 @@ HOLDS = (
     },
 )
 CONTROL = _shared.OPTIMIZERS_CONTROL
+TWIN = _shared.OPTIMIZERS_TWIN
 FIDELITY = {
     'Sophia': {
         'setting': (
