@@ -44,7 +44,7 @@ KEPT = FIXED | {
     'data.seq_len': 8,
     'mesh.data': 1,
 }
-PARTS = (  # fields whose choices are parts
+PARTS = (  # fields that a draw may set
     *('model.norm', 'model.placement', 'model.attention', 'model.qk_norm', 'model.activation'),
     *('model.position', 'model.reparam', 'model.mlp', 'model.stream', 'model.readout'),
     *('model.tie_embeddings', 'model.final_norm', 'model.embedding_norm', 'model.bias'),
@@ -123,7 +123,7 @@ def losses(workdir: Path) -> list[float]:
 
 
 def check_decoding(checkpoint: Checkpoint, tolerance: float) -> None:
-    """Compares logits of a row that is read token by token with those of the forward pass."""
+    """Compares the logits of decoding, token by token, with the logits of the forward pass."""
     learner, variables = checkpoint.learner, checkpoint.variables
     tokens_1T = jnp.array([[checkpoint.tokenizer.bos_id, 3, 1, 4, 1, 5]], jnp.int32)
     expected_1TV = checkpoint.model.apply(variables, tokens_1T)
