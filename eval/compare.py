@@ -2,12 +2,14 @@
 
     python -m eval.compare RUN RUN ... [--suite=NAME[:VALUE]] [--NAME.OPTION=VALUE] [--json]
     python -m eval.compare SWEEP [--json]
+    python -m eval.compare SWEEP SWEEP ... [--figure=FILE] [--json]
 
-For a sweep with config.tune, prints the verdict on each arm instead. A RUN is a
-workdir, a cell of a sweep, WORKDIR/checkpoints/STEP or a URL. Stored results
-are read; missing ones are computed, as by `python -m eval`. The 95% interval is
-from a bootstrap over the shared items. p is from a permutation test, adjusted
-for the number of runs (Holm).
+For a sweep with config.tune, prints the verdict on each arm instead. For several
+sweeps with the same variants, such as sizes of a model, prints which verdicts of
+the first hold in the others. A RUN is a workdir, a cell of a sweep,
+WORKDIR/checkpoints/STEP or a URL. Stored results are read; missing ones are
+computed, as by `python -m eval`. The 95% interval is from a bootstrap over the
+shared items. p is from a permutation test, adjusted for the number of runs (Holm).
 """
 
 from lm.launch.before_jax import prepare_process
@@ -23,6 +25,7 @@ from pathlib import Path
 
 from absl import flags
 
+from eval.charts import save_chart
 from eval.console.json_line import define_json, print_json
 from eval.evaluation.paired import CONFIDENCE, Difference, compute_difference, pair_items
 from eval.evaluation.suite_flags import (
@@ -33,16 +36,18 @@ from eval.evaluation.suite_flags import (
     read_suites,
 )
 from eval.evaluation.targets import Evaluation, Say, Target, evaluate_all, find_targets
+from eval.report.transfer import SweepComparison, compare_sweeps, draw_differences
 from eval.suites import SUITES
 from eval.suites.base import Suite
 from lm.config.resolve import flatten
 from lm.launch.command import run_program
+from lm.launch.path_flags import define_path
 from lm.record.names import PARAMETER_ROWS
 from lm.record.remote.local_copy import fetch_records
 from lm.record.run import Run
 from lm.record.workdir import SWEEP
 from lm.run.tables import format_table
-from lm.storage.buckets import is_url
+from lm.storage.buckets import is_url, parse_local_path
 from lm.storage.files import expand_home
 from lm.study.statistics import BETTER, WITHIN_NOISE, WORSE, format_outcome, holm_adjust
 from lm.study.tables.parameters import INHERITS, compare_parameters, read_parameters
@@ -250,6 +255,31 @@ def print_parameters(baseline: Target, target: Target, say: Say) -> None:
             )
 
 
+def report_sweeps(comparison: SweepComparison, say: Say) -> None:
+    """Prints a comparison of sweeps, and draws it with --figure.
+
+    Args:
+      comparison: the sweeps.
+      say: receives a note for each sweep that is not finished.
+    """
+    for name, gap in zip(comparison.names, comparison.gaps, strict=True):
+        if gap:
+            say(f'NOTE: {name} is not finished: {gap}')
+    lines = comparison.format_lines()
+    print('\n'.join(lines))
+    if flags.FLAGS.figure:
+        path = save_chart(
+            draw_differences(comparison), parse_local_path(flags.FLAGS.figure, '--figure')
+        )
+        print(path)
+    if flags.FLAGS.json:
+        variants = [
+            {'name': row.name, 'findings': [f and dataclasses.asdict(f) for f in row.findings]}
+            for row in comparison.rows
+        ]
+        print_json({'sweeps': comparison.names, 'variants': variants, 'lines': lines[1:]})
+
+
 def main(argv: list[str]) -> None:
     runs, say = [*map(expand_home, argv[1:])], functools.partial(print, file=sys.stderr)
     arm_verdicts = compare_arms(runs[0], say) if len(runs) == 1 else None
@@ -257,6 +287,9 @@ def main(argv: list[str]) -> None:
         print('\n'.join(arm_verdicts))
         if flags.FLAGS.json:
             print_json({'runs': runs, 'verdicts': arm_verdicts})
+        return
+    if len(runs) > 1 and (comparison := compare_sweeps(runs)):
+        report_sweeps(comparison, say)
         return
     if len(runs) < 2:
         raise ValueError(
@@ -282,5 +315,6 @@ def main(argv: list[str]) -> None:
 if __name__ == '__main__':
     define_suites(DEFAULT)
     flags.DEFINE_bool('again', False, 'Recompute stored results.')
+    define_path('figure', None, 'Chart of several sweeps to write: a .png or .svg file.')
     define_json()
     run_program(main, parse_suite_flags)

@@ -5,18 +5,20 @@ Question: norms, placements, sigmaReparam, query-key norms, z-loss, weight decay
           a difference at 0.26 million parameters and 200 steps hold at 1.4 and 5.5 million
           parameters, and at 800 steps?
 Command:  uv run train.py --config=configs/studies/ladder.py:64x200 --workdir=runs/64x200
-          uv run train.py --config=configs/studies/ladder.py:160x200 --workdir=runs/160x200
           uv run train.py --config=configs/studies/ladder.py:64x800 --workdir=runs/64x800
+          uv run train.py --config=configs/studies/ladder.py:160x200 --workdir=runs/160x200
           uv run train.py --config=configs/studies/ladder.py:160x800 --workdir=runs/160x800
           uv run train.py --config=configs/studies/ladder.py:320x800 --workdir=runs/320x800
-Cost:     15 runs for each of thirteen arms: of 64x200 45 core-minutes. For 124 million parameters:
+          uv run python -m eval.compare runs/64x200 runs/64x800 runs/160x200
+Cost:     65 runs per rung, of 64x200 195 runs (45 core-minutes). For 124 million parameters:
           uv run python -m tpu.plan --config=configs/studies/ladder.py:124m --topology=v6e:4x4
 Result:   none yet
 
 A rung is a width and a number of steps. All have four layers with heads of 16 features, and steps
-of 1,024 tokens. Arms search around the best rates of 64x200, divided by the growth in width.
-Embeddings start at a standard deviation of 1, so that the first update does not drown them. Muon,
-SOAP and Lion update the hidden matrices, and AdamW at its own best rate the rest.
+of 1,024 tokens. At 64x200, each arm has its own best learning rate. The other rungs use that rate,
+divided by the growth in width, with five new seeds; 124m searches around it. Embeddings start at a
+standard deviation of 1, so that the first update does not drown them. Muon, SOAP and Lion update
+the hidden matrices, and AdamW at 0.01, divided likewise, the rest.
 """
 
 from ml_collections import ConfigDict
@@ -25,32 +27,33 @@ from configs.studies import muon_124m, small
 from configs.studies.mup_transfer import at_width
 
 BASE_WIDTH = 64
-LR = 1e-2  # of AdamW at BASE_WIDTH
+CENTRE = 1e-2  # of the searches at 64x200, for AdamW
 HIDDEN = {'optim.others': 'adamw'}
-ARMS = (  # changes and the rate at BASE_WIDTH; the baseline first
-    ({}, LR),
-    ({'model.norm': 'layernorm'}, LR),
-    ({'model.norm': 'none'}, LR),
-    ({'model.placement': 'post'}, 3e-3),
-    ({'model.placement': 'peri'}, LR),
-    ({'model.qk_norm': 'rmsnorm'}, LR),
-    ({'model.reparam': 'sigma'}, LR),
-    ({'loss.z_loss': 0.0}, LR),
-    ({'optim.weight_decay': 0.0}, LR),
-    ({'optim.schedule': 'linear'}, LR),
-    ({'optim.name': 'muon', **HIDDEN}, 4e-2),
-    ({'optim.name': 'soap', **HIDDEN}, LR),
-    ({'optim.name': 'lion', **HIDDEN}, 2e-3),
+ARMS = (  # changes, the centre of the search, and the best learning rate at 64x200
+    ({}, CENTRE, 2.0e-2),
+    ({'model.norm': 'layernorm'}, CENTRE, 2.0e-2),
+    ({'model.norm': 'none'}, CENTRE, 1.4e-2),
+    ({'model.placement': 'post'}, 3e-3, 2.8e-3),
+    ({'model.placement': 'peri'}, CENTRE, 2.2e-2),
+    ({'model.qk_norm': 'rmsnorm'}, CENTRE, 2.6e-2),
+    ({'model.reparam': 'sigma'}, CENTRE, 4.4e-2),
+    ({'loss.z_loss': 0.0}, CENTRE, 2.0e-2),
+    ({'optim.weight_decay': 0.0}, CENTRE, 2.0e-2),
+    ({'optim.schedule': 'linear'}, CENTRE, 2.0e-2),
+    ({'optim.name': 'muon', **HIDDEN}, 4e-2, 4.4e-2),
+    ({'optim.name': 'soap', **HIDDEN}, CENTRE, 1.7e-2),
+    ({'optim.name': 'lion', **HIDDEN}, 2e-3, 3.1e-3),
 )
+SEEDS = tuple(range(1000, 1005))
 
 
-def list_arms(growth: float) -> tuple[dict, ...]:
-    """Returns the arms, with rates divided by the growth in width."""
+def list_arms(growth: float, is_tuned: bool) -> tuple[dict, ...]:
+    """Returns the arms with rates divided by the growth in width; is_tuned: the best rates."""
     return tuple(
         changes
-        | {'optim.lr': lr / growth}
-        | ({'optim.others_lr': LR / growth} if 'optim.others' in changes else {})
-        for changes, lr in ARMS
+        | {'optim.lr': (best if is_tuned else centre) / growth}
+        | ({'optim.others_lr': CENTRE / growth} if 'optim.others' in changes else {})
+        for changes, centre, best in ARMS
     )
 
 
@@ -58,7 +61,7 @@ def get_config(rung: str = '64x200') -> ConfigDict:
     """rung: WIDTHxSTEPS, or '124m' on eight chips or more."""
     if rung == '124m':
         config = muon_124m.get_config()
-        config.sweep = {'list': list_arms(config.model.d_model / BASE_WIDTH)}
+        config.sweep = {'list': list_arms(config.model.d_model / BASE_WIDTH, is_tuned=True)}
         config.tune = {'optim.lr': None, 'smallest_effect': 0.01, 'budget': 15}
         return config
     width, steps = map(int, rung.split('x'))
@@ -69,6 +72,12 @@ def get_config(rung: str = '64x200') -> ConfigDict:
     config.optim.warmup_steps = steps // 10
     config.train.steps = config.train.eval_every = steps
     config.train.eval_batches = 64
-    config.sweep = {'list': list_arms(width / BASE_WIDTH)}
-    config.tune = {'optim.lr': None, 'smallest_effect': 0.02, 'budget': 15}
+    if rung == '64x200':
+        config.sweep = {'list': list_arms(1.0, is_tuned=False)}
+        config.tune = {'optim.lr': None, 'smallest_effect': 0.02, 'budget': 15}
+        return config
+    config.sweep = {
+        'list': list_arms(width / BASE_WIDTH, is_tuned=True),
+        'zip': {'train.seed': SEEDS, 'data.seed': SEEDS},
+    }
     return config

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lm.config.resolve import flatten
 from lm.record.remote.local_copy import fetch_records
 from lm.record.workdir import CONFIG, SWEEP
 from lm.study.arm import Ablation
@@ -14,7 +13,7 @@ from lm.study.plan.settings import PER_BYTE_FIELDS, select_metric
 from lm.study.tables.ablation import make_variants, read_ablation
 from lm.study.tables.results import Record, gather, has_runs, read_sweep
 from lm.study.tables.text import format_number
-from lm.study.tables.variants import LR, SEEDS, Variant, split_variants
+from lm.study.tables.variants import Variant, find_base_differences, split_variants
 
 BITS_PER_BYTE = 'bits_per_byte'
 
@@ -91,14 +90,7 @@ def read_subject(workdirs: Sequence[str | Path]) -> Subject:
             'other runs do not have. Make its report alone, or add the other runs as arms to its '
             'config.sweep'
         )
-    bases = [flatten(sweep['base']) for sweep in sweeps]
-    paths = dict.fromkeys(path for base in bases for path in base if path not in (LR, *SEEDS))
-    values_by_path = {path: [base.get(path) for base in bases] for path in paths}
-    base_differences = {
-        path: values
-        for path, values in values_by_path.items()
-        if any(value != values[0] for value in values)
-    }
+    base_differences = find_base_differences(sweeps)
     axes: dict[str, list[Any]] = {}
     for path, values in (axis for sweep in sweeps for axis in sweep['axes'].items()):
         axis_values = axes.setdefault(path, [])

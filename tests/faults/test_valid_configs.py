@@ -4,7 +4,8 @@ A trial draws parts that may go together, adds the fields that they need, and dr
 config is refused by the name of a field. An accepted config trains twelve steps on one device, then
 
 - is killed halfway and resumed, with the same bits;
-- on eight devices, in another layout, has the same losses;
+- on eight devices, in another layout, has the same losses, up to rounding and to estimates that
+  depend on the devices;
 - gives in decoding with a cache the logits of its forward pass;
 - folds and exports, or is refused by the name of a field.
 """
@@ -174,6 +175,10 @@ def test_valid_configs_hold(trial, tmp_path):
             return
         assert train(mesh, sharded) == DONE
         expected, actual = losses(whole), losses(sharded)
-        np.testing.assert_allclose(actual[:3], expected[:3], rtol=3e-2 if is_narrow else 2e-3)
+        # Each device draws its own tokens, so that the first update differs.
+        n_close = 1 if config.kernels.matmul == 'wta_crs' else 3
+        np.testing.assert_allclose(
+            actual[:n_close], expected[:n_close], rtol=3e-2 if is_narrow else 2e-3
+        )
         np.testing.assert_allclose(actual, expected, rtol=0.15 if is_narrow else 0.05)
     jax.clear_caches()

@@ -19,6 +19,7 @@ import numpy as np
 
 from lm.config.choice import AUTO
 from lm.config.fields import CHOICES
+from lm.config.resolve import flatten
 from lm.record.metrics import FILE
 from lm.storage.files import UnreadableFile, open_regular, parse_json
 from lm.study.plan.settings import LR, SEEDS
@@ -83,6 +84,18 @@ class Variant:
         for record in self.records:
             by_lr.setdefault(record['lr'], []).append(record)
         return by_lr
+
+
+def find_base_differences(sweeps: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Returns field -> values where the base configs of sweeps differ, without rate and seeds."""
+    bases = [flatten(sweep['base']) for sweep in sweeps]
+    paths = dict.fromkeys(path for base in bases for path in base if path not in (LR, *SEEDS))
+    values_by_path = {path: [base.get(path) for base in bases] for path in paths}
+    return {
+        path: values
+        for path, values in values_by_path.items()
+        if any(value != values[0] for value in values)
+    }
 
 
 def split_variants(records: Sequence[Record], sweep: Mapping[str, Any]) -> list[Variant]:
