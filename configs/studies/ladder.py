@@ -74,7 +74,7 @@ def get_config(rung: str = '64x200') -> ConfigDict:
     config.train.eval_batches = 64
     if rung == '64x200':
         config.sweep = {'list': list_arms(1.0, is_tuned=False)}
-        config.tune = {'optim.lr': None, 'smallest_effect': 0.02, 'budget': 15}
+        config.tune = {'optim.lr': None, 'smallest_effect': 0.02, 'budget': 25}
         return config
     config.sweep = {
         'list': list_arms(width / BASE_WIDTH, is_tuned=True),

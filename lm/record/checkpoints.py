@@ -8,6 +8,7 @@ import dataclasses
 import math
 import shutil
 import sys
+import time
 from collections.abc import Callable, Collection, Generator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,6 +28,7 @@ DAMAGED_FOLDER = 'checkpoints_damaged'
 LOSS = 'validation_ce'  # decides which checkpoints are the best
 ALL_PROCESSES = ocp.options.MultiprocessingOptions()
 PROCESS_0_ONLY = ocp.options.MultiprocessingOptions(primary_host=0, active_processes={0})
+JUMP_SEC = 60  # difference between two clocks by which one of them was set
 MAX_WRITERS = 4  # per process; each writer has its own threads and descriptors
 
 
@@ -53,6 +55,13 @@ class PermanentSteps:
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         return [candidate.step in self.steps for candidate in checkpoints]
+
+
+class ClockJump(OSError):
+    """The clock was set, or the machine suspended, while a checkpoint was being written.
+
+    Orbax measures its time limits by the time of day, so that all of them end at once.
+    """
 
 
 class Checkpoints:
@@ -99,6 +108,7 @@ class Checkpoints:
         self._losses: dict[int, float] = {}
         self._permanent_steps = set(permanent_steps)
         self._saving_step = -1
+        self._clocks = _read_clocks()  # when the newest write began
 
     @property
     def folder(self) -> Path:
@@ -119,20 +129,47 @@ class Checkpoints:
           OSError: if this checkpoint, or the previous one, cannot be written.
         """
         step = int(state.step)
+        try:
+            # One write at a time: an error of the previous write is raised here, and `_sync` knows
+            # only the step that is being written.
+            self._wait_for_write()
+        except ClockJump as error:
+            if is_multiprocess():
+                raise
+            self.say(f'NOTE: there is no checkpoint of step {self._saving_step}: {error}')
+            self._close_manager()
+            self._failure = None
         with _translate_errors():
             manager = self._open_manager()
-            if manager is not None:
-                # One write at a time: an error of the previous write is raised here, and `_sync`
-                # knows only the step that is being written.
-                manager.wait_until_finished()
             if loss is not None:
                 # LowestLoss shares this dict, and judges the new checkpoint when the write ends.
                 self._losses[step] = loss
             self._saving_step = step
             record = {'loss': loss, 'is_permanent': step in self._permanent_steps}
             items = checkpoint.build_items(state, meta | record)
+            self._clocks = _read_clocks()
             if manager is not None:
                 manager.save(step, args=items)
+
+    def _wait_for_write(self) -> None:
+        """Waits until the newest checkpoint is on disk.
+
+        Raises:
+          ClockJump: if it cannot be written, because a change of the clock ended a time limit.
+          OSError: if it cannot be written for another reason.
+        """
+        try:
+            with _translate_errors():
+                if self._manager:
+                    self._manager.wait_until_finished()
+        except OSError as error:
+            jump_sec = _compute_clock_jump(self._clocks)
+            if isinstance(error.__cause__, TimeoutError) and abs(jump_sec) >= JUMP_SEC:
+                raise ClockJump(
+                    f'while it was being written, the clock of this machine jumped by '
+                    f'{jump_sec:,.0f} s'
+                ) from error
+            raise
 
     def _open_manager(self) -> ocp.CheckpointManager | None:
         """Returns Orbax's manager, or None if another process writes the arrays of this one."""
@@ -258,9 +295,7 @@ class Checkpoints:
         """Waits until all checkpoints are on disk. Raises OSError if one cannot be written."""
         if self._failure:
             raise self._failure
-        with _translate_errors():
-            if self._manager:
-                self._manager.wait_until_finished()
+        self._wait_for_write()
         if has_private_disks():
             broadcast_from_first(
                 None
@@ -296,6 +331,20 @@ def _make_barrier() -> Callable[..., None]:
             wait(**arguments)
 
     return barrier
+
+
+def _read_clocks() -> tuple[float, float]:
+    """Returns the time of day, which may be set, and a clock that only runs; in seconds."""
+    return time.time(), time.monotonic()
+
+
+def _compute_clock_jump(since: tuple[float, float]) -> float:
+    """Returns the seconds by which the time of day has gained on the other clock since a reading.
+
+    A suspended machine counts, since Linux stops the other clock meanwhile.
+    """
+    (wall, running), (wall_before, running_before) = _read_clocks(), since
+    return (wall - wall_before) - (running - running_before)
 
 
 @contextlib.contextmanager

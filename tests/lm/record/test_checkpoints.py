@@ -3,6 +3,7 @@
 import os
 import sys
 import threading
+import time
 from types import SimpleNamespace
 
 import jax
@@ -12,7 +13,7 @@ import pytest
 
 from lm.record import checkpoint, checkpoints
 from lm.record.checkpoint import TreeMismatch, check_path, is_damage, read_meta
-from lm.record.checkpoints import MAX_WRITERS, Checkpoints
+from lm.record.checkpoints import MAX_WRITERS, Checkpoints, ClockJump
 from lm.storage.files import sync
 from lm.training.state import State
 
@@ -188,6 +189,39 @@ def test_late_write_failure_is_raised_by_its_run(tmp_path, monkeypatch):
         first.save(state(2), META, None)
     for writer in writers:
         writer.close()
+
+
+@pytest.mark.parametrize('jump_sec', [50_000.0, -50_000.0])
+def test_clock_jump_costs_one_checkpoint_at_most(jump_sec, tmp_path, monkeypatch):
+    """A jump ahead ends the time limits of Orbax, one back does not."""
+    lines, jumped_sec = [], [0.0]
+    monkeypatch.setattr(time, 'time', lambda time=time.time: time() + jumped_sec[0])
+    checkpoints = write(tmp_path, {1: None}, keep_last=3, say=lines.append)
+    checkpoints.save(state(2), META, None)
+    jumped_sec[0] = jump_sec
+    checkpoints.save(state(3), META, None)
+    checkpoints.close()
+    assert checkpoints.steps() == ([1, 3] if lines else [1, 2, 3])
+    assert not lines or lines == [
+        'NOTE: there is no checkpoint of step 2: while it was being written, the clock of this '
+        'machine jumped by 50,000 s'
+    ]
+
+
+def test_clock_jump_in_last_checkpoint_is_an_error(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path, 2, 1)
+    checkpoints.save(state(1), META, None)
+    checkpoints.wait()
+
+    def fail(manager):
+        raise TimeoutError('too late')
+
+    monkeypatch.setattr(type(checkpoints._manager), 'wait_until_finished', fail)
+    with pytest.raises(OSError, match=r'could not be written \(too late\)'):
+        checkpoints.wait()
+    monkeypatch.setattr(time, 'time', lambda time=time.time: time() + 100)
+    with pytest.raises(ClockJump, match='jumped by 100 s'):
+        checkpoints.wait()
 
 
 def test_files_are_synced_before_folder_is_renamed(tmp_path, monkeypatch):
