@@ -10,7 +10,7 @@ Command:  uv run train.py --config=configs/studies/ladder.py:64x200 --workdir=ru
           uv run train.py --config=configs/studies/ladder.py:160x800 --workdir=runs/160x800
           uv run train.py --config=configs/studies/ladder.py:320x800 --workdir=runs/320x800
           uv run python -m eval.compare runs/64x200 runs/64x800 runs/160x200
-Cost:     65 runs per rung, of 64x200 195 runs (45 core-minutes). For 124 million parameters:
+Cost:     70 runs per rung, of 64x200 350 runs (80 core-minutes). For 124 million parameters:
           uv run python -m tpu.plan --config=configs/studies/ladder.py:124m --topology=v6e:4x4
 Result:   none yet
 
@@ -43,6 +43,8 @@ ARMS = (  # changes, the centre of the search, and the best learning rate at 64x
     ({'optim.name': 'muon', **HIDDEN}, 4e-2, 4.4e-2),
     ({'optim.name': 'soap', **HIDDEN}, CENTRE, 1.7e-2),
     ({'optim.name': 'lion', **HIDDEN}, 2e-3, 3.1e-3),
+    # The twin: hidden matrices get no update, and only decay.
+    ({'optim.name': 'conda', 'optim.conda_scale': 0.0, **HIDDEN}, CENTRE, CENTRE),
 )
 SEEDS = tuple(range(1000, 1005))
 
