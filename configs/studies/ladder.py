@@ -15,10 +15,10 @@ Cost:     70 runs per rung, of 64x200 350 runs (80 core-minutes). For 124 millio
 Result:   none yet
 
 A rung is a width and a number of steps. All have four layers with heads of 16 features, and steps
-of 1,024 tokens. At 64x200, each arm has its own best learning rate. The other rungs use that rate,
-divided by the growth in width, with five new seeds; 124m searches around it. Embeddings start at a
-standard deviation of 1, so that the first update does not drown them. Muon, SOAP and Lion update
-the hidden matrices, and AdamW at 0.01, divided likewise, the rest.
+of 1,024 tokens. At 64x200, each arm has its own best learning rate. The other rungs use that rate
+with five new seeds, divided by the growth in width except for Muon; 124m searches around it.
+Embeddings start at a standard deviation of 1, so that the first update does not drown them. Muon,
+SOAP and Lion update the hidden matrices, and AdamW at 0.01, divided likewise, the rest.
 """
 
 from ml_collections import ConfigDict
@@ -50,10 +50,16 @@ SEEDS = tuple(range(1000, 1005))
 
 
 def list_arms(growth: float, is_tuned: bool) -> tuple[dict, ...]:
-    """Returns the arms with rates divided by the growth in width; is_tuned: the best rates."""
+    """Returns the arms with rates divided by the growth in width; is_tuned: the best rates.
+
+    Muon keeps its rate, as configs/studies/results/mup_transfer.md found.
+    """
     return tuple(
         changes
-        | {'optim.lr': (best if is_tuned else centre) / growth}
+        | {
+            'optim.lr': (best if is_tuned else centre)
+            / (1 if changes.get('optim.name') == 'muon' else growth)
+        }
         | ({'optim.others_lr': CENTRE / growth} if 'optim.others' in changes else {})
         for changes, centre, best in ARMS
     )

@@ -26,7 +26,7 @@ from lm.study.tables.variants import find_base_differences
 alt: Any = altair  # the types of its decorated methods are lost
 
 LINEAR_BELOW = 0.02  # nats: the axis is linear there, and logarithmic beyond
-BAND = 16  # pixels of a variant for each sweep
+BAND = 13  # pixels of a variant for each sweep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ class SweepComparison:
     gaps: list[str]
 
     def format_lines(self) -> list[str]:
-        """Returns a table of differences and verdicts, how the sweeps differ, and which verdicts hold."""
+        """Returns a table of verdicts, how the sweeps differ, and which verdicts hold."""
         cells = [
             {'variant': row.name}
             | {
@@ -114,7 +114,7 @@ def draw_differences(comparison: SweepComparison) -> Chart:
         if finding and not math.isnan(finding.difference)
     ]
     variants = [row.name for row in rows if row.name in {point['variant'] for point in points}]
-    scale = alt.Scale(type='symlog', constant=LINEAR_BELOW, nice=False)
+    scale = alt.Scale(type='symlog', constant=LINEAR_BELOW, nice=False, padding=12)
     marks = [sign * size for size in (0.5, 0.2, 0.1, 0.05, 0.02) for sign in (-1, 1)]
     x = alt.X(
         'difference:Q',
@@ -140,4 +140,4 @@ def draw_differences(comparison: SweepComparison) -> Chart:
         point.transform_filter(alt.datum.is_decided).mark_point(filled=True, size=60),
         point.transform_filter(~alt.datum.is_decided).mark_point(filled=False, size=60),
     )
-    return alt.layer(*layers).properties(width=420, height=alt.Step(BAND * len(names)))
+    return alt.layer(*layers).properties(width=420, height=alt.Step(BAND))

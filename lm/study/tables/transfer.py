@@ -7,6 +7,7 @@ sweeps varies, except seeds and learning rates, which change with the size of a 
 import collections
 import dataclasses
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,6 +33,7 @@ from lm.study.tables.columns import columns
 from lm.study.tables.comparison import compare
 from lm.study.tables.results import Record
 
+RATES = r', \w+_lr [^,]+'  # in the name of a variant
 HOLDS, REVERSED, OPEN = 'hold', 'reversed', 'not decided'
 Key = tuple[tuple[str, Any], ...]  # columns and values of a variant
 
@@ -116,7 +118,8 @@ def align_findings(
     rows = []
     for key in keys:
         findings = tuple(sweep_findings.get(key) for sweep_findings in by_sweep)
-        rows.append(VariantFindings(next(f.name for f in findings if f), findings))
+        name = next(finding.name for finding in findings if finding)
+        rows.append(VariantFindings(re.sub(RATES, '', name), findings))
     return rows
 
 
