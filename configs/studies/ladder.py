@@ -4,19 +4,21 @@ Question: norms, placements, sigmaReparam, query-key norms, z-loss, weight decay
           optimizers are compared with one baseline, each at its own learning rate. Does the sign of
           a difference at 0.26 million parameters and 200 steps hold at 1.4 and 5.5 million
           parameters, and at 800 steps?
-Command:  uv run train.py --config=configs/studies/ladder.py:64x200 --workdir=runs/64x200
+Command:  uv run train.py --config=configs/studies/ladder.py:search --workdir=runs/search
+          uv run train.py --config=configs/studies/ladder.py:64x200 --workdir=runs/64x200
           uv run train.py --config=configs/studies/ladder.py:64x800 --workdir=runs/64x800
           uv run train.py --config=configs/studies/ladder.py:160x200 --workdir=runs/160x200
           uv run train.py --config=configs/studies/ladder.py:160x800 --workdir=runs/160x800
           uv run train.py --config=configs/studies/ladder.py:320x800 --workdir=runs/320x800
           uv run python -m eval.compare runs/64x200 runs/64x800 runs/160x200
-Cost:     70 runs per rung, of 64x200 350 runs (80 core-minutes). For 124 million parameters:
+Cost:     195 runs of `search` take 45 core-minutes, and 70 runs of 64x200, 64x800 and 160x200 take
+          16, 65 and 90. For 124 million parameters:
           uv run python -m tpu.plan --config=configs/studies/ladder.py:124m --topology=v6e:4x4
 Result:   none yet
 
 A rung is a width and a number of steps. All have four layers with heads of 16 features, and steps
-of 1,024 tokens. At 64x200, each arm has its own best learning rate. The other rungs use that rate
-with five new seeds, divided by the growth in width except for Muon; 124m searches around it.
+of 1,024 tokens. `search` finds the best learning rate of each arm at 64x200. The rungs use that
+rate with five other seeds, divided by the growth in width except for Muon; 124m searches around it.
 Embeddings start at a standard deviation of 1, so that the first update does not drown them. Muon,
 SOAP and Lion update the hidden matrices, and AdamW at 0.01, divided likewise, the rest.
 """
@@ -29,7 +31,7 @@ from configs.studies.mup_transfer import at_width
 BASE_WIDTH = 64
 CENTRE = 1e-2  # of the searches at 64x200, for AdamW
 HIDDEN = {'optim.others': 'adamw'}
-ARMS = (  # changes, the centre of the search, and the best learning rate at 64x200
+ARMS = (  # changes, the centre of the search, and the best learning rate that it found
     ({}, CENTRE, 2.0e-2),
     ({'model.norm': 'layernorm'}, CENTRE, 2.0e-2),
     ({'model.norm': 'none'}, CENTRE, 1.4e-2),
@@ -43,9 +45,9 @@ ARMS = (  # changes, the centre of the search, and the best learning rate at 64x
     ({'optim.name': 'muon', **HIDDEN}, 4e-2, 4.4e-2),
     ({'optim.name': 'soap', **HIDDEN}, CENTRE, 1.7e-2),
     ({'optim.name': 'lion', **HIDDEN}, 2e-3, 3.1e-3),
-    # The twin: hidden matrices get no update, and only decay.
-    ({'optim.name': 'conda', 'optim.conda_scale': 0.0, **HIDDEN}, CENTRE, CENTRE),
 )
+# Hidden matrices that get no update, and only decay.
+TWIN = ({'optim.name': 'conda', 'optim.conda_scale': 0.0, **HIDDEN}, CENTRE, CENTRE)
 SEEDS = tuple(range(1000, 1005))
 
 
@@ -61,18 +63,18 @@ def list_arms(growth: float, is_tuned: bool) -> tuple[dict, ...]:
             / (1 if changes.get('optim.name') == 'muon' else growth)
         }
         | ({'optim.others_lr': CENTRE / growth} if 'optim.others' in changes else {})
-        for changes, centre, best in ARMS
+        for changes, centre, best in ((*ARMS, TWIN) if is_tuned else ARMS)
     )
 
 
 def get_config(rung: str = '64x200') -> ConfigDict:
-    """rung: WIDTHxSTEPS, or '124m' on eight chips or more."""
+    """rung: 'search', WIDTHxSTEPS, or '124m' on eight chips or more."""
     if rung == '124m':
         config = muon_124m.get_config()
         config.sweep = {'list': list_arms(config.model.d_model / BASE_WIDTH, is_tuned=True)}
         config.tune = {'optim.lr': None, 'smallest_effect': 0.01, 'budget': 15}
         return config
-    width, steps = map(int, rung.split('x'))
+    width, steps = map(int, ('64x200' if rung == 'search' else rung).split('x'))
     config = small.get_config()
     for path, value in at_width(width).items():
         config.update_from_flattened_dict({path: value})
@@ -80,9 +82,9 @@ def get_config(rung: str = '64x200') -> ConfigDict:
     config.optim.warmup_steps = steps // 10
     config.train.steps = config.train.eval_every = steps
     config.train.eval_batches = 64
-    if rung == '64x200':
+    if rung == 'search':
         config.sweep = {'list': list_arms(1.0, is_tuned=False)}
-        config.tune = {'optim.lr': None, 'smallest_effect': 0.02, 'budget': 25}
+        config.tune = {'optim.lr': None, 'smallest_effect': 0.02, 'budget': 15}
         return config
     config.sweep = {
         'list': list_arms(width / BASE_WIDTH, is_tuned=True),

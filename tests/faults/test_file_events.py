@@ -33,10 +33,10 @@ NAMES = ('run', 'stages', 'branch', 'permanent checkpoints', 'sweep', 'tuned swe
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """command(workdir): trains, or resumes; read(workdir): the records that may not differ."""
+    """command(workdir): trains, or resumes; collect(workdir): the records that may not differ."""
 
     command: Callable[[Path], int]
-    read: Callable[[Path], Any]
+    collect: Callable[[Path], Any]
 
 
 def read_run(workdir: Path) -> dict[str, Any]:
@@ -104,14 +104,14 @@ def test_killed_training_resumes(name, trainings, is_long, tmp_path):
     """The long form kills at every event, otherwise at three."""
     training, whole = trainings[name], tmp_path / 'whole'
     n = len(list_events(lambda: training.command(whole), whole))
-    expected, kills = training.read(whole), 0
+    expected, kills = training.collect(whole), 0
     ats = range(1, n + 1) if is_long else (n // 2,) if name == 'tuned sweep' else (2, n // 2, n - 5)
     for at in ats:
         workdir = tmp_path / str(at)
         event = train_until_killed(training, workdir, at)
         kills += bool(event)
         assert training.command(workdir) == DONE, event
-        assert training.read(workdir) == expected, event
+        assert training.collect(workdir) == expected, event
         shutil.rmtree(workdir)
     assert kills > 0.95 * len(ats)
     print(f'{name}: {n} events, {kills} kills')

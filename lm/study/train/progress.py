@@ -1,7 +1,7 @@
 """Progress of a sweep: a line for each group, from the records of the runs."""
 
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from rich.live import Live
 from rich.text import Text
 
 from lm.launch.terminal import format_duration, print_line, wrap_text
+from lm.record.names import SWEEP
 from lm.study.plan.cells import Cell, describe_ignored, program_key
 from lm.study.tables.results import UNREADABLE, Record, gather, write_table
 from lm.study.tables.text import format_number
@@ -103,24 +104,30 @@ class SweepProgress:
     def format_lines(self) -> list[str]:
         """Returns a line for each group that has begun, then a line for the whole sweep."""
         records = {record['cell']: record for record in gather(self.workdir)}
+        by_group = [[records.get(cell.name) for cell in group] for group in self.groups]
+        listed = [[record for record in group if record] for group in by_group]
         lines = []
-        for i, group in enumerate(self.groups, start=1):
-            group_records = [records[cell.name] for cell in group]
+        for i, (group, group_records) in enumerate(zip(self.groups, listed, strict=True), start=1):
             if any(record['status'] != 'waiting' for record in group_records):
                 lines.append(
                     f'group {i} of {len(self.groups)}  {format_group(group, group_records)}'
                 )
-        sweep_records = [records[cell.name] for group in self.groups for cell in group]
-        return [
-            *lines,
-            f'sweep {format_statuses(sweep_records)}  {self._format_time_left(records)}',
-        ]
+        sweep_records = [record for group in listed for record in group]
+        lines.append(f'sweep {format_statuses(sweep_records)}  {self._format_time_left(listed)}')
+        if dropped := sum(map(len, by_group)) - len(sweep_records):
+            lines.append(
+                f'NOTE: {self.workdir / SWEEP} no longer lists {dropped} of these runs, because '
+                'another command trains another sweep in this folder, or it was moved. Run this '
+                'command again afterwards'
+            )
+        return lines
 
-    def _format_time_left(self, records: Mapping[str, Record]) -> str:
+    def _format_time_left(self, groups: Sequence[Sequence[Record]]) -> str:
         """Returns the time left at the rate of this process so far, as if all steps took equally
         long. Programs that are not compiled yet take as long to compile as the others on average.
+
+        groups: records by group.
         """
-        groups = [[records[cell.name] for cell in group] for group in self.groups]
         steps_left = [sum(r['steps'] - steps_done(r) for r in group) for group in groups]
         if not sum(steps_left):
             return ''

@@ -1,6 +1,7 @@
 """Reference tests of the progress display on a sweep with known numbers."""
 
 import io
+import json
 
 import pytest
 from rich.console import Console
@@ -8,6 +9,7 @@ from rich.console import Console
 from eval.runs import gather
 from lm.config.resolve import resolve
 from lm.record.run import Run
+from lm.storage.files import read_json
 from lm.study.plan.cells import Cell, group_by_program, program_key
 from lm.study.train import progress
 from lm.study.train.progress import SweepProgress, show_progress
@@ -68,6 +70,18 @@ def test_unreadable_cell_is_counted(sweep):
         .format_lines()[-1]
         .startswith('sweep 19 of 24 done, 1 diverged, 1 failed, 1 unreadable  ')
     )
+
+
+def test_runs_of_another_sweep_are_named(sweep):
+    """Another command has written sweep.json since; it lists none of the first group."""
+    folder, grouped = sweep
+    display = make_progress(sweep)
+    record, names = read_json(folder / 'sweep.json'), {cell.name for cell in grouped[0]}
+    record['cells'] = [cell for cell in record['cells'] if cell['cell'] not in names]
+    (folder / 'sweep.json').write_text(json.dumps(record))
+    group, last, note = display.format_lines()
+    assert group.startswith('group 2 of 2  ') and last.startswith('sweep 9 of 12 done, 1 diverged')
+    assert note.startswith(f'NOTE: {folder}/sweep.json no longer lists 12 of these runs, because ')
 
 
 def test_waiting_group_has_no_line(sweep):
