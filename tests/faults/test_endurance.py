@@ -35,10 +35,12 @@ def test_memory_stays_level(is_long, tmp_path):
         model_n_layers=1,
     )
     wait_for_step(tmp_path / 'run', int(WARM_SHARE * steps), process)
-    samples, info = [], psutil.Process(process.pid)
+    samples, program = [], psutil.Process(process.pid)
     while process.poll() is None:
         try:
-            samples.append((info.memory_info().rss / 1e6, info.num_fds(), info.num_threads()))
+            samples.append(
+                (program.memory_info().rss / 1e6, program.num_fds(), program.num_threads())
+            )
         except psutil.NoSuchProcess:
             break
         time.sleep(0.1)
