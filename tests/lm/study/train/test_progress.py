@@ -72,7 +72,7 @@ def test_unreadable_cell_is_counted(sweep):
     )
 
 
-def test_runs_of_another_sweep_are_named(sweep):
+def test_missing_runs_are_named(sweep):
     """Another command has written sweep.json since; it lists none of the first group."""
     folder, grouped = sweep
     display = make_progress(sweep)
