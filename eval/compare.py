@@ -25,7 +25,6 @@ from pathlib import Path
 
 from absl import flags
 
-from eval.charts import save_chart
 from eval.console.json_line import define_json, print_json
 from eval.evaluation.paired import CONFIDENCE, Difference, compute_difference, pair_items
 from eval.evaluation.suite_flags import (
@@ -36,7 +35,6 @@ from eval.evaluation.suite_flags import (
     read_suites,
 )
 from eval.evaluation.targets import Evaluation, Say, Target, evaluate_all, find_targets
-from eval.report.transfer import SweepComparison, compare_sweeps, draw_differences
 from eval.suites import SUITES
 from eval.suites.base import Suite
 from lm.config.resolve import flatten
@@ -255,13 +253,22 @@ def print_parameters(baseline: Target, target: Target, say: Say) -> None:
             )
 
 
-def report_sweeps(comparison: SweepComparison, say: Say) -> None:
-    """Prints a comparison of sweeps, and draws it with --figure.
+def report_sweeps(runs: Sequence[str], say: Say) -> bool:
+    """Prints which verdicts of the first sweep hold in the others, and draws them with --figure.
 
     Args:
-      comparison: the sweeps.
+      runs: the sweeps.
       say: receives a note for each sweep that is not finished.
+
+    Returns:
+      Whether all of `runs` are sweeps; nothing is printed otherwise.
     """
+    from eval.charts import save_chart
+    from eval.report.transfer import compare_sweeps, draw_differences
+
+    comparison = compare_sweeps(runs)
+    if comparison is None:
+        return False
     for name, gap in zip(comparison.names, comparison.gaps, strict=True):
         if gap:
             say(f'NOTE: {name} is not finished: {gap}')
@@ -278,6 +285,7 @@ def report_sweeps(comparison: SweepComparison, say: Say) -> None:
             for row in comparison.rows
         ]
         print_json({'sweeps': comparison.names, 'variants': variants, 'lines': lines[1:]})
+    return True
 
 
 def main(argv: list[str]) -> None:
@@ -288,8 +296,7 @@ def main(argv: list[str]) -> None:
         if flags.FLAGS.json:
             print_json({'runs': runs, 'verdicts': arm_verdicts})
         return
-    if len(runs) > 1 and (comparison := compare_sweeps(runs)):
-        report_sweeps(comparison, say)
+    if len(runs) > 1 and report_sweeps(runs, say):
         return
     if len(runs) < 2:
         raise ValueError(

@@ -466,7 +466,7 @@ def test_file_touches_its_first_test(project):
     ('file', 'max_share'),
     [
         ('tpu/hlo.py', 0.1),
-        ('lm/study/tables/comparison.py', 0.3),
+        ('lm/study/tables/comparison.py', 0.35),  # train.py writes the report of a sweep
         ('lm/run/wave.py', 0.3),
         ('lm/study/train/groups.py', 0.3),
         ('modules/norms/batchnorm.py', 0.3),

@@ -4,7 +4,7 @@ Question: batches of 4, 8 and 12 rows, each for a third of the tokens, are compa
           throughout, with one learning rate and with one that grows with the batch.
 Command:  uv run train.py --config=configs/studies/batch_ramps.py --workdir=runs/batch_ramps
 Cost:     15 runs of 0.26 million parameters for each of five arms, about 20 core-minutes.
-Result:   none yet
+Result:   no gain is seen: configs/studies/results/batch_ramps.md
 
 The control is a batch of 4 throughout, which makes twice as many updates and must win. The twin is
 the ramp backwards, which makes as many updates as the ramp.
