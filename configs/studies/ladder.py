@@ -14,7 +14,8 @@ Command:  uv run train.py --config=configs/studies/ladder.py:search --workdir=ru
 Cost:     195 runs of `search` take 45 core-minutes, and 70 runs of 64x200, 64x800 and 160x200 take
           16, 65 and 90. For 124 million parameters:
           uv run python -m tpu.plan --config=configs/studies/ladder.py:124m --topology=v6e:4x4
-Result:   none yet
+Result:   of seven verdicts at 64x200 six hold at both other rungs, none is reversed, and sizes
+          change: configs/studies/results/ladder.md
 
 A rung is a width and a number of steps. All have four layers with heads of 16 features, and steps
 of 1,024 tokens. `search` finds the best learning rate of each arm at 64x200. The rungs use that
