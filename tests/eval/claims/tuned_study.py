@@ -1,4 +1,4 @@
-"""A tuned study on disk: its losses in closed form, and what the board reads of it."""
+"""A tuned study on disk, with losses in closed form, as evidence of a claim."""
 
 from pathlib import Path
 from types import SimpleNamespace
