@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lm.config.fields import Config
@@ -70,20 +71,33 @@ def start_run(
     corpus: dict,
     *flags: str,
     limit: tuple[int, int] | None = None,
+    prelude: Sequence[str] = (),
+    before_start: Callable[[], None] | None = None,
     **changes,
 ) -> subprocess.Popen:
-    """Starts the command of a run; `finished` returns its output.
+    """Starts the command of a run; `wait_for_command` returns its output.
 
-    limit: (resource, value) of `resource`, for the process.
+    Args:
+      workdir: folder of the run.
+      corpus: settings of its text.
+      flags: further flags.
+      limit: (resource, value) of `resource`, for the process.
+      prelude: arguments of Python before the name of the program, such as ('-c', CODE).
+      before_start: function to call in the process first.
+      changes: settings, as train_steps=12.
     """
+    python, *arguments = command(workdir, corpus, *flags, **changes)
+    environment = {**os.environ, 'XLA_FLAGS': ONE_DEVICE, 'JAX_PLATFORMS': 'cpu'}
+    environment.pop('NPROC', None)  # threads for the devices of the tests' own process
+    set_limit = limit and (lambda: resource.setrlimit(limit[0], (limit[1], limit[1])))
     return subprocess.Popen(
-        command(workdir, corpus, *flags, **changes),
+        [python, *prelude, *arguments],
         cwd=ROOT,
-        env={**os.environ, 'XLA_FLAGS': ONE_DEVICE, 'JAX_PLATFORMS': 'cpu'},
+        env=environment,
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        preexec_fn=limit and (lambda: resource.setrlimit(limit[0], (limit[1], limit[1]))),
+        preexec_fn=before_start or set_limit,
     )
 
 
@@ -104,6 +118,7 @@ def wait_for_step(workdir: Path, step: int, process: subprocess.Popen) -> None:
 
 SWEEP = {'train.log_every': (1, 2), 'optim.lr': (0.003, 0.01)}
 LONGER = {'train_steps': 60, 'train_eval_every': 20, 'train_checkpoint_every': 10}
+OF_240_STEPS = {'train_steps': 240, 'train_checkpoint_every': 20, 'train_eval_every': 60}
 LONG = {'train_steps': 600, 'train_eval_every': 300, 'train_checkpoint_every': 50}
 
 

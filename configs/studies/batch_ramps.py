@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from configs.studies import small
 
 ROWS, STEPS, RAMP_STEPS = 8, 200, 244  # with equal tokens
-BATCHES, FACTORS = (4, 8, 12), (1.0, 1.52, 1.73)  # the factors are those of modded-nanogpt
+BATCHES, FACTORS = (4, 8, 12), (1.0, 1.52, 1.73)  # 2^0.6 and 3^0.5, as in modded-nanogpt
 
 
 def make_arm(steps: int, **changes: str | int) -> dict[str, str | int]:

@@ -8,8 +8,9 @@ from typing import Any
 import altair
 
 from eval.charts import Chart
-from lm.record.remote.local_copy import fetch_records
+from lm.record.remote.local_copy import fetch_records, split_checkpoint_url
 from lm.record.workdir import SWEEP
+from lm.storage.buckets import is_url
 from lm.study.arm import UNITS
 from lm.study.statistics import format_outcome
 from lm.study.tables.results import gather, read_sweep
@@ -74,6 +75,8 @@ def compare_sweeps(workdirs: Sequence[str]) -> SweepComparison | None:
     Raises:
       ValueError: if a folder is given twice, or the sweeps do not correspond (`align_findings`).
     """
+    if any(is_url(workdir) and split_checkpoint_url(workdir)[1] for workdir in workdirs):
+        return None
     folders = [fetch_records(workdir) for workdir in workdirs]
     if not all((folder / SWEEP).exists() for folder in folders):
         return None

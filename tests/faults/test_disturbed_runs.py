@@ -9,18 +9,15 @@ import os
 import random
 import resource
 import signal
-import subprocess
 import time
 
 import pytest
 
 from lm.storage.files import read_json
-from tests.commands import ROOT, command, start_run, wait_for_command, wait_for_step
-from tests.sweep_helpers import timeless, write_corpus
-from tests.xla import ONE_DEVICE
+from tests.commands import OF_240_STEPS, start_run, wait_for_command, wait_for_step
+from tests.sweep_helpers import timeless
 from train import BAD_INPUT, DONE, SIGNALLED
 
-RUN = {'train_steps': 240, 'train_checkpoint_every': 20, 'train_eval_every': 60}
 LAST_MOMENT = 220  # step; the run still has work to do
 FULL_BYTES = 1000  # of a file, once the disk is full
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -35,29 +32,15 @@ runpy.run_path(sys.argv[0], run_name='__main__')
 PR_CAPBSET_DROP, CAPABILITIES = 24, (1, 2)  # CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH
 
 
-@pytest.fixture(scope='module')
-def corpus(tmp_path_factory):
-    return write_corpus(tmp_path_factory.mktemp('corpus'))
-
-
-@pytest.fixture(scope='module')
-def whole_run(corpus, tmp_path_factory):
-    """The rows of an undisturbed run."""
-    workdir = tmp_path_factory.mktemp('whole') / 'run'
-    code, stdout = wait_for_command(start_run(workdir, corpus, **RUN))
-    assert code == DONE, stdout
-    return timeless(workdir)
-
-
 def start_disturbed(workdir, corpus, trial):
     """Starts a run and waits for a random step; returns the process."""
-    process = start_run(workdir, corpus, **RUN)
+    process = start_run(workdir, corpus, **OF_240_STEPS)
     wait_for_step(workdir, random.Random(trial).randrange(1, LAST_MOMENT), process)
     return process
 
 
 def check_resumes(workdir, corpus, whole_run):
-    code, stdout = wait_for_command(start_run(workdir, corpus, **RUN))
+    code, stdout = wait_for_command(start_run(workdir, corpus, **OF_240_STEPS))
     assert code == DONE and 'Traceback' not in stdout, stdout
     assert timeless(workdir) == whole_run
 
@@ -115,15 +98,7 @@ def test_rights_are_removed(trial, whole_run, corpus, tmp_path):
         for capability in CAPABILITIES:
             libc.prctl(PR_CAPBSET_DROP, capability)
 
-    process = subprocess.Popen(
-        command(tmp_path / 'run', corpus, **RUN),
-        cwd=ROOT,
-        env={**os.environ, 'XLA_FLAGS': ONE_DEVICE, 'JAX_PLATFORMS': 'cpu'},
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        preexec_fn=drop_capabilities,
-    )
+    process = start_run(tmp_path / 'run', corpus, before_start=drop_capabilities, **OF_240_STEPS)
     wait_for_step(tmp_path / 'run', random.Random(trial).randrange(1, LAST_MOMENT), process)
     folders = [path for path in (tmp_path / 'run').rglob('*') if path.is_dir()]
     for folder in (tmp_path / 'run', tmp_path / 'run' / 'checkpoints'):
@@ -139,15 +114,10 @@ def test_rights_are_removed(trial, whole_run, corpus, tmp_path):
 @pytest.mark.trials(short=1, long=50)
 def test_clock_jumps(trial, whole_run, corpus, tmp_path):
     """By up to a day, ahead or back. A checkpoint that is being written may be lost."""
-    rng, (python, *arguments) = random.Random(trial), command(tmp_path, corpus, **RUN)
-    process = subprocess.Popen(
-        [python, '-c', JUMPING_CLOCK, str(rng.uniform(-86_400, 86_400)), *arguments],
-        cwd=ROOT,
-        env={**os.environ, 'XLA_FLAGS': ONE_DEVICE, 'JAX_PLATFORMS': 'cpu'},
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
+    rng = random.Random(trial)
+    jump_sec = rng.uniform(-86_400, 86_400)
+    prelude = ('-c', JUMPING_CLOCK, str(jump_sec))
+    process = start_run(tmp_path, corpus, prelude=prelude, **OF_240_STEPS)
     wait_for_step(tmp_path, rng.randrange(1, LAST_MOMENT), process)
     process.send_signal(signal.SIGUSR1)
     code, stdout = wait_for_command(process)

@@ -17,6 +17,7 @@ from lm.storage.files import read_json
 from tests.commands import (
     LONG,
     LONGER,
+    OF_240_STEPS,
     PATIENCE_SEC,
     SWEEP,
     count_recorded,
@@ -27,25 +28,10 @@ from tests.commands import (
     wait_for_rows,
     wait_for_step,
 )
-from tests.sweep_helpers import base, curves, table, timeless, write_corpus
+from tests.sweep_helpers import base, curves, table, timeless
 from train import DONE, train_sweep
 
-RUN = {'train_steps': 240, 'train_checkpoint_every': 20, 'train_eval_every': 60}
 OF_ENGINE = {'local': (3, 3, {}), 'ray': (1, 2, LONG)}  # kills, in how many parts, changes
-
-
-@pytest.fixture(scope='module')
-def corpus(tmp_path_factory):
-    return write_corpus(tmp_path_factory.mktemp('corpus'))
-
-
-@pytest.fixture(scope='module')
-def whole_run(corpus, tmp_path_factory):
-    """The rows of an undisturbed run."""
-    workdir = tmp_path_factory.mktemp('whole') / 'run'
-    code, stdout = wait_for_command(start_run(workdir, corpus, **RUN))
-    assert code == DONE, stdout
-    return timeless(workdir)
 
 
 @pytest.mark.full
@@ -53,11 +39,11 @@ def whole_run(corpus, tmp_path_factory):
 def test_killed_run_resumes(trial, whole_run, corpus, tmp_path):
     rng = random.Random(trial)
     for third in range(3):
-        process = start_run(tmp_path, corpus, **RUN)
+        process = start_run(tmp_path, corpus, **OF_240_STEPS)
         wait_for_step(tmp_path, 80 * third + rng.randrange(5, 70), process)
         process.kill()
         assert wait_for_command(process)[0] == -signal.SIGKILL
-    code, stdout = wait_for_command(start_run(tmp_path, corpus, **RUN))
+    code, stdout = wait_for_command(start_run(tmp_path, corpus, **OF_240_STEPS))
     assert code == DONE and 'resuming after step' in stdout
     assert timeless(tmp_path) == whole_run
 

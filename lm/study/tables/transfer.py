@@ -1,4 +1,4 @@
-"""Whether the verdicts of one sweep hold in others, such as those of larger models.
+"""Verdicts of one sweep that hold in others, such as those of larger models.
 
 Variants of several sweeps correspond if they have the same values in all fields that any of the
 sweeps varies, except seeds and learning rates, which change with the size of a model.

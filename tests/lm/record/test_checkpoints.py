@@ -208,6 +208,26 @@ def test_clock_jump_costs_one_checkpoint_at_most(jump_sec, tmp_path, monkeypatch
     ]
 
 
+def test_save_continues_after_clock_jump(tmp_path, monkeypatch):
+    """The next checkpoint is written, and by a manager that does not know the error."""
+    lines = []
+    checkpoints = write(tmp_path, {1: None}, keep_last=3, say=lines.append)
+
+    def fail(manager):
+        monkeypatch.undo()
+        monkeypatch.setattr(time, 'time', lambda time=time.time: time() - 100)
+        raise TimeoutError('too late')
+
+    monkeypatch.setattr(type(checkpoints._manager), 'wait_until_finished', fail)
+    checkpoints.save(state(2), META, None)
+    checkpoints.close()
+    assert checkpoints.steps() == [1, 2]
+    assert lines == [
+        'NOTE: there is no checkpoint of step 1: while it was being written, the clock of this '
+        'machine jumped by -100 s'
+    ]
+
+
 def test_clock_jump_in_last_checkpoint_is_an_error(tmp_path, monkeypatch):
     checkpoints = Checkpoints(tmp_path, 2, 1)
     checkpoints.save(state(1), META, None)

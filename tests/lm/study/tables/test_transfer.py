@@ -73,7 +73,7 @@ def test_two_tuned_sweeps(folders):
 
 
 def test_tuned_sweep_and_fixed_rates(folders):
-    """Its runs have the loss of layernorm 0.08 above that of rmsnorm, with three seeds."""
+    """Layernorm is worse by 0.08 there, with three seeds."""
     comparison = compare_sweeps([str(folders / 'large'), str(folders / 'fixed')])
     by_name = {row.name: row.findings for row in comparison.rows}
     assert by_name['dyt'][1] is None
