@@ -1,5 +1,6 @@
 """The checkpoints of a run: retention, fallbacks after damage, and resources used for writing."""
 
+import functools
 import os
 import sys
 import threading
@@ -216,6 +217,7 @@ def test_save_continues_after_clock_jump(tmp_path, monkeypatch):
     def fail(manager):
         monkeypatch.undo()
         monkeypatch.setattr(time, 'time', lambda time=time.time: time() - 100)
+        monkeypatch.setattr(manager, 'close', functools.partial(fail, manager))
         raise TimeoutError('too late')
 
     monkeypatch.setattr(type(checkpoints._manager), 'wait_until_finished', fail)
