@@ -24,7 +24,7 @@ VARIANTS = {  # what stands behind the colon
     'optimizers': ('rates', 'equal_time'),
     'optimizers_tuned': ('half',),
     'streams': ('4',),
-    'twins': ('blocks', 'optimizers', 'again', 'still'),
+    'twins': ('blocks', 'equations', 'auon', 'optimizers', 'again', 'still'),
 }
 
 

@@ -51,6 +51,44 @@ OPTIMIZERS_TWIN = (
         ),
     },
 )
+BOTH_CONTROL = (
+    {
+        'study': 'both',
+        'arm': {'optim.schedule': 'constant'},
+        'difference': (0.0, None),
+        'label': 'loss difference, constant rate minus cosine to 0, both of AdamW (nats per token)',
+    },
+)
+UPDATES_CONTROL = (
+    {
+        'study': 'both',
+        'arm': {'optim.conda_scale': 0.0},
+        'difference': (0.1, None),
+        'label': 'loss difference, no updates of hidden matrices minus AdamW (nats per token)',
+    },
+)
+BOTH_TWIN = (
+    {
+        'study': 'both',
+        'arm': {'optim.conda_scale': 0.0},
+        'difference': (None, 0.0),
+        'label': (
+            'loss difference, an optimizer whose updates are lost, so that hidden matrices only '
+            'decay, minus AdamW (nats per token)'
+        ),
+    },
+)
+MUON_TWIN = (
+    {
+        'study': 'both',
+        'arm': {'optim.name': 'auon'},
+        'difference': (None, 0.0),
+        'label': (
+            'loss difference, momentum that is not orthogonalised (AuON) minus AdamW (nats per '
+            'token)'
+        ),
+    },
+)
 PUBLISHED_CONTROL = (
     {
         'study': 'unit',

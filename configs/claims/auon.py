@@ -21,6 +21,7 @@ CAUTION = (
 STUDIES = {
     'unit': 'configs/studies/as_published.py:optimizers',
     'small_start': 'configs/studies/as_published.py:small_start',
+    'twins': 'configs/studies/twins.py:auon',
 }
 HOLDS = (
     {
@@ -39,6 +40,17 @@ HOLDS = (
     },
 )
 CONTROL = _shared.PUBLISHED_CONTROL
+TWIN = (
+    {
+        'study': 'twins',
+        'arm': {'optim.name': 'conda'},
+        'difference': (None, 0.03),
+        'label': (
+            'loss difference, hidden matrices that only decay minus Muon (nats per token, '
+            'embeddings of deviation 1/8)'
+        ),
+    },
+)
 FIDELITY = {
     'AuON': {
         'setting': (

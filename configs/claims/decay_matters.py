@@ -2,7 +2,7 @@
 
 Paper:    arXiv:1706.03762 and arXiv:2405.18392
 Says:     Most of the gain of a schedule comes from its end, where the learning rate falls.
-Here:     A 4-layer model with 0.26 million parameters is trained for 200 steps on 0.2 million
+Here:     A 4-layer model with 0.26 million parameters is trained for 400 steps on 0.4 million
           tokens of Python source code, with embeddings initialised at a standard deviation of 1.
           The paper trains larger models for far longer.
 Counts:   the loss with a constant rate is more than 0.03 nats above that of a cosine schedule.
@@ -12,22 +12,34 @@ from configs.claims import _shared
 
 PART = 'recipes'
 STUDIES = {
-    'recipes': 'configs/studies/recipes_tuned.py',
+    'both': 'configs/studies/optimizers_and_schedules.py',
 }
 HOLDS = (
     {
-        'study': 'recipes',
+        'study': 'both',
         'arm': {'optim.schedule': 'constant'},
         'difference': (0.03, None),
         'label': 'loss difference, constant rate minus cosine (nats per token)',
     },
 )
-CONTROL = _shared.RECIPES_CONTROL
+CONTROL = _shared.UPDATES_CONTROL
+TWIN = (
+    {
+        'study': 'both',
+        'arm': {'optim.schedule': 'constant'},
+        'against': {'optim.schedule': 'inverse_sqrt'},
+        'difference': (0.03, None),
+        'label': (
+            'loss difference, constant rate minus a schedule whose fall begins after the last step '
+            '(nats per token)'
+        ),
+    },
+)
 FIDELITY = {
     'constant rate': {
         'setting': (
-            '20 steps of warm-up, then constant, rate tuned for each arm; AdamW with betas 0.9 '
-            'and 0.95 and decay 0.1, 200 steps'
+            '40 steps of warm-up, then constant, rate tuned for each arm; AdamW with betas 0.9 '
+            'and 0.95 and decay 0.1, 400 steps'
         ),
         'published': (
             'a constant rate before the cooldown, at which the loss falls sharply; the first '
@@ -41,7 +53,7 @@ FIDELITY = {
     },
     'cosine': {
         'setting': (
-            'falls to 0 at the last of 200 steps, 20 steps of warm-up, rate tuned for each arm'
+            'falls to 0 at the last of 400 steps, 40 steps of warm-up, rate tuned for each arm'
         ),
         'published': (
             'falls to a tenth of the peak in their code; AdamW with betas 0.9 and 0.95 and decay '

@@ -14,6 +14,7 @@ from configs.claims import _shared
 PART = 'activations'
 STUDIES = {
     'blocks': 'configs/studies/blocks_tuned.py',
+    'equations': 'configs/studies/twins.py:equations',
 }
 HOLDS = (
     {
@@ -30,6 +31,22 @@ HOLDS = (
     },
 )
 CONTROL = _shared.BLOCKS_CONTROL
+TWIN = (
+    {
+        'study': 'equations',
+        'arm': {'model.activation': 'relu'},
+        'against': {'model.activation': 'silu'},
+        'difference': (0.0, None),
+        'label': 'loss difference, ReLU minus GELU without its factor of 1.702 (nats per token)',
+    },
+    {
+        'study': 'equations',
+        'arm': {'model.activation': 'elu'},
+        'against': {'model.activation': 'silu'},
+        'difference': (0.0, None),
+        'label': 'loss difference, ELU minus GELU without its factor of 1.702 (nats per token)',
+    },
+)
 FIDELITY = {
     'GELU': {
         'setting': (

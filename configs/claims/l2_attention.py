@@ -13,6 +13,7 @@ from configs.claims import _shared
 PART = 'attention'
 STUDIES = {
     'blocks': 'configs/studies/blocks_tuned.py',
+    'equations': 'configs/studies/twins.py:equations',
 }
 HOLDS = (
     {
@@ -23,6 +24,17 @@ HOLDS = (
     },
 )
 CONTROL = _shared.BLOCKS_CONTROL
+TWIN = (
+    {
+        'study': 'equations',
+        'arm': {'model.attention': 'l2'},
+        'difference': (None, 0.03),
+        'label': (
+            'loss difference, L2 attention whose queries and keys are not rotated minus '
+            'dot-product attention (nats per token)'
+        ),
+    },
+)
 FIDELITY = {
     'L2 attention': {
         'setting': (

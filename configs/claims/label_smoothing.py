@@ -5,24 +5,40 @@ Says:     A smoothing of 0.1 hurts perplexity, as the model learns to be less ce
 Here:     A 4-layer model with 0.26 million parameters is trained for 200 steps on 0.2 million
           tokens of Python source code, with embeddings initialised at a standard deviation of 1.
           The paper trains larger models for far longer.
-Counts:   cross-entropy is higher than without smoothing.
+Counts:   cross-entropy is at least 0.03 nats higher than without smoothing.
 """
-
-from configs.claims import _shared
 
 PART = 'losses'
 STUDIES = {
-    'recipes': 'configs/studies/recipes_tuned.py',
+    'equations': 'configs/studies/twins.py:equations',
 }
 HOLDS = (
     {
-        'study': 'recipes',
+        'study': 'equations',
         'arm': {'loss.label_smoothing': 0.1},
-        'difference': (0.0, None),
+        'difference': (0.03, None),
         'label': 'cross-entropy with smoothing of 0.1 minus that without (nats per token)',
     },
 )
-CONTROL = _shared.RECIPES_CONTROL
+CONTROL = (
+    {
+        'study': 'equations',
+        'arm': {'model.activation': 'elu'},
+        'difference': (0.03, None),
+        'label': 'loss difference, ELU minus GELU (nats per token)',
+    },
+)
+TWIN = (
+    {
+        'study': 'equations',
+        'arm': {'loss.label_smoothing': 0.001},
+        'difference': (0.03, None),
+        'label': (
+            'cross-entropy with smoothing of 0.001, a tenth of a percent, minus that without '
+            '(nats per token)'
+        ),
+    },
+)
 FIDELITY = {
     'label smoothing': {
         'setting': (

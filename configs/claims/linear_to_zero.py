@@ -3,7 +3,7 @@
 Paper:    arXiv:2502.15938, Straight to Zero
 Says:     A linear decay to 0 is better than a cosine to a tenth of the peak, and than other
           schedules.
-Here:     A 4-layer model with 0.26 million parameters is trained for 200 steps on 0.2 million
+Here:     A 4-layer model with 0.26 million parameters is trained for 400 steps on 0.4 million
           tokens of Python source code, with embeddings initialised at a standard deviation of 1.
           The paper trains larger models for far longer. The cosine ends at 0 here, which leaves
           less to improve.
@@ -18,20 +18,20 @@ CAUTION = (
     'what it improves on.'
 )
 STUDIES = {
-    'recipes': 'configs/studies/recipes_tuned.py',
+    'both': 'configs/studies/optimizers_and_schedules.py',
 }
 HOLDS = (
     {
-        'study': 'recipes',
+        'study': 'both',
         'arm': {'optim.schedule': 'linear'},
         'difference': (None, 0.01),
         'label': 'loss difference, linear decay to 0 minus cosine to 0 (nats per token)',
     },
 )
-CONTROL = _shared.RECIPES_CONTROL
+CONTROL = _shared.UPDATES_CONTROL
 TWIN = (
     {
-        'study': 'recipes',
+        'study': 'both',
         'arm': {'optim.schedule': 'constant'},
         'difference': (None, 0.01),
         'label': ('loss difference, a rate that does not fall minus cosine to 0 (nats per token)'),
@@ -40,7 +40,7 @@ TWIN = (
 FIDELITY = {
     'linear decay to 0': {
         'setting': (
-            '20 steps of warm-up of 200, then linear to 0; 0.26 million parameters, about 0.8 '
+            '40 steps of warm-up of 400, then linear to 0; 0.26 million parameters, about 1.6 '
             'tokens per parameter, rate tuned for each arm'
         ),
         'published': (

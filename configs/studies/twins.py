@@ -3,6 +3,8 @@
 Question: with an equation broken, does a method still meet the conditions of its claim?
 Command:  uv run train.py --config=configs/studies/twins.py:recipes --workdir=runs/recipes_twins
           uv run train.py --config=configs/studies/twins.py:blocks --workdir=runs/blocks_twins
+          uv run train.py --config=configs/studies/twins.py:equations --workdir=runs/equations
+          uv run train.py --config=configs/studies/twins.py:auon --workdir=runs/auon_twins
           uv run train.py --config=configs/studies/twins.py:optimizers --workdir=runs/optim_twins
           uv run train.py --config=configs/studies/twins.py:again --workdir=runs/again_twins
           uv run train.py --config=configs/studies/twins.py:still --workdir=runs/still_twins
@@ -32,6 +34,19 @@ BLOCKS = (
     {'model.activation': 'gelu'},  # the baseline
     {'model.activation': 'silu', 'model.d_ff': 168},  # SwiGLU without its product
     {'model.reparam': 'spectral_norm'},  # sigmaReparam without its learned factor
+)
+EQUATIONS = (
+    {'model.activation': 'gelu'},  # the baseline
+    {'model.activation': 'relu'},
+    {'model.activation': 'elu'},
+    {'model.activation': 'silu'},  # 1.702, with which a sigmoid is near GELU's factor, is left out
+    {'model.attention': 'l2', 'model.position': 'none'},  # queries and keys are not rotated
+    {'loss.label_smoothing': 0.1},
+    {'loss.label_smoothing': 0.001},  # a tenth of a percent
+)
+AUON = (
+    {'optim.name': 'muon', 'optim.lr': 4e-2},  # the baseline
+    {'optim.name': 'conda', 'optim.lr': 1e-1, 'optim.conda_scale': 0.0},  # updates are lost
 )
 OPTIMIZERS = (
     {'optim.name': 'adamw', 'optim.lr': 8e-3},  # the baseline
@@ -64,6 +79,8 @@ STILL = (  # with eps 1, tuning Conda ended at a rate that is worse than no upda
 ARMS = {
     'recipes': RECIPES,
     'blocks': BLOCKS,
+    'equations': EQUATIONS,
+    'auon': AUON,
     'optimizers': OPTIMIZERS,
     'again': AGAIN,
     'still': STILL,
@@ -76,8 +93,10 @@ def get_config(which: str = 'recipes') -> ConfigDict:
     config.scaling.embedding_std = 1.0
     config.sweep = {'list': ARMS[which]}
     config.tune = {'optim.lr': 1e-2, 'smallest_effect': 0.02, 'budget': 15}
-    if which in ('optimizers', 'again', 'still'):
-        config.scaling.embedding_std = None
+    if which in ('auon', 'optimizers', 'again', 'still'):
+        config.scaling.embedding_std = None  # 1 / 8
         config.optim.others, config.optim.others_lr = 'adamw', 1e-2
         config.tune = {'optim.lr': None, 'smallest_effect': 0.02, 'budget': 15}
+    if which == 'auon':
+        config.optim.weight_decay = 0.01  # as in configs/studies/as_published.py
     return config
