@@ -13,6 +13,10 @@ Counts:   the loss is at most 0.03 nats above that of plain matrices.
 from configs.claims import _shared
 
 PART = 'reparametrisations'
+CAUTION = (
+    'The result depends on the size. At the same rates sigmaReparam is 0.05 nats worse than plain '
+    'matrices for 1.4 million parameters, and for 800 steps: configs/studies/results/ladder.md.'
+)
 STUDIES = {
     'blocks': 'configs/studies/blocks_tuned.py',
     'twins': 'configs/studies/twins.py:blocks',
