@@ -15,12 +15,9 @@ from configs.claims import _shared
 
 PART = 'optimizers'
 CAUTION = (
-    'The result depends on the initial scale of the embeddings and on the rates of the other '
-    'parameters. At scale 1 and with one tuned rate for all parameters of AdamW the difference is '
-    '+0.000 [-0.046, +0.046] nats, and at scale 1/8 normalised momentum that is not orthogonalised '
-    '(AuON) leads AdamW as Muon does: configs/studies/results/as_published.md. With tuned rates '
-    'for all parameters and 2,000 steps at scale 1 Muon leads by 0.105: '
-    'configs/studies/results/groups_tuned.md.'
+    'The lead depends on the length: at the same rates it is 0.03 nats at 200 steps and 0.15 at '
+    '800 (configs/studies/results/ladder.md). At embeddings of 1/8 hidden matrices without updates '
+    'lead AdamW too, so that no lead counts there: configs/studies/results/twins.md.'
 )
 STUDIES = {
     'both': 'configs/studies/optimizers_and_schedules.py',

@@ -8,8 +8,8 @@ Command:  uv run train.py --config=configs/studies/twins.py:recipes --workdir=ru
           uv run train.py --config=configs/studies/twins.py:optimizers --workdir=runs/optim_twins
           uv run train.py --config=configs/studies/twins.py:again --workdir=runs/again_twins
           uv run train.py --config=configs/studies/twins.py:still --workdir=runs/still_twins
-Cost:     15 runs of 0.26 million parameters for each of nineteen arms.
-Result:   four of eight tests reject the mistake; at embeddings of 1/8, hidden matrices that
+Cost:     15 runs of 0.26 million parameters for each of 28 arms.
+Result:   six of twelve tests reject the mistake; at embeddings of 1/8, hidden matrices that
           only decay are better than AdamW by 0.26 nats: configs/studies/results/twins.md
 
 Each mistake is an option that a config can set: a factor or a term that is left out, or a constant
