@@ -251,8 +251,16 @@ def describe_exit(code: int | None) -> str:
     if code is None:
         return 'was lost (its connection broke or was silent)'
     if code < 0:
-        return f'was ended by {signal.Signals(-code).name}'
+        return f'was ended by {signal_name(-code)}'
     return f'ended with status {code}'
+
+
+def signal_name(number: int) -> str:
+    """Returns the name of a signal; real-time signals have none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f'signal {number}'
 
 
 def blame_rank(process_id: int, when: float, code: int | None) -> tuple[int, bool, float]:

@@ -33,6 +33,7 @@ MAX_STRANGERS = 64  # concurrent strangers; the oldest is closed if there are mo
 MAX_NAME = 255  # characters of a host's name, as in DNS
 SEND_SEC = 5.0  # messages are small: a peer with full buffers for so long is lost
 PING_SEC = 5.0
+EXIT_CODES = range(-signal.NSIG, 256)  # of a child; negative: the signal that ended it
 # Without power or network a machine does not break its connections, so silence has a limit. It is
 # below JAX's own heartbeat (`lm.launch.distributed`), which ends a process without a reason.
 SILENT_SEC = 25.0
@@ -45,7 +46,7 @@ TYPES = {  # types of a message's values
     'start': dict,
     'job': str,
     'certificate': str,
-    'ended': int,
+    'ended': int,  # an exit code
     'text': str,
     'busy': bool,
     'ping': bool,
@@ -139,6 +140,8 @@ def parse_message(line: bytes) -> dict[str, Any]:
         for key, value in message.items()
     ):
         raise ValueError('no message of a supervisor')
+    if message.get('ended', 0) not in EXIT_CODES:
+        raise ValueError('no exit code')
     return message
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from lm.launch.exit_status import DELIBERATE, RESUME, JobEnded, job_status
+from lm.launch.exit_status import BAD_INPUT, DELIBERATE, RESUME, JobEnded, job_status
 from lm.launch.link import RETRY_SEC, SILENT_SEC, LinkClosed, Links, Supervisor
 from lm.launch.secret import unseal
 from lm.launch.this_host import Host
@@ -65,17 +65,27 @@ class Member(Supervisor):
                 if 'busy' in message:
                     return False
                 if 'ended' in message:
-                    raise JobEnded(message['ended'], message['text'])
+                    raise JobEnded(message['ended'], message.get('text', ''))
                 if 'start' in message:
-                    self.names = {int(i): name for i, name in message['start'].items()}
-                    self.job = message['job']
-                    self.certificate = unseal(secret, message['certificate'])
+                    self._begin(message, secret)
                     return True
             if self.received_signals:
                 # Tells process 0, which would otherwise wait for this host until its time-out.
                 link.send(ended=-self.received_signals[0])
                 self._stop_if_signalled()
         return False
+
+    def _begin(self, message: dict[str, Any], secret: str) -> None:
+        """Takes over the names and the certificate of a job. Raises JobEnded if it cannot."""
+        try:
+            self.names = {int(i): str(name) for i, name in message['start'].items()}
+            self.job, self.certificate = message['job'], unseal(secret, message['certificate'])
+        except (KeyError, ValueError):
+            raise JobEnded(
+                BAD_INPUT,
+                f'{self.host_name(0)} sent what this version cannot read. Run the same version on '
+                'all hosts.',
+            ) from None
 
     def _receive(self, seconds: float) -> list[dict[str, Any]]:
         """Returns the messages of process 0 within some time. Raises LinkClosed."""
@@ -98,7 +108,7 @@ class Member(Supervisor):
             if message is None:
                 self._on_link_lost('its connection broke')
             elif 'ended' in message:
-                raise JobEnded(message['ended'], message['text'])
+                raise JobEnded(message['ended'], message.get('text', ''))
         if self._is_alone:
             return
         if time.monotonic() - self._link.heard_at > SILENT_SEC:

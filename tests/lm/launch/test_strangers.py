@@ -14,6 +14,7 @@ import pytest
 from lm.launch import link as links
 from lm.launch.exit_status import BAD_INPUT, DONE, RESUME, JobEnded
 from lm.launch.link import Link, LinkClosed, Links, local_addresses, parse_message, sanitize
+from lm.launch.member import Member
 from lm.launch.secret import Secret, make_certificate, mtls_env, seal, unseal
 from lm.launch.this_host import Host
 from tests import strangers
@@ -146,12 +147,59 @@ def send_all(connection, payload):
     'line',
     [
         *(b'[]', b'null', b'{"ended": "x"}', b'{"ended": true}', b'{"hello": []}', b'{"other": 1}'),
+        *(b'{"ended": 256}', b'{"ended": -999}', b'{"ended": 1' + b'0' * 20 + b'}'),
         *(b'{"hello": {"a": ' + b'[' * 100_000, b'{"ended": 1', b'\xff'),
     ],
 )
 def test_message_types_are_checked(line):
     with pytest.raises((ValueError, RecursionError)):
         parse_message(line)
+
+
+@contextlib.contextmanager
+def coordinator_that_sends(**message):
+    """Yields the port of a process 0 that greets all who know the secret, and answers a hello."""
+    server, has_ended = socket.create_server(('127.0.0.1', 0)), threading.Event()
+    links_of_members = Links(THE, [server])
+
+    def answer():
+        while not has_ended.is_set():
+            for link, received in links_of_members.wait(0.01):
+                if received:
+                    link.send(**message)
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    try:
+        yield server.getsockname()[1]
+    finally:
+        has_ended.set()
+        thread.join()
+        links_of_members.close()
+
+
+@pytest.mark.parametrize(
+    'message',
+    [
+        {'start': {'0': 'a'}},
+        {'start': {'first': 'a'}, 'job': 'j', 'certificate': seal(THE, '')},
+        {'start': {'0': 'a'}, 'job': 'j', 'certificate': 'not sealed'},
+        {'start': {'0': 'a'}, 'job': 'j', 'certificate': seal('another secret', '')},
+    ],
+    ids=['missing', 'name', 'text', 'secret'],
+)
+def test_coordinator_of_another_version_is_named(monkeypatch, message):
+    monkeypatch.setenv('EVENKEEL_JOB_SECRET', THE)
+    with coordinator_that_sends(**message) as port, pytest.raises(JobEnded) as ended:
+        Member(Host('127.0.0.1:1', 2, 1, port, timeout=5.0), ['--config=c'], [])
+    assert ended.value.status == BAD_INPUT and 'Run the same version' in ended.value.text
+
+
+def test_refusal_without_reason_ends_member(monkeypatch):
+    monkeypatch.setenv('EVENKEEL_JOB_SECRET', THE)
+    with coordinator_that_sends(ended=BAD_INPUT) as port, pytest.raises(JobEnded) as ended:
+        Member(Host('127.0.0.1:1', 2, 1, port, timeout=5.0), ['--config=c'], [])
+    assert (ended.value.status, ended.value.text) == (BAD_INPUT, '')
 
 
 @pytest.mark.parametrize('number', [2, 77, -1])

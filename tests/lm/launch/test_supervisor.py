@@ -326,6 +326,7 @@ def test_job_waits_for_all_hosts(job):
     [
         ('os.kill(os.getpid(), 9)', RESUME, 'was ended by SIGKILL'),
         ('os.abort()', RESUME, 'was ended by SIGABRT'),
+        ('os.kill(os.getpid(), 35)', RESUME, 'was ended by signal 35'),  # it has no name
         ('os._exit(77)', RESUME, 'ended with status 77'),
         ('os._exit(1)', BAD_INPUT, 'ended with status 1'),
         ('os._exit(130)', 130, 'ended with status 130'),
