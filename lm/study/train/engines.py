@@ -266,7 +266,13 @@ class Ledger:
         """Records and returns the wave that follows the ended ones; the same on all hosts."""
         while True:
             wave = self.plan.plan_wave(self.folder)
-            names = run_first_then_others(functools.partial(self._write_sweep, wave))
+            write = functools.partial(self._write_sweep, wave)
+            if self.url is None:
+                # On a shared disk processes compare when the file changed (`check_shared`), so that
+                # only one of them may write it.
+                names = broadcast_from_first(write() if is_first() else None)
+            else:
+                names = run_first_then_others(write)
             if not names:
                 return wave
             self.plan.folder_names |= names

@@ -9,7 +9,9 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import jax
 import psutil
 import pytest
 
@@ -24,6 +26,7 @@ from lm.study.train import engines
 from lm.study.train.engines import default_resources, split_group
 from lm.study.train.groups import Work
 from tests.commands import PATIENCE_SEC
+from tests.lm.launch.test_distributed import N, on_each  # noqa: F401
 from tests.object_store import variables
 from tests.sweep_helpers import (
     base,
@@ -52,6 +55,25 @@ def test_host_0_prints_through_the_progress_console(tmp_path):
     with ledger.terminal.console.capture() as capture:
         ledger.say_for_host('a line')
     assert capture.get() == 'a line\n'
+
+
+@pytest.mark.parametrize(('url', 'writers'), [(None, [0]), ('s3://bucket/sweep', [0, 1, 2])])
+def test_one_process_writes_sweep_on_a_shared_disk(on_each, monkeypatch, tmp_path, url, writers):  # noqa: F811
+    """Another write would change its time, by which processes check that they see one file."""
+    plan = SimpleNamespace(plan_wave=lambda folder: 'a wave', record=None, folder_names={})
+    written_by = []
+
+    def write(self, wave):
+        written_by.append(jax.process_index())
+        return {} if written_by.count(jax.process_index()) > 1 else {'cell': 'folder'}
+
+    monkeypatch.setattr(engines.Ledger, '_write_sweep', write)
+
+    def open_ledger(_):
+        return engines.Ledger(plan, None, tmp_path, url, False, host=0, hosts=1).next_wave()
+
+    assert on_each(open_ledger) == ['a wave'] * N
+    assert sorted(written_by) == sorted(writers * 2) and plan.folder_names == {'cell': 'folder'}
 
 
 @pytest.fixture(scope='module')
