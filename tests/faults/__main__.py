@@ -1,4 +1,5 @@
-"""python -m tests.faults [--results=FILE] [PYTEST ARGUMENTS]: every case in its long form.
+"""python -m tests.faults [--results=FILE] [PYTEST ARGUMENTS]: every case in its long form, or those
+of the paths among the arguments.
 
 Prints a table of trials. With --results, outcomes are appended to a file of JSON lines; the same
 command skips the trials that have passed, so that it can be interrupted.
@@ -55,8 +56,10 @@ if __name__ == '__main__':
     parser.add_argument('--results', type=Path, help='JSON lines, one per trial')
     flags, arguments = parser.parse_known_args()
     trials = Trials(flags.results)
+    has_path = any(Path(argument.split('::')[0]).exists() for argument in arguments)
     # The options of pyproject.toml would leave out the full tier.
-    selection = ['tests/faults', '--long', '-n', '0', '-m', 'full or not full', *arguments]
+    options = ('--long', '-n', '0', '-m', 'full or not full')
+    selection = [*(() if has_path else ('tests/faults',)), *options, *arguments]
     status = pytest.main(selection, plugins=[trials])
     if status == pytest.ExitCode.NO_TESTS_COLLECTED and trials.outcomes:
         status = pytest.ExitCode.OK  # all have passed before
