@@ -15,18 +15,18 @@ PIECES = (  # what JSON readers stumble over
 )
 
 
-def change(rng: random.Random, body: bytes, other: bytes) -> bytes:
-    """Returns a body with one to four changes: a byte, a piece, a cut, or a part of another."""
+def change(rng: random.Random, body: bytes, donor: bytes) -> bytes:
+    """Returns a body with one to four changes: a byte, a piece, a cut, or a part of a donor."""
     content = bytearray(body[:LONGEST])
     for _ in range(rng.randint(1, 4)):
         start, end = sorted(rng.randrange(len(content) + 1) for _ in range(2))
-        place = rng.randrange(len(other[:LONGEST]) + 1)
+        place = rng.randrange(len(donor[:LONGEST]) + 1)
         content[start:end] = rng.choice(
             (
                 rng.randbytes(1) + content[start + 1 : end],
                 rng.choice(PIECES) + content[start:end],
                 rng.choice(PIECES),
-                other[place : place + rng.randrange(60)] + content[start:end],
+                donor[place : place + rng.randrange(60)] + content[start:end],
             )
         )
     return bytes(content)
@@ -37,8 +37,8 @@ def test_changed_requests_are_accepted_or_refused(trial):
     rng, samples = random.Random(trial), [*bodies(SAMPLES)]
     routes, n_accepted = service(Letters()), 0
     for _ in range(COUNT):
-        (path, body), (_, other) = rng.choice(samples), rng.choice(samples)
-        changed = change(rng, body, other)
+        (path, body), (_, donor) = rng.choice(samples), rng.choice(samples)
+        changed = change(rng, body, donor)
         body_type = CompletionBody if path == COMPLETIONS else ChatBody
         try:
             routes.prepare_generation(body_type.parse(parse_body(changed)))
