@@ -188,7 +188,7 @@ def coordinator_that_sends(**message):
     ],
     ids=['missing', 'name', 'text', 'secret'],
 )
-def test_coordinator_of_another_version_is_named(monkeypatch, message):
+def test_unreadable_start_ends_member(monkeypatch, message):
     monkeypatch.setenv('EVENKEEL_JOB_SECRET', THE)
     with coordinator_that_sends(**message) as port, pytest.raises(JobEnded) as ended:
         Member(Host('127.0.0.1:1', 2, 1, port, timeout=5.0), ['--config=c'], [])
