@@ -51,7 +51,7 @@ OPTIMIZERS_TWIN = (
         ),
     },
 )
-BOTH_CONTROL = (
+CONSTANT_RATE_CONTROL = (
     {
         'study': 'both',
         'arm': {'optim.schedule': 'constant'},
@@ -59,7 +59,7 @@ BOTH_CONTROL = (
         'label': 'loss difference, constant rate minus cosine to 0, both of AdamW (nats per token)',
     },
 )
-UPDATES_CONTROL = (
+LOST_UPDATES_CONTROL = (
     {
         'study': 'both',
         'arm': {'optim.conda_scale': 0.0},
@@ -67,7 +67,7 @@ UPDATES_CONTROL = (
         'label': 'loss difference, no updates of hidden matrices minus AdamW (nats per token)',
     },
 )
-BOTH_TWIN = (
+LOST_UPDATES_TWIN = (
     {
         'study': 'both',
         'arm': {'optim.conda_scale': 0.0},
@@ -78,7 +78,7 @@ BOTH_TWIN = (
         ),
     },
 )
-MUON_TWIN = (
+PLAIN_MOMENTUM_TWIN = (
     {
         'study': 'both',
         'arm': {'optim.name': 'auon'},

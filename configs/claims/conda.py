@@ -27,8 +27,8 @@ HOLDS = (
         'label': 'loss difference, Conda minus AdamW (nats per token)',
     },
 )
-CONTROL = _shared.BOTH_CONTROL
-TWIN = _shared.BOTH_TWIN
+CONTROL = _shared.CONSTANT_RATE_CONTROL
+TWIN = _shared.LOST_UPDATES_TWIN
 FIDELITY = {
     'Conda': {
         'setting': (

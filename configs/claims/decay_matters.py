@@ -22,7 +22,7 @@ HOLDS = (
         'label': 'loss difference, constant rate minus cosine (nats per token)',
     },
 )
-CONTROL = _shared.UPDATES_CONTROL
+CONTROL = _shared.LOST_UPDATES_CONTROL
 TWIN = (
     {
         'study': 'both',

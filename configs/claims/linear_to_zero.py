@@ -28,7 +28,7 @@ HOLDS = (
         'label': 'loss difference, linear decay to 0 minus cosine to 0 (nats per token)',
     },
 )
-CONTROL = _shared.UPDATES_CONTROL
+CONTROL = _shared.LOST_UPDATES_CONTROL
 TWIN = (
     {
         'study': 'both',

@@ -30,8 +30,8 @@ HOLDS = (
         'label': 'loss difference, Muon minus AdamW (nats per token)',
     },
 )
-CONTROL = _shared.BOTH_CONTROL
-TWIN = _shared.MUON_TWIN
+CONTROL = _shared.CONSTANT_RATE_CONTROL
+TWIN = _shared.PLAIN_MOMENTUM_TWIN
 FIDELITY = {
     'Muon': {
         'setting': (

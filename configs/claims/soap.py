@@ -36,8 +36,8 @@ HOLDS = (
         'label': 'loss difference, SOAP minus Shampoo (nats per token)',
     },
 )
-CONTROL = _shared.BOTH_CONTROL
-TWIN = _shared.BOTH_TWIN
+CONTROL = _shared.CONSTANT_RATE_CONTROL
+TWIN = _shared.LOST_UPDATES_TWIN
 FIDELITY = {
     'SOAP': {
         'setting': (

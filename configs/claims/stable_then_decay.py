@@ -24,7 +24,7 @@ HOLDS = (
         'label': 'loss difference, constant rate with final decay minus cosine (nats per token)',
     },
 )
-CONTROL = _shared.UPDATES_CONTROL
+CONTROL = _shared.LOST_UPDATES_CONTROL
 TWIN = (
     {
         'study': 'both',

@@ -46,7 +46,7 @@ TYPES = {  # types of a message's values
     'start': dict,
     'job': str,
     'certificate': str,
-    'ended': int,  # an exit code
+    'ended': int,
     'text': str,
     'busy': bool,
     'ping': bool,
