@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 from eval.sync.marks import NOTHING, without_password
 from eval.sync.records import StepValues, TrackedRun, is_mesh
-from lm.storage.files import open_regular
+from lm.storage.files import first_line, open_regular
 
 TAG = 'evenkeel.run'
 LARGEST = 1.7976931348623157e308
@@ -50,7 +50,9 @@ def check_database(uri: str) -> None:
             rows = database.execute("select name from sqlite_master where type = 'table'")
             tables = {name for (name,) in rows}
     except sqlite3.Error as error:
-        raise ValueError(f'{path} cannot be read as an SQLite database ({error})') from error
+        raise ValueError(
+            f'{path} cannot be read as an SQLite database ({first_line(error)})'
+        ) from error
     if tables and MIGRATIONS not in tables:
         raise ValueError(f'{path} is not an MLflow database: it has no table {MIGRATIONS}')
 

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 
 from eval.sync.marks import NOTHING, without_password
 from eval.sync.records import StepValues, TrackedRun
-from lm.storage.files import open_regular
+from lm.storage.files import first_line, open_regular
 
 OFFLINE: Literal['offline'] = 'offline'
 # Time for an upload to end; the next session sends the rest.
@@ -137,7 +137,10 @@ def list_offline_files(folder: Path, name: str) -> list[Path]:
 
 
 def read_points(path: Path) -> Iterator[tuple[int, dict[str, float]]]:
-    """Yields (step, numbers by tag) from a file of W&B, up to where it was written."""
+    """Yields (step, numbers by tag) from a file of W&B, up to where it was written.
+
+    Raises ValueError for a value that is not JSON.
+    """
     from google.protobuf.message import DecodeError
     from wandb.proto.wandb_internal_pb2 import Record  # ty: ignore[missing-module-member]
 
@@ -150,8 +153,15 @@ def read_points(path: Path) -> Iterator[tuple[int, dict[str, float]]]:
                 entries = {
                     entry.key or '/'.join(entry.nested_key): entry for entry in record.history.item
                 }
-                values = {key: json.loads(entry.value_json) for key, entry in entries.items()}
-                yield record.history.step.num, {k: x for k, x in values.items() if k[0] != '_'}
+                try:
+                    values = {key: json.loads(entry.value_json) for key, entry in entries.items()}
+                except (ValueError, RecursionError) as error:
+                    step = record.history.step.num
+                    raise ValueError(
+                        f'{path} has a value of step {step} that is not JSON ({first_line(error)})'
+                    ) from error
+                numbers = {key: x for key, x in values.items() if not key.startswith('_')}
+                yield record.history.step.num, numbers
 
 
 def _split_records(data: bytes) -> Iterator[bytes]:

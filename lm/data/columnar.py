@@ -149,16 +149,35 @@ def is_nested(column_type: Any) -> bool:
 
 
 def _list_encodings(file: Any, column: str) -> Iterator[tuple[set[str], int, int]]:
-    """Yields (encodings of a column, its encoded bytes, rows) for each row group."""
-    for group in map(file.metadata.row_group, range(file.metadata.num_row_groups)):
-        chunks = [group.column(i) for i in range(group.num_columns)]
-        chunks = [
-            chunk
-            for chunk in chunks
-            if chunk.path_in_schema == column or chunk.path_in_schema.startswith(f'{column}.')
-        ]
+    """Yields (encodings of a column, its encoded bytes, rows) for each row group that can be read.
+
+    The error of another group is raised when its turn to be read comes.
+    """
+    schema = file.metadata.schema
+    paths = [schema.column(i).path for i in range(len(schema))]
+    indices = [i for i, path in enumerate(paths) if f'{path}.'.startswith(f'{column}.')]
+    for number in range(file.num_row_groups):
+        if not _is_readable(file, number, column):
+            continue
+        group = file.metadata.row_group(number)
+        chunks = [group.column(i) for i in indices]
         encodings = {encoding for chunk in chunks for encoding in chunk.encodings}
         yield encodings, sum(chunk.total_uncompressed_size for chunk in chunks), group.num_rows
+
+
+def _is_readable(file: Any, row_group: int, column: str) -> bool:
+    """Returns whether the first row of a column in a row group can be read.
+
+    For invalid statistics of a chunk, pyarrow's reader raises an error, but the metadata of the
+    chunk (`row_group(i).column(j)`, as of pyarrow 26) ends the process.
+    """
+    import pyarrow
+
+    try:
+        next(file.iter_batches(1, row_groups=[row_group], columns=[column]), None)
+    except (pyarrow.ArrowException, OSError):
+        return False
+    return True
 
 
 def _is_dictionary(file: Any, column: str) -> bool:

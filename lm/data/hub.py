@@ -19,7 +19,7 @@ from lm.data import formats
 from lm.data.addresses import explain_address
 from lm.data.formats import Documents
 from lm.data.globs import MAX_LENGTH, Pattern
-from lm.storage.files import first_line
+from lm.storage.files import escape_controls, first_line
 from modules.choices import suggest_nearest
 
 CARD, TRAIN, DATASET = 'README.md', 'train', 'dataset'
@@ -163,8 +163,10 @@ def select_files(
         suffix = f' and {len(subsets) - MAX_LISTED} more' if len(subsets) > MAX_LISTED else ''
         problem = f'has no subset {subset!r}' if subset else 'has several subsets, and no default'
         raise ValueError(
-            f'hub:{name} {problem}; its subsets are {", ".join(subsets[:MAX_LISTED])}{suffix}. Use '
-            f'hub:{name}:SUBSET.{suggest_nearest(subset, subsets) if subset else ""}'
+            escape_controls(
+                f'hub:{name} {problem}; its subsets are {", ".join(subsets[:MAX_LISTED])}{suffix}. '
+                f'Use hub:{name}:SUBSET.{suggest_nearest(subset, subsets) if subset else ""}'
+            )
         )
     if not files:
         splits = [s for s in _list_splits(configs.get(config_name)) if s != split]

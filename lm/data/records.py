@@ -15,6 +15,7 @@ from typing import Any
 
 from lm.data.kinds import file_suffix
 from lm.data.streams import BLOCK, BlockReader, read_blocks
+from lm.storage.files import first_line
 
 Records = Iterator[tuple[str, dict[str, Any]]]
 
@@ -203,8 +204,8 @@ def read_csv(path: Path) -> Records:
                 row = next(rows, None)
             except csv.Error as error:
                 raise ValueError(
-                    f'{location} is not CSV: {error}. A field that contains quotes must be quoted, '
-                    'with its quotes doubled.'
+                    f'{location} is not CSV: {first_line(error)}. A field that contains quotes '
+                    'must be quoted, with its quotes doubled.'
                 ) from error
             if row is None:
                 return

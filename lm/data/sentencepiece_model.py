@@ -61,38 +61,63 @@ class SentencePieceModel(NamedTuple):
 
 def parse_model(content: bytes) -> SentencePieceModel:
     """Returns a model. Raises ValueError if the bytes are none."""
-    pieces, trainer, normalizer = [], {}, {}
+    pieces, trainer, normalizer = [], _Message(b''), _Message(b'')
     for field, value in _read_fields(content):
         if not isinstance(value, bytes):
             continue
         if field == 1:
-            entry = dict(_read_fields(value))
-            text, score = entry.get(1, b''), entry.get(2, b'\0\0\0\0')
+            piece = _Message(value)
             pieces.append(
-                SentencePiece(
-                    text.decode(), struct.unpack('<f', score)[0], int(entry.get(3, NORMAL))
-                )
+                SentencePiece(piece.read_text(1), piece.read_float(2), piece.read_int(3, NORMAL))
             )
         elif field == 2:
-            trainer = dict(_read_fields(value))
+            trainer = _Message(value)
         elif field == 3:
-            normalizer = dict(_read_fields(value))
+            normalizer = _Message(value)
     if not pieces:
         raise ValueError('it has no pieces')
 
     return SentencePieceModel(
         pieces=pieces,
-        model_type=trainer.get(3, UNIGRAM),
-        has_byte_fallback=bool(trainer.get(35, 0)),
-        bos_id=_to_signed(trainer.get(41, 1)),
-        eos_id=_to_signed(trainer.get(42, 2)),
-        rules=normalizer.get(1, b'').decode(),
-        charsmap=normalizer.get(2, b''),
-        adds_space=bool(normalizer.get(3, 1)),
-        removes_spaces=bool(normalizer.get(4, 1)),
-        escapes_spaces=bool(normalizer.get(5, 1)),
-        is_space_suffix=bool(trainer.get(24, 0)),
+        model_type=trainer.read_int(3, UNIGRAM),
+        has_byte_fallback=bool(trainer.read_int(35, 0)),
+        bos_id=_to_signed(trainer.read_int(41, 1)),
+        eos_id=_to_signed(trainer.read_int(42, 2)),
+        rules=normalizer.read_text(1),
+        charsmap=normalizer.read_bytes(2, b''),
+        adds_space=bool(normalizer.read_int(3, 1)),
+        removes_spaces=bool(normalizer.read_int(4, 1)),
+        escapes_spaces=bool(normalizer.read_int(5, 1)),
+        is_space_suffix=bool(trainer.read_int(24, 0)),
     )
+
+
+class _Message:
+    """The last value of each field of a message. Raises ValueError for a value of another type."""
+
+    def __init__(self, content: bytes):
+        self._values = dict(_read_fields(content))
+
+    def read_int(self, field: int, default: int) -> int:
+        return self._read(field, default, int)
+
+    def read_bytes(self, field: int, default: bytes) -> bytes:
+        return self._read(field, default, bytes)
+
+    def read_float(self, field: int) -> float:
+        value = self.read_bytes(field, bytes(4))
+        if len(value) != 4:
+            raise ValueError(f'its field {field} is of another type')
+        return struct.unpack('<f', value)[0]
+
+    def read_text(self, field: int) -> str:
+        return self.read_bytes(field, b'').decode()
+
+    def _read(self, field: int, default: Any, expected: type) -> Any:
+        value = self._values.get(field, default)
+        if not isinstance(value, expected):
+            raise ValueError(f'its field {field} is of another type')
+        return value
 
 
 def _to_signed(number: int) -> int:

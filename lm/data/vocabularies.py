@@ -21,7 +21,7 @@ from lm.data.tokenizer_files import (
     SPECIALS_FILE,
     special_token_text,
 )
-from lm.storage.files import UnreadableFile, open_regular, read_json
+from lm.storage.files import UnreadableFile, first_line, open_regular, read_json
 
 TEKKEN_FILE, PIECES_FILE, GPT2_FILE, MERGES_FILE = (
     'tekken.json',
@@ -89,7 +89,7 @@ def _convert_file(path: Path, content: bytes) -> Vocabulary:
     except Exception as error:  # the library raises Exception itself
         advice = describe_conversion(path)
         raise ValueError(
-            f'{path} is not {kind} that can be read: {error}. {advice}'.rstrip()
+            f'{path} is not {kind} that can be read: {first_line(error)}. {advice}'.rstrip()
         ) from error
 
 

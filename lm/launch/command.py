@@ -35,7 +35,7 @@ from lm.launch.path_flags import define_path
 from lm.launch.program_help import print_program_help
 from lm.launch.signals import raise_on_sigint
 from lm.launch.terminal import quiet_libraries
-from lm.storage.files import FULL_MESSAGES, describe_full_disk, expand_home
+from lm.storage.files import FULL_MESSAGES, describe_full_disk, escape_controls, expand_home
 from modules.choices import suggest_nearest
 from modules.options import coerce_type
 
@@ -67,7 +67,7 @@ def run_main(main: Callable[[list[str]], None]) -> Callable[[list[str]], None]:
             print('\nSIGINT', file=sys.stderr)
             sys.exit(128 + signal.SIGINT)
         except (ValueError, OSError) as error:
-            print(f'error: {error}', file=sys.stderr)
+            print(f'error: {escape_controls(str(error))}', file=sys.stderr)
             leave(BAD_INPUT)
 
     return wrapper
@@ -101,7 +101,7 @@ def run_trainer(main: Callable[[], int]) -> Callable[[list[str]], None]:
         try:
             status = main()
         except (ValueError, OSError) as error:
-            print(f'error: {_add_advice(error)}', file=sys.stderr)
+            print(f'error: {escape_controls(_add_advice(error))}', file=sys.stderr)
             status = BAD_INPUT
         except jax.errors.JaxRuntimeError as error:
             if not is_memory_error(error):
@@ -257,7 +257,7 @@ def parse_flags(argv: list[str], has_arguments: bool = False) -> list[str]:
             raise  # another mistake in the config file: its traceback helps
     except ValueError as error:
         message = str(error)
-    print(f'error: {message}', file=sys.stderr)
+    print(f'error: {escape_controls(message)}', file=sys.stderr)
     sys.exit(BAD_INPUT)
 
 

@@ -83,9 +83,22 @@ def describe_full_disk(error: BaseException, folder: Path | str) -> str:
     return FULL_MESSAGES.get(next(codes, 0), '').format(folder)
 
 
+def escape_controls(text: str) -> str:
+    """Returns a text with escapes such as \\x1b for characters that would move a cursor.
+
+    Line breaks stay. A text may quote a file or a name that somebody else has written.
+    """
+    return ''.join(
+        c if c.isprintable() or c == '\n' else c.encode('unicode_escape').decode() for c in text
+    )
+
+
 def first_line(error: Exception, max_chars: int | None = None) -> str:
-    """Returns the first line of an error's text, cut to `max_chars` characters."""
-    return str(error).strip().partition('\n')[0][:max_chars]
+    """Returns the first line of an error's text, cut to `max_chars` characters.
+
+    Control characters are escaped.
+    """
+    return escape_controls(str(error).strip().partition('\n')[0][:max_chars])
 
 
 @contextlib.contextmanager

@@ -149,7 +149,7 @@ class Lease:
         except FileNotFoundError:
             return None
         try:
-            return _parse_record(parse_json(text)), stored
+            return parse_record(parse_json(text)), stored
         except ValueError as error:
             raise UnreadableFile(
                 f'{join_url(self.bucket.url, LEASE)} cannot be read ({error}). Delete it if no '
@@ -224,7 +224,7 @@ class Lease:
         )
 
 
-def _parse_record(value: Any) -> dict[str, Any]:
+def parse_record(value: Any) -> dict[str, Any]:
     """Returns the record of a lease. Raises ValueError if the value is not one."""
     match value:
         case {
