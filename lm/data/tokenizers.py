@@ -28,6 +28,7 @@ from lm.data.tokenizer_files import (  # noqa: F401, some are imported from here
 from lm.data.vocabularies import Vocabulary, find_vocabulary, read_vocabulary
 from lm.storage.files import (
     expand_home,
+    first_line,
     format_json,
     read_json,
     replace_file,
@@ -107,8 +108,18 @@ class SubwordTokenizer:
         yield from split_text(texts, name) if self.cuttable else [''.join(texts)]
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Returns the tokens of each text. Raises ValueError if a token has no row."""
-        encodings = self.library.encode_batch_fast(texts, add_special_tokens=False)
+        """Returns the tokens of each text.
+
+        Raises ValueError if a token has no row, or if the library cannot encode a text: a
+        vocabulary may lack both a character and an unknown token.
+        """
+        try:
+            encodings = self.library.encode_batch_fast(texts, add_special_tokens=False)
+        except Exception as error:  # the library raises Exception itself
+            raise ValueError(
+                f'data.tokenizer cannot encode the text ({first_line(error)}). Use a tokenizer '
+                'whose vocabulary has every byte, or an unknown token.'
+            ) from error
         tokens = [np.array(encoding.ids, np.int32) for encoding in encodings]
         for ids in tokens:
             check_token_ids(ids, self.vocab_size, self.library)

@@ -80,7 +80,8 @@ def list_attention_kernels(recipe: Recipe, kernels: Kernels) -> dict[str, str]:
 def rounds_products(recipe: Recipe) -> bool:
     """Whether blocks or the readout round the operands of their products to few bits."""
     matmul = recipe.kernels.get('matmul')
-    return matmul is not None and isinstance(matmul.build(), Simulated)
+    # The row of a product without options is a plain function.
+    return matmul is not None and isinstance(matmul.row, type) and issubclass(matmul.row, Simulated)
 
 
 def widen_products(recipe: Recipe) -> Recipe:

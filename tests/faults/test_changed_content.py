@@ -26,6 +26,11 @@ def test_changed_content_is_read_or_refused(name, trial, tmp_path):
 REFUSED = {  # content that ended in another error, or moved the cursor of a terminal
     'a piece whose text is a number': ('tokenizer.model', b'\x0a\x02\x08\x05'),
     'a score of 8 bytes': ('tokenizer.model', b'\x0a\x09\x11' + bytes(8)),
+    'a vocabulary without words': (
+        'tokenizer.json',
+        b'{"version": "1.0", "pre_tokenizer": {"type": "Whitespace"}, '
+        b'"model": {"type": "WordLevel", "vocab": {}, "unk_token": "<unk>"}}',
+    ),
     'a delimiter that is expected': ('csv', b'a\tb\n"x"y\t1\n'),
     'a version of escapes': ('tokenizer.json', json.dumps({'version': '\x1b[2J'}).encode()),
     'a folder of escapes': (

@@ -9,7 +9,7 @@ from eval.convert import __main__ as convert
 from eval.convert.fold import compute_logits, use_reference_kernels, write_workdir
 from lm.data.tokenizers import ByteTokenizer
 from lm.model.kernels import rounds_products, select_kernels, widen_products
-from modules.kernels import kernels_for
+from modules.kernels import MATMUL_KERNELS, kernels_for
 from modules.kernels.matmul.low_precision import LAYERS
 from tests.eval.convert.test_commands import checkpoint
 from tests.helpers import checked_config
@@ -25,8 +25,14 @@ def test_products_become_wide_or_keep_their_options():
     kernels = select_kernels(widen_products(recipe), 'cpu')
     for layers in LAYERS:
         assert kernels.matmul_for(layers) is kernels_for('cpu').matmul
-    plain = checked_config({'kernels.matmul': 'wta_crs'})
-    assert widen_products(plain) is plain
+
+
+@pytest.mark.parametrize('name', MATMUL_KERNELS)
+def test_only_rounded_products_are_widened(name):
+    """Rows are functions, or classes whose instances are functions."""
+    recipe = checked_config({'kernels.matmul': name})
+    assert rounds_products(recipe) == hasattr(MATMUL_KERNELS[name], 'wide_layers')
+    assert (widen_products(recipe) is recipe) != rounds_products(recipe)
 
 
 WIDE_END = {'model.pattern': 'softmax|softmax:matmul=auto', 'model.n_layers': 3}
