@@ -35,6 +35,7 @@ from lm.launch.path_flags import define_path
 from lm.launch.program_help import print_program_help
 from lm.launch.signals import raise_on_sigint
 from lm.launch.terminal import quiet_libraries
+from lm.launch.thread_limit import check_thread_limit
 from lm.storage.files import FULL_MESSAGES, describe_full_disk, escape_controls, expand_home
 from modules.choices import suggest_nearest
 from modules.options import coerce_type
@@ -99,6 +100,7 @@ def run_trainer(main: Callable[[], int]) -> Callable[[list[str]], None]:
         if len(argv) > 1:
             raise app.UsageError(f'flags begin with --, as in --config=PATH; got {argv[1:]}')
         try:
+            check_thread_limit()
             status = main()
         except (ValueError, OSError) as error:
             print(f'error: {escape_controls(_add_advice(error))}', file=sys.stderr)

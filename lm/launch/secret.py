@@ -17,7 +17,6 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Generator, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 
 from lm.launch.exit_status import BAD_INPUT, JobEnded
@@ -28,7 +27,6 @@ MIN_CHARS, MAX_CHARS = 16, 4096  # characters of a secret
 RUNS = 'runs'  # folder of workdirs without a name (`lm.launch.command`)
 PEER = 'evenkeel://job/'  # beginning of the name in a job's certificate
 DAYS = 365
-MTLS_VERSION = (0, 12)  # first JAX with mutual TLS between processes
 MTLS = 'JAX_MTLS_{}'  # names of its variables
 
 
@@ -152,10 +150,10 @@ def _xor_stream(data: bytes, secret: str, nonce: str) -> bytes:
 def make_certificate() -> str:
     """Returns a private key and a self-signed certificate for one job, as PEM.
 
-    Returns '' if openssl or JAX cannot use them, and if the user has given certificates to JAX.
+    Returns '' without openssl, and if the user has given certificates to JAX.
     """
     has_own = MTLS.format('CERT_FILE') in os.environ
-    if has_own or not shutil.which('openssl') or _jax_version() < MTLS_VERSION:
+    if has_own or not shutil.which('openssl'):
         return ''
     finished = subprocess.run(
         [
@@ -167,11 +165,6 @@ def make_certificate() -> str:
         text=True,
     )
     return finished.stdout if finished.returncode == 0 else ''
-
-
-def _jax_version() -> tuple[int, ...]:
-    """Returns the major and minor version of JAX, without importing it."""
-    return tuple(int(part) for part in re.findall(r'\d+', metadata.version('jax'))[:2])
 
 
 @contextlib.contextmanager

@@ -121,6 +121,8 @@ def test_object_without_path_raises_one_line(bucket_url, s3_port, name):
     ) as caught:
         open_bucket(bucket_url).list()
     assert '\n' not in str(caught.value)
+    # The whole bucket could not be listed any more.
+    client(s3_port).delete_object(Bucket=BUCKET, Key=f'{parse_url(bucket_url)[2]}/{name}')
 
 
 def test_missing_bucket_is_named(bucket_url):
