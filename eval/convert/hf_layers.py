@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from eval.convert.hf_config import FILE, LAYERS, ConfigEntry, ConfigFields, Flat
+from eval.convert.hf_files import format_value
 from eval.convert.hf_positions import FULL
 from lm.config.pattern import format_pattern
 
@@ -135,7 +136,7 @@ class LayerKinds(ConfigEntry):
         types = fields.take('layer_types', None) or default_types
         if unknown := sorted({*types} - {FULL, LINEAR}):
             raise ValueError(
-                f'{FILE} has layer_types {", ".join(map(str, unknown))}; a '
+                f'{FILE} has layer_types {", ".join(map(format_value, unknown))}; a '
                 f'{fields.raw.get("model_type")} has {LINEAR} and {FULL}'
             )
         return [SOFTMAX if kind == FULL else RECURRENCE for kind in types]

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from eval.convert.hf_config import FILE, ConfigFields, Flat
+from eval.convert.hf_files import format_value
 
 SLIDING, FULL = 'sliding_attention', 'full_attention'
 # Default number of the first layers without a window in Qwen.
@@ -286,7 +287,8 @@ def read_rope(
         if value is not None:
             options[ours] = _convert_value(name, value)
     if remaining:
-        raise ValueError(f'{FILE} has unknown rope_parameters: {", ".join(remaining)}')
+        names = ', '.join(map(format_value, remaining))
+        raise ValueError(f'{FILE} has unknown rope_parameters: {names}')
     return {f'attention.{name}': value for name, value in options.items()}
 
 
@@ -372,7 +374,8 @@ class Window:
         kinds = listed_kinds or default_kinds
         if unknown := sorted({*kinds} - {SLIDING, FULL}):
             raise ValueError(
-                f'{FILE} has layer_types {", ".join(unknown)}; supported: {SLIDING}, {FULL}'
+                f'{FILE} has layer_types {", ".join(map(format_value, unknown))}; supported: '
+                f'{SLIDING}, {FULL}'
             )
         if not self.has_types and kinds != default_kinds:
             raise ValueError(

@@ -10,6 +10,7 @@ import pytest
 
 from tests.faults.changes import change
 from tests.faults.readers import READERS
+from tests.hostile_models import CASES
 
 COUNT = 10  # of changed contents per trial
 
@@ -23,6 +24,7 @@ def test_changed_content_is_read_or_refused(name, trial, tmp_path):
         reader.accepts(change(rng, rng.choice(reader.samples), rng.choice(reader.samples)))
 
 
+LLAMA = CASES['llama3']['config']
 REFUSED = {  # content that ended in another error, or moved the cursor of a terminal
     'a piece whose text is a number': ('tokenizer.model', b'\x0a\x02\x08\x05'),
     'a score of 8 bytes': ('tokenizer.model', b'\x0a\x09\x11' + bytes(8)),
@@ -30,6 +32,10 @@ REFUSED = {  # content that ended in another error, or moved the cursor of a ter
         'tokenizer.json',
         b'{"version": "1.0", "pre_tokenizer": {"type": "Whitespace"}, '
         b'"model": {"type": "WordLevel", "vocab": {}, "unk_token": "<unk>"}}',
+    ),
+    'a rotary parameter of escapes': (
+        'model-config',
+        json.dumps(LLAMA | {'rope_parameters': {'rope_type': 'default', '\x1b[2J': 1}}).encode(),
     ),
     'a delimiter that is expected': ('csv', b'a\tb\n"x"y\t1\n'),
     'a version of escapes': ('tokenizer.json', json.dumps({'version': '\x1b[2J'}).encode()),

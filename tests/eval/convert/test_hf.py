@@ -482,7 +482,7 @@ BAD_FIELDS = {
     'chunks': (
         'mistral',
         {'layer_types': ['chunked_attention'] * 2},
-        'chunked_attention; supported',
+        "'chunked_attention'; supported",
     ),
     'quantised': ('llama2', {'quantization_config': {'bits': 4}}, 'quantization_config'),
     'not causal': ('llama2', {'is_causal': False}, 'is_causal=False'),
@@ -509,7 +509,7 @@ BAD_FIELDS = {
     'kinds': (
         'qwen3_5',
         {'layer_types': ['linear_attention', 'sliding_attention', 'full_attention']},
-        'layer_types sliding_attention; a qwen3_5_text has linear_attention and full_attention',
+        "layer_types 'sliding_attention'; a qwen3_5_text has linear_attention and full_attention",
     ),
     'shared': (
         'qwen2_moe',

@@ -28,7 +28,7 @@ def cgroups(tmp_path, monkeypatch):
     [('', ''), ('0::/a/b\n', 'a/b'), ('4:memory:/x\n8:pids:/job/1\n', 'pids/job/1')],
     ids=['container', 'version 2', 'version 1'],
 )
-def test_limit_of_container_is_checked(groups, path, cgroups, tmp_path):
+def test_container_limit_is_checked(groups, path, cgroups, tmp_path):
     (tmp_path / 'own').write_text(groups)
     for allowed, used in (('max', 900), (4000, 900)):
         cgroups(path, allowed, used)
@@ -39,7 +39,7 @@ def test_limit_of_container_is_checked(groups, path, cgroups, tmp_path):
 
 
 @pytest.mark.parametrize(('uid', 'limit', 'is_refused'), [(7, 60, True), (0, 60, False)])
-def test_limit_of_user_is_checked(uid, limit, is_refused, cgroups, monkeypatch):
+def test_user_limit_is_checked(uid, limit, is_refused, cgroups, monkeypatch):
     del cgroups
     monkeypatch.setattr(os, 'geteuid', lambda: uid)
     monkeypatch.setattr(resource, 'getrlimit', lambda _: (limit, limit))
