@@ -74,8 +74,8 @@ def write_report(
 
     Raises:
         ValueError: if a workdir has no readable run or sweep, if the losses of several are not
-            comparable (`eval.report.subject`), if no variant is called `baseline`, or if a baseline
-            is given for a tuned sweep.
+            comparable (`eval.report.subject`), if no variant is called `baseline`, if a baseline is
+            given for a tuned sweep, or if the page may not be written.
     """
     workdirs = [workdir] if isinstance(workdir, str | Path) else list(workdir)
     subject = read_subject(workdirs)
@@ -89,8 +89,11 @@ def write_report(
     other_names = [folder.resolve().name for folder in subject.folders[1:]]
     name = '-'.join(['report', 'with', *other_names] if other_names else ['report']) + '.html'
     page = parse_local_path(out, '--out') if out else subject.folders[0] / name
-    page.parent.mkdir(parents=True, exist_ok=True)
-    write_text(page, _render(PAGE, content | {'scripts': render_scripts(charts)}))
+    try:
+        page.parent.mkdir(parents=True, exist_ok=True)
+        write_text(page, _render(PAGE, content | {'scripts': render_scripts(charts)}))
+    except PermissionError as error:
+        raise ValueError(f'{page} cannot be written ({error}); pass --out=FILE') from error
     # Markdown lets HTML through, and a config may hold any text.
     text = re.sub(r'<(?=[A-Za-z/!?])', '&lt;', _render(TEXT, content))
     write_text(page.with_suffix('.md'), text.rstrip() + '\n')

@@ -115,7 +115,8 @@ def replace_file(path: Path) -> Generator[Path]:
         os.replace(temporary, path)
         sync(path.parent)
     except OSError as error:
-        if error.errno and not error.filename:  # errors of write() lack the name
+        # Errors of write() lack the name, and the temporary one means nothing to a user.
+        if error.errno and error.filename in (None, str(temporary)):
             error.filename = str(path)
         raise
     finally:

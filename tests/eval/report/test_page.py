@@ -1,5 +1,6 @@
 """Reference: the report's numbers, figures, and contents of the page."""
 
+import errno
 import html.parser
 import json
 import math
@@ -82,6 +83,15 @@ def test_page_loads_nothing(page):
     assert parsed.scripts == 3 and parsed.loads == ['data:,']  # an empty icon
     style = re.search(r'<style>(.*?)</style>', page, re.S)[1]
     assert '@import' not in style and 'url(' not in style
+
+
+def test_folder_without_rights_is_named(sweep, monkeypatch):
+    def refuse(path, text):
+        raise PermissionError(errno.EACCES, 'Permission denied', str(path))
+
+    monkeypatch.setattr('eval.report.page.write_text', refuse)
+    with pytest.raises(ValueError, match=r'report\.html cannot be written .*; pass --out=FILE$'):
+        write_report(sweep)
 
 
 def test_page_lists_cell_status(page):

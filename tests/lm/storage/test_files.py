@@ -1,4 +1,4 @@
-"""Property: home folders, and the errors that mean a full disk."""
+"""Property: home folders, errors that mean a full disk, and the names and texts in errors."""
 
 import errno
 import pwd
@@ -6,7 +6,13 @@ import pwd
 import jax
 import pytest
 
-from lm.storage.files import describe_full_disk, expand_home, user_cache
+from lm.storage.files import (
+    describe_full_disk,
+    expand_home,
+    first_line,
+    user_cache,
+    write_text,
+)
 
 
 def test_tilde_is_home_folder(monkeypatch):
@@ -61,3 +67,16 @@ def make_error(cause: Exception) -> Exception:
 )
 def test_error_number_identifies_full_disk(error, full):
     assert describe_full_disk(error, 'w') == full
+
+
+def test_error_names_the_file_that_was_to_be_written(tmp_path):
+    """Not the temporary one, which replaces it at the end."""
+    path = tmp_path / 'missing' / 'a.json'
+    with pytest.raises(FileNotFoundError) as caught:
+        write_text(path, 'x')
+    assert caught.value.filename == str(path)
+
+
+def test_errors_move_no_cursor():
+    error = ValueError('a file\x1b[2J with \u2028, \ud800 and é\nin lines')
+    assert first_line(error) == r'a file\x1b[2J with \u2028, \ud800 and é'
