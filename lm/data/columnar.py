@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lm.data.records import Records
 from lm.data.streams import BLOCK, open_arrow_file
@@ -77,10 +77,11 @@ def _open_parquet(path: Path, **options: Any) -> Any:
 
 def _iterate_parquet(path: Path, columns: Sequence[str]) -> Iterator[Any]:
     with _open_columns(path) as file:
-        n_rows = min(_rows_per_batch(file, name) for name in columns)
+        chunks = {name: [*_list_chunks(file, name)] for name in columns}
+        n_rows = min(map(_rows_per_batch, chunks.values()))
         # A value that a dictionary holds once may stand in millions of rows.
         texts = [name for name in columns if not is_nested(file.schema_arrow.field(name).type)]
-        repeated = [name for name in texts if _is_dictionary(file, name)]
+        repeated = [name for name in texts if _is_dictionary(chunks[name])]
         options = {'read_dictionary': repeated, 'metadata': file.metadata} if repeated else {}
     with _open_parquet(path, **options) as file:
         yield from file.iter_batches(n_rows, columns=[*columns])
@@ -148,8 +149,16 @@ def is_nested(column_type: Any) -> bool:
     return pyarrow.types.is_nested(column_type)
 
 
-def _list_encodings(file: Any, column: str) -> Iterator[tuple[set[str], int, int]]:
-    """Yields (encodings of a column, its encoded bytes, rows) for each row group that can be read.
+class ColumnChunk(NamedTuple):
+    """The values of a column in a row group: their encodings, encoded bytes, and rows."""
+
+    encodings: set[str]
+    n_bytes: int
+    n_rows: int
+
+
+def _list_chunks(file: Any, column: str) -> Iterator[ColumnChunk]:
+    """Yields the chunk of each row group that can be read.
 
     The error of another group is raised when its turn to be read comes.
     """
@@ -160,9 +169,11 @@ def _list_encodings(file: Any, column: str) -> Iterator[tuple[set[str], int, int
         if not _is_readable(file, number, column):
             continue
         group = file.metadata.row_group(number)
-        chunks = [group.column(i) for i in indices]
-        encodings = {encoding for chunk in chunks for encoding in chunk.encodings}
-        yield encodings, sum(chunk.total_uncompressed_size for chunk in chunks), group.num_rows
+        leaves = [group.column(i) for i in indices]
+        encodings = {encoding for leaf in leaves for encoding in leaf.encodings}
+        yield ColumnChunk(
+            encodings, sum(leaf.total_uncompressed_size for leaf in leaves), group.num_rows
+        )
 
 
 def _is_readable(file: Any, row_group: int, column: str) -> bool:
@@ -180,28 +191,25 @@ def _is_readable(file: Any, row_group: int, column: str) -> bool:
     return True
 
 
-def _is_dictionary(file: Any, column: str) -> bool:
+def _is_dictionary(chunks: Sequence[ColumnChunk]) -> bool:
     """Returns whether Arrow can read a text as a dictionary, which it cannot if there are deltas
     too.
     """
-    encodings = {
-        encoding
-        for row_group_encodings, _, _ in _list_encodings(file, column)
-        for encoding in row_group_encodings
-    }
+    encodings = {encoding for chunk in chunks for encoding in chunk.encodings}
     return bool(encodings & DICTIONARY) and not any(
         encoding.startswith(DELTA) for encoding in encodings
     )
 
 
-def _rows_per_batch(file: Any, column: str) -> int:
+def _rows_per_batch(chunks: Sequence[ColumnChunk]) -> int:
     """Returns the number of rows with about PARQUET_BATCH bytes of text, in the widest row group.
 
     With delta encodings a row may share text with the row above, so that it may be as long as the
     whole row group is in encoded form.
     """
-    may_expand, longest_row = not _is_dictionary(file, column), 1
-    for encodings, size, n_rows in _list_encodings(file, column):
-        is_shared = may_expand and encodings & {f'{DELTA}BYTE_ARRAY', *DICTIONARY}
-        longest_row = max(longest_row, size if is_shared else size // max(n_rows, 1))
+    may_expand, longest_row = not _is_dictionary(chunks), 1
+    for chunk in chunks:
+        is_shared = may_expand and chunk.encodings & {f'{DELTA}BYTE_ARRAY', *DICTIONARY}
+        size = chunk.n_bytes if is_shared else chunk.n_bytes // max(chunk.n_rows, 1)
+        longest_row = max(longest_row, size)
     return max(1, min(PARQUET_ROWS, PARQUET_BATCH // longest_row))
