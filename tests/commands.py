@@ -89,7 +89,14 @@ def start_run(
     python, *arguments = command(workdir, corpus, *flags, **changes)
     environment = {**os.environ, 'XLA_FLAGS': ONE_DEVICE, 'JAX_PLATFORMS': 'cpu'}
     environment.pop('NPROC', None)  # threads for the devices of the tests' own process
-    set_limit = limit and (lambda: resource.setrlimit(limit[0], (limit[1], limit[1])))
+
+    def prepare():
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which tests under nohup ignore
+        if limit:
+            resource.setrlimit(limit[0], (limit[1], limit[1]))
+        if before_start:
+            before_start()
+
     return subprocess.Popen(
         [python, *prelude, *arguments],
         cwd=ROOT,
@@ -97,7 +104,7 @@ def start_run(
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        preexec_fn=before_start or set_limit,
+        preexec_fn=prepare,
     )
 
 
