@@ -9,6 +9,7 @@ import random
 import resource
 import select
 import signal
+import statistics
 import subprocess
 import termios
 import time
@@ -16,6 +17,7 @@ import time
 import psutil
 import pytest
 
+from eval import runs
 from lm.record.metrics import read_rows
 from lm.storage.files import read_json
 from lm.study.train.groups import MAX_RUNS, OTHER_FILES
@@ -32,6 +34,7 @@ from tests.sweep_helpers import statuses, write_corpus
 from tests.xla import ONE_DEVICE
 from train import BAD_INPUT, DONE, SIGNALLED
 
+QUERY_EVERY_SEC = 2.0
 FILE_BYTES = 200_000  # more than any file of a checkpoint here, less than 2,000 rows
 
 
@@ -68,7 +71,9 @@ def test_ctrl_c_before_training(trial, corpus, tmp_path):
 
 
 @pytest.mark.full
-def test_files_and_threads_are_bounded(is_long, corpus, tmp_path, monkeypatch):
+@pytest.mark.timeout(3600)
+def test_many_cells_stay_within_limits_and_answer_queries(is_long, corpus, tmp_path, monkeypatch):
+    """Files and threads are bounded, and a query during training returns every cell."""
     # As a user has it: each virtual device of the tests' own process would add 16 threads.
     monkeypatch.setenv('XLA_FLAGS', ONE_DEVICE)
     monkeypatch.delenv('NPROC', raising=False)
@@ -84,6 +89,7 @@ def test_files_and_threads_are_bounded(is_long, corpus, tmp_path, monkeypatch):
         train_eval_every=4,
     )
     most_files = most_threads = 0
+    query_sec, next_query = [], time.monotonic()
     while process.poll() is None:
         try:
             process_info = psutil.Process(process.pid)
@@ -92,7 +98,18 @@ def test_files_and_threads_are_bounded(is_long, corpus, tmp_path, monkeypatch):
         except psutil.NoSuchProcess:
             break
         time.sleep(0.05)
+        if time.monotonic() > next_query and (workdir / 'sweep.json').exists():
+            start = time.monotonic()
+            table = runs.query('select status, count(*) as n from runs group by status', workdir)
+            query_sec.append(time.monotonic() - start)
+            assert sum(table['n'].to_pylist()) == cells
+            next_query = time.monotonic() + QUERY_EVERY_SEC
     assert process.returncode == DONE, log_path(workdir).read_text()
+    assert query_sec
+    print(
+        f'{cells} cells: at most {most_files} files and {most_threads} threads; {len(query_sec)} '
+        f'queries, {statistics.median(query_sec):.2f} s each, at most {max(query_sec):.2f}'
+    )
     assert statuses(workdir) == ['done'] * cells
     assert 0 < most_files <= min(allowed, MAX_RUNS + OTHER_FILES)
     assert 0 < most_threads < 200
