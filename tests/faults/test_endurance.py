@@ -57,7 +57,8 @@ def test_memory_stays_level(is_long, tmp_path):
     assert growth_mb < GROWTH_MB
     quarter = len(files) // 4
     for counts in (files, threads):
-        assert counts[-quarter:].max() <= counts[:quarter].max() + 2
+        # Not the most: a checkpoint that is being written opens some twenty files for a moment.
+        assert np.median(counts[-quarter:]) <= np.median(counts[:quarter]) + 2
 
 
 @pytest.mark.full
