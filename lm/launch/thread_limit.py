@@ -6,6 +6,7 @@ for ever for threads that could not start.
 
 import os
 import resource
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -27,15 +28,18 @@ class ThreadLimit(NamedTuple):
 
 def check_thread_limit() -> None:
     """Raises ValueError if training could not start its threads."""
-    has_affinity = hasattr(os, 'sched_getaffinity')  # macOS lacks it
-    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
-    n_needed = THREADS + THREADS_PER_CORE * cores
+    n_needed = THREADS + THREADS_PER_CORE * count_cores()
     for name, n_free in _list_limits():
         if n_free < n_needed:
             raise ValueError(
                 f'training starts about {n_needed} threads here, and {name} leaves {n_free}. Raise '
                 'it, or end other programs.'
             )
+
+
+def count_cores() -> int:
+    """Returns the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == 'linux' else os.cpu_count() or 1
 
 
 def _list_limits() -> Iterator[ThreadLimit]:

@@ -1,6 +1,5 @@
 """The machine and the software that made a record."""
 
-import os
 import platform
 import resource
 import subprocess
@@ -11,6 +10,8 @@ from typing import Any
 
 import jax
 import psutil
+
+from lm.launch.thread_limit import count_cores
 
 ROOT = Path(__file__).parents[2]  # the checkout, or the folder of installed packages
 UNKNOWN = 'unknown'  # a version, or a commit
@@ -69,6 +70,7 @@ def device_name() -> str:
     """Returns a name such as '8 x TPU v5e' or '2-core x86_64 CPU'."""
     device, count = jax.devices()[0], jax.device_count()
     if device.platform == 'cpu':
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()
-        return f'{cores}-core {platform.machine()} CPU' + (f' as {count} devices' * (count > 1))
+        return f'{count_cores()}-core {platform.machine()} CPU' + (
+            f' as {count} devices' * (count > 1)
+        )
     return f'{count} x {device.device_kind}'

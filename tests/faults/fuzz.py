@@ -25,27 +25,26 @@ from tests.faults.readers import READERS
 
 OUTCOMES = READ, REFUSED, UNCLEAR = 'read', 'refused', 'unclear'
 SLOW_SEC = 10.0  # of one content
-TRACED = ('lm', 'eval', 'modules', 'json', 'yaml')  # packages whose branches count as coverage
+TRACED = ('lm', 'eval', 'modules', 'json', 'yaml')  # coverage counts the branches of these
 
 
 class Trial:
     """Reads contents, and counts what became of them."""
 
-    def __init__(self, name: str, folder: Path, seconds: float):
+    def __init__(self, name: str, folder: Path, scratch: str, seconds: float):
         self.name, self.folder, self.start = name, folder, time.monotonic()
         self.seconds, self.counts, self.places = seconds, collections.Counter(), {}
-        self.scratch = tempfile.TemporaryDirectory(prefix='fuzz')
         self.last = folder / f'{name}.last'
-        self.reader = READERS[name](Path(self.scratch.name))
+        self.reader = READERS[name](Path(scratch))
         self.report()
 
     def run(self, content: bytes) -> None:
         """Reads the content. An unclear error, or a long wait, is kept with its place."""
         start, error = time.monotonic(), None
-        self.last.write_bytes(content)  # what a process that dies leaves
+        self.last.write_bytes(content)  # if the process dies, this one killed it
         try:
             outcome = READ if self.reader.accepts(content) else REFUSED
-        except Exception as raised:  # what a reader must not raise
+        except Exception as raised:  # a fault of the reader, recorded below
             outcome, error = UNCLEAR, raised
         self.counts[outcome] += 1
         if error is not None:
@@ -125,8 +124,8 @@ def has_atheris() -> bool:
     return True
 
 
-def fuzz(name: str, folder: Path, seconds: float) -> None:
-    trial = Trial(name, folder, seconds)
+def fuzz(name: str, folder: Path, scratch: str, seconds: float) -> None:
+    trial = Trial(name, folder, scratch, seconds)
     (fuzz_by_coverage if has_atheris() else fuzz_at_random)(trial)
     trial.report()
 
@@ -142,11 +141,13 @@ if __name__ == '__main__':
         parser.error(f'unknown readers: {", ".join(sorted(unknown))}; known: {", ".join(READERS)}')
     rows, is_clear = [], True
     for name in options.readers or READERS:
-        process = multiprocessing.get_context('spawn').Process(
-            target=fuzz, args=(name, options.out, options.seconds)
-        )
-        process.start()
-        process.join()
+        # libFuzzer ends its process without a cleanup.
+        with tempfile.TemporaryDirectory() as scratch:
+            process = multiprocessing.get_context('spawn').Process(
+                target=fuzz, args=(name, options.out, scratch, options.seconds)
+            )
+            process.start()
+            process.join()
         record = json.loads((options.out / f'{name}.json').read_text())
         counts = [record.get(outcome, 0) for outcome in OUTCOMES]
         died = f'; died with {process.exitcode}' if process.exitcode else ''

@@ -27,7 +27,7 @@ MESSAGES = (
 
 @contextlib.contextmanager
 def open_links(content: bytes) -> Iterator[Links]:
-    """Yields links with one link, whose other end knows the secret and has sent the content."""
+    """Yields links that hold one link. Its other end knows the secret and has sent the content."""
     with socket.create_server(('127.0.0.1', 0)) as server:
         far_end = socket.create_connection(server.getsockname(), timeout=1.0)
         near_end, _ = server.accept()
