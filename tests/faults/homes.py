@@ -25,26 +25,26 @@ SMALL = {
     'data.seq_len': 32,
 }
 AS_USER = f'setpriv --reuid={USER} --regid={USER} --clear-groups'
-# {train} is the command, {own} a folder of the other user, {denied} one that it may not write to.
+# {train} is the command, {home} a folder of the other user, {denied} one without its rights.
 HOMES = {
-    'another user': 'HOME={own} {user} {train} --workdir={own}/run',
-    'a workdir without rights': 'HOME={own} {user} {train} --workdir={denied}/run',
-    'a home without rights': 'HOME={denied} {user} {train} --workdir={own}/run',
-    'a home that does not exist': 'HOME=/nowhere {user} {train} --workdir={own}/run',
-    'neither a home nor a user': 'env -u HOME -u XDG_CACHE_HOME {user} {train} --workdir={own}/run',
-    'no temporary folder': 'HOME={own} TMPDIR={denied} {user} {train} --workdir={own}/run',
-    'the locale C': 'HOME={own} LC_ALL=C PYTHONUTF8=0 {user} {train} --workdir={own}/run',
+    'another user': 'HOME={home} {user} {train} --workdir={home}/run',
+    'a workdir without rights': 'HOME={home} {user} {train} --workdir={denied}/run',
+    'a home without rights': 'HOME={denied} {user} {train} --workdir={home}/run',
+    'a home that does not exist': 'HOME=/nowhere {user} {train} --workdir={home}/run',
+    'neither home nor user': 'env -u HOME -u XDG_CACHE_HOME {user} {train} --workdir={home}/run',
+    'no temporary folder': 'HOME={home} TMPDIR={denied} {user} {train} --workdir={home}/run',
+    'the locale C': 'HOME={home} LC_ALL=C PYTHONUTF8=0 {user} {train} --workdir={home}/run',
     **{
-        f'{n} open files': f'HOME={{own}}; ulimit -n {n}; {{train}} --workdir={{own}}/run'
+        f'{n} open files': f'HOME={{home}}; ulimit -n {n}; {{train}} --workdir={{home}}/run'
         for n in (64, 32)
     },
     **{
-        f'{n} threads': f"HOME={{own}} {{user}} bash -c 'ulimit -u {n}; {{train}} "
-        "--workdir={own}/run'"
+        f'{n} threads': f"HOME={{home}} {{user}} bash -c 'ulimit -u {n}; {{train}} "
+        "--workdir={home}/run'"
         for n in (140, 110, 60)
     },
     **{
-        f'the year {year}': f'HOME={{own}} faketime {year}-02-01 {{train}} --workdir={{own}}/run'
+        f'the year {year}': f'HOME={{home}} faketime {year}-02-01 {{train}} --workdir={{home}}/run'
         for year in (1971, 2038, 2106)
     },
 }
@@ -56,18 +56,18 @@ def try_home(command: str) -> tuple[int, str]:
     train = f'{sys.executable} train.py --config=configs/default.py {overrides}'
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
-        own, denied = (Path(folder) / name for name in ('own', 'denied'))
-        own.mkdir()
+        home, denied = (Path(folder) / name for name in ('home', 'denied'))
+        home.mkdir()
         denied.mkdir(mode=0o755)
-        os.chown(own, USER, USER)
-        line = command.format(train=train, user=AS_USER, own=own, denied=denied)
+        os.chown(home, USER, USER)
+        line = command.format(train=train, user=AS_USER, home=home, denied=denied)
         try:
             finished = subprocess.run(
                 ['bash', '-c', line], cwd=ROOT, capture_output=True, text=True, timeout=MOST_SEC
             )
         except subprocess.TimeoutExpired:
             return -1, f'no end within {MOST_SEC} s'
-        return finished.returncode, finished.stdout + finished.stderr
+        return finished.returncode, finished.stderr if finished.returncode else finished.stdout
 
 
 if __name__ == '__main__':
