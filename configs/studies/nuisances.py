@@ -1,0 +1,75 @@
+"""Do verdicts on small models hold at another initial scale of the embeddings?
+
+Question: the verdicts of norms_tuned.py, blocks_tuned.py, recipes_tuned.py and
+          optimizers_and_schedules.py were found at embeddings of initial deviation 1. Does each
+          condition have the same outcome at 1/8, the default of the project at this width?
+Command:  uv run train.py --config=configs/studies/nuisances.py:norms_start --workdir=runs/norms
+          uv run train.py --config=configs/studies/nuisances.py:blocks_start --workdir=runs/blocks
+          uv run train.py --config=configs/studies/nuisances.py:recipes_start --workdir=runs/recipes
+          uv run train.py --config=configs/studies/nuisances.py:both_start --workdir=runs/both
+Cost:     15 runs of 0.26 million parameters for each of 31 arms.
+Result:   not yet trained.
+
+The arms are those of the claims that are decided at 1, and of their controls.
+"""
+
+from ml_collections import ConfigDict
+
+from configs.studies import blocks_tuned, norms_tuned, optimizers_and_schedules, recipes_tuned
+
+START = 1 / 8
+ARMS = {  # by study; the baseline first
+    'norms': (
+        {'model.norm': 'rmsnorm', 'model.placement': 'pre'},
+        {'model.norm': 'seednorm', 'model.placement': 'pre'},
+        {'model.norm': 'gated_rmsnorm', 'model.placement': 'pre'},
+        {'model.norm': 'rmsnorm', 'model.placement': 'post'},
+        {'model.norm': 'rmsnorm', 'model.placement': 'peri'},
+        {'model.norm': 'rmsnorm', 'model.placement': 'mix'},
+        {'model.norm': 'rmsnorm', 'model.placement': 'deepnorm'},
+        {'model.norm': 'rmsnorm', 'model.placement': 'resi_dual'},
+    ),
+    'blocks': (
+        {'model.attention': 'softmax'},
+        {'model.activation': 'swiglu', 'model.d_ff': 168},
+        {'model.activation': 'relu'},
+        {'model.activation': 'elu'},
+        {'model.attention': 'linear'},
+        {'model.attention': 'nala'},
+        {'model.attention': 'l2'},
+        {'model.position': 'none'},
+        {'model.position': 'alibi'},
+    ),
+    'recipes': (
+        {'optim.schedule': 'warmup_cosine'},
+        {'optim.warmup_steps': 0},
+        {'optim.weight_decay': 0.0},
+        {'loss.z_loss': 0.0},
+        {'loss.label_smoothing': 0.1},
+        {'loss.name': 'comp_sum', 'loss.tau': 0.5},
+        {'loss.name': 'comp_sum', 'loss.tau': 1.5},
+    ),
+    'both': tuple(
+        arm
+        for arm in optimizers_and_schedules.ARMS
+        if arm.get('optim.schedule') != 'inverse_sqrt'
+        and arm.get('optim.name') not in ('soap', 'shampoo', 'aro')
+        and 'optim.conda_every' not in arm
+    ),
+}
+BASES = {
+    'norms': norms_tuned,
+    'blocks': blocks_tuned,
+    'recipes': recipes_tuned,
+    'both': optimizers_and_schedules,
+}
+
+
+def get_config(which: str = 'norms_start') -> ConfigDict:
+    """which: norms_start, blocks_start, recipes_start or both_start."""
+    study = which.removesuffix('_start')
+    config = BASES[study].get_config()
+    config.scaling.embedding_std = START
+    config.sweep = {'list': ARMS[study]}
+    config.tune = {**config.tune, 'budget': 15}
+    return config
