@@ -21,7 +21,7 @@ VARIANTS = {  # what stands behind the colon
     'ladder': ('search', '160x200', '124m'),
     'losses': ('z_loss', 'forms'),
     'norm_placement_lr': ('fitted', 'longer', 'pod'),
-    'nuisances': ('blocks_start', 'recipes_start', 'both_start'),
+    'nuisances': ('blocks_start', 'recipes_start', 'both_start', 'norms_longer', 'blocks_longer'),
     'optimizers': ('rates', 'equal_time'),
     'optimizers_tuned': ('half',),
     'streams': ('4',),

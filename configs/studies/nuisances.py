@@ -1,23 +1,27 @@
-"""Do verdicts on small models hold at another initial scale of the embeddings?
+"""Do verdicts on small models hold at another start of the embeddings, and for longer training?
 
 Question: the verdicts of norms_tuned.py, blocks_tuned.py, recipes_tuned.py and
           optimizers_and_schedules.py were found at embeddings of initial deviation 1. Does each
-          condition have the same outcome at 1/8, the default of the project at this width?
+          condition have the same outcome at 1/8, the default of the project at this width? Do those
+          of norms and blocks, found at 200 steps, have it at 800?
 Command:  uv run train.py --config=configs/studies/nuisances.py:norms_start --workdir=runs/norms
           uv run train.py --config=configs/studies/nuisances.py:blocks_start --workdir=runs/blocks
           uv run train.py --config=configs/studies/nuisances.py:recipes_start --workdir=runs/recipes
           uv run train.py --config=configs/studies/nuisances.py:both_start --workdir=runs/both
-Cost:     15 runs of 0.26 million parameters for each of 31 arms.
+          uv run train.py --config=configs/studies/nuisances.py:norms_longer --workdir=runs/norms4
+          uv run train.py --config=configs/studies/nuisances.py:blocks_longer --workdir=runs/blocks4
+Cost:     15 runs of 0.26 million parameters for each of 31 arms at 1/8, and of 17 at 800 steps.
 Result:   not yet trained.
 
-The arms are those of the claims that are decided at 1, and of their controls.
+The arms are those of the claims that are decided at 1 and 200 steps, and of their controls.
 """
 
 from ml_collections import ConfigDict
 
 from configs.studies import blocks_tuned, norms_tuned, optimizers_and_schedules, recipes_tuned
 
-START = 1 / 8
+START = 1 / 8  # initial deviation of the embeddings
+LONGER = 4  # times the steps, and the tokens
 ARMS = {  # by study; the baseline first
     'norms': (
         {'model.norm': 'rmsnorm', 'model.placement': 'pre'},
@@ -66,10 +70,16 @@ BASES = {
 
 
 def get_config(which: str = 'norms_start') -> ConfigDict:
-    """which: norms_start, blocks_start, recipes_start or both_start."""
-    study = which.removesuffix('_start')
+    """which: STUDY_start or STUDY_longer; STUDY: norms, blocks, recipes or both."""
+    study, _, setting = which.partition('_')
     config = BASES[study].get_config()
-    config.scaling.embedding_std = START
+    if setting == 'start':
+        config.scaling.embedding_std = START
+    elif setting == 'longer':
+        config.train.steps = config.train.eval_every = LONGER * config.train.steps
+        config.optim.warmup_steps *= LONGER
+    else:
+        raise ValueError(f'which must end with _start or _longer, got {which!r}')
     config.sweep = {'list': ARMS[study]}
     config.tune = {**config.tune, 'budget': 15}
     return config
