@@ -10,7 +10,7 @@ Command:  uv run train.py --config=configs/studies/nuisances.py:norms_start --wo
           uv run train.py --config=configs/studies/nuisances.py:both_start --workdir=runs/both
           uv run train.py --config=configs/studies/nuisances.py:norms_longer --workdir=runs/norms4
           uv run train.py --config=configs/studies/nuisances.py:blocks_longer --workdir=runs/blocks4
-Cost:     15 runs of 0.26 million parameters for each of 31 arms at 1/8, and of 17 at 800 steps.
+Cost:     15 runs of 0.26 million parameters for each of 32 arms at 1/8, and of 18 at 800 steps.
 Result:   not yet trained.
 
 The arms are those of the claims that are decided at 1 and 200 steps, and of their controls.
@@ -27,6 +27,7 @@ ARMS = {  # by study; the baseline first
         {'model.norm': 'rmsnorm', 'model.placement': 'pre'},
         {'model.norm': 'seednorm', 'model.placement': 'pre'},
         {'model.norm': 'gated_rmsnorm', 'model.placement': 'pre'},
+        {'model.norm': 'none', 'model.placement': 'pre'},
         {'model.norm': 'rmsnorm', 'model.placement': 'post'},
         {'model.norm': 'rmsnorm', 'model.placement': 'peri'},
         {'model.norm': 'rmsnorm', 'model.placement': 'mix'},
