@@ -134,6 +134,18 @@ WRONG_LABELS_CONTROL = (
         ),
     },
 )
+START = {'factor': 'initial scale of the embeddings', 'here': '1', 'there': '1/8'}
+LENGTH = {'factor': 'number of steps', 'here': '200', 'there': '800'}
+NORMS_NUISANCES = (
+    START | {'studies': {'norms': 'norms_start'}},
+    LENGTH | {'studies': {'norms': 'norms_longer'}},
+)
+BLOCKS_NUISANCES = (
+    START | {'studies': {'blocks': 'blocks_start'}},
+    LENGTH | {'studies': {'blocks': 'blocks_longer'}},
+)
+RECIPES_NUISANCES = (START | {'studies': {'recipes': 'recipes_start'}},)
+BOTH_NUISANCES = (START | {'studies': {'both': 'both_start'}},)
 ADAMW_SETTING = (
     'b1 0.9, b2 0.95, eps 1e-8, decay 0.1 times the rate, gradients clipped at 1; '
     'warm-up for a tenth of the steps, cosine to 0, batches of 8 x 128 tokens; tuned '

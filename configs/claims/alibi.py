@@ -10,9 +10,13 @@ Here:     A 4-layer model with 0.26 million parameters is trained for 200 steps 
 Counts:   the loss is at most 0.03 nats above that of RoPE.
 """
 
+from configs.claims import _shared
+
 PART = 'attention'
 STUDIES = {
     'blocks': 'configs/studies/blocks_tuned.py',
+    'blocks_start': 'configs/studies/nuisances.py:blocks_start',
+    'blocks_longer': 'configs/studies/nuisances.py:blocks_longer',
 }
 HOLDS = (
     {
@@ -41,6 +45,7 @@ TWIN = (
         ),
     },
 )
+NUISANCES = _shared.BLOCKS_NUISANCES
 FIDELITY = {
     'ALiBi': {
         'setting': (

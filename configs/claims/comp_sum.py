@@ -9,10 +9,13 @@ Here:     A 4-layer model with 0.26 million parameters is trained for 200 steps 
 Counts:   the cross-entropies of models trained at tau = 0.5 and 1.5 are higher.
 """
 
+from configs.claims import _shared
+
 PART = 'losses'
 STUDIES = {
     'recipes': 'configs/studies/recipes_tuned.py',
     'twins': 'configs/studies/twins.py:recipes',
+    'recipes_start': 'configs/studies/nuisances.py:recipes_start',
 }
 HOLDS = (
     {
@@ -48,6 +51,7 @@ TWIN = (
         ),
     },
 )
+NUISANCES = _shared.RECIPES_NUISANCES
 FIDELITY = {
     'comp-sum': {
         'setting': (

@@ -13,6 +13,7 @@ from configs.claims import _shared
 PART = 'recipes'
 STUDIES = {
     'both': 'configs/studies/optimizers_and_schedules.py',
+    'both_start': 'configs/studies/nuisances.py:both_start',
 }
 HOLDS = (
     {
@@ -35,6 +36,7 @@ TWIN = (
         ),
     },
 )
+NUISANCES = _shared.BOTH_NUISANCES
 FIDELITY = {
     'constant rate': {
         'setting': (

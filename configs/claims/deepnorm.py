@@ -14,6 +14,8 @@ from configs.claims import _shared
 PART = 'placements'
 STUDIES = {
     'norms': 'configs/studies/norms_tuned.py',
+    'norms_start': 'configs/studies/nuisances.py:norms_start',
+    'norms_longer': 'configs/studies/nuisances.py:norms_longer',
 }
 HOLDS = (
     {
@@ -42,6 +44,7 @@ TWIN = (
         ),
     },
 )
+NUISANCES = _shared.NORMS_NUISANCES
 FIDELITY = {
     'DeepNorm': {
         'setting': (

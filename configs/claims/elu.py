@@ -14,6 +14,8 @@ from configs.claims import _shared
 PART = 'activations'
 STUDIES = {
     'blocks': 'configs/studies/blocks_tuned.py',
+    'blocks_start': 'configs/studies/nuisances.py:blocks_start',
+    'blocks_longer': 'configs/studies/nuisances.py:blocks_longer',
 }
 HOLDS = (
     {
@@ -25,6 +27,7 @@ HOLDS = (
     },
 )
 CONTROL = _shared.BLOCKS_CONTROL
+NUISANCES = _shared.BLOCKS_NUISANCES
 FIDELITY = {
     'ELU': {
         'setting': (

@@ -19,6 +19,8 @@ CAUTION = (
 )
 STUDIES = {
     'norms': 'configs/studies/norms_tuned.py',
+    'norms_start': 'configs/studies/nuisances.py:norms_start',
+    'norms_longer': 'configs/studies/nuisances.py:norms_longer',
 }
 HOLDS = (
     {
@@ -29,6 +31,7 @@ HOLDS = (
     },
 )
 CONTROL = _shared.NORMS_CONTROL
+NUISANCES = _shared.NORMS_NUISANCES
 FIDELITY = {
     'gated RMSNorm': {
         'setting': (

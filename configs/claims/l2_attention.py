@@ -14,6 +14,8 @@ PART = 'attention'
 STUDIES = {
     'blocks': 'configs/studies/blocks_tuned.py',
     'equations': 'configs/studies/twins.py:equations',
+    'blocks_start': 'configs/studies/nuisances.py:blocks_start',
+    'blocks_longer': 'configs/studies/nuisances.py:blocks_longer',
 }
 HOLDS = (
     {
@@ -35,6 +37,7 @@ TWIN = (
         ),
     },
 )
+NUISANCES = _shared.BLOCKS_NUISANCES
 FIDELITY = {
     'L2 attention': {
         'setting': (

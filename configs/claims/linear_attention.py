@@ -19,6 +19,8 @@ CAUTION = (
 )
 STUDIES = {
     'blocks': 'configs/studies/blocks_tuned.py',
+    'blocks_start': 'configs/studies/nuisances.py:blocks_start',
+    'blocks_longer': 'configs/studies/nuisances.py:blocks_longer',
 }
 HOLDS = (
     {
@@ -29,6 +31,7 @@ HOLDS = (
     },
 )
 CONTROL = _shared.BLOCKS_CONTROL
+NUISANCES = _shared.BLOCKS_NUISANCES
 FIDELITY = {
     'linear attention': {
         'setting': (

@@ -19,6 +19,7 @@ CAUTION = (
 )
 STUDIES = {
     'both': 'configs/studies/optimizers_and_schedules.py',
+    'both_start': 'configs/studies/nuisances.py:both_start',
 }
 HOLDS = (
     {
@@ -37,6 +38,7 @@ TWIN = (
         'label': ('loss difference, a rate that does not fall minus cosine to 0 (nats per token)'),
     },
 )
+NUISANCES = _shared.BOTH_NUISANCES
 FIDELITY = {
     'linear decay to 0': {
         'setting': (

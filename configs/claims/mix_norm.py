@@ -20,6 +20,8 @@ CAUTION = (
 )
 STUDIES = {
     'norms': 'configs/studies/norms_tuned.py',
+    'norms_start': 'configs/studies/nuisances.py:norms_start',
+    'norms_longer': 'configs/studies/nuisances.py:norms_longer',
 }
 HOLDS = (
     {
@@ -30,6 +32,7 @@ HOLDS = (
     },
 )
 CONTROL = _shared.NORMS_CONTROL
+NUISANCES = _shared.NORMS_NUISANCES
 FIDELITY = {
     'Mix-LN': {
         'setting': (

@@ -21,6 +21,7 @@ CAUTION = (
 )
 STUDIES = {
     'both': 'configs/studies/optimizers_and_schedules.py',
+    'both_start': 'configs/studies/nuisances.py:both_start',
 }
 HOLDS = (
     {
@@ -32,6 +33,7 @@ HOLDS = (
 )
 CONTROL = _shared.CONSTANT_RATE_CONTROL
 TWIN = _shared.PLAIN_MOMENTUM_TWIN
+NUISANCES = _shared.BOTH_NUISANCES
 FIDELITY = {
     'Muon': {
         'setting': (

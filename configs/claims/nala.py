@@ -17,6 +17,8 @@ CAUTION = (
 )
 STUDIES = {
     'blocks': 'configs/studies/blocks_tuned.py',
+    'blocks_start': 'configs/studies/nuisances.py:blocks_start',
+    'blocks_longer': 'configs/studies/nuisances.py:blocks_longer',
 }
 HOLDS = (
     {
@@ -28,6 +30,7 @@ HOLDS = (
     },
 )
 CONTROL = _shared.BLOCKS_CONTROL
+NUISANCES = _shared.BLOCKS_NUISANCES
 FIDELITY = {
     'norm-aware attention': {
         'setting': (

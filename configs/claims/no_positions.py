@@ -9,6 +9,8 @@ Here:     A 4-layer model with 0.26 million parameters is trained for 200 steps 
 Counts:   the loss is at most 0.03 nats above that of RoPE.
 """
 
+from configs.claims import _shared
+
 PART = 'attention'
 CAUTION = (
     'Rows begin in the middle of a text, without a first token that marks the start, on which '
@@ -17,6 +19,8 @@ CAUTION = (
 )
 STUDIES = {
     'blocks': 'configs/studies/blocks_tuned.py',
+    'blocks_start': 'configs/studies/nuisances.py:blocks_start',
+    'blocks_longer': 'configs/studies/nuisances.py:blocks_longer',
 }
 HOLDS = (
     {
@@ -34,6 +38,7 @@ CONTROL = (
         'label': 'loss difference, linear attention minus softmax attention (nats per token)',
     },
 )
+NUISANCES = _shared.BLOCKS_NUISANCES
 FIDELITY = {
     'no position encoding': {
         'setting': (

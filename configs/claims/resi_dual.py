@@ -20,6 +20,8 @@ CAUTION = (
 )
 STUDIES = {
     'norms': 'configs/studies/norms_tuned.py',
+    'norms_start': 'configs/studies/nuisances.py:norms_start',
+    'norms_longer': 'configs/studies/nuisances.py:norms_longer',
 }
 HOLDS = (
     {
@@ -48,6 +50,7 @@ TWIN = (
         ),
     },
 )
+NUISANCES = _shared.NORMS_NUISANCES
 FIDELITY = {
     'ResiDual': {
         'setting': (

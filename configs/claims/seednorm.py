@@ -18,6 +18,8 @@ CAUTION = (
 )
 STUDIES = {
     'norms': 'configs/studies/norms_tuned.py',
+    'norms_start': 'configs/studies/nuisances.py:norms_start',
+    'norms_longer': 'configs/studies/nuisances.py:norms_longer',
 }
 HOLDS = (
     {
@@ -28,6 +30,7 @@ HOLDS = (
     },
 )
 CONTROL = _shared.NORMS_CONTROL
+NUISANCES = _shared.NORMS_NUISANCES
 FIDELITY = {
     'SeeDNorm': {
         'setting': (

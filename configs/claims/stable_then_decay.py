@@ -15,6 +15,7 @@ PART = 'recipes'
 CAUTION = "The cosine ends at 0 here, and at a tenth of the peak in the authors' code."
 STUDIES = {
     'both': 'configs/studies/optimizers_and_schedules.py',
+    'both_start': 'configs/studies/nuisances.py:both_start',
 }
 HOLDS = (
     {
@@ -35,6 +36,7 @@ TWIN = (
         ),
     },
 )
+NUISANCES = _shared.BOTH_NUISANCES
 FIDELITY = {
     'constant rate with final decay': {
         'setting': (

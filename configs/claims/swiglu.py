@@ -15,6 +15,8 @@ PART = 'activations'
 STUDIES = {
     'blocks': 'configs/studies/blocks_tuned.py',
     'twins': 'configs/studies/twins.py:blocks',
+    'blocks_start': 'configs/studies/nuisances.py:blocks_start',
+    'blocks_longer': 'configs/studies/nuisances.py:blocks_longer',
 }
 HOLDS = (
     {
@@ -33,6 +35,7 @@ TWIN = (
         'label': 'loss difference, SwiGLU without its product (SiLU) minus GELU (nats per token)',
     },
 )
+NUISANCES = _shared.BLOCKS_NUISANCES
 FIDELITY = {
     'SwiGLU': {
         'setting': (

@@ -14,6 +14,7 @@ from configs.claims import _shared
 PART = 'recipes'
 STUDIES = {
     'recipes': 'configs/studies/recipes_tuned.py',
+    'recipes_start': 'configs/studies/nuisances.py:recipes_start',
 }
 HOLDS = (
     {
@@ -24,6 +25,7 @@ HOLDS = (
     },
 )
 CONTROL = _shared.RECIPES_CONTROL
+NUISANCES = _shared.RECIPES_NUISANCES
 FIDELITY = {
     'no warm-up': {
         'setting': (

@@ -20,6 +20,7 @@ CAUTION = (
 STUDIES = {
     'recipes': 'configs/studies/recipes_tuned.py',
     'twins': 'configs/studies/twins.py:recipes',
+    'recipes_start': 'configs/studies/nuisances.py:recipes_start',
 }
 HOLDS = (
     {
@@ -42,6 +43,7 @@ TWIN = (
         ),
     },
 )
+NUISANCES = _shared.RECIPES_NUISANCES
 FIDELITY = {
     'weight decay of 0.1': {
         'setting': (

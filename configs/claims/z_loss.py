@@ -14,6 +14,7 @@ PART = 'losses'
 STUDIES = {
     'recipes': 'configs/studies/recipes_tuned.py',
     'twins': 'configs/studies/twins.py:recipes',
+    'recipes_start': 'configs/studies/nuisances.py:recipes_start',
 }
 HOLDS = (
     {
@@ -35,6 +36,7 @@ TWIN = (
         ),
     },
 )
+NUISANCES = _shared.RECIPES_NUISANCES
 FIDELITY = {
     'z-loss': {
         'setting': (

@@ -25,7 +25,9 @@ verdict, whatever the evidence; CAUTION = 'text' warns the reader before the ver
 one line. FIDELITY has the setting of each arm in this test, the published one, and its source.
 CONTROL and TWIN are further conditions, which show whether the test can decide: CONTROL has effects
 that it must find, and TWIN has the conditions of HOLDS for the method with a broken equation, which
-must not all hold. The first line of the file's docstring is the claim. Texts for each of HEADINGS
+must not all hold. NUISANCES names studies with the same arms in which a factor that the claim does
+not mention, such as the initial scale of the embeddings, has another value; HOLDS and CONTROL are
+repeated there. The first line of the file's docstring is the claim. Texts for each of HEADINGS
 follow: the paper, its statement, the test here, and the criterion in words.
 """
 
@@ -52,6 +54,7 @@ PARTS = (
 REQUIRED_CONSTANTS = ('PART', 'STUDIES', 'HOLDS', 'FIDELITY')
 SENTENCE_CONSTANTS = ('WITHDRAWN', 'CAUTION')
 GUARDS = ('CONTROL', 'TWIN')
+NUISANCES = 'NUISANCES'
 # Keys of conditions, besides the quantity.
 STUDY_KEYS, MEASURE_KEYS = {'study', 'arm', 'against', 'label'}, {'study', 'value', 'label'}
 
@@ -89,13 +92,29 @@ class Fidelity:
 
 
 @dataclasses.dataclass(frozen=True)
+class Setting:
+    """The conditions and controls of a claim at another value of a nuisance factor.
+
+    factor: such as 'initial scale of the embeddings'. here, there: its value in the claim's own
+    studies, and in this setting. studies: the study of this setting by that of the conditions.
+    """
+
+    factor: str
+    here: str
+    there: str
+    studies: Mapping[str, str]
+    conditions: Sequence[Condition] = ()
+    control: Sequence[Condition] = ()
+
+
+@dataclasses.dataclass(frozen=True)
 class Claim:
     """A claim of a file.
 
     studies: {name: config file, as train.py takes it}. withdrawn: the reason to take back the
     verdict, or ''. caution: a warning on the verdict, or ''. fidelity: by the name of an arm.
     control: effects that the test must find. twin: the conditions for the method with a broken
-    equation, which must not all hold.
+    equation, which must not all hold. settings: where the conditions are repeated.
     """
 
     name: str
@@ -109,12 +128,13 @@ class Claim:
     caution: str = ''
     control: Sequence[Condition] = ()
     twin: Sequence[Condition] = ()
+    settings: Sequence[Setting] = ()
 
     @property
     def digest(self) -> str:
         """Returns a digest of the criterion; it changes with any condition and its study.
 
-        Texts, labels, FIDELITY, CONTROL, TWIN and studies of these alone do not count.
+        Texts, labels, FIDELITY, CONTROL, TWIN, NUISANCES and studies of these alone do not count.
         """
         conditions = [dataclasses.asdict(condition) for condition in self.conditions]
         names = {fields['study'] for fields in conditions}
@@ -163,7 +183,7 @@ def _build_claim(name: str, module: Mapping[str, Any]) -> Claim:
     constants = {constant: value for constant, value in module.items() if constant[0] != '_'}
     for constant in constants:  # a misspelt WITHDRAWN would leave the verdict on the board
         choose(
-            dict.fromkeys(REQUIRED_CONSTANTS + SENTENCE_CONSTANTS + GUARDS),
+            dict.fromkeys((*REQUIRED_CONSTANTS, *SENTENCE_CONSTANTS, *GUARDS, NUISANCES)),
             constant,
             'a constant of a claim',
         )
@@ -189,8 +209,45 @@ def _build_claim(name: str, module: Mapping[str, Any]) -> Claim:
         for constant in GUARDS
     }
     _check_guards(conditions, **guards)
-    part = constants['PART']
-    return Claim(name, title, texts, part, studies, conditions, fidelity, **sentences, **guards)
+    claim = Claim(
+        name, title, texts, constants['PART'], studies, conditions, fidelity, **sentences, **guards
+    )
+    rows = constants.get(NUISANCES, ())
+    if not isinstance(rows, tuple | list):
+        raise ValueError(f'{NUISANCES} must be a tuple of settings, got {rows!r}')
+    return dataclasses.replace(claim, settings=[_parse_setting(fields, claim) for fields in rows])
+
+
+def _parse_setting(fields: Any, claim: Claim) -> Setting:
+    """Returns a setting with the conditions and controls of a claim in its studies."""
+    names = ('factor', 'here', 'there', 'studies')
+    if not isinstance(fields, dict) or {*fields} != {*names}:
+        raise ValueError(
+            f'each setting in {NUISANCES} must be a dict of {", ".join(names)}; got {fields}'
+        )
+    texts = {key: _parse_line(fields[key], f'{key} of {NUISANCES}') for key in names[:3]}
+    studies = fields['studies']
+    tested = {condition.study for condition in claim.conditions}
+    is_dict = isinstance(studies, dict)
+    if not is_dict or tested - {*studies} or {*studies, *studies.values()} - {*claim.studies}:
+        raise ValueError(
+            f'studies of {NUISANCES} must name, for each study in HOLDS ({", ".join(tested)}), '
+            f'another of STUDIES ({", ".join(claim.studies)}); got {studies}'
+        )
+    conditions, control = (
+        [
+            dataclasses.replace(condition, study=studies[condition.study])
+            for condition in group
+            if condition.study in studies
+        ]
+        for group in (claim.conditions, claim.control)
+    )
+    if not control:
+        raise ValueError(
+            f'{NUISANCES} needs a CONTROL in one of the studies {", ".join(studies)}: a setting '
+            'that cannot find a known effect says nothing'
+        )
+    return Setting(**texts, studies=studies, conditions=conditions, control=control)
 
 
 def _parse_fidelity(arm: str, fields: Any) -> Fidelity:

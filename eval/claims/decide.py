@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from eval.claims.claim import Claim, Condition
+from eval.claims.claim import Claim, Condition, Setting
 from eval.claims.estimates import FAILS, HOLDS, UNDECIDED, Estimate
 from eval.claims.evidence import MEASURE, OPEN, OUT_OF_REACH, STALE, Evidence
 from lm.study.statistics import CONFIDENCE, MAX_SEEDS, seeds_needed, t_quantile
@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # record imports this module
 REPRODUCED, IN_PART, NOT_REPRODUCED = 'reproduced', 'partly reproduced', 'not reproduced'
 INFEASIBLE, NOT_TESTED, WITHDRAWN = 'infeasible here', 'not yet tested', 'withdrawn'
 NOT_VALID, NOT_CHECKED = 'not valid', 'not checked'
+DEPENDS = 'depends on the setting'
 # Verdicts for states of evidence that decide nothing; the states are stored in board.json.
 UNFINISHED = {STALE: STALE, OPEN: NOT_TESTED, OUT_OF_REACH: INFEASIBLE}
 DECIDED = (REPRODUCED, IN_PART, NOT_REPRODUCED)
@@ -30,7 +31,18 @@ LANGUAGE_MODELS = 'language models on text'
 OTHER_MODELS = 'small models of other data'
 COMPUTATION = 'computation alone'
 KINDS = (LANGUAGE_MODELS, OTHER_MODELS, COMPUTATION)
-STANDING = (*DECIDED, UNDECIDED, NOT_VALID, NOT_CHECKED, INFEASIBLE, STALE, NOT_TESTED)
+STANDING = (
+    REPRODUCED,
+    IN_PART,
+    DEPENDS,
+    NOT_REPRODUCED,
+    UNDECIDED,
+    NOT_VALID,
+    NOT_CHECKED,
+    INFEASIBLE,
+    STALE,
+    NOT_TESTED,
+)
 VERDICTS = (*STANDING, WITHDRAWN)
 
 NORMAL_QUANTILE = statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
@@ -52,11 +64,30 @@ class ConditionResult:
 
 
 @dataclasses.dataclass(frozen=True)
+class SettingResult:
+    """The outcomes of a claim's conditions and controls in another setting."""
+
+    setting: Setting
+    conditions: Sequence[ConditionResult]
+    control: Sequence[ConditionResult]
+
+    @property
+    def verdict(self) -> str:
+        """The verdict by this setting alone, of which no broken method is asked."""
+        if not _is_measured([*self.conditions, *self.control]):
+            return NOT_TESTED
+        if any(guard.outcome != HOLDS for guard in self.control):
+            return NOT_VALID
+        return combine_outcomes([condition.outcome for condition in self.conditions])
+
+
+@dataclasses.dataclass(frozen=True)
 class Decision:
     """A claim and its verdict.
 
     why: the reason for unfinished, withdrawn and invalid verdicts. evidence: by the names that the
-    claim gives its studies. control, twin: the results of the claim's guards.
+    claim gives its studies. control, twin: the results of the claim's guards. settings: the results
+    at other values of nuisance factors.
     """
 
     claim: Claim
@@ -66,6 +97,7 @@ class Decision:
     evidence: Mapping[str, Evidence | RecordedEvidence]
     control: Sequence[ConditionResult] = ()
     twin: Sequence[ConditionResult] = ()
+    settings: Sequence[SettingResult] = ()
 
     @property
     def kind(self) -> str:
@@ -92,16 +124,25 @@ def decide(claim: Claim, evidence: Mapping[str, Evidence]) -> Decision:
       ValueError: if a condition names an unknown arm or value.
     """
     by_name = {name: evidence[study] for name, study in claim.studies.items()}
-    conditions, control, twin = (
-        [_decide_condition(condition, by_name[condition.study]) for condition in group]
-        for group in (claim.conditions, claim.control, claim.twin)
+
+    def decide_conditions(group: Sequence[Condition]) -> list[ConditionResult]:
+        return [_decide_condition(condition, by_name[condition.study]) for condition in group]
+
+    conditions, control, twin = map(
+        decide_conditions, (claim.conditions, claim.control, claim.twin)
     )
+    settings = [
+        SettingResult(
+            setting, decide_conditions(setting.conditions), decide_conditions(setting.control)
+        )
+        for setting in claim.settings
+    ]
     if len(by_name) > 1:  # several studies may state a condition in the same words
         conditions = [
             dataclasses.replace(condition, text=f'{condition.condition.study}: {condition.text}')
             for condition in conditions
         ]
-    return conclude(claim, conditions, by_name, control, twin)
+    return conclude(claim, conditions, by_name, control, twin, settings)
 
 
 def conclude(
@@ -110,6 +151,7 @@ def conclude(
     evidence: Mapping[str, Evidence | RecordedEvidence],
     control: Sequence[ConditionResult] = (),
     twin: Sequence[ConditionResult] = (),
+    settings: Sequence[SettingResult] = (),
 ) -> Decision:
     """Returns a claim with its verdict.
 
@@ -120,9 +162,19 @@ def conclude(
         a condition determines the verdict.
       control: the outcomes of the effects that the test must find.
       twin: the outcomes of the conditions for a broken method.
+      settings: the outcomes at other values of nuisance factors. If a setting that finds its
+        controls decides otherwise, the verdict is DEPENDS.
     """
     control, twin = (_drop_unfinished(guards, evidence) for guards in (control, twin))
-    decision = Decision(claim, '', '', conditions, evidence, control, twin)
+    settings = [
+        SettingResult(
+            result.setting,
+            _drop_unfinished(result.conditions, evidence),
+            _drop_unfinished(result.control, evidence),
+        )
+        for result in settings
+    ]
+    decision = Decision(claim, '', '', conditions, evidence, control, twin, settings)
     if claim.withdrawn:
         return dataclasses.replace(decision, verdict=WITHDRAWN, why=claim.withdrawn)
     studies = dict.fromkeys(condition.condition.study for condition in conditions)
@@ -135,6 +187,8 @@ def conclude(
         return dataclasses.replace(decision, verdict=NOT_VALID, why=flaw)
     if gap := _find_gap(decision, verdict):
         return dataclasses.replace(decision, verdict=NOT_CHECKED, why=gap)
+    if contrast := _describe_contrast(settings, verdict):
+        return dataclasses.replace(decision, verdict=DEPENDS, why=contrast)
     return dataclasses.replace(decision, verdict=verdict)
 
 
@@ -175,6 +229,18 @@ def _find_gap(decision: Decision, verdict: str) -> str:
     else:
         return ''
     return f'its conditions say "{verdict}", but {lack}'
+
+
+def _describe_contrast(settings: Sequence[SettingResult], verdict: str) -> str:
+    """Returns how the verdict depends on the setting; '' if no other setting contradicts it."""
+    if verdict not in DECIDED:
+        return ''
+    return '; '.join(
+        f'{result.setting.factor}: {verdict} at {result.setting.here}, '
+        f'{result.verdict} at {result.setting.there}'
+        for result in settings
+        if result.verdict in DECIDED and result.verdict != verdict
+    )
 
 
 def _is_measured(guards: Sequence[ConditionResult]) -> bool:

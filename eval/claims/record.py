@@ -7,12 +7,12 @@ the outcomes and from the claim's file, which may have been withdrawn since.
 
 import dataclasses
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from eval.claims.claim import Claim, Condition
-from eval.claims.decide import ConditionResult, Decision, conclude
+from eval.claims.decide import ConditionResult, Decision, SettingResult, conclude
 from eval.claims.estimates import UNDECIDED, Estimate
 from eval.claims.evidence import (
     CHANGED,
@@ -65,13 +65,19 @@ def board_record(decisions: Sequence[Decision], entries: Entries) -> dict[str, A
                 'entry': entries.get(decision.claim.name),
                 'conditions': [_condition_record(condition) for condition in decision.conditions],
                 'guards': [
-                    _guard_record(decision.claim, guard)
-                    for guard in (*decision.control, *decision.twin)
+                    _guard_record(decision.claim, guard) for guard in _list_guards(decision)
                 ],
             }
             for decision in sorted(decisions, key=lambda decision: decision.claim.name)
         },
     }
+
+
+def _list_guards(decision: Decision) -> Iterator[ConditionResult]:
+    """Yields every outcome but those of the claim's own conditions."""
+    yield from (*decision.control, *decision.twin)
+    for result in decision.settings:
+        yield from (*result.conditions, *result.control)
 
 
 def _evidence_record(evidence: Evidence | RecordedEvidence) -> dict[str, Any]:
@@ -139,11 +145,18 @@ def read_record(path: Path, claims: Sequence[Claim]) -> tuple[dict[str, Decision
             name: evidence.get(study) or _unread_study(study)
             for name, study in claim.studies.items()
         }
+        settings = [
+            SettingResult(
+                setting,
+                _read_guards(claim, setting.conditions, estimates),
+                _read_guards(claim, setting.control, estimates),
+            )
+            for setting in claim.settings
+        ]
         control, twin = (
-            [_read_guard(claim, condition, estimates) for condition in guards]
-            for guards in (claim.control, claim.twin)
+            _read_guards(claim, guards, estimates) for guards in (claim.control, claim.twin)
         )
-        decisions[claim.name] = conclude(claim, conditions, by_name, control, twin)
+        decisions[claim.name] = conclude(claim, conditions, by_name, control, twin, settings)
     return decisions, entries
 
 
@@ -160,22 +173,33 @@ def merge_decisions(recorded: Decision, decision: Decision, studies: Collection[
       decision: the decision by a workdir.
       studies: names of the studies, in the claim, whose records in the workdir count.
     """
-    conditions, control, twin = (
-        [
-            trained if trained.condition.study in studies else saved
-            for saved, trained in zip(*pair, strict=True)
+
+    def merge(
+        saved: Sequence[ConditionResult], trained: Sequence[ConditionResult]
+    ) -> list[ConditionResult]:
+        return [
+            new if new.condition.study in studies else old
+            for old, new in zip(saved, trained, strict=True)
         ]
-        for pair in (
-            (recorded.conditions, decision.conditions),
-            (recorded.control, decision.control),
-            (recorded.twin, decision.twin),
+
+    settings = [
+        SettingResult(
+            new.setting, merge(old.conditions, new.conditions), merge(old.control, new.control)
         )
-    )
+        for old, new in zip(recorded.settings, decision.settings, strict=True)
+    ]
     evidence = {
         name: (decision if name in studies else recorded).evidence[name]
         for name in recorded.evidence
     }
-    return conclude(decision.claim, conditions, evidence, control, twin)
+    return conclude(
+        decision.claim,
+        merge(recorded.conditions, decision.conditions),
+        evidence,
+        merge(recorded.control, decision.control),
+        merge(recorded.twin, decision.twin),
+        settings,
+    )
 
 
 def _quantity_key(claim: Claim, condition: Condition) -> str:
@@ -214,14 +238,17 @@ def _collect_estimates(
     }
 
 
-def _read_guard(
-    claim: Claim, condition: Condition, estimates: Mapping[str, Estimate | None]
-) -> ConditionResult:
-    """Returns the outcome of a condition of CONTROL or TWIN by the recorded quantities."""
-    estimate = estimates.get(_quantity_key(claim, condition))
-    outcome = estimate.outcome(condition.low, condition.high) if estimate else UNDECIDED
-    text = f'{condition.label} {condition.range_text}'
-    return ConditionResult(condition, text, outcome, estimate, None)
+def _read_guards(
+    claim: Claim, guards: Sequence[Condition], estimates: Mapping[str, Estimate | None]
+) -> list[ConditionResult]:
+    """Returns the outcomes of guards, and of conditions elsewhere, by the recorded quantities."""
+    results = []
+    for condition in guards:
+        estimate = estimates.get(_quantity_key(claim, condition))
+        outcome = estimate.outcome(condition.low, condition.high) if estimate else UNDECIDED
+        text = f'{condition.label} {condition.range_text}'
+        results += [ConditionResult(condition, text, outcome, estimate, None)]
+    return results
 
 
 def _parse_evidence(name: str, fields: Mapping[str, Any]) -> RecordedEvidence:

@@ -2,6 +2,7 @@
 of the project is valid.
 """
 
+import dataclasses
 import math
 
 import pytest
@@ -85,6 +86,57 @@ def test_guard_that_guards_nothing_is_refused(tmp_path, control, twin, message):
     text = f'{GOOD}CONTROL = {control}\nTWIN = {twin}\n'.replace('ROW', str(row))
     with pytest.raises(ValueError, match=message):
         read_claim(write(tmp_path, text))
+
+
+CONTROL = (
+    {'study': 'whole', 'arm': {'optim.name': 'lion'}, 'difference': (0.0, None), 'label': 'Lion'},
+    {'study': 'fixed', 'value': 'variance', 'within': (0.0, 2.0), 'label': 'variance'},
+)
+SETTING = {
+    'factor': 'length',
+    'here': '200 steps',
+    'there': '400 steps',
+    'studies': {'whole': 'half', 'fixed': 'fixed'},
+}
+
+
+def write_setting(folder, **changes):
+    half = "STUDIES = {'half': 'configs/studies/optimizers_tuned.py:half', "
+    text = GOOD.replace('STUDIES = {', half)
+    return write(folder, f'{text}CONTROL = {CONTROL}\nNUISANCES = ({SETTING | changes},)\n')
+
+
+def test_setting_repeats_conditions_and_controls(tmp_path):
+    """In its own studies; the criterion does not change."""
+    claim = read_claim(write_setting(tmp_path))
+    (setting,) = claim.settings
+    assert [row.study for row in (*setting.conditions, *setting.control)] == [
+        *('half', 'fixed', 'half', 'fixed')
+    ]
+    here, there = claim.conditions[0], setting.conditions[0]
+    assert dataclasses.replace(there, study='whole') == here
+    assert claim.digest == read_claim(write(tmp_path, GOOD)).digest
+
+
+@pytest.mark.parametrize(
+    ('changes', 'message'),
+    [
+        ({'there': ''}, 'there of NUISANCES must be a non-empty text'),
+        ({'studies': {'whole': 'half'}}, 'for each study in HOLDS .*; got'),
+        ({'studies': {'whole': 'haf', 'fixed': 'fixed'}}, r'another of STUDIES \(half, whole'),
+        ({'value': '2'}, 'a dict of factor, here, there, studies; got'),
+    ],
+)
+def test_setting_that_repeats_nothing_is_refused(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        read_claim(write_setting(tmp_path, **changes))
+
+
+def test_setting_needs_control(tmp_path):
+    path = write_setting(tmp_path)
+    path.write_text(path.read_text().replace('CONTROL =', '_CONTROL ='))
+    with pytest.raises(ValueError, match='NUISANCES needs a CONTROL in one of'):
+        read_claim(path)
 
 
 def test_file_states_fidelity(tmp_path):

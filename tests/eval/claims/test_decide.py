@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from eval.claims import board, evidence, register
+from eval.claims import board, evidence, page, register
 from eval.claims.__main__ import read_board, read_unfinished
 from eval.claims.claim import Condition, read_claims
 from eval.claims.decide import combine_outcomes, decide
@@ -618,7 +618,7 @@ class TestBoard:
         assert '| 0.500 | between 0.495 and 0.505 | holds | exact |' in text
 
     def test_verdict_counts_outcomes(self):
-        counted = board._count_outcomes([HOLDS, UNDECIDED, HOLDS, FAILS])
+        counted = page._count_outcomes([HOLDS, UNDECIDED, HOLDS, FAILS])
         assert counted == 'Of 4 conditions, 2 hold, 1 fails and 1 is undecided.'
-        assert board._count_outcomes([FAILS, FAILS]) == 'Both conditions fail.'
-        assert board._count_outcomes([HOLDS] * 3) == 'All 3 conditions hold.'
+        assert page._count_outcomes([FAILS, FAILS]) == 'Both conditions fail.'
+        assert page._count_outcomes([HOLDS] * 3) == 'All 3 conditions hold.'

@@ -1,7 +1,9 @@
 """A tuned study on disk, with losses in closed form, as evidence of a claim."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 from eval.claims.evidence import StudyEvidence
 from lm.study.tables.ablation import read_ablation
@@ -18,9 +20,9 @@ LOSSES = {
 TUNE = {'optim.lr': None, 'smallest_effect': 0.02}
 
 
-def write_study(folder: Path) -> StudyEvidence:
+def write_study(folder: Path, losses: Mapping[str, Any] = LOSSES) -> StudyEvidence:
     """Writes four arms: one is better by 0.1, one diverges, and one has its best rate far out."""
-    tuned.write_tuned(folder, LOSSES, TUNE)
+    tuned.write_tuned(folder, losses, TUNE)
     ablation = read_ablation(read_sweep(folder), gather(folder))
     arms = [
         SimpleNamespace(changes=arm.changes, name=arm.name, is_judged=True) for arm in ablation.arms

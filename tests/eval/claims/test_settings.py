@@ -1,0 +1,99 @@
+"""Property: a verdict depends on the setting if another value of a nuisance factor contradicts it."""
+
+import dataclasses
+
+import pytest
+
+from eval.claims import board
+from eval.claims.claim import Setting
+from eval.claims.decide import conclude, decide
+from eval.claims.record import merge_decisions, read_record
+from tests.eval.claims.builders import claim, condition
+from tests.eval.claims.tuned_study import LOSSES, write_study
+from tests.eval.tuned_fixture import bowl
+
+WORSE = LOSSES | {'layernorm': bowl(3.1, noise=0.005, number=1)}
+
+
+@pytest.fixture(scope='module')
+def small_start(tmp_path_factory):
+    """The study at another start, where LayerNorm is worse by 0.1."""
+    study = write_study(tmp_path_factory.mktemp('small_start'), WORSE)
+    return dataclasses.replace(study, name='small_start.py')
+
+
+def repeat_elsewhere(tested, **bounds):
+    """Returns a claim with its conditions, and a control, in the study 'small_start'."""
+    conditions = [dataclasses.replace(row, study='small_start') for row in tested.conditions]
+    control = dataclasses.replace(
+        condition('layernorm', **bounds), study='small_start', label='an effect'
+    )
+    setting = Setting('start', '1', '1/8', {'whole': 'small_start'}, conditions, [control])
+    studies = {**tested.studies, 'small_start': 'small_start.py'}
+    return dataclasses.replace(tested, studies=studies, settings=[setting])
+
+
+class TestVerdict:
+    def decide(self, study, small_start, condition, **control):
+        tested = repeat_elsewhere(claim(condition), **(control or {'low': -9.0}))
+        return decide(tested, {'study.py': study, 'small_start.py': small_start})
+
+    def test_opposite_outcome_makes_it_depend(self, study, small_start):
+        better = condition('layernorm', low=-9.0, high=0.0)
+        decision = self.decide(study, small_start, better)
+        assert decision.verdict == 'depends on the setting'
+        assert decision.why == 'start: reproduced at 1, not reproduced at 1/8'
+
+    def test_same_or_undecided_outcome_does_not(self, study, small_start):
+        for bounds in ({'low': -9.0, 'high': 0.2}, {'low': -9.0, 'high': 0.1}):
+            decision = self.decide(study, small_start, condition('layernorm', **bounds))
+            assert decision.verdict == 'reproduced' and not decision.why
+        assert decision.settings[0].verdict == 'undecided'
+
+    def test_setting_without_its_control_does_not_count(self, study, small_start):
+        better = condition('layernorm', low=-9.0, high=0.0)
+        decision = self.decide(study, small_start, better, high=0.0)
+        assert decision.verdict == 'reproduced'
+        assert decision.settings[0].verdict == 'not valid'
+
+    def test_setting_decides_nothing_alone(self, study, small_start):
+        """A claim that is undecided stays so, whatever another setting shows."""
+        decision = self.decide(study, small_start, condition('layernorm', high=-0.1))
+        assert decision.settings[0].verdict == 'not reproduced'
+        assert decision.verdict == 'undecided'
+
+
+def test_stale_study_contradicts_nothing(study, small_start):
+    tested = repeat_elsewhere(claim(condition('layernorm', low=-9.0, high=0.0)), low=-9.0)
+    decision = decide(tested, {'study.py': study, 'small_start.py': small_start})
+    stale = dataclasses.replace(small_start, state='stale', why='it has changed')
+    evidence = {'whole': study, 'small_start': stale}
+    guards = decision.control, decision.twin, decision.settings
+    again = conclude(tested, decision.conditions, evidence, *guards)
+    assert again.verdict == 'reproduced' and again.settings[0].verdict == 'not yet tested'
+
+
+def test_page_and_record_have_settings(study, small_start, tmp_path):
+    tested = repeat_elsewhere(claim(condition('layernorm', low=-9.0, high=0.0)), low=-9.0)
+    decision = decide(tested, {'study.py': study, 'small_start.py': small_start})
+    index, page, _ = board.write_pages(tmp_path, [decision], {})
+    assert '1 depends on the setting' in index.read_text()
+    assert '| start | 1 | 1/8 | control: an effect: at least -9 | ' in page.read_text()
+    assert 'With 1/8 as the start, the verdict is "not reproduced".' in page.read_text()
+    recorded = read_record(tmp_path / 'board.json', [tested])[0]['mine']
+    assert recorded.verdict == decision.verdict and recorded.why == decision.why
+
+
+def test_later_setting_is_merged(study, small_start, tmp_path):
+    """The board has the claim without the setting, which is named and trained since."""
+    older = claim(condition('layernorm', low=-9.0, high=0.0))
+    board.write_pages(tmp_path, [decide(older, {'study.py': study})], {})
+    newer = repeat_elsewhere(older, low=-9.0)
+    recorded = read_record(tmp_path / 'board.json', [newer])[0]['mine']
+    assert recorded.verdict == 'reproduced'
+    _, page, _ = board.write_pages(tmp_path, [recorded], {})
+    assert 'With 1/8 as the start, the claim has not been tested.' in page.read_text()
+    trained = decide(newer, {'study.py': study, 'small_start.py': small_start})
+    merged = merge_decisions(recorded, trained, ['small_start'])
+    assert merged.verdict == 'depends on the setting'
+    assert merge_decisions(recorded, trained, []).verdict == 'reproduced'
