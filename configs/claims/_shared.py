@@ -89,6 +89,17 @@ PLAIN_MOMENTUM_TWIN = (
         ),
     },
 )
+OBJECTIVES_CONTROL = (
+    {
+        'study': 'objectives',
+        'arm': {'data.objective': 'span_corruption'},
+        'difference': (0.1, None),
+        'label': (
+            'loss difference, corrupted spans in all rows, with a third of the targets, minus '
+            'causal rows (nats per token)'
+        ),
+    },
+)
 PUBLISHED_CONTROL = (
     {
         'study': 'unit',

@@ -47,9 +47,6 @@ NOT_YET_TESTED: Mapping[str, str] = {
     'Investigating generalization by loss landscapes and Hessian analysis': (
         'needs twelve checkpoints from four sources, and the sharpness suite on each'
     ),
-    'Efficient Training of Language Models to Fill in the Middle; CodeGen2': (
-        'needs a learning rate per mixture; the study objectives has one rate for all'
-    ),
     'Stabilizing Transformer Training by Preventing Attention Entropy Collapse': (
         'training without norms and warm-up is not tested; its other statements have claims'
     ),
