@@ -269,12 +269,15 @@ def _flat_config(text: str) -> Mapping[str, Any]:
     from lm.record.upgrade import rename_fields, resolve_stored
 
     raw = json.loads(text)
+    flat = flatten(raw)
+    if flat.keys() == FIELDS.keys() and not any(isinstance(x, list | dict) for x in flat.values()):
+        return flat  # as this version wrote it; resolving it again takes most of the time of a row
     try:
         return flatten(resolve_stored(raw))
     except ValueError:
         missing = dataclasses.MISSING
         added = {path: f.default for path, f in FIELDS.items() if f.default is not missing}
-        return added | rename_fields(flatten(raw))
+        return added | rename_fields(flat)
 
 
 def group_evaluations(values: Row) -> Row:

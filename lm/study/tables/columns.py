@@ -66,6 +66,7 @@ RESULTS = {  # column: (name in summary.json, type)
     'device': ('device', str),
 }
 ARROW = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_()}
+PYTHON = {kind.id: python for python, kind in ARROW.items()}
 
 # Columns named by the last part of their field. Stored queries rely on these names: the list does
 # not change, whatever fields are added.
@@ -137,9 +138,20 @@ def cast_to_column(path: Path, name: str, value: Any, kind: pa.DataType) -> Any:
     """
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return None
+    if _is_unchanged(value, kind):
+        return value
     if kind == pa.string() and not isinstance(value, str):
         return json.dumps(value)
     try:
         return pa.scalar(value, kind).as_py()
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
         raise ValueError(f'{path} cannot be read (its {name} is {value!r}: {error})') from error
+
+
+def _is_unchanged(value: Any, kind: pa.DataType) -> bool:
+    """Whether Arrow returns the value as it is; asking Arrow is most of the time of a row."""
+    if type(value) is not PYTHON[kind.id]:
+        return False
+    if type(value) is int:
+        return -(2**63) <= value < 2**63
+    return type(value) is not str or value.isascii()  # others may have no UTF-8 form

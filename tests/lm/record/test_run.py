@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from lm.config.resolve import resolve
+from lm.config.resolve import flatten, resolve
 from lm.record.metrics import Recorder
 from lm.record.names import EVALUATIONS, SUMMARY
 from lm.record.run import Run, final_loss, list_runs, run_seconds
@@ -89,6 +89,27 @@ def test_sweep_lists_runs_that_have_begun(tmp_path):
     assert {run.sweep for run in list_runs(tmp_path)} == {tmp_path.name}
     assert list_runs(tmp_path / 'a') == [Run(tmp_path / 'a')]
     assert Run(tmp_path / 'a').read_recipe() == resolve(tiny_raw())
+
+
+@pytest.mark.parametrize(
+    'changes',
+    [
+        {},
+        {'optim.name': 'muon', 'model.norm': 'dyt', 'loss.z_loss': 1e-4},
+        {'train.stages': '0.5: ; 1: lr_factor=0.5', 'scaling.embedding_std': 1.0},
+    ],
+)
+def test_config_is_the_resolved_one(tmp_path, changes):
+    """A config that this version wrote is read without resolving it again."""
+    recipe = resolve(tiny_raw(changes))
+    write_config(tmp_path, recipe)
+    assert Run(tmp_path).config == flatten(recipe)
+    # One that lacks a field, as an older version wrote it, is resolved.
+    raw = Run(tmp_path).read_config()
+    del raw['train']['stages']
+    write_json(tmp_path / 'config.json', seal_record(raw))
+    assert Run(tmp_path).config == flatten(resolve(raw))
+    assert Run(tmp_path).config['train.stages'] is None
 
 
 def test_evaluations_are_sorted_by_step(tmp_path):

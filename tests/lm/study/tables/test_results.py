@@ -2,12 +2,13 @@
 
 import json
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from eval import runs
 from lm.storage.files import read_json
-from lm.study.tables import results
+from lm.study.tables import columns, results
 from tests.eval import sweep_fixture as fixture
 
 AXES = {'model.norm': fixture.NORMS, 'train.seed': (0, 1)}
@@ -114,3 +115,21 @@ def test_damaged_table_never_changes_numbers_silently(sweep):
         except ValueError as error:
             assert str(error).startswith(f'{path} cannot be read')
             assert str(error).endswith('delete this file too to train them again')
+
+
+@pytest.mark.parametrize('kind', columns.ARROW.values(), ids=str)
+def test_cast_returns_what_arrow_returns(tmp_path, kind):
+    """Most values are returned without asking Arrow."""
+    values = (0, -(2**63), 2**63, True, 0.5, 1.0, 1e300, 'text', 'naïve', '\ud800', '')
+    for value in values:
+        try:
+            expected = pa.scalar(value, kind).as_py()
+        except (pa.ArrowException, ValueError, TypeError, OverflowError):
+            if kind == pa.string() and not isinstance(value, str):
+                assert columns.cast_to_column(tmp_path, 'x', value, kind) == json.dumps(value)
+                continue
+            with pytest.raises(ValueError, match='its x is'):
+                columns.cast_to_column(tmp_path, 'x', value, kind)
+            continue
+        cast = columns.cast_to_column(tmp_path, 'x', value, kind)
+        assert cast == expected and type(cast) is type(expected)
