@@ -8,9 +8,12 @@ Here:     A 4-layer model with 0.26 million parameters is trained for 200 steps 
 Counts:   cross-entropy is at least 0.03 nats higher than without smoothing.
 """
 
+from configs.claims import _shared
+
 PART = 'losses'
 STUDIES = {
     'equations': 'configs/studies/twins.py:equations',
+    'recipes_start': 'configs/studies/nuisances.py:recipes_start',
 }
 HOLDS = (
     {
@@ -39,6 +42,7 @@ TWIN = (
         ),
     },
 )
+NUISANCES = (_shared.START | {'studies': {'equations': 'recipes_start'}},)
 FIDELITY = {
     'label smoothing': {
         'setting': (

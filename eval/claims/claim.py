@@ -26,9 +26,10 @@ one line. FIDELITY has the setting of each arm in this test, the published one, 
 CONTROL and TWIN are further conditions, which show whether the test can decide: CONTROL has effects
 that it must find, and TWIN has the conditions of HOLDS for the method with a broken equation, which
 must not all hold. NUISANCES names studies with the same arms in which a factor that the claim does
-not mention, such as the initial scale of the embeddings, has another value; HOLDS and CONTROL are
-repeated there. The first line of the file's docstring is the claim. Texts for each of HEADINGS
-follow: the paper, its statement, the test here, and the criterion in words.
+not mention, such as the initial scale of the embeddings, has another value. HOLDS is repeated
+there, with CONTROL where equal arms would meet HOLDS. The first line of the file's docstring is the
+claim. Texts for each of HEADINGS follow: the paper, its statement, the test here, and the criterion
+in words.
 """
 
 import dataclasses
@@ -81,6 +82,11 @@ class Condition:
         finite = math.isfinite(self.low), math.isfinite(self.high)
         return ends.get(finite, f'between {self.low:g} and {self.high:g}')
 
+    @property
+    def is_met_by_equals(self) -> bool:
+        """Whether a difference of 0 would meet it."""
+        return self.low < 0 < self.high
+
 
 @dataclasses.dataclass(frozen=True)
 class Fidelity:
@@ -97,6 +103,7 @@ class Setting:
 
     factor: such as 'initial scale of the embeddings'. here, there: its value in the claim's own
     studies, and in this setting. studies: the study of this setting by that of the conditions.
+    control: empty unless a condition `is_met_by_equals`.
     """
 
     factor: str
@@ -242,10 +249,12 @@ def _parse_setting(fields: Any, claim: Claim) -> Setting:
         ]
         for group in (claim.conditions, claim.control)
     )
-    if not control:
+    if not any(condition.is_met_by_equals for condition in conditions):
+        control = []
+    elif not control:
         raise ValueError(
             f'{NUISANCES} needs a CONTROL in one of the studies {", ".join(studies)}: a setting '
-            'that cannot find a known effect says nothing'
+            'that finds no effect would meet a range that contains 0'
         )
     return Setting(**texts, studies=studies, conditions=conditions, control=control)
 

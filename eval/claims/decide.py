@@ -73,10 +73,18 @@ class SettingResult:
 
     @property
     def verdict(self) -> str:
-        """The verdict by this setting alone, of which no broken method is asked."""
-        if not _is_measured([*self.conditions, *self.control]):
+        """The verdict by this setting alone.
+
+        A difference that is found needs no control. Where a condition holds that two equal arms
+        would also meet, the controls must hold, or arms that nothing distinguishes would decide.
+        """
+        if not _is_measured(self.conditions):
             return NOT_TESTED
-        if any(guard.outcome != HOLDS for guard in self.control):
+        holds_for_equals = any(
+            result.outcome == HOLDS and result.condition.is_met_by_equals
+            for result in self.conditions
+        )
+        if holds_for_equals and not all(guard.outcome == HOLDS for guard in self.control):
             return NOT_VALID
         return combine_outcomes([condition.outcome for condition in self.conditions])
 
@@ -162,8 +170,8 @@ def conclude(
         a condition determines the verdict.
       control: the outcomes of the effects that the test must find.
       twin: the outcomes of the conditions for a broken method.
-      settings: the outcomes at other values of nuisance factors. If a setting that finds its
-        controls decides otherwise, the verdict is DEPENDS.
+      settings: the outcomes at other values of nuisance factors. If one decides otherwise, the
+        verdict is DEPENDS.
     """
     control, twin = (_drop_unfinished(guards, evidence) for guards in (control, twin))
     settings = [
@@ -325,7 +333,7 @@ def probability_if_equal(tested: ConditionResult) -> float | None:
       The probability; None unless 0 is inside the range of a difference that has an interval.
     """
     condition, estimate = tested.condition, tested.estimate
-    if condition.quantity != 'difference' or not condition.low < 0 < condition.high:
+    if condition.quantity != 'difference' or not condition.is_met_by_equals:
         return None
     if estimate is None or not 0 < estimate.high - estimate.low < math.inf:
         return None

@@ -212,7 +212,10 @@ def _explain_setting(result: SettingResult) -> str:
     if result.verdict == NOT_TESTED:
         return f'{place}, the claim has not been tested.'
     if result.verdict == NOT_VALID:
-        return f'{place}, the test does not find its control, so that nothing follows from it.'
+        return (
+            f'{place}, the test does not find its control, so that arms as good as each other show '
+            'nothing.'
+        )
     return f'{place}, the verdict is "{result.verdict}".'
 
 

@@ -106,16 +106,26 @@ def write_setting(folder, **changes):
     return write(folder, f'{text}CONTROL = {CONTROL}\nNUISANCES = ({SETTING | changes},)\n')
 
 
-def test_setting_repeats_conditions_and_controls(tmp_path):
-    """In its own studies; the criterion does not change."""
+def write_equality(path):
+    """Makes a condition of a file one that equal arms meet."""
+    path.write_text(
+        path.read_text().replace("'difference': (None, 0.0)", "'difference': (None, 0.1)")
+    )
+    return path
+
+
+def test_setting_repeats_conditions(tmp_path):
+    """In its own studies, with controls where equal arms would meet one; the criterion does not
+    change.
+    """
     claim = read_claim(write_setting(tmp_path))
     (setting,) = claim.settings
-    assert [row.study for row in (*setting.conditions, *setting.control)] == [
-        *('half', 'fixed', 'half', 'fixed')
-    ]
+    assert [row.study for row in setting.conditions] == ['half', 'fixed'] and not setting.control
     here, there = claim.conditions[0], setting.conditions[0]
     assert dataclasses.replace(there, study='whole') == here
     assert claim.digest == read_claim(write(tmp_path, GOOD)).digest
+    (setting,) = read_claim(write_equality(write_setting(tmp_path))).settings
+    assert [row.study for row in setting.control] == ['half', 'fixed']
 
 
 @pytest.mark.parametrize(
@@ -132,9 +142,13 @@ def test_setting_that_repeats_nothing_is_refused(tmp_path, changes, message):
         read_claim(write_setting(tmp_path, **changes))
 
 
-def test_setting_needs_control(tmp_path):
+def test_setting_of_equality_needs_control(tmp_path):
     path = write_setting(tmp_path)
     path.write_text(path.read_text().replace('CONTROL =', '_CONTROL ='))
+    assert not read_claim(path).settings[0].control
+    path.write_text(
+        path.read_text().replace("'difference': (None, 0.0)", "'difference': (None, 0.1)")
+    )
     with pytest.raises(ValueError, match='NUISANCES needs a CONTROL in one of'):
         read_claim(path)
 

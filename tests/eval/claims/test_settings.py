@@ -1,4 +1,4 @@
-"""Property: a verdict depends on the setting if another value of a nuisance factor contradicts it."""
+"""Property: a verdict that fails at another value of a nuisance factor depends on the setting."""
 
 import dataclasses
 
@@ -50,11 +50,16 @@ class TestVerdict:
             assert decision.verdict == 'reproduced' and not decision.why
         assert decision.settings[0].verdict == 'undecided'
 
-    def test_setting_without_its_control_does_not_count(self, study, small_start):
+    def test_equal_arms_need_control(self, study, small_start):
+        """Two arms may be equal because nothing matters in a setting; a difference is one."""
+        as_good = condition('layernorm', low=-0.05, high=0.2)  # fails here, by a better loss
+        for control, verdict in (({'low': 0.0}, 'depends on the setting'), ({'high': 0.0}, '')):
+            decision = self.decide(study, small_start, as_good, **control)
+            assert decision.verdict == (verdict or 'not reproduced')
+        assert decision.settings[0].verdict == 'not valid'
         better = condition('layernorm', low=-9.0, high=0.0)
         decision = self.decide(study, small_start, better, high=0.0)
-        assert decision.verdict == 'reproduced'
-        assert decision.settings[0].verdict == 'not valid'
+        assert decision.verdict == 'depends on the setting'
 
     def test_setting_decides_nothing_alone(self, study, small_start):
         """A claim that is undecided stays so, whatever another setting shows."""
