@@ -3,14 +3,14 @@
 Question: the verdicts of norms_tuned.py, blocks_tuned.py, recipes_tuned.py and
           optimizers_and_schedules.py were found at embeddings of initial deviation 1. Does each
           condition have the same outcome at 1/8, the default of the project at this width? Do those
-          of norms and blocks, found at 200 steps, have it at 800?
+          of norms, found at 200 steps, have it at 800, and those of blocks at 400?
 Command:  uv run train.py --config=configs/studies/nuisances.py:norms_start --workdir=runs/norms
           uv run train.py --config=configs/studies/nuisances.py:blocks_start --workdir=runs/blocks
           uv run train.py --config=configs/studies/nuisances.py:recipes_start --workdir=runs/recipes
           uv run train.py --config=configs/studies/nuisances.py:both_start --workdir=runs/both
-          uv run train.py --config=configs/studies/nuisances.py:norms_longer --workdir=runs/norms4
-          uv run train.py --config=configs/studies/nuisances.py:blocks_longer --workdir=runs/blocks4
-Cost:     15 runs of 0.26 million parameters for each of 32 arms at 1/8, and of 18 at 800 steps.
+          uv run train.py --config=configs/studies/nuisances.py:norms_longer --workdir=runs/long_norms
+          uv run train.py --config=configs/studies/nuisances.py:blocks_longer --workdir=runs/long_blocks
+Cost:     15 runs of 0.26 million parameters for each of 32 arms at 1/8, and of 18 for longer runs.
 Result:   not yet trained.
 
 The arms are those of the claims that are decided at 1 and 200 steps, and of their controls.
@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 from configs.studies import blocks_tuned, norms_tuned, optimizers_and_schedules, recipes_tuned
 
 START = 1 / 8  # initial deviation of the embeddings
-LONGER = 4  # times the steps, and the tokens
+LONGER = {'norms': 4, 'blocks': 2}  # times the steps, and the tokens
 ARMS = {  # by study; the baseline first
     'norms': (
         {'model.norm': 'rmsnorm', 'model.placement': 'pre'},
@@ -71,14 +71,14 @@ BASES = {
 
 
 def get_config(which: str = 'norms_start') -> ConfigDict:
-    """which: STUDY_start or STUDY_longer; STUDY: norms, blocks, recipes or both."""
+    """which: STUDY_start, STUDY of norms, blocks, recipes, both; norms_longer or blocks_longer."""
     study, _, setting = which.partition('_')
     config = BASES[study].get_config()
     if setting == 'start':
         config.scaling.embedding_std = START
     elif setting == 'longer':
-        config.train.steps = config.train.eval_every = LONGER * config.train.steps
-        config.optim.warmup_steps *= LONGER
+        config.train.steps = config.train.eval_every = LONGER[study] * config.train.steps
+        config.optim.warmup_steps *= LONGER[study]
     else:
         raise ValueError(f'which must end with _start or _longer, got {which!r}')
     config.sweep = {'list': ARMS[study]}
