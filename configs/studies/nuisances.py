@@ -8,8 +8,8 @@ Command:  uv run train.py --config=configs/studies/nuisances.py:norms_start --wo
           uv run train.py --config=configs/studies/nuisances.py:blocks_start --workdir=runs/blocks
           uv run train.py --config=configs/studies/nuisances.py:recipes_start --workdir=runs/recipes
           uv run train.py --config=configs/studies/nuisances.py:both_start --workdir=runs/both
-          uv run train.py --config=configs/studies/nuisances.py:norms_longer --workdir=runs/long_norms
-          uv run train.py --config=configs/studies/nuisances.py:blocks_longer --workdir=runs/long_blocks
+          uv run train.py --config=configs/studies/nuisances.py:norms_longer --workdir=runs/norms4
+          uv run train.py --config=configs/studies/nuisances.py:blocks_longer --workdir=runs/blocks2
 Cost:     15 runs of 0.26 million parameters for each of 32 arms at 1/8, and of 18 for longer runs.
 Result:   not yet trained.
 
