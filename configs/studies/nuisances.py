@@ -10,10 +10,11 @@ Command:  uv run train.py --config=configs/studies/nuisances.py:norms_start --wo
           uv run train.py --config=configs/studies/nuisances.py:both_start --workdir=runs/both
           uv run train.py --config=configs/studies/nuisances.py:norms_longer --workdir=runs/norms4
           uv run train.py --config=configs/studies/nuisances.py:blocks_longer --workdir=runs/blocks2
-Cost:     15 runs of 0.26 million parameters for each of 32 arms at 1/8, and of 18 for longer runs.
+Cost:     15 runs of 0.26 million parameters for each of 34 arms at 1/8, and of 18 for longer runs.
 Result:   not yet trained.
 
-The arms are those of the claims that are decided at 1 and 200 steps, and of their controls.
+The arms are those of the claims that are decided at 1 and 200 steps, of their controls, and of the
+broken methods in the same studies.
 """
 
 from ml_collections import ConfigDict
@@ -51,14 +52,14 @@ ARMS = {  # by study; the baseline first
         {'optim.weight_decay': 0.0},
         {'loss.z_loss': 0.0},
         {'loss.label_smoothing': 0.1},
+        {'loss.label_smoothing': 0.001},
         {'loss.name': 'comp_sum', 'loss.tau': 0.5},
         {'loss.name': 'comp_sum', 'loss.tau': 1.5},
     ),
     'both': tuple(
         arm
         for arm in optimizers_and_schedules.ARMS
-        if arm.get('optim.schedule') != 'inverse_sqrt'
-        and arm.get('optim.name') not in ('soap', 'shampoo', 'aro')
+        if arm.get('optim.name') not in ('soap', 'shampoo', 'aro')
         and 'optim.conda_every' not in arm
     ),
 }

@@ -27,9 +27,9 @@ CONTROL and TWIN are further conditions, which show whether the test can decide:
 that it must find, and TWIN has the conditions of HOLDS for the method with a broken equation, which
 must not all hold. NUISANCES names studies with the same arms in which a factor that the claim does
 not mention, such as the initial scale of the embeddings, has another value. HOLDS is repeated
-there, with CONTROL where equal arms would meet HOLDS. The first line of the file's docstring is the
-claim. Texts for each of HEADINGS follow: the paper, its statement, the test here, and the criterion
-in words.
+there, TWIN as far as it is on the same studies, and CONTROL where equal arms would meet HOLDS. The
+first line of the file's docstring is the claim. Texts for each of HEADINGS follow: the paper, its
+statement, the test here, and the criterion in words.
 """
 
 import dataclasses
@@ -99,11 +99,11 @@ class Fidelity:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """The conditions and controls of a claim at another value of a nuisance factor.
+    """The conditions of a claim at another value of a nuisance factor.
 
     factor: such as 'initial scale of the embeddings'. here, there: its value in the claim's own
     studies, and in this setting. studies: the study of this setting by that of the conditions.
-    control: empty unless a condition `is_met_by_equals`.
+    control: empty unless a condition `is_met_by_equals`. twin: those in the repeated studies.
     """
 
     factor: str
@@ -112,6 +112,7 @@ class Setting:
     studies: Mapping[str, str]
     conditions: Sequence[Condition] = ()
     control: Sequence[Condition] = ()
+    twin: Sequence[Condition] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,13 +242,13 @@ def _parse_setting(fields: Any, claim: Claim) -> Setting:
             f'studies of {NUISANCES} must name, for each study in HOLDS ({", ".join(tested)}), '
             f'another of STUDIES ({", ".join(claim.studies)}); got {studies}'
         )
-    conditions, control = (
+    conditions, control, twin = (
         [
             dataclasses.replace(condition, study=studies[condition.study])
             for condition in group
             if condition.study in studies
         ]
-        for group in (claim.conditions, claim.control)
+        for group in (claim.conditions, claim.control, claim.twin)
     )
     if not any(condition.is_met_by_equals for condition in conditions):
         control = []
@@ -256,7 +257,7 @@ def _parse_setting(fields: Any, claim: Claim) -> Setting:
             f'{NUISANCES} needs a CONTROL in one of the studies {", ".join(studies)}: a setting '
             'that finds no effect would meet a range that contains 0'
         )
-    return Setting(**texts, studies=studies, conditions=conditions, control=control)
+    return Setting(**texts, studies=studies, conditions=conditions, control=control, twin=twin)
 
 
 def _parse_fidelity(arm: str, fields: Any) -> Fidelity:

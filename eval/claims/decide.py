@@ -65,11 +65,12 @@ class ConditionResult:
 
 @dataclasses.dataclass(frozen=True)
 class SettingResult:
-    """The outcomes of a claim's conditions and controls in another setting."""
+    """The outcomes of a claim's conditions, controls and broken methods in another setting."""
 
     setting: Setting
     conditions: Sequence[ConditionResult]
     control: Sequence[ConditionResult]
+    twin: Sequence[ConditionResult]
 
     @property
     def verdict(self) -> str:
@@ -86,7 +87,8 @@ class SettingResult:
         )
         if holds_for_equals and not all(guard.outcome == HOLDS for guard in self.control):
             return NOT_VALID
-        return combine_outcomes([condition.outcome for condition in self.conditions])
+        verdict = combine_outcomes([condition.outcome for condition in self.conditions])
+        return NOT_VALID if _accepts_broken(self.twin, verdict) else verdict
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +143,10 @@ def decide(claim: Claim, evidence: Mapping[str, Evidence]) -> Decision:
     )
     settings = [
         SettingResult(
-            setting, decide_conditions(setting.conditions), decide_conditions(setting.control)
+            setting,
+            decide_conditions(setting.conditions),
+            decide_conditions(setting.control),
+            decide_conditions(setting.twin),
         )
         for setting in claim.settings
     ]
@@ -179,6 +184,7 @@ def conclude(
             result.setting,
             _drop_unfinished(result.conditions, evidence),
             _drop_unfinished(result.control, evidence),
+            _drop_unfinished(result.twin, evidence),
         )
         for result in settings
     ]
@@ -217,8 +223,7 @@ def _find_flaw(decision: Decision, verdict: str) -> str:
     for guard in decision.control:
         if guard.estimate and guard.outcome != HOLDS:
             return f'it does not find what it must find: {_describe_guard(guard)}'
-    passes = _is_measured(decision.twin) and all(g.outcome != FAILS for g in decision.twin)
-    if passes and verdict in (REPRODUCED, IN_PART):
+    if _accepts_broken(decision.twin, verdict):
         return f'it does not reject a broken method: {_describe_guard(decision.twin[0])}'
     return ''
 
@@ -253,6 +258,11 @@ def _describe_contrast(settings: Sequence[SettingResult], verdict: str) -> str:
 
 def _is_measured(guards: Sequence[ConditionResult]) -> bool:
     return bool(guards) and all(guard.estimate for guard in guards)
+
+
+def _accepts_broken(twin: Sequence[ConditionResult], verdict: str) -> bool:
+    """Whether a broken method passes a test by which the claim holds, at least in part."""
+    return verdict in (REPRODUCED, IN_PART) and _is_measured(twin) and not _is_rejected(twin)
 
 
 def _is_rejected(twin: Sequence[ConditionResult]) -> bool:

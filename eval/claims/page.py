@@ -188,13 +188,17 @@ def _describe_settings(decision: Decision) -> list[str]:
     body = [
         [
             *(result.setting.factor, result.setting.here, result.setting.there),
-            f'{"control: " if row in result.control else ""}'
-            f'{describe_quantity(row)}: {row.condition.range_text}',
+            f'{role}{_label(row)}',
             format_effect(row),
             row.outcome if row.estimate else 'not measured',
         ]
         for result in decision.settings
-        for row in (*result.conditions, *result.control)
+        for role, rows in (
+            ('', result.conditions),
+            ('control: ', result.control),
+            ('broken method: ', result.twin),
+        )
+        for row in rows
     ]
     return [
         '## Does it depend on the setting?',
@@ -206,6 +210,10 @@ def _describe_settings(decision: Decision) -> list[str]:
     ]
 
 
+def _label(row: ConditionResult) -> str:
+    return f'{describe_quantity(row)}: {row.condition.range_text}'
+
+
 def _explain_setting(result: SettingResult) -> str:
     setting = result.setting
     place = f'With {setting.there} as the {setting.factor}'
@@ -213,8 +221,8 @@ def _explain_setting(result: SettingResult) -> str:
         return f'{place}, the claim has not been tested.'
     if result.verdict == NOT_VALID:
         return (
-            f'{place}, the test does not find its control, so that arms as good as each other show '
-            'nothing.'
+            f'{place}, the test does not find its control or does not reject a broken method, so '
+            'that nothing follows from it.'
         )
     return f'{place}, the verdict is "{result.verdict}".'
 

@@ -77,7 +77,7 @@ def _list_guards(decision: Decision) -> Iterator[ConditionResult]:
     """Yields every outcome but those of the claim's own conditions."""
     yield from (*decision.control, *decision.twin)
     for result in decision.settings:
-        yield from (*result.conditions, *result.control)
+        yield from (*result.conditions, *result.control, *result.twin)
 
 
 def _evidence_record(evidence: Evidence | RecordedEvidence) -> dict[str, Any]:
@@ -150,6 +150,7 @@ def read_record(path: Path, claims: Sequence[Claim]) -> tuple[dict[str, Decision
                 setting,
                 _read_guards(claim, setting.conditions, estimates),
                 _read_guards(claim, setting.control, estimates),
+                _read_guards(claim, setting.twin, estimates),
             )
             for setting in claim.settings
         ]
@@ -184,7 +185,10 @@ def merge_decisions(recorded: Decision, decision: Decision, studies: Collection[
 
     settings = [
         SettingResult(
-            new.setting, merge(old.conditions, new.conditions), merge(old.control, new.control)
+            new.setting,
+            merge(old.conditions, new.conditions),
+            merge(old.control, new.control),
+            merge(old.twin, new.twin),
         )
         for old, new in zip(recorded.settings, decision.settings, strict=True)
     ]

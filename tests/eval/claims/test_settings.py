@@ -22,20 +22,24 @@ def small_start(tmp_path_factory):
     return dataclasses.replace(study, name='small_start.py')
 
 
-def repeat_elsewhere(tested, **bounds):
-    """Returns a claim with its conditions, and a control, in the study 'small_start'."""
+def repeat_elsewhere(tested, *, twin=None, **bounds):
+    """Returns a claim with its conditions, a control, and perhaps a broken method, in the study
+    'small_start'.
+    """
     conditions = [dataclasses.replace(row, study='small_start') for row in tested.conditions]
     control = dataclasses.replace(
         condition('layernorm', **bounds), study='small_start', label='an effect'
     )
-    setting = Setting('start', '1', '1/8', {'whole': 'small_start'}, conditions, [control])
+    broken = [dataclasses.replace(twin, study='small_start', label='a mistake')] if twin else []
+    places = '1', '1/8', {'whole': 'small_start'}
+    setting = Setting('start', *places, conditions, [control], broken)
     studies = {**tested.studies, 'small_start': 'small_start.py'}
     return dataclasses.replace(tested, studies=studies, settings=[setting])
 
 
 class TestVerdict:
-    def decide(self, study, small_start, condition, **control):
-        tested = repeat_elsewhere(claim(condition), **(control or {'low': -9.0}))
+    def decide(self, study, small_start, condition, twin=None, **control):
+        tested = repeat_elsewhere(claim(condition), twin=twin, **(control or {'low': -9.0}))
         return decide(tested, {'study.py': study, 'small_start.py': small_start})
 
     def test_opposite_outcome_makes_it_depend(self, study, small_start):
@@ -59,6 +63,14 @@ class TestVerdict:
         assert decision.settings[0].verdict == 'not valid'
         better = condition('layernorm', low=-9.0, high=0.0)
         decision = self.decide(study, small_start, better, high=0.0)
+        assert decision.verdict == 'depends on the setting'
+
+    def test_broken_method_that_passes_decides_nothing(self, study, small_start):
+        """Without one, the claim fails here and holds at the other start."""
+        worse = condition('layernorm', low=0.0, high=9.0)
+        for bounds, verdict in (({'low': 0.0}, 'not valid'), ({'high': 0.0}, 'reproduced')):
+            decision = self.decide(study, small_start, worse, condition('layernorm', **bounds))
+            assert decision.settings[0].verdict == verdict
         assert decision.verdict == 'depends on the setting'
 
     def test_setting_decides_nothing_alone(self, study, small_start):
