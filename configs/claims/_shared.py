@@ -145,15 +145,15 @@ WRONG_LABELS_CONTROL = (
         ),
     },
 )
-START = {'factor': 'initial scale of the embeddings', 'here': '1', 'there': '1/8'}
-LENGTH = {'factor': 'number of steps', 'here': '200'}
+START = {'factor': 'initial scale of the embeddings', 'reference': '1', 'value': '1/8'}
+LENGTH = {'factor': 'number of steps', 'reference': '200'}
 NORMS_NUISANCES = (
     START | {'studies': {'norms': 'norms_start'}},
-    LENGTH | {'there': '800', 'studies': {'norms': 'norms_longer'}},
+    LENGTH | {'value': '800', 'studies': {'norms': 'norms_longer'}},
 )
 BLOCKS_NUISANCES = (
     START | {'studies': {'blocks': 'blocks_start'}},
-    LENGTH | {'there': '400', 'studies': {'blocks': 'blocks_longer'}},
+    LENGTH | {'value': '400', 'studies': {'blocks': 'blocks_longer'}},
 )
 RECIPES_NUISANCES = (START | {'studies': {'recipes': 'recipes_start'}},)
 BOTH_NUISANCES = (START | {'studies': {'both': 'both_start'}},)

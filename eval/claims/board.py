@@ -146,7 +146,7 @@ def summary_lines(decisions: Sequence[Decision]) -> list[str]:
 def _count_settings(decisions: Sequence[Decision]) -> list[str]:
     """Returns a line on the decided claims that were tested in other settings too, if any were."""
     verdicts = [
-        (decision.verdict, {result.verdict for result in decision.settings} - {NOT_TESTED})
+        (decision.verdict, {repeated.verdict for repeated in decision.settings} - {NOT_TESTED})
         for decision in decisions
         if decision.verdict in (*DECIDED, DEPENDS)
     ]
@@ -158,7 +158,7 @@ def _count_settings(decisions: Sequence[Decision]) -> list[str]:
     return [
         f'{len(tested)} claims with a verdict were tested in other settings too: {same} have '
         f'the same verdict in each, {depends} depend on the setting, and for '
-        f'{len(tested) - same - depends} another setting is undecided or lacks its control'
+        f'{len(tested) - same - depends} another setting is undecided or cannot tell'
     ]
 
 
@@ -184,9 +184,9 @@ def _power_summary(decision: Decision) -> str:
 def _settings_summary(decision: Decision) -> str:
     """Returns where else a decided claim has the same verdict; '' if nowhere."""
     same = [
-        f'{result.setting.there} ({result.setting.factor})'
-        for result in decision.settings
-        if result.verdict == decision.verdict
+        f'{repeated.setting.value} ({repeated.setting.factor})'
+        for repeated in decision.settings
+        if repeated.verdict == decision.verdict
     ]
     return f'the same verdict at {" and ".join(same)}' if same else ''
 

@@ -90,7 +90,7 @@ class Condition:
 
 @dataclasses.dataclass(frozen=True)
 class Fidelity:
-    """Setting of an arm in this test and as published, and where it was published."""
+    """NuisanceSetting of an arm in this test and as published, and where it was published."""
 
     setting: str
     published: str
@@ -98,17 +98,17 @@ class Fidelity:
 
 
 @dataclasses.dataclass(frozen=True)
-class Setting:
+class NuisanceSetting:
     """The conditions of a claim at another value of a nuisance factor.
 
-    factor: such as 'initial scale of the embeddings'. here, there: its value in the claim's own
-    studies, and in this setting. studies: the study of this setting by that of the conditions.
+    factor: such as 'initial scale of the embeddings'. reference: its value in the claim's own
+    studies. value: its value in this setting. studies: the study of this setting by that of HOLDS.
     control: empty unless a condition `is_met_by_equals`. twin: those in the repeated studies.
     """
 
     factor: str
-    here: str
-    there: str
+    reference: str
+    value: str
     studies: Mapping[str, str]
     conditions: Sequence[Condition] = ()
     control: Sequence[Condition] = ()
@@ -136,7 +136,7 @@ class Claim:
     caution: str = ''
     control: Sequence[Condition] = ()
     twin: Sequence[Condition] = ()
-    settings: Sequence[Setting] = ()
+    settings: Sequence[NuisanceSetting] = ()
 
     @property
     def digest(self) -> str:
@@ -226,9 +226,9 @@ def _build_claim(name: str, module: Mapping[str, Any]) -> Claim:
     return dataclasses.replace(claim, settings=[_parse_setting(fields, claim) for fields in rows])
 
 
-def _parse_setting(fields: Any, claim: Claim) -> Setting:
+def _parse_setting(fields: Any, claim: Claim) -> NuisanceSetting:
     """Returns a setting with the conditions and controls of a claim in its studies."""
-    names = ('factor', 'here', 'there', 'studies')
+    names = ('factor', 'reference', 'value', 'studies')
     if not isinstance(fields, dict) or {*fields} != {*names}:
         raise ValueError(
             f'each setting in {NUISANCES} must be a dict of {", ".join(names)}; got {fields}'
@@ -257,7 +257,9 @@ def _parse_setting(fields: Any, claim: Claim) -> Setting:
             f'{NUISANCES} needs a CONTROL in one of the studies {", ".join(studies)}: a setting '
             'that finds no effect would meet a range that contains 0'
         )
-    return Setting(**texts, studies=studies, conditions=conditions, control=control, twin=twin)
+    return NuisanceSetting(
+        **texts, studies=studies, conditions=conditions, control=control, twin=twin
+    )
 
 
 def _parse_fidelity(arm: str, fields: Any) -> Fidelity:

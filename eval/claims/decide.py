@@ -8,10 +8,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from eval.claims.claim import Claim, Condition, Setting
+from eval.claims.claim import Claim, Condition, NuisanceSetting
 from eval.claims.estimates import FAILS, HOLDS, UNDECIDED, Estimate
 from eval.claims.evidence import MEASURE, OPEN, OUT_OF_REACH, STALE, Evidence
 from lm.study.statistics import CONFIDENCE, MAX_SEEDS, seeds_needed, t_quantile
@@ -67,7 +67,7 @@ class ConditionResult:
 class SettingResult:
     """The outcomes of a claim's conditions, controls and broken methods in another setting."""
 
-    setting: Setting
+    setting: NuisanceSetting
     conditions: Sequence[ConditionResult]
     control: Sequence[ConditionResult]
     twin: Sequence[ConditionResult]
@@ -82,8 +82,8 @@ class SettingResult:
         if not _is_measured(self.conditions):
             return NOT_TESTED
         holds_for_equals = any(
-            result.outcome == HOLDS and result.condition.is_met_by_equals
-            for result in self.conditions
+            tested.outcome == HOLDS and tested.condition.is_met_by_equals
+            for tested in self.conditions
         )
         if holds_for_equals and not all(guard.outcome == HOLDS for guard in self.control):
             return NOT_VALID
@@ -141,21 +141,21 @@ def decide(claim: Claim, evidence: Mapping[str, Evidence]) -> Decision:
     conditions, control, twin = map(
         decide_conditions, (claim.conditions, claim.control, claim.twin)
     )
-    settings = [
-        SettingResult(
-            setting,
-            decide_conditions(setting.conditions),
-            decide_conditions(setting.control),
-            decide_conditions(setting.twin),
-        )
-        for setting in claim.settings
-    ]
+    settings = [evaluate_setting(setting, decide_conditions) for setting in claim.settings]
     if len(by_name) > 1:  # several studies may state a condition in the same words
         conditions = [
             dataclasses.replace(condition, text=f'{condition.condition.study}: {condition.text}')
             for condition in conditions
         ]
     return conclude(claim, conditions, by_name, control, twin, settings)
+
+
+def evaluate_setting(
+    setting: NuisanceSetting, evaluate: Callable[[Sequence[Condition]], Sequence[ConditionResult]]
+) -> SettingResult:
+    """Returns the outcomes of a setting. evaluate: returns those of some conditions."""
+    groups = setting.conditions, setting.control, setting.twin
+    return SettingResult(setting, *map(evaluate, groups))
 
 
 def conclude(
@@ -181,12 +181,12 @@ def conclude(
     control, twin = (_drop_unfinished(guards, evidence) for guards in (control, twin))
     settings = [
         SettingResult(
-            result.setting,
-            _drop_unfinished(result.conditions, evidence),
-            _drop_unfinished(result.control, evidence),
-            _drop_unfinished(result.twin, evidence),
+            repeated.setting,
+            _drop_unfinished(repeated.conditions, evidence),
+            _drop_unfinished(repeated.control, evidence),
+            _drop_unfinished(repeated.twin, evidence),
         )
-        for result in settings
+        for repeated in settings
     ]
     decision = Decision(claim, '', '', conditions, evidence, control, twin, settings)
     if claim.withdrawn:
@@ -249,10 +249,10 @@ def _describe_contrast(settings: Sequence[SettingResult], verdict: str) -> str:
     if verdict not in DECIDED:
         return ''
     return '; '.join(
-        f'{result.setting.factor}: {verdict} at {result.setting.here}, '
-        f'{result.verdict} at {result.setting.there}'
-        for result in settings
-        if result.verdict in DECIDED and result.verdict != verdict
+        f'{repeated.setting.factor}: {verdict} at {repeated.setting.reference}, '
+        f'{repeated.verdict} at {repeated.setting.value}'
+        for repeated in settings
+        if repeated.verdict in DECIDED and repeated.verdict != verdict
     )
 
 

@@ -43,7 +43,13 @@ CONDITION_MEANINGS = {
 
 
 def render_page(decision: Decision, folder: Path, entries: Entries) -> str:
-    """Returns the page of a claim, with links from the folder of the board."""
+    """Returns the page of a claim.
+
+    Args:
+      decision: the claim with its verdict.
+      folder: the folder of the board, from which links start.
+      entries: register entries by claim name.
+    """
     claim = decision.claim
     texts = {heading: _link_papers(_format_sentence(text)) for heading, text in claim.texts.items()}
     lines = [f'# {claim.title.rstrip(".")}', '']
@@ -184,19 +190,19 @@ def _describe_settings(decision: Decision) -> list[str]:
     """Returns a section on the conditions at other values of nuisance factors."""
     if not decision.settings:
         return []
-    head = ['factor', 'here', 'there', 'quantity', 'measured there, 95% interval', 'outcome']
+    head = ['factor', 'in the test', 'here', 'quantity', 'measured here, 95% interval', 'outcome']
     body = [
         [
-            *(result.setting.factor, result.setting.here, result.setting.there),
+            *(repeated.setting.factor, repeated.setting.reference, repeated.setting.value),
             f'{role}{_label(row)}',
             format_effect(row),
             row.outcome if row.estimate else 'not measured',
         ]
-        for result in decision.settings
+        for repeated in decision.settings
         for role, rows in (
-            ('', result.conditions),
-            ('control: ', result.control),
-            ('broken method: ', result.twin),
+            ('', repeated.conditions),
+            ('control: ', repeated.control),
+            ('broken method: ', repeated.twin),
         )
         for row in rows
     ]
@@ -205,7 +211,7 @@ def _describe_settings(decision: Decision) -> list[str]:
         '',
         format_markdown([head, *body]),
         '',
-        *(_explain_setting(result) for result in decision.settings),
+        *(_explain_setting(repeated) for repeated in decision.settings),
         '',
     ]
 
@@ -214,17 +220,17 @@ def _label(row: ConditionResult) -> str:
     return f'{describe_quantity(row)}: {row.condition.range_text}'
 
 
-def _explain_setting(result: SettingResult) -> str:
-    setting = result.setting
-    place = f'With {setting.there} as the {setting.factor}'
-    if result.verdict == NOT_TESTED:
+def _explain_setting(repeated: SettingResult) -> str:
+    setting = repeated.setting
+    place = f'With {setting.value} as the {setting.factor}'
+    if repeated.verdict == NOT_TESTED:
         return f'{place}, the claim has not been tested.'
-    if result.verdict == NOT_VALID:
+    if repeated.verdict == NOT_VALID:
         return (
             f'{place}, the test does not find its control or does not reject a broken method, so '
             'that nothing follows from it.'
         )
-    return f'{place}, the verdict is "{result.verdict}".'
+    return f'{place}, the verdict is "{repeated.verdict}".'
 
 
 def _describe_fidelity(claim: Claim) -> str:

@@ -6,13 +6,20 @@ the outcomes and from the claim's file, which may have been withdrawn since.
 """
 
 import dataclasses
+import functools
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from eval.claims.claim import Claim, Condition
-from eval.claims.decide import ConditionResult, Decision, SettingResult, conclude
+from eval.claims.decide import (
+    ConditionResult,
+    Decision,
+    SettingResult,
+    conclude,
+    evaluate_setting,
+)
 from eval.claims.estimates import UNDECIDED, Estimate
 from eval.claims.evidence import (
     CHANGED,
@@ -76,8 +83,8 @@ def board_record(decisions: Sequence[Decision], entries: Entries) -> dict[str, A
 def _list_guards(decision: Decision) -> Iterator[ConditionResult]:
     """Yields every outcome but those of the claim's own conditions."""
     yield from (*decision.control, *decision.twin)
-    for result in decision.settings:
-        yield from (*result.conditions, *result.control, *result.twin)
+    for repeated in decision.settings:
+        yield from (*repeated.conditions, *repeated.control, *repeated.twin)
 
 
 def _evidence_record(evidence: Evidence | RecordedEvidence) -> dict[str, Any]:
@@ -145,18 +152,9 @@ def read_record(path: Path, claims: Sequence[Claim]) -> tuple[dict[str, Decision
             name: evidence.get(study) or _unread_study(study)
             for name, study in claim.studies.items()
         }
-        settings = [
-            SettingResult(
-                setting,
-                _read_guards(claim, setting.conditions, estimates),
-                _read_guards(claim, setting.control, estimates),
-                _read_guards(claim, setting.twin, estimates),
-            )
-            for setting in claim.settings
-        ]
-        control, twin = (
-            _read_guards(claim, guards, estimates) for guards in (claim.control, claim.twin)
-        )
+        read_guards = functools.partial(_read_guards, claim, estimates)
+        settings = [evaluate_setting(setting, read_guards) for setting in claim.settings]
+        control, twin = read_guards(claim.control), read_guards(claim.twin)
         decisions[claim.name] = conclude(claim, conditions, by_name, control, twin, settings)
     return decisions, entries
 
@@ -179,18 +177,18 @@ def merge_decisions(recorded: Decision, decision: Decision, studies: Collection[
         saved: Sequence[ConditionResult], trained: Sequence[ConditionResult]
     ) -> list[ConditionResult]:
         return [
-            new if new.condition.study in studies else old
-            for old, new in zip(saved, trained, strict=True)
+            measured if measured.condition.study in studies else recalled
+            for recalled, measured in zip(saved, trained, strict=True)
         ]
 
     settings = [
         SettingResult(
-            new.setting,
-            merge(old.conditions, new.conditions),
-            merge(old.control, new.control),
-            merge(old.twin, new.twin),
+            saved.setting,
+            merge(saved.conditions, trained.conditions),
+            merge(saved.control, trained.control),
+            merge(saved.twin, trained.twin),
         )
-        for old, new in zip(recorded.settings, decision.settings, strict=True)
+        for saved, trained in zip(recorded.settings, decision.settings, strict=True)
     ]
     evidence = {
         name: (decision if name in studies else recorded).evidence[name]
@@ -243,16 +241,22 @@ def _collect_estimates(
 
 
 def _read_guards(
-    claim: Claim, guards: Sequence[Condition], estimates: Mapping[str, Estimate | None]
+    claim: Claim, estimates: Mapping[str, Estimate | None], guards: Sequence[Condition]
 ) -> list[ConditionResult]:
-    """Returns the outcomes of guards, and of conditions elsewhere, by the recorded quantities."""
-    results = []
+    """Returns the outcomes of all but the claim's own conditions, by the recorded quantities.
+
+    Args:
+      claim: the claim that has the guards.
+      estimates: by `_quantity_key`.
+      guards: conditions of its controls, broken methods and settings.
+    """
+    outcomes = []
     for condition in guards:
         estimate = estimates.get(_quantity_key(claim, condition))
         outcome = estimate.outcome(condition.low, condition.high) if estimate else UNDECIDED
         text = f'{condition.label} {condition.range_text}'
-        results += [ConditionResult(condition, text, outcome, estimate, None)]
-    return results
+        outcomes += [ConditionResult(condition, text, outcome, estimate, None)]
+    return outcomes
 
 
 def _parse_evidence(name: str, fields: Mapping[str, Any]) -> RecordedEvidence:

@@ -94,8 +94,8 @@ CONTROL = (
 )
 SETTING = {
     'factor': 'length',
-    'here': '200 steps',
-    'there': '400 steps',
+    'reference': '200 steps',
+    'value': '400 steps',
     'studies': {'whole': 'half', 'fixed': 'fixed'},
 }
 
@@ -121,8 +121,8 @@ def test_setting_repeats_conditions(tmp_path):
     claim = read_claim(write_setting(tmp_path))
     (setting,) = claim.settings
     assert [row.study for row in setting.conditions] == ['half', 'fixed'] and not setting.control
-    here, there = claim.conditions[0], setting.conditions[0]
-    assert dataclasses.replace(there, study='whole') == here
+    repeated = setting.conditions[0]
+    assert dataclasses.replace(repeated, study='whole') == claim.conditions[0]
     assert claim.digest == read_claim(write(tmp_path, GOOD)).digest
     (setting,) = read_claim(write_equality(write_setting(tmp_path))).settings
     assert [row.study for row in setting.control] == ['half', 'fixed']
@@ -131,10 +131,10 @@ def test_setting_repeats_conditions(tmp_path):
 @pytest.mark.parametrize(
     ('changes', 'message'),
     [
-        ({'there': ''}, 'there of NUISANCES must be a non-empty text'),
+        ({'value': ''}, 'value of NUISANCES must be a non-empty text'),
         ({'studies': {'whole': 'half'}}, 'for each study in HOLDS .*; got'),
         ({'studies': {'whole': 'haf', 'fixed': 'fixed'}}, r'another of STUDIES \(half, whole'),
-        ({'value': '2'}, 'a dict of factor, here, there, studies; got'),
+        ({'level': '2'}, 'a dict of factor, reference, value, studies; got'),
     ],
 )
 def test_setting_that_repeats_nothing_is_refused(tmp_path, changes, message):
@@ -142,7 +142,7 @@ def test_setting_that_repeats_nothing_is_refused(tmp_path, changes, message):
         read_claim(write_setting(tmp_path, **changes))
 
 
-def test_setting_of_equality_needs_control(tmp_path):
+def test_setting_that_equals_meet_needs_control(tmp_path):
     path = write_setting(tmp_path)
     path.write_text(path.read_text().replace('CONTROL =', '_CONTROL ='))
     assert not read_claim(path).settings[0].control

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from eval.claims import board
-from eval.claims.claim import Setting
+from eval.claims.claim import NuisanceSetting
 from eval.claims.decide import conclude, decide
 from eval.claims.record import merge_decisions, read_record
 from tests.eval.claims.builders import claim, condition
@@ -32,7 +32,7 @@ def repeat_elsewhere(tested, *, twin=None, **bounds):
     )
     broken = [dataclasses.replace(twin, study='small_start', label='a mistake')] if twin else []
     places = '1', '1/8', {'whole': 'small_start'}
-    setting = Setting('start', *places, conditions, [control], broken)
+    setting = NuisanceSetting('start', *places, conditions, [control], broken)
     studies = {**tested.studies, 'small_start': 'small_start.py'}
     return dataclasses.replace(tested, studies=studies, settings=[setting])
 
