@@ -76,16 +76,17 @@ class SettingResult:
     def verdict(self) -> str:
         """The verdict by this setting alone.
 
-        A difference that is found needs no control. Where a condition holds that two equal arms
-        would also meet, the controls must hold, or arms that nothing distinguishes would decide.
+        A difference that is found needs no control. Where a condition holds for arms that may be
+        equal, the controls must hold, or a setting in which nothing matters would decide.
         """
         if not _is_measured(self.conditions):
             return NOT_TESTED
-        holds_for_equals = any(
-            tested.outcome == HOLDS and tested.condition.is_met_by_equals
+        may_be_equal = any(
+            tested.outcome == HOLDS and tested.estimate.low <= 0 <= tested.estimate.high
             for tested in self.conditions
+            if tested.estimate
         )
-        if holds_for_equals and not all(guard.outcome == HOLDS for guard in self.control):
+        if may_be_equal and not all(guard.outcome == HOLDS for guard in self.control):
             return NOT_VALID
         verdict = combine_outcomes([condition.outcome for condition in self.conditions])
         return NOT_VALID if _accepts_broken(self.twin, verdict) else verdict

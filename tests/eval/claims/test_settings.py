@@ -22,6 +22,13 @@ def small_start(tmp_path_factory):
     return dataclasses.replace(study, name='small_start.py')
 
 
+@pytest.fixture(scope='module')
+def equal_start(tmp_path_factory):
+    """The study at another start, where LayerNorm is as good as RMSNorm."""
+    losses = LOSSES | {'layernorm': bowl(3.0, noise=0.005, number=1)}
+    return write_study(tmp_path_factory.mktemp('equal_start'), losses)
+
+
 def repeat_elsewhere(tested, *, twin=None, **bounds):
     """Returns a claim with its conditions, a control, and perhaps a broken method, in the study
     'small_start'.
@@ -54,15 +61,14 @@ class TestVerdict:
             assert decision.verdict == 'reproduced' and not decision.why
         assert decision.settings[0].verdict == 'undecided'
 
-    def test_equal_arms_need_control(self, study, small_start):
+    def test_equal_arms_need_control(self, study, equal_start, small_start):
         """Two arms may be equal because nothing matters in a setting; a difference is one."""
-        as_good = condition('layernorm', low=-0.05, high=0.2)  # fails here, by a better loss
-        for control, verdict in (({'low': 0.0}, 'depends on the setting'), ({'high': 0.0}, '')):
-            decision = self.decide(study, small_start, as_good, **control)
+        as_good = condition('layernorm', low=-0.05, high=0.2)  # fails at first, by a better loss
+        for bounds, verdict in (({'low': -9.0}, 'depends on the setting'), ({'low': 1.0}, '')):
+            decision = self.decide(study, equal_start, as_good, **bounds)
             assert decision.verdict == (verdict or 'not reproduced')
         assert decision.settings[0].verdict == 'not valid'
-        better = condition('layernorm', low=-9.0, high=0.0)
-        decision = self.decide(study, small_start, better, high=0.0)
+        decision = self.decide(study, small_start, as_good, low=1.0)
         assert decision.verdict == 'depends on the setting'
 
     def test_broken_method_that_passes_decides_nothing(self, study, small_start):
