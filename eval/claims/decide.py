@@ -45,6 +45,9 @@ STANDING = (
 )
 VERDICTS = (*STANDING, WITHDRAWN)
 
+# What the conditions of a claim do, by its verdict.
+OUTCOMES = {REPRODUCED: HOLDS, NOT_REPRODUCED: FAILS, IN_PART: 'holds in part'}
+
 NORMAL_QUANTILE = statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 
 
@@ -250,8 +253,8 @@ def _describe_contrast(settings: Sequence[SettingResult], verdict: str) -> str:
     if verdict not in DECIDED:
         return ''
     return '; '.join(
-        f'{repeated.setting.factor}: {verdict} at {repeated.setting.reference}, '
-        f'{repeated.verdict} at {repeated.setting.value}'
+        f'{repeated.setting.factor}: the claim {OUTCOMES[verdict]} at '
+        f'{repeated.setting.reference}, and {OUTCOMES[repeated.verdict]} at {repeated.setting.value}'
         for repeated in settings
         if repeated.verdict in DECIDED and repeated.verdict != verdict
     )

@@ -16,6 +16,7 @@ from eval.claims.decide import (
     NOT_REPRODUCED,
     NOT_TESTED,
     NOT_VALID,
+    OUTCOMES,
     WITHDRAWN,
     ConditionResult,
     Decision,
@@ -230,7 +231,7 @@ def _explain_setting(repeated: SettingResult) -> str:
             f'{place}, the test does not find its control or does not reject a broken method, so '
             'that nothing follows from it.'
         )
-    return f'{place}, the verdict is "{repeated.verdict}".'
+    return f'{place}, the claim {OUTCOMES.get(repeated.verdict, "is undecided")}.'
 
 
 def _describe_fidelity(claim: Claim) -> str:

@@ -53,7 +53,7 @@ class TestVerdict:
         better = condition('layernorm', low=-9.0, high=0.0)
         decision = self.decide(study, small_start, better)
         assert decision.verdict == 'depends on the setting'
-        assert decision.why == 'start: reproduced at 1, not reproduced at 1/8'
+        assert decision.why == 'start: the claim holds at 1, and fails at 1/8'
 
     def test_same_or_undecided_outcome_does_not(self, study, small_start):
         for bounds in ({'low': -9.0, 'high': 0.2}, {'low': -9.0, 'high': 0.1}):
@@ -102,7 +102,7 @@ def test_page_and_record_have_settings(study, small_start, tmp_path):
     index, page, _ = board.write_pages(tmp_path, [decision], {})
     assert '1 depends on the setting' in index.read_text()
     assert '| start | 1 | 1/8 | control: an effect: at least -9 | ' in page.read_text()
-    assert 'With 1/8 as the start, the verdict is "not reproduced".' in page.read_text()
+    assert 'With 1/8 as the start, the claim fails.' in page.read_text()
     recorded = read_record(tmp_path / 'board.json', [tested])[0]['mine']
     assert recorded.verdict == decision.verdict and recorded.why == decision.why
 
