@@ -12,12 +12,7 @@ Counts:   the loss is lower than that of pre-norm.
 from configs.claims import _shared
 
 PART = 'placements'
-CAUTION = (
-    'The sign depends on the initial scale of the embeddings. The loss difference from pre-norm '
-    'is +0.101 [+0.066, +0.144] nats here, at scale 1 with tuned learning rates, but -0.378 ± '
-    '0.087 nats in configs/studies/results/norm_placement_lr.md, at scale 1/8 with a grid of '
-    'rates.'
-)
+CAUTION = _shared.SMALL_START_CAUTION
 STUDIES = {
     'norms': 'configs/studies/norms_tuned.py',
     'norms_start': 'configs/studies/nuisances.py:norms_start',

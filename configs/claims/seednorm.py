@@ -11,11 +11,7 @@ Counts:   the loss is lower than that of RMSNorm.
 from configs.claims import _shared
 
 PART = 'norms'
-CAUTION = (
-    'The sign depends on the initial scale of the embeddings. The loss difference from RMSNorm is '
-    '+0.098 [+0.061, +0.137] nats here, at scale 1 with tuned learning rates, but -0.182 ± 0.152 '
-    'nats in configs/studies/results/norm_placement_lr.md, at scale 1/8 with a grid of rates.'
-)
+CAUTION = _shared.SMALL_START_CAUTION
 STUDIES = {
     'norms': 'configs/studies/norms_tuned.py',
     'norms_start': 'configs/studies/nuisances.py:norms_start',

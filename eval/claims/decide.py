@@ -253,8 +253,8 @@ def _describe_contrast(settings: Sequence[SettingResult], verdict: str) -> str:
     if verdict not in DECIDED:
         return ''
     return '; '.join(
-        f'{repeated.setting.factor}: the claim {OUTCOMES[verdict]} at '
-        f'{repeated.setting.reference}, and {OUTCOMES[repeated.verdict]} at {repeated.setting.value}'
+        f'{repeated.setting.factor}: {OUTCOMES[verdict]} at {repeated.setting.reference}, '
+        f'{OUTCOMES[repeated.verdict]} at {repeated.setting.value}'
         for repeated in settings
         if repeated.verdict in DECIDED and repeated.verdict != verdict
     )
