@@ -2,7 +2,7 @@
 
 Question: the verdicts of norms_tuned.py, blocks_tuned.py, recipes_tuned.py and
           optimizers_and_schedules.py were found at embeddings of initial deviation 1. Does each
-          condition have the same outcome at 1/8, the default of the project at this width? Do those
+          condition have the same outcome at 1/8, which scaling.init gives at this width? Do those
           of norms, found at 200 steps, have it at 800, and those of blocks at 400?
 Command:  uv run train.py --config=configs/studies/nuisances.py:norms_start --workdir=runs/norms
           uv run train.py --config=configs/studies/nuisances.py:blocks_start --workdir=runs/blocks
