@@ -14,10 +14,10 @@ from configs.claims import _shared
 
 PART = 'optimizers'
 CAUTION = (
-    'At embeddings of 1/8 AuON is as good as Muon (configs/studies/results/as_published.md). So '
-    'are hidden matrices without updates, within 0.05 nats (configs/studies/results/twins.md): '
-    'this start shows nothing. It was part of the criterion, and was dropped with these results in '
-    'view.'
+    'At embeddings of 1/8 and 200 steps AuON is as good as Muon '
+    '(configs/studies/results/as_published.md), but so are hidden matrices without updates, within '
+    '0.05 nats (configs/studies/results/twins.md). This start was part of the criterion, and was '
+    'dropped with these results in view; at 400 steps AuON is worse than Muon there too.'
 )
 STUDIES = {
     'both': 'configs/studies/optimizers_and_schedules.py',

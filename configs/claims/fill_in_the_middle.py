@@ -48,7 +48,7 @@ FIDELITY = {
         'source': 'arXiv:2207.14255, abstract, and pages that describe it',
     },
     'no holes': {
-        'setting': 'the same model, special tokens included, and the same training',
+        'setting': 'the same model without the five special tokens, and the same training',
         'published': 'the same models, trained on the same number of tokens',
         'source': 'arXiv:2207.14255, abstract, and pages that describe it',
     },

@@ -16,8 +16,8 @@ from configs.claims import _shared
 PART = 'optimizers'
 CAUTION = (
     'The lead depends on the length: at the same rates it is 0.03 nats at 200 steps and 0.15 at '
-    '800 (configs/studies/results/ladder.md). At embeddings of 1/8 hidden matrices without updates '
-    'lead AdamW too, so that no lead counts there: configs/studies/results/twins.md.'
+    '800 (configs/studies/results/ladder.md). At embeddings of 1/8 and 200 steps hidden matrices '
+    'without updates lead AdamW too (configs/studies/results/twins.md), but not at 400.'
 )
 STUDIES = {
     'both': 'configs/studies/optimizers_and_schedules.py',

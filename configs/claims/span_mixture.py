@@ -44,7 +44,7 @@ FIDELITY = {
         'source': 'arXiv:2305.02309, as the cards of the released models and others describe it',
     },
     'causal model': {
-        'setting': 'the same model, special tokens included, and the same training',
+        'setting': 'the same model without the special tokens of holes, and the same training',
         'published': 'the same model, trained on causal rows alone',
         'source': 'arXiv:2305.02309',
     },
