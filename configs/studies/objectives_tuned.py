@@ -5,8 +5,8 @@ Question: is the loss on unchanged text as low if half of the rows have a hole, 
           What do all rows with holes cost?
 Command:  uv run train.py --config=configs/studies/objectives_tuned.py --workdir=runs/mixtures
 Cost:     15 runs of 0.26 million parameters for each of five arms.
-Result:   corrupted spans in half of the rows cost 0.18 nats; a hole costs at most 0.04 in half of the
-          rows and 0.05 in all: configs/studies/results/objectives_tuned.md
+Result:   corrupted spans in half of the rows cost 0.18 nats; a hole costs at most 0.04 in half of
+          the rows and 0.05 in all: configs/studies/results/objectives_tuned.md
 
 configs/studies/objectives.py compares more mixtures, and the losses on holes, at one learning rate
 and smaller embeddings. There every vocabulary has the special tokens; here only those of models

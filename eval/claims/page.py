@@ -277,9 +277,7 @@ def _explain_verdict(decision: Decision) -> str:
     if decision.is_unfinished:
         return _format_sentence(decision.why)
     if decision.verdict == DEPENDS:
-        return _format_sentence(
-            f'it depends on a factor that the claim does not mention: {decision.why}'
-        )
+        return _format_sentence(f'the claim depends on the {decision.why}')
     if len(decision.conditions) == 1:
         text = CONDITION_MEANINGS[decision.conditions[0].outcome]
     else:
