@@ -181,6 +181,19 @@ LEFT_OUT = {  # line: why it is not run here
     'uv run python -m eval.convert prune --checkpoint=runs/merged --remove=unimportant '
     '--score=dual --share=0.5 --text=text:domain.txt --general=text:general.txt '
     '--out=runs/domain': 'tests/eval/convert/test_prune.py has two texts',
+    **{
+        f'uv run python -m {line}': 'tests/eval/convert/test_quantise.py has a model and a text'
+        for line in (
+            'eval.convert import-hf DIR --out=runs/llama',
+            'eval.convert quantise --checkpoint=runs/llama --method=gptq --bits=4 --block=64 '
+            '--text=text:calibration.txt --out=runs/llama4',
+            'eval --checkpoint=runs/llama4 --suite=perplexity --perplexity.source=text:test.txt',
+        )
+    },
+    'uv run python -m tests.bench.start': 'minutes',
+    'uv run python -m eval.compare runs/small runs/large --figure=runs/differences.svg': (
+        'tests/eval/test_compare.py has two sweeps'
+    ),
     'uv run python -m tests.faults': 'half an hour',
     'uv run python -m eval.generate --checkpoint=runs/ln --interactive': (
         'it reads a terminal; tests/eval/test_programs.py types'

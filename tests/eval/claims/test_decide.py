@@ -316,7 +316,7 @@ def test_project_pages_match_record(tmp_path, monkeypatch):
     folder = Path('docs/claims')
     decisions, entries = read_board(read_claims(), tmp_path / 'none', folder / 'board.json')
     rendered = tmp_path / 'docs' / 'claims'
-    monkeypatch.setattr(board, 'RESULTS', ROOT / board.RESULTS)
+    monkeypatch.setattr(page, 'RESULTS', ROOT / page.RESULTS)
     names = {path.name for path in board.write_pages(rendered, decisions, entries)}
     assert names == {path.name for path in folder.iterdir()}
     for name in names - {'board.json'}:
