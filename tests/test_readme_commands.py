@@ -192,7 +192,7 @@ LEFT_OUT = {  # line: why it is not run here
     },
     'uv run python -m tests.bench.start': 'minutes',
     'uv run python -m eval.compare runs/small runs/large --figure=runs/differences.svg': (
-        'tests/eval/test_compare.py has two sweeps'
+        'tests/lm/study/tables/test_transfer.py has two sweeps'
     ),
     'uv run python -m tests.faults': 'half an hour',
     'uv run python -m eval.generate --checkpoint=runs/ln --interactive': (
