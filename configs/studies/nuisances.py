@@ -75,15 +75,16 @@ BASES = {
 
 def get_config(which: str = 'norms_start') -> ConfigDict:
     """which: STUDY_start, STUDY of norms, blocks, recipes, both; norms_longer or blocks_longer."""
+    choices = [f'{study}_start' for study in ARMS] + [f'{study}_longer' for study in LONGER]
+    if which not in choices:
+        raise ValueError(f'which must be one of {", ".join(choices)}; got {which!r}')
     study, _, setting = which.partition('_')
     config = BASES[study].get_config()
     if setting == 'start':
         config.scaling.embedding_std = START
-    elif setting == 'longer':
+    else:
         config.train.steps = config.train.eval_every = LONGER[study] * config.train.steps
         config.optim.warmup_steps *= LONGER[study]
-    else:
-        raise ValueError(f'which must end with _start or _longer, got {which!r}')
     config.sweep = {'list': ARMS[study]}
     config.tune = {**config.tune, 'budget': 15}
     return config

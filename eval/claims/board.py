@@ -48,7 +48,7 @@ VERDICT_MEANINGS: Mapping[str, str] = {
     REPRODUCED: 'Every condition of the claim holds: its whole 95% interval is in the required '
     'range.',
     IN_PART: 'Some conditions hold and some fail.',
-    DEPENDS: 'The verdict is another one at another value of a factor that the claim does not '
+    DEPENDS: 'The outcome differs at another value of a factor that the claim does not '
     'mention, such as the initial scale of the embeddings. The note gives both.',
     NOT_REPRODUCED: 'Every condition fails in the setting tested here: its whole 95% interval is '
     'outside the required range.',
@@ -157,7 +157,7 @@ def _count_settings(decisions: Sequence[Decision]) -> list[str]:
     depends = sum(verdict == DEPENDS for verdict, _ in tested)
     return [
         f'{len(tested)} claims with a verdict were tested in other settings too: {same} have '
-        f'the same verdict in each, {depends} depend on the setting, and for '
+        f'the same outcome in each, {depends} depend on the setting, and for '
         f'{len(tested) - same - depends} another setting is undecided or cannot tell'
     ]
 
@@ -182,13 +182,13 @@ def _power_summary(decision: Decision) -> str:
 
 
 def _settings_summary(decision: Decision) -> str:
-    """Returns where else a decided claim has the same verdict; '' if nowhere."""
+    """Returns the settings with the outcomes of the claim's own test; '' if there are none."""
     same = [
         f'{repeated.setting.value} ({repeated.setting.factor})'
         for repeated in decision.settings
         if repeated.verdict == decision.verdict
     ]
-    return f'the same verdict at {" and ".join(same)}' if same else ''
+    return f'the same at {" and ".join(same)}' if same else ''
 
 
 def write_pages(folder: Path, decisions: Sequence[Decision], entries: Entries) -> list[Path]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # record imports this module
 REPRODUCED, IN_PART, NOT_REPRODUCED = 'reproduced', 'partly reproduced', 'not reproduced'
 INFEASIBLE, NOT_TESTED, WITHDRAWN = 'infeasible here', 'not yet tested', 'withdrawn'
 NOT_VALID, NOT_CHECKED = 'not valid', 'not checked'
-DEPENDS = 'depends on the setting'
+DEPENDS = 'setting-dependent'
 # Verdicts for states of evidence that decide nothing; the states are stored in board.json.
 UNFINISHED = {STALE: STALE, OPEN: NOT_TESTED, OUT_OF_REACH: INFEASIBLE}
 DECIDED = (REPRODUCED, IN_PART, NOT_REPRODUCED)
@@ -157,7 +157,10 @@ def decide(claim: Claim, evidence: Mapping[str, Evidence]) -> Decision:
 def evaluate_setting(
     setting: NuisanceSetting, evaluate: Callable[[Sequence[Condition]], Sequence[ConditionResult]]
 ) -> SettingResult:
-    """Returns the outcomes of a setting. evaluate: returns those of some conditions."""
+    """Returns the outcomes of a setting.
+
+    evaluate: function from conditions to their outcomes.
+    """
     groups = setting.conditions, setting.control, setting.twin
     return SettingResult(setting, *map(evaluate, groups))
 

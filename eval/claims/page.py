@@ -1,4 +1,4 @@
-"""The page of a claim: what the paper says, how it was tested, the numbers and the verdict."""
+"""The page of a claim: the statement of the paper, the test, its numbers and the verdict."""
 
 import collections
 import math
@@ -191,7 +191,7 @@ def _describe_settings(decision: Decision) -> list[str]:
     """Returns a section on the conditions at other values of nuisance factors."""
     if not decision.settings:
         return []
-    head = ['factor', 'in the test', 'here', 'quantity', 'measured here, 95% interval', 'outcome']
+    head = ['factor', 'in the test', 'repeated at', 'quantity', 'measured, 95% interval', 'outcome']
     body = [
         [
             *(repeated.setting.factor, repeated.setting.reference, repeated.setting.value),

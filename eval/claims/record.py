@@ -81,7 +81,7 @@ def board_record(decisions: Sequence[Decision], entries: Entries) -> dict[str, A
 
 
 def _list_guards(decision: Decision) -> Iterator[ConditionResult]:
-    """Yields every outcome but those of the claim's own conditions."""
+    """Yields the outcomes of controls, broken methods and settings."""
     yield from (*decision.control, *decision.twin)
     for repeated in decision.settings:
         yield from (*repeated.conditions, *repeated.control, *repeated.twin)

@@ -52,7 +52,7 @@ class TestVerdict:
     def test_opposite_outcome_makes_it_depend(self, study, small_start):
         better = condition('layernorm', low=-9.0, high=0.0)
         decision = self.decide(study, small_start, better)
-        assert decision.verdict == 'depends on the setting'
+        assert decision.verdict == 'setting-dependent'
         assert decision.why == 'start: holds at 1, fails at 1/8'
 
     def test_same_or_undecided_outcome_does_not(self, study, small_start):
@@ -64,12 +64,12 @@ class TestVerdict:
     def test_equal_arms_need_control(self, study, equal_start, small_start):
         """Two arms may be equal because nothing matters in a setting; a difference is one."""
         as_good = condition('layernorm', low=-0.05, high=0.2)  # fails at first, by a better loss
-        for bounds, verdict in (({'low': -9.0}, 'depends on the setting'), ({'low': 1.0}, '')):
+        for bounds, verdict in (({'low': -9.0}, 'setting-dependent'), ({'low': 1.0}, '')):
             decision = self.decide(study, equal_start, as_good, **bounds)
             assert decision.verdict == (verdict or 'not reproduced')
         assert decision.settings[0].verdict == 'not valid'
         decision = self.decide(study, small_start, as_good, low=1.0)
-        assert decision.verdict == 'depends on the setting'
+        assert decision.verdict == 'setting-dependent'
 
     def test_broken_method_that_passes_decides_nothing(self, study, small_start):
         """Without one, the claim fails here and holds at the other start."""
@@ -77,7 +77,7 @@ class TestVerdict:
         for bounds, verdict in (({'low': 0.0}, 'not valid'), ({'high': 0.0}, 'reproduced')):
             decision = self.decide(study, small_start, worse, condition('layernorm', **bounds))
             assert decision.settings[0].verdict == verdict
-        assert decision.verdict == 'depends on the setting'
+        assert decision.verdict == 'setting-dependent'
 
     def test_setting_decides_nothing_alone(self, study, small_start):
         """A claim that is undecided stays so, whatever another setting shows."""
@@ -100,7 +100,7 @@ def test_page_and_record_have_settings(study, small_start, tmp_path):
     tested = repeat_elsewhere(claim(condition('layernorm', low=-9.0, high=0.0)), low=-9.0)
     decision = decide(tested, {'study.py': study, 'small_start.py': small_start})
     index, page, _ = board.write_pages(tmp_path, [decision], {})
-    assert '1 depends on the setting' in index.read_text()
+    assert '1 setting-dependent' in index.read_text()
     assert '| start | 1 | 1/8 | control: an effect: at least -9 | ' in page.read_text()
     assert 'With 1/8 as the start, the claim fails.' in page.read_text()
     recorded = read_record(tmp_path / 'board.json', [tested])[0]['mine']
@@ -118,5 +118,5 @@ def test_later_setting_is_merged(study, small_start, tmp_path):
     assert 'With 1/8 as the start, the claim has not been tested.' in page.read_text()
     trained = decide(newer, {'study.py': study, 'small_start.py': small_start})
     merged = merge_decisions(recorded, trained, ['small_start'])
-    assert merged.verdict == 'depends on the setting'
+    assert merged.verdict == 'setting-dependent'
     assert merge_decisions(recorded, trained, []).verdict == 'reproduced'
