@@ -11,6 +11,8 @@ Counts:   the loss is at most 0.03 nats above that of a learned readout, and bel
           rows, which do not have equal angles.
 """
 
+from configs.claims import _shared
+
 PART = 'weights'
 STUDIES = {
     'frozen': 'configs/studies/frozen_tuned.py',
@@ -28,6 +30,18 @@ HOLDS = (
         'against': {'model.readout': 'random'},
         'difference': (None, 0.0),
         'label': 'loss difference, equiangular rows minus random rows (nats per token)',
+    },
+)
+CONTROL = _shared.FEWER_UNITS_CONTROL
+TWIN = (
+    {
+        'study': 'frozen',
+        'arm': {'model.readout': 'random'},
+        'difference': (None, 0.03),
+        'label': (
+            'loss difference, rows at random angles, which are not equal, minus learned readout '
+            '(nats per token)'
+        ),
     },
 )
 FIDELITY = {

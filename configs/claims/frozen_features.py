@@ -11,6 +11,8 @@ Counts:   with a fifth of the trained parameters in the MLPs, the loss is at mos
           that of fully trained MLPs.
 """
 
+from configs.claims import _shared
+
 PART = 'weights'
 STUDIES = {
     'frozen': 'configs/studies/frozen_tuned.py',
@@ -21,6 +23,18 @@ HOLDS = (
         'arm': {'model.mlp': 'random_features', 'model.d_ff': 102},
         'difference': (None, 0.05),
         'label': 'loss difference, random features minus trained MLPs (nats per token)',
+    },
+)
+CONTROL = _shared.FEWER_UNITS_CONTROL
+TWIN = (
+    {
+        'study': 'frozen',
+        'arm': {'model.mlp': 'random_features', 'model.d_ff': 1},
+        'difference': (None, 0.05),
+        'label': (
+            'loss difference, 102 copies of the same random feature minus trained MLPs '
+            '(nats per token)'
+        ),
     },
 )
 FIDELITY = {

@@ -2,7 +2,7 @@
 
 Paper:    arXiv:2104.09864, RoFormer
 Says:     Rotating queries and keys by position converges faster than adding position embeddings.
-Here:     A 4-layer model with 0.26 million parameters is trained for 200 steps on 0.2 million
+Here:     A 4-layer model with 0.26 million parameters is trained for 800 steps on 0.8 million
           tokens of Python source code. Tokens and learned positions start at a standard deviation
           of 0.02, as in BERT, whose positions the paper replaces. The paper trains larger models
           for far longer.
@@ -11,7 +11,7 @@ Counts:   the loss of learned positions is higher than that of RoPE.
 
 PART = 'attention'
 STUDIES = {
-    'positions': 'configs/studies/as_published.py:positions',
+    'positions': 'configs/studies/as_published.py:positions_800',
 }
 HOLDS = (
     {
@@ -45,7 +45,7 @@ FIDELITY = {
     'RoPE': {
         'setting': (
             'base 10,000, all 16 features of a head, halves paired; AdamW with betas 0.9 and 0.95 '
-            'and decay 0.1, 20 steps of warm-up, cosine to 0 at step 200, 8 rows of 128 tokens; '
+            'and decay 0.1, 80 steps of warm-up, cosine to 0 at step 800, 8 rows of 128 tokens; '
             'each arm has its own tuned rate'
         ),
         'published': (

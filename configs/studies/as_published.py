@@ -6,7 +6,8 @@ Question: does Schedule-Free AdamW (b1 = 0), SCALE (all parameters, momentum of 
 Command:  uv run train.py --config=configs/studies/as_published.py:optimizers --workdir=runs/unit
           uv run train.py --config=configs/studies/as_published.py:small_start --workdir=runs/small
           uv run train.py --config=configs/studies/as_published.py:positions --workdir=runs/start
-Cost:     15 runs of 0.26 million parameters for each arm.
+          uv run train.py --config=configs/studies/as_published.py:positions_800 --workdir=runs/800
+Cost:     15 runs of 0.26 million parameters for each arm; in positions_800 20, of 800 steps.
 Result:   Schedule-Free is better than AdamW at both starts; SCALE, AuON and Muon's lead depend on
           the start; no positions are as good as RoPE at a start of 0.02:
           configs/studies/results/as_published.md
@@ -54,7 +55,7 @@ POSITIONS = (
 
 def get_config(which: str = 'optimizers') -> ConfigDict:
     """which: 'optimizers' with embeddings of deviation 1; 'small_start' with 1/8 and without the
-    twins; or 'positions'.
+    twins; 'positions', or 'positions_800' with 800 steps.
     """
     config = small.get_config()
     config.scaling.embedding_std = 1.0
@@ -63,8 +64,13 @@ def get_config(which: str = 'optimizers') -> ConfigDict:
     if which == 'small_start':
         config.scaling.embedding_std = 1 / 8
         config.sweep = {'list': OPTIMIZERS}
-    if which == 'positions':
+    if which in ('positions', 'positions_800'):
         config.scaling.embedding_std = 0.02
         config.sweep = {'list': POSITIONS}
         config.tune = {'optim.lr': 1e-2, 'smallest_effect': 0.02, 'budget': 15}
+    if which == 'positions_800':
+        # At 200 steps a model without positions is as good as one with RoPE.
+        config.train.steps = config.train.eval_every = 800
+        config.optim.warmup_steps = 80
+        config.tune = {**config.tune, 'budget': 20}
     return config

@@ -4,8 +4,8 @@ Question: with one frozen part at a time, each with a tuned learning rate and th
           equiangular rows of the readout as good as learned rows, and better than random rows? Do
           MLPs on random features need fewer trained parameters?
 Command:  uv run train.py --config=configs/studies/frozen_tuned.py --workdir=runs/frozen_tuned
-Cost:     about 25 runs of 0.26 million parameters and 1,000 steps in each of seven programs, one to
-          two hours on two CPU cores.
+Cost:     15 runs of 0.26 million parameters and 1,000 steps in each of eight programs, about an
+          hour on a CPU core.
 Result:   not trained to the end yet
 
 Cosines with learned rows separate the effect of the cosine from that of frozen rows. An MLP with 51
@@ -26,6 +26,8 @@ ARMS = (
     {'model.mlp': 'random_features'},
     {'model.mlp': 'random_features', 'model.d_ff': 102},
     {'model.d_ff': 51},
+    # All features are the same one, as if each were drawn from the same key.
+    {'model.mlp': 'random_features', 'model.d_ff': 1},
 )
 
 
@@ -37,5 +39,5 @@ def get_config() -> ConfigDict:
     config.train.steps = 1000
     config.train.eval_every = 1000
     config.sweep = {'list': ARMS}
-    config.tune = {'optim.lr': 1e-2, 'smallest_effect': 0.02}
+    config.tune = {'optim.lr': 1e-2, 'smallest_effect': 0.02, 'budget': 15}
     return config
