@@ -18,7 +18,7 @@ VARIANTS = {  # what stands behind the colon
     'formats': ('errors',),
     'groups_tuned': ('groups', 'adamw_decay', 'muon_decay'),
     'hybrids': ('8',),
-    'ladder': ('search', '160x200', '124m'),
+    'ladder': ('search', '160x200', '320x200', '124m'),
     'losses': ('z_loss', 'forms'),
     'norm_placement_lr': ('fitted', 'longer', 'pod'),
     'nuisances': ('blocks_start', 'recipes_start', 'both_start', 'norms_longer', 'blocks_longer'),
