@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import sys
+import zlib
 from pathlib import Path
 
 # Containers often ask for no bytecode. Then every process compiles all that it imports, in 3 s.
@@ -185,8 +186,10 @@ LONGEST = (
 
 
 class Share:
-    """Deselects the tests of other shares: the rows of a test go to each share in turn, and tests
-    that one process has to run stay together.
+    """Deselects the tests of other shares.
+
+    The rows of a test go to each share in turn, from one that its name decides, so that no other
+    test that comes or goes moves them. Tests that one process has to run stay together.
     """
 
     def __init__(self, share: str):
@@ -201,7 +204,13 @@ class Share:
     def pytest_collection_modifyitems(self, config, items):
         whole = {item: item.get_closest_marker('xdist_group') for item in items}
         names = {item: group.args[0] if group else item.nodeid for item, group in whole.items()}
-        chosen = {*sorted({*names.values()})[self.i - 1 :: self.n]}
+        rows = collections.defaultdict(set)
+        for name in names.values():
+            rows[name.split('[')[0]].add(name)
+        chosen = set()
+        for test, names_of_rows in rows.items():
+            first = (self.i - 1 - zlib.crc32(test.encode())) % self.n
+            chosen.update(sorted(names_of_rows)[first :: self.n])
         deselected = [item for item in items if names[item] not in chosen]
         items[:] = [item for item in items if names[item] in chosen]
         config.hook.pytest_deselected(items=deselected)

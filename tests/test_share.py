@@ -44,6 +44,16 @@ def test_shares_partition_tests_and_keep_groups():
     assert sorted(sum(x.group == 'g' for x in kept_items) for kept_items, _ in shares) == [0, 0, 2]
 
 
+def test_other_tests_do_not_move_test_to_another_share():
+    """Catches shares dealt over the sorted list, where a test that is added moves all behind it."""
+    tests = [FakeItem(f'tests/b.py::test_{i}') for i in range(20)]
+    added = [FakeItem('tests/a.py::test_added'), FakeItem('tests/a.py::test_rows[0]')]
+    for i in (1, 2, 3):
+        alone, _ = split_shares(tests, f'{i}/3')
+        beside, _ = split_shares(added + tests, f'{i}/3')
+        assert [item for item in beside if item not in added] == alone
+
+
 @pytest.mark.parametrize('share', ['0/3', '4/3', '1', 'a/b'])
 def test_invalid_share_is_refused(share):
     with pytest.raises(pytest.UsageError, match='--share'):
