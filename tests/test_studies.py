@@ -21,7 +21,11 @@ VARIANTS = {  # what stands behind the colon
     'ladder': ('search', '160x200', '320x200', '124m'),
     'losses': ('z_loss', 'forms'),
     'norm_placement_lr': ('fitted', 'longer', 'pod'),
-    'nuisances': ('blocks_start', 'recipes_start', 'both_start', 'norms_longer', 'blocks_longer'),
+    'nuisances': (
+        *('norms_longer', 'blocks_longer'),
+        *(f'{study}_start' for study in ('blocks', 'recipes', 'both')),
+        *(f'{study}_text' for study in ('norms', 'blocks', 'recipes', 'both')),
+    ),
     'optimizers': ('rates', 'equal_time'),
     'optimizers_tuned': ('half',),
     'streams': ('4',),

@@ -163,16 +163,44 @@ SMALL_START_CAUTION = (
 )
 START = {'factor': 'initial scale of the embeddings', 'reference': '1', 'value': '1/8'}
 LENGTH = {'factor': 'number of steps', 'reference': '200'}
+TEXT = {'factor': 'text', 'reference': 'Python sources', 'value': 'English'}
+STUDY = 'configs/studies/nuisances.py:'  # its variants repeat studies in other settings
+NORMS_SETTINGS = {
+    'norms_start': f'{STUDY}norms_start',
+    'norms_longer': f'{STUDY}norms_longer',
+    'norms_text': f'{STUDY}norms_text',
+}
+BLOCKS_SETTINGS = {
+    'blocks_start': f'{STUDY}blocks_start',
+    'blocks_longer': f'{STUDY}blocks_longer',
+    'blocks_text': f'{STUDY}blocks_text',
+}
+RECIPES_SETTINGS = {
+    'recipes_start': f'{STUDY}recipes_start',
+    'recipes_text': f'{STUDY}recipes_text',
+}
+BOTH_SETTINGS = {
+    'both_start': f'{STUDY}both_start',
+    'both_text': f'{STUDY}both_text',
+}
 NORMS_NUISANCES = (
     START | {'studies': {'norms': 'norms_start'}},
     LENGTH | {'value': '800', 'studies': {'norms': 'norms_longer'}},
+    TEXT | {'studies': {'norms': 'norms_text'}},
 )
 BLOCKS_NUISANCES = (
     START | {'studies': {'blocks': 'blocks_start'}},
     LENGTH | {'value': '400', 'studies': {'blocks': 'blocks_longer'}},
+    TEXT | {'studies': {'blocks': 'blocks_text'}},
 )
-RECIPES_NUISANCES = (START | {'studies': {'recipes': 'recipes_start'}},)
-BOTH_NUISANCES = (START | {'studies': {'both': 'both_start'}},)
+RECIPES_NUISANCES = (
+    START | {'studies': {'recipes': 'recipes_start'}},
+    TEXT | {'studies': {'recipes': 'recipes_text'}},
+)
+BOTH_NUISANCES = (
+    START | {'studies': {'both': 'both_start'}},
+    TEXT | {'studies': {'both': 'both_text'}},
+)
 ADAMW_SETTING = (
     'b1 0.9, b2 0.95, eps 1e-8, decay 0.1 times the rate, gradients clipped at 1; '
     'warm-up for a tenth of the steps, cosine to 0, batches of 8 x 128 tokens; tuned '

@@ -14,8 +14,7 @@ from configs.claims import _shared
 PART = 'activations'
 STUDIES = {
     'blocks': 'configs/studies/blocks_tuned.py',
-    'blocks_start': 'configs/studies/nuisances.py:blocks_start',
-    'blocks_longer': 'configs/studies/nuisances.py:blocks_longer',
+    **_shared.BLOCKS_SETTINGS,
 }
 HOLDS = (
     {

@@ -15,8 +15,7 @@ PART = 'norms'
 CAUTION = _shared.SMALL_START_CAUTION
 STUDIES = {
     'norms': 'configs/studies/norms_tuned.py',
-    'norms_start': 'configs/studies/nuisances.py:norms_start',
-    'norms_longer': 'configs/studies/nuisances.py:norms_longer',
+    **_shared.NORMS_SETTINGS,
 }
 HOLDS = (
     {

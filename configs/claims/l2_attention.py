@@ -14,8 +14,7 @@ PART = 'attention'
 STUDIES = {
     'blocks': 'configs/studies/blocks_tuned.py',
     'equations': 'configs/studies/twins.py:equations',
-    'blocks_start': 'configs/studies/nuisances.py:blocks_start',
-    'blocks_longer': 'configs/studies/nuisances.py:blocks_longer',
+    **_shared.BLOCKS_SETTINGS,
 }
 HOLDS = (
     {

@@ -13,7 +13,7 @@ from configs.claims import _shared
 PART = 'losses'
 STUDIES = {
     'equations': 'configs/studies/twins.py:equations',
-    'recipes_start': 'configs/studies/nuisances.py:recipes_start',
+    **_shared.RECIPES_SETTINGS,
 }
 HOLDS = (
     {
@@ -42,7 +42,10 @@ TWIN = (
         ),
     },
 )
-NUISANCES = (_shared.START | {'studies': {'equations': 'recipes_start'}},)
+NUISANCES = (
+    _shared.START | {'studies': {'equations': 'recipes_start'}},
+    _shared.TEXT | {'studies': {'equations': 'recipes_text'}},
+)
 FIDELITY = {
     'label smoothing': {
         'setting': (

@@ -15,8 +15,7 @@ PART = 'activations'
 STUDIES = {
     'blocks': 'configs/studies/blocks_tuned.py',
     'twins': 'configs/studies/twins.py:blocks',
-    'blocks_start': 'configs/studies/nuisances.py:blocks_start',
-    'blocks_longer': 'configs/studies/nuisances.py:blocks_longer',
+    **_shared.BLOCKS_SETTINGS,
 }
 HOLDS = (
     {

@@ -14,7 +14,7 @@ from configs.claims import _shared
 PART = 'recipes'
 STUDIES = {
     'recipes': 'configs/studies/recipes_tuned.py',
-    'recipes_start': 'configs/studies/nuisances.py:recipes_start',
+    **_shared.RECIPES_SETTINGS,
 }
 HOLDS = (
     {

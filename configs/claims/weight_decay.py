@@ -20,7 +20,7 @@ CAUTION = (
 STUDIES = {
     'recipes': 'configs/studies/recipes_tuned.py',
     'twins': 'configs/studies/twins.py:recipes',
-    'recipes_start': 'configs/studies/nuisances.py:recipes_start',
+    **_shared.RECIPES_SETTINGS,
 }
 HOLDS = (
     {

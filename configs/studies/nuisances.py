@@ -1,16 +1,23 @@
-"""Do verdicts on small models hold at another start of the embeddings, and for longer training?
+"""Do verdicts on small models hold at another start of the embeddings, for longer training, and on
+another text?
 
 Question: the verdicts of norms_tuned.py, blocks_tuned.py, recipes_tuned.py and
           optimizers_and_schedules.py were found at embeddings of initial deviation 1. Does each
           condition have the same outcome at 1/8, which scaling.init gives at this width? Do those
-          of norms, found at 200 steps, have it at 800, and those of blocks at 400?
+          of norms, found at 200 steps, have it at 800, and those of blocks at 400? Do those found
+          on Python sources have it on English, their docstrings?
 Command:  uv run train.py --config=configs/studies/nuisances.py:norms_start --workdir=runs/norms
           uv run train.py --config=configs/studies/nuisances.py:blocks_start --workdir=runs/blocks
           uv run train.py --config=configs/studies/nuisances.py:recipes_start --workdir=runs/recipes
           uv run train.py --config=configs/studies/nuisances.py:both_start --workdir=runs/both
           uv run train.py --config=configs/studies/nuisances.py:norms_longer --workdir=runs/norms4
           uv run train.py --config=configs/studies/nuisances.py:blocks_longer --workdir=runs/blocks2
-Cost:     15 runs of 0.26 million parameters for each of 34 arms at 1/8, and of 18 for longer runs.
+          uv run train.py --config=configs/studies/nuisances.py:norms_text --workdir=runs/text1
+          uv run train.py --config=configs/studies/nuisances.py:blocks_text --workdir=runs/text2
+          uv run train.py --config=configs/studies/nuisances.py:recipes_text --workdir=runs/text3
+          uv run train.py --config=configs/studies/nuisances.py:both_text --workdir=runs/text4
+Cost:     15 runs of 0.26 million parameters for each of 34 arms at 1/8 and on the other text, and
+          of 18 for longer runs.
 Result:   six of 24 verdicts depend on the start, five are the same, the others are undecided or
           cannot tell; of 14 ten are the same for longer training, and none is reversed:
           configs/studies/results/nuisances.md
@@ -74,14 +81,19 @@ BASES = {
 
 
 def get_config(which: str = 'norms_start') -> ConfigDict:
-    """which: STUDY_start, STUDY of norms, blocks, recipes, both; norms_longer or blocks_longer."""
-    choices = [f'{study}_start' for study in ARMS] + [f'{study}_longer' for study in LONGER]
+    """which: STUDY_start or STUDY_text, STUDY of norms, blocks, recipes, both; or norms_longer or
+    blocks_longer.
+    """
+    choices = [f'{study}_{setting}' for setting in ('start', 'text') for study in ARMS]
+    choices += [f'{study}_longer' for study in LONGER]
     if which not in choices:
         raise ValueError(f'which must be one of {", ".join(choices)}; got {which!r}')
     study, _, setting = which.partition('_')
     config = BASES[study].get_config()
     if setting == 'start':
         config.scaling.embedding_std = START
+    elif setting == 'text':
+        config.data.source = 'docstrings'
     else:
         config.train.steps = config.train.eval_every = LONGER[study] * config.train.steps
         config.optim.warmup_steps *= LONGER[study]

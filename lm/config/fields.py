@@ -351,7 +351,9 @@ class ScalingConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    source: Annotated[str, 'text to train on: python, text:, chat:, hub:, tfds: or synthetic:']
+    source: Annotated[
+        str, 'text to train on: python, docstrings, text:, chat:, hub:, tfds: or synthetic:'
+    ]
     tokenizer: Annotated[str, 'bpe:SIZE (trained on the text), byte, hf:PATH or ids:SIZE,BOS,EOS']
     text_field: Annotated[str, 'field of a record that has its text']
     seq_len: Annotated[int, 'tokens per row']

@@ -8,7 +8,6 @@ import itertools
 import os
 import re
 import string
-import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,15 +32,11 @@ from lm.data.kinds import (
 )
 from lm.data.near_files import find_near_pattern
 from lm.data.objects import list_objects
+from lm.data.standard_library import list_modules, read_docstrings
 from lm.data.text_field import check_field, to_bytes
 from lm.storage.buckets import ENDPOINTS, is_url
 from lm.storage.files import expand_home, first_line
 from modules.choices import choose
-
-# Tests are two thirds of the library, and largely tables; packages differ between machines.
-PYTHON_EXCLUDED_DIRS = {'site-packages', 'dist-packages', 'test', 'tests', 'idle_test'}
-# Written by the build of one interpreter: without them, equal versions hold equal corpora.
-PYTHON_EXCLUDED_PREFIXES = ('_sysconfigdata', 'config-')
 
 TFDS_SPLITS = ('train', 'validation', 'test')  # that a name may end with; the first is implied
 
@@ -119,29 +114,34 @@ def _suggest_source(path: str) -> str:
 
 def python(argument: str, text_field: str) -> Source:
     """The standard library of the running interpreter, one document per module."""
-    if argument:
-        raise ValueError(f"data.source 'python' takes no argument; got 'python:{argument}'.")
-    root = Path(sysconfig.get_path('stdlib'))
-    names = sorted(_list_modules(root))
-    if not names:
-        raise ValueError(
-            f'data.source is python, but this interpreter has no .py files in {root} (it may be '
-            'frozen or zipped). Use your own text: data.source=text:GLOB.'
-        )
+    modules = _list_modules('python', argument)
 
     def read_modules() -> Documents:
-        return ((name, ((root / name).read_bytes(),)) for name in names)
+        return ((name, (path.read_bytes(),)) for name, path in modules.items())
 
-    return Source(tuple(root / name for name in names), 'text', read_modules)
+    return Source(tuple(modules.values()), 'text', read_modules)
 
 
-def _list_modules(root: Path) -> Iterator[str]:
-    for folder, dirs, names in os.walk(root):
-        candidates = [name for name in dirs if not name.startswith(PYTHON_EXCLUDED_PREFIXES)]
-        dirs[:] = [name for name in candidates if name not in PYTHON_EXCLUDED_DIRS]
-        for name in names:
-            if name.endswith('.py') and not name.startswith(PYTHON_EXCLUDED_PREFIXES):
-                yield (Path(folder) / name).relative_to(root).as_posix()
+def docstrings(argument: str, text_field: str) -> Source:
+    """The docstrings of the standard library, which are English; one document per module."""
+    modules = _list_modules('docstrings', argument)
+
+    def read_modules() -> Documents:
+        for name, path in modules.items():
+            if text := read_docstrings(path.read_bytes()):
+                yield name, (text.encode(errors='surrogatepass'),)
+
+    return Source(tuple(modules.values()), 'docstrings', read_modules)
+
+
+def _list_modules(scheme: str, argument: str) -> dict[str, Path]:
+    """Returns the modules of the library; the error names the source."""
+    if argument:
+        raise ValueError(f"data.source '{scheme}' takes no argument; got '{scheme}:{argument}'.")
+    try:
+        return list_modules()
+    except ValueError as error:
+        raise ValueError(f'data.source is {scheme}, but {error}') from error
 
 
 def text(argument: str, text_field: str) -> Source:
@@ -478,6 +478,7 @@ def synthetic(argument: str, text_field: str) -> Source:
 
 SOURCES = {
     'python': python,
+    'docstrings': docstrings,
     'text': text,
     'chat': chat,
     'hub': hub,

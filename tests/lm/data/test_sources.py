@@ -18,6 +18,7 @@ import zstandard
 
 from lm.data import cache, open_dataset, regression, sources, streams
 from lm.data.sources import SOURCES, SYNTHETIC, open_source
+from lm.data.standard_library import read_docstrings
 from tests import ROOT
 from tests.lm.data.conftest import discard_line, opening_notes, write_texts
 
@@ -281,6 +282,38 @@ def test_property_python_excludes_tests():
         assert '_sysconfigdata' not in name
 
 
+def test_docstrings_are_read_in_order_without_code():
+    """Catches nested functions that come after later ones, indentation, and other strings."""
+    code = b'''"""Of the module."""
+a = """not a docstring"""
+class Outer:
+    """Of the class.
+
+    Indented \\d.
+    """
+    def inner(self):
+        "Of the \xc3\xa9 method."
+        return "no"
+async def last():
+    "Of the function."
+def bare(): ...
+'''
+    assert read_docstrings(code) == (
+        'Of the module.\n\nOf the class.\n\nIndented \\d.\n\nOf the é method.\n\n'
+        'Of the function.\n\n'
+    )
+    assert read_docstrings(b'x = 1') == ''
+
+
+def test_property_docstrings_are_a_part_of_the_library():
+    documents = dict(itertools.islice(open_source('docstrings', 'text').documents(), 40))
+    assert documents.keys() <= dict(open_source('python', 'text').documents()).keys()
+    (text,) = documents['ast.py']
+    assert text.startswith(b'ast\n~~~\n\nThe `ast` module helps') and b'import' not in text
+    with pytest.raises(ValueError, match="'docstrings' takes no argument; got 'docstrings:x'"):
+        open_source('docstrings:x', 'text')
+
+
 @pytest.mark.parametrize('name', SYNTHETIC)
 def test_property_synthetic_is_deterministic_and_distinct(name):
     is_regression = name in regression.REGRESSIONS  # there are many, of one kind
@@ -331,14 +364,17 @@ def write_file(folder, name, content):
     [
         (
             lambda d: 'pyton',
-            "of chat, hub, python, synthetic, text, tfds; got 'pyton'. Did you mean",
+            "of chat, docstrings, hub, python, synthetic, text, tfds; got 'pyton'. Did you mean",
         ),
         (lambda d: write_file(d, 'a.txt', b'x')[5:], 'set data.source=text:{}/a.txt.'),
         (lambda d: '*.jsonl', 'set data.source=text:*.jsonl.'),
         (lambda d: 'nowhere.txt.gz', 'set data.source=text:nowhere.txt.gz.'),
         (lambda d: str(d), 'data.source=text:{} has no readable text files'),
         (lambda d: write_file(d, 'a.txt', b'x') and f'{d}/', 'set data.source=text:{}/.'),
-        (lambda d: 'file:/a.txt', "one of chat, hub, python, synthetic, text, tfds; got 'file'"),
+        (
+            lambda d: 'file:/a.txt',
+            "one of chat, docstrings, hub, python, synthetic, text, tfds; got 'file'",
+        ),
         (lambda d: 'python:3', 'takes no argument'),
         (lambda d: 'text', 'needs a glob'),
         (lambda d: f'text:{d}/*.txt', 'no file matches'),
@@ -449,4 +485,4 @@ def test_equivalence_formats_make_the_same_rows(cfg, tmp_path):
 
 
 def test_contract_every_source_is_covered():
-    assert set(SOURCES) == {'python', 'text', 'chat', 'hub', 'tfds', 'synthetic'}
+    assert set(SOURCES) == {'python', 'docstrings', 'text', 'chat', 'hub', 'tfds', 'synthetic'}
