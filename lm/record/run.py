@@ -1,14 +1,13 @@
 """The record of a run: the content of its folder, read on demand.
 
-All readers of runs use it: sweeps, tables, reports, fits, trackers. Nothing is cached between
-calls, as a run changes its files while it trains. It needs no JAX, except for `read_recipe` and
-`config`.
+All readers of runs use it: sweeps, tables, reports, fits, trackers. Files are read anew in each
+call, as a run changes them while it trains; what the same content means is kept. It needs no JAX,
+except for `read_recipe` and `config`.
 """
 
 import contextlib
 import dataclasses
 import functools
-import json
 import math
 from collections.abc import Generator, Mapping
 from pathlib import Path
@@ -26,7 +25,7 @@ from lm.record.names import (
     SWEEP,
 )
 from lm.record.time_use import estimate_goodput
-from lm.storage.files import UnreadableFile, read_json
+from lm.storage.files import UnreadableFile, parse_record, read_json, read_record
 
 if TYPE_CHECKING:
     from lm.config.recipe import Recipe
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
 Row = dict[str, Any]  # of metrics.jsonl, or by the names of summary.json
 TEXT, SUITE = 'text_', 'suite_'  # begin the names of numbers of eval.texts and eval.suites
 METRICS = {'ce': 'validation_ce', 'bits_per_byte': 'bits_per_byte'}  # column: in summary.json
+KEPT = 10_000  # configs, and summaries, by their content
 # A record that something has written over may parse, with other types than expected.
 READ_ERRORS = (ValueError, KeyError, TypeError, AttributeError, OSError)
 
@@ -90,8 +90,9 @@ class Run:
         For a config that this version does not accept: its own fields, and the defaults of fields
         that were added since. Raises ValueError, naming the file.
         """
-        with annotate_errors(self.folder / CONFIG):
-            return _flat_config(json.dumps(self.read_config()))
+        path = self.folder / CONFIG
+        with annotate_errors(path):
+            return _flat_config(read_record(path), path)
 
     @property
     def summary(self) -> Row:
@@ -160,15 +161,11 @@ class Run:
         """
         if not self.folder.exists():
             return {'status': 'waiting'}
-        summary = {'status': 'unfinished'}
+        summary: Mapping[str, Any] = {'status': 'unfinished'}
         path = self.folder / SUMMARY
         if path.exists():
-            summary = read_json(path)
-            if not isinstance(summary.get('status'), str):
-                raise ValueError(f'{path} cannot be read (it has no status)')
-            if not is_warning_list(summary.get('warnings', [])):
-                raise ValueError(f'{path} cannot be read (its warnings have another format)')
-        summary = summary | self._describe_origin(summary)
+            summary = _parse_summary(read_record(path), path)
+        summary = {**summary, **self._describe_origin(summary)}
         if 'best_validation_ce' in summary:
             return group_evaluations(summary) | summary
         with annotate_errors(self.folder / FILE):
@@ -176,7 +173,7 @@ class Run:
             numbers = _summarize_rows(rows) | estimate_goodput(self.folder, rows) | summary
             return group_evaluations(numbers) | numbers
 
-    def _describe_origin(self, summary: Row) -> Row:
+    def _describe_origin(self, summary: Mapping[str, Any]) -> Row:
         """Returns the parent of a branch, and the steps of the checkpoints of a run."""
         # A local copy of records has only the checkpoints that somebody has read.
         steps = summary.get('checkpoints') or self.checkpoint_steps
@@ -262,15 +259,25 @@ def _is_warning(value: Any) -> bool:
     return False
 
 
-@functools.lru_cache(maxsize=10_000)
-def _flat_config(text: str) -> Mapping[str, Any]:
+@functools.lru_cache(maxsize=KEPT)
+def _parse_summary(content: bytes, path: Path) -> Mapping[str, Any]:
+    summary = parse_record(content, path)
+    if not isinstance(summary.get('status'), str):
+        raise ValueError(f'{path} cannot be read (it has no status)')
+    if not is_warning_list(summary.get('warnings', [])):
+        raise ValueError(f'{path} cannot be read (its warnings have another format)')
+    return summary
+
+
+@functools.lru_cache(maxsize=KEPT)
+def _flat_config(content: bytes, path: Path) -> Mapping[str, Any]:
     from lm.config.fields import FIELDS
     from lm.config.resolve import flatten
     from lm.record.upgrade import rename_fields, resolve_stored
 
-    raw = json.loads(text)
+    raw = parse_record(content, path)
     flat = flatten(raw)
-    if flat.keys() == FIELDS.keys() and not any(isinstance(x, list | dict) for x in flat.values()):
+    if flat.keys() == FIELDS.keys() and {list, dict}.isdisjoint(map(type, flat.values())):
         return flat  # as this version wrote it; resolving it again takes most of the time of a row
     try:
         return flatten(resolve_stored(raw))

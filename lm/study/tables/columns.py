@@ -140,6 +140,9 @@ def cast_to_column(path: Path, name: str, value: Any, kind: pa.DataType) -> Any:
         return None
     if _is_unchanged(value, kind):
         return value
+    python = PYTHON[kind.id]
+    if {type(value), python} == {int, float} and abs(value) <= 2**53 and python(value) == value:
+        return python(value)  # Arrow would import pandas to do so, which takes half a second
     if kind == pa.string() and not isinstance(value, str):
         return json.dumps(value)
     try:

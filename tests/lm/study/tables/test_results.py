@@ -21,7 +21,11 @@ def sweep(tmp_path):
 
 
 @pytest.mark.parametrize('name', ['config.json', 'summary.json'])
-@pytest.mark.parametrize('text', [b'', b'{"status": "do', b'\xff\xfe', b'[1]', b'[' * 100_000])
+@pytest.mark.parametrize(
+    'text',
+    [b'', b'{"status": "do', b'\xff\xfe', b'[1]', b'[' * 100_000],
+    ids=['empty', 'cut', 'not UTF-8', 'a list', 'deep'],
+)
 def test_unreadable_cell_is_reported_beside_others(sweep, name, text):
     before = runs.gather(sweep)
     path = sweep / before[1]['cell'] / name
@@ -120,7 +124,8 @@ def test_damaged_table_never_changes_numbers_silently(sweep):
 @pytest.mark.parametrize('kind', columns.ARROW.values(), ids=str)
 def test_cast_returns_what_arrow_returns(tmp_path, kind):
     """Most values are returned without asking Arrow."""
-    values = (0, -(2**63), 2**63, True, 0.5, 1.0, 1e300, 'text', 'naïve', '\ud800', '')
+    values = (0, -(2**53), 2**53 + 1, -(2**63), 2**63, True, 0.5, 1.0, 1e300)
+    values = (*values, 'text', 'naïve', '\ud800', '')
     for value in values:
         try:
             expected = pa.scalar(value, kind).as_py()
