@@ -149,8 +149,8 @@ def unresolve_fields(recipe: Recipe) -> dict[str, Any]:
     return flat
 
 
-# The fields of a run whose weights were made by a program and not by training.
 SCALARS = {str, int, float, bool, type(None)}
+# The fields of a run whose weights were made by a program and not by training.
 NO_SOURCE = {'train.init_from': '', 'train.branch_from': ''}
 
 
