@@ -18,7 +18,8 @@ Command:  uv run train.py --config=configs/studies/nuisances.py:norms_start --wo
 Cost:     15 runs of 0.26 million parameters for each of 34 arms at 1/8, of 18 for longer runs, and
           of 26 on the other text.
 Result:   six of 24 verdicts depend on the start, five are the same, the others are undecided or
-          cannot tell; of 14 ten are the same for longer training, and none is reversed:
+          cannot tell; of 14 ten are the same for longer training, and of 20 thirteen on English,
+          and none is reversed:
           configs/studies/results/nuisances.md
 
 The arms are those of the claims that are decided at 1 and 200 steps, of their controls, and of the
