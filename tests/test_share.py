@@ -49,9 +49,9 @@ def test_other_tests_do_not_move_test_to_another_share():
     tests = [FakeItem(f'tests/b.py::test_{i}') for i in range(20)]
     added = [FakeItem('tests/a.py::test_added'), FakeItem('tests/a.py::test_rows[0]')]
     for i in (1, 2, 3):
-        alone, _ = split_shares(tests, f'{i}/3')
-        beside, _ = split_shares(added + tests, f'{i}/3')
-        assert [item for item in beside if item not in added] == alone
+        before, _ = split_shares(tests, f'{i}/3')
+        after, _ = split_shares(added + tests, f'{i}/3')
+        assert [test for test in after if test not in added] == before
 
 
 @pytest.mark.parametrize('share', ['0/3', '4/3', '1', 'a/b'])

@@ -1,8 +1,8 @@
 """The record of a run: the content of its folder, read on demand.
 
 All readers of runs use it: sweeps, tables, reports, fits, trackers. Files are read anew in each
-call, as a run changes them while it trains; what the same content means is kept. It needs no JAX,
-except for `read_recipe` and `config`.
+call, as a run changes them while it trains; parsed content is kept. It needs no JAX, except for
+`read_recipe` and `config`.
 """
 
 import contextlib

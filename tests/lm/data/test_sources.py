@@ -305,7 +305,7 @@ def bare(): ...
     assert read_docstrings(b'x = 1') == ''
 
 
-def test_property_docstrings_are_a_part_of_the_library():
+def test_property_docstrings_are_text_without_code():
     documents = dict(itertools.islice(open_source('docstrings', 'text').documents(), 40))
     assert documents.keys() <= dict(open_source('python', 'text').documents()).keys()
     (text,) = documents['ast.py']

@@ -114,7 +114,7 @@ def test_config_is_the_resolved_one(tmp_path, changes):
 
 
 def test_changed_record_is_read_anew(tmp_path):
-    """What a content means is kept: catches a key without the content, or without its digest."""
+    """Parsed files are kept: catches a key without the content, and an unchecked digest."""
     times = os.stat(tmp_path)
     for loss, lr in ((2.5, 0.1), (3.5, 0.2)):  # files of equal names, sizes and times
         write_config(tmp_path, resolve(tiny_raw({'optim.lr': lr})))
