@@ -184,11 +184,11 @@ def _power_summary(decision: Decision) -> str:
 def _settings_summary(decision: Decision) -> str:
     """Returns the settings with the outcomes of the claim's own test; '' if there are none."""
     same = [
-        f'{repeated.setting.value} ({repeated.setting.factor})'
+        f'another {repeated.setting.factor} ({repeated.setting.value})'
         for repeated in decision.settings
         if repeated.verdict == decision.verdict
     ]
-    return f'the same at {" and ".join(same)}' if same else ''
+    return f'the same with {" and ".join(same)}' if same else ''
 
 
 def write_pages(folder: Path, decisions: Sequence[Decision], entries: Entries) -> list[Path]:

@@ -34,6 +34,7 @@ from eval.sync import to_mlflow, to_wandb
 from lm.data import byte_ranks, columnar, hub, records, tokenizers
 from lm.data.chat_template import TEMPLATE_FILE, compile_template, make_variables
 from lm.data.folders import select_files
+from lm.data.tokenizer_files import CONFIG_FILE, LIBRARY_FILE, SPECIALS_FILE
 from lm.record.metrics import FILE, Tail, read_rows
 from lm.storage.files import parse_json
 from lm.storage.lease import parse_record
@@ -140,6 +141,8 @@ def read_tokenizer_file(folder: Path, name: str) -> Reader:
     """A file of a tokenizer beside the others of a model."""
     hostile_models.write_model(folder / 'model', 'llama3')
     path = folder / 'model' / name
+    if name == SPECIALS_FILE:  # which is read for the tokens that the other file lacks
+        (folder / 'model' / CONFIG_FILE).write_text('{}')
 
     def parse(content):
         path.write_bytes(content)
@@ -423,7 +426,7 @@ READERS: dict[str, Callable[[Path], Reader]] = {
     'model-config': read_model_config,
     **{
         name: functools.partial(read_tokenizer_file, name=name)
-        for name in ('tokenizer.json', 'tokenizer_config.json', 'special_tokens_map.json')
+        for name in (LIBRARY_FILE, CONFIG_FILE, SPECIALS_FILE)
     },
     'tokenizer.model': read_sentencepiece,
     'tekken.json': read_tekken,
