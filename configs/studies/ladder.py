@@ -48,8 +48,8 @@ ARMS = (  # changes, the centre of the search, and the best learning rate that i
     ({'optim.name': 'soap', **HIDDEN}, CENTRE, 1.7e-2),
     ({'optim.name': 'lion', **HIDDEN}, 2e-3, 3.1e-3),
 )
-# At width 320: what a smaller rung decided, without SOAP, the slowest. In the order of training, as
-# a run takes five core-minutes.
+# Width 320 has the arms that a smaller rung decided, without SOAP, the slowest. They train in this
+# order, as a run takes five core-minutes.
 DECIDED = (
     {},
     {'optim.name': 'muon', **HIDDEN},

@@ -46,9 +46,10 @@ def read_docstrings(code: bytes) -> str:
     Returns:
       The text, '' if there are none; in the order of the source, without common indentation.
     """
-    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    documented = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     with warnings.catch_warnings(action='ignore', category=SyntaxWarning):  # of invalid escapes
-        nodes = [node for node in ast.walk(ast.parse(code)) if isinstance(node, documented)]
-    nodes.sort(key=lambda node: getattr(node, 'lineno', 0))
-    docstrings = [ast.get_docstring(node) for node in nodes]
+        module = ast.parse(code)
+    nodes = [node for node in ast.walk(module) if isinstance(node, documented)]
+    nodes.sort(key=lambda node: node.lineno)
+    docstrings = [ast.get_docstring(node) for node in (module, *nodes)]
     return ''.join(f'{docstring}\n\n' for docstring in docstrings if docstring)

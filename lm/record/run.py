@@ -25,7 +25,7 @@ from lm.record.names import (
     SWEEP,
 )
 from lm.record.time_use import estimate_goodput
-from lm.storage.files import UnreadableFile, parse_record, read_json, read_record
+from lm.storage.files import UnreadableFile, parse_sealed, read_json, read_json_bytes
 
 if TYPE_CHECKING:
     from lm.config.recipe import Recipe
@@ -92,7 +92,7 @@ class Run:
         """
         path = self.folder / CONFIG
         with annotate_errors(path):
-            return _flat_config(read_record(path), path)
+            return _flat_config(read_json_bytes(path), path)
 
     @property
     def summary(self) -> Row:
@@ -164,7 +164,7 @@ class Run:
         summary: Mapping[str, Any] = {'status': 'unfinished'}
         path = self.folder / SUMMARY
         if path.exists():
-            summary = _parse_summary(read_record(path), path)
+            summary = _parse_summary(read_json_bytes(path), path)
         summary = {**summary, **self._describe_origin(summary)}
         if 'best_validation_ce' in summary:
             return group_evaluations(summary) | summary
@@ -261,7 +261,7 @@ def _is_warning(value: Any) -> bool:
 
 @functools.lru_cache(maxsize=KEPT)
 def _parse_summary(content: bytes, path: Path) -> Mapping[str, Any]:
-    summary = parse_record(content, path)
+    summary = parse_sealed(content, path)
     if not isinstance(summary.get('status'), str):
         raise ValueError(f'{path} cannot be read (it has no status)')
     if not is_warning_list(summary.get('warnings', [])):
@@ -275,7 +275,7 @@ def _flat_config(content: bytes, path: Path) -> Mapping[str, Any]:
     from lm.config.resolve import flatten
     from lm.record.upgrade import rename_fields, resolve_stored
 
-    raw = parse_record(content, path)
+    raw = parse_sealed(content, path)
     flat = flatten(raw)
     if flat.keys() == FIELDS.keys() and {list, dict}.isdisjoint(map(type, flat.values())):
         return flat  # as this version wrote it; resolving it again takes most of the time of a row

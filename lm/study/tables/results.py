@@ -136,11 +136,7 @@ def _make_record(path: Path, config: Mapping[str, Any], results: Row, **membersh
         **{column: config.get(name) for name, column in columns().items()},
         **{column: results.get(name) for column, (name, _) in RESULTS.items()},
     }
-    return {
-        # Most fields of a config are None; asking for them costs as much as the others.
-        name: None if row[name] is None else cast_to_column(path, name, row[name], kind)
-        for name, kind in column_types()
-    }
+    return {name: cast_to_column(path, name, row[name], kind) for name, kind in column_types()}
 
 
 def to_arrow(records: Iterable[Record]) -> pa.Table:
