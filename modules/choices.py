@@ -41,6 +41,7 @@ _ALIASES = {
     'rope': 'rotary',
     'shared': 'albert',
     'silu': 'swish',
+    'sinusoidal': 'sincos',
     'span_corruption': 'denoising t5',
     'spectral_cap': 'spectralclip',
     'spectral_norm': 'sn',

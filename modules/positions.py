@@ -447,6 +447,25 @@ class LearnedPositions(nn.Module):
         return table_TD[positions_BT]
 
 
+class SinusoidalPositions(nn.Module):
+    """Sines and cosines that are added to the embeddings (arXiv:1706.03762, section 3.5):
+    `p_(t, 2 i) = sin(t / 10000^(2 i / D))` and `p_(t, 2 i + 1) = cos(t / 10000^(2 i / D))`.
+
+    Positions are not limited by `length`. Their root mean square is about `sqrt(1/2)`, as in the
+    paper, where embeddings have a deviation of 1 (scaling.embedding_std).
+    """
+
+    length: int
+    features: int
+
+    @nn.compact
+    def __call__(self, positions_BT: jax.Array) -> jax.Array:
+        frequencies_P = 10_000.0 ** (-np.arange(0, self.features, 2) / self.features)
+        angles_BTP = positions_BT[..., None] * np.float32(frequencies_P)[None, None]
+        pairs_BTP2 = jnp.stack([jnp.sin(angles_BTP), jnp.cos(angles_BTP)], axis=-1)
+        return pairs_BTP2.reshape(*positions_BT.shape, -1)[..., : self.features]
+
+
 @dataclasses.dataclass(frozen=True)
 class Position:
     """A row of `POSITIONS`: a description with its source, and the functions of the method.
@@ -457,6 +476,7 @@ class Position:
     summary: str = ''
     rotate: Callable[..., jax.Array] = no_rotation  # called as `rope` is
     table: type[nn.Module] | None = None  # added to the embeddings
+    is_limited: bool = False  # whether `table` has no positions after its length
     slopes: Callable[[int], jax.Array] | None = None  # N -> [N], by which logits fall with distance
     check: Callable[[Any, Any], None] = accept_any  # of a config (`modules.facts`)
 
@@ -470,8 +490,13 @@ POSITIONS = {
         check=check_takes_slopes,
     ),
     'learned': Position(
-        'Learned vectors, added to the embeddings (arXiv:1706.03762)', table=LearnedPositions
+        'Learned vectors, added to the embeddings (arXiv:1706.03762)',
+        table=LearnedPositions,
+        is_limited=True,
     ),
     'none': Position('No positions: only the causal mask conveys the order of tokens'),
     'rope': Position(rotate=rope, check=check_rope),
+    'sinusoidal': Position(
+        'Sines and cosines, added to the embeddings (arXiv:1706.03762)', table=SinusoidalPositions
+    ),
 }

@@ -14,7 +14,7 @@ from lm.study.plan.cells import expand_sweep, split_sweep
 FOLDER = Path(__file__).parent.parent / 'configs' / 'studies'
 NAMES = sorted(path.stem for path in FOLDER.glob('[!_]*.py'))
 VARIANTS = {  # what stands behind the colon
-    'as_published': ('small_start', 'positions', 'positions_800'),
+    'as_published': ('small_start', 'positions', 'positions_800', 'sinusoidal'),
     'formats': ('errors',),
     'groups_tuned': ('groups', 'adamw_decay', 'muon_decay'),
     'hybrids': ('8',),

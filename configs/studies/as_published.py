@@ -2,12 +2,14 @@
 
 Question: does Schedule-Free AdamW (b1 = 0), SCALE (all parameters, momentum of the readout) or AuON
           reach the loss of AdamW or Muon, at embeddings of initial deviation 1 and 1/8? Is RoPE
-          better than learned positions that start at 0.02, as the tokens do?
+          better than learned positions that start at 0.02, as the tokens do, or than sinusoidal
+          ones beside tokens of deviation 1?
 Command:  uv run train.py --config=configs/studies/as_published.py:optimizers --workdir=runs/unit
           uv run train.py --config=configs/studies/as_published.py:small_start --workdir=runs/small
           uv run train.py --config=configs/studies/as_published.py:positions --workdir=runs/start
           uv run train.py --config=configs/studies/as_published.py:positions_800 --workdir=runs/800
-Cost:     15 runs of 0.26 million parameters for each arm, of 800 steps in positions_800.
+          uv run train.py --config=configs/studies/as_published.py:sinusoidal --workdir=runs/sines
+Cost:     15 runs of 0.26 million parameters for each arm, of 800 steps in the last two.
 Result:   Schedule-Free is better than AdamW at both starts; SCALE, AuON and Muon's lead depend on
           the start; at a start of 0.02, no positions are as good as RoPE after 200 steps, and
           0.32 nats worse after 800, where learned ones are worse still:
@@ -52,11 +54,16 @@ POSITIONS = (
     {'model.position': 'learned'},
     {'model.position': 'none'},
 )
+SINUSOIDAL = (
+    {'model.position': 'rope'},
+    {'model.position': 'sinusoidal'},
+    {'model.position': 'none'},
+)
 
 
 def get_config(which: str = 'optimizers') -> ConfigDict:
     """which: 'optimizers' with embeddings of deviation 1; 'small_start' with 1/8 and without the
-    twins; 'positions', or 'positions_800' with 800 steps.
+    twins; 'positions', or 'positions_800' with 800 steps; 'sinusoidal' with 800 steps.
     """
     config = small.get_config()
     config.scaling.embedding_std = 1.0
@@ -65,13 +72,13 @@ def get_config(which: str = 'optimizers') -> ConfigDict:
     if which == 'small_start':
         config.scaling.embedding_std = 1 / 8
         config.sweep = {'list': OPTIMIZERS}
-    if which in ('positions', 'positions_800'):
-        config.scaling.embedding_std = 0.02
-        config.sweep = {'list': POSITIONS}
+    if which in ('positions', 'positions_800', 'sinusoidal'):
+        config.scaling.embedding_std = 1.0 if which == 'sinusoidal' else 0.02
+        config.sweep = {'list': SINUSOIDAL if which == 'sinusoidal' else POSITIONS}
         config.tune = {'optim.lr': 1e-2, 'smallest_effect': 0.02, 'budget': 15}
-    if which == 'positions_800':
+    if which in ('positions_800', 'sinusoidal'):
         # At 200 steps a model without positions is as good as one with RoPE.
         config.train.steps = config.train.eval_every = 800
         config.optim.warmup_steps = 80
-        config.tune = {**config.tune, 'budget': 20}
+        config.tune = {**config.tune, 'budget': 20 if which == 'positions_800' else 15}
     return config

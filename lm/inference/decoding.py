@@ -38,7 +38,7 @@ def init_cache(learner: Learner, variables: Any, batch: int, capacity: int) -> C
       ValueError: if the model has fewer positions than `capacity`.
     """
     recipe = learner.recipe
-    if recipe.position.row.table and capacity > recipe.data.seq_len:
+    if recipe.position.row.is_limited and capacity > recipe.data.seq_len:
         raise ValueError(
             f'{recipe.position} has data.seq_len={recipe.data.seq_len} positions; got a cache for '
             f'{capacity} tokens. Use rows of at most {recipe.data.seq_len} tokens.'

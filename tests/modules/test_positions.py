@@ -11,7 +11,14 @@ import pytest
 from modules.numerics import REMAT_POLICIES
 from modules.options import declared_options
 from modules.params import split_boxes
-from modules.positions import POSITIONS, LearnedPositions, alibi_slopes, rope, scale_frequencies
+from modules.positions import (
+    POSITIONS,
+    LearnedPositions,
+    SinusoidalPositions,
+    alibi_slopes,
+    rope,
+    scale_frequencies,
+)
 from modules.sequence import packed_rows, whole_rows
 
 ROPE = {name: declared.default for name, declared in declared_options(rope).items()}
@@ -291,14 +298,33 @@ def test_learned_positions_look_up_table():
     )
 
 
+def test_sinusoidal_positions_match_paper():
+    """Reference: the equations for each pair of features, in float64, also for an odd width.
+
+    A position moves to any other by one rotation per pair, which the paper gives as the reason.
+    """
+    for width in (8, 7):
+        module = SinusoidalPositions(length=1, features=width)
+        positions = jnp.int32([[0, 1, 2, 1000]])
+        vectors = np.asarray(module.apply({}, positions))
+        for feature in range(width):
+            angles = np.float64(positions) / 10_000 ** (feature // 2 * 2 / width)
+            expected = np.cos(angles) if feature % 2 else np.sin(angles)
+            np.testing.assert_allclose(vectors[..., feature], expected, atol=1e-4)
+    inner = vectors[0, :, :6] @ vectors[0, :, :6].T
+    np.testing.assert_allclose(inner[0, 1], inner[1, 2], rtol=1e-5)
+    np.testing.assert_allclose(np.diag(inner), 3.0, rtol=1e-5)
+
+
 @pytest.mark.parametrize('name', POSITIONS)
 def test_position_methods_encode_order_once(name):
-    """rope rotates, learned adds, alibi subtracts from logits, none does nothing."""
+    """rope rotates, learned and sinusoidal add, alibi subtracts from logits, none does nothing."""
     x = jnp.float32(draw(1, 1, 3, 4))
     rotated = POSITIONS[name].rotate(x, whole_rows(3).positions_BT)
     ways = {
         'rope': bool(np.any(np.asarray(rotated != x))),
-        'learned': POSITIONS[name].table is not None,
+        'learned': POSITIONS[name].is_limited,
+        'sinusoidal': POSITIONS[name].table is not None and not POSITIONS[name].is_limited,
         'alibi': POSITIONS[name].slopes is not None,
     }
     assert [way for way, holds in ways.items() if holds] == [name for _ in 'x' if name != 'none']

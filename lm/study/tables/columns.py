@@ -146,7 +146,10 @@ def cast_to_column(path: Path, name: str, value: Any, kind: pa.DataType) -> Any:
     if kind == pa.string() and not isinstance(value, str):
         return json.dumps(value)
     try:
-        return pa.scalar(value, kind).as_py()
+        cast = pa.scalar(value, kind).as_py()
+        if cast != value or isinstance(value, bool):  # Arrow makes 0 of 0.5, and 1.0 of True
+            raise ValueError(f'must be of type {python.__name__}')
+        return cast
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
         raise ValueError(f'{path} cannot be read (its {name} is {value!r}: {error})') from error
 
