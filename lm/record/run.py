@@ -1,14 +1,13 @@
 """The record of a run: the content of its folder, read on demand.
 
 All readers of runs use it: sweeps, tables, reports, fits, trackers. Files are read anew in each
-call, as a run changes them while it trains; parsed content is kept. It needs no JAX, except for
-`read_recipe` and `config`.
+call, as a run changes them while it trains. It needs no JAX, except for `read_recipe` and `config`.
 """
 
 import contextlib
 import dataclasses
-import functools
 import math
+import os
 from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,19 +20,20 @@ from lm.record.names import (
     EVALUATIONS,
     FINAL,
     PROFILE,
+    STARTS,
     SUMMARY,
     SWEEP,
 )
 from lm.record.time_use import estimate_goodput
-from lm.storage.files import UnreadableFile, parse_sealed, read_json, read_json_bytes
+from lm.storage.files import UnreadableFile, read_json
 
 if TYPE_CHECKING:
     from lm.config.recipe import Recipe
 
 Row = dict[str, Any]  # of metrics.jsonl, or by the names of summary.json
 TEXT, SUITE = 'text_', 'suite_'  # begin the names of numbers of eval.texts and eval.suites
+READ_BY_RESULTS = (CONFIG, SUMMARY, BRANCH, FILE, STARTS, CHECKPOINTS)
 METRICS = {'ce': 'validation_ce', 'bits_per_byte': 'bits_per_byte'}  # column: in summary.json
-KEPT = 10_000  # configs, and summaries, by their content
 # A record that something has written over may parse, with other types than expected.
 READ_ERRORS = (ValueError, KeyError, TypeError, AttributeError, OSError)
 
@@ -92,7 +92,7 @@ class Run:
         """
         path = self.folder / CONFIG
         with annotate_errors(path):
-            return _flat_config(read_json_bytes(path), path)
+            return _read_flat_config(path)
 
     @property
     def summary(self) -> Row:
@@ -148,6 +148,10 @@ class Run:
         paths = (self.folder / CHECKPOINTS).glob('*')
         return sorted(int(path.name) for path in paths if path.name.isdecimal())
 
+    def stamp(self) -> tuple[tuple[int, ...] | None, ...]:
+        """Returns a value that differs once a file has changed that `config` or `results` reads."""
+        return tuple(_file_stamp(f'{self.folder}/{name}') for name in READ_BY_RESULTS)
+
     def tail(self) -> Tail:
         """Returns a reader of the rows that are appended while the run trains."""
         return Tail(self.folder / FILE)
@@ -164,7 +168,7 @@ class Run:
         summary: Mapping[str, Any] = {'status': 'unfinished'}
         path = self.folder / SUMMARY
         if path.exists():
-            summary = _parse_summary(read_json_bytes(path), path)
+            summary = _read_summary(path)
         summary = {**summary, **self._describe_origin(summary)}
         if 'best_validation_ce' in summary:
             return group_evaluations(summary) | summary
@@ -259,9 +263,17 @@ def _is_warning(value: Any) -> bool:
     return False
 
 
-@functools.lru_cache(maxsize=KEPT)
-def _parse_summary(content: bytes, path: Path) -> Mapping[str, Any]:
-    summary = parse_sealed(content, path)
+def _file_stamp(path: str) -> tuple[int, ...] | None:
+    """Returns the inode, size and times of a file or folder; None if there is none."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _read_summary(path: Path) -> Mapping[str, Any]:
+    summary = read_json(path)
     if not isinstance(summary.get('status'), str):
         raise ValueError(f'{path} cannot be read (it has no status)')
     if not is_warning_list(summary.get('warnings', [])):
@@ -269,13 +281,12 @@ def _parse_summary(content: bytes, path: Path) -> Mapping[str, Any]:
     return summary
 
 
-@functools.lru_cache(maxsize=KEPT)
-def _flat_config(content: bytes, path: Path) -> Mapping[str, Any]:
+def _read_flat_config(path: Path) -> Mapping[str, Any]:
     from lm.config.fields import FIELDS
     from lm.config.resolve import flatten
     from lm.record.upgrade import rename_fields, resolve_stored
 
-    raw = parse_sealed(content, path)
+    raw = read_json(path)
     flat = flatten(raw)
     if flat.keys() == FIELDS.keys() and {list, dict}.isdisjoint(map(type, flat.values())):
         return flat  # as this version wrote it; resolving it again takes most of the time of a row

@@ -162,22 +162,12 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises UnreadableFile, naming the file, if it holds no object, if a `seal_record` record was
     changed after it was written, or if it is too large, nested too deep, or not a regular file.
     """
-    return parse_sealed(read_json_bytes(path), path)
-
-
-def read_json_bytes(path: Path) -> bytes:
-    """Returns the content of a JSON file. Raises UnreadableFile if it is too large or no file."""
     with open_regular(path) as file:
         content = file.read(MAX_JSON_BYTES + 1)
     if len(content) > MAX_JSON_BYTES:
         raise UnreadableFile(
             f'{path} cannot be read as JSON (it is larger than {MAX_JSON_BYTES:,} bytes)'
         )
-    return content
-
-
-def parse_sealed(content: bytes, path: Path) -> dict[str, Any]:
-    """Returns the object of `read_json`, from the content of the file at `path`."""
     try:
         record = parse_json(content)
     except ValueError as error:

@@ -116,9 +116,9 @@ def schema() -> pa.Schema:
 
 
 @functools.cache
-def column_types() -> list[tuple[str, pa.DataType]]:
-    """Returns [(column, type)] of `schema`, cached because each row needs the list."""
-    return [(field.name, field.type) for field in schema()]
+def column_types() -> Mapping[str, pa.DataType]:
+    """Returns {column: type} of `schema`, cached because each row needs it."""
+    return {field.name: field.type for field in schema()}
 
 
 def cast_to_column(path: Path, name: str, value: Any, kind: pa.DataType) -> Any:

@@ -4,7 +4,8 @@ Functions that read a file raise ValueError with its name if its content cannot 
 """
 
 import contextlib
-from collections.abc import Iterable, Mapping
+import functools
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from lm.study.train import ledger
 
 TABLE = 'cells.parquet'
 UNREADABLE = 'unreadable'
+KEPT = 10_000  # records of runs
 
 
 def _annotate_sweep_errors(folder: Path) -> contextlib.AbstractContextManager[None]:
@@ -90,53 +92,92 @@ def _gather_sweep(folder: Path) -> list[Record]:
     if not begun and (folder / TABLE).exists():  # the runs were deleted, their table kept
         return _read_table(folder / TABLE)
     base = flatten(sweep['base'])
+    base_columns = functools.cache(lambda: _config_columns(folder, base))
     with _annotate_sweep_errors(folder):
         arms = arm_names(sweep)
         places = [arm_and_stage(cell, arms) for cell in sweep['cells']]
     return [
-        _gather_cell(folder, cell, base | cell['differs'], place)
+        _gather_cell(folder, cell, base, base_columns, place)
         for cell, place in zip(sweep['cells'], places, strict=True)
     ]
 
 
 def _gather_cell(
-    folder: Path, cell: Mapping[str, Any], fallback_config: Mapping[str, Any], membership: Row
+    folder: Path,
+    cell: Mapping[str, Any],
+    base: Mapping[str, Any],
+    base_columns: Callable[[], Record],
+    membership: Row,
 ) -> Record:
     """Returns the record of a cell.
 
-    fallback_config: config from sweep.json, for a cell with an unreadable config.json. membership:
-    arm and stage of the cell, if any.
+    Args:
+      folder: the sweep's.
+      cell: its entry in sweep.json.
+      base: the config that the cells change.
+      base_columns: returns its columns, for cells without a readable config.json.
+      membership: arm and stage of the cell, if any.
     """
     path = folder / cell['cell']
     membership = {'sweep': folder.name, 'group': cell['group']} | membership
     try:
-        config = Run(path).config if (path / CONFIG).exists() else fallback_config
-        if missing := sorted(fallback_config.keys() & FIELDS.keys() - config.keys()):
-            raise ValueError(f'{path / CONFIG} cannot be read (it lacks {", ".join(missing)})')
-        return _make_record(path, config, Run(path).results(), **membership)
+        if (path / CONFIG).exists():
+            record, lacking = _read_run(path, Run(path).stamp())
+            if missing := sorted(lacking.intersection(base)):
+                raise ValueError(f'{path / CONFIG} cannot be read (it lacks {", ".join(missing)})')
+            return record | _cast(path, membership)
+        results = Run(path).results()
     except (ValueError, OSError) as error:
-        with _annotate_sweep_errors(folder):
-            return _make_record(
-                path, fallback_config, {'status': UNREADABLE, 'reason': str(error)}, **membership
-            )
+        results = {'status': UNREADABLE, 'reason': str(error)}
+    with _annotate_sweep_errors(folder):
+        config = base_columns() | _config_columns(path, cell['differs'])
+        return _complete(config | _result_columns(path, results)) | _cast(path, membership)
 
 
-def _make_record(path: Path, config: Mapping[str, Any], results: Row, **membership: Any) -> Record:
-    """Returns a row of the table. membership: sweep, group, arm and stage of a cell."""
-    row = {
-        'cell': path.name,
-        'workdir': str(path),
-        'sweep': None,
-        'group': None,
-        'arm': None,
-        'stage': None,
-        **membership,
-        'status': results['status'],
-        'reason': results.get('reason'),
-        **{column: config.get(name) for name, column in columns().items()},
-        **{column: results.get(name) for column, (name, _) in RESULTS.items()},
-    }
-    return {name: cast_to_column(path, name, row[name], kind) for name, kind in column_types()}
+@functools.lru_cache(maxsize=KEPT)
+def _read_run(path: Path, stamp: Hashable) -> tuple[Record, frozenset[str]]:
+    """Returns the record of a run with a config.json, and the fields that this file lacks.
+
+    The caller must not change them.
+
+    Args:
+      path: the run.
+      stamp: `Run.stamp`, so that a record is kept until a file of the run changes.
+
+    Raises:
+      ValueError: if a file cannot be read.
+    """
+    config = Run(path).config
+    record = _make_record(path, config, Run(path).results())
+    return record, frozenset(FIELDS.keys() - config.keys())
+
+
+def _make_record(path: Path, config: Mapping[str, Any], results: Row) -> Record:
+    """Returns the row of a run that is not part of a sweep."""
+    return _complete(_config_columns(path, config) | _result_columns(path, results))
+
+
+def _complete(values: Record) -> Record:
+    """Returns a record of all columns in their order, with None for those without a value."""
+    return {name: values.get(name) for name in column_types()}
+
+
+def _config_columns(path: Path, config: Mapping[str, Any]) -> Record:
+    """Returns the columns of the config fields in `config`; other keys are left out."""
+    names = columns()
+    return _cast(path, {names[field]: value for field, value in config.items() if field in names})
+
+
+def _result_columns(path: Path, results: Row) -> Record:
+    """Returns the columns of a run's results and of its folder."""
+    own = {name: results.get(name) for name in ('status', 'reason')}
+    numbers = {column: results.get(name) for column, (name, _) in RESULTS.items()}
+    return _cast(path, {'cell': path.name, 'workdir': str(path)} | own | numbers)
+
+
+def _cast(path: Path, values: Mapping[str, Any]) -> Record:
+    kinds = column_types()
+    return {name: cast_to_column(path, name, value, kinds[name]) for name, value in values.items()}
 
 
 def to_arrow(records: Iterable[Record]) -> pa.Table:

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import subprocess
 import sys
 
@@ -111,25 +110,6 @@ def test_config_is_the_resolved_one(tmp_path, changes):
     write_json(tmp_path / 'config.json', seal_record(raw))
     assert Run(tmp_path).config == flatten(resolve(raw))
     assert Run(tmp_path).config['train.stages'] is None
-
-
-def test_changed_record_is_read_anew(tmp_path):
-    """Parsed files are kept: catches a key without the content, and an unchecked digest."""
-    times = os.stat(tmp_path)
-    for loss, lr in ((2.5, 0.1), (3.5, 0.2)):  # files of equal names, sizes and times
-        write_config(tmp_path, resolve(tiny_raw({'optim.lr': lr})))
-        write_json(tmp_path / SUMMARY, seal_record({'status': 'done', 'best_validation_ce': loss}))
-        for name in ('config.json', SUMMARY):
-            os.utime(tmp_path / name, ns=(times.st_atime_ns, times.st_mtime_ns))
-        assert Run(tmp_path).results()['best_validation_ce'] == loss
-        assert Run(tmp_path).config['optim.lr'] == lr
-    for name, damaged in (('config.json', b'0.2'), (SUMMARY, b'3.5')):
-        path = tmp_path / name
-        path.write_bytes(path.read_bytes().replace(damaged, b'9.9'))
-    with pytest.raises(ValueError, match=r'config\.json cannot be read: it was changed'):
-        _ = Run(tmp_path).config
-    with pytest.raises(ValueError, match=r'summary\.json cannot be read: it was changed'):
-        Run(tmp_path).results()
 
 
 def test_evaluations_are_sorted_by_step(tmp_path):

@@ -1,6 +1,7 @@
 """Reference tests of damaged records: which cells are returned, and with which reason."""
 
 import json
+import os
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -119,6 +120,47 @@ def test_damaged_table_never_changes_numbers_silently(sweep):
         except ValueError as error:
             assert str(error).startswith(f'{path} cannot be read')
             assert str(error).endswith('delete this file too to train them again')
+
+
+CHANGES = {  # of the files of a run without a summary, and what the table then has
+    'metrics.jsonl': (b'{"step": 9, "ce": 1.5}\n', {'step': 9, 'train_ce': 1.5}),
+    'starts.jsonl': (b'{"step": 0, "began": "2026-01-01T00:00:00+00:00"}\n', {'starts': 1}),
+    'branch.json': (b'{"ancestors": [{"workdir": "a", "step": 3}]}', {'parent': 'a@3'}),
+    'checkpoints/7': (None, {'checkpoints': '[7]'}),
+    'summary.json': (b'{"status": "done", "best_validation_ce": 2.0}', {'best_ce': 2.0}),
+}
+
+
+def test_every_change_is_read(sweep):
+    """Records are kept until a file changes: catches a file that is not watched."""
+    cell = runs.gather(sweep)[1]['cell']
+    (sweep / cell / 'summary.json').unlink()
+    for name, (content, expected) in CHANGES.items():
+        before = runs.gather(sweep)[1]
+        path = sweep / cell / name
+        if content is None:
+            path.mkdir(parents=True)
+        else:
+            path.write_bytes(content)
+        after = runs.gather(sweep)[1]
+        for column, value in expected.items():
+            assert before[column] != value and after[column] == value, name
+
+
+@pytest.mark.parametrize(
+    ('name', 'column', 'value'), [('config.json', 'lr', 0.5), ('summary.json', 'ce', 5.0)]
+)
+def test_change_with_equal_size_and_time_is_read(sweep, name, column, value):
+    before = runs.gather(sweep)[1]
+    path = sweep / before['cell'] / name
+    times, size = path.stat(), path.stat().st_size
+    earlier, later = json.dumps(before[column]).encode(), json.dumps(value).encode()
+    content = path.read_bytes()
+    assert content.count(earlier) and len(earlier) >= len(later)
+    path.write_bytes(content.replace(earlier, later.ljust(len(earlier))))
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert path.stat().st_size == size
+    assert runs.gather(sweep)[1][column] == value
 
 
 @pytest.mark.parametrize('kind', columns.ARROW.values(), ids=str)
