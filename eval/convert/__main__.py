@@ -61,7 +61,7 @@ from lm.launch.exit_status import DONE
 from lm.launch.path_flags import define_path
 from lm.launch.this_host import child_host
 from lm.model.kernels import rounds_products
-from lm.record.checkpoint import check_path
+from lm.record.workdir import check_path
 from lm.storage.buckets import parse_local_path
 from lm.storage.files import expand_home
 from lm.storage.filling import check_empty, fill_folder, open_parts

@@ -25,10 +25,10 @@ from lm.model.check import check
 from lm.model.kernels import widen_products
 from lm.model.pattern import block_groups
 from lm.model.transformer import build_model
-from lm.record.checkpoint import check_path, check_tree, state_record
+from lm.record.checkpoint import check_tree, state_record
 from lm.record.checkpoints import Checkpoints
 from lm.record.machine import versions
-from lm.record.workdir import CONFIG, check_shared, write_config
+from lm.record.workdir import CONFIG, check_path, check_shared, write_config
 from lm.storage.filling import fill_folder
 from lm.training.state import (
     Learner,

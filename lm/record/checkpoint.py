@@ -36,7 +36,6 @@ from modules.params import named_leaves
 
 FOLDER = CHECKPOINTS
 PACKED = 'packed'  # in the record: {path: how to unpack a parameter}
-FORBIDDEN_IN_PATHS = '[]\\'  # TensorStore interprets them as patterns and separators
 # Errors with these numbers, or messages in their text, have causes outside the checkpoint.
 ENVIRONMENT_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM)
 ENVIRONMENT_MESSAGES = (
@@ -52,22 +51,6 @@ STATE_SECTIONS = (*WEIGHT_SECTIONS, 'optim')
 
 class TreeMismatch(ValueError):
     """The checkpoint belongs to another model."""
-
-
-def check_path(path: Path) -> None:
-    """Raises ValueError if checkpoints cannot be written to `path`, or read back from it."""
-    try:
-        str(path.absolute()).encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f'{str(path.absolute())!a} is not UTF-8, but checkpoints can only be written to UTF-8 '
-            'paths. Use another --workdir.'
-        ) from error
-    if forbidden := sorted(set(FORBIDDEN_IN_PATHS) & set(str(path.absolute()))):
-        raise ValueError(
-            f'{path.absolute()} contains {" and ".join(forbidden)}, but checkpoints cannot be read '
-            'from a path with one of [ ] \\. Use another --workdir.'
-        )
 
 
 def is_damage(error: Exception) -> bool:

@@ -21,10 +21,11 @@ from lm.launch.exhausted import is_memory_error
 from lm.record import checkpoint
 from lm.record.checkpoint import FOLDER, MAX_ERROR_CHARS, list_steps, read_meta, read_state
 from lm.record.digests import DamagedCheckpoint
+from lm.record.names import DAMAGED_FOLDER
+from lm.record.workdir import check_path
 from lm.storage.files import first_line, sync
 from lm.training.state import State
 
-DAMAGED_FOLDER = 'checkpoints_damaged'
 LOSS = 'validation_ce'  # decides which checkpoints are the best
 ALL_PROCESSES = ocp.options.MultiprocessingOptions()
 PROCESS_0_ONLY = ocp.options.MultiprocessingOptions(primary_host=0, active_processes={0})
@@ -96,7 +97,7 @@ class Checkpoints:
         save_concurrent_gb: float | None = None,
         permanent_steps: Collection[int] = (),
     ):
-        checkpoint.check_path(workdir)
+        check_path(workdir)
         self.workdir, self.say = Path(workdir), say
         self._keep_last, self._keep_best, self._save_concurrent_gb = (
             keep_last,

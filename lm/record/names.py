@@ -9,6 +9,7 @@ PARAMETER_ROWS = 'parameters.json'  # the same, for programs
 PROFILE = 'profile'  # a folder: traced steps and their summary
 BRANCH = 'branch.json'  # the ancestors of a branch, and their losses
 CHECKPOINTS = 'checkpoints'  # a folder: STEP/
+DAMAGED_FOLDER = 'checkpoints_damaged'  # those that could not be read
 EVALUATIONS = 'evaluations'  # a folder: results of suites
 LOCK = '.lock'
 FINAL = ('done', 'diverged')  # a failed cell of a sweep is tried again

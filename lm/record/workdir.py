@@ -13,9 +13,8 @@ from typing import Any
 from lm.config.recipe import Recipe
 from lm.config.resolve import differences, to_dict
 from lm.launch.distributed import broadcast_from_first, gather_values, has_private_disks, is_first
-from lm.record.checkpoint import FOLDER, check_path, list_steps, read_meta
 from lm.record.digests import DamagedCheckpoint
-from lm.record.names import CONFIG, LOCK, SUMMARY, SWEEP
+from lm.record.names import CHECKPOINTS, CONFIG, LOCK, SUMMARY, SWEEP
 from lm.record.run import Run
 from lm.record.upgrade import resolve_stored
 from lm.storage.files import InUseError as InUseError
@@ -31,7 +30,24 @@ from lm.storage.filling import check_complete
 
 NFS_DELAY_SEC = 60.0  # NFS caches the absence of a file for so long on other hosts
 PATIENCE_SEC = 20.0  # killed processes, such as Ray's workers, may take a while to end
+FORBIDDEN_IN_PATHS = '[]\\'  # TensorStore interprets them as patterns and separators
 MESH_PREFIX = 'mesh.'  # a run may resume on other devices: its sums change by rounding alone
+
+
+def check_path(path: Path) -> None:
+    """Raises ValueError if checkpoints cannot be written to `path`, or read back from it."""
+    try:
+        str(path.absolute()).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f'{str(path.absolute())!a} is not UTF-8, but checkpoints can only be written to UTF-8 '
+            'paths. Use another --workdir.'
+        ) from error
+    if forbidden := sorted(set(FORBIDDEN_IN_PATHS) & set(str(path.absolute()))):
+        raise ValueError(
+            f'{path.absolute()} contains {" and ".join(forbidden)}, but checkpoints cannot be read '
+            'from a path with one of [ ] \\. Use another --workdir.'
+        )
 
 
 @contextlib.contextmanager
@@ -119,9 +135,11 @@ def read_previous_config(path: Path, say: Callable[[str], None]) -> Recipe | Non
         return Run(path).read_recipe()
     except UnreadableFile as error:
         say(f'NOTE: {error}. It will be rewritten when the run resumes.')
-    for step in reversed(list_steps(path / FOLDER)):
+    from lm.record.checkpoint import read_meta  # Orbax takes half a second to import
+
+    for step in reversed(Run(path).checkpoint_steps):
         with contextlib.suppress(DamagedCheckpoint):
-            return resolve_stored(read_meta(path / FOLDER, step)['config'])
+            return resolve_stored(read_meta(path / CHECKPOINTS, step)['config'])
     return None
 
 

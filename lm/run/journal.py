@@ -22,11 +22,11 @@ from lm.launch.invocation import describe_invocation
 from lm.launch.streams import output_loss
 from lm.launch.terminal import Terminal
 from lm.record.checkpoint import TreeMismatch, format_differences, name_checkpoint, read_meta
-from lm.record.checkpoints import DAMAGED_FOLDER, LOSS, Checkpoints
+from lm.record.checkpoints import LOSS, Checkpoints
 from lm.record.code import Code, extend_code_history, find_other_code, running_code
 from lm.record.machine import git_commit, versions
 from lm.record.metrics import NoRecorder, Recorder, Throughput, replace_non_finite
-from lm.record.names import BRANCH
+from lm.record.names import BRANCH, DAMAGED_FOLDER
 from lm.record.run import SUITE, Run, group_evaluations
 from lm.record.time_use import (
     COMPILE,

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import duckdb
@@ -285,6 +287,16 @@ def test_overview_distinguishes_cells(sweep):
     by_caption = {row['swept']: row for row in rows}
     assert by_caption['norm=rmsnorm lr=0.003 train_seed=1']['ce'] == pytest.approx(2.89)
     assert rows[-1]['cell'] == 'single' and rows[-1]['swept'] == ''
+
+
+@pytest.mark.full
+def test_list_imports_neither_orbax_nor_pandas(sweep):
+    """Each takes half a second to import."""
+    program = (
+        'import sys; from eval import runs; runs.overview(runs.gather(sys.argv[1])); '
+        "assert not {'orbax', 'pandas'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, '-c', program, sweep], check=True)
 
 
 @pytest.mark.full

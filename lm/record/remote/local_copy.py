@@ -15,11 +15,17 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from stat import S_ISREG
 
-from lm.record.checkpoint import FOLDER
-from lm.record.checkpoints import DAMAGED_FOLDER
 from lm.record.metrics import FILE
-from lm.record.names import BRANCH, PARAMETER_ROWS, STARTS
-from lm.record.workdir import CONFIG, SUMMARY, SWEEP
+from lm.record.names import (
+    BRANCH,
+    CHECKPOINTS,
+    CONFIG,
+    DAMAGED_FOLDER,
+    PARAMETER_ROWS,
+    STARTS,
+    SUMMARY,
+    SWEEP,
+)
 from lm.storage import complete_folders
 from lm.storage.buckets import (
     Bucket,
@@ -36,11 +42,11 @@ from lm.storage.lease import LEASE
 MANIFEST = 'manifest.json'
 STAGING = 'staging'
 LOCAL_ENDINGS = ('.lock', '.job', '.tmp')  # files that concern this machine alone
-CHECKPOINT = re.compile(rf'((?:.+/)?(?:{FOLDER}|{DAMAGED_FOLDER})/(?:\d+))/(.+)')
-IN_CHECKPOINTS = re.compile(rf'(?:.+/)?(?:{FOLDER}|{DAMAGED_FOLDER})/.*')
+CHECKPOINT = re.compile(rf'((?:.+/)?(?:{CHECKPOINTS}|{DAMAGED_FOLDER})/(?:\d+))/(.+)')
+IN_CHECKPOINTS = re.compile(rf'(?:.+/)?(?:{CHECKPOINTS}|{DAMAGED_FOLDER})/.*')
 READS = 'reads'
 RECORDS = (CONFIG, SUMMARY, SWEEP, BRANCH, PARAMETER_ROWS, FILE, STARTS, 'cells.parquet')
-CHECKPOINT_PREFIX = f'{FOLDER}/'
+CHECKPOINT_PREFIX = f'{CHECKPOINTS}/'
 TOKENIZER_PREFIX = 'tokenizer/'
 TRIES = 5  # attempts while a run deletes the checkpoint that is read
 
@@ -221,7 +227,7 @@ def list_local_checkpoints(folder: Path) -> dict[str, dict[str, Stat]]:
     """
     names = [
         path.relative_to(folder).as_posix()
-        for kind in (FOLDER, DAMAGED_FOLDER)
+        for kind in (CHECKPOINTS, DAMAGED_FOLDER)
         for pattern in (f'{kind}/*', f'*/{kind}/*')
         for path in folder.glob(pattern)
         if path.name.isdigit() and path.is_dir()
@@ -311,13 +317,13 @@ def fetch_checkpoints(url: str) -> Iterator[tuple[Path, int]]:
                     raise
                 continue
         fetched.add(max(remaining))
-        yield copy.folder / FOLDER, max(remaining)
+        yield copy.folder / CHECKPOINTS, max(remaining)
 
 
 def split_checkpoint_url(url: str) -> tuple[str, int | None]:
     """Splits WORKDIR/checkpoints/STEP into (WORKDIR, STEP); the step is None for a workdir."""
     match = CHECKPOINT.fullmatch(f'{PurePosixPath(url.partition("://")[2])}/-')
-    if match is None or f'/{FOLDER}/' not in match[1]:
+    if match is None or f'/{CHECKPOINTS}/' not in match[1]:
         return url, None
     return url.rstrip('/').rsplit('/', 2)[0], parse_step(match[1])
 

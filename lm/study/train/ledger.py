@@ -20,7 +20,6 @@ from typing import Any
 from lm.config.fields import MeshConfig
 from lm.config.recipe import Recipe
 from lm.config.resolve import differences, digest, to_dict, update_recipe
-from lm.record.checkpoint import check_path
 from lm.record.run import Run
 from lm.record.upgrade import is_old, resolve_stored, resolve_stored_cell
 from lm.record.workdir import (
@@ -28,6 +27,7 @@ from lm.record.workdir import (
     SWEEP,
     annotate_write_errors,
     check_no_links,
+    check_path,
     drop_mesh_fields,
     format_refusal,
 )

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from lm.record import checkpoint, checkpoints
-from lm.record.checkpoint import TreeMismatch, check_path, is_damage, read_meta
+from lm.record.checkpoint import TreeMismatch, is_damage, read_meta
 from lm.record.checkpoints import MAX_WRITERS, Checkpoints, ClockJump
+from lm.record.workdir import check_path
 from lm.storage.files import sync
 from lm.training.state import State
 
