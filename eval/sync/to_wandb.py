@@ -26,6 +26,7 @@ FINISH_SEC = 120.0
 SETTLE_SEC = 5.0
 # The files are logs of LevelDB: a header of 7 bytes, then blocks of records, each after its CRC,
 # length and kind. A record that crosses blocks has a first part, middle parts and a last part.
+IDENTITY = b':W&B'  # the first bytes of the header
 HEADER, BLOCK, RECORD_HEADER = 7, 1 << 15, struct.Struct('<IHB')
 WHOLE, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 
@@ -139,13 +140,15 @@ def list_offline_files(folder: Path, name: str) -> list[Path]:
 def read_points(path: Path) -> Iterator[tuple[int, dict[str, float]]]:
     """Yields (step, numbers by tag) from a file of W&B, up to where it was written.
 
-    Raises ValueError for a value that is not JSON.
+    Raises ValueError if it is no such file, or for a value that is not JSON.
     """
     from google.protobuf.message import DecodeError
     from wandb.proto.wandb_internal_pb2 import Record  # ty: ignore[missing-module-member]
 
     with open_regular(path) as file:
         content = file.read()
+    if not content.startswith(IDENTITY[: len(content)]):  # a killed session may leave less
+        raise ValueError(f'{path} must be a file of W&B, which begins with {IDENTITY.decode()}')
     for record_bytes in _split_records(content):
         with contextlib.suppress(DecodeError):  # the last record may be truncated
             record = Record.FromString(record_bytes)

@@ -16,7 +16,7 @@ COUNT = 10  # of changed contents per trial
 NONSENSE = b'\xff\x00[{'
 # Text in any form, damaged rows that are left out, and cells that are listed as unreadable.
 TOLERANT = {'chat-template', 'csv', 'metrics.jsonl', 'config.json', 'summary.json'}
-TOLERANT |= {'wandb', 'supervisors'}
+TOLERANT |= {'supervisors'}
 
 
 @pytest.mark.trials(short=1, long=100)
