@@ -11,9 +11,8 @@ Command:  uv run train.py --config=configs/studies/as_published.py:optimizers --
           uv run train.py --config=configs/studies/as_published.py:sinusoidal --workdir=runs/sines
 Cost:     15 runs of 0.26 million parameters for each arm, of 800 steps in the last two.
 Result:   Schedule-Free is better than AdamW at both starts; SCALE, AuON and Muon's lead depend on
-          the start; at a start of 0.02, no positions are as good as RoPE after 200 steps, and
-          0.32 nats worse after 800, where learned ones are worse still:
-          configs/studies/results/as_published.md
+          the start; RoPE is 0.31 nats better than sinusoidal positions after 800 steps, and learned
+          ones are worse than none: configs/studies/results/as_published.md
 
 The arms of configs/studies/optimizers_tuned.py and blocks_tuned.py that were not the published
 methods are here as published, two with a broken twin. A single learning rate is
