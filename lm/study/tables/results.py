@@ -170,9 +170,9 @@ def _config_columns(path: Path, config: Mapping[str, Any]) -> Record:
 
 def _result_columns(path: Path, results: Row) -> Record:
     """Returns the columns of a run's results and of its folder."""
-    own = {name: results.get(name) for name in ('status', 'reason')}
+    ending = {name: results.get(name) for name in ('status', 'reason')}
     numbers = {column: results.get(name) for column, (name, _) in RESULTS.items()}
-    return _cast(path, {'cell': path.name, 'workdir': str(path)} | own | numbers)
+    return _cast(path, {'cell': path.name, 'workdir': str(path)} | ending | numbers)
 
 
 def _cast(path: Path, values: Mapping[str, Any]) -> Record:
