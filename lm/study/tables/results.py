@@ -126,12 +126,12 @@ def _gather_cell(
             if missing := sorted(lacking.intersection(base)):
                 raise ValueError(f'{path / CONFIG} cannot be read (it lacks {", ".join(missing)})')
             return record | _cast(path, membership)
-        results = Run(path).results()
+        summary = Run(path).results()
     except (ValueError, OSError) as error:
-        results = {'status': UNREADABLE, 'reason': str(error)}
+        summary = {'status': UNREADABLE, 'reason': str(error)}
     with _annotate_sweep_errors(folder):
         config = base_columns() | _config_columns(path, cell['differs'])
-        return _complete(config | _result_columns(path, results)) | _cast(path, membership)
+        return _complete(config | _result_columns(path, summary)) | _cast(path, membership)
 
 
 @functools.lru_cache(maxsize=KEPT)
@@ -152,9 +152,9 @@ def _read_run(path: Path, stamp: Hashable) -> tuple[Record, frozenset[str]]:
     return record, frozenset(FIELDS.keys() - config.keys())
 
 
-def _make_record(path: Path, config: Mapping[str, Any], results: Row) -> Record:
+def _make_record(path: Path, config: Mapping[str, Any], summary: Row) -> Record:
     """Returns the row of a run that is not part of a sweep."""
-    return _complete(_config_columns(path, config) | _result_columns(path, results))
+    return _complete(_config_columns(path, config) | _result_columns(path, summary))
 
 
 def _complete(values: Record) -> Record:
@@ -168,10 +168,10 @@ def _config_columns(path: Path, config: Mapping[str, Any]) -> Record:
     return _cast(path, {names[field]: value for field, value in config.items() if field in names})
 
 
-def _result_columns(path: Path, results: Row) -> Record:
+def _result_columns(path: Path, summary: Row) -> Record:
     """Returns the columns of a run's results and of its folder."""
-    ending = {name: results.get(name) for name in ('status', 'reason')}
-    numbers = {column: results.get(name) for column, (name, _) in RESULTS.items()}
+    ending = {name: summary.get(name) for name in ('status', 'reason')}
+    numbers = {column: summary.get(name) for column, (name, _) in RESULTS.items()}
     return _cast(path, {'cell': path.name, 'workdir': str(path)} | ending | numbers)
 
 
