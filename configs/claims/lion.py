@@ -16,7 +16,7 @@ from configs.claims import _shared
 PART = 'optimizers'
 CAUTION = (
     'Embeddings start at a deviation of 1/8 here. At 1 Lion is 0.06 to 0.12 nats worse than AdamW, '
-    'at two sizes and two lengths: configs/studies/results/ladder.md.'
+    'at three sizes and two lengths: configs/studies/results/ladder.md.'
 )
 STUDIES = {
     'whole': 'configs/studies/optimizers_tuned.py',

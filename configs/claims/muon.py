@@ -15,8 +15,9 @@ from configs.claims import _shared
 
 PART = 'optimizers'
 CAUTION = (
-    'The lead depends on the length: at the same rates it is 0.03 nats at 200 steps and 0.15 at '
-    '800 (configs/studies/results/ladder.md). At embeddings of 1/8 and 200 steps hidden matrices '
+    'The lead depends on the size and the length: at the same rates it is 0.03 to 0.09 nats for '
+    '0.26 to 5.2 million parameters at 200 steps, and 0.15 at 800 steps '
+    '(configs/studies/results/ladder.md). At embeddings of 1/8 and 200 steps hidden matrices '
     'without updates lead AdamW too (configs/studies/results/twins.md), but not at 400.'
 )
 STUDIES = {

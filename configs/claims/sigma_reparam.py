@@ -14,8 +14,9 @@ from configs.claims import _shared
 
 PART = 'reparametrisations'
 CAUTION = (
-    'The result depends on the size. At the same rates sigmaReparam is 0.05 nats worse than plain '
-    'matrices for 1.4 million parameters, and for 800 steps: configs/studies/results/ladder.md.'
+    'The result depends on the size. At the same rates sigmaReparam is worse than plain matrices '
+    'by 0.05 nats for 1.4 million parameters and for 800 steps, and by 0.08 for 5.2 million: '
+    'configs/studies/results/ladder.md.'
 )
 STUDIES = {
     'blocks': 'configs/studies/blocks_tuned.py',

@@ -2,7 +2,7 @@
 
 Question: norms, placements, sigmaReparam, query-key norms, z-loss, weight decay, schedules and
           optimizers are compared with one baseline, each at its own learning rate. Does the sign of
-          a difference at 0.26 million parameters and 200 steps hold at 1.4 and 5.5 million
+          a difference at 0.26 million parameters and 200 steps hold at 1.4 and 5.2 million
           parameters, and at 800 steps?
 Command:  uv run train.py --config=configs/studies/ladder.py:search --workdir=runs/search
           uv run train.py --config=configs/studies/ladder.py:64x200 --workdir=runs/64x200
@@ -12,11 +12,11 @@ Command:  uv run train.py --config=configs/studies/ladder.py:search --workdir=ru
           uv run train.py --config=configs/studies/ladder.py:320x200 --workdir=runs/320x200
           uv run train.py --config=configs/studies/ladder.py:320x800 --workdir=runs/320x800
           uv run python -m eval.compare runs/64x200 runs/64x800 runs/160x200
-Cost:     195 runs of `search` take 45 core-minutes, and 70 runs of 64x200, 64x800 and 160x200 take
-          16, 65 and 90. For 124 million parameters:
+Cost:     195 runs of `search` take 45 core-minutes, 70 runs of 64x200, 64x800 and 160x200 take 16,
+          65 and 90, and 40 of 320x200 take 145. For 124 million parameters:
           uv run python -m tpu.plan --config=configs/studies/ladder.py:124m --topology=v6e:4x4
-Result:   of seven verdicts at 64x200 six hold at both other rungs, none is reversed, and sizes
-          change: configs/studies/results/ladder.md
+Result:   of seven verdicts at 64x200 six hold at 64x800, 160x200 and 320x200, none is reversed, and
+          sizes change: configs/studies/results/ladder.md
 
 A rung is a width and a number of steps. All have four layers with heads of 16 features, and steps
 of 1,024 tokens. `search` finds the best learning rate of each arm at 64x200. The rungs use that
