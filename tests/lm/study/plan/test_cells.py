@@ -1,7 +1,8 @@
 """Cells of config.sweep, and groups of cells."""
 
+import cProfile
+import pstats
 import re
-import time
 
 import numpy as np
 import pytest
@@ -265,12 +266,14 @@ def test_kv_heads_follow_heads_in_each_cell():
     assert [cell.recipe.model.n_kv_heads for cell in explicit] == [2, 2]
 
 
-def test_large_sweep_expands_in_seconds():
-    """Each cell takes 2.5 ms on an idle core."""
+def test_cell_of_large_sweep_is_cheap():
+    """Each cell takes 2.5 ms on an idle core, and 9,500 calls."""
     axes = {'optim.lr': tuple(np.geomspace(1e-4, 1e-1, 50)), 'train.seed': tuple(range(4))}
-    began = time.process_time()
-    assert len(expand_sweep(tiny_raw(), axes)) == 200
-    assert time.process_time() - began < 2
+    expand_sweep(tiny_raw(), axes)  # fills caches
+    profile = cProfile.Profile()
+    assert len(profile.runcall(expand_sweep, tiny_raw(), axes)) == 200
+    calls = pstats.Stats(profile).total_calls  # ty: ignore[unresolved-attribute]
+    assert calls < 200 * 14_000
 
 
 SCHEDULE = {'optim.schedule': 'warmup_stable_decay', 'model.mlp': 'moe'}  # which read the most
