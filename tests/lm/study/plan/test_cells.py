@@ -266,8 +266,8 @@ def test_kv_heads_follow_heads_in_each_cell():
     assert [cell.recipe.model.n_kv_heads for cell in explicit] == [2, 2]
 
 
-def test_cell_of_large_sweep_is_cheap():
-    """Each cell takes 2.5 ms on an idle core, and 9,500 calls."""
+def test_sweep_expands_in_few_calls():
+    """A cell takes 2.5 ms on an idle core, and 9,500 calls."""
     axes = {'optim.lr': tuple(np.geomspace(1e-4, 1e-1, 50)), 'train.seed': tuple(range(4))}
     expand_sweep(tiny_raw(), axes)  # fills caches
     profile = cProfile.Profile()
