@@ -122,7 +122,7 @@ def test_damaged_table_never_changes_numbers_silently(sweep):
             assert str(error).endswith('delete this file too to train them again')
 
 
-CHANGES = {  # of the files of a run without a summary, and what the table then has
+CHANGES = {  # content of a file that a run without a summary gets, and columns of its row then
     'metrics.jsonl': (b'{"step": 9, "ce": 1.5}\n', {'step': 9, 'train_ce': 1.5}),
     'starts.jsonl': (b'{"step": 0, "began": "2026-01-01T00:00:00+00:00"}\n', {'starts': 1}),
     'branch.json': (b'{"ancestors": [{"workdir": "a", "step": 3}]}', {'parent': 'a@3'}),
