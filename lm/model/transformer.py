@@ -145,8 +145,7 @@ class Transformer(nn.Module):
             x_BTD = x_BTD * scale
         if table := self.recipe.position.row.table:
             positions = table(self.recipe.data.seq_len, width, name='positions')
-            added_BTD = positions(sequence.positions_BT).astype(x_BTD.dtype)
-            x_BTD = x_BTD + jnp.broadcast_to(added_BTD, x_BTD.shape)
+            x_BTD = x_BTD + jnp.broadcast_to(positions(sequence.positions_BT), x_BTD.shape)
         if 'embedding' in self.recipe.dropout:
             key = DropoutKey(name='embedding_dropout')()
             if key is not None:
