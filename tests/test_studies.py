@@ -24,7 +24,7 @@ VARIANTS = {  # what stands behind the colon
     'nuisances': (
         *('norms_longer', 'blocks_longer'),
         *(f'{study}_start' for study in ('blocks', 'recipes', 'both')),
-        *(f'{study}_text' for study in ('norms', 'blocks', 'recipes')),
+        *(f'{study}_text' for study in ('norms', 'blocks', 'recipes', 'both')),
     ),
     'optimizers': ('rates', 'equal_time'),
     'optimizers_tuned': ('half',),

@@ -179,6 +179,10 @@ RECIPES_SETTINGS = {
     'recipes_start': f'{STUDY}recipes_start',
     'recipes_text': f'{STUDY}recipes_text',
 }
+BOTH_SETTINGS = {
+    'both_start': f'{STUDY}both_start',
+    'both_text': f'{STUDY}both_text',
+}
 NORMS_NUISANCES = (
     START | {'studies': {'norms': 'norms_start'}},
     LENGTH | {'value': '800', 'studies': {'norms': 'norms_longer'}},
@@ -193,7 +197,10 @@ RECIPES_NUISANCES = (
     START | {'studies': {'recipes': 'recipes_start'}},
     TEXT | {'studies': {'recipes': 'recipes_text'}},
 )
-BOTH_NUISANCES = (START | {'studies': {'both': 'both_start'}},)
+BOTH_NUISANCES = (
+    START | {'studies': {'both': 'both_start'}},
+    TEXT | {'studies': {'both': 'both_text'}},
+)
 ADAMW_SETTING = (
     'b1 0.9, b2 0.95, eps 1e-8, decay 0.1 times the rate, gradients clipped at 1; '
     'warm-up for a tenth of the steps, cosine to 0, batches of 8 x 128 tokens; tuned '

@@ -21,7 +21,7 @@ CAUTION = (
 )
 STUDIES = {
     'both': 'configs/studies/optimizers_and_schedules.py',
-    'both_start': 'configs/studies/nuisances.py:both_start',
+    **_shared.BOTH_SETTINGS,
 }
 HOLDS = (
     {

@@ -13,7 +13,7 @@ from configs.claims import _shared
 PART = 'recipes'
 STUDIES = {
     'both': 'configs/studies/optimizers_and_schedules.py',
-    'both_start': 'configs/studies/nuisances.py:both_start',
+    **_shared.BOTH_SETTINGS,
 }
 HOLDS = (
     {

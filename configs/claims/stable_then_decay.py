@@ -15,7 +15,7 @@ PART = 'recipes'
 CAUTION = "The cosine ends at 0 here, and at a tenth of the peak in the authors' code."
 STUDIES = {
     'both': 'configs/studies/optimizers_and_schedules.py',
-    'both_start': 'configs/studies/nuisances.py:both_start',
+    **_shared.BOTH_SETTINGS,
 }
 HOLDS = (
     {
