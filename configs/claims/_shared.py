@@ -112,7 +112,7 @@ FEWER_UNITS_CONTROL = (
     {
         'study': 'frozen',
         'arm': {'model.d_ff': 51},
-        'difference': (0.0, None),
+        'difference': (0.05, None),
         'label': (
             'loss difference, MLPs with a fifth of the hidden units minus full MLPs (nats per '
             'token)'
