@@ -32,6 +32,8 @@ VARIANTS = {  # what stands behind the colon
     'twins': ('blocks', 'equations', 'auon', 'optimizers', 'again', 'still'),
 }
 
+CHOSEN = {*VARIANTS, 'entropy_collapse'}  # studies whose get_config takes a name
+
 
 def study(name):
     return importlib.import_module(f'configs.studies.{name}')
@@ -47,6 +49,15 @@ def test_study_cells_resolve(name):
         assert len({cell.name for cell in cells}) == len(cells)
         for cell in itertools.islice(cells, 0, None, max(1, len(cells) // 6)):
             check(cell.recipe)
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_unknown_variant_is_refused(name):
+    """Another study must not be trained in its place."""
+    get_config = study(name).get_config
+    error, words = (ValueError, 'must be one of') if name in CHOSEN else (TypeError, 'takes 0')
+    with pytest.raises(error, match=words):
+        get_config('nonsense')
 
 
 @pytest.mark.parametrize('name', NAMES)

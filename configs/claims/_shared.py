@@ -8,12 +8,21 @@ NORMS_CONTROL = (
         'label': 'loss difference, post-norm minus pre-norm (nats per token)',
     },
 )
-NO_NORM_CONTROL = (
+# Found at each size and length of configs/studies/results/ladder.md.
+PERI_CONTROL = (
+    {
+        'study': 'norms',
+        'arm': {'model.norm': 'rmsnorm', 'model.placement': 'peri'},
+        'difference': (0.0, None),
+        'label': 'loss difference, Peri-LN minus pre-norm (nats per token)',
+    },
+)
+NO_NORM_TWIN = (
     {
         'study': 'norms',
         'arm': {'model.norm': 'none', 'model.placement': 'pre'},
-        'difference': (0.0, None),
-        'label': 'loss difference, no norms minus RMSNorm (nats per token)',
+        'difference': (None, 0.0),
+        'label': 'loss difference, no norms at all minus RMSNorm in pre-norm (nats per token)',
     },
 )
 BLOCKS_CONTROL = (

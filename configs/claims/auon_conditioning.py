@@ -11,6 +11,11 @@ Counts:   the condition number is at most half of that of Nesterov's momentum. T
 """
 
 PART = 'optimizers'
+CAUTION = (
+    'Both outcomes follow from the formulas. The code divides each matrix by one number, which '
+    'changes no condition number, and the paper multiplies a matrix of norm 1 by at most 2. The '
+    'measure checks that the code has these formulas.'
+)
 STUDIES = {
     'measure': 'measure:singular_values_of_updates',
 }

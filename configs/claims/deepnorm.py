@@ -31,7 +31,7 @@ HOLDS = (
         'label': 'loss difference, DeepNorm minus post-norm (nats per token)',
     },
 )
-CONTROL = _shared.NO_NORM_CONTROL
+CONTROL = _shared.PERI_CONTROL
 TWIN = (
     {
         'study': 'norms',

@@ -18,9 +18,9 @@ Counts:   pass@16 of cross-entropy falls by at least one point from its best sta
 
 PART = 'losses'
 CAUTION = (
-    'The gain depends on the learning rate. Direct coverage has the higher pass@16 if both losses '
-    'are tuned for pass@1, but not if both are tuned for pass@16, and its pass@1 is far lower: see '
-    'the controls.'
+    'What holds concerns cross-entropy alone; the one condition on direct coverage fails. Its gain '
+    'depends on the learning rate: it has the higher pass@16 if both losses are tuned for pass@1, '
+    'but not if both are tuned for pass@16, and its pass@1 is far lower: see the controls.'
 )
 STUDIES = {
     'measure': 'measure:tries',

@@ -34,7 +34,7 @@ TWIN = (
         'arm': {'model.norm': 'none', 'model.placement': 'pre'},
         'difference': (None, 0.03),
         'label': (
-            'loss difference, the identity in place of the tanh, which is no norm, '
+            'loss difference, no norm, and thus no tanh, slope, gain or factor of the embeddings, '
             'minus RMSNorm (nats per token)'
         ),
     },

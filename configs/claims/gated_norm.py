@@ -26,6 +26,7 @@ HOLDS = (
     },
 )
 CONTROL = _shared.NORMS_CONTROL
+TWIN = _shared.NO_NORM_TWIN
 NUISANCES = _shared.NORMS_NUISANCES
 FIDELITY = {
     'gated RMSNorm': {

@@ -1,7 +1,8 @@
 """Attention scores from distances are as good as dot products.
 
-Paper:    arXiv:2504.12588, a paper on plain graph transformers
-Says:     Negative squared distances between queries and keys work as well as scaled dot products.
+Paper:    arXiv:2504.12588, Plain Transformers Can be Powerful Graph Learners
+Says:     Attention by distances between queries and keys measures how close their magnitudes are,
+          which dot products lose. Whether it is as good for text is our question.
 Here:     A 4-layer model with 0.26 million parameters is trained for 200 steps on 0.2 million
           tokens of Python source code, with embeddings initialised at a standard deviation of 1.
           The paper trains larger models for far longer.

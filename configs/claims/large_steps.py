@@ -11,6 +11,10 @@ Counts:   a learning rate of 100 needs fewer steps than a rate of 1. The largest
 """
 
 PART = 'optimizers'
+CAUTION = (
+    'The broken method is gradient descent at a learning rate of 2, where its loss rises already. '
+    'It shows that the condition at rate 1 can fail, and does not break the method.'
+)
 STUDIES = {
     'measure': 'measure:steps_to_separate',
 }

@@ -1,4 +1,4 @@
-"""Muon needs half the tokens of AdamW at 124 million parameters.
+"""Muon needs at most two thirds of the tokens of AdamW at 124 million parameters.
 
 Paper:    arXiv:2502.16982, Muon is Scalable for LLM Training
 Says:     For the loss that AdamW reaches after compute-optimal training, Muon needs about 52% of

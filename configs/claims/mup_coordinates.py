@@ -10,6 +10,10 @@ Counts:   the largest slope of the log change over the log width is at most 0.15
 """
 
 PART = 'scaling'
+CAUTION = (
+    'The control narrows the range of the second condition and is the same number, so that only '
+    'the first condition and the broken method test muP.'
+)
 STUDIES = {
     'measure': 'measure:sizes_over_width',
 }

@@ -148,15 +148,6 @@ TWIN = (
             'gradient times scale over original gradient, RMSNorm that divides by the mean square'
         ),
     },
-    {
-        'study': 'measure',
-        'value': 'rmsnorm_of_centred_weights',
-        'within': (None, 1e-4),
-        'label': (
-            'relative change with LayerNorm that does not subtract the mean, which is RMSNorm, '
-            'shifted weights'
-        ),
-    },
 )
 FIDELITY = {
     'RMSNorm and LayerNorm': {

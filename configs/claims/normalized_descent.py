@@ -17,6 +17,9 @@ Counts:   the slope of log steps over log n is between 0.8 and 1.2 for plain des
 """
 
 PART = 'optimizers'
+CAUTION = (
+    'Ten of the fifty seeds had been looked at before, which makes a false verdict more likely.'
+)
 STUDIES = {
     'measure': 'measure:steps_to_separate',
 }

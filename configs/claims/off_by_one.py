@@ -1,8 +1,9 @@
 """Attention that may attend to nothing costs nothing.
 
 Paper:    arXiv:2309.17453, Efficient Streaming Language Models with Attention Sinks, and gpt-oss
-Says:     A constant in the denominator of the softmax replaces the attention sink without loss of
-          quality.
+Says:     A constant in the denominator of the softmax ("Zero Sink") removes the attention sink in
+          part only: the model still uses other first tokens as sinks. A learned sink is better. We
+          ask whether the constant costs anything.
 Here:     A 4-layer model with 0.26 million parameters is trained for 200 steps on 0.2 million
           tokens of Python source code, with embeddings initialised at a standard deviation of 1.
           The paper trains larger models for far longer.
@@ -35,12 +36,12 @@ FIDELITY = {
             'steps, so there is none to replace'
         ),
         'published': (
-            'their own choice is a learned token as sink, in models trained on the Pile; gpt-oss '
-            'has a learned logit for each head that starts at a deviation of 0.02; sizes and '
-            'rates are not known here'
+            'the same constant, called Zero Sink, in a model trained on the Pile; their own choice '
+            'is a learned token as sink; gpt-oss has a learned logit for each head that starts at '
+            'a deviation of 0.02; sizes and rates are not known here'
         ),
         'source': (
-            'arXiv:2309.17453, abstract; gpt-oss in Hugging Face transformers, '
+            'arXiv:2309.17453, section 3.3 and table 3; gpt-oss in Hugging Face transformers, '
             'models/gpt_oss/modular_gpt_oss.py'
         ),
     },

@@ -17,9 +17,8 @@ Counts:   the loss is at most 1% above that of the best step, which has a closed
 
 PART = 'attention'
 CAUTION = (
-    'For stretched inputs, one of the five trainings ends with a loss 22% above that of the best '
-    'layer. The mean over seeds of what the preconditioned step leaves unexplained is mostly this '
-    'one.'
+    'For stretched inputs, one of the five trainings ends far from the best layer. The mean over '
+    'seeds of what the preconditioned step leaves unexplained is mostly this one.'
 )
 STUDIES = {
     'measure': 'measure:one_step',

@@ -12,6 +12,7 @@ Counts:   the loss is higher than that of pre-norm after a warm-up of 20 of 200 
 from configs.claims import _shared
 
 PART = 'placements'
+CAUTION = _shared.SMALL_START_CAUTION
 STUDIES = {
     'norms': 'configs/studies/norms_tuned.py',
     **_shared.NORMS_SETTINGS,
@@ -24,15 +25,15 @@ HOLDS = (
         'label': 'loss difference, post-norm minus pre-norm (nats per token)',
     },
 )
-CONTROL = _shared.NO_NORM_CONTROL
+CONTROL = _shared.PERI_CONTROL
 TWIN = (
     {
         'study': 'norms',
         'arm': {'model.norm': 'rmsnorm', 'model.placement': 'deepnorm'},
         'difference': (0.0, None),
         'label': (
-            'loss difference, post-norm with the weights of DeepNorm, whose gradients are not '
-            'large at the start, minus pre-norm (nats per token)'
+            'loss difference, post-norm with the initial weights and the residual factor of '
+            'DeepNorm, whose gradients are not large at the start, minus pre-norm (nats per token)'
         ),
     },
 )

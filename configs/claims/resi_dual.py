@@ -35,7 +35,7 @@ HOLDS = (
         'label': 'loss difference, ResiDual minus post-norm (nats per token)',
     },
 )
-CONTROL = _shared.NO_NORM_CONTROL
+CONTROL = _shared.PERI_CONTROL
 TWIN = (
     {
         'study': 'norms',

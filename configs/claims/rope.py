@@ -10,9 +10,8 @@ Counts:   the loss of sinusoidal positions is higher than that of RoPE.
 
 PART = 'attention'
 CAUTION = (
-    'The first test was against learned positions, which the paper replaces in BERT. It could not '
-    'tell: they are 0.04 nats worse than none at this size '
-    '(configs/studies/results/as_published.md).'
+    'Against learned positions, which the paper replaces in BERT, a test cannot tell at this size: '
+    'they are 0.04 nats worse than none (configs/studies/results/as_published.md).'
 )
 STUDIES = {
     'sinusoidal': 'configs/studies/as_published.py:sinusoidal',

@@ -5,8 +5,9 @@ Says:     Averaging instead of a schedule matches or beats a cosine schedule tha
           step.
 Here:     A model with 0.26 million parameters is trained for 200 steps on 0.2 million tokens of
           Python source code, with embeddings that start at a deviation of 1, and separately of 1/8.
-          A single tuned rate serves all parameters, as in the paper. The paper's models are at
-          least 100 times as large and see at least 1,000 times as many tokens.
+          A single tuned rate serves all parameters, as in the paper. The paper's
+          language models are at least 100 times as large and see at least 1,000 times as many
+          tokens.
 Counts:   the loss is at most 0.03 nats above that of AdamW with a cosine schedule at both starts.
 """
 

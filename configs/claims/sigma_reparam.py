@@ -14,9 +14,9 @@ from configs.claims import _shared
 
 PART = 'reparametrisations'
 CAUTION = (
-    'The result depends on the size. At the same rates sigmaReparam is worse than plain matrices '
-    'by 0.05 nats for 1.4 million parameters and for 800 steps, and by 0.08 for 5.2 million: '
-    'configs/studies/results/ladder.md.'
+    'sigmaReparam is worse than plain matrices by 0.05 nats for 1.4 million parameters and by 0.08 '
+    'for 5.2 million, at rates divided by the width, which may be the reason; for 800 steps '
+    'nothing is decided: configs/studies/results/ladder.md.'
 )
 STUDIES = {
     'blocks': 'configs/studies/blocks_tuned.py',

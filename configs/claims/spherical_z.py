@@ -12,6 +12,10 @@ Counts:   the class is among the first ten for at least half a percentage point 
 """
 
 PART = 'losses'
+CAUTION = (
+    'The constant a was tried at two values and b at three, so that better ones may lie outside; '
+    'the interval does not allow for that. The values of the paper are not known here.'
+)
 STUDIES = {
     'measure': 'measure:ranks',
 }

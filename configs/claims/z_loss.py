@@ -1,7 +1,8 @@
 """A z-loss of 1e-4 costs nothing.
 
 Paper:    arXiv:2204.02311, PaLM
-Says:     An auxiliary loss on log Z keeps the logits near 0 without harming quality.
+Says:     An auxiliary loss of 1e-4 (log Z)^2 keeps the logarithm of the normaliser near 0, which
+          makes training more stable. Whether it costs anything is our question.
 Here:     A 4-layer model with 0.26 million parameters is trained for 200 steps on 0.2 million
           tokens of Python source code, with embeddings initialised at a standard deviation of 1.
           The paper trains larger models for far longer.

@@ -23,6 +23,7 @@ hidden matrices, and AdamW at 0.01 the rest.
 from ml_collections import ConfigDict
 
 from configs.studies import small
+from configs.studies._variants import choose
 
 SCHEDULE_FREE = {
     'optim.average': 'schedule_free',
@@ -60,24 +61,24 @@ SINUSOIDAL = (
 )
 
 
+VARIANTS = {  # arms, initial deviation of the embeddings, steps, and runs per arm
+    'optimizers': (OPTIMIZERS + TWINS, 1.0, 200, 15),
+    'small_start': (OPTIMIZERS, 1 / 8, 200, 15),
+    'positions': (POSITIONS, 0.02, 200, 15),
+    # At 200 steps no difference between RoPE and no positions is decided.
+    'positions_800': (POSITIONS, 0.02, 800, 20),
+    'sinusoidal': (SINUSOIDAL, 1.0, 800, 15),
+}
+
+
 def get_config(which: str = 'optimizers') -> ConfigDict:
-    """which: 'optimizers' with embeddings of deviation 1; 'small_start' with 1/8 and without the
-    twins; 'positions', or 'positions_800' with 800 steps; 'sinusoidal' with 800 steps.
-    """
+    """which: a key of VARIANTS."""
     config = small.get_config()
-    config.scaling.embedding_std = 1.0
-    config.sweep = {'list': OPTIMIZERS + TWINS}
-    config.tune = {'optim.lr': None, 'smallest_effect': 0.02, 'budget': 15}
-    if which == 'small_start':
-        config.scaling.embedding_std = 1 / 8
-        config.sweep = {'list': OPTIMIZERS}
-    if which in ('positions', 'positions_800', 'sinusoidal'):
-        config.scaling.embedding_std = 1.0 if which == 'sinusoidal' else 0.02
-        config.sweep = {'list': SINUSOIDAL if which == 'sinusoidal' else POSITIONS}
-        config.tune = {'optim.lr': 1e-2, 'smallest_effect': 0.02, 'budget': 15}
-    if which in ('positions_800', 'sinusoidal'):
-        # At 200 steps a model without positions is as good as one with RoPE.
-        config.train.steps = config.train.eval_every = 800
-        config.optim.warmup_steps = 80
-        config.tune = {**config.tune, 'budget': 20 if which == 'positions_800' else 15}
+    arms, config.scaling.embedding_std, steps, budget = choose(which, VARIANTS)
+    config.train.steps = config.train.eval_every = steps
+    config.optim.warmup_steps = steps // 10
+    config.sweep = {'list': arms}
+    # Optimizers have rates of their own, and positions one.
+    rate = 1e-2 if arms in (POSITIONS, SINUSOIDAL) else None
+    config.tune = {'optim.lr': rate, 'smallest_effect': 0.02, 'budget': budget}
     return config

@@ -16,6 +16,7 @@ warm-ups and learning rates, with one seed.
 from ml_collections import ConfigDict
 
 from configs.studies import small
+from configs.studies._variants import choose
 
 VARIANTS = (
     {'model.qk_norm': 'none', 'model.reparam': 'none'},
@@ -44,5 +45,5 @@ def get_config(which: str = 'compare') -> ConfigDict:
         },
         'search': SEARCH,
     }
-    config.sweep = sweeps[which]
+    config.sweep = choose(which, sweeps)
     return config

@@ -17,6 +17,7 @@ with a scale for each tensor, which must train if the range of exponents does th
 from ml_collections import ConfigDict
 
 from configs.studies import small
+from configs.studies._variants import choose
 
 #: bfloat16, then pairs of as many bits.
 FORMATS = ('e8m7', 'e8m5', 'e6m7', 'e8m4', 'e5m7', 'e8m3', 'e4m7')
@@ -40,7 +41,8 @@ def round_all(name: str, options: dict) -> dict:
     return {'kernels.matmul': 'simulated', **options, **formats}
 
 
-def get_config(part: str = '') -> ConfigDict:
+def get_config(part: str = 'losses') -> ConfigDict:
+    """part: 'losses' in each format, or the 'errors' of its products."""
     config = small.get_config()
     config.scaling.embedding_std = 1.0
     config.model.n_layers = 2
@@ -49,9 +51,8 @@ def get_config(part: str = '') -> ConfigDict:
     config.optim.warmup_steps = 50
     config.train.steps = config.train.eval_every = 1000
     config.train.eval_batches = 64
-    config.train.diagnose_every = 50
+    config.train.diagnose_every = choose(part, {'losses': 50, 'errors': 25})
     if part == 'errors':
-        config.train.diagnose_every = 25
         arms = [round_all(name, UNSCALED) for name in MEASURED]
         config.sweep = {'list': arms, 'optim.lr': (5e-3, 1e-2)}
         return config

@@ -12,6 +12,7 @@ Result:   configs/studies/results/hybrids.md: both hybrids are better at both de
 from ml_collections import ConfigDict
 
 from configs.studies import small
+from configs.studies._variants import choose
 
 ARMS = (  # the baseline first
     {'model.pattern': 'softmax'},
@@ -24,7 +25,7 @@ def get_config(depth: str = '4') -> ConfigDict:
     """depth: the number of blocks."""
     config = small.get_config()
     config.scaling.embedding_std = 1.0
-    config.model.n_layers = int(depth)
+    config.model.n_layers = choose(depth, {'4': 4, '8': 8})
     config.data.batch_size = 2
     config.optim.lr = 5e-3
     config.optim.warmup_steps = 100

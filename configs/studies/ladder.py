@@ -28,6 +28,7 @@ SOAP and Lion update the hidden matrices, and AdamW at 0.01, divided likewise, t
 from ml_collections import ConfigDict
 
 from configs.studies import muon_124m, small
+from configs.studies._variants import choose
 from configs.studies.mup_transfer import at_width
 
 BASE_WIDTH = 64
@@ -62,6 +63,9 @@ DECIDED = (
 # Hidden matrices that get no update, and only decay.
 TWIN = ({'optim.name': 'conda', 'optim.conda_scale': 0.0, **HIDDEN}, CENTRE, CENTRE)
 SEEDS = tuple(range(1000, 1005))
+RUNGS = {  # width, steps
+    f'{width}x{steps}': (width, steps) for width in (64, 160, 320) for steps in (200, 800)
+}
 
 
 def list_arms(growth: float, is_tuned: bool, arms: tuple = ARMS) -> tuple[dict, ...]:
@@ -92,7 +96,7 @@ def get_config(rung: str = '64x200') -> ConfigDict:
         config.sweep = {'list': list_arms(config.model.d_model / BASE_WIDTH, is_tuned=True)}
         config.tune = {'optim.lr': None, 'smallest_effect': 0.01, 'budget': 15}
         return config
-    width, steps = map(int, ('64x200' if rung == 'search' else rung).split('x'))
+    width, steps = choose(rung, {'search': RUNGS['64x200']} | RUNGS | {'124m': None})
     config = small.get_config()
     for path, value in at_width(width).items():
         config.update_from_flattened_dict({path: value})

@@ -18,6 +18,7 @@ Models are compared on `ce`, which every loss records, and not on their objectiv
 from ml_collections import ConfigDict
 
 from configs.studies import small
+from configs.studies._variants import choose
 
 FORMS = (
     {'loss.name': 'cross_entropy', 'loss.label_smoothing': 0.0},
@@ -46,5 +47,5 @@ def get_config(which: str = 'z_loss') -> ConfigDict:
         config.model.qk_norm = 'rmsnorm'  # so that attention does not fail first
         config.optim.weight_decay = 0.0
         config.train.diagnose_every = 20
-    config.sweep = sweeps[which] | {'train.seed': (0, 1, 2)}
+    config.sweep = choose(which, sweeps) | {'train.seed': (0, 1, 2)}
     return config

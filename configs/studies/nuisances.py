@@ -18,8 +18,8 @@ Command:  uv run train.py --config=configs/studies/nuisances.py:norms_start --wo
           uv run train.py --config=configs/studies/nuisances.py:both_text --workdir=runs/text4
 Cost:     15 runs of 0.26 million parameters for each of 34 arms at 1/8 and on the other text, and
           of 18 for longer runs.
-Result:   six of 24 verdicts depend on the start, five are the same, the others are undecided or
-          cannot tell; of 14 ten are the same for longer training, and of 20 thirteen on English,
+Result:   two of 24 verdicts depend on the start, five are the same, the others are undecided or
+          cannot tell; of 14 ten are the same for longer training, and of 19 thirteen on English,
           and none is reversed:
           configs/studies/results/nuisances.md
 
@@ -30,6 +30,7 @@ broken methods in the same studies.
 from ml_collections import ConfigDict
 
 from configs.studies import blocks_tuned, norms_tuned, optimizers_and_schedules, recipes_tuned
+from configs.studies._variants import choose
 
 START = 1 / 8  # initial deviation of the embeddings
 LONGER = {'norms': 4, 'blocks': 2}  # times the steps, and the tokens
@@ -87,9 +88,7 @@ def get_config(which: str = 'norms_start') -> ConfigDict:
     """
     choices = [f'{study}_{setting}' for setting in ('start', 'text') for study in ARMS]
     choices += [f'{study}_longer' for study in LONGER]
-    if which not in choices:
-        raise ValueError(f'which must be one of {", ".join(choices)}; got {which!r}')
-    study, _, setting = which.partition('_')
+    study, _, setting = choose(which, {name: name for name in choices}).partition('_')
     config = BASES[study].get_config()
     if setting == 'start':
         config.scaling.embedding_std = START

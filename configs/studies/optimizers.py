@@ -20,6 +20,7 @@ rates apply only to the hidden matrices: other parameters have 1e-2 in all cells
 from ml_collections import ConfigDict
 
 from configs.studies import small
+from configs.studies._variants import choose
 
 OPTIMIZERS: tuple[dict, ...] = (
     {'optim.name': 'adamw'},
@@ -81,5 +82,5 @@ def get_config(which: str = 'rates') -> ConfigDict:
         'rates': lambda: {'list': OPTIMIZERS, 'optim.lr': LEARNING_RATES},
         'equal_time': lambda: {'list': equal_time()},
     }
-    config.sweep = sweeps[which]() | {'train.seed': (0, 1, 2)}
+    config.sweep = choose(which, sweeps)() | {'train.seed': (0, 1, 2)}
     return config

@@ -19,6 +19,7 @@ is extended.
 from ml_collections import ConfigDict
 
 from configs.studies import small
+from configs.studies._variants import choose
 
 ARMS = (  # the baseline first
     {'optim.name': 'adamw', 'optim.lr': 8e-3},
@@ -45,9 +46,9 @@ def get_config(which: str = 'whole') -> ConfigDict:
     config = small.get_config()
     config.optim.others = 'adamw'
     config.optim.others_lr = 1e-2
-    if which == 'half':
-        config.train.steps = config.train.eval_every = 100
-        config.optim.warmup_steps = 10
+    steps = choose(which, {'whole': 200, 'half': 100})
+    config.train.steps = config.train.eval_every = steps
+    config.optim.warmup_steps = steps // 10
     config.sweep = {'list': ARMS}
     config.tune = {'optim.lr': None, 'smallest_effect': 0.02}
     return config

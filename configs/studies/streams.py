@@ -16,6 +16,7 @@ Muon is the control: a change that is known to lower the loss. The broken twin, 
 from ml_collections import ConfigDict
 
 from configs.studies import small
+from configs.studies._variants import choose
 
 ARMS = (  # the baseline first
     {'model.stream': 'plain'},
@@ -41,7 +42,7 @@ def get_config(depth: str = '2') -> ConfigDict:
     config = small.get_config()
     config.scaling.embedding_std = 1.0
     config.model.embedding_norm = 'rmsnorm'
-    config.model.n_layers = int(depth)
+    config.model.n_layers = choose(depth, {'2': 2, '4': 4})
     config.data.seq_len = 64
     config.data.batch_size = 4
     config.optim.lr = 5e-3

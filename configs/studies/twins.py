@@ -20,6 +20,7 @@ blocks_tuned.py and optimizers_tuned.py.
 from ml_collections import ConfigDict
 
 from configs.studies import small
+from configs.studies._variants import choose
 
 RECIPES = (
     {'optim.weight_decay': 0.1},  # the baseline
@@ -91,7 +92,7 @@ def get_config(which: str = 'recipes') -> ConfigDict:
     """which: a key of ARMS."""
     config = small.get_config()
     config.scaling.embedding_std = 1.0
-    config.sweep = {'list': ARMS[which]}
+    config.sweep = {'list': choose(which, ARMS)}
     config.tune = {'optim.lr': 1e-2, 'smallest_effect': 0.02, 'budget': 15}
     if which in ('auon', 'optimizers', 'again', 'still'):
         config.scaling.embedding_std = None  # 1 / 8

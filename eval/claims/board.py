@@ -24,6 +24,7 @@ from eval.claims.decide import (
     STANDING,
     VERDICTS,
     WITHDRAWN,
+    ConditionResult,
     Decision,
 )
 from eval.claims.estimates import UNDECIDED
@@ -33,7 +34,7 @@ from eval.claims.page import describe_quantity, format_effect, list_undecided, r
 from eval.claims.record import FILE, board_record
 from eval.claims.register import Entries, entry_note
 from lm.storage.files import format_json, write_text
-from lm.study.statistics import POWER
+from lm.study.statistics import POWER, format_seeds
 from lm.study.tables.text import format_count, format_markdown
 
 GUIDE = Path('docs/guide/claims.md')
@@ -72,8 +73,9 @@ KIND_INTROS = {
         'share was trained only once, so its cost appears in several rows.',
     ),
     OTHER_MODELS: (
-        'These tests train classifiers, or tiny models on random chains of tokens. They show what',
-        'a method does in a simple case, and say nothing about language models.',
+        'These tests train classifiers, calibrators, single layers or tiny models on random',
+        'tokens; one measures gradients on text. They show what a method does in a simple case,',
+        'and say nothing about the loss of language models.',
     ),
     COMPUTATION: (
         'These tests train nothing: they evaluate closed forms, random matrices or untrained',
@@ -94,7 +96,7 @@ def table_rows(decisions: Sequence[Decision], entries: Entries) -> list[dict[str
             'part': decision.claim.part,
             'by': decision.kind,
             'verdict': decision.verdict,
-            'effect': format_effect(decision.conditions[0]),
+            'effect': format_effect(_telling_condition(decision)),
             'runs': sum(evidence.runs for evidence in decision.evidence.values()),
             'core_hours': round(core_hours(decision), 3),
             'note': decision.why
@@ -105,6 +107,14 @@ def table_rows(decisions: Sequence[Decision], entries: Entries) -> list[dict[str
         }
         for decision in sorted(decisions, key=lambda decision: VERDICTS.index(decision.verdict))
     ]
+
+
+def _telling_condition(decision: Decision) -> ConditionResult:
+    """Returns the condition of a claim's row: the first, or the first that is undecided if the
+    claim is.
+    """
+    undecided = list_undecided(decision) if decision.verdict == UNDECIDED else []
+    return (undecided or decision.conditions)[0]
 
 
 def core_hours(decision: Decision) -> float:
@@ -178,7 +188,7 @@ def _power_summary(decision: Decision) -> str:
     seeds = [condition.seeds for condition in undecided if condition.seeds]
     if len(seeds) < len(undecided):
         return 'more seeds would not decide it'
-    return f'about {max(seeds)} seeds would decide it'
+    return f'{format_seeds(max(seeds))} would decide it'
 
 
 def _settings_summary(decision: Decision) -> str:
@@ -255,11 +265,11 @@ def _render_index(decisions: Sequence[Decision], folder: Path, entries: Entries)
 
 
 def _render_table(rows: Sequence[dict[str, Any]], by_name: dict[str, Decision]) -> str:
-    head = ['claim', 'verdict', 'measured, 95% interval', 'first condition', 'core-minutes', 'note']
+    head = ['claim', 'verdict', 'measured, 95% interval', 'condition', 'core-minutes', 'note']
     body = []
     for row in rows:
         decision = by_name[row['claim']]
-        first = decision.conditions[0]
+        shown = _telling_condition(decision)
         # A whole caution would widen the column to several times the others.
         note = row['note'].partition('. ')[0] if decision.claim.caution else row['note']
         body.append(
@@ -267,7 +277,7 @@ def _render_table(rows: Sequence[dict[str, Any]], by_name: dict[str, Decision]) 
                 _link_claim(decision),
                 row['verdict'],
                 row['effect'],
-                f'{describe_quantity(first)}: {first.condition.range_text}',
+                f'{describe_quantity(shown)}: {shown.condition.range_text}',
                 '' if decision.is_unfinished else f'{60 * core_hours(decision):.1f}',
                 note,
             ]

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from eval.claims.claim import Claim, Condition, NuisanceSetting
 from eval.claims.estimates import FAILS, HOLDS, UNDECIDED, Estimate
-from eval.claims.evidence import MEASURE, OPEN, OUT_OF_REACH, STALE, Evidence
-from lm.study.statistics import CONFIDENCE, MAX_SEEDS, seeds_needed, t_quantile
+from eval.claims.evidence import MEASURE, OPEN, OUT_OF_REACH, QUANTITIES, STALE, Evidence
+from lm.study.statistics import CONFIDENCE, seeds_needed, t_quantile
 
 if TYPE_CHECKING:  # record imports this module
     from eval.claims.record import RecordedEvidence
@@ -92,7 +92,8 @@ class SettingResult:
         if may_be_equal and not all(guard.outcome == HOLDS for guard in self.control):
             return NOT_VALID
         verdict = combine_outcomes([condition.outcome for condition in self.conditions])
-        return NOT_VALID if _accepts_broken(self.twin, verdict) else verdict
+        telling = _list_telling(self.twin, self.conditions)
+        return NOT_VALID if _accepts_broken(telling, verdict) else verdict
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,8 +231,9 @@ def _find_flaw(decision: Decision, verdict: str) -> str:
     for guard in decision.control:
         if guard.estimate and guard.outcome != HOLDS:
             return f'it does not find what it must find: {_describe_guard(guard)}'
-    if _accepts_broken(decision.twin, verdict):
-        return f'it does not reject a broken method: {_describe_guard(decision.twin[0])}'
+    telling = _list_telling(decision.twin, decision.conditions)
+    if _accepts_broken(telling, verdict):
+        return f'it does not reject a broken method: {_describe_guard(telling[0])}'
     return ''
 
 
@@ -244,8 +246,10 @@ def _find_gap(decision: Decision, verdict: str) -> str:
         return ''
     if not _is_measured(decision.control):
         lack = 'the test has no effect that it must find'
-    elif verdict != NOT_REPRODUCED and not _is_rejected(decision.twin):
-        lack = 'the test was not tried on a broken method'
+    elif verdict != NOT_REPRODUCED and not _is_rejected(
+        _list_telling(decision.twin, decision.conditions)
+    ):
+        lack = 'no broken method was tried on what holds'
     else:
         return ''
     return f'its conditions say "{verdict}", but {lack}'
@@ -267,13 +271,28 @@ def _is_measured(guards: Sequence[ConditionResult]) -> bool:
     return bool(guards) and all(guard.estimate for guard in guards)
 
 
-def _accepts_broken(twin: Sequence[ConditionResult], verdict: str) -> bool:
-    """Whether a broken method passes a test by which the claim holds, at least in part."""
-    return verdict in (REPRODUCED, IN_PART) and _is_measured(twin) and not _is_rejected(twin)
+def _list_telling(
+    twin: Sequence[ConditionResult], conditions: Sequence[ConditionResult]
+) -> list[ConditionResult]:
+    """Returns the broken methods that repeat a condition which the method meets.
+
+    That a broken method fails where the method fails too, or is undecided, shows nothing.
+    """
+    met = {_criterion(condition) for condition in conditions if condition.outcome == HOLDS}
+    return [guard for guard in twin if _criterion(guard) in met]
 
 
-def _is_rejected(twin: Sequence[ConditionResult]) -> bool:
-    return any(guard.outcome == FAILS for guard in twin)
+def _criterion(tested: ConditionResult) -> tuple[str, float, float]:
+    return tested.condition.quantity, tested.condition.low, tested.condition.high
+
+
+def _accepts_broken(telling: Sequence[ConditionResult], verdict: str) -> bool:
+    """Whether broken methods pass a test by which the claim holds, at least in part."""
+    return verdict in (REPRODUCED, IN_PART) and _is_measured(telling) and not _is_rejected(telling)
+
+
+def _is_rejected(telling: Sequence[ConditionResult]) -> bool:
+    return any(guard.outcome == FAILS for guard in telling)
 
 
 def _describe_guard(guard: ConditionResult) -> str:
@@ -317,25 +336,25 @@ def count_needed_seeds(estimate: Estimate | None, condition: Condition, outcome:
       outcome: the condition's outcome by this estimate.
 
     Returns:
-      The number of seeds; None if the condition is decided, if the deviation is unknown, or if more
-      seeds would not help because tuning left a wider gap.
+      The number of seeds, MAX_SEEDS + 1 for any larger number; None if the condition is decided, if
+      the deviation is unknown, or if more seeds would not help because tuning left a wider gap.
     """
     if outcome != UNDECIDED or estimate is None or not estimate.deviation > 0:
         return None
     ends = {abs(estimate.value - end): end for end in (condition.low, condition.high)}
     distance, end = min(ends.items())
-    sampling_half_width = (
-        t_quantile((1 + CONFIDENCE) / 2, estimate.n - 1)
-        * estimate.deviation
-        / math.sqrt(estimate.n)
-    )
     half_width = (
         estimate.value - estimate.low if end < estimate.value else estimate.high - estimate.value
     )
-    # The part of the interval that tuning adds does not shrink with more seeds.
-    effect = distance - max(half_width - sampling_half_width, 0.0)
-    needed = seeds_needed(effect, estimate.deviation) if effect > 0 else MAX_SEEDS + 1
-    return needed if needed <= MAX_SEEDS else None
+    # The part of the interval that tuning adds does not shrink with more seeds. In measures it is
+    # either nothing or an unknown end (0 for ratios): their intervals may be on another scale.
+    is_unknown = math.isinf(half_width) or (end < estimate.value and estimate.low == 0.0)
+    tuning = math.inf if is_unknown else 0.0
+    if condition.quantity in QUANTITIES:
+        sampling = t_quantile((1 + CONFIDENCE) / 2, estimate.n - 1) / math.sqrt(estimate.n)
+        tuning = max(half_width - sampling * estimate.deviation, 0.0)
+    effect = distance - tuning
+    return seeds_needed(effect, estimate.deviation) if effect > 0 else None
 
 
 def probability_if_equal(tested: ConditionResult) -> float | None:

@@ -1,6 +1,6 @@
-"""Papers without a claim on the board, with the reason: out of scope, or not yet tested.
+"""Papers that were considered for the board and have no claim: out of scope, or not yet tested.
 
-A paper is listed by its title. If only a part of it is tested, the rest is listed here.
+A paper is listed by its title, with the reason. If only a part of it is tested, the rest is here.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ OUT_OF_SCOPE: Mapping[str, str] = {
         'it ranks summaries by reference texts, and the project has no summarisation'
     ),
     'Efficiently Computing Local Lipschitz Constants of Neural Networks via Bound Propagation': (
-        'its bounds do not propagate through attention; lower bounds have a claim'
+        'its bounds do not propagate through attention; a claim on lower bounds is withdrawn'
     ),
     'EnsLoss: Stochastic Calibrated Loss Ensembles': (
         'its losses are calibrated for two classes, which has a claim, but not for a vocabulary'

@@ -28,7 +28,7 @@ from eval.claims.evidence import MEASURE, OUT_OF_REACH, STALE, Evidence, Measure
 from eval.claims.measures.rows import MEASURES
 from eval.claims.record import RecordedEvidence
 from eval.claims.register import Entries, entry_note
-from lm.study.statistics import POWER
+from lm.study.statistics import POWER, format_seeds
 from lm.study.tables.text import format_count, format_markdown
 
 RESULTS = Path('configs/studies/results')
@@ -148,7 +148,7 @@ def power_notes(decision: Decision) -> Iterator[str]:
         text = f'{describe_quantity(condition)}, {condition.condition.range_text}'
         if condition.seeds:
             yield (
-                f'{text}: about {condition.seeds} seeds would decide this with a probability of '
+                f'{text}: {format_seeds(condition.seeds)} would decide this with a probability of '
                 f'{POWER:.0%}'
             )
         else:
@@ -162,12 +162,15 @@ def _describe_guards(decision: Decision) -> list[str]:
     """Returns a section on whether the test can tell: its control and a broken method."""
     if not decision.control and not decision.twin:
         return []
-    chances = [probability_if_equal(condition) for condition in decision.conditions]
+    chances = [(c, probability_if_equal(c)) for c in decision.conditions]
+    known = [(c, chance) for c, chance in chances if chance is not None]
     power = [
-        f'If the difference were 0, a test with this spread would show "{c.condition.range_text}" '
-        f'with a probability of {chance:.0%}.'
-        for c, chance in zip(decision.conditions, chances, strict=True)
-        if chance is not None
+        _format_sentence(
+            f'{f"{describe_quantity(c)}: if it" if len(known) > 1 else "if the difference"} were '
+            f'0, a test with this spread would show "{c.condition.range_text}" with a probability '
+            f'of {chance:.0%}'
+        )
+        for c, chance in known
     ]
     head = ['role', 'quantity', 'measured, 95% interval', 'range', 'outcome']
     must_fail = 'must fail' if len(decision.twin) == 1 else 'one must fail'
@@ -183,7 +186,7 @@ def _describe_guards(decision: Decision) -> list[str]:
         ]
         for kind, guard in rows
     ]
-    text = [format_markdown([head, *body]), '', *power]
+    text = [format_markdown([head, *body]), '', '\n\n'.join(power)]
     return ['## Can the test tell?', '', '\n'.join(text).rstrip(), '']
 
 

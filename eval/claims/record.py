@@ -8,6 +8,7 @@ the outcomes and from the claim's file, which may have been withdrawn since.
 import dataclasses
 import functools
 import json
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from eval.claims.decide import (
     Decision,
     SettingResult,
     conclude,
+    count_needed_seeds,
     evaluate_setting,
 )
 from eval.claims.estimates import UNDECIDED, Estimate
@@ -139,13 +141,7 @@ def read_record(path: Path, claims: Sequence[Claim]) -> tuple[dict[str, Decision
         if row['asked'] != claim.digest:
             continue
         conditions = [
-            ConditionResult(
-                condition,
-                saved['words'],
-                saved['said'],
-                _parse_estimate(saved['estimate']),
-                saved['seeds'],
-            )
+            _read_condition(condition, saved)
             for condition, saved in zip(claim.conditions, row['conditions'], strict=True)
         ]
         by_name = {
@@ -157,6 +153,14 @@ def read_record(path: Path, claims: Sequence[Claim]) -> tuple[dict[str, Decision
         control, twin = read_guards(claim.control), read_guards(claim.twin)
         decisions[claim.name] = conclude(claim, conditions, by_name, control, twin, settings)
     return decisions, entries
+
+
+def _read_condition(condition: Condition, saved: Mapping[str, Any]) -> ConditionResult:
+    estimate, outcome = _parse_estimate(saved['estimate']), saved['said']
+    seeds = saved['seeds']  # of older records, which have no deviation
+    if estimate and not math.isnan(estimate.deviation):
+        seeds = count_needed_seeds(estimate, condition, outcome)
+    return ConditionResult(condition, saved['words'], outcome, estimate, seeds)
 
 
 def _unread_study(study: str) -> RecordedEvidence:

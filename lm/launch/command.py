@@ -2,8 +2,10 @@
 
 import atexit
 import dataclasses
+import functools
 import gc
 import logging as stdlib_logging
+import math
 import os
 import re
 import signal
@@ -62,6 +64,7 @@ def run_main(main: Callable[[list[str]], None]) -> Callable[[list[str]], None]:
         enable_compile_cache()
         freeze_imports()
         try:
+            check_numbers(flags.FLAGS)
             main(argv)
             sys.stdout.flush()  # a broken pipe is handled here, but not at exit
         except KeyboardInterrupt:
@@ -81,10 +84,11 @@ def run_program(
 
     Args:
       main: the program; it gets the words of the command line that are no flags.
-      parser: parses the flags; None: as absl does.
+      parser: parses the flags; None: `parse_flags`, for a program that reads words.
     """
     print_program_help()
-    app.run(run_main(main), flags_parser=parser or flags.FLAGS)
+    parser = parser or functools.partial(parse_flags, has_arguments=True)
+    app.run(run_main(main), flags_parser=parser)
 
 
 def run_trainer(main: Callable[[], int]) -> Callable[[list[str]], None]:
@@ -176,7 +180,7 @@ class ConfigParser(ConfigFileFlagParser):
 
     def parse(self, path: str) -> Any:
         path = expand_home(path)
-        file = path.partition(':')[0]
+        file, _, argument = path.partition(':')
         stdlib_logging.disable(stdlib_logging.WARNING)  # one line says what is wrong
         try:
             config = super().parse(path)
@@ -184,6 +188,11 @@ class ConfigParser(ConfigFileFlagParser):
             if error.name != 'get_config':
                 raise
             raise flags.Error(f'{file} has no get_config(). {EXAMPLE}') from None
+        except (TypeError, ValueError) as error:
+            # ml_collections puts the traceback into the message; without an argument it is needed.
+            if not argument or error.__context__ is None:
+                raise
+            raise flags.Error(_describe_argument(file, argument, error.__context__)) from None
         finally:
             stdlib_logging.disable(stdlib_logging.NOTSET)
         if config is None:
@@ -192,6 +201,25 @@ class ConfigParser(ConfigFileFlagParser):
             check_fields(config, file)
             add_fields(config)
         return config
+
+
+def _describe_argument(file: str, argument: str, error: BaseException) -> str:
+    """Returns what is wrong with an argument behind a colon, and the line that refused it.
+
+    Args:
+      file: the config file.
+      argument: what get_config() got.
+      error: what it raised.
+    """
+    if isinstance(error, TypeError) and 'positional argument' in str(error):
+        return f'--config={file} takes no name behind a colon; got :{argument}. Leave it out.'
+    lines = [
+        frame.lineno
+        for frame in traceback.extract_tb(error.__traceback__)
+        if Path(frame.filename).name == Path(file).name
+    ]
+    line = f':{lines[-1]}' if lines else ''
+    return f'{file}{line}: get_config({argument!r}): {error}'
 
 
 def check_fields(config: ConfigDict, file: str) -> None:
@@ -261,6 +289,18 @@ def parse_flags(argv: list[str], has_arguments: bool = False) -> list[str]:
         message = str(error)
     print(f'error: {escape_controls(message)}', file=sys.stderr)
     sys.exit(BAD_INPUT)
+
+
+def check_numbers(flag_values: flags.FlagValues) -> None:
+    """Raises ValueError for a number that is not finite: the bounds of absl let NaN through.
+
+    The fields of a config have their own checks (`lm.config.resolve`).
+    """
+    for name in flag_values:
+        value = flag_values[name].value
+        is_field = name.startswith('config.')
+        if isinstance(value, float) and not math.isfinite(value) and not is_field:
+            raise ValueError(f'--{name} must be a finite number; got {value}. Correct it.')
 
 
 def check_names(argv: Sequence[str], has_arguments: bool = False) -> None:

@@ -13,11 +13,17 @@ def condition(arm, low=-math.inf, high=math.inf, against=None, quantity='differe
     return Condition('whole', quantity, selection, low, high)
 
 
+def mistake(row):
+    """Returns a condition with an arm that fails it: one that diverges, or the best."""
+    arm = 'none' if math.isfinite(row.high) else 'layernorm'
+    return dataclasses.replace(row, of={'arm': {'model.norm': arm}})
+
+
 def claim(*conditions, studies=None):
     """Returns a claim; on the study of `conftest.py` it has a right control and twin."""
     texts = dict.fromkeys(('Paper', 'Says', 'Here', 'Counts'), 'some text.')
     control = dataclasses.replace(condition('layernorm', high=0.0), label='an effect')
-    twin = dataclasses.replace(condition('layernorm', low=0.0), label='a mistake')
-    guards = {} if studies else {'control': [control], 'twin': [twin]}
+    twins = [dataclasses.replace(mistake(row), label='a mistake') for row in conditions]
+    guards = {} if studies else {'control': [control], 'twin': twins}
     studies = studies or {'whole': 'study.py'}
     return Claim('mine', 'It is so.', texts, 'norms', studies, conditions, {}, **guards)

@@ -16,7 +16,7 @@ import pytest
 from eval.claims import board, evidence, page, register
 from eval.claims.__main__ import read_board, read_unfinished
 from eval.claims.claim import Condition, read_claims
-from eval.claims.decide import combine_outcomes, decide
+from eval.claims.decide import combine_outcomes, count_needed_seeds, decide
 from eval.claims.estimates import FAILS, HOLDS, UNDECIDED, Estimate, exact_estimate, mean_over_seeds
 from eval.claims.evidence import count_cores, open_evidence
 from eval.claims.measures.rows import MEASURES
@@ -27,6 +27,7 @@ from lm.launch.command import ConfigParser
 from lm.storage.files import seal_record, write_json
 from lm.study.plan.arms import ArmPlan
 from lm.study.plan.cells import split_sweep
+from lm.study.statistics import MAX_SEEDS, seeds_needed
 from modules.activations import ACTIVATIONS
 from tests import ROOT
 from tests.eval.claims.builders import claim, condition
@@ -121,6 +122,18 @@ class TestStudyEvidence:
         )
         assert near.outcome == far.outcome == UNDECIDED and 1 < far.seeds < near.seeds
 
+    def test_measures_count_seeds_of_skewed_intervals(self):
+        """Ends on a logit or log scale are those of the seeds alone; an end of 0 is unknown."""
+        tested = Condition('it', 'within', {'value': 'x'}, 0.95, math.inf)
+        skewed = Estimate(0.958, 0.919, 0.978, 5, 0.0223)
+        assert count_needed_seeds(skewed, tested, UNDECIDED) == seeds_needed(0.008, 0.0223) > 50
+        unknown = dataclasses.replace(skewed, low=0.0)
+        assert count_needed_seeds(unknown, tested, UNDECIDED) is None
+        tuned = dataclasses.replace(tested, quantity='difference')
+        assert count_needed_seeds(skewed, tuned, UNDECIDED) is None
+        close = dataclasses.replace(skewed, value=0.9501)
+        assert count_needed_seeds(close, tested, UNDECIDED) == MAX_SEEDS + 1
+
     def test_selects_arm_by_unique_changes(self, study):
         with pytest.raises(
             ValueError, match=r"'dit'.* must select one arm of study.py, but no arm has"
@@ -204,6 +217,16 @@ class TestWithdrawnClaim:
         train_open_claims([SimpleNamespace(evidence={'it': open_study}, verdict='withdrawn')])
         with pytest.raises(ValueError, match='exited with status 3'):
             train_open_claims([SimpleNamespace(evidence={'it': open_study}, verdict='stale')])
+
+
+def test_row_shows_the_undecided_condition(study, tmp_path):
+    """A condition that holds does not tell why a claim is undecided."""
+    holding, undecided = condition('layernorm', high=0.0), condition('layernorm', high=-0.1)
+    bounds = '] | loss of layernorm - loss of rmsnorm (nats per token): at most'
+    for conditions, end in (((holding, undecided), -0.1), ((holding,), 0)):
+        decision = decide(claim(*conditions), {'study.py': study})
+        index, *_ = board.write_pages(tmp_path, [decision], {})
+        assert f'{bounds} {end} |' in index.read_text()
 
 
 def test_caution_is_in_first_lines(study, tmp_path):

@@ -11,7 +11,7 @@ from eval.claims import board
 from eval.claims.decide import ConditionResult, conclude, decide, probability_if_equal
 from eval.claims.estimates import HOLDS, UNDECIDED, Estimate
 from eval.claims.record import RecordedEvidence, merge_decisions, read_record
-from tests.eval.claims.builders import claim, condition
+from tests.eval.claims.builders import claim, condition, mistake
 
 
 class TestGuards:
@@ -20,11 +20,10 @@ class TestGuards:
     HOLDING, FAILING, OPEN = {'low': -9.0, 'high': 0.0}, {'low': 0.0}, {'high': -0.1}
 
     def decide_guarded(self, study, holds, control, twin):
+        """control: bounds. twin: an arm."""
         control, twin = (
-            [dataclasses.replace(condition('layernorm', **bounds), label='an effect')]
-            if bounds
-            else []
-            for bounds in (control, twin)
+            [dataclasses.replace(condition(arm, **bounds), label='an effect')] if bounds else []
+            for arm, bounds in (('layernorm', control), (twin, holds if twin else None))
         )
         guarded = claim(condition('layernorm', **holds))
         return decide(dataclasses.replace(guarded, control=control, twin=twin), {'study.py': study})
@@ -32,14 +31,14 @@ class TestGuards:
     @pytest.mark.parametrize(
         ('holds', 'control', 'twin', 'verdict', 'why'),
         [
-            (HOLDING, HOLDING, FAILING, 'reproduced', ''),
+            (HOLDING, HOLDING, 'none', 'reproduced', ''),
             (HOLDING, HOLDING, None, 'not checked', 'say "reproduced", but .* broken method'),
-            (HOLDING, None, FAILING, 'not checked', 'say "reproduced", but .* effect'),
-            (HOLDING, HOLDING, HOLDING, 'not valid', 'reject .*: "an effect: .*" holds'),
-            (HOLDING, FAILING, FAILING, 'not valid', 'find .*: "an effect: .*" fails'),
+            (HOLDING, None, 'none', 'not checked', 'say "reproduced", but .* effect'),
+            (HOLDING, HOLDING, 'layernorm', 'not valid', 'reject .*: "an effect: .*" holds'),
+            (HOLDING, FAILING, 'none', 'not valid', 'find .*: "an effect: .*" fails'),
             (FAILING, HOLDING, None, 'not reproduced', ''),
-            (FAILING, HOLDING, FAILING, 'not reproduced', ''),
-            (FAILING, None, FAILING, 'not checked', 'say "not reproduced", but .* effect'),
+            (FAILING, HOLDING, 'none', 'not reproduced', ''),
+            (FAILING, None, 'none', 'not checked', 'say "not reproduced", but .* effect'),
             (FAILING, FAILING, None, 'not valid', 'find .*: "an effect: .*" fails'),
             (OPEN, None, None, 'undecided', ''),
         ],
@@ -51,12 +50,24 @@ class TestGuards:
 
     def test_unmeasured_twin_is_no_flaw(self, study):
         """It might still fail; until then there is no verdict."""
-        decision = self.decide_guarded(study, self.HOLDING, self.HOLDING, self.HOLDING)
+        decision = self.decide_guarded(study, self.HOLDING, self.HOLDING, 'layernorm')
         twin = [*decision.twin, dataclasses.replace(decision.twin[0], estimate=None)]
         concluded = conclude(
             decision.claim, decision.conditions, decision.evidence, decision.control, twin
         )
         assert concluded.verdict == 'not checked'
+
+    def test_twin_tells_nothing_where_the_method_fails(self, study):
+        """The method meets one of two conditions, of which its mistake fails only the second."""
+        met, missed = condition('layernorm', high=0.0), condition('layernorm', low=0.0)
+        passing, failing = (dataclasses.replace(row, label='a mistake') for row in (met, missed))
+        for twin, verdict in (
+            ([passing, failing], 'not valid'),
+            ([failing], 'not checked'),
+            ([mistake(met), failing], 'partly reproduced'),
+        ):
+            tested = dataclasses.replace(claim(met, missed), twin=twin)
+            assert decide(tested, {'study.py': study}).verdict == verdict
 
     def test_page_and_record_have_guards(self, study, tmp_path):
         """A record has the guards, and knows what another claim has measured on the same study."""
@@ -97,9 +108,7 @@ class TestTwinOfALaterStudy:
         older = claim(condition('layernorm', low=-9.0, high=0.0))
         older = dataclasses.replace(older, twin=())
         board.write_pages(tmp_path, [decide(older, {'study.py': study})], {})
-        twin = dataclasses.replace(
-            condition('layernorm', low=0.0), study='later', label='a mistake'
-        )
+        twin = dataclasses.replace(mistake(older.conditions[0]), study='later', label='a mistake')
         newer = dataclasses.replace(
             older, studies={**older.studies, 'later': 'later.py'}, twin=[twin]
         )

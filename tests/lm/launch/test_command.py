@@ -18,6 +18,7 @@ from lm.config.resolve import resolve
 from lm.config.suggestions import flag_type_error
 from lm.launch.command import (
     add_fields,
+    check_numbers,
     default_workdir,
     find_overrides,
     find_set_fields,
@@ -25,7 +26,7 @@ from lm.launch.command import (
     run_trainer,
 )
 from lm.launch.exit_status import BAD_INPUT
-from lm.launch.path_flags import CSV, PathListParser, PathParser
+from lm.launch.path_flags import CSV, LocalPathParser, PathListParser, PathParser
 from lm.launch.program_help import format_help
 from lm.record.workdir import write_config
 from tests import ROOT
@@ -201,6 +202,16 @@ def test_file_without_config_is_refused_with_advice(text, message, refusal, tmp_
         assert message in answer and 'A config file defines get_config()' in answer
 
 
+def test_refused_argument_is_one_line(refusal, tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, 'config_config', raising=False)  # the file of another test
+    path = tmp_path / 'mine.py'
+    path.write_text("def get_config(size):\n    raise ValueError(f'no size {size}')\n")
+    assert refusal(f'--config={path}:huge') == f"{path}:2: get_config('huge'): no size huge"
+    path.write_text('def get_config():\n    return None\n')
+    answer = refusal(f'--config={path}:huge')
+    assert answer == f'--config={path} takes no name behind a colon; got :huge. Leave it out.'
+
+
 def test_other_file_errors_keep_traceback(parse_config, file):
     with pytest.raises(AttributeError, match='no_such'):
         parse_config(file('flag = "".no_such'))
@@ -265,6 +276,45 @@ def test_listed_and_repeated_paths_are_expanded(at_home):
     values(['program', '--list=~/a,b,~/c', '--again=~/a', '--again=b'])
     assert values.list == [f'{at_home}/a', 'b', f'{at_home}/c']
     assert values.again == [f'{at_home}/a', 'b']
+
+
+@pytest.mark.parametrize('text', ['', 'a,,b', ',', 'a, '])
+def test_empty_path_in_list_is_refused(text):
+    """Catches an unset variable that is read as no folder at all."""
+    values = flags.FlagValues()
+    flags.DEFINE(PathListParser(), 'workdir', 'runs', '', flag_values=values, serializer=CSV)
+    with pytest.raises(flags.Error, match=r'^flag --workdir=.*: must list at least one path') as e:
+        values(['program', f'--workdir={text}'])
+    assert '\n' not in str(e.value)
+
+
+def test_local_path_is_no_url_and_has_its_ending(at_home):
+    """Catches a folder named `gs:`, and flag and value twice in the message."""
+    values = flags.FlagValues()
+    for name, endings in (('out', ('.html', '.png')), ('figures', ())):
+        flags.DEFINE(LocalPathParser(name, endings), name, None, '', flag_values=values)
+    values(['program', '--out=~/a.png', '--figures='])
+    assert (values.out, values.figures) == (f'{at_home}/a.png', '')
+    for word, message in (
+        ('--figures=gs://b/a', r'^--figures=gs://b/a must be a path on this machine\. [^\n]*$'),
+        ('--out=gs://b/a.png', r'^--out=gs://b/a.png must be a path on this machine\. [^\n]*$'),
+        ('--out=a.md', r'^--out must end in .html, .png; got a.md$'),
+    ):
+        with pytest.raises(flags.Error, match=message):
+            values(['program', word])
+
+
+@pytest.mark.parametrize('text', ['nan', 'inf', '-inf'])
+def test_numbers_must_be_finite(text):
+    """absl compares NaN with the bounds, and lets it through."""
+    values = flags.FlagValues()
+    for name in ('rate', 'config.optim.lr'):
+        flags.DEFINE_float(name, None, '', flag_values=values)
+    values(['program', f'--config.optim.lr={text}'])
+    check_numbers(values)  # a field of the config has its own check
+    values(['program', f'--rate={text}'])
+    with pytest.raises(ValueError, match=rf'^--rate must be a finite number; got {text}\.'):
+        check_numbers(values)
 
 
 def test_every_file_flag_is_a_path_flag():
