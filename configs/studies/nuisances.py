@@ -19,7 +19,7 @@ Command:  uv run train.py --config=configs/studies/nuisances.py:norms_start --wo
 Cost:     15 runs of 0.26 million parameters for each of 34 arms at 1/8 and on the other text, and
           of 18 for longer runs.
 Result:   two of 24 verdicts depend on the start, five are the same, the others are undecided or
-          cannot tell; of 14 ten are the same for longer training, and of 19 thirteen on English,
+          cannot tell; of 14 ten are the same for longer training, and of 24 fifteen on English,
           and none is reversed:
           configs/studies/results/nuisances.md
 
