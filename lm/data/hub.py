@@ -171,7 +171,8 @@ def select_files(
     if not files:
         splits = [s for s in _list_splits(configs.get(config_name)) if s != split]
         listed = f' Its splits are {", ".join(splits[:MAX_LISTED])}.' if splits else ''
-        raise ValueError(f'hub:{name}{_format_part(subset, "")} has no split {split!r}.{listed}')
+        part = _format_part(subset, '')
+        raise ValueError(escape_controls(f'hub:{name}{part} has no split {split!r}.{listed}'))
     return files
 
 

@@ -73,6 +73,17 @@ TWO_SPLITS = {
         }
     ]
 }
+HOSTILE_SPLITS = {  # a name that clears a terminal
+    'configs': [
+        {
+            'config_name': 'v1',
+            'data_files': [
+                {'split': 'train', 'path': 'v1/train-*'},
+                {'split': '\x1b[2J', 'path': 'v1/test-*'},
+            ],
+        }
+    ]
+}
 NAMED = ['v1/dev-0.parquet', 'v1/train-0.parquet', 'v1/eval-0.parquet', 'v1/extra-0.parquet']
 
 
@@ -96,6 +107,7 @@ def test_select_split_files(subset, split, paths, card, expected):
     [
         (SPLITS, TWO_SPLITS, "hub:a/b:v1 has no split 'validation'. Its splits are train, test."),
         (NAMED[1:], {}, "has no split 'validation'."),
+        (SPLITS, HOSTILE_SPLITS, r'Its splits are train, \x1b[2J.'),
     ],
 )
 def test_missing_split_lists_the_splits(paths, card, message):
