@@ -31,7 +31,6 @@ from eval.evaluation.suite_flags import (
 )
 from lm.launch.command import run_program
 from lm.launch.path_flags import define_path
-from lm.storage.buckets import parse_local_path
 
 CHECKPOINT = define_path(
     'checkpoint',
@@ -58,15 +57,13 @@ def main(_) -> None:
         raise ValueError('--suite=NAME[,NAME] is required. Suites:\n' + format_suites())
     if not CHECKPOINT.value:
         raise ValueError('--checkpoint=WORKDIR is required: the workdir of a run or a sweep.')
-    out_path = parse_local_path(OUT.value, '--out') if OUT.value else None
-    page_path = parse_local_path(PAGE.value, '--page') if PAGE.value else None
     record, text = evaluate_checkpoints(
         CHECKPOINT.value,
         read_suites(SUITE.value or '', read_option_flags()),
         step=STEP.value,
         again=AGAIN.value,
-        json_path=out_path,
-        page_path=page_path,
+        json_path=OUT.value,
+        page_path=PAGE.value,
         say=functools.partial(print, file=sys.stderr),
     )
     print(text)

@@ -89,5 +89,5 @@ if __name__ == '__main__':
     define_path('workdir', 'runs', text, is_list=True)
     flags.DEFINE_enum('format', 'table', FORMATS, 'Output format.')
     flags.DEFINE_string('find', '', 'Only those with all of these words.')
-    define_path('out', '', 'HTML file to write.')
+    define_path('out', '', 'HTML file to write.', is_local=True)
     run_program(main)

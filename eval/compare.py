@@ -19,6 +19,7 @@ if __name__ == '__main__':
 
 import dataclasses
 import functools
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +27,13 @@ from pathlib import Path
 from absl import flags
 
 from eval.console.json_line import define_json, print_json
-from eval.evaluation.paired import CONFIDENCE, Difference, compute_difference, pair_items
+from eval.evaluation.paired import (
+    CONFIDENCE,
+    MIN_ITEMS,
+    Difference,
+    compute_difference,
+    pair_items,
+)
 from eval.evaluation.suite_flags import (
     SuiteRequest,
     define_suites,
@@ -45,7 +52,7 @@ from lm.record.remote.local_copy import fetch_records
 from lm.record.run import Run
 from lm.record.workdir import SWEEP
 from lm.run.tables import format_table
-from lm.storage.buckets import is_url, parse_local_path
+from lm.storage.buckets import is_url
 from lm.storage.files import expand_home
 from lm.study.statistics import BETTER, WITHIN_NOISE, WORSE, format_outcome, holm_adjust
 from lm.study.tables.parameters import INHERITS, compare_parameters, read_parameters
@@ -210,15 +217,20 @@ def comparison_sentence(
       n_items: items that both have.
       suite: names the unit and the items.
     """
+    unit = suite.unit or (f'{suite.score} per {suite.weight}' if suite.weight else suite.score)
+    sample = f'{n_items} {suite.item_noun}'
+    if math.isnan(effect.p):
+        reason = f'a score is not finite, {sample}'
+        if n_items < MIN_ITEMS:
+            reason = f'one item has no interval; difference {effect.value:+.3g} {unit}'
+        return f'{run} vs {baseline} is {format_outcome(verdict)}: {reason}'
     sign = -1 if effect.value < 0 and verdict != WITHIN_NOISE else 1
     form = '+.3g' if verdict == WITHIN_NOISE else '.3g'
     low, high = sorted((sign * effect.low, sign * effect.high))
-    unit = suite.unit or (f'{suite.score} per {suite.weight}' if suite.weight else suite.score)
     size = (
         f'{sign * effect.value:{form}} {unit} '
         f'({CONFIDENCE:.0%} interval {low:{form}} to {high:{form}})'
     )
-    sample = f'{n_items} {suite.item_noun}'
     if verdict == WITHIN_NOISE:
         return (
             f'{run} vs {baseline} is {format_outcome(verdict)}: p = {effect.p:.2g}, needs p < '
@@ -275,10 +287,7 @@ def report_sweeps(runs: Sequence[str], say: Say) -> bool:
     lines = comparison.format_lines()
     print('\n'.join(lines))
     if flags.FLAGS.figure:
-        path = save_chart(
-            draw_differences(comparison), parse_local_path(flags.FLAGS.figure, '--figure')
-        )
-        print(path)
+        print(save_chart(draw_differences(comparison), Path(flags.FLAGS.figure)))
     if flags.FLAGS.json:
         variants = [
             {'name': row.name, 'findings': [f and dataclasses.asdict(f) for f in row.findings]}
@@ -288,8 +297,20 @@ def report_sweeps(runs: Sequence[str], say: Say) -> bool:
     return True
 
 
+def refuse_figure(compared: str) -> None:
+    """Raises ValueError if --figure is set. `compared` says which runs have no such figure."""
+    if flags.FLAGS.figure:
+        raise ValueError(
+            f'--figure={flags.FLAGS.figure} draws the differences in several sweeps; got '
+            f'{compared}. Leave it out, or draw one sweep with python -m eval.report --figures=DIR'
+        )
+
+
 def main(argv: list[str]) -> None:
     runs, say = [*map(expand_home, argv[1:])], functools.partial(print, file=sys.stderr)
+    requests = read_suites(flags.FLAGS.suite, read_option_flags())
+    if len(runs) == 1:
+        refuse_figure('one')
     arm_verdicts = compare_arms(runs[0], say) if len(runs) == 1 else None
     if arm_verdicts is not None:
         print('\n'.join(arm_verdicts))
@@ -303,7 +324,7 @@ def main(argv: list[str]) -> None:
             'name at least two runs: python -m eval.compare BASELINE RUN [RUN ...], or one sweep '
             'with config.tune'
         )
-    requests = read_suites(flags.FLAGS.suite, read_option_flags())
+    refuse_figure('runs')
     targets = [find_target(run, say) for run in runs]
     comparisons = []
     for request in requests:
@@ -322,6 +343,7 @@ def main(argv: list[str]) -> None:
 if __name__ == '__main__':
     define_suites(DEFAULT)
     flags.DEFINE_bool('again', False, 'Recompute stored results.')
-    define_path('figure', None, 'Chart of several sweeps to write: a .png or .svg file.')
+    text = 'Chart of several sweeps to write: a .png or .svg file.'
+    define_path('figure', None, text, is_local=True, endings=('.png', '.svg'))
     define_json()
     run_program(main, parse_suite_flags)

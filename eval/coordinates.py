@@ -58,7 +58,9 @@ VOCAB, BOS = 32, 0
 SIZE, CHANGE = 'size', 'change'
 GROWS, SHRINKS, FLAT, NOT_FINITE = 'grows', 'shrinks', 'flat', 'not finite'
 LOGITS, ATTENTION_LOGITS = 'logits', 'attention logits'
+EXAMPLE_SIZES = {'widths': '64,128,256,512', 'depths': '2,4,8'}
 MIN_SIZES, MIN_SPAN = 3, 4  # with less, the line goes through two points, or through noise
+ENDINGS = ('.html', '.png', '.svg')  # of --out
 NOISE_SLOPE = -0.5  # of the mean of n independent terms, which shrinks as n^-1/2
 
 
@@ -276,6 +278,17 @@ def fit_slopes(
     return slopes
 
 
+def parse_sizes(name: str, words: Sequence[str]) -> list[int]:
+    """Returns the widths or depths of a flag. Raises ValueError unless each is at least 1."""
+    sizes = [int(word) if word.isascii() and word.isdigit() else 0 for word in words]
+    if not all(sizes):
+        raise ValueError(
+            f'--{name} must be whole numbers from 1, such as '
+            f'{EXAMPLE_SIZES[name]}; got {",".join(words)}'
+        )
+    return sizes
+
+
 def size_warnings(dimension: str, values: Sequence[int]) -> list[str]:
     """Returns a warning if the sizes are too few, or too close, for a meaningful slope; else []."""
     span = max(values) / min(values)
@@ -284,7 +297,7 @@ def size_warnings(dimension: str, values: Sequence[int]) -> list[str]:
     return [
         f'{len(set(values))} {dimension}s over a factor of {span:.3g} are too few for a reliable '
         f'slope: use at least {MIN_SIZES} over a factor of at least {MIN_SPAN}, such as '
-        f'{"64,128,256,512" if dimension == "width" else "2,4,8"}.'
+        f'{EXAMPLE_SIZES[dimension + "s"]}.'
     ]
 
 
@@ -414,9 +427,10 @@ def main(_) -> None:
     base, sweep, tune = split_sweep(with_dtype(args.config.to_dict(), default_dtype()))
     recipe = resolve(base)
     if bool(args.widths) == bool(args.depths):
-        raise ValueError('set exactly one of --widths=64,128,256,512 and --depths=2,4,8')
+        examples = ' and '.join(f'--{name}={sizes}' for name, sizes in EXAMPLE_SIZES.items())
+        raise ValueError(f'set exactly one of {examples}')
     along = 'width' if args.widths else 'depth'
-    values = [int(value) for value in args.widths or args.depths]
+    values = parse_sizes(f'{along}s', args.widths or args.depths)
     console = Console(stderr=True, highlight=False)
     if sweep or tune:
         console.print('NOTE: config.sweep and config.tune are ignored; their base is checked')
@@ -442,6 +456,7 @@ if __name__ == '__main__':  # only here: train.py has a --config too
     flags.DEFINE_integer('seeds', 4, 'Number of initialisations at each size.', lower_bound=1)
     flags.DEFINE_integer('steps', 4, 'Training steps.', lower_bound=1)
     flags.DEFINE_boolean('by_group', False, 'Also measure the change by each group of parameters.')
-    flags.DEFINE_float('tolerance', 0.05, 'Largest slope that counts as flat.')
-    define_path('out', None, 'Page (.html) or figure (.png, .svg) to write.')
+    flags.DEFINE_float('tolerance', 0.05, 'Largest slope that counts as flat.', lower_bound=0)
+    text = 'Page (.html) or figure (.png, .svg) to write.'
+    define_path('out', None, text, is_local=True, endings=ENDINGS)
     run_program(main, parse_flags)

@@ -240,7 +240,7 @@ def main(argv: list[str]) -> None:
     plural = '' if len(counts) == 1 else 's'
     print(f'{len(counts)} setting{plural}, {min(counts)} to {max(counts)} seeds each')
     if max(counts) < 2:
-        among = [*flags.FLAGS.among] or _list_siblings(Path(runs[0]))
+        among = flags.FLAGS.among or _list_siblings(Path(runs[0]))
         nearest, names = nearest_settings(settings, list_settings(gather_all(among), metric))
         values = nearest[0].fields
         listed = ', '.join(f'{name} {format_number(values[name])}' for name in names[:MOST_FIELDS])
@@ -280,7 +280,7 @@ def _list_siblings(run: Path) -> list[Path]:
 
 if __name__ == '__main__':
     text = 'Runs or sweeps whose spread may be used; default: those beside the first RUN.'
-    define_path('among', '', text, is_list=True)
+    define_path('among', None, text, is_list=True)
     flags.DEFINE_integer(
         'tests', 1, 'Comparisons with one baseline.', lower_bound=1, upper_bound=MAX_SEEDS
     )

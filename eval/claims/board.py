@@ -269,7 +269,7 @@ def _render_table(rows: Sequence[dict[str, Any]], by_name: dict[str, Decision]) 
     body = []
     for row in rows:
         decision = by_name[row['claim']]
-        shown = _telling_condition(decision)
+        condition = _telling_condition(decision)
         # A whole caution would widen the column to several times the others.
         note = row['note'].partition('. ')[0] if decision.claim.caution else row['note']
         body.append(
@@ -277,7 +277,7 @@ def _render_table(rows: Sequence[dict[str, Any]], by_name: dict[str, Decision]) 
                 _link_claim(decision),
                 row['verdict'],
                 row['effect'],
-                f'{describe_quantity(shown)}: {shown.condition.range_text}',
+                f'{describe_quantity(condition)}: {condition.condition.range_text}',
                 '' if decision.is_unfinished else f'{60 * core_hours(decision):.1f}',
                 note,
             ]

@@ -163,14 +163,14 @@ def _describe_guards(decision: Decision) -> list[str]:
     if not decision.control and not decision.twin:
         return []
     chances = [(c, probability_if_equal(c)) for c in decision.conditions]
-    known = [(c, chance) for c, chance in chances if chance is not None]
+    chances = [(c, chance) for c, chance in chances if chance is not None]
     power = [
         _format_sentence(
-            f'{f"{describe_quantity(c)}: if it" if len(known) > 1 else "if the difference"} were '
+            f'{f"{describe_quantity(c)}: if it" if len(chances) > 1 else "if the difference"} were '
             f'0, a test with this spread would show "{c.condition.range_text}" with a probability '
             f'of {chance:.0%}'
         )
-        for c, chance in known
+        for c, chance in chances
     ]
     head = ['role', 'quantity', 'measured, 95% interval', 'range', 'outcome']
     must_fail = 'must fail' if len(decision.twin) == 1 else 'one must fail'

@@ -8,6 +8,7 @@ from typing import Any
 from eval.evaluation.kept import to_json
 from eval.evaluation.suite_flags import SuiteRequest
 from eval.evaluation.targets import Evaluation, Say, evaluate_all, find_targets
+from lm.storage.buckets import parse_local_path
 from lm.storage.files import write_json
 from lm.study.tables.text import format_table
 
@@ -17,8 +18,8 @@ def evaluate_checkpoints(
     requests: Sequence[SuiteRequest],
     step: str | None = None,
     again: bool = False,
-    json_path: Path | None = None,
-    page_path: Path | None = None,
+    json_path: str | Path | None = None,
+    page_path: str | Path | None = None,
     say: Say = print,
 ) -> tuple[dict[str, Any], str]:
     """Evaluates checkpoints, and writes the record and the page if their paths are given.
@@ -28,8 +29,8 @@ def evaluate_checkpoints(
       requests: the suites.
       step: of the checkpoints; 'all'; None: the newest.
       again: whether stored results are computed again.
-      json_path: JSON file for the numbers.
-      page_path: HTML file; None: beside `json_path` for several checkpoints, otherwise no page.
+      json_path: .json file for the numbers.
+      page_path: .html file; None: beside `json_path` for several checkpoints, otherwise no page.
       say: receives messages about stored results and skipped checkpoints.
 
     Returns:
@@ -37,8 +38,11 @@ def evaluate_checkpoints(
       as JSON, or a table for several.
 
     Raises:
-      ValueError: if a checkpoint is missing or unreadable.
+      ValueError: if a checkpoint is missing or unreadable, or if a path has another ending, with
+        which one file would replace the other.
     """
+    json_path = parse_local_path(json_path, '--out', ('.json',)) if json_path else None
+    page_path = parse_local_path(page_path, '--page', ('.html',)) if page_path else None
     targets = find_targets(checkpoints, step, say)
     if not all(target.keeps_results for target in targets) and not json_path:
         say('NOTE: results are not stored in a bucket; add --out=FILE.json to keep the numbers')

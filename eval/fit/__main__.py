@@ -50,8 +50,8 @@ MOMENTUM = flags.DEFINE_float(
 STARTS = flags.DEFINE_integer('starts', 50, 'Number of grid points to descend from, best first.', 1)
 BOOTSTRAP = flags.DEFINE_integer('bootstrap', 200, 'Bootstrap resamples; 0: no intervals.', 0)
 SEED = flags.DEFINE_integer('seed', 0, 'Seed of the bootstrap.')
-FIGURES = define_path('figures', None, 'Folder to write a page and figures to.')
-OUT = define_path('out', None, 'JSON file to write the fit to.')
+FIGURES = define_path('figures', None, 'Folder to write a page and figures to.', is_local=True)
+OUT = define_path('out', None, 'JSON file to write the fit to.', is_local=True)
 
 
 def main(_) -> None:

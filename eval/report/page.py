@@ -75,8 +75,11 @@ def write_report(
     Raises:
         ValueError: if a workdir has no readable run or sweep, if the losses of several are not
             comparable (`eval.report.subject`), if no variant is called `baseline`, if a baseline is
-            given for a tuned sweep, or if the page may not be written.
+            given for a tuned sweep, or if the page may not be written: `out` must end in .html,
+            and neither it nor `figures` may be a URL.
     """
+    page = parse_local_path(out, '--out', ('.html',)) if out else None
+    figures = parse_local_path(figures, '--figures') if figures else None
     workdirs = [workdir] if isinstance(workdir, str | Path) else list(workdir)
     subject = read_subject(workdirs)
     series, unread = _read_all_series(subject.records)
@@ -88,7 +91,7 @@ def write_report(
     content |= {'losses': [*LOSSES, f'steps_{RATE_OF_STEPS}']}
     other_names = [folder.resolve().name for folder in subject.folders[1:]]
     name = '-'.join(['report', 'with', *other_names] if other_names else ['report']) + '.html'
-    page = parse_local_path(out, '--out') if out else subject.folders[0] / name
+    page = page or subject.folders[0] / name
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
         write_text(page, _render(PAGE, content | {'scripts': render_scripts(charts)}))
@@ -103,8 +106,8 @@ def write_report(
         files = {re.sub(r'\W+', '_', name) for name in (*quantities, RATE_OF_STEPS)}
         for name, chart in charts.items():
             if name in LOSSES or name.partition('_')[2] in files:
-                save_chart(chart, Path(figures) / f'{name}.png')
-                save_chart(chart, Path(figures) / f'{name}.svg')
+                save_chart(chart, figures / f'{name}.png')
+                save_chart(chart, figures / f'{name}.svg')
     return page
 
 

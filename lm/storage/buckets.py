@@ -13,7 +13,7 @@ import dataclasses
 import hashlib
 import os
 import re
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path, PurePosixPath
@@ -96,13 +96,24 @@ def is_url(path: str | Path) -> TypeGuard[str]:
     return isinstance(path, str) and re.match(r'[A-Za-z][\w+.-]*://', path) is not None
 
 
-def parse_local_path(path: str | Path, name: str) -> Path:
-    """Returns the value of the flag `name` as a path. Raises ValueError for a URL."""
+def parse_local_path(path: str | Path, name: str, endings: Sequence[str] = ()) -> Path:
+    """Returns the value of a flag as a path.
+
+    Args:
+      path: the value.
+      name: the flag, such as '--out'.
+      endings: endings that the path may have; (): any.
+
+    Raises:
+      ValueError: for a URL, and for another ending.
+    """
     if is_url(path):
         raise ValueError(
             f'{name}={path} must be a path on this machine. Only workdirs and their checkpoints, '
             'data.cache_dir, and the files of data.source=text:URL may be in object storage.'
         )
+    if endings and Path(path).suffix not in endings:
+        raise ValueError(f'{name} must end in {", ".join(endings)}; got {path}')
     return Path(path)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from eval import compare as program
 from eval.compare import compare, comparison_sentence, decide_verdict, find_target, main
-from eval.evaluation.paired import Difference
+from eval.evaluation.paired import Difference, Pairs, compute_difference
 from eval.evaluation.suite_flags import read_suites
 from eval.suites import SUITES
 from eval.suites.base import Suite, SuiteResult
@@ -90,11 +90,35 @@ def test_incomparable_runs_are_refused(runs, tmp_path):
     assert compare_runs(runs, 'base', 'sweep/cell')[0].n_items == N
 
 
-def test_program_takes_runs_or_a_tuned_sweep(runs, capsys, monkeypatch):
-    monkeypatch.setattr(
-        program.flags, 'FLAGS', SimpleNamespace(suite='documents', again=False, json=True)
-    )
+def set_flags(monkeypatch, **values):
+    defaults = {'suite': 'perplexity', 'again': False, 'json': False, 'figure': None}
+    monkeypatch.setattr(program.flags, 'FLAGS', SimpleNamespace(**defaults | values))
     monkeypatch.setattr(program, 'read_option_flags', dict)
+
+
+def test_figure_is_refused_unless_it_is_drawn(tmp_path, monkeypatch, capsys):
+    """Catches a figure that is not written, with exit status 0."""
+    set_flags(monkeypatch, figure='x.png')
+    for name in 'ab':
+        (tmp_path / name).mkdir()
+    with pytest.raises(ValueError, match=r'^--figure=x.png draws .* several sweeps; got runs\.'):
+        main(['', str(tmp_path / 'a'), str(tmp_path / 'b')])
+    monkeypatch.setattr(program, 'compare_arms', lambda run, say: [f'the arms of {run}'])
+    with pytest.raises(ValueError, match=r'^--figure=x.png draws .* several sweeps; got one\.'):
+        main(['', 'sweep'])
+    assert capsys.readouterr().out == ''
+
+
+def test_unknown_suite_is_refused_for_sweeps(monkeypatch):
+    set_flags(monkeypatch, suite='perplexty')
+    monkeypatch.setattr(program, 'report_sweeps', lambda runs, say: True)
+    for runs in (['sweep'], ['sweep', 'again']):
+        with pytest.raises(ValueError, match="Did you mean 'perplexity'"):
+            main(['', *runs])
+
+
+def test_program_takes_runs_or_a_tuned_sweep(runs, capsys, monkeypatch):
+    set_flags(monkeypatch, suite='documents', json=True)
     main(['', str(runs / 'base'), str(runs / 'low')])
     *_, sentence, last = capsys.readouterr().out.splitlines()
     assert sentence.startswith(f'{runs}/low is better than {runs}/base by ')
@@ -128,6 +152,16 @@ def test_comparison_sentence():
     assert comparison_sentence('b', 'a', 'within noise', same, 412, suite) == (
         'b vs a is inconclusive: p = 0.21, needs p < 0.05; difference -0.002 bits per byte '
         '(95% interval -0.005 to +0.001), 412 documents'
+    )
+    single = compute_difference(
+        Pairs((np.array([1.0]), np.array([1.5])), (np.array([4.0]), np.array([4.0])), 0, 0)
+    )
+    assert comparison_sentence('b', 'a', 'within noise', single, 1, suite) == (
+        'b vs a is inconclusive: one item has no interval; difference +0.125 bits per byte'
+    )
+    broken = Difference(float('nan'), *[float('nan')] * 3)
+    assert comparison_sentence('b', 'a', 'within noise', broken, 9, suite) == (
+        'b vs a is inconclusive: a score is not finite, 9 documents'
     )
     for p in (0.051, float('nan')):
         assert decide_verdict(Difference(-1, -2, 0, p), suite) == 'within noise'

@@ -14,6 +14,7 @@ from eval.coordinates import (
     build_panels,
     fit_slopes,
     lower_slope_limit,
+    parse_sizes,
     resize_recipe,
     size_warnings,
     write_figures,
@@ -228,10 +229,27 @@ def test_errors_invalid_sizes():
         fit_slopes(tiny_config(), 'width', (20, 40), 2, 1)
 
 
+@pytest.mark.parametrize('words', [['0', '64'], ['64', 'abc'], ['-8'], ['64', ''], ['8.5']])
+@pytest.mark.parametrize('name', ['widths', 'depths'])
+def test_sizes_are_whole_numbers(name, words):
+    with pytest.raises(ValueError, match=rf'^--{name} must be whole numbers from 1, such as ') as e:
+        parse_sizes(name, words)
+    assert str(e.value).endswith(f'; got {",".join(words)}')
+    assert parse_sizes(name, ['64', '128']) == [64, 128]
+
+
 @pytest.mark.full
-def test_invalid_input_is_one_line():
-    process = run_module('eval.coordinates', '--config=configs/default.py')
+@pytest.mark.parametrize(
+    ('words', 'message'),
+    [
+        ([], 'set exactly one of --widths=64,128,256,512 and --depths=2,4,8'),
+        (['--widths=0,64'], '--widths must be whole numbers from 1, such as 64,128,256,512; got 0'),
+        (['--widths=32,64', '--tolerance=nan'], '--tolerance must be a finite number; got nan'),
+        (['--widths=32,64', '--out=x.pdf'], '--out must end in .html, .png, .svg; got x.pdf'),
+        (['--widths=32,64', '--out=gs://b/x.png'], '--out=gs://b/x.png must be a path on this'),
+    ],
+)
+def test_invalid_input_is_one_line(words, message):
+    process = run_module('eval.coordinates', '--config=configs/default.py', *words)
     assert process.returncode == 1 and process.stdout == ''
-    assert process.stderr.startswith(
-        'error: set exactly one of --widths=64,128,256,512 and --depths=2,4,8'
-    )
+    assert process.stderr.startswith(f'error: {message}') and process.stderr.count('\n') == 1

@@ -1,9 +1,12 @@
 """Table rows as text."""
 
 import csv
+import decimal
 import io
 import json
 from typing import Any
+
+from lm.record.metrics import replace_non_finite
 
 FORMATS = ('table', 'csv', 'markdown', 'json')
 
@@ -21,7 +24,7 @@ def format_count(n: int, noun: str) -> str:
 
 
 def format_table(rows: list[dict[str, Any]], names: list[str], form: str) -> str:
-    """Returns rows as text; csv and json keep every digit.
+    """Returns rows as text; csv and json keep every digit, and json has null for NaN.
 
     Args:
       rows: rows by column.
@@ -32,7 +35,8 @@ def format_table(rows: list[dict[str, Any]], names: list[str], form: str) -> str
       The text, without a final newline.
     """
     if form == 'json':
-        return json.dumps(rows, indent=2, default=float)  # DuckDB's sums of integers are Decimal
+        finite_rows = replace_non_finite(rows)
+        return json.dumps(finite_rows, indent=2, default=_encode_value, allow_nan=False)
     if form == 'csv':
         buffer = io.StringIO()
         lines = ([row[name] for name in names] for row in rows)
@@ -44,6 +48,12 @@ def format_table(rows: list[dict[str, Any]], names: list[str], form: str) -> str
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     padded = (map(str.ljust, line, widths) for line in lines)
     return '\n'.join('  '.join(line).rstrip() for line in padded)
+
+
+def _encode_value(value: Any) -> float | str:
+    """Returns a value that JSON lacks as a number or as text, such as a date."""
+    # DuckDB's sums of integers are Decimal.
+    return float(value) if isinstance(value, decimal.Decimal) else str(value)
 
 
 def format_markdown(lines: list[list[str]]) -> str:

@@ -122,7 +122,7 @@ class TestStudyEvidence:
         )
         assert near.outcome == far.outcome == UNDECIDED and 1 < far.seeds < near.seeds
 
-    def test_measures_count_seeds_of_skewed_intervals(self):
+    def test_skewed_intervals_count_seeds(self):
         """Ends on a logit or log scale are those of the seeds alone; an end of 0 is unknown."""
         tested = Condition('it', 'within', {'value': 'x'}, 0.95, math.inf)
         skewed = Estimate(0.958, 0.919, 0.978, 5, 0.0223)

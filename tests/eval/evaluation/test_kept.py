@@ -235,3 +235,17 @@ def test_bucket_checkpoints_are_evaluated_without_storing(whole, bucket_url, cal
     assert [*open_bucket(bucket_url).list()] == before
     with pytest.raises(ValueError, match='has no checkpoint'):
         find_targets([bucket_url], '5', print)
+
+
+@pytest.mark.parametrize(
+    ('paths', 'message'),
+    [
+        ({'json_path': 'a.html'}, '^--out must end in .json; got a.html$'),
+        ({'json_path': 'a.json', 'page_path': 'a.json'}, '^--page must end in .html; got a.json$'),
+        ({'json_path': 's3://b/a.json'}, '^--out=s3://b/a.json must be a path on this machine'),
+    ],
+)
+def test_page_does_not_replace_numbers(paths, message):
+    """The paths are refused before a checkpoint is looked for."""
+    with pytest.raises(ValueError, match=message):
+        evaluate_checkpoints(['nothing'], [], **paths)

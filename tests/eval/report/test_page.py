@@ -207,6 +207,15 @@ def test_markdown_has_tables(sweep, page):
     assert r"&lt;b>out of memory&lt;/b> at 'step' 1 \| oom |" in text
 
 
+def test_refuses_paths_before_it_reads(tmp_path):
+    """Catches tables in Markdown over the page, and a local folder named `gs:`."""
+    with pytest.raises(ValueError, match=r'^--out must end in .html; got .*r\.md$'):
+        write_report(tmp_path, tmp_path / 'r.md')
+    for paths in ({'out': 'gs://b/r.html'}, {'figures': 'gs://b/figures'}):
+        with pytest.raises(ValueError, match=r'=gs://b/.* must be a path on this machine'):
+            write_report(tmp_path, **paths)
+
+
 @pytest.mark.full
 def test_single_run(tmp_path):
     fixture.write_run(tmp_path / 'run', fixture.base_config())

@@ -2,6 +2,7 @@
 
 import http.server
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +35,9 @@ def test_urls_and_paths():
         parse_url('az://b/a')
     with pytest.raises(ValueError, match='--out=s3://b/a must be a path on this machine'):
         parse_local_path('s3://b/a', '--out')
+    assert parse_local_path('a/b.svg', '--out', ('.png', '.svg')) == Path('a/b.svg')
+    with pytest.raises(ValueError, match=r'^--out must end in .png, .svg; got a/b.md$'):
+        parse_local_path('a/b.md', '--out', ('.png', '.svg'))
 
 
 def test_each_url_and_endpoint_has_its_folder(monkeypatch, tmp_path):
