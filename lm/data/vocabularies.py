@@ -30,6 +30,7 @@ TEKKEN_FILE, PIECES_FILE, GPT2_FILE, MERGES_FILE = (
     'merges.txt',
 )
 PATTERNS = ('*.tiktoken', '*.model', '*.model.v*')  # names that programs give to vocabularies
+MAX_IDS = 1 << 22  # the largest vocabularies in use have a million
 MAX_BYTES = 1 << 28  # a tokenizer.json with a vocabulary of 262,000 has 33 MB
 # Classes of transformers, and types of models, whose vocab.json is cut into words as GPT-2's.
 GPT2_CLASSES = ('GPT2', 'Roberta', 'Bart', 'Longformer', 'LED', 'CodeGen', 'Whisper')
@@ -85,12 +86,23 @@ def _convert_with_tokens(path: Path, content: bytes, contents: tuple[bytes, ...]
 def _convert_file(path: Path, content: bytes) -> Vocabulary:
     kind, reader = _select_reader(path, content)
     try:
-        return reader()
+        vocabulary = reader()
+        check_ids(vocabulary.library)
+        return vocabulary
     except Exception as error:  # the library raises Exception itself
         advice = describe_conversion(path)
         raise ValueError(
             f'{path} is not {kind} that can be read: {first_line(error)}. {advice}'.rstrip()
         ) from error
+
+
+def check_ids(library: Any) -> None:
+    """Raises ValueError for an id from MAX_IDS on: a model has a row for each id below the largest,
+    and the library lists each that is missing when it writes a vocabulary.
+    """
+    ids = library.get_vocab(with_added_tokens=True).values()
+    if (largest := max(ids, default=0)) >= MAX_IDS:
+        raise ValueError(f'its ids must be below {MAX_IDS:,}; got {largest:,}')
 
 
 def _select_reader(path: Path, content: bytes) -> tuple[str, Callable[[], Vocabulary]]:

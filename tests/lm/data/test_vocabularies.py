@@ -180,6 +180,17 @@ def test_reference_tekken(tmp_path):
         load_plan(tmp_path)
 
 
+def test_distant_id_is_refused(tmp_path):
+    """Catches gigabytes of missing ids, which the library lists when it writes the tokenizer."""
+    write_tekken(tmp_path / 'tekken.json')
+    content = (tmp_path / 'tekken.json').read_text()
+    distant = content.replace('"rank": 20,', '"rank": 2147483648,')
+    assert distant != content
+    (tmp_path / 'tekken.json').write_text(distant)
+    with pytest.raises(ValueError, match=r'ids must be below 4,194,304; got 2,147,483,678'):
+        load_plan(tmp_path)
+
+
 @pytest.fixture
 def gpt2_folder(tmp_path):
     """A vocab.json with its merges.txt, and the ids of the library that wrote them."""
