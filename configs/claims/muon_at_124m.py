@@ -11,6 +11,10 @@ Counts:   AdamW needs at least 1.5 times the tokens for the final loss of Muon.
 """
 
 PART = 'optimizers'
+CAUTION = (
+    'The study has no control and no broken method yet, so that its runs alone would leave the '
+    'claim "not checked".'
+)
 STUDIES = {'pod': 'configs/studies/muon_124m.py on v5e:4x4'}
 HOLDS = (
     {
