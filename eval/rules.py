@@ -72,6 +72,12 @@ class RuleInputs:
                 '--tokens=2.5e9'
             )
         rules.check_positive(**numbers)
+        if self.loss is not None:
+            rules.critical_batch(self.loss)  # it has a range
+        if self.base_b2 is not None and not self.base_b2 < 1:
+            raise ValueError(
+                f'--base_b2 must be above 0 and below 1, such as 0.95; got {self.base_b2:g}'
+            )
         if ('base_lr' in numbers) != ('base_batch' in numbers):
             raise ValueError(
                 'set --base_lr and --base_batch together: a learning rate and its tokens per batch'

@@ -31,6 +31,7 @@ from lm.launch.command import run_program
 from lm.launch.path_flags import define_path
 from lm.record.run import Run
 from lm.storage.buckets import is_url
+from lm.storage.files import first_line
 from lm.study.tables import sql
 from lm.study.tables.columns import columns
 from lm.study.tables.results import Record, gather, gather_all, has_runs, to_arrow
@@ -90,7 +91,14 @@ def _metrics_table(records: list[Record]) -> pa.Table:
     metric_columns = [
         (name, _column_type(name, rows)) for name in names if name not in dict(key_columns)
     ]
-    return pa.Table.from_pylist(rows, schema=pa.schema(key_columns + metric_columns))
+    try:
+        return pa.Table.from_pylist(rows, schema=pa.schema(key_columns + metric_columns))
+    except pa.ArrowException as error:
+        raise ValueError(
+            'each quantity of metrics.jsonl must be a double in all rows, or a list of equal depth '
+            f'in all; got a row with another ({first_line(error)}). Correct that row, or leave its '
+            'workdir out.'
+        ) from error
 
 
 def _is_number(value: Any) -> bool:
@@ -216,7 +224,7 @@ def main(argv: list[str]) -> None:
         )
     if len(argv) == 2:
         table = query(argv[1], *workdirs)
-        rows, names = table.to_pylist(), table.column_names
+        rows, names = sql.list_rows(table), table.column_names
     else:
         rows = overview(gather_all(workdirs))
         names = list(rows[0]) if rows else ['cell', 'swept', *OVERVIEW]

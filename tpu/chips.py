@@ -152,6 +152,7 @@ FLAT_SHAPES = ('1x1', '2x2', '2x4', '4x4', '4x8', '8x8', '8x16', '16x16')
 # Slices of three dimensions: within one cube of 4 x 4 x 4, or whole cubes.
 SUBCUBE_SHAPES = ('2x2x1', '2x2x2', '2x2x4', '2x4x4')
 CUBE, MAX_CUBE_SIDE = 4, 24
+MAX_DIGITS = 6  # of a number in the name of a slice; the largest has 9216 chips
 WRAPS_FLAT = 16  # a dimension with this many chips is a ring, a shorter dimension a line
 EXTRAS = {'tpu': ('libtpu', 'tpu'), 'gpu': ('jax_cuda13_plugin', 'cuda-compiler')}
 UNPLANNED = ('v2', 'v3')  # older TPUs, whose names count devices; no plan is made for them
@@ -240,7 +241,7 @@ def count_slice_devices(name: str, flag: str) -> int:
     nearest, for a slice that is not offered. flag: the flag that named it, for the error.
     """
     kind, _, number = name.partition('-')
-    if kind in UNPLANNED and number.isdecimal():
+    if kind in UNPLANNED and is_whole_number(number) and len(number) <= MAX_DIGITS:
         return int(number)
     if 'x' in number:
         name = f'{kind}:{number}'
@@ -270,12 +271,19 @@ def canonical_slice(name: str) -> str:
     """
     kind, _, number = name.partition('-')
     kind = ALIASES.get(kind, kind)
-    if kind not in TPUS or not number.isdecimal():
+    if kind not in TPUS or not is_whole_number(number):
         return name
+    if len(number) > MAX_DIGITS:
+        return f'{kind}:{number}'  # refused later: no slice has so many chips
     chips, remainder = divmod(int(number), TPUS[kind].cores)
     # Several shapes have equally many chips; reversed, so that the shape listed first wins.
     shapes_by_chips = {count_chips(shape): shape for shape in reversed(list_shapes(TPUS[kind]))}
     return f'{kind}:{chips if remainder else shapes_by_chips.get(chips, chips)}'
+
+
+def is_whole_number(text: str) -> bool:
+    """Whether a text has the digits 0 to 9 alone; int() reads digits of other scripts too."""
+    return text.isascii() and text.isdecimal()
 
 
 def count_chips(shape: str) -> int:
@@ -298,8 +306,10 @@ def list_shapes(chip: Chip) -> list[str]:
 def _nearest_shape(shape: str, offered: Sequence[str]) -> str:
     """Returns the offered shape with the nearest number of chips, then most lengths in common."""
     lengths = shape.lower().split('x')
-    if not all(part.isdigit() for part in lengths):
+    if not all(map(is_whole_number, lengths)):
         return offered[0]
+    if len(shape) > 3 * MAX_DIGITS:
+        return offered[-1]  # the largest; the product might be no float
     chips = max(math.prod(map(int, lengths)), 1)
 
     def distance(candidate):

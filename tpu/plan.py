@@ -45,7 +45,7 @@ from lm.model.check import check
 from lm.run.describe import describe_unfitted
 from lm.run.stage_table import stage_rows
 from lm.run.tables import make_table
-from lm.storage.files import write_json
+from lm.storage.files import check_output, write_json
 from lm.study.plan.cells import split_sweep
 from tpu.chips import open_topology
 from tpu.compiled_step import (
@@ -78,19 +78,29 @@ TRIES = flags.DEFINE_integer(
     'tries', 8, 'Number of programs that --search compiles.', lower_bound=1
 )
 PRICE = flags.DEFINE_float('price', None, 'Price per chip-hour, in any currency.', lower_bound=0)
-OUT = define_path('out', None, 'Write all numbers to this JSON file.')
+OUT = define_path('out', None, 'Write all numbers to this JSON file.', is_local=True)
 FIGURE = define_path(
-    'figure', None, 'Write a page (.html) or its figure (.png, .svg) to this file.'
+    'figure',
+    None,
+    'Write a page (.html) or its figure (.png, .svg) to this file.',
+    is_local=True,
+    endings=ENDINGS,
 )
 
 
 def main(_) -> None:
     """Prints the plan, and writes it to files. Exits with DOES_NOT_FIT if nothing fits."""
     figure = FIGURE.value and Path(FIGURE.value)
-    if figure and figure.suffix not in ENDINGS:
-        raise ValueError(f'--figure must end in {", ".join(ENDINGS)}; got {figure}')
+    if OUT.value:
+        check_output(Path(OUT.value), '--out')
     dtype = default_dtype() if TOPOLOGY.value == HERE else 'bfloat16'
     base, sweep, tune = split_sweep(with_dtype(CONFIG.value.to_dict(), dtype))
+    if SEARCH.value and (sweep, tune) != (None, None):
+        section = 'config.sweep' if sweep is not None else 'config.tune'
+        raise ValueError(
+            f'--search plans a single run, but the config has {section}. Leave --search out, or '
+            f'leave {section} out of the config.'
+        )
     recipe = resolve(base)
     check(recipe)
     if recipe.train.stages is not None and (SEARCH.value or (sweep, tune) != (None, None)):

@@ -30,6 +30,8 @@ from lm.launch.command import run_program
 from lm.launch.path_flags import define_path
 from lm.study.tables.text import FORMATS, format_table
 
+MAX_HOURS = 1e5  # eleven years; processes wait for at most 292 years
+
 
 def read_board(
     claims: list[Claim], workdir: Path, record: Path | None = None
@@ -106,7 +108,8 @@ if __name__ == '__main__':
     define_path('claims', str(FOLDER), 'Folder with the claim files.')
     flags.DEFINE_list('only', [], 'Names of claims, separated by commas; default: all.')
     flags.DEFINE_bool('run', False, 'Train claims that are not yet tested, cheapest first.')
-    flags.DEFINE_float('hours', None, 'Time limit of --run; the same command resumes.')
+    text = 'Time limit of --run; the same command resumes.'
+    flags.DEFINE_float('hours', None, text, lower_bound=0, upper_bound=MAX_HOURS)
     define_path('pages', None, 'Output folder for the pages and board.json.')
     define_path('record', None, 'board.json to use for claims without runs in --workdir.')
     flags.DEFINE_enum('format', 'table', FORMATS, 'Output format.')

@@ -202,7 +202,7 @@ def _build_claim(name: str, module: Mapping[str, Any]) -> Claim:
         )
     if constants['PART'] not in PARTS:
         raise ValueError(f'PART must be one of {", ".join(PARTS)}, got {constants["PART"]!r}')
-    studies = constants['STUDIES']
+    studies = _parse_studies(constants['STUDIES'])
     conditions = _parse_conditions('HOLDS', constants['HOLDS'], studies)
     sentences: dict[str, Any] = {
         constant.lower(): _parse_line(constants[constant], constant)
@@ -224,6 +224,15 @@ def _build_claim(name: str, module: Mapping[str, Any]) -> Claim:
     if not isinstance(rows, tuple | list):
         raise ValueError(f'{NUISANCES} must be a tuple of settings, got {rows!r}')
     return dataclasses.replace(claim, settings=[_parse_setting(fields, claim) for fields in rows])
+
+
+def _parse_studies(studies: Any) -> dict[str, str]:
+    """Returns {name: config file}. Raises ValueError for anything but a dict of such texts."""
+    if not isinstance(studies, dict) or not all(isinstance(name, str) for name in studies):
+        raise ValueError(
+            f'STUDIES must be a dict of a config file, or {MEASURE}NAME, by name; got {studies!r}'
+        )
+    return {name: _parse_line(config, f'STUDIES[{name!r}]') for name, config in studies.items()}
 
 
 def _parse_setting(fields: Any, claim: Claim) -> NuisanceSetting:

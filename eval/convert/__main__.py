@@ -33,6 +33,8 @@ if __name__ == '__main__':
     prepare_process()  # before JAX is imported
 
 import functools
+import zipfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -61,12 +63,14 @@ from lm.launch.exit_status import DONE
 from lm.launch.path_flags import define_path
 from lm.launch.this_host import child_host
 from lm.model.kernels import rounds_products
+from lm.record.run import READ_ERRORS
 from lm.record.workdir import check_path
 from lm.storage.buckets import parse_local_path
-from lm.storage.files import expand_home
+from lm.storage.files import expand_home, first_line, open_regular
 from lm.storage.filling import check_empty, fill_folder, open_parts
 from lm.training.state import Weights
 
+SAVE_HINT = 'Write it with np.savez(FILE, tokens=TOKENS, logits=LOGITS).'
 REPEATED = '...'  # in argument_names: the argument before it may be repeated
 
 
@@ -143,7 +147,10 @@ def import_folder(folder: str, target: Path, options: Mapping[str, Any]) -> None
     """
     base, source = options['config'].to_dict(), Path(folder)
     join_hosts(source, base, options['reference'])
+    reference = read_reference(Path(options['reference'])) if options['reference'] else None
     imported = import_hf.import_folder(source, base, target, import_hf.all_devices_mesh())
+    if reference:
+        reference.check_model(imported)
     import_hf.write_run(source, target, imported)
     if is_first():
         print(*import_hf.format_flags(imported.recipe, base), sep='\n')
@@ -154,13 +161,66 @@ def import_folder(folder: str, target: Path, options: Mapping[str, Any]) -> None
         print(f'host {jax.process_index()} read {read_mb:,.3f} MB of {total_mb:,.3f} MB of weights')
     if is_first():
         print(f'imported to {target}; to fine-tune, set --config.train.init_from={target}')
-    if options['reference']:
-        with np.load(options['reference']) as reference:
-            tokens_BT, reference_logits = reference['tokens'], reference['logits']
+    if reference:
         # Loaded from the workdir, so that the comparison includes writing and reading.
-        logits = np.asarray(load(target).logits(tokens_BT.astype(np.int32)))
-        difference = import_hf.largest_difference(logits, reference_logits)
+        logits_BTV = np.asarray(
+            load(target).logits(jax.numpy.asarray(reference.tokens_BT, 'int32'))
+        )
+        difference = import_hf.largest_difference(logits_BTV, reference.logits_BTV)
         print(f'largest difference between logits, relative to the largest: {difference:.1e}')
+
+
+class Reference(NamedTuple):
+    """Logits of another program, to compare."""
+
+    path: Path
+    tokens_BT: np.ndarray
+    logits_BTV: np.ndarray
+
+    def check_model(self, imported: import_hf.ImportedModel) -> None:
+        """Raises ValueError if the model has another vocabulary."""
+        if self.logits_BTV.shape[2] != imported.vocab_size:
+            raise ValueError(
+                f'--reference={self.path} must have logits of the {imported.vocab_size} tokens of '
+                f'the model; got {self.logits_BTV.shape[2]}. Compute them with the same model.'
+            )
+
+
+def read_reference(path: Path) -> Reference:
+    """Reads the file of --reference.
+
+    Raises:
+      ValueError: unless it is an .npz file with tokens [B, T], whole numbers, and finite logits
+        [B, T, V] for them.
+    """
+    rule = f'--reference={path} must be an .npz file with tokens [B, T] and logits [B, T, V]'
+    try:
+        with open_regular(path) as file:
+            arrays = np.load(file)
+            if isinstance(arrays, np.ndarray):
+                raise ValueError('it has a single array without a name')
+            tokens, logits = arrays['tokens'], arrays['logits']
+    except (*READ_ERRORS, EOFError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(f'{rule}; got {first_line(error)}. {SAVE_HINT}') from error
+    has_shapes = tokens.ndim == 2 and logits.ndim == 3 and logits.shape[:2] == tokens.shape
+    if not has_shapes or not logits.size:
+        raise ValueError(
+            f'{rule}; got tokens {list(tokens.shape)} and logits {list(logits.shape)}. {SAVE_HINT}'
+        )
+    is_whole, is_real = (
+        np.issubdtype(array.dtype, kind)
+        for array, kind in ((tokens, np.integer), (logits, np.floating))
+    )
+    if not is_whole or not is_real:
+        raise ValueError(
+            f'{rule}: whole and real numbers; got {tokens.dtype} and {logits.dtype}. {SAVE_HINT}'
+        )
+    if not 0 <= tokens.min() <= tokens.max() < logits.shape[2] or not np.isfinite(logits).all():
+        raise ValueError(
+            f'{rule}: tokens from 0 to {logits.shape[2] - 1}, and finite logits; got tokens from '
+            f'{tokens.min()} to {tokens.max()}. {SAVE_HINT}'
+        )
+    return Reference(path, tokens, logits)
 
 
 def join_hosts(folder: Path, base: Mapping[str, Any], reference: str | None) -> None:

@@ -23,6 +23,7 @@ from modules.choices import suggest_nearest
 Row = dict[str, Any]
 TABLE, RUN, STEP, RATE, HELD_OUT = 'runs', 'run', 'step', 'lr', 'is_held_out'
 MOST_LISTED = 20  # columns
+MAX_STEP = 10**8  # in tables: the learning rate at each step takes 8 bytes
 FEW_RUNS = 5  # below which the runs of a law of curves are resampled in blocks
 BLOCKS = 10  # of a run's points, each in one piece, since neighbours err alike
 
@@ -69,7 +70,7 @@ def select_rows(table: pa.Table, options: PointOptions) -> list[Row]:
         f' where {options.where}' if options.where else '',
     )
     select = f'select *, coalesce(({held_out}), false) as {HELD_OUT} from {TABLE}{where}'
-    return sql.run_query(select, {TABLE: table}).to_pylist()
+    return sql.list_rows(sql.run_query(select, {TABLE: table}))
 
 
 def points_from_table(law: Law, path: Path, options: PointOptions) -> Points:
@@ -100,9 +101,7 @@ def points_from_table(law: Law, path: Path, options: PointOptions) -> Points:
         curves.setdefault(str(row[RUN]), []).append(row)
     curves_with_rates = []
     for name, run_rows in curves.items():
-        for row in run_rows:
-            if type(row[STEP]) is not int or row[STEP] < 1:
-                raise ValueError(f'{name}: {STEP} must be an integer from 1; got {row[STEP]!r}')
+        check_steps(name, [row[STEP] for row in run_rows])
         known_rates = sorted((row[STEP], row[RATE]) for row in run_rows if is_number(row[RATE]))
         if not known_rates:
             raise ValueError(f'{name} needs {RATE}, its learning rate, in at least one row')
@@ -111,6 +110,20 @@ def points_from_table(law: Law, path: Path, options: PointOptions) -> Points:
             (run_rows[0] | {RUN: name}, np.interp(steps, *np.array(known_rates, float).T), run_rows)
         )
     return points_from_curves(law, curves_with_rates, options, [])
+
+
+def check_steps(run: str, steps: Sequence[Any]) -> None:
+    """Raises ValueError unless the steps of a run in a table are integers that differ."""
+    for step in steps:
+        if type(step) is not int or not 1 <= step <= MAX_STEP:
+            raise ValueError(
+                f'{run}: {STEP} must be an integer from 1 to {MAX_STEP:,}; got {step!r}'
+            )
+    step, number = collections.Counter(steps).most_common(1)[0]
+    if number > 1:
+        raise ValueError(
+            f'{run}: each {STEP} must be in one row; got {STEP} {step} in {number} rows. Join them.'
+        )
 
 
 def points_from_workdir(law: Law, workdir: str | Path, options: PointOptions) -> Points:

@@ -8,12 +8,11 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from lm.record.metrics import flatten_row
+from lm.record.metrics import MAX_STEPS, flatten_row
 from lm.record.names import CONFIG, FINAL
 from lm.record.run import Run
 from lm.storage.files import UnreadableFile
 
-MAX_STEPS = 1 << 63  # trackers count them in 64 bits
 MAX_SECONDS = 1e10  # three hundred years
 COMPLETE = (*FINAL, 'stopped')  # a failed run's last step may be incomplete
 

@@ -7,6 +7,7 @@ Standard library only, since JAX is not imported yet. Reads the same variables a
 import dataclasses
 import glob
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -114,6 +115,11 @@ def detect_host(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Hos
             f'and {watch_port}. By default --watch_port is the port after that of --coordinator.'
         )
     timeout = _parse_number(host_flags, 'host_timeout', HOST_TIMEOUT_SEC)
+    if not 0 < timeout < math.inf:  # NaN too: its deadline would never pass
+        raise ValueError(
+            f'--host_timeout must be a number of seconds above 0; got {timeout:g}. By default it '
+            f'is {HOST_TIMEOUT_SEC:g}.'
+        )
     secret_file = expand_home(host_flags.get('job_secret_file', ''))
     names, devices = launched.names, launched.local_devices
     return Host(coordinator, count, process_id, watch_port, timeout, names, devices, secret_file)

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,8 @@ DAMAGED_LINES = 'metrics_damaged.jsonl'
 MAX_READ_BYTES = 1 << 20
 # JSON has no NaN and no infinity: a line has null instead, and the number's text by tag in here.
 NOT_FINITE = 'not_finite'
+MAX_STEPS = 2**63  # tables and trackers store steps as int64
+HUGE_INTEGER = re.compile(rb'(?<![\d.])\d{309}')  # no double is near it, or hardly
 TIME_FIELDS = ('tokens_per_sec', 'mfu', 'step_sec', 'data_wait_sec')  # not reproducible
 
 
@@ -99,7 +102,12 @@ def _read_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
     with open_regular(path) as file:
         for line in file:
             row = _parse_object(line)
-            yield line, row if row and isinstance(row.get('step'), int) else None
+            yield line, row if row and _has_step(row) else None
+
+
+def _has_step(row: dict[str, Any]) -> bool:
+    step = row.get('step')
+    return type(step) is int and 0 <= step < MAX_STEPS
 
 
 def _parse_object(line: bytes) -> dict[str, Any] | None:
@@ -107,6 +115,8 @@ def _parse_object(line: bytes) -> dict[str, Any] | None:
     try:
         row = parse_json(line)
     except ValueError:
+        return None
+    if HUGE_INTEGER.search(line):  # readers divide numbers, and tables store them as doubles
         return None
     return row if isinstance(row, dict) else None
 
@@ -177,7 +187,7 @@ def replace_non_finite(value: Any) -> Any:
     """Returns the value with None for numbers that are not finite, which JSON cannot represent."""
     if isinstance(value, dict):
         return {name: replace_non_finite(entry) for name, entry in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [replace_non_finite(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 

@@ -126,8 +126,7 @@ class Run:
         Raises ValueError, naming the file, if it cannot be read.
         """
         with annotate_errors(self.folder / FILE):
-            rows = read_rows(self.folder / FILE)
-        return [row for row in rows if type(row['step']) is int]
+            return read_rows(self.folder / FILE)
 
     @property
     def branch(self) -> Row:

@@ -123,6 +123,15 @@ def replace_file(path: Path) -> Generator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def check_output(path: Path, flag: str) -> None:
+    """Raises ValueError, which names the flag, for a file that cannot be written at a path."""
+    rule = f'{flag} must be a file in a folder that exists; got {path}'
+    if path.is_dir():
+        raise ValueError(f'{rule}, which is a folder. Add the name of a file.')
+    if not path.parent.is_dir():
+        raise ValueError(f'{rule}, but there is no folder {path.parent}. Create it, or correct it.')
+
+
 def sync(path: Path) -> None:
     """Flushes a file, or the names in a folder, to the disk, so that they outlast a power cut."""
     descriptor = os.open(path, os.O_RDONLY)

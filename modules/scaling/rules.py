@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 FLOPS_PER_PF_DAY = 1e15 * 24 * 3600
+LOSS_RANGE = 0.01, 100.0  # nats; beyond, the power of `critical_batch` leaves all experiments
 
 
 class Origin(NamedTuple):
@@ -162,6 +163,9 @@ def critical_batch(loss: float) -> float:
     The loss is on WebText2, with a vocabulary of 50257; other data has another loss.
     """
     check_positive(loss=loss)
+    low, high = LOSS_RANGE
+    if not low <= loss <= high:
+        raise ValueError(f'loss must be from {low:g} to {high:g} nats, got {loss:g}')
     return 2.1e8 / loss ** (1 / 0.21)
 
 

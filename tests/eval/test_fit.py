@@ -653,9 +653,14 @@ def test_errors_unfittable_input(tmp_path, sweep):
         ValueError, match=r'got 0 in total \(skipped: r0: loss is None; .* and 27 more'
     ):
         split_held_out(nulls, law, 0.2, False)
-    (tmp_path / 's.csv').write_text('run,step,lr,loss\na,0,0.1,2.0\n')
-    with pytest.raises(ValueError, match=r'a: step must be an integer from 1; got 0'):
-        points_from_table(LAWS['annealing'], tmp_path / 's.csv', options)
+    for table_rows, message in (
+        ('a,0,0.1,2.0', 'a: step must be an integer from 1 to 100,000,000; got 0'),
+        ('a,1000000000000000,0.1,2.0', 'a: step must be .* got 1000000000000000'),
+        ('b,1,0.1,2.0\na,7,0.1,2.0\na,7,0.1,1.0', 'a: each step must be in one row; got step 7'),
+    ):
+        (tmp_path / 's.csv').write_text(f'run,step,lr,loss\n{table_rows}\n')
+        with pytest.raises(ValueError, match=message):
+            points_from_table(LAWS['annealing'], tmp_path / 's.csv', options)
     curves = write_curves_table(tmp_path / 'c.csv')
     falling = points_from_table(
         LAWS['annealing'], curves, PointOptions('loss', held_out="run != 'constant'")

@@ -214,6 +214,13 @@ def test_transfer_keeps_the_averaging_time():
         ({'parameters': 1e9, 'tokens': math.nan}, 'tokens must be a positive number, got nan'),
         ({'parameters': 1e9, 'tokens': math.inf}, 'tokens must be a positive number, got inf'),
         ({'parameters': 1e9, 'tokens': 1e9, 'loss': -1.0}, 'loss must be a positive number'),
+        ({'parameters': 1e9, 'tokens': 1e9, 'loss': 1e-80}, 'loss must be from 0.01 to 100 nats'),
+        ({'parameters': 1e9, 'tokens': 1e9, 'loss': 1e300}, 'loss must be from 0.01 to 100 nats'),
+        (
+            {'parameters': 1e9, 'tokens': 1e9, 'base_b2': 5.0},
+            '--base_b2 must be above 0 and below 1, such as 0.95; got 5',
+        ),
+        ({'parameters': 1e9, 'tokens': 1e9, 'base_b2': 1.0}, '--base_b2 must be .* below 1'),
         (
             {'parameters': 1e9, 'tokens': 1e9, 'base_lr': 0.1},
             'base_lr and --base_batch together',

@@ -1,6 +1,9 @@
 """Reference tests of the run table, with the closed forms of `sweep_fixture`."""
 
+import datetime
+import decimal
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -18,6 +21,7 @@ from lm.record.metrics import read_rows
 from lm.study.plan.cells import expand_sweep, group_by_program
 from lm.study.tables import results
 from lm.study.tables.columns import IDENTITY, RESULTS, SHORT, columns, schema
+from lm.study.tables.sql import list_rows
 from lm.study.tables.text import format_table
 from lm.study.train.ledger import open_sweep
 from modules.params import USES
@@ -244,6 +248,19 @@ def test_metrics_join_runs(sweep):
     assert not frame.duplicated(['cell', 'step']).any()
 
 
+def test_quantity_in_two_forms_is_refused(sweep, tmp_path):
+    """Catches an error of pyarrow without advice."""
+    copy = tmp_path / 'run'
+    shutil.copytree(next(path.parent for path in sorted(sweep.glob('*/metrics.jsonl'))), copy)
+    with (copy / 'metrics.jsonl').open('a') as file:
+        file.write('{"step": 900, "ce": [1.0]}\n')
+    with pytest.raises(
+        ValueError, match=r'must be a double in all rows.*Correct that row'
+    ) as error:
+        runs.metrics_frame(copy)
+    assert '\n' not in str(error.value)
+
+
 def test_layer_quantities_are_lists(sweep):
     """Catches numbers of layers that a query cannot reach."""
     select = 'select max(list_max(activation_rms)) most, max(len(activation_rms)) n from metrics'
@@ -263,6 +280,9 @@ def test_layer_quantities_are_lists(sweep):
         ('select * from rums', 'Did you mean "runs"?'),
         ('selec 1', 'syntax error at or near "selec"'),
         ('', 'returns no rows'),
+        ('select 1; select 2', 'must be one statement; got 2'),
+        ('select a.cell, b.cell from runs a, runs b', 'two columns of the query are named cell'),
+        ('select * from runs join metrics using (cell)', 'two columns of the query are named'),
         ("copy runs to 'stolen.csv'", 'disabled by configuration'),
         ("select * from read_csv('/etc/passwd')", 'disabled by configuration'),
         ('select * from records', 'Table with name records does not exist'),  # a Python variable
@@ -272,6 +292,24 @@ def test_errors_invalid_sql(sweep, sql, message):
     with pytest.raises(ValueError) as error:
         runs.query(sql, sweep)
     assert message in str(error.value) and '\n' not in str(error.value)
+
+
+def test_final_semicolon_is_allowed(sweep):
+    assert runs.query("select ';' mark from runs limit 1; -- done", sweep).num_rows == 1
+
+
+@pytest.mark.parametrize('kind', ['date', 'timestamp', 'timestamptz'])
+def test_dates_beyond_python_are_refused(sweep, kind):
+    table = runs.query(f"select 'infinity'::{kind} ends, current_date today from runs", sweep)
+    with pytest.raises(ValueError, match=r'^a date or time must be .* cast ends, today to varchar'):
+        list_rows(table)
+
+
+@pytest.mark.full
+def test_program_refuses_empty_workdir():
+    process = run_module('eval.runs', '--workdir=')
+    assert process.returncode == 1 and process.stderr.count('\n') == 1 and not process.stdout
+    assert process.stderr.startswith('error: flag --workdir=: must list at least one path')
 
 
 @pytest.mark.full
@@ -309,6 +347,18 @@ def test_program_fails_in_one_line(sweep):
 def test_table_formats_rows_as_text():
     rows = [{'norm': 'a|b', 'ce': 2.123456789}, {'norm': None, 'ce': None}]
     assert json.loads(format_table(rows, ['norm', 'ce'], 'json')) == rows
+    values = {
+        'day': (datetime.date(2026, 1, 2), '2026-01-02'),
+        'sum': (decimal.Decimal(7), 7.0),
+        'loss': (math.nan, None),
+        'layers': ([1.0, math.inf], [1.0, None]),
+        'map': ([('a', math.nan)], [['a', None]]),
+        'blob': (b'a', "b'a'"),
+    }
+    text = format_table([{name: value for name, (value, _) in values.items()}], [*values], 'json')
+    assert json.loads(text, parse_constant=pytest.fail) == [
+        {name: expected for name, (_, expected) in values.items()}
+    ]
     table = format_table(rows, ['norm', 'ce'], 'markdown').splitlines()
     assert table == ['| norm | ce |', '| --- | --- |', '| a\\|b | 2.1235 |', '|  |  |']
     assert format_table(rows, ['ce', 'norm'], 'table') == 'ce      norm\n2.1235  a|b\n'

@@ -68,6 +68,8 @@ def test_valid_trainings_pass(chips, changes):
         ),
         (V6E_16, {'sweep': {'optim.name': ('adamw', 'loin')}}, "Did you mean 'lion'?"),
         (Chips('v6x-16'), {}, '--accelerator_type must be a kind of TPU and its size'),
+        (Chips(f'v6e-{"9" * 400}'), {}, 'Nearest that is offered: v6e-256, which has 256 chips'),
+        (Chips(f'v2-{"9" * 400}'), {}, '--accelerator_type must be a kind of TPU and its size'),
         (Chips('v6e-20'), {}, 'Nearest that is offered: v6e-16, which has 16 chips (4x4).'),
     ],
 )

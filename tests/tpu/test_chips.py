@@ -30,7 +30,16 @@ def test_chips_have_published_peak_and_slices():
         ('v5p-x', 'Did you mean v5p:4x4x4'),
         ('h100:3', 'Nearest that is offered: h100:'),
         ('v9:4x4', 'must name one of v4, v5e'),
+        ('v6e:²x2', "v6e has no '²x2'. Nearest that is offered: v6e:1x1"),
+        ('v6e:٤x٤', 'Nearest that is offered: v6e:1x1'),
+        ('v6e-٤', 'must name one of v4, v5e, v5p, v6e'),
+        (f'v6e:{"9" * 400}', 'Nearest that is offered: v6e:16x16'),
+        (f'v6e-{"9" * 400}', 'Nearest that is offered: v6e:16x16'),
+        (f'v5p-{"9" * 5000}', 'Nearest that is offered: v5p:'),
+        (f'v6e:{"x".join(["9" * 6] * 99)}', 'Nearest that is offered: v6e:16x16'),
+        (f'h100:{"9" * 400}', 'Nearest that is offered: h100:8'),
     ],
+    ids=lambda text: text[:40],
 )
 def test_unknown_topology_suggests_nearest(name, message):
     with pytest.raises(ValueError, match='--topology') as error:

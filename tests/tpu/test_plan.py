@@ -224,7 +224,16 @@ def test_search_prints_full_table_and_figure(tmp_path):
     [
         (('--topology=v5p-x',), 'Did you mean v5p:4x4x4?'),
         (('--topology=here', '--config.mesh.fsdp=64'), 'mesh.fsdp must be between 1 and'),
+        (('--topology=here', '--out=no_folder/plan.json'), 'but there is no folder no_folder'),
+        (('--topology=here', '--out=tests'), '--out must be a file in a folder that exists'),
+        (('--topology=here', '--out=gs://b/plan.json'), 'must be a path on this machine'),
         (('--topology=here', '--figure=plan.pdf'), '--figure must end in .html, .png, .svg'),
+        (('--topology=here', '--figure=gs://b/plan.png'), 'must be a path on this machine'),
+        (('--topology=here', '--price=nan'), '--price must be a finite number; got nan'),
+        (
+            ('--topology=here', '--search', "--config.sweep={'train.seed': (0, 1)}"),
+            '--search plans a single run, but the config has config.sweep',
+        ),
     ],
     ids=str,
 )

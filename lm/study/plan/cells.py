@@ -15,6 +15,7 @@ one `list`. An option that only some cells read belongs to these: the others are
 import collections
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -38,6 +39,7 @@ from modules.options import coerce_type
 Changes = dict[str, Any]  # {'optim.lr': 0.003, ...}
 BRANCH_FROM = 'train.branch_from'  # names a state, which is no part of a program
 PROTOCOL = 'protocol'  # the key of config.sweep that is no axis
+MAX_CELLS = 100_000  # resolving each takes about a millisecond
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +93,12 @@ def expand_sweep(base: Mapping[str, Any], sweep: Any) -> list[Cell]:
         if twice := sorted(fields & used_fields):
             raise ValueError(f'two axes of the sweep change {", ".join(twice)}; use zip or list')
         used_fields |= fields
+    if (number := math.prod(map(len, axes))) > MAX_CELLS:
+        lengths = ' x '.join(str(len(axis)) for axis in axes)
+        raise ValueError(
+            f'a sweep must have at most {MAX_CELLS:,} cells; got {number:,} ({lengths}). Leave '
+            'values out.'
+        )
     by_name: dict[str, Cell] = {}
     listed = [_merge_changes(parts) for parts in itertools.product(*axes)]
     unread_by = [
@@ -164,8 +172,18 @@ def _check_values(key: str, values: Any) -> Iterable[Any]:
     is_single = isinstance(values, str | Mapping) or not hasattr(values, '__len__')
     if is_single or getattr(values, 'ndim', 1) != 1:
         raise ValueError(f'sweep axis {key} must be a tuple of values; got {values!r}')
-    if not len(values):
+    try:
+        number = len(values)
+    except OverflowError:  # of a range
+        number = math.inf
+    if not number:
         raise ValueError(f'sweep axis {key} has no values, so the sweep would have no cells')
+    if number > MAX_CELLS:
+        amount = repr(values) if isinstance(values, range) else f'{number:,}'
+        raise ValueError(
+            f'sweep axis {key} must have at most {MAX_CELLS:,} values; got {amount}. '
+            'Leave values out.'
+        )
     return values
 
 

@@ -25,6 +25,8 @@ SEEDS = ('train.seed', 'data.seed')
 PER_BYTE_FIELDS = {'data.tokenizer', 'data.source', 'data.mixture', 'data.validation_source'}
 MAX_FIELDS = len(STEPS)
 MIN_SEEDS = 3
+# A factor of 1e12. The first line of a range tries each octave, so a wider one is a slip.
+MAX_OCTAVES = 40
 SWEEP_KEYS = ('protocol', 'zip', 'list')
 TYPE_NAMES = {int: 'a whole number', bool: 'True or False', str: 'text'}
 
@@ -166,12 +168,17 @@ def _parse_field(path: str, value: Any) -> float | tuple[float, float] | None:
     for number in numbers:
         if option := FIELDS[path].option:
             option.check(f'tune: {path}', number)
+    if numbers[-1] / numbers[0] > 2.0**MAX_OCTAVES:
+        raise ValueError(
+            f'tune: the range of {path} must be at most {MAX_OCTAVES} octaves wide, a factor of '
+            f'{2.0**MAX_OCTAVES:.1e}, since the search tries each octave; got {value!r}. Narrow it.'
+        )
     return (numbers[0], numbers[1]) if len(numbers_given) == 2 else numbers[0]
 
 
 def _is_positive(value: Any) -> bool:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and 0 < value < math.inf
+    return is_number and 0 < value <= FINITE  # a larger int is no float
 
 
 def _parse_options(raw: Mapping[str, Any]) -> dict[str, Any]:

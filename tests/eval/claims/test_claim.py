@@ -188,6 +188,11 @@ WRONG = {  # {text in GOOD: (its replacement, the message)}
     'Says:     half': ('half', 'Counts:, but lacks Says:'),
     "PART = 'optimizers'": ('', 'a claim file must define PART'),
     "'optimizers'\n": ("'optimisers'\n", 'PART must be one of'),
+    "STUDIES = {'whole'": (
+        "STUDIES = {'spare': 5, 'whole'",
+        "STUDIES['spare'] must be a non-empty",
+    ),
+    'STUDIES =': ("STUDIES = {5: 'a.py'} |", 'STUDIES must be a dict of a config file'),
     'STUDIES = {': ('STUDIES = none | {', "name 'none' is not defined"),
     "'study': 'whole', ": ("'study': 'half', ", 'must be one of whole, fixed'),
     "'arm': {'optim.name': 'muon'}, ": (

@@ -830,6 +830,53 @@ def test_notes_on_tokenizers(tmp_path):
     assert list_notes(600) == ['tokenizer.json was made from tokenizer.model, with the same ids']
 
 
+@pytest.mark.parametrize(
+    ('arrays', 'message'),
+    [
+        ({'tokens': TOKENS_BT}, 'logits is not a file in the archive'),
+        (
+            {'tokens': TOKENS_BT, 'logits': np.zeros((3, 5), 'f')},
+            r'got tokens .* and logits \[3, 5',
+        ),
+        ({'tokens': TOKENS_BT, 'logits': np.zeros((*TOKENS_BT.shape, 2), 'f')}, 'from 0 to 1, and'),
+        ({'tokens': TOKENS_BT, 'logits': np.zeros((*TOKENS_BT.shape, 99), int)}, 'real numbers'),
+        ({'tokens': TOKENS_BT * 1.0, 'logits': np.zeros((*TOKENS_BT.shape, 99), 'f')}, 'whole and'),
+        ({'tokens': TOKENS_BT, 'logits': np.full((*TOKENS_BT.shape, 99), np.nan)}, 'finite logits'),
+        (TOKENS_BT, 'a single array without a name'),
+        (b'PK\x03\x04 cut short', 'Write it with np.savez'),
+        (b'words', 'Write it with np.savez'),
+        (b'', 'Write it with np.savez'),
+        (None, 'No such file'),
+    ],
+)
+def test_unfit_reference_is_refused_before_the_import(tmp_path, arrays, message):
+    """The folder of the model is missing, and nobody looks for it."""
+    path = tmp_path / 'seen.npz'
+    if isinstance(arrays, bytes):
+        path.write_bytes(arrays)
+    elif isinstance(arrays, dict):
+        np.savez(path, **arrays)
+    elif arrays is not None:
+        with path.open('wb') as file:
+            np.save(file, arrays)
+    options = {'out': str(tmp_path / 'run'), 'config': default.get_config()}
+    with pytest.raises(ValueError, match=message) as error:
+        convert.run(['import-hf', str(tmp_path)], options | {'reference': str(path)})
+    assert str(error.value).startswith(f'--reference={path} must be an .npz file')
+    assert '\n' not in str(error.value) and not (tmp_path / 'run').exists()
+
+
+def test_reference_with_another_vocabulary_is_refused(tmp_path):
+    """Catches a workdir that is written before logits of two shapes are subtracted."""
+    folder = with_tokenizer(save_case(tmp_path / 'hf', 'llama2'))
+    logits = np.zeros((*TOKENS_BT.shape, 99), np.float32)
+    np.savez(tmp_path / 'seen.npz', tokens=TOKENS_BT, logits=logits)
+    options = {'out': str(tmp_path / 'run'), 'config': default.get_config()}
+    with pytest.raises(ValueError, match=r'must have logits of the .* tokens of the model; got 99'):
+        convert.run(['import-hf', str(folder)], options | {'reference': str(tmp_path / 'seen.npz')})
+    assert not (tmp_path / 'run').exists()
+
+
 @pytest.mark.full
 def test_import_evaluates_trains_and_exports(tmp_path, capsys):
     """The full path of a user. Training begins with the weights of the evaluation."""

@@ -85,6 +85,10 @@ def test_single_process_has_no_host(argv, env):
         ([*FLAGS[:2], '--process_id=x'], {}, "--process_id must be a number; got 'x'"),
         ([], {k: v for k, v in OPEN_MPI.items() if 'hnp' not in k}, "got '' in Open MPI"),
         ([*FLAGS[:2], '--process_id'], {}, '--process_id needs a value'),
+        *(
+            ([*FLAGS, f'--host_timeout={text}'], {}, 'timeout must be a number of seconds above 0')
+            for text in ('nan', 'inf', '-5', '0')
+        ),
         ([], SLURM | {'SLURM_NTASKS': ''}, "SLURM_NTASKS must be a whole number .* got ''"),
         ([], SLURM | {'SLURM_PROCID': 'x'}, "SLURM_PROCID must be a whole number .* got 'x'"),
         ([*FLAGS, '--job_secret_file=~nobody_here/a'], {}, "there is no user 'nobody_here'"),

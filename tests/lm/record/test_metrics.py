@@ -15,6 +15,7 @@ from lm.launch.before_jax import TUNABLES
 from lm.record import metrics
 from lm.record.checkpoint import check_tree
 from lm.record.metrics import Recorder, Throughput, flatten_row, read_rows
+from lm.record.run import Run
 from lm.storage.files import write_text
 
 
@@ -75,6 +76,33 @@ def test_damaged_line_is_moved_with_a_note(tmp_path, damage):
     assert (tmp_path / 'metrics.jsonl').read_bytes() == b''.join([*lines[:2], *lines[3:]])
     assert (tmp_path / 'metrics_damaged.jsonl').read_bytes() == damage
     assert '1 of 5 lines' in messages[0] and 'lacks 1 of the 5 rows up to step 5' in messages[1]
+
+
+@pytest.mark.parametrize(
+    'line',
+    [
+        '{"step": -1}',
+        f'{{"step": {2**63}}}',
+        '{"step": true}',
+        '{"step": 1.0}',
+        f'{{"step": 3, "ce": {10**400}}}',
+        f'{{"step": 3, "heads": [[1.0, -{10**400}]]}}',
+    ],
+    ids=lambda line: line[:24],
+)
+def test_number_that_no_table_holds_is_damage(tmp_path, line):
+    """Catches an OverflowError in each reader of the rows."""
+    last = 2**63 - 2  # TensorBoard stores the step after it too
+    edges = [f'{{"step": {last}, "ce": {10**300}}}', '{"step": 0}']
+    (tmp_path / 'metrics.jsonl').write_text('\n'.join([edges[0], line, edges[1]]) + '\n')
+    rows = [{'step': last, 'ce': 10**300}, {'step': 0}]
+    assert read_run_rows(tmp_path) == Run(tmp_path).rows() == rows
+    if line.startswith('{"step": 3'):
+        assert Run(tmp_path).tail().read()[0] == rows
+    messages = []
+    Recorder(tmp_path, last, None, messages.append)
+    assert (tmp_path / 'metrics_damaged.jsonl').read_text() == f'{line}\n'
+    assert '1 of 3 lines' in messages[0]
 
 
 @pytest.mark.parametrize(('n_lines', 'n_missing'), [(3, 2), (0, 5), (None, 5)])

@@ -7,6 +7,7 @@ import jax
 import pytest
 
 from lm.storage.files import (
+    check_output,
     describe_full_disk,
     expand_home,
     first_line,
@@ -41,6 +42,16 @@ def test_error_without_home_names_cache_field(monkeypatch):
         user_cache()
     monkeypatch.setenv('XDG_CACHE_HOME', '/cache')
     assert str(user_cache()) == '/cache/evenkeel'
+
+
+def test_output_needs_a_folder(tmp_path):
+    check_output(tmp_path / 'plan.json', '--out')
+    for path, message in (
+        (tmp_path, r'^--out must be a file in a folder that exists; got .*, which is a folder\.'),
+        (tmp_path / 'none' / 'p.json', r'^--out must be .*, but there is no folder .*/none\. Cr'),
+    ):
+        with pytest.raises(ValueError, match=message):
+            check_output(path, '--out')
 
 
 def make_error(cause: Exception) -> Exception:

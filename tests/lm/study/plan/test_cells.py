@@ -163,6 +163,15 @@ def test_config_file_and_flag_give_equal_cells():
             'this config (optim.schedule=constant), so it would have no effect. It is used '
             'with optim.schedule=warmup_stable_decay.',
         ),
+        (
+            {'train.seed': range(10**30)},
+            f'axis train.seed must have at most 100,000 values; got range(0, {10**30}). Leave',
+        ),
+        ({'zip': {'train.seed': range(200_000)}}, 'axis train.seed must have at most 100,000'),
+        (
+            {'train.seed': range(1000), 'data.seed': range(1000), 'optim.lr': (0.1,)},
+            'at most 100,000 cells; got 1,000,000 (1000 x 1000 x 1).',
+        ),
         ({'model.norm': ('rmsnorm:scal=False',)}, 'rmsnorm has no such option, only'),
     ],
 )

@@ -55,6 +55,25 @@ def test_invalid_settings_are_refused_in_one_line(raw, words):
     assert '\n' not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ('raw', 'words'),
+    [
+        ({LR: 10**400}, 'tune: optim.lr must be None, a centre above 0'),
+        ({LR: (1e-3, 10**400)}, 'tune: optim.lr must be None, a centre above 0'),
+        ({LR: (1e-310, 1.0)}, 'the range of optim.lr must be at most 40 octaves wide, .* Narrow'),
+        ({LR: (1e-12, 1.2)}, 'the range of optim.lr must be at most 40 octaves wide'),
+        ({LR: None, 'smallest_effect': 10**400}, 'tune.smallest_effect, .*a number above 0'),
+        ({LR: None, 'lengths': (0.5, 10**400)}, 'tune.lengths must be shares'),
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+def test_extreme_numbers_are_refused(raw, words):
+    """Catches an OverflowError, without a field, of a number that no double holds."""
+    with pytest.raises(ValueError, match=words):
+        parse_tune(raw)
+    assert len(parse_tune({LR: (2.0**-40, 1.0)}).scans[0]) == 41
+
+
 def test_parse_tune_reads_options_and_fields():
     tune = parse_tune({LR: [1e-3, 1e-1], DECAY: 1, 'seeds': 7, 'lengths': [1.4, 0.5, 1, 0.5]})
     assert tune == Tune({LR: (1e-3, 1e-1), DECAY: 1.0}, seeds=7, lengths=(0.5, 1.4))
