@@ -91,12 +91,13 @@ def list_arms(growth: float, is_tuned: bool, arms: tuple = ARMS) -> tuple[dict, 
 
 def get_config(rung: str = '64x200') -> ConfigDict:
     """rung: 'search', WIDTHxSTEPS, or '124m' on eight chips or more."""
-    if rung == '124m':
+    size = choose(rung, {'search': RUNGS['64x200']} | RUNGS | {'124m': None})
+    if size is None:
         config = muon_124m.get_config()
         config.sweep = {'list': list_arms(config.model.d_model / BASE_WIDTH, is_tuned=True)}
         config.tune = {'optim.lr': None, 'smallest_effect': 0.01, 'budget': 15}
         return config
-    width, steps = choose(rung, {'search': RUNGS['64x200']} | RUNGS | {'124m': None})
+    width, steps = size
     config = small.get_config()
     for path, value in at_width(width).items():
         config.update_from_flattened_dict({path: value})
