@@ -117,17 +117,6 @@ PUBLISHED_CONTROL = (
         'label': 'loss difference, SGD minus AdamW (nats per token, embeddings of deviation 1)',
     },
 )
-FEWER_UNITS_CONTROL = (
-    {
-        'study': 'frozen',
-        'arm': {'model.d_ff': 51},
-        'difference': (0.05, None),
-        'label': (
-            'loss difference, MLPs with a fifth of the hidden units minus full MLPs (nats per '
-            'token)'
-        ),
-    },
-)
 F1_CONTROL = (
     {
         'study': 'measure',

@@ -4,9 +4,11 @@ Question: with one frozen part at a time, each with a tuned learning rate and th
           equiangular rows of the readout as good as learned rows, and better than random rows? Do
           MLPs on random features need fewer trained parameters?
 Command:  uv run train.py --config=configs/studies/frozen_tuned.py --workdir=runs/frozen_tuned
-Cost:     15 runs of 0.26 million parameters and 1,000 steps in each of eight programs, about an
-          hour on a CPU core.
-Result:   not trained to the end yet
+Cost:     15 runs of 0.26 million parameters and 1,000 steps in each of eight programs, 1.7
+          core-hours.
+Result:   fixed rows cost 1.2 nats, at equal or at random angles, though the cosine alone costs
+          nothing that is seen; random features cost 0.11 nats, and a plain MLP with as few trained
+          parameters 0.07: configs/studies/results/frozen_tuned.md
 
 Cosines with learned rows separate the effect of the cosine from that of frozen rows. An MLP with 51
 hidden units has as many trained parameters as an MLP on 102 random features: a fifth of the
