@@ -125,8 +125,9 @@ def test_chart_has_a_point_for_each_difference(folders):
 
 def test_program_compares_sweeps(folders, tmp_path, capsys, monkeypatch):
     figure = tmp_path / 'differences.svg'
-    args = type('Flags', (), {'json': True, 'figure': str(figure)})
+    args = type('Flags', (), {'json': True, 'figure': str(figure), 'suite': 'perplexity'})
     monkeypatch.setattr(program.flags, 'FLAGS', args)
+    monkeypatch.setattr(program, 'read_option_flags', dict)
     program.main(['', str(folders / 'small'), str(folders / 'large')])
     *_, path, last = capsys.readouterr().out.splitlines()
     assert path == str(figure) and figure.read_text().rstrip().endswith('</svg>')
