@@ -32,7 +32,7 @@ VARIANTS = {  # what stands behind the colon
     'twins': ('blocks', 'equations', 'auon', 'optimizers', 'again', 'still'),
 }
 
-CHOSEN = {*VARIANTS, 'entropy_collapse'}  # studies whose get_config takes a name
+CHOSEN = {*VARIANTS, 'entropy_collapse'}  # studies with variants
 
 
 def study(name):

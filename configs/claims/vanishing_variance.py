@@ -15,9 +15,9 @@ Counts:   from different initial weights, the variance of the mean at step 50 is
 
 PART = 'weights'
 CAUTION = (
-    'Workers that are never averaged save half of the steps here, which is more than the 0.39 that '
-    'rescaling saves: averaging of any kind delays these models. That rescaled workers match '
-    'workers that start alike is not tested.'
+    'Workers that are never averaged save half of the steps here, and rescaling 0.39 of them: no '
+    'averaging is seen to help these models. That rescaled workers match workers that start alike '
+    'is not tested.'
 )
 STUDIES = {
     'measure': 'measure:merged_starts',

@@ -1,13 +1,18 @@
 """The variants of a study, chosen by the name behind the colon in --config=FILE:NAME."""
 
 
+def check_variant(name: str, names: tuple[str, ...]) -> None:
+    """Raises ValueError, which lists the names, for another name."""
+    if name not in names:
+        listed = ', '.join(map(repr, names))
+        raise ValueError(f'the variant must be one of {listed}; got {name!r}')
+
+
 def choose[Variant](name: str, variants: dict[str, Variant]) -> Variant:
     """Returns the variant of a name.
 
     Raises:
       ValueError: if there is no variant of this name.
     """
-    if name not in variants:
-        names = ', '.join(map(repr, variants))
-        raise ValueError(f'the variant must be one of {names}; got {name!r}')
+    check_variant(name, tuple(variants))
     return variants[name]

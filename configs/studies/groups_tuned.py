@@ -16,7 +16,7 @@ Result:   Muon leads by 0.11 nats before and after; with tuned groups every loss
 from ml_collections import ConfigDict
 
 from configs.studies import small
-from configs.studies._variants import choose
+from configs.studies._variants import check_variant
 
 HYPERBALL = {'optim.match_norm': 1.0, 'model.reparam': 'normalize_and_project'}
 ARMS = (  # the baseline first
@@ -50,7 +50,7 @@ def get_config(which: str = 'rates') -> ConfigDict:
     config.train.log_every = 50
     config.sweep = {'list': ARMS}
     config.tune = {'optim.lr': None, 'smallest_effect': 0.02, 'budget': 15}
-    choose(which, dict.fromkeys(('rates', 'groups', 'adamw_decay', 'muon_decay')))
+    check_variant(which, ('rates', 'groups', 'adamw_decay', 'muon_decay'))
     if which == 'groups':
         config.sweep = {'list': ARMS[:-1]}  # steps of SOAP take 1.6 times as long
         config.tune = {

@@ -34,7 +34,7 @@ from ml_collections import ConfigDict
 
 from configs import llama_124m
 from configs.studies import small
-from configs.studies._variants import choose
+from configs.studies._variants import check_variant
 from configs.studies.depth_variance import PLACEMENTS
 
 DECADES = (-4.0, -3.5, -3.0, -2.5, -2.0, -1.5, -1.0)
@@ -91,7 +91,7 @@ def is_fitted(variant: dict[str, str]) -> bool:
 
 def get_config(which: str = 'all') -> ConfigDict:
     """which: 'all' variants, the 'fitted' ones, 'longer' (LONGER_VARIANTS), or for a 'pod'."""
-    choose(which, dict.fromkeys(('all', 'fitted', 'longer', 'pod')))
+    check_variant(which, ('all', 'fitted', 'longer', 'pod'))
     if which == 'pod':
         return _get_pod_config()
     config = small.get_config()

@@ -30,7 +30,7 @@ broken methods in the same studies.
 from ml_collections import ConfigDict
 
 from configs.studies import blocks_tuned, norms_tuned, optimizers_and_schedules, recipes_tuned
-from configs.studies._variants import choose
+from configs.studies._variants import check_variant
 
 START = 1 / 8  # initial deviation of the embeddings
 LONGER = {'norms': 4, 'blocks': 2}  # times the steps, and the tokens
@@ -87,8 +87,8 @@ def get_config(which: str = 'norms_start') -> ConfigDict:
     blocks_longer.
     """
     choices = [f'{study}_{setting}' for setting in ('start', 'text') for study in ARMS]
-    choices += [f'{study}_longer' for study in LONGER]
-    study, _, setting = choose(which, {name: name for name in choices}).partition('_')
+    check_variant(which, (*choices, *(f'{study}_longer' for study in LONGER)))
+    study, _, setting = which.partition('_')
     config = BASES[study].get_config()
     if setting == 'start':
         config.scaling.embedding_std = START

@@ -204,7 +204,7 @@ class ConfigParser(ConfigFileFlagParser):
 
 
 def _describe_argument(file: str, argument: str, error: BaseException) -> str:
-    """Returns what is wrong with an argument behind a colon, and the line that refused it.
+    """Returns why get_config() refused the name behind a colon, with the line of the file.
 
     Args:
       file: the config file.

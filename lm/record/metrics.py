@@ -18,7 +18,9 @@ MAX_READ_BYTES = 1 << 20
 # JSON has no NaN and no infinity: a line has null instead, and the number's text by tag in here.
 NOT_FINITE = 'not_finite'
 MAX_STEPS = 2**63  # tables and trackers store steps as int64
-HUGE_INTEGER = re.compile(rb'(?<![\d.])\d{309}')  # no double is near it, or hardly
+HUGE_INTEGER = re.compile(
+    rb'(?<![\d.])\d{309}'
+)  # at least 1e308, which is about the largest double
 TIME_FIELDS = ('tokens_per_sec', 'mfu', 'step_sec', 'data_wait_sec')  # not reproducible
 
 

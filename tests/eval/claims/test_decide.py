@@ -123,7 +123,7 @@ class TestStudyEvidence:
         assert near.outcome == far.outcome == UNDECIDED and 1 < far.seeds < near.seeds
 
     def test_skewed_intervals_count_seeds(self):
-        """Ends on a logit or log scale are those of the seeds alone; an end of 0 is unknown."""
+        """Seeds alone skew an interval on a logit or log scale. An end of 0 is unknown."""
         tested = Condition('it', 'within', {'value': 'x'}, 0.95, math.inf)
         skewed = Estimate(0.958, 0.919, 0.978, 5, 0.0223)
         assert count_needed_seeds(skewed, tested, UNDECIDED) == seeds_needed(0.008, 0.0223) > 50
@@ -319,7 +319,10 @@ class TestBoardRecord:
         """Catches training by the evidence of a record, which has neither cost nor plan."""
         monkeypatch.chdir(ROOT)
         claims = read_claims(only=['alibi', 'frozen_features'])
-        decisions, _ = read_board(claims, tmp_path, ROOT / 'docs' / 'claims' / 'board.json')
+        record = json.loads((ROOT / 'docs' / 'claims' / 'board.json').read_text())
+        record['evidence']['configs/studies/frozen_tuned.py']['state'] = 'open'
+        write_json(tmp_path / 'open.json', record)
+        decisions, _ = read_board(claims, tmp_path, tmp_path / 'open.json')
         (unfinished,) = read_unfinished(claims, tmp_path, decisions)
         assert unfinished.claim.name == 'frozen_features'
         assert all(study.cost > 0 for study in unfinished.evidence.values())

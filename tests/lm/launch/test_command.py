@@ -212,6 +212,12 @@ def test_refused_argument_is_one_line(refusal, tmp_path, monkeypatch):
     assert answer == f'--config={path} takes no name behind a colon; got :huge. Leave it out.'
 
 
+def test_value_error_without_argument_keeps_traceback(parse_config, capsys, file):
+    with pytest.raises(SystemExit):
+        parse_config(file("config.optim.lr = float('fast')"))
+    assert 'Traceback' in capsys.readouterr().err
+
+
 def test_other_file_errors_keep_traceback(parse_config, file):
     with pytest.raises(AttributeError, match='no_such'):
         parse_config(file('flag = "".no_such'))
